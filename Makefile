@@ -1,0 +1,48 @@
+# make train: everything needed into .venv, then eight ranks train on built-in events.
+# make test:  the same for the tests.
+# Both may be typed again: what is installed stays, until pyproject.toml or constraints.txt changes.
+
+PYTHON ?= python3
+RANKS ?= 8
+ARGS ?=
+
+# Programs are started as modules of this Python, so that a folder with spaces in its name does no harm.
+VENV := .venv
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install -qq -c constraints.txt
+
+.PHONY: help train test lint
+
+help:
+	@echo "make train   install into .venv, then train on built-in events with $(RANKS) ranks (RANKS=2 for two)"
+	@echo "make test    install what the tests need, then run them (ARGS=-x goes to pytest)"
+	@echo "make lint    style, types and the direction of imports"
+
+train: $(VENV)/.train-stamp
+	OMP_NUM_THREADS=1 $(VENV)/bin/mpiexec -n $(RANKS) $(VENV)/bin/python -m domainpar.train $(ARGS)
+
+test: $(VENV)/.test-stamp
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest $(ARGS)
+
+lint: $(VENV)/.test-stamp
+	$(VENV)/bin/python -m ruff check .
+	$(VENV)/bin/python -m ruff format --check .
+	$(VENV)/bin/python -m mypy
+	$(VENV)/bin/lint-imports --no-logo
+
+$(VENV)/.train-stamp: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "installing into $(VENV): torch and some 30 packages, one to five minutes ..."
+	@$(PIP) -e ".[mpi]"
+	@touch $@
+
+$(VENV)/.test-stamp: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "installing into $(VENV), with what the tests need, one to five minutes ..."
+	@$(PIP) -e ".[mpi,pyg,dev]"
+	@touch $@
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "domainpar needs Python 3.11 or newer, $(PYTHON) is `$(PYTHON) --version 2>&1`;" \
+	       "name another one: make PYTHON=python3.12 train" >&2; exit 2; }
+	@$(PYTHON) -m venv $(VENV) || { \
+	  echo "$(PYTHON) cannot make a virtual environment; on Debian and Ubuntu: apt install python3-venv" >&2; \
+	  rm -rf $(VENV); exit 2; }

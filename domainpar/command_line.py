@@ -1,0 +1,246 @@
+"""From the words on a command line to a configuration: flags, a YAML file, help, and errors that are printed once.
+
+Imports neither torch nor MPI, so that help and mistakes cost a fraction of a second and no rank waits for another.
+"""
+
+import argparse
+import difflib
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
+
+from domainpar.config import ConfigError, Group, flag, groups, title
+from domainpar.parallel.launcher import started_as_root
+
+Config = TypeVar("Config", bound=Group)
+
+
+def run_command(
+    config_class: type[Config], work: Callable[[Config], int], text: str | None, argv: Sequence[str] | None = None
+) -> int:
+    """Read the command line and do the work: the frame of every command.
+
+    Args:
+        config_class: What the command can be asked to do.
+        work: The one call that does it; returns the exit code.
+        text: The command's module docstring, which becomes its help: the purpose first, `Examples:` last.
+        argv: The words after the command. Default: those of this process.
+
+    Returns:
+        The exit code: that of the work, or 2 when it was refused before it began; rank 0 has then printed why.
+
+    Raises:
+        SystemExit: With code 0 after `--help`.
+    """
+    try:
+        return work(parse(config_class, text or "", sys.argv[1:] if argv is None else argv))
+    except ConfigError as error:
+        if started_as_root():
+            sys.stderr.write(f"domainpar: error: {error}\nhint: {error.hint}\n")
+            sys.stderr.flush()
+        return 2
+
+
+def parse(config_class: type[Config], text: str, argv: Sequence[str]) -> Config:
+    """Read flags, and below them the YAML file that `--config` names: a flag wins over the file, wherever it stands.
+
+    Raises:
+        ConfigError: If a flag, a key or a value is unknown or impossible.
+        SystemExit: With code 0 after `--help`, which only the first rank prints.
+    """
+    if "-h" in argv or "--help" in argv:
+        if started_as_root():
+            _parser(config_class, text).print_help()
+        raise SystemExit(0)
+    _refuse_unknown_flags(config_class, argv)
+    parser = _parser(config_class, text)
+    values = _read_flags(config_class, parser, argv)
+    if values["config"] is not None:
+        parser.set_defaults(_read_file(config_class, parser, Path(values["config"])))
+        values = _read_flags(config_class, parser, argv)
+    del values["config"]
+    return config_class(**values)
+
+
+def _parser(config_class: type[Group], text: str) -> Any:
+    """The parser of all flags of a configuration, grouped; built late, since help is rarely asked for."""
+    import docstring_parser
+    from jsonargparse import ArgumentParser
+
+    purpose, _, examples = text.partition("Examples:")
+    parser = ArgumentParser(
+        usage=f"python -m domainpar.{_command(config_class)} [flags]",
+        description=purpose.strip(),
+        epilog="Examples:" + examples.rstrip() if examples else None,
+        formatter_class=_Help,
+        exit_on_error=False,
+    )
+    parser.add_argument("--config", type=str | None, metavar="FILE", help="YAML file of flags; a flag given here wins.")
+    hints = get_type_hints(config_class)
+    for group in groups(config_class):
+        heading = parser.add_argument_group(title(group))
+        for attribute in docstring_parser.parse_from_object(group).params:
+            name = attribute.arg_name
+            heading.add_argument(
+                *_flags(name, hints[name])[:1],
+                help=attribute.description,
+                default=getattr(config_class, name),
+                **_reading(name, hints[name]),
+            )
+    return parser
+
+
+def _command(config_class: type[Group]) -> str:
+    return config_class.__name__.removesuffix("Config").lower()
+
+
+def _flags(name: str, hint: Any) -> list[str]:
+    """The spellings of one field's flag: one, or for a switch on and off."""
+    if hint is not bool:
+        return [flag(name)]
+    return [flag(name), "--separate-weights" if name == "shared_weights" else f"--no{flag(name)[1:]}"]
+
+
+def _reading(name: str, hint: Any) -> dict[str, Any]:
+    """How the parser reads one field: a pair of switches, or a value of the field's type."""
+    from jsonargparse import ActionYesNo
+
+    if hint is bool:
+        on, off = ("shared-", "separate-") if name == "shared_weights" else ("", "no-")
+        return {"action": ActionYesNo(yes_prefix=on, no_prefix=off)}
+    if get_origin(hint) is Literal:
+        return {"type": hint}
+    directory = "DIR" if name in ("store", "out", "input", "run") else name.split("_")[-1].upper()
+    return {"type": hint, "metavar": {int: "N", float: "X"}.get(_plain(hint), directory)}
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Short lines: the flag, what it does, and its default where that says something."""
+
+    def __init__(self, prog: str, **kwargs: Any) -> None:
+        super().__init__(prog, max_help_position=34, width=118, **kwargs)
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text = action.help or ""
+        if action.default is None or action.default is False or action.default == argparse.SUPPRESS:
+            return text
+        value = f"{action.default:g}" if isinstance(action.default, float) else action.default
+        return f"{text} (default: {value})"
+
+
+def _refuse_unknown_flags(config_class: type[Group], argv: Sequence[str]) -> None:
+    known = ["--config", *(spelling for name, hint in _fields(config_class) for spelling in _flags(name, hint))]
+    for word in argv:
+        given = word.split("=")[0]
+        if re.match(r"-+[a-zA-Z]", given) and given not in known:
+            raise ConfigError(f"unknown flag {given}", _nearest(given, known, f"{_help(config_class)} lists the flags"))
+
+
+def _fields(config_class: type[Group]) -> Iterator[tuple[str, Any]]:
+    hints = get_type_hints(config_class)
+    return ((name, hints[name]) for group in groups(config_class) for name in group.__annotations__)
+
+
+def _read_flags(config_class: type[Group], parser: Any, argv: Sequence[str]) -> dict[str, Any]:
+    try:
+        values: dict[str, Any] = parser.parse_args(list(argv)).as_dict()
+    except argparse.ArgumentError as error:
+        _explain(config_class, str(error))
+    return values
+
+
+def _explain(config_class: type[Group], error: str) -> NoReturn:
+    """Say in one line, with the flag's own name, what the parser says in many."""
+    key, given = re.search(r'Parser key "(\w+)"', error), re.findall(r"(?:Got|Given) value: (.*)", error)
+    if key and given:
+        _refuse_value(config_class, key[1], given[-1], where="--")
+    what = error.replace("unrecognized arguments:", "words that belong to no flag:").removeprefix("argument ")
+    raise ConfigError(what, f"{_help(config_class)} lists the flags; each takes one value, quoted if it has spaces")
+
+
+def _read_file(config_class: type[Group], parser: Any, path: Path) -> dict[str, Any]:
+    """The values of a YAML file, each of its field's type.
+
+    Raises:
+        ConfigError: If the file cannot be read, is empty or no mapping, or a key or value is not possible.
+    """
+    hints = dict(_fields(config_class))
+    values: dict[str, Any] = {}
+    for key, value in _load_mapping(path).items():
+        if key not in hints:
+            raise ConfigError(
+                f"{path}: unknown key {key!r}", _nearest(str(key), hints, f"{_help(config_class)} lists them")
+            )
+        # The parser takes a missing value for any type.
+        if value is None and NoneType not in get_args(hints[key]):
+            raise ConfigError(
+                f"{path}: {key} is null; expected {_expected(hints[key])}", "leave it away to have the default"
+            )
+        try:
+            values[key] = parser.parse_object({key: value}, defaults=False)[key]
+        except argparse.ArgumentError:
+            _refuse_value(config_class, key, value, where=f"{path}: ")
+    return values
+
+
+def _load_mapping(path: Path) -> Mapping[Any, Any]:
+    import yaml
+
+    try:
+        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read --config {path}: {error.strerror}", "give the path of a YAML file") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        # The mark is where the reader gave up; a file that is not text has none.
+        mark = getattr(error, "problem_mark", None)
+        place = f" line {mark.line + 1}" if mark else ""
+        what = getattr(error, "problem", None) or "not text in UTF-8"
+        raise ConfigError(f"{path}{place}: not YAML: {what}", "write one 'key: value' on a line") from error
+    if loaded is None:
+        raise ConfigError(f"config is empty: {path}", "write one 'key: value' on a line, or leave --config away")
+    if not isinstance(loaded, dict):
+        raise ConfigError(
+            f"{path} holds a {type(loaded).__name__}, not keys with values", "write one 'key: value' on a line"
+        )
+    return loaded
+
+
+def _refuse_value(config_class: type[Group], key: str, value: Any, where: str) -> NoReturn:
+    """Refuse a value of the wrong type, given by a flag (`where` is `--`) or in a file (`where` names it)."""
+    by_flag = where == "--"
+    name = flag(key) if by_flag else f"{where}{key}"
+    hint = dict(_fields(config_class))[key]
+    if key == "model" and ":" in str(value):
+        what = "models of your own come with a later release" if by_flag else "a file is data and never names code"
+        raise ConfigError(f"{name} is {value!r}: {what}", f"expected {_expected(hint)}")
+    if key == "target" and not by_flag:
+        raise ConfigError(f"{name} is not text", "quote it: target: 'pt: [1, .inf]'")
+    choices = [str(choice) for choice in get_args(hint)] if get_origin(hint) is Literal else []
+    raise ConfigError(
+        f"{name} is {value!r}; expected {_expected(hint)}",
+        _nearest(str(value), choices, _help(config_class) + " explains it"),
+    )
+
+
+def _expected(hint: Any) -> str:
+    if get_origin(hint) is Literal:
+        return "one of " + ", ".join(get_args(hint))
+    return {int: "a whole number", float: "a number", bool: "true or false"}.get(_plain(hint), "text")
+
+
+def _plain(hint: Any) -> Any:
+    """The type of a value that is given: int of `int | None`."""
+    given = [part for part in get_args(hint) if part is not NoneType]
+    return given[0] if given else hint
+
+
+def _nearest(word: str, known: Iterable[str], otherwise: str) -> str:
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f"did you mean {close[0]}?" if close else otherwise
+
+
+def _help(config_class: type[Group]) -> str:
+    return f"python -m domainpar.{_command(config_class)} --help"

@@ -1,0 +1,400 @@
+"""Candidate edges of an event: pairs of hits on neighbouring layers that one particle from the beam could have left."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from domainpar.events import detector
+from domainpar.events.detector import LayerPair
+from domainpar.events.graph import EventGraph, Hits
+
+_log = logging.getLogger(__name__)
+
+NODE_FEATURES = ("r", "phi", "z")
+EDGE_FEATURES = ("dr", "dphi", "dz", "deta", "phi_slope", "r_phi_slope")
+
+NODE_SCALE = (1000.0, float(np.pi), 1000.0)
+"""Node features are r, phi and z over these: m, half turns, m."""
+
+SLOPE_LIMIT = 100.0
+"""`phi_slope` as an edge feature is clamped to this; hits at one radius have none."""
+
+TWO_PI = 2 * np.pi
+
+# Two hits of one overlap are this close in r phi beyond what the slope cut allows: some resolutions, in mm.
+OVERLAP_U = 0.3
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """Which pairs of hits become candidate edges.
+
+    Attributes:
+        phi_slope: Largest |change of phi over change of r| in rad/mm; 0.0006 keeps particles above some 0.5 GeV.
+        z0: Largest |z| in mm at which the straight line through both hits meets the beam.
+        layer_pairs: (inner, outer) layers that may be joined, each a (volume, layer). An edge runs from inner to outer.
+        same_layer: Also join hits of overlapping modules of one TrackML surface, from the one nearer to the origin.
+
+    Raises:
+        ValueError: If a cut is not a positive number, or the pairs are repeated or join a layer to itself.
+    """
+
+    phi_slope: float = 6e-4
+    z0: float = 200.0
+    layer_pairs: tuple[LayerPair, ...] = detector.DEFAULT_LAYER_PAIRS
+    same_layer: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("phi_slope", "z0"):
+            value = getattr(self, name)
+            if not (np.isfinite(value) and value > 0):
+                raise ValueError(f"cut {name} is {value}; it must be a positive number.")
+        seen: set[LayerPair] = set()
+        for inner, outer in self.layer_pairs:
+            if inner == outer:
+                raise ValueError(f"layer pair {inner} -> {outer} joins a layer to itself; ask for same-layer edges.")
+            if (inner, outer) in seen:
+                raise ValueError(f"layer pair {inner} -> {outer} is given twice.")
+            seen.add((inner, outer))
+
+
+def build_graph(hits: Hits, cuts: Cuts) -> EventGraph:
+    """Join the hits of an event by candidate edges, and label those when there is truth.
+
+    Every edge runs outward: from the inner to the outer layer of its pair, to a larger radius. An edge is true when its
+    hits belong to one particle and are next to each other along it: the particle's hits on one surface form one group,
+    groups are ordered by distance from the production vertex (see `label_note`), and neighbours lie in one group or in
+    consecutive ones. Noise is never true.
+
+    Args:
+        hits: The hits, with positions; labels need `particle_id`.
+        cuts: Which pairs to join.
+
+    Returns:
+        The graph in the order of `hits`. Node features r, phi, z over (1000 mm, pi, 1000 mm); edge features dr, dphi
+        (wrapped to half a turn either way), dz of the scaled values, deta, phi_slope = dphi / dr (0 where undefined,
+        clamped to 100) and r_phi_slope = mean scaled r x phi_slope. Edges follow the layer pairs, then phi of `src`.
+
+    Raises:
+        ValueError: If the event has no positions, columns of unequal length, positions that are not finite, hit ids used
+            twice, or layers that are neither TrackML's nor named by the pairs; if a pair names a layer that nothing knows.
+    """
+    cylinder = _cylindrical(_checked_position(hits))
+    layers = _layers_by_phi(hits, cuts, cylinder)
+    edge_index = _join_pairs(layers, cuts, cylinder)
+    if cuts.same_layer:
+        edge_index = np.concatenate([edge_index, _join_overlaps(hits, layers, cuts, cylinder)], axis=1)
+    return EventGraph(
+        hits=hits,
+        features=(cylinder[:, :3] / NODE_SCALE).astype(np.float32),
+        feature_names=NODE_FEATURES,
+        edge_index=edge_index,
+        edge_features=_edge_features(edge_index, cylinder),
+        edge_feature_names=EDGE_FEATURES,
+        label=_label(hits, edge_index),
+    )
+
+
+def edge_features(position: npt.NDArray[np.floating], edge_index: npt.NDArray[np.integer]) -> npt.NDArray[np.float32]:
+    """The edge features of `build_graph`, named `EDGE_FEATURES`, for edges that came from elsewhere.
+
+    Args:
+        position: x, y, z of each node in mm, [N, 3].
+        edge_index: `src` and `dst` of each edge, int64 [2, E].
+
+    Returns:
+        float32 [E, 6].
+    """
+    features: npt.NDArray[np.float32] = _edge_features(edge_index, _cylindrical(np.asarray(position, np.float64)))
+    return features
+
+
+def label_note(hits: Hits) -> str | None:
+    """How labels of this event order the hits along a particle, in a sentence to record; None when there is no truth."""
+    if hits.particle_id is None:
+        return None
+    known = np.isfinite(_production_vertex(hits)).all(axis=1)[hits.particle_id != 0]
+    if known.all():
+        return "hits ordered along a particle by distance from its production vertex"
+    if not known.any():
+        return "no production vertices: hits ordered along a particle by distance from the origin"
+    return (
+        f"hits ordered along a particle by distance from its production vertex, and from the origin for "
+        f"{np.sum(~known)} of {len(known)} hits whose particle has no known vertex"
+    )
+
+
+# --- what enters -----------------------------------------------------------------------------------------------------
+
+
+def _checked_position(hits: Hits) -> npt.NDArray[np.float64]:
+    where = f"event {hits.event_id}"
+    if hits.position is None:
+        raise ValueError(f"{where}: hits have no positions; candidate edges need x, y and z.")
+    for name in ("position", "volume", "layer", "module", "particle_id"):
+        column = getattr(hits, name)
+        if column is not None and len(column) != len(hits):
+            raise ValueError(f"{where}: {name} has {len(column)} rows for {len(hits)} hits.")
+    position = np.asarray(hits.position, np.float64)
+    if position.shape != (len(hits), 3):
+        raise ValueError(f"{where}: position has shape {position.shape}, expected ({len(hits)}, 3).")
+    broken = np.flatnonzero(~np.isfinite(position).all(axis=1))
+    if len(broken):
+        row = broken[0]
+        raise ValueError(
+            f"{where}: {len(broken)} of {len(hits)} positions are not finite, first at hit_id {hits.hit_id[row]}: "
+            f"{position[row].tolist()}; remove these hits."
+        )
+    ids, counts = np.unique(hits.hit_id, return_counts=True)
+    if len(ids) != len(hits):
+        raise ValueError(f"{where}: {len(hits) - len(ids)} hit ids are repeated, such as {ids[counts > 1][0]}.")
+    return position
+
+
+def _cylindrical(position: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """r, phi in [-pi, pi), z and pseudorapidity of each hit, float64 [N, 4]."""
+    x, y, z = position.T
+    r = np.hypot(x, y)
+    phi = np.arctan2(y, x)
+    phi[phi >= np.pi] = -np.pi
+    # A hit on the beam line has no pseudorapidity; a micrometre away it has a finite one.
+    return np.stack([r, phi, z, np.arcsinh(z / np.maximum(r, 1e-3))], axis=1)
+
+
+@dataclass(frozen=True, eq=False)
+class _Layers:
+    """Rows of the hits grouped by layer, by phi within each; `number` maps (volume, layer) to its place in `ptr`."""
+
+    rows: npt.NDArray[np.int64]
+    ptr: npt.NDArray[np.int64]
+    number: dict[tuple[int, int], int]
+
+    def of(self, layer: tuple[int, int]) -> npt.NDArray[np.int64]:
+        """Rows of the hits of one layer, which may have none."""
+        at = self.number.get(layer)
+        return self.rows[:0] if at is None else self.rows[self.ptr[at] : self.ptr[at + 1]]
+
+
+def _layers_by_phi(hits: Hits, cuts: Cuts, cylinder: npt.NDArray[np.float64]) -> _Layers:
+    pairs = np.stack([hits.volume, hits.layer], axis=1)
+    present, layer_of_hit = np.unique(pairs, axis=0, return_inverse=True)
+    layer_of_hit = layer_of_hit.reshape(-1)
+    number = {(int(volume), int(layer)): i for i, (volume, layer) in enumerate(present)}
+    _check_layers(hits, cuts, set(number), layer_of_hit, present)
+    rows = np.lexsort((cylinder[:, 1], layer_of_hit))
+    ptr = np.searchsorted(layer_of_hit[rows], np.arange(len(present) + 1))
+    return _Layers(rows, ptr, number)
+
+
+def _check_layers(
+    hits: Hits, cuts: Cuts, present: set[tuple[int, int]], layer_of_hit: npt.NDArray[Any], order: npt.NDArray[Any]
+) -> None:
+    where = f"event {hits.event_id}"
+    named = {layer for pair in cuts.layer_pairs for layer in pair}
+    for volume, layer in sorted(present - named - detector.KNOWN_LAYERS):
+        count = np.sum(layer_of_hit == np.flatnonzero((order == (volume, layer)).all(axis=1))[0])
+        raise ValueError(
+            f"{where}: {count} hits lie in volume {volume} layer {layer}, which is no TrackML layer and in no layer "
+            "pair; name your detector's layer pairs."
+        )
+    for volume, layer in sorted(named - present - detector.KNOWN_LAYERS):
+        raise ValueError(
+            f"{where}: the layer pairs name volume {volume} layer {layer}, which is no TrackML layer and has no hits."
+        )
+
+
+# --- edges -----------------------------------------------------------------------------------------------------------
+
+
+def _join_pairs(layers: _Layers, cuts: Cuts, cylinder: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    parts = [np.empty((2, 0), np.int64)]
+    for inner, outer in cuts.layer_pairs:
+        inner_rows, outer_rows = layers.of(inner), layers.of(outer)
+        if len(inner_rows) and len(outer_rows):
+            parts.append(_join_layers(inner_rows, outer_rows, cylinder, cuts.phi_slope, cuts.z0))
+    return np.concatenate(parts, axis=1)
+
+
+@numba.njit(cache=True)
+def _wrapped(angle: float) -> float:
+    """An angle in (-3 pi, 3 pi) brought into [-pi, pi)."""
+    if angle >= np.pi:
+        return angle - TWO_PI
+    return angle + TWO_PI if angle < -np.pi else angle
+
+
+@numba.njit(cache=True)
+def _longer(edges: Any) -> Any:
+    """The same edges with room for twice as many."""
+    room = np.empty((2, 2 * edges.shape[1]), np.int64)
+    room[:, : edges.shape[1]] = edges
+    return room
+
+
+@numba.njit(cache=True)
+def _join_layers(inner: Any, outer: Any, cylinder: Any, phi_slope: float, z0: float) -> Any:
+    """Edges from the hits `inner` to the hits `outer`, rows of two layers sorted by phi, int64 [2, E]."""
+    phi = cylinder[outer, 1]
+    largest_r = np.max(cylinder[outer, 0])
+    edges = np.empty((2, 4 * len(inner) + 16), np.int64)
+    count = 0
+    for src in inner:
+        r1, phi1, z1 = cylinder[src, 0], cylinder[src, 1], cylinder[src, 2]
+        if largest_r <= r1:
+            continue
+        window = min(phi_slope * (largest_r - r1) * (1 + 1e-9) + 1e-12, np.pi)
+        # The window may reach over +-pi at either end: then part of it lies a turn away.
+        for turn in range(-1, 2):
+            low, high = phi1 - window + turn * TWO_PI, phi1 + window + turn * TWO_PI
+            if low >= np.pi or high < -np.pi:
+                continue
+            for j in range(np.searchsorted(phi, low), np.searchsorted(phi, high)):
+                dst = outer[j]
+                dr = cylinder[dst, 0] - r1
+                if dr <= 0 or abs(_wrapped(phi[j] - phi1)) >= phi_slope * dr:
+                    continue
+                if abs(z1 - r1 * (cylinder[dst, 2] - z1) / dr) >= z0:
+                    continue
+                if count == edges.shape[1]:
+                    edges = _longer(edges)
+                edges[0, count], edges[1, count] = src, dst
+                count += 1
+    return edges[:, :count].copy()
+
+
+def _join_overlaps(
+    hits: Hits, layers: _Layers, cuts: Cuts, cylinder: npt.NDArray[np.float64]
+) -> npt.NDArray[np.int64]:
+    """Edges between overlapping modules, surface by surface; the cuts are loosened by the resolution along a cell."""
+    parts = [np.empty((2, 0), np.int64)]
+    module = np.asarray(hits.module, np.int64)
+    for surface in detector.SURFACES:
+        rows = layers.of((surface.volume, surface.layer))
+        if len(rows):
+            cell = surface.sensor.pitch_v
+            along_z, along_r = (cell, 0.0) if isinstance(surface, detector.Barrel) else (0.0, cell)
+            parts.append(_join_modules(rows, cylinder, module, cuts.phi_slope, cuts.z0, along_z, along_r))
+    return np.concatenate(parts, axis=1)
+
+
+@numba.njit(cache=True)
+def _join_modules(rows: Any, cylinder: Any, module: Any, phi_slope: float, z0: float, along_z: float, along_r: float
+                  ) -> Any:  # fmt: skip
+    """Edges between hits of one surface, sorted by phi, that lie on different modules; from nearer the origin outward.
+
+    The cuts of layer pairs with both sides multiplied by |dr|, which may be nearly zero here, plus the resolution.
+    """
+    count = 0
+    edges = np.empty((2, 4 * len(rows) + 16), np.int64)
+    r_spread = np.max(cylinder[rows, 0]) - np.min(cylinder[rows, 0])
+    for i in range(len(rows)):
+        a = rows[i]
+        ra, za = cylinder[a, 0], cylinder[a, 2]
+        reach = min(phi_slope * r_spread + OVERLAP_U / max(ra, 1.0), np.pi)
+        for step in range(1, len(rows)):
+            b = rows[(i + step) % len(rows)]
+            dphi = cylinder[b, 1] - cylinder[a, 1] + (TWO_PI if i + step >= len(rows) else 0.0)
+            # Each pair is met once, from the hit that comes first when turning left by less than half a turn.
+            if dphi > reach or dphi >= np.pi:
+                break
+            rb, zb = cylinder[b, 0], cylinder[b, 2]
+            dr = rb - ra
+            if module[a] == module[b] or dphi >= phi_slope * abs(dr) + OVERLAP_U / max(min(ra, rb), 1.0):
+                continue
+            if abs(za * dr - ra * (zb - za)) >= z0 * abs(dr) + ra * along_z + abs(za) * along_r:
+                continue
+            if count == edges.shape[1]:
+                edges = _longer(edges)
+            outward = ra * ra + za * za <= rb * rb + zb * zb
+            edges[0, count], edges[1, count] = (a, b) if outward else (b, a)
+            count += 1
+    return edges[:, :count].copy()
+
+
+@numba.njit(cache=True)
+def _edge_features(edge_index: Any, cylinder: Any) -> Any:
+    features = np.empty((edge_index.shape[1], 6), np.float32)
+    for e in range(edge_index.shape[1]):
+        src, dst = edge_index[0, e], edge_index[1, e]
+        dr = (cylinder[dst, 0] - cylinder[src, 0]) / 1000.0
+        dphi = _wrapped(cylinder[dst, 1] - cylinder[src, 1]) / np.pi
+        # 0 / 0 has no slope and is 0; anything else over 0 is as steep as the limit.
+        slope = 0.0
+        if dphi != 0.0:
+            slope = min(max(dphi / dr, -SLOPE_LIMIT), SLOPE_LIMIT) if dr != 0.0 else np.copysign(SLOPE_LIMIT, dphi)
+        features[e, 0], features[e, 1] = dr, dphi
+        features[e, 2] = (cylinder[dst, 2] - cylinder[src, 2]) / 1000.0
+        features[e, 3] = cylinder[dst, 3] - cylinder[src, 3]
+        features[e, 4] = slope
+        features[e, 5] = 0.5 * (cylinder[src, 0] + cylinder[dst, 0]) / 1000.0 * slope
+    return features
+
+
+# --- truth -----------------------------------------------------------------------------------------------------------
+
+
+def _production_vertex(hits: Hits) -> npt.NDArray[np.float64]:
+    """Production vertex of the particle of each hit in mm, NaN where unknown, float64 [N, 3]."""
+    vertex = np.full((len(hits), 3), np.nan)
+    if hits.particles is None or hits.particle_id is None or len(hits.particles.particle_id) == 0:
+        return vertex
+    order = np.argsort(hits.particles.particle_id, kind="stable")
+    ids = hits.particles.particle_id[order]
+    at = np.minimum(np.searchsorted(ids, hits.particle_id), len(ids) - 1)
+    listed = (ids[at] == hits.particle_id) & (hits.particle_id != 0)
+    vertex[listed] = hits.particles.vertex[order[at[listed]]]
+    return vertex
+
+
+def _places_along_particles(hits: Hits) -> npt.NDArray[np.int64]:
+    """Place of each hit's group along its particle, 0 for the first; -1 for noise, int64 [N]."""
+    assert hits.particle_id is not None
+    assert hits.position is not None
+    places = np.full(len(hits), -1, np.int64)
+    rows = np.flatnonzero(hits.particle_id != 0)
+    if len(rows) == 0:
+        return places
+    vertex = _production_vertex(hits)[rows]
+    vertex[~np.isfinite(vertex).all(axis=1)] = 0.0
+    distance = np.linalg.norm(hits.position[rows] - vertex, axis=1)
+    particle = hits.particle_id[rows]
+    surface = hits.volume[rows].astype(np.int64) * (1 << 32) + hits.layer[rows]
+    # Nearest hit first within each group, so that a group's first row gives its distance.
+    order = np.lexsort((distance, surface, particle))
+    starts = _run_starts(particle[order], surface[order])
+    group_of_row = np.cumsum(starts) - 1
+    first = order[starts]
+    by_distance = np.lexsort((surface[first], distance[first], particle[first]))
+    place_of_group = np.empty(len(first), np.int64)
+    place_of_group[by_distance] = _counts_within_runs(particle[first][by_distance])
+    places[rows[order]] = place_of_group[group_of_row]
+    return places
+
+
+def _run_starts(*columns: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Whether each row differs from the one before it."""
+    starts = np.ones(len(columns[0]), bool)
+    starts[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
+    return starts
+
+
+def _counts_within_runs(values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """0, 1, 2, ... along each run of equal values."""
+    starts = np.flatnonzero(_run_starts(values))
+    return np.arange(len(values)) - np.repeat(starts, np.diff(np.append(starts, len(values))))
+
+
+def _label(hits: Hits, edge_index: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8] | None:
+    if hits.particle_id is None:
+        return None
+    _log.debug("event %s: %s", hits.event_id, label_note(hits))
+    places = _places_along_particles(hits)
+    src, dst = edge_index
+    one_particle = (hits.particle_id[src] == hits.particle_id[dst]) & (hits.particle_id[src] != 0)
+    return (one_particle & (np.abs(places[src] - places[dst]) <= 1)).astype(np.uint8)

@@ -1,0 +1,158 @@
+"""heptrkx hit graphs: `event000001000_g000.npz` with X, y, Ri_rows, Ri_cols, Ro_rows, Ro_cols, and exact labels.
+
+X holds r/1000, phi/(pi/n_phi) and z/1000 of each hit. Edge `Ro_cols[k]` starts at hit `Ro_rows[k]`, and edge
+`Ri_cols[k]` ends at hit `Ri_rows[k]`. The hit ids lie beside it in `event000001000_g000_ID.npz`, or nowhere.
+"""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from domainpar.events.checks import check_finite, check_graph
+from domainpar.events.construct import EDGE_FEATURES, NODE_FEATURES, NODE_SCALE, edge_features
+from domainpar.events.graph import EventGraph, FloatArray, Hits, IntArray
+
+_ARRAYS = ("X", "y", "Ri_rows", "Ri_cols", "Ro_rows", "Ro_cols")
+
+
+def list_events(directory: str | Path) -> list[str]:
+    """The graphs of a directory, sorted: `000001000_g000` for `event000001000_g000.npz`.
+
+    Raises:
+        ValueError: If the directory does not exist or holds no graph.
+    """
+    directory = Path(directory)
+    if not directory.is_dir():
+        raise ValueError(f"{directory} is not a directory; give the one that holds the heptrkx graphs.")
+    names = [path.stem for path in directory.glob("event*.npz") if not path.stem.endswith("_ID")]
+    if not names:
+        raise ValueError(f"{directory} holds no heptrkx graphs; expected files like event000001000_g000.npz.")
+    return sorted(name.removeprefix("event") for name in names)
+
+
+def event_files(directory: str | Path, event_id: str) -> list[Path]:
+    """The files that `read_event` reads."""
+    graph, ids = (Path(directory) / f"event{event_id}{suffix}.npz" for suffix in ("", "_ID"))
+    return [graph, ids] if ids.is_file() else [graph]
+
+
+def read_event(directory: str | Path, event_id: str, num_phi_sectors: int = 1) -> EventGraph:
+    """Read one hit graph.
+
+    Args:
+        directory: Where the graphs are.
+        event_id: Name of the graph as in `list_events`.
+        num_phi_sectors: n_phi, the sectors that the authors cut an event into: their phi is in units of pi / n_phi.
+            A sector's phi is centred on it, so sectors of one event do not lie where they were.
+
+    Returns:
+        The graph in the order of the file. Features are r, phi, z over (1000 mm, pi, 1000 mm) whatever n_phi was, so
+        that a model does not depend on it; edge features as of built graphs. Hits have no layer and no particle.
+        Without an `_ID` file the hit ids are the rows.
+
+    Raises:
+        ValueError: Naming event and file: if a file is missing, damaged, or lacks an array; if shapes do not fit, a
+            value is not finite, an edge is listed twice or not at all, or a label is not 0 or 1.
+    """
+    path = Path(directory) / f"event{event_id}.npz"
+    where = f"event {event_id}, file {path}"
+    arrays = _load(path, where, _ARRAYS)
+    features = _features(arrays["X"], num_phi_sectors, where)
+    num_edges = len(arrays["y"])
+    edge_index = np.stack([_ends(arrays[f"{side}_rows"], arrays[f"{side}_cols"], num_edges, f"{where}: {side}")
+                           for side in ("Ro", "Ri")])  # fmt: skip
+    hits = _hits(event_id, features, _hit_ids(Path(directory), event_id, len(features)))
+    check_graph(_bare_graph(hits, features, edge_index, arrays["y"]), where)
+    assert hits.position is not None
+    return EventGraph(
+        hits=hits,
+        features=features,
+        feature_names=NODE_FEATURES,
+        edge_index=edge_index,
+        edge_features=edge_features(hits.position, edge_index),
+        edge_feature_names=EDGE_FEATURES,
+        label=arrays["y"].astype(np.uint8),
+    )
+
+
+def _bare_graph(hits: Hits, features: FloatArray, edge_index: IntArray, label: npt.NDArray[Any]) -> EventGraph:
+    """The graph without edge features: they can be computed only once it is known that the edges name real nodes."""
+    nothing = np.zeros((edge_index.shape[1], 0), np.float32)
+    return EventGraph(hits, features, NODE_FEATURES, edge_index, nothing, (), label)
+
+
+def _features(x: npt.NDArray[Any], num_phi_sectors: int, where: str) -> FloatArray:
+    if num_phi_sectors < 1:
+        raise ValueError(f"num_phi_sectors is {num_phi_sectors}, expected at least 1.")
+    if x.ndim != 2 or x.shape[1] != 3:
+        raise ValueError(f"{where}: X has shape {list(x.shape)}, expected [hits, 3] with r, phi and z.")
+    features = x.astype(np.float32)
+    check_finite(where, "X", features)
+    if num_phi_sectors > 1:
+        features[:, 1] /= num_phi_sectors
+    return features
+
+
+def _hits(event_id: str, features: FloatArray, hit_id: IntArray) -> Hits:
+    r, phi, z = (features.astype(np.float64) * NODE_SCALE).T
+    unknown = np.zeros(len(features), np.int32)
+    return Hits(
+        event_id=event_id,
+        hit_id=hit_id,
+        position=np.stack([r * np.cos(phi), r * np.sin(phi), z], axis=1).astype(np.float32),
+        volume=unknown,
+        layer=unknown,
+        module=unknown,
+    )
+
+
+def _hit_ids(directory: Path, event_id: str, num_hits: int) -> IntArray:
+    path = directory / f"event{event_id}_ID.npz"
+    if not path.is_file():
+        return np.arange(num_hits)
+    where = f"event {event_id}, file {path}"
+    hit_id = _load(path, where, ("ID",))["ID"]
+    if hit_id.shape != (num_hits,) or not np.issubdtype(hit_id.dtype, np.integer):
+        raise ValueError(
+            f"{where}: ID is {hit_id.dtype} of shape {list(hit_id.shape)}, expected integers [{num_hits}]."
+        )
+    if len(np.unique(hit_id)) != num_hits:
+        raise ValueError(f"{where}: {num_hits - len(np.unique(hit_id))} of {num_hits} hit ids are repeated.")
+    return hit_id.astype(np.int64)
+
+
+def _ends(rows: IntArray, edges: IntArray, num_edges: int, where: str) -> IntArray:
+    """The node at one end of each edge: `rows[k]` belongs to edge `edges[k]`, listed in any order."""
+    for name, values in (("rows", rows), ("cols", edges)):
+        if values.shape != (num_edges,) or not np.issubdtype(values.dtype, np.integer):
+            raise ValueError(
+                f"{where}_{name} is {values.dtype} of shape {list(values.shape)}, "
+                f"expected integers [{num_edges}] like y."
+            )
+    times_listed = np.bincount(edges[(edges >= 0) & (edges < num_edges)], minlength=num_edges)
+    if (times_listed != 1).any():
+        edge = int(np.flatnonzero(times_listed != 1)[0])
+        raise ValueError(
+            f"{where}_cols lists edge {edge} {times_listed[edge]} times, expected each of {num_edges} edges once."
+        )
+    ends = np.empty(num_edges, np.int64)
+    ends[edges] = rows
+    return ends
+
+
+def _load(path: Path, where: str, names: tuple[str, ...]) -> dict[str, npt.NDArray[Any]]:
+    try:
+        # allow_pickle is off by default and stays off: an object array in a file is a program.
+        with np.load(path, allow_pickle=False) as archive:
+            missing = [name for name in names if name not in archive]
+            if missing:
+                raise ValueError(f"no array {', '.join(missing)}; found {sorted(archive)}, expected {sorted(names)}")
+            return {name: archive[name] for name in names}
+    except (OSError, EOFError, ValueError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(f"{where}: cannot be read, {type(error).__name__}: {error}.") from error

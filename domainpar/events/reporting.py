@@ -1,0 +1,264 @@
+"""What a store holds and what it would cost to cut it: the text behind `prepare --report`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from domainpar.events.graph import FloatArray, IntArray
+from domainpar.events.store import EventRecord, EventStore, StoredEvent
+from partitioners import Topology, get_partitioner, group, number_along_phi
+from partitioners.quality import Quality, TruthCut, measure, measure_truth
+
+PARTITIONERS = ("phi", "eta", "phi-eta", "metis", "contiguous")
+GROUPINGS = ("contiguous", "metis")
+NUM_PARTS = (2, 4, 8, 16, 32)
+BINS = 8
+BAR = 40
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """What the memory of a rank depends on, besides its part: an interaction network in training.
+
+    Attributes:
+        hidden: Width of node and edge states.
+        graph_iters: Message-passing iterations.
+        item_bytes: Bytes of one number, 4 or 8.
+    """
+
+    hidden: int = 64
+    graph_iters: int = 4
+    item_bytes: int = 4
+
+    def bytes_of(self, num_nodes: IntArray, num_edges: IntArray) -> IntArray:
+        """Predicted peak of one training step above the bare process.
+
+        Kept: the edge states of every iteration and of the encoder, two gradients of them, and per iteration the node
+        states, the sums at both ends and their copies. A tile's recomputation is small against them.
+
+        Args:
+            num_nodes: Owned nodes and ghosts of each part.
+            num_edges: Local edges of each part.
+        """
+        state = self.hidden * self.item_bytes
+        of_edge = (self.graph_iters + 3) * state + 72  # 72: features, ids, label
+        of_node = (4 * (self.graph_iters + 1) + 6) * state
+        return np.asarray(num_nodes, np.int64) * of_node + np.asarray(num_edges, np.int64) * of_edge
+
+
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """One way to cut one event."""
+
+    partitioner: str
+    grouping: str
+    num_parts: int
+    quality: Quality
+    truth: TruthCut | None
+
+
+def describe_store(store: EventStore, size: ModelSize | None = None, num_parts: int = 8, seed: int = 0) -> str:
+    """Histograms of nodes and edges per event, and of nodes, edges and predicted memory per rank.
+
+    Args:
+        store: The store; every event is read.
+        size: The model whose memory is predicted.
+        num_parts: Ranks that share an event; tiles are grouped as they are stored, contiguously.
+        seed: Unused by contiguous groupings; kept for reproducible others.
+
+    Raises:
+        StoreError: If an event cannot be read.
+    """
+    size = size or ModelSize()
+    records = store.events()
+    parts = [_stored_parts(store, record, num_parts) for record in records]
+    nodes = np.concatenate([q.owned_nodes + q.incident_ghosts for q in parts]) if parts else np.zeros(0, np.int64)
+    edges = np.concatenate([q.incident_edges for q in parts]) if parts else np.zeros(0, np.int64)
+    megabytes = size.bytes_of(nodes, edges) / 2**20
+    return "\n".join(
+        [
+            _summary(store, records),
+            histogram("nodes per event", np.array([record.num_nodes for record in records])),
+            histogram("edges per event", np.array([record.num_edges for record in records])),
+            f"With {num_parts} ranks on an event, tiles as stored, grouped contiguously:",
+            histogram("nodes per rank, ghosts included", nodes),
+            histogram("local edges per rank", edges),
+            histogram(
+                f"predicted MiB per rank, one training step, hidden {size.hidden}, {size.graph_iters} iterations, "
+                f"{8 * size.item_bytes} bit, bare process not counted",
+                megabytes,
+            ),
+        ]
+    )
+
+
+def compare_cuts(
+    store: EventStore,
+    *,
+    partitioners: Sequence[str] = PARTITIONERS,
+    groupings: Sequence[str] = GROUPINGS,
+    num_parts: Sequence[int] = NUM_PARTS,
+    seed: int = 0,
+    on_cut: Callable[[], None] | None = None,
+) -> str:
+    """A table of what each partitioner, grouping and number of parts would cut, on the event of median size.
+
+    Args:
+        store: The store.
+        partitioners: How to cut the event into as many tiles as it is stored in.
+        groupings: How to group the tiles.
+        num_parts: Numbers of parts.
+        seed: Seed of what is random.
+        on_cut: Called after each row.
+
+    Raises:
+        StoreError: If the event cannot be read.
+    """
+    record = median_event(store)
+    if record is None:
+        return "The store has no events."
+    rows = [_HEADER]
+    with store.open(record) as event:
+        for cut in cuts_of(event, partitioners, groupings, num_parts, seed):
+            rows.append(_row(cut))
+            if on_cut is not None:
+                on_cut()
+    title = f"Event {record.event} ({record.num_nodes} nodes, {record.num_edges} edges, {record.num_tiles} tiles)"
+    return "\n".join([title + _SELECTION_NOTE, _aligned(rows)])
+
+
+def cuts_of(
+    event: StoredEvent, partitioners: Sequence[str], groupings: Sequence[str], num_parts: Sequence[int], seed: int
+) -> Iterator[Cut]:
+    """Cut one event in every way. Partitioners that need positions are left out for an event without."""
+    topology, label, particle_id = _whole(event)
+    for name in partitioners:
+        if topology.position is None and name in ("phi", "eta", "phi-eta"):
+            continue
+        assignment = get_partitioner(name, seed)(topology, event.num_tiles)
+        if topology.position is not None:
+            assignment = number_along_phi(assignment, topology.position, event.num_tiles)
+        tiles = event.tile_graph().from_assignment(topology.edge_index, assignment, event.num_tiles)
+        for grouping in groupings:
+            for parts in num_parts:
+                part_of_node = group(tiles, parts, grouping, seed)[assignment]
+                quality = measure(topology.edge_index, part_of_node, parts)
+                yield Cut(name, grouping, parts, quality, _truth(topology, part_of_node, label, particle_id))
+
+
+def median_event(store: EventStore) -> EventRecord | None:
+    """The event whose number of edges is the median; None in an empty store."""
+    records = sorted(store.events(), key=lambda record: (record.num_edges, record.event))
+    return records[len(records) // 2] if records else None
+
+
+def histogram(title: str, values: npt.NDArray[np.integer] | FloatArray) -> str:
+    """Bars of counts in equal bins, with smallest, median and largest value."""
+    if len(values) == 0:
+        return f"{title}: none"
+    low, middle, high = (float(np.quantile(values, level)) for level in (0, 0.5, 1))
+    head = f"{title}: smallest {low:,.0f}, median {middle:,.0f}, largest {high:,.0f}"
+    if low == high:
+        return f"{head} (all {len(values)} alike)"
+    counts, borders = np.histogram(values, bins=BINS)
+    width = max(len(f"{border:,.0f}") for border in borders)
+    bars = [
+        f"  {left:>{width},.0f} - {right:>{width},.0f} | {'#' * int(np.ceil(BAR * count / counts.max()))} {count}"
+        for left, right, count in zip(borders, borders[1:], counts)
+    ]
+    return "\n".join([head, *bars])
+
+
+_SELECTION_NOTE = (
+    ", the one of median size.\n"
+    "cut: edges between parts. ghosts: per owned node. imbalance: largest part / mean part. neighbours: most of any "
+    "part.\nsegments, tracks: true ones that the cut crosses (naive sectors lose them, an exact halo does not)."
+)
+_HEADER = (
+    "partitioner", "grouping", "P", "cut %", "ghosts %", "node imb.", "edge imb.", "neighbours", "segments %", "tracks %"
+)  # fmt: skip
+
+
+def _row(cut: Cut) -> tuple[str, ...]:
+    quality = cut.quality
+    return (
+        cut.partitioner,
+        cut.grouping,
+        str(cut.num_parts),
+        f"{100 * quality.cut_share:.1f}",
+        f"{100 * quality.incident_ghost_ratio:.1f}",
+        f"{quality.node_imbalance:.2f}",
+        f"{quality.edge_imbalance:.2f}",
+        str(int(quality.neighbours.max())),
+        _percent(cut.truth.segments_cut, cut.truth.segments) if cut.truth else "-",
+        _percent(cut.truth.tracks_cut, cut.truth.tracks) if cut.truth else "-",
+    )
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f}" if whole else "-"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    # Two columns of words, then numbers.
+    return "\n".join(
+        "  ".join(
+            text.ljust(width) if column < 2 else text.rjust(width)
+            for column, (text, width) in enumerate(zip(row, widths))
+        )
+        for row in rows
+    )
+
+
+def _summary(store: EventStore, records: Sequence[EventRecord]) -> str:
+    splits = ", ".join(f"{len(store.events(split))} {split}" for split in ("train", "val", "test"))
+    unlabelled = sum(not record.has_labels for record in records)
+    without = f"; {unlabelled} without labels" if unlabelled else ""
+    tiles = sorted({record.num_tiles for record in records})
+    shown = f"{tiles[0]} to {tiles[-1]}" if len(tiles) > 1 else (str(tiles[0]) if tiles else "no")
+    size = sum(record.bytes for record in records) / 2**20
+    return (
+        f"{store.path}: {len(records)} events ({splits}{without}), {size:,.1f} MiB, {shown} tiles each.\n"
+        f"Node features: {', '.join(store.feature_names) or 'none'}. "
+        f"Edge features: {', '.join(store.edge_feature_names) or 'none'}."
+    )
+
+
+def _stored_parts(store: EventStore, record: EventRecord, num_parts: int) -> Quality:
+    with store.open(record) as event:
+        tile = np.repeat(np.arange(event.num_tiles), np.diff(event.node_ptr))
+        part_of_node = group(event.tile_graph(), num_parts, "contiguous")[tile]
+        ids = np.arange(event.num_edges)
+        return measure(np.stack([event.read_edges("src", ids), event.read_edges("dst", ids)]), part_of_node, num_parts)
+
+
+def _whole(event: StoredEvent) -> tuple[Topology, IntArray | None, IntArray | None]:
+    """The event in its source's order: partitioners such as `contiguous` go by it."""
+    nodes, edges = np.arange(event.num_nodes), np.arange(event.num_edges)
+    original_row, original_position = event.read_nodes("original_row", nodes), event.read_edges("original_position", edges)
+    stored = np.stack([event.read_edges("src", edges), event.read_edges("dst", edges)])
+    edge_index = np.empty_like(stored)
+    edge_index[:, original_position] = original_row[stored]
+    position = _undone(event.read_nodes("position", nodes), original_row) if event.has_positions else None
+    label = _undone(event.read_edges("label", edges), original_position) if event.has_labels else None
+    particle_id = _undone(event.read_nodes("particle_id", nodes), original_row) if event.has_particle_ids else None
+    return Topology(edge_index, event.num_nodes, position), label, particle_id
+
+
+def _undone(values: npt.NDArray[np.generic], place: IntArray) -> npt.NDArray[np.generic]:
+    original = np.empty_like(values)
+    original[place] = values
+    return original
+
+
+def _truth(
+    topology: Topology, part_of_node: IntArray, label: IntArray | None, particle_id: IntArray | None
+) -> TruthCut | None:
+    if label is None or particle_id is None:
+        return None
+    return measure_truth(topology.edge_index, part_of_node, label, particle_id)

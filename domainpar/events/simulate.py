@@ -1,0 +1,420 @@
+"""Simulated collision events in the TrackML detector, with exact truth: the data that everything runs on offline.
+
+Charged particles, prompt ones from many vertices along the beam and secondary ones from anywhere in the detector, follow
+helices through the field map. Every flat module they cross gives a hit, so overlapping modules give the two or three hits
+a surface of real events. Material scatters and stops particles, cells round positions, and noise falls evenly on modules.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from domainpar.events import detector
+from domainpar.events.graph import Hits, Particles
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+MIN_HITS = 20
+"""Smallest `num_hits` that is worth calling an event."""
+
+MIN_WEIGHTED_HITS = 4
+"""Particles with fewer hits have truth weight 0."""
+
+# Tuned so that hits per particle and per layer agree with real events (bench/realism.py).
+HITS_PER_PARTICLE = 9.9
+STOP_IN_BARREL, STOP_IN_DISK = 0.016, 0.021
+STEEPEST_BARREL_SLOPE = float(np.sinh(3.0))
+LARGEST_TURN = 1.0 * np.pi
+SMALLEST_PT = 0.15
+ENERGY_LOSS = 0.0009
+MODULE_EFFICIENCY = 0.985
+RADIATION_LENGTHS = 0.02
+MASSES = (0.00051, 0.1396, 0.4937, 0.9383)
+PROMPT_SPECIES = (0.0, 0.91, 0.06, 0.03)
+SECONDARY_SPECIES = (0.2, 0.35, 0.0, 0.45)
+
+# Propagation stays on one helix for at most this far along r or z: the field changes little meanwhile.
+STEP_TRANSVERSE, STEP_Z = 20.0, 50.0
+MAX_STEPS = 2000
+MAX_CROSSINGS = 40
+MAX_HITS_PER_PARTICLE = 48
+DETECTOR_RADIUS, DETECTOR_Z = 1030.0, 2965.0
+CURVATURE = -0.299792e-3
+
+
+@dataclass(frozen=True, eq=False)
+class _Tracks:
+    """Particles before propagation: one row each, momenta in GeV, lengths in mm."""
+
+    vertex: Floats
+    phi: Floats
+    pt: Floats
+    eta: Floats
+    charge: Floats
+    mass: Floats
+
+    def __len__(self) -> int:
+        return len(self.pt)
+
+    def take(self, rows: npt.NDArray[Any]) -> _Tracks:
+        return _Tracks(self.vertex[rows], self.phi[rows], self.pt[rows], self.eta[rows], self.charge[rows], self.mass[rows])
+
+
+def simulate_event(seed: int, num_hits: int = 100_000, event_id: str | None = None) -> Hits:
+    """Simulate one collision event.
+
+    The number of particles follows from `num_hits`; the number of hits then fluctuates around it by some per cent. Density
+    scales with it: a small event is a thin one, and candidate edges per hit fall in proportion. Equal arguments give equal
+    events on one machine.
+
+    Args:
+        seed: Seed of this event's own generator, not negative.
+        num_hits: Expected number of hits; a full event has about 100,000.
+        event_id: Name of the event; `sim` and the seed by default.
+
+    Returns:
+        Hits by (volume, layer, module), numbered from 1, with exact `particle_id` (0: noise), the table of all particles
+        that left a hit, and truth weights: equal for all hits of particles with at least 4 hits, 0 for others, sum 1.
+
+    Raises:
+        ValueError: If `num_hits` is below 20 or the seed is negative.
+    """
+    if num_hits < MIN_HITS:
+        raise ValueError(f"num_hits is {num_hits}; an event needs at least {MIN_HITS} hits.")
+    if seed < 0:
+        raise ValueError(f"seed is {seed}; seeds are not negative.")
+    generator = np.random.default_rng(seed)
+    tracks = _draw_tracks(generator, round(num_hits * (1 - detector.NOISE_SHARE) / HITS_PER_PARTICLE))
+    rows, modules, local = _cross_modules(generator, tracks)
+    noise_modules, noise_local = _draw_noise(generator, generator.poisson(num_hits * detector.NOISE_SHARE))
+    position = _read_out(np.concatenate([modules, noise_modules]), np.concatenate([local, noise_local]))
+    seen, particle_rows, nhits = np.unique(rows, return_inverse=True, return_counts=True)
+    particle_id = np.concatenate([particle_rows + 1, np.zeros(len(noise_modules), np.int64)])
+    all_modules = np.concatenate([modules, noise_modules])
+    # Shuffled within a module: otherwise the order of hits would tell signal from noise.
+    order = np.lexsort((generator.random(len(all_modules)), all_modules))
+    return _as_hits(
+        event_id if event_id is not None else f"sim{seed:09d}",
+        position[order],
+        all_modules[order],
+        particle_id[order],
+        _as_particles(tracks.take(seen), nhits),
+    )
+
+
+def _as_particles(tracks: _Tracks, nhits: Ints) -> Particles:
+    return Particles(
+        particle_id=np.arange(1, len(tracks) + 1, dtype=np.int64),
+        pt=tracks.pt.astype(np.float32),
+        eta=tracks.eta.astype(np.float32),
+        vertex=tracks.vertex.astype(np.float32),
+        nhits=nhits.astype(np.int32),
+        charge=tracks.charge.astype(np.int8),
+    )
+
+
+def _as_hits(event_id: str, position: Floats, modules: Ints, particle_id: Ints, particles: Particles) -> Hits:
+    table = detector.geometry().modules[modules]
+    return Hits(
+        event_id=event_id,
+        hit_id=np.arange(1, len(modules) + 1, dtype=np.int64),
+        position=position.astype(np.float32),
+        volume=table["volume"].copy(),
+        layer=table["layer"].copy(),
+        module=table["module"].copy(),
+        particle_id=particle_id,
+        weight=_truth_weights(particle_id, particles.nhits),
+        particles=particles,
+    )
+
+
+def _truth_weights(particle_id: Ints, nhits: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """One equal share for every hit of a particle with enough hits."""
+    nhits_of_id = np.concatenate([[0], nhits])
+    counted = nhits_of_id[particle_id] >= MIN_WEIGHTED_HITS
+    return (counted / max(1, counted.sum())).astype(np.float32)
+
+
+# --- particles -------------------------------------------------------------------------------------------------------
+
+
+def _draw_tracks(generator: np.random.Generator, count: int) -> _Tracks:
+    num_prompt = generator.binomial(count, detector.PROMPT_SHARE)
+    prompt = _draw_prompt(generator, num_prompt)
+    secondary = _draw_secondary(generator, count - num_prompt)
+    return _Tracks(
+        *(np.concatenate([getattr(prompt, name), getattr(secondary, name)]) for name in _Tracks.__dataclass_fields__)
+    )
+
+
+def _draw_prompt(generator: np.random.Generator, count: int) -> _Tracks:
+    """Particles from collisions along the beam: shares of the vertices are exponential, as pile-up's nearly are."""
+    num_vertices = max(1, round(count / detector.PARTICLES_PER_VERTEX))
+    beam_spot = [detector.BEAM_SPOT_XY, detector.BEAM_SPOT_XY, detector.BEAM_SPOT_Z]
+    vertices = generator.normal(0.0, beam_spot, (num_vertices, 3))
+    shares = generator.exponential(size=num_vertices)
+    return _Tracks(
+        vertex=vertices[generator.choice(num_vertices, count, p=shares / shares.sum())],
+        phi=generator.uniform(-np.pi, np.pi, count),
+        pt=_quantile(detector.PROMPT_PT, generator.random(count)),
+        eta=_quantile(detector.PROMPT_ABS_ETA, generator.random(count)) * _signs(generator, count, 0.5),
+        charge=_signs(generator, count, detector.POSITIVE_SHARE["prompt"]),
+        mass=generator.choice(MASSES, count, p=PROMPT_SPECIES),
+    )
+
+
+def _draw_secondary(generator: np.random.Generator, count: int) -> _Tracks:
+    """Particles from decays and material: a vertex on the line of a prompt parent, a direction that half forgot it."""
+    radius = _quantile(detector.SECONDARY_RADIUS, generator.random(count))
+    # A parent leaves the detector at small angles: it can have got to this radius at most with this slope.
+    steepest = np.arcsinh(DETECTOR_Z / radius)
+    parent_eta = np.minimum(_quantile(detector.PROMPT_ABS_ETA, generator.random(count)), 4.0)
+    parent_eta = np.where(parent_eta < steepest, parent_eta, steepest * generator.random(count))
+    parent_eta *= _signs(generator, count, 0.5)
+    parent_phi = generator.uniform(-np.pi, np.pi, count)
+    # Decays near the beam keep their parent's direction, soft products of material deep in the detector do not (fitted).
+    keeps = generator.random(count) < 0.1 + 0.3 * np.exp(-radius / 150) + 0.5 * np.exp(-radius / 12)
+    turned = np.where(keeps, generator.laplace(0.0, 0.35, count), generator.uniform(-np.pi, np.pi, count))
+    sign = np.where(keeps, np.sign(parent_eta), _signs(generator, count, 0.5))
+    return _Tracks(
+        vertex=radius[:, None] * np.stack([np.cos(parent_phi), np.sin(parent_phi), np.sinh(parent_eta)], axis=1),
+        phi=parent_phi + turned,
+        pt=_quantile(detector.SECONDARY_PT, generator.random(count)),
+        eta=_quantile(detector.SECONDARY_ABS_ETA, generator.random(count)) * sign,
+        charge=_signs(generator, count, detector.POSITIVE_SHARE["secondary"]),
+        mass=generator.choice(MASSES, count, p=SECONDARY_SPECIES),
+    )
+
+
+def _quantile(table: Floats, level: Floats) -> Floats:
+    return np.interp(level, detector.QUANTILE_LEVELS, table)
+
+
+def _signs(generator: np.random.Generator, count: int, positive_share: float) -> Floats:
+    return np.where(generator.random(count) < positive_share, 1.0, -1.0)
+
+
+# --- propagation -----------------------------------------------------------------------------------------------------
+
+
+def _cross_modules(generator: np.random.Generator, tracks: _Tracks) -> tuple[Ints, Ints, Floats]:
+    """Follow all tracks: the track, the module and the local (u, v, du/dw, dv/dw) of each hit."""
+    shape = (len(tracks), MAX_CROSSINGS)
+    geometry = detector.geometry()
+    return _propagate(  # type: ignore[no-any-return]
+        np.concatenate([tracks.vertex, tracks.phi[:, None]], axis=1),
+        np.stack([tracks.pt, np.sinh(tracks.eta), tracks.charge, tracks.mass], axis=1),
+        generator.standard_normal((*shape, 2)),
+        generator.random(shape),
+        generator.random((len(tracks), MAX_HITS_PER_PARTICLE)),
+        geometry.surfaces,
+        geometry.groups,
+        geometry.modules,
+        geometry.field,
+    )
+
+
+@numba.njit(cache=True)
+def _field_at(field: Any, z: float) -> float:
+    place = min(max((z - detector.FIELD_START) / detector.FIELD_STEP, 0.0), len(field) - 1.000001)
+    node = int(place)
+    return field[node] + (place - node) * (field[node + 1] - field[node])
+
+
+@numba.njit(cache=True)
+def _advance(state: Any, slope: float, k: float, s: float) -> Any:
+    """The point (x, y, z, direction) after the transverse arc length s on a helix of curvature k.
+
+    The chord form is exact and has no division by k: a straight line is not a special case.
+    """
+    x, y, z, psi = state
+    half = 0.5 * k * s
+    chord = s if abs(half) < 1e-9 else s * np.sin(half) / half
+    return x + chord * np.cos(psi + half), y + chord * np.sin(psi + half), z + slope * s, psi + 2 * half
+
+
+@numba.njit(cache=True)
+def _arc_to_radius(state: Any, slope: float, k: float, h: float, radius: float) -> float:
+    """Arc length in [0, h] at which the helix passes a radius that lies between those of its ends (bisection)."""
+    low, high = 0.0, h
+    outward = state[0] ** 2 + state[1] ** 2 < radius**2
+    for _ in range(20):
+        middle = 0.5 * (low + high)
+        x, y, _z, _psi = _advance(state, slope, k, middle)
+        if (x * x + y * y < radius * radius) == outward:
+            low = middle
+        else:
+            high = middle
+    return 0.5 * (low + high)
+
+
+@numba.njit(cache=True)
+def _meet_module(state: Any, slope: float, k: float, guess: float, module: Any) -> Any:
+    """Where the helix meets a module near arc length `guess`: (inside, s, u, v, du/dw, dv/dw)."""
+    s = guess
+    x = y = z = psi = along = 0.0
+    for _ in range(3):
+        x, y, z, psi = _advance(state, slope, k, s)
+        along = np.cos(psi) * module.normal[0] + np.sin(psi) * module.normal[1] + slope * module.normal[2]
+        if abs(along) < 0.02:
+            return False, s, 0.0, 0.0, 0.0, 0.0
+        centre = module.centre
+        away = (x - centre[0]) * module.normal[0] + (y - centre[1]) * module.normal[1]
+        s -= (away + (z - centre[2]) * module.normal[2]) / along
+    x, y, z, psi = _advance(state, slope, k, s)
+    dx, dy, dz = x - module.centre[0], y - module.centre[1], z - module.centre[2]
+    u = dx * module.u_axis[0] + dy * module.u_axis[1]
+    v = dx * module.v_axis[0] + dy * module.v_axis[1] + dz * module.v_axis[2]
+    half_u = module.half_inner + (module.half_outer - module.half_inner) * 0.5 * (v / module.half_v + 1)
+    du = (np.cos(psi) * module.u_axis[0] + np.sin(psi) * module.u_axis[1]) / along
+    dv = (np.cos(psi) * module.v_axis[0] + np.sin(psi) * module.v_axis[1] + slope * module.v_axis[2]) / along
+    return abs(u) < half_u and abs(v) < module.half_v, s, u, v, du, dv
+
+
+@numba.njit(cache=True)
+def _hit_modules(state: Any, slope: float, k: float, s: float, travelled: float, group: Any, modules: Any, found: Any,
+                 local: Any, count: int) -> int:  # fmt: skip
+    """Append the modules of one barrel or ring that the track meets near arc length s; returns the new count."""
+    x, y, z, _psi = _advance(state, slope, k, s)
+    nearest = int(np.floor((np.arctan2(y, x) + np.pi) / (2 * np.pi) * group.num_phi))
+    row = int(np.floor(z / group.row_pitch + 0.5 * group.num_rows)) if group.is_barrel else 0
+    for r in range(max(row - 1, 0), min(row + 2, group.num_rows)):
+        for j in range(nearest - group.phi_reach, nearest + group.phi_reach + 1):
+            index = group.first_module + r * group.num_phi + j % group.num_phi
+            inside, where, u, v, du, dv = _meet_module(state, slope, k, s, modules[index])
+            # Not behind the vertex, and not on another turn of the helix.
+            if inside and travelled + where > 0 and abs(where - s) < 60.0 and count < len(found):
+                found[count] = index
+                local[count] = u, v, du, dv
+                count += 1
+    return count
+
+
+@numba.njit(cache=True)
+def _crossing(state: Any, end: Any, slope: float, k: float, h: float, surface: Any, barrel_open: bool) -> float:
+    """Arc length at which a step from `state` to `end` crosses a surface, or -1."""
+    if surface.is_barrel:
+        if not barrel_open:
+            return -1.0
+        before, after = state[0] ** 2 + state[1] ** 2, end[0] ** 2 + end[1] ** 2
+        limit = surface.coordinate**2
+        return _arc_to_radius(state, slope, k, h, surface.coordinate) if (before < limit) != (after < limit) else -1.0
+    if (state[2] < surface.coordinate) != (end[2] < surface.coordinate):
+        return (surface.coordinate - state[2]) / slope
+    return -1.0
+
+
+@numba.njit(cache=True)
+def _follow(start: Any, momentum: Any, kicks: Any, fates: Any, surfaces: Any, groups: Any, modules: Any, field: Any,
+            found: Any, local: Any) -> int:  # fmt: skip
+    """Follow one track to its end, writing the modules it meets; returns how many."""
+    pt, slope, charge, mass = momentum
+    state = (start[0], start[1], start[2], start[3])
+    count = crossings = 0
+    travelled = turned = 0.0
+    went_out, barrel_open = False, abs(slope) < STEEPEST_BARREL_SLOPE
+    for _ in range(MAX_STEPS):
+        k = CURVATURE * charge * _field_at(field, state[2]) / pt
+        h = min(STEP_TRANSVERSE, STEP_Z / max(abs(slope), 1e-6))
+        end = _advance(state, slope, k, h)
+        # Past its outermost point a real track still meets disks, but no barrel: the events' simulation stops there.
+        outward = end[0] * np.cos(end[3]) + end[1] * np.sin(end[3]) > 0
+        barrel_open = barrel_open and not (went_out and not outward)
+        went_out = went_out or outward
+        for i in range(len(surfaces)):
+            s = _crossing(state, end, slope, k, h, surfaces[i], barrel_open)
+            if s < 0:
+                continue
+            before = count
+            for g in range(surfaces[i].first_group, surfaces[i].first_group + surfaces[i].num_groups):
+                count = _hit_modules(state, slope, k, s, travelled, groups[g], modules, found, local, count)
+            if count == before:
+                continue
+            per_sine = np.sqrt(1 + slope * slope)
+            momentum_now = pt * per_sine
+            stop = STOP_IN_BARREL if surfaces[i].is_barrel else STOP_IN_DISK
+            if fates[crossings] < stop or crossings + 1 == MAX_CROSSINGS or count == len(found):
+                return count
+            # Multiple scattering, in the two directions across the track.
+            angle = 0.0136 * np.sqrt(RADIATION_LENGTHS) / momentum_now
+            end = (end[0], end[1], end[2], end[3] + angle * per_sine * kicks[crossings, 0])
+            slope += angle * per_sine * per_sine * kicks[crossings, 1]
+            crossings += 1
+            inverse_beta = np.sqrt(1 + (mass / momentum_now) ** 2)
+            pt *= 1 - ENERGY_LOSS * inverse_beta**3 / momentum_now
+            if pt < SMALLEST_PT:
+                return count
+        state = end
+        travelled += h
+        turned += abs(k * h)
+        if end[0] ** 2 + end[1] ** 2 > DETECTOR_RADIUS**2 or abs(end[2]) > DETECTOR_Z or turned > LARGEST_TURN:
+            break
+    return count
+
+
+@numba.njit(cache=True)
+def _propagate(starts: Any, momenta: Any, kicks: Any, fates: Any, luck: Any, surfaces: Any, groups: Any, modules: Any,
+               field: Any) -> Any:  # fmt: skip
+    """Follow all tracks; returns track, module and local coordinates of each hit, track by track."""
+    capacity = len(starts) * MAX_HITS_PER_PARTICLE
+    tracks, hit_modules = np.empty(capacity, np.int64), np.empty(capacity, np.int64)
+    hit_local = np.empty((capacity, 4))
+    found, local = np.empty(MAX_HITS_PER_PARTICLE, np.int64), np.empty((MAX_HITS_PER_PARTICLE, 4))
+    total = 0
+    for i in range(len(starts)):
+        count = _follow(starts[i], momenta[i], kicks[i], fates[i], surfaces, groups, modules, field, found, local)
+        for j in range(count):
+            if luck[i, j] < MODULE_EFFICIENCY:
+                tracks[total], hit_modules[total] = i, found[j]
+                hit_local[total] = local[j]
+                total += 1
+    return tracks[:total].copy(), hit_modules[:total].copy(), hit_local[:total].copy()
+
+
+# --- read-out --------------------------------------------------------------------------------------------------------
+
+
+def _draw_noise(generator: np.random.Generator, count: int) -> tuple[Ints, Floats]:
+    """Noise: even over modules, whatever their size, and even within each, as measured. No direction."""
+    geometry = detector.geometry()
+    index = generator.integers(0, len(geometry.modules), count)
+    modules = geometry.modules[index]
+    fraction = generator.uniform(-1.0, 1.0, (count, 2))
+    width = modules["half_inner"] + (modules["half_outer"] - modules["half_inner"]) * 0.5 * (fraction[:, 1] + 1)
+    zero = np.zeros(count)
+    return index, np.stack([fraction[:, 0] * width, fraction[:, 1] * modules["half_v"], zero, zero], axis=1)
+
+
+def _read_out(index: Ints, local: Floats) -> Floats:
+    """Global positions as the cells see them, float64 [N, 3]."""
+    modules = detector.geometry().modules[index]
+    u = _cell_average(local[:, 0], local[:, 2] * modules["thickness"], modules["pitch_u"])
+    v = _cell_average(local[:, 1] + modules["half_v"], local[:, 3] * modules["thickness"], modules["pitch_v"])
+    v -= modules["half_v"]
+    position: Floats = modules["centre"] + u[:, None] * modules["u_axis"] + v[:, None] * modules["v_axis"]
+    return position
+
+
+def _cell_average(place: Floats, span: Floats, pitch: Floats) -> Floats:
+    """Mean cell centre along the part of the sensor that the track passed, by path length in each cell.
+
+    A short passage gives the centre of one cell, so a long strip tells its own middle; a long one averages
+    over many cells and is precise.
+    """
+    length = np.maximum(np.abs(span) / pitch, 1e-3)
+    low = place / pitch - 0.5 * length
+    mean: Floats = (_centre_integral(low + length) - _centre_integral(low)) / length * pitch
+    return mean
+
+
+def _centre_integral(place: Floats) -> Floats:
+    """Integral from 0 of (cell number + 1/2), for cells of width 1."""
+    cell = np.floor(place)
+    integral: Floats = 0.5 * cell * cell + (cell + 0.5) * (place - cell)
+    return integral

@@ -1,0 +1,130 @@
+"""The stored order of an event: tiles as contiguous ranges of node ids, edges by (dst, src, original position).
+
+Plain arrays in, plain arrays out: nothing here knows about files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from domainpar.events.graph import EventGraph, IntArray
+
+
+@dataclass(frozen=True, eq=False)
+class StoredOrder:
+    """How the nodes and edges of an event are renumbered, and what follows from that. Ids are stored ids.
+
+    Attributes:
+        original_row: Row that each stored node had in the user's order, int64 [N].
+        original_position: Column that each stored edge had in the user's `edge_index`, int64 [E].
+        src: Source of each edge, int64 [E].
+        dst: Destination of each edge, int64 [E], ascending; equal ones ascend in `src`.
+        reverse: Edge that runs the other way, -1 where there is none, int64 [E]. Of equal edges the k-th
+            belongs to the k-th reverse one, so the relation is mutual; a self-loop is its own reverse.
+        in_degree: Edges that end at each node, int64 [N].
+        out_degree: Edges that start at each node, int64 [N].
+        node_ptr: Tile t holds the nodes [node_ptr[t], node_ptr[t + 1]), int64 [K + 1].
+        edge_ptr: The edges that end in tile t are [edge_ptr[t], edge_ptr[t + 1]), int64 [K + 1].
+        src_tile: Tile in which edges start, for each pair of unequal tiles that edges join, int64 [M].
+        dst_tile: Tile in which they end, int64 [M]. Pairs ascend in (src_tile, dst_tile).
+        joining: Number of edges of each pair, int64 [M].
+        joining_edges: Ids of these edges, pair after pair and ascending in each, int64 [sum of joining].
+    """
+
+    original_row: IntArray
+    original_position: IntArray
+    src: IntArray
+    dst: IntArray
+    reverse: IntArray
+    in_degree: IntArray
+    out_degree: IntArray
+    node_ptr: IntArray
+    edge_ptr: IntArray
+    src_tile: IntArray
+    dst_tile: IntArray
+    joining: IntArray
+    joining_edges: IntArray
+
+
+def stored_order(edge_index: IntArray, assignment: IntArray, num_tiles: int) -> StoredOrder:
+    """Renumber nodes so that a tile is a range of ids, and order edges by (dst, src, original position).
+
+    Inside a tile nodes keep their original order.
+
+    Args:
+        edge_index: `src` and `dst` row of each edge, int64 [2, E], each in [0, N).
+        assignment: Tile of each node, [N], in [0, num_tiles). A tile may be empty.
+        num_tiles: K.
+    """
+    num_nodes = len(assignment)
+    original_row = np.argsort(assignment, kind="stable").astype(np.int64)
+    node_id = np.empty(num_nodes, np.int64)
+    node_id[original_row] = np.arange(num_nodes)
+    node_ptr = _offsets(np.bincount(assignment, minlength=num_tiles))
+
+    key = node_id[edge_index[1]] * num_nodes + node_id[edge_index[0]]
+    original_position = np.argsort(key, kind="stable").astype(np.int64)
+    src, dst = node_id[edge_index][:, original_position]
+    in_degree = np.bincount(dst, minlength=num_nodes)
+    edge_ptr = _offsets(in_degree)[node_ptr]
+    return StoredOrder(
+        original_row=original_row,
+        original_position=original_position,
+        src=src,
+        dst=dst,
+        reverse=_reverse_edges(src, key[original_position], num_nodes),
+        in_degree=in_degree,
+        out_degree=np.bincount(src, minlength=num_nodes),
+        node_ptr=node_ptr,
+        edge_ptr=edge_ptr,
+        **_joined_tiles(src, node_ptr, edge_ptr),
+    )
+
+
+def default_num_tiles(graph: EventGraph) -> int:
+    """Number of tiles that gives about 4,600 edges each: one tile's work then stays in cache. Never more than nodes."""
+    return max(1, min(round(graph.num_edges / 4600), graph.num_nodes))
+
+
+def concatenated_ranges(starts: IntArray, stops: IntArray) -> IntArray:
+    """All integers of the ranges [starts[i], stops[i]), range after range, int64."""
+    counts = np.asarray(stops, np.int64) - starts
+    before = np.cumsum(counts) - counts
+    return np.asarray(np.arange(counts.sum(), dtype=np.int64) + np.repeat(starts - before, counts))
+
+
+def _reverse_edges(src: IntArray, key: IntArray, num_nodes: int) -> IntArray:
+    """The reverse of each edge. `key` is dst * N + src: the edges are sorted by it, so edges are found by bisection."""
+    if len(key) == 0:
+        return np.zeros(0, np.int64)
+    ids = np.arange(len(key))
+    among_equals = ids - np.searchsorted(key, key)
+    reverse_key = src * num_nodes + key // num_nodes
+    candidate = np.searchsorted(key, reverse_key) + among_equals
+    found = key[np.minimum(candidate, len(key) - 1)] == reverse_key
+    return np.asarray(np.where(found & (candidate < len(key)), candidate, -1))
+
+
+def _joined_tiles(src: IntArray, node_ptr: IntArray, edge_ptr: IntArray) -> dict[str, IntArray]:
+    """The pairs of unequal tiles that edges join, and an index of those edges."""
+    num_tiles = len(node_ptr) - 1
+    tile_of_node = np.repeat(np.arange(num_tiles), np.diff(node_ptr))
+    src_tile = tile_of_node[src]
+    dst_tile = np.repeat(np.arange(num_tiles), np.diff(edge_ptr))
+    joining_edges = np.flatnonzero(src_tile != dst_tile)
+    # Edges ascend in dst, so a stable sort by src tile alone leaves them sorted by (src tile, dst tile, id).
+    joining_edges = joining_edges[np.argsort(src_tile[joining_edges], kind="stable")]
+    pair = src_tile[joining_edges] * num_tiles + dst_tile[joining_edges]
+    pairs, joining = np.unique(pair, return_counts=True)
+    return {
+        "src_tile": pairs // num_tiles,
+        "dst_tile": pairs % num_tiles,
+        "joining": joining.astype(np.int64),
+        "joining_edges": joining_edges,
+    }
+
+
+def _offsets(counts: IntArray) -> IntArray:
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])

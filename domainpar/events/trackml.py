@@ -1,0 +1,224 @@
+"""TrackML events: `event000001001-hits.csv`, `-truth.csv` and `-particles.csv`, plain or gzipped.
+
+Only the hits are needed. Truth needs `hit_id, particle_id`, and may have `weight`; particles may have a production
+vertex, momentum, charge and number of hits. Other columns, and a first column without a name, are left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from domainpar.events.graph import FloatArray, Hits, IntArray, Particles
+
+_SUFFIXES = (".csv", ".csv.gz")
+_HITS = {
+    "hit_id": np.int64,
+    "x": np.float64,
+    "y": np.float64,
+    "z": np.float64,
+    "volume_id": np.int64,
+    "layer_id": np.int64,
+    "module_id": np.int64,
+}
+_TRUTH = {"hit_id": np.int64, "particle_id": np.int64}
+_TRUTH_OPTIONAL = {"weight": np.float64}
+_PARTICLES = {"particle_id": np.int64}
+_PARTICLES_OPTIONAL = {
+    **dict.fromkeys(("vx", "vy", "vz", "px", "py", "pz"), np.float64),
+    "q": np.int64,
+    "nhits": np.int64,
+}
+_Types = Mapping[str, type[Any]]
+
+
+def list_events(directory: str | Path) -> list[str]:
+    """The events of a directory, sorted: `000001001` for `event000001001-hits.csv.gz`.
+
+    Raises:
+        ValueError: If the directory does not exist or holds no hits file.
+    """
+    directory = Path(directory)
+    if not directory.is_dir():
+        raise ValueError(f"{directory} is not a directory; give the one that holds the TrackML files.")
+    found = {
+        path.name.removesuffix(f"-hits{suffix}").removeprefix("event")
+        for suffix in _SUFFIXES
+        for path in directory.glob(f"event*-hits{suffix}")
+    }
+    if not found:
+        raise ValueError(f"{directory} holds no TrackML events; expected files like event000001001-hits.csv[.gz].")
+    return sorted(found)
+
+
+def event_files(directory: str | Path, event_id: str) -> list[Path]:
+    """The files that `read_event` reads."""
+    found = [_find(Path(directory), event_id, part) for part in ("hits", "truth", "particles")]
+    return [path for path in found if path is not None]
+
+
+def read_event(directory: str | Path, event_id: str) -> Hits:
+    """Read the hits of one event, with truth and particles where their files exist.
+
+    Args:
+        directory: Where the files are.
+        event_id: Name of the event as in `list_events`.
+
+    Returns:
+        The hits in the order of the file. `particle_id` is None without truth, `weight` without truth weights,
+        `particles` without a particles file. Particles that left hits but are not listed are appended as unknown.
+
+    Raises:
+        ValueError: Naming event, file, and what was found and expected: if a file is missing, truncated, or lacks a
+            column; if a hit or a particle is listed twice; if a value is not a finite number; or if hits and truth
+            do not list the same hits.
+    """
+    directory = Path(directory)
+    path = _find(directory, event_id, "hits")
+    if path is None:
+        raise ValueError(f"event {event_id}: no hits in {directory}; expected event{event_id}-hits.csv or .csv.gz.")
+    table = _read_table(path, event_id, _HITS, {})
+    hit_id = table["hit_id"].to_numpy()
+    _refuse_repeats(hit_id, "hit_id", event_id, path)
+    particle_id, weight = _read_truth(directory, event_id, hit_id, path)
+    return Hits(
+        event_id=event_id,
+        hit_id=hit_id,
+        position=table[["x", "y", "z"]].to_numpy(np.float32),
+        volume=table["volume_id"].to_numpy(np.int32),
+        layer=table["layer_id"].to_numpy(np.int32),
+        module=table["module_id"].to_numpy(np.int32),
+        particle_id=particle_id,
+        weight=weight,
+        particles=_read_particles(directory, event_id, particle_id),
+    )
+
+
+def _read_truth(
+    directory: Path, event_id: str, hit_id: IntArray, hits_path: Path
+) -> tuple[IntArray | None, FloatArray | None]:
+    """Particle and weight of each hit, in the order of the hits: the two files may be ordered differently."""
+    path = _find(directory, event_id, "truth")
+    if path is None:
+        return None, None
+    table = _read_table(path, event_id, _TRUTH, _TRUTH_OPTIONAL)
+    _refuse_repeats(table["hit_id"].to_numpy(), "hit_id", event_id, path)
+    _refuse_strangers(hit_id, table["hit_id"].to_numpy(), event_id, path, hits_path)
+    table = table.set_index("hit_id").loc[hit_id]
+    weight = table["weight"].to_numpy(np.float32) if "weight" in table else None
+    return table["particle_id"].to_numpy(), weight
+
+
+def _refuse_strangers(hit_id: IntArray, truth_id: IntArray, event_id: str, path: Path, hits_path: Path) -> None:
+    """Both files list the same hits. Where they do not, one of them is cut short or belongs to another event."""
+    unknown, unlisted = np.setdiff1d(hit_id, truth_id), np.setdiff1d(truth_id, hit_id)
+    if len(unknown) or len(unlisted):
+        first = (unknown if len(unknown) else unlisted)[0]
+        raise ValueError(
+            f"event {event_id}, file {path}: {len(unknown)} of the {len(hit_id)} hits in {hits_path.name} have no row "
+            f"here and {len(unlisted)} rows name no such hit (first: hit_id {first}); "
+            "one of the two files is truncated or of another event. Remove the truth file to go without labels."
+        )
+
+
+def _read_particles(directory: Path, event_id: str, particle_id: IntArray | None) -> Particles | None:
+    path = _find(directory, event_id, "particles")
+    if path is None:
+        return None
+    table = _read_table(path, event_id, _PARTICLES, _PARTICLES_OPTIONAL)
+    listed = table["particle_id"].to_numpy()
+    _refuse_repeats(listed, "particle_id", event_id, path)
+    if (listed == 0).any():
+        raise ValueError(f"event {event_id}, file {path}: lists a particle 0; 0 means noise and is no particle.")
+    at_hits = np.zeros(0, np.int64) if particle_id is None else particle_id[particle_id != 0]
+    unlisted = np.setdiff1d(at_hits, listed)
+    table = pd.concat([table, pd.DataFrame({"particle_id": unlisted})], ignore_index=True)
+    return _as_particles(table, _hits_of(table["particle_id"].to_numpy(), at_hits))
+
+
+def _as_particles(table: pd.DataFrame, hits_left: IntArray) -> Particles:
+    px, py, pz = (_column(table, name) for name in ("px", "py", "pz"))
+    pt = np.hypot(px, py)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        eta = np.where(pt > 0, np.arcsinh(pz / pt), np.nan)
+    nhits = _column(table, "nhits")
+    return Particles(
+        particle_id=table["particle_id"].to_numpy(np.int64),
+        pt=pt.astype(np.float32),
+        eta=eta.astype(np.float32),
+        vertex=np.stack([_column(table, name) for name in ("vx", "vy", "vz")], axis=1).astype(np.float32),
+        nhits=np.where(np.isnan(nhits), hits_left, nhits).astype(np.int32),
+        charge=np.nan_to_num(np.sign(_column(table, "q"))).astype(np.int8),
+    )
+
+
+def _column(table: pd.DataFrame, name: str) -> npt.NDArray[np.float64]:
+    """A column; NaN where it is unknown."""
+    if name not in table:
+        return np.full(len(table), np.nan)
+    return np.asarray(table[name], np.float64)
+
+
+def _hits_of(particle_id: IntArray, at_hits: IntArray) -> IntArray:
+    """How often each particle appears among the hits."""
+    found, counts = np.unique(at_hits, return_counts=True)
+    if len(found) == 0:
+        return np.zeros(len(particle_id), np.int64)
+    place = np.minimum(np.searchsorted(found, particle_id), len(found) - 1)
+    return np.asarray(np.where(found[place] == particle_id, counts[place], 0))
+
+
+def _find(directory: Path, event_id: str, part: str) -> Path | None:
+    candidates = [directory / f"event{event_id}-{part}{suffix}" for suffix in _SUFFIXES]
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def _read_table(path: Path, event_id: str, needed: _Types, optional: _Types) -> pd.DataFrame:
+    """The wanted columns of a CSV file, with every error naming event, file and columns."""
+    where = f"event {event_id}, file {path}"
+    try:
+        columns = [str(name) for name in pd.read_csv(path, nrows=0).columns]
+        _refuse_missing_columns(columns, list(needed), where)
+        types = {name: kind for name, kind in {**needed, **optional}.items() if name in columns}
+        # index_col: else a row with one field too many would silently shift all columns by one.
+        table = pd.read_csv(path, usecols=list(types), dtype=types, index_col=False)
+    except (OSError, EOFError, UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
+        raise ValueError(f"{where}: cannot be read, {type(error).__name__}: {error}; is it truncated?") from error
+    except ValueError as error:
+        if str(error).startswith(where):
+            raise
+        raise ValueError(f"{where}: a column holds what is not a number, or an empty field: {error}.") from error
+    _refuse_non_finite(table, where)
+    return table
+
+
+def _refuse_missing_columns(found: Sequence[str], expected: Sequence[str], where: str) -> None:
+    missing = [name for name in expected if name not in found]
+    if missing:
+        raise ValueError(f"{where}: no column {', '.join(missing)}; found {list(found)}, expected {list(expected)}.")
+
+
+def _refuse_non_finite(table: pd.DataFrame, where: str) -> None:
+    for name in table.columns:
+        bad = np.flatnonzero(~np.isfinite(table[name].to_numpy()))
+        if len(bad):
+            raise ValueError(
+                f"{where}: column {name} holds {len(bad)} values that are empty or not finite, "
+                f"the first is {table[name].iloc[bad[0]]} in row {bad[0]}."
+            )
+
+
+def _refuse_repeats(ids: IntArray, name: str, event_id: str, path: Path) -> None:
+    values, counts = np.unique(ids, return_counts=True)
+    repeated = values[counts > 1]
+    if len(repeated):
+        rows = np.flatnonzero(ids == repeated[0])[:2].tolist()
+        raise ValueError(
+            f"event {event_id}, file {path}: {len(repeated)} values of {name} appear more than once, "
+            f"the first is {repeated[0]} in rows {rows}."
+        )

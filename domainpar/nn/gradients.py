@@ -1,0 +1,73 @@
+"""Where parameter gradients are summed: a float partial per owned tile, added as integers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from domainpar.parallel.integer_sums import IntegerSums
+from domainpar.parallel.transport import Transport
+
+
+class GradientSink:
+    """Takes each owned tile's share of the parameter gradients; the sum over all tiles and ranks is exact.
+
+    Every rank reduces every parameter of the model, whatever it computed itself. Making a sink attaches it to the
+    model's stages.
+
+    Args:
+        model: Its parameters, in order, are what is summed.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        sizes = [parameter.numel() for parameter in self._parameters]
+        self._start = {id(p): sum(sizes[:i]) for i, p in enumerate(self._parameters)}
+        device = self._parameters[0].device if self._parameters else "cpu"
+        self._sums = IntegerSums(sum(sizes), device)
+        for module in model.modules():
+            if isinstance(module, TakesGradients):
+                module.sink = self
+
+    def add(self, parameters: Sequence[nn.Parameter], partials: Sequence[Tensor]) -> None:
+        """Add one tile's gradient of some parameters that lie one behind the other in the model's order."""
+        self._sums.add(torch.cat([partial.flatten() for partial in partials]), self._start[id(parameters[0])])
+
+    def reduce(self, transport: Transport) -> int:
+        """Sum over ranks, and leave the result in each parameter's `grad`. *Collective*.
+
+        Returns:
+            How many partials, over all ranks, were not finite or too large; unless 0, the gradients mean nothing.
+        """
+        self._sums.reduce(transport)
+        total = self._sums.total()
+        for parameter in self._parameters:
+            start = self._start[id(parameter)]
+            gradient = total[start : start + parameter.numel()].view_as(parameter)
+            parameter.grad = gradient.to(parameter.dtype)
+        rejected = self.rejected
+        self._sums.clear()
+        return rejected
+
+    @property
+    def rejected(self) -> int:
+        """Partials so far that were not finite or too large, on this rank."""
+        return self._sums.rejected
+
+
+class TakesGradients(nn.Module):
+    """A module whose parameter gradients go to a sink instead of `grad`."""
+
+    sink: GradientSink | None = None
+
+    def trainable(self) -> list[nn.Parameter]:
+        """The parameters it sums gradients for, in the model's order."""
+        return [parameter for parameter in self.parameters() if parameter.requires_grad]
+
+    def give(self, partials: Sequence[Tensor]) -> None:
+        """Hand one owned tile's gradients of all trainable parameters to the sink."""
+        if self.sink is None:
+            raise RuntimeError("no gradient sink; make GradientSink(model) before the first backward pass.")
+        self.sink.add(self.trainable(), partials)

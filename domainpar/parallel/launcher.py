@@ -1,0 +1,173 @@
+"""Who started this process: found out from the environment, before MPI or torch.distributed is touched."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["torchrun", "mpich", "openmpi", "pmix", "srun", "environment", "none"]
+
+FIRST_SPECIAL_STEP = 0xFFFFFFF0  # Slurm numbers batch scripts and interactive shells from here: not started by srun
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """What the environment says about this process.
+
+    Attributes:
+        kind: Which launcher it was.
+        command: What the user typed, for messages.
+        rank: This process, in [0, size).
+        size: Processes started; None where the environment does not say (then MPI does).
+        local_rank: Which one on this machine, for the choice of a GPU.
+        size_variable: Where `size` was read.
+        has_pmi: Whether MPI processes started this way can find each other.
+    """
+
+    kind: Kind
+    command: str
+    rank: int = 0
+    size: int | None = 1
+    local_rank: int = 0
+    size_variable: str = ""
+    has_pmi: bool = False
+
+
+def started_as_root(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether this process should talk to the user, as far as the environment says; never raises."""
+    try:
+        return detect(environ).rank == 0
+    except ValueError:
+        return True
+
+
+def detect(environ: Mapping[str, str] = os.environ) -> Launcher:
+    """Find out which launcher started this process.
+
+    Looked for in this order, since later ones leave variables that the earlier ones' children inherit:
+    torchrun, MPICH or Open MPI's `mpiexec`, `srun`, plain `RANK` and `WORLD_SIZE`.
+
+    Raises:
+        ValueError: If variables of a launcher are there but incomplete or not numbers.
+    """
+    for find in (_torchrun, _open_mpi, _mpich, _srun, _pmix, _plain):
+        launcher = find(environ)
+        if launcher is not None:
+            return launcher
+    return Launcher("none", "no launcher")
+
+
+def address(launcher: Launcher, environ: Mapping[str, str] = os.environ) -> tuple[str, int]:
+    """Host and port where rank 0 serves the others, when MPI cannot tell them.
+
+    Raises:
+        ValueError: If the environment does not say.
+    """
+    if "MASTER_ADDR" in environ and "MASTER_PORT" in environ:
+        return environ["MASTER_ADDR"], _number(environ, "MASTER_PORT")
+    if launcher.kind == "srun":
+        return _slurm_address(environ)
+    raise ValueError(
+        f"{launcher.command} started {launcher.size} processes but nothing says where they meet; set MASTER_ADDR (the "
+        "host of rank 0) and MASTER_PORT (a free port there), or start with torchrun or mpiexec."
+    )
+
+
+def _torchrun(environ: Mapping[str, str]) -> Launcher | None:
+    if "TORCHELASTIC_RUN_ID" not in environ:
+        return None
+    return _read(environ, "torchrun", "torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK")
+
+
+def _open_mpi(environ: Mapping[str, str]) -> Launcher | None:
+    prefix = "OMPI_COMM_WORLD_"
+    if prefix + "SIZE" not in environ:
+        return None
+    names = (prefix + "RANK", prefix + "SIZE", prefix + "LOCAL_RANK")
+    return _read(environ, "openmpi", "mpiexec", *names, has_pmi=True)
+
+
+def _mpich(environ: Mapping[str, str]) -> Launcher | None:
+    # Also Intel MPI, MVAPICH and Cray. srun with PMI looks the same, but there Slurm's own numbers agree with it.
+    if "PMI_SIZE" not in environ or _is_srun(environ):
+        return None
+    return _read(environ, "mpich", "mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", has_pmi=True)
+
+
+def _srun(environ: Mapping[str, str]) -> Launcher | None:
+    if not _is_srun(environ):
+        return None
+    has_pmi = "PMI_RANK" in environ or "PMIX_RANK" in environ
+    size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
+    return _read(environ, "srun", "srun", "SLURM_PROCID", size, "SLURM_LOCALID", has_pmi=has_pmi)
+
+
+def _pmix(environ: Mapping[str, str]) -> Launcher | None:
+    if "PMIX_RANK" not in environ:
+        return None
+    rank = _number(environ, "PMIX_RANK")
+    return Launcher("pmix", "the PMIx launcher", rank, None, 0, "PMIX_RANK", has_pmi=True)
+
+
+def _plain(environ: Mapping[str, str]) -> Launcher | None:
+    if "RANK" not in environ and "WORLD_SIZE" not in environ:
+        return None
+    return _read(environ, "environment", "the launcher (RANK, WORLD_SIZE)", "RANK", "WORLD_SIZE", "LOCAL_RANK")
+
+
+def _is_srun(environ: Mapping[str, str]) -> bool:
+    """Whether srun itself started this process: inside salloc and sbatch its variables are merely inherited."""
+    if "SLURM_PROCID" not in environ or "SLURM_STEP_ID" not in environ:
+        return False
+    if _number(environ, "SLURM_STEP_ID") >= FIRST_SPECIAL_STEP:
+        return False
+    # An mpiexec inside an srun step gives its children numbers of its own.
+    return "PMI_RANK" not in environ or (
+        environ["PMI_RANK"] == environ["SLURM_PROCID"] and "MPI_LOCALRANKID" not in environ
+    )
+
+
+def _read(
+    environ: Mapping[str, str],
+    kind: Kind,
+    command: str,
+    rank_name: str,
+    size_name: str,
+    local_name: str,
+    has_pmi: bool = False,
+) -> Launcher:
+    rank, size = _number(environ, rank_name), _number(environ, size_name)
+    if not 0 <= rank < size:
+        raise ValueError(f"{rank_name}={rank} does not fit {size_name}={size}; ranks count from 0 to {size - 1}.")
+    local_rank = _number(environ, local_name) if local_name in environ else 0
+    return Launcher(kind, command, rank, size, local_rank, size_name, has_pmi)
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    text = environ.get(name)
+    if text is None:
+        raise ValueError(f"the environment has other variables of this launcher but not {name}; set it, or unset them.")
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{name}={text!r} in the environment is not a whole number.") from None
+
+
+def _slurm_address(environ: Mapping[str, str]) -> tuple[str, int]:
+    nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
+    if not nodes or "SLURM_JOB_ID" not in environ:
+        raise ValueError("srun without SLURM_STEP_NODELIST and SLURM_JOB_ID; set MASTER_ADDR and MASTER_PORT.")
+    # Different steps of one job, and different jobs on one node, should not meet on one port.
+    port = 15_000 + (_number(environ, "SLURM_JOB_ID") + 1009 * _number(environ, "SLURM_STEP_ID")) % 10_000
+    return first_host(nodes), port
+
+
+def first_host(node_list: str) -> str:
+    """The first host of a Slurm node list: `gpu[08-11,14],login1` -> `gpu08`."""
+    first = re.match(r"([^,\[]+)(?:\[([0-9]+)[^\]]*\])?([^,\[]*)", node_list)
+    if first is None:
+        raise ValueError(f"no host in the Slurm node list {node_list!r}; set MASTER_ADDR and MASTER_PORT.")
+    return first[1] + (first[2] or "") + first[3]

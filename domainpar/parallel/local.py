@@ -1,0 +1,215 @@
+"""One part of an event as tensors: what a rank computes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from domainpar.plan import IntArray, PartitionPlan
+
+
+@dataclass(frozen=True)
+class NodeTile:
+    """The nodes of one owned tile: `rows` of every node table. Never empty."""
+
+    tile: int
+    rows: slice
+
+    @property
+    def num_nodes(self) -> int:
+        return self.rows.stop - self.rows.start
+
+
+@dataclass(frozen=True)
+class EdgeTile:
+    """The local edges that end in one tile. Never empty.
+
+    Attributes:
+        tile: Global number of the tile.
+        owned: Whether this part owns the tile, and so counts its edges. A foreign tile is here because owned nodes are
+            the `src` of some of its edges; it holds all of those nodes' edges, and no others.
+        edges: Rows of the edges in every edge table.
+        nodes: Rows of the tile's nodes; empty for a foreign tile.
+        pairs: Rows of its (tile, owned `src` node) pairs.
+    """
+
+    tile: int
+    owned: bool
+    edges: slice
+    nodes: slice
+    pairs: slice
+
+    @property
+    def num_edges(self) -> int:
+        return self.edges.stop - self.edges.start
+
+
+@dataclass(frozen=True, eq=False)
+class Tiles:
+    """The tiles of one part, in ascending order, and where the edges of each are summed.
+
+    Attributes:
+        nodes: Owned tiles that hold a node.
+        edges: Tiles that hold a local edge, owned and foreign.
+        dst_in_tile: Row of each edge's `dst` within its owned tile, int64 [num_edges]; 0 for edges of foreign tiles.
+        pair_in_tile: Pair of each edge within its tile, int64 [num_edges]. An edge whose `src` is a ghost points one
+            past the tile's last pair: its sum belongs to another part.
+        pair_rows: Owned row of each (tile, `src`) pair, int64 [num_pairs], ascending within a tile.
+    """
+
+    nodes: tuple[NodeTile, ...]
+    edges: tuple[EdgeTile, ...]
+    dst_in_tile: Tensor
+    pair_in_tile: Tensor
+    pair_rows: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class LocalGraph:
+    """One part of an event: owned nodes, ghosts and local edges, with their raw data.
+
+    Attributes:
+        plan: Who owns what.
+        tiles: The tiles this part works on.
+        src, dst: Local rows of the two ends of each edge, int64 [num_edges].
+        features: Node features of owned nodes and ghosts, [num_local, F].
+        edge_features: Edge features, [num_edges, G].
+        label: 1 for true segments, uint8 [num_edges]; None without truth.
+        event_id: The event this is a part of.
+    """
+
+    plan: PartitionPlan
+    tiles: Tiles
+    src: Tensor
+    dst: Tensor
+    features: Tensor
+    edge_features: Tensor
+    label: Tensor | None
+    event_id: str
+
+    @property
+    def num_owned(self) -> int:
+        return self.plan.num_owned
+
+    @property
+    def num_edges(self) -> int:
+        return self.plan.num_edges
+
+
+@dataclass(frozen=True, eq=False)
+class TileRanges:
+    """Where the tiles of a stored event lie.
+
+    Attributes:
+        node_ptr: First node id of each tile, int64 [K + 1].
+        edge_ptr: First id of the edges ending in each tile, int64 [K + 1].
+        part_of_tile: Part of each tile, [K].
+    """
+
+    node_ptr: IntArray
+    edge_ptr: IntArray
+    part_of_tile: IntArray
+
+    def node_owner(self) -> IntArray:
+        """Part of every node, [N]."""
+        return np.repeat(self.part_of_tile, np.diff(self.node_ptr))
+
+    def tile_of_edges(self, edge_ids: IntArray) -> IntArray:
+        """Tile in which each of some edges, given by increasing global id, ends."""
+        return np.searchsorted(self.edge_ptr, edge_ids, side="right") - 1
+
+
+def localise(
+    plan: PartitionPlan,
+    tiles: TileRanges,
+    features: npt.NDArray[np.floating],
+    edge_features: npt.NDArray[np.floating],
+    label: IntArray | None,
+    *,
+    event_id: str = "",
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> LocalGraph:
+    """Put one part of an event on a device.
+
+    Args:
+        plan: The part.
+        tiles: Tile ranges of the stored event and the grouping that the plan was built from.
+        features: Features of owned nodes and ghosts in the plan's row order, [num_local, F].
+        edge_features: Features of the local edges, [num_edges, G].
+        label: Labels of the local edges, [num_edges], or None.
+        event_id: Name of the event, for messages.
+        device: Where to put it.
+        dtype: Type of the features, float32 or float64.
+
+    Raises:
+        ValueError: If an array does not have one row per local node or edge, or holds a value that is not finite.
+    """
+    _check_rows(event_id, plan.num_local, {"features": features})
+    of_edges = {"edge features": edge_features, **({} if label is None else {"label": label})}
+    _check_rows(event_id, plan.num_edges, of_edges)
+    return LocalGraph(
+        plan=plan,
+        tiles=find_tiles(plan, tiles, device),
+        src=torch.from_numpy(plan.edge_rows[0]).to(device),
+        dst=torch.from_numpy(plan.edge_rows[1]).to(device),
+        features=torch.from_numpy(np.ascontiguousarray(features)).to(device, dtype),
+        edge_features=torch.from_numpy(np.ascontiguousarray(edge_features)).to(device, dtype),
+        label=None if label is None else torch.from_numpy(np.ascontiguousarray(label)).to(device),
+        event_id=event_id,
+    )
+
+
+def find_tiles(plan: PartitionPlan, tiles: TileRanges, device: torch.device | str = "cpu") -> Tiles:
+    """List the tiles of one part and where their edges are summed."""
+    owned = np.flatnonzero(tiles.part_of_tile == plan.part)
+    sizes = np.diff(tiles.node_ptr)[owned]
+    stops = np.cumsum(sizes)
+    rows_of = {int(tile): slice(int(stop - size), int(stop)) for tile, size, stop in zip(owned, sizes, stops)}
+    tile_of_edge = tiles.tile_of_edges(plan.edge_ids)
+    block_starts = np.flatnonzero(np.diff(tile_of_edge, prepend=-1))
+    block_stops = np.append(block_starts[1:], plan.num_edges)
+    pair_rows, pair_in_tile, pair_ptr = _pairs(plan, block_starts, block_stops)
+    dst_in_tile = np.zeros(plan.num_edges, dtype=np.int64)
+    edge_tiles = []
+    for block, (start, stop) in enumerate(zip(block_starts.tolist(), block_stops.tolist())):
+        tile = int(tile_of_edge[start])
+        nodes = rows_of.get(tile, slice(0, 0))
+        if tile in rows_of:
+            dst_in_tile[start:stop] = plan.edge_rows[1, start:stop] - nodes.start
+        pairs = slice(int(pair_ptr[block]), int(pair_ptr[block + 1]))
+        edge_tiles.append(EdgeTile(tile, tile in rows_of, slice(start, stop), nodes, pairs))
+    return Tiles(
+        nodes=tuple(NodeTile(tile, rows) for tile, rows in rows_of.items() if rows.stop > rows.start),
+        edges=tuple(edge_tiles),
+        dst_in_tile=torch.from_numpy(dst_in_tile).to(device),
+        pair_in_tile=torch.from_numpy(pair_in_tile).to(device),
+        pair_rows=torch.from_numpy(pair_rows).to(device),
+    )
+
+
+def _pairs(plan: PartitionPlan, starts: IntArray, stops: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    """The (tile, owned `src`) pairs: owned row of each, pair of each edge within its tile, first pair of each tile."""
+    block = np.repeat(np.arange(len(starts)), stops - starts)
+    src = plan.edge_rows[0]
+    with_owned_src = src < plan.num_owned
+    keys, inverse = np.unique(block[with_owned_src] * max(plan.num_owned, 1) + src[with_owned_src], return_inverse=True)
+    pair_block, pair_rows = np.divmod(keys, max(plan.num_owned, 1))
+    pair_ptr = np.searchsorted(pair_block, np.arange(len(starts) + 1))
+    pair_in_tile = np.diff(pair_ptr)[block]  # one past the last pair, unless the src is owned
+    pair_in_tile[with_owned_src] = inverse - pair_ptr[block[with_owned_src]]
+    return pair_rows.astype(np.int64), pair_in_tile.astype(np.int64), pair_ptr
+
+
+def _check_rows(event_id: str, expected: int, arrays: Mapping[str, npt.NDArray[np.generic]]) -> None:
+    for name, values in arrays.items():
+        if len(values) != expected:
+            raise ValueError(f"event {event_id}: {name} has {len(values)} rows where the plan has {expected}.")
+        if np.issubdtype(values.dtype, np.floating) and not np.isfinite(values).all():
+            row = int(np.argwhere(~np.isfinite(values))[0][0])
+            raise ValueError(f"event {event_id}: {name} of local row {row} is not finite: {values[row]}.")

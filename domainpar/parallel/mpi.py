@@ -1,0 +1,203 @@
+"""Ranks as MPI processes: mpi4py on numpy views of the buffers."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from domainpar.parallel.transport import MAX_MESSAGE_BYTES, Message, Pending, Reduction, Transport
+
+NUM_TAGS = 32_000  # MPI promises tags up to 32767; more exchanges than this are never in flight
+SPIN_SECONDS = 2e-4
+LONGEST_NAP = 5e-4
+
+
+def import_mpi() -> Any:
+    """The `mpi4py.MPI` module. The first import starts MPI, so it is done late, and only under a launcher.
+
+    Raises:
+        ImportError: If mpi4py is missing.
+        RuntimeError: If mpi4py finds no MPI library.
+    """
+    from mpi4py import MPI
+
+    return MPI
+
+
+class MpiTransport(Transport):
+    """A rank that is an MPI process.
+
+    MPI itself waits for ever, so every wait here polls with a deadline. Where ranks share cores, polling must not take
+    the time of those that compute: a waiting rank naps.
+
+    Args:
+        comm: An mpi4py communicator for this transport alone (`COMM_WORLD.Dup()`).
+        deadline: Seconds to wait for others.
+        world_ranks: What the ranks of `comm` are called in messages.
+        own_cores: Whether each rank of this machine has a core to itself; None: find out, *collective*.
+    """
+
+    name: ClassVar[str] = "mpi"
+
+    def __init__(
+        self,
+        comm: Any,
+        deadline: float = 300.0,
+        world_ranks: Sequence[int] | None = None,
+        own_cores: bool | None = None,
+    ) -> None:
+        super().__init__(comm.Get_rank(), comm.Get_size(), deadline, world_ranks)
+        self._mpi = import_mpi()
+        self._comm = comm
+        self._own_cores = self._have_own_cores() if own_cores is None else own_cores
+        self._given_up: list[_Request] = []  # MPI may still write into their buffers
+
+    def abort(self, code: int) -> None:
+        """End the processes of the whole job. Does not return."""
+        self._mpi.COMM_WORLD.Abort(code)
+
+    def close(self) -> None:
+        """Meet, then free the communicator; *collective*."""
+        self.barrier()
+        self._comm.Free()
+
+    def _have_own_cores(self) -> bool:
+        on_this_machine = self._comm.Split_type(self._mpi.COMM_TYPE_SHARED)
+        num_ranks = on_this_machine.Get_size()
+        on_this_machine.Free()
+        return int(num_ranks) <= _num_cores()
+
+    def _post(self, outgoing: list[Message], incoming: list[Message], call: int) -> Pending:
+        tag = call % NUM_TAGS
+        byte = self._mpi.BYTE
+        receives = [_Request(self._comm.Irecv([_bytes_of(m.rows), byte], m.peer, tag), m, True) for m in incoming]
+        sends = [_Request(self._comm.Isend([_bytes_of(m.rows), byte], m.peer, tag), m) for m in outgoing]
+        return _MpiExchange(self, receives + sends)
+
+    def _all_reduce(self, values: Tensor, op: Reduction, call: int) -> None:
+        combine = {"sum": self._mpi.SUM, "max": self._mpi.MAX, "min": self._mpi.MIN}[op]
+        buffer = [values.numpy(), self._mpi.INT64_T]
+        self._wait_for_all(self._comm.Iallreduce(self._mpi.IN_PLACE, buffer, combine), "all_reduce")
+
+    def _all_gather(self, payload: bytes, call: int) -> list[bytes]:
+        sizes = np.zeros(self.size, np.int64)
+        own_size = np.array([len(payload)], np.int64)
+        self._wait_for_all(self._comm.Iallgather(own_size, sizes), "all_gather")
+        self._check_payload(int(sizes.sum()), "all_gather")
+        stops = np.cumsum(sizes)
+        starts = stops - sizes
+        everything = np.zeros(int(sizes.sum()), np.uint8)
+        own = np.frombuffer(payload, np.uint8)
+        into = [everything, sizes.tolist(), starts.tolist(), self._mpi.BYTE]
+        self._wait_for_all(self._comm.Iallgatherv([own, self._mpi.BYTE], into), "all_gather")
+        return [everything[start:stop].tobytes() for start, stop in zip(starts, stops, strict=True)]
+
+    def _broadcast(self, payload: bytes, root: int, call: int) -> bytes:
+        size = np.array([len(payload)], np.int64)
+        self._wait_for_all(self._comm.Ibcast(size, root), "broadcast")
+        self._check_payload(int(size[0]), "broadcast")
+        is_root = self.rank == root
+        content = np.frombuffer(payload, np.uint8).copy() if is_root else np.zeros(int(size[0]), np.uint8)
+        self._wait_for_all(self._comm.Ibcast([content, self._mpi.BYTE], root), "broadcast")
+        return payload if is_root else content.tobytes()
+
+    def _split(self, number: int, members: list[int], call: int) -> Transport:
+        # Split itself waits without a deadline, so all ranks meet before.
+        self._all_reduce(torch.zeros(1, dtype=torch.int64), "sum", call)
+        comm = self._comm.Split(number, members.index(self.rank))
+        world_ranks = [self.world_ranks[member] for member in members]
+        return MpiTransport(comm, self.deadline, world_ranks, self._own_cores)
+
+    def _check_payload(self, size: int, doing: str) -> None:
+        if size > MAX_MESSAGE_BYTES:
+            raise ValueError(f"{doing} of {size} bytes in all; the limit is {MAX_MESSAGE_BYTES}. Send it in pieces.")
+
+    def _wait_for_all(self, handle: Any, doing: str) -> None:
+        """Wait for a collective operation. Which ranks are missing cannot be told from it."""
+        if self._poll([_Request(handle)]):
+            self._raise_timeout([], doing=doing)
+
+    def _poll(self, requests: list[_Request]) -> list[_Request]:
+        """Wait until all are complete or the deadline has passed; returns those that are not complete."""
+        status = self._mpi.Status()
+        spin = SPIN_SECONDS if self._own_cores else 0.0
+        began = time.perf_counter()
+        while requests := [request for request in requests if not self._is_complete(request, status)]:
+            waited = time.perf_counter() - began
+            if waited > self.deadline:
+                self._give_up(requests)
+                break
+            if waited >= spin:
+                # A tenth of the time waited so far: short waits stay short, long ones cost no core.
+                time.sleep(min(0.1 * waited, LONGEST_NAP))
+        return requests
+
+    def _give_up(self, requests: list[_Request]) -> None:
+        self._given_up += requests
+        for request in requests:
+            if request.receives:
+                request.handle.Cancel()
+
+    def _is_complete(self, request: _Request, status: Any) -> bool:
+        try:
+            complete = bool(request.handle.Test(status))
+        except self._mpi.Exception as error:
+            raise RuntimeError(f"{self._describe(request)} failed: {error}") from error
+        if complete and request.receives and request.message is not None:
+            num_bytes = status.Get_count(self._mpi.BYTE)
+            if num_bytes != request.message.num_bytes:
+                raise RuntimeError(
+                    f"{self._describe(request)} brought {num_bytes}; the plans of the two ranks do not belong together."
+                )
+        return complete
+
+    def _describe(self, request: _Request) -> str:
+        if request.message is None:
+            return f"a collective operation on {self.name_ranks([self.rank])}"
+        sender, receiver = self.rank, request.message.peer
+        if request.receives:
+            sender, receiver = receiver, sender
+        return (
+            f"a message of {request.message.num_bytes} bytes from {self.name_ranks([sender])} "
+            f"to {self.name_ranks([receiver])}"
+        )
+
+
+@dataclass
+class _Request:
+    """A posted operation, with the message it carries (None: it is a collective one)."""
+
+    handle: Any
+    message: Message | None = None
+    receives: bool = False
+
+
+@dataclass
+class _MpiExchange:
+    transport: MpiTransport
+    requests: list[_Request]
+
+    def finish(self) -> None:
+        left = self.transport._poll(self.requests)
+        if left:
+            silent = [request.message.peer for request in left if request.message and request.receives]
+            owing = [request.message.peer for request in left if request.message and not request.receives]
+            self.transport._raise_timeout(silent, owing)
+
+
+def _bytes_of(rows: Tensor) -> Any:
+    """The memory of contiguous rows as bytes, whatever their dtype."""
+    return rows.view(-1).view(torch.uint8).numpy()
+
+
+def _num_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

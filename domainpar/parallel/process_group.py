@@ -1,0 +1,218 @@
+"""Ranks as processes of a `torch.distributed` group: gloo on CPUs, NCCL on GPUs."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from domainpar.parallel.transport import MAX_MESSAGE_BYTES, Message, Pending, Reduction, Transport
+
+NUM_TAGS = 2**30
+GRACE_SECONDS = 60.0  # the library's own deadline comes after ours, which names ranks
+
+
+class ProcessGroupTransport(Transport):
+    """What gloo and NCCL share: collective calls on a `torch.distributed` group.
+
+    Args:
+        group: The process group, None for the default one.
+        device: Where buffers of collective calls live.
+        deadline: Seconds to wait for others.
+        world_ranks: What the ranks of `group` are called in messages.
+        on_abort: Called before `abort` ends this process, to tell the others.
+        owned: Whether `close` should end the group.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None = None,
+        device: torch.device | str = "cpu",
+        deadline: float = 300.0,
+        world_ranks: Sequence[int] | None = None,
+        on_abort: Callable[[], None] | None = None,
+        owned: bool = False,
+    ) -> None:
+        super().__init__(dist.get_rank(group), dist.get_world_size(group), deadline, world_ranks)
+        self._group = group
+        self._device = torch.device(device)
+        self._owned = owned
+        self.on_abort = on_abort
+
+    def abort(self, code: int) -> None:
+        """Tell the others, then end this process. Does not return."""
+        if self.on_abort is not None:
+            self.on_abort()
+        os._exit(code)
+
+    def close(self) -> None:
+        """Meet, then end the group if it was made for this transport; *collective*."""
+        self.barrier()
+        if self._owned:
+            dist.destroy_process_group(self._group)
+
+    def _all_reduce(self, values: Tensor, op: Reduction, call: int) -> None:
+        combine = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}[op]
+        there = values.to(self._device)
+        self._wait(dist.all_reduce(there, combine, self._group, async_op=True), "all_reduce")
+        if there is not values:
+            values.copy_(there)
+
+    def _all_gather(self, payload: bytes, call: int) -> list[bytes]:
+        # gloo refuses uneven sizes, so sizes travel first and payloads are padded to the longest.
+        sizes = torch.zeros(self.size, dtype=torch.int64)
+        sizes[self.rank] = len(payload)
+        self._all_reduce(sizes, "sum", call)
+        longest = int(sizes.max())
+        self._check_payload(longest * self.size, "all_gather")
+        if longest == 0:
+            return [b""] * self.size
+        own = self._buffer(longest)
+        own[: len(payload)] = _as_tensor(payload).to(self._device)
+        everything = self._buffer(longest * self.size)
+        into = [everything[first : first + longest] for first in range(0, len(everything), longest)]
+        self._wait(dist.all_gather(into, own, self._group, async_op=True), "all_gather")
+        return [_as_bytes(padded[:size]) for padded, size in zip(into, sizes.tolist(), strict=True)]
+
+    def _broadcast(self, payload: bytes, root: int, call: int) -> bytes:
+        size = torch.tensor([len(payload) if self.rank == root else 0])
+        self._all_reduce(size, "sum", call)
+        num_bytes = int(size)
+        self._check_payload(num_bytes, "broadcast")
+        if num_bytes == 0:
+            return b""
+        content = _as_tensor(payload).to(self._device) if self.rank == root else self._buffer(num_bytes)
+        work = dist.broadcast(content, group=self._group, async_op=True, group_src=root)
+        self._wait(work, "broadcast")
+        return payload if self.rank == root else _as_bytes(content)
+
+    def _split(self, number: int, members: list[int], call: int) -> Transport:
+        ranks = [member if self._group is None else dist.get_global_rank(self._group, member) for member in members]
+        timeout = timedelta(seconds=self.deadline + GRACE_SECONDS)
+        group = dist.new_group(ranks, timeout, dist.get_backend(self._group), use_local_synchronization=True)
+        world_ranks = [self.world_ranks[member] for member in members]
+        return type(self)(group, self._device, self.deadline, world_ranks, self.on_abort, owned=True)
+
+    def _buffer(self, num_bytes: int) -> Tensor:
+        return torch.zeros(num_bytes, dtype=torch.uint8, device=self._device)
+
+    def _check_payload(self, size: int, doing: str) -> None:
+        if size > MAX_MESSAGE_BYTES:
+            raise ValueError(f"{doing} of {size} bytes in all; the limit is {MAX_MESSAGE_BYTES}. Send it in pieces.")
+
+    def _wait(self, work: Any, doing: str) -> None:
+        """Wait for a collective operation. Which ranks are missing cannot be told from it."""
+        try:
+            work.wait(timedelta(seconds=self.deadline))
+        except RuntimeError as error:
+            if _is_timeout(error):
+                self._raise_timeout([], doing=doing)
+            raise self._lost(error, f"in {doing}") from error
+
+    def _lost(self, error: RuntimeError, where: str) -> RuntimeError:
+        text = f"{self.name_ranks([self.rank])} lost the connection {where} ({self.name}): {error}"
+        return RuntimeError(text if self.last_marks is None else f"{text}\n{self.last_marks()}")
+
+
+class GlooTransport(ProcessGroupTransport):
+    """A rank of a gloo group.
+
+    gloo takes a message that is too short in silence and ends the process at one that is too long, so whether the plans
+    of two ranks fit must be checked before their first exchange.
+    """
+
+    name: ClassVar[str] = "gloo"
+
+    def _post(self, outgoing: list[Message], incoming: list[Message], call: int) -> Pending:
+        tag = call % NUM_TAGS
+        receives = [
+            (message.peer, dist.irecv(_bytes_of(message.rows), group=self._group, tag=tag, group_src=message.peer))
+            for message in incoming
+        ]
+        sends = [
+            (message.peer, dist.isend(_bytes_of(message.rows), group=self._group, tag=tag, group_dst=message.peer))
+            for message in outgoing
+        ]
+        return _GlooExchange(self, receives, sends)
+
+
+@dataclass
+class _GlooExchange:
+    transport: GlooTransport
+    receives: list[tuple[int, Any]]
+    sends: list[tuple[int, Any]]
+
+    def finish(self) -> None:
+        give_up_at = time.monotonic() + self.transport.deadline
+        silent = [peer for peer, work in self.receives if not self._arrived(peer, work, give_up_at)]
+        if silent:
+            self.transport._raise_timeout(silent)
+        for peer, work in self.sends:
+            if not self._arrived(peer, work, give_up_at):
+                self.transport._raise_timeout([], [peer])
+
+    def _arrived(self, peer: int, work: Any, give_up_at: float) -> bool:
+        # After a first timeout gloo closes all connections, but what had arrived before is still handed out.
+        remaining = max(give_up_at - time.monotonic(), 0.001)
+        try:
+            work.wait(timedelta(seconds=remaining))
+        except RuntimeError as error:
+            if _is_timeout(error):
+                return False
+            raise self.transport._lost(error, f"to {self.transport.name_ranks([peer])}") from error
+        return True
+
+
+class NcclTransport(ProcessGroupTransport):
+    """A rank of an NCCL group, one GPU each.
+
+    `finish` makes the current CUDA stream wait, not the host, so compute may be queued behind it; a rank that stays
+    silent is noticed by the time limit of the group itself, which does not name it.
+    """
+
+    name: ClassVar[str] = "nccl"
+    takes_cuda: ClassVar[bool] = True
+
+    def _post(self, outgoing: list[Message], incoming: list[Message], call: int) -> Pending:
+        # One batch: NCCL calls posted one by one would wait for each other.
+        receives = [dist.P2POp(dist.irecv, m.rows, group=self._group, group_peer=m.peer) for m in incoming]
+        sends = [dist.P2POp(dist.isend, m.rows, group=self._group, group_peer=m.peer) for m in outgoing]
+        batch = receives + sends
+        return _NcclExchange(dist.batch_isend_irecv(batch) if batch else [], outgoing)
+
+
+@dataclass
+class _NcclExchange:
+    works: list[Any]
+    outgoing: list[Message]  # must outlive the exchange
+
+    def finish(self) -> None:
+        for work in self.works:
+            work.wait()
+
+
+def _is_timeout(error: RuntimeError) -> bool:
+    text = str(error).lower()
+    return "timed out" in text or "timeout" in text
+
+
+def _bytes_of(rows: Tensor) -> Tensor:
+    """Contiguous rows as bytes: gloo does not know every dtype."""
+    return rows.view(-1).view(torch.uint8)
+
+
+def _as_tensor(payload: bytes) -> Tensor:
+    if not payload:
+        return torch.zeros(0, dtype=torch.uint8)
+    return torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+
+
+def _as_bytes(content: Tensor) -> bytes:
+    return content.cpu().numpy().tobytes()

@@ -1,0 +1,181 @@
+"""Ranks as threads of one process: for fast tests, notebooks and a single rank."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from domainpar.parallel.transport import Message, Pending, RanksFailed, Reduction, Transport
+
+_COMBINE: dict[Reduction, Callable[[Tensor, Tensor], Tensor]] = {
+    "sum": torch.add,
+    "max": torch.maximum,
+    "min": torch.minimum,
+}
+
+
+class Switchboard:
+    """The letter boxes of all ranks of one process. One is shared by all their transports, groups included."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self.num_ranks = num_ranks
+        self.failure: str | None = None
+        # One lock a rank: a letter wakes its receiver alone.
+        self._arrived = [threading.Condition() for _ in range(num_ranks)]
+        self._boxes: list[dict[Hashable, deque[Any]]] = [{} for _ in range(num_ranks)]
+
+    def put(self, receiver: int, key: Hashable, letter: Any) -> None:
+        """Leave a letter for a rank."""
+        with self._arrived[receiver]:
+            self._boxes[receiver].setdefault(key, deque()).append(letter)
+            self._arrived[receiver].notify()
+
+    def take(self, receiver: int, key: Hashable, give_up_at: float) -> Any:
+        """Wait for a letter.
+
+        Raises:
+            RanksFailed: If a rank failed meanwhile.
+            TimeoutError: If `give_up_at` (of `time.monotonic`) passed.
+        """
+        boxes = self._boxes[receiver]
+        with self._arrived[receiver]:
+            while key not in boxes:
+                if self.failure is not None:
+                    raise RanksFailed(self.failure)
+                remaining = give_up_at - time.monotonic()
+                if remaining <= 0:
+                    raise TimeoutError
+                self._arrived[receiver].wait(remaining)
+            letters = boxes[key]
+            letter = letters.popleft()
+            if not letters:
+                del boxes[key]
+            return letter
+
+    def fail(self, why: str) -> None:
+        """Wake every waiting rank with an error. The first reason stays."""
+        if self.failure is None:
+            self.failure = why
+        for arrived in self._arrived:
+            with arrived:
+                arrived.notify_all()
+
+
+class ThreadTransport(Transport):
+    """A rank that is a thread of this process.
+
+    Autograd runs CPU backward passes in the thread that asked for them, so exchanges inside them work. On a GPU all
+    backward passes of a process share one thread: there, use processes.
+
+    Args:
+        switchboard: Shared by all ranks.
+        rank: This rank.
+        deadline: Seconds to wait for others.
+    """
+
+    name: ClassVar[str] = "threads"
+    takes_cuda: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        switchboard: Switchboard,
+        rank: int,
+        deadline: float = 300.0,
+        members: Sequence[int] | None = None,
+        context: Hashable = (),
+    ) -> None:
+        members = range(switchboard.num_ranks) if members is None else members
+        super().__init__(rank, len(members), deadline, members)
+        self._switchboard = switchboard
+        self._context = context  # keeps the letters of different groups apart
+
+    def abort(self, code: int) -> None:
+        """Make all other ranks raise; returns, so that this one can raise what went wrong."""
+        self._switchboard.fail(f"{self.name_ranks([self.rank])} aborted the work (code {code}).")
+
+    def _post(self, outgoing: list[Message], incoming: list[Message], call: int) -> Pending:
+        for message in outgoing:
+            self._put(message.peer, call, message.rows.clone())
+        return _ThreadExchange(self, incoming, call)
+
+    def _all_reduce(self, values: Tensor, op: Reduction, call: int) -> None:
+        theirs = self._swap(values.clone(), call, "all_reduce")
+        # Integers: the order does not matter, so every rank may sum by itself.
+        values.copy_(reduce(_COMBINE[op], theirs))
+
+    def _all_gather(self, payload: bytes, call: int) -> list[bytes]:
+        return self._swap(payload, call, "all_gather")
+
+    def _broadcast(self, payload: bytes, root: int, call: int) -> bytes:
+        if self.rank != root:
+            received: bytes = self._take(root, call, "broadcast")
+            return received
+        for peer in range(self.size):
+            if peer != root:
+                self._put(peer, call, payload)
+        return payload
+
+    def _split(self, number: int, members: list[int], call: int) -> Transport:
+        context = (self._context, call, number)
+        world_ranks = [self.world_ranks[member] for member in members]
+        return ThreadTransport(self._switchboard, members.index(self.rank), self.deadline, world_ranks, context)
+
+    def _put(self, peer: int, call: int, letter: Any) -> None:
+        self._switchboard.put(self.world_ranks[peer], (self._context, self.rank, call), letter)
+
+    def _take(self, peer: int, call: int, doing: str) -> Any:
+        letters, missing = self._take_all([peer], call)
+        if missing:
+            self._raise_timeout(missing, doing=doing)
+        return letters[0]
+
+    def _take_all(self, peers: Sequence[int], call: int) -> tuple[list[Any], list[int]]:
+        """The letters of some peers, and the peers whose letter did not come before the deadline."""
+        give_up_at = time.monotonic() + self.deadline
+        letters, missing = [], []
+        for peer in peers:
+            try:
+                key = (self._context, peer, call)
+                letters.append(self._switchboard.take(self.world_ranks[self.rank], key, give_up_at))
+            except TimeoutError:
+                missing.append(peer)
+        return letters, missing
+
+    def _swap(self, letter: Any, call: int, doing: str) -> list[Any]:
+        """Give every rank the letter of each, own one included."""
+        others = [peer for peer in range(self.size) if peer != self.rank]
+        for peer in others:
+            self._put(peer, call, letter)
+        letters, missing = self._take_all(others, call)
+        if missing:
+            self._raise_timeout(missing, doing=doing)
+        letters.insert(self.rank, letter)
+        return letters
+
+
+@dataclass
+class _ThreadExchange:
+    transport: ThreadTransport
+    incoming: list[Message]
+    call: int
+
+    def finish(self) -> None:
+        letters, missing = self.transport._take_all([message.peer for message in self.incoming], self.call)
+        if missing:
+            self.transport._raise_timeout(missing)
+        for message, rows in zip(self.incoming, letters, strict=True):
+            if rows.shape != message.rows.shape or rows.dtype != message.rows.dtype:
+                raise RuntimeError(
+                    f"{self.transport.name_ranks([message.peer])} sent {tuple(rows.shape)} {rows.dtype} where "
+                    f"{self.transport.name_ranks([self.transport.rank])} expects {tuple(message.rows.shape)} "
+                    f"{message.rows.dtype}; the plans of the two ranks do not belong together."
+                )
+            message.rows.copy_(rows)

@@ -1,0 +1,279 @@
+"""What every transport promises, and what all share: checks, host copies, counters and the words of a timeout."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, NoReturn, Protocol
+
+import torch
+from torch import Tensor
+
+Reduction = Literal["sum", "max", "min"]
+
+MAX_MESSAGE_BYTES = 2**31 - 1
+"""One message to one rank may not be larger: MPI counts are 32-bit integers."""
+
+
+class Pending(Protocol):
+    """An exchange under way."""
+
+    def finish(self) -> None:
+        """Wait until everything has arrived in `receive` and `send` may be reused. A second call does nothing."""
+
+
+@dataclass
+class Message:
+    """Rows that travel between this rank and one peer.
+
+    Attributes:
+        peer: Rank of the other side.
+        rows: A contiguous view of the caller's buffer, or of its copy on the host; never empty.
+    """
+
+    peer: int
+    rows: Tensor
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes on the wire."""
+        return self.rows.numel() * self.rows.element_size()
+
+
+class Transport(ABC):
+    """How the ranks of one group talk. Moves bytes and adds integers; no float is ever added by a transport.
+
+    All ranks of the group call the same methods in the same order; that includes `start`, also where this rank has
+    nothing to send or to receive. Messages between two ranks are matched in that order, and several exchanges
+    may be in flight. Only one thread of a rank uses a transport.
+
+    Attributes:
+        name: What it is called in flags and messages.
+        rank: This rank, in [0, size).
+        size: Ranks in the group.
+        world_ranks: What each rank of the group is called in messages to the user: its rank in the whole world.
+        deadline: Seconds that anything may wait for other ranks before it raises.
+        last_marks: Tells in words where every rank was last seen; set by the `World`, used when a deadline passes.
+        seconds_exchanging: Time spent packing, copying and posting in `start`; the caller resets it.
+        seconds_waiting: Time spent waiting in `finish` and in all other collective calls; the caller resets it.
+        bytes_sent: Bytes of rows handed to other ranks by `start`; the caller resets it.
+    """
+
+    name: ClassVar[str] = "?"
+    takes_cuda: ClassVar[bool] = False  # others get copies on the host
+
+    def __init__(self, rank: int, size: int, deadline: float, world_ranks: Sequence[int] | None = None) -> None:
+        self.rank = rank
+        self.size = size
+        self.deadline = deadline
+        self.world_ranks = list(range(size)) if world_ranks is None else list(world_ranks)
+        self.last_marks: Callable[[], str] | None = None
+        self.seconds_exchanging = 0.0
+        self.seconds_waiting = 0.0
+        self.bytes_sent = 0
+        self._num_calls = 0
+
+    def start(
+        self, send: Tensor, send_counts: Sequence[int], receive: Tensor, receive_counts: Sequence[int]
+    ) -> Pending:
+        """Send rows to other ranks and receive rows from them; *collective*, also for ranks that have none.
+
+        Until `finish`, leave both buffers alone. Rows travel unpadded, zero counts send nothing, and autograd does not
+        see it.
+
+        Args:
+            send: Rows grouped by receiver, in the order of ranks, contiguous, any dtype.
+            send_counts: Rows for each rank, length `size`; 0 for this rank itself.
+            receive: Rows grouped by sender, in the order of ranks, contiguous; dtype and width as the senders' rows.
+            receive_counts: Rows from each rank, length `size`; 0 for this rank itself.
+
+        Raises:
+            ValueError: If the counts do not fit the buffers.
+            RuntimeError: From here or from `finish`, if another rank sent fewer or more rows than expected, failed, or
+                did not answer before the deadline.
+        """
+        began = time.perf_counter()
+        outgoing_rows = self._on_transport_device(send.detach())
+        incoming_rows = receive.detach()
+        host_rows = incoming_rows
+        if incoming_rows.is_cuda and not self.takes_cuda:
+            host_rows = torch.empty(incoming_rows.shape, dtype=incoming_rows.dtype, pin_memory=True)
+        outgoing = self._messages("send", outgoing_rows, send_counts)
+        incoming = self._messages("receive", host_rows, receive_counts)
+        posted = self._post(outgoing, incoming, self._next_call())
+        self.bytes_sent += sum(message.num_bytes for message in outgoing)
+        self.seconds_exchanging += time.perf_counter() - began
+        return _Exchange(self, posted, host_rows, incoming_rows, keep=outgoing_rows)
+
+    def all_reduce(self, values: Tensor, op: Reduction = "sum") -> None:
+        """Combine int64 values of all ranks, in place, and leave the same on every rank; *collective*.
+
+        Args:
+            values: int64, contiguous, any shape, the same on every rank.
+            op: What to do with the values of the ranks.
+        """
+        if values.dtype != torch.int64 or not values.is_contiguous():
+            raise ValueError(
+                f"all_reduce takes contiguous int64 values but got {values.dtype}; sums of floats depend on the "
+                "number of ranks, so turn them into integers first (integer_sums)."
+            )
+        if op not in ("sum", "max", "min"):
+            raise ValueError(f"all_reduce knows sum, max and min but got {op!r}.")
+        with self._waiting():
+            call = self._next_call()
+            if values.is_cuda and not self.takes_cuda:
+                host = values.cpu()
+                self._all_reduce(host, op, call)
+                values.copy_(host)
+            else:
+                self._all_reduce(values.detach(), op, call)
+
+    def all_gather(self, payload: bytes) -> list[bytes]:
+        """Give every rank the payload of each rank, in the order of ranks; *collective*. Any sizes, also zero."""
+        with self._waiting():
+            return self._all_gather(payload, self._next_call())
+
+    def broadcast(self, payload: bytes | None, root: int = 0) -> bytes:
+        """Give every rank the payload of `root`; *collective*. What other ranks pass is ignored."""
+        if self.rank == root and payload is None:
+            raise ValueError(f"rank {root} is the root of a broadcast but has nothing to broadcast.")
+        with self._waiting():
+            return self._broadcast(payload or b"", root, self._next_call())
+
+    def barrier(self) -> None:
+        """Wait until every rank has come here; *collective*."""
+        self.all_reduce(torch.zeros(1, dtype=torch.int64))
+
+    def split(self, groups: Sequence[Sequence[int]]) -> Transport:
+        """Form smaller groups and return the transport of the one that this rank is in; *collective*.
+
+        Args:
+            groups: Ranks of each new group, ascending; every rank of this transport in exactly one.
+        """
+        ascending = all(list(group) == sorted(group) for group in groups)
+        if not ascending or sorted(rank for group in groups for rank in group) != list(range(self.size)):
+            raise ValueError(
+                f"groups {[list(group) for group in groups]} should hold each of {self.size} ranks once, ascending."
+            )
+        number, members = next((i, list(group)) for i, group in enumerate(groups) if self.rank in group)
+        with self._waiting():
+            child = self._split(number, members, self._next_call())
+        child.last_marks = self.last_marks
+        return child
+
+    def name_ranks(self, ranks: Sequence[int]) -> str:
+        """Words for some ranks of this group: `rank 3` or `ranks 0, 2`."""
+        names = ", ".join(str(self.world_ranks[rank]) for rank in ranks)
+        return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
+
+    @abstractmethod
+    def abort(self, code: int) -> None:
+        """End the work of all ranks, also of those that wait for this one. May not return."""
+
+    def close(self) -> None:  # noqa: B027  most have nothing to give back
+        """Give back what the transport holds; *collective*. No other call may follow."""
+
+    @abstractmethod
+    def _post(self, outgoing: list[Message], incoming: list[Message], call: int) -> Pending: ...
+
+    @abstractmethod
+    def _all_reduce(self, values: Tensor, op: Reduction, call: int) -> None: ...
+
+    @abstractmethod
+    def _all_gather(self, payload: bytes, call: int) -> list[bytes]: ...
+
+    @abstractmethod
+    def _broadcast(self, payload: bytes, root: int, call: int) -> bytes: ...
+
+    @abstractmethod
+    def _split(self, number: int, members: list[int], call: int) -> Transport: ...
+
+    def _next_call(self) -> int:
+        self._num_calls += 1
+        return self._num_calls
+
+    def _on_transport_device(self, rows: Tensor) -> Tensor:
+        return rows.cpu() if rows.is_cuda and not self.takes_cuda else rows
+
+    def _messages(self, verb: str, rows: Tensor, counts: Sequence[int]) -> list[Message]:
+        """Cut a buffer at the counts, leaving out peers with nothing."""
+        if not rows.is_contiguous():
+            raise ValueError(f"the {verb} buffer {tuple(rows.shape)} is not contiguous; pass a block of rows.")
+        numbers = [int(count) for count in counts]
+        if len(numbers) != self.size or numbers[self.rank] != 0 or min(numbers) < 0 or sum(numbers) != len(rows):
+            raise ValueError(
+                f"{verb}_counts on {self.name_ranks([self.rank])}: expected {self.size} numbers that add up to the "
+                f"{len(rows)} rows of the buffer, with 0 for this rank itself; got {numbers}."
+            )
+        first = 0
+        messages = []
+        for peer, count in enumerate(numbers):
+            if count:
+                messages.append(self._checked(verb, Message(peer, rows[first : first + count])))
+            first += count
+        return [message for message in messages if message.num_bytes]
+
+    def _checked(self, verb: str, message: Message) -> Message:
+        if message.num_bytes > MAX_MESSAGE_BYTES:
+            raise ValueError(
+                f"{self.name_ranks([self.rank])} would {verb} {message.num_bytes} bytes in one message with "
+                f"{self.name_ranks([message.peer])}; the limit is {MAX_MESSAGE_BYTES}. Use more ranks or fewer columns."
+            )
+        return message
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds_waiting += time.perf_counter() - began
+
+    def _raise_timeout(
+        self, silent: Sequence[int], owing: Sequence[int] = (), *, doing: str = "an exchange"
+    ) -> NoReturn:
+        """Raise the error of a passed deadline.
+
+        Args:
+            silent: Ranks from which something is still missing; empty where this cannot be known.
+            owing: Ranks that did not take what was sent to them.
+            doing: What this rank was waiting in.
+        """
+        parts = [f"{self.name_ranks([self.rank])} waited {self.deadline:g} s in {doing} ({self.name})"]
+        if silent:
+            parts.append(f"nothing came from {self.name_ranks(silent)}")
+        if owing:
+            parts.append(f"{self.name_ranks(owing)} did not take what was sent")
+        text = "; ".join(parts) + "."
+        if self.last_marks is not None:
+            text += "\n" + self.last_marks()
+        raise RuntimeError(text)
+
+
+@dataclass
+class _Exchange:
+    """A started exchange: times the wait, and copies to the device what arrived on the host."""
+
+    transport: Transport
+    posted: Pending
+    arrived: Tensor
+    wanted: Tensor
+    keep: Tensor | None = field(repr=False)  # the buffer sent from must outlive the exchange
+    done: bool = False
+
+    def finish(self) -> None:
+        if self.done:
+            return
+        self.done = True
+        with self.transport._waiting():
+            self.posted.finish()
+            if self.arrived is not self.wanted:
+                self.wanted.copy_(self.arrived)
+            self.keep = None
+
+
+class RanksFailed(RuntimeError):
+    """Another rank failed, so this one cannot go on. Says which and why; the cause is reported there."""

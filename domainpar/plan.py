@@ -1,0 +1,266 @@
+"""Who owns what: the lists behind an exchange, in numpy, without a rank running.
+
+A plan is made from an assignment of nodes to parts and the edges one part computes on. What a part
+must *send* it cannot know from its own edges: graphs here are directed, so need is not mutual. Each
+part declares what it needs and learns from the others what it owes (`Ask`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.integer]
+BoolArray = npt.NDArray[np.bool_]
+EdgePolicy = Literal["incoming", "incident"]
+
+PLAN_VERSION = 1
+
+Ask = Callable[[list[IntArray]], list[IntArray]]
+"""Hand part `p` the ids wanted from it, `wanted[p]`; returns the ids each part wants from here. *Collective*."""
+
+
+@dataclass(frozen=True, eq=False)
+class PartitionPlan:
+    """What one part owns, what it borrows, and whom it owes.
+
+    Local rows follow one order everywhere:
+
+        [0, num_owned)                       owned nodes, by global id
+        [num_owned, num_owned + num_ghosts)  ghosts, by (owner, global id)
+
+    Ghosts lie grouped by owner, so a received buffer is already a block of rows.
+
+    Attributes:
+        part: This part, in [0, num_parts).
+        num_parts: Parts the event is split into.
+        policy: Which edges are local: `incoming` or `incident`.
+        owned_ids: Global ids of the owned nodes, int64 [num_owned], increasing.
+        ghost_ids: Global ids of the ghosts, int64 [num_ghosts].
+        edge_ids: Global ids of the local edges, int64 [num_edges], increasing.
+        edge_rows: `src` and `dst` rows of each local edge, int64 [2, num_edges].
+        edge_owned: Whether this part owns, and so counts, the edge, bool [num_edges]: its `dst` is owned.
+        send_rows: Owned rows to send, int64 [num_sent], grouped by receiver.
+        send_counts: Rows sent to each part, int64 [num_parts]. Zero is common and legal.
+        recv_counts: Ghosts received from each part, int64 [num_parts].
+    """
+
+    part: int
+    num_parts: int
+    policy: EdgePolicy
+    owned_ids: IntArray
+    ghost_ids: IntArray
+    edge_ids: IntArray
+    edge_rows: IntArray
+    edge_owned: BoolArray
+    send_rows: IntArray
+    send_counts: IntArray
+    recv_counts: IntArray
+
+    @property
+    def num_owned(self) -> int:
+        return len(self.owned_ids)
+
+    @property
+    def num_ghosts(self) -> int:
+        return len(self.ghost_ids)
+
+    @property
+    def num_local(self) -> int:
+        """Rows of a local node table: owned and ghosts."""
+        return self.num_owned + self.num_ghosts
+
+    @property
+    def num_edges(self) -> int:
+        return len(self.edge_ids)
+
+    @property
+    def local_ids(self) -> IntArray:
+        """Global id of every local row, int64 [num_local]."""
+        return np.concatenate([self.owned_ids, self.ghost_ids])
+
+
+@dataclass(frozen=True, eq=False)
+class LocalEdges:
+    """The edges one part computes on, before it knows its ghosts.
+
+    Attributes:
+        edge_ids: Global ids, int64 [num_edges], increasing.
+        src: Global id of the `src` node of each, int64 [num_edges].
+        dst: Global id of the `dst` node of each, int64 [num_edges].
+    """
+
+    edge_ids: IntArray
+    src: IntArray
+    dst: IntArray
+
+
+def build_plan(
+    edges: LocalEdges, owner: IntArray, part: int, num_parts: int, policy: EdgePolicy, ask: Ask
+) -> PartitionPlan:
+    """Build the plan of one part from its own edges. *Collective* through `ask`.
+
+    Args:
+        edges: This part's local edges under `policy`.
+        owner: Part of every node of the event, [N], in [0, num_parts); -1 for a node that is not taken at all.
+        part: The part to build for. It may own nothing.
+        num_parts: Number of parts.
+        policy: `incoming`: edges whose `dst` is owned; `incident`: edges with an owned end.
+        ask: Tells the other parts what this one needs.
+
+    Raises:
+        ValueError: If `owner` names a part that does not exist, an edge names a node that does not, or an edge is not
+            local to this part under the policy. Raised before anything is asked.
+    """
+    _check_owner(owner, num_parts)
+    _check_local(edges, owner, part, policy)
+    draft = _Draft.of(edges, owner, part, num_parts)
+    return draft.complete(policy, ask(draft.wanted))
+
+
+def build_plans(edge_index: IntArray, assignment: IntArray, num_parts: int, edges: EdgePolicy) -> list[PartitionPlan]:
+    """Build the plan of every part of one event in one process, for tests and small tools.
+
+    Args:
+        edge_index: `src` and `dst` id of each edge, int64 [2, E].
+        assignment: Part of each node, [N], in [0, num_parts); -1 for a node that is not taken at all.
+        num_parts: Number of parts.
+        edges: `incoming` or `incident`: which edges a part computes on.
+
+    Returns:
+        One plan per part, in order. A part may own nothing.
+
+    Raises:
+        ValueError: If the assignment names a part that does not exist, or an edge a node that does not.
+    """
+    owner = np.asarray(assignment)
+    _check_owner(owner, num_parts)
+    _check_ends(edge_index[0], edge_index[1], len(owner))
+    drafts = [
+        _Draft.of(select_edges(edge_index, owner, part, edges), owner, part, num_parts) for part in range(num_parts)
+    ]
+    # Each send list is read off the receivers' ghosts. Seen from the sender's own edges
+    # it would be wrong: our edges are directed, so need is not mutual.
+    return [draft.complete(edges, [other.wanted[draft.part] for other in drafts]) for draft in drafts]
+
+
+def select_edges(edge_index: IntArray, owner: IntArray, part: int, policy: EdgePolicy) -> LocalEdges:
+    """Pick one part's local edges from all edges of an event, int64 [2, E] in global order."""
+    owner_of_src, owner_of_dst = owner[edge_index[0]], owner[edge_index[1]]
+    local = owner_of_dst == part
+    if policy == "incident":
+        local |= owner_of_src == part
+    local &= (owner_of_src >= 0) & (owner_of_dst >= 0)
+    edge_ids = np.flatnonzero(local)
+    return LocalEdges(edge_ids, edge_index[0, edge_ids], edge_index[1, edge_ids])
+
+
+def plan_key(event_sha256: str, assignment: IntArray, policy: EdgePolicy) -> str:
+    """Key of a plan by content: equal sizes never stand for equal graphs.
+
+    Args:
+        event_sha256: Hash of the stored event.
+        assignment: Part of each tile or node, any integer type.
+        policy: Edge policy of the plan.
+    """
+    parts = hashlib.sha256(np.ascontiguousarray(assignment, dtype=np.int64).tobytes()).hexdigest()
+    return f"{event_sha256}-{parts}-{policy}-v{PLAN_VERSION}"
+
+
+@dataclass(frozen=True, eq=False)
+class _Draft:
+    """A plan that does not know yet what the others need."""
+
+    part: int
+    owned_ids: IntArray
+    ghost_ids: IntArray
+    recv_counts: IntArray
+    edges: LocalEdges
+    edge_rows: IntArray
+    row_of: IntArray
+
+    @classmethod
+    def of(cls, edges: LocalEdges, owner: IntArray, part: int, num_parts: int) -> _Draft:
+        owned_ids = np.flatnonzero(owner == part)
+        touched = np.zeros(len(owner), dtype=bool)
+        touched[edges.src] = True
+        touched[edges.dst] = True
+        touched[owned_ids] = False
+        ghost_ids = np.flatnonzero(touched)
+        ghost_ids = ghost_ids[np.argsort(owner[ghost_ids], kind="stable")]
+        row_of = np.full(len(owner), -1, dtype=np.int64)
+        row_of[owned_ids] = np.arange(len(owned_ids))
+        row_of[ghost_ids] = len(owned_ids) + np.arange(len(ghost_ids))
+        edge_rows = np.stack([row_of[edges.src], row_of[edges.dst]])
+        recv_counts = np.bincount(owner[ghost_ids], minlength=num_parts).astype(np.int64)
+        return cls(part, owned_ids, ghost_ids, recv_counts, edges, edge_rows, row_of)
+
+    @property
+    def wanted(self) -> list[IntArray]:
+        """The ghosts this part needs from each part."""
+        return list(np.split(self.ghost_ids, np.cumsum(self.recv_counts)[:-1]))
+
+    def complete(self, policy: EdgePolicy, owed: Sequence[IntArray]) -> PartitionPlan:
+        """Add what each part asked for: `owed[p]` holds the ids that part `p` needs from here."""
+        send_ids = np.concatenate([np.zeros(0, np.int64), *owed])
+        send_rows = self.row_of[send_ids]
+        if len(stranger := send_ids[(send_rows < 0) | (send_rows >= len(self.owned_ids))]):
+            raise RuntimeError(
+                f"part {self.part} was asked for node {stranger[0]}, which it does not own; "
+                "the parts hold different assignments of one event."
+            )
+        return PartitionPlan(
+            part=self.part,
+            num_parts=len(self.recv_counts),
+            policy=policy,
+            owned_ids=self.owned_ids,
+            ghost_ids=self.ghost_ids,
+            edge_ids=self.edges.edge_ids,
+            edge_rows=self.edge_rows,
+            edge_owned=self.edge_rows[1] < len(self.owned_ids),
+            send_rows=send_rows,
+            send_counts=np.array([len(ids) for ids in owed], dtype=np.int64),
+            recv_counts=self.recv_counts,
+        )
+
+
+def _check_owner(owner: IntArray, num_parts: int) -> None:
+    if len(owner) and not (owner.min() >= -1 and owner.max() < num_parts):
+        raise ValueError(
+            f"assignment uses parts {owner.min()} to {owner.max()} but num_parts is {num_parts}; "
+            "group the tiles again for the new number of ranks."
+        )
+
+
+def _check_ends(src: IntArray, dst: IntArray, num_nodes: int) -> None:
+    for name, ends in (("src", src), ("dst", dst)):
+        if len(ends) and not (ends.min() >= 0 and ends.max() < num_nodes):
+            bad = int(np.flatnonzero((ends < 0) | (ends >= num_nodes))[0])
+            raise ValueError(
+                f"edge {bad} has {name} {ends[bad]} but the event has {num_nodes} nodes; "
+                "edge ids are global node ids, counted from 0."
+            )
+
+
+def _check_local(edges: LocalEdges, owner: IntArray, part: int, policy: EdgePolicy) -> None:
+    _check_ends(edges.src, edges.dst, len(owner))
+    left_out = (owner[edges.src] < 0) | (owner[edges.dst] < 0)
+    if left_out.any():
+        raise ValueError(
+            f"edge {edges.edge_ids[left_out][0]} of part {part} touches a node that no part owns; leave such edges out."
+        )
+    local = owner[edges.dst] == part
+    if policy == "incident":
+        local |= owner[edges.src] == part
+    if not local.all():
+        raise ValueError(
+            f"edge {edges.edge_ids[~local][0]} is not local to part {part} under policy {policy!r}; "
+            "pass the edges whose dst is owned (incoming) or with an owned end (incident)."
+        )
+    if len(edges.edge_ids) > 1 and np.diff(edges.edge_ids).min() <= 0:
+        raise ValueError(f"the local edges of part {part} are not in increasing order of their global ids; sort them.")

@@ -1,0 +1,119 @@
+"""Turn files or simulated collisions into a store: events with candidate edges, cut into tiles, ready for any ranks.
+
+Started again with the same flags it goes on where it stopped.
+
+Examples:
+  python -m domainpar.prepare                                      built-in simulated events
+  python -m domainpar.prepare --source trackml --input train_sample --store stores/trackml
+  mpiexec -n 8 python -m domainpar.prepare --source trackml --input train_sample --store stores/trackml
+  python -m domainpar.prepare --store stores/trackml --report      nodes, edges, memory, and what would be cut
+  python -m domainpar.prepare --events 2 --hits 100000 --store stores/full
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from domainpar.command_line import run_command
+from domainpar.config import PrepareConfig, parse_layer_pairs
+
+if TYPE_CHECKING:
+    from domainpar.parallel.world import World
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prepare a store as the command line says; returns the exit code. Collective."""
+    return run_command(PrepareConfig, _work, __doc__, argv)
+
+
+def prepare_store(config: PrepareConfig, world: "World") -> Path:
+    """Prepare a store with all ranks, events dealt to them, and show how it goes; returns its directory. *Collective*.
+
+    Raises:
+        Refused: On all ranks alike, if an event cannot be read or the store holds other events.
+    """
+    from tqdm import tqdm
+
+    from domainpar.events.construct import Cuts
+    from domainpar.events.preparing import open_source, prepare
+
+    cuts = Cuts(phi_slope=config.phi_slope, z0=config.z0, same_layer=config.same_layer)
+    if config.layer_pairs is not None:
+        cuts = replace(cuts, layer_pairs=parse_layer_pairs(config.layer_pairs))
+    directory = Path(config.store) if config.store is not None else _default_store(config)
+    problem: Exception | None = None
+    try:
+        source = open_source(
+            config.source,
+            directory=config.input,
+            num_events=config.events,
+            cuts=cuts,
+            num_hits=config.hits,
+            seed=config.seed,
+        )
+    except (ValueError, OSError) as error:
+        problem = error
+    world.agree(problem)
+    with tqdm(total=len(source.names), desc=f"prepare {directory}", unit="event", disable=_no_bar(world)) as bar:
+        try:
+            prepare(
+                source,
+                directory,
+                partitioner=config.partitioner,
+                num_tiles=config.tiles,
+                val_split=config.val_split,
+                test_split=config.test_split,
+                seed=config.seed,
+                overwrite=config.overwrite,
+                rank=world.rank,
+                size=world.size,
+                all_gather=world.transport.all_gather,
+                on_event=lambda record, kept: bar.update(),
+            )
+        except ValueError as error:  # on all ranks alike
+            world.agree(error)
+    return directory
+
+
+def _work(config: PrepareConfig) -> int:
+    from domainpar.parallel.world import World
+
+    with World.session("auto") as world:
+        directory = prepare_store(config, world)
+        if world.is_root:
+            _say_what_is_there(directory)
+            if config.report:
+                from domainpar.events.reporting import print_report
+
+                print_report(directory)
+    return 0
+
+
+def _say_what_is_there(directory: Path) -> None:
+    from domainpar.events.store import EventStore
+
+    store = EventStore(directory)
+    splits = ", ".join(f"{len(store.events(split))} {split}" for split in ("train", "val", "test"))
+    nodes, edges, tiles = (
+        [getattr(record, name) for record in store.events()] for name in ("num_nodes", "num_edges", "num_tiles")
+    )
+    print(f"{directory}: {len(store)} events ({splits}), digest {store.digest[:16]}")
+    print(f"hits {min(nodes):,} to {max(nodes):,}; candidate edges {min(edges):,} to {max(edges):,}; ", end="")
+    print(f"tiles {min(tiles)} to {max(tiles)}")
+    print(f"next: mpiexec -n 8 python -m domainpar.train --store {directory}")
+
+
+def _default_store(config: PrepareConfig) -> Path:
+    if config.source != "simulate":
+        return Path("stores") / f"{config.source}-{Path(config.input or '').resolve().name}"
+    return Path("stores") / f"simulate-{config.hits}"
+
+
+def _no_bar(world: "World") -> bool | None:
+    return None if world.is_root else True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,279 @@
+"""Run a function on several ranks and look at what each returns: for tests of this package and of your own layers."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from domainpar.parallel.side_channel import SharedMarks
+from domainpar.parallel.threads import Switchboard, ThreadTransport
+from domainpar.parallel.transport import RanksFailed
+from domainpar.parallel.world import World
+
+RankTransport = Literal["threads", "gloo", "mpi"]
+
+
+def run_ranks(
+    function: Callable[..., Any],
+    num_ranks: int,
+    *args: Any,
+    transport: RankTransport = "threads",
+    timeout: float = 60.0,
+    domain_size: int | None = None,
+) -> list[Any]:
+    """Call `function(world, *args)` on every rank, one thread each.
+
+    `threads` costs milliseconds; `gloo` and `mpi` start processes and cost seconds, so let one function loop over many
+    cases. What a process returns is pickled.
+
+    Args:
+        function: What each rank does. For processes: importable by name (not a lambda, not nested), like its arguments.
+        num_ranks: Ranks to run.
+        *args: Passed on, the same to every rank; with `threads` they are the same objects, so leave them unchanged.
+        transport: `threads`, `gloo` or `mpi`.
+        timeout: Seconds after which everything is ended.
+        domain_size: Ranks that share one event, as for `World.over`.
+
+    Returns:
+        What each rank returned, in the order of ranks.
+
+    Raises:
+        TimeoutError: If ranks were still at work after `timeout`.
+        Exception: What the first failing rank raised (`threads`), or a RuntimeError with its traceback (processes).
+    """
+    if transport == "threads":
+        return _run_threads(function, num_ranks, args, timeout, domain_size)
+    call = pickle.dumps((function, args, domain_size, timeout))
+    if transport == "gloo":
+        return _run_gloo(call, num_ranks, timeout)
+    if transport == "mpi":
+        return _run_mpi(call, num_ranks, timeout)
+    raise ValueError(f"unknown transport {transport!r}; run_ranks knows threads, gloo and mpi.")
+
+
+def find_mpiexec() -> str | None:
+    """The `mpiexec` that belongs to this Python, else the one on the path; None where there is none or no mpi4py."""
+    from importlib.util import find_spec
+
+    if find_spec("mpi4py") is None:
+        return None
+    beside = Path(sys.executable).parent / "mpiexec"
+    return str(beside) if beside.exists() else shutil.which("mpiexec")
+
+
+def _run_threads(
+    function: Callable[..., Any], num_ranks: int, args: tuple[Any, ...], timeout: float, domain_size: int | None
+) -> list[Any]:
+    switchboard = Switchboard(num_ranks)
+    marks = SharedMarks(num_ranks)
+    results: list[Any] = [None] * num_ranks
+    errors: list[BaseException] = []
+
+    def work(rank: int) -> None:
+        torch.set_num_threads(1)
+        transport = ThreadTransport(switchboard, rank, deadline=timeout)
+        try:
+            results[rank] = function(World.over(transport, domain_size=domain_size, marks=marks), *args)
+        except BaseException as error:
+            errors.append(error)
+            switchboard.fail(f"rank {rank} failed: {type(error).__name__}: {error}")
+
+    num_threads = torch.get_num_threads()
+    ranks = [threading.Thread(target=work, args=(rank,), daemon=True, name=f"rank {rank}") for rank in range(num_ranks)]
+    for rank in ranks:
+        rank.start()
+    try:
+        _join(ranks, timeout, switchboard)
+    finally:
+        torch.set_num_threads(num_threads)
+    if errors:
+        # Not what a rank raised because another one had failed.
+        raise next((error for error in errors if not isinstance(error, RanksFailed)), errors[0])
+    return results
+
+
+def _join(ranks: list[threading.Thread], timeout: float, switchboard: Switchboard) -> None:
+    give_up_at = time.monotonic() + timeout + 1.0  # the transports' own deadline says more
+    for rank in ranks:
+        rank.join(max(0.0, give_up_at - time.monotonic()))
+    late = [rank.name for rank in ranks if rank.is_alive()]
+    if late:
+        switchboard.fail("the time for this call is over")
+        raise TimeoutError(f"{', '.join(late)} still at work after {timeout:g} s")
+
+
+def _run_gloo(call: bytes, num_ranks: int, timeout: float) -> list[Any]:
+    # Not fork: torch's threads do not survive it. Not spawn: every rank would import torch anew.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "torch.distributed", "domainpar.testing"])
+    with tempfile.TemporaryDirectory() as folder:
+        pipes = [context.Pipe(duplex=False) for _ in range(num_ranks)]
+        ranks = [
+            context.Process(target=_gloo_rank, args=(call, rank, num_ranks, folder, pipes[rank][1]), daemon=True)
+            for rank in range(num_ranks)
+        ]
+        for rank, (_, writer) in zip(ranks, pipes, strict=True):
+            rank.start()
+            writer.close()
+        try:
+            return _collect(ranks, [reader for reader, _ in pipes], timeout)
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.join()
+
+
+def _gloo_rank(call: bytes, rank: int, num_ranks: int, folder: str, results: Connection) -> None:
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    try:
+        where = Path(folder, "rendezvous").as_uri()
+        dist.init_process_group("gloo", init_method=where, rank=rank, world_size=num_ranks)
+        function, args, domain_size, timeout = pickle.loads(call)
+        world = World.from_process_group(domain_size=domain_size, deadline=timeout)
+        results.send((True, pickle.dumps(function(world, *args))))
+    except BaseException:
+        results.send((False, traceback.format_exc()))
+        return
+    with suppress(RuntimeError):  # all is said
+        world.close()  # nobody leaves while others still talk
+        dist.destroy_process_group()
+
+
+def _collect(ranks: Sequence[BaseProcess], readers: Sequence[Connection], timeout: float) -> list[Any]:
+    give_up_at = time.monotonic() + timeout
+    results: dict[int, Any] = {}
+    while len(results) < len(ranks):
+        waiting = [reader for rank, reader in enumerate(readers) if rank not in results]
+        ready = wait(waiting, max(0.0, give_up_at - time.monotonic()))
+        if not ready:
+            late = [str(rank) for rank in range(len(ranks)) if rank not in results]
+            raise TimeoutError(f"rank {', '.join(late)} still at work after {timeout:g} s")
+        for reader in ready:
+            rank = readers.index(reader)
+            results[rank] = _result_of(rank, ranks[rank], readers[rank])
+    return [results[rank] for rank in range(len(ranks))]
+
+
+def _result_of(rank: int, process: BaseProcess, reader: Connection) -> Any:
+    try:
+        succeeded, content = reader.recv()
+    except EOFError:
+        process.join(1.0)
+        raise RuntimeError(f"rank {rank} ended without a result, exit code {process.exitcode}") from None
+    if not succeeded:
+        raise RuntimeError(f"rank {rank} failed:\n{content}")
+    return pickle.loads(content)
+
+
+def _run_mpi(call: bytes, num_ranks: int, timeout: float) -> list[Any]:
+    mpiexec = find_mpiexec()
+    if mpiexec is None:
+        raise RuntimeError("no mpiexec or no mpi4py here; pip install 'domainpar[mpi]' brings both.")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "call.pkl").write_bytes(call)
+        command = [mpiexec, "-n", str(num_ranks), sys.executable, "-m", "domainpar.testing", name]
+        code, output = run_command(command, timeout)
+        errors = [path.read_text() for path in sorted(folder.glob("error_*.txt"))]
+        if errors or code != 0:
+            raise RuntimeError("\n".join(errors) or f"{' '.join(command)} ended with exit code {code}:\n{output}")
+        return [pickle.loads((folder / f"result_{rank}.pkl").read_bytes()) for rank in range(num_ranks)]
+
+
+def run_command(command: list[str], timeout: float, **environment: str) -> tuple[int, str]:
+    """Run a program that starts ranks, with a hard time limit on all of them.
+
+    Args:
+        command: What to run.
+        timeout: Seconds after which the program and everything it started is killed.
+        **environment: Variables to add.
+
+    Returns:
+        Exit code, and standard output and error together.
+
+    Raises:
+        TimeoutError: If the time was not enough; holds the output so far.
+    """
+    # The last four let Open MPI run as it must in containers and on small machines; MPICH does not look at them.
+    defaults = {
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "OMP_NUM_THREADS": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+        "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    }
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env=os.environ | defaults | environment,
+            start_new_session=True,
+        )
+        with _killed_in_the_end(process):
+            late = False
+            try:
+                process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                late = True
+        output.seek(0)
+        text = output.read().decode(errors="replace")
+    if late:
+        raise TimeoutError(f"{' '.join(command)} still at work after {timeout:g} s:\n{text}")
+    return process.returncode, text
+
+
+@contextmanager
+def _killed_in_the_end(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Leave no rank behind: first ask the launcher, which knows its ranks, then kill its session."""
+    try:
+        yield
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(2.0)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _mpi_rank(folder: Path) -> None:
+    """One rank of `_run_mpi`, in a process that mpiexec started."""
+    function, args, domain_size, timeout = pickle.loads((folder / "call.pkl").read_bytes())
+    torch.set_num_threads(1)
+    world = World.launch("mpi", domain_size=domain_size, deadline=timeout)
+    try:
+        result = pickle.dumps(function(world, *args))
+        (folder / f"result_{world.rank}.pkl").write_bytes(result)
+    except BaseException:
+        (folder / f"error_{world.rank}.txt").write_text(f"rank {world.rank} failed:\n{traceback.format_exc()}")
+        world.abort(1)
+    world.close()
+
+
+if __name__ == "__main__":
+    _mpi_rank(Path(sys.argv[1]))

@@ -1,0 +1,192 @@
+"""Checkpoints: the same bytes from 1 and from 8 ranks, whole or not there at all, and checked when loaded.
+
+    checkpoints/step_000120/  model.safetensors  optimizer.safetensors  state.json  manifest.json
+    checkpoints/last, checkpoints/best             the names of two of them
+
+Rank 0 writes. Nothing that depends on ranks, times or hosts goes in. A checkpoint is written under another name,
+flushed to disk and renamed; then the pointers are replaced. The sha256 of each file is in its manifest, since
+neither torch nor safetensors would notice a flipped bit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load as tensors_from_bytes
+from safetensors.torch import save as tensors_to_bytes
+from torch import Tensor, nn
+
+KEEP = 3
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """Where training stands.
+
+    Attributes:
+        step: Optimiser steps done.
+        epoch: Epoch that the next step belongs to, from 0.
+        step_in_epoch: Steps of that epoch already done.
+        best: Best value of the validation metric so far; None before the first.
+        best_step: Step it was reached at.
+        dataset: Digest of the store.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    step_in_epoch: int = 0
+    best: float | None = None
+    best_step: int | None = None
+    dataset: str = ""
+
+
+def parameters_sha256(model: nn.Module) -> str:
+    """One hash of all parameters, by name: what rank invariance is shown with."""
+    digest = hashlib.sha256()
+    for name, value in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+class Checkpoints:
+    """The checkpoints of one run. Only rank 0 saves; every rank may load."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def save(self, model: nn.Module, optimizer: torch.optim.Optimizer, state: TrainingState, best: bool) -> Path:
+        """Write a checkpoint, make it the last (and the best), and drop old ones."""
+        files = {
+            "model.safetensors": tensors_to_bytes(_cpu(model.state_dict())),
+            "optimizer.safetensors": tensors_to_bytes(_cpu(_optimizer_tensors(model, optimizer))),
+            "state.json": _json(asdict(state)),
+        }
+        files["manifest.json"] = _json({name: hashlib.sha256(content).hexdigest() for name, content in files.items()})
+        final = self.directory / f"step_{state.step:06d}"
+        partial = self.directory / f".partial-{final.name}"
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        for name, content in files.items():
+            _write(partial / name, content)
+        _sync(partial)
+        shutil.rmtree(final, ignore_errors=True)
+        partial.rename(final)
+        for pointer in ("last", "best") if best else ("last",):
+            self._point(pointer, final.name)
+        self._drop_old()
+        return final
+
+    def find(self, which: str = "last") -> Path:
+        """Directory of the `last` or the `best` checkpoint.
+
+        Raises:
+            ValueError: If there is none.
+        """
+        pointer = self.directory / which
+        if not pointer.is_file():
+            raise ValueError(f"no {which} checkpoint in {self.directory}; train first, or name another run.")
+        return self.directory / pointer.read_text().strip()
+
+    def load(self, which: str, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> TrainingState:
+        """Load the `last` or `best` checkpoint into a model, and into its optimiser.
+
+        Raises:
+            ValueError: If there is none, it is damaged, or it belongs to another network.
+        """
+        found = self.find(which)
+        files = _verified(found)
+        weights = tensors_from_bytes(files["model.safetensors"])
+        _check_same_shapes(found, weights, model)
+        model.load_state_dict(weights)
+        if optimizer is not None:
+            _fill_optimizer(model, optimizer, tensors_from_bytes(files["optimizer.safetensors"]))
+        return TrainingState(**json.loads(files["state.json"]))
+
+    def _point(self, pointer: str, name: str) -> None:
+        temporary = self.directory / f".{pointer}"
+        _write(temporary, f"{name}\n".encode())
+        os.replace(temporary, self.directory / pointer)
+        _sync(self.directory)
+
+    def _drop_old(self) -> None:
+        pointers = {self.find(which).name for which in ("last", "best") if (self.directory / which).is_file()}
+        steps = sorted(path for path in self.directory.glob("step_*") if path.is_dir())
+        for old in steps[:-KEEP]:
+            if old.name not in pointers:
+                shutil.rmtree(old)
+
+
+def _verified(directory: Path) -> dict[str, bytes]:
+    """All files of a checkpoint, each as its manifest says."""
+    try:
+        listed = json.loads((directory / "manifest.json").read_bytes())
+        files = {name: (directory / name).read_bytes() for name in listed}
+    except (OSError, json.JSONDecodeError) as error:
+        raise ValueError(f"checkpoint {directory} cannot be read: {error}; resume from another one.") from error
+    for name, content in files.items():
+        if (found := hashlib.sha256(content).hexdigest()) != listed[name]:
+            raise ValueError(
+                f"checkpoint {directory}: {name} has sha256 {found[:12]}, its manifest says {listed[name][:12]}; "
+                "the file is damaged, copy it anew or resume from another one."
+            )
+    return files
+
+
+def _check_same_shapes(directory: Path, weights: dict[str, Tensor], model: nn.Module) -> None:
+    expected = {name: (tuple(value.shape), value.dtype) for name, value in model.state_dict().items()}
+    found = {name: (tuple(value.shape), value.dtype) for name, value in weights.items()}
+    for name in sorted(expected.keys() | found.keys()):
+        if expected.get(name) != found.get(name):
+            raise ValueError(
+                f"checkpoint {directory} belongs to another network: {name} is {found.get(name, 'not there')}, this "
+                f"network has {expected.get(name, 'no such parameter')}; give the flags the run was trained with."
+            )
+
+
+def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimiser's state as tensors named after parameters."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return {
+        f"{names[id(parameter)]}:{key}": value
+        for parameter, state in optimizer.state.items()
+        for key, value in state.items()
+    }
+
+
+def _fill_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    parameters = dict(model.named_parameters())
+    for name, value in tensors.items():
+        parameter_name, key = name.rsplit(":", 1)
+        parameter = parameters[parameter_name]
+        optimizer.state[parameter][key] = value.clone() if key == "step" else value.to(parameter.device).clone()
+
+
+def _cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    # Sorted and cloned: shared weights appear once in named_parameters, twice in a state_dict.
+    return {name: tensors[name].detach().cpu().contiguous().clone() for name in sorted(tensors)}
+
+
+def _json(values: object) -> bytes:
+    return (json.dumps(values, indent=1, sort_keys=True) + "\n").encode()
+
+
+def _write(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,123 @@
+"""What training needs of a sample on one rank: its part of the graph, and the class and weight of each edge."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from domainpar.events.graph import IntArray
+from domainpar.events.store import EventStore, StoredEvent
+from domainpar.parallel.loading import Part, load_part
+from domainpar.parallel.world import World
+from domainpar.training.sampler import Sample
+from domainpar.training.targets import EdgeClasses, class_counts, edge_classes
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledPart:
+    """One rank's part of a sample, with what its loss counts.
+
+    Attributes:
+        part: The graph and its halo.
+        classes: Class of each local edge, int8 [num_edges].
+        weights: Weight of each local edge in the loss, [num_edges].
+        name: Name of the sample.
+    """
+
+    part: Part
+    classes: IntArray
+    weights: Tensor
+    name: str
+
+    @property
+    def owned_classes(self) -> IntArray:
+        """Class of each edge this part counts."""
+        return self.classes[self.part.graph.plan.edge_owned]
+
+    def owned_counts(self) -> IntArray:
+        """How many edges of each class this part counts, int64 [3]."""
+        return class_counts(self.owned_classes)
+
+
+class PartLoader:
+    """Loads parts of samples and keeps the last ones, by content, for the next epoch.
+
+    Args:
+        store: Where the events lie.
+        world: The ranks; those of a domain group load the same sample together.
+        grouping: How tiles are grouped into parts.
+        edge_weights: Weights of the classes of edges.
+        target: Conditions of a target particle; None: every particle is one.
+        dtype: Type of features and weights.
+        seed: Seed of the grouping.
+        keep_edges: Keep parts until they hold more local edges than this.
+    """
+
+    def __init__(
+        self,
+        store: EventStore,
+        world: World,
+        *,
+        grouping: str = "contiguous",
+        edge_weights: EdgeClasses | None = None,
+        target: Mapping[str, Any] | None = None,
+        dtype: torch.dtype = torch.float32,
+        seed: int = 0,
+        keep_edges: int = 10_000_000,
+    ) -> None:
+        self._store, self._world = store, world
+        self._grouping, self._dtype, self._seed = grouping, dtype, seed
+        self._edge_weights, self._target = edge_weights or EdgeClasses(), target
+        self._keep_edges = keep_edges
+        self._kept: OrderedDict[Sample, LabelledPart] = OrderedDict()
+
+    def load(self, sample: Sample) -> LabelledPart:
+        """One rank's part of a sample. *Collective* over the domain group.
+
+        Raises:
+            ValueError: If the event cannot be read or holds no truth.
+        """
+        # Ranks of a domain group have the same samples in the same order, but not as many edges each. What is kept
+        # is decided on the events' sizes, so that all of them load, or none does.
+        if sample not in self._kept:
+            with self._store.open(sample.record) as event:
+                self._kept[sample] = self._label(event, sample)
+        self._kept.move_to_end(sample)
+        while (
+            len(self._kept) > 1 and sum(kept.cost for kept in self._kept) > self._keep_edges * self._world.domain.size
+        ):
+            self._kept.popitem(last=False)
+        return self._kept[sample]
+
+    def _label(self, event: StoredEvent, sample: Sample) -> LabelledPart:
+        part = load_part(
+            event,
+            self._world.domain,
+            grouping=self._grouping,
+            sector=sample.sector,
+            device=self._world.device,
+            dtype=self._dtype,
+            seed=self._seed,
+        )
+        if part.graph.label is None:
+            raise ValueError(f"event {event.event_id} has no truth; it can be inferred on, not trained on.")
+        particle_of_edge = None
+        if self._target and event.has_particle_ids:
+            plan = part.graph.plan
+            particle_of_edge = event.read_nodes("particle_id", plan.local_ids)[plan.edge_rows[1]]
+        classes = edge_classes(part.graph.label.cpu().numpy(), particle_of_edge, event.particles(), self._target)
+        weights = torch.from_numpy(self._edge_weights.weights(classes)).to(self._world.device, self._dtype)
+        return LabelledPart(part, classes, weights, sample.name)
+
+
+def total_counts(parts: list[LabelledPart], world: World) -> IntArray:
+    """Edges of each class over all given parts of all ranks, int64 [3]. *Collective*."""
+    counts = torch.from_numpy(np.sum([np.zeros(3, np.int64), *(part.owned_counts() for part in parts)], axis=0))
+    world.transport.all_reduce(counts)
+    return np.asarray(counts.numpy())

@@ -1,0 +1,242 @@
+"""How good an assignment is: what it cuts, what each part holds, borrows and can compute without waiting."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from partitioners.topology import FloatArray, IntArray, check_assignment, check_edge_index
+
+
+@dataclass(frozen=True, eq=False)
+class Quality:
+    """Counts for one assignment of nodes to P parts.
+
+    `incoming` and `incident` are the two edge policies: a part computes on the edges into its nodes, or on every edge
+    that touches them. `incident` counts a cut edge on both sides.
+
+    Attributes:
+        owned_nodes: Nodes of each part, int64 [P].
+        owned_edges: Edges into the nodes of each part, int64 [P]. These are the local edges under `incoming`.
+        incident_edges: Edges with at least one end in the part: the local edges under `incident`, int64 [P].
+        inner_edges: Edges with both ends in the part, int64 [P]. They touch no ghost, under either policy.
+        incoming_ghosts: Foreign nodes that send an edge into the part, int64 [P].
+        incident_ghosts: Foreign nodes that share an edge with the part, int64 [P].
+        neighbours: Parts that own an incident ghost of the part, int64 [P].
+    """
+
+    owned_nodes: IntArray
+    owned_edges: IntArray
+    incident_edges: IntArray
+    inner_edges: IntArray
+    incoming_ghosts: IntArray
+    incident_ghosts: IntArray
+    neighbours: IntArray
+
+    @property
+    def num_edges(self) -> int:
+        """Edges of the event, each counted once."""
+        return int(self.owned_edges.sum())
+
+    @property
+    def cut_edges(self) -> int:
+        """Edges whose two ends lie in different parts."""
+        return self.num_edges - int(self.inner_edges.sum())
+
+    @property
+    def cut_share(self) -> float:
+        """Cut edges / edges; 0 without edges."""
+        return _ratio(self.cut_edges, self.num_edges)
+
+    @property
+    def node_imbalance(self) -> float:
+        """Largest part / mean part, in owned nodes; 1 without nodes."""
+        return imbalance(self.owned_nodes)
+
+    @property
+    def edge_imbalance(self) -> float:
+        """Largest part / mean part, in owned edges; 1 without edges."""
+        return imbalance(self.owned_edges)
+
+    @property
+    def incident_imbalance(self) -> float:
+        """Largest part / mean part, in incident edges: the work of a model that sums at both ends."""
+        return imbalance(self.incident_edges)
+
+    @property
+    def incoming_ghost_ratio(self) -> float:
+        """Ghosts / owned nodes over all parts, `incoming`."""
+        return _ratio(int(self.incoming_ghosts.sum()), int(self.owned_nodes.sum()))
+
+    @property
+    def incident_ghost_ratio(self) -> float:
+        """Ghosts / owned nodes over all parts, `incident`."""
+        return _ratio(int(self.incident_ghosts.sum()), int(self.owned_nodes.sum()))
+
+    @property
+    def incoming_ghost_free(self) -> FloatArray:
+        """Share of the local edges of each part that touch no ghost, `incoming`, float64 [P]; 1 without edges."""
+        return _ratios(self.inner_edges, self.owned_edges)
+
+    @property
+    def incident_ghost_free(self) -> FloatArray:
+        """Share of the local edges of each part that touch no ghost, `incident`, float64 [P]; 1 without edges."""
+        return _ratios(self.inner_edges, self.incident_edges)
+
+
+@dataclass(frozen=True)
+class TruthCut:
+    """What an assignment cuts of the truth.
+
+    Attributes:
+        segments: True edges.
+        segments_cut: Those with ends in different parts.
+        tracks: Particles with at least one true edge.
+        tracks_cut: Those with at least one true edge cut.
+    """
+
+    segments: int
+    segments_cut: int
+    tracks: int
+    tracks_cut: int
+
+
+@dataclass(frozen=True, eq=False)
+class TileQuality:
+    """How well tiles keep edges to themselves, before any grouping.
+
+    Attributes:
+        num_nodes: Nodes of the event.
+        num_edges: Edges of the event.
+        joining_edges: Edges that join two tiles.
+        edge_counts: Incoming edges of each tile, int64 [K].
+        tiles_touched: Other tiles that share an edge with the tile, int64 [K].
+        src_pairs: Distinct (tile of `dst`, `src` node) pairs: partial sums at `src`, and rows that tiles gather.
+    """
+
+    num_nodes: int
+    num_edges: int
+    joining_edges: int
+    edge_counts: IntArray
+    tiles_touched: IntArray
+    src_pairs: int
+
+    @property
+    def joining_share(self) -> float:
+        """Edges that join two tiles / edges; 0 without edges."""
+        return _ratio(self.joining_edges, self.num_edges)
+
+    @property
+    def src_pairs_per_node(self) -> float:
+        """Distinct (tile of `dst`, `src` node) pairs / nodes; 0 without nodes."""
+        return _ratio(self.src_pairs, self.num_nodes)
+
+
+def measure(edge_index: IntArray, assignment: IntArray, num_parts: int) -> Quality:
+    """Count what an assignment of nodes to parts cuts and borrows.
+
+    Args:
+        edge_index: `src` and `dst` id of each edge, int64 [2, E].
+        assignment: Part of each node, [N], in [0, num_parts).
+        num_parts: Number of parts P.
+
+    Raises:
+        ValueError: If the assignment names a part that does not exist, or an edge a node that does not.
+    """
+    src_part, dst_part = _ends(edge_index, assignment, num_parts)
+    cut = np.flatnonzero(src_part != dst_part)
+    (src, dst), src_part_cut, dst_part_cut = edge_index[:, cut], src_part[cut], dst_part[cut]
+    num_nodes = len(assignment)
+    incoming = np.unique(dst_part_cut * num_nodes + src)
+    incident = np.union1d(incoming, src_part_cut * num_nodes + dst)
+    links = np.unique(incident // max(num_nodes, 1) * num_parts + assignment[incident % max(num_nodes, 1)])
+    owned_edges = np.bincount(dst_part, minlength=num_parts)
+    return Quality(
+        owned_nodes=np.bincount(assignment, minlength=num_parts),
+        owned_edges=owned_edges,
+        incident_edges=owned_edges + np.bincount(src_part_cut, minlength=num_parts),
+        inner_edges=owned_edges - np.bincount(dst_part_cut, minlength=num_parts),
+        incoming_ghosts=np.bincount(incoming // max(num_nodes, 1), minlength=num_parts),
+        incident_ghosts=np.bincount(incident // max(num_nodes, 1), minlength=num_parts),
+        neighbours=np.bincount(links // num_parts, minlength=num_parts),
+    )
+
+
+def measure_truth(edge_index: IntArray, assignment: IntArray, label: IntArray, particle_id: IntArray) -> TruthCut:
+    """Count the true segments and the tracks that an assignment cuts.
+
+    Args:
+        edge_index: `src` and `dst` id of each edge, int64 [2, E].
+        assignment: Part of each node, [N].
+        label: Not 0 for a true segment, [E]; set others to 0 to count a selection only.
+        particle_id: Particle of each node, [N]; a track is a particle with a true segment.
+    """
+    src, dst = edge_index[:, np.flatnonzero(label)]
+    cut = assignment[src] != assignment[dst]
+    return TruthCut(
+        segments=len(src),
+        segments_cut=int(np.count_nonzero(cut)),
+        tracks=len(np.unique(particle_id[dst])),
+        tracks_cut=len(np.unique(particle_id[dst[cut]])),
+    )
+
+
+def measure_tiles(edge_index: IntArray, assignment: IntArray, num_tiles: int) -> TileQuality:
+    """Count the edges between tiles.
+
+    Args:
+        edge_index: `src` and `dst` id of each edge, int64 [2, E].
+        assignment: Tile of each node, [N], in [0, num_tiles).
+        num_tiles: Number of tiles K.
+
+    Raises:
+        ValueError: If the assignment names a tile that does not exist, or an edge a node that does not.
+    """
+    src_tile, dst_tile = _ends(edge_index, assignment, num_tiles)
+    apart = src_tile != dst_tile
+    one_way = np.unique(src_tile[apart] * num_tiles + dst_tile[apart])
+    both_ways = np.union1d(one_way, one_way % num_tiles * num_tiles + one_way // num_tiles)
+    return TileQuality(
+        num_nodes=len(assignment),
+        num_edges=edge_index.shape[1],
+        joining_edges=int(np.count_nonzero(apart)),
+        edge_counts=np.bincount(dst_tile, minlength=num_tiles),
+        tiles_touched=np.bincount(both_ways // num_tiles, minlength=num_tiles),
+        src_pairs=len(np.unique(dst_tile * len(assignment) + edge_index[0])),
+    )
+
+
+def tiles_without_ghosts(edge_index: IntArray, assignment: IntArray, part_of_tile: IntArray) -> IntArray:
+    """Return which tiles touch no ghost, bool [K]: they can be computed before ghosts arrive.
+
+    Args:
+        edge_index: `src` and `dst` id of each edge, int64 [2, E].
+        assignment: Tile of each node, [N].
+        part_of_tile: Part of each tile, [K].
+    """
+    src_tile, dst_tile = assignment[edge_index]
+    cut = part_of_tile[src_tile] != part_of_tile[dst_tile]
+    free = np.ones(len(part_of_tile), bool)
+    free[src_tile[cut]] = free[dst_tile[cut]] = False
+    return free
+
+
+def imbalance(counts: IntArray) -> float:
+    """Return largest / mean; 1 where all are 0."""
+    return float(counts.max() / counts.mean()) if counts.any() else 1.0
+
+
+def _ends(edge_index: IntArray, assignment: IntArray, num_blocks: int) -> tuple[IntArray, IntArray]:
+    check_edge_index(edge_index, len(assignment))
+    check_assignment(assignment, len(assignment), num_blocks)
+    src_block, dst_block = assignment.astype(np.int64)[edge_index]
+    return src_block, dst_block
+
+
+def _ratio(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0
+
+
+def _ratios(part: IntArray, whole: IntArray) -> FloatArray:
+    return np.divide(part, whole, out=np.ones(len(whole)), where=whole > 0)

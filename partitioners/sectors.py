@@ -1,0 +1,169 @@
+"""Partitioners that follow the detector: wedges in phi, slices in eta, and both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from partitioners.splitting import split_evenly
+from partitioners.topology import FloatArray, IntArray, Topology, check_assignment, check_num_blocks
+
+BEST_ASPECT = 10
+"""Phi wedges per eta slice that cut a full event best (`bench/partition.py`).
+
+A slice in eta cuts some 20 times as many edges as a border between two wedges: vertices spread over +-200 mm along the
+beam, so edges fan out in eta, while they bend little in phi.
+"""
+
+
+@dataclass(frozen=True)
+class Phi:
+    """Wedges of equal cost around the beam axis, numbered along phi from -pi; the last is a neighbour of the first."""
+
+    def __call__(self, topology: Topology, num_blocks: int) -> IntArray:
+        """Return the wedge of each node, int32 [N].
+
+        Raises:
+            ValueError: If the graph has no positions.
+        """
+        return _slices(phi_of(_position(topology, "phi")), topology.costs(), num_blocks)
+
+
+@dataclass(frozen=True)
+class Eta:
+    """Slices of equal cost in pseudorapidity, numbered from -infinity; a hit on the beam axis is in an outer one."""
+
+    def __call__(self, topology: Topology, num_blocks: int) -> IntArray:
+        """Return the slice of each node, int32 [N].
+
+        Raises:
+            ValueError: If the graph has no positions.
+        """
+        return _slices(eta_of(_position(topology, "eta")), topology.costs(), num_blocks)
+
+
+@dataclass(frozen=True)
+class PhiEta:
+    """Wedges in phi of equal cost, each cut into slices of equal cost in eta; numbered wedge by wedge.
+
+    Attributes:
+        num_wedges: Number of wedges, a divisor of the number of blocks; None takes the divisor for which wedges per
+            slice come nearest to `BEST_ASPECT`.
+    """
+
+    num_wedges: int | None = None
+
+    def __call__(self, topology: Topology, num_blocks: int) -> IntArray:
+        """Return the block of each node, wedge * slices + slice, int32 [N].
+
+        Raises:
+            ValueError: If the graph has no positions, or `num_wedges` does not divide `num_blocks`.
+        """
+        position = _position(topology, "phi-eta")
+        num_wedges, num_slices = self.grid(num_blocks)
+        costs, eta = topology.costs(), eta_of(position)
+        wedge = _slices(phi_of(position), costs, num_wedges)
+        assignment = np.empty(topology.num_nodes, np.int32)
+        for number, nodes in enumerate(_members(wedge, num_wedges)):
+            assignment[nodes] = number * num_slices + _slices(eta[nodes], costs[nodes], num_slices)
+        return assignment
+
+    def grid(self, num_blocks: int) -> tuple[int, int]:
+        """Return (wedges, slices), whose product is `num_blocks`.
+
+        Raises:
+            ValueError: If `num_wedges` does not divide `num_blocks`.
+        """
+        check_num_blocks(num_blocks)
+        if self.num_wedges is None:
+            divisors = [wedges for wedges in range(1, num_blocks + 1) if num_blocks % wedges == 0]
+            wedges = min(divisors, key=lambda wedges: abs(np.log(wedges * wedges / num_blocks / BEST_ASPECT)))
+            return wedges, num_blocks // wedges
+        if self.num_wedges < 1 or num_blocks % self.num_wedges:
+            raise ValueError(f"{self.num_wedges} phi wedges do not divide {num_blocks} blocks; choose a divisor.")
+        return self.num_wedges, num_blocks // self.num_wedges
+
+
+def number_along_phi(assignment: IntArray, position: FloatArray, num_blocks: int) -> IntArray:
+    """Number blocks along phi, so that ranges of block numbers are sensible sectors.
+
+    Blocks are ordered by the circular mean of phi over their nodes, empty ones last. But when they follow phi already,
+    that is when none lies wholly before a lower-numbered one, they keep their numbers: so wedges, the slices within a
+    wedge and slices in eta stay in their own order, and numbering twice changes nothing.
+
+    Args:
+        assignment: Block of each node, [N].
+        position: x, y, z of each node, [N, 3].
+        num_blocks: Number of blocks.
+
+    Returns:
+        The new number of each node's block, int32 [N].
+
+    Raises:
+        ValueError: If the assignment names a block that does not exist.
+    """
+    check_assignment(assignment, len(position), num_blocks)
+    phi = phi_of(position)
+    if _follows(phi, assignment, num_blocks):
+        return assignment.astype(np.int32)
+    order = np.argsort(circular_mean(phi, assignment, num_blocks), kind="stable")
+    number = np.empty(num_blocks, np.int32)
+    number[order] = np.arange(num_blocks, dtype=np.int32)
+    return number[assignment]
+
+
+def circular_mean(phi: FloatArray, assignment: IntArray, num_blocks: int) -> FloatArray:
+    """Return the mean direction of each block in (-pi, pi], float64 [num_blocks]; infinity for an empty block."""
+    sines = np.bincount(assignment, np.sin(phi), num_blocks)
+    cosines = np.bincount(assignment, np.cos(phi), num_blocks)
+    mean: FloatArray = np.arctan2(sines, cosines)
+    mean[np.bincount(assignment, minlength=num_blocks) == 0] = np.inf
+    return mean
+
+
+def _follows(phi: FloatArray, assignment: IntArray, num_blocks: int) -> bool:
+    """Return whether no block lies wholly before one of a lower number. Empty blocks lie anywhere."""
+    lowest, highest = np.full(num_blocks, np.inf), np.full(num_blocks, -np.inf)
+    np.minimum.at(lowest, assignment, phi)
+    np.maximum.at(highest, assignment, phi)
+    lowest, highest = np.where(lowest > highest, -np.inf, lowest), np.where(lowest > highest, np.inf, highest)
+    return bool((np.maximum.accumulate(lowest) <= highest).all())
+
+
+def _slices(coordinate: FloatArray, costs: IntArray, num_blocks: int) -> IntArray:
+    """Cut nodes, sorted by a coordinate, into blocks of equal cost. Equal coordinates are in order of their ids."""
+    check_num_blocks(num_blocks)
+    order = np.argsort(coordinate, kind="stable")
+    assignment = np.empty(len(order), np.int32)
+    assignment[order] = split_evenly(costs[order], num_blocks)
+    return assignment
+
+
+def _members(assignment: IntArray, num_blocks: int) -> list[IntArray]:
+    order = np.argsort(assignment, kind="stable")
+    return np.split(order, np.searchsorted(assignment[order], np.arange(1, num_blocks)))
+
+
+def phi_of(position: FloatArray) -> FloatArray:
+    """Return the angle of each node around the beam axis, in [-pi, pi], float64 [N]."""
+    phi: FloatArray = np.arctan2(position[:, 1].astype(np.float64), position[:, 0].astype(np.float64))
+    return phi
+
+
+def eta_of(position: FloatArray) -> FloatArray:
+    """Return pseudorapidity as seen from the origin, float64 [N]: infinite on the beam axis, 0 at the origin itself."""
+    x, y, z = position.astype(np.float64).T
+    r = np.hypot(x, y)
+    slope = np.divide(z, r, out=np.where(z == 0, 0.0, np.copysign(np.inf, z)), where=r > 0)
+    eta: FloatArray = np.arcsinh(slope)
+    return eta
+
+
+def _position(topology: Topology, name: str) -> FloatArray:
+    if topology.position is None:
+        raise ValueError(
+            f"partitioner '{name}' needs positions and this graph has none; "
+            "metis, contiguous and random need no positions."
+        )
+    return topology.position

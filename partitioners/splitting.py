@@ -1,0 +1,72 @@
+"""Cutting a row of items into consecutive blocks of equal cost: what sectors, id ranges and tile ranges share."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from partitioners.topology import IntArray
+
+
+def split_evenly(costs: IntArray, num_blocks: int) -> IntArray:
+    """Cut consecutive items into blocks so that the most expensive block costs as little as possible.
+
+    Among the cuts that reach this minimum, each block in turn comes nearest to an equal share of what is left, so that
+    the rest is even as well; no block stays empty before the items run out. Exact, and a function of the costs alone.
+
+    Args:
+        costs: Cost of each item, integers >= 0, [n].
+        num_blocks: Number of blocks, at least 1; blocks beyond the number of items stay empty.
+
+    Returns:
+        Block of each item, never decreasing, int32 [n].
+    """
+    before = np.concatenate([[0], np.cumsum(costs, dtype=np.int64)])
+    limit = _smallest_limit(before, num_blocks)
+    earliest = _earliest_borders(before, num_blocks, limit)
+    borders = np.zeros(num_blocks + 1, np.int64)
+    borders[num_blocks] = len(costs)
+    for block in range(1, num_blocks):
+        start = borders[block - 1]
+        latest = np.searchsorted(before, before[start] + limit, side="right") - 1
+        share = (before[-1] - before[start]) // (num_blocks - block + 1)
+        fair = _nearest(before, before[start] + share)
+        borders[block] = min(max(fair, earliest[block], start + 1), latest)
+    return np.repeat(np.arange(num_blocks, dtype=np.int32), np.diff(borders))
+
+
+def _smallest_limit(before: IntArray, num_blocks: int) -> int:
+    """Return the smallest cost that no block of some cut exceeds, by bisection."""
+    total = int(before[-1])
+    low = max(-(-total // num_blocks), int(np.diff(before).max(initial=0)))
+    high = max(total, low)
+    while low < high:
+        middle = (low + high) // 2
+        if _fits(before, num_blocks, middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _fits(before: IntArray, num_blocks: int, limit: int) -> bool:
+    start = 0
+    for _ in range(num_blocks):
+        start = int(np.searchsorted(before, before[start] + limit, side="right")) - 1
+        if start == len(before) - 1:
+            return True
+    return False
+
+
+def _earliest_borders(before: IntArray, num_blocks: int, limit: int) -> IntArray:
+    """Return how early each block may begin so that it and the blocks behind it can take all that follows."""
+    borders = np.empty(num_blocks + 1, np.int64)
+    borders[num_blocks] = len(before) - 1
+    for block in range(num_blocks - 1, -1, -1):
+        borders[block] = np.searchsorted(before, before[borders[block + 1]] - limit, side="left")
+    return borders
+
+
+def _nearest(before: IntArray, cost: int) -> int:
+    """Return the border with a cost nearest to the given one before it."""
+    after = min(int(np.searchsorted(before, cost)), len(before) - 1)
+    return after - 1 if after > 0 and cost - before[after - 1] <= before[after] - cost else after

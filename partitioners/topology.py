@@ -1,0 +1,108 @@
+"""What a partitioner sees of an event: edges, the number of nodes and, where there is a geometry, positions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.integer]
+FloatArray = npt.NDArray[np.floating]
+
+
+@dataclass(frozen=True, eq=False)
+class Topology:
+    """The graph of one event, as far as cutting it is concerned.
+
+    Attributes:
+        edge_index: `src` and `dst` id of each edge, int64 [2, E].
+        num_nodes: Number of nodes N; nodes without edges count.
+        position: x, y, z in any one unit of length, float [N, 3]; None for a graph without a geometry.
+
+    Raises:
+        ValueError: If an edge names a node that does not exist, a shape does not fit, or a position is not finite.
+    """
+
+    edge_index: IntArray
+    num_nodes: int
+    position: FloatArray | None = None
+
+    def __post_init__(self) -> None:
+        check_edge_index(self.edge_index, self.num_nodes)
+        if self.position is not None:
+            _check_position(self.position, self.num_nodes)
+
+    @property
+    def num_edges(self) -> int:
+        """Number of edges E."""
+        return int(self.edge_index.shape[1])
+
+    def costs(self) -> IntArray:
+        """Return the cost of each node, in-degree + out-degree + 1, int64 [N].
+
+        Time and memory follow the edges; the 1 gives nodes without edges a share too.
+        """
+        return np.bincount(self.edge_index.ravel(), minlength=self.num_nodes) + 1
+
+
+Partitioner = Callable[[Topology, int], IntArray]
+"""Maps (topology, num_blocks) to the block of each node, int32 [N]. A block may stay empty."""
+
+
+def check_edge_index(edge_index: IntArray, num_nodes: int) -> None:
+    """Refuse edges that are not int [2, E] or name a node outside [0, num_nodes).
+
+    Raises:
+        ValueError: With the first bad edge.
+    """
+    if edge_index.ndim != 2 or edge_index.shape[0] != 2 or not np.issubdtype(edge_index.dtype, np.integer):
+        raise ValueError(
+            f"edge_index has shape {edge_index.shape} and dtype {edge_index.dtype}; pass integers of shape [2, E]."
+        )
+    if edge_index.shape[1] == 0:
+        return
+    if edge_index.min() < 0 or edge_index.max() >= num_nodes:
+        bad = int(np.argmax(((edge_index < 0) | (edge_index >= num_nodes)).any(axis=0)))
+        raise ValueError(
+            f"edge {bad} joins nodes {edge_index[0, bad]} and {edge_index[1, bad]} "
+            f"but the event has {num_nodes} nodes; node ids run from 0 to {num_nodes - 1}."
+        )
+
+
+def check_num_blocks(num_blocks: int) -> None:
+    """Refuse to cut into fewer than one block.
+
+    Raises:
+        ValueError: If `num_blocks` is below 1.
+    """
+    if num_blocks < 1:
+        raise ValueError(f"num_blocks is {num_blocks}; ask for at least one block.")
+
+
+def check_assignment(assignment: IntArray, num_items: int, num_blocks: int) -> None:
+    """Refuse an assignment of the wrong length, or one that names a block outside [0, num_blocks).
+
+    Raises:
+        ValueError: With the values seen.
+    """
+    if assignment.shape != (num_items,):
+        raise ValueError(f"assignment has shape {assignment.shape}; expected one block for each of {num_items} nodes.")
+    if num_items and (assignment.min() < 0 or assignment.max() >= num_blocks):
+        raise ValueError(
+            f"assignment uses blocks {assignment.min()} to {assignment.max()} but there are {num_blocks}; "
+            f"blocks run from 0 to {num_blocks - 1}."
+        )
+
+
+def _check_position(position: FloatArray, num_nodes: int) -> None:
+    if position.shape != (num_nodes, 3):
+        raise ValueError(f"position has shape {position.shape}; expected x, y, z of {num_nodes} nodes.")
+    finite = np.isfinite(position).all(axis=1)
+    if not finite.all():
+        bad = int(np.argmin(finite))
+        raise ValueError(
+            f"position of node {bad} is {position[bad].tolist()} ({np.count_nonzero(~finite)} of {num_nodes} nodes are "
+            "not finite); remove these hits or cut by a partitioner that needs no positions."
+        )

@@ -1,0 +1,308 @@
+"""Flags and configuration files: what is understood, what is refused, and that it is said once."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+import sysconfig
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from domainpar import command_line, infer, prepare, train
+from domainpar.command_line import parse, run_command
+from domainpar.config import (
+    ConfigError,
+    Group,
+    InferConfig,
+    PrepareConfig,
+    TrainConfig,
+    flag,
+    parse_layer_pairs,
+    resolved_yaml,
+    target_conditions,
+)
+
+COMMANDS = [(train, TrainConfig), (prepare, PrepareConfig), (infer, InferConfig)]
+
+LAUNCHER_VARIABLES = (
+    "PMI_RANK",
+    "PMI_SIZE",
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "PMIX_RANK",
+    "RANK",
+    "WORLD_SIZE",
+    "SLURM_PROCID",
+    "SLURM_STEP_ID",
+    "TORCHELASTIC_RUN_ID",
+)
+
+REFUSED_FLAGS = {
+    "a flag nobody knows": ("--hiden 32", "unknown flag --hiden", "did you mean --hidden?"),
+    "a flag spelled with underscores": ("--graph_iters 3", "unknown flag --graph_iters", "did you mean --graph-iters?"),
+    "an abbreviated flag": ("--hidde=32", "unknown flag --hidde", "--hidden"),
+    "one dash": ("-lr 1", "unknown flag -lr", "--lr"),
+    "a word without a flag": ("fast", "belong to no flag: fast", "--help"),
+    "a flag without its value": ("--lr", "--lr: expected one argument", "--help"),
+    "a word for a number": ("--lr fast", "--lr is 'fast'; expected a number", "--help"),
+    "a fraction for a count": ("--max-steps 1.5", "--max-steps is '1.5'; expected a whole number", "--help"),
+    "nothing for a count": ("--epochs null", "--epochs is 'None'; expected a whole number", "--help"),
+    "a choice that is none": ("--mode niave", "--mode is 'niave'; expected one of halo, naive", "did you mean naive?"),
+    "a negative count": ("--epochs -1", "--epochs is -1; it must be at least 1", "--epochs"),
+    "an infinite rate": ("--lr 1e400", "--lr is inf; it must be a finite number above 0", "--lr"),
+    "a width that is no multiple of 16": (
+        "--hidden 50",
+        "padded to 16 columns so that bits do not",
+        "48 or --hidden 64",
+    ),
+    "naive without sectors": ("--mode naive", "--mode naive needs --sectors", "--sectors 8"),
+    "sectors without naive": ("--sectors 8", "means nothing with --mode halo", "--mode naive"),
+    "a GPU transport on CPU": ("--transport nccl", "--device is cpu", "--device cuda"),
+    "resume and overwrite": ("--out x --resume --overwrite", "exclude each other", "keep one"),
+    "resume of no run": ("--resume", "does not say which run", "--out"),
+    "weights that leave one class": ("--fake-weight 0", "one answer would fit every edge", "small number"),
+    "a target that is no mapping": ("--target 3", "not a mapping", "pt: [1, .inf]"),
+    "a target that is no YAML": ("--target pt:[1", "--target", "pt: [1, .inf]"),
+    "a model of one's own": ("--model mine:net", "come with a later release", "interaction"),
+    "a file that is not there": ("--config no-such.yaml", "no-such.yaml: No such file", "YAML file"),
+}
+
+REFUSED_FILES = {
+    "an empty file": ("", "config is empty: ", "key: value"),
+    "only comments": ("# lr: 1\n", "config is empty: ", "key: value"),
+    "a list": ("- lr\n", "holds a list", "key: value"),
+    "YAML with a mistake": ("lr: 1\nmode: [halo\n", " line 3: not YAML", "key: value"),
+    "an unknown key": ("hiden: 32\n", "unknown key 'hiden'", "did you mean hidden?"),
+    "a key with dashes": ("graph-iters: 3\n", "unknown key 'graph-iters'", "did you mean graph_iters?"),
+    "a word for a number": ("lr: fast\n", "lr is 'fast'; expected a number", "--help"),
+    "a number for a switch": ("resume: 1\n", "resume is 1; expected true or false", "--help"),
+    "nothing for a number": ("lr:\n", "lr is null; expected a number", "default"),
+    "a choice that is none": ("mode: niave\n", "expected one of halo, naive", "did you mean naive?"),
+    "code": ("model: os:system\n", "a file is data and never names code", "interaction"),
+    "a target that is not quoted": ("target: {pt: [1, .inf]}\n", "target is not text", "quote it"),
+    "another file": ("config: more.yaml\n", "unknown key 'config'", "--help"),
+    "values that exclude each other": ("mode: naive\n", "--mode naive needs --sectors", "--sectors"),
+}
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch):
+    for name in LAUNCHER_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def trained_with(*argv: str) -> TrainConfig:
+    return parse(TrainConfig, train.__doc__ or "", argv)
+
+
+def refusal(capfd, *argv: str) -> tuple[str, str]:
+    """The error and the hint that `train` prints for these words, which it must refuse with exit code 2."""
+    assert train.main(argv) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    error, hint = err.splitlines()
+    return error, hint
+
+
+@pytest.mark.parametrize(("argv", "error", "hint"), REFUSED_FLAGS.values(), ids=REFUSED_FLAGS)
+def test_refused_flags_name_the_flag_and_what_to_do(capfd, argv, error, hint):
+    printed = refusal(capfd, *argv.split())
+    assert printed[0].startswith("domainpar: error: ")
+    assert printed[1].startswith("hint: ")
+    assert error in printed[0]
+    assert hint in printed[1]
+
+
+@pytest.mark.parametrize(("text", "error", "hint"), REFUSED_FILES.values(), ids=REFUSED_FILES)
+def test_refused_files_name_the_file_the_key_and_what_to_do(capfd, tmp_path, text, error, hint):
+    path = tmp_path / "train.yaml"
+    path.write_text(text)
+    printed = refusal(capfd, "--config", str(path))
+    assert error in printed[0]
+    assert hint in printed[1]
+    assert str(path) in printed[0] or "exclude" in error or "--mode naive needs" in error
+
+
+def test_a_file_that_is_not_text_and_a_folder_are_refused(capfd, tmp_path):
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00\x80")
+    assert "not text in UTF-8" in refusal(capfd, "--config", str(tmp_path / "binary"))[0]
+    assert "directory" in refusal(capfd, "--config", str(tmp_path))[0]
+
+
+def test_every_flag_of_the_commands_is_understood():
+    config = trained_with(
+        *"--store s --out o --mode naive --sectors 8 --grouping metis --domain-size 2 --events-per-step 3".split(),
+        *"--model interaction-node-first --hidden 32 --graph-iters 2 --epochs 7 --max-steps 9 --lr 1e-4".split(),
+        *"--dtype float64 --transport gloo --device cpu --seed 5 --overwrite --weight-decay 0 --clip 1".split(),
+        *"--warmup 4 --lr-schedule cosine --true-weight 3 --fake-weight 0.5 --other-weight 0.1".split(),
+        *"--shared-weights --log-every 1 --checkpoint-every 20".split(),
+        *("--target", "pt: [1, .inf]"),
+    )
+    assert config == TrainConfig(
+        store="s", out="o", mode="naive", sectors=8, grouping="metis", domain_size=2, events_per_step=3,
+        model="interaction-node-first", hidden=32, graph_iters=2, epochs=7, max_steps=9, lr=1e-4,
+        dtype="float64", transport="gloo", device="cpu", seed=5, overwrite=True, weight_decay=0.0, clip=1.0,
+        warmup=4, lr_schedule="cosine", true_weight=3.0, fake_weight=0.5, other_weight=0.1,
+        shared_weights=True, log_every=1, checkpoint_every=20, target="pt: [1, .inf]",
+    )  # fmt: skip
+    assert trained_with("--shared-weights", "--separate-weights").shared_weights is False
+    prepared = parse(
+        PrepareConfig,
+        "",
+        "--source trackml --input d --store s --events 3 --partitioner phi-eta --tiles 64 --val-split 0.2 "
+        "--test-split 0 --phi-slope 0.001 --z0 100 --layer-pairs 8.2-8.4 --same-layer --seed 1 "
+        "--overwrite --report".split(),
+    )
+    assert (prepared.tiles, prepared.same_layer, prepared.report, prepared.test_split) == (64, True, True, 0.0)
+    inferred = parse(InferConfig, "", "--run r --store s --out o --checkpoint last --split val --transport mpi".split())
+    assert (inferred.run, inferred.checkpoint, inferred.split, inferred.transport) == ("r", "last", "val", "mpi")
+
+
+@pytest.mark.parametrize(("command", "config_class"), COMMANDS)
+def test_without_flags_every_field_has_its_default(command, config_class):
+    assert parse(config_class, command.__doc__, []) == config_class()
+
+
+@pytest.mark.parametrize("order", [0, 1])
+def test_a_flag_wins_over_the_file_wherever_it_stands(tmp_path, order):
+    path = tmp_path / "train.yaml"
+    path.write_text("lr: 1e-2\nhidden: 32\nshared_weights: true\n")
+    words = [["--config", str(path)], ["--lr", "0.5"]]
+    config = trained_with(*words[order], *words[1 - order])
+    assert (config.lr, config.hidden, config.shared_weights) == (0.5, 32, True)
+
+
+@pytest.mark.parametrize("config_class", [TrainConfig, PrepareConfig, InferConfig])
+def test_the_resolved_file_gives_the_same_configuration_again(tmp_path, config_class):
+    given = {"lr": 1e-5, "target": "pt: [1, .inf]", "clip": 2.0, "phi_slope": 1e-3, "val_split": 0.25, "split": "val"}
+    fields = {field.name for field in dataclasses.fields(config_class)}
+    config = config_class(**{name: value for name, value in given.items() if name in fields})
+    path = tmp_path / "config.yaml"
+    path.write_text(resolved_yaml(config))
+    assert parse(config_class, "", ["--config", str(path)]) == config
+
+
+def test_the_resolved_file_says_what_is_computed_and_not_how_the_command_was_started():
+    kept = yaml.safe_load(resolved_yaml(TrainConfig(out="runs/7", overwrite=True)))
+    everything = {field.name for field in dataclasses.fields(TrainConfig)}
+    assert everything - set(kept) == {"out", "resume", "overwrite"}
+
+
+@pytest.mark.parametrize(("command", "config_class"), COMMANDS)
+def test_help_explains_every_flag_under_a_heading_and_ends_with_examples(capsys, command, config_class):
+    with pytest.raises(SystemExit) as ended:
+        command.main(["--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    body, examples = text.split("Examples:")
+    assert f"python -m {command.__name__}" in examples
+    assert text.splitlines()[2] == command.__doc__.splitlines()[0]
+    explained = {line.split()[0].strip(",") for line in body.splitlines() if line.startswith("  --")}
+    assert {flag(field.name) for field in dataclasses.fields(config_class)} <= explained
+    undocumented = [line for line in body.splitlines() if line.startswith("  --") and line.endswith("None")]
+    assert undocumented == []
+
+
+def test_every_field_has_a_docstring_and_a_checked_group():
+    import docstring_parser
+
+    for _, config_class in COMMANDS:
+        for group in config_class.__bases__:
+            described = {param.arg_name for param in docstring_parser.parse_from_object(group).params}
+            assert issubclass(group, Group)
+            assert described == set(group.__annotations__)
+
+
+def test_only_the_first_rank_talks(capfd, monkeypatch):
+    monkeypatch.setenv("PMI_SIZE", "4")
+    monkeypatch.setenv("PMI_RANK", "3")
+    assert train.main(["--lr", "x"]) == 2
+    with pytest.raises(SystemExit):
+        train.main(["--help"])
+    assert capfd.readouterr() == ("", "")
+    monkeypatch.setenv("PMI_RANK", "0")
+    assert train.main(["--lr", "x"]) == 2
+    assert capfd.readouterr().err.count("domainpar: error:") == 1
+
+
+def test_what_the_work_refuses_ends_like_a_wrong_flag_and_its_exit_code_is_passed_on(capfd):
+    def refuse(config):
+        raise ConfigError("no such store: x", "prepare it first")
+
+    assert run_command(InferConfig, refuse, "", []) == 2
+    assert capfd.readouterr().err == "domainpar: error: no such store: x\nhint: prepare it first\n"
+    assert run_command(InferConfig, lambda config: 1, "", []) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"source": "trackml"}, "needs --input"),
+        ({"input": "d"}, "means nothing with --source simulate"),
+        ({"hits": 499}, "at least 500"),
+        ({"val_split": 0.5, "test_split": 0.5}, "leave nothing to train on"),
+        ({"val_split": 1.0}, "at least 0 and below 1"),
+        ({"phi_slope": 0.0}, "above 0"),
+        ({"z0": float("nan")}, "above 0"),
+        ({"layer_pairs": "8.2-8.4, 8-9"}, "'8-9'"),
+        ({"tiles": 0}, "at least 1"),
+    ],
+)
+def test_prepare_refuses_what_cannot_be_prepared(given, error):
+    with pytest.raises(ConfigError, match=error) as refused:
+        PrepareConfig(**given)
+    assert refused.value.hint
+
+
+def test_layer_pairs_and_target_are_read_as_they_are_written():
+    assert parse_layer_pairs("8.2-8.4, 8.4 - 13.2") == (((8, 2), (8, 4)), ((8, 4), (13, 2)))
+    assert target_conditions("pt: [1, .inf], nhits: [3, 5]") == {"pt": [1, float("inf")], "nhits": [3, 5]}
+    assert target_conditions("{pdgid: [not_in, [11, -11]]}") == {"pdgid": ["not_in", [11, -11]]}
+
+
+def run_python(*words: str, ranks: int = 1) -> subprocess.CompletedProcess[str]:
+    mpiexec = Path(sysconfig.get_path("scripts")) / "mpiexec"
+    if ranks > 1 and not mpiexec.exists():
+        pytest.skip("the mpich wheel is not installed")
+    launch = [str(mpiexec), "-n", str(ranks)] if ranks > 1 else []
+    return subprocess.run([*launch, sys.executable, *words], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_four_ranks_speak_with_one_voice_under_mpiexec():
+    helped = run_python("-m", "domainpar.train", "--help", ranks=4)
+    assert (helped.returncode, helped.stderr) == (0, "")
+    assert helped.stdout.count("usage:") == 1
+    refused = run_python("-m", "domainpar.train", "--mode", "niave", ranks=4)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr == (
+        "domainpar: error: --mode is 'niave'; expected one of halo, naive\nhint: did you mean naive?\n"
+    )
+
+
+def test_help_is_there_before_the_heavy_libraries():
+    heavy = {"torch", "numba", "zarr", "mpi4py", "pandas"}
+    program = (
+        "import sys, domainpar.train\n"
+        "try: domainpar.train.main(['--help'])\n"
+        f"finally: print('LOADED', sorted({heavy} & set(sys.modules)))"
+    )
+    # Another program may keep the machine busy: one quick start shows that nothing heavy is in the way.
+    for _ in range(10):
+        start = time.perf_counter()
+        ended = run_python("-c", program)
+        seconds = time.perf_counter() - start
+        assert "LOADED []" in ended.stdout
+        if seconds < 0.5:
+            break
+    assert seconds < 0.5
+
+
+def test_the_frame_reads_the_words_of_this_process(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train", "--seed", "3"])
+    seen = []
+    assert command_line.run_command(TrainConfig, lambda config: seen.append(config) or 0, "") == 0
+    assert seen[0].seed == 3

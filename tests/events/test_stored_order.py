@@ -1,0 +1,94 @@
+"""The stored order: a renumbering that keeps the graph, and the relations read off it."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from random_events import tiled_events
+
+from domainpar.events.stored_order import concatenated_ranges, default_num_tiles, stored_order
+
+
+@given(tiled_events())
+def test_stored_edges_are_the_users_edges_renumbered(case):
+    event, assignment, num_tiles = case
+    order = stored_order(event.edge_index, assignment, num_tiles)
+    assert np.array_equal(np.sort(order.original_row), np.arange(event.num_nodes))
+    assert np.array_equal(np.sort(order.original_position), np.arange(event.num_edges))
+    there_and_back = order.original_row[np.stack([order.src, order.dst])]
+    assert np.array_equal(there_and_back, event.edge_index[:, order.original_position])
+
+
+@given(tiled_events())
+def test_edges_ascend_by_dst_then_src_then_original_position(case):
+    event, assignment, num_tiles = case
+    order = stored_order(event.edge_index, assignment, num_tiles)
+    rows = list(zip(order.dst, order.src, order.original_position))
+    assert rows == sorted(rows)
+
+
+@given(tiled_events())
+def test_a_tile_is_a_range_of_nodes_in_original_order_and_of_its_incoming_edges(case):
+    event, assignment, num_tiles = case
+    order = stored_order(event.edge_index, assignment, num_tiles)
+    for tile in range(num_tiles):
+        nodes = slice(order.node_ptr[tile], order.node_ptr[tile + 1])
+        assert np.array_equal(order.original_row[nodes], np.flatnonzero(assignment == tile))
+        into = np.flatnonzero((order.dst >= nodes.start) & (order.dst < nodes.stop))
+        assert np.array_equal(into, np.arange(order.edge_ptr[tile], order.edge_ptr[tile + 1]))
+
+
+@given(tiled_events())
+def test_reverse_edges_run_the_other_way_and_are_mutual(case):
+    event, assignment, num_tiles = case
+    order = stored_order(event.edge_index, assignment, num_tiles)
+    ids = np.flatnonzero(order.reverse >= 0)
+    back = order.reverse[ids]
+    assert np.array_equal(order.src[back], order.dst[ids])
+    assert np.array_equal(order.dst[back], order.src[ids])
+    assert np.array_equal(order.reverse[back], ids)
+
+
+@given(tiled_events())
+def test_as_many_edges_have_a_reverse_as_both_directions_allow(case):
+    event, assignment, num_tiles = case
+    order = stored_order(event.edge_index, assignment, num_tiles)
+    ends = list(zip(order.src.tolist(), order.dst.tolist()))
+    for (src, dst), reverse in zip(ends, order.reverse):
+        fully_paired = ends.count((src, dst)) <= ends.count((dst, src))
+        assert reverse >= 0 or not fully_paired
+    for loop in np.flatnonzero(order.src == order.dst):
+        assert order.reverse[loop] == loop
+
+
+@given(tiled_events())
+def test_the_index_lists_each_edge_that_joins_two_tiles_once(case):
+    event, assignment, num_tiles = case
+    order = stored_order(event.edge_index, assignment, num_tiles)
+    tile = np.repeat(np.arange(num_tiles), np.diff(order.node_ptr))
+    joining = np.flatnonzero(tile[order.src] != tile[order.dst])
+    assert np.array_equal(np.sort(order.joining_edges), joining)
+    assert np.array_equal(tile[order.src[order.joining_edges]], np.repeat(order.src_tile, order.joining))
+    assert np.array_equal(tile[order.dst[order.joining_edges]], np.repeat(order.dst_tile, order.joining))
+    pairs = list(zip(order.src_tile, order.dst_tile))
+    assert pairs == sorted(set(pairs))
+
+
+@given(tiled_events())
+def test_degrees_count_edges_in_and_out(case):
+    event, assignment, num_tiles = case
+    order = stored_order(event.edge_index, assignment, num_tiles)
+    for node, row in enumerate(order.original_row):
+        assert order.in_degree[node] == np.count_nonzero(event.edge_index[1] == row)
+        assert order.out_degree[node] == np.count_nonzero(event.edge_index[0] == row)
+
+
+def test_concatenated_ranges_lists_ranges_in_the_order_given():
+    assert concatenated_ranges(np.array([5, 0, 9]), np.array([7, 0, 10])).tolist() == [5, 6, 9]
+    assert concatenated_ranges(np.array([], int), np.array([], int)).tolist() == []
+
+
+@given(tiled_events())
+def test_default_number_of_tiles_is_at_least_one_and_never_above_nodes(case):
+    event, _, _ = case
+    assert 1 <= default_num_tiles(event) <= max(1, event.num_nodes)

@@ -1,0 +1,315 @@
+"""What every transport must do, as functions of a world; `run_ranks` runs them on any of them."""
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from domainpar.parallel.transport import Transport
+from domainpar.parallel.world import Refused, World
+
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64]
+
+
+def count_table(size: int, seed: int) -> np.ndarray:
+    """Rows from each rank (first axis) to each other, uneven, about half of them zero."""
+    rng = np.random.default_rng(seed)
+    table = rng.integers(1, 9, (size, size)) * rng.integers(0, 2, (size, size))
+    np.fill_diagonal(table, 0)
+    return table
+
+
+def rows_between(sender: int, receiver: int, count: int, dtype: torch.dtype = torch.float32, width: int = 3) -> Tensor:
+    """Rows that tell who sent them to whom, exact in every dtype."""
+    row = torch.arange(count * width).reshape(count, width) % 7
+    return (row + 8 * (sender % 4) + 32 * (receiver % 4)).to(dtype)
+
+
+def buffers(
+    transport: Transport, table: np.ndarray, dtype: torch.dtype = torch.float32, width: int = 3
+) -> tuple[Tensor, list[int], Tensor, list[int], Tensor]:
+    """Arguments of `start`, and what should be received."""
+    me = transport.rank
+    peers = range(transport.size)
+    send = torch.cat([rows_between(me, peer, int(table[me, peer]), dtype, width) for peer in peers])
+    expected = torch.cat([rows_between(peer, me, int(table[peer, me]), dtype, width) for peer in peers])
+    return send, table[me].tolist(), torch.full_like(expected, 77), table[:, me].tolist(), expected
+
+
+def rows_reach_the_right_rank_in_every_dtype(world: World) -> None:
+    for seed, dtype in enumerate(DTYPES):
+        send, send_counts, receive, receive_counts, expected = buffers(
+            world.transport, count_table(world.size, seed), dtype
+        )
+        world.transport.start(send, send_counts, receive, receive_counts).finish()
+        assert torch.equal(receive, expected)
+
+
+def rows_may_flow_one_way_only(world: World) -> None:
+    table = np.zeros((world.size, world.size), int)
+    table[0, 1:] = 5
+    send, send_counts, receive, receive_counts, expected = buffers(world.transport, table)
+    world.transport.start(send, send_counts, receive, receive_counts).finish()
+    assert torch.equal(receive, expected)
+
+
+def an_exchange_of_nothing_ends(world: World) -> None:
+    nothing, zeros = torch.empty(0, 4), [0] * world.size
+    pending = world.transport.start(nothing, zeros, nothing.clone(), zeros)
+    pending.finish()
+    pending.finish()
+
+
+def exchanges_in_flight_may_finish_in_any_order(world: World) -> None:
+    started = []
+    for seed in range(6):
+        send, send_counts, receive, receive_counts, expected = buffers(
+            world.transport, count_table(world.size, seed + 50)
+        )
+        started.append(
+            (world.transport.start(send + seed, send_counts, receive, receive_counts), receive, expected + seed)
+        )
+    order = np.random.default_rng(world.rank).permutation(len(started))
+    for position in order:
+        pending, receive, expected = started[position]
+        pending.finish()
+        assert torch.equal(receive, expected)
+
+
+def rows_arrive_in_the_tail_of_a_larger_buffer(world: World) -> None:
+    send, send_counts, _, receive_counts, expected = buffers(world.transport, count_table(world.size, 3))
+    joined = torch.full((4 + len(expected), 3), -1.0)
+    world.transport.start(send, send_counts, joined[4:], receive_counts).finish()
+    assert torch.equal(joined[4:], expected)
+    assert (joined[:4] == -1).all()
+
+
+def a_rank_may_lag_behind(world: World) -> None:
+    for step in range(5):
+        time.sleep(0.004 * ((world.rank + step) % world.size))
+        send, send_counts, receive, receive_counts, expected = buffers(world.transport, count_table(world.size, step))
+        pending = world.transport.start(send, send_counts, receive, receive_counts)
+        values = torch.tensor([step])
+        world.transport.all_reduce(values)
+        pending.finish()
+        assert torch.equal(receive, expected)
+        assert values.item() == step * world.size
+
+
+def large_messages_arrive_whole(world: World) -> None:
+    table = np.where(np.eye(world.size), 0, 20_000)
+    send, send_counts, receive, receive_counts, expected = buffers(world.transport, table, width=16)
+    world.transport.start(send, send_counts, receive, receive_counts).finish()
+    assert torch.equal(receive, expected)
+
+
+def bytes_sent_are_those_of_the_rows(world: World) -> None:
+    world.take_counters()
+    table = count_table(world.size, 9)
+    send, send_counts, receive, receive_counts, _ = buffers(world.transport, table, torch.float64)
+    world.transport.start(send, send_counts, receive, receive_counts).finish()
+    counters = world.take_counters()
+    assert counters.bytes_sent == table[world.rank].sum() * 3 * 8
+    assert counters.seconds_exchanging > 0
+    assert counters.seconds_waiting > 0
+    assert world.take_counters().bytes_sent == 0
+
+
+def payloads_of_any_size_are_gathered(world: World) -> None:
+    own = bytes([world.rank]) * (3 * world.rank)
+    expected = [bytes([rank]) * (3 * rank) for rank in range(world.size)]
+    assert world.transport.all_gather(own) == expected
+    assert world.transport.all_gather(b"") == [b""] * world.size
+
+
+def every_rank_can_broadcast(world: World) -> None:
+    for root in range(world.size):
+        payload = f"from {root}".encode() * 1000 if world.rank == root else None
+        assert world.transport.broadcast(payload, root) == f"from {root}".encode() * 1000
+    assert world.transport.broadcast(b"" if world.is_root else None) == b""
+
+
+def integers_are_reduced_exactly(world: World) -> None:
+    ranks = range(world.size)
+    large = 2**62 // world.size + 1
+    for op, expected in (
+        ("sum", [sum(ranks), large * world.size, 0]),
+        ("max", [max(ranks), large, 0]),
+        ("min", [0, large, 1 - world.size]),
+    ):
+        values = torch.tensor([world.rank, large, -world.rank])
+        if op == "sum":
+            values[2] = 0
+        world.transport.all_reduce(values, op)
+        assert values.tolist() == expected
+
+
+def floats_are_not_reduced(world: World) -> None:
+    with pytest.raises(ValueError, match="int64"):
+        world.transport.all_reduce(torch.ones(2))
+
+
+def wrong_counts_are_refused_at_once(world: World) -> None:
+    rows, zeros = torch.zeros(2, 3), [0] * world.size
+    with pytest.raises(ValueError, match="send_counts"):
+        world.transport.start(rows, zeros, rows[:0], zeros)
+    to_oneself = [2 * (rank == world.rank) for rank in range(world.size)]
+    with pytest.raises(ValueError, match="send_counts"):
+        world.transport.start(rows, to_oneself, rows[:0], zeros)
+    with pytest.raises(ValueError, match="not contiguous"):
+        world.transport.start(rows[:0], zeros, torch.zeros(3, 2).T, zeros)
+
+
+def groups_talk_apart(world: World) -> None:
+    odd = list(range(1, world.size, 2))
+    even = list(range(0, world.size, 2))
+    group = world.transport.split([even, odd] if odd else [even])
+    members = odd if world.rank % 2 else even
+    assert (group.rank, group.size) == (members.index(world.rank), len(members))
+    assert group.all_gather(str(world.rank).encode()) == [str(rank).encode() for rank in members]
+    send, send_counts, receive, receive_counts, expected = buffers(group, count_table(group.size, world.rank % 2))
+    pending = group.start(send, send_counts, receive, receive_counts)
+    world.transport.barrier()
+    pending.finish()
+    assert torch.equal(receive, expected)
+    group.close()
+
+
+def groups_that_miss_a_rank_are_refused(world: World) -> None:
+    with pytest.raises(ValueError, match="each of"):
+        world.transport.split([list(range(world.size)), [0]])
+
+
+class _SendOnInBackward(torch.autograd.Function):
+    """Rows go to the next rank in forward, gradients to the previous one in backward."""
+
+    @staticmethod
+    def forward(ctx, rows: Tensor, transport: Transport) -> Tensor:
+        ctx.transport = transport
+        return pass_on(rows, transport, 1)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        return pass_on(grad.contiguous(), ctx.transport, -1), None
+
+
+def pass_on(rows: Tensor, transport: Transport, step: int) -> Tensor:
+    size, me = transport.size, transport.rank
+    if size == 1:
+        return rows.clone()
+    send_counts, receive_counts = [0] * size, [0] * size
+    send_counts[(me + step) % size] = receive_counts[(me - step) % size] = len(rows)
+    received = torch.empty_like(rows)
+    transport.start(rows, send_counts, received, receive_counts).finish()
+    return received
+
+
+def backward_passes_may_exchange(world: World) -> None:
+    rows = torch.full((2, 3), float(world.rank), requires_grad=True)
+    received = _SendOnInBackward.apply(rows, world.domain)
+    assert (received == (world.rank - 1) % world.size).all()
+    (received * (10 + world.rank)).sum().backward()
+    assert (rows.grad == 10 + (world.rank + 1) % world.size).all()
+
+
+def a_problem_of_one_rank_is_refused_by_all(world: World) -> None:
+    world.agree(None)
+    last = world.size - 1
+    with pytest.raises(Refused, match=r"event 7 has no truth") as refused:
+        world.agree(ValueError("event 7 has no truth") if world.rank == last else None)
+    texts = world.transport.all_gather(str(refused.value).encode())
+    assert len(set(texts)) == 1
+    assert (f"rank {last}" in str(refused.value)) == (world.size > 1)
+    with pytest.raises(Refused, match=r"^no store$"):
+        world.agree("no store")
+
+
+def step_boundaries_add_counts(world: World) -> None:
+    own = torch.tensor([world.rank, 1])
+    assert world.step_boundary(own).tolist() == [sum(range(world.size)), world.size]
+    assert own.tolist() == [world.rank, 1]
+
+
+def every_rank_sees_the_last_mark_of_all(world: World) -> None:
+    world.mark(f"forward of {world.rank}", step=11)
+    world.transport.barrier()
+    time.sleep(0.05)  # a mark may still be on its way
+    marks = world.marks.read()
+    for rank in range(world.size):
+        assert f"step 11, forward of {rank}" in marks[rank]
+    world.transport.barrier()
+
+
+CASES: list[Callable[[World], None]] = [
+    rows_reach_the_right_rank_in_every_dtype,
+    rows_may_flow_one_way_only,
+    an_exchange_of_nothing_ends,
+    exchanges_in_flight_may_finish_in_any_order,
+    rows_arrive_in_the_tail_of_a_larger_buffer,
+    a_rank_may_lag_behind,
+    large_messages_arrive_whole,
+    bytes_sent_are_those_of_the_rows,
+    payloads_of_any_size_are_gathered,
+    every_rank_can_broadcast,
+    integers_are_reduced_exactly,
+    floats_are_not_reduced,
+    wrong_counts_are_refused_at_once,
+    groups_talk_apart,
+    groups_that_miss_a_rank_are_refused,
+    backward_passes_may_exchange,
+    a_problem_of_one_rank_is_refused_by_all,
+    step_boundaries_add_counts,
+    every_rank_sees_the_last_mark_of_all,
+]
+
+
+def all_cases(world: World) -> list[str]:
+    """Every case in one launch; returns the names of those that ran."""
+    for case in CASES:
+        try:
+            case(world)
+        except Exception as error:
+            error.add_note(f"in {case.__name__}")
+            raise
+    return [case.__name__ for case in CASES]
+
+
+def one_rank_stays_silent(world: World) -> str:
+    """What the other ranks are told when rank 1 does not come to an exchange, and how many seconds that took."""
+    patience, world.transport.deadline = world.transport.deadline, 0.4
+    world.mark("forward" if world.rank != 1 else "reading event 5", step=3)
+    world.transport.barrier()
+    if world.rank == 1:
+        time.sleep(1.0)
+        world.transport.deadline = patience
+        return ""
+    table = np.where(np.eye(world.size), 0, 2)
+    send, send_counts, receive, receive_counts, _ = buffers(world.transport, table)
+    began = time.monotonic()
+    with pytest.raises(RuntimeError) as raised:
+        world.transport.start(send, send_counts, receive, receive_counts).finish()
+    assert time.monotonic() - began < 0.9
+    world.transport.deadline = patience
+    return str(raised.value)
+
+
+def one_sends_too_little(world: World) -> str:
+    """Rank 0 sends two rows where the others expect three; what they are told."""
+    counts = [0] + [2] * (world.size - 1) if world.is_root else [0] * world.size
+    expected = [0 if world.is_root else 3] + [0] * (world.size - 1)
+    pending = world.transport.start(torch.zeros(sum(counts), 4), counts, torch.zeros(sum(expected), 4), expected)
+    if world.is_root:
+        pending.finish()
+        return ""
+    with pytest.raises(RuntimeError) as raised:
+        pending.finish()
+    return str(raised.value)
+
+
+def trouble(world: World) -> tuple[str, str]:
+    """Both troubles in one launch; the silent rank last, since it may cost the connections."""
+    short = one_sends_too_little(world) if world.transport.name != "gloo" else ""
+    return short, one_rank_stays_silent(world)

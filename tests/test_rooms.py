@@ -1,0 +1,74 @@
+"""What the import contract in pyproject.toml cannot see: submodules of other packages, and what is loaded lazily."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import domainpar
+
+ROOT = Path(__file__).parent.parent
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Full names of what a file imports, at any depth, and of torch.distributed reached as an attribute."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            yield f"{node.value.id}.{node.attr}"
+
+
+def files_that_import(name: str, folder: str) -> set[str]:
+    return {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / folder).rglob("*.py")
+        if any(f"{found}.".startswith(f"{name}.") for found in imports(path))
+    }
+
+
+def test_torch_distributed_is_used_in_the_ranks_room_only():
+    users = files_that_import("torch.distributed", "domainpar")
+    assert users
+    # testing.py starts ranks of its own, to hand them to the library as a user's program would.
+    assert {user for user in users if not user.startswith("domainpar/parallel/")} <= {"domainpar/testing.py"}
+
+
+def test_partitioners_need_numpy_numba_and_pymetis_only():
+    third_party = {
+        name.split(".")[0]
+        for path in (ROOT / "partitioners").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for name in imported_modules(node)
+    } - set(sys.stdlib_module_names)
+    assert third_party <= {"numpy", "numba", "pymetis", "partitioners"}
+
+
+def imported_modules(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [node.module] if isinstance(node, ast.ImportFrom) and node.module and not node.level else []
+
+
+@pytest.mark.parametrize("name", domainpar.__all__)
+def test_every_public_name_is_there(name):
+    assert getattr(domainpar, name).__name__ == name
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = domainpar.nothing
+
+
+def test_importing_the_package_loads_no_library():
+    heavy = "{'torch', 'numpy', 'numba', 'zarr', 'pandas', 'mpi4py'}"
+    program = f"import sys, domainpar; print(sorted({heavy} & set(sys.modules)))"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout.strip() == "[]"
