@@ -4,9 +4,9 @@
     python bench/realism.py                     the simulated columns only
 
 Prints hits per surface, then figures per event: hits, particles, noise, overlaps, candidate edges at the default cuts,
-degrees, true edges, edges across +-pi, and the cut of 8 phi wedges of equal cost. Every figure is the mean over events;
-`ratio` is simulated / real, for hits per surface after scaling to the same total. Simulated events are asked for as many
-hits as the real ones have on average.
+degrees, true edges, edges across +-pi, and the cut of 8 phi wedges of equal cost. Every figure is the mean over
+events; `ratio` is simulated / real, for hits per surface after scaling to the same total. Simulated events are asked
+for as many hits as the real ones have on average.
 
 The particle table gives hits per particle and the noise exactly. Labels may be derived (some hits of particles left
 unlabelled): then overlaps and true edges of real events come out too low, by about a tenth for each hit involved.
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Compare simulated with real full-size events.")
-    parser.add_argument("--data", type=Path, help="folder of real TrackML events; without it only simulated ones are shown")
+    parser.add_argument("--data", type=Path, help="folder of real TrackML events (default: none)")
     parser.add_argument("--events", type=int, default=6, help="events of each kind (default 6)")
     parser.add_argument("--num-hits", type=int, help="hits of a simulated event (default: as real ones, or 105000)")
     parser.add_argument("--seed", type=int, default=1, help="seed of the first simulated event")
@@ -60,9 +60,11 @@ def read_real(data: Path | None, count: int) -> list[Hits]:
     if data is None:
         print("no --data: real events are not shown")
         return []
-    names = trackml.list_events(data) if data.is_dir() else []
-    if not names:
-        print(f"no TrackML events in {data}: real events are not shown")
+    try:
+        names = trackml.list_events(data)
+    except ValueError as missing:
+        print(f"real events are not shown: {missing}")
+        return []
     return [trackml.read_event(data, name) for name in names[:count]]
 
 
@@ -90,7 +92,11 @@ def print_figures(simulated: list[Hits], real: list[Hits]) -> None:
     for name in left[0]:
         a = np.mean([row[name] for row in left])
         b = np.mean([row[name] for row in right]) if right else np.nan
-        print(f"{name:<44} {a:12.4g} " + (f"{b:12.4g} {a / b:7.2f}" if right else ""))
+        print(f"{name:<44} {number(a):>12} " + (f"{number(b):>12} {a / b:7.2f}" if right else ""))
+
+
+def number(value: float) -> str:
+    return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def figures(hits: Hits) -> Figures:

@@ -307,7 +307,7 @@ class CandidateEdges(Group):
 class Tiles(Group):
     """Tiles, the small regions an event is stored in"""
 
-    partitioner: Literal["phi", "eta", "phi-eta", "metis", "contiguous", "random"] = "metis"
+    partitioner: Literal["phi", "eta", "phi-eta", "metis", "contiguous", "random"] = "phi-eta"
     """How nodes are gathered into tiles. phi, eta, phi-eta: regions of equal cost. metis: fewest edges cut."""
 
     tiles: int | None = None

@@ -9,10 +9,18 @@ Examples:
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from domainpar.command_line import run_command
-from domainpar.config import InferConfig
+from domainpar.command_line import parse, run_command
+from domainpar.config import ConfigError, InferConfig, TrainConfig, target_conditions
+
+if TYPE_CHECKING:
+    from domainpar.parallel.world import World
+    from domainpar.reco.scoring import Outcome, Scorer
+
+T = TypeVar("T")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -20,11 +28,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_command(InferConfig, _work, __doc__, argv)
 
 
-def _work(config: InferConfig) -> int:
-    from domainpar.reco.scores import infer
+def infer(config: InferConfig, world: "World") -> None:
+    """Score the events of a store with the network of a run, and show how it goes. *Collective*.
 
-    return infer(config)
+    Raises:
+        Refused: On all ranks alike, before anything was written, if run, events or output directory will not do.
+        RuntimeError: If an edge of an event did not get exactly one score.
+    """
+    from tqdm import tqdm
 
+    from domainpar.reco import summary
+    from domainpar.reco.score_files import choose_directory, write_list
+    from domainpar.training.rundir import newest_run
+    from domainpar.training.trained import read_run
 
-if __name__ == "__main__":
-    sys.exit(main())
+    run = Path(world.on_root(lambda: config.run or str(newest_run())))
+    trained = _on_all(world, lambda: _training_config(run))
+    path = Path(config.store or _on_all(world, lambda: _store_of_run(run, read_run(run))))
+    scorer, about = _make_scorer(config, run, trained, path, world)
+    records = scorer.store.events(None if config.split == "all" else config.split)
+    world.agree(None if records else f"{path} has no {config.split} events; take another --split.")
+    world.on_root(lambda: str(choose_directory(scorer.directory, config.overwrite)))
+    lines = summary.first_lines(scorer, records, run, about) if world.is_root else []
+    outcomes: list[Outcome] = []
+    with tqdm(total=len(records), unit="event", disable=None if world.is_root else True) as bar:
+        for finished in scorer.rounds(records):
+            outcomes += finished
+            lines += [summary.event_line(outcome) for outcome in finished]
+            while world.is_root and lines:
+                bar.write(lines.pop(0))
+            bar.update(len(finished))
+    if world.is_root:
+        in_order = sorted(outcomes, key=lambda outcome: [record.event for record in records].index(outcome.scored.event))
+    ...

@@ -27,6 +27,8 @@ from domainpar.parallel.threads import Switchboard, ThreadTransport
 from domainpar.parallel.transport import RanksFailed
 from domainpar.parallel.world import World
 
+SECONDS_TO_LEAVE = 5.0
+
 RankTransport = Literal["threads", "gloo", "mpi"]
 
 
@@ -133,7 +135,10 @@ def _run_gloo(call: bytes, num_ranks: int, timeout: float) -> list[Any]:
             rank.start()
             writer.close()
         try:
-            return _collect(ranks, [reader for reader, _ in pipes], timeout)
+            results = _collect(ranks, [reader for reader, _ in pipes], timeout)
+            for rank in ranks:
+                rank.join(SECONDS_TO_LEAVE)
+            return results
         finally:
             for rank in ranks:
                 rank.kill()

@@ -82,8 +82,9 @@ def build_graph(hits: Hits, cuts: Cuts) -> EventGraph:
         clamped to 100) and r_phi_slope = mean scaled r x phi_slope. Edges follow the layer pairs, then phi of `src`.
 
     Raises:
-        ValueError: If the event has no positions, columns of unequal length, positions that are not finite, hit ids used
-            twice, or layers that are neither TrackML's nor named by the pairs; if a pair names a layer that nothing knows.
+        ValueError: If the event has no positions, columns of unequal length, positions that are not finite, hit ids
+            used twice, or layers that are neither TrackML's nor named by the pairs; if a pair names a layer that is not
+            TrackML's and has no hits.
     """
     cylinder = _cylindrical(_checked_position(hits))
     layers = _layers_by_phi(hits, cuts, cylinder)
@@ -116,10 +117,10 @@ def edge_features(position: npt.NDArray[np.floating], edge_index: npt.NDArray[np
 
 
 def label_note(hits: Hits) -> str | None:
-    """How labels of this event order the hits along a particle, in a sentence to record; None when there is no truth."""
+    """How labels of this event order the hits along a particle, in a sentence to record; None without truth."""
     if hits.particle_id is None:
         return None
-    known = np.isfinite(_production_vertex(hits)).all(axis=1)[hits.particle_id != 0]
+    known = np.isfinite(_production_vertex(hits)[hits.particle_id != 0]).all(axis=1)
     if known.all():
         return "hits ordered along a particle by distance from its production vertex"
     if not known.any():
@@ -268,9 +269,7 @@ def _join_layers(inner: Any, outer: Any, cylinder: Any, phi_slope: float, z0: fl
     return edges[:, :count].copy()
 
 
-def _join_overlaps(
-    hits: Hits, layers: _Layers, cuts: Cuts, cylinder: npt.NDArray[np.float64]
-) -> npt.NDArray[np.int64]:
+def _join_overlaps(hits: Hits, layers: _Layers, cuts: Cuts, cylinder: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
     """Edges between overlapping modules, surface by surface; the cuts are loosened by the resolution along a cell."""
     parts = [np.empty((2, 0), np.int64)]
     module = np.asarray(hits.module, np.int64)
@@ -397,4 +396,5 @@ def _label(hits: Hits, edge_index: npt.NDArray[np.int64]) -> npt.NDArray[np.uint
     places = _places_along_particles(hits)
     src, dst = edge_index
     one_particle = (hits.particle_id[src] == hits.particle_id[dst]) & (hits.particle_id[src] != 0)
-    return (one_particle & (np.abs(places[src] - places[dst]) <= 1)).astype(np.uint8)
+    label: npt.NDArray[np.uint8] = (one_particle & (np.abs(places[src] - places[dst]) <= 1)).astype(np.uint8)
+    return label

@@ -7,6 +7,7 @@ Lengths are mm, momenta GeV, angles rad. "Outward" is away from the origin.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -15,11 +16,12 @@ import numpy.typing as npt
 
 FloatTable = npt.NDArray[np.float64]
 LayerPair = tuple[tuple[int, int], tuple[int, int]]
+GroupRecord = tuple[bool, float, int, int, int, float, int]
 
 
 @dataclass(frozen=True)
 class Sensor:
-    """The silicon of a module: cell sizes along u (r phi) and v (z in the barrel, r in a disk), and thickness, in mm."""
+    """The silicon of a module: cell sizes along u (r phi) and v (z in a barrel, r in a disk), and thickness, in mm."""
 
     pitch_u: float
     pitch_v: float
@@ -199,7 +201,7 @@ class Geometry:
         groups: Barrels and rings, `GROUP_DTYPE` [98], grouped by surface.
         modules: All modules, `MODULE_DTYPE` [18728], by (volume, layer, module). Modules of a barrel are numbered as in
             TrackML; those of a disk ring by ring, which TrackML does not do.
-        field: B_z in T on `FIELD_STEP` steps from `FIELD_START`, float64.
+        field: z in mm at even steps and B_z in T there, float64 [121, 2].
     """
 
     surfaces: npt.NDArray[np.void]
@@ -209,7 +211,8 @@ class Geometry:
 
 
 def _phi_centres(num_phi: int) -> FloatTable:
-    return -np.pi + (np.arange(num_phi) + 0.5) * (2 * np.pi / num_phi)
+    phi: FloatTable = -np.pi + (np.arange(num_phi, dtype=np.float64) + 0.5) * (2 * np.pi / num_phi)
+    return phi
 
 
 def _blank_modules(surface: Surface, count: int, first: int) -> npt.NDArray[np.void]:
@@ -260,34 +263,46 @@ def _reach(half_width: float, radius: float, num_phi: int) -> int:
     return int(np.ceil(half_width / radius / (2 * np.pi / num_phi)) + 1)
 
 
+def _barrel_parts(barrel: Barrel, first: int) -> tuple[list[GroupRecord], npt.NDArray[np.void]]:
+    """The group record and the modules of a barrel whose first module is the detector's `first`."""
+    reach = _reach(barrel.half_u, barrel.radius, barrel.num_phi)
+    group = (True, barrel.radius, first, barrel.num_phi, barrel.num_rows, barrel.row_pitch, reach)
+    return [group], _barrel_modules(barrel)
+
+
+def _disk_parts(disk: Disk, first: int) -> tuple[list[GroupRecord], npt.NDArray[np.void]]:
+    """The group records of a disk's rings, and its modules."""
+    groups: list[GroupRecord] = []
+    modules = []
+    count = 0
+    for ring in disk.rings:
+        reach = _reach(ring.half_inner, ring.radius - ring.half_v, ring.num_phi)
+        groups.append((False, disk.z, first + count, ring.num_phi, 1, 0.0, reach))
+        modules.append(_ring_modules(disk, ring, count + 1))
+        count += ring.num_phi
+    return groups, np.concatenate(modules)
+
+
 @lru_cache(maxsize=1)
 def geometry() -> Geometry:
     """All surfaces and modules of the detector, built once a process."""
-    surfaces, groups, modules = [], [], []
+    surfaces: list[tuple[bool, float, int, int]] = []
+    groups: list[GroupRecord] = []
+    modules: list[npt.NDArray[np.void]] = []
     count = 0
     for surface in SURFACES:
-        first_group = len(groups)
-        first_module = count
-        if isinstance(surface, Barrel):
-            reach = _reach(surface.half_u, surface.radius, surface.num_phi)
-            shape = (surface.num_phi, surface.num_rows, surface.row_pitch, reach)
-            groups.append((True, surface.radius, count, *shape))
-            modules.append(_barrel_modules(surface))
-            count += len(modules[-1])
-        else:
-            for ring in surface.rings:
-                reach = _reach(ring.half_inner, ring.radius - ring.half_v, ring.num_phi)
-                groups.append((False, surface.z, count, ring.num_phi, 1, 0.0, reach))
-                modules.append(_ring_modules(surface, ring, count - first_module + 1))
-                count += ring.num_phi
         is_barrel = isinstance(surface, Barrel)
+        parts = _barrel_parts(surface, count) if isinstance(surface, Barrel) else _disk_parts(surface, count)
         coordinate = surface.radius if isinstance(surface, Barrel) else surface.z
-        surfaces.append((is_barrel, coordinate, first_group, len(groups) - first_group))
+        surfaces.append((is_barrel, coordinate, len(groups), len(parts[0])))
+        groups += parts[0]
+        modules.append(parts[1])
+        count += len(parts[1])
     return Geometry(
         surfaces=np.array(surfaces, SURFACE_DTYPE),
         groups=np.array(groups, GROUP_DTYPE),
         modules=np.concatenate(modules),
-        field=np.interp(FIELD_START + FIELD_STEP * np.arange(FIELD_NODES), FIELD_Z, FIELD_BZ),
+        field=_even_field(),
     )
 
 
@@ -300,8 +315,12 @@ FIELD_BZ = (0.3, 0.42, 0.7, 1.2, 1.47, 1.64, 1.75, 1.85, 1.89, 1.94, 1.96, 1.985
             1.997, 2.005, 1.995, 1.97, 1.945, 1.9, 1.83, 1.75, 1.62, 1.38, 1.02, 0.82, 0.58, 0.3,
             0.18)
 # fmt: on
-# All nodes above are multiples of 50 mm: the even grid loses nothing and needs no search.
-FIELD_START, FIELD_STEP, FIELD_NODES = -3000.0, 50.0, 121
+
+
+def _even_field() -> FloatTable:
+    """The field at even steps, which need no search. All nodes above are multiples of 50 mm: nothing is lost."""
+    z = np.linspace(FIELD_Z[0], FIELD_Z[-1], 121)
+    return np.stack([z, np.interp(z, FIELD_Z, FIELD_BZ)], axis=1)
 
 
 # Spectra of the charged particles with at least one hit, measured on 55 full events.
@@ -311,7 +330,7 @@ NOISE_SHARE = 0.175
 PARTICLES_PER_VERTEX = 38.0
 BEAM_SPOT_Z = 5.44
 BEAM_SPOT_XY = 0.016
-POSITIVE_SHARE = {"prompt": 0.50, "secondary": 0.66}
+PROMPT_POSITIVE_SHARE, SECONDARY_POSITIVE_SHARE = 0.50, 0.66
 
 # fmt: off
 QUANTILE_LEVELS = np.array([
@@ -342,7 +361,7 @@ SECONDARY_RADIUS = np.array([
 
 
 def _chain(*layers: tuple[int, int]) -> list[LayerPair]:
-    return list(zip(layers[:-1], layers[1:], strict=True))
+    return list(itertools.pairwise(layers))
 
 
 def _default_layer_pairs() -> tuple[LayerPair, ...]:

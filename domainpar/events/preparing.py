@@ -108,7 +108,7 @@ def prepare(
     source: Source,
     directory: str | Path,
     *,
-    partitioner: str = "metis",
+    partitioner: str = "phi-eta",
     num_tiles: int | None = None,
     val_split: float = 0.1,
     test_split: float = 0.1,
@@ -273,8 +273,11 @@ class _Job:
     def _write(self, path: Path, name: str, source_digest: str) -> EventRecord:
         graph = self.source.read(name)
         num_tiles = default_num_tiles(graph) if self.num_tiles is None else self.num_tiles
-        topology = Topology(graph.edge_index, graph.num_nodes, graph.hits.position)
-        assignment = get_partitioner(self.partitioner, self.seed)(topology, num_tiles)
+        try:
+            topology = Topology(graph.edge_index, graph.num_nodes, graph.hits.position)
+            assignment = get_partitioner(self.partitioner, self.seed)(topology, num_tiles)
+        except (ValueError, RuntimeError) as error:  # partitioners see a graph, not whose it is
+            raise ValueError(f"event {name}: {error}") from error
         return write_event(path, graph, assignment, num_tiles, settings=self.settings, source_digest=source_digest)
 
     def _finished(self, path: Path, source_digest: str) -> EventRecord | None:

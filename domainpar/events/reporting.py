@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -61,14 +63,13 @@ class Cut:
     truth: TruthCut | None
 
 
-def describe_store(store: EventStore, size: ModelSize | None = None, num_parts: int = 8, seed: int = 0) -> str:
+def describe_store(store: EventStore, size: ModelSize | None = None, num_parts: int = 8) -> str:
     """Histograms of nodes and edges per event, and of nodes, edges and predicted memory per rank.
 
     Args:
         store: The store; every event is read.
         size: The model whose memory is predicted.
         num_parts: Ranks that share an event; tiles are grouped as they are stored, contiguously.
-        seed: Unused by contiguous groupings; kept for reproducible others.
 
     Raises:
         StoreError: If an event cannot be read.
@@ -121,7 +122,7 @@ def compare_cuts(
     record = median_event(store)
     if record is None:
         return "The store has no events."
-    rows = [_HEADER]
+    rows: list[tuple[str, ...]] = [_HEADER]
     with store.open(record) as event:
         for cut in cuts_of(event, partitioners, groupings, num_parts, seed):
             rows.append(_row(cut))
@@ -157,9 +158,9 @@ def median_event(store: EventStore) -> EventRecord | None:
 
 
 def histogram(title: str, values: npt.NDArray[np.integer] | FloatArray) -> str:
-    """Bars of counts in equal bins, with smallest, median and largest value."""
-    if len(values) == 0:
-        return f"{title}: none"
+    """Bars of counts in equal bins, with smallest, median and largest value; a few values are listed as they are."""
+    if len(values) <= 3:
+        return f"{title}: {', '.join(f'{value:,.0f}' for value in values) or 'none'}"
     low, middle, high = (float(np.quantile(values, level)) for level in (0, 0.5, 1))
     head = f"{title}: smallest {low:,.0f}, median {middle:,.0f}, largest {high:,.0f}"
     if low == high:
@@ -168,7 +169,7 @@ def histogram(title: str, values: npt.NDArray[np.integer] | FloatArray) -> str:
     width = max(len(f"{border:,.0f}") for border in borders)
     bars = [
         f"  {left:>{width},.0f} - {right:>{width},.0f} | {'#' * int(np.ceil(BAR * count / counts.max()))} {count}"
-        for left, right, count in zip(borders, borders[1:], counts)
+        for (left, right), count in zip(pairwise(borders), counts)
     ]
     return "\n".join([head, *bars])
 
@@ -179,8 +180,9 @@ _SELECTION_NOTE = (
     "part.\nsegments, tracks: true ones that the cut crosses (naive sectors lose them, an exact halo does not)."
 )
 _HEADER = (
-    "partitioner", "grouping", "P", "cut %", "ghosts %", "node imb.", "edge imb.", "neighbours", "segments %", "tracks %"
-)  # fmt: skip
+    *("partitioner", "grouping", "P", "cut %", "ghosts %", "node imb.", "edge imb.", "neighbours"),
+    *("segments %", "tracks %"),
+)
 
 
 def _row(cut: Cut) -> tuple[str, ...]:
@@ -240,7 +242,8 @@ def _stored_parts(store: EventStore, record: EventRecord, num_parts: int) -> Qua
 def _whole(event: StoredEvent) -> tuple[Topology, IntArray | None, IntArray | None]:
     """The event in its source's order: partitioners such as `contiguous` go by it."""
     nodes, edges = np.arange(event.num_nodes), np.arange(event.num_edges)
-    original_row, original_position = event.read_nodes("original_row", nodes), event.read_edges("original_position", edges)
+    original_row = event.read_nodes("original_row", nodes)
+    original_position = event.read_edges("original_position", edges)
     stored = np.stack([event.read_edges("src", edges), event.read_edges("dst", edges)])
     edge_index = np.empty_like(stored)
     edge_index[:, original_position] = original_row[stored]
@@ -250,7 +253,7 @@ def _whole(event: StoredEvent) -> tuple[Topology, IntArray | None, IntArray | No
     return Topology(edge_index, event.num_nodes, position), label, particle_id
 
 
-def _undone(values: npt.NDArray[np.generic], place: IntArray) -> npt.NDArray[np.generic]:
+def _undone(values: npt.NDArray[Any], place: IntArray) -> npt.NDArray[Any]:
     original = np.empty_like(values)
     original[place] = values
     return original
@@ -259,6 +262,9 @@ def _undone(values: npt.NDArray[np.generic], place: IntArray) -> npt.NDArray[np.
 def _truth(
     topology: Topology, part_of_node: IntArray, label: IntArray | None, particle_id: IntArray | None
 ) -> TruthCut | None:
-    if label is None or particle_id is None:
+    if label is None:
         return None
+    if particle_id is None:  # true segments are known, but not which of them make a track
+        nobody = np.zeros(topology.num_nodes, np.int64)
+        return replace(measure_truth(topology.edge_index, part_of_node, label, nobody), tracks=0, tracks_cut=0)
     return measure_truth(topology.edge_index, part_of_node, label, particle_id)

@@ -1,13 +1,14 @@
 """Simulated collision events in the TrackML detector, with exact truth: the data that everything runs on offline.
 
-Charged particles, prompt ones from many vertices along the beam and secondary ones from anywhere in the detector, follow
-helices through the field map. Every flat module they cross gives a hit, so overlapping modules give the two or three hits
-a surface of real events. Material scatters and stops particles, cells round positions, and noise falls evenly on modules.
+Charged particles, prompt ones from many vertices along the beam and secondary ones from anywhere in the detector,
+follow helices through the field map. Every flat module they cross gives a hit, so overlapping modules give the two or
+three hits a surface of real events. Material scatters and stops particles, cells round positions, and noise falls
+evenly on modules.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numba
@@ -26,15 +27,19 @@ MIN_HITS = 20
 MIN_WEIGHTED_HITS = 4
 """Particles with fewer hits have truth weight 0."""
 
-# Tuned so that hits per particle and per layer agree with real events (bench/realism.py).
 HITS_PER_PARTICLE = 9.9
-STOP_IN_BARREL, STOP_IN_DISK = 0.016, 0.021
-STEEPEST_BARREL_SLOPE = float(np.sinh(3.0))
-LARGEST_TURN = 1.0 * np.pi
-SMALLEST_PT = 0.15
-ENERGY_LOSS = 0.0009
+"""Mean over the particles drawn; it turns `num_hits` into a number of particles."""
+
+# What stops particles, fitted so that hits per particle and per surface agree with real events (bench/realism.py).
+STOP_IN_BARREL, STOP_IN_DISK = 0.016, 0.021  # per surface crossed, as nuclear interactions do
 MODULE_EFFICIENCY = 0.985
-RADIATION_LENGTHS = 0.02
+SMALLEST_PT = 0.15  # GeV; real events follow nothing below it past its first surface
+ENERGY_LOSS = 0.0009  # GeV per surface for a fast particle; slow ones lose beta^-2 times as much
+RADIATION_LENGTHS = 0.02  # per surface
+LARGEST_TURN = float(np.pi)  # half a turn: soft tracks do not come back
+STEEPEST_BARREL_SLOPE = float(np.sinh(3.0))  # real events have no barrel hits of prompt tracks beyond |eta| = 3
+
+# Electron, pion, kaon, proton. Secondaries are knocked out of material: more protons, which stop early.
 MASSES = (0.00051, 0.1396, 0.4937, 0.9383)
 PROMPT_SPECIES = (0.0, 0.91, 0.06, 0.03)
 SECONDARY_SPECIES = (0.2, 0.35, 0.0, 0.45)
@@ -45,7 +50,7 @@ MAX_STEPS = 2000
 MAX_CROSSINGS = 40
 MAX_HITS_PER_PARTICLE = 48
 DETECTOR_RADIUS, DETECTOR_Z = 1030.0, 2965.0
-CURVATURE = -0.299792e-3
+CURVATURE = -0.299792e-3  # curvature in 1/mm of charge 1 in 1 T at 1 GeV; positive charges turn clockwise seen from +z
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,19 +64,20 @@ class _Tracks:
     charge: Floats
     mass: Floats
 
-    def __len__(self) -> int:
-        return len(self.pt)
-
     def take(self, rows: npt.NDArray[Any]) -> _Tracks:
-        return _Tracks(self.vertex[rows], self.phi[rows], self.pt[rows], self.eta[rows], self.charge[rows], self.mass[rows])
+        return _Tracks(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
+
+    def and_then(self, other: _Tracks) -> _Tracks:
+        names = [field.name for field in fields(self)]
+        return _Tracks(**{name: np.concatenate([getattr(self, name), getattr(other, name)]) for name in names})
 
 
 def simulate_event(seed: int, num_hits: int = 100_000, event_id: str | None = None) -> Hits:
     """Simulate one collision event.
 
-    The number of particles follows from `num_hits`; the number of hits then fluctuates around it by some per cent. Density
-    scales with it: a small event is a thin one, and candidate edges per hit fall in proportion. Equal arguments give equal
-    events on one machine.
+    The number of particles follows from `num_hits`; the number of hits then fluctuates around it by some per cent.
+    Density scales with it: a small event is a thin one, and candidate edges per hit fall in proportion. Equal arguments
+    give equal events on one machine.
 
     Args:
         seed: Seed of this event's own generator, not negative.
@@ -79,8 +85,9 @@ def simulate_event(seed: int, num_hits: int = 100_000, event_id: str | None = No
         event_id: Name of the event; `sim` and the seed by default.
 
     Returns:
-        Hits by (volume, layer, module), numbered from 1, with exact `particle_id` (0: noise), the table of all particles
-        that left a hit, and truth weights: equal for all hits of particles with at least 4 hits, 0 for others, sum 1.
+        Hits by (volume, layer, module), numbered from 1, with exact `particle_id` (0: noise), the table of all
+        particles that left a hit, and truth weights: equal for all hits of particles with at least 4 hits, 0 for
+        others, sum 1.
 
     Raises:
         ValueError: If `num_hits` is below 20 or the seed is negative.
@@ -91,26 +98,22 @@ def simulate_event(seed: int, num_hits: int = 100_000, event_id: str | None = No
         raise ValueError(f"seed is {seed}; seeds are not negative.")
     generator = np.random.default_rng(seed)
     tracks = _draw_tracks(generator, round(num_hits * (1 - detector.NOISE_SHARE) / HITS_PER_PARTICLE))
-    rows, modules, local = _cross_modules(generator, tracks)
+    track_rows, signal_modules, signal_local = _cross_modules(generator, tracks)
     noise_modules, noise_local = _draw_noise(generator, generator.poisson(num_hits * detector.NOISE_SHARE))
-    position = _read_out(np.concatenate([modules, noise_modules]), np.concatenate([local, noise_local]))
-    seen, particle_rows, nhits = np.unique(rows, return_inverse=True, return_counts=True)
+    seen, particle_rows, nhits = np.unique(track_rows, return_inverse=True, return_counts=True)
     particle_id = np.concatenate([particle_rows + 1, np.zeros(len(noise_modules), np.int64)])
-    all_modules = np.concatenate([modules, noise_modules])
+    modules = np.concatenate([signal_modules, noise_modules])
+    position = _read_out(modules, np.concatenate([signal_local, noise_local]))
     # Shuffled within a module: otherwise the order of hits would tell signal from noise.
-    order = np.lexsort((generator.random(len(all_modules)), all_modules))
-    return _as_hits(
-        event_id if event_id is not None else f"sim{seed:09d}",
-        position[order],
-        all_modules[order],
-        particle_id[order],
-        _as_particles(tracks.take(seen), nhits),
-    )
+    order = np.lexsort((generator.random(len(modules)), modules))
+    particles = _as_particles(tracks.take(seen), nhits)
+    name = event_id if event_id is not None else f"sim{seed:09d}"
+    return _as_hits(name, position[order], modules[order], particle_id[order], particles)
 
 
 def _as_particles(tracks: _Tracks, nhits: Ints) -> Particles:
     return Particles(
-        particle_id=np.arange(1, len(tracks) + 1, dtype=np.int64),
+        particle_id=np.arange(1, len(tracks.pt) + 1, dtype=np.int64),
         pt=tracks.pt.astype(np.float32),
         eta=tracks.eta.astype(np.float32),
         vertex=tracks.vertex.astype(np.float32),
@@ -138,7 +141,8 @@ def _truth_weights(particle_id: Ints, nhits: npt.NDArray[Any]) -> npt.NDArray[np
     """One equal share for every hit of a particle with enough hits."""
     nhits_of_id = np.concatenate([[0], nhits])
     counted = nhits_of_id[particle_id] >= MIN_WEIGHTED_HITS
-    return (counted / max(1, counted.sum())).astype(np.float32)
+    weight: npt.NDArray[np.float32] = (counted / max(1, counted.sum())).astype(np.float32)
+    return weight
 
 
 # --- particles -------------------------------------------------------------------------------------------------------
@@ -146,11 +150,7 @@ def _truth_weights(particle_id: Ints, nhits: npt.NDArray[Any]) -> npt.NDArray[np
 
 def _draw_tracks(generator: np.random.Generator, count: int) -> _Tracks:
     num_prompt = generator.binomial(count, detector.PROMPT_SHARE)
-    prompt = _draw_prompt(generator, num_prompt)
-    secondary = _draw_secondary(generator, count - num_prompt)
-    return _Tracks(
-        *(np.concatenate([getattr(prompt, name), getattr(secondary, name)]) for name in _Tracks.__dataclass_fields__)
-    )
+    return _draw_prompt(generator, num_prompt).and_then(_draw_secondary(generator, count - num_prompt))
 
 
 def _draw_prompt(generator: np.random.Generator, count: int) -> _Tracks:
@@ -164,7 +164,7 @@ def _draw_prompt(generator: np.random.Generator, count: int) -> _Tracks:
         phi=generator.uniform(-np.pi, np.pi, count),
         pt=_quantile(detector.PROMPT_PT, generator.random(count)),
         eta=_quantile(detector.PROMPT_ABS_ETA, generator.random(count)) * _signs(generator, count, 0.5),
-        charge=_signs(generator, count, detector.POSITIVE_SHARE["prompt"]),
+        charge=_signs(generator, count, detector.PROMPT_POSITIVE_SHARE),
         mass=generator.choice(MASSES, count, p=PROMPT_SPECIES),
     )
 
@@ -178,7 +178,7 @@ def _draw_secondary(generator: np.random.Generator, count: int) -> _Tracks:
     parent_eta = np.where(parent_eta < steepest, parent_eta, steepest * generator.random(count))
     parent_eta *= _signs(generator, count, 0.5)
     parent_phi = generator.uniform(-np.pi, np.pi, count)
-    # Decays near the beam keep their parent's direction, soft products of material deep in the detector do not (fitted).
+    # Decays near the beam keep their parent's direction; soft products of material further out do not. Fitted.
     keeps = generator.random(count) < 0.1 + 0.3 * np.exp(-radius / 150) + 0.5 * np.exp(-radius / 12)
     turned = np.where(keeps, generator.laplace(0.0, 0.35, count), generator.uniform(-np.pi, np.pi, count))
     sign = np.where(keeps, np.sign(parent_eta), _signs(generator, count, 0.5))
@@ -187,7 +187,7 @@ def _draw_secondary(generator: np.random.Generator, count: int) -> _Tracks:
         phi=parent_phi + turned,
         pt=_quantile(detector.SECONDARY_PT, generator.random(count)),
         eta=_quantile(detector.SECONDARY_ABS_ETA, generator.random(count)) * sign,
-        charge=_signs(generator, count, detector.POSITIVE_SHARE["secondary"]),
+        charge=_signs(generator, count, detector.SECONDARY_POSITIVE_SHARE),
         mass=generator.choice(MASSES, count, p=SECONDARY_SPECIES),
     )
 
@@ -205,14 +205,15 @@ def _signs(generator: np.random.Generator, count: int, positive_share: float) ->
 
 def _cross_modules(generator: np.random.Generator, tracks: _Tracks) -> tuple[Ints, Ints, Floats]:
     """Follow all tracks: the track, the module and the local (u, v, du/dw, dv/dw) of each hit."""
-    shape = (len(tracks), MAX_CROSSINGS)
+    num_tracks = len(tracks.pt)
+    shape = (num_tracks, MAX_CROSSINGS)
     geometry = detector.geometry()
     return _propagate(  # type: ignore[no-any-return]
         np.concatenate([tracks.vertex, tracks.phi[:, None]], axis=1),
         np.stack([tracks.pt, np.sinh(tracks.eta), tracks.charge, tracks.mass], axis=1),
         generator.standard_normal((*shape, 2)),
         generator.random(shape),
-        generator.random((len(tracks), MAX_HITS_PER_PARTICLE)),
+        generator.random((num_tracks, MAX_HITS_PER_PARTICLE)),
         geometry.surfaces,
         geometry.groups,
         geometry.modules,
@@ -222,9 +223,11 @@ def _cross_modules(generator: np.random.Generator, tracks: _Tracks) -> tuple[Int
 
 @numba.njit(cache=True)
 def _field_at(field: Any, z: float) -> float:
-    place = min(max((z - detector.FIELD_START) / detector.FIELD_STEP, 0.0), len(field) - 1.000001)
-    node = int(place)
-    return field[node] + (place - node) * (field[node + 1] - field[node])
+    """B_z at z, linear between the nodes of an even table; constant outside."""
+    place = min(max((z - field[0, 0]) / (field[1, 0] - field[0, 0]), 0.0), len(field) - 1.0)
+    node = min(int(place), len(field) - 2)
+    bz: float = field[node, 1] + (place - node) * (field[node + 1, 1] - field[node, 1])
+    return bz
 
 
 @numba.njit(cache=True)
@@ -299,15 +302,26 @@ def _hit_modules(state: Any, slope: float, k: float, s: float, travelled: float,
 @numba.njit(cache=True)
 def _crossing(state: Any, end: Any, slope: float, k: float, h: float, surface: Any, barrel_open: bool) -> float:
     """Arc length at which a step from `state` to `end` crosses a surface, or -1."""
+    arc: float = -1.0
     if surface.is_barrel:
-        if not barrel_open:
-            return -1.0
         before, after = state[0] ** 2 + state[1] ** 2, end[0] ** 2 + end[1] ** 2
-        limit = surface.coordinate**2
-        return _arc_to_radius(state, slope, k, h, surface.coordinate) if (before < limit) != (after < limit) else -1.0
-    if (state[2] < surface.coordinate) != (end[2] < surface.coordinate):
-        return (surface.coordinate - state[2]) / slope
-    return -1.0
+        if barrel_open and (before < surface.coordinate**2) != (after < surface.coordinate**2):
+            arc = _arc_to_radius(state, slope, k, h, surface.coordinate)
+    elif (state[2] < surface.coordinate) != (end[2] < surface.coordinate):
+        arc = (surface.coordinate - state[2]) / slope
+    return arc
+
+
+@numba.njit(cache=True)
+def _pass_material(psi: float, slope: float, pt: float, mass: float, kick: Any) -> Any:
+    """Direction, slope and pt after one surface: scattered in the two directions across the track, and slower."""
+    per_sine = np.sqrt(1 + slope * slope)
+    momentum = pt * per_sine
+    angle = 0.0136 * np.sqrt(RADIATION_LENGTHS) / momentum
+    # Momentum falls by energy loss / beta.
+    inverse_beta = np.sqrt(1 + (mass / momentum) ** 2)
+    lost = ENERGY_LOSS * inverse_beta**3 / momentum
+    return psi + angle * per_sine * kick[0], slope + angle * per_sine**2 * kick[1], pt * (1 - lost)
 
 
 @numba.njit(cache=True)
@@ -323,10 +337,11 @@ def _follow(start: Any, momentum: Any, kicks: Any, fates: Any, surfaces: Any, gr
         k = CURVATURE * charge * _field_at(field, state[2]) / pt
         h = min(STEP_TRANSVERSE, STEP_Z / max(abs(slope), 1e-6))
         end = _advance(state, slope, k, h)
-        # Past its outermost point a real track still meets disks, but no barrel: the events' simulation stops there.
+        # Past its outermost point a real track still meets disks, but no barrel.
         outward = end[0] * np.cos(end[3]) + end[1] * np.sin(end[3]) > 0
         barrel_open = barrel_open and not (went_out and not outward)
         went_out = went_out or outward
+        psi, new_slope = end[3], slope
         for i in range(len(surfaces)):
             s = _crossing(state, end, slope, k, h, surfaces[i], barrel_open)
             if s < 0:
@@ -336,21 +351,14 @@ def _follow(start: Any, momentum: Any, kicks: Any, fates: Any, surfaces: Any, gr
                 count = _hit_modules(state, slope, k, s, travelled, groups[g], modules, found, local, count)
             if count == before:
                 continue
-            per_sine = np.sqrt(1 + slope * slope)
-            momentum_now = pt * per_sine
             stop = STOP_IN_BARREL if surfaces[i].is_barrel else STOP_IN_DISK
-            if fates[crossings] < stop or crossings + 1 == MAX_CROSSINGS or count == len(found):
+            if fates[crossings] < stop or crossings + 1 == len(fates) or count == len(found):
                 return count
-            # Multiple scattering, in the two directions across the track.
-            angle = 0.0136 * np.sqrt(RADIATION_LENGTHS) / momentum_now
-            end = (end[0], end[1], end[2], end[3] + angle * per_sine * kicks[crossings, 0])
-            slope += angle * per_sine * per_sine * kicks[crossings, 1]
-            crossings += 1
-            inverse_beta = np.sqrt(1 + (mass / momentum_now) ** 2)
-            pt *= 1 - ENERGY_LOSS * inverse_beta**3 / momentum_now
+            psi, new_slope, pt = _pass_material(psi, new_slope, pt, mass, kicks[crossings])
             if pt < SMALLEST_PT:
                 return count
-        state = end
+            crossings += 1
+        state, slope = (end[0], end[1], end[2], psi), new_slope
         travelled += h
         turned += abs(k * h)
         if end[0] ** 2 + end[1] ** 2 > DETECTOR_RADIUS**2 or abs(end[2]) > DETECTOR_Z or turned > LARGEST_TURN:

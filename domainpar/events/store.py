@@ -19,7 +19,7 @@ import os
 import re
 import uuid
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -179,7 +179,7 @@ def write_event(
         "arrays": {name: {"shape": list(a.shape), "dtype": str(a.dtype)} for name, a in arrays.items()},
     }
     content = _zipped(_encoded(arrays, attributes))
-    _write_whole(path, content)
+    write_whole(path, content)
     return EventRecord(
         event=graph.hits.event_id,
         path=path.name,
@@ -209,7 +209,7 @@ def write_manifest(directory: Path, records: Sequence[EventRecord], settings: Se
         "events": [asdict(record) for record in records],
     }
     text = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
-    _write_whole(Path(directory) / MANIFEST, text.encode())
+    write_whole(Path(directory) / MANIFEST, text.encode())
 
 
 def _checked_assignment(assignment: IntArray, num_nodes: int, num_tiles: int, where: str) -> IntArray:
@@ -272,17 +272,45 @@ def _in_file_type(name: str, values: Array) -> Array:
     return np.asarray(values, np.int64) if name.startswith("tiles/") else np.asarray(values)
 
 
-def _encoded(arrays: Mapping[str, Array], attributes: dict[str, Any]) -> dict[str, bytes]:
+def write_arrays(path: Path, arrays: Mapping[str, Array], attributes: Mapping[str, Any]) -> str:
+    """Write named arrays as one zarr zip of their own; the file appears under its name when it is complete.
+
+    Args:
+        path: File to write. Its directory is made where it is missing; a file of this name is replaced.
+        arrays: The arrays by name, cut into chunks along their last axis.
+        attributes: What describes them, plain JSON values.
+
+    Returns:
+        sha256 of the file, in hex. The same arrays and attributes give the same bytes.
+    """
+    content = _zipped(_encoded(arrays, dict(attributes), _chunks_along_last_axis))
+    write_whole(Path(path), content)
+    return _sha256(content)
+
+
+def _chunks_of_rows(name: str, values: Array) -> tuple[int, ...]:
+    rows = EDGES_PER_CHUNK if name.startswith("edges/") or name == JOINING_EDGES else NODES_PER_CHUNK
+    return (max(1, min(rows, len(values))), *(max(1, n) for n in values.shape[1:]))
+
+
+def _chunks_along_last_axis(name: str, values: Array) -> tuple[int, ...]:
+    return (*(max(1, n) for n in values.shape[:-1]), max(1, min(EDGES_PER_CHUNK, values.shape[-1])))
+
+
+def _encoded(
+    arrays: Mapping[str, Array],
+    attributes: dict[str, Any],
+    chunks: Callable[[str, Array], tuple[int, ...]] = _chunks_of_rows,
+) -> dict[str, bytes]:
     """The members of the zip. Written to memory first, so that their order and dates do not depend on timing."""
     members: dict[str, Any] = {}
     group = zarr.create_group(MemoryStore(store_dict=members), attributes=attributes)
     for name, values in arrays.items():
-        rows = EDGES_PER_CHUNK if name.startswith("edges/") or name == JOINING_EDGES else NODES_PER_CHUNK
         array = group.create_array(
             name,
             shape=values.shape,
             dtype=values.dtype,
-            chunks=(max(1, min(rows, len(values))), *(max(1, n) for n in values.shape[1:])),
+            chunks=chunks(name, values),
             compressors=[ZstdCodec(level=1), Crc32cCodec()],
             # A chunk of zeros is written too: a missing chunk reads as zeros, and must be told from a real one.
             config={"write_empty_chunks": True},
@@ -301,7 +329,7 @@ def _zipped(members: Mapping[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
-def _write_whole(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes) -> None:
     """Write under a temporary name, then rename: a killed writer leaves the old file or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{PARTIAL}{uuid.uuid4().hex}")

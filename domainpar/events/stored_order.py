@@ -5,6 +5,7 @@ Plain arrays in, plain arrays out: nothing here knows about files.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,8 +85,13 @@ def stored_order(edge_index: IntArray, assignment: IntArray, num_tiles: int) -> 
 
 
 def default_num_tiles(graph: EventGraph) -> int:
-    """Number of tiles that gives about 4,600 edges each: one tile's work then stays in cache. Never more than nodes."""
-    return max(1, min(round(graph.num_edges / 4600), graph.num_nodes))
+    """Number of tiles that gives about 4,600 edges each: one tile's work then stays in cache. Never more than nodes.
+
+    A multiple of 32, or a power of two below that: such numbers make good grids in phi and eta.
+    """
+    wanted = graph.num_edges / 4600
+    nearest = round(wanted / 32) * 32 if wanted >= 32 else 2 ** round(math.log2(max(wanted, 1)))
+    return max(1, min(nearest, graph.num_nodes))
 
 
 def concatenated_ranges(starts: IntArray, stops: IntArray) -> IntArray:

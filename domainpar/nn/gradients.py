@@ -19,9 +19,14 @@ class GradientSink:
 
     Args:
         model: Its parameters, in order, are what is summed.
+
+    Raises:
+        ValueError: If a parameter lies outside all stages, where its gradient would be one rank's share only.
+        RuntimeError: If torch computes with several threads on CPU: their number would change the bits.
     """
 
     def __init__(self, model: nn.Module) -> None:
+        _check_all_in_stages(model)
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         sizes = [parameter.numel() for parameter in self._parameters]
         self._start = {id(p): sum(sizes[:i]) for i, p in enumerate(self._parameters)}
@@ -71,3 +76,18 @@ class TakesGradients(nn.Module):
         if self.sink is None:
             raise RuntimeError("no gradient sink; make GradientSink(model) before the first backward pass.")
         self.sink.add(self.trainable(), partials)
+
+
+def _check_all_in_stages(model: nn.Module) -> None:
+    staged = {id(p) for module in model.modules() if isinstance(module, TakesGradients) for p in module.parameters()}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and id(parameter) not in staged:
+            raise ValueError(
+                f"parameter {name} belongs to no stage, so its gradient would be this rank's share only; put its layer into "
+                "an EdgeStage or NodeStage, or use the adjoint form of the halo for the whole model."
+            )
+        if parameter.device.type == "cpu" and torch.get_num_threads() != 1:
+            raise RuntimeError(
+                f"torch computes with {torch.get_num_threads()} threads inside a kernel, and their number changes the bits; "
+                "call torch.set_num_threads(1) first. Ranks are the parallelism."
+            )

@@ -116,9 +116,9 @@ def _mpi_world(launcher: Launcher) -> tuple[Any | None, str | None]:
     if launcher.size is not None and comm.Get_size() != launcher.size:
         library = mpi.Get_library_version().splitlines()[0].strip("\0 ")
         return None, (
-            f"{started} but mpi4py ({library}) sees {comm.Get_size()}: they belong to different MPI libraries. Use "
-            "the mpiexec of that library, or name the library of this mpiexec in MPI4PY_LIBMPI (path of its libmpi.so), "
-            "or start with torchrun."
+            f"{started} but mpi4py ({library}) sees {comm.Get_size()}: they belong to different MPI libraries. "
+            "Use the mpiexec of that library, or name the library of this mpiexec in MPI4PY_LIBMPI (the path of its "
+            "libmpi.so), or start with torchrun."
         )
     return comm, None
 
@@ -181,7 +181,7 @@ def _of_store(
         )
     except RuntimeError as error:
         raise Refused(f"rank {rank} could not form a {name} group of {size} ranks: {_first_line(error)}") from None
-    watch = FailureWatch(connect())
+    watch = FailureWatch(connect(), marks.serves)
     watch.start()
     transport = _group_transport(None, device, deadline, on_abort=marks.announce_failure, owned=True)
     world = World.over(transport, device, domain_size, marks)

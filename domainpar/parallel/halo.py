@@ -122,8 +122,16 @@ class CompleteHalo(Halo):
     """The halo of models built on stages: every copy of an edge carries the complete gradient.
 
     Ghosts' gradients are dropped; instead owners hand out the gradient of their aggregates, so that no float is
-    ever added across ranks.
+    ever added across ranks. That takes every edge of an owned node: `incident` plans.
     """
+
+    def __init__(self, plan: PartitionPlan, transport: Transport, device: torch.device | str = "cpu") -> None:
+        if plan.policy != "incident":
+            raise ValueError(
+                f"the complete form of a halo needs 'incident' plans, got {plan.policy!r}: an owned node must see all its "
+                "edges. Build the plan with policy='incident', or use AdjointHalo."
+            )
+        super().__init__(plan, transport, device)
 
     def extend(self, owned: Tensor) -> Tensor:
         """Owned rows [num_owned, width] -> local rows [owned | ghosts]; ghosts' gradient is dropped. *Collective*."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 
 import numpy as np
@@ -93,12 +92,6 @@ def group_tiles(
         parts = np.full(event.num_tiles, -1, dtype=np.int32)
         parts[taken] = group(_only(tiles, taken), transport.size, method, seed)
         payload = parts.tobytes()
-        if empty := transport.size - len(np.unique(parts[taken])):
-            warnings.warn(
-                f"event {event.event_id}: {empty} of {transport.size} parts own nothing, for it has {len(taken)} tiles. "
-                "The result is the same; fewer ranks, or more tiles (`prepare --tiles`), give each some work.",
-                stacklevel=2,
-            )
     return np.frombuffer(transport.broadcast(payload), dtype=np.int32)
 
 

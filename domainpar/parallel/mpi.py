@@ -62,6 +62,7 @@ class MpiTransport(Transport):
     def abort(self, code: int) -> None:
         """End the processes of the whole job. Does not return."""
         self._mpi.COMM_WORLD.Abort(code)
+        os._exit(code)  # MPICH may return before it has killed us
 
     def close(self) -> None:
         """Meet, then free the communicator; *collective*."""
@@ -122,7 +123,7 @@ class MpiTransport(Transport):
     def _wait_for_all(self, handle: Any, doing: str) -> None:
         """Wait for a collective operation. Which ranks are missing cannot be told from it."""
         if self._poll([_Request(handle)]):
-            self._raise_timeout([], doing=doing)
+            self.raise_timeout([], doing=doing)
 
     def _poll(self, requests: list[_Request]) -> list[_Request]:
         """Wait until all are complete or the deadline has passed; returns those that are not complete."""
@@ -189,7 +190,7 @@ class _MpiExchange:
         if left:
             silent = [request.message.peer for request in left if request.message and request.receives]
             owing = [request.message.peer for request in left if request.message and not request.receives]
-            self.transport._raise_timeout(silent, owing)
+            self.transport.raise_timeout(silent, owing)
 
 
 def _bytes_of(rows: Tensor) -> Any:

@@ -28,7 +28,7 @@ class ProcessGroupTransport(Transport):
         deadline: Seconds to wait for others.
         world_ranks: What the ranks of `group` are called in messages.
         on_abort: Called before `abort` ends this process, to tell the others.
-        owned: Whether `close` should end the group.
+        owned: Whether `close` should end the default group, which this is.
     """
 
     def __init__(
@@ -53,10 +53,13 @@ class ProcessGroupTransport(Transport):
         os._exit(code)
 
     def close(self) -> None:
-        """Meet, then end the group if it was made for this transport; *collective*."""
-        self.barrier()
+        """End the process group, if it was made for this transport; groups split from it end with it.
+
+        All ranks must have met by other means: one that closes its connections while another still reads its last
+        message can cost it that message.
+        """
         if self._owned:
-            dist.destroy_process_group(self._group)
+            dist.destroy_process_group()
 
     def _all_reduce(self, values: Tensor, op: Reduction, call: int) -> None:
         combine = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}[op]
@@ -98,7 +101,7 @@ class ProcessGroupTransport(Transport):
         timeout = timedelta(seconds=self.deadline + GRACE_SECONDS)
         group = dist.new_group(ranks, timeout, dist.get_backend(self._group), use_local_synchronization=True)
         world_ranks = [self.world_ranks[member] for member in members]
-        return type(self)(group, self._device, self.deadline, world_ranks, self.on_abort, owned=True)
+        return type(self)(group, self._device, self.deadline, world_ranks, self.on_abort)
 
     def _buffer(self, num_bytes: int) -> Tensor:
         return torch.zeros(num_bytes, dtype=torch.uint8, device=self._device)
@@ -113,7 +116,7 @@ class ProcessGroupTransport(Transport):
             work.wait(timedelta(seconds=self.deadline))
         except RuntimeError as error:
             if _is_timeout(error):
-                self._raise_timeout([], doing=doing)
+                self.raise_timeout([], doing=doing)
             raise self._lost(error, f"in {doing}") from error
 
     def _lost(self, error: RuntimeError, where: str) -> RuntimeError:
@@ -153,10 +156,10 @@ class _GlooExchange:
         give_up_at = time.monotonic() + self.transport.deadline
         silent = [peer for peer, work in self.receives if not self._arrived(peer, work, give_up_at)]
         if silent:
-            self.transport._raise_timeout(silent)
+            self.transport.raise_timeout(silent)
         for peer, work in self.sends:
             if not self._arrived(peer, work, give_up_at):
-                self.transport._raise_timeout([], [peer])
+                self.transport.raise_timeout([], [peer])
 
     def _arrived(self, peer: int, work: Any, give_up_at: float) -> bool:
         # After a first timeout gloo closes all connections, but what had arrived before is still handed out.

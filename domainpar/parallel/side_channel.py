@@ -8,14 +8,18 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from domainpar.parallel.transport import Transport
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
+Answer = TypeVar("Answer")
+
 POLL_SECONDS = 0.25
+MEETING_SECONDS = 0.005
 LINGER_SECONDS = 1.0  # some polls long: whoever serves the store goes last
 CONNECT_SECONDS = 60.0
 
@@ -31,6 +35,9 @@ class SideChannel(Protocol):
 
     def claim_failure(self) -> bool:
         """Whether the caller is the first rank to report a failure; the others keep quiet."""
+
+    def leave(self, deadline: float) -> bool:
+        """Wait until every rank wants to leave, *collective*; False if some did not within `deadline` seconds."""
 
 
 class SharedMarks:
@@ -52,6 +59,10 @@ class SharedMarks:
         """Whether the caller is the first rank to report a failure."""
         return self._unclaimed.acquire(blocking=False)
 
+    def leave(self, deadline: float) -> bool:
+        """Nothing to wait for: what is shared lives as long as it is used."""
+        return True
+
 
 class StoreMarks:
     """Marks of ranks that are processes, kept by a `torch.distributed` store.
@@ -68,39 +79,63 @@ class StoreMarks:
         self.store = store
         self.num_ranks = num_ranks
         self.serves = serves
+        self._lost = False  # not tried again: torch prints a page of C++ frames at every attempt
 
     def post(self, rank: int, text: str) -> None:
         """Replace the mark of a rank."""
-        try:
-            self.store.set(f"mark/{rank}", text)
-        except RuntimeError:
-            return
+        self._unless_lost(lambda: self.store.set(f"mark/{rank}", text), None)
 
     def read(self) -> list[str | None]:
         """The last mark of every rank; None for a rank without one, or when the store cannot be reached."""
-        return [self._read(f"mark/{rank}") for rank in range(self.num_ranks)]
+        return [self._unless_lost(partial(self._read, rank), None) for rank in range(self.num_ranks)]
 
     def claim_failure(self) -> bool:
         """Whether the caller is the first rank to report a failure, as far as the store can be reached."""
-        try:
-            return self.store.add("failures", 1) == 1
-        except RuntimeError:
-            return True
+        return self._unless_lost(lambda: self.store.add("failures", 1) == 1, True)
 
     def announce_failure(self) -> None:
         """Let the `FailureWatch` of all other ranks end their processes."""
-        try:
-            self.store.set("failed", "yes")
-        except RuntimeError:
-            return
+        self._unless_lost(lambda: self.store.set("failed", "yes"), None)
         if self.serves:
             time.sleep(LINGER_SECONDS)
 
-    def _read(self, key: str) -> str | None:
+    def leave(self, deadline: float) -> bool:
+        """Wait until every rank wants to leave; *collective*.
+
+        gloo needs this: a rank that closes its connections while others still read their last message can cost them
+        that message. The rank that serves the store waits until all others have left it.
+        """
+        give_up_at = time.monotonic() + deadline
+        met = self._unless_lost(partial(self._meet, "leaving", give_up_at), True)
+        self._unless_lost(lambda: self.store.add("left", 1), 0)
+        if met and self.serves:
+            self._unless_lost(partial(self._all_in, "left", give_up_at), True)
+        self._lost = True
+        return met
+
+    def _meet(self, counter: str, give_up_at: float) -> bool:
+        self.store.add(counter, 1)
+        return self._all_in(counter, give_up_at)
+
+    def _all_in(self, counter: str, give_up_at: float) -> bool:
+        while self.store.add(counter, 0) < self.num_ranks:
+            if time.monotonic() > give_up_at:
+                return False
+            time.sleep(MEETING_SECONDS)
+        return True
+
+    def _read(self, rank: int) -> str | None:
+        key = f"mark/{rank}"
+        return self.store.get(key).decode() if self.store.check([key]) else None
+
+    def _unless_lost(self, ask: Callable[[], Answer], otherwise: Answer) -> Answer:
+        if self._lost:
+            return otherwise
         try:
-            return self.store.get(key).decode() if self.store.check([key]) else None
+            return ask()
         except RuntimeError:
-            return None
+            self._lost = True
+            return otherwise
 
 
 class FailureWatch(threading.Thread):
@@ -110,11 +145,13 @@ class FailureWatch(threading.Thread):
 
     Args:
         store: A connection of its own.
+        serves: Whether the store lives in this process, which then ends last.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, serves: bool) -> None:
         super().__init__(name="failure watch", daemon=True)
         self._store = store
+        self._serves = serves
         self._stopped = threading.Event()
 
     def run(self) -> None:
@@ -125,6 +162,7 @@ class FailureWatch(threading.Thread):
             except RuntimeError:
                 return
             if failed:
+                time.sleep(LINGER_SECONDS if self._serves else 0.0)
                 os._exit(1)
 
     def stop(self) -> None:

@@ -134,7 +134,7 @@ class ThreadTransport(Transport):
     def _take(self, peer: int, call: int, doing: str) -> Any:
         letters, missing = self._take_all([peer], call)
         if missing:
-            self._raise_timeout(missing, doing=doing)
+            self.raise_timeout(missing, doing=doing)
         return letters[0]
 
     def _take_all(self, peers: Sequence[int], call: int) -> tuple[list[Any], list[int]]:
@@ -156,7 +156,7 @@ class ThreadTransport(Transport):
             self._put(peer, call, letter)
         letters, missing = self._take_all(others, call)
         if missing:
-            self._raise_timeout(missing, doing=doing)
+            self.raise_timeout(missing, doing=doing)
         letters.insert(self.rank, letter)
         return letters
 
@@ -170,7 +170,7 @@ class _ThreadExchange:
     def finish(self) -> None:
         letters, missing = self.transport._take_all([message.peer for message in self.incoming], self.call)
         if missing:
-            self.transport._raise_timeout(missing)
+            self.transport.raise_timeout(missing)
         for message, rows in zip(self.incoming, letters, strict=True):
             if rows.shape != message.rows.shape or rows.dtype != message.rows.dtype:
                 raise RuntimeError(

@@ -232,7 +232,7 @@ class Transport(ABC):
         finally:
             self.seconds_waiting += time.perf_counter() - began
 
-    def _raise_timeout(
+    def raise_timeout(
         self, silent: Sequence[int], owing: Sequence[int] = (), *, doing: str = "an exchange"
     ) -> NoReturn:
         """Raise the error of a passed deadline.

@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 DEFAULT_DEADLINE = 300.0
 LARGEST_DEFAULT_DOMAIN = 8
-SECONDS_TO_REPORT = 1.0  # what the first failing rank is given to print before others end the job
+SECONDS_TO_REPORT = 1.0  # given to the one rank that prints what is wrong, before others end the job
 
 TransportName = Literal["auto", "mpi", "gloo", "nccl"]
 
@@ -134,6 +135,8 @@ class World:
         except (Refused, ValueError) as refused:
             if launcher.started_as_root():
                 _write_error(f"error: {refused}\n")
+            else:
+                time.sleep(SECONDS_TO_REPORT)  # launchers end all ranks when the first is gone
             raise SystemExit(2) from None
         with world.guard():
             yield world
@@ -279,6 +282,8 @@ class World:
             return
         self._closed = True
         self.stop_watching()
+        if self.marks is not None and not self.marks.leave(self.transport.deadline):
+            self.transport.raise_timeout([], doing="close")
         if self.domain is not self.transport:
             self.domain.close()
         self.transport.close()
@@ -297,7 +302,7 @@ class World:
         where = f"rank {self.rank} of {self.size}"
         if isinstance(error, KeyboardInterrupt):
             return f"\n{where}: interrupted; ending all ranks.\n"
-        trace = "".join(traceback.format_exception(error))
+        trace = "".join(traceback.format_exception(type(error), error, _without_own_frames(error)))
         return f"\n--- {where} failed ---\n{trace}--- {where}: ending all ranks ---\n"
 
 
@@ -315,6 +320,14 @@ def checked_domain_size(domain_size: int | None, size: int) -> int:
             f"the others. Choose a divisor of {size}, or another number of ranks."
         )
     return domain_size
+
+
+def _without_own_frames(error: BaseException) -> TracebackType | None:
+    """The traceback from the caller's own code on."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    return trace
 
 
 def _exit_code(error: BaseException) -> int:

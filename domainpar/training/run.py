@@ -14,6 +14,7 @@ from tqdm import tqdm
 from domainpar.config import TrainConfig, resolved_yaml, target_conditions
 from domainpar.events.store import EventStore
 from domainpar.nn.catalogue import build_model
+from domainpar.nn.interaction import InteractionNetwork
 from domainpar.nn.selftest import rows_are_independent
 from domainpar.parallel.signals import StopFlag
 from domainpar.parallel.world import World
@@ -29,13 +30,16 @@ from domainpar.training.targets import EdgeClasses
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
-def train(config: TrainConfig, store: Path, world: World) -> None:
+def train(config: TrainConfig, store: Path, world: World) -> Run:
     """Train as a configuration says. *Collective*.
 
     Args:
         config: What to do.
         store: The prepared events.
         world: The ranks.
+
+    Returns:
+        The run as it ended, with its trained model.
 
     Raises:
         Refused: On all ranks alike, before anything was trained, if the events or the output directory will not do.
@@ -45,6 +49,7 @@ def train(config: TrainConfig, store: Path, world: World) -> None:
     run = Run(config, events, directory, world)
     with StopFlag.listening() as stop:
         run.go(stop)
+    return run
 
 
 def open_store(path: Path, world: World) -> EventStore:
@@ -64,6 +69,24 @@ def open_store(path: Path, world: World) -> EventStore:
     world.agree(problem)
     assert store is not None
     return store
+
+
+def make_network(config: TrainConfig, store: EventStore) -> InteractionNetwork:
+    """The network of a configuration with its first weights, for the features of a store.
+
+    Raises:
+        ValueError: If it cannot have these sizes.
+    """
+    return build_model(
+        config.model,
+        len(store.feature_names),
+        len(store.edge_feature_names),
+        hidden=config.hidden,
+        graph_iters=config.graph_iters,
+        shared_weights=config.shared_weights,
+        seed=config.seed,
+        dtype=DTYPES[config.dtype],
+    )
 
 
 class Run:
@@ -90,6 +113,7 @@ class Run:
         self.checkpoints = Checkpoints(directory / "checkpoints")
         self.state = TrainingState(dataset=store.digest)
         self.file = RunFile(directory / "run.json")
+        self._said_who_owns_nothing = False
         if config.resume:
             self._resume()
 
@@ -120,7 +144,8 @@ class Run:
                 break
             if self.config.checkpoint_every and self.state.step % self.config.checkpoint_every == 0:
                 self._save(best=False)
-        self.state = replace(self.state, epoch=epoch + 1, step_in_epoch=0)
+        if self.state.step_in_epoch == len(steps):  # else --max-steps ended it early, and a resumed run goes on with it
+            self.state = replace(self.state, epoch=epoch + 1, step_in_epoch=0)
         self._save(best=self._validate(epoch))
         return False
 
@@ -142,16 +167,7 @@ class Run:
 
     def _make_trainer(self) -> Trainer:
         config, dtype = self.config, DTYPES[self.config.dtype]
-        model = build_model(
-            config.model,
-            len(self.store.feature_names),
-            len(self.store.edge_feature_names),
-            hidden=config.hidden,
-            graph_iters=config.graph_iters,
-            shared_weights=config.shared_weights,
-            seed=config.seed,
-            dtype=dtype,
-        ).to(self.world.device)
+        model = make_network(config, self.store).to(self.world.device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
         edge_weights = EdgeClasses(config.true_weight, config.fake_weight, config.other_weight)
         loader = PartLoader(
@@ -197,7 +213,12 @@ class Run:
         if not self.world.is_root:
             return
         (self.directory / "config.yaml").write_text(resolved_yaml(self.config))
-        store = {"path": str(self.store.path), "digest": self.store.digest}
+        store = {
+            "path": str(self.store.path),
+            "digest": self.store.digest,
+            "feature_names": self.store.feature_names,
+            "edge_feature_names": self.store.edge_feature_names,
+        }
         about = describe_process() | {"ranks": self.world.size, "domain_size": self.world.domain.size}
         self.file.update(state="running", store=store, bitwise_problem=broken, **about)
         self._say(*self._first_lines(broken))
@@ -230,8 +251,18 @@ class Run:
             return
         with (self.directory / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(record) + "\n")
+        self._say_once_who_owns_nothing(record)
         if always_print or record["step"] % self.config.log_every == 0 or record["step"] in (1, self.total_steps):
             self._say(readable(record))
+
+    def _say_once_who_owns_nothing(self, record: dict[str, Any]) -> None:
+        idle = [str(rank) for rank, owned in enumerate(record["owned_nodes"]) if owned == 0]
+        if idle and not self._said_who_owns_nothing:
+            self._said_who_owns_nothing = True
+            self._say(
+                f"note: ranks {', '.join(idle)} of {self.world.size} own nothing in step {record['step']}. The result is the "
+                "same; fewer ranks, smaller --domain-size or more tiles (prepare --tiles) would give each some work."
+            )
 
     def _save(self, best: bool) -> None:
         if self.world.is_root:

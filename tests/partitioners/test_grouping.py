@@ -73,6 +73,14 @@ def test_metis_finds_neighbours_whatever_their_numbers():
     assert cut(by_range) > 10
 
 
+def test_metis_cuts_where_few_edges_join():
+    # A ring of pairs: 50 edges join the tiles of a pair, one joins pair to pair.
+    src, joining = np.arange(16), np.where(np.arange(16) % 2, 1, 50)
+    tiles = TileGraph(np.full(16, 10), np.full(16, 60), src, (src + 1) % 16, joining)
+    part = group(tiles, 4, "metis")
+    assert np.array_equal(part[::2], part[1::2])
+
+
 def test_metis_deals_tiles_without_neighbours_to_the_lightest_parts():
     nothing = np.zeros(0, np.int64)
     part = group(TileGraph(np.full(12, 3), np.full(12, 4), nothing, nothing, nothing), 5, "metis")

@@ -41,6 +41,40 @@ def test_blocks_of_a_grid_are_balanced_and_cut_few_edges():
     assert imbalance(np.bincount(assignment, topology.costs(), 16)) < 1.05
 
 
+def test_costs_not_nodes_are_balanced():
+    square = grid(40)
+    corner = square.edge_index[:, (square.edge_index < 400).all(axis=0)]
+    topology = Topology(
+        np.concatenate([square.edge_index, *[corner] * 9], axis=1), 1600
+    )  # a quarter costs 10 times more
+    assignment = Metis()(topology, 8)
+    assert imbalance(np.bincount(assignment, topology.costs(), 8)) < 1.1
+    assert imbalance(np.bincount(assignment)) > 1.5
+
+
+def test_metis_is_shown_an_undirected_graph_without_self_loops_or_parallel_edges(monkeypatch):
+    shown = {}
+
+    def record(num_blocks, adjacency, **weights):
+        shown.update(starts=adjacency.adj_starts, adjacent=adjacency.adjacent, **weights)
+        return 0, [0] * (len(adjacency.adj_starts) - 1)
+
+    monkeypatch.setattr("pymetis.part_graph", record)
+    topology = random_topology(0, 30, 90)
+    Metis()(topology, 4)
+    expected = np.zeros((30, 30), int)
+    for src, dst in topology.edge_index.T[topology.edge_index[0] != topology.edge_index[1]]:
+        expected[src, dst] += 1
+        expected[dst, src] += 1
+    joined = np.flatnonzero(expected.any(axis=0))
+    found = np.zeros((len(joined), len(joined)), int)
+    rows = np.repeat(np.arange(len(joined)), np.diff(shown["starts"]))
+    np.add.at(found, (rows, shown["adjacent"]), shown["eweights"])
+    assert np.array_equal(found, expected[np.ix_(joined, joined)])
+    assert len(shown["adjacent"]) == np.count_nonzero(expected)
+    assert np.array_equal(shown["vweights"], topology.costs()[joined])
+
+
 def test_directions_self_loops_and_the_order_of_edges_do_not_matter():
     topology = grid(20)
     loops = np.tile(np.arange(400), (2, 1))  # one each: every node costs the same amount more
@@ -79,11 +113,12 @@ def test_nodes_without_edges_go_to_the_lightest_blocks():
 
 def test_nodes_without_edges_join_blocks_at_their_phi():
     edges = ring(200)
-    topology = Topology(edges.edge_index, 400, np.concatenate([edges.position, edges.position]))
+    shuffled = np.random.default_rng(0).permutation(200)
+    topology = Topology(edges.edge_index, 400, np.concatenate([edges.position, edges.position[shuffled]]))
     assignment = Metis()(topology, 20)
     assert np.bincount(assignment[200:]).tolist() == [10] * 20
     phi = phi_of(edges.position)
-    away = phi - circular_mean(phi, assignment[:200], 20)[assignment[200:]]
+    away = phi[shuffled] - circular_mean(phi, assignment[:200], 20)[assignment[200:]]
     assert np.abs(np.angle(np.exp(1j * away))).max() < 2 * (2 * np.pi / 20)
 
 
@@ -104,6 +139,7 @@ def test_blocks_that_do_not_exist_are_never_passed_on(monkeypatch):
 
 def test_a_graph_too_large_for_this_build_is_refused(monkeypatch):
     monkeypatch.setattr("pymetis.zero_copy_dtype", lambda: np.dtype(np.int8))
+    monkeypatch.setattr("pymetis.part_graph", lambda *args, **options: (0, [0] * 400))
     with pytest.raises(ValueError, match="counts in int8 but the graph needs counts up to"):
         Metis()(grid(20), 8)
 

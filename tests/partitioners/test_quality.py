@@ -76,10 +76,10 @@ def test_an_event_without_edges_or_nodes_has_plain_ratios():
 
 
 def test_true_segments_and_tracks_are_cut_where_their_edges_are():
-    label = np.array([1, 1, 0, 1, 1, 0, 1])
-    particle = np.array([9, 9, 7, 7, 0, 9])  # track 9 has edges 0 (whole), 1 and 6 (cut); track 7 has 3 and 4 (cut)
+    particle = np.array([9, 9, 7, 7, 5, 9])
+    label = np.array([1, 0, 0, 1, 1, 0, 1])  # track 9 has edges 0 (whole) and 6 (cut); track 7 has 3 and 4 (cut)
     truth = measure_truth(EDGES, PARTS, label, particle)
-    assert (truth.segments, truth.segments_cut) == (5, 4)
+    assert (truth.segments, truth.segments_cut, truth.tracks, truth.tracks_cut) == (4, 3, 2, 2)
     whole = measure_truth(EDGES, PARTS, np.array([1, 0, 0, 0, 0, 0, 0]), particle)
     assert (whole.segments, whole.segments_cut, whole.tracks, whole.tracks_cut) == (1, 0, 1, 0)
 

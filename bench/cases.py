@@ -1,0 +1,115 @@
+"""The events that benchmarks run on: simulated ones by name, always the same for one seed, or real ones from a folder.
+
+A case is prepared once, into a store in the cache folder, and found there the next time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import hashlib
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from domainpar.events.construct import Cuts
+from domainpar.events.preparing import Source, open_source, prepare
+from domainpar.events.store import EventRecord, EventStore
+from partitioners import Topology
+
+HITS = {"tiny": 2_000, "small": 9_000, "medium": 30_000, "large": 100_000, "full": 170_000}
+"""Hits of each case; at the default cuts 1e3, 1e4, 1e5, 1e6 and 3e6 candidate edges. `large` is a TrackML event."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Some prepared events.
+
+    Attributes:
+        name: Simulated or real, how many hits, which seed: what a JSON line calls it.
+        store: Where they lie.
+    """
+
+    name: str
+    store: Path
+
+    @property
+    def records(self) -> list[EventRecord]:
+        return EventStore(self.store).events()
+
+
+def add_flags(parser: argparse.ArgumentParser, case: str, events: int = 1, partitioner: str = "metis") -> None:
+    """Add the flags that say which events; `chosen_case` reads them."""
+    given = parser.add_argument_group("events")
+    given.add_argument("--case", choices=HITS, default=case, help=f"simulated events of this size (default {case})")
+    given.add_argument("--hits", type=int, help="hits of a simulated event, instead of --case")
+    given.add_argument("--num-events", type=int, default=events, help=f"how many (default {events})")
+    given.add_argument("--data", type=Path, help="folder of real TrackML events, CSV, instead of simulated ones")
+    given.add_argument("--event", nargs="+", help="which of them, by the end of their names; default: the first")
+    given.add_argument("--partitioner", default=partitioner, help=f"how tiles are cut (default {partitioner})")
+    given.add_argument("--tiles", type=int, help="tiles of an event; default: some 4,600 edges each")
+    given.add_argument("--seed", type=int, default=0, help="of the simulation, of the partitioner and of the network")
+    given.add_argument("--phi-slope", type=float, default=6e-4, help="cut on candidate edges in rad/mm")
+    given.add_argument("--z0", type=float, default=200.0, help="cut on candidate edges in mm")
+    given.add_argument("--cache", type=Path, default=default_cache(), help="where prepared events are kept")
+
+
+def chosen_case(options: argparse.Namespace, val_split: float = 0.0) -> Case:
+    """Prepare what the flags ask for, unless it lies in the cache; says so, for it takes a while."""
+    source = source_of(options)
+    how = {"partitioner": options.partitioner, "num_tiles": options.tiles, "seed": options.seed, "val_split": val_split}
+    settings = json.dumps([source.names, dict(source.settings), how, str(options.data)], sort_keys=True)
+    digest = hashlib.sha256(settings.encode()).hexdigest()[:10]
+    name = case_name(options)
+    directory = options.cache / f"{name}-{digest}"
+    print(f"{len(source.names)} events {name}, kept in {directory}", file=sys.stderr)
+    prepare(source, directory, test_split=0.0, **how)
+    return Case(name, directory)
+
+
+def source_of(options: argparse.Namespace) -> Source:
+    cuts = Cuts(phi_slope=options.phi_slope, z0=options.z0)
+    if options.data is None:
+        hits = options.hits or HITS[options.case]
+        return open_source("simulate", num_events=options.num_events, cuts=cuts, num_hits=hits, seed=options.seed)
+    source = open_source("trackml", directory=options.data, cuts=cuts)
+    return replace(source, names=chosen_names(source.names, options.event, options.num_events))
+
+
+def chosen_names(known: Sequence[str], wanted: Sequence[str] | None, count: int) -> tuple[str, ...]:
+    """The events that were asked for by the end of their names: 1012 finds event000001012."""
+    if wanted is None:
+        return tuple(known[:count])
+    found = tuple(name for end in wanted for name in known if name.endswith(end))
+    if len(found) != len(wanted):
+        raise SystemExit(f"events {' '.join(wanted)} match {list(found)} of {list(known)}; name each event once.")
+    return found
+
+
+def case_name(options: argparse.Namespace) -> str:
+    if options.data is not None:
+        return f"real-{'-'.join(options.event or ['first'])}"
+    return f"hits{options.hits}-seed{options.seed}" if options.hits else f"{options.case}-seed{options.seed}"
+
+
+def default_cache() -> Path:
+    return Path(tempfile.gettempdir()) / f"domainpar-bench-{getpass.getuser()}"
+
+
+def original_topology(case: Case) -> tuple[Topology, int]:
+    """What a partitioner saw of the first event, in the user's own order, and the number of tiles it was asked for."""
+    store = EventStore(case.store)
+    with store.open(store.events()[0]) as event:
+        nodes, edges = np.arange(event.num_nodes), np.arange(event.num_edges)
+        row = event.read_nodes("original_row", nodes)
+        position = np.empty((event.num_nodes, 3), np.float32)
+        position[row] = event.read_nodes("position", nodes)
+        edge_index = np.empty((2, event.num_edges), np.int64)
+        ends = np.stack([event.read_edges("src", edges), event.read_edges("dst", edges)])
+        edge_index[:, event.read_edges("original_position", edges)] = row[ends]
+        return Topology(edge_index, event.num_nodes, position), event.num_tiles

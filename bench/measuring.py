@@ -1,0 +1,174 @@
+"""What all benchmarks share: where a figure comes from, how it is timed, how it is kept and shown."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+RESULTS = Path(__file__).parent / "results"
+PACKAGES = ("domainpar", "torch", "numpy", "numba", "pymetis", "mpi4py", "mpich")
+
+# glibc hands large blocks back to the system when they are freed, and page faults follow. `keep` tells it not to; by
+# the environment, so it holds for processes that start afterwards.
+ALLOCATORS: dict[str, dict[str, str]] = {
+    "default": {},
+    "keep": {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40), "MALLOC_TOP_PAD_": str(2**26)},
+}
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Several measurements of one thing: median, smallest and largest."""
+
+    median: float
+    low: float
+    high: float
+    count: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        return cls(statistics.median(values), min(values), max(values), len(values))
+
+    def text(self, form: str = "{:.3f}") -> str:
+        return f"{form.format(self.median)} [{form.format(self.low)}, {form.format(self.high)}]"
+
+
+def slowest(ranks: Sequence[Sequence[float]]) -> list[float]:
+    """The largest value over ranks, repetition by repetition; `ranks[r]` are those of rank r."""
+    return [max(values) for values in zip(*ranks, strict=True)]
+
+
+def timed(call: Callable[[], Any], repeats: int) -> Spread:
+    """Seconds of a call, after one to warm up."""
+    call()
+    return Spread.of([seconds_of(call) for _ in range(repeats)])
+
+
+def seconds_of(call: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+def add_flags(parser: argparse.ArgumentParser, bench: str) -> None:
+    """Add the flags of what is printed and kept."""
+    given = parser.add_argument_group("results")
+    given.add_argument("--results", type=Path, default=RESULTS / f"{bench}.jsonl", help="JSON lines are added to it")
+    given.add_argument("--width", type=int, help="of the tables in characters; default: the terminal's")
+
+
+class Results:
+    """The JSON lines of one benchmark, each with all that is needed to judge it later, and its tables.
+
+    Args:
+        bench: Name of the benchmark.
+        options: Its flags, kept in every line.
+    """
+
+    def __init__(self, bench: str, options: argparse.Namespace) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.console = Console(width=options.width)
+        self._path: Path = options.results
+        flags = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
+        self._about = {"bench": bench, **provenance(), "flags": flags}
+        self.console.print(f"{bench}: {describe(self._about)}")
+
+    def add(self, **row: Any) -> None:
+        """Keep one measurement. A `Spread` becomes an object with its four numbers."""
+        self.rows.append(row)
+        plain = {name: vars(value) if isinstance(value, Spread) else value for name, value in row.items()}
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("a") as file:
+            file.write(json.dumps({**self._about, **plain}) + "\n")
+
+    def show(
+        self, title: str, columns: Mapping[str, Callable[[Any], str]], rows: Sequence[Any], note: str = ""
+    ) -> None:
+        """Print some rows; each column says how it reads a row."""
+        table = Table(title=title, caption=note or None, title_justify="left", caption_justify="left")
+        for heading in columns:
+            table.add_column(heading, justify="left" if heading == next(iter(columns)) else "right")
+        for row in rows:
+            table.add_row(*(read(row) for read in columns.values()))
+        self.console.print(table)
+
+    def end(self) -> None:
+        self.console.print(f"{len(self.rows)} JSON lines added to {self._path}")
+
+
+def provenance() -> dict[str, Any]:
+    return {
+        "commit": commit(),
+        "machine": {"cpu": cpu_name(), "cores": os.cpu_count(), "system": f"{platform.system()} {platform.machine()}"},
+        "versions": {"python": platform.python_version(), **{name: installed(name) for name in PACKAGES}},
+        "environment": environment(),
+        "load": os.getloadavg()[0],
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def describe(about: Mapping[str, Any]) -> str:
+    """One line for people: on what, with what, and how busy the machine was before."""
+    machine, versions = about["machine"], about["versions"]
+    settings = " ".join(f"{name}={value}" for name, value in about["environment"].items()) or "no allocator settings"
+    return (
+        f"commit {about['commit']}, {machine['cpu']}, {machine['cores']} cores, torch {versions['torch']}, "
+        f"{settings}, load {about['load']:.1f} before it began"
+    )
+
+
+def environment() -> dict[str, str]:
+    """The variables that change what is measured: threads and the C allocator."""
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS", "LD_PRELOAD", "GLIBC_TUNABLES")
+    return {name: value for name, value in os.environ.items() if name in names or name.startswith("MALLOC_")}
+
+
+@contextmanager
+def allocator(name: str) -> Iterator[None]:
+    """Processes that start inside have this allocator setting; the program itself keeps its own."""
+    before = {key: os.environ.get(key) for key in ALLOCATORS[name]}
+    os.environ.update(ALLOCATORS[name])
+    try:
+        yield
+    finally:
+        for key, value in before.items():
+            os.environ.pop(key) if value is None else os.environ.update({key: value})
+
+
+def commit() -> str:
+    """The commit of the source, with a + where files differ from it; 'unknown' outside a repository."""
+    command = ["git", "describe", "--always", "--dirty=+"]
+    try:
+        asked = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    except OSError:
+        return "unknown"
+    return asked.stdout.strip() or "unknown"
+
+
+def cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

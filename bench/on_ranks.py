@@ -1,0 +1,186 @@
+"""What the ranks of a benchmark do. Processes import it by name, so it is a file of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from domainpar.events.store import EventStore, StoredEvent
+from domainpar.nn.catalogue import build_model
+from domainpar.parallel.halo import CompleteHalo, Halo, ask_owners
+from domainpar.parallel.loading import group_tiles, load_part
+from domainpar.parallel.local import TileRanges
+from domainpar.parallel.world import World
+from domainpar.plan import LocalEdges, PartitionPlan, build_plan
+from domainpar.training.checkpoint import parameters_sha256
+from domainpar.training.loop import Trainer
+from domainpar.training.parts import PartLoader
+from domainpar.training.record import peak_rss_bytes
+from domainpar.training.sampler import samples_of
+from domainpar.training.schedule import Schedule
+from domainpar.training.targets import EdgeClasses
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+PHASES = ("load", "forward", "backward", "reduce")
+
+
+@dataclass(frozen=True)
+class StepSettings:
+    """What a rank is asked to train: the network, and how it is split."""
+
+    store: Path
+    model: str = "interaction"
+    hidden: int = 64
+    graph_iters: int = 4
+    dtype: str = "float32"
+    grouping: str = "contiguous"
+    seed: int = 0
+    warmup: int = 1
+    repeats: int = 3
+
+
+def make_trainer(settings: StepSettings, world: World, loader: PartLoader | None = None) -> Trainer:
+    """A trainer as `domainpar.train` makes it, at its default flags but for the settings."""
+    store, dtype = EventStore(settings.store), DTYPES[settings.dtype]
+    model = build_model(
+        settings.model,
+        len(store.feature_names),
+        len(store.edge_feature_names),
+        hidden=settings.hidden,
+        graph_iters=settings.graph_iters,
+        seed=settings.seed,
+        dtype=dtype,
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
+    loader = loader or PartLoader(store, world, grouping=settings.grouping, dtype=dtype, seed=settings.seed)
+    return Trainer(model, optimizer, loader, world, EdgeClasses(), Schedule(1e-3, "constant", 0, 1, 1))
+
+
+class PhaseClock:
+    """Listens to the marks a step leaves, and so times its phases without a copy of the step's code."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._marks: list[tuple[str, float, float]] = []
+        world.mark = self._mark  # type: ignore[method-assign]
+
+    def step(self, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Run one step; returns its record with seconds and seconds without waiting for each phase, on this rank."""
+        self._marks.clear()
+        record = run()
+        # The step takes the counters back at its very end: what the last phase waited is the rest of the total.
+        rank = self._world.rank
+        total = record["seconds_wait"][rank] + record["seconds_exchange"][rank]
+        marks = [*self._marks, ("end", time.perf_counter(), total)]
+        phases: dict[str, Any] = {}
+        for (name, began, talked), (_, ended, talked_by_then) in zip(marks, marks[1:]):
+            phases[name] = phases.get(name, 0.0) + ended - began
+            busy = ended - began - (talked_by_then - talked)
+            phases[f"{name}_busy"] = phases.get(f"{name}_busy", 0.0) + busy
+        return {**record, "phases": phases}
+
+    def _mark(self, phase: str, step: int) -> None:
+        transports = {id(one): one for one in (self._world.transport, self._world.domain)}.values()
+        talked = sum(one.seconds_waiting + one.seconds_exchanging for one in transports)
+        self._marks.append((phase.split()[0], time.perf_counter(), talked))
+
+
+def training_steps(world: World, settings: StepSettings) -> dict[str, Any]:
+    """Train on the first event of a store, one event a step, and say what each step took on this rank. *Collective*."""
+    bare = peak_rss_bytes()
+    trainer = make_trainer(settings, world)
+    samples = samples_of(EventStore(settings.store).events()[:1], None)
+    clock = PhaseClock(world)
+    steps = []
+    for step in range(settings.warmup + settings.repeats):
+        world.transport.barrier()
+        steps.append(clock.step(lambda step=step: trainer.step(samples, step)))
+    part = trainer.loader.load(samples[0]).part
+    rank, measured = world.rank, steps[settings.warmup :]
+    plan = part.graph.plan
+    return {
+        "loss": steps[-1]["loss"],
+        "seconds": [record["seconds"] for record in measured],
+        **{name: [record[f"seconds_{name}"][rank] for record in measured] for name in ("compute", "exchange", "wait")},
+        **{name: [record["phases"][name] for record in measured] for name in PHASES},
+        **{f"{name}_busy": [record["phases"][f"{name}_busy"] for record in measured] for name in PHASES},
+        "halo_bytes": steps[-1]["halo_bytes"][rank],
+        "owned_nodes": plan.num_owned,
+        "ghosts": plan.num_ghosts,
+        "owned_edges": int(plan.edge_owned.sum()),
+        "local_edges": plan.num_edges,
+        "bare_rss": bare,
+        "peak_rss": peak_rss_bytes(),
+        "sha256": parameters_sha256(trainer.model),
+    }
+
+
+def planning(world: World, store: Path, grouping: str, repeats: int) -> dict[str, list[float]]:
+    """Seconds of grouping, of reading a part's edges, of its plan and of the halo made from it. *Collective*."""
+    opened = EventStore(store)
+    seconds: dict[str, list[float]] = {"grouping": [], "reading": [], "plan": [], "agreeing": []}
+    with opened.open(opened.events()[0]) as event:
+        for _ in range(repeats + 1):
+            for name, value in _plan_once(event, world, grouping).items():
+                seconds[name].append(value)
+    return {name: values[1:] for name, values in seconds.items()}
+
+
+def _plan_once(event: StoredEvent, world: World, grouping: str) -> dict[str, float]:
+    world.domain.barrier()
+    times = [time.perf_counter()]
+    part_of_tile = group_tiles(event, world.domain, grouping)
+    times.append(time.perf_counter())
+    edges = LocalEdges(*event.read_part_edges(np.flatnonzero(part_of_tile == world.domain.rank), "incident"))
+    world.domain.barrier()  # else the plan would be charged with waiting for slow readers
+    times.append(time.perf_counter())
+    owner = TileRanges(event.node_ptr, event.edge_ptr, part_of_tile).node_owner()
+    plan = build_plan(edges, owner, world.domain.rank, world.domain.size, "incident", ask_owners(world.domain))
+    times.append(time.perf_counter())
+    CompleteHalo(plan, world.domain)
+    times.append(time.perf_counter())
+    return dict(zip(("grouping", "reading", "plan", "agreeing"), np.diff(times).tolist()))
+
+
+def exchanges(world: World, store: Path, grouping: str, width: int, repeats: int, inner: int) -> dict[str, Any]:
+    """Seconds of the two exchanges on the first event of a store, each the mean of `inner` in a row. *Collective*."""
+    opened = EventStore(store)
+    with opened.open(opened.events()[0]) as event:
+        halo: Halo = load_part(event, world.domain, grouping=grouping).halo
+    plan = halo.plan
+    generator = torch.Generator().manual_seed(world.rank)
+    owned = torch.randn(plan.num_owned, width, generator=generator)
+    ghosts = torch.empty(plan.num_ghosts, width)
+    calls = {"fill": lambda: halo.fill_ghosts(owned, ghosts), "sum": lambda: halo.sum_to_owners(ghosts)}
+    found: dict[str, Any] = {name: _exchange_times(world, call, repeats, inner) for name, call in calls.items()}
+    return {**found, **_volume(world, plan, lambda: halo.fill_ghosts(owned, ghosts))}
+
+
+def _exchange_times(world: World, call: Callable[[], object], repeats: int, inner: int) -> list[float]:
+    for _ in range(inner):
+        call()
+    seconds = []
+    for _ in range(repeats):
+        world.domain.barrier()
+        began = time.perf_counter()
+        for _ in range(inner):
+            call()
+        seconds.append((time.perf_counter() - began) / inner)
+    return seconds
+
+
+def _volume(world: World, plan: PartitionPlan, fill: Callable[[], object]) -> dict[str, int]:
+    world.take_counters()
+    fill()
+    return {
+        "bytes_sent": world.take_counters().bytes_sent,
+        "ghosts": plan.num_ghosts,
+        "owned_nodes": plan.num_owned,
+        "neighbours": int(((plan.send_counts > 0) | (plan.recv_counts > 0)).sum()),
+    }

@@ -1,0 +1,120 @@
+"""Files of scores: one zarr zip an event and a list of them. The same bytes from any number of ranks.
+
+A directory of scores holds
+
+    scores.json                                what was scored, with which weights; the sha256 of each file
+    event000001001.scores.zarr.zip             hit_id [N], edge_index [2, E], edge_logit, edge_score, edge_scored [E]
+
+Files appear under their name only when they are complete, and `scores.json` last of all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from domainpar.events.store import PARTIAL, SUFFIX, event_file_name, write_arrays, write_whole
+from domainpar.reco.scores import EventScores
+
+LIST = "scores.json"
+SCORES_SUFFIX = f".scores{SUFFIX}"
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class ScoredEvent:
+    """One event as `scores.json` lists it.
+
+    Attributes:
+        event: Name of the event.
+        path: File of its scores, relative to the directory.
+        sha256: Hash of the file.
+        logits_sha256: Hash of the logits alone, in the user's order: equal on any number of ranks.
+        edges: Its edges.
+        unscored: Those of them that got no score.
+    """
+
+    event: str
+    path: str
+    sha256: str
+    logits_sha256: str
+    edges: int
+    unscored: int
+
+
+def scores_file_name(event_id: str) -> str:
+    """File name of an event's scores.
+
+    Raises:
+        ValueError: If the name of the event cannot be part of a file name.
+    """
+    return event_file_name(event_id).removesuffix(SUFFIX) + SCORES_SUFFIX
+
+
+def choose_directory(path: Path, overwrite: bool) -> Path:
+    """Make the directory of scores ready to be written to; called on rank 0.
+
+    Raises:
+        ValueError: If it holds other scores that are not to be replaced, or other files, or cannot be written.
+    """
+    try:
+        if path.exists() and not path.is_dir():
+            raise ValueError(f"{path} is a file; name a directory with --out.")
+        path.mkdir(parents=True, exist_ok=True)
+        found = sorted(path.iterdir())
+        strangers = [file.name for file in found if not _is_ours(file)]
+        if strangers:
+            raise ValueError(f"{path} holds files that are not scores ({strangers[0]}); choose another --out.")
+        if found and not overwrite:
+            raise ValueError(f"{path} holds scores already; choose another --out, or replace them with --overwrite.")
+        # The list goes first: without it nobody takes the remains for finished scores.
+        for file in sorted(found, key=lambda file: file.name != LIST):
+            file.unlink()
+    except OSError as error:
+        raise ValueError(f"cannot write scores to {path}: {error.strerror}; choose another --out.") from error
+    return path
+
+
+def _is_ours(file: Path) -> bool:
+    scores = file.name.startswith("event") and file.name.endswith(SCORES_SUFFIX)
+    return file.is_file() and (scores or file.name == LIST or file.name.startswith(PARTIAL))
+
+
+def write_scores(directory: Path, scores: EventScores, provenance: Mapping[str, Any]) -> ScoredEvent:
+    """Write the scores of one event.
+
+    Args:
+        directory: Where to.
+        scores: What to write.
+        provenance: How they came about, plain JSON values, the same on any number of ranks.
+    """
+    path = directory / scores_file_name(scores.event_id)
+    logits_sha256 = hashlib.sha256(scores.edge_logit.tobytes()).hexdigest()
+    names = ("hit_id", "edge_index", "edge_logit", "edge_score", "edge_scored")
+    attributes = {
+        "format": "domainpar scores",
+        "schema_version": SCHEMA_VERSION,
+        "event": scores.event_id,
+        "num_nodes": len(scores.hit_id),
+        "num_edges": scores.num_edges,
+        "num_unscored": scores.num_unscored,
+        "logits_sha256": logits_sha256,
+        **provenance,
+    }
+    sha256 = write_arrays(path, {name: getattr(scores, name) for name in names}, attributes)
+    return ScoredEvent(scores.event_id, path.name, sha256, logits_sha256, scores.num_edges, scores.num_unscored)
+
+
+def write_list(directory: Path, events: Sequence[ScoredEvent], about: Mapping[str, Any]) -> None:
+    """Write `scores.json`, the last file; called on rank 0."""
+    content = {
+        "format": "domainpar scores",
+        "schema_version": SCHEMA_VERSION,
+        **about,
+        "events": [asdict(event) for event in events],
+    }
+    write_whole(directory / LIST, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode())

@@ -1,0 +1,215 @@
+"""Scores of a whole event, computed by the ranks that share it: each edge exactly once, in the user's own order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from domainpar.events.store import StoredEvent
+from domainpar.parallel.loading import Sector, load_part, sector_of_tiles
+from domainpar.parallel.transport import RanksFailed, Transport
+from domainpar.plan import BoolArray, IntArray, PartitionPlan
+
+BETWEEN_SECTORS = -1
+
+
+@dataclass(frozen=True, eq=False)
+class EventScores:
+    """The scores of one event. Nodes and edges are in the user's order.
+
+    Attributes:
+        event_id: The event.
+        hit_id: The user's own number of each hit, int64 [N].
+        edge_index: `src` and `dst` of each edge as rows of `hit_id`, int64 [2, E].
+        edge_logit: What the network says of each edge, in its own precision, [E]; 0 where it cannot say anything.
+        edge_score: The sigmoid of it, [E]; 0 where the network cannot say anything.
+        edge_scored: False where the network cannot say anything: the edge joins two sectors. bool [E].
+        original_position: Place in this order of each stored edge, int64 [E].
+    """
+
+    event_id: str
+    hit_id: IntArray
+    edge_index: IntArray
+    edge_logit: npt.NDArray[np.floating]
+    edge_score: npt.NDArray[np.floating]
+    edge_scored: BoolArray
+    original_position: IntArray
+
+    @property
+    def num_edges(self) -> int:
+        return len(self.edge_logit)
+
+    @property
+    def num_unscored(self) -> int:
+        return int(np.count_nonzero(~self.edge_scored))
+
+
+def score_event(
+    model: nn.Module,
+    event: StoredEvent,
+    transport: Transport,
+    *,
+    num_sectors: int | None = None,
+    grouping: str = "contiguous",
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> EventScores | None:
+    """Score every edge of an event. *Collective* over the ranks that share it.
+
+    Args:
+        model: Called with (graph, halo) of a part; returns the logits of its local edges, [num_edges].
+        event: The stored event.
+        transport: Joins the ranks that share the event.
+        num_sectors: Cut the event into so many independent sectors (naive mode, approximate): edges between them get
+            no score. None: the whole event at once.
+        grouping: How tiles are grouped into parts.
+        device: Where to compute.
+        dtype: Type of features, weights and logits.
+        seed: Seed of the grouping.
+
+    Returns:
+        The scores on rank 0, None elsewhere.
+
+    Raises:
+        ValueError: If the event holds values that cannot be computed on, or cannot be read.
+        RuntimeError: If an edge got no score or several, or one that is not finite; on all ranks.
+    """
+    ends = _Ends.read(event, num_sectors) if transport.rank == 0 else None
+    logits = torch.zeros(event.num_edges, dtype=dtype)
+    sectors = [None] if num_sectors is None else [Sector(number, num_sectors) for number in range(num_sectors)]
+    for number, sector in enumerate(sectors):
+        part = load_part(
+            event, transport, grouping=grouping, sector=sector, device=device, dtype=dtype, seed=seed
+        )  # fmt: skip
+        with torch.no_grad():
+            local = model(part.graph, part.halo)
+        wanted = None if ends is None else ends.sector == number
+        try:
+            gathered = gather_scores(local, part.graph.plan, transport, wanted)
+        except RuntimeError as error:
+            error.add_note(f"event {event.event_id}" + (f", sector {number} of {num_sectors}" if sector else ""))
+            raise
+        if gathered is not None and wanted is not None:
+            logits[torch.from_numpy(wanted)] = gathered
+    return None if ends is None else ends.in_users_order(event, logits)
+
+
+def gather_scores(
+    logits: Tensor, plan: PartitionPlan, transport: Transport, wanted: BoolArray | None
+) -> Tensor | None:
+    """Bring the logits of all owned edges to rank 0, each edge exactly once. *Collective*; no float is added.
+
+    Args:
+        logits: Logits of this part's local edges, [num_edges].
+        plan: This part's plan.
+        transport: Joins the ranks that share the event.
+        wanted: Which edges of the event the parts own together, bool [E]; looked at on rank 0 only.
+
+    Returns:
+        On rank 0 the logits of the wanted edges by increasing global id, [wanted.sum()], on the CPU; None elsewhere.
+
+    Raises:
+        RuntimeError: On all ranks, if an edge got no logit or several, or one that is not finite.
+    """
+    owned = torch.from_numpy(np.flatnonzero(plan.edge_owned))
+    edge_ids = torch.from_numpy(plan.edge_ids).index_select(0, owned)
+    owned_logits = logits.detach().cpu().index_select(0, owned)
+    edge_ids, owned_logits = _to_root(edge_ids, owned_logits, transport)
+    problem = "" if wanted is None else _problem(edge_ids.numpy(), owned_logits, wanted)
+    problem = transport.broadcast(problem.encode()).decode()
+    if problem:
+        raise RuntimeError(problem) if transport.rank == 0 else RanksFailed(problem)
+    return owned_logits[torch.argsort(edge_ids)] if transport.rank == 0 else None
+
+
+def _to_root(edge_ids: Tensor, logits: Tensor, transport: Transport) -> tuple[Tensor, Tensor]:
+    """Rows of all ranks on rank 0, in the order of ranks; nothing on the others. *Collective*."""
+    counts = [int.from_bytes(count, "little") for count in transport.all_gather(len(logits).to_bytes(8, "little"))]
+    root = transport.rank == 0
+    send_counts = [0 if root or peer else len(logits) for peer in range(transport.size)]
+    receive_counts = [counts[peer] if root and peer else 0 for peer in range(transport.size)]
+    tables, pending = [], []
+    for values in (edge_ids, logits):
+        table = values.new_empty(sum(counts) if root else 0, 1)
+        table[: counts[0] if root else 0, 0] = values if root else values[:0]
+        sent = values[:0] if root else values
+        received = table[counts[0] if root else 0 :]
+        pending.append(transport.start(sent.reshape(-1, 1), send_counts, received, receive_counts))
+        tables.append(table[:, 0])
+    for exchange in pending:
+        exchange.finish()
+    return tables[0], tables[1]
+
+
+def _problem(edge_ids: IntArray, logits: Tensor, wanted: BoolArray) -> str:
+    """What is wrong with the logits of these edges, in words; empty if every wanted edge has exactly one."""
+    num_edges = int(np.count_nonzero(wanted))
+    known = (edge_ids >= 0) & (edge_ids < len(wanted))
+    times = np.bincount(edge_ids[known], minlength=len(wanted))
+    missing, twice = np.count_nonzero(times[wanted] == 0), np.count_nonzero(times[wanted] > 1)
+    strange = len(edge_ids) - int(times[wanted].sum())
+    if missing or twice or strange:
+        others = f", and {strange} scores belong to none of them" if strange else ""
+        return (
+            f"{missing} of {num_edges} edges got no score and {twice} got two{others}; "
+            "the plans of this event do not come from one assignment."
+        )
+    if bad := int((~torch.isfinite(logits)).sum()):
+        return f"{bad} of {num_edges} edges got a score that is not finite; take another checkpoint or --dtype float64."
+    return ""
+
+
+@dataclass(frozen=True, eq=False)
+class _Ends:
+    """The two ends of all edges of an event, in stored order, and the sector of each edge.
+
+    Attributes:
+        src, dst: Global ids, int64 [E].
+        sector: Sector that holds both ends, `BETWEEN_SECTORS` where none does, int [E]; 0 for a whole event.
+    """
+
+    src: IntArray
+    dst: IntArray
+    sector: IntArray
+
+    @classmethod
+    def read(cls, event: StoredEvent, num_sectors: int | None) -> _Ends:
+        every_edge = np.arange(event.num_edges)
+        src, dst = event.read_edges("src", every_edge), event.read_edges("dst", every_edge)
+        if num_sectors is None:
+            return cls(src, dst, np.zeros(event.num_edges, np.int32))
+        sector_of_node = np.repeat(sector_of_tiles(event, num_sectors), np.diff(event.node_ptr))
+        inside = sector_of_node[src] == sector_of_node[dst]
+        return cls(src, dst, np.where(inside, sector_of_node[dst], BETWEEN_SECTORS))
+
+    def in_users_order(self, event: StoredEvent, logits: Tensor) -> EventScores:
+        """Put the logits of all edges, [E] in stored order, where the user had the edges, and make scores of them."""
+        row = event.read_nodes("original_row", np.arange(event.num_nodes))
+        position = event.read_edges("original_position", np.arange(event.num_edges))
+        hit_id = event.read_nodes("hit_id", np.arange(event.num_nodes))
+        # One tensor of all edges in one order, whatever the ranks: an edge's place decides how its sigmoid is rounded.
+        edge_logit = torch.from_numpy(_scattered(logits.numpy(), position))
+        edge_scored = _scattered(self.sector != BETWEEN_SECTORS, position)
+        edge_score = torch.where(torch.from_numpy(edge_scored), torch.sigmoid(edge_logit), 0.0)
+        return EventScores(
+            event_id=event.event_id,
+            hit_id=_scattered(hit_id, row),
+            edge_index=np.stack([_scattered(row[ends], position) for ends in (self.src, self.dst)]),
+            edge_logit=edge_logit.numpy(),
+            edge_score=edge_score.numpy(),
+            edge_scored=edge_scored,
+            original_position=position,
+        )
+
+
+def _scattered(values: npt.NDArray[Any], places: IntArray) -> npt.NDArray[Any]:
+    """Value i at place i of a new array."""
+    scattered = np.empty_like(values)
+    scattered[places] = values
+    return scattered

@@ -1,0 +1,107 @@
+"""Scores of many events: dealt to data groups, each event shared by the ranks of its group."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from domainpar.events.store import EventRecord, EventStore, StoredEvent
+from domainpar.parallel.world import World
+from domainpar.reco.score_files import ScoredEvent, write_scores
+from domainpar.reco.scores import EventScores, score_event
+
+Judge = Callable[[StoredEvent, EventScores], dict[str, Any] | None]
+"""Says more of an event, in plain JSON values; called where its scores are."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one event.
+
+    Attributes:
+        scored: Its file.
+        seconds: Time from opening the event to the finished file.
+        judgement: What the judge said of it.
+    """
+
+    scored: ScoredEvent
+    seconds: float
+    judgement: dict[str, Any] | None
+
+
+@dataclass(frozen=True, eq=False)
+class Scorer:
+    """Scores the events of a store with one network, a file each.
+
+    Attributes:
+        model: The network, on the world's device.
+        store: The events.
+        world: The ranks.
+        directory: Where the files go.
+        sectors: Independent sectors of an event in naive mode; None for whole events.
+        grouping: How tiles are grouped into parts.
+        dtype: Type of features, weights and logits.
+        seed: Seed of the grouping.
+        provenance: What every file says of its origin.
+        judge: What else to say of an event.
+    """
+
+    model: nn.Module
+    store: EventStore
+    world: World
+    directory: Path
+    sectors: int | None = None
+    grouping: str = "contiguous"
+    dtype: torch.dtype = torch.float32
+    seed: int = 0
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    judge: Judge | None = None
+
+    def rounds(self, records: Sequence[EventRecord]) -> Iterator[list[Outcome]]:
+        """Score events, one for each data group at a time. *Collective*; every rank gets every outcome.
+
+        Raises:
+            ValueError: If an event cannot be read or computed on.
+            RuntimeError: If an edge of it did not get exactly one score.
+        """
+        # Events of like size at the same time. Then all meet: a long silence of one group would look like a hang.
+        by_size = sorted(records, key=lambda record: -record.num_edges)
+        num_groups, group = self.world.num_data_groups, self.world.data_group
+        for number, first in enumerate(range(0, len(by_size), num_groups)):
+            ours = by_size[first : first + num_groups][group : group + 1]
+            answers = [self._score(record, number) for record in ours]
+            yield [_outcome(answer) for answer in self.world.transport.all_gather(b"".join(answers)) if answer]
+
+    def _score(self, record: EventRecord, number: int) -> bytes:
+        """Score one event with the ranks of this group; the outcome as JSON on its first rank, else nothing."""
+        self.world.mark(f"score event {record.event}", number)
+        began = time.perf_counter()
+        with self.store.open(record) as event:
+            scores = score_event(
+                self.model,
+                event,
+                self.world.domain,
+                num_sectors=self.sectors,
+                grouping=self.grouping,
+                device=self.world.device,
+                dtype=self.dtype,
+                seed=self.seed,
+            )
+            if scores is None:
+                return b""
+            scored = write_scores(self.directory, scores, {**self.provenance, "event_sha256": record.sha256})
+            seconds = time.perf_counter() - began
+            judgement = None if self.judge is None else self.judge(event, scores)
+        return json.dumps({"scored": asdict(scored), "seconds": seconds, "judgement": judgement}).encode()
+
+
+def _outcome(answer: bytes) -> Outcome:
+    found = json.loads(answer)
+    return Outcome(ScoredEvent(**found["scored"]), found["seconds"], found["judgement"])

@@ -1,0 +1,116 @@
+"""What a finished run leaves to others: its network with its weights, and what it counts as a target."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from domainpar.config import TrainConfig
+from domainpar.events.store import EventStore, StoredEvent
+from domainpar.nn.interaction import InteractionNetwork
+from domainpar.parallel.world import World
+from domainpar.training.checkpoint import Checkpoints, TrainingState
+from domainpar.training.metrics import EdgeCounts, EdgeMetrics
+from domainpar.training.run import make_network
+from domainpar.training.targets import edge_classes
+
+
+def read_run(directory: Path) -> dict[str, Any]:
+    """What `run.json` says of a run.
+
+    Raises:
+        ValueError: If there is no run, or its file cannot be read.
+    """
+    path = directory / "run.json"
+    if not path.is_file():
+        raise ValueError(f"{directory} is not a run: it has no run.json; name the directory of one with --run.")
+    try:
+        content: dict[str, Any] = json.loads(path.read_text())
+        _ = [content["store"][name] for name in ("path", "digest", "feature_names", "edge_feature_names")]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} cannot be read: {type(error).__name__}: {error}; name another run.") from error
+    return content
+
+
+def load_network(
+    directory: Path, config: TrainConfig, which: str, store: EventStore
+) -> tuple[InteractionNetwork, TrainingState]:
+    """The network of a run with its `best` or `last` weights, for the events of a store.
+
+    Raises:
+        ValueError: If the store has other features than the network was trained on, or there is no such checkpoint, or
+            it is damaged.
+    """
+    _check_features(directory, store)
+    checkpoints = Checkpoints(directory / "checkpoints")
+    if which == "best" and not _has(checkpoints, "best") and _has(checkpoints, "last"):
+        raise ValueError(f"{directory} has no best checkpoint yet; take its newest with --checkpoint last.")
+    network = make_network(config, store)
+    return network, checkpoints.load(which, network)
+
+
+def _has(checkpoints: Checkpoints, which: str) -> bool:
+    return (checkpoints.directory / which).is_file()
+
+
+def _check_features(directory: Path, store: EventStore) -> None:
+    trained_on = read_run(directory)["store"]
+    for name in ("feature_names", "edge_feature_names"):
+        expected, found = trained_on[name], list(getattr(store, name))
+        if found != expected:
+            raise ValueError(
+                f"the network of {directory} was trained on {name} {expected} but the events of {store.path} have "
+                f"{found}; prepare them from the same kind of source, or name another --store."
+            )
+
+
+def count_event(
+    event: StoredEvent, logits: npt.NDArray[np.floating], conditions: Mapping[str, Any] | None
+) -> EdgeCounts | None:
+    """Compare the logits of a whole event with its truth; on one rank.
+
+    Args:
+        event: The stored event.
+        logits: Logits of all edges in stored order, [E]; -inf for one that got none.
+        conditions: What makes a particle a target; None: every particle is one.
+
+    Returns:
+        The counts; None if the event has no truth, or does not know of its particles what the conditions ask.
+    """
+    if not event.has_labels:
+        return None
+    every_edge = np.arange(event.num_edges)
+    particle_of_edge = None
+    if conditions and event.has_particle_ids:
+        particle_of_edge = event.read_nodes("particle_id", event.read_edges("dst", every_edge))
+    try:
+        classes = edge_classes(event.read_edges("label", every_edge), particle_of_edge, event.particles(), conditions)
+    except ValueError:  # an event of another source; its scores are worth having all the same
+        return None
+    metrics = EdgeMetrics()
+    metrics.add(logits, classes)
+    return metrics.count(World.alone().transport)
+
+
+def metrics_over(counts: Sequence[EdgeCounts]) -> dict[str, Any]:
+    """Metrics over whole events, None where there is nothing to divide by.
+
+    Efficiency and purity are those of all edges together; the AUC is the mean over events, so that no event's scores
+    need to be kept.
+    """
+    total = EdgeCounts(*np.sum([astuple(one) for one in counts], axis=0, dtype=object).tolist())
+    areas = [one.auc for one in counts if not math.isnan(one.auc)]
+    ratios = {
+        "edge_efficiency": total.efficiency,
+        "edge_purity": total.purity,
+        "edge_auc": float(np.mean(areas)) if areas else math.nan,
+    }
+    finite = {name: None if math.isnan(value) else value for name, value in ratios.items()}
+    return {"events": len(counts), **finite, "edges": total.edges, "target_edges": total.targets}

@@ -1,0 +1,326 @@
+"""Preparing a store: the same on any number of ranks, started again where it stopped, and refused as a whole."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from random_events import random_event
+
+from domainpar.events.preparing import Source, open_source, prepare, with_splits
+from domainpar.events.store import EventRecord, EventStore, StoredEvent
+
+
+def source_of(num_events: int = 5, **changes) -> Source:
+    names = tuple(f"{i:03d}" for i in range(num_events))
+
+    def read(name: str):
+        return random_event(int(name), 40 + int(name), 100, event_id=name)
+
+    return replace(Source(names, read, lambda _: [], {"source": "random"}), **changes)
+
+
+def prepared(source: Source, directory: Path, **options) -> EventStore:
+    return prepare(source, directory, **{"partitioner": "contiguous", "num_tiles": 3, **options})
+
+
+def on_ranks(size, call):
+    """Run `call(rank, size, all_gather)` in one thread a rank; their results, or the exceptions they raised."""
+    payloads, barrier, results = [b""] * size, threading.Barrier(size, timeout=30), [None] * size
+
+    def all_gather_of(rank):
+        def all_gather(payload: bytes) -> list[bytes]:
+            payloads[rank] = payload
+            barrier.wait()
+            everyone = list(payloads)
+            barrier.wait()
+            return everyone
+
+        return all_gather
+
+    def work(rank):
+        try:
+            results[rank] = call(rank, size, all_gather_of(rank))
+        except Exception as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return results
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+def test_a_store_is_the_same_bytes_on_any_number_of_ranks(tmp_path, size):
+    expected = prepared(source_of(), tmp_path / "one")
+    stores = on_ranks(
+        size,
+        lambda rank, size, all_gather: prepared(
+            source_of(), tmp_path / "many", rank=rank, size=size, all_gather=all_gather
+        ),
+    )
+    assert {store.digest for store in stores} == {expected.digest}
+    assert files(tmp_path / "one") == files(tmp_path / "many")
+
+
+def test_each_event_is_made_by_one_rank(tmp_path):
+    made: list[str] = []
+    source = source_of()
+    counting = replace(source, read=lambda name: made.append(name) or source.read(name))
+    on_ranks(
+        3,
+        lambda rank, size, all_gather: prepared(counting, tmp_path, rank=rank, size=size, all_gather=all_gather),
+    )
+    assert sorted(made) == list(source.names)
+
+
+def test_a_finished_preparation_is_not_done_again(tmp_path):
+    first = prepared(source_of(), tmp_path)
+    reported: list[tuple[str, bool]] = []
+    unread = source_of(read=lambda name: pytest.fail(f"event {name} was read again"))
+    again = prepared(unread, tmp_path, on_event=lambda record, kept: reported.append((record.event, kept)))
+    assert again.digest == first.digest
+    assert reported == [(name, True) for name in source_of().names]
+
+
+def test_an_interrupted_preparation_goes_on_where_it_stopped(tmp_path):
+    source = source_of()
+
+    def stop_at_three(name):
+        if name == "003":
+            raise KeyboardInterrupt
+        return source.read(name)
+
+    with pytest.raises(KeyboardInterrupt):
+        prepared(replace(source, read=stop_at_three), tmp_path / "one")
+    assert not (tmp_path / "one" / "manifest.json").exists()
+    made: list[str] = []
+    store = prepared(replace(source, read=lambda name: made.append(name) or source.read(name)), tmp_path / "one")
+    assert made == ["003", "004"]
+    assert store.digest == prepared(source, tmp_path / "whole").digest
+
+
+def test_more_events_can_be_added_later(tmp_path):
+    prepared(source_of(2), tmp_path / "one")
+    assert prepared(source_of(4), tmp_path / "one").digest == prepared(source_of(4), tmp_path / "other").digest
+
+
+def test_damaged_and_truncated_events_are_made_again(tmp_path):
+    store = prepared(source_of(), tmp_path)
+    first, second = (tmp_path / record.path for record in store.events()[:2])
+    content = bytearray(first.read_bytes())
+    content[len(content) // 2] ^= 1
+    first.write_bytes(content)
+    second.write_bytes(b"")
+    kept = {}
+    again = prepared(source_of(), tmp_path, on_event=lambda record, was_kept: kept.update({record.event: was_kept}))
+    assert again.digest == store.digest
+    assert [name for name, was_kept in kept.items() if not was_kept] == ["000", "001"]
+
+
+def test_an_event_whose_input_has_changed_is_made_again(tmp_path):
+    inputs = tmp_path / "in"
+    inputs.mkdir()
+    for name in source_of().names:
+        (inputs / name).write_text(name)
+    source = source_of(files=lambda name: [inputs / name])
+    prepared(source, tmp_path / "store")
+    (inputs / "002").write_text("other")
+    kept = {}
+    prepared(source, tmp_path / "store", on_event=lambda record, was_kept: kept.update({record.event: was_kept}))
+    assert [name for name, was_kept in kept.items() if not was_kept] == ["002"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_tiles": 4}, "tiles 3, not 4"),
+        ({"partitioner": "random"}, 'partitioner "contiguous", not "random"; seed null, not 0'),
+    ],
+)
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_store_of_other_settings_is_refused_and_left_as_it_was(tmp_path, options, message, finished):
+    prepared(source_of(), tmp_path)
+    if not finished:
+        (tmp_path / "manifest.json").unlink()
+    before = files(tmp_path)
+    with pytest.raises(ValueError, match=f"prepared with other settings: {message}; .*--overwrite"):
+        prepared(source_of(), tmp_path, **options)
+    assert files(tmp_path) == before
+
+
+def test_overwrite_replaces_a_store_of_other_settings(tmp_path):
+    prepared(source_of(5), tmp_path / "one")
+    store = prepared(source_of(2), tmp_path / "one", num_tiles=4, overwrite=True)
+    assert store.digest == prepared(source_of(2), tmp_path / "other", num_tiles=4).digest
+    assert files(tmp_path / "one") == files(tmp_path / "other")
+
+
+def test_overwrite_keeps_events_that_would_be_made_the_same(tmp_path):
+    prepared(source_of(), tmp_path)
+    prepared(source_of(read=lambda name: pytest.fail("read again")), tmp_path, overwrite=True)
+
+
+def test_leftovers_of_killed_writers_are_removed(tmp_path):
+    (tmp_path / ".partial-0123").write_text("half")
+    prepared(source_of(), tmp_path)
+    assert not list(tmp_path.glob(".partial-*"))
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_bad_event_on_one_rank_stops_all_ranks_with_its_name_and_no_manifest(tmp_path, size):
+    def read(name):
+        if name == "001":
+            raise ValueError("event 001, file x: is bad")
+        return random_event(int(name), event_id=name)
+
+    def call(rank, size, all_gather):
+        prepared(source_of(read=read), tmp_path, rank=rank, size=size, all_gather=all_gather)
+
+    raised = on_ranks(size, call)
+    where = "rank 1/3: " if size == 3 else ""
+    assert [(type(error), str(error)) for error in raised] == [(ValueError, f"{where}event 001, file x: is bad")] * size
+    assert not (tmp_path / "manifest.json").exists()
+
+
+def test_ranks_that_see_other_events_are_refused(tmp_path):
+    raised = on_ranks(
+        3,
+        lambda rank, size, all_gather: prepared(
+            source_of(4 if rank == 2 else 5), tmp_path, rank=rank, size=size, all_gather=all_gather
+        ),
+    )
+    assert all(isinstance(error, ValueError) and "ranks [2] see other events" in str(error) for error in raised)
+
+
+def test_bad_arguments_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="partitioner 'circles' is unknown"):
+        prepared(source_of(), tmp_path, partitioner="circles")
+    with pytest.raises(ValueError, match="no all_gather"):
+        prepared(source_of(), tmp_path, size=2)
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="is a file; name a directory"):
+        prepared(source_of(), tmp_path / "file")
+    with pytest.raises(ValueError, match="unknown source 'root'"):
+        open_source("root", directory=tmp_path)
+    with pytest.raises(ValueError, match="source pyg needs the directory"):
+        open_source("pyg")
+
+
+def test_a_partitioner_that_needs_positions_says_which_event_has_none(tmp_path):
+    with pytest.raises(ValueError, match=r"event 000: .*position"):
+        prepared(
+            source_of(read=lambda name: random_event(0, positions=False, event_id=name)), tmp_path, partitioner="phi"
+        )
+
+
+def test_more_tiles_than_nodes_leave_tiles_empty(tmp_path):
+    store = prepared(source_of(1), tmp_path, num_tiles=100)
+    with store.open(store.events()[0]) as event:
+        assert (event.num_tiles, event.num_nodes) == (100, 40)
+
+
+def test_tiles_by_default_hold_some_4600_edges(tmp_path):
+    def read(name):
+        return random_event(1, 3000, 30_000, event_id=name)
+
+    store = prepared(source_of(1, read=read), tmp_path, num_tiles=None)
+    assert store.events()[0].num_tiles == 7
+
+
+records = st.integers(0, 40).map(
+    lambda count: [EventRecord(f"{i}", f"event{i}", 1, "", 1, 1, 1, True, (), ()) for i in range(count)]
+)
+
+
+@given(records, st.floats(0, 0.49), st.floats(0, 0.49), st.integers(0, 2**32))
+def test_splits_take_their_shares_and_leave_something_to_train_on(events, val_split, test_split, seed):
+    dealt = with_splits(events, val_split, test_split, seed)
+    assert [record.event for record in dealt] == [record.event for record in events]
+    counts = {split: sum(record.split == split for record in dealt) for split in ("train", "val", "test")}
+    assert counts["train"] >= min(1, len(events))
+    for split, share in (("val", val_split), ("test", test_split)):
+        assert counts[split] <= max(1, round(share * len(events))) if share else counts[split] == 0
+    if len(events) > 1 and val_split:
+        assert counts["val"] >= 1
+    assert dealt == with_splits(events, val_split, test_split, seed)
+
+
+def test_a_single_event_is_trained_on_and_two_are_train_and_val():
+    event = EventRecord("1", "event1", 1, "", 1, 1, 1, True, (), ())
+    assert [record.split for record in with_splits([event], 0.1, 0.1, 0)] == ["train"]
+    two = with_splits([event, replace(event, event="2")], 0.1, 0.1, 0)
+    assert sorted(record.split for record in two) == ["train", "val"]
+
+
+def test_splits_depend_on_the_seed():
+    events = [EventRecord(f"{i}", "", 1, "", 1, 1, 1, True, (), ()) for i in range(40)]
+    assert len({tuple(r.split for r in with_splits(events, 0.25, 0.25, seed)) for seed in range(5)}) == 5
+
+
+def test_splits_that_leave_nothing_are_refused():
+    for val_split, test_split in ((0.5, 0.5), (1, 0), (-0.1, 0.2)):
+        with pytest.raises(ValueError, match="sum is below 1"):
+            with_splits([], val_split, test_split, 0)
+
+
+def test_simulated_events_are_prepared_and_do_not_depend_on_how_many_there_are(tmp_path):
+    stores = [
+        prepare(open_source("simulate", num_events=count, num_hits=500, seed=7), tmp_path / str(count))
+        for count in (1, 2)
+    ]
+    assert stores[0].events()[0].sha256 == stores[1].events()[0].sha256
+    assert [record.event for record in stores[1].events()] == ["000000007", "000000008"]
+    with stores[0].open(stores[0].events()[0]) as event:
+        assert event.has_labels
+        assert event.settings["num_hits"] == 500
+
+
+def test_trackml_heptrkx_and_pyg_files_are_prepared(tmp_path):
+    torch = pytest.importorskip("torch")
+    pyg = tmp_path / "pyg"
+    pyg.mkdir()
+    torch.save({"x": torch.zeros(4, 2), "edge_index": torch.tensor([[0, 1], [1, 2]])}, pyg / "a.pt")
+    store = prepare(open_source("pyg", directory=pyg), tmp_path / "from-pyg")
+    assert (store.events()[0].event, store.events()[0].has_labels, store.feature_names) == ("a", False, ("x0", "x1"))
+
+    heptrkx = tmp_path / "heptrkx"
+    heptrkx.mkdir()
+    lists = {f"{side}_{what}": np.arange(2) for side in ("Ri", "Ro") for what in ("rows", "cols")}
+    np.savez(heptrkx / "event1_g000.npz", X=np.full((3, 3), 0.1, np.float32), y=np.ones(2, np.float32), **lists)
+    store = prepare(open_source("heptrkx", directory=heptrkx), tmp_path / "from-heptrkx")
+    assert (store.events()[0].event, store.events()[0].has_labels) == ("1_g000", True)
+
+    trackml = tmp_path / "trackml"
+    trackml.mkdir()
+    hits = "hit_id,x,y,z,volume_id,layer_id,module_id\n1,32,0,1,8,2,1\n2,72,0,2,8,4,1\n3,0,72,2,8,4,1\n"
+    (trackml / "event5-hits.csv").write_text(hits)
+    (trackml / "event5-truth.csv").write_text("hit_id,particle_id\n1,9\n2,9\n3,0\n")
+    store = prepare(open_source("trackml", directory=trackml), tmp_path / "from-trackml")
+    with StoredEvent(store.path / store.events()[0].path) as event:
+        assert event.read_edges("label", np.arange(event.num_edges)).tolist() == [1]
+        assert event.source_digest
+    with pytest.raises(ValueError, match=r"3 events were asked for but .* holds 1"):
+        open_source("trackml", directory=trackml, num_events=3)
+
+
+def test_settings_in_the_manifest_say_all_that_decides_the_files(tmp_path):
+    prepare(open_source("simulate", num_events=1, num_hits=500), tmp_path, partitioner="phi", num_tiles=2)
+    settings = json.loads((tmp_path / "manifest.json").read_text())["settings"]
+    assert settings.pop("layer_pairs")
+    assert settings == {
+        "source": "simulate", "num_hits": 500, "phi_slope": 6e-4, "z0": 200.0, "same_layer": False,
+        "partitioner": "phi", "tiles": 2, "seed": None,
+    }  # fmt: skip

@@ -1,0 +1,94 @@
+"""The report of a store: the figures of the quality measures, put into words and bars."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from random_events import random_event
+
+from domainpar.events.preparing import Source, prepare
+from domainpar.events.reporting import ModelSize, compare_cuts, cuts_of, describe_store, histogram, median_event
+from domainpar.events.store import EventStore
+from partitioners import group, number_along_phi
+from partitioners.quality import measure
+from partitioners.sectors import Phi
+from partitioners.topology import Topology
+
+
+def store_of(directory, num_events=4, **options) -> EventStore:
+    def read(name):
+        return random_event(int(name), 60, 200 + 10 * int(name), event_id=name, **options)
+
+    source = Source(tuple("0123")[:num_events], read, lambda _: [], {})
+    return prepare(source, directory, partitioner="contiguous", num_tiles=6, val_split=0.25, test_split=0)
+
+
+def test_cuts_are_measured_on_the_users_own_graph(tmp_path):
+    store = store_of(tmp_path)
+    with store.open(store.events()[0]) as event:
+        (cut,) = cuts_of(event, ["phi"], ["contiguous"], [3], seed=0)
+        graph = random_event(0, 60, 200)
+        tile = Phi()(Topology(graph.edge_index, 60, graph.hits.position), 6)
+        tile = number_along_phi(tile, graph.hits.position, 6)
+        tiles = event.tile_graph().from_assignment(graph.edge_index, tile, 6)
+    expected = measure(graph.edge_index, group(tiles, 3)[tile], 3)
+    for name, values in vars(expected).items():
+        assert getattr(cut.quality, name).tolist() == values.tolist(), name
+    assert cut.truth.segments == np.count_nonzero(graph.label)
+
+
+def test_every_partitioner_grouping_and_number_of_parts_has_a_row(tmp_path):
+    rows = [line.split() for line in compare_cuts(store_of(tmp_path), num_parts=[2, 3]).splitlines()]
+    found = [tuple(row[:3]) for row in rows if len(row) == 10 and row[2].isdigit()]
+    assert found == [
+        (name, grouping, parts)
+        for name in ("phi", "eta", "phi-eta", "metis", "contiguous")
+        for grouping in ("contiguous", "metis")
+        for parts in ("2", "3")
+    ]
+
+
+def test_events_without_positions_or_truth_are_reported_with_what_is_known(tmp_path):
+    text = compare_cuts(store_of(tmp_path, positions=False, labels=False), groupings=["contiguous"], num_parts=[2])
+    rows = [line.split() for line in text.splitlines()[-2:]]
+    assert [row[0] for row in rows] == ["metis", "contiguous"]
+    assert all(row[-2:] == ["-", "-"] for row in rows)
+
+
+def test_one_part_cuts_nothing(tmp_path):
+    text = compare_cuts(store_of(tmp_path), partitioners=["metis"], groupings=["contiguous"], num_parts=[1])
+    assert text.splitlines()[-1].split() == "metis contiguous 1 0.0 0.0 1.00 1.00 0 0.0 0.0".split()
+
+
+def test_the_event_of_the_table_is_the_one_of_median_size(tmp_path):
+    assert median_event(store_of(tmp_path, 3)).event == "1"
+    assert median_event(prepare(Source((), random_event, lambda _: [], {}), tmp_path / "empty")) is None
+
+
+def test_the_description_counts_events_splits_nodes_and_edges(tmp_path):
+    text = describe_store(store_of(tmp_path), num_parts=2)
+    assert "4 events (3 train, 1 val, 0 test)" in text
+    assert "edges per event: smallest 200, median 215, largest 230" in text
+    assert "nodes per event: smallest 60, median 60, largest 60 (all 4 alike)" in text
+    assert "With 2 ranks" in text
+    assert "predicted MiB per rank" in text
+
+
+def test_an_empty_store_is_described(tmp_path):
+    empty = prepare(Source((), random_event, lambda _: [], {}), tmp_path)
+    assert "0 events" in describe_store(empty)
+    assert "no events" in compare_cuts(empty)
+
+
+def test_the_bars_of_a_histogram_hold_every_value():
+    text = histogram("things", np.arange(100))
+    bars = text.splitlines()[1:]
+    assert sum(int(line.split()[-1]) for line in bars) == 100
+    assert histogram("things", np.array([3, 1])) == "things: 3, 1"
+    assert histogram("things", np.array([])) == "things: none"
+
+
+@pytest.mark.parametrize("larger", [{"hidden": 128}, {"graph_iters": 8}, {"item_bytes": 8}])
+def test_predicted_memory_grows_with_the_model(larger):
+    nodes, edges = np.array([1000]), np.array([10_000])
+    assert ModelSize(**larger).bytes_of(nodes, edges) > 1.5 * ModelSize().bytes_of(nodes, edges)

@@ -1,0 +1,30 @@
+"""A program whose ranks end in different ways; `test_ending.py` starts it under launchers."""
+
+import sys
+import time
+
+import torch
+
+from domainpar.parallel.world import World
+
+
+def main(how: str) -> None:
+    with World.session(domain_size=3 if how == "wrong grid" else None, deadline=30.0) as world:
+        world.mark("working", step=1)
+        if how == "refuse":
+            world.agree("event 7 has no truth" if world.rank == 1 else None)
+        if how == "fail" and world.rank == 1:
+            raise KeyError("no such thing")
+        if how == "fail while others compute":
+            if world.is_root:
+                raise KeyError("no such thing")
+            time.sleep(20)
+        if how == "fail everywhere":
+            raise KeyError("no such thing")
+        world.transport.barrier()
+        print(f"rank {world.rank} of {world.size} over {world.transport.name}", flush=True)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(sys.argv[1])

@@ -1,0 +1,199 @@
+"""The two exchanges: they move the right rows, to neighbours only, and are each other's adjoint."""
+
+from dataclasses import replace
+
+import drawn
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_events import random_assignment, random_edges
+
+from domainpar.parallel.halo import AdjointHalo, CompleteHalo, Halo
+from domainpar.plan import build_plans
+from domainpar.testing import run_ranks
+
+
+@st.composite
+def assigned_graphs(draw):
+    """Edges, an assignment of nodes, and the number of parts; some parts own nothing."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    num_nodes, num_parts = draw(st.integers(0, 25)), draw(st.integers(1, 5))
+    edges = random_edges(rng, num_nodes, draw(st.integers(0, 70)))
+    return edges, random_assignment(draw(st.integers(0, 2**32 - 1)), num_nodes, num_parts), num_parts
+
+
+def _halo(world, edges, assignment, policy="incident", kind=Halo):
+    return kind(build_plans(edges, assignment, world.size, policy)[world.rank], world.transport)
+
+
+def _ghosts_hold_their_owners_rows(world, edges, assignment, policy):
+    halo = _halo(world, edges, assignment, policy)
+    rows = torch.from_numpy(np.stack([halo.plan.owned_ids, halo.plan.owned_ids * 7], axis=1))
+    ghosts = halo.fill_ghosts(rows)
+    np.testing.assert_array_equal(ghosts[:, 0], halo.plan.ghost_ids)
+    np.testing.assert_array_equal(ghosts[:, 1], halo.plan.ghost_ids * 7)
+    ones = torch.ones(halo.plan.num_ghosts, 1, dtype=torch.float64)
+    copies = halo.sum_to_owners(ones)[:, 0]
+    np.testing.assert_array_equal(copies, np.bincount(halo.plan.send_rows, minlength=halo.plan.num_owned))
+
+
+@pytest.mark.parametrize("policy", ["incoming", "incident"])
+@given(graph=assigned_graphs())
+@settings(max_examples=60, deadline=None)
+def test_every_ghost_gets_its_owners_row_and_every_owner_all_its_ghosts(policy, graph):
+    edges, assignment, num_parts = graph
+    run_ranks(_ghosts_hold_their_owners_rows, num_parts, edges, assignment, policy)
+
+
+def _both_sides_of_adjointness(world, edges, assignment, policy, seed):
+    halo = _halo(world, edges, assignment, policy)
+    generator = torch.Generator().manual_seed(seed + world.rank)
+    x = torch.randn(halo.plan.num_owned, 3, generator=generator, dtype=torch.float64)
+    y = torch.randn(halo.plan.num_ghosts, 3, generator=generator, dtype=torch.float64)
+    return float((halo.fill_ghosts(x) * y).sum()), float((x * halo.sum_to_owners(y)).sum())
+
+
+@pytest.mark.parametrize("policy", ["incoming", "incident"])
+@given(graph=assigned_graphs(), seed=st.integers(0, 1000))
+@settings(max_examples=60, deadline=None)
+def test_fill_ghosts_and_sum_to_owners_are_adjoint(policy, graph, seed):
+    edges, assignment, num_parts = graph
+    sides = run_ranks(_both_sides_of_adjointness, num_parts, edges, assignment, policy, seed)
+    left, right = np.sum(sides, axis=0)
+    np.testing.assert_allclose(left, right, rtol=1e-12, atol=1e-12)
+
+
+def _bytes_of_one_fill(world, edges, assignment, policy):
+    halo = _halo(world, edges, assignment, policy)
+    world.take_counters()
+    halo.fill_ghosts(torch.zeros(halo.plan.num_owned, 5, dtype=torch.float32))
+    forward = world.take_counters().bytes_sent
+    halo.sum_to_owners(torch.zeros(halo.plan.num_ghosts, 5, dtype=torch.float32))
+    return forward, world.take_counters().bytes_sent
+
+
+@pytest.mark.parametrize("policy", ["incoming", "incident"])
+@given(graph=assigned_graphs())
+@settings(max_examples=60, deadline=None)
+def test_bytes_of_an_exchange_are_the_lower_bound(policy, graph):
+    """Each row that some rank needs from another travels once: (node, receiving rank) pairs x width, counted anew."""
+    edges, assignment, num_parts = graph
+    needed = set()
+    for src, dst in edges.T:
+        needed.add((src, assignment[dst]))
+        if policy == "incident":
+            needed.add((dst, assignment[src]))
+    bound = 5 * 4 * sum(assignment[node] != part for node, part in needed)
+    sent = np.sum(run_ranks(_bytes_of_one_fill, num_parts, edges, assignment, policy), axis=0)
+    np.testing.assert_array_equal(sent, [bound, bound])
+
+
+def _two_exchanges_in_flight(world):
+    halo = _halo(world, drawn.EDGE_INDEX, drawn.ASSIGNMENT)
+    owned = torch.from_numpy(halo.plan.owned_ids).reshape(-1, 1)
+    table = torch.full((halo.plan.num_local, 1), -1)
+    first = halo.start_fill(owned, table[halo.plan.num_owned :])
+    second = halo.start_fill(owned * 10)
+    np.testing.assert_array_equal(second.finish()[:, 0], halo.plan.ghost_ids * 10)
+    first.finish()
+    np.testing.assert_array_equal(table[halo.plan.num_owned :, 0], halo.plan.ghost_ids)
+    back = halo.start_sum(torch.from_numpy(halo.plan.ghost_ids).reshape(-1, 1))
+    sums = halo.add_received(back.finish())[:, 0]
+    np.testing.assert_array_equal(sums, halo.plan.owned_ids * np.bincount(halo.plan.send_rows, minlength=3))
+
+
+def test_compute_can_run_between_start_and_finish_of_several_exchanges():
+    run_ranks(_two_exchanges_in_flight, 3)
+
+
+def _gradients_of_extend(world, kind):
+    halo = _halo(world, drawn.EDGE_INDEX, drawn.ASSIGNMENT, kind=kind)
+    owned = torch.from_numpy(halo.plan.owned_ids).double().reshape(-1, 1).requires_grad_()
+    weights = torch.from_numpy(halo.plan.local_ids).double().reshape(-1, 1) + 100 * world.rank
+    (halo.extend(owned) * weights).sum().backward()
+    return owned.grad[:, 0].tolist()
+
+
+def test_the_adjoint_form_returns_what_ghosts_received_and_the_complete_form_drops_it():
+    adjoint = run_ranks(_gradients_of_extend, 3, AdjointHalo)
+    # node 3 is owned by part 1 (weight 103) and a ghost of parts 0 (3) and 2 (203)
+    assert adjoint == [[0, 1 + 101, 2 + 102], [103 + 3 + 203, 104 + 204, 105 + 5], [206 + 106, 207, 208]]
+    assert run_ranks(_gradients_of_extend, 3, CompleteHalo) == [[0, 1, 2], [103, 104, 105], [206, 207, 208]]
+
+
+def _gradients_of_hand_out(world):
+    halo = _halo(world, drawn.EDGE_INDEX, drawn.ASSIGNMENT, kind=CompleteHalo)
+    local = torch.zeros(halo.plan.num_local, 1, dtype=torch.float64, requires_grad=True)
+    owned = halo.hand_out(local)
+    assert len(owned) == halo.plan.num_owned
+    (owned[:, 0] * torch.from_numpy(halo.plan.owned_ids)).sum().backward()
+    np.testing.assert_array_equal(local.grad[:, 0], halo.plan.local_ids)
+
+
+def test_handing_out_aggregates_gives_every_copy_its_owners_gradient():
+    run_ranks(_gradients_of_hand_out, 3)
+
+
+def _swapped(ids, counts, peer):
+    """Swap two ids within the block of one peer."""
+    start = int(np.sum(counts[:peer]))
+    ids = ids.copy()
+    ids[[start, start + 1]] = ids[[start + 1, start]]
+    return ids
+
+
+FAULTS = {
+    "one row short": lambda plan: replace(plan, send_rows=plan.send_rows[:-1], send_counts=np.array([2, 0, 1])),
+    "one row long": lambda plan: replace(plan, send_rows=np.append(plan.send_rows, 2), send_counts=np.array([2, 0, 3])),
+    "swapped order": lambda plan: replace(plan, send_rows=_swapped(plan.send_rows, plan.send_counts, 2)),
+    "wrong peer": lambda plan: replace(plan, send_rows=np.array([0, 1, 0, 2])),
+    "one wrong id": lambda plan: replace(plan, send_rows=np.array([0, 2, 0, 2])),
+    "another event": lambda plan: build_plans(drawn.EDGE_INDEX[:, 4:], drawn.ASSIGNMENT, 3, "incident")[1],
+}
+
+
+def _broken_on_rank_1(world, fault):
+    plan = build_plans(drawn.EDGE_INDEX, drawn.ASSIGNMENT, 3, "incident")[world.rank]
+    with pytest.raises(RuntimeError, match="rank 1") as caught:
+        Halo(FAULTS[fault](plan) if world.rank == 1 else plan, world.transport)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_plans_that_disagree_are_refused_by_all_ranks_before_anything_is_exchanged(fault):
+    said = run_ranks(_broken_on_rank_1, 3, fault)
+    assert len(set(said)) == 1
+    assert "plans disagree" in said[0]
+
+
+def _wrong_rows(world):
+    halo = _halo(world, drawn.EDGE_INDEX, drawn.ASSIGNMENT)
+    with pytest.raises(ValueError, match=rf"owned rows on rank {world.rank}: expected 3, got {halo.plan.num_local}"):
+        halo.fill_ghosts(torch.zeros(halo.plan.num_local, 1))
+    with pytest.raises(ValueError, match=rf"ghost rows on rank {world.rank}: expected {halo.plan.num_ghosts}"):
+        halo.sum_to_owners(torch.zeros(halo.plan.num_local, 1))
+
+
+def test_rows_of_the_wrong_kind_are_refused_with_both_numbers():
+    run_ranks(_wrong_rows, 3)
+
+
+def _wrong_part(world):
+    with pytest.raises(ValueError, match="plan of part 1 of 3 given to rank 0 of 1"):
+        Halo(build_plans(drawn.EDGE_INDEX, drawn.ASSIGNMENT, 3, "incident")[1], world.transport)
+
+
+def test_a_plan_of_another_part_is_refused():
+    run_ranks(_wrong_part, 1)
+
+
+def _incoming_plan_in_complete_form(world):
+    plan = build_plans(drawn.EDGE_INDEX, drawn.ASSIGNMENT, 3, "incoming")[world.rank]
+    with pytest.raises(ValueError, match="needs 'incident' plans, got 'incoming'"):
+        CompleteHalo(plan, world.transport)
+
+
+def test_the_complete_form_refuses_plans_that_lack_one_side_of_cut_edges():
+    run_ranks(_incoming_plan_in_complete_form, 3)

@@ -1,0 +1,101 @@
+"""Who started us is read from the environment alone; MPI and torch.distributed are not touched."""
+
+import pytest
+
+from domainpar.parallel.launcher import Launcher, address, detect, first_host, started_as_root
+
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
+MPICH = {"PMI_RANK": "3", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "PMI_FD": "7"}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_SIZE": "8",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "PMIX_RANK": "3",
+    "PRTE_LAUNCHED": "1",
+}
+SLURM_JOB = {"SLURM_JOB_ID": "123456", "SLURM_NTASKS": "16", "SLURM_PROCID": "0", "SLURM_JOB_NODELIST": "gpu[08-11]"}
+SRUN = SLURM_JOB | {
+    "SLURM_STEP_ID": "2",
+    "SLURM_STEP_NUM_TASKS": "8",
+    "SLURM_STEP_NODELIST": "gpu[09-10]",
+    "SLURM_PROCID": "3",
+    "SLURM_LOCALID": "1",
+}
+PLAIN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "kind", "has_pmi"),
+    [
+        (TORCHRUN, "torchrun", False),
+        (MPICH, "mpich", True),
+        (OPEN_MPI, "openmpi", True),
+        (SRUN, "srun", False),
+        (SRUN | {"PMI_RANK": "3", "PMI_SIZE": "8"}, "srun", True),
+        (SRUN | {"PMIX_RANK": "3"}, "srun", True),
+        (PLAIN, "environment", False),
+    ],
+)
+def test_rank_size_and_local_rank_are_found_for_every_launcher(environ, kind, has_pmi):
+    launcher = detect(environ)
+    assert (launcher.kind, launcher.has_pmi) == (kind, has_pmi)
+    assert (launcher.rank, launcher.size, launcher.local_rank) == (3, 8, 1)
+
+
+def test_without_a_launcher_there_is_one_rank():
+    launcher = detect({"HOME": "/home/me"})
+    assert (launcher.kind, launcher.rank, launcher.size) == ("none", 0, 1)
+
+
+@pytest.mark.parametrize("step", ["4294967290", "4294967291"])
+def test_a_batch_script_or_interactive_shell_is_not_a_rank(step):
+    assert detect(SLURM_JOB).kind == "none"
+    assert detect(SLURM_JOB | {"SLURM_STEP_ID": step}).kind == "none"
+
+
+@pytest.mark.parametrize(("environ", "kind"), [(MPICH, "mpich"), (OPEN_MPI, "openmpi"), (TORCHRUN, "torchrun")])
+def test_a_launcher_inside_a_slurm_job_comes_before_inherited_variables(environ, kind):
+    inherited = SRUN | {"SLURM_PROCID": "0"}
+    launcher = detect(inherited | environ)
+    assert (launcher.kind, launcher.rank) == (kind, 3)
+
+
+def test_torchrun_comes_before_the_mpiexec_around_it():
+    assert detect(MPICH | TORCHRUN).kind == "torchrun"
+
+
+def test_pmix_alone_leaves_the_size_to_mpi():
+    launcher = detect({"PMIX_RANK": "3"})
+    assert (launcher.kind, launcher.rank, launcher.size) == ("pmix", 3, None)
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({"RANK": "1"}, "WORLD_SIZE"),
+        ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK='one'"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2 does not fit WORLD_SIZE=2"),
+    ],
+)
+def test_half_an_environment_is_refused_with_the_variable_named(environ, words):
+    with pytest.raises(ValueError, match=words):
+        detect(environ)
+    assert started_as_root(environ)
+
+
+def test_the_meeting_point_is_the_masters_or_derived_from_the_slurm_step():
+    assert address(detect(PLAIN), {"MASTER_ADDR": "n1", "MASTER_PORT": "77"}) == ("n1", 77)
+    host, port = address(detect(SRUN), SRUN)
+    assert host == "gpu09"
+    assert 15_000 <= port < 25_000
+    assert address(detect(SRUN), SRUN | {"SLURM_STEP_ID": "3"})[1] != port
+    with pytest.raises(ValueError, match="MASTER_ADDR"):
+        address(Launcher("environment", "x", 0, 2), PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [("n1", "n1"), ("n1,n2", "n1"), ("gpu[08-11,14],n1", "gpu08"), ("a[3,5]-ib,b", "a3-ib"), ("c-0-[7-9]", "c-0-7")],
+)
+def test_the_first_host_of_a_slurm_list(nodes, first):
+    assert first_host(nodes) == first

@@ -1,0 +1,147 @@
+"""The grid of ranks, and worlds from somebody else's process group."""
+
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from domainpar.parallel.bring_up import choose_device, choose_transport
+from domainpar.parallel.launcher import Launcher
+from domainpar.parallel.transport import RanksFailed
+from domainpar.parallel.world import Refused, World
+from domainpar.testing import run_ranks
+
+
+def place(world: World) -> tuple[int, int, int, int]:
+    assert world.domain.world_ranks[world.domain.rank] == world.rank
+    return world.data_group, world.num_data_groups, world.domain.rank, world.domain.size
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "domain_size", "expected"),
+    [
+        (4, None, [(0, 1, rank, 4) for rank in range(4)]),
+        (4, 2, [(0, 2, 0, 2), (0, 2, 1, 2), (1, 2, 0, 2), (1, 2, 1, 2)]),
+        (3, 1, [(rank, 3, 0, 1) for rank in range(3)]),
+        (16, None, [(rank // 8, 2, rank % 8, 8) for rank in range(16)]),
+    ],
+)
+def test_ranks_of_a_domain_are_consecutive(num_ranks, domain_size, expected):
+    assert run_ranks(place, num_ranks, domain_size=domain_size) == expected
+
+
+@pytest.mark.parametrize(("num_ranks", "domain_size"), [(4, 3), (4, 0), (12, None)])
+def test_a_domain_size_that_does_not_divide_the_ranks_is_refused(num_ranks, domain_size):
+    with pytest.raises(ValueError, match=f"does not divide the {num_ranks} ranks"):
+        run_ranks(place, num_ranks, domain_size=domain_size)
+
+
+def test_one_rank_is_a_world_like_any_other():
+    world = World.alone()
+    assert place(world) == (0, 1, 0, 1)
+    world.agree(None)
+    with pytest.raises(Refused, match="^bad flag$"):
+        world.agree("bad flag")
+    world.close()
+    world.close()
+
+
+def fail_on_rank_two(world: World) -> None:
+    if world.rank == 2:
+        raise KeyError("boom")
+    try:
+        world.transport.barrier()
+    except RanksFailed as failed:
+        assert "rank 2 failed: KeyError: 'boom'" in str(failed)  # noqa: PT017
+        raise
+
+
+def test_an_error_on_one_thread_ends_all_at_once_and_is_the_one_raised():
+    began = time.monotonic()
+    with pytest.raises(KeyError, match="boom"):
+        run_ranks(fail_on_rank_two, 8)
+    assert time.monotonic() - began < 1.0
+
+
+def fail_guarded(world: World) -> None:
+    with world.guard():
+        fail_on_rank_two(world)
+
+
+def test_a_guarded_error_is_printed_once_with_its_rank(capfd):
+    with pytest.raises(KeyError, match="boom"):
+        run_ranks(fail_guarded, 4)
+    printed = capfd.readouterr().err
+    assert printed.count("Traceback") == 1
+    assert "--- rank 2 of 4 failed ---" in printed
+    assert "parallel/world.py" not in printed
+
+
+def test_ranks_that_work_for_too_long_are_named():
+    released = threading.Event()
+    with pytest.raises(TimeoutError, match="rank 1 still at work"):
+        run_ranks(lambda world: released.wait(5) if world.rank == 1 else None, 2, timeout=0.1)
+    released.set()
+
+
+def die(world: World) -> None:
+    if world.rank == 1:
+        import os
+
+        os._exit(7)
+    time.sleep(20)
+
+
+def test_a_process_that_dies_ends_the_call():
+    with pytest.raises(RuntimeError, match="rank 1 ended without a result, exit code 7"):
+        run_ranks(die, 2, transport="gloo")
+
+
+def worlds_over_own_groups(world: World) -> list[tuple[int, int]]:
+    """A program with gloo groups of its own makes a world of the last three of four ranks."""
+    group = dist.new_group([1, 2, 3])
+    if world.rank == 0:
+        return []
+    inner = World.from_process_group(group, domain_size=1)
+    payloads = inner.transport.all_gather(b"x" * world.rank)
+    assert [len(payload) for payload in payloads] == [1, 2, 3]
+    inner.close()
+    assert dist.get_world_size(group) == 3, "the group is the program's own"
+    return [(inner.rank, inner.data_group)]
+
+
+def test_a_world_from_a_process_group_of_the_program():
+    assert run_ranks(worlds_over_own_groups, 4, transport="gloo") == [[], [(0, 0)], [(1, 1)], [(2, 2)]]
+
+
+def test_auto_takes_nccl_on_gpus_then_mpi_then_gloo():
+    cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)
+    assert choose_transport("auto", gpu, has_mpi=True) == "nccl"
+    assert choose_transport("auto", cpu, has_mpi=True) == "mpi"
+    assert choose_transport("auto", cpu, has_mpi=False) == "gloo"
+    with pytest.raises(ValueError, match="--device cuda"):
+        choose_transport("nccl", cpu, has_mpi=False)
+
+
+def test_ranks_without_a_gpu_of_their_own_are_refused_for_nccl(monkeypatch):
+    launcher = Launcher("torchrun", "torchrun", rank=1, size=2, local_rank=1)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ValueError, match="local rank 1 has no GPU of its own among 1"):
+        choose_device("cuda", "auto", launcher)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert choose_device("auto", "auto", launcher) == torch.device("cpu")
+    with pytest.raises(ValueError, match="no GPU here"):
+        choose_device("cuda", "auto", launcher)
+
+
+def test_importing_the_room_starts_no_mpi_and_no_process_group():
+    code = (
+        "import sys, domainpar.parallel.world, domainpar.parallel.bring_up, domainpar.parallel.mpi\n"
+        "assert 'mpi4py' not in sys.modules\n"
+        "import torch.distributed as dist; assert not dist.is_initialized()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env=None)

@@ -1,0 +1,77 @@
+"""An event in stored order, in memory: what a rank reads from a store, without the store."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from random_events import random_assignment, random_event
+
+from domainpar.events.graph import EventGraph, IntArray
+from domainpar.events.stored_order import StoredOrder, stored_order
+from domainpar.parallel.halo import CompleteHalo, Halo, ask_owners
+from domainpar.parallel.loading import Part
+from domainpar.parallel.local import LocalGraph, TileRanges, localise
+from domainpar.plan import build_plan, select_edges
+
+
+@dataclass(frozen=True, eq=False)
+class TiledEvent:
+    """An event cut into tiles."""
+
+    graph: EventGraph
+    order: StoredOrder
+
+    @classmethod
+    def of(cls, graph: EventGraph, assignment: IntArray, num_tiles: int) -> TiledEvent:
+        return cls(graph, stored_order(graph.edge_index, assignment, num_tiles))
+
+    @classmethod
+    def random(cls, seed: int, num_nodes: int, num_edges: int, num_tiles: int, **kinds) -> TiledEvent:
+        graph = random_event(seed, num_nodes, num_edges, **kinds)
+        return cls.of(graph, random_assignment(seed, num_nodes, num_tiles), num_tiles)
+
+    @property
+    def num_tiles(self) -> int:
+        return len(self.order.node_ptr) - 1
+
+    @property
+    def edge_index(self) -> IntArray:
+        return np.stack([self.order.src, self.order.dst])
+
+    def grouping(self, kind: str, num_parts: int, seed: int = 0) -> IntArray:
+        """Tiles -> parts: ranges, dealt at random, or everything on the last part."""
+        if kind == "ranges":
+            return (np.arange(self.num_tiles) * num_parts // self.num_tiles).astype(np.int32)
+        if kind == "random":
+            return np.random.default_rng(seed).integers(0, num_parts, self.num_tiles).astype(np.int32)
+        assert kind == "one part"
+        return np.full(self.num_tiles, num_parts - 1, dtype=np.int32)
+
+    def plan(self, transport, part_of_tile, policy="incident"):
+        owner = TileRanges(self.order.node_ptr, self.order.edge_ptr, part_of_tile).node_owner()
+        edges = select_edges(self.edge_index, owner, transport.rank, policy)
+        return build_plan(edges, owner, transport.rank, transport.size, policy, ask_owners(transport))
+
+    def local(self, plan, part_of_tile, dtype=torch.float32) -> LocalGraph:
+        nodes, edges = self.order.original_row, self.order.original_position
+        return localise(
+            plan,
+            TileRanges(self.order.node_ptr, self.order.edge_ptr, part_of_tile),
+            self.graph.features[nodes][plan.local_ids],
+            self.graph.edge_features[edges][plan.edge_ids],
+            None if self.graph.label is None else self.graph.label[edges][plan.edge_ids],
+            event_id=self.graph.hits.event_id,
+            dtype=dtype,
+        )
+
+    def part(self, transport, part_of_tile, dtype=torch.float32, halo: type[Halo] = CompleteHalo) -> Part:
+        plan = self.plan(transport, part_of_tile)
+        return Part(self.local(plan, part_of_tile, dtype), halo(plan, transport))
+
+
+def sha(*tensors: torch.Tensor) -> str:
+    """One short hash of the bits of some tensors."""
+    return hashlib.sha256(b"".join(tensor.detach().contiguous().numpy().tobytes() for tensor in tensors)).hexdigest()[:16]

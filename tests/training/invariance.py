@@ -1,0 +1,60 @@
+"""What a training run leaves that must not depend on ranks, as hashes; importable by spawned ranks."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from domainpar.config import TrainConfig
+from domainpar.training.run import train
+from domainpar.training.sampler import samples_of
+
+SMALL = {"hidden": 16, "graph_iters": 2, "epochs": 2, "lr": 1e-2, "overwrite": True}
+
+
+def results(world, store, out, **flags):
+    """Train, then score every event: losses and metrics of all steps, parameters, and scores, one hash each."""
+    config = TrainConfig(**{**SMALL, "store": str(store), "out": str(out), **flags})
+    run = train(config, Path(store), world)
+    world.transport.barrier()  # rank 0 writes its last line after the last collective
+    parameters = b"".join(value.numpy().tobytes() for value in run.trainer.model.state_dict().values())
+    written = [json.loads(line) for line in (Path(out) / "metrics.jsonl").read_text().splitlines()]
+    told = [{name: record.get(name) for name in TOLD} for record in written]
+    checkpoint = run.checkpoints.find("last") if world.is_root else None
+    world.transport.barrier()
+    return {
+        "steps": json.dumps(told),
+        "parameters": hashlib.sha256(parameters).hexdigest(),
+        "scores": hashlib.sha256(scores_of_all_edges(run, world)).hexdigest(),
+        "checkpoint": None if checkpoint is None else [(checkpoint / name).read_bytes() for name in FILES],
+    }
+
+
+TOLD = ("split", "epoch", "step", "loss", "lr", "grad_norm", "edge_efficiency", "edge_purity", "edge_auc", "edges")
+FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "manifest.json")
+
+
+def scores_of_all_edges(run, world):
+    """Logits of every edge of every event in global order, as bytes, whoever computed them."""
+    pieces = []
+    for number, sample in enumerate(samples_of(run.store.events(), None)):
+        part = run.trainer.loader.load(sample).part if number % world.num_data_groups == world.data_group else None
+        mine = {}
+        if part is not None:
+            with torch.no_grad():
+                logits = run.trainer.model(part.graph, part.halo)
+            plan = part.graph.plan
+            mine = {"ids": plan.edge_ids[plan.edge_owned].tolist(), "logits": logits[torch.from_numpy(plan.edge_owned)].tolist()}
+        everyone = [json.loads(text) for text in world.transport.all_gather(json.dumps(mine).encode())]
+        ids = np.concatenate([np.array(one["ids"], int) for one in everyone if one])
+        logits = np.concatenate([np.array(one["logits"], float) for one in everyone if one])
+        assert len(ids) == sample.record.num_edges
+        pieces.append(logits[np.argsort(ids)].tobytes())
+    return b"".join(pieces)
+
+
+def many_results(world, store, out, cases):
+    """Several runs in one launch of processes."""
+    return [results(world, store, f"{out}-{number}", **flags) for number, flags in enumerate(cases)]

@@ -1,0 +1,105 @@
+"""The law of the project: one answer, to the last bit, on any number of ranks, any grouping, any transport."""
+
+import invariance
+import pytest
+from random_store import write_random_store
+
+from domainpar.testing import find_mpiexec, run_ranks
+
+needs_mpi = pytest.mark.skipif(find_mpiexec() is None, reason="no mpiexec or no mpi4py")
+
+NETWORKS = {
+    "edge-first float32": {},
+    "edge-first float64": {"dtype": "float64"},
+    "node-first float32": {"model": "interaction-node-first"},
+    "node-first float64": {"model": "interaction-node-first", "dtype": "float64"},
+    "shared weights": {"shared_weights": True, "graph_iters": 3},
+    "clipped, warmed up, several events a step, weights, targets": {
+        "clip": 0.5,
+        "warmup": 3,
+        "lr_schedule": "cosine",
+        "events_per_step": 2,
+        "weight_decay": 0.1,
+        "true_weight": 3.0,
+        "other_weight": 0.5,
+        "target": "pt: [0.5, .inf]",
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return write_random_store(tmp_path_factory.mktemp("store"))
+
+
+@pytest.fixture(scope="module")
+def on_one_rank(store, tmp_path_factory):
+    """Results of one rank, computed once a network."""
+    known = {}
+
+    def results(network):
+        if network not in known:
+            out = tmp_path_factory.mktemp("one-rank")
+            (known[network],) = run_ranks(_results, 1, store, out, NETWORKS[network])
+        return known[network]
+
+    return results
+
+
+def _results(world, store, out, flags):
+    return invariance.results(world, store, out, **flags)
+
+
+def _assert_same(found, expected):
+    for rank, result in enumerate(found):
+        assert result["steps"] == expected["steps"], f"losses or metrics, rank {rank}"
+        assert result["parameters"] == expected["parameters"], f"parameters, rank {rank}"
+        assert result["scores"] == expected["scores"], f"scores, rank {rank}"
+    assert found[0]["checkpoint"] == expected["checkpoint"], "bytes of the checkpoint"
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 4, 8])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_any_number_of_ranks_gives_the_bits_of_one(store, on_one_rank, tmp_path, network, num_ranks):
+    found = run_ranks(_results, num_ranks, store, tmp_path / "run", NETWORKS[network], timeout=120)
+    _assert_same(found, on_one_rank(network))
+
+
+@pytest.mark.parametrize("grouping", ["metis", "random"])
+@pytest.mark.parametrize("num_ranks", [2, 5])
+def test_any_grouping_of_tiles_gives_the_bits_of_one_rank(store, on_one_rank, tmp_path, grouping, num_ranks):
+    flags = {**NETWORKS["edge-first float32"], "grouping": grouping}
+    found = run_ranks(_results, num_ranks, store, tmp_path / "run", flags, timeout=120)
+    _assert_same(found, on_one_rank("edge-first float32"))
+
+
+@pytest.mark.parametrize("domain_size", [1, 2, 4])
+def test_any_shape_of_the_process_grid_gives_the_bits_of_one_rank(store, on_one_rank, tmp_path, domain_size):
+    network = "clipped, warmed up, several events a step, weights, targets"
+    found = run_ranks(_results, 4, store, tmp_path / "run", NETWORKS[network], domain_size=domain_size, timeout=120)
+    _assert_same(found, on_one_rank(network))
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_same_bits_on_other_ranks(store, on_one_rank, tmp_path):
+    run_ranks(_results, 2, store, tmp_path / "run", {"max_steps": 4}, timeout=120)
+    flags = {"resume": True, "overwrite": False}
+    found = run_ranks(_results, 3, store, tmp_path / "run", flags, timeout=120)
+    assert found[0]["parameters"] == on_one_rank("edge-first float32")["parameters"]
+    model, optimizer, *_ = found[0]["checkpoint"]  # not its state: the stop saw one more validation
+    assert [model, optimizer] == on_one_rank("edge-first float32")["checkpoint"][:2]
+
+
+CASES_OF_PROCESSES = ["edge-first float32", "node-first float64"]
+
+
+@pytest.mark.parametrize(
+    ("transport", "num_ranks"),
+    [("gloo", 2), ("gloo", 3), pytest.param("mpi", 2, marks=needs_mpi), pytest.param("mpi", 4, marks=needs_mpi)],
+)
+def test_any_transport_gives_the_bits_of_one_rank(store, on_one_rank, tmp_path, transport, num_ranks):
+    cases = [NETWORKS[network] for network in CASES_OF_PROCESSES]
+    found = run_ranks(
+        invariance.many_results, num_ranks, str(store), str(tmp_path / "run"), cases, transport=transport, timeout=120
+    )
+    for number, network in enumerate(CASES_OF_PROCESSES):
+        _assert_same([results[number] for results in found], on_one_rank(network))
