@@ -202,6 +202,8 @@ def _group_transport(
 
     backend = dist.get_backend(group)
     if backend == "nccl":
+        if device.type != "cuda":
+            raise ValueError(f"an NCCL group works between GPUs but the device is {device}; pass device='cuda:<n>'.")
         return NcclTransport(group, device, deadline, on_abort=on_abort, owned=owned)
     if backend == "gloo":
         return GlooTransport(group, "cpu", deadline, on_abort=on_abort, owned=owned)

@@ -100,9 +100,7 @@ def score_event(
     return None if ends is None else ends.in_users_order(event, logits)
 
 
-def gather_scores(
-    logits: Tensor, plan: PartitionPlan, transport: Transport, wanted: BoolArray | None
-) -> Tensor | None:
+def gather_scores(logits: Tensor, plan: PartitionPlan, transport: Transport, wanted: BoolArray | None) -> Tensor | None:
     """Bring the logits of all owned edges to rank 0, each edge exactly once. *Collective*; no float is added.
 
     Args:
@@ -117,34 +115,36 @@ def gather_scores(
     Raises:
         RuntimeError: On all ranks, if an edge got no logit or several, or one that is not finite.
     """
-    owned = torch.from_numpy(np.flatnonzero(plan.edge_owned))
-    edge_ids = torch.from_numpy(plan.edge_ids).index_select(0, owned)
-    owned_logits = logits.detach().cpu().index_select(0, owned)
+    owned = np.flatnonzero(plan.edge_owned)
+    # On the logits' device: NCCL carries nothing else, the other transports take either.
+    edge_ids = torch.from_numpy(plan.edge_ids[owned]).to(logits.device)
+    owned_logits = logits.detach().index_select(0, torch.from_numpy(owned).to(logits.device))
     edge_ids, owned_logits = _to_root(edge_ids, owned_logits, transport)
-    problem = "" if wanted is None else _problem(edge_ids.numpy(), owned_logits, wanted)
-    problem = transport.broadcast(problem.encode()).decode()
-    if problem:
-        raise RuntimeError(problem) if transport.rank == 0 else RanksFailed(problem)
+    problem = b""
+    if transport.rank == 0:
+        assert wanted is not None, "rank 0 knows which edges are to be scored"
+        problem = _problem(edge_ids.numpy(), owned_logits, wanted).encode()
+    if text := transport.broadcast(problem).decode():
+        raise RuntimeError(text) if transport.rank == 0 else RanksFailed(text)
     return owned_logits[torch.argsort(edge_ids)] if transport.rank == 0 else None
 
 
 def _to_root(edge_ids: Tensor, logits: Tensor, transport: Transport) -> tuple[Tensor, Tensor]:
-    """Rows of all ranks on rank 0, in the order of ranks; nothing on the others. *Collective*."""
+    """Rows of all ranks on rank 0, in the order of ranks, on the CPU; nothing on the others. *Collective*."""
     counts = [int.from_bytes(count, "little") for count in transport.all_gather(len(logits).to_bytes(8, "little"))]
     root = transport.rank == 0
     send_counts = [0 if root or peer else len(logits) for peer in range(transport.size)]
     receive_counts = [counts[peer] if root and peer else 0 for peer in range(transport.size)]
     tables, pending = [], []
     for values in (edge_ids, logits):
+        kept, sent = (values, values[:0]) if root else (values[:0], values)
         table = values.new_empty(sum(counts) if root else 0, 1)
-        table[: counts[0] if root else 0, 0] = values if root else values[:0]
-        sent = values[:0] if root else values
-        received = table[counts[0] if root else 0 :]
-        pending.append(transport.start(sent.reshape(-1, 1), send_counts, received, receive_counts))
+        table[: len(kept), 0] = kept
+        pending.append(transport.start(sent.reshape(-1, 1), send_counts, table[len(kept) :], receive_counts))
         tables.append(table[:, 0])
     for exchange in pending:
         exchange.finish()
-    return tables[0], tables[1]
+    return tables[0].cpu(), tables[1].cpu()
 
 
 def _problem(edge_ids: IntArray, logits: Tensor, wanted: BoolArray) -> str:
@@ -161,7 +161,7 @@ def _problem(edge_ids: IntArray, logits: Tensor, wanted: BoolArray) -> str:
             "the plans of this event do not come from one assignment."
         )
     if bad := int((~torch.isfinite(logits)).sum()):
-        return f"{bad} of {num_edges} edges got a score that is not finite; take another checkpoint or --dtype float64."
+        return f"{bad} of {num_edges} edges got a score that is not finite; take another checkpoint."
     return ""
 
 

@@ -49,7 +49,7 @@ class Scorer:
         grouping: How tiles are grouped into parts.
         dtype: Type of features, weights and logits.
         seed: Seed of the grouping.
-        provenance: What every file says of its origin.
+        origin: What every file says of its origin.
         judge: What else to say of an event.
     """
 
@@ -61,7 +61,7 @@ class Scorer:
     grouping: str = "contiguous"
     dtype: torch.dtype = torch.float32
     seed: int = 0
-    provenance: Mapping[str, Any] = field(default_factory=dict)
+    origin: Mapping[str, Any] = field(default_factory=dict)
     judge: Judge | None = None
 
     def rounds(self, records: Sequence[EventRecord]) -> Iterator[list[Outcome]]:
@@ -96,7 +96,7 @@ class Scorer:
             )
             if scores is None:
                 return b""
-            scored = write_scores(self.directory, scores, {**self.provenance, "event_sha256": record.sha256})
+            scored = write_scores(self.directory, scores, {**self.origin, "event_sha256": record.sha256})
             seconds = time.perf_counter() - began
             judgement = None if self.judge is None else self.judge(event, scores)
         return json.dumps({"scored": asdict(scored), "seconds": seconds, "judgement": judgement}).encode()

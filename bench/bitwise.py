@@ -1,0 +1,180 @@
+"""What do the bitwise rules cost, and which of them does the hash need?
+
+    python bench/bitwise.py --case large                    price on a simulated event of TrackML size
+    python bench/bitwise.py --data DIR --event 1012         on a real one
+    python bench/bitwise.py --case small --hidden 16 --repeats 3     seconds, to see that it runs
+
+One rank takes the same training step with all rules, without each, and without all that can be switched off. The
+variants take turns, step by step, so that a busy moment hits all alike. Then, on a smaller event, each variant trains
+on 1, 2, 3, 4 ranks (threads) with tiles in ranges and dealt out at random, and the parameters' hashes are compared.
+That a hash holds without a rule shows no need for it here; it does not show that there is none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import cases
+import measuring
+import on_ranks
+import torch
+from measuring import Spread
+from without_rules import RULES, without
+
+from domainpar.events.store import EventStore
+from domainpar.nn.catalogue import BUILT_IN
+from domainpar.parallel.world import World
+from domainpar.testing import run_ranks
+from domainpar.training.checkpoint import parameters_sha256
+from domainpar.training.parts import PartLoader
+from domainpar.training.sampler import samples_of
+
+GROUPINGS = ("contiguous", "random")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    options = parse(argv)
+    torch.set_num_threads(1)
+    results = measuring.Results("bitwise", options)
+    hashes = hashes_of(options)
+    case = cases.chosen_case(options)
+    record = case.records[0]
+    results.console.print(
+        f"{case.name}: {record.num_nodes:,} nodes, {record.num_edges:,} edges, {record.num_tiles} tiles; "
+        f"{options.model}, hidden {options.hidden}, {options.graph_iters} iterations, {options.dtype}, 1 rank"
+    )
+    timed = seconds_of_steps(settings_of(case, options), options.repeats)
+    with_all = timed["all rules"]
+    for variant, seconds in timed.items():
+        phases = {phase: Spread.of([step[phase] for step in seconds]) for phase in seconds[0]}
+        ratio = Spread.of([full["total"] / step["total"] for full, step in zip(with_all, seconds)])
+        row = {"variant": variant, **phases, "price": ratio, "hashes": hashes[variant], "case": case.name}
+        results.add(edges=record.num_edges, **row)
+    show(results, options)
+    results.end()
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    cases.add_flags(parser, case="large")
+    parser.add_argument("--model", choices=BUILT_IN, default="interaction")
+    parser.add_argument("--hidden", type=int, default=64)
+    parser.add_argument("--graph-iters", type=int, default=4)
+    parser.add_argument("--dtype", choices=on_ranks.DTYPES, default="float32")
+    parser.add_argument("--repeats", type=int, default=7, help="steps of each variant, after one to warm up")
+    parser.add_argument("--hash-hits", type=int, default=6_000, help="hits of the event that hashes are made on")
+    parser.add_argument("--hash-steps", type=int, default=5, help="training steps before hashes are compared")
+    parser.add_argument("--hash-ranks", type=int, nargs="+", default=[1, 2, 3, 4])
+    measuring.add_flags(parser, "bitwise")
+    return parser.parse_args(argv)
+
+
+def variants() -> dict[str, tuple[str, ...]]:
+    """The rules that each variant goes without."""
+    return {"all rules": (), **{f"without {rule}": (rule,) for rule in RULES}, "without all these": tuple(RULES)}
+
+
+def settings_of(case: cases.Case, options: argparse.Namespace) -> on_ranks.StepSettings:
+    names = ("model", "hidden", "graph_iters", "dtype", "seed")
+    return on_ranks.StepSettings(case.store, **{name: getattr(options, name) for name in names})
+
+
+# --- the price -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Runner:
+    """One variant: its own network and optimiser, on parts that all variants share."""
+
+    rules: tuple[str, ...]
+    settings: on_ranks.StepSettings
+    world: World
+    loader: PartLoader
+
+    def __post_init__(self) -> None:
+        with without(self.rules):
+            self._trainer = on_ranks.make_trainer(self.settings, self.world, self.loader)
+        self._samples = samples_of(EventStore(self.settings.store).events()[:1], None)
+
+    def step(self) -> dict[str, float]:
+        """Seconds of one step and of its phases."""
+        clock = on_ranks.PhaseClock(self.world)
+        with without(self.rules):
+            record = clock.step(lambda: self._trainer.step(self._samples, 0))
+        return {"total": record["seconds"], **{name: record["phases"][name] for name in on_ranks.PHASES}}
+
+
+def seconds_of_steps(settings: on_ranks.StepSettings, repeats: int) -> dict[str, list[dict[str, float]]]:
+    """Times of every variant, in turns."""
+    world = World.alone()
+    loader = PartLoader(EventStore(settings.store), world, dtype=on_ranks.DTYPES[settings.dtype])
+    runners = {name: Runner(rules, settings, world, loader) for name, rules in variants().items()}
+    seconds: dict[str, list[dict[str, float]]] = {name: [] for name in runners}
+    for turn in range(repeats + 1):
+        for name, runner in runners.items():
+            step = runner.step()
+            if turn:  # the first one warms up
+                seconds[name].append(step)
+    return seconds
+
+
+# --- the hash --------------------------------------------------------------------------------------------------------
+
+
+def hashes_of(options: argparse.Namespace) -> dict[str, list[str]]:
+    """Of each variant, the different hashes that ranks and groupings lead to; one if none matters."""
+    smaller = argparse.Namespace(**{**vars(options), "data": None, "hits": options.hash_hits, "tiles": 24})
+    smaller.num_events = 1
+    settings = settings_of(cases.chosen_case(smaller), options)
+    found: dict[str, list[str]] = {}
+    for name, rules in variants().items():
+        with without(rules):
+            hashes = {
+                digest
+                for ranks in options.hash_ranks
+                for grouping in GROUPINGS
+                for digest in run_ranks(trained, ranks, replace(settings, grouping=grouping), options.hash_steps)
+            }
+        found[name] = sorted(hashes)
+    return found
+
+
+def trained(world: World, settings: on_ranks.StepSettings, steps: int) -> str:
+    """Hash of all parameters after some steps. *Collective*."""
+    trainer = on_ranks.make_trainer(settings, world)
+    samples = samples_of(EventStore(settings.store).events()[:1], None)
+    for step in range(steps):
+        trainer.step(samples, step)
+    return parameters_sha256(trainer.model)
+
+
+def show(results: measuring.Results, options: argparse.Namespace) -> None:
+    runs = len(options.hash_ranks) * len(GROUPINGS)
+
+    def hashes(row: dict[str, Any]) -> str:
+        return "one" if len(row["hashes"]) == 1 else f"{len(row['hashes'])} of {runs}"
+
+    columns: dict[str, Callable[[dict[str, Any]], str]] = {
+        "variant": lambda row: row["variant"],
+        "step s": lambda row: row["total"].text(),
+        **{name: lambda row, name=name: f"{row[name].median:.3f}" for name in ("forward", "backward", "reduce")},
+        "price": lambda row: f"{row['price'].median - 1:+.1%}",
+        "between": lambda row: f"{row['price'].low - 1:+.1%} {row['price'].high - 1:+.1%}",
+        "hashes": hashes,
+    }
+    note = (
+        "Price: what all rules take longer than this variant, median over turns of the ratio within a turn. Hashes: how "
+        f"many different ones {runs} runs end with, {options.hash_ranks} ranks, tiles in ranges and at random."
+    )
+    results.show("The price of the bitwise rules, one rank", columns, results.rows, note)
+    spread = statistics.median([row["total"].high / row["total"].low for row in results.rows]) - 1
+    results.console.print(f"steps of one variant differ by {spread:.0%}; a price below that is not resolved by one turn")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

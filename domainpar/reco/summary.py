@@ -1,0 +1,84 @@
+"""What is printed of scores: plain lines, made on rank 0."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from domainpar.events.store import EventRecord, EventStore
+from domainpar.parallel.world import World
+from domainpar.reco.score_files import LIST, SCORES_SUFFIX
+from domainpar.reco.scoring import Outcome
+
+
+def first_lines(world: World, store: EventStore, records: Sequence[EventRecord], about: Mapping[str, Any]) -> list[str]:
+    """Who scores what with which weights."""
+    sizes = [record.num_edges for record in records]
+    mode = "whole events, halo exchange"
+    if about["mode"] == "naive":
+        mode = f"APPROXIMATE: {about['sectors']} sectors, no exchange, edges between them get no score"
+    trained = "" if about["trained_mode"] == about["mode"] else f", trained in {about['trained_mode']} mode"
+    return [
+        f"domainpar: {world.size} ranks over {world.transport.name}, {world.domain.size} to an event, 1 thread each, "
+        f"{mode}",
+        f"network  : {about['run']}, {about['checkpoint']} checkpoint (step {about['step']}){trained}, "
+        f"{about['dtype']}, parameters sha256 {about['parameters_sha256'][:16]}, {_exactness(world, about)}",
+        f"events   : {store.path}: {len(sizes)} of its {len(store)} events, "
+        f"{min(sizes):,} to {max(sizes):,} candidate edges",
+    ]
+
+
+def _exactness(world: World, about: Mapping[str, Any]) -> str:
+    if world.device.type != "cpu":
+        return "same scores on any number of ranks, to rounding (on GPU)"
+    if about["bitwise_problem"]:
+        return f"WARNING: same scores to rounding only: {about['bitwise_problem']}"
+    return "same bits on any number of ranks (self-test passed)"
+
+
+def event_line(outcome: Outcome) -> str:
+    """One event: the same line on any number of ranks."""
+    scored = outcome.scored
+    unscored = f", {scored.unscored:,} of them unscored" if scored.unscored else ""
+    return f"event {scored.event}: {scored.edges:,} edges{unscored}, logits sha256 {scored.logits_sha256}"
+
+
+def last_lines(
+    outcomes: Sequence[Outcome],
+    metrics: Mapping[str, Mapping[str, Any]],
+    directory: Path,
+    about: Mapping[str, Any],
+) -> list[str]:
+    """What was scored, how well, where it lies and what to do with it."""
+    seconds = [outcome.seconds for outcome in outcomes]
+    edges = sum(outcome.scored.edges for outcome in outcomes)
+    unscored = sum(outcome.scored.unscored for outcome in outcomes)
+    share = f" ({unscored / edges:.2%}; edge_scored is false, score 0)" if unscored else ""
+    lines = [
+        f"scored {len(outcomes)} events, {edges:,} edges, {unscored:,} without a score{share}; "
+        f"{sum(seconds) / len(seconds):.2f} s an event, {max(seconds):.2f} s the longest",
+        *(_metrics_line(split, values, about) for split, values in metrics.items()),
+    ]
+    if blind := sum(outcome.judgement is None for outcome in outcomes):
+        lines.append(f"{blind} events have no truth to count against" + (" for --target" if about["target"] else ""))
+    first = directory / min(outcome.scored.path for outcome in outcomes)
+    return [
+        *lines,
+        f"scores in {directory}: {LIST} and one event<name>{SCORES_SUFFIX} an event, edges in the order of your files",
+        f"""next: python -c "import zarr; print(zarr.open('{first}', mode='r')['edge_score'][:10])\"""",
+    ]
+
+
+def _metrics_line(split: str, values: Mapping[str, Any], about: Mapping[str, Any]) -> str:
+    seen = ", trained on these" if split == "train" and about["trained_on_this_store"] else ""
+    shown = " ".join(f"{name}={_short(values[name])}" for name in ("edge_efficiency", "edge_purity", "edge_auc"))
+    approximate = ", approximate" if about["mode"] == "naive" else ""
+    return (
+        f"split={split} events={values['events']} {shown} (score above 0.5, against {values['target_edges']:,} target "
+        f"edges among the candidates; AUC: mean over events{seen}{approximate})"
+    )
+
+
+def _short(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
