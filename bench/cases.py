@@ -67,7 +67,7 @@ def chosen_case(options: argparse.Namespace, val_split: float = 0.0) -> Case:
     digest = hashlib.sha256(settings.encode()).hexdigest()[:10]
     name = case_name(options)
     directory = options.cache / f"{name}-{digest}"
-    print(f"{len(source.names)} events {name}, kept in {directory}", file=sys.stderr)
+    print(f"events: {name} ({len(source.names)}), kept in {directory}", file=sys.stderr, flush=True)
     prepare(source, directory, test_split=0.0, **how)
     return Case(name, directory)
 

@@ -1,4 +1,4 @@
-"""How fast are `fill_ghosts` and `sum_to_owners`, and do they move more than they must?
+"""How fast are `fill_ghosts` and its backward, and do they move more than they must?
 
     python bench/exchange.py --case large                   on a simulated event of TrackML size
     python bench/exchange.py --data DIR --event 1012        on a real one
@@ -6,7 +6,8 @@
 
 One exchange of float32 rows, per transport and number of ranks. `fill_ghosts` is the forward of every halo and the
 backward of the complete one (gradients of aggregates go out, in rows twice as wide); `sum_to_owners` is the backward
-of the adjoint one. Each time is the mean of several calls in a row, then the median of the slowest rank.
+of the adjoint one; `extend` is what a model calls, a fill into the tail of a new [owned | ghosts] table. Each time is
+the mean of several calls in a row, then the median of the slowest rank.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     results = measuring.Results("exchange", options)
     case = cases.chosen_case(options)
     record = case.records[0]
-    results.console.print(f"{case.name}: {record.num_nodes:,} nodes, {record.num_edges:,} edges, rows of {options.width_of_rows}")
+    sizes = f"{record.num_nodes:,} nodes, {record.num_edges:,} edges"
+    results.console.print(f"{case.name}: {sizes}, rows of {options.width_of_rows} float32")
     for transport in options.transports:
         for ranks in options.ranks:
             results.add(case=case.name, edges=record.num_edges, **one_row(case, transport, ranks, options))
@@ -66,7 +68,7 @@ def one_row(case: cases.Case, transport: Any, ranks: int, options: argparse.Name
         "transport": transport,
         "ranks": ranks,
         "cores": os.cpu_count(),
-        **{name: Spread.of(measuring.slowest([rank[name] for rank in found])) for name in ("fill", "sum")},
+        **{name: Spread.of(measuring.slowest([rank[name] for rank in found])) for name in on_ranks.EXCHANGES},
         "bytes": sum(rank["bytes_sent"] for rank in found),
         "most_bytes": max(rank["bytes_sent"] for rank in found),
         "lower_bound": fewest_rows(case, ranks, options.grouping) * options.width_of_rows * 4,
@@ -89,7 +91,7 @@ def fewest_rows(case: cases.Case, ranks: int, grouping: str) -> int:
 
 def show(results: measuring.Results) -> None:
     def rate(row: dict[str, Any], name: str) -> str:
-        return f"{row['most_bytes'] / row[name].median / 1e9:.2f}"
+        return f"{row['most_bytes'] / row[name].median / 1e9:.3g}"
 
     def microseconds(row: dict[str, Any], name: str) -> str:
         spread = row[name]
@@ -102,8 +104,9 @@ def show(results: measuring.Results) -> None:
         "GB/s": lambda row: rate(row, "fill"),
         "sum_to_owners us": lambda row: microseconds(row, "sum"),
         "GB/s ": lambda row: rate(row, "sum"),
+        "extend us": lambda row: microseconds(row, "extend"),
         "bytes": lambda row: f"{row['bytes']:,}",
-        "/ bound": lambda row: f"{row['bytes'] / max(row['lower_bound'], 1):.3f}",
+        "/ bound": lambda row: f"{row['bytes'] / row['lower_bound']:.3f}" if row["lower_bound"] else "-",
         "ghosts / owned": lambda row: f"{row['ghost_ratio']:.2%}",
         "neighbours": lambda row: str(row["neighbours"]),
     }

@@ -18,9 +18,12 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+from domainpar import __version__
 
 RESULTS = Path(__file__).parent / "results"
-PACKAGES = ("domainpar", "torch", "numpy", "numba", "pymetis", "mpi4py", "mpich")
+PACKAGES = ("torch", "numpy", "numba", "pymetis", "mpi4py", "mpich")
 
 # glibc hands large blocks back to the system when they are freed, and page faults follow. `keep` tells it not to; by
 # the environment, so it holds for processes that start afterwards.
@@ -99,11 +102,11 @@ class Results:
         self, title: str, columns: Mapping[str, Callable[[Any], str]], rows: Sequence[Any], note: str = ""
     ) -> None:
         """Print some rows; each column says how it reads a row."""
-        table = Table(title=title, caption=note or None, title_justify="left", caption_justify="left")
+        table = Table(title=title, caption=Text(note), title_justify="left", caption_justify="left")
         for heading in columns:
             table.add_column(heading, justify="left" if heading == next(iter(columns)) else "right")
         for row in rows:
-            table.add_row(*(read(row) for read in columns.values()))
+            table.add_row(*(Text(read(row)) for read in columns.values()))  # as Text: brackets are no markup
         self.console.print(table)
 
     def end(self) -> None:
@@ -111,10 +114,11 @@ class Results:
 
 
 def provenance() -> dict[str, Any]:
+    packages = {name: installed(name) for name in PACKAGES}
     return {
         "commit": commit(),
         "machine": {"cpu": cpu_name(), "cores": os.cpu_count(), "system": f"{platform.system()} {platform.machine()}"},
-        "versions": {"python": platform.python_version(), **{name: installed(name) for name in PACKAGES}},
+        "versions": {"python": platform.python_version(), "domainpar": __version__, **packages},
         "environment": environment(),
         "load": os.getloadavg()[0],
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

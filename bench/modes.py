@@ -101,9 +101,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--clip", type=float, default=1.0)
     parser.add_argument("--quick", action="store_true", help="small and short: shows that it runs, nothing else")
     measuring.add_flags(parser, "modes")
+    if parser.parse_args(argv).quick:
+        parser.set_defaults(hits=5_000, num_events=4, epochs=4, hidden=16, sectors=4)
     options = parser.parse_args(argv)
-    if options.quick:
-        options.hits, options.num_events, options.epochs, options.hidden, options.sectors = 5_000, 4, 4, 16, 4
     if options.tiles is None:
         options.tiles = tiles_for(options)
     return options
@@ -223,9 +223,7 @@ class Bench:
         per_epoch = -(-len(store.events("train")) // options.events_per_step)
         steps = options.epochs * per_epoch
         schedule = Schedule(options.lr, "cosine", max(1, steps // 20), steps, per_epoch)
-        self.trainer = Trainer(
-            model, optimizer, self.loader, world, EdgeClasses(), schedule, options.clip  # type: ignore[arg-type]
-        )
+        self.trainer = Trainer(model, optimizer, self.loader, world, EdgeClasses(), schedule, options.clip)
 
     def train(self, records: Sequence[EventRecord]) -> float:
         """Train on some events; returns the seconds it took, loading included."""
@@ -308,7 +306,7 @@ class Truth:
 
 
 def borders_of(phi: FloatArray, sector: IntArray, num_sectors: int) -> FloatArray:
-    """Phi halfway between the last node of each sector and the first of the next, [num_sectors]; none for one sector."""
+    """Phi halfway between the last node of each sector and the first of the next, [S]; none for one sector."""
     if num_sectors == 1:
         return np.zeros(0)
     lows = np.array([phi[sector == number].min() for number in range(num_sectors)])
@@ -401,10 +399,11 @@ def show(results: measuring.Results, options: argparse.Namespace) -> None:
         "s": mean("seconds", "{:.0f}"),
     }
     note = (
-        "Edges at a score of 0.5, against the candidate edges. Edge work and node rows: with a rank for each sector, per "
-        "edge and node. Flips, d logit: against whole events, with the weights trained on whole events."
+        "Edges at a score of 0.5, against the candidate edges. Edge work and node rows: with a rank for each sector, "
+        "per edge and node. Flips, d logit: against whole events, with the weights trained on whole events."
     )
-    results.show(f"{options.sectors} sectors; trainings of each mode: {options.repeats}", columns, list(groups.values()), note)
+    title = f"{options.sectors} sectors; trainings of each mode: {options.repeats}"
+    results.show(title, columns, list(groups.values()), note)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 
 from domainpar.events.store import EventStore, StoredEvent
 from domainpar.nn.catalogue import build_model
-from domainpar.parallel.halo import CompleteHalo, Halo, ask_owners
+from domainpar.parallel.halo import CompleteHalo, ask_owners
 from domainpar.parallel.loading import group_tiles, load_part
 from domainpar.parallel.local import TileRanges
 from domainpar.parallel.world import World
@@ -28,6 +29,7 @@ from domainpar.training.targets import EdgeClasses
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 PHASES = ("load", "forward", "backward", "reduce")
+EXCHANGES = ("fill", "sum", "extend")
 
 
 @dataclass(frozen=True)
@@ -74,14 +76,13 @@ class PhaseClock:
         """Run one step; returns its record with seconds and seconds without waiting for each phase, on this rank."""
         self._marks.clear()
         record = run()
-        # The step takes the counters back at its very end: what the last phase waited is the rest of the total.
-        rank = self._world.rank
-        total = record["seconds_wait"][rank] + record["seconds_exchange"][rank]
-        marks = [*self._marks, ("end", time.perf_counter(), total)]
+        # The record says where the last phase ends: before ranks met to make the record.
+        compute, *talked = (record[f"seconds_{name}"][self._world.rank] for name in ("compute", "exchange", "wait"))
+        marks = [*self._marks, ("end", self._marks[0][1] + compute + sum(talked), sum(talked))]
         phases: dict[str, Any] = {}
-        for (name, began, talked), (_, ended, talked_by_then) in zip(marks, marks[1:]):
+        for (name, began, talked_before), (_, ended, talked_by_then) in pairwise(marks):
             phases[name] = phases.get(name, 0.0) + ended - began
-            busy = ended - began - (talked_by_then - talked)
+            busy = ended - began - (talked_by_then - talked_before)
             phases[f"{name}_busy"] = phases.get(f"{name}_busy", 0.0) + busy
         return {**record, "phases": phases}
 
@@ -149,16 +150,22 @@ def _plan_once(event: StoredEvent, world: World, grouping: str) -> dict[str, flo
 
 
 def exchanges(world: World, store: Path, grouping: str, width: int, repeats: int, inner: int) -> dict[str, Any]:
-    """Seconds of the two exchanges on the first event of a store, each the mean of `inner` in a row. *Collective*."""
+    """Seconds of the exchanges on the first event of a store, each the mean of `inner` in a row. *Collective*."""
     opened = EventStore(store)
     with opened.open(opened.events()[0]) as event:
-        halo: Halo = load_part(event, world.domain, grouping=grouping).halo
+        halo = load_part(event, world.domain, grouping=grouping).halo
     plan = halo.plan
     generator = torch.Generator().manual_seed(world.rank)
     owned = torch.randn(plan.num_owned, width, generator=generator)
     ghosts = torch.empty(plan.num_ghosts, width)
-    calls = {"fill": lambda: halo.fill_ghosts(owned, ghosts), "sum": lambda: halo.sum_to_owners(ghosts)}
-    found: dict[str, Any] = {name: _exchange_times(world, call, repeats, inner) for name, call in calls.items()}
+    calls = (
+        lambda: halo.fill_ghosts(owned, ghosts),
+        lambda: halo.sum_to_owners(ghosts),
+        lambda: halo.extend(owned),
+    )
+    found: dict[str, Any] = {
+        name: _exchange_times(world, call, repeats, inner) for name, call in zip(EXCHANGES, calls, strict=True)
+    }
     return {**found, **_volume(world, plan, lambda: halo.fill_ghosts(owned, ghosts))}
 
 

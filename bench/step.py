@@ -34,8 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     case = cases.chosen_case(options)
     record = case.records[0]
     results.console.print(
-        f"{case.name}: {record.num_nodes:,} nodes, {record.num_edges:,} edges, {record.num_tiles} tiles; {options.model}, "
-        f"hidden {options.hidden}, {options.graph_iters} iterations, {options.dtype}"
+        f"{case.name}: {record.num_nodes:,} nodes, {record.num_edges:,} edges, {record.num_tiles} tiles; "
+        f"{options.model}, hidden {options.hidden}, {options.graph_iters} iterations, {options.dtype}"
     )
     tiling(results, case, options)
     steps = []

@@ -14,8 +14,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import yaml
+
 from domainpar.command_line import parse, run_command
-from domainpar.config import ConfigError, InferConfig, TrainConfig, target_conditions
+from domainpar.config import ConfigError, InferConfig, TrainConfig, resolved_yaml, target_conditions
 
 if TYPE_CHECKING:
     from domainpar.events.store import EventRecord, EventStore, StoredEvent
@@ -119,14 +121,15 @@ def _choose_run(config: InferConfig, world: "World") -> tuple[Path, TrainConfig]
 
     run = Path(world.on_root(lambda: config.run or str(newest_run())))
 
-    def trained() -> TrainConfig:
+    def trained() -> str:
         read_run(run)  # says it better than a missing file does
         try:
-            return parse(TrainConfig, "", ["--config", str(run / "config.yaml")])
+            return resolved_yaml(parse(TrainConfig, "", ["--config", str(run / "config.yaml")]))
         except ConfigError as error:
             raise ValueError(f"{error}; {error.hint}.") from error
 
-    return run, _on_all(world, trained)
+    # Read and checked by one rank: the others get values that are known to be good.
+    return run, TrainConfig(**yaml.safe_load(world.on_root(trained)))
 
 
 def _open_events(config: InferConfig, run: Path, world: "World") -> "EventStore":

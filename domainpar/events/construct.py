@@ -258,7 +258,8 @@ def _join_layers(inner: Any, outer: Any, cylinder: Any, phi_slope: float, z0: fl
             for j in range(np.searchsorted(phi, low), np.searchsorted(phi, high)):
                 dst = outer[j]
                 dr = cylinder[dst, 0] - r1
-                if dr <= 0 or abs(_wrapped(phi[j] - phi1)) >= phi_slope * dr:
+                # Refuses every dr <= 0 as well, so that edges run outward and the division below is safe.
+                if abs(_wrapped(phi[j] - phi1)) >= phi_slope * dr:
                     continue
                 if abs(z1 - r1 * (cylinder[dst, 2] - z1) / dr) >= z0:
                     continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,16 @@ class Cut:
     num_parts: int
     quality: Quality
     truth: TruthCut | None
+
+
+def print_report(directory: str | Path) -> None:
+    """Print what a store holds, and what each partitioner, grouping and number of parts would cut.
+
+    Raises:
+        StoreError: If the store or an event cannot be read.
+    """
+    store = EventStore(directory)
+    print(describe_store(store), compare_cuts(store), sep="\n\n")
 
 
 def describe_store(store: EventStore, size: ModelSize | None = None, num_parts: int = 8) -> str:

@@ -39,6 +39,9 @@ RADIATION_LENGTHS = 0.02  # per surface
 LARGEST_TURN = float(np.pi)  # half a turn: soft tracks do not come back
 STEEPEST_BARREL_SLOPE = float(np.sinh(3.0))  # real events have no barrel hits of prompt tracks beyond |eta| = 3
 
+# Where a track passes several cells their charges fluctuate: the mean moves by up to this share of a cell, in u and v.
+CHARGE_SHARING = np.array([0.35, 0.1])
+
 # Electron, pion, kaon, proton. Secondaries are knocked out of material: more protons, which stop early.
 MASSES = (0.00051, 0.1396, 0.4937, 0.9383)
 PROMPT_SPECIES = (0.0, 0.91, 0.06, 0.03)
@@ -103,7 +106,7 @@ def simulate_event(seed: int, num_hits: int = 100_000, event_id: str | None = No
     seen, particle_rows, nhits = np.unique(track_rows, return_inverse=True, return_counts=True)
     particle_id = np.concatenate([particle_rows + 1, np.zeros(len(noise_modules), np.int64)])
     modules = np.concatenate([signal_modules, noise_modules])
-    position = _read_out(modules, np.concatenate([signal_local, noise_local]))
+    position = _read_out(generator, modules, np.concatenate([signal_local, noise_local]))
     # Shuffled within a module: otherwise the order of hits would tell signal from noise.
     order = np.lexsort((generator.random(len(modules)), modules))
     particles = _as_particles(tracks.take(seen), nhits)
@@ -332,15 +335,11 @@ def _follow(start: Any, momentum: Any, kicks: Any, fates: Any, surfaces: Any, gr
     state = (start[0], start[1], start[2], start[3])
     count = crossings = 0
     travelled = turned = 0.0
-    went_out, barrel_open = False, abs(slope) < STEEPEST_BARREL_SLOPE
+    barrel_open = abs(slope) < STEEPEST_BARREL_SLOPE
     for _ in range(MAX_STEPS):
         k = CURVATURE * charge * _field_at(field, state[2]) / pt
         h = min(STEP_TRANSVERSE, STEP_Z / max(abs(slope), 1e-6))
         end = _advance(state, slope, k, h)
-        # Past its outermost point a real track still meets disks, but no barrel.
-        outward = end[0] * np.cos(end[3]) + end[1] * np.sin(end[3]) > 0
-        barrel_open = barrel_open and not (went_out and not outward)
-        went_out = went_out or outward
         psi, new_slope = end[3], slope
         for i in range(len(surfaces)):
             s = _crossing(state, end, slope, k, h, surfaces[i], barrel_open)
@@ -399,12 +398,17 @@ def _draw_noise(generator: np.random.Generator, count: int) -> tuple[Ints, Float
     return index, np.stack([fraction[:, 0] * width, fraction[:, 1] * modules["half_v"], zero, zero], axis=1)
 
 
-def _read_out(index: Ints, local: Floats) -> Floats:
+def _read_out(generator: np.random.Generator, index: Ints, local: Floats) -> Floats:
     """Global positions as the cells see them, float64 [N, 3]."""
     modules = detector.geometry().modules[index]
-    u = _cell_average(local[:, 0], local[:, 2] * modules["thickness"], modules["pitch_u"])
-    v = _cell_average(local[:, 1] + modules["half_v"], local[:, 3] * modules["thickness"], modules["pitch_v"])
-    v -= modules["half_v"]
+    span = local[:, 2:] * modules["thickness"][:, None]
+    pitch = np.stack([modules["pitch_u"], modules["pitch_v"]], axis=1)
+    # Cells are counted from an edge of the module.
+    edge = np.stack([modules["half_outer"], modules["half_v"]], axis=1)
+    mean = _cell_average(local[:, :2] + edge, span, pitch)
+    several = np.floor((local[:, :2] + edge - span / 2) / pitch) != np.floor((local[:, :2] + edge + span / 2) / pitch)
+    mean += several * generator.uniform(-1.0, 1.0, mean.shape) * CHARGE_SHARING * pitch
+    u, v = (mean - edge).T
     position: Floats = modules["centre"] + u[:, None] * modules["u_axis"] + v[:, None] * modules["v_axis"]
     return position
 

@@ -124,7 +124,7 @@ class ThreadTransport(Transport):
         return payload
 
     def _split(self, number: int, members: list[int], call: int) -> Transport:
-        context = (self._context, call, number)
+        context = (self._context, call)
         world_ranks = [self.world_ranks[member] for member in members]
         return ThreadTransport(self._switchboard, members.index(self.rank), self.deadline, world_ranks, context)
 

@@ -63,10 +63,11 @@ def last_lines(
     if blind := sum(outcome.judgement is None for outcome in outcomes):
         lines.append(f"{blind} events have no truth to count against" + (" for --target" if about["target"] else ""))
     first = directory / min(outcome.scored.path for outcome in outcomes)
+    opened = f"zarr.open(zarr.storage.ZipStore('{first}'), mode='r')"
     return [
         *lines,
         f"scores in {directory}: {LIST} and one event<name>{SCORES_SUFFIX} an event, edges in the order of your files",
-        f"""next: python -c "import zarr; print(zarr.open('{first}', mode='r')['edge_score'][:10])\"""",
+        f"""next: python -c "import zarr; print({opened}['edge_score'][:10])\"""",
     ]
 
 

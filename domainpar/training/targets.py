@@ -25,6 +25,8 @@ BoolArray = npt.NDArray[np.bool_]
 QUANTITIES = ("pt", "eta", "nhits", "charge", "radius", "vz", "particle_id")
 """What a condition can be about: pt in GeV, eta, hits in the detector, charge, vertex radius and z in mm, the id."""
 
+NO_PARTICLES = "--target needs a particle table, and this event has none; leave --target out."
+
 
 def particle_quantity(particles: Particles, name: str) -> npt.NDArray[Any]:
     """One quantity of every particle, [M].
@@ -40,7 +42,8 @@ def particle_quantity(particles: Particles, name: str) -> npt.NDArray[Any]:
         values = particles.vertex[:, 2]
     else:
         values = getattr(particles, name)
-    if len(values) and np.issubdtype(values.dtype, np.floating) and np.isnan(values).all():
+    unknown = np.isnan(values) if np.issubdtype(values.dtype, np.floating) else values == 0
+    if len(values) and unknown.all():
         raise ValueError(f"target condition on {name!r}, but the source of these events does not tell it.")
     return values
 
@@ -49,26 +52,45 @@ def passes(values: npt.NDArray[Any], condition: Any) -> BoolArray:
     """Whether each value meets one condition of the grammar; a NaN meets none, nor its opposite.
 
     Raises:
-        ValueError: If the condition is not of the grammar.
+        ValueError: If the condition is not of the grammar, or no value could ever meet it.
     """
-    known = values == values  # false for NaN
-    if not isinstance(condition, list):
-        return np.asarray(values == condition)
     match condition:
         case ["in" | "not_in" as word, list(choices)]:
-            met = np.isin(values, choices)
+            met = np.zeros(len(values), dtype=bool)
+            for choice in choices:  # not np.isin: in float32, 0.1 is one of [0.1] only if it is compared as `is` does
+                met |= values == _number(choice, condition)
         case ["is" | "is_not" as word, value]:
-            met = values == value
+            met = values == _number(value, condition)
         case ["within" | "not_within" as word, [lo, hi]]:
-            met = (values >= lo) & (values <= hi)
-        case [int() | float() as lo, int() | float() as hi]:
-            word, met = "within", (values >= lo) & (values <= hi)
+            met = _within(values, lo, hi, condition)
+        case [lo, hi] if not isinstance(lo, str):
+            word, met = "within", _within(values, lo, hi, condition)
+        case list():
+            raise _not_understood(condition)
         case _:
-            raise ValueError(
-                f"target condition {condition!r} is not understood; write a value, [lo, hi], [in, [..]], "
-                "[not_in, [..]], [is, v], [is_not, v], [within, [lo, hi]] or [not_within, [lo, hi]]."
-            )
+            word, met = "is", values == _number(condition, condition)
+    known = values == values  # false for NaN
     return np.asarray((~met if "not" in word else met) & known)
+
+
+def _within(values: npt.NDArray[Any], lo: Any, hi: Any, condition: Any) -> BoolArray:
+    low, high = _number(lo, condition), _number(hi, condition)
+    if not low <= high:
+        raise ValueError(f"target condition {condition!r} is an empty interval; write [lo, hi] with lo <= hi.")
+    return np.asarray((values >= low) & (values <= high))
+
+
+def _number(value: Any, condition: Any) -> float:
+    if isinstance(value, int | float):
+        return value
+    raise _not_understood(condition)
+
+
+def _not_understood(condition: Any) -> ValueError:
+    return ValueError(
+        f"target condition {condition!r} is not understood; write a number, [lo, hi], [in, [..]], [not_in, [..]], "
+        "[is, v], [is_not, v], [within, [lo, hi]] or [not_within, [lo, hi]]. In YAML 1e3 is a word: write 1.0e+3."
+    )
 
 
 def target_particles(particles: Particles, conditions: Mapping[str, Any]) -> BoolArray:
@@ -134,7 +156,7 @@ def edge_classes(
     classes = np.where(label > 0, TARGET, FAKE).astype(np.int8)
     if conditions:
         if particles is None or particle_of_edge is None:
-            raise ValueError("--target needs a particle table, and this event has none; leave --target out.")
+            raise ValueError(NO_PARTICLES)
         targets = particles.particle_id[target_particles(particles, conditions)]
         classes[(label > 0) & ~np.isin(particle_of_edge, targets)] = OTHER
     return classes

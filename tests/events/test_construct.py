@@ -172,6 +172,11 @@ def test_both_hits_of_an_overlap_are_next_to_the_neighbouring_surfaces():
     assert (1, 2) in true_edges(event([LINE[0], LINE[1], overlap, LINE[2]]), Cuts(same_layer=True))
 
 
+def test_a_group_stands_where_its_nearest_hit_is():
+    far = (8, 4, 3, 0, 72, 400, 7)
+    assert true_edges(event([*LINE[:3], far])) == {(0, 1), (1, 2)}
+
+
 def test_noise_and_hits_of_two_particles_make_no_true_edge():
     assert not true_edges(event([(*row[:6], 0) for row in LINE]))
     assert not true_edges(event([(*row[:6], i + 1) for i, row in enumerate(LINE)]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -161,6 +162,14 @@ def test_a_store_of_other_settings_is_refused_and_left_as_it_was(tmp_path, optio
     assert files(tmp_path) == before
 
 
+def test_a_stray_event_of_other_settings_is_made_again(tmp_path):
+    other = prepared(source_of(5), tmp_path / "other", num_tiles=4)
+    prepared(source_of(4), tmp_path / "one")
+    shutil.copy(other.path / other.events()[4].path, tmp_path / "one")
+    store = prepared(source_of(5), tmp_path / "one")
+    assert [record.num_tiles for record in store.events()] == [3] * 5
+
+
 def test_overwrite_replaces_a_store_of_other_settings(tmp_path):
     prepared(source_of(5), tmp_path / "one")
     store = prepared(source_of(2), tmp_path / "one", num_tiles=4, overwrite=True)
@@ -237,7 +246,7 @@ def test_tiles_by_default_hold_some_4600_edges(tmp_path):
         return random_event(1, 3000, 30_000, event_id=name)
 
     store = prepared(source_of(1, read=read), tmp_path, num_tiles=None)
-    assert store.events()[0].num_tiles == 7
+    assert store.events()[0].num_tiles == 8
 
 
 records = st.integers(0, 40).map(
@@ -293,7 +302,7 @@ def test_trackml_heptrkx_and_pyg_files_are_prepared(tmp_path):
     pyg = tmp_path / "pyg"
     pyg.mkdir()
     torch.save({"x": torch.zeros(4, 2), "edge_index": torch.tensor([[0, 1], [1, 2]])}, pyg / "a.pt")
-    store = prepare(open_source("pyg", directory=pyg), tmp_path / "from-pyg")
+    store = prepare(open_source("pyg", directory=pyg), tmp_path / "from-pyg", partitioner="metis")
     assert (store.events()[0].event, store.events()[0].has_labels, store.feature_names) == ("a", False, ("x0", "x1"))
 
     heptrkx = tmp_path / "heptrkx"

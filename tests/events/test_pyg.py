@@ -93,6 +93,7 @@ def test_graphs_without_edges_are_read(tmp_path):
         ({"x": "text"}, "x is a str, expected a tensor"),
         ({"x": torch.zeros(3, 2).to_sparse()}, "x is a sparse or complex tensor"),
         ({"y": torch.tensor([0, 1, 0])}, r"y has shape \[3\] \(one per node\), expected one label per edge, \[4\]"),
+        ({"y": torch.zeros(2, 2)}, r"y has shape \[2, 2\], expected one label per edge"),
         ({"y": torch.tensor([1])}, r"y has shape \[1\], expected one label per edge"),
         ({"y": torch.tensor([0, 1, 2, 0])}, r"y of edge 2 is 2, expected 0 or 1 \(1 such edges\)"),
         ({"y": torch.tensor([0, 1, torch.nan, 0])}, "y of edge 2 is nan"),
@@ -156,9 +157,11 @@ def test_a_class_that_is_not_allowed_is_refused_by_name(tmp_path):
         read_event(tmp_path / "event7.pt")
 
 
+@pytest.mark.parametrize("way", [torch.save, save_old, save_bare], ids=["zip", "old", "pickle"])
 @pytest.mark.parametrize("size", [0, 10, 300, -10])
-def test_truncated_files_are_refused_without_advice_to_load_them_unsafely(tmp_path, size):
-    path = save(tmp_path)
+def test_truncated_files_are_refused_without_advice_to_load_them_unsafely(tmp_path, size, way):
+    path = tmp_path / "event7.pt"
+    way(GRAPH, path)
     path.write_bytes(path.read_bytes()[:size])
     with pytest.raises(ValueError, match="cannot be read") as refused:
         read_event(path)

@@ -7,7 +7,15 @@ import pytest
 from random_events import random_event
 
 from domainpar.events.preparing import Source, prepare
-from domainpar.events.reporting import ModelSize, compare_cuts, cuts_of, describe_store, histogram, median_event
+from domainpar.events.reporting import (
+    ModelSize,
+    compare_cuts,
+    cuts_of,
+    describe_store,
+    histogram,
+    median_event,
+    print_report,
+)
 from domainpar.events.store import EventStore
 from partitioners import group, number_along_phi
 from partitioners.quality import measure
@@ -72,6 +80,12 @@ def test_the_description_counts_events_splits_nodes_and_edges(tmp_path):
     assert "nodes per event: smallest 60, median 60, largest 60 (all 4 alike)" in text
     assert "With 2 ranks" in text
     assert "predicted MiB per rank" in text
+
+
+def test_the_printed_report_is_the_description_and_the_table(tmp_path, capsys):
+    store = store_of(tmp_path)
+    print_report(tmp_path)
+    assert capsys.readouterr().out == f"{describe_store(store)}\n\n{compare_cuts(store)}\n"
 
 
 def test_an_empty_store_is_described(tmp_path):

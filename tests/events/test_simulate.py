@@ -104,6 +104,15 @@ def test_hits_of_prompt_particles_lie_on_a_circle_of_their_transverse_momentum(f
     assert np.median(measured) == pytest.approx(0.299792e-3 * 2.0, rel=0.03)
 
 
+def test_prompt_particles_beyond_eta_3_leave_no_barrel_hits(full):
+    """A property of the real events, seen in the first barrel layer: it ends where |eta| = 3 does."""
+    particles = full.particles
+    steep = (np.abs(particles.eta) > 3.001) & (np.hypot(*particles.vertex[:, :2].T) < 0.2)
+    mine = np.isin(full.particle_id, particles.particle_id[steep])
+    assert mine.sum() > 5000
+    assert not np.isin(full.volume[mine], (8, 13, 17)).any()
+
+
 def test_the_truth_order_of_hits_says_nothing_about_noise(full):
     """Of two neighbours on one module, signal and noise come first equally often."""
     same = (np.diff(full.module) == 0) & (np.diff(full.layer) == 0) & (np.diff(full.volume) == 0)
@@ -164,6 +173,28 @@ def test_a_passage_over_cells_is_weighted_by_path_length():
     # From 0.09 to 0.12: a third at 0.05, two thirds at 0.15.
     found = simulate._cell_average(np.array([0.105]), np.array([-0.03]), np.array([0.1]))
     np.testing.assert_allclose(found, [0.05 / 3 + 0.15 * 2 / 3])
+
+
+@pytest.mark.parametrize(
+    ("volume", "u_range", "v_range"),
+    [
+        (8, (0.007, 0.012), (0.002, 0.004)),
+        (7, (0.009, 0.014), (0.005, 0.008)),
+        (13, (0.011, 0.020), (0.10, 0.25)),
+        (17, (0.013, 0.025), (2.3, 3.2)),
+        (16, (0.013, 0.030), (2.2, 3.0)),
+    ],
+)
+def test_positions_are_as_wrong_as_measured(volume, u_range, v_range):
+    """Median distance in mm from the true crossing, against the resolution of real events in each kind of sensor."""
+    generator = np.random.default_rng(0)
+    _, index, local = simulate._cross_modules(generator, simulate._draw_tracks(generator, 2000))
+    modules = geometry().modules[index]
+    away = simulate._read_out(generator, index, local) - modules["centre"]
+    chosen = modules["volume"] == volume
+    for axis, column, (low, high) in (("u_axis", 0, u_range), ("v_axis", 1, v_range)):
+        wrong = np.abs(np.einsum("ij,ij->i", away, modules[axis]) - local[:, column])[chosen]
+        assert low < np.median(wrong) < high
 
 
 def test_a_helix_step_is_exact_and_has_a_straight_limit():

@@ -230,6 +230,20 @@ def test_an_event_that_lost_a_member_is_refused(event_file, member):
         StoredEvent(event_file)
 
 
+@pytest.mark.parametrize(("listed", "other"), [('"shape": [40, 3]', '"shape": [41, 3]'), ('"uint8"', '"uint16"')])
+def test_an_array_of_another_shape_or_type_than_described_is_refused(event_file, listed, other):
+    with zipfile.ZipFile(event_file) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    description = json.dumps(json.loads(members["zarr.json"]))
+    assert listed in description
+    members["zarr.json"] = description.replace(listed, other).encode()
+    with zipfile.ZipFile(event_file, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    with pytest.raises(StoreError, match="shape and type are .*, expected"):
+        StoredEvent(event_file)
+
+
 def test_arrays_of_zeros_are_stored_and_pass_the_check_for_missing_chunks(tmp_path):
     event = random_event(1)
     event = replace(event, label=np.zeros_like(event.label))

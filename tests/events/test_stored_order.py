@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 from hypothesis import given
-from random_events import tiled_events
+from random_events import random_event, tiled_events
 
 from domainpar.events.stored_order import concatenated_ranges, default_num_tiles, stored_order
 
@@ -86,6 +89,16 @@ def test_degrees_count_edges_in_and_out(case):
 def test_concatenated_ranges_lists_ranges_in_the_order_given():
     assert concatenated_ranges(np.array([5, 0, 9]), np.array([7, 0, 10])).tolist() == [5, 6, 9]
     assert concatenated_ranges(np.array([], int), np.array([], int)).tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("num_edges", "num_tiles"),
+    [(0, 1), (4600, 1), (10_000, 2), (30_000, 8), (90_000, 16), (110_000, 32), (300_000, 64), (1_185_690, 256)],
+)
+def test_default_number_of_tiles_makes_good_grids_of_some_4600_edges(num_edges, num_tiles):
+    event = random_event(0, 1000, 0, num_edge_features=0)
+    nowhere = np.broadcast_to(np.zeros((2, 1), np.int64), (2, num_edges))
+    assert default_num_tiles(replace(event, edge_index=nowhere)) == num_tiles
 
 
 @given(tiled_events())

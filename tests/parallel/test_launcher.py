@@ -60,6 +60,13 @@ def test_a_launcher_inside_a_slurm_job_comes_before_inherited_variables(environ,
     assert (launcher.kind, launcher.rank) == (kind, 3)
 
 
+def test_an_mpiexec_that_slurm_knows_nothing_of_is_told_by_its_own_numbers():
+    # Intel MPI gives no MPI_LOCALRANKID; its ranks inherit the variables of the one task that started them.
+    intel = {"PMI_RANK": "3", "PMI_SIZE": "8"}
+    launcher = detect(SRUN | {"SLURM_PROCID": "0"} | intel)
+    assert (launcher.kind, launcher.rank) == ("mpich", 3)
+
+
 def test_torchrun_comes_before_the_mpiexec_around_it():
     assert detect(MPICH | TORCHRUN).kind == "torchrun"
 

@@ -46,8 +46,14 @@ def test_one_rank_is_a_world_like_any_other():
     world.agree(None)
     with pytest.raises(Refused, match="^bad flag$"):
         world.agree("bad flag")
+
+
+def test_closing_twice_closes_once(monkeypatch):
+    world, closed = World.alone(), []
+    monkeypatch.setattr(world.transport, "close", lambda: closed.append(1))
     world.close()
     world.close()
+    assert closed == [1]
 
 
 def fail_on_rank_two(world: World) -> None:

@@ -58,9 +58,16 @@ def rows_may_flow_one_way_only(world: World) -> None:
 
 def an_exchange_of_nothing_ends(world: World) -> None:
     nothing, zeros = torch.empty(0, 4), [0] * world.size
-    pending = world.transport.start(nothing, zeros, nothing.clone(), zeros)
+    world.transport.start(nothing, zeros, nothing.clone(), zeros).finish()
+
+
+def finishing_twice_does_nothing(world: World) -> None:
+    send, send_counts, receive, receive_counts, expected = buffers(world.transport, count_table(world.size, 4))
+    pending = world.transport.start(send, send_counts, receive, receive_counts)
     pending.finish()
+    receive += 1
     pending.finish()
+    assert torch.equal(receive, expected + 1)
 
 
 def exchanges_in_flight_may_finish_in_any_order(world: World) -> None:
@@ -226,6 +233,18 @@ def a_problem_of_one_rank_is_refused_by_all(world: World) -> None:
         world.agree("no store")
 
 
+def what_only_the_root_can_decide_reaches_all(world: World) -> None:
+    asked = []
+    assert world.on_root(lambda: asked.append(world.rank) or "runs/7") == "runs/7"
+    assert asked == [0] * world.is_root
+
+    def refuse() -> str:
+        raise FileExistsError("runs/7 is another run")
+
+    with pytest.raises(Refused, match="another run"):
+        world.on_root(refuse)
+
+
 def step_boundaries_add_counts(world: World) -> None:
     own = torch.tensor([world.rank, 1])
     assert world.step_boundary(own).tolist() == [sum(range(world.size)), world.size]
@@ -246,6 +265,7 @@ CASES: list[Callable[[World], None]] = [
     rows_reach_the_right_rank_in_every_dtype,
     rows_may_flow_one_way_only,
     an_exchange_of_nothing_ends,
+    finishing_twice_does_nothing,
     exchanges_in_flight_may_finish_in_any_order,
     rows_arrive_in_the_tail_of_a_larger_buffer,
     a_rank_may_lag_behind,
@@ -260,6 +280,7 @@ CASES: list[Callable[[World], None]] = [
     groups_that_miss_a_rank_are_refused,
     backward_passes_may_exchange,
     a_problem_of_one_rank_is_refused_by_all,
+    what_only_the_root_can_decide_reaches_all,
     step_boundaries_add_counts,
     every_rank_sees_the_last_mark_of_all,
 ]

@@ -1,0 +1,291 @@
+"""`python -m domainpar.infer`: the scores of a run, the same on any ranks, or one clear refusal and nothing written."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+from random_events import random_assignment, random_event
+
+from domainpar.config import InferConfig, TrainConfig
+from domainpar.events.store import EventStore, event_file_name, write_event, write_manifest
+from domainpar.infer import infer, main
+from domainpar.parallel.world import Refused, World
+from domainpar.testing import find_mpiexec, run_command, run_ranks
+from domainpar.training.run import train
+
+NUM_TILES = 12
+ROOT = Path(__file__).parents[2]
+
+
+def write_store(directory, events, splits):
+    records = [
+        replace(
+            write_event(
+                directory / event_file_name(event.hits.event_id),
+                event,
+                random_assignment(3, event.num_nodes, NUM_TILES),
+                NUM_TILES,
+            ),
+            split=split,
+        )
+        for event, split in zip(events, splits, strict=True)
+    ]
+    write_manifest(directory, records, {})
+    return directory
+
+
+def trained(store, out, **flags):
+    config = TrainConfig(**{"hidden": 16, "graph_iters": 2, "epochs": 2, "lr": 3e-3, **flags}, out=str(out))
+    train(config, store, World.alone())
+    return out
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A directory with a store of four events, the last without truth, and a run trained on it."""
+    place = tmp_path_factory.mktemp("infer")
+    events = [random_event(seed, 100 + 10 * seed, 500 + 37 * seed, labels=seed < 3) for seed in range(4)]
+    store = write_store(place / "store", events, ["train", "train", "val", "test"])
+    trained(store, place / "run")
+    return place
+
+
+def opened(path):
+    """A file of scores as a user opens it."""
+    return zarr.open(zarr.storage.ZipStore(path), mode="r")
+
+
+def inferred(place, out, num_ranks=1, domain_size=None, **flags):
+    """The list that `infer` leaves for these flags, and its files."""
+    config = InferConfig(**{"run": str(place / "run"), **flags}, out=str(out))
+    run_ranks(lambda world: infer(config, world), num_ranks, domain_size=domain_size)
+    return json.loads((out / "scores.json").read_text()), {file.name: file.read_bytes() for file in out.iterdir()}
+
+
+@pytest.mark.parametrize(("num_ranks", "domain_size"), [(2, None), (3, None), (3, 1), (4, 2)])
+@pytest.mark.parametrize("flags", [{}, {"mode": "naive", "sectors": 3}], ids=["halo", "naive"])
+def test_files_and_printed_hashes_are_the_same_on_any_grid_of_ranks(
+    place, tmp_path, capsys, num_ranks, domain_size, flags
+):
+    _, one = inferred(place, tmp_path / "one", **flags)
+    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("event ")]
+    _, many = inferred(place, tmp_path / "many", num_ranks, domain_size, **flags, grouping="random")
+    printed_by_many = [line for line in capsys.readouterr().out.splitlines() if line.startswith("event ")]
+    assert one == many
+    assert len(one) == 5
+    assert printed == printed_by_many
+    assert len(printed) == 4
+
+
+def test_every_edge_of_the_users_files_has_a_score_in_their_order(place, tmp_path):
+    listed, files = inferred(place, tmp_path / "out", 2)
+    assert set(files) == {"scores.json", *(event["path"] for event in listed["events"])}
+    for seed, event in enumerate(listed["events"]):
+        graph = random_event(seed, 100 + 10 * seed, 500 + 37 * seed, labels=seed < 3)
+        found = opened(tmp_path / "out" / event["path"])
+        assert event["event"] == graph.hits.event_id
+        assert np.array_equal(found["hit_id"][...], graph.hits.hit_id)
+        assert np.array_equal(found["edge_index"][...], graph.edge_index)
+        assert found["edge_logit"].shape == found["edge_score"].shape == (graph.num_edges,)
+        assert found["edge_scored"][...].all()
+        assert (event["edges"], event["unscored"]) == (graph.num_edges, 0)
+
+
+@pytest.mark.parametrize("checkpoint", ["best", "last"])
+def test_metrics_of_the_validation_events_are_those_that_training_printed(place, tmp_path, checkpoint):
+    listed, _ = inferred(place, tmp_path / "out", 2, checkpoint=checkpoint)
+    lines = [json.loads(line) for line in (place / "run" / "metrics.jsonl").read_text().splitlines()]
+    validated = [line for line in lines if line["split"] == "val"]
+    line = max(validated, key=lambda line: line["edge_auc"]) if checkpoint == "best" else validated[-1]
+    names = ("edge_efficiency", "edge_purity", "edge_auc", "target_edges", "edges")
+    assert listed["step"] == line["step"]
+    assert {name: listed["metrics"]["val"][name] for name in names} == {name: line[name] for name in names}
+
+
+def test_events_without_truth_are_scored_and_named_as_such(place, tmp_path, capsys):
+    listed, _ = inferred(place, tmp_path / "out", split="test")
+    assert len(listed["events"]) == 1
+    assert listed["metrics"] == {}
+    assert "1 events have no truth to count against" in capsys.readouterr().out
+
+
+def test_the_summary_tells_what_naive_mode_cannot_score_and_counts_it_as_lost(place, tmp_path, capsys):
+    halo, _ = inferred(place, tmp_path / "halo")
+    assert "whole events, halo exchange" in capsys.readouterr().out
+    naive, _ = inferred(place, tmp_path / "naive", mode="naive", sectors=6)
+    out = capsys.readouterr().out
+    unscored = sum(event["unscored"] for event in naive["events"])
+    assert unscored > 0
+    assert "APPROXIMATE: 6 sectors" in out
+    assert "trained in halo mode" in out
+    assert f"{unscored:,} without a score" in out
+    for event in naive["events"]:
+        scored = opened(tmp_path / "naive" / event["path"])["edge_scored"][...]
+        assert np.count_nonzero(~scored) == event["unscored"]
+    found = opened(tmp_path / "naive" / naive["events"][2]["path"])
+    logit, scored = found["edge_logit"][...].astype(float), found["edge_scored"][...]
+    true = random_event(2, 120, 574).label == 1
+    order = np.where(scored, logit, -np.inf)
+    above, ties = (np.mean(compare(order[true][:, None], order[~true])) for compare in (np.greater, np.equal))
+    metrics = naive["metrics"]["val"]
+    assert metrics["edge_efficiency"] == np.mean((logit > 0)[true])
+    assert metrics["edge_auc"] == pytest.approx(above + ties / 2, abs=1e-12)
+    assert metrics["target_edges"] == halo["metrics"]["val"]["target_edges"] == true.sum()
+
+
+def test_the_summary_says_where_scores_lie_and_what_to_type_next(place, tmp_path, capsys):
+    inferred(place, tmp_path / "out", 2)
+    out = capsys.readouterr().out
+    assert out.count("scored 4 events") == 1
+    assert "split=val events=1 edge_efficiency=" in out
+    assert "trained on these" in next(line for line in out.splitlines() if line.startswith("split=train"))
+    program = out.splitlines()[-1].removeprefix('next: python -c "').removesuffix('"')
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout.startswith("[")
+
+
+def test_targets_are_those_of_training_and_an_event_that_does_not_know_them_is_scored_all_the_same(tmp_path):
+    events = [random_event(seed, 80, 400) for seed in range(2)]
+    events.append(replace(events[0], hits=replace(events[0].hits, event_id="blind", particles=None)))
+    store = write_store(tmp_path / "store", events, ["train", "val", "test"])
+    trained(store, tmp_path / "run", target="pt: [0.5, .inf]")
+    listed, _ = inferred(tmp_path, tmp_path / "out")
+    last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["split"] == "val"
+    assert listed["metrics"]["val"]["target_edges"] == last["target_edges"] < events[1].label.sum()
+    assert "test" not in listed["metrics"]
+    assert len(listed["events"]) == 3
+
+
+def test_a_run_with_float64_and_naive_sectors_is_scored_whole_in_float64(place, tmp_path, capsys):
+    trained(place / "store", tmp_path / "run", dtype="float64", mode="naive", sectors=4)
+    listed, _ = inferred(tmp_path, tmp_path / "out", store=str(place / "store"))
+    assert (listed["dtype"], listed["mode"], listed["trained_mode"]) == ("float64", "halo", "naive")
+    assert opened(tmp_path / "out" / listed["events"][0]["path"])["edge_logit"].dtype == np.float64
+    assert "trained in naive mode" in capsys.readouterr().out
+
+
+def damaged(place, tmp_path, what):
+    run = tmp_path / "run"
+    shutil.copytree(place / "run", run)
+    if what == "no config.yaml":
+        (run / "config.yaml").unlink()
+    elif what == "strange config.yaml":
+        (run / "config.yaml").write_text("hidden: wide\n")
+    elif what == "damaged run.json":
+        (run / "run.json").write_text("{")
+    elif what == "flipped bit":
+        file = next((run / "checkpoints").glob("step_*/model.safetensors"))
+        content = bytearray(file.read_bytes())
+        content[-1] ^= 1
+        for copy in (run / "checkpoints").glob("step_*/model.safetensors"):
+            copy.write_bytes(content)
+    elif what == "another network":
+        (run / "config.yaml").write_text((run / "config.yaml").read_text().replace("hidden: 16", "hidden: 32"))
+    elif what == "no best yet":
+        (run / "checkpoints" / "best").unlink()
+    elif what == "no checkpoint":
+        shutil.rmtree(run / "checkpoints")
+    return {"run": str(run)}
+
+
+def other_store(place, tmp_path, what):
+    if what == "fewer features":
+        graph = random_event(0, num_features=2, num_edge_features=5)
+    elif what == "other features":
+        graph = replace(random_event(0), feature_names=("r", "phi", "node_2"))
+    else:
+        raise AssertionError(what)
+    return {"store": str(write_store(tmp_path / "store", [graph], ["train"]))}
+
+
+REFUSED = {
+    "no such run": (lambda place, tmp: {"run": str(tmp / "none")}, "none is not a run: it has no run.json"),
+    "no config": (lambda place, tmp: damaged(place, tmp, "no config.yaml"), "config.yaml: No such file"),
+    "strange config": (lambda place, tmp: damaged(place, tmp, "strange config.yaml"), "hidden is 'wide'; expected"),
+    "damaged run": (lambda place, tmp: damaged(place, tmp, "damaged run.json"), "run.json cannot be read"),
+    "flipped bit": (lambda place, tmp: damaged(place, tmp, "flipped bit"), "the file is damaged"),
+    "other network": (lambda place, tmp: damaged(place, tmp, "another network"), "belongs to another network"),
+    "no best yet": (lambda place, tmp: damaged(place, tmp, "no best yet"), "--checkpoint last"),
+    "no checkpoint": (lambda place, tmp: damaged(place, tmp, "no checkpoint"), "no best checkpoint in"),
+    "no such store": (lambda place, tmp: {"store": str(tmp / "none")}, "none is not a finished store"),
+    "fewer features": (
+        lambda place, tmp: other_store(place, tmp, "fewer features"),
+        r"trained on feature_names \['node_0', 'node_1', 'node_2'\] but the events of .* have \['node_0', 'node_1'\]",
+    ),
+    "other features": (lambda place, tmp: other_store(place, tmp, "other features"), r"have \['r', 'phi', 'node_2'\]"),
+}
+
+
+@pytest.mark.parametrize(("flags", "error"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_scored_is_refused_on_all_ranks_and_nothing_is_written(place, tmp_path, flags, error):
+    given = flags(place, tmp_path)
+    with pytest.raises(Refused, match=error):
+        inferred(place, tmp_path / "out", 2, **given)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_split_without_events_is_refused(place, tmp_path):
+    store = write_store(tmp_path / "store", [random_event(0)], ["train"])
+    with pytest.raises(Refused, match="has no val events; take another --split"):
+        inferred(place, tmp_path / "out", 2, store=str(store), split="val")
+
+
+def test_a_store_that_has_moved_is_asked_for(place, tmp_path):
+    store = write_store(tmp_path / "store", [random_event(0)], ["train"])
+    trained(store, tmp_path / "run", epochs=1)
+    store.rename(tmp_path / "moved")
+    with pytest.raises(Refused, match="which is not there; name its place with --store"):
+        inferred(tmp_path, tmp_path / "out")
+    listed, _ = inferred(tmp_path, tmp_path / "out", store=str(tmp_path / "moved"))
+    assert listed["trained_on_this_store"]
+
+
+def test_other_scores_stay_unless_they_are_to_be_replaced(place, tmp_path):
+    _, first = inferred(place, tmp_path / "out", split="val")
+    with pytest.raises(Refused, match="holds scores already"):
+        inferred(place, tmp_path / "out", 2, split="test")
+    assert {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()} == first
+    _, second = inferred(place, tmp_path / "out", 2, split="test", overwrite=True)
+    assert set(second) == {"scores.json", "event000000003.scores.zarr.zip"}
+
+
+@pytest.mark.skipif(find_mpiexec() is None, reason="no mpiexec or no mpi4py")
+def test_two_processes_without_flags_score_the_newest_run_where_it_lies(place, tmp_path, monkeypatch):
+    for number in ("0001", "0002"):
+        shutil.copytree(place / "run", tmp_path / "runs" / number)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(ROOT)
+    code, text = run_command([find_mpiexec(), "-n", "2", sys.executable, "-m", "domainpar.infer"], 60.0)
+    assert code == 0, text
+    assert [path.parent.name for path in (tmp_path / "runs").glob("*/scores")] == ["0002"]
+    _, expected = inferred(place, tmp_path / "one")
+    found = {file.name: file.read_bytes() for file in (tmp_path / "runs" / "0002" / "scores").iterdir()}
+    del found["scores.json"], expected["scores.json"]  # they name different runs
+    assert found == expected
+
+
+def test_a_refusal_is_one_line_and_exit_code_2(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    assert ended.value.code == 2
+    assert capfd.readouterr() == (
+        "",
+        "error: no run in runs/; train one first (python -m domainpar.train), or name it with --run.\n",
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_store_of_the_fixture_is_what_the_tests_think_it_is(place):
+    store = EventStore(place / "store")
+    assert [record.split for record in store.events()] == ["train", "train", "val", "test"]
+    assert [record.has_labels for record in store.events()] == [True, True, True, False]

@@ -1,0 +1,120 @@
+"""Files of scores: what the user opens, and what is never removed."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import zarr
+
+from domainpar.reco.score_files import ScoredEvent, choose_directory, scores_file_name, write_list, write_scores
+from domainpar.reco.scores import EventScores
+
+
+def some_scores(num_edges=5, event_id="7", dtype=np.float32):
+    rng = np.random.default_rng(num_edges)
+    scored = rng.random(num_edges) < 0.7
+    logit = np.where(scored, rng.standard_normal(num_edges), 0).astype(dtype)
+    return EventScores(
+        event_id=event_id,
+        hit_id=np.array([11, 5, 9]),
+        edge_index=rng.integers(0, 3, (2, num_edges)),
+        edge_logit=logit,
+        edge_score=np.where(scored, 1 / (1 + np.exp(-logit)), 0).astype(dtype),
+        edge_scored=scored,
+        original_position=np.arange(num_edges),
+    )
+
+
+@pytest.mark.parametrize("num_edges", [0, 5, 70_000])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_plain_zarr_reads_back_every_array(tmp_path, num_edges, dtype):
+    scores = some_scores(num_edges, dtype=dtype)
+    listed = write_scores(tmp_path, scores, {"mode": "halo"})
+    found = zarr.open(zarr.storage.ZipStore(tmp_path / listed.path), mode="r")
+    assert set(found) == {"hit_id", "edge_index", "edge_logit", "edge_score", "edge_scored"}
+    for name in found:
+        values = getattr(scores, name)
+        assert found[name].dtype == values.dtype
+        assert np.array_equal(found[name][...], values)
+    assert (found.attrs["event"], found.attrs["mode"], found.attrs["num_edges"]) == ("7", "halo", num_edges)
+    assert found.attrs["num_unscored"] == listed.unscored == np.count_nonzero(~scores.edge_scored)
+    assert listed.path == "event7.scores.zarr.zip"
+
+
+def test_the_same_scores_are_the_same_bytes_and_other_logits_have_another_hash(tmp_path):
+    first = write_scores(tmp_path / "a", some_scores(), {})
+    again = write_scores(tmp_path / "b", some_scores(), {})
+    assert first == again
+    assert (tmp_path / "a" / first.path).read_bytes() == (tmp_path / "b" / again.path).read_bytes()
+    other = some_scores()
+    other.edge_logit[0] += 1
+    changed = write_scores(tmp_path / "c", other, {})
+    assert changed.sha256 != first.sha256
+    assert changed.logits_sha256 != first.logits_sha256
+
+
+def test_a_name_that_leaves_the_directory_is_refused():
+    with pytest.raises(ValueError, match="cannot name a file"):
+        scores_file_name("../7")
+
+
+def finished(directory):
+    write_list(directory, [write_scores(directory, some_scores(), {})], {})
+    return directory
+
+
+def test_a_new_directory_is_made_and_an_empty_one_taken(tmp_path):
+    new = tmp_path / "a" / "b"
+    assert choose_directory(new, overwrite=False) == new
+    assert choose_directory(new, overwrite=False) == new
+
+
+@pytest.mark.parametrize("leftover", ["scores.json", "event7.scores.zarr.zip", ".partial-0123"])
+def test_other_scores_are_refused_and_replaced_when_asked_for(tmp_path, leftover):
+    finished(tmp_path)
+    (tmp_path / ".partial-0123").touch()
+    for file in tmp_path.iterdir():
+        if file.name != leftover:
+            file.unlink()
+    with pytest.raises(ValueError, match="holds scores already.*--overwrite"):
+        choose_directory(tmp_path, overwrite=False)
+    assert [file.name for file in tmp_path.iterdir()] == [leftover]
+    choose_directory(tmp_path, overwrite=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("name", ["thesis.tex", "event7.zarr.zip", "manifest.json"])
+def test_files_that_are_not_scores_are_never_removed(tmp_path, name, overwrite):
+    finished(tmp_path)
+    (tmp_path / name).touch()
+    with pytest.raises(ValueError, match=f"holds files that are not scores \\({name}\\)"):
+        choose_directory(tmp_path, overwrite)
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_file_in_the_way_is_refused(tmp_path):
+    (tmp_path / "out").touch()
+    with pytest.raises(ValueError, match="is a file"):
+        choose_directory(tmp_path / "out", overwrite=True)
+    with pytest.raises(ValueError, match="cannot write scores"):
+        choose_directory(tmp_path / "out" / "deeper", overwrite=True)
+
+
+def test_the_list_names_every_event_and_what_it_was_made_with(tmp_path):
+    events = [ScoredEvent("7", "event7.scores.zarr.zip", "ab", "cd", 5, 1)]
+    write_list(tmp_path, events, {"mode": "naive"})
+    content = json.loads((tmp_path / "scores.json").read_text())
+    assert content["mode"] == "naive"
+    assert content["events"] == [
+        {
+            "event": "7",
+            "path": "event7.scores.zarr.zip",
+            "sha256": "ab",
+            "logits_sha256": "cd",
+            "edges": 5,
+            "unscored": 1,
+        }
+    ]
