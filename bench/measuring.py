@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import statistics
@@ -91,9 +92,9 @@ class Results:
         self.console.print(f"{bench}: {describe(self._about)}")
 
     def add(self, **row: Any) -> None:
-        """Keep one measurement. A `Spread` becomes an object with its four numbers."""
+        """Keep one measurement. A `Spread` becomes an object with its four numbers, NaN null."""
         self.rows.append(row)
-        plain = {name: vars(value) if isinstance(value, Spread) else value for name, value in row.items()}
+        plain = {name: as_json(value) for name, value in row.items()}
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a") as file:
             file.write(json.dumps({**self._about, **plain}) + "\n")
@@ -111,6 +112,12 @@ class Results:
 
     def end(self) -> None:
         self.console.print(f"{len(self.rows)} JSON lines added to {self._path}")
+
+
+def as_json(value: Any) -> Any:
+    if isinstance(value, Spread):
+        return vars(value)
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def provenance() -> dict[str, Any]:

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -377,8 +376,8 @@ def show(results: measuring.Results, options: argparse.Namespace) -> None:
     def mean(name: str, form: str = "{:.2%}") -> Callable[[list[dict[str, Any]]], str]:
         def read(rows: list[dict[str, Any]]) -> str:
             values = [row[name] for row in rows]
-            spread = f" ±{form.format(statistics.stdev(values))}" if len(values) > 1 else ""
-            return form.format(statistics.mean(values)) + spread
+            spread = f" ±{form.format(np.std(values, ddof=1))}" if len(set(values)) > 1 else ""
+            return form.format(np.mean(values)) + spread
 
         return read
 

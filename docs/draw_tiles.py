@@ -1,4 +1,7 @@
-"""Draw the tiles, parts and ghosts of a simulated event: `python docs/draw_tiles.py docs/tiles.png` (needs matplotlib)."""
+"""Draw the tiles, parts and ghosts of a simulated event.
+
+python docs/draw_tiles.py docs/tiles.png (needs matplotlib: pip install '.[plots]')
+"""
 
 import sys
 import tempfile
@@ -24,6 +27,7 @@ GHOST, CUT = "#d62728", "#d62728"
 
 
 def stored_event(folder: Path) -> StoredEvent:
+    """One simulated event, cut into tiles."""
     graph = build_graph(simulate_event(seed=7, num_hits=12_000), Cuts())
     topology = Topology(graph.edge_index, graph.num_nodes, graph.hits.position)
     tiles = get_partitioner("phi-eta")(topology, NUM_TILES)
@@ -33,6 +37,7 @@ def stored_event(folder: Path) -> StoredEvent:
 
 
 def draw(event: StoredEvent, path: str) -> None:
+    """Three pictures in the transverse plane: tiles, parts, and the ghosts of one part."""
     nodes, edges = np.arange(event.num_nodes), np.arange(event.num_edges)
     x, y, _ = event.read_nodes("position", nodes).T
     ends = np.stack([event.read_edges("src", edges), event.read_edges("dst", edges)])

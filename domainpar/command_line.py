@@ -47,8 +47,10 @@ def run_command(
 def parse(config_class: type[Config], text: str, argv: Sequence[str]) -> Config:
     """Read flags, and below them the YAML file that `--config` names: a flag wins over the file, wherever it stands.
 
+    With `--resume` the run's own `config.yaml` lies below both: a run goes on as it began, unless told otherwise.
+
     Raises:
-        ConfigError: If a flag, a key or a value is unknown or impossible.
+        ConfigError: If a flag, a key or a value is unknown or impossible, or there is no run to resume.
         SystemExit: With code 0 after `--help`, which only the first rank prints.
     """
     if "-h" in argv or "--help" in argv:
@@ -58,8 +60,13 @@ def parse(config_class: type[Config], text: str, argv: Sequence[str]) -> Config:
     _refuse_unknown_flags(config_class, argv)
     parser = _parser(config_class, text)
     values = _read_flags(config_class, parser, argv)
+    given: dict[str, Any] = {}
     if values["config"] is not None:
-        parser.set_defaults(_read_file(config_class, parser, Path(values["config"])))
+        given = _read_file(config_class, parser, Path(values["config"]))
+        parser.set_defaults(given)
+        values = _read_flags(config_class, parser, argv)
+    if values.get("resume") and values["out"] is not None and not values["overwrite"]:
+        parser.set_defaults(_own_settings(config_class, parser, Path(values["out"])) | given)
         values = _read_flags(config_class, parser, argv)
     del values["config"]
     return config_class(**values)
@@ -159,6 +166,18 @@ def _explain(config_class: type[Group], error: str) -> NoReturn:
         _refuse_value(config_class, key[1], given[-1], where="--")
     what = error.replace("unrecognized arguments:", "words that belong to no flag:").removeprefix("argument ")
     raise ConfigError(what, f"{_help(config_class)} lists the flags; each takes one value, quoted if it has spaces")
+
+
+def _own_settings(config_class: type[Group], parser: Any, run: Path) -> dict[str, Any]:
+    """What a run that is resumed was asked to do, but for how its ranks were laid out: this may be another machine.
+
+    Raises:
+        ConfigError: If there is no such run, or its file has been spoilt.
+    """
+    if not (run / "config.yaml").is_file():
+        raise ConfigError(f"{run} holds no run to resume", "name the directory of a run, or drop --resume to start one")
+    values = _read_file(config_class, parser, run / "config.yaml")
+    return {name: value for name, value in values.items() if name not in ("domain_size", "transport", "device")}
 
 
 def _read_file(config_class: type[Group], parser: Any, path: Path) -> dict[str, Any]:

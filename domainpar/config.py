@@ -114,7 +114,7 @@ class Run(Group):
     """Directory of the run. Default: a new numbered one, runs/0001, runs/0002, ..."""
 
     resume: bool = False
-    """Continue the run in --out from its last checkpoint, on any number of ranks."""
+    """Continue the run in --out from its last checkpoint, with the flags it began with unless others are given."""
 
     overwrite: bool = False
     """Replace the run that lies in --out."""

@@ -6,6 +6,7 @@ Examples:
   python -m domainpar.infer                                        the newest run, on its own events
   mpiexec -n 8 python -m domainpar.infer --run runs/0001 --store stores/full --out scores
   python -m domainpar.infer --run runs/0001 --split val --checkpoint last
+  torchrun --nproc-per-node 8 -m -- domainpar.infer --run runs/0001      `--`, or torchrun takes --run for its own
 """
 
 import sys

@@ -38,6 +38,7 @@ def prepare_store(config: PrepareConfig, world: "World") -> Path:
 
     from domainpar.events.construct import Cuts
     from domainpar.events.preparing import open_source, prepare
+    from domainpar.events.store import EventRecord
 
     cuts = Cuts(phi_slope=config.phi_slope, z0=config.z0, same_layer=config.same_layer)
     if config.layer_pairs is not None:
@@ -57,6 +58,10 @@ def prepare_store(config: PrepareConfig, world: "World") -> Path:
         problem = error
     world.agree(problem)
     with tqdm(total=len(source.names), desc=f"prepare {directory}", unit="event", disable=_no_bar(world)) as bar:
+
+        def advance(record: EventRecord, kept: bool) -> None:
+            bar.update()
+
         try:
             prepare(
                 source,
@@ -70,7 +75,7 @@ def prepare_store(config: PrepareConfig, world: "World") -> Path:
                 rank=world.rank,
                 size=world.size,
                 all_gather=world.transport.all_gather,
-                on_event=lambda record, kept: bar.update(),
+                on_event=advance,
             )
         except ValueError as error:  # on all ranks alike
             world.agree(error)

@@ -1,15 +1,15 @@
 """A directed event of 9 nodes and its plans for 3 parts, written out by hand.
 
-        part 0          part 1           part 2
-      0 ----> 1 ------> 3 <----- 6 ----> 7
-      |       ^         |        ^       |(twice)
-      v       |         v        |       v
-      2 ------+         4 -------+       8 <--+
-      |                                  |    |
-      +---------------------------> 5    +----+ a self-loop
+    part 0          part 1           part 2
+  0 ----> 1 ------> 3 <----- 6 ----> 7
+  |       ^         |        ^       |(twice)
+  v       |         v        |       v
+  2 ------+         4 -------+       8 <--+
+  |                                  |    |
+  +---------------------------> 5    +----+ a self-loop
 
-    Part 1 holds 3, 4, 5; part 2 holds 6, 7, 8. Need is one-way between 0 and 1: part 0 needs
-    nothing under `incoming`, though 1 -> 3 and 2 -> 5 leave it.
+Part 1 holds 3, 4, 5; part 2 holds 6, 7, 8. Need is one-way between 0 and 1: part 0 needs
+nothing under `incoming`, though 1 -> 3 and 2 -> 5 leave it.
 """
 
 import numpy as np

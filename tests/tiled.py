@@ -74,4 +74,5 @@ class TiledEvent:
 
 def sha(*tensors: torch.Tensor) -> str:
     """One short hash of the bits of some tensors."""
-    return hashlib.sha256(b"".join(tensor.detach().contiguous().numpy().tobytes() for tensor in tensors)).hexdigest()[:16]
+    bits = b"".join(tensor.detach().contiguous().numpy().tobytes() for tensor in tensors)
+    return hashlib.sha256(bits).hexdigest()[:16]

@@ -83,11 +83,11 @@ def _check_all_in_stages(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and id(parameter) not in staged:
             raise ValueError(
-                f"parameter {name} belongs to no stage, so its gradient would be this rank's share only; put its layer into "
-                "an EdgeStage or NodeStage, or use the adjoint form of the halo for the whole model."
+                f"parameter {name} belongs to no stage, so its gradient would be this rank's share only; put its layer "
+                "into an EdgeStage or NodeStage, or use the adjoint form of the halo for the whole model."
             )
         if parameter.device.type == "cpu" and torch.get_num_threads() != 1:
             raise RuntimeError(
-                f"torch computes with {torch.get_num_threads()} threads inside a kernel, and their number changes the bits; "
-                "call torch.set_num_threads(1) first. Ranks are the parallelism."
+                f"torch computes with {torch.get_num_threads()} threads inside a kernel, and their number changes the "
+                "bits; call torch.set_num_threads(1) first. Ranks are the parallelism."
             )

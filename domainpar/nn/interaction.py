@@ -90,7 +90,7 @@ class InteractionNetwork(nn.Module):
         nodes = halo.extend(x)
         edges, sums = self.edge_encoder(nodes, graph.edge_features, graph, sums=self.node_first)
         iterate = self._node_first if self.node_first else self._edge_first
-        return iterate(x, nodes, edges, sums, graph, halo)[:, 0]
+        return iterate(x, nodes, edges, sums, graph, halo).squeeze(1)
 
     def _edge_first(
         self, x: Tensor, nodes: Tensor, edges: Tensor, sums: Tensor, graph: LocalGraph, halo: CompleteHalo
@@ -100,7 +100,8 @@ class InteractionNetwork(nn.Module):
             x = node_stage([x, halo.hand_out(sums)], graph)
             nodes = halo.extend(x)
         edges, _ = self.edge_stages[-1](nodes, edges, graph, sums=False)
-        return self.head(None, edges, graph, sums=False)[0]
+        logits: Tensor = self.head(None, edges, graph, sums=False)[0]
+        return logits
 
     def _node_first(
         self, x: Tensor, nodes: Tensor, edges: Tensor, sums: Tensor, graph: LocalGraph, halo: CompleteHalo
@@ -110,7 +111,8 @@ class InteractionNetwork(nn.Module):
             x = node_stage([x, halo.hand_out(sums)], graph)
             nodes = halo.extend(x)
             edges, sums = edge_stage(nodes, edges, graph, sums=iteration < last)
-        return self.head(nodes, edges, graph, sums=False)[0]
+        logits: Tensor = self.head(nodes, edges, graph, sums=False)[0]
+        return logits
 
 
 def _per_iteration(make: Callable[[], nn.Module], count: int, shared: bool) -> nn.ModuleList:

@@ -27,7 +27,7 @@ class NodeStage(TakesGradients):
 
     def forward(self, tables: Sequence[Tensor], graph: LocalGraph) -> Tensor:
         """Node tables, each [num_owned, width], side by side into the MLP; returns [num_owned, out]."""
-        out: Tensor = _NodeTiles.apply(self, graph, len(tables), *tables, *self.trainable())
+        out: Tensor = _NodeTiles.apply(self, graph, len(tables), *tables, *self.trainable())  # type: ignore[no-untyped-call]
         return out
 
 
@@ -59,7 +59,7 @@ class EdgeStage(TakesGradients):
             raise ValueError(f"the MLP of this stage takes {self.mlp.in_features} columns but got {columns}.")
         nodes = given[0].new_empty(graph.plan.num_local, 0) if nodes is None else nodes
         edges = given[0].new_empty(graph.num_edges, 0) if edges is None else edges
-        new_edges, at_ends = _EdgeTiles.apply(self, graph, sums, nodes, edges, *self.trainable())
+        new_edges, at_ends = _EdgeTiles.apply(self, graph, sums, nodes, edges, *self.trainable())  # type: ignore[no-untyped-call]
         return new_edges, at_ends
 
 

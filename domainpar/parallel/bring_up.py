@@ -184,6 +184,7 @@ def _of_store(
     watch = FailureWatch(connect(), marks.serves)
     watch.start()
     transport = _group_transport(None, device, deadline, on_abort=marks.announce_failure, owned=True)
+    transport.barrier()  # a rank that fails from here on is noticed by all
     world = World.over(transport, device, domain_size, marks)
     world.stop_watching = watch.stop
     return world

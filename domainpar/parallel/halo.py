@@ -128,14 +128,14 @@ class CompleteHalo(Halo):
     def __init__(self, plan: PartitionPlan, transport: Transport, device: torch.device | str = "cpu") -> None:
         if plan.policy != "incident":
             raise ValueError(
-                f"the complete form of a halo needs 'incident' plans, got {plan.policy!r}: an owned node must see all its "
-                "edges. Build the plan with policy='incident', or use AdjointHalo."
+                f"the complete form of a halo needs 'incident' plans, got {plan.policy!r}: an owned node must see all "
+                "its edges. Build the plan with policy='incident', or use AdjointHalo."
             )
         super().__init__(plan, transport, device)
 
     def extend(self, owned: Tensor) -> Tensor:
         """Owned rows [num_owned, width] -> local rows [owned | ghosts]; ghosts' gradient is dropped. *Collective*."""
-        table: Tensor = _ExtendComplete.apply(owned, self)
+        table: Tensor = _ExtendComplete.apply(owned, self)  # type: ignore[no-untyped-call]
         return table
 
     def hand_out(self, local: Tensor) -> Tensor:
@@ -143,7 +143,7 @@ class CompleteHalo(Halo):
 
         In backward every ghost receives its owner's gradient. *Collective* in backward.
         """
-        owned: Tensor = _HandOutAggregates.apply(local, self)
+        owned: Tensor = _HandOutAggregates.apply(local, self)  # type: ignore[no-untyped-call]
         return owned
 
 
@@ -152,7 +152,7 @@ class AdjointHalo(Halo):
 
     def extend(self, owned: Tensor) -> Tensor:
         """Owned rows [num_owned, width] -> local rows [owned | ghosts]. *Collective*, forward and backward."""
-        table: Tensor = _ExtendAdjoint.apply(owned, self)
+        table: Tensor = _ExtendAdjoint.apply(owned, self)  # type: ignore[no-untyped-call]
         return table
 
 
@@ -234,8 +234,8 @@ def _check_plans_agree(plan: PartitionPlan, transport: Transport) -> None:
             if not np.array_equal(there, here):
                 raise RuntimeError(
                     f"plans disagree: rank {sender} would send {there[0]} rows (crc32 {there[1]:08x}) to rank "
-                    f"{receiver}, which expects {here[0]} (crc32 {here[1]:08x}); the two hold plans of different events "
-                    "or assignments."
+                    f"{receiver}, which expects {here[0]} (crc32 {here[1]:08x}); the two hold plans of different "
+                    "events or assignments."
                 )
 
 

@@ -22,7 +22,7 @@ class NodeTile:
 
     @property
     def num_nodes(self) -> int:
-        return self.rows.stop - self.rows.start
+        return int(self.rows.stop - self.rows.start)
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class EdgeTile:
 
     @property
     def num_edges(self) -> int:
-        return self.edges.stop - self.edges.start
+        return int(self.edges.stop - self.edges.start)
 
 
 @dataclass(frozen=True, eq=False)

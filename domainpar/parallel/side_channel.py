@@ -21,6 +21,7 @@ Answer = TypeVar("Answer")
 POLL_SECONDS = 0.25
 MEETING_SECONDS = 0.005
 LINGER_SECONDS = 1.0  # some polls long: whoever serves the store goes last
+ORPHAN_SECONDS = 3.0
 CONNECT_SECONDS = 60.0
 
 
@@ -155,15 +156,22 @@ class FailureWatch(threading.Thread):
         self._stopped = threading.Event()
 
     def run(self) -> None:
-        """Look again and again, until stopped or until the store is gone."""
+        """Look again and again, until stopped."""
         while not self._stopped.wait(POLL_SECONDS):
             try:
                 failed = self._store.check(["failed"])
             except RuntimeError:
+                self._end_without_store()
                 return
             if failed:
                 time.sleep(LINGER_SECONDS if self._serves else 0.0)
                 os._exit(1)
+
+    def _end_without_store(self) -> None:
+        """Whoever served the store ended without `close`: give this rank the time to end by itself, then end it."""
+        if not self._stopped.wait(ORPHAN_SECONDS):
+            os.write(2, b"error: the process that serves the side channel (rank 0) is gone; ending this rank.\n")
+            os._exit(1)
 
     def stop(self) -> None:
         """Stop looking, before the store goes away."""

@@ -83,6 +83,8 @@ class World:
     ) -> World:
         """Join the other processes that a launcher started (mpiexec, torchrun, srun); alone without one; *collective*.
 
+        End with `close`: ranks whose rank 0 is gone end themselves with an error.
+
         Args:
             transport: `auto` takes NCCL on GPUs, MPI under an MPI launcher, gloo otherwise.
             device: `cpu`, `cuda` (the GPU of this rank), or `auto` for `cuda` where there is one.

@@ -4,8 +4,9 @@
     checkpoints/last, checkpoints/best             the names of two of them
 
 Rank 0 writes. Nothing that depends on ranks, times or hosts goes in. A checkpoint is written under another name,
-flushed to disk and renamed; then the pointers are replaced. The sha256 of each file is in its manifest, since
-neither torch nor safetensors would notice a flipped bit.
+flushed to disk and renamed; then the pointers are replaced. Whenever a save is killed, `last` and `best` lead to a
+whole checkpoint. The sha256 of each file is in its manifest, since neither torch nor safetensors would notice a
+flipped bit.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ from safetensors.torch import load as tensors_from_bytes
 from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor, nn
 
+FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
 KEEP = 3
+PARTIAL = ".partial-"  # being written
+REPLACED = ".replaced-"  # about to be replaced by another one of the same step
 
 
 @dataclass(frozen=True)
@@ -64,20 +68,19 @@ class Checkpoints:
     def save(self, model: nn.Module, optimizer: torch.optim.Optimizer, state: TrainingState, best: bool) -> Path:
         """Write a checkpoint, make it the last (and the best), and drop old ones."""
         files = {
-            "model.safetensors": tensors_to_bytes(_cpu(model.state_dict())),
+            "model.safetensors": tensors_to_bytes(_cpu(_model_tensors(model))),
             "optimizer.safetensors": tensors_to_bytes(_cpu(_optimizer_tensors(model, optimizer))),
             "state.json": _json(asdict(state)),
         }
         files["manifest.json"] = _json({name: hashlib.sha256(content).hexdigest() for name, content in files.items()})
         final = self.directory / f"step_{state.step:06d}"
-        partial = self.directory / f".partial-{final.name}"
+        partial = self.directory / f"{PARTIAL}{final.name}"
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         for name, content in files.items():
             _write(partial / name, content)
         _sync(partial)
-        shutil.rmtree(final, ignore_errors=True)
-        partial.rename(final)
+        self._put(partial, final)
         for pointer in ("last", "best") if best else ("last",):
             self._point(pointer, final.name)
         self._drop_old()
@@ -92,7 +95,9 @@ class Checkpoints:
         pointer = self.directory / which
         if not pointer.is_file():
             raise ValueError(f"no {which} checkpoint in {self.directory}; train first, or name another run.")
-        return self.directory / pointer.read_text().strip()
+        name = pointer.read_text().strip()
+        replaced = self.directory / f"{REPLACED}{name}"  # stands in if a save was killed between its two renames
+        return replaced if replaced.is_dir() and not (self.directory / name).is_dir() else self.directory / name
 
     def load(self, which: str, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> TrainingState:
         """Load the `last` or `best` checkpoint into a model, and into its optimiser.
@@ -104,10 +109,21 @@ class Checkpoints:
         files = _verified(found)
         weights = tensors_from_bytes(files["model.safetensors"])
         _check_same_shapes(found, weights, model)
-        model.load_state_dict(weights)
+        with torch.no_grad():
+            for name, value in _model_tensors(model).items():
+                value.copy_(weights[name])
         if optimizer is not None:
             _fill_optimizer(model, optimizer, tensors_from_bytes(files["optimizer.safetensors"]))
         return TrainingState(**json.loads(files["state.json"]))
+
+    def _put(self, partial: Path, final: Path) -> None:
+        """Give a whole checkpoint its name. One that has it already stays whole beside it until then."""
+        replaced = self.directory / f"{REPLACED}{final.name}"
+        if final.is_dir():
+            shutil.rmtree(replaced, ignore_errors=True)
+            final.rename(replaced)
+        partial.rename(final)
+        shutil.rmtree(replaced, ignore_errors=True)
 
     def _point(self, pointer: str, name: str) -> None:
         temporary = self.directory / f".{pointer}"
@@ -116,31 +132,36 @@ class Checkpoints:
         _sync(self.directory)
 
     def _drop_old(self) -> None:
-        pointers = {self.find(which).name for which in ("last", "best") if (self.directory / which).is_file()}
-        steps = sorted(path for path in self.directory.glob("step_*") if path.is_dir())
-        for old in steps[:-KEEP]:
-            if old.name not in pointers:
-                shutil.rmtree(old)
+        kept = {self.find(which) for which in ("last", "best") if (self.directory / which).is_file()}
+        steps = [path for path in self.directory.glob("step_*") if path.is_dir()]
+        steps.sort(key=lambda path: (len(path.name), path.name))  # by number, beyond a million too
+        kept |= set(steps[-KEEP:])
+        leftovers = [path for prefix in (PARTIAL, REPLACED) for path in self.directory.glob(f"{prefix}*")]
+        for old in {*steps, *leftovers} - kept:
+            shutil.rmtree(old)
 
 
 def _verified(directory: Path) -> dict[str, bytes]:
     """All files of a checkpoint, each as its manifest says."""
+    instead = f"copy it anew, or write the name of another step into {directory.parent}/last"
     try:
         listed = json.loads((directory / "manifest.json").read_bytes())
-        files = {name: (directory / name).read_bytes() for name in listed}
-    except (OSError, json.JSONDecodeError) as error:
-        raise ValueError(f"checkpoint {directory} cannot be read: {error}; resume from another one.") from error
+        files = {name: (directory / name).read_bytes() for name in FILES}
+        listed = {name: str(listed[name]) for name in FILES}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise ValueError(f"checkpoint {directory} cannot be read: {what}; {instead}.") from error
     for name, content in files.items():
         if (found := hashlib.sha256(content).hexdigest()) != listed[name]:
             raise ValueError(
                 f"checkpoint {directory}: {name} has sha256 {found[:12]}, its manifest says {listed[name][:12]}; "
-                "the file is damaged, copy it anew or resume from another one."
+                f"the file is damaged; {instead}."
             )
     return files
 
 
 def _check_same_shapes(directory: Path, weights: dict[str, Tensor], model: nn.Module) -> None:
-    expected = {name: (tuple(value.shape), value.dtype) for name, value in model.state_dict().items()}
+    expected = {name: (tuple(value.shape), value.dtype) for name, value in _model_tensors(model).items()}
     found = {name: (tuple(value.shape), value.dtype) for name, value in weights.items()}
     for name in sorted(expected.keys() | found.keys()):
         if expected.get(name) != found.get(name):
@@ -148,6 +169,11 @@ def _check_same_shapes(directory: Path, weights: dict[str, Tensor], model: nn.Mo
                 f"checkpoint {directory} belongs to another network: {name} is {found.get(name, 'not there')}, this "
                 f"network has {expected.get(name, 'no such parameter')}; give the flags the run was trained with."
             )
+
+
+def _model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name, each once: a network with shared weights has fewer than one without."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
 def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -169,8 +195,7 @@ def _fill_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors:
 
 
 def _cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    # Sorted and cloned: shared weights appear once in named_parameters, twice in a state_dict.
-    return {name: tensors[name].detach().cpu().contiguous().clone() for name in sorted(tensors)}
+    return {name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)}
 
 
 def _json(values: object) -> bytes:

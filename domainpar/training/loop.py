@@ -75,10 +75,19 @@ class Trainer:
         self.optimizer.step()
         counts = metrics.count(self.world.transport)
         figures = {"loss": float(loss_sum.total()), "lr": rate, "grad_norm": grad_norm}
-        return {**figures, **metrics_of(counts), **watch.share(*_held(parts))}
+        return {**figures, **_metrics_of(counts, samples), **watch.share(*_held(parts))}
 
     def evaluate(self, samples: Sequence[Sample], step: int) -> dict[str, Any]:
-        """Loss and metrics over some samples, as one set; returns their record. *Collective*."""
+        """Loss and metrics over some samples, as one set; returns their record. *Collective*.
+
+        Args:
+            samples: The samples, the same list on every rank.
+            step: Optimiser steps done before.
+
+        Returns:
+            The fields of a training record. `lr` is that of the last step, `grad_norm` None, and the loss None if it is
+            not finite.
+        """
         watch = Stopwatch(self.world)
         loss_sum, metrics = IntegerSums(1, self.world.device), EdgeMetrics()
         counts, held = np.zeros(3, np.int64), np.zeros(2, np.int64)
@@ -95,10 +104,13 @@ class Trainer:
         total = torch.from_numpy(counts)
         self.world.transport.all_reduce(total)
         loss = float(loss_sum.total()) / (self.edge_weights.total(total.numpy()) or 1.0)
-        if loss_sum.rejected:
-            loss = float("nan")
-        counted: EdgeCounts = metrics.count(self.world.transport)
-        return {"loss": loss, **metrics_of(counted), **watch.share(*held.tolist())}
+        figures = {
+            "loss": None if loss_sum.rejected else loss,
+            "lr": self.schedule.at(max(step - 1, 0)),
+            "grad_norm": None,
+        }
+        counted = metrics.count(self.world.transport)
+        return {**figures, **_metrics_of(counted, samples), **watch.share(*held.tolist())}
 
     def _back_and_forth(
         self, part: LabelledPart, step: int, step_weight: float, loss_sum: IntegerSums, metrics: EdgeMetrics
@@ -140,4 +152,8 @@ def _held(parts: Sequence[LabelledPart]) -> tuple[int, int]:
 
 def _collect(metrics: EdgeMetrics, part: LabelledPart, logits: torch.Tensor) -> None:
     owned = part.part.graph.plan.edge_owned
-    metrics.add(logits.detach().cpu().numpy()[owned], part.classes[owned])
+    metrics.add(logits.detach().cpu().numpy()[owned], part.classes[owned], part.num_not_scored)
+
+
+def _metrics_of(counts: EdgeCounts, samples: Sequence[Sample]) -> dict[str, Any]:
+    return metrics_of(counts, in_sectors=any(sample.sector is not None for sample in samples))

@@ -29,6 +29,7 @@ class EdgeCounts:
         passing: Edges that pass.
         passing_other: True segments of other particles that pass: neither good nor bad.
         ordered: Twice the (target, other edge) pairs in the right order, plus the pairs that tie.
+        not_scored: Edges that join two sectors of naive mode: no sector holds them, and they are not among `edges`.
     """
 
     edges: int
@@ -37,6 +38,7 @@ class EdgeCounts:
     passing: int
     passing_other: int
     ordered: int
+    not_scored: int = 0
 
     @property
     def efficiency(self) -> float:
@@ -60,11 +62,13 @@ class EdgeMetrics:
 
     _logits: list[npt.NDArray[np.floating]] = field(default_factory=list)
     _classes: list[IntArray] = field(default_factory=list)
+    _not_scored: int = 0
 
-    def add(self, logits: npt.NDArray[np.floating], classes: IntArray) -> None:
-        """Take the logits and classes of the owned edges of one part, [n] each."""
+    def add(self, logits: npt.NDArray[np.floating], classes: IntArray, not_scored: int = 0) -> None:
+        """Take the logits and classes of the owned edges of one part, [n] each, and how many edges got no score."""
         self._logits.append(logits)
         self._classes.append(classes)
+        self._not_scored += not_scored
 
     def count(self, transport: Transport) -> EdgeCounts:
         """Counts over everything that was added on any rank. *Collective*.
@@ -82,6 +86,7 @@ class EdgeMetrics:
             np.sum(passing),
             np.sum(passing & (classes == OTHER)),
             _ordered_pairs(logits[classes == TARGET], logits[classes != TARGET], transport),
+            self._not_scored,
         ]
         counts = torch.tensor([int(count) for count in ours], dtype=torch.int64)
         transport.all_reduce(counts)

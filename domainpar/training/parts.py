@@ -13,7 +13,7 @@ from torch import Tensor
 
 from domainpar.events.graph import IntArray
 from domainpar.events.store import EventStore, StoredEvent
-from domainpar.parallel.loading import Part, load_part
+from domainpar.parallel.loading import Part, Sector, load_part, sector_of_tiles
 from domainpar.parallel.world import World
 from domainpar.training.sampler import Sample
 from domainpar.training.targets import EdgeClasses, class_counts, edge_classes
@@ -28,12 +28,15 @@ class LabelledPart:
         classes: Class of each local edge, int8 [num_edges].
         weights: Weight of each local edge in the loss, [num_edges].
         name: Name of the sample.
+        num_not_scored: Edges that end in this sector of naive mode and start in another one: no sector holds them.
+            Counted on the first rank that shares the sample, 0 on others.
     """
 
     part: Part
     classes: IntArray
     weights: Tensor
     name: str
+    num_not_scored: int = 0
 
     @property
     def owned_classes(self) -> IntArray:
@@ -113,7 +116,18 @@ class PartLoader:
             particle_of_edge = event.read_nodes("particle_id", plan.local_ids)[plan.edge_rows[1]]
         classes = edge_classes(part.graph.label.cpu().numpy(), particle_of_edge, event.particles(), self._target)
         weights = torch.from_numpy(self._edge_weights.weights(classes)).to(self._world.device, self._dtype)
-        return LabelledPart(part, classes, weights, sample.name)
+        num_not_scored = 0
+        if sample.sector is not None and self._world.domain.rank == 0:
+            num_not_scored = _num_from_other_sectors(event, sample.sector)
+        return LabelledPart(part, classes, weights, sample.name, num_not_scored)
+
+
+def _num_from_other_sectors(event: StoredEvent, sector: Sector) -> int:
+    """Edges that end in a sector and start in another: over all sectors of an event, each cut edge once."""
+    tiles, sector_of_tile = event.tile_graph(), sector_of_tiles(event, sector.of)
+    starts_inside = sector_of_tile[tiles.src_tile] == sector.number
+    ends_inside = sector_of_tile[tiles.dst_tile] == sector.number
+    return int(tiles.joining[ends_inside & ~starts_inside].sum())
 
 
 def total_counts(parts: list[LabelledPart], world: World) -> IntArray:

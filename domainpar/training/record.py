@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import resource
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from domainpar.parallel.world import World
 from domainpar.training.metrics import EdgeCounts
 
-SHOWN = ("split", "epoch", "step", "loss", "lr", "grad_norm", "edge_efficiency", "edge_purity", "edge_auc", "seconds")
-"""What the readable line of a record holds."""
+SHOWN = {
+    "split": "", "epoch": "", "step": "", "loss": ".5g",
+    "edge_efficiency": ".4f", "edge_purity": ".4f", "edge_auc": ".4f", "seconds": ".3g",
+}  # fmt: skip
+"""What the readable line of a record holds, and how; the rest is in `metrics.jsonl`."""
+
+AGAINST = {False: "candidate edges", True: "candidate edges inside sectors (approximate: naive mode)"}
+"""What edges are counted against: of whole events, or of independent sectors."""
 
 
 @dataclass
@@ -51,23 +59,48 @@ class Stopwatch:
         return {"ranks": self.world.size, **shared, "seconds": max(shared["seconds"])}
 
 
-def metrics_of(counts: EdgeCounts) -> dict[str, Any]:
-    """Edge metrics, against the candidate edges in the graph; None where there is nothing to divide by."""
+def metrics_of(counts: EdgeCounts, in_sectors: bool = False) -> dict[str, Any]:
+    """Edge metrics, against the candidate edges in the graph; None where there is nothing to divide by.
+
+    Args:
+        counts: The edges, counted.
+        in_sectors: Whether the graphs were independent sectors, which lack the edges between them.
+    """
     ratios = {"edge_efficiency": counts.efficiency, "edge_purity": counts.purity, "edge_auc": counts.auc}
     finite: dict[str, Any] = {name: None if math.isnan(value) else value for name, value in ratios.items()}
-    return {**finite, "counted_against": "candidate edges", "edges": counts.edges, "target_edges": counts.targets}
+    return {
+        **finite,
+        "counted_against": AGAINST[in_sectors],
+        "edges": counts.edges,
+        "edges_not_scored": counts.not_scored,
+        "target_edges": counts.targets,
+    }
+
+
+def keep_records(path: Path, last_step: int) -> None:
+    """Drop from `metrics.jsonl` what a run that goes on from an earlier step will do once more.
+
+    Args:
+        path: The file; may be missing.
+        last_step: Step of the checkpoint that the run goes on from. A line that was not finished goes as well.
+    """
+    if not path.exists():
+        return
+    lines = path.read_text().splitlines(keepends=True)
+    kept = [line for line in lines if line.endswith("}\n") and json.loads(line)["step"] <= last_step]
+    if kept != lines:
+        temporary = path.with_suffix(".partial")
+        temporary.write_text("".join(kept))
+        os.replace(temporary, path)
 
 
 def readable(record: dict[str, Any]) -> str:
-    """One grep-able `key=value` line."""
-    return " ".join(f"{name}={_short(record[name])}" for name in SHOWN if name in record)
+    """One grep-able `key=value` line, which says so where a result is approximate."""
+    shown = [f"{name}={record[name]:{how}}" for name, how in SHOWN.items() if record.get(name) is not None]
+    return " ".join(shown + ["approximate=yes"] * (record.get("counted_against") == AGAINST[True]))
 
 
 def peak_rss_bytes() -> int:
     """The most memory this process ever held, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
-
-
-def _short(value: object) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)

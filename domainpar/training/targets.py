@@ -105,6 +105,17 @@ def target_particles(particles: Particles, conditions: Mapping[str, Any]) -> Boo
     return chosen
 
 
+def check_target(particles: Particles | None, conditions: Mapping[str, Any]) -> None:
+    """Look whether an event can tell its targets.
+
+    Raises:
+        ValueError: If it has no particle table or does not know what the conditions ask, or they cannot be understood.
+    """
+    if particles is None:
+        raise ValueError(NO_PARTICLES)
+    target_particles(particles, conditions)
+
+
 @dataclass(frozen=True)
 class EdgeClasses:
     """Weights of the three classes of edges in the loss.

@@ -87,11 +87,11 @@ def count_event(
     if not event.has_labels:
         return None
     every_edge = np.arange(event.num_edges)
-    particle_of_edge = None
+    label, particles, particle_of_edge = event.read_edges("label", every_edge), event.particles(), None
     if conditions and event.has_particle_ids:
         particle_of_edge = event.read_nodes("particle_id", event.read_edges("dst", every_edge))
     try:
-        classes = edge_classes(event.read_edges("label", every_edge), particle_of_edge, event.particles(), conditions)
+        classes = edge_classes(label, particle_of_edge, particles, conditions)
     except ValueError:  # an event of another source; its scores are worth having all the same
         return None
     metrics = EdgeMetrics()

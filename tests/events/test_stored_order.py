@@ -93,7 +93,17 @@ def test_concatenated_ranges_lists_ranges_in_the_order_given():
 
 @pytest.mark.parametrize(
     ("num_edges", "num_tiles"),
-    [(0, 1), (4600, 1), (10_000, 2), (30_000, 8), (90_000, 16), (110_000, 32), (300_000, 64), (1_185_690, 256)],
+    [
+        (0, 1),
+        (4600, 1),
+        (10_000, 2),
+        (30_000, 8),
+        (90_000, 16),
+        (110_000, 32),
+        (300_000, 64),
+        (1_185_690, 256),
+        (1_500_000, 320),
+    ],
 )
 def test_default_number_of_tiles_makes_good_grids_of_some_4600_edges(num_edges, num_tiles):
     event = random_event(0, 1000, 0, num_edge_features=0)

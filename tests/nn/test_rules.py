@@ -55,7 +55,7 @@ def _hashes(event, **flags):
     for num_ranks in RANKS:
         for grouping in ("ranges", "random"):
             found = run_ranks(_with_flags, num_ranks, event, grouping, flags)
-            scores = dict(zip(sum((ids for _, ids, _ in found), []), sum((logits for _, _, logits in found), [])))
+            scores = {edge: logit for _, ids, logits in found for edge, logit in zip(ids, logits)}
             hashes.add((frozenset(parameters for parameters, _, _ in found), tuple(scores[i] for i in sorted(scores))))
     return hashes
 

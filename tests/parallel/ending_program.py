@@ -1,5 +1,7 @@
 """A program whose ranks end in different ways; `test_ending.py` starts it under launchers."""
 
+import os
+import signal
 import sys
 import time
 
@@ -9,7 +11,7 @@ from domainpar.parallel.world import World
 
 
 def main(how: str) -> None:
-    with World.session(domain_size=3 if how == "wrong grid" else None, deadline=30.0) as world:
+    with World.session(domain_size=3 if how == "wrong grid" else None, deadline=100.0) as world:
         world.mark("working", step=1)
         if how == "refuse":
             world.agree("event 7 has no truth" if world.rank == 1 else None)
@@ -18,7 +20,11 @@ def main(how: str) -> None:
         if how == "fail while others compute":
             if world.is_root:
                 raise KeyError("no such thing")
-            time.sleep(20)
+            time.sleep(100)
+        if how == "rank 0 is killed while others compute":
+            if world.is_root:
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(100)
         if how == "fail everywhere":
             raise KeyError("no such thing")
         world.transport.barrier()

@@ -24,7 +24,11 @@ class Wrapped(torch.nn.Module):
         torch.manual_seed(0)
         self.encoder = torch.nn.Linear(3, 8)
         self.convolutions = torch.nn.ModuleList(
-            [pyg.GINEConv(torch.nn.Linear(8, 8), edge_dim=6), pyg.SAGEConv(8, 8, aggr="max"), pyg.GATv2Conv(8, 8, edge_dim=6)]
+            [
+                pyg.GINEConv(torch.nn.Linear(8, 8), edge_dim=6),
+                pyg.SAGEConv(8, 8, aggr="max"),
+                pyg.GATv2Conv(8, 8, edge_dim=6),
+            ]
         )
         self.head = torch.nn.Linear(8, 1)
         self.double()
@@ -42,7 +46,8 @@ def _train(world, initial, graph, assignment, policy):
     plan = build_plans(graph.edge_index, assignment, world.size, policy)[world.rank]
     halo = AdjointHalo(plan, world.transport)
     x = torch.from_numpy(graph.features[plan.owned_ids]).double()
-    edge_rows, edge_features = torch.from_numpy(plan.edge_rows), torch.from_numpy(graph.edge_features[plan.edge_ids]).double()
+    edge_rows = torch.from_numpy(plan.edge_rows)
+    edge_features = torch.from_numpy(graph.edge_features[plan.edge_ids]).double()
     model = copy.deepcopy(initial)  # torch's generator is shared by threads: made once, copied
     sizes = [parameter.numel() for parameter in model.parameters()]
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)

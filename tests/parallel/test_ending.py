@@ -20,7 +20,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "
 def launch(launcher: list[str], how: str) -> tuple[int, str, float]:
     began = time.monotonic()
     python = [] if launcher == TORCHRUN else [sys.executable]
-    code, output = run_command([*launcher, *python, PROGRAM, how], timeout=40)
+    code, output = run_command([*launcher, *python, PROGRAM, how], timeout=90)
     return code, output, time.monotonic() - began
 
 
@@ -31,7 +31,7 @@ def test_under_mpiexec_an_error_on_one_rank_aborts_all():
     assert output.count("Traceback") == 1
     assert "--- rank 1 of 3 failed ---" in output
     assert "KeyError: 'no such thing'" in output
-    assert seconds < 18, "the others wait in a barrier with a deadline of 30 s"
+    assert seconds < 60, "the others wait in a barrier with a deadline of 100 s"
 
 
 @needs_mpi
@@ -45,31 +45,42 @@ def test_under_torchrun_an_error_ends_all():
     code, output, seconds = launch(TORCHRUN, "fail everywhere")
     assert code == 1
     assert output.count("KeyError: 'no such thing'") == 1
-    assert seconds < 18
+    assert seconds < 60
 
 
-def test_without_help_from_a_launcher_an_error_ends_even_those_that_compute():
+def launch_by_hand(num_ranks: int, how: str) -> tuple[list[str], str, float]:
+    """Start every rank as `RANK=... WORLD_SIZE=... program`; returns exit codes, output and seconds."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    shared = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    # One shell starts all ranks and waits for each: its last line holds their exit codes.
-    ranks = " ".join(
-        f"RANK={rank} '{sys.executable}' '{PROGRAM}' 'fail while others compute' & p{rank}=$!;" for rank in range(3)
-    )
-    script = f"{ranks} wait $p0; a=$?; wait $p1; b=$?; wait $p2; echo codes $a $b $?"
+    shared = {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ranks = range(num_ranks)
+    start = " ".join(f"RANK={rank} '{sys.executable}' '{PROGRAM}' '{how}' & p{rank}=$!;" for rank in ranks)
+    collect = " ".join(f'wait $p{rank}; codes="$codes $?";' for rank in ranks)
     began = time.monotonic()
-    _, output = run_command(["/bin/sh", "-c", script], timeout=40, **shared)
-    assert output.splitlines()[-1] == "codes 1 1 1"
+    _, output = run_command(["/bin/sh", "-c", f"{start} {collect} echo codes $codes"], timeout=90, **shared)
+    return output.splitlines()[-1].split()[1:], output, time.monotonic() - began
+
+
+def test_without_help_from_a_launcher_an_error_ends_even_those_that_compute():
+    codes, output, seconds = launch_by_hand(3, "fail while others compute")
+    assert codes == ["1", "1", "1"]
     assert output.count("Traceback") == 1
     assert "--- rank 0 of 3 failed ---" in output
-    assert time.monotonic() - began < 18, "the others would sleep for 20 s"
+    assert seconds < 60, "the others would sleep for 100 s"
+
+
+def test_ranks_do_not_outlive_a_killed_rank_zero():
+    codes, output, seconds = launch_by_hand(2, "rank 0 is killed while others compute")
+    assert codes == ["137", "1"]
+    assert "(rank 0) is gone; ending this rank" in output
+    assert seconds < 60, "the other would sleep for 100 s"
 
 
 @pytest.mark.skipif(find_spec("mpi4py") is None, reason="no mpi4py")
 def test_a_launcher_of_another_mpi_library_is_refused():
     pretended = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "8"}
-    code, output = run_command([sys.executable, PROGRAM, "well"], timeout=40, **pretended)
+    code, output = run_command([sys.executable, PROGRAM, "well"], timeout=90, **pretended)
     assert code == 2
     assert "mpiexec started 8 processes (OMPI_COMM_WORLD_SIZE=8) but mpi4py (" in output
     assert ") sees 1" in output
@@ -82,6 +93,6 @@ def test_a_program_without_a_launcher_is_one_rank():
         capture_output=True,
         text=True,
         env={"PYTHONPATH": ":".join(sys.path)},
-        timeout=40,
+        timeout=90,
     )
     assert done.stdout == "rank 0 of 1 over threads\n", done.stderr

@@ -1,0 +1,108 @@
+"""What is printed of a run: plain lines of at most 120 characters, made on rank 0."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from domainpar.config import TrainConfig
+from domainpar.events.store import EventStore
+from domainpar.parallel.world import World
+from domainpar.training.checkpoint import TrainingState
+
+
+def first_lines(
+    config: TrainConfig, world: World, store: EventStore, *, num_samples: tuple[int, int], num_parameters: int
+) -> list[str]:
+    """Who trains what on which events.
+
+    Args:
+        config: What the run is asked to do.
+        world: The ranks.
+        store: The events.
+        num_samples: Samples to train on and to validate with.
+        num_parameters: Parameters of the network.
+    """
+    records = store.events("train") + store.events("val")
+    edges, tiles = [record.num_edges for record in records], [record.num_tiles for record in records]
+    trained, validated = num_samples
+    samples = _several(trained, "event" if config.mode == "halo" else "sector")
+    lines = [
+        f"domainpar: {_several(world.size, 'rank')} over {world.transport.name}, {world.domain.size} to an event, "
+        "1 thread each",
+        f"events   : {store.path}",
+        f"           {samples} to train on, {validated} to validate with; "
+        f"{_between(edges)} candidate edges in {_between(tiles)} tiles",
+        f"network  : {config.model}, hidden {config.hidden}, {config.graph_iters} iterations, "
+        f"{num_parameters:,} parameters, {config.dtype}",
+    ]
+    if config.mode == "naive":
+        lines.append(
+            f"naive    : APPROXIMATE: {config.sectors} sectors an event, no exchange, edges between them dropped"
+        )
+        if (config.sectors or 0) > min(tiles):
+            lines.append(f"note: {config.sectors} sectors of an event with {min(tiles)} tiles leave some sectors empty")
+    return lines
+
+
+def exactness(world: World, broken: str | None) -> list[str]:
+    """What this run promises of other numbers of ranks, after the self-test."""
+    if world.device.type != "cpu":
+        return ["exactness: the answer of any number of ranks to rounding (on GPU)"]
+    if broken:
+        return ["exactness: WARNING: the answer of any number of ranks to rounding only, since", f"           {broken}"]
+    return ["exactness: the same bits on any number of ranks (self-test passed)"]
+
+
+def where_to(directory: Path, state: TrainingState, total_steps: int) -> str:
+    """What is to be done, and how to stop it."""
+    if state.step >= total_steps:
+        return f"run      : {directory}, all {state.step} steps are done; give more --epochs or --max-steps to go on"
+    steps = f"steps {state.step + 1} to {total_steps}" if state.step else f"{total_steps} steps"
+    return f"run      : {directory}, {steps}; Ctrl-C or kill -USR1 stops it with a checkpoint"
+
+
+def idle_ranks(owned_nodes: Sequence[int], step: int, num_samples: int, world: World) -> list[str]:
+    """Which ranks owned nothing in a step and what to do about it; nothing if all had work, or there was none."""
+    idle = [rank for rank, owned in enumerate(owned_nodes) if owned == 0]
+    if len(idle) in (0, world.size):
+        return []
+    names = ", ".join(map(str, idle[:8])) + (", ..." if len(idle) > 8 else "")
+    lines = [f"note: {len(idle)} of {world.size} ranks own nothing in step {step} ({names}). The result is the same;"]
+    if num_samples < world.num_data_groups:
+        return [
+            *lines,
+            f"      {world.num_data_groups} groups of ranks for {_several(num_samples, 'sample')} a step: "
+            "more --events-per-step or fewer ranks give each some work",
+        ]
+    return [*lines, "      fewer ranks, a smaller --domain-size or more tiles (prepare --tiles) give each some work"]
+
+
+def last_lines(directory: Path, state: TrainingState, how: str, seconds: float, sha256: str, exact: bool) -> list[str]:
+    """How the run ended, what was learned, where it lies and what to type next.
+
+    Args:
+        directory: The run.
+        state: Where training stands.
+        how: `done` or `stopped`.
+        seconds: How long it took.
+        sha256: Hash of the parameters.
+        exact: Whether it is the hash on any number of ranks.
+    """
+    best = "" if state.best is None else f"; best validation edge AUC {state.best:.4f} at step {state.best_step}"
+    resume, score = f"domainpar.train --out {directory} --resume", f"domainpar.infer --run {directory}"
+    return [
+        f"{how} after {_several(state.step, 'step')}, {seconds:.0f} s{best}",
+        f"parameters sha256 {sha256[:16]}" + (": another number of ranks ends with the same" if exact else ""),
+        f"results in {directory}: metrics.jsonl, config.yaml, run.json, checkpoints/",
+        f"next: python -m {score if how == 'done' else resume}",
+    ]
+
+
+def _several(count: int, what: str) -> str:
+    return f"{count:,} {what}" + ("" if count == 1 else "s")
+
+
+def _between(counts: Sequence[int]) -> str:
+    least, most = min(counts), max(counts)
+    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
