@@ -307,8 +307,9 @@ class CandidateEdges(Group):
 class Tiles(Group):
     """Tiles, the small regions an event is stored in"""
 
-    partitioner: Literal["phi", "eta", "phi-eta", "metis", "contiguous", "random"] = "phi-eta"
-    """How nodes are gathered into tiles. phi, eta, phi-eta: regions of equal cost. metis: fewest edges cut."""
+    partitioner: Literal["phi", "eta", "phi-eta", "metis", "contiguous", "random"] | None = None
+    """How nodes become tiles: regions of equal cost, or metis: fewest edges cut.
+    Default: phi-eta, or metis without positions."""
 
     tiles: int | None = None
     """Tiles of each event. Default: from its number of edges, some 4600 edges a tile."""

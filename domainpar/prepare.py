@@ -107,6 +107,9 @@ def _say_what_is_there(directory: Path) -> None:
     print(f"{directory}: {len(store)} events ({splits}), digest {store.digest[:16]}")
     print(f"hits {min(nodes):,} to {max(nodes):,}; candidate edges {min(edges):,} to {max(edges):,}; ", end="")
     print(f"tiles {min(tiles)} to {max(tiles)}")
+    with store.open(store.events()[0]) as event:
+        if event.label_note is not None:
+            print(f"labels: {event.label_note}")
     print(f"next: mpiexec -n 8 python -m domainpar.train --store {directory}")
 
 

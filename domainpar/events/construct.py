@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +12,6 @@ import numpy.typing as npt
 from domainpar.events import detector
 from domainpar.events.detector import LayerPair
 from domainpar.events.graph import EventGraph, Hits
-
-_log = logging.getLogger(__name__)
 
 NODE_FEATURES = ("r", "phi", "z")
 EDGE_FEATURES = ("dr", "dphi", "dz", "deta", "phi_slope", "r_phi_slope")
@@ -99,6 +96,7 @@ def build_graph(hits: Hits, cuts: Cuts) -> EventGraph:
         edge_features=_edge_features(edge_index, cylinder),
         edge_feature_names=EDGE_FEATURES,
         label=_label(hits, edge_index),
+        label_note=label_note(hits),
     )
 
 
@@ -393,7 +391,6 @@ def _counts_within_runs(values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
 def _label(hits: Hits, edge_index: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8] | None:
     if hits.particle_id is None:
         return None
-    _log.debug("event %s: %s", hits.event_id, label_note(hits))
     places = _places_along_particles(hits)
     src, dst = edge_index
     one_particle = (hits.particle_id[src] == hits.particle_id[dst]) & (hits.particle_id[src] != 0)

@@ -74,6 +74,7 @@ class EventGraph:
         edge_features: Edge features, float32 [E, G]; G may be 0.
         edge_feature_names: Name of each edge feature, length G.
         label: 1 for a true segment, 0 otherwise, uint8 [E]; None when there is no truth.
+        label_note: How the labels were made, in a sentence for the user; None when the source gave them.
     """
 
     hits: Hits
@@ -83,6 +84,7 @@ class EventGraph:
     edge_features: FloatArray
     edge_feature_names: tuple[str, ...]
     label: IntArray | None = None
+    label_note: str | None = None
 
     @property
     def num_nodes(self) -> int:

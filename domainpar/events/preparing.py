@@ -108,7 +108,7 @@ def prepare(
     source: Source,
     directory: str | Path,
     *,
-    partitioner: str = "phi-eta",
+    partitioner: str | None = None,
     num_tiles: int | None = None,
     val_split: float = 0.1,
     test_split: float = 0.1,
@@ -124,7 +124,8 @@ def prepare(
     Args:
         source: The events; the same on all ranks.
         directory: The store; made where it is missing.
-        partitioner: How nodes become tiles, a name that `partitioners.get_partitioner` knows.
+        partitioner: How nodes become tiles, a name that `partitioners.get_partitioner` knows. Default: `phi-eta`
+            where nodes have positions, `metis` where they have none.
         num_tiles: K of every event. Default: about 4,600 edges a tile.
         val_split: Share of the events kept for validation.
         test_split: Share of the events kept for a final test.
@@ -249,7 +250,7 @@ class _Job:
 
     source: Source
     directory: Path
-    partitioner: str
+    partitioner: str | None
     num_tiles: int | None
     seed: int
 
@@ -258,9 +259,9 @@ class _Job:
         """All that decides the bytes of an event's file, besides its input."""
         return {
             **self.source.settings,
-            "partitioner": self.partitioner,
+            "partitioner": self.partitioner or "phi-eta, or metis without positions",
             "tiles": self.num_tiles if self.num_tiles is not None else "4600 edges each",
-            "seed": self.seed if self.partitioner in ("metis", "random") else None,
+            "seed": self.seed if self.partitioner in (None, "metis", "random") else None,
         }
 
     def event(self, name: str) -> dict[str, Any]:
@@ -275,7 +276,8 @@ class _Job:
         num_tiles = default_num_tiles(graph) if self.num_tiles is None else self.num_tiles
         try:
             topology = Topology(graph.edge_index, graph.num_nodes, graph.hits.position)
-            assignment = get_partitioner(self.partitioner, self.seed)(topology, num_tiles)
+            partitioner = self.partitioner or ("metis" if graph.hits.position is None else "phi-eta")
+            assignment = get_partitioner(partitioner, self.seed)(topology, num_tiles)
         except (ValueError, RuntimeError) as error:  # partitioners see a graph, not whose it is
             raise ValueError(f"event {name}: {error}") from error
         return write_event(path, graph, assignment, num_tiles, settings=self.settings, source_digest=source_digest)
@@ -301,7 +303,8 @@ class _Job:
 
 def _make_ready(job: _Job, overwrite: bool) -> None:
     """Make the directory, or see to it that what lies there may stay; with `overwrite`, remove what may not."""
-    get_partitioner(job.partitioner)
+    if job.partitioner is not None:
+        get_partitioner(job.partitioner)  # refuses a name it does not know
     if job.directory.exists() and not job.directory.is_dir():
         raise ValueError(f"{job.directory} is a file; name a directory for the store.")
     job.directory.mkdir(parents=True, exist_ok=True)

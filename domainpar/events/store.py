@@ -176,6 +176,7 @@ def write_event(
         "settings": dict(settings or {}),
         "settings_digest": settings_digest(settings or {}),
         "source_digest": source_digest,
+        "label_note": graph.label_note,
         "arrays": {name: {"shape": list(a.shape), "dtype": str(a.dtype)} for name, a in arrays.items()},
     }
     content = _zipped(_encoded(arrays, attributes))
@@ -475,6 +476,7 @@ class StoredEvent:
         settings: How the event was prepared.
         settings_digest: Hash of the settings.
         source_digest: Hash of the input the event was read from; empty when it was not read from files.
+        label_note: How the labels were made; None when the source gave them, or there are none.
 
     Raises:
         StoreError: If the file is missing, damaged, of another version, or lacks an array or a chunk.
@@ -511,6 +513,7 @@ class StoredEvent:
             self.settings: dict[str, Any] = found["settings"]
             self.settings_digest = str(found["settings_digest"])
             self.source_digest = str(found["source_digest"])
+            self.label_note: Any = found["label_note"]
             self._listed: dict[str, Any] = found["arrays"]
 
     def _open_arrays(self) -> None:

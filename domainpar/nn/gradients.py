@@ -21,7 +21,8 @@ class GradientSink:
         model: Its parameters, in order, are what is summed.
 
     Raises:
-        ValueError: If a parameter lies outside all stages, where its gradient would be one rank's share only.
+        ValueError: If a parameter lies outside all stages, where its gradient would be one rank's share only, or if two
+            stages share some of their parameters but not all.
         RuntimeError: If torch computes with several threads on CPU: their number would change the bits.
     """
 
@@ -32,9 +33,20 @@ class GradientSink:
         self._start = {id(p): sum(sizes[:i]) for i, p in enumerate(self._parameters)}
         device = self._parameters[0].device if self._parameters else "cpu"
         self._sums = IntegerSums(sum(sizes), device)
-        for module in model.modules():
+        for name, module in model.named_modules():
             if isinstance(module, TakesGradients):
+                self._check_in_one_piece(name, module)
                 module.sink = self
+
+    def _check_in_one_piece(self, name: str, stage: TakesGradients) -> None:
+        """A tile's gradients are added as one piece, so a stage's parameters have to follow each other."""
+        parameters = stage.trainable()
+        starts = [self._start[id(parameter)] for parameter in parameters]
+        if any(start + one.numel() != after for one, start, after in zip(parameters, starts, starts[1:])):
+            raise ValueError(
+                f"stage {name} shares some of its parameters with another one; share a whole stage or its whole MLP, or "
+                "nothing."
+            )
 
     def add(self, parameters: Sequence[nn.Parameter], partials: Sequence[Tensor]) -> None:
         """Add one tile's gradient of some parameters that lie one behind the other in the model's order."""

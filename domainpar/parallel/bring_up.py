@@ -33,7 +33,7 @@ def bring_up(transport: TransportName, device: str, domain_size: int | None, dea
         checked_domain_size(domain_size, launcher.size)
     if launcher.kind == "none":
         return World.alone(here)
-    comm = _join_mpi(transport, launcher)
+    comm = join_mpi(transport, launcher)
     name = choose_transport(transport, here, has_mpi=comm is not None)
     if comm is None:
         return _without_mpi(name, launcher, here, domain_size, deadline)
@@ -86,8 +86,12 @@ def choose_device(device: str, transport: TransportName, launcher: Launcher) -> 
     return chosen
 
 
-def _join_mpi(transport: TransportName, launcher: Launcher) -> Any | None:
-    """mpi4py's COMM_WORLD under an MPI launcher; None where MPI is not wanted or, under srun, does not work."""
+def join_mpi(transport: TransportName, launcher: Launcher) -> Any | None:
+    """mpi4py's COMM_WORLD under an MPI launcher; None where MPI is not wanted or, under srun, does not work.
+
+    Raises:
+        Refused: If MPI is wanted and does not work here.
+    """
     if not launcher.has_pmi:
         if transport == "mpi":
             raise Refused(f"{launcher.command} does not start MPI processes; {_how_to_start_mpi(launcher)}.")
@@ -102,9 +106,13 @@ def _join_mpi(transport: TransportName, launcher: Launcher) -> Any | None:
 
 def _mpi_world(launcher: Launcher) -> tuple[Any | None, str | None]:
     """COMM_WORLD, or what is wrong with it."""
-    from domainpar.parallel.mpi import import_mpi
+    from domainpar.parallel.mpi import import_mpi, library_of, start_mpi
 
     started = f"{launcher.command} started {launcher.size or 'several'} processes ({_seen_in(launcher)})"
+    advice = (
+        "they belong to different MPI libraries. Use the mpiexec of that library, or name the library of this mpiexec "
+        "in MPI4PY_LIBMPI (the path of its libmpi.so), or start with torchrun."
+    )
     try:
         mpi = import_mpi()
     except (ImportError, RuntimeError) as error:
@@ -112,14 +120,13 @@ def _mpi_world(launcher: Launcher) -> tuple[Any | None, str | None]:
             f"{started} but mpi4py does not work here: {error}. Install it (pip install 'domainpar[mpi]', or "
             "'domainpar[site-mpi]' for the MPI of your cluster), or start with torchrun."
         )
-    comm = mpi.COMM_WORLD
+    library = library_of(mpi)
+    # MPICH ends the process when it is started by Open MPI's mpiexec; Open MPI only sees one rank the other way round.
+    if launcher.kind == "openmpi" and any(name in library for name in ("MPICH", "Intel", "MVAPICH")):
+        return None, f"{started}, it is Open MPI's, but mpi4py uses {library}: {advice}"
+    comm = start_mpi(mpi)
     if launcher.size is not None and comm.Get_size() != launcher.size:
-        library = mpi.Get_library_version().splitlines()[0].strip("\0 ")
-        return None, (
-            f"{started} but mpi4py ({library}) sees {comm.Get_size()}: they belong to different MPI libraries. "
-            "Use the mpiexec of that library, or name the library of this mpiexec in MPI4PY_LIBMPI (the path of its "
-            "libmpi.so), or start with torchrun."
-        )
+        return None, f"{started} but mpi4py ({library}) sees {comm.Get_size()}: {advice}"
     return comm, None
 
 

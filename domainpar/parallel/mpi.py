@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,18 +18,39 @@ from domainpar.parallel.transport import MAX_MESSAGE_BYTES, Message, Pending, Re
 NUM_TAGS = 32_000  # MPI promises tags up to 32767; more exchanges than this are never in flight
 SPIN_SECONDS = 2e-4
 LONGEST_NAP = 5e-4
+FORWARDING_SECONDS = 0.5  # mpiexec passes on what ranks print, but not once it has been told to abort
 
 
 def import_mpi() -> Any:
-    """The `mpi4py.MPI` module. The first import starts MPI, so it is done late, and only under a launcher.
+    """The `mpi4py.MPI` module, MPI not yet started unless the program has done so.
+
+    Loading it may fail where no launcher is, so it is done late, and only under one.
 
     Raises:
         ImportError: If mpi4py is missing.
         RuntimeError: If mpi4py finds no MPI library.
     """
+    import mpi4py
+
+    if "mpi4py.MPI" not in sys.modules:
+        mpi4py.rc.initialize = False
+        mpi4py.rc.finalize = True
     from mpi4py import MPI
 
     return MPI
+
+
+def library_of(mpi: Any) -> str:
+    """Name and version of the MPI library that mpi4py has loaded; may be asked before MPI starts."""
+    first_line = str(mpi.Get_library_version()).splitlines()[0].strip("\0")
+    return " ".join(first_line.split(",")[0].split())
+
+
+def start_mpi(mpi: Any) -> Any:
+    """Start MPI unless the program has done so; returns COMM_WORLD. A wrong library may end the process here."""
+    if not mpi.Is_initialized():
+        mpi.Init_thread()
+    return mpi.COMM_WORLD
 
 
 class MpiTransport(Transport):
@@ -61,6 +83,7 @@ class MpiTransport(Transport):
 
     def abort(self, code: int) -> None:
         """End the processes of the whole job. Does not return."""
+        time.sleep(FORWARDING_SECONDS)
         self._mpi.COMM_WORLD.Abort(code)
         os._exit(code)  # MPICH may return before it has killed us
 

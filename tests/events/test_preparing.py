@@ -333,3 +333,21 @@ def test_settings_in_the_manifest_say_all_that_decides_the_files(tmp_path):
         "source": "simulate", "num_hits": 500, "phi_slope": 6e-4, "z0": 200.0, "same_layer": False,
         "partitioner": "phi", "tiles": 2, "seed": None,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("positions", "as_if"), [(True, "phi-eta"), (False, "metis")])
+def test_tiles_are_phi_eta_by_default_and_metis_where_there_are_no_positions(tmp_path, positions, as_if):
+    def tiles(folder, partitioner):
+        source = source_of(read=lambda name: random_event(0, 60, 300, positions=positions, event_id=name))
+        store = prepare(source, tmp_path / folder, partitioner=partitioner, num_tiles=4)
+        with store.open(store.events()[0]) as event:
+            return event.read_nodes("original_row", np.arange(event.num_nodes)).tolist(), event.node_ptr.tolist()
+
+    assert tiles("default", None) == tiles("named", as_if)
+    assert tiles("default", None) != tiles("other", "contiguous")
+
+
+def test_a_store_tells_how_its_labels_were_made(tmp_path):
+    store = prepare(open_source("simulate", num_events=1, num_hits=500), tmp_path)
+    with store.open(store.events()[0]) as event:
+        assert event.label_note == "hits ordered along a particle by distance from its production vertex"

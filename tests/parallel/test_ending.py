@@ -82,8 +82,8 @@ def test_a_launcher_of_another_mpi_library_is_refused():
     pretended = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "8"}
     code, output = run_command([sys.executable, PROGRAM, "well"], timeout=90, **pretended)
     assert code == 2
-    assert "mpiexec started 8 processes (OMPI_COMM_WORLD_SIZE=8) but mpi4py (" in output
-    assert ") sees 1" in output
+    assert output.startswith("error: mpiexec started 8 processes (OMPI_COMM_WORLD_SIZE=8)")
+    assert "they belong to different MPI libraries" in output
     assert "Traceback" not in output
 
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from domainpar.parallel.bring_up import choose_device, choose_transport
+from domainpar.parallel import mpi
+from domainpar.parallel.bring_up import choose_device, choose_transport, join_mpi
 from domainpar.parallel.launcher import Launcher
 from domainpar.parallel.transport import RanksFailed
 from domainpar.parallel.world import Refused, World
@@ -131,6 +132,32 @@ def test_auto_takes_nccl_on_gpus_then_mpi_then_gloo():
     assert choose_transport("auto", cpu, has_mpi=False) == "gloo"
     with pytest.raises(ValueError, match="--device cuda"):
         choose_transport("nccl", cpu, has_mpi=False)
+
+
+class AloneMPI:
+    """An MPI library that does not know the launcher: every process is rank 0 of 1."""
+
+    class COMM_WORLD:
+        Get_size = staticmethod(lambda: 1)
+
+    Get_library_version = staticmethod(lambda: "Open MPI v5.0.11, package: x\n")
+    Is_initialized = staticmethod(lambda: True)
+
+
+def test_a_library_that_sees_one_process_of_eight_is_refused(monkeypatch):
+    monkeypatch.setattr(mpi, "import_mpi", lambda: AloneMPI)
+    monkeypatch.setenv("PMI_RANK", "0")
+    monkeypatch.setenv("PMI_SIZE", "8")
+    with pytest.raises(Refused, match=r"started 8 processes \(PMI_SIZE=8\) but mpi4py \(Open MPI v5.*\) sees 1: they"):
+        World.launch("mpi")
+
+
+def test_under_srun_auto_does_without_an_mpi_that_does_not_work(monkeypatch):
+    monkeypatch.setattr(mpi, "import_mpi", lambda: AloneMPI)
+    srun = Launcher("srun", "srun", 0, 8, size_variable="SLURM_NTASKS", has_pmi=True)
+    assert join_mpi("auto", srun) is None
+    with pytest.raises(Refused, match="sees 1"):
+        join_mpi("mpi", srun)
 
 
 def test_ranks_without_a_gpu_of_their_own_are_refused_for_nccl(monkeypatch):

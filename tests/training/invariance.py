@@ -46,7 +46,10 @@ def scores_of_all_edges(run, world):
             with torch.no_grad():
                 logits = run.trainer.model(part.graph, part.halo)
             plan = part.graph.plan
-            mine = {"ids": plan.edge_ids[plan.edge_owned].tolist(), "logits": logits[torch.from_numpy(plan.edge_owned)].tolist()}
+            mine = {
+                "ids": plan.edge_ids[plan.edge_owned].tolist(),
+                "logits": logits[torch.from_numpy(plan.edge_owned)].tolist(),
+            }
         everyone = [json.loads(text) for text in world.transport.all_gather(json.dumps(mine).encode())]
         ids = np.concatenate([np.array(one["ids"], int) for one in everyone if one])
         logits = np.concatenate([np.array(one["logits"], float) for one in everyone if one])

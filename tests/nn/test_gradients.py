@@ -1,0 +1,96 @@
+"""The gradient sink: every rank reduces every parameter, whatever it computed itself."""
+
+import pytest
+import torch
+from tiled import TiledEvent
+from torch import nn
+
+from domainpar.nn.gradients import GradientSink
+from domainpar.nn.interaction import InteractionNetwork
+from domainpar.nn.mlp import MLP
+from domainpar.nn.stages import NodeStage
+from domainpar.testing import run_ranks
+
+EVENT = TiledEvent.random(0, 50, 200, num_tiles=6)
+
+
+class Two(nn.Module):
+    """Two stages; the second one's first layer does not learn."""
+
+    def __init__(self):
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.first = NodeStage(MLP(3, (16,), generator))
+        self.second = NodeStage(MLP(3, (16, 16), generator))
+        self.second.mlp.linears[0].requires_grad_(False)
+
+
+def _touch_first_only(world):
+    model = Two()
+    sink = GradientSink(model)
+    part = EVENT.part(world.transport, EVENT.grouping("one part", world.size))  # all others own nothing
+    features = part.graph.features[: part.graph.num_owned]
+    model.first([features], part.graph).sum().backward()
+    assert sink.reduce(world.transport) == 0
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def test_parameters_that_nobody_touched_get_a_gradient_of_zero_on_every_rank():
+    alone, *_ = run_ranks(_touch_first_only, 1)
+    for gradients in run_ranks(_touch_first_only, 3):
+        for name, gradient in gradients.items():
+            if name.startswith("second.mlp.linears.0"):
+                assert gradient is None, "it does not learn"
+            elif name.startswith("second"):
+                assert not gradient.any()
+            else:
+                assert torch.equal(gradient, alone[name])
+                assert gradient.any()
+
+
+def _two_steps(world, num_steps):
+    model = InteractionNetwork(3, 6, hidden=16, graph_iters=1)
+    sink = GradientSink(model)
+    part = EVENT.part(world.transport, EVENT.grouping("ranges", world.size))
+    for _ in range(num_steps):
+        model(part.graph, part.halo).sum().backward()
+        sink.reduce(world.transport)
+    return [parameter.grad for parameter in model.parameters()]
+
+
+def test_every_reduction_starts_again_from_zero():
+    once, twice = run_ranks(_two_steps, 2, 1), run_ranks(_two_steps, 2, 2)
+    assert all(torch.equal(a, b) for a, b in zip(once[0], twice[1], strict=True))
+
+
+def test_a_partial_that_is_not_finite_on_one_rank_is_counted_on_all():
+    def give(world):
+        model = Two()
+        sink = GradientSink(model)
+        partials = [torch.ones_like(parameter) for parameter in model.first.trainable()]
+        if world.rank == 1:
+            partials[0][0, 0] = float("inf")
+        model.first.give(partials)
+        return sink.rejected, sink.reduce(world.transport), sink.rejected
+
+    assert run_ranks(give, 3) == [(0, 1, 0), (1, 1, 0), (0, 1, 0)]
+
+
+def test_without_a_sink_the_first_backward_pass_says_what_is_missing():
+    with pytest.raises(RuntimeError, match=r"make GradientSink\(model\) before the first backward pass"):
+        Two().first.give([])
+
+
+def test_stages_that_share_a_perceptron_add_up_but_those_that_share_a_part_of_one_are_refused():
+    model = nn.ModuleList([Two().first, NodeStage(MLP(3, (16, 16), torch.Generator()))])
+    model.append(NodeStage(model[0].mlp))
+    sink = GradientSink(model)
+    for stage in (model[0], model[2]):
+        stage.give([torch.ones_like(parameter) for parameter in stage.trainable()])
+    assert run_ranks(lambda world: sink.reduce(world.transport), 1) == [0]
+    assert model[0].mlp.linears[0].weight.grad.unique().tolist() == [2.0]
+    model[1].mlp.linears[1] = NodeStage(MLP(16, (16,), torch.Generator())).mlp.linears[0]
+    model.append(NodeStage(MLP(16, (16, 16), torch.Generator())))
+    model[3].mlp.linears[0] = model[1].mlp.linears[1]
+    with pytest.raises(ValueError, match="stage 3 shares some of its parameters with another one"):
+        GradientSink(model)
