@@ -120,6 +120,8 @@ def _reading(name: str, hint: Any) -> dict[str, Any]:
         return {"action": ActionYesNo(yes_prefix=on, no_prefix=off)}
     if get_origin(hint) is Literal:
         return {"type": hint}
+    if choices := _choices(hint):
+        return {"type": hint, "metavar": "{" + ",".join(choices) + "}"}
     directory = "DIR" if name in ("store", "out", "input", "run") else name.split("_")[-1].upper()
     return {"type": hint, "metavar": {int: "N", float: "X"}.get(_plain(hint), directory)}
 
@@ -237,7 +239,7 @@ def _refuse_value(config_class: type[Group], key: str, value: Any, where: str) -
         raise ConfigError(f"{name} is {value!r}: {what}", f"expected {_expected(hint)}")
     if key == "target" and not by_flag:
         raise ConfigError(f"{name} is not text", "quote it: target: 'pt: [1, .inf]'")
-    choices = [str(choice) for choice in get_args(hint)] if get_origin(hint) is Literal else []
+    choices = [str(choice) for choice in _choices(hint)]
     raise ConfigError(
         f"{name} is {value!r}; expected {_expected(hint)}",
         _nearest(str(value), choices, _help(config_class) + " explains it"),
@@ -245,15 +247,22 @@ def _refuse_value(config_class: type[Group], key: str, value: Any, where: str) -
 
 
 def _expected(hint: Any) -> str:
-    if get_origin(hint) is Literal:
-        return "one of " + ", ".join(get_args(hint))
+    if choices := _choices(hint):
+        return "one of " + ", ".join(choices)
     return {int: "a whole number", float: "a number", bool: "true or false"}.get(_plain(hint), "text")
 
 
 def _plain(hint: Any) -> Any:
     """The type of a value that is given: int of `int | None`."""
+    if get_origin(hint) is Literal:
+        return hint
     given = [part for part in get_args(hint) if part is not NoneType]
     return given[0] if given else hint
+
+
+def _choices(hint: Any) -> tuple[Any, ...]:
+    """The values to choose from, of a `Literal` or an optional one; none for other types."""
+    return get_args(_plain(hint)) if get_origin(_plain(hint)) is Literal else ()
 
 
 def _nearest(word: str, known: Iterable[str], otherwise: str) -> str:

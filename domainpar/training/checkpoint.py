@@ -73,9 +73,9 @@ class Checkpoints:
             "state.json": _json(asdict(state)),
         }
         files["manifest.json"] = _json({name: hashlib.sha256(content).hexdigest() for name, content in files.items()})
+        self._tidy_up()
         final = self.directory / f"step_{state.step:06d}"
         partial = self.directory / f"{PARTIAL}{final.name}"
-        shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         for name, content in files.items():
             _write(partial / name, content)
@@ -120,25 +120,38 @@ class Checkpoints:
         """Give a whole checkpoint its name. One that has it already stays whole beside it until then."""
         replaced = self.directory / f"{REPLACED}{final.name}"
         if final.is_dir():
-            shutil.rmtree(replaced, ignore_errors=True)
             final.rename(replaced)
         partial.rename(final)
-        shutil.rmtree(replaced, ignore_errors=True)
+        if replaced.is_dir():
+            shutil.rmtree(replaced)
 
     def _point(self, pointer: str, name: str) -> None:
-        temporary = self.directory / f".{pointer}"
+        temporary = self.directory / f"{PARTIAL}{pointer}"
         _write(temporary, f"{name}\n".encode())
         os.replace(temporary, self.directory / pointer)
         _sync(self.directory)
+
+    def _tidy_up(self) -> None:
+        """Remove what a killed save left, once everything that is pointed to has its name back."""
+        for replaced in self.directory.glob(f"{REPLACED}*"):
+            final = self.directory / replaced.name.removeprefix(REPLACED)
+            if final.is_dir():
+                shutil.rmtree(replaced)
+            else:
+                replaced.rename(final)
+        for partial in self.directory.glob(f"{PARTIAL}*"):
+            if partial.is_dir():
+                shutil.rmtree(partial)
+            else:
+                partial.unlink()
 
     def _drop_old(self) -> None:
         kept = {self.find(which) for which in ("last", "best") if (self.directory / which).is_file()}
         steps = [path for path in self.directory.glob("step_*") if path.is_dir()]
         steps.sort(key=lambda path: (len(path.name), path.name))  # by number, beyond a million too
-        kept |= set(steps[-KEEP:])
-        leftovers = [path for prefix in (PARTIAL, REPLACED) for path in self.directory.glob(f"{prefix}*")]
-        for old in {*steps, *leftovers} - kept:
-            shutil.rmtree(old)
+        for old in steps[:-KEEP]:
+            if old not in kept:
+                shutil.rmtree(old)
 
 
 def _verified(directory: Path) -> dict[str, bytes]:

@@ -303,3 +303,11 @@ def test_the_frame_reads_the_words_of_this_process(monkeypatch):
     seen = []
     assert command_line.run_command(TrainConfig, lambda config: seen.append(config) or 0, "") == 0
     assert seen[0].seed == 3
+
+
+def test_a_choice_that_may_be_left_out_is_explained_like_any_other():
+    with pytest.raises(
+        ConfigError, match="--partitioner is 'metiss'; expected one of phi, eta, phi-eta, metis"
+    ) as caught:
+        parse(PrepareConfig, "", ["--partitioner", "metiss"])
+    assert caught.value.hint == "did you mean metis?"

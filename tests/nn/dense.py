@@ -1,4 +1,4 @@
-"""The networks as their formulas read, for one process and a whole event: torch's own autograd, no tiles, no padding."""
+"""The networks as their formulas read, for a whole event in one process: torch's autograd, no tiles, no padding."""
 
 import torch
 from torch import nn

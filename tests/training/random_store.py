@@ -1,6 +1,5 @@
 """A small store of random events: dense enough that every part has ghosts, with empty tiles and self-loops."""
 
-import numpy as np
 from random_events import random_assignment, random_event
 
 from domainpar.events.store import write_event, write_manifest
