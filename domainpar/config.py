@@ -84,7 +84,7 @@ class Ranks(Group):
     """How tiles are gathered into parts. The answer does not depend on it, only the speed."""
 
     domain_size: int | None = None
-    """Ranks that share one event; the others take other events. Default: all ranks up to 8, then 8."""
+    """Ranks that share one event; the others take other events. Default: the largest divisor of their number up to 8."""
 
     transport: Literal["auto", "mpi", "gloo", "nccl"] = "auto"
     """What carries rows between ranks. auto: NCCL on GPU, MPI under an MPI launcher, gloo under torchrun."""

@@ -183,6 +183,9 @@ class NcclTransport(ProcessGroupTransport):
     name: ClassVar[str] = "nccl"
     takes_cuda: ClassVar[bool] = True
 
+    def _wire_device(self, rows: Tensor) -> torch.device:
+        return self._device  # NCCL moves GPU memory only, also for what lies on the host: ids, fingerprints
+
     def _post(self, outgoing: list[Message], incoming: list[Message], call: int) -> Pending:
         # One batch: NCCL calls posted one by one would wait for each other.
         receives = [dist.P2POp(dist.irecv, m.rows, group=self._group, group_peer=m.peer) for m in incoming]

@@ -96,17 +96,17 @@ class Transport(ABC):
                 did not answer before the deadline.
         """
         began = time.perf_counter()
-        outgoing_rows = self._on_transport_device(send.detach())
-        incoming_rows = receive.detach()
-        host_rows = incoming_rows
-        if incoming_rows.is_cuda and not self.takes_cuda:
-            host_rows = torch.empty(incoming_rows.shape, dtype=incoming_rows.dtype, pin_memory=True)
+        outgoing_rows = send.detach().to(self._wire_device(send))
+        incoming_rows = wire_rows = receive.detach()
+        wire = self._wire_device(receive)
+        if wire != receive.device:
+            wire_rows = torch.empty(receive.shape, dtype=receive.dtype, device=wire, pin_memory=wire.type == "cpu")
         outgoing = self._messages("send", outgoing_rows, send_counts)
-        incoming = self._messages("receive", host_rows, receive_counts)
+        incoming = self._messages("receive", wire_rows, receive_counts)
         posted = self._post(outgoing, incoming, self._next_call())
         self.bytes_sent += sum(message.num_bytes for message in outgoing)
         self.seconds_exchanging += time.perf_counter() - began
-        return _Exchange(self, posted, host_rows, incoming_rows, keep=outgoing_rows)
+        return _Exchange(self, posted, wire_rows, incoming_rows, keep=outgoing_rows)
 
     def all_reduce(self, values: Tensor, op: Reduction = "sum") -> None:
         """Combine int64 values of all ranks, in place, and leave the same on every rank; *collective*.
@@ -195,8 +195,9 @@ class Transport(ABC):
         self._num_calls += 1
         return self._num_calls
 
-    def _on_transport_device(self, rows: Tensor) -> Tensor:
-        return rows.cpu() if rows.is_cuda and not self.takes_cuda else rows
+    def _wire_device(self, rows: Tensor) -> torch.device:
+        """Where these rows must lie to travel."""
+        return torch.device("cpu") if rows.is_cuda and not self.takes_cuda else rows.device
 
     def _messages(self, verb: str, rows: Tensor, counts: Sequence[int]) -> list[Message]:
         """Cut a buffer at the counts, leaving out peers with nothing."""
@@ -255,7 +256,7 @@ class Transport(ABC):
 
 @dataclass
 class _Exchange:
-    """A started exchange: times the wait, and copies to the device what arrived on the host."""
+    """A started exchange: times the wait, and copies what arrived to where it is wanted."""
 
     transport: Transport
     posted: Pending

@@ -88,7 +88,7 @@ class World:
         Args:
             transport: `auto` takes NCCL on GPUs, MPI under an MPI launcher, gloo otherwise.
             device: `cpu`, `cuda` (the GPU of this rank), or `auto` for `cuda` where there is one.
-            domain_size: Ranks that share one event; a divisor of the number of ranks. Default: all up to 8, then 8.
+            domain_size: Ranks that share one event; a divisor of the number of ranks. Default: the largest divisor up to 8.
             deadline: Seconds that a rank may wait for the others before it raises.
 
         Raises:
@@ -162,7 +162,7 @@ class World:
         Args:
             transport: Joins all ranks.
             device: Where this rank computes.
-            domain_size: Ranks that share one event; a divisor of the number of ranks. Default: all up to 8, then 8.
+            domain_size: Ranks that share one event; a divisor of the number of ranks. Default: the largest divisor up to 8.
             marks: The side channel, if there is one.
 
         Raises:
@@ -315,7 +315,7 @@ def checked_domain_size(domain_size: int | None, size: int) -> int:
         ValueError: If `domain_size` does not divide the number of ranks.
     """
     if domain_size is None:
-        domain_size = min(size, LARGEST_DEFAULT_DOMAIN)
+        return max(ranks for ranks in range(1, LARGEST_DEFAULT_DOMAIN + 1) if size % ranks == 0)
     if domain_size < 1 or size % domain_size:
         raise ValueError(
             f"--domain-size {domain_size} does not divide the {size} ranks; every domain group needs as many ranks as "

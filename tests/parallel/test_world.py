@@ -13,7 +13,7 @@ from domainpar.parallel import mpi
 from domainpar.parallel.bring_up import choose_device, choose_transport, join_mpi
 from domainpar.parallel.launcher import Launcher
 from domainpar.parallel.transport import RanksFailed
-from domainpar.parallel.world import Refused, World
+from domainpar.parallel.world import Refused, World, checked_domain_size
 from domainpar.testing import run_ranks
 
 
@@ -35,7 +35,7 @@ def test_ranks_of_a_domain_are_consecutive(num_ranks, domain_size, expected):
     assert run_ranks(place, num_ranks, domain_size=domain_size) == expected
 
 
-@pytest.mark.parametrize(("num_ranks", "domain_size"), [(4, 3), (4, 0), (12, None)])
+@pytest.mark.parametrize(("num_ranks", "domain_size"), [(4, 3), (4, 0)])
 def test_a_domain_size_that_does_not_divide_the_ranks_is_refused(num_ranks, domain_size):
     with pytest.raises(ValueError, match=f"does not divide the {num_ranks} ranks"):
         run_ranks(place, num_ranks, domain_size=domain_size)
@@ -178,3 +178,8 @@ def test_importing_the_room_starts_no_mpi_and_no_process_group():
         "import torch.distributed as dist; assert not dist.is_initialized()"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env=None)
+
+
+@pytest.mark.parametrize(("num_ranks", "expected"), [(1, 1), (7, 7), (8, 8), (11, 1), (12, 6), (16, 8)])
+def test_by_default_as_many_ranks_share_an_event_as_divide_them_up_to_8(num_ranks, expected):
+    assert checked_domain_size(None, num_ranks) == expected

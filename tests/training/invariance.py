@@ -19,20 +19,29 @@ def results(world, store, out, **flags):
     config = TrainConfig(**{**SMALL, "store": str(store), "out": str(out), **flags})
     run = train(config, Path(store), world)
     world.transport.barrier()  # rank 0 writes its last line after the last collective
-    parameters = b"".join(value.numpy().tobytes() for value in run.trainer.model.state_dict().values())
     written = [json.loads(line) for line in (Path(out) / "metrics.jsonl").read_text().splitlines()]
     told = [{name: record.get(name) for name in TOLD} for record in written]
     checkpoint = run.checkpoints.find("last") if world.is_root else None
     world.transport.barrier()
     return {
         "steps": json.dumps(told),
-        "parameters": hashlib.sha256(parameters).hexdigest(),
+        "parameters": parameters_of(run),
         "scores": hashlib.sha256(scores_of_all_edges(run, world)).hexdigest(),
         "checkpoint": None if checkpoint is None else [(checkpoint / name).read_bytes() for name in FILES],
     }
 
 
-TOLD = ("split", "epoch", "step", "loss", "lr", "grad_norm", "edge_efficiency", "edge_purity", "edge_auc", "edges")
+def parameters_of(run):
+    """One hash of all parameters."""
+    return hashlib.sha256(
+        b"".join(value.numpy().tobytes() for value in run.trainer.model.state_dict().values())
+    ).hexdigest()
+
+
+TOLD = (
+    *("split", "epoch", "step", "loss", "lr", "grad_norm", "edge_efficiency", "edge_purity", "edge_auc"),
+    *("edges", "edges_not_scored", "target_edges", "counted_against"),
+)
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "manifest.json")
 
 

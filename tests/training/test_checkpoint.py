@@ -98,7 +98,7 @@ class Killed(BaseException):
 
 
 def kill_at(monkeypatch, number):
-    """Let the save die at its n-th operation on the directory: writes of files, renames, replaced pointers, removals."""
+    """Let the save die at its n-th operation on the directory: a file written, renamed, replaced or removed."""
     count = 0
 
     def counted(plain):

@@ -39,7 +39,8 @@ RECORD = {
 def test_the_printed_line_is_short_and_made_of_key_equals_value():
     line = readable(RECORD)
     assert line == (
-        "split=train epoch=12 step=123456 loss=0.12346 edge_efficiency=0.9877 edge_purity=0.1235 edge_auc=1.0000 seconds=123"
+        "split=train epoch=12 step=123456 loss=0.12346 "
+        "edge_efficiency=0.9877 edge_purity=0.1235 edge_auc=1.0000 seconds=123"
     )
     assert len(line) <= 120
 

@@ -1,0 +1,115 @@
+"""Parts of samples: what the loss counts of them, and a cache on which all ranks of a domain agree."""
+
+import threading
+from collections import defaultdict
+
+import numpy as np
+import pytest
+import torch
+from random_store import write_random_store
+
+from domainpar.events.store import EventStore
+from domainpar.testing import run_ranks
+from domainpar.training import parts
+from domainpar.training.parts import PartLoader, total_counts
+from domainpar.training.sampler import samples_of
+from domainpar.training.targets import FAKE, OTHER, TARGET, EdgeClasses, class_counts, edge_classes
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return write_random_store(tmp_path_factory.mktemp("store"))
+
+
+@pytest.fixture
+def loads(monkeypatch):
+    """Names of the events that each rank read, in order."""
+    seen = defaultdict(list)
+
+    def counted(event, *args, plain=parts.load_part, **kwargs):
+        seen[threading.current_thread().name].append(event.event_id[-1])
+        return plain(event, *args, **kwargs)
+
+    monkeypatch.setattr(parts, "load_part", counted)
+    return seen
+
+
+def _load_all(world, path, order, keep_edges, grouping):
+    loader = PartLoader(EventStore(path), world, keep_edges=keep_edges, grouping=grouping)
+    samples = {sample.record.event[-1]: sample for sample in samples_of(EventStore(path).events(), None)}
+    return [loader.load(samples[name]).name[-1] for name in order]
+
+
+ORDER = "01230123001010"
+# Events 0 to 3 have 700, 737, 774 and 811 edges.
+CACHES = {
+    "all fit": (10_000, "0123"),
+    "two fit": (1600, "0123012301"),
+    "one always stays": (0, "0123012301010"),
+}
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize(("keep_edges", "read"), CACHES.values(), ids=CACHES)
+def test_what_is_kept_is_decided_on_sizes_of_events_so_that_all_ranks_read_or_none(
+    store, loads, num_ranks, keep_edges, read
+):
+    """`random` parts hold very different numbers of edges; a rank that decided on its own would wait for ever."""
+    found = run_ranks(_load_all, num_ranks, store, ORDER, keep_edges / num_ranks, "random", timeout=20)
+    assert found == [list(ORDER)] * num_ranks
+    assert {rank: "".join(names) for rank, names in loads.items()} == {f"rank {r}": read for r in range(num_ranks)}
+
+
+def test_data_groups_keep_what_they_themselves_load(store, loads):
+    def load(world):
+        return _load_all(world, store, "0101" if world.data_group == 0 else "2323", 10_000, "contiguous")
+
+    run_ranks(load, 4, domain_size=2)
+    assert {rank: "".join(names) for rank, names in loads.items()} == {
+        "rank 0": "01", "rank 1": "01", "rank 2": "23", "rank 3": "23"
+    }  # fmt: skip
+
+
+TARGET_PARTICLES = {"pt": [0.5, float("inf")]}
+WEIGHTS = EdgeClasses(target=3.0, fake=0.5, other=0.25)
+
+
+def _classes(world, path):
+    store = EventStore(path)
+    loader = PartLoader(store, world, edge_weights=WEIGHTS, target=TARGET_PARTICLES, dtype=torch.float64)
+    loaded = [loader.load(sample) for sample in samples_of(store.events(), None)]
+    of_edges = [
+        dict(zip(part.part.graph.plan.edge_ids.tolist(), zip(part.classes.tolist(), part.weights.tolist())))
+        for part in loaded
+    ]
+    return of_edges, total_counts(loaded, world).tolist(), [part.num_not_scored for part in loaded]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_every_copy_of_an_edge_has_its_class_and_weight_and_is_counted_once(store, num_ranks):
+    events = EventStore(store)
+    found = run_ranks(_classes, num_ranks, store)
+    total = np.zeros(3, int)
+    for number, record in enumerate(events.events()):
+        with events.open(record) as event:
+            every_edge = np.arange(event.num_edges)
+            particle = event.read_nodes("particle_id", event.read_edges("dst", every_edge))
+            label = event.read_edges("label", every_edge)
+            classes = edge_classes(label, particle, event.particles(), TARGET_PARTICLES)
+        assert {FAKE, TARGET, OTHER} == set(classes.tolist())
+        total += class_counts(classes)
+        weights = WEIGHTS.weights(classes)
+        seen = set()
+        for of_edges, _, _ in found:
+            seen |= of_edges[number].keys()
+            assert all(one == (classes[edge], weights[edge]) for edge, one in of_edges[number].items())
+        assert len(seen) == record.num_edges
+    for _, counts, not_scored in found:
+        assert counts == total.tolist()
+        assert not_scored == [0] * 4
+
+
+def test_an_event_without_truth_is_refused_by_name(tmp_path):
+    store = EventStore(write_random_store(tmp_path, num_train=1, num_val=0, labels=False))
+    with pytest.raises(ValueError, match="event 000000000 has no truth; it can be inferred on, not trained on"):
+        run_ranks(lambda world: PartLoader(store, world).load(samples_of(store.events(), None)[0]), 2)
