@@ -84,7 +84,7 @@ class Ranks(Group):
     """How tiles are gathered into parts. The answer does not depend on it, only the speed."""
 
     domain_size: int | None = None
-    """Ranks that share one event; the others take other events. Default: the largest divisor of their number up to 8."""
+    """Ranks that share one event; the others take other events. Default: the largest divisor of all, up to 8."""
 
     transport: Literal["auto", "mpi", "gloo", "nccl"] = "auto"
     """What carries rows between ranks. auto: NCCL on GPU, MPI under an MPI launcher, gloo under torchrun."""
@@ -166,7 +166,7 @@ class Network(Group):
 class Learning(Group):
     """Learning"""
 
-    epochs: int = 5
+    epochs: int = 20
     """Times every training event is seen."""
 
     max_steps: int | None = None
@@ -175,7 +175,7 @@ class Learning(Group):
     events_per_step: int = 1
     """Events of one optimiser step. The ranks change who computes them, never what."""
 
-    lr: float = 1e-3
+    lr: float = 3e-3
     """Learning rate of AdamW."""
 
     weight_decay: float = 0.01
@@ -184,11 +184,11 @@ class Learning(Group):
     clip: float | None = None
     """Largest norm of the gradient; larger ones are scaled down to it. Default: no limit."""
 
-    warmup: int = 0
+    warmup: int = 10
     """Steps in which the learning rate rises linearly from 0."""
 
-    lr_schedule: Literal["constant", "cosine", "step"] = "constant"
-    """Learning rate after the warm-up. cosine: down to 0 at the last step. step: times 0.9 every 10 epochs."""
+    lr_schedule: Literal["constant", "cosine", "step"] = "cosine"
+    """Learning rate after the warm-up. cosine: down to 0 at the end of the epochs. step: times 0.9 every 10 epochs."""
 
     def check(self) -> None:
         """Refuse numbers an optimiser cannot use."""

@@ -88,7 +88,7 @@ class World:
         Args:
             transport: `auto` takes NCCL on GPUs, MPI under an MPI launcher, gloo otherwise.
             device: `cpu`, `cuda` (the GPU of this rank), or `auto` for `cuda` where there is one.
-            domain_size: Ranks that share one event; a divisor of the number of ranks. Default: the largest divisor up to 8.
+            domain_size: Ranks that share one event, a divisor of their number. Default: the largest up to 8.
             deadline: Seconds that a rank may wait for the others before it raises.
 
         Raises:
@@ -162,7 +162,7 @@ class World:
         Args:
             transport: Joins all ranks.
             device: Where this rank computes.
-            domain_size: Ranks that share one event; a divisor of the number of ranks. Default: the largest divisor up to 8.
+            domain_size: Ranks that share one event, a divisor of their number. Default: the largest up to 8.
             marks: The side channel, if there is one.
 
         Raises:

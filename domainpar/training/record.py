@@ -38,6 +38,8 @@ class Stopwatch:
     def share(self, owned_nodes: int, ghost_nodes: int) -> dict[str, Any]:
         """What ranks took and held since; lists hold one value a rank. *Collective*.
 
+        `halo_bytes` are all rows handed to other ranks. While a part is loaded, requests for its ghosts are among them.
+
         Args:
             owned_nodes: Nodes this rank owned, over all samples.
             ghost_nodes: Ghosts it held.

@@ -215,7 +215,8 @@ class Run:
             dtype=dtype,
             seed=config.seed,
         )
-        schedule = Schedule(config.lr, config.lr_schedule, config.warmup, self.total_steps, self.steps_per_epoch)
+        planned = config.epochs * self.steps_per_epoch  # not --max-steps: a run that goes on later keeps its schedule
+        schedule = Schedule(config.lr, config.lr_schedule, config.warmup, planned, self.steps_per_epoch)
         return Trainer(model, optimizer, loader, self.world, edge_weights, schedule, config.clip)
 
     def _check_events(self) -> None:

@@ -15,7 +15,7 @@ class Schedule:
         lr: Peak learning rate.
         shape: After the warm-up: `constant`; `cosine`, down to 0 after the last step; `step`, times 0.9 each 10 epochs.
         warmup: Steps in which the rate rises linearly from 0 to `lr`.
-        total_steps: Steps of the whole run.
+        total_steps: Steps of the whole run, as its epochs plan them.
         steps_per_epoch: Steps of one epoch.
     """
 

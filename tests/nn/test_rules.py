@@ -4,12 +4,14 @@ A rule is switched off by putting what one would write without it in the place o
 """
 
 import json
+import threading
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from random_events import random_event
+from random_store import write_random_store
 from tiled import TiledEvent, sha
 from torch import nn
 
@@ -17,11 +19,13 @@ from domainpar.nn import mlp, stages
 from domainpar.nn.gradients import GradientSink, TakesGradients
 from domainpar.nn.interaction import InteractionNetwork
 from domainpar.nn.mlp import MLP
+from domainpar.config import TrainConfig
 from domainpar.parallel import halo as halo_module
 from domainpar.parallel.halo import CompleteHalo, Halo
 from domainpar.parallel.integer_sums import IntegerSums
 from domainpar.testing import run_ranks
 from domainpar.training.checkpoint import Checkpoints, TrainingState
+from domainpar.training.run import train
 from domainpar.training.sampler import Sample, steps_of_epoch
 
 NUM_TILES = 12
@@ -236,6 +240,34 @@ def test_rule_7_the_order_of_samples_is_a_function_of_seed_and_epoch():
         assert steps_of_epoch(samples, 3, seed=5, epoch=epoch) == steps_of_epoch(samples, 3, seed=5, epoch=epoch)
     orders = {str(steps_of_epoch(samples, 3, seed, epoch)) for seed in (5, 6) for epoch in (0, 1)}
     assert len(orders) == 4
+
+
+def _order_of_own(samples, per_step, seed, epoch):
+    """Without rule 7: every rank draws the order from a generator of its own."""
+    rank = int(threading.current_thread().name.removeprefix("rank "))
+    order = np.random.default_rng([seed, epoch, rank]).permutation(len(samples))
+    return [[samples[index] for index in order[first : first + per_step]] for first in range(0, len(order), per_step)]
+
+
+def _parameters_after_training(world, store, out):
+    flags = {"hidden": 16, "graph_iters": 1, "epochs": 1, "events_per_step": 2, "overwrite": True}
+    run = train(TrainConfig(**flags, out=str(out)), store, world)
+    return sha(*run.trainer.model.parameters())
+
+
+def test_rule_7_an_order_that_each_rank_draws_for_itself_gives_other_bits_or_is_refused(tmp_path, monkeypatch):
+    store = write_random_store(tmp_path / "store", num_train=4, num_val=0)
+
+    def hashes():
+        """Of one rank, and of two and three that take different events."""
+        args = _parameters_after_training, store, tmp_path / "run"
+        return {sha for ranks in (1, 2, 3) for sha in run_ranks(args[0], ranks, *args[1:], domain_size=1)}
+
+    assert len(hashes()) == 1
+    monkeypatch.setattr("domainpar.training.run.steps_of_epoch", _order_of_own)
+    assert len(hashes()) > 1
+    with pytest.raises((RuntimeError, ValueError), match="node|plan|edge|tile"):  # two ranks open different events
+        run_ranks(_parameters_after_training, 2, store, tmp_path / "run", domain_size=2, timeout=10)
 
 
 def _save(world, directory, model, with_rank):

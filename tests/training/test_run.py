@@ -1,0 +1,239 @@
+"""A run from its first line to its last: what it writes, prints and leaves, however it ends."""
+
+import json
+import math
+from pathlib import Path
+
+import invariance
+import pytest
+from random_store import write_random_store
+
+from domainpar.config import TrainConfig
+from domainpar.parallel.signals import StopFlag
+from domainpar.parallel.world import Refused
+from domainpar.testing import run_ranks
+from domainpar.training.loop import Trainer
+from domainpar.training.run import Run, open_store
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return write_random_store(tmp_path_factory.mktemp("store"))
+
+
+SMALL = {"hidden": 16, "graph_iters": 1, "epochs": 2, "lr": 1e-2}
+
+
+def _run(world, store, out, flags, asked=None):
+    """One run on a rank; rank `asked` is asked to stop from the beginning."""
+    run = Run(TrainConfig(**{**SMALL, **flags}, out=str(out)), open_store(store, world), world)
+    run.go(StopFlag(asked=world.rank == asked))
+    world.transport.barrier()
+    return invariance.parameters_of(run), run.state
+
+
+def run(store, out, num_ranks=1, domain_size=None, asked=None, **flags):
+    """Parameters and state of every rank after a run."""
+    return run_ranks(_run, num_ranks, store, out, flags, asked, domain_size=domain_size, timeout=60)
+
+
+def lines(out):
+    return [json.loads(line) for line in (Path(out) / "metrics.jsonl").read_text().splitlines()]
+
+
+def run_json(out):
+    return json.loads((Path(out) / "run.json").read_text())
+
+
+FIELDS = {
+    *("split", "epoch", "step", "loss", "lr", "grad_norm", "edge_efficiency", "edge_purity", "edge_auc"),
+    *("counted_against", "edges", "edges_not_scored", "target_edges", "ranks"),
+    *("seconds", "seconds_compute", "seconds_exchange", "seconds_wait"),
+    *("owned_nodes", "ghost_nodes", "halo_bytes", "peak_rss_bytes"),
+}
+LISTS = {
+    "seconds_compute",
+    "seconds_exchange",
+    "seconds_wait",
+    "owned_nodes",
+    "ghost_nodes",
+    "halo_bytes",
+    "peak_rss_bytes",
+}
+
+
+@pytest.mark.parametrize("flags", [{}, {"mode": "naive", "sectors": 3, "max_steps": 9}], ids=["halo", "naive"])
+def test_every_line_of_the_metrics_has_every_field_and_one_value_a_rank_where_they_differ(store, tmp_path, flags):
+    run(store, tmp_path / "run", num_ranks=2, warmup=4, **flags)
+    written = lines(tmp_path / "run")
+    assert {line["split"] for line in written} == {"train", "val"}
+    for line in written:
+        assert set(line) == FIELDS
+        assert {name for name, value in line.items() if isinstance(value, list)} == LISTS
+        assert all(len(line[name]) == 2 for name in LISTS)
+        assert (line["grad_norm"] is None) == (line["split"] == "val")
+        parts = [sum(line[f"seconds_{part}"][rank] for part in ("compute", "exchange", "wait")) for rank in range(2)]
+        assert max(parts) == pytest.approx(line["seconds"])
+    steps = [line["step"] for line in written if line["split"] == "train"]
+    assert steps == list(range(1, len(steps) + 1))
+    rates = [line["lr"] for line in written if line["split"] == "train"]
+    assert rates[:5] == pytest.approx([0.0025, 0.005, 0.0075, 0.01, 0.01])
+    before = None
+    for line in written:
+        assert line["split"] == "train" or line["lr"] == before, "a validation line has the rate of the step before it"
+        before = line["lr"]
+
+
+def test_bytes_of_the_halo_are_those_of_its_rows(store, tmp_path):
+    """Forward: node states after the encoder and one update. Backward: the gradient of one iteration's two sums."""
+    run(store, tmp_path / "run", num_ranks=2, graph_iters=2)
+    row = 16 * 4  # hidden float32 numbers
+    for number, line in enumerate(line for line in lines(tmp_path / "run") if line["split"] == "train"):
+        requests = (
+            8 if number < 3 else 0
+        )  # in the first epoch, when parts are loaded, ghosts are asked for by their ids
+        assert sum(line["halo_bytes"]) == sum(line["ghost_nodes"]) * (2 * row + 2 * row + requests)
+
+
+@pytest.mark.parametrize("flags", [{}, {"mode": "naive", "sectors": 3}], ids=["halo", "naive"])
+def test_a_store_with_one_event_is_trained_on_without_validation(tmp_path, flags):
+    store = write_random_store(tmp_path / "store", num_train=1, num_val=0)
+    (_, state), *_ = run(store, tmp_path / "run", num_ranks=2, **flags)
+    assert state.step == (2 if not flags else 6)
+    assert {line["split"] for line in lines(tmp_path / "run")} == {"train"}
+    assert (state.best, run_json(tmp_path / "run")["state"]) == (None, "done")
+    assert (tmp_path / "run" / "checkpoints" / "best").read_text() == f"step_{state.step:06d}\n"
+
+
+SCREENS = {
+    "halo": (1, None, {}),
+    "naive, sectors without tiles": (1, None, {"mode": "naive", "sectors": 20}),
+    "ranks without tiles": (8, None, {}),
+    "ranks without events": (4, 1, {}),
+}
+
+
+@pytest.mark.parametrize(("num_ranks", "domain_size", "flags"), SCREENS.values(), ids=SCREENS)
+def test_the_first_screen_is_twelve_lines_that_fit(store, tmp_path, monkeypatch, capsys, num_ranks, domain_size, flags):
+    monkeypatch.chdir(tmp_path)
+    Path("store").symlink_to(store)
+    run(Path("store"), "runs/0001", num_ranks, domain_size, max_steps=2, **flags)
+    printed = capsys.readouterr().out.splitlines()
+    first = next(number for number, line in enumerate(printed) if line.startswith("split=train"))
+    assert first + 1 <= 12
+    limit = 130 if flags else 120  # "approximate=yes" at the end of a line that is full already
+    assert max(map(len, printed)) <= limit, max(printed, key=len)
+    assert printed[-1] == "next: python -m domainpar.infer --run runs/0001"
+    assert printed[-3].endswith(": another number of ranks ends with the same")
+
+
+def test_more_ranks_than_tiles_run_and_it_is_said_who_owns_nothing(store, tmp_path, capsys):
+    run(store, tmp_path / "run", num_ranks=14, domain_size=14, max_steps=1)
+    said = capsys.readouterr().out
+    assert "of 14 ranks own nothing in step 1" in said
+    assert "fewer ranks, a smaller --domain-size or more tiles" in said
+    assert 0 in lines(tmp_path / "run")[0]["owned_nodes"]
+
+
+def test_groups_of_ranks_without_events_are_told_to_take_more_a_step(store, tmp_path, capsys):
+    run(store, tmp_path / "run", num_ranks=2, domain_size=1, max_steps=2)
+    said = capsys.readouterr().out
+    assert said.count("note: 1 of 2 ranks own nothing in step 1 (1)") == 1
+    assert "2 groups of ranks for 1 sample a step: more --events-per-step" in said
+
+
+def test_one_rank_that_is_asked_to_stop_stops_all_and_the_run_goes_on_to_the_same_bits(store, tmp_path):
+    expected = run(store, tmp_path / "whole")[0][0]
+    stopped = run(store, tmp_path / "run", num_ranks=3, asked=1)
+    assert [state.step for _, state in stopped] == [1, 1, 1]
+    content = run_json(tmp_path / "run")
+    assert (content["state"], content["steps"]) == ("stopped", 1)
+    resumed = run(store, tmp_path / "run", num_ranks=2, resume=True)
+    assert [parameters for parameters, _ in resumed] == [expected] * 2
+    content = run_json(tmp_path / "run")
+    assert (content["state"], content["steps"], content["ranks"]) == ("done", 6, 2)
+    told = [(line["split"], line["step"]) for line in lines(tmp_path / "run")]
+    assert told == [(line["split"], line["step"]) for line in lines(tmp_path / "whole")]
+
+
+class Broken(Exception):
+    """What an unlucky rank raises."""
+
+
+def break_in_step(monkeypatch, number, rank):
+    """Let one rank fail in a step."""
+
+    def step(self, samples, step, plain=Trainer.step):
+        if step == number and self.world.rank == rank:
+            raise Broken("no more memory")
+        return plain(self, samples, step)
+
+    monkeypatch.setattr(Trainer, "step", step)
+
+
+def test_a_run_that_fails_says_so_and_goes_on_without_doing_steps_twice_in_its_metrics(store, tmp_path, monkeypatch):
+    """It fails in step 5; the last checkpoint is of step 3, so lines of steps 4 and on are written anew."""
+    expected = run(store, tmp_path / "whole")[0][0]
+    with monkeypatch.context() as patched:
+        break_in_step(patched, number=4, rank=1)
+        with pytest.raises(Broken):
+            run(store, tmp_path / "run", num_ranks=2)
+    content = run_json(tmp_path / "run")
+    assert (content["state"], content["error"]) == ("failed", "rank 1: Broken: no more memory")
+    assert "Traceback" in (tmp_path / "run" / "logs" / "rank_1.txt").read_text()
+    assert [line["step"] for line in lines(tmp_path / "run")] == [1, 2, 3, 3, 4]
+    resumed = run(store, tmp_path / "run", num_ranks=2, resume=True)
+    assert resumed[0][0] == expected
+    assert "error" not in run_json(tmp_path / "run")
+    assert [line["step"] for line in lines(tmp_path / "run")] == [1, 2, 3, 3, 4, 5, 6, 6]
+
+
+def test_a_run_that_has_nothing_left_to_do_says_what_would_go_on(store, tmp_path, capsys):
+    run(store, tmp_path / "run", epochs=1)
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    capsys.readouterr()
+    run(store, tmp_path / "run", epochs=1, resume=True)
+    assert "all 3 steps are done; give more --epochs or --max-steps to go on" in capsys.readouterr().out
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+
+
+def test_checkpoints_every_n_steps_are_kept_besides_those_of_epochs(store, tmp_path):
+    run(store, tmp_path / "run", epochs=1, checkpoint_every=2)
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("step_*")) == [
+        "step_000002",
+        "step_000003",
+    ]
+
+
+def test_a_loss_that_is_not_finite_stops_all_ranks_before_any_parameter_changes(store, tmp_path):
+    with pytest.raises(RuntimeError, match=r"step 1: the loss or a gradient is not finite .* in rank .*00000000\d"):
+        run(store, tmp_path / "run", num_ranks=2, lr=1e30)
+    content = run_json(tmp_path / "run")
+    assert content["state"] == "failed"
+    assert content["error"].startswith("rank 0: RuntimeError: step 1: the loss or a gradient is not finite")
+    assert [line["step"] for line in lines(tmp_path / "run")] == [1]
+
+
+def test_a_validation_loss_that_is_not_finite_is_none_and_never_the_best(store, tmp_path, monkeypatch):
+    def evaluate(self, samples, step, plain=Trainer.evaluate):
+        self.model.head.mlp.linears[-1].bias.data.fill_(math.inf)
+        return plain(self, samples, step)
+
+    monkeypatch.setattr(Trainer, "evaluate", evaluate)
+    (_, state), *_ = run(store, tmp_path / "run", epochs=1)
+    assert [line["loss"] for line in lines(tmp_path / "run") if line["split"] == "val"] == [None]
+    assert state.best is None
+
+
+def test_a_directory_is_touched_only_when_everything_else_is_known_to_be_good(tmp_path):
+    """A run that is to be replaced stays if the new one cannot begin."""
+    store = write_random_store(tmp_path / "store", num_train=1, num_val=0)
+    run(store, tmp_path / "run", epochs=1)
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    for flags, error in (
+        ({"target": "pT: [1, .inf]"}, "target condition on 'pT', which is unknown"),
+        ({"target": "pt: [2, 1]"}, "empty interval"),
+    ):
+        with pytest.raises(Refused, match=f"event 000000000, file .*zip: .*{error}"):
+            run(store, tmp_path / "run", num_ranks=2, overwrite=True, **flags)
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
