@@ -89,9 +89,7 @@ def test_bytes_of_the_halo_are_those_of_its_rows(store, tmp_path):
     run(store, tmp_path / "run", num_ranks=2, graph_iters=2)
     row = 16 * 4  # hidden float32 numbers
     for number, line in enumerate(line for line in lines(tmp_path / "run") if line["split"] == "train"):
-        requests = (
-            8 if number < 3 else 0
-        )  # in the first epoch, when parts are loaded, ghosts are asked for by their ids
+        requests = 8 if number < 3 else 0  # in the first epoch parts are loaded, and ghosts asked for by their ids
         assert sum(line["halo_bytes"]) == sum(line["ghost_nodes"]) * (2 * row + 2 * row + requests)
 
 

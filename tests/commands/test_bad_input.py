@@ -1,0 +1,251 @@
+"""What cannot be trained on is refused by all ranks: naming event, file and rank, exit code 2, nothing written."""
+
+import json
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from random_events import random_assignment, random_event
+from random_store import NUM_TILES, write_graph, write_random_store
+
+from domainpar import train
+from domainpar.config import TrainConfig
+from domainpar.events.store import write_manifest
+from domainpar.parallel.world import Refused
+from domainpar.testing import find_mpiexec, run_command, run_ranks
+from domainpar.training.run import train as train_on_ranks
+
+PROGRAM = str(Path(__file__).with_name("damaged_while_training.py"))
+MPIEXEC = find_mpiexec()
+needs_mpi = pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec or no mpi4py")
+SMALL = "--hidden 16 --graph-iters 1 --epochs 1".split()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A directory with a store of four events and a run that was trained on it."""
+    place = tmp_path_factory.mktemp("place")
+    write_random_store(place / "store")
+    assert train.main(["--store", str(place / "store"), "--out", str(place / "run"), *SMALL]) == 0
+    return place
+
+
+@pytest.fixture
+def copy(place, tmp_path):
+    """A copy of it to spoil."""
+    shutil.copytree(place, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def contents(directory):
+    return {path: path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()}
+
+
+def exit_code(argv):
+    try:
+        return train.main(argv)
+    except SystemExit as ended:
+        return ended.code
+
+
+def refusal(capfd, directory, *argv):
+    """What is printed for these words, which must be refused with exit code 2 and leave the directory as it is."""
+    before = contents(directory)
+    assert exit_code([*map(str, argv), *SMALL]) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.count("error: ") == 1
+    assert contents(directory) == before
+    return err
+
+
+def event_file(store, number=1):
+    return store / f"event{number:09d}.zarr.zip"
+
+
+def without_truth(store):
+    write_random_store(store, num_train=1, num_val=1, labels=False)
+
+
+def other_particles(store, **changed):
+    """One event whose particles are known only in part, or not at all."""
+    graph = random_event(0)
+    particles = replace(graph.hits.particles, **changed) if changed else None
+    graph = replace(graph, hits=replace(graph.hits, particles=particles))
+    tiles = random_assignment(0, graph.num_nodes, NUM_TILES)
+    write_manifest(store, [write_graph(store, graph, tiles, NUM_TILES, "train")], {})
+
+
+def cut_off(path):
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def overwritten_end(path):
+    path.write_bytes(path.read_bytes()[:-100] + bytes(100))
+
+
+def kept(path):
+    """Good as it is."""
+
+
+def emptied(store):
+    write_random_store(store, num_train=0, num_val=2)
+
+
+SPOILT = {
+    "no store": (shutil.rmtree, [], "store is not a finished store: it has no manifest.json. Run `python -m domainpar"),
+    "no manifest": (lambda store: (store / "manifest.json").unlink(), [], "it has no manifest.json"),
+    "a damaged manifest": (lambda store: cut_off(store / "manifest.json"), [], "manifest.json cannot be read"),
+    "a missing event": (
+        lambda store: event_file(store).unlink(),
+        [],
+        "event 000000001, file {store}/event000000001.zarr.zip: No such file",
+    ),
+    "a truncated event": (
+        lambda store: cut_off(event_file(store)),
+        [],
+        "event 000000001, file {store}/event000000001.zarr.zip: ",
+    ),
+    "a damaged event": (
+        lambda store: overwritten_end(event_file(store)),
+        [],
+        "event 000000001, file {store}/event000000001.zarr.zip: cannot read the archive: ",
+    ),
+    "no truth": (without_truth, [], "event 000000000, file {store}/event000000000.zarr.zip: it has no truth"),
+    "nothing to train on": (emptied, [], "store {store} has no training events; prepare some, or lower --val-split"),
+    "an unknown quantity": (
+        kept,
+        ["--target", "pT: [1, .inf]"],
+        "target condition on 'pT', which is unknown",
+    ),
+    "a condition of no grammar": (
+        kept,
+        ["--target", "pt: [above, 1]"],
+        "is not understood; write a number",
+    ),
+    "a quantity that is not told": (
+        lambda store: other_particles(store, pt=random_event(0).hits.particles.pt * float("nan")),
+        ["--target", "pt: [1, .inf]"],
+        "target condition on 'pt', but the source of these events does not tell it",
+    ),
+    "no particles": (other_particles, ["--target", "pt: [1, .inf]"], "--target needs a particle table"),
+}
+
+
+@pytest.mark.parametrize(("spoil", "flags", "error"), SPOILT.values(), ids=SPOILT)
+def test_events_that_will_not_do_are_named_and_nothing_is_written(copy, capfd, spoil, flags, error):
+    spoil(copy / "store")
+    printed = refusal(capfd, copy, "--store", copy / "store", "--out", copy / "new", *flags)
+    assert error.format(store=copy / "store") in printed
+    assert printed.startswith("error: ")
+    assert not (copy / "new").exists()
+
+
+def test_a_run_that_is_to_be_replaced_survives_a_new_one_that_is_refused(copy, capfd):
+    event_file(copy / "store").unlink()
+    refusal(capfd, copy, "--store", copy / "store", "--out", copy / "run", "--overwrite")
+
+
+OUTPUTS = {
+    "another run": ("run", [], "run holds another run; choose another --out, or --resume or --overwrite it"),
+    "a store": ("store", [], "store holds other files; choose another --out"),
+    "a store to overwrite": ("store", ["--overwrite"], "holds files that are not a run; --overwrite does not remove"),
+    "a file": ("run/run.json", [], "cannot write the run to {place}/run/run.json: Not a directory"),
+    "nothing to resume": ("none", ["--resume"], "{place}/none holds no run to resume"),
+    "no run to resume": ("store", ["--resume"], "{place}/store holds no run to resume"),
+}
+
+
+@pytest.mark.parametrize(("out", "flags", "error"), OUTPUTS.values(), ids=OUTPUTS)
+def test_a_directory_that_belongs_to_something_else_is_left_alone(place, capfd, out, flags, error):
+    printed = refusal(capfd, place, "--store", place / "store", "--out", place / out, *flags)
+    assert error.format(place=place) in printed
+
+
+def rewritten(path, old, new):
+    path.write_text(path.read_text().replace(old, new))
+
+
+def spoilt_weights(run):
+    (path,) = run.glob("checkpoints/step_*/model.safetensors")
+    path.write_bytes(path.read_bytes()[:-1] + b"\x01")
+
+
+RUNS = {
+    "another width": (kept, "--hidden 32", "belongs to another network: "),
+    "more iterations": (kept, "--graph-iters 2", "belongs to another network: "),
+    "another order": (kept, "--model interaction-node-first", "belongs to another network: "),
+    "shared weights": (kept, "--shared-weights --graph-iters 2", "belongs to another network: "),
+    "another precision": (kept, "--dtype float64", "belongs to another network: "),
+    "damaged weights": (spoilt_weights, "", "model.safetensors has sha256 "),
+    "no checkpoint": (lambda run: shutil.rmtree(run / "checkpoints"), "", "no last checkpoint in "),
+    "a damaged run.json": (lambda run: (run / "run.json").write_text("{"), "", "run.json cannot be read: "),
+    "a strange config.yaml": (lambda run: rewritten(run / "config.yaml", "lr:", "rl:"), "", "unknown key 'rl'"),
+}
+
+
+@pytest.mark.parametrize(("spoil", "flags", "error"), RUNS.values(), ids=RUNS)
+def test_a_run_that_cannot_go_on_like_this_says_why_and_stays(copy, capfd, spoil, flags, error):
+    spoil(copy / "run")
+    before = contents(copy)
+    assert exit_code(["--out", str(copy / "run"), "--resume", *flags.split()]) == 2
+    out, err = capfd.readouterr()
+    assert (out, contents(copy)) == ("", before)
+    assert error in err
+
+
+def test_a_run_does_not_go_on_with_other_events(place, tmp_path, capfd):
+    other = write_random_store(tmp_path / "other", num_edges=600)
+    assert exit_code(["--out", str(place / "run"), "--resume", "--store", str(other)]) == 2
+    assert "was trained on other events" in capfd.readouterr().err
+
+
+def test_a_flag_that_nobody_knows_is_refused_before_anything_is_read(place, capfd):
+    assert "unknown flag --epoch" in refusal(capfd, place, "--store", place / "none", "--epoch", "3")
+
+
+def test_what_one_rank_finds_all_refuse_and_it_is_named(copy):
+    overwritten_end(event_file(copy / "store"))
+    config = TrainConfig(store=str(copy / "store"), out=str(copy / "new"), hidden=16)
+
+    def refused(world):
+        with pytest.raises(Refused) as error:
+            train_on_ranks(config, copy / "store", world)
+        return str(error.value)
+
+    found = run_ranks(refused, 3, timeout=20)
+    assert len(set(found)) == 1
+    assert found[0].startswith(f"rank 1: event 000000001, file {event_file(copy / 'store')}: cannot read the archive")
+    assert not (copy / "new").exists()
+
+
+def launch(program, *flags):
+    """Exit code and output of three ranks."""
+    return run_command([MPIEXEC, "-n", "3", sys.executable, *program, *SMALL, *map(str, flags)], timeout=60)
+
+
+@needs_mpi
+def test_three_processes_refuse_with_one_voice_and_exit_code_two(copy):
+    overwritten_end(event_file(copy / "store", 2))
+    before = contents(copy)
+    code, printed = launch(["-m", "domainpar.train"], "--store", copy / "store", "--out", copy / "new")
+    assert code == 2
+    assert printed.startswith(f"error: rank 2: event 000000002, file {event_file(copy / 'store', 2)}: cannot read")
+    assert printed.count("\n") == 1
+    assert contents(copy) == before
+
+
+@needs_mpi
+def test_an_event_that_is_damaged_while_three_processes_train_ends_them_all_with_exit_code_one(copy):
+    code, printed = launch([PROGRAM], "--store", copy / "store", "--out", copy / "new", "--epochs", 1000)
+    assert code == 1, printed
+    assert printed.count("Traceback") == 2, "an error and the one behind it, on one rank"
+    assert " of 3 failed ---" in printed
+    content = json.loads((copy / "new" / "run.json").read_text())
+    assert content["state"] == "failed"
+    assert "StoreError: event 00000000" in content["error"]
+    assert "the file is damaged or incomplete" in content["error"]
+    steps = [json.loads(line)["step"] for line in (copy / "new" / "metrics.jsonl").read_text().splitlines()]
+    assert max(steps) == 3

@@ -1,0 +1,159 @@
+"""`python -m domainpar.train` as people use it: numbered runs, going on with a run, and being asked to stop."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+from random_store import write_random_store
+
+from domainpar import train
+from domainpar.command_line import parse
+from domainpar.config import TrainConfig, resolved_yaml
+from domainpar.testing import find_mpiexec
+
+SMALL = "--hidden 16 --graph-iters 1 --lr 0.01".split()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return write_random_store(tmp_path_factory.mktemp("store"), num_train=2, num_val=1)
+
+
+def run_json(out):
+    return json.loads((Path(out) / "run.json").read_text())
+
+
+def steps(out):
+    lines = [json.loads(line) for line in (Path(out) / "metrics.jsonl").read_text().splitlines()]
+    return [line["step"] for line in lines if line["split"] == "train"]
+
+
+def test_a_run_gets_the_next_number_and_leaves_everything_that_is_promised(store, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for number in ("0001", "0002"):
+        assert train.main(["--store", str(store), "--epochs", "1", *SMALL]) == 0
+        assert capsys.readouterr().out.splitlines()[-1] == f"next: python -m domainpar.infer --run runs/{number}"
+    left = {path.name for path in (tmp_path / "runs" / "0001").iterdir()}
+    assert left == {"config.yaml", "run.json", "metrics.jsonl", "checkpoints", "logs"}
+    about = [run_json(tmp_path / "runs" / number) for number in ("0001", "0002")]
+    assert about[0]["parameters_sha256"] == about[1]["parameters_sha256"]
+    assert {"state": "done", "ranks": 1, "steps": 2, "bitwise_problem": None}.items() <= about[0].items()
+    assert about[0]["store"]["path"] == str(store)
+
+
+BEGAN_WITH = TrainConfig(
+    store="mine", hidden=32, graph_iters=3, shared_weights=True, lr=0.5, max_steps=7, target="pt: [1, .inf]",
+    mode="naive", sectors=4, domain_size=2, transport="gloo", log_every=3,
+)  # fmt: skip
+
+
+@pytest.fixture
+def old_run(tmp_path):
+    """A directory that holds what such a run wrote of its configuration."""
+    (tmp_path / "config.yaml").write_text(resolved_yaml(BEGAN_WITH))
+    return str(tmp_path)
+
+
+def resumed_with(run, *argv):
+    return parse(TrainConfig, "", ["--out", run, "--resume", *argv])
+
+
+def test_a_run_goes_on_as_it_began_but_on_the_ranks_that_there_are(old_run):
+    here = {"domain_size": None, "transport": "auto", "out": old_run, "resume": True}
+    assert resumed_with(old_run) == replace(BEGAN_WITH, **here)
+
+
+def test_flags_win_over_the_file_they_name_and_both_over_what_the_run_began_with(old_run, tmp_path):
+    (tmp_path / "more.yaml").write_text("max_steps: 20\nlog_every: 5\nresume: true\n")
+    here = {"domain_size": 1, "transport": "auto", "out": old_run, "resume": True}
+    for config in (
+        resumed_with(old_run, "--config", str(tmp_path / "more.yaml"), "--max-steps", "30", "--domain-size", "1"),
+        parse(
+            TrainConfig,
+            "",
+            ["--max-steps=30", "--domain-size=1", "--out", old_run, "--config", str(tmp_path / "more.yaml")],
+        ),
+    ):
+        assert config == replace(BEGAN_WITH, **here, max_steps=30, log_every=5)
+
+
+def test_a_run_of_two_parts_ends_with_the_bits_of_one_without_naming_its_flags_again(store, tmp_path):
+    flags = ["--store", str(store), "--weight-decay", "0.1", "--clip", "0.5", "--events-per-step", "2", *SMALL]
+    assert train.main([*flags, "--epochs", "3", "--out", str(tmp_path / "whole")]) == 0
+    assert train.main([*flags, "--epochs", "2", "--out", str(tmp_path / "run")]) == 0
+    assert train.main(["--out", str(tmp_path / "run"), "--resume", "--epochs", "3"]) == 0
+    assert run_json(tmp_path / "run")["parameters_sha256"] == run_json(tmp_path / "whole")["parameters_sha256"]
+    assert (tmp_path / "run" / "config.yaml").read_text() == (tmp_path / "whole" / "config.yaml").read_text()
+    assert steps(tmp_path / "run") == steps(tmp_path / "whole") == [1, 2, 3]
+
+
+def wait_for_steps(out, number, process):
+    """Until two ranks at work have left so many lines."""
+    give_up_at = time.monotonic() + 60
+    while not (out / "metrics.jsonl").exists() or (out / "metrics.jsonl").read_text().count("\n") < number:
+        assert process.poll() is None, "it ended before it was asked to"
+        assert time.monotonic() < give_up_at
+        time.sleep(0.02)
+
+
+def ranks_of(process):
+    """The processes of the ranks that a launcher started."""
+    started = psutil.Process(process.pid).children(recursive=True)
+    return [one.pid for one in started if "domainpar.train" in one.cmdline() and "-m" in one.cmdline()[:2]]
+
+
+@pytest.mark.skipif(find_mpiexec() is None, reason="no mpiexec or no mpi4py")
+def test_one_of_two_processes_that_gets_sigusr1_stops_both_with_a_checkpoint_to_go_on_from(store, tmp_path):
+    flags = ["--store", str(store), "--epochs", "100000", *SMALL]
+    command = [
+        find_mpiexec(),
+        "-n",
+        "2",
+        sys.executable,
+        "-m",
+        "domainpar.train",
+        *flags,
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+    }
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+        cwd=tmp_path,
+        start_new_session=True,
+    )
+    try:
+        wait_for_steps(tmp_path / "run", 3, process)
+        ranks = ranks_of(process)
+        assert len(ranks) == 2
+        os.kill(ranks[-1], signal.SIGUSR1)
+        printed, _ = process.communicate(timeout=60)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    assert process.returncode == 0, printed
+    about = run_json(tmp_path / "run")
+    assert about["state"] == "stopped"
+    assert printed.splitlines()[-1] == f"next: python -m domainpar.train --out {tmp_path / 'run'} --resume"
+    assert steps(tmp_path / "run") == list(range(1, about["steps"] + 1))
+
+    until = ["--max-steps", str(about["steps"] + 3)]
+    assert train.main(["--out", str(tmp_path / "run"), "--resume", *until]) == 0
+    assert train.main([*flags, *until, "--out", str(tmp_path / "whole")]) == 0
+    assert run_json(tmp_path / "run")["parameters_sha256"] == run_json(tmp_path / "whole")["parameters_sha256"]
+    assert steps(tmp_path / "run") == steps(tmp_path / "whole")
