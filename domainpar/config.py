@@ -173,7 +173,7 @@ class Learning(Group):
     """Stop after so many steps, whatever the epochs."""
 
     events_per_step: int = 1
-    """Events of one optimiser step. The ranks change who computes them, never what."""
+    """Events (in naive mode: sectors) of one optimiser step. The ranks change who computes them, never what."""
 
     lr: float = 3e-3
     """Learning rate of AdamW."""

@@ -7,7 +7,6 @@ part declares what it needs and learns from the others what it owes (`Ask`).
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -18,8 +17,6 @@ import numpy.typing as npt
 IntArray = npt.NDArray[np.integer]
 BoolArray = npt.NDArray[np.bool_]
 EdgePolicy = Literal["incoming", "incident"]
-
-PLAN_VERSION = 1
 
 Ask = Callable[[list[IntArray]], list[IntArray]]
 """Hand part `p` the ids wanted from it, `wanted[p]`; returns the ids each part wants from here. *Collective*."""
@@ -158,18 +155,6 @@ def select_edges(edge_index: IntArray, owner: IntArray, part: int, policy: EdgeP
     local &= (owner_of_src >= 0) & (owner_of_dst >= 0)
     edge_ids = np.flatnonzero(local)
     return LocalEdges(edge_ids, edge_index[0, edge_ids], edge_index[1, edge_ids])
-
-
-def plan_key(event_sha256: str, assignment: IntArray, policy: EdgePolicy) -> str:
-    """Key of a plan by content: equal sizes never stand for equal graphs.
-
-    Args:
-        event_sha256: Hash of the stored event.
-        assignment: Part of each tile or node, any integer type.
-        policy: Edge policy of the plan.
-    """
-    parts = hashlib.sha256(np.ascontiguousarray(assignment, dtype=np.int64).tobytes()).hexdigest()
-    return f"{event_sha256}-{parts}-{policy}-v{PLAN_VERSION}"
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from random_events import random_assignment, random_edges
 
 from domainpar.parallel.halo import ask_owners
-from domainpar.plan import LocalEdges, build_plan, build_plans, plan_key, select_edges
+from domainpar.plan import LocalEdges, build_plan, build_plans, select_edges
 from domainpar.testing import run_ranks
 
 POLICIES = ("incoming", "incident")
@@ -134,10 +134,3 @@ def test_being_asked_for_a_node_of_another_part_is_a_disagreement():
     edges = LocalEdges(*(np.zeros(0, np.int64),) * 3)
     with pytest.raises(RuntimeError, match="part 0 was asked for node 1, which it does not own"):
         build_plan(edges, np.array([0, 1]), 0, 2, "incident", lambda wanted: [np.zeros(0, np.int64), np.array([1])])
-
-
-def test_the_key_of_a_plan_changes_with_content_not_with_size():
-    key = plan_key("event", np.array([0, 1]), "incident")
-    assert key == plan_key("event", np.array([0, 1], np.int32), "incident")
-    others = [plan_key("other", np.array([0, 1]), "incident"), plan_key("event", np.array([1, 0]), "incident")]
-    assert key not in [*others, plan_key("event", np.array([0, 1]), "incoming")]

@@ -81,10 +81,10 @@ def test_last_and_best_lead_to_their_own_weights(checkpoints, saved):
 
 def test_the_three_newest_are_kept_and_the_best(checkpoints, saved):
     model, optimizer = saved
-    for number in (10, 20, 999_999, 1_000_000, 1_000_001):
+    for number in (10, 20, 999_999, 1_000_000, 1_000_001, 1_000_002):
         checkpoints.save(model, optimizer, TrainingState(step=number), best=number == 10)
     kept = sorted(path.name for path in checkpoints.directory.glob("step_*"))
-    assert kept == ["step_000010", "step_1000000", "step_1000001", "step_999999"]
+    assert kept == ["step_000010", "step_1000000", "step_1000001", "step_1000002"]
 
 
 @pytest.mark.parametrize("which", ["last", "best"])
@@ -142,6 +142,7 @@ def test_whenever_a_save_is_killed_last_and_best_are_whole_and_the_next_save_tid
             copy.load(which, found, training(found))
             assert parameters_sha256(found) in (before, after), f"killed at operation {number}"
         copy.save(model, optimizer, TrainingState(step=5), best=False)
+        copy.load("best", network())
         left = {path.name for path in copy.directory.iterdir()}
         assert left <= {"last", "best", "step_000003", "step_000004", "step_000005"}, f"killed at operation {number}"
         if ended:

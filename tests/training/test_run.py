@@ -76,6 +76,7 @@ def test_every_line_of_the_metrics_has_every_field_and_one_value_a_rank_where_th
         assert max(parts) == pytest.approx(line["seconds"])
     steps = [line["step"] for line in written if line["split"] == "train"]
     assert steps == list(range(1, len(steps) + 1))
+    assert [line["epoch"] for line in written] == ([0, 0, 0, 0, 1, 1, 1, 1] if not flags else [0] * 10)
     rates = [line["lr"] for line in written if line["split"] == "train"]
     assert rates[:5] == pytest.approx([0.0025, 0.005, 0.0075, 0.01, 0.01])
     before = None
