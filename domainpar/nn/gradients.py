@@ -44,8 +44,7 @@ class GradientSink:
         starts = [self._start[id(parameter)] for parameter in parameters]
         if any(start + one.numel() != after for one, start, after in zip(parameters, starts, starts[1:])):
             raise ValueError(
-                f"stage {name} shares some of its parameters with another one; share a whole stage or MLP, or "
-                "nothing."
+                f"stage {name} shares some of its parameters with another one; share a whole stage or MLP, or nothing."
             )
 
     def add(self, parameters: Sequence[nn.Parameter], partials: Sequence[Tensor]) -> None:
