@@ -9,6 +9,7 @@ import os
 import platform
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -85,7 +86,8 @@ class Results:
 
     def __init__(self, bench: str, options: argparse.Namespace) -> None:
         self.rows: list[dict[str, Any]] = []
-        self.console = Console(width=options.width)
+        unseen = None if sys.stdout.isatty() else 160  # a pipe or a file has no width of its own
+        self.console = Console(width=options.width or unseen)
         self._path: Path = options.results
         flags = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
         self._about = {"bench": bench, **provenance(), "flags": flags}
@@ -127,7 +129,7 @@ def provenance() -> dict[str, Any]:
         "machine": {"cpu": cpu_name(), "cores": os.cpu_count(), "system": f"{platform.system()} {platform.machine()}"},
         "versions": {"python": platform.python_version(), "domainpar": __version__, **packages},
         "environment": environment(),
-        "load": os.getloadavg()[0],
+        "load_average": os.getloadavg()[0],
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
 

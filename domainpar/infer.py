@@ -10,10 +10,10 @@ Examples:
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from domainpar.parallel.world import World
     from domainpar.reco.scores import EventScores
     from domainpar.reco.scoring import Judge, Outcome, Scorer
-
-T = TypeVar("T")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -80,7 +78,7 @@ def _set_up(config: InferConfig, world: "World") -> "tuple[Scorer, list[EventRec
     store = _open_events(config, run, world)
     records = store.events(None if config.split == "all" else config.split)
     world.agree(None if records else f"store {store.path} has no {config.split} events; take another --split.")
-    model, state = _on_all(world, lambda: load_network(run, trained, config.checkpoint, store))
+    model, state = world.on_all(lambda: load_network(run, trained, config.checkpoint, store))
     model.to(world.device)
     origin = {
         "mode": config.mode,
@@ -146,18 +144,7 @@ def _open_events(config: InferConfig, run: Path, world: "World") -> "EventStore"
             raise ValueError(f"{run} was trained on {trained_on}, which is not there; name its place with --store.")
         return trained_on
 
-    return open_store(_on_all(world, path), world)
-
-
-def _on_all(world: "World", make: Callable[[], T]) -> T:
-    """Make something on every rank; if one cannot, all refuse. *Collective*."""
-    made, problem = [], None
-    try:
-        made.append(make())
-    except (ValueError, OSError) as error:
-        problem = error
-    world.agree(problem)
-    return made[0]
+    return open_store(world.on_all(path), world)
 
 
 def _self_test(scorer: "Scorer") -> str | None:

@@ -79,6 +79,15 @@ def tiled_events(draw: st.DrawFn, max_nodes: int = 40, max_edges: int = 120) -> 
     return event, random_assignment(draw(st.integers(0, 2**32 - 1)), event.num_nodes, num_tiles), num_tiles
 
 
+@st.composite
+def assigned_graphs(draw: st.DrawFn, max_nodes: int, max_edges: int, max_parts: int) -> tuple[IntArray, IntArray, int]:
+    """Hypothesis strategy: random edges, a part for each node, and the number of parts; some parts own nothing."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    num_nodes, num_parts = draw(st.integers(0, max_nodes)), draw(st.integers(1, max_parts))
+    edges = random_edges(rng, num_nodes, draw(st.integers(0, max_edges)))
+    return edges, random_assignment(draw(st.integers(0, 2**32 - 1)), num_nodes, num_parts), num_parts
+
+
 def _random_hits(rng: np.random.Generator, num_nodes: int, event_id: str, positions: bool, truth: bool) -> Hits:
     particle_id = np.array([2**60, 7, 2**40 + 1])
     return Hits(

@@ -139,11 +139,12 @@ class _EndSums:
         """Take one tile's rows, [num_edges of the tile, width], to be summed at either end."""
         if self._at_dst.shape[1] == 0:
             return
+        # index_add_ takes four times as long from columns of a wider block as from a copy of them.
         if tile.owned:
-            self._at_dst[tile.nodes].index_add_(0, self._tiles.dst_in_tile[tile.edges], at_dst)
+            self._at_dst[tile.nodes].index_add_(0, self._tiles.dst_in_tile[tile.edges], at_dst.contiguous())
         num_pairs = tile.pairs.stop - tile.pairs.start
         partials = at_src.new_zeros(num_pairs + 1, at_src.shape[1])
-        partials.index_add_(0, self._tiles.pair_in_tile[tile.edges], at_src)
+        partials.index_add_(0, self._tiles.pair_in_tile[tile.edges], at_src.contiguous())
         self._partials[tile.pairs] = partials[:num_pairs]
 
     def finish(self) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ DEFAULT_DEADLINE = 300.0
 LARGEST_DEFAULT_DOMAIN = 8
 SECONDS_TO_REPORT = 1.0  # given to the one rank that prints what is wrong, before others end the job
 
+T = TypeVar("T")
 TransportName = Literal["auto", "mpi", "gloo", "nccl"]
 
 
@@ -223,6 +224,21 @@ class World:
                 ranks_of.setdefault(text, []).append(rank)
         if ranks_of:
             raise Refused("\n".join(self._with_ranks(text, ranks) for text, ranks in ranks_of.items()))
+
+    def on_all(self, make: Callable[[], T]) -> T:
+        """Make something on every rank; if one cannot, all refuse; *collective*.
+
+        Raises:
+            Refused: On every rank, if making it raised a ValueError or OSError on any.
+        """
+        made: list[T] = []
+        problem: Exception | None = None
+        try:
+            made.append(make())
+        except (ValueError, OSError) as error:
+            problem = error
+        self.agree(problem)
+        return made[0]
 
     def on_root(self, make: Callable[[], str]) -> str:
         """Have rank 0 make a text, and give it to every rank; *collective*.

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -29,8 +28,6 @@ from domainpar.training.rundir import RunFile, choose_directory, describe_proces
 from domainpar.training.sampler import samples_of, steps_of_epoch
 from domainpar.training.schedule import Schedule
 from domainpar.training.targets import EdgeClasses, check_target
-
-T = TypeVar("T")
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -68,23 +65,7 @@ def open_store(path: Path, world: World) -> EventStore:
             store.open(record).close()
         return store
 
-    return on_all_ranks(world, look)
-
-
-def on_all_ranks(world: World, make: Callable[[], T]) -> T:
-    """Make something on every rank; if one cannot, all refuse. *Collective*.
-
-    Raises:
-        Refused: On all ranks alike, if it raised a ValueError or OSError on any.
-    """
-    made: list[T] = []
-    problem: Exception | None = None
-    try:
-        made.append(make())
-    except (ValueError, OSError) as error:
-        problem = error
-    world.agree(problem)
-    return made[0]
+    return world.on_all(look)
 
 
 def make_network(config: TrainConfig, store: EventStore) -> InteractionNetwork:
@@ -125,12 +106,12 @@ class Run:
         self.train_samples = samples_of(store.events("train"), sectors)
         self.val_samples = samples_of(store.events("val"), sectors)
         self._target = target_conditions(config.target) if config.target else None
-        on_all_ranks(world, self._check_events)
+        world.on_all(self._check_events)
         self.steps_per_epoch = -(-len(self.train_samples) // config.events_per_step)
         self.total_steps = config.epochs * self.steps_per_epoch
         if config.max_steps is not None:
             self.total_steps = min(self.total_steps, config.max_steps)
-        self.trainer = on_all_ranks(world, self._make_trainer)
+        self.trainer = world.on_all(self._make_trainer)
         self._broken = rows_are_independent(self.trainer.model, world.transport) if world.device.type == "cpu" else None
         chosen = world.on_root(lambda: str(choose_directory(config.out, config.resume, config.overwrite)))
         self.directory = Path(chosen)
@@ -139,7 +120,7 @@ class Run:
         self.file = RunFile(self.directory / "run.json")
         self._said_who_owns_nothing = False
         if config.resume:
-            on_all_ranks(world, self._resume)
+            world.on_all(self._resume)
 
     def go(self, stop: StopFlag) -> None:
         """Train until the last step, or until asked to stop. *Collective*.

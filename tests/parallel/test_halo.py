@@ -8,20 +8,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_events import random_assignment, random_edges
+from random_events import assigned_graphs
 
 from domainpar.parallel.halo import AdjointHalo, CompleteHalo, Halo
 from domainpar.plan import build_plans
 from domainpar.testing import run_ranks
-
-
-@st.composite
-def assigned_graphs(draw):
-    """Edges, an assignment of nodes, and the number of parts; some parts own nothing."""
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    num_nodes, num_parts = draw(st.integers(0, 25)), draw(st.integers(1, 5))
-    edges = random_edges(rng, num_nodes, draw(st.integers(0, 70)))
-    return edges, random_assignment(draw(st.integers(0, 2**32 - 1)), num_nodes, num_parts), num_parts
 
 
 def _halo(world, edges, assignment, policy="incident", kind=Halo):
@@ -40,7 +31,7 @@ def _ghosts_hold_their_owners_rows(world, edges, assignment, policy):
 
 
 @pytest.mark.parametrize("policy", ["incoming", "incident"])
-@given(graph=assigned_graphs())
+@given(graph=assigned_graphs(25, 70, 5))
 @settings(max_examples=60, deadline=None)
 def test_every_ghost_gets_its_owners_row_and_every_owner_all_its_ghosts(policy, graph):
     edges, assignment, num_parts = graph
@@ -56,7 +47,7 @@ def _both_sides_of_adjointness(world, edges, assignment, policy, seed):
 
 
 @pytest.mark.parametrize("policy", ["incoming", "incident"])
-@given(graph=assigned_graphs(), seed=st.integers(0, 1000))
+@given(graph=assigned_graphs(25, 70, 5), seed=st.integers(0, 1000))
 @settings(max_examples=60, deadline=None)
 def test_fill_ghosts_and_sum_to_owners_are_adjoint(policy, graph, seed):
     edges, assignment, num_parts = graph
@@ -75,7 +66,7 @@ def _bytes_of_one_fill(world, edges, assignment, policy):
 
 
 @pytest.mark.parametrize("policy", ["incoming", "incident"])
-@given(graph=assigned_graphs())
+@given(graph=assigned_graphs(25, 70, 5))
 @settings(max_examples=60, deadline=None)
 def test_bytes_of_an_exchange_are_the_lower_bound(policy, graph):
     """Each row that some rank needs from another travels once: (node, receiving rank) pairs x width, counted anew."""

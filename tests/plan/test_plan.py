@@ -4,23 +4,13 @@ import drawn
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
-from random_events import random_assignment, random_edges
+from random_events import assigned_graphs
 
 from domainpar.parallel.halo import ask_owners
 from domainpar.plan import LocalEdges, build_plan, build_plans, select_edges
 from domainpar.testing import run_ranks
 
 POLICIES = ("incoming", "incident")
-
-
-@st.composite
-def assigned_graphs(draw):
-    """Edges, an assignment of nodes, and the number of parts; some parts own nothing."""
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    num_nodes, num_parts = draw(st.integers(0, 30)), draw(st.integers(1, 6))
-    edges = random_edges(rng, num_nodes, draw(st.integers(0, 80)))
-    return edges, random_assignment(draw(st.integers(0, 2**32 - 1)), num_nodes, num_parts), num_parts
 
 
 @pytest.mark.parametrize(("policy", "by_hand"), [("incident", drawn.INCIDENT), ("incoming", drawn.INCOMING)])
@@ -33,7 +23,7 @@ def test_the_drawn_event_has_the_plans_written_out_by_hand(policy, by_hand):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@given(graph=assigned_graphs())
+@given(graph=assigned_graphs(30, 80, 6))
 @settings(max_examples=300, deadline=None)
 def test_every_node_and_edge_is_owned_exactly_once(policy, graph):
     edges, assignment, num_parts = graph
@@ -47,7 +37,7 @@ def test_every_node_and_edge_is_owned_exactly_once(policy, graph):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@given(graph=assigned_graphs())
+@given(graph=assigned_graphs(30, 80, 6))
 @settings(max_examples=300, deadline=None)
 def test_local_rows_name_the_right_nodes_and_ghosts_are_all_that_is_missing(policy, graph):
     edges, assignment, num_parts = graph
@@ -63,7 +53,7 @@ def test_local_rows_name_the_right_nodes_and_ghosts_are_all_that_is_missing(poli
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@given(graph=assigned_graphs())
+@given(graph=assigned_graphs(30, 80, 6))
 @settings(max_examples=300, deadline=None)
 def test_what_is_sent_is_what_the_receiver_expects_row_for_row(policy, graph):
     edges, assignment, num_parts = graph
@@ -84,7 +74,7 @@ def _same_plan_from_own_edges(world, edges, assignment, policy):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@given(graph=assigned_graphs())
+@given(graph=assigned_graphs(30, 80, 6))
 @settings(max_examples=40, deadline=None)
 def test_ranks_that_know_only_their_own_edges_build_the_same_plans(policy, graph):
     edges, assignment, num_parts = graph
