@@ -140,7 +140,7 @@ def describe(about: Mapping[str, Any]) -> str:
     settings = " ".join(f"{name}={value}" for name, value in about["environment"].items()) or "no allocator settings"
     return (
         f"commit {about['commit']}, {machine['cpu']}, {machine['cores']} cores, torch {versions['torch']}, "
-        f"{settings}, load {about['load']:.1f} before it began"
+        f"{settings}, load {about['load_average']:.1f} before it began"
     )
 
 

@@ -19,10 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import measuring
 import numpy as np
 from rich.console import Console
 from rich.progress import track
@@ -56,7 +54,10 @@ class Case:
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = parse(argv)
-    console, about = Console(width=options.width), provenance(options.seed)
+    console, about = (
+        Console(width=options.width),
+        {"bench": "partition", **measuring.provenance(), "seed": options.seed},
+    )
     rows = []
     options.out.parent.mkdir(parents=True, exist_ok=True)
     with options.out.open("a") as out:
@@ -212,32 +213,6 @@ def truth_row(case: Case, part: Any) -> Row:
         "segments_cut_share": truth.segments_cut / max(truth.segments, 1),
         "tracks_cut_share": truth.tracks_cut / max(truth.tracks, 1),
     }
-
-
-def provenance(seed: int) -> Row:
-    return {
-        "bench": "partition",
-        "commit": commit(),
-        "machine": f"{platform.machine()} {os.cpu_count()} cores {platform.system()}",
-        "versions": {"python": platform.python_version(), "numpy": np.__version__, "pymetis": version("pymetis")},
-        "seed": seed,
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    }
-
-
-def commit() -> str:
-    """The commit of the source, with a + where files differ from it; 'unknown' outside a repository."""
-    here = Path(__file__).parent
-    asked = subprocess.run(
-        ["git", "describe", "--always", "--dirty=+"], cwd=here, capture_output=True, text=True, check=False
-    )
-    return asked.stdout.strip() or "unknown"
-
-
-def version(package: str) -> str:
-    from importlib.metadata import version as installed
-
-    return installed(package)
 
 
 TILE_COLUMNS = (
