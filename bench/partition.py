@@ -54,10 +54,8 @@ class Case:
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = parse(argv)
-    console, about = (
-        Console(width=options.width),
-        {"bench": "partition", **measuring.provenance(), "seed": options.seed},
-    )
+    about = {"bench": "partition", **measuring.provenance(), "seed": options.seed}
+    console = Console(width=options.width)
     rows = []
     options.out.parent.mkdir(parents=True, exist_ok=True)
     with options.out.open("a") as out:
