@@ -43,7 +43,7 @@ class Case:
         return EventStore(self.store).events()
 
 
-def add_flags(parser: argparse.ArgumentParser, case: str, events: int = 1, partitioner: str = "metis") -> None:
+def add_flags(parser: argparse.ArgumentParser, case: str, events: int = 1, partitioner: str = "phi-eta") -> None:
     """Add the flags that say which events; `chosen_case` reads them."""
     given = parser.add_argument_group("events")
     given.add_argument("--case", choices=HITS, default=case, help=f"simulated events of this size (default {case})")
