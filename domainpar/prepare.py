@@ -98,19 +98,19 @@ def _work(config: PrepareConfig) -> int:
 
 def _say_what_is_there(directory: Path) -> None:
     from domainpar.events.store import EventStore
+    from domainpar.words import between, its_mpiexec, several, this_python
 
     store = EventStore(directory)
     splits = ", ".join(f"{len(store.events(split))} {split}" for split in ("train", "val", "test"))
     nodes, edges, tiles = (
         [getattr(record, name) for record in store.events()] for name in ("num_nodes", "num_edges", "num_tiles")
     )
-    print(f"{directory}: {len(store)} events ({splits}), digest {store.digest[:16]}")
-    print(f"hits {min(nodes):,} to {max(nodes):,}; candidate edges {min(edges):,} to {max(edges):,}; ", end="")
-    print(f"tiles {min(tiles)} to {max(tiles)}")
+    print(f"{directory}: {several(len(store), 'event')} ({splits}), digest {store.digest[:16]}")
+    print(f"each with {between(nodes)} hits, {between(edges)} candidate edges, {between(tiles)} tiles")
     with store.open(store.events()[0]) as event:
         if event.label_note is not None:
             print(f"labels: {event.label_note}")
-    print(f"next: mpiexec -n 8 python -m domainpar.train --store {directory}")
+    print(f"next: {its_mpiexec()} -n 8 {this_python()} -m domainpar.train --store {directory}")
 
 
 def _default_store(config: PrepareConfig) -> Path:

@@ -10,6 +10,7 @@ from domainpar.events.store import EventRecord, EventStore
 from domainpar.parallel.world import World
 from domainpar.reco.score_files import LIST, SCORES_SUFFIX
 from domainpar.reco.scoring import Outcome
+from domainpar.words import between, several, this_python
 
 
 def first_lines(world: World, store: EventStore, records: Sequence[EventRecord], about: Mapping[str, Any]) -> list[str]:
@@ -20,12 +21,13 @@ def first_lines(world: World, store: EventStore, records: Sequence[EventRecord],
         mode = f"APPROXIMATE: {about['sectors']} sectors, no exchange, edges between them get no score"
     trained = "" if about["trained_mode"] == about["mode"] else f", trained in {about['trained_mode']} mode"
     return [
-        f"domainpar: {world.size} ranks over {world.transport.name}, {world.domain.size} to an event, 1 thread each, "
-        f"{mode}",
+        f"domainpar: {several(world.size, 'rank')} over {world.transport.name}, {world.domain.size} to an event, "
+        f"1 thread each, {mode}",
         f"network  : {about['run']}, {about['checkpoint']} checkpoint (step {about['step']}){trained}, "
-        f"{about['dtype']}, parameters sha256 {about['parameters_sha256'][:16]}, {_exactness(world, about)}",
-        f"events   : {store.path}: {len(sizes)} of its {len(store)} events, "
-        f"{min(sizes):,} to {max(sizes):,} candidate edges",
+        f"{about['dtype']}, parameters sha256 {about['parameters_sha256'][:16]}",
+        f"exactness: {_exactness(world, about)}",
+        f"events   : {store.path}: {len(sizes)} of its {several(len(store), 'event')}, "
+        f"{between(sizes)} candidate edges",
     ]
 
 
@@ -56,18 +58,19 @@ def last_lines(
     unscored = sum(outcome.scored.unscored for outcome in outcomes)
     share = f" ({unscored / edges:.2%}; edge_scored is false, score 0)" if unscored else ""
     lines = [
-        f"scored {len(outcomes)} events, {edges:,} edges, {unscored:,} without a score{share}; "
+        f"scored {several(len(outcomes), 'event')}, {edges:,} edges, {unscored:,} without a score{share}; "
         f"{sum(seconds) / len(seconds):.2f} s an event, {max(seconds):.2f} s the longest",
         *(_metrics_line(split, values, about) for split, values in metrics.items()),
     ]
     if blind := sum(outcome.judgement is None for outcome in outcomes):
-        lines.append(f"{blind} events have no truth to count against" + (" for --target" if about["target"] else ""))
+        wanted = " for --target" if about["target"] else ""
+        lines.append(f"{several(blind, 'event')} without truth to count against{wanted}")
     first = directory / min(outcome.scored.path for outcome in outcomes)
     opened = f"zarr.open(zarr.storage.ZipStore('{first}'), mode='r')"
     return [
         *lines,
         f"scores in {directory}: {LIST} and one event<name>{SCORES_SUFFIX} an event, edges in the order of your files",
-        f"""next: python -c "import zarr; print({opened}['edge_score'][:10])\"""",
+        f"""next: {this_python()} -c "import zarr; print({opened}['edge_score'][:10])\"""",
     ]
 
 

@@ -9,6 +9,7 @@ from domainpar.config import TrainConfig
 from domainpar.events.store import EventStore
 from domainpar.parallel.world import World
 from domainpar.training.checkpoint import TrainingState
+from domainpar.words import between, several, this_python
 
 
 def first_lines(
@@ -26,13 +27,13 @@ def first_lines(
     records = store.events("train") + store.events("val")
     edges, tiles = [record.num_edges for record in records], [record.num_tiles for record in records]
     trained, validated = num_samples
-    samples = _several(trained, "event" if config.mode == "halo" else "sector")
+    samples = several(trained, "event" if config.mode == "halo" else "sector")
     lines = [
-        f"domainpar: {_several(world.size, 'rank')} over {world.transport.name}, {world.domain.size} to an event, "
+        f"domainpar: {several(world.size, 'rank')} over {world.transport.name}, {world.domain.size} to an event, "
         "1 thread each",
         f"events   : {store.path}",
         f"           {samples} to train on, {validated} to validate with; "
-        f"{_between(edges)} candidate edges in {_between(tiles)} tiles",
+        f"{between(edges)} candidate edges in {between(tiles)} tiles",
         f"network  : {config.model}, hidden {config.hidden}, {config.graph_iters} iterations, "
         f"{num_parameters:,} parameters, {config.dtype}",
     ]
@@ -72,7 +73,7 @@ def idle_ranks(owned_nodes: Sequence[int], step: int, num_samples: int, world: W
     if num_samples < world.num_data_groups:
         return [
             *lines,
-            f"      {world.num_data_groups} groups of ranks for {_several(num_samples, 'sample')} a step: "
+            f"      {world.num_data_groups} groups of ranks for {several(num_samples, 'sample')} a step: "
             "more --events-per-step or fewer ranks give each some work",
         ]
     return [*lines, "      fewer ranks, a smaller --domain-size or more tiles (prepare --tiles) give each some work"]
@@ -92,17 +93,8 @@ def last_lines(directory: Path, state: TrainingState, how: str, seconds: float, 
     best = "" if state.best is None else f"; best validation edge AUC {state.best:.4f} at step {state.best_step}"
     resume, score = f"domainpar.train --out {directory} --resume", f"domainpar.infer --run {directory}"
     return [
-        f"{how} after {_several(state.step, 'step')}, {seconds:.0f} s{best}",
+        f"{how} after {several(state.step, 'step')}, {seconds:.0f} s{best}",
         f"parameters sha256 {sha256[:16]}" + (": another number of ranks ends with the same" if exact else ""),
         f"results in {directory}: metrics.jsonl, config.yaml, run.json, checkpoints/",
-        f"next: python -m {score if how == 'done' else resume}",
+        f"next: {this_python()} -m {score if how == 'done' else resume}",
     ]
-
-
-def _several(count: int, what: str) -> str:
-    return f"{count:,} {what}" + ("" if count == 1 else "s")
-
-
-def _between(counts: Sequence[int]) -> str:
-    least, most = min(counts), max(counts)
-    return f"{least:,}" if least == most else f"{least:,} to {most:,}"

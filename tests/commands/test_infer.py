@@ -20,6 +20,7 @@ from domainpar.infer import infer, main
 from domainpar.parallel.world import Refused, World
 from domainpar.testing import find_mpiexec, run_command, run_ranks
 from domainpar.training.run import train
+from domainpar.words import this_python
 
 NUM_TILES = 12
 ROOT = Path(__file__).parents[2]
@@ -114,7 +115,7 @@ def test_events_without_truth_are_scored_and_named_as_such(place, tmp_path, caps
     listed, _ = inferred(place, tmp_path / "out", split="test")
     assert len(listed["events"]) == 1
     assert listed["metrics"] == {}
-    assert "1 events have no truth to count against" in capsys.readouterr().out
+    assert "1 event without truth to count against" in capsys.readouterr().out
 
 
 def test_the_summary_tells_what_naive_mode_cannot_score_and_counts_it_as_lost(place, tmp_path, capsys):
@@ -147,7 +148,7 @@ def test_the_summary_says_where_scores_lie_and_what_to_type_next(place, tmp_path
     assert out.count("scored 4 events") == 1
     assert "split=val events=1 edge_efficiency=" in out
     assert "trained on these" in next(line for line in out.splitlines() if line.startswith("split=train"))
-    program = out.splitlines()[-1].removeprefix('next: python -c "').removesuffix('"')
+    program = out.splitlines()[-1].removeprefix(f'next: {this_python()} -c "').removesuffix('"')
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert ended.stdout.startswith("[")
 

@@ -17,6 +17,7 @@ from domainpar import train
 from domainpar.command_line import parse
 from domainpar.config import TrainConfig, resolved_yaml
 from domainpar.testing import find_mpiexec
+from domainpar.words import this_python
 
 SMALL = "--hidden 16 --graph-iters 1 --lr 0.01".split()
 
@@ -39,7 +40,8 @@ def test_a_run_gets_the_next_number_and_leaves_everything_that_is_promised(store
     monkeypatch.chdir(tmp_path)
     for number in ("0001", "0002"):
         assert train.main(["--store", str(store), "--epochs", "1", *SMALL]) == 0
-        assert capsys.readouterr().out.splitlines()[-1] == f"next: python -m domainpar.infer --run runs/{number}"
+        last_line = capsys.readouterr().out.splitlines()[-1]
+        assert last_line == f"next: {this_python()} -m domainpar.infer --run runs/{number}"
     left = {path.name for path in (tmp_path / "runs" / "0001").iterdir()}
     assert left == {"config.yaml", "run.json", "metrics.jsonl", "checkpoints", "logs"}
     about = [run_json(tmp_path / "runs" / number) for number in ("0001", "0002")]
@@ -149,7 +151,7 @@ def test_one_of_two_processes_that_gets_sigusr1_stops_both_with_a_checkpoint_to_
     assert process.returncode == 0, printed
     about = run_json(tmp_path / "run")
     assert about["state"] == "stopped"
-    assert printed.splitlines()[-1] == f"next: python -m domainpar.train --out {tmp_path / 'run'} --resume"
+    assert printed.splitlines()[-1] == f"next: {this_python()} -m domainpar.train --out {tmp_path / 'run'} --resume"
     assert steps(tmp_path / "run") == list(range(1, about["steps"] + 1))
 
     until = ["--max-steps", str(about["steps"] + 3)]

@@ -18,7 +18,6 @@ import pytest
 from hypothesis import given, settings
 from random_events import random_assignment, random_event, tiled_events
 
-from domainpar.events import store as store_module
 from domainpar.events.store import (
     EDGE_ARRAYS,
     NODE_ARRAYS,
@@ -29,6 +28,7 @@ from domainpar.events.store import (
     inspect_event,
     write_event,
     write_manifest,
+    zip_files,
 )
 from partitioners import number_along_phi
 
@@ -51,8 +51,8 @@ def event_file(tmp_path):
 
 @pytest.fixture
 def small_chunks(monkeypatch):
-    monkeypatch.setattr(store_module, "NODES_PER_CHUNK", 5)
-    monkeypatch.setattr(store_module, "EDGES_PER_CHUNK", 7)
+    monkeypatch.setattr(zip_files, "NODES_PER_CHUNK", 5)
+    monkeypatch.setattr(zip_files, "EDGES_PER_CHUNK", 7)
 
 
 @few_disk_cases

@@ -14,6 +14,7 @@ from domainpar.parallel.world import Refused
 from domainpar.testing import run_ranks
 from domainpar.training.loop import Trainer
 from domainpar.training.run import Run, open_store
+from domainpar.words import this_python
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +123,7 @@ def test_the_first_screen_is_twelve_lines_that_fit(store, tmp_path, monkeypatch,
     assert first + 1 <= 12
     limit = 130 if flags else 120  # "approximate=yes" at the end of a line that is full already
     assert max(map(len, printed)) <= limit, max(printed, key=len)
-    assert printed[-1] == "next: python -m domainpar.infer --run runs/0001"
+    assert printed[-1] == f"next: {this_python()} -m domainpar.infer --run runs/0001"
     assert printed[-3].endswith(": another number of ranks ends with the same")
 
 

@@ -1,0 +1,55 @@
+"""The store: one zarr zip per event in stored order, and a manifest beside them. The only room that knows zarr.
+
+A directory `store/` holds
+
+    manifest.json                what was prepared, how, and the sha256 of every event
+    event000001001.zarr.zip      one event: arrays under nodes/ edges/ tiles/ particles/, each chunk with a crc32c
+
+Files appear under their name only when they are complete. The same event prepared with the same settings and the
+same versions of the libraries gives the same bytes.
+"""
+
+from domainpar.events.store.event import StoredEvent, inspect_event
+from domainpar.events.store.layout import (
+    EDGE_ARRAYS,
+    MANIFEST,
+    NODE_ARRAYS,
+    PARTIAL,
+    SCHEMA_VERSION,
+    SUFFIX,
+    Array,
+    EventRecord,
+    Settings,
+    Split,
+    StoreError,
+    event_file_name,
+    file_sha256,
+    settings_digest,
+)
+from domainpar.events.store.manifest import EventStore, write_manifest
+from domainpar.events.store.writing import write_event
+from domainpar.events.store.zip_files import write_arrays, write_whole
+
+__all__ = [
+    "EDGE_ARRAYS",
+    "MANIFEST",
+    "NODE_ARRAYS",
+    "PARTIAL",
+    "SCHEMA_VERSION",
+    "SUFFIX",
+    "Array",
+    "EventRecord",
+    "EventStore",
+    "Settings",
+    "Split",
+    "StoreError",
+    "StoredEvent",
+    "event_file_name",
+    "file_sha256",
+    "inspect_event",
+    "settings_digest",
+    "write_arrays",
+    "write_event",
+    "write_manifest",
+    "write_whole",
+]

@@ -1,0 +1,315 @@
+"""One event of a store, read piece by piece."""
+
+from __future__ import annotations
+
+import contextlib
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+from zarr.storage import ZipStore
+
+from domainpar.events.graph import IntArray, Particles
+from domainpar.events.store.layout import (
+    EDGE_ARRAYS,
+    IDS,
+    JOINING_EDGES,
+    NODE_ARRAYS,
+    SCHEMA_VERSION,
+    SUFFIX,
+    Array,
+    EdgePolicy,
+    EventRecord,
+    StoreError,
+    file_sha256,
+)
+from domainpar.events.stored_order import concatenated_ranges
+from partitioners import TileGraph
+
+
+class StoredEvent:
+    """One event in stored order, read piece by piece: a rank reads the chunks of its tiles, not the event.
+
+    Use as a context manager, or call `close`.
+
+    Args:
+        path: The zarr zip.
+        event_id: Name to use in messages before the file has told its own.
+        sha256: Hash of the file, when it is known from a manifest.
+
+    Attributes:
+        event_id: Name of the event.
+        num_nodes: N.
+        num_edges: E.
+        num_tiles: K.
+        feature_names: Name of each node feature, length F.
+        edge_feature_names: Name of each edge feature, length G.
+        has_labels: Whether edges have labels.
+        has_positions: Whether nodes have positions.
+        has_particle_ids: Whether the particle of each hit is known.
+        node_ptr: Tile t holds the nodes [node_ptr[t], node_ptr[t + 1]), int64 [K + 1].
+        edge_ptr: The edges that end in tile t are [edge_ptr[t], edge_ptr[t + 1]), int64 [K + 1].
+        settings: How the event was prepared.
+        settings_digest: Hash of the settings.
+        source_digest: Hash of the input the event was read from; empty when it was not read from files.
+        label_note: How the labels were made; None when the source gave them, or there are none.
+
+    Raises:
+        StoreError: If the file is missing, damaged, of another version, or lacks an array or a chunk.
+    """
+
+    def __init__(self, path: str | Path, *, event_id: str | None = None, sha256: str | None = None) -> None:
+        self.path = Path(path)
+        self.event_id = event_id or self.path.name.removeprefix("event").removesuffix(SUFFIX)
+        self._sha256 = sha256
+        if not self.path.is_file():
+            raise StoreError(f"event {self.event_id}, file {self.path}: no such file; prepare the store again.")
+        with self._reading("the archive"):
+            self._zip = ZipStore(self.path, mode="r")
+            self._group = zarr.open_group(self._zip, mode="r")
+        try:
+            self._read_attributes()
+            self._open_arrays()
+            self._read_tiles()
+        except BaseException:
+            self.close()
+            raise
+
+    def _read_attributes(self) -> None:
+        with self._reading("its description"):
+            found: dict[str, Any] = dict(self._group.attrs)
+            version = found.get("schema_version")
+            if found.get("format") != "domainpar event" or version != SCHEMA_VERSION:
+                raise ValueError(f"it is {found.get('format')!r} version {version!r}, not version {SCHEMA_VERSION}")
+            self.event_id = str(found["event"])
+            self.num_nodes, self.num_edges = int(found["num_nodes"]), int(found["num_edges"])
+            self.num_tiles = int(found["num_tiles"])
+            self.feature_names: tuple[str, ...] = tuple(found["feature_names"])
+            self.edge_feature_names: tuple[str, ...] = tuple(found["edge_feature_names"])
+            self.settings: dict[str, Any] = found["settings"]
+            self.settings_digest = str(found["settings_digest"])
+            self.source_digest = str(found["source_digest"])
+            self.label_note: Any = found["label_note"]
+            self._listed: dict[str, Any] = found["arrays"]
+
+    def _open_arrays(self) -> None:
+        self._arrays: dict[str, Any] = {}
+        for name, listed in self._listed.items():
+            with self._reading(name):
+                array: Any = self._group[name]
+                expected = (tuple(listed["shape"]), listed["dtype"])
+                found = (tuple(array.shape), str(array.dtype))
+                if found != expected:
+                    raise ValueError(f"shape and type are {found}, expected {expected}")
+                if array.nchunks_initialized != array.nchunks:
+                    raise ValueError(f"{array.nchunks_initialized} of {array.nchunks} chunks are there")
+                self._arrays[name] = array
+        self.has_labels = "edges/label" in self._arrays
+        self.has_positions = "nodes/position" in self._arrays
+        self.has_particle_ids = "nodes/particle_id" in self._arrays
+
+    def _read_tiles(self) -> None:
+        tiles = {name: self._whole(f"tiles/{name}") for name in ("node_ptr", "edge_ptr")}
+        pairs = {name: self._whole(f"tiles/{name}") for name in ("src_tile", "dst_tile", "joining")}
+        for name, total in (("node_ptr", self.num_nodes), ("edge_ptr", self.num_edges)):
+            ptr = tiles[name]
+            good = len(ptr) == self.num_tiles + 1 and ptr[0] == 0 and ptr[-1] == total and (np.diff(ptr) >= 0).all()
+            if not good:
+                raise StoreError(
+                    f"{self._where()}: tiles/{name} does not describe {self.num_tiles} ranges of 0 to {total}; "
+                    "prepare the event again."
+                )
+        self.node_ptr, self.edge_ptr = tiles["node_ptr"], tiles["edge_ptr"]
+        self._src_tile, self._dst_tile, self._joining = pairs["src_tile"], pairs["dst_tile"], pairs["joining"]
+        self._joining_ptr = np.concatenate([[0], np.cumsum(self._joining)])
+
+    @property
+    def sha256(self) -> str:
+        """Hash of the file, from the manifest or else computed."""
+        if self._sha256 is None:
+            self._sha256 = file_sha256(self.path, self.event_id)
+        return self._sha256
+
+    def tile_graph(self) -> TileGraph:
+        """Nodes and edges of each tile, and the edges that join tiles: all that a grouping looks at."""
+        return TileGraph(
+            node_counts=np.diff(self.node_ptr),
+            edge_counts=np.diff(self.edge_ptr),
+            src_tile=self._src_tile.astype(np.int32),
+            dst_tile=self._dst_tile.astype(np.int32),
+            joining=self._joining,
+        )
+
+    def particles(self) -> Particles | None:
+        """The particle table; None when it is unknown."""
+        if "particles/particle_id" not in self._arrays:
+            return None
+        return Particles(**{field.name: self._whole(f"particles/{field.name}") for field in fields(Particles)})
+
+    def read_nodes(self, name: str, ids: IntArray) -> Array:
+        """One array of the nodes with these ids, in their order; reads only the chunks they lie in.
+
+        Args:
+            name: `features` float32 [n, F], `position` float32 [n, 3], `volume` `layer` `module` int32,
+                `hit_id` `particle_id` int64, `weight` float32, `in_degree` `out_degree` `original_row` int64.
+            ids: Global node ids, [n], any order.
+
+        Raises:
+            StoreError: If the file is damaged.
+            ValueError: If the event has no such array, or an id does not exist.
+        """
+        return self._gather("nodes", name, NODE_ARRAYS, ids, self.num_nodes)
+
+    def read_edges(self, name: str, ids: IntArray) -> Array:
+        """One array of the edges with these ids, in their order; reads only the chunks they lie in.
+
+        Args:
+            name: `src` `dst` int64, `label` uint8, `original_position` int64, `reverse` int64 (-1: there is none),
+                `features` float32 [n, G].
+            ids: Global edge ids, [n], any order.
+
+        Raises:
+            StoreError: If the file is damaged.
+            ValueError: If the event has no such array, or an id does not exist.
+        """
+        return self._gather("edges", name, EDGE_ARRAYS, ids, self.num_edges)
+
+    def read_part_edges(self, tiles: IntArray, policy: EdgePolicy) -> tuple[IntArray, IntArray, IntArray]:
+        """The edges that a part of these tiles computes on; reads only the chunks they lie in.
+
+        Args:
+            tiles: The part's tiles, ascending, without repeats.
+            policy: `incoming`: edges that end in them. `incident`: edges that start or end in them.
+
+        Returns:
+            Global ids of the edges, int64, increasing; and `src` and `dst` of each, int64.
+
+        Raises:
+            StoreError: If the file is damaged.
+            ValueError: If a tile does not exist or the policy is unknown.
+        """
+        if policy not in ("incoming", "incident"):
+            raise ValueError(f"unknown edge policy {policy!r}; known: incoming, incident.")
+        tiles = self._checked_tiles(tiles)
+        edge_ids = concatenated_ranges(self.edge_ptr[tiles], self.edge_ptr[tiles + 1])
+        if policy == "incident":
+            edge_ids = np.sort(np.concatenate([edge_ids, self._edges_leaving(tiles)]))
+        return edge_ids, self.read_edges("src", edge_ids), self.read_edges("dst", edge_ids)
+
+    def _checked_tiles(self, tiles: IntArray) -> IntArray:
+        tiles = np.asarray(tiles, np.int64)
+        if len(tiles) and not (tiles[0] >= 0 and tiles[-1] < self.num_tiles and (np.diff(tiles) > 0).all()):
+            raise ValueError(
+                f"event {self.event_id}: tiles of a part are ascending numbers in 0 to {self.num_tiles - 1}, "
+                f"got {tiles[:10].tolist()}{'...' if len(tiles) > 10 else ''}."
+            )
+        return tiles
+
+    def _edges_leaving(self, tiles: IntArray) -> IntArray:
+        """Edges that start in these tiles and end in others."""
+        ours = np.zeros(self.num_tiles, np.bool_)
+        ours[tiles] = True
+        pairs = np.flatnonzero(ours[self._src_tile] & ~ours[self._dst_tile])
+        return self._rows(JOINING_EDGES, concatenated_ranges(self._joining_ptr[pairs], self._joining_ptr[pairs + 1]))
+
+    def _gather(self, kind: str, name: str, known: Sequence[str], ids: IntArray, count: int) -> Array:
+        if name not in known:
+            raise ValueError(f"unknown array {name!r} of {kind}; known: {', '.join(known)}.")
+        if f"{kind}/{name}" not in self._arrays:
+            raise ValueError(f"{self._where()}: the event has no {name} of {kind}; its source did not give any.")
+        ids = np.asarray(ids, np.int64)
+        if len(ids) and not (ids.min() >= 0 and ids.max() < count):
+            raise ValueError(
+                f"event {self.event_id}: ids of {kind} run from 0 to {count - 1}, got {ids.min()} to {ids.max()}."
+            )
+        return self._rows(f"{kind}/{name}", ids)
+
+    def _rows(self, name: str, ids: IntArray) -> Array:
+        """Rows of one array, reading every chunk that holds one of them once, neighbouring chunks together."""
+        array = self._arrays[name]
+        per_chunk = array.chunks[0]
+        chunk_of = ids // per_chunk
+        needed = np.zeros(max(1, array.nchunks), np.bool_)
+        needed[chunk_of] = True
+        chunks = np.flatnonzero(needed)
+        first_row = np.zeros(len(needed), np.int64)
+        first_row[chunks] = np.arange(len(chunks)) * per_chunk
+        buffer = np.empty((len(chunks) * per_chunk, *array.shape[1:]), array.dtype)
+        with self._reading(name):
+            for run in np.split(chunks, np.flatnonzero(np.diff(chunks) > 1) + 1):
+                if len(run):
+                    rows = array[run[0] * per_chunk : (run[-1] + 1) * per_chunk]
+                    buffer[first_row[run[0]] :][: len(rows)] = rows
+        return self._in_memory_type(name, buffer[first_row[chunk_of] + ids % per_chunk])
+
+    def _whole(self, name: str) -> Array:
+        if name not in self._arrays:
+            raise StoreError(f"{self._where()}: the array {name} is missing; prepare the event again.")
+        with self._reading(name):
+            return self._in_memory_type(name, np.asarray(self._arrays[name][...]))
+
+    def _in_memory_type(self, name: str, values: Array) -> Array:
+        return values.astype(np.int64) if name in IDS else values
+
+    @contextlib.contextmanager
+    def _reading(self, what: str) -> Iterator[None]:
+        """Give every error of zarr, the zip and the codecs the event and the file, which they do not name."""
+        try:
+            yield
+        except Exception as error:
+            raise StoreError(
+                f"{self._where()}: cannot read {what}: {type(error).__name__}: {error}; "
+                "the file is damaged or incomplete. Prepare the event again or copy it anew."
+            ) from error
+
+    def _where(self) -> str:
+        return f"event {self.event_id}, file {self.path}"
+
+    def check_bytes(self) -> None:
+        """Read the file from end to end.
+
+        Raises:
+            StoreError: If any member of it is damaged.
+        """
+        with self._reading("its bytes"), zipfile.ZipFile(self.path) as archive:
+            damaged = archive.testzip()
+            if damaged is not None:
+                raise ValueError(f"bad CRC of {damaged}")
+
+    def close(self) -> None:
+        """Close the file."""
+        with contextlib.suppress(Exception):  # a file that could not be opened cannot be closed either
+            self._zip.close()
+
+    def __enter__(self) -> StoredEvent:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def inspect_event(path: Path) -> tuple[EventRecord, str, str]:
+    """Read a finished file from end to end and say what it holds: its record, settings digest and source digest.
+
+    Raises:
+        StoreError: If any member of it is damaged.
+    """
+    with StoredEvent(path) as event:
+        event.check_bytes()
+        record = EventRecord(
+            event=event.event_id,
+            path=path.name,
+            bytes=path.stat().st_size,
+            sha256=event.sha256,
+            num_nodes=event.num_nodes,
+            num_edges=event.num_edges,
+            num_tiles=event.num_tiles,
+            has_labels=event.has_labels,
+            feature_names=event.feature_names,
+            edge_feature_names=event.edge_feature_names,
+        )
+        return record, event.settings_digest, event.source_digest

@@ -1,0 +1,122 @@
+"""What a store is made of: names, versions, records of events, and the error that all reading raises."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+EdgePolicy = Literal["incoming", "incident"]
+Split = Literal["train", "val", "test"]
+Settings = Mapping[str, Any]
+
+SCHEMA_VERSION = 1
+MANIFEST = "manifest.json"
+PARTIAL = ".partial-"
+SUFFIX = ".zarr.zip"
+
+NODE_ARRAYS = (
+    "features",
+    "position",
+    "volume",
+    "layer",
+    "module",
+    "hit_id",
+    "particle_id",
+    "weight",
+    "in_degree",
+    "out_degree",
+    "original_row",
+)
+EDGE_ARRAYS = ("src", "dst", "label", "original_position", "reverse", "features")
+# Not `joining_edges`: zarr takes the chunks of an array whose name begins with another's for that other's.
+JOINING_EDGES = "tiles/edges_by_src_tile"
+# Kept in 32 bits where they fit, handed out in 64: an id is an int64 everywhere else.
+IDS = {
+    "nodes/in_degree",
+    "nodes/out_degree",
+    "nodes/original_row",
+    "edges/src",
+    "edges/dst",
+    "edges/original_position",
+    "edges/reverse",
+    JOINING_EDGES,
+}
+
+
+class StoreError(ValueError):
+    """A store or one of its events is missing, damaged, or not what its manifest says."""
+
+
+@dataclass(frozen=True)
+class EventRecord:
+    """One event of a store, as the manifest lists it.
+
+    Attributes:
+        event: Name of the event, unique in the store.
+        path: File of the event, relative to the store.
+        bytes: Size of the file.
+        sha256: Hash of the file.
+        num_nodes: N.
+        num_edges: E.
+        num_tiles: K.
+        has_labels: Whether the edges have labels. Without them an event can be inferred on, not trained on.
+        feature_names: Name of each node feature.
+        edge_feature_names: Name of each edge feature.
+        split: `train`, `val` or `test`.
+    """
+
+    event: str
+    path: str
+    bytes: int
+    sha256: str
+    num_nodes: int
+    num_edges: int
+    num_tiles: int
+    has_labels: bool
+    feature_names: tuple[str, ...]
+    edge_feature_names: tuple[str, ...]
+    split: Split = "train"
+
+
+def event_file_name(event_id: str) -> str:
+    """File name of an event in a store.
+
+    Raises:
+        ValueError: If the name of the event cannot be part of a file name.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", event_id):
+        raise ValueError(f"event name {event_id!r} cannot name a file; use letters, digits, '.', '_' and '-' only.")
+    return f"event{event_id}{SUFFIX}"
+
+
+def settings_digest(settings: Settings) -> str:
+    """Hash of the settings of a preparation and of the layout of the files: equal digests mean equal stores."""
+    return sha256_of(
+        json.dumps({"schema_version": SCHEMA_VERSION, "settings": dict(settings)}, sort_keys=True).encode()
+    )
+
+
+def sha256_of(content: bytes) -> str:
+    """sha256 of some bytes, in hex."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def file_sha256(path: Path, event_id: str) -> str:
+    """sha256 of a file, in hex.
+
+    Raises:
+        StoreError: If it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise StoreError(f"event {event_id}, file {path}: cannot be read: {error}.") from error

@@ -1,0 +1,149 @@
+"""One event into its file, in stored order."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+
+from domainpar.events.checks import check_graph
+from domainpar.events.graph import EventGraph, IntArray, Particles
+from domainpar.events.store.layout import (
+    IDS,
+    JOINING_EDGES,
+    SCHEMA_VERSION,
+    Array,
+    EventRecord,
+    Settings,
+    settings_digest,
+    sha256_of,
+)
+from domainpar.events.store.zip_files import chunks_of_rows, write_whole, zip_content
+from domainpar.events.stored_order import StoredOrder, stored_order
+from partitioners import number_along_phi
+
+
+def write_event(
+    path: Path,
+    graph: EventGraph,
+    assignment: IntArray,
+    num_tiles: int,
+    *,
+    settings: Settings | None = None,
+    source_digest: str = "",
+) -> EventRecord:
+    """Write one event in stored order; the file appears under its name when it is complete, never before.
+
+    Args:
+        path: File to write. Its directory is made where it is missing; a file of this name is replaced.
+        graph: The event in the user's order.
+        assignment: Tile of each node, [N], in [0, num_tiles). A tile may be empty.
+        num_tiles: K, at least 1. When the event has positions, tiles are numbered along phi in the file, unless they
+            follow it already; otherwise they keep their numbers.
+        settings: How the event was prepared, plain JSON values. A later preparation compares them.
+        source_digest: Hash of the input that the event was read from, compared likewise.
+
+    Returns:
+        What the manifest will say of it, with split `train`.
+
+    Raises:
+        ValueError: If the arrays do not fit together, an edge or the assignment names what does not exist,
+            a label is not 0 or 1, or a feature is not finite. Names event and place.
+    """
+    path = Path(path)
+    where = f"event {graph.hits.event_id}"
+    check_graph(graph, where)
+    assignment = _checked_assignment(assignment, graph.num_nodes, num_tiles, where)
+    if graph.hits.position is not None:
+        assignment = number_along_phi(assignment, graph.hits.position, num_tiles)
+    arrays = _arrays(graph, stored_order(graph.edge_index, np.asarray(assignment, np.int64), num_tiles))
+    attributes = {
+        "format": "domainpar event",
+        "schema_version": SCHEMA_VERSION,
+        "event": graph.hits.event_id,
+        "num_nodes": graph.num_nodes,
+        "num_edges": graph.num_edges,
+        "num_tiles": num_tiles,
+        "feature_names": list(graph.feature_names),
+        "edge_feature_names": list(graph.edge_feature_names),
+        "settings": dict(settings or {}),
+        "settings_digest": settings_digest(settings or {}),
+        "source_digest": source_digest,
+        "label_note": graph.label_note,
+        "arrays": {name: {"shape": list(a.shape), "dtype": str(a.dtype)} for name, a in arrays.items()},
+    }
+    content = zip_content(arrays, attributes, chunks_of_rows)
+    write_whole(path, content)
+    return EventRecord(
+        event=graph.hits.event_id,
+        path=path.name,
+        bytes=len(content),
+        sha256=sha256_of(content),
+        num_nodes=graph.num_nodes,
+        num_edges=graph.num_edges,
+        num_tiles=num_tiles,
+        has_labels=graph.label is not None,
+        feature_names=tuple(graph.feature_names),
+        edge_feature_names=tuple(graph.edge_feature_names),
+    )
+
+
+def _checked_assignment(assignment: IntArray, num_nodes: int, num_tiles: int, where: str) -> IntArray:
+    if num_tiles < 1:
+        raise ValueError(f"{where}: num_tiles is {num_tiles}, expected at least 1.")
+    if np.shape(assignment) != (num_nodes,):
+        raise ValueError(f"{where}: assignment has shape {list(np.shape(assignment))}, expected [{num_nodes}].")
+    if num_nodes and not 0 <= assignment.min() <= assignment.max() < num_tiles:
+        raise ValueError(
+            f"{where}: assignment uses tiles {assignment.min()} to {assignment.max()} but num_tiles is {num_tiles}."
+        )
+    return np.asarray(assignment, np.int64)
+
+
+def _arrays(graph: EventGraph, order: StoredOrder) -> dict[str, Array]:
+    """Every array of the file by its name in it; what is not known is not there."""
+    hits, particles = graph.hits, graph.hits.particles
+    arrays: dict[str, Array | None] = {
+        "nodes/features": graph.features,
+        "nodes/position": hits.position,
+        "nodes/volume": hits.volume,
+        "nodes/layer": hits.layer,
+        "nodes/module": hits.module,
+        "nodes/hit_id": hits.hit_id,
+        "nodes/particle_id": hits.particle_id,
+        "nodes/weight": hits.weight,
+    }
+    arrays = {name: _in_order(a, order.original_row) for name, a in arrays.items()}
+    arrays |= {
+        "nodes/in_degree": order.in_degree,
+        "nodes/out_degree": order.out_degree,
+        "nodes/original_row": order.original_row,
+        "edges/src": order.src,
+        "edges/dst": order.dst,
+        "edges/label": _in_order(graph.label, order.original_position),
+        "edges/original_position": order.original_position,
+        "edges/reverse": order.reverse,
+        "edges/features": _in_order(graph.edge_features, order.original_position),
+    }
+    for name in ("node_ptr", "edge_ptr", "src_tile", "dst_tile", "joining"):
+        arrays[f"tiles/{name}"] = getattr(order, name)
+    arrays[JOINING_EDGES] = order.joining_edges
+    if particles is not None:
+        arrays |= {f"particles/{field.name}": getattr(particles, field.name) for field in fields(Particles)}
+    return {name: _in_file_type(name, a) for name, a in arrays.items() if a is not None}
+
+
+def _in_order(values: Array | None, order: IntArray) -> Array | None:
+    return None if values is None else values[order]
+
+
+def _in_file_type(name: str, values: Array) -> Array:
+    if name in IDS:
+        fits = values.size == 0 or values.max() < 2**31
+        return np.asarray(values, np.int32 if fits else np.int64)
+    if name == "edges/label":
+        return np.asarray(values, np.uint8)
+    if name.endswith(("features", "position", "weight")):
+        return np.asarray(values, np.float32)
+    return np.asarray(values, np.int64) if name.startswith("tiles/") else np.asarray(values)

@@ -1,0 +1,111 @@
+"""Files that are there whole or not at all: zarr zips of named arrays, the same bytes from the same values."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import uuid
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import zarr
+from zarr.codecs import Crc32cCodec, ZstdCodec
+from zarr.storage import MemoryStore
+
+from domainpar.events.store.layout import JOINING_EDGES, PARTIAL, Array, sha256_of
+
+NODES_PER_CHUNK = 16_384
+EDGES_PER_CHUNK = 65_536
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Array], attributes: Mapping[str, Any]) -> str:
+    """Write named arrays as one zarr zip of their own; the file appears under its name when it is complete.
+
+    Args:
+        path: File to write. Its directory is made where it is missing; a file of this name is replaced.
+        arrays: The arrays by name, cut into chunks along their last axis.
+        attributes: What describes them, plain JSON values.
+
+    Returns:
+        sha256 of the file, in hex. The same arrays and attributes give the same bytes.
+    """
+    content = zip_content(arrays, attributes, _chunks_along_last_axis)
+    write_whole(Path(path), content)
+    return sha256_of(content)
+
+
+def zip_content(
+    arrays: Mapping[str, Array], attributes: Mapping[str, Any], chunks: Callable[[str, Array], tuple[int, ...]]
+) -> bytes:
+    """The bytes of a zarr zip of named arrays, each cut into the chunks that `chunks(name, values)` says."""
+    return _zipped(_encoded(arrays, dict(attributes), chunks))
+
+
+def chunks_of_rows(name: str, values: Array) -> tuple[int, ...]:
+    """Chunks of a stored event: rows of nodes or edges, so that a rank reads those of its tiles."""
+    rows = EDGES_PER_CHUNK if name.startswith("edges/") or name == JOINING_EDGES else NODES_PER_CHUNK
+    return (max(1, min(rows, len(values))), *(max(1, n) for n in values.shape[1:]))
+
+
+def _chunks_along_last_axis(name: str, values: Array) -> tuple[int, ...]:
+    return (*(max(1, n) for n in values.shape[:-1]), max(1, min(EDGES_PER_CHUNK, values.shape[-1])))
+
+
+def _encoded(
+    arrays: Mapping[str, Array],
+    attributes: dict[str, Any],
+    chunks: Callable[[str, Array], tuple[int, ...]],
+) -> dict[str, bytes]:
+    """The members of the zip. Written to memory first, so that their order and dates do not depend on timing."""
+    members: dict[str, Any] = {}
+    group = zarr.create_group(MemoryStore(store_dict=members), attributes=attributes)
+    for name, values in arrays.items():
+        array = group.create_array(
+            name,
+            shape=values.shape,
+            dtype=values.dtype,
+            chunks=chunks(name, values),
+            compressors=[ZstdCodec(level=1), Crc32cCodec()],
+            # A chunk of zeros is written too: a missing chunk reads as zeros, and must be told from a real one.
+            config={"write_empty_chunks": True},
+        )
+        array[...] = values
+    return {name: members[name].to_bytes() for name in sorted(members)}
+
+
+def _zipped(members: Mapping[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for name, content in members.items():
+            member = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
+            member.create_system, member.external_attr = 3, 0o644 << 16
+            archive.writestr(member, content)
+    return buffer.getvalue()
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write under a temporary name, then rename: a killed writer leaves the old file or none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{PARTIAL}{uuid.uuid4().hex}")
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+    _sync_directory(path.parent)
+
+
+def _sync_directory(directory: Path) -> None:
+    # The rename itself is only on disk when its directory is. Some file systems refuse this; the file is written then.
+    with contextlib.suppress(OSError):
+        handle = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,40 @@
+"""Pieces of the sentences that commands print."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def several(count: int, what: str) -> str:
+    """`1 step`, `1,200 steps`."""
+    return f"{count:,} {what}" + ("" if count == 1 else "s")
+
+
+def between(counts: Sequence[int]) -> str:
+    """`854,270 to 1,224,025`, or the one number when all are equal. Needs at least one."""
+    least, most = min(counts), max(counts)
+    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
+
+
+def this_python() -> str:
+    """What to type for the Python that runs this: `python` where that is it, else its path."""
+    return _what_to_type("python") or sys.executable
+
+
+def its_mpiexec() -> str:
+    """What to type for the `mpiexec` installed beside this Python; `mpiexec` where there is none."""
+    return _what_to_type("mpiexec") or "mpiexec"
+
+
+def _what_to_type(program: str) -> str | None:
+    """A program of this Python's folder: its name if the shell would find it there, else its path; None without it."""
+    here = Path(sys.executable).with_name(program)
+    if not here.exists():
+        return None
+    found = shutil.which(program)
+    if found is not None and Path(found).parent.samefile(here.parent):
+        return program
+    return str(here.relative_to(Path.cwd()) if here.is_relative_to(Path.cwd()) else here)
