@@ -312,7 +312,7 @@ class Tiles(Group):
     Default: phi-eta, or metis without positions."""
 
     tiles: int | None = None
-    """Tiles of each event. Default: from its number of edges, some 4600 edges a tile."""
+    """Tiles of each event. Default: some 4600 edges a tile, small events finer."""
 
     def check(self) -> None:
         """Refuse an event without tiles."""

@@ -260,7 +260,7 @@ class _Job:
         return {
             **self.source.settings,
             "partitioner": self.partitioner or "phi-eta, or metis without positions",
-            "tiles": self.num_tiles if self.num_tiles is not None else "4600 edges each",
+            "tiles": self.num_tiles if self.num_tiles is not None else "some 4600 edges each, small events finer",
             "seed": self.seed if self.partitioner in (None, "metis", "random") else None,
         }
 

@@ -87,10 +87,12 @@ def stored_order(edge_index: IntArray, assignment: IntArray, num_tiles: int) -> 
 def default_num_tiles(graph: EventGraph) -> int:
     """Number of tiles that gives about 4,600 edges each: one tile's work then stays in cache. Never more than nodes.
 
-    A multiple of 32, or a power of two below that: such numbers make good grids in phi and eta.
+    A multiple of 32, since such numbers make good grids in phi and eta. A small event is cut finer, into 32 tiles as
+    long as they hold 256 edges each, else into a power of two: so several ranks can still share it.
     """
-    wanted = graph.num_edges / 4600
-    nearest = round(wanted / 32) * 32 if wanted >= 32 else 2 ** round(math.log2(max(wanted, 1)))
+    nearest = max(32, round(graph.num_edges / 4600 / 32) * 32)
+    if graph.num_edges < 32 * 256:
+        nearest = 2 ** round(math.log2(max(graph.num_edges / 256, 1)))
     return max(1, min(nearest, graph.num_nodes))
 
 

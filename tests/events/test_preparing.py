@@ -241,12 +241,12 @@ def test_more_tiles_than_nodes_leave_tiles_empty(tmp_path):
         assert (event.num_tiles, event.num_nodes) == (100, 40)
 
 
-def test_tiles_by_default_hold_some_4600_edges(tmp_path):
+def test_tiles_by_default_are_as_many_as_the_edges_call_for(tmp_path):
     def read(name):
         return random_event(1, 3000, 30_000, event_id=name)
 
     store = prepared(source_of(1, read=read), tmp_path, num_tiles=None)
-    assert store.events()[0].num_tiles == 8
+    assert store.events()[0].num_tiles == 32
 
 
 records = st.integers(0, 40).map(
