@@ -151,7 +151,8 @@ def test_one_of_two_processes_that_gets_sigusr1_stops_both_with_a_checkpoint_to_
     assert process.returncode == 0, printed
     about = run_json(tmp_path / "run")
     assert about["state"] == "stopped"
-    assert printed.splitlines()[-1] == f"next: {this_python()} -m domainpar.train --out {tmp_path / 'run'} --resume"
+    assert printed.splitlines()[-1].startswith("next: ")
+    assert printed.splitlines()[-1].endswith(f" -m domainpar.train --out {tmp_path / 'run'} --resume")
     assert steps(tmp_path / "run") == list(range(1, about["steps"] + 1))
 
     until = ["--max-steps", str(about["steps"] + 3)]
