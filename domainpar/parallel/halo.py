@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from domainpar.parallel.transport import Pending, Transport
-from domainpar.plan import IntArray, PartitionPlan
+from domainpar.plan import Ask, IntArray, PartitionPlan
 
 
 class PendingRows:
@@ -196,7 +196,7 @@ class _ExtendAdjoint(torch.autograd.Function):
         return grads[0][:num_owned] + ctx.halo.sum_to_owners(grads[0][num_owned:]), None
 
 
-def ask_owners(transport: Transport) -> Any:
+def ask_owners(transport: Transport) -> Ask:
     """The `Ask` of `build_plan` over a transport: tells owners which of their nodes are needed here."""
 
     def ask(wanted: list[IntArray]) -> list[IntArray]:

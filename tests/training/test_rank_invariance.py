@@ -94,7 +94,10 @@ CASES_OF_PROCESSES = ["edge-first float32", "node-first float64"]
 
 @pytest.mark.parametrize(
     ("transport", "num_ranks"),
-    [("gloo", 2), ("gloo", 3), pytest.param("mpi", 2, marks=needs_mpi), pytest.param("mpi", 4, marks=needs_mpi)],
+    [
+        *(("gloo", num_ranks) for num_ranks in (2, 3, 8)),
+        *(pytest.param("mpi", num_ranks, marks=needs_mpi) for num_ranks in (2, 4, 8)),
+    ],
 )
 def test_any_transport_gives_the_bits_of_one_rank(store, on_one_rank, tmp_path, transport, num_ranks):
     cases = [NETWORKS[network] for network in CASES_OF_PROCESSES]
@@ -103,3 +106,20 @@ def test_any_transport_gives_the_bits_of_one_rank(store, on_one_rank, tmp_path, 
     )
     for number, network in enumerate(CASES_OF_PROCESSES):
         _assert_same([results[number] for results in found], on_one_rank(network))
+
+
+@pytest.mark.parametrize("transport", ["gloo", pytest.param("mpi", marks=needs_mpi)])
+def test_a_grid_of_processes_gives_the_bits_of_one_rank(store, on_one_rank, tmp_path, transport):
+    network = "clipped, warmed up, several events a step, weights, targets"
+    cases = [NETWORKS[network]]
+    found = run_ranks(
+        invariance.many_results,
+        4,
+        str(store),
+        str(tmp_path / "run"),
+        cases,
+        transport=transport,
+        domain_size=2,
+        timeout=120,
+    )
+    _assert_same([results[0] for results in found], on_one_rank(network))
