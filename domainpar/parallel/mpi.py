@@ -78,8 +78,9 @@ class MpiTransport(Transport):
         super().__init__(comm.Get_rank(), comm.Get_size(), deadline, world_ranks)
         self._mpi = import_mpi()
         self._comm = comm
+        self._status = self._mpi.Status()
         self._own_cores = self._have_own_cores() if own_cores is None else own_cores
-        self._given_up: list[_Request] = []  # MPI may still write into their buffers
+        self._unfinished: list[_MpiExchange] = []  # MPI may write into their buffers, also if nobody waits any more
 
     def abort(self, code: int) -> None:
         """End the processes of the whole job. Does not return."""
@@ -105,36 +106,37 @@ class MpiTransport(Transport):
         sends = [_Request(self._comm.Isend([_bytes_of(m.rows), byte], m.peer, tag), m) for m in outgoing]
         return _MpiExchange(self, receives + sends)
 
-    def _all_reduce(self, values: Tensor, op: Reduction, call: int) -> None:
+    def _post_reduction(self, values: Tensor, op: Reduction, call: int) -> Pending:
         combine = {"sum": self._mpi.SUM, "max": self._mpi.MAX, "min": self._mpi.MIN}[op]
-        buffer = [values.numpy(), self._mpi.INT64_T]
-        self._wait_for_all(self._comm.Iallreduce(self._mpi.IN_PLACE, buffer, combine), "all_reduce")
+        handle = self._comm.Iallreduce(self._mpi.IN_PLACE, [values.numpy(), self._mpi.INT64_T], combine)
+        return _MpiExchange(self, [_Request(handle, keep=(values,))], "all_reduce")
 
     def _all_gather(self, payload: bytes, call: int) -> list[bytes]:
         sizes = np.zeros(self.size, np.int64)
         own_size = np.array([len(payload)], np.int64)
-        self._wait_for_all(self._comm.Iallgather(own_size, sizes), "all_gather")
+        self._wait_for_all(self._comm.Iallgather(own_size, sizes), "all_gather", own_size, sizes)
         self._check_payload(int(sizes.sum()), "all_gather")
         stops = np.cumsum(sizes)
         starts = stops - sizes
         everything = np.zeros(int(sizes.sum()), np.uint8)
         own = np.frombuffer(payload, np.uint8)
         into = [everything, sizes.tolist(), starts.tolist(), self._mpi.BYTE]
-        self._wait_for_all(self._comm.Iallgatherv([own, self._mpi.BYTE], into), "all_gather")
+        handle = self._comm.Iallgatherv([own, self._mpi.BYTE], into)
+        self._wait_for_all(handle, "all_gather", own, everything)
         return [everything[start:stop].tobytes() for start, stop in zip(starts, stops, strict=True)]
 
     def _broadcast(self, payload: bytes, root: int, call: int) -> bytes:
         size = np.array([len(payload)], np.int64)
-        self._wait_for_all(self._comm.Ibcast(size, root), "broadcast")
+        self._wait_for_all(self._comm.Ibcast(size, root), "broadcast", size)
         self._check_payload(int(size[0]), "broadcast")
         is_root = self.rank == root
         content = np.frombuffer(payload, np.uint8).copy() if is_root else np.zeros(int(size[0]), np.uint8)
-        self._wait_for_all(self._comm.Ibcast([content, self._mpi.BYTE], root), "broadcast")
+        self._wait_for_all(self._comm.Ibcast([content, self._mpi.BYTE], root), "broadcast", content)
         return payload if is_root else content.tobytes()
 
     def _split(self, number: int, members: list[int], call: int) -> Transport:
         # Split itself waits without a deadline, so all ranks meet before.
-        self._all_reduce(torch.zeros(1, dtype=torch.int64), "sum", call)
+        self._post_reduction(torch.zeros(1, dtype=torch.int64), "sum", call).finish()
         comm = self._comm.Split(number, members.index(self.rank))
         world_ranks = [self.world_ranks[member] for member in members]
         return MpiTransport(comm, self.deadline, world_ranks, self._own_cores)
@@ -143,33 +145,27 @@ class MpiTransport(Transport):
         if size > MAX_MESSAGE_BYTES:
             raise ValueError(f"{doing} of {size} bytes in all; the limit is {MAX_MESSAGE_BYTES}. Send it in pieces.")
 
-    def _wait_for_all(self, handle: Any, doing: str) -> None:
+    def _wait_for_all(self, handle: Any, doing: str, *buffers: Any) -> None:
         """Wait for a collective operation. Which ranks are missing cannot be told from it."""
-        if self._poll([_Request(handle)]):
-            self.raise_timeout([], doing=doing)
+        _MpiExchange(self, [_Request(handle, keep=buffers)], doing).finish()
 
     def _poll(self, requests: list[_Request]) -> list[_Request]:
         """Wait until all are complete or the deadline has passed; returns those that are not complete."""
-        status = self._mpi.Status()
         spin = SPIN_SECONDS if self._own_cores else 0.0
         began = time.perf_counter()
-        while requests := [request for request in requests if not self._is_complete(request, status)]:
+        while requests := [request for request in requests if not self._is_complete(request)]:
             waited = time.perf_counter() - began
             if waited > self.deadline:
-                self._give_up(requests)
+                _cancel(requests)
                 break
             if waited >= spin:
                 # A tenth of the time waited so far: short waits stay short, long ones cost no core.
                 time.sleep(min(0.1 * waited, LONGEST_NAP))
         return requests
 
-    def _give_up(self, requests: list[_Request]) -> None:
-        self._given_up += requests
-        for request in requests:
-            if request.receives:
-                request.handle.Cancel()
-
-    def _is_complete(self, request: _Request, status: Any) -> bool:
+    def _is_complete(self, request: _Request) -> bool:
+        """Ask MPI, which moves all messages on. Never ask again after a yes: MPI has forgotten the request by then."""
+        status = self._status
         try:
             complete = bool(request.handle.Test(status))
         except self._mpi.Exception as error:
@@ -201,19 +197,44 @@ class _Request:
     handle: Any
     message: Message | None = None
     receives: bool = False
+    keep: tuple[Any, ...] = ()  # buffers: mpi4py forgets those of some collective operations while MPI uses them
 
 
-@dataclass
+@dataclass(eq=False)
 class _MpiExchange:
     transport: MpiTransport
-    requests: list[_Request]
+    requests: list[_Request]  # those not yet known to be complete
+    doing: str = "an exchange"
+    failure: RuntimeError | None = None
+
+    def __post_init__(self) -> None:
+        self.transport._unfinished.append(self)
+
+    def progress(self) -> None:
+        if self.failure is not None:
+            return
+        try:
+            # Asking for one that is not complete moves them all; the others need not be asked.
+            while self.requests and self.transport._is_complete(self.requests[0]):
+                del self.requests[0]
+        except RuntimeError as failure:
+            self.failure = failure
 
     def finish(self) -> None:
+        if self.failure is not None:
+            raise self.failure
         left = self.transport._poll(self.requests)
         if left:
             silent = [request.message.peer for request in left if request.message and request.receives]
             owing = [request.message.peer for request in left if request.message and not request.receives]
-            self.transport.raise_timeout(silent, owing)
+            self.transport.raise_timeout(silent, owing, doing=self.doing)
+        self.transport._unfinished.remove(self)
+
+
+def _cancel(requests: list[_Request]) -> None:
+    for request in requests:
+        if request.receives:
+            request.handle.Cancel()
 
 
 def _bytes_of(rows: Tensor) -> Any:

@@ -61,18 +61,15 @@ class ProcessGroupTransport(Transport):
         if self._owned:
             dist.destroy_process_group()
 
-    def _all_reduce(self, values: Tensor, op: Reduction, call: int) -> None:
+    def _post_reduction(self, values: Tensor, op: Reduction, call: int) -> Pending:
         combine = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}[op]
-        there = values.to(self._device)
-        self._wait(dist.all_reduce(there, combine, self._group, async_op=True), "all_reduce")
-        if there is not values:
-            values.copy_(there)
+        return _Reduction(self, dist.all_reduce(values, combine, self._group, async_op=True))
 
     def _all_gather(self, payload: bytes, call: int) -> list[bytes]:
         # gloo refuses uneven sizes, so sizes travel first and payloads are padded to the longest.
-        sizes = torch.zeros(self.size, dtype=torch.int64)
+        sizes = torch.zeros(self.size, dtype=torch.int64, device=self._device)
         sizes[self.rank] = len(payload)
-        self._all_reduce(sizes, "sum", call)
+        self._post_reduction(sizes, "sum", call).finish()
         longest = int(sizes.max())
         self._check_payload(longest * self.size, "all_gather")
         if longest == 0:
@@ -85,8 +82,8 @@ class ProcessGroupTransport(Transport):
         return [_as_bytes(padded[:size]) for padded, size in zip(into, sizes.tolist(), strict=True)]
 
     def _broadcast(self, payload: bytes, root: int, call: int) -> bytes:
-        size = torch.tensor([len(payload) if self.rank == root else 0])
-        self._all_reduce(size, "sum", call)
+        size = torch.tensor([len(payload) if self.rank == root else 0], device=self._device)
+        self._post_reduction(size, "sum", call).finish()
         num_bytes = int(size)
         self._check_payload(num_bytes, "broadcast")
         if num_bytes == 0:
@@ -124,6 +121,18 @@ class ProcessGroupTransport(Transport):
         return RuntimeError(text if self.last_marks is None else f"{text}\n{self.last_marks()}")
 
 
+@dataclass
+class _Reduction:
+    transport: ProcessGroupTransport
+    work: Any
+
+    def progress(self) -> None:
+        """The library's own threads, or the GPU, do it."""
+
+    def finish(self) -> None:
+        self.transport._wait(self.work, "all_reduce")
+
+
 class GlooTransport(ProcessGroupTransport):
     """A rank of a gloo group.
 
@@ -151,6 +160,9 @@ class _GlooExchange:
     transport: GlooTransport
     receives: list[tuple[int, Any]]
     sends: list[tuple[int, Any]]
+
+    def progress(self) -> None:
+        """gloo's own threads do it."""
 
     def finish(self) -> None:
         give_up_at = time.monotonic() + self.transport.deadline
@@ -198,6 +210,9 @@ class NcclTransport(ProcessGroupTransport):
 class _NcclExchange:
     works: list[Any]
     outgoing: list[Message]  # must outlive the exchange
+
+    def progress(self) -> None:
+        """The GPU does it."""
 
     def finish(self) -> None:
         for work in self.works:

@@ -106,13 +106,14 @@ class ThreadTransport(Transport):
             self._put(message.peer, call, message.rows.clone())
         return _ThreadExchange(self, incoming, call)
 
-    def _all_reduce(self, values: Tensor, op: Reduction, call: int) -> None:
-        theirs = self._swap(values.clone(), call, "all_reduce")
-        # Integers: the order does not matter, so every rank may sum by itself.
-        values.copy_(reduce(_COMBINE[op], theirs))
+    def _post_reduction(self, values: Tensor, op: Reduction, call: int) -> Pending:
+        own = values.clone()
+        self._put_to_all(own, call)
+        return _ThreadReduction(self, own, values, op, call)
 
     def _all_gather(self, payload: bytes, call: int) -> list[bytes]:
-        return self._swap(payload, call, "all_gather")
+        self._put_to_all(payload, call)
+        return self._take_from_all(payload, call, "all_gather")
 
     def _broadcast(self, payload: bytes, root: int, call: int) -> bytes:
         if self.rank != root:
@@ -149,15 +150,18 @@ class ThreadTransport(Transport):
                 missing.append(peer)
         return letters, missing
 
-    def _swap(self, letter: Any, call: int, doing: str) -> list[Any]:
-        """Give every rank the letter of each, own one included."""
-        others = [peer for peer in range(self.size) if peer != self.rank]
-        for peer in others:
-            self._put(peer, call, letter)
-        letters, missing = self._take_all(others, call)
+    def _put_to_all(self, letter: Any, call: int) -> None:
+        """Give every other rank the same letter."""
+        for peer in range(self.size):
+            if peer != self.rank:
+                self._put(peer, call, letter)
+
+    def _take_from_all(self, own: Any, call: int, doing: str) -> list[Any]:
+        """The letters that all ranks gave to all, in the order of ranks, own one included."""
+        letters, missing = self._take_all([peer for peer in range(self.size) if peer != self.rank], call)
         if missing:
             self.raise_timeout(missing, doing=doing)
-        letters.insert(self.rank, letter)
+        letters.insert(self.rank, own)
         return letters
 
 
@@ -166,6 +170,9 @@ class _ThreadExchange:
     transport: ThreadTransport
     incoming: list[Message]
     call: int
+
+    def progress(self) -> None:
+        """Letters need no help."""
 
     def finish(self) -> None:
         letters, missing = self.transport._take_all([message.peer for message in self.incoming], self.call)
@@ -179,3 +186,28 @@ class _ThreadExchange:
                     f"{message.rows.dtype}; the plans of the two ranks do not belong together."
                 )
             message.rows.copy_(rows)
+
+
+@dataclass
+class _ThreadReduction:
+    transport: ThreadTransport
+    own: Tensor
+    values: Tensor
+    op: Reduction
+    call: int
+
+    def progress(self) -> None:
+        """Letters need no help."""
+
+    def finish(self) -> None:
+        transport = self.transport
+        letters = transport._take_from_all(self.own, self.call, "all_reduce")
+        for peer, letter in enumerate(letters):
+            if letter.shape != self.values.shape:  # torch would broadcast some of them in silence
+                raise RuntimeError(
+                    f"{transport.name_ranks([peer])} brought {tuple(letter.shape)} to an all_reduce of "
+                    f"{tuple(self.values.shape)} on {transport.name_ranks([transport.rank])}; the ranks do not make "
+                    "the same calls."
+                )
+        # Integers: the order does not matter, so every rank may sum by itself.
+        self.values.copy_(reduce(_COMBINE[self.op], letters))

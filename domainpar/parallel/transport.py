@@ -19,10 +19,17 @@ MAX_MESSAGE_BYTES = 2**31 - 1
 
 
 class Pending(Protocol):
-    """An exchange under way."""
+    """An exchange or a sum under way."""
+
+    def progress(self) -> None:
+        """Let messages move while this rank computes; call it between pieces of work, as often as it pleases.
+
+        Some transports (MPI) move large messages only while one calls them. Never waits and costs microseconds, copies
+        of what moves not counted. What goes wrong here is told by `finish`.
+        """
 
     def finish(self) -> None:
-        """Wait until everything has arrived in `receive` and `send` may be reused. A second call does nothing."""
+        """Wait until it is complete and the buffers may be used again. A second call does nothing."""
 
 
 @dataclass
@@ -47,8 +54,9 @@ class Transport(ABC):
     """How the ranks of one group talk. Moves bytes and adds integers; no float is ever added by a transport.
 
     All ranks of the group call the same methods in the same order; that includes `start`, also where this rank has
-    nothing to send or to receive. Messages between two ranks are matched in that order, and several exchanges
-    may be in flight. Only one thread of a rank uses a transport.
+    nothing to send or to receive. Messages between two ranks are matched in that order. Several exchanges and sums
+    may be in flight, with blocking calls in between, and each rank finishes them in any order. Only one thread
+    of a rank uses a transport and what it started.
 
     Attributes:
         name: What it is called in flags and messages.
@@ -57,7 +65,7 @@ class Transport(ABC):
         world_ranks: What each rank of the group is called in messages to the user: its rank in the whole world.
         deadline: Seconds that anything may wait for other ranks before it raises.
         last_marks: Tells in words where every rank was last seen; set by the `World`, used when a deadline passes.
-        seconds_exchanging: Time spent packing, copying and posting in `start`; the caller resets it.
+        seconds_exchanging: Time spent packing, copying, posting and in `progress`; the caller resets it.
         seconds_waiting: Time spent waiting in `finish` and in all other collective calls; the caller resets it.
         bytes_sent: Bytes of rows handed to other ranks by `start`; the caller resets it.
     """
@@ -95,18 +103,32 @@ class Transport(ABC):
             RuntimeError: From here or from `finish`, if another rank sent fewer or more rows than expected, failed, or
                 did not answer before the deadline.
         """
-        began = time.perf_counter()
-        outgoing_rows = send.detach().to(self._wire_device(send))
-        incoming_rows = wire_rows = receive.detach()
-        wire = self._wire_device(receive)
-        if wire != receive.device:
-            wire_rows = torch.empty(receive.shape, dtype=receive.dtype, device=wire, pin_memory=wire.type == "cpu")
-        outgoing = self._messages("send", outgoing_rows, send_counts)
-        incoming = self._messages("receive", wire_rows, receive_counts)
-        posted = self._post(outgoing, incoming, self._next_call())
-        self.bytes_sent += sum(message.num_bytes for message in outgoing)
-        self.seconds_exchanging += time.perf_counter() - began
+        with self._exchanging():
+            outgoing_rows = send.detach().to(self._wire_device(send))
+            incoming_rows = wire_rows = receive.detach()
+            wire = self._wire_device(receive)
+            if wire != receive.device:
+                wire_rows = torch.empty(receive.shape, dtype=receive.dtype, device=wire, pin_memory=wire.type == "cpu")
+            outgoing = self._messages("send", outgoing_rows, send_counts)
+            incoming = self._messages("receive", wire_rows, receive_counts)
+            posted = self._post(outgoing, incoming, self._next_call())
+            self.bytes_sent += sum(message.num_bytes for message in outgoing)
         return _Exchange(self, posted, wire_rows, incoming_rows, keep=outgoing_rows)
+
+    def start_all_reduce(self, values: Tensor) -> Pending:
+        """Start adding up int64 values of all ranks; after `finish` every rank holds the sums in place; *collective*.
+
+        Until `finish`, leave the values alone. It may be far away: other sums and exchanges can be started, finished
+        and waited for meanwhile.
+
+        Args:
+            values: int64, contiguous, any shape, the same on every rank; may be empty.
+
+        Raises:
+            ValueError: If the values are not contiguous int64.
+            RuntimeError: From `finish`, if another rank failed or did not come before the deadline.
+        """
+        return self._reduce_later(values, "sum")
 
     def all_reduce(self, values: Tensor, op: Reduction = "sum") -> None:
         """Combine int64 values of all ranks, in place, and leave the same on every rank; *collective*.
@@ -115,21 +137,9 @@ class Transport(ABC):
             values: int64, contiguous, any shape, the same on every rank.
             op: What to do with the values of the ranks.
         """
-        if values.dtype != torch.int64 or not values.is_contiguous():
-            raise ValueError(
-                f"all_reduce takes contiguous int64 values but got {values.dtype}; sums of floats depend on the "
-                "number of ranks, so turn them into integers first (integer_sums)."
-            )
         if op not in ("sum", "max", "min"):
             raise ValueError(f"all_reduce knows sum, max and min but got {op!r}.")
-        with self._waiting():
-            call = self._next_call()
-            if values.is_cuda and not self.takes_cuda:
-                host = values.cpu()
-                self._all_reduce(host, op, call)
-                values.copy_(host)
-            else:
-                self._all_reduce(values.detach(), op, call)
+        self._reduce_later(values, op).finish()
 
     def all_gather(self, payload: bytes) -> list[bytes]:
         """Give every rank the payload of each rank, in the order of ranks; *collective*. Any sizes, also zero."""
@@ -180,7 +190,7 @@ class Transport(ABC):
     def _post(self, outgoing: list[Message], incoming: list[Message], call: int) -> Pending: ...
 
     @abstractmethod
-    def _all_reduce(self, values: Tensor, op: Reduction, call: int) -> None: ...
+    def _post_reduction(self, values: Tensor, op: Reduction, call: int) -> Pending: ...
 
     @abstractmethod
     def _all_gather(self, payload: bytes, call: int) -> list[bytes]: ...
@@ -190,6 +200,18 @@ class Transport(ABC):
 
     @abstractmethod
     def _split(self, number: int, members: list[int], call: int) -> Transport: ...
+
+    def _reduce_later(self, values: Tensor, op: Reduction) -> _Exchange:
+        if values.dtype != torch.int64 or not values.is_contiguous():
+            raise ValueError(
+                f"all_reduce takes contiguous int64 values but got {values.dtype}; sums of floats depend on the "
+                "number of ranks, so turn them into integers first (integer_sums)."
+            )
+        with self._exchanging():
+            wanted = values.detach()
+            reduced = wanted.to(self._wire_device(values))
+            posted = self._post_reduction(reduced, op, self._next_call())
+        return _Exchange(self, posted, reduced, wanted)
 
     def _next_call(self) -> int:
         self._num_calls += 1
@@ -226,6 +248,14 @@ class Transport(ABC):
         return message
 
     @contextmanager
+    def _exchanging(self) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds_exchanging += time.perf_counter() - began
+
+    @contextmanager
     def _waiting(self) -> Iterator[None]:
         began = time.perf_counter()
         try:
@@ -256,14 +286,20 @@ class Transport(ABC):
 
 @dataclass
 class _Exchange:
-    """A started exchange: times the wait, and copies what arrived to where it is wanted."""
+    """A started exchange or sum: times the wait, and copies what arrived to where it is wanted."""
 
     transport: Transport
     posted: Pending
     arrived: Tensor
     wanted: Tensor
-    keep: Tensor | None = field(repr=False)  # the buffer sent from must outlive the exchange
+    keep: Tensor | None = field(default=None, repr=False)  # the buffer sent from must outlive the exchange
     done: bool = False
+
+    def progress(self) -> None:
+        if self.done:
+            return
+        with self.transport._exchanging():
+            self.posted.progress()
 
     def finish(self) -> None:
         if self.done:

@@ -20,6 +20,10 @@ def test_trouble_on_threads_is_named_with_its_rank():
     check_trouble(run_ranks(transport_cases.trouble, 4, timeout=20), "threads")
 
 
+def test_on_threads_a_sum_of_different_shapes_is_noticed():
+    run_ranks(transport_cases.shapes_of_a_sum_differ, 2, timeout=20)
+
+
 @pytest.mark.parametrize("transport", PROCESSES)
 def test_on_processes_in_one_launch(transport):
     results = run_ranks(transport_cases.all_cases_then_trouble, 4, transport=transport, timeout=50)
@@ -27,17 +31,27 @@ def test_on_processes_in_one_launch(transport):
     check_trouble([told for _, told in results], transport)
 
 
-def check_trouble(told: list[tuple[str, str]], transport: str) -> None:
+@pytest.mark.parametrize("transport", ["threads", *PROCESSES])
+def test_a_rank_that_fails_between_start_and_finish_ends_the_wait_of_the_others(transport):
+    with pytest.raises((KeyError, RuntimeError), match="no such thing"):
+        run_ranks(transport_cases.one_rank_fails_in_between, 3, transport=transport, timeout=30)
+
+
+def check_trouble(told: list[tuple[str, str, str]], transport: str) -> None:
     """The error of a deadline names the silent rank 1, that of a short message its sender, rank 0."""
-    silence = [told[rank][1] for rank in (0, 2, 3)]
+    of_sums = [told[rank][1] for rank in (0, 2, 3)]
+    of_exchanges = [told[rank][2] for rank in (0, 2, 3)]
     if transport == "gloo":
         # The first rank to give up closes its connections, which the others may then complain about.
-        silence = [text for text in silence if "lost" not in text]
-        assert silence
+        of_exchanges = [text for text in of_exchanges if "lost" not in text]
+        assert of_exchanges
     else:  # gloo does not notice; plans are compared before the first exchange
         for rank in (1, 2, 3):
-            assert "from rank 0" in told[rank][0] or "rank 0 sent" in told[rank][0]
-    for text in silence:
-        assert "waited 0.4 s" in text
+            assert f"from rank 0 to rank {rank} brought 32;" in told[rank][0] or "rank 0 sent (2, 4)" in told[rank][0]
+    for text in of_exchanges:
+        assert "waited 0.4 s in an exchange" in text
         assert "nothing came from rank 1" in text
+    for text in of_sums:
+        assert f"waited 0.4 s in all_reduce ({transport})" in text
+    for text in of_exchanges + of_sums:
         assert "rank 1: step 3, reading event 5" in text

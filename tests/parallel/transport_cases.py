@@ -1,14 +1,15 @@
 """What every transport must do, as functions of a world; `run_ranks` runs them on any of them."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from domainpar.parallel.transport import Transport
+from domainpar.parallel.integer_sums import IntegerSums
+from domainpar.parallel.transport import Pending, Transport
 from domainpar.parallel.world import Refused, World
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64]
@@ -155,8 +156,99 @@ def integers_are_reduced_exactly(world: World) -> None:
 
 
 def floats_are_not_reduced(world: World) -> None:
-    with pytest.raises(ValueError, match="int64"):
-        world.transport.all_reduce(torch.ones(2))
+    for reduce in (world.transport.all_reduce, world.transport.start_all_reduce):
+        with pytest.raises(ValueError, match="int64"):
+            reduce(torch.ones(2))
+        with pytest.raises(ValueError, match="contiguous"):
+            reduce(torch.ones(4, dtype=torch.int64)[::2])
+
+
+def groups_of_every_size(world: World) -> Iterator[Transport]:
+    """The whole world, then transports of 1, 2, 3 ... of its ranks."""
+    yield world.transport
+    for cut in range(1, world.size):
+        yield world.transport.split([range(cut), range(cut, world.size)])
+
+
+def sum_to_start(transport: Transport, shape: tuple[int, ...], seed: int) -> tuple[Tensor, Tensor]:
+    """What this rank brings to a sum, and the sum; floats would not hold it."""
+    rng = np.random.default_rng(seed)
+    everyone = torch.from_numpy(rng.integers(-(2**58), 2**58, (transport.size, *shape)))
+    return everyone[transport.rank].clone(), everyone.sum(0)
+
+
+def sums_in_flight_may_finish_in_any_order(world: World) -> None:
+    for transport in groups_of_every_size(world):
+        shapes = [(4,), (0,), (2, 3), (), (40_000,), (0, 5), (1,)]
+        sums = [sum_to_start(transport, shape, seed) for seed, shape in enumerate(shapes)]
+        started = [transport.start_all_reduce(values) for values, _ in sums]
+        for position in np.random.default_rng(world.rank).permutation(len(sums)):
+            started[position].finish()
+            assert torch.equal(*sums[position])
+
+
+def exchanges_sums_and_blocking_calls_may_interleave(world: World) -> None:
+    for transport in groups_of_every_size(world):
+        began: list[tuple[Pending, Tensor, Tensor]] = []
+        for seed in range(4):
+            values, total = sum_to_start(transport, (3 * seed,), seed)
+            began.append((transport.start_all_reduce(values), values, total))
+            blocking, total = sum_to_start(transport, (2,), seed + 10)
+            transport.all_reduce(blocking)
+            assert torch.equal(blocking, total)
+            send, send_counts, receive, receive_counts, rows = buffers(transport, count_table(transport.size, seed))
+            began.append((transport.start(send, send_counts, receive, receive_counts), receive, rows))
+            began[seed][0].progress()
+            assert transport.all_gather(bytes([seed])) == [bytes([seed])] * transport.size
+        for position in np.random.default_rng(transport.rank).permutation(len(began)):
+            pending, received, expected = began[position]
+            pending.finish()
+            assert torch.equal(received, expected)
+
+
+def a_sum_that_nobody_finishes_does_no_harm(world: World) -> None:
+    for _ in range(20):
+        world.transport.start_all_reduce(torch.ones(8, dtype=torch.int64))
+        others = [torch.full((8,), -1) for _ in range(20)]  # may get the memory of what was forgotten
+        world.transport.barrier()
+        assert all((other == -1).all() for other in others)
+
+
+def progress_may_be_asked_for_at_any_time(world: World) -> None:
+    table = np.where(np.eye(world.size), 0, 10_000)
+    send, send_counts, receive, receive_counts, rows = buffers(world.transport, table, width=16)
+    values, total = sum_to_start(world.transport, (10_000,), 3)
+    for pending, arrived, expected in (
+        (world.transport.start(send, send_counts, receive, receive_counts), receive, rows),
+        (world.transport.start_all_reduce(values), values, total),
+    ):
+        for _ in range(5 * world.rank):
+            pending.progress()
+        pending.finish()
+        assert torch.equal(arrived, expected)
+        arrived += 1
+        pending.progress()
+        pending.finish()
+        pending.progress()
+        assert torch.equal(arrived, expected + 1)
+
+
+def exact_sums_are_reduced_while_others_are_added_to(world: World) -> None:
+    first, second = IntegerSums(3), IntegerSums(2)
+    first.add(torch.tensor([0.1, -1e-3 * world.rank, float("nan")]))
+    pending = first.start_reduce(world.transport)
+    for _ in range(3):
+        second.add(torch.tensor([-0.3, 2.0]))
+        pending.progress()
+    later = second.start_reduce(world.transport)
+    pending.finish()
+    assert first.total()[0] == pytest.approx(0.1 * world.size)
+    assert first.rejected == world.size
+    pending.finish()
+    later.finish()
+    assert second.total()[1] == 6 * world.size
+    assert second.rejected == 0
+    assert len(set(world.transport.all_gather(first.total().numpy().tobytes()))) == 1
 
 
 def wrong_counts_are_refused_at_once(world: World) -> None:
@@ -275,6 +367,11 @@ CASES: list[Callable[[World], None]] = [
     every_rank_can_broadcast,
     integers_are_reduced_exactly,
     floats_are_not_reduced,
+    sums_in_flight_may_finish_in_any_order,
+    exchanges_sums_and_blocking_calls_may_interleave,
+    a_sum_that_nobody_finishes_does_no_harm,
+    progress_may_be_asked_for_at_any_time,
+    exact_sums_are_reduced_while_others_are_added_to,
     wrong_counts_are_refused_at_once,
     groups_talk_apart,
     groups_that_miss_a_rank_are_refused,
@@ -297,20 +394,73 @@ def all_cases(world: World) -> list[str]:
     return [case.__name__ for case in CASES]
 
 
-def one_rank_stays_silent(world: World) -> str:
-    """What the other ranks are told when rank 1 does not come to an exchange, and how many seconds that took."""
+def large_messages_move_in_progress_alone(world: World) -> None:
+    """For MPI, which moves nothing larger than some kB unless it is called."""
+    transport, size, unfinished = world.transport, world.size, len(world.transport._unfinished)
+    send, send_counts, receive, receive_counts, rows = buffers(
+        transport, 40_000 * (1 - np.eye(size, dtype=int)), width=32
+    )
+    values, total = sum_to_start(transport, (100_000,), 1)
+    exchange, reduction = (
+        transport.start(send, send_counts, receive, receive_counts),
+        transport.start_all_reduce(values),
+    )
+    give_up_at = time.monotonic() + 15
+    while (exchange.posted.requests or reduction.posted.requests) and time.monotonic() < give_up_at:
+        exchange.progress()
+        reduction.progress()
+        time.sleep(0.001)  # stands for a piece of work
+    assert torch.equal(receive, rows)
+    assert torch.equal(values, total)
+    patience, transport.deadline = transport.deadline, 0.0
+    exchange.finish()
+    reduction.finish()
+    transport.deadline = patience
+    assert len(transport._unfinished) == unfinished, "buffers are kept for ever"
+
+
+def one_rank_fails_in_between(world: World) -> None:
+    """Rank 1 fails after it has started a sum and an exchange and before it would have started another sum."""
+    start_a_sum(world).progress()
+    start_an_exchange(world).progress()
+    if world.rank == 1:
+        raise KeyError("no such thing")
+    pending = start_a_sum(world)
+    with pytest.raises(RuntimeError, match=r"rank 1 failed|lost the connection in all_reduce"):
+        pending.finish()
+
+
+def shapes_of_a_sum_differ(world: World) -> None:
+    pending = world.transport.start_all_reduce(torch.ones(3 if world.is_root else 1, dtype=torch.int64))
+    with pytest.raises(RuntimeError, match=r"brought \((1|3),\) to an all_reduce of \((1|3),\)"):
+        pending.finish()
+
+
+def start_an_exchange(world: World) -> Pending:
+    send, send_counts, receive, receive_counts, _ = buffers(world.transport, 2 * (1 - np.eye(world.size, dtype=int)))
+    return world.transport.start(send, send_counts, receive, receive_counts)
+
+
+def start_a_sum(world: World) -> Pending:
+    return world.transport.start_all_reduce(torch.ones(1000, dtype=torch.int64))
+
+
+def one_rank_stays_silent(world: World, start: Callable[[World], Pending]) -> str:
+    """What the other ranks are told when rank 1 comes too late, which is after a second, not 0.4 s."""
     patience, world.transport.deadline = world.transport.deadline, 0.4
     world.mark("forward" if world.rank != 1 else "reading event 5", step=3)
     world.transport.barrier()
     if world.rank == 1:
         time.sleep(1.0)
         world.transport.deadline = patience
+        if start is start_a_sum:
+            start(world).finish()
         return ""
-    table = np.where(np.eye(world.size), 0, 2)
-    send, send_counts, receive, receive_counts, _ = buffers(world.transport, table)
     began = time.monotonic()
+    pending = start(world)
+    pending.progress()
     with pytest.raises(RuntimeError) as raised:
-        world.transport.start(send, send_counts, receive, receive_counts).finish()
+        pending.finish()
     assert time.monotonic() - began < 0.9
     time.sleep(0.5)  # rank 0 serves the marks until all have read them
     world.transport.deadline = patience
@@ -318,10 +468,13 @@ def one_rank_stays_silent(world: World) -> str:
 
 
 def one_sends_too_little(world: World) -> str:
-    """Rank 0 sends two rows where the others expect three; what they are told."""
+    """Rank 0 sends two rows where the others expect three; what they are told, in `finish` and nowhere else."""
     counts = [0] + [2] * (world.size - 1) if world.is_root else [0] * world.size
     expected = [0 if world.is_root else 3] + [0] * (world.size - 1)
     pending = world.transport.start(torch.zeros(sum(counts), 4), counts, torch.zeros(sum(expected), 4), expected)
+    for _ in range(20 * (world.rank % 2)):
+        pending.progress()
+        time.sleep(0.001)
     if world.is_root:
         pending.finish()
         return ""
@@ -330,12 +483,15 @@ def one_sends_too_little(world: World) -> str:
     return str(raised.value)
 
 
-def trouble(world: World) -> tuple[str, str]:
-    """What a rank is told of both troubles; the silent rank last, since it may cost the connections."""
+def trouble(world: World) -> tuple[str, str, str]:
+    """What a rank is told of all troubles; the silent exchange last, since it may cost the connections."""
     short = one_sends_too_little(world) if world.transport.name != "gloo" else ""
-    return short, one_rank_stays_silent(world)
+    return short, one_rank_stays_silent(world, start_a_sum), one_rank_stays_silent(world, start_an_exchange)
 
 
-def all_cases_then_trouble(world: World) -> tuple[list[str], tuple[str, str]]:
+def all_cases_then_trouble(world: World) -> tuple[list[str], tuple[str, str, str]]:
     """Everything in one launch."""
-    return all_cases(world), trouble(world)
+    names = all_cases(world)
+    if world.transport.name == "mpi":
+        large_messages_move_in_progress_alone(world)
+    return names, trouble(world)
