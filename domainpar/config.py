@@ -92,9 +92,15 @@ class Ranks(Group):
     device: Literal["cpu", "cuda"] = "cpu"
     """Where a rank computes. cuda: one GPU for each rank of a machine."""
 
+    threads: int | None = None
+    """Threads of a rank on cpu. The answer does not depend on it. Default: an equal share of the cores."""
+
+    allocator: Literal["keep", "system"] = "keep"
+    """keep: memory that is freed stays with its process for the next step (glibc). system: as the C library does."""
+
     def check(self) -> None:
         """Refuse what the ranks cannot do."""
-        self._bounded("sectors", "domain_size", least=1)
+        self._bounded("sectors", "domain_size", "threads", least=1)
         if self.mode == "naive" and self.sectors is None:
             raise ConfigError("--mode naive needs --sectors", "say how many sectors to cut an event into: --sectors 8")
         if self.mode == "halo" and self.sectors is not None:
@@ -147,12 +153,21 @@ class Network(Group):
     shared_weights: bool = False
     """Use the same weights in every iteration."""
 
+    dropout: float = 0.0
+    """Probability with which a number of a hidden layer is dropped in training."""
+
     dtype: Literal["float32", "float64"] = "float32"
     """Precision of states and weights."""
+
+    precision: Literal["full", "bf16"] = "full"
+    """Precision of edge states and their products. full: that of --dtype. bf16: half the memory and less time."""
 
     def check(self) -> None:
         """Refuse a network that cannot be built, or whose bits would depend on the batch."""
         self._bounded("hidden", "graph_iters", least=1)
+        self._bounded("dropout", below=1)
+        if self.precision == "bf16" and self.dtype == "float64":
+            raise ConfigError("--precision bf16 and --dtype float64 exclude each other", "drop one of them")
         if extra := self.hidden % COLUMN_BLOCK:
             nearest = sorted({max(self.hidden - extra, COLUMN_BLOCK), self.hidden - extra + COLUMN_BLOCK})
             raise ConfigError(
@@ -200,6 +215,21 @@ class Learning(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Memory(Group):
+    """Less memory for more time; the answer stays the same"""
+
+    recompute_every: int | None = None
+    """Keep the states of every so many iterations only, and compute those between once more. Default: keep all."""
+
+    offload: bool = False
+    """Keep what waits for the backward pass in the host's memory (with --device cuda)."""
+
+    def check(self) -> None:
+        """Refuse intervals below one iteration."""
+        self._bounded("recompute_every", least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Loss(Group):
     """Weights of edges in the loss"""
 
@@ -244,8 +274,16 @@ class Record(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(Run, Ranks, Network, Learning, Loss, Record):
+class TrainConfig(Run, Ranks, Network, Learning, Memory, Loss, Record):
     """What `train` is asked to do."""
+
+    def check(self) -> None:
+        """Refuse what this device cannot do."""
+        if self.offload and self.device == "cpu":
+            raise ConfigError(
+                "--offload moves states from a GPU to the host, but --device is cpu, whose states lie there already",
+                "use --recompute-every 2 to save memory, or --device cuda",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ import yaml
 
 from domainpar.command_line import parse, run_command
 from domainpar.config import ConfigError, InferConfig, TrainConfig, resolved_yaml, target_conditions
+from domainpar.parallel.allocator import set_up_allocator
 
 if TYPE_CHECKING:
     from domainpar.events.store import EventRecord, EventStore, StoredEvent
@@ -33,6 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _work(config: InferConfig) -> int:
+    allocator = set_up_allocator(config.allocator)
+
     import torch
 
     from domainpar.parallel.world import World
@@ -41,12 +44,17 @@ def _work(config: InferConfig) -> int:
     # As in training: sectors need no exchange, so each rank takes other events unless told otherwise.
     domain_size = 1 if config.mode == "naive" and config.domain_size is None else config.domain_size
     with World.session(config.transport, config.device, domain_size) as world:
-        infer(config, world)
+        infer(config, world, allocator)
     return 0
 
 
-def infer(config: InferConfig, world: "World") -> None:
+def infer(config: InferConfig, world: "World", allocator: str | None = None) -> None:
     """Score the events of a store with the network of a run, and show how it goes. *Collective*.
+
+    Args:
+        config: What to do.
+        world: The ranks.
+        allocator: What was done about the C library's allocator, to be shown; None if nothing was.
 
     Raises:
         Refused: On all ranks alike, before anything was written, if run, events or output directory will not do.
@@ -58,7 +66,7 @@ def infer(config: InferConfig, world: "World") -> None:
     scorer, records, about = _set_up(config, world)
     world.on_root(lambda: str(choose_directory(scorer.directory, config.overwrite)))
     if world.is_root:
-        print(*summary.first_lines(world, store=scorer.store, records=records, about=about), sep="\n", flush=True)
+        print(*summary.first_lines(world, scorer.store, records, about, allocator), sep="\n", flush=True)
     outcomes = _score(scorer, records)
     if world.is_root:
         metrics = _metrics(records, outcomes)
@@ -69,6 +77,7 @@ def infer(config: InferConfig, world: "World") -> None:
 
 def _set_up(config: InferConfig, world: "World") -> "tuple[Scorer, list[EventRecord], dict[str, Any]]":
     """The scorer, the events to score, and what `scores.json` says of both. *Collective*; writes nothing."""
+    from domainpar.nn.team import set_threads
     from domainpar.reco.scoring import Scorer
     from domainpar.training.checkpoint import parameters_sha256
     from domainpar.training.run import DTYPES
@@ -80,10 +89,12 @@ def _set_up(config: InferConfig, world: "World") -> "tuple[Scorer, list[EventRec
     world.agree(None if records else f"store {store.path} has no {config.split} events; take another --split.")
     model, state = world.on_all(lambda: load_network(run, trained, config.checkpoint, store))
     model.to(world.device)
+    set_threads(config.threads or world.cores_for_each())
     origin = {
         "mode": config.mode,
         "sectors": config.sectors,
         "dtype": trained.dtype,
+        "precision": trained.precision,
         "step": state.step,
         "parameters_sha256": parameters_sha256(model),
     }

@@ -193,7 +193,8 @@ class _Draft:
     def complete(self, policy: EdgePolicy, owed: Sequence[IntArray]) -> PartitionPlan:
         """Add what each part asked for: `owed[p]` holds the ids that part `p` needs from here."""
         send_ids = np.concatenate([np.zeros(0, np.int64), *owed])
-        send_rows = self.row_of[send_ids]
+        beyond = len(self.row_of)  # an id of another event may be larger than any of this one
+        send_rows = np.append(self.row_of, -1)[np.minimum(send_ids, beyond)]
         if len(stranger := send_ids[(send_rows < 0) | (send_rows >= len(self.owned_ids))]):
             raise RuntimeError(
                 f"part {self.part} was asked for node {stranger[0]}, which it does not own; "

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from domainpar.command_line import run_command
 from domainpar.config import PrepareConfig, TrainConfig
+from domainpar.parallel.allocator import set_up_allocator
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,6 +25,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _work(config: TrainConfig) -> int:
+    allocator = set_up_allocator(config.allocator)
+
     import torch
 
     from domainpar.parallel.world import World
@@ -35,7 +38,7 @@ def _work(config: TrainConfig) -> int:
     domain_size = 1 if config.mode == "naive" and config.domain_size is None else config.domain_size
     with World.session(config.transport, config.device, domain_size) as world:
         store = Path(config.store) if config.store is not None else prepare_store(PrepareConfig(), world)
-        train(config, store, world)
+        train(config, store, world, allocator)
     return 0
 
 

@@ -55,7 +55,7 @@ class TiledEvent:
         edges = select_edges(self.edge_index, owner, transport.rank, policy)
         return build_plan(edges, owner, transport.rank, transport.size, policy, ask_owners(transport))
 
-    def local(self, plan, part_of_tile, dtype=torch.float32) -> LocalGraph:
+    def local(self, plan, part_of_tile, dtype=torch.float32, device="cpu") -> LocalGraph:
         nodes, edges = self.order.original_row, self.order.original_position
         return localise(
             plan,
@@ -64,12 +64,13 @@ class TiledEvent:
             self.graph.edge_features[edges][plan.edge_ids],
             None if self.graph.label is None else self.graph.label[edges][plan.edge_ids],
             event_id=self.graph.hits.event_id,
+            device=device,
             dtype=dtype,
         )
 
-    def part(self, transport, part_of_tile, dtype=torch.float32, halo: type[Halo] = CompleteHalo) -> Part:
+    def part(self, transport, part_of_tile, dtype=torch.float32, halo: type[Halo] = CompleteHalo, device="cpu") -> Part:
         plan = self.plan(transport, part_of_tile)
-        return Part(self.local(plan, part_of_tile, dtype), halo(plan, transport))
+        return Part(self.local(plan, part_of_tile, dtype, device), halo(plan, transport, device))
 
 
 def sha(*tensors: torch.Tensor) -> str:

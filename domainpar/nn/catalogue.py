@@ -25,6 +25,9 @@ def build_model(
     shared_weights: bool = False,
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
+    products: torch.dtype | None = None,
+    recompute_every: int | None = None,
+    dropout: float = 0.0,
 ) -> InteractionNetwork:
     """Build a network; the same bits on every rank.
 
@@ -41,4 +44,7 @@ def build_model(
         shared_weights=shared_weights,
         seed=seed,
         dtype=dtype,
+        products=products,
+        recompute_every=recompute_every,
+        dropout=dropout,
     )

@@ -82,11 +82,18 @@ class TakesGradients(nn.Module):
         """The parameters it sums gradients for, in the model's order."""
         return [parameter for parameter in self.parameters() if parameter.requires_grad]
 
-    def give(self, partials: Sequence[Tensor]) -> None:
-        """Hand one owned tile's gradients of all trainable parameters to the sink."""
+    def give(self, parameters: Sequence[nn.Parameter], partials: Sequence[Tensor]) -> None:
+        """Hand one owned tile's gradients of some parameters to the sink; those that are frozen are left out.
+
+        Args:
+            parameters: Parameters of this stage that follow each other in the model's order.
+            partials: The gradient of each, in its shape.
+        """
         if self.sink is None:
             raise RuntimeError("no gradient sink; make GradientSink(model) before the first backward pass.")
-        self.sink.add(self.trainable(), partials)
+        pairs = [pair for pair in zip(parameters, partials) if pair[0].requires_grad]
+        if pairs:
+            self.sink.add([parameter for parameter, _ in pairs], [partial for _, partial in pairs])
 
 
 def _check_all_in_stages(model: nn.Module) -> None:

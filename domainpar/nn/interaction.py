@@ -8,14 +8,16 @@ LayerNorm and ReLU after every layer and no residual.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from domainpar.nn.mlp import MLP
+from domainpar.nn.noise import key_of
+from domainpar.nn.recompute import Spreads, recomputed
 from domainpar.nn.stages import EdgeStage, NodeStage
-from domainpar.parallel.halo import CompleteHalo
+from domainpar.parallel.halo import CompleteHalo, Spread
 from domainpar.parallel.local import LocalGraph
 
 Order = Literal["edge-first", "node-first"]
@@ -43,9 +45,14 @@ class InteractionNetwork(nn.Module):
         layers: Layers of each MLP, without the head's last.
         seed: Seed of the initial weights: a function of it alone, on every rank.
         dtype: Type of the parameters, float32 or float64.
+        products: Type of edge states and of the products that make them, if not that of the parameters: torch.bfloat16.
+            Node states, norms and sums keep the parameters' type.
+        recompute_every: Keep the states of every so many iterations only, and compute those between again in backward;
+            None: keep all.
+        dropout: Probability with which each number of a hidden layer is dropped in training.
 
     Raises:
-        ValueError: If a size is out of its range.
+        ValueError: If a size is out of its range, or the types do not go together.
     """
 
     def __init__(
@@ -60,59 +67,109 @@ class InteractionNetwork(nn.Module):
         layers: int = 2,
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
+        products: torch.dtype | None = None,
+        recompute_every: int | None = None,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        if recompute_every is not None and recompute_every < 1:
+            raise ValueError(f"recompute_every {recompute_every} must be at least 1, or None to keep all iterations.")
         if graph_iters < 1 or layers < 1 or node_features < 1:
             raise ValueError(
                 f"graph_iters {graph_iters}, layers {layers} and node_features {node_features} must all be at least 1."
+            )
+        if products not in (None, dtype) and (products, dtype) != (torch.bfloat16, torch.float32):
+            raise ValueError(
+                f"products in {products} do not go with parameters in {dtype}; take torch.bfloat16 with torch.float32, "
+                "or None for the parameters' own type."
             )
         generator = torch.Generator().manual_seed(seed)
         widths = (hidden,) * layers
 
         def edge_stage(edge_width: int) -> EdgeStage:
-            return EdgeStage(MLP(2 * hidden + edge_width, widths, generator))
+            return EdgeStage(MLP(2 * hidden + edge_width, widths, generator, dropout=dropout), products)
 
         def node_stage() -> NodeStage:
-            return NodeStage(MLP(3 * hidden, widths, generator))
+            return NodeStage(MLP(3 * hidden, widths, generator, dropout=dropout))
 
-        self.node_first = order == "node-first"
-        self.node_encoder = NodeStage(MLP(node_features, widths, generator))
+        self.node_first, self.recompute_every = order == "node-first", recompute_every
+        self.node_encoder = NodeStage(MLP(node_features, widths, generator, dropout=dropout))
         self.edge_encoder = edge_stage(edge_features)
         self.edge_stages = _per_iteration(lambda: edge_stage(hidden), graph_iters, shared_weights)
         num_node_updates = graph_iters if self.node_first else graph_iters - 1
         self.node_stages = _per_iteration(node_stage, num_node_updates, shared_weights)
-        self.head = EdgeStage(MLP((3 if self.node_first else 1) * hidden, (*widths, 1), generator, plain_output=True))
+        columns = (3 if self.node_first else 1) * hidden
+        of_head = MLP(columns, (*widths, 1), generator, plain_output=True, dropout=dropout)
+        self.head = EdgeStage(of_head, products)
         self.to(dtype)
 
-    def forward(self, graph: LocalGraph, halo: CompleteHalo) -> Tensor:
-        """Logits of all local edges, [num_edges]. *Collective*, forward and backward."""
-        x = self.node_encoder([graph.features[: graph.num_owned]], graph)
-        nodes = halo.extend(x)
-        edges, sums = self.edge_encoder(nodes, graph.edge_features, graph, sums=self.node_first)
-        iterate = self._node_first if self.node_first else self._edge_first
-        return iterate(x, nodes, edges, sums, graph, halo).squeeze(1)
+    def forward(self, graph: LocalGraph, halo: CompleteHalo, key: int | None = None) -> Tensor:
+        """Logits of all local edges, [num_edges]. *Collective*, forward and backward.
 
-    def _edge_first(
-        self, x: Tensor, nodes: Tensor, edges: Tensor, sums: Tensor, graph: LocalGraph, halo: CompleteHalo
-    ) -> Tensor:
-        for edge_stage, node_stage in zip(self.edge_stages, self.node_stages):
-            edges, sums = edge_stage(nodes, edges, graph)
-            x = node_stage([x, halo.hand_out(sums)], graph)
-            nodes = halo.extend(x)
-        edges, _ = self.edge_stages[-1](nodes, edges, graph, sums=False)
-        logits: Tensor = self.head(None, edges, graph, sums=False)[0]
-        return logits
+        Args:
+            graph: The part.
+            halo: Joins the parts.
+            key: Of the random numbers of this call, the same on every rank; None: nothing is dropped.
+        """
+        of = _Keys(key)
+        nodes = halo.spread(self.node_encoder([graph.features[: graph.num_owned]], graph, of("node encoder")))
+        edges, sums = self.edge_encoder(nodes, graph.edge_features, graph, self.node_first, of("edge encoder"))
+        states = States(nodes, edges, sums)
+        for iterations in self._in_segments():
+            states = self._segment(iterations, states, graph, halo, of)
+        at_ends = states.nodes if self.node_first else None
+        logits: Tensor = self.head(at_ends, states.edges, graph, False, of("head"))[0]
+        return logits.squeeze(1)
 
-    def _node_first(
-        self, x: Tensor, nodes: Tensor, edges: Tensor, sums: Tensor, graph: LocalGraph, halo: CompleteHalo
-    ) -> Tensor:
-        last = len(self.edge_stages) - 1
-        for iteration, (node_stage, edge_stage) in enumerate(zip(self.node_stages, self.edge_stages)):
-            x = node_stage([x, halo.hand_out(sums)], graph)
-            nodes = halo.extend(x)
-            edges, sums = edge_stage(nodes, edges, graph, sums=iteration < last)
-        logits: Tensor = self.head(nodes, edges, graph, sums=False)[0]
-        return logits
+    def _in_segments(self) -> list[range]:
+        count = len(self.edge_stages)
+        length = self.recompute_every or count
+        return [range(first, min(first + length, count)) for first in range(0, count, length)]
+
+    def _segment(self, iterations: range, states: States, graph: LocalGraph, halo: CompleteHalo, of: _Keys) -> States:
+        """Some iterations; all but the last ones are computed again in backward, if so asked."""
+
+        def run(halo: Spreads) -> States:
+            made = states
+            for iteration in iterations:
+                made = self._iterate(iteration, made, graph, halo, of)
+            return made
+
+        is_last = iterations.stop == len(self.edge_stages)  # its backward follows at once: keeping it costs no memory
+        return run(halo) if is_last or not torch.is_grad_enabled() else recomputed(run, halo)
+
+    def _iterate(self, iteration: int, states: States, graph: LocalGraph, halo: Spreads, of: _Keys) -> States:
+        nodes, edges, sums = states
+        last, edge_stage = len(self.edge_stages) - 1, self.edge_stages[iteration]
+
+        def new_nodes() -> Spread:
+            made = self.node_stages[iteration]([nodes.owned, sums], graph, of("nodes", iteration))
+            return halo.spread(made)
+
+        if self.node_first:
+            nodes = new_nodes()
+        edges, sums = edge_stage(nodes, edges, graph, iteration < last, of("edges", iteration))
+        if not self.node_first and iteration < last:
+            nodes, sums = new_nodes(), sums.new_empty(0)  # no later iteration takes these: keep them no longer
+        return States(nodes, edges, sums)
+
+
+class _Keys:
+    """Keys of the calls of a network's stages; None without a key."""
+
+    def __init__(self, key: int | None) -> None:
+        self._key = key
+
+    def __call__(self, *which: int | str) -> int | None:
+        return None if self._key is None else key_of(self._key, *which)
+
+
+class States(NamedTuple):
+    """What goes from one iteration to the next: states of nodes and edges, and the sums at nodes."""
+
+    nodes: Spread
+    edges: Tensor
+    sums: Tensor
 
 
 def _per_iteration(make: Callable[[], nn.Module], count: int, shared: bool) -> nn.ModuleList:

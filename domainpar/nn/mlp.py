@@ -1,16 +1,17 @@
-"""Multi-layer perceptrons on padded blocks of rows: DESIGN section 3, rule 1.
+"""The parameters of multi-layer perceptrons; `blocks` computes with them, on padded blocks of rows.
 
 Inside a block every width is a multiple of 16 and the number of rows a multiple of 32, so that no row's value
-depends on which other rows are in the block. Parameters keep their true shapes; padding happens on the fly.
+depends on which other rows are in the block (DESIGN section 3, rule 1). Parameters keep their true shapes; padding
+happens on the fly.
 """
 
 from __future__ import annotations
 
 import math
+from itertools import zip_longest
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
 
 ROWS = 32
 COLUMNS = 16
@@ -22,11 +23,11 @@ def padded(count: int, multiple: int) -> int:
 
 
 class PaddedLinear(nn.Module):
-    """`y = x W^T + b` on blocks whose widths are padded to multiples of 16; padding columns of `y` are 0.
+    """Weight and bias of `y = x W^T + b`.
 
     Args:
-        in_features: True number of inputs; the block holds `padded(in_features, 16)` columns, the rest 0.
-        out_features: True number of outputs.
+        in_features: True number of inputs; a block holds `padded(in_features, 16)` columns, the rest 0.
+        out_features: True number of outputs; padding columns of `y` are 0.
         generator: Source of the initial weights, uniform in +-1/sqrt(in_features) (the default of torch's Linear).
     """
 
@@ -36,14 +37,6 @@ class PaddedLinear(nn.Module):
         self.in_features, self.out_features = in_features, out_features
         self.weight = nn.Parameter(torch.empty(out_features, in_features).uniform_(-bound, bound, generator=generator))
         self.bias = nn.Parameter(torch.empty(out_features).uniform_(-bound, bound, generator=generator))
-
-    def forward(self, block: Tensor) -> Tensor:
-        """Block [rows, padded in] -> [rows, padded out]."""
-        more_in = padded(self.in_features, COLUMNS) - self.in_features
-        more_out = padded(self.out_features, COLUMNS) - self.out_features
-        if more_in or more_out:
-            return F.linear(block, F.pad(self.weight, (0, more_in, 0, more_out)), F.pad(self.bias, (0, more_out)))
-        return F.linear(block, self.weight, self.bias)
 
 
 class MLP(nn.Module):
@@ -55,13 +48,19 @@ class MLP(nn.Module):
             not be the LayerNorm of the model.
         generator: Source of the initial weights.
         plain_output: Leave the last layer linear.
+        dropout: Probability with which each result of a layer, but for the last one, is dropped in training.
 
     Raises:
-        ValueError: If a normalised width is not a multiple of 16.
+        ValueError: If a normalised width is not a multiple of 16, or the probability not in [0, 1).
     """
 
     def __init__(
-        self, in_features: int, widths: tuple[int, ...], generator: torch.Generator, plain_output: bool = False
+        self,
+        in_features: int,
+        widths: tuple[int, ...],
+        generator: torch.Generator,
+        plain_output: bool = False,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         normed = widths[:-1] if plain_output else widths
@@ -69,16 +68,22 @@ class MLP(nn.Module):
             raise ValueError(
                 f"hidden width {bad[0]} is not a multiple of {COLUMNS}; take {padded(max(bad[0], 1), COLUMNS)}."
             )
-        self.in_features, self.out_features = in_features, widths[-1]
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout {dropout:g} is no probability below 1.")
+        self.in_features, self.out_features, self.dropout = in_features, widths[-1], dropout
         self.linears = nn.ModuleList(
             PaddedLinear(wide, out, generator) for wide, out in zip((in_features, *widths[:-1]), widths)
         )
         self.norms = nn.ModuleList(nn.LayerNorm(width) for width in normed)
 
-    def forward(self, block: Tensor) -> Tensor:
-        """Block [rows, padded in_features] -> [rows, padded out_features]."""
-        for position, linear in enumerate(self.linears):
-            block = linear(block)
-            if position < len(self.norms):
-                block = F.relu(self.norms[position](block))
-        return block
+    @property
+    def layers(self) -> list[tuple[PaddedLinear, nn.LayerNorm | None]]:
+        """Each linear layer and the norm after it; None after a plain output."""
+        norms = [norm for norm in self.norms if isinstance(norm, nn.LayerNorm)]
+        linears = [linear for linear in self.linears if isinstance(linear, PaddedLinear)]
+        return list(zip_longest(linears, norms))
+
+    @property
+    def plain(self) -> bool:
+        """Whether the output is linear."""
+        return len(self.norms) < len(self.linears)

@@ -1,40 +1,51 @@
-"""Does this machine's matrix library keep the promise that rule 1 of DESIGN section 3 rests on?
+"""Does this machine keep the promise that rule 1 of DESIGN section 3 rests on?
 
-A row of a padded block must not depend on the block's other rows. Some milliseconds on the model's own shapes: it
-samples, it does not prove.
+A row of a padded block must not depend on the block's other rows nor on where it lies: not in the matrix library, and
+not in the kernels as they are compiled here. Some milliseconds on the model's own shapes: it samples, it does not
+prove.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from domainpar.nn.mlp import COLUMNS, MLP, ROWS, padded
+from domainpar.nn import blocks
+from domainpar.nn.blocks import Edges, Folded, TileGradients, WayBack, as_table, fold, no_sums, rows_of
+from domainpar.nn.kernels import Ends
+from domainpar.nn.mlp import MLP
 from domainpar.nn.stages import EdgeStage, NodeStage
+from domainpar.nn.team import Scratch
 from domainpar.parallel.transport import Transport
 
 SAMPLE_ROWS = 1000  # not a multiple of 32: the last rows sit in a ragged tail
 SUBSETS = (1, 7, 33, 500)
+FIRST_OF_SUBSET = 37  # rows inside a table: there a block may be the table's own memory
+
+_Results = tuple[Tensor, ...]
+"""Of some rows: forward, then backward, then what is not row by row."""
 
 
 def rows_are_independent(model: nn.Module, transport: Transport) -> str | None:
-    """Try every distinct perceptron of a model on whole and on partial blocks. *Collective*.
+    """Try every distinct perceptron of a model on whole and on partial blocks, with one thread. *Collective*.
 
     Returns:
         None if all rows kept their bits, forward and backward, and all ranks got the same ones; else what differed, in
         words, the same on every rank.
     """
-    mlps = (module.mlp for module in model.modules() if isinstance(module, NodeStage | EdgeStage))
-    distinct = {str([tuple(parameter.shape) for parameter in mlp.parameters()]): mlp for mlp in mlps}
     digest = hashlib.sha256()
     problem = ""
-    for mlp in distinct.values():
-        rows = _sample(mlp)
-        whole = _forward_and_back(mlp, rows)
-        digest.update(b"".join(part.cpu().numpy().tobytes() for part in whole))
-        problem = problem or _compare_subsets(mlp, rows, whole)
+    for case in {case.shapes: case for case in _cases(model)}.values():
+        for trial in case.trials():
+            whole = trial.run(trial.tables, slice(0, SAMPLE_ROWS))
+            digest.update(b"".join(part.contiguous().view(torch.uint8).numpy().tobytes() for part in whole))
+            problem = problem or _compare_subsets(trial, whole)
     found = [text.decode() for text in transport.all_gather(f"{digest.hexdigest()} {problem}".encode())]
     problems = sorted({text[65:] for text in found} - {""})
     if problems:
@@ -44,32 +55,122 @@ def rows_are_independent(model: nn.Module, transport: Transport) -> str | None:
     return None
 
 
-def _sample(mlp: MLP) -> Tensor:
-    parameter = next(mlp.parameters())
-    generator = torch.Generator().manual_seed(0)
-    rows = torch.randn(SAMPLE_ROWS, mlp.in_features, generator=generator, dtype=torch.float64)
-    return rows.to(parameter.device, parameter.dtype)
+@dataclass(frozen=True)
+class _Trial:
+    """Something that a stage does with the rows `run(tables, rows)` of some tables, [SAMPLE_ROWS, ...] each."""
+
+    run: Callable[[Sequence[Tensor], slice], _Results]
+    tables: Sequence[Tensor]
+    about: str
 
 
-def _forward_and_back(mlp: MLP, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Outputs and input gradients of some rows in one block."""
-    block = rows.new_zeros(padded(len(rows), ROWS), padded(rows.shape[1], COLUMNS))
-    block[: len(rows), : rows.shape[1]] = rows
-    block.requires_grad_()
-    with torch.enable_grad():
-        out = mlp(block)
-    (gradient,) = torch.autograd.grad(out, block, torch.tanh(out.detach()))
-    return out.detach()[: len(rows)], gradient[: len(rows)]
-
-
-def _compare_subsets(mlp: MLP, rows: Tensor, whole: tuple[Tensor, Tensor]) -> str:
+def _compare_subsets(trial: _Trial, whole: _Results) -> str:
     generator = torch.Generator().manual_seed(1)
     for size in SUBSETS:
-        chosen = torch.randperm(len(rows), generator=generator)[:size].to(rows.device)
-        for direction, ours, theirs in zip(("forward", "backward"), _forward_and_back(mlp, rows[chosen]), whole):
+        chosen = torch.randperm(SAMPLE_ROWS, generator=generator)[:size]
+        rows = slice(FIRST_OF_SUBSET, FIRST_OF_SUBSET + size)
+        moved = [table.clone() for table in trial.tables]
+        for there, here in zip(moved, trial.tables):
+            there[rows] = here[chosen]
+        for direction, ours, theirs in zip(("forward", "backward"), trial.run(moved, rows), whole):
             if not torch.equal(ours, theirs[chosen]):
                 return (
-                    f"rows of a {mlp.in_features}-column block change with the other rows of the block ({direction}, "
-                    f"{size} of {len(rows)} rows, {rows.dtype}): this machine's matrix library does not keep rows apart"
+                    f"rows of a {trial.about} block change with the other rows of the block ({direction}, {size} of "
+                    f"{SAMPLE_ROWS} rows): this machine's matrix library does not keep rows apart"
                 )
     return ""
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A perceptron and the inputs it may get.
+
+    Attributes:
+        mlp: The perceptron.
+        node_width: Width of node states at either end; 0 for none.
+        widths: Widths of the tables after them.
+        kind: Type of these tables.
+        products: As in `EdgeStage`.
+    """
+
+    mlp: MLP
+    node_width: int
+    widths: tuple[int, ...]
+    kind: torch.dtype
+    products: torch.dtype | None = None
+
+    @property
+    def shapes(self) -> tuple[object, ...]:
+        """Equal for cases that are tried alike."""
+        of_mlp = tuple((parameter.shape, parameter.dtype) for parameter in self.mlp.parameters())
+        return of_mlp, self.mlp.plain, self.node_width, self.widths, self.kind, self.products
+
+    def trials(self) -> Iterator[_Trial]:
+        """What tiles do: products of node states, and the perceptron on a block of edges or nodes."""
+        generator = np.random.default_rng(0)  # much faster than torch's
+        exact = next(self.mlp.parameters()).dtype
+
+        def drawn(width: int, kind: torch.dtype = exact) -> Tensor:
+            return torch.from_numpy(generator.random((SAMPLE_ROWS, width)) - 0.5).to(kind)
+
+        tables = [drawn(width, self.kind) for width in self.widths]
+        folded, scratch = fold(self.mlp, tables, self.node_width, self.products), Scratch()
+        at_nodes, of_sums = drawn(2 * folded.width), drawn(2 * self.mlp.out_features)
+        if self.node_width:
+            of_nodes = [drawn(self.node_width), drawn(2 * folded.width)]
+            yield _Trial(partial(_products_of_nodes, folded, scratch), of_nodes, f"{self.node_width}-column {exact}")
+        gathered = (at_nodes, of_sums) if self.node_width else (at_nodes[:0], of_sums[:0])
+        ends = torch.from_numpy(generator.integers(0, SAMPLE_ROWS, (2, SAMPLE_ROWS)))
+        upstream = drawn(self.mlp.out_features, exact if self.mlp.plain else self.products or exact)
+        about = f"{self.mlp.in_features}-column {self.products or exact}"
+        yield _Trial(partial(_block, folded, scratch, *gathered), [*tables, *ends, upstream], about)
+
+
+def _cases(model: nn.Module) -> Iterator[_Case]:
+    """Every stage as the built-in networks call it: its node states are what some node stage makes."""
+    stages = [module for module in model.modules() if isinstance(module, NodeStage | EdgeStage)]
+    node_widths = sorted({stage.mlp.out_features for stage in stages if isinstance(stage, NodeStage)})
+    for stage in stages:
+        mlp, columns = stage.mlp, stage.mlp.in_features
+        exact = next(mlp.parameters()).dtype
+        if isinstance(stage, NodeStage):
+            for first in [width for width in node_widths if width < columns] or [columns]:
+                yield _Case(mlp, 0, _filled(first, columns - first), exact)
+            continue
+        takes_nodes = not (mlp.plain and len(mlp.linears) == 1)
+        for width in [width for width in node_widths if takes_nodes and 2 * width <= columns] or [0]:
+            for kind in dict.fromkeys((exact, stage.products or exact)):
+                yield _Case(mlp, width, _filled(columns - 2 * width), kind, stage.products)
+
+
+def _filled(*widths: int) -> tuple[int, ...]:
+    return tuple(width for width in widths if width)
+
+
+def _products_of_nodes(folded: Folded, scratch: Scratch, tables: Sequence[Tensor], rows: slice) -> _Results:
+    """Of states, and of the gradient of what comes of them."""
+    states, gradient = (rows_of(table, rows, scratch, f"nodes {i}") for i, table in enumerate(tables))
+    count, weight = rows.stop - rows.start, folded.at_ends
+    return torch.mm(states, weight.t())[:count], torch.mm(gradient, weight)[:count]
+
+
+def _block(
+    folded: Folded, scratch: Scratch, at_nodes: Tensor, of_sums: Tensor, tables: Sequence[Tensor], rows: slice
+) -> _Results:
+    """Forward and backward through a block of edges, or of nodes."""
+    *given, dst, src, upstream = tables
+    count, nowhere = rows.stop - rows.start, no_sums(folded.norms[0])
+    edges = Edges(rows.start, Ends(dst.numpy(), src.numpy(), np.full(SAMPLE_ROWS, -1), 0), as_table(at_nodes))
+    operands = [rows_of(table, rows, scratch, f"operand {i}") for i, table in enumerate(given)]
+
+    out = torch.empty_like(upstream)
+    made = blocks.forward(folded, operands, count, edges, scratch)
+    blocks.finish(folded, made, count, edges, out, rows.start, no_sums(folded.norms[-1]))
+
+    made = blocks.forward(folded, operands, count, edges, scratch, keep=True)
+    shares = TileGradients(folded, scratch)
+    back = WayBack(folded, made, count, edges.with_(as_table(of_sums)), nowhere, shares, scratch)
+    into = back.run(upstream)
+    of_operands = [torch.mm(into, weight) for weight in folded.inputs]
+    of_rows = torch.cat([into, *of_operands], dim=1)[:count]
+    return out[rows], of_rows, torch.cat([share.flatten() for share in shares.partials()])

@@ -26,10 +26,40 @@ class PendingRows:
     def __init__(self, pending: Pending, received: Tensor, keep: Tensor) -> None:
         self._pending, self._received, self._keep = pending, received, keep
 
+    def progress(self) -> None:
+        """Move rows that are under way; waits for nothing."""
+        self._pending.progress()
+
     def finish(self) -> Tensor:
         """Wait for the rows. Raises `RuntimeError` when the transport's deadline passes."""
         self._pending.finish()
         return self._received
+
+
+class Spread:
+    """Rows of owned nodes that are on their way to their ghosts.
+
+    Attributes:
+        halo: What carries them.
+        owned: The owned rows, [num_owned, width], as autograd knows them.
+        local: Owned rows, then ghosts', [num_local, width]; those of ghosts mean nothing before `finish`.
+    """
+
+    def __init__(self, halo: CompleteHalo, owned: Tensor, local: Tensor, pending: PendingRows | None = None) -> None:
+        self.halo, self.owned, self.local = halo, owned, local
+        self._pending = pending
+
+    def progress(self) -> None:
+        """Move what is under way while this rank computes; waits for nothing."""
+        if self._pending is not None:
+            self._pending.progress()
+
+    def finish(self) -> Tensor:
+        """Wait for the ghosts' rows and return them, [num_ghosts, width]; may be called again."""
+        if self._pending is not None:
+            self._pending.finish()
+            self._pending = None
+        return self.local[self.halo.plan.num_owned :]
 
 
 class Halo:
@@ -59,16 +89,19 @@ class Halo:
 
     def start_fill(self, owned: Tensor, ghosts: Tensor | None = None) -> PendingRows:
         """Start `fill_ghosts`; `ghosts` [num_ghosts, width], if given, is the memory to receive into."""
-        if len(owned) != self.plan.num_owned:
-            raise ValueError(
-                f"owned rows on rank {self.plan.part}: expected {self.plan.num_owned}, got {len(owned)}; "
-                "pass owned nodes only, without the ghosts."
-            )
+        self._check_owned(owned)
         packed = owned.index_select(0, self._send_rows)
         if ghosts is None:
             ghosts = owned.new_empty(self.plan.num_ghosts, *owned.shape[1:])
         pending = self.transport.start(packed, self._send_counts, ghosts, self._recv_counts)
         return PendingRows(pending, ghosts, packed)
+
+    def _check_owned(self, rows: Tensor) -> None:
+        if len(rows) != self.plan.num_owned:
+            raise ValueError(
+                f"owned rows on rank {self.plan.part}: expected {self.plan.num_owned}, got {len(rows)}; "
+                "pass owned nodes only, without the ghosts."
+            )
 
     def fill_ghosts(self, owned: Tensor, ghosts: Tensor | None = None) -> Tensor:
         """Copy every owner's row to its ghosts. *Collective*.
@@ -133,18 +166,30 @@ class CompleteHalo(Halo):
             )
         super().__init__(plan, transport, device)
 
-    def extend(self, owned: Tensor) -> Tensor:
-        """Owned rows [num_owned, width] -> local rows [owned | ghosts]; ghosts' gradient is dropped. *Collective*."""
-        table: Tensor = _ExtendComplete.apply(owned, self)  # type: ignore[no-untyped-call]
-        return table
+    def spread(self, owned: Tensor) -> Spread:
+        """Start to copy owned rows [num_owned, width] to their ghosts. *Collective*.
 
-    def hand_out(self, local: Tensor) -> Tensor:
-        """Local aggregates [num_local, width] -> the owned ones.
-
-        In backward every ghost receives its owner's gradient. *Collective* in backward.
+        Autograd does not see it: in backward a stage spreads the gradient of the sums it made, and so has a ghost's
+        whole gradient without adding anything that came from another rank.
         """
-        owned: Tensor = _HandOutAggregates.apply(local, self)  # type: ignore[no-untyped-call]
-        return owned
+        local = self._table_for(owned)
+        return Spread(self, owned, local, self.start_fill(owned.detach(), local[self.plan.num_owned :]))
+
+    def join(self, owned: Tensor, ghosts: Tensor) -> Spread:
+        """Owned rows and the rows that came to the ghosts before; nothing is exchanged."""
+        local = self._table_for(owned)
+        local[self.plan.num_owned :] = ghosts
+        return Spread(self, owned, local)
+
+    def _table_for(self, owned: Tensor) -> Tensor:
+        """A table of local rows with the owned ones filled in; those themselves if there is no ghost."""
+        self._check_owned(owned)
+        states = owned.detach()
+        if self.plan.num_ghosts == 0:
+            return states.contiguous()
+        local = states.new_empty(self.plan.num_local, *states.shape[1:])
+        local[: self.plan.num_owned] = states
+        return local
 
 
 class AdjointHalo(Halo):
@@ -154,32 +199,6 @@ class AdjointHalo(Halo):
         """Owned rows [num_owned, width] -> local rows [owned | ghosts]. *Collective*, forward and backward."""
         table: Tensor = _ExtendAdjoint.apply(owned, self)  # type: ignore[no-untyped-call]
         return table
-
-
-class _ExtendComplete(torch.autograd.Function):
-    """Owner -> ghost copy. The owner's gradient is complete already, so the ghosts' is dropped."""
-
-    @staticmethod
-    def forward(ctx: Any, owned: Tensor, halo: Halo) -> Tensor:
-        ctx.num_owned = len(owned)
-        return halo._extend(owned)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return grads[0][: ctx.num_owned], None
-
-
-class _HandOutAggregates(torch.autograd.Function):
-    """Identity on owned aggregates. In backward every ghost receives its owner's gradient, so each copy is complete."""
-
-    @staticmethod
-    def forward(ctx: Any, local: Tensor, halo: Halo) -> Tensor:
-        ctx.halo = halo
-        return local[: halo.plan.num_owned].clone()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return ctx.halo._extend(grads[0]), None
 
 
 class _ExtendAdjoint(torch.autograd.Function):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +38,7 @@ class EdgeTile:
         edges: Rows of the edges in every edge table.
         nodes: Rows of the tile's nodes; empty for a foreign tile.
         pairs: Rows of its (tile, owned `src` node) pairs.
+        has_ghosts: Whether one of its edges begins or ends at a ghost.
     """
 
     tile: int
@@ -43,6 +46,7 @@ class EdgeTile:
     edges: slice
     nodes: slice
     pairs: slice
+    has_ghosts: bool
 
     @property
     def num_edges(self) -> int:
@@ -56,16 +60,14 @@ class Tiles:
     Attributes:
         nodes: Owned tiles that hold a node.
         edges: Tiles that hold a local edge, owned and foreign.
-        dst_in_tile: Row of each edge's `dst` within its owned tile, int64 [num_edges]; 0 for edges of foreign tiles.
-        pair_in_tile: Pair of each edge within its tile, int64 [num_edges]. An edge whose `src` is a ghost points one
-            past the tile's last pair: its sum belongs to another part.
+        pair_of_edge: (tile, `src`) pair of each edge, int64 [num_edges]; -1 where `src` is a ghost, whose sum belongs
+            to another part.
         pair_rows: Owned row of each (tile, `src`) pair, int64 [num_pairs], ascending within a tile.
     """
 
     nodes: tuple[NodeTile, ...]
     edges: tuple[EdgeTile, ...]
-    dst_in_tile: Tensor
-    pair_in_tile: Tensor
+    pair_of_edge: Tensor
     pair_rows: Tensor
 
 
@@ -99,6 +101,31 @@ class LocalGraph:
     @property
     def num_edges(self) -> int:
         return self.plan.num_edges
+
+    @cached_property
+    def edges_at_dst(self) -> EdgesAtNodes:
+        """The edges that end at each owned node, in global order."""
+        return _edges_at_nodes(self.dst, self.num_owned)
+
+    @cached_property
+    def edges_at_src(self) -> EdgesAtNodes:
+        """The edges that begin at each owned node, in global order."""
+        return _edges_at_nodes(self.src, self.num_owned)
+
+
+class EdgesAtNodes(NamedTuple):
+    """Edges grouped by owned node: those of node n are `edges[first[n] : first[n + 1]]`; the last runs to the end."""
+
+    edges: Tensor
+    first: Tensor
+
+
+def _edges_at_nodes(nodes: Tensor, num_owned: int) -> EdgesAtNodes:
+    """Group edges by one of their ends, those at ghosts left out."""
+    ordered = torch.sort(nodes, stable=True)
+    count = int((nodes < num_owned).sum())
+    first = torch.searchsorted(ordered.values, torch.arange(num_owned, device=nodes.device))
+    return EdgesAtNodes(ordered.indices[:count].contiguous(), first)
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,36 +201,33 @@ def find_tiles(plan: PartitionPlan, tiles: TileRanges, device: torch.device | st
     tile_of_edge = tiles.tile_of_edges(plan.edge_ids)
     block_starts = np.flatnonzero(np.diff(tile_of_edge, prepend=-1))
     block_stops = np.append(block_starts[1:], plan.num_edges)
-    pair_rows, pair_in_tile, pair_ptr = _pairs(plan, block_starts, block_stops)
-    dst_in_tile = np.zeros(plan.num_edges, dtype=np.int64)
+    pair_rows, pair_of_edge, pair_ptr = _pairs(plan, block_starts, block_stops)
+    at_ghost = np.logical_or(*(plan.edge_rows >= plan.num_owned))
     edge_tiles = []
     for block, (start, stop) in enumerate(zip(block_starts.tolist(), block_stops.tolist())):
         tile = int(tile_of_edge[start])
-        nodes = rows_of.get(tile, slice(0, 0))
-        if tile in rows_of:
-            dst_in_tile[start:stop] = plan.edge_rows[1, start:stop] - nodes.start
         pairs = slice(int(pair_ptr[block]), int(pair_ptr[block + 1]))
-        edge_tiles.append(EdgeTile(tile, tile in rows_of, slice(start, stop), nodes, pairs))
+        has_ghosts = bool(at_ghost[start:stop].any())
+        nodes = rows_of.get(tile, slice(0, 0))
+        edge_tiles.append(EdgeTile(tile, tile in rows_of, slice(start, stop), nodes, pairs, has_ghosts))
     return Tiles(
         nodes=tuple(NodeTile(tile, rows) for tile, rows in rows_of.items() if rows.stop > rows.start),
         edges=tuple(edge_tiles),
-        dst_in_tile=torch.from_numpy(dst_in_tile).to(device),
-        pair_in_tile=torch.from_numpy(pair_in_tile).to(device),
+        pair_of_edge=torch.from_numpy(pair_of_edge).to(device),
         pair_rows=torch.from_numpy(pair_rows).to(device),
     )
 
 
 def _pairs(plan: PartitionPlan, starts: IntArray, stops: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-    """The (tile, owned `src`) pairs: owned row of each, pair of each edge within its tile, first pair of each tile."""
+    """The (tile, owned `src`) pairs: owned row of each, pair of each edge or -1, first pair of each tile."""
     block = np.repeat(np.arange(len(starts)), stops - starts)
     src = plan.edge_rows[0]
     with_owned_src = src < plan.num_owned
     keys, inverse = np.unique(block[with_owned_src] * max(plan.num_owned, 1) + src[with_owned_src], return_inverse=True)
     pair_block, pair_rows = np.divmod(keys, max(plan.num_owned, 1))
-    pair_ptr = np.searchsorted(pair_block, np.arange(len(starts) + 1))
-    pair_in_tile = np.diff(pair_ptr)[block]  # one past the last pair, unless the src is owned
-    pair_in_tile[with_owned_src] = inverse - pair_ptr[block[with_owned_src]]
-    return pair_rows.astype(np.int64), pair_in_tile.astype(np.int64), pair_ptr
+    pair_of_edge = np.full(plan.num_edges, -1, dtype=np.int64)
+    pair_of_edge[with_owned_src] = inverse
+    return pair_rows.astype(np.int64), pair_of_edge, np.searchsorted(pair_block, np.arange(len(starts) + 1))
 
 
 def _check_rows(event_id: str, expected: int, arrays: Mapping[str, npt.NDArray[np.generic]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import sys
 import time
 import traceback
@@ -192,6 +193,15 @@ class World:
     def is_root(self) -> bool:
         """Whether this is rank 0, the one that talks to the user."""
         return self.rank == 0
+
+    def cores_for_each(self) -> int:
+        """Cores that this rank may use without taking one from another rank of its machine, at least 1. *Collective*.
+
+        A launcher that binds ranks to cores has given each its own; else the ranks of a machine share what there is.
+        """
+        cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+        mine = f"{platform.node()} {','.join(map(str, cores))}".encode()
+        return max(1, len(cores) // self.transport.all_gather(mine).count(mine))
 
     def mark(self, phase: str, step: int) -> None:
         """Leave a mark of what this rank is about to do; when a deadline passes, the last of every rank is shown."""

@@ -13,8 +13,14 @@ from domainpar.reco.scoring import Outcome
 from domainpar.words import between, several, this_python
 
 
-def first_lines(world: World, store: EventStore, records: Sequence[EventRecord], about: Mapping[str, Any]) -> list[str]:
-    """Who scores what with which weights."""
+def first_lines(
+    world: World,
+    store: EventStore,
+    records: Sequence[EventRecord],
+    about: Mapping[str, Any],
+    allocator: str | None = None,
+) -> list[str]:
+    """Who scores what with which weights, and what was done about the allocator."""
     sizes = [record.num_edges for record in records]
     mode = "whole events, halo exchange"
     if about["mode"] == "naive":
@@ -25,6 +31,7 @@ def first_lines(world: World, store: EventStore, records: Sequence[EventRecord],
         f"1 thread each, {mode}",
         f"network  : {about['run']}, {about['checkpoint']} checkpoint (step {about['step']}){trained}, "
         f"{about['dtype']}, parameters sha256 {about['parameters_sha256'][:16]}",
+        *([] if allocator is None else [f"allocator: {allocator}"]),
         f"exactness: {_exactness(world, about)}",
         f"events   : {store.path}: {len(sizes)} of its {several(len(store), 'event')}, "
         f"{between(sizes)} candidate edges",

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch.autograd.graph import save_on_cpu
 
 from domainpar.nn.gradients import GradientSink
+from domainpar.nn.noise import key_of
 from domainpar.parallel.integer_sums import IntegerSums
 from domainpar.parallel.transport import RanksFailed
 from domainpar.parallel.world import World
@@ -35,6 +38,8 @@ class Trainer:
         edge_weights: Weights of the classes of edges.
         schedule: Learning rate of each step.
         clip: Largest norm of the gradient, or None.
+        seed: Of all that is dropped at random.
+        offload: Keep what waits for the backward pass in the host's memory; on a GPU.
     """
 
     model: nn.Module
@@ -44,6 +49,8 @@ class Trainer:
     edge_weights: EdgeClasses
     schedule: Schedule
     clip: float | None = None
+    offload: bool = False
+    seed: int = 0
 
     def __post_init__(self) -> None:
         self._sink = GradientSink(self.model)
@@ -118,7 +125,8 @@ class Trainer:
         """Forward and backward on one part; returns whether its loss or gradients were not finite on this rank."""
         rejected_before = loss_sum.rejected + self._sink.rejected
         self.world.mark(f"forward {part.name}", step)
-        logits = self.model(part.part.graph, part.part.halo)
+        with save_on_cpu(pin_memory=True) if self.offload else nullcontext():
+            logits = self.model(part.part.graph, part.part.halo, key_of(self.seed, step, part.name))
         gradient = edge_loss(logits, part.part.graph, part.weights, step_weight, loss_sum)
         self.world.mark(f"backward {part.name}", step)
         logits.backward(gradient)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,6 +97,10 @@ class PartLoader:
         ):
             self._kept.popitem(last=False)
         return self._kept[sample]
+
+    def kept_edges(self, samples: Sequence[Sample]) -> int:
+        """About how many local edges this rank will keep the parts of, once it has loaded all these samples."""
+        return min(sum(sample.cost for sample in samples) // self._world.domain.size, self._keep_edges)
 
     def _label(self, event: StoredEvent, sample: Sample) -> LabelledPart:
         part = load_part(

@@ -8,6 +8,7 @@ import os
 import resource
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,10 @@ def readable(record: dict[str, Any]) -> str:
 
 
 def peak_rss_bytes() -> int:
-    """The most memory this process ever held, in bytes."""
+    """The most memory this process ever held, or has held since a run began to watch it, in bytes."""
+    # Not ru_maxrss, where Linux has better: a process inherits it from the one that started it, such as a launcher.
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return 1024 * int(next(line for line in lines if line.startswith("VmHWM:")).split()[1])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,19 @@ import torch
 from tqdm import tqdm
 
 from domainpar.config import TrainConfig, resolved_yaml, target_conditions
+from domainpar.events.reporting import ModelSize
 from domainpar.events.store import EventStore
 from domainpar.nn.catalogue import build_model
 from domainpar.nn.interaction import InteractionNetwork
 from domainpar.nn.selftest import rows_are_independent
+from domainpar.nn.team import set_threads
 from domainpar.parallel.signals import StopFlag
 from domainpar.parallel.transport import RanksFailed
 from domainpar.parallel.world import World
 from domainpar.training import summary
 from domainpar.training.checkpoint import Checkpoints, TrainingState, parameters_sha256
 from domainpar.training.loop import Trainer
+from domainpar.training.memory import Expectation, MemoryWatch
 from domainpar.training.parts import PartLoader
 from domainpar.training.record import keep_records, readable
 from domainpar.training.rundir import RunFile, choose_directory, describe_process, note_failure
@@ -32,13 +36,14 @@ from domainpar.training.targets import EdgeClasses, check_target
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
-def train(config: TrainConfig, store: Path, world: World) -> Run:
+def train(config: TrainConfig, store: Path, world: World, allocator: str | None = None) -> Run:
     """Train as a configuration says. *Collective*.
 
     Args:
         config: What to do.
         store: The prepared events.
         world: The ranks.
+        allocator: What was done about the C library's allocator, to be shown; None if nothing was.
 
     Returns:
         The run as it ended, with its trained model.
@@ -46,7 +51,7 @@ def train(config: TrainConfig, store: Path, world: World) -> Run:
     Raises:
         Refused: On all ranks alike, before anything was trained, if the events or the output directory will not do.
     """
-    run = Run(config, open_store(store, world), world)
+    run = Run(config, open_store(store, world), world, allocator)
     with StopFlag.listening() as stop:
         run.go(stop)
     return run
@@ -83,6 +88,9 @@ def make_network(config: TrainConfig, store: EventStore) -> InteractionNetwork:
         shared_weights=config.shared_weights,
         seed=config.seed,
         dtype=DTYPES[config.dtype],
+        products=torch.bfloat16 if config.precision == "bf16" else None,
+        recompute_every=config.recompute_every,
+        dropout=config.dropout,
     )
 
 
@@ -95,16 +103,18 @@ class Run:
         config: What to do.
         store: The events.
         world: The ranks.
+        allocator: What was done about the C library's allocator, to be shown; None if nothing was.
 
     Raises:
         Refused: On all ranks alike, if the events, the network or the output directory will not do.
     """
 
-    def __init__(self, config: TrainConfig, store: EventStore, world: World) -> None:
-        self.config, self.store, self.world = config, store, world
+    def __init__(self, config: TrainConfig, store: EventStore, world: World, allocator: str | None = None) -> None:
+        self.config, self.store, self.world, self._allocator = config, store, world, allocator
         sectors = config.sectors if config.mode == "naive" else None
         self.train_samples = samples_of(store.events("train"), sectors)
         self.val_samples = samples_of(store.events("val"), sectors)
+        set_threads(config.threads or world.cores_for_each())
         self._target = target_conditions(config.target) if config.target else None
         world.on_all(self._check_events)
         self.steps_per_epoch = -(-len(self.train_samples) // config.events_per_step)
@@ -128,13 +138,16 @@ class Run:
         If it fails, `run.json` says so.
         """
         try:
-            self._begin()
+            memory = MemoryWatch(self.world.device)
+            expected = self._expect(memory)
+            self._begin(expected)
             began = time.perf_counter()
             stopped = False
             with tqdm(total=self.total_steps, initial=self.state.step, disable=self._no_bar(), unit="step") as bar:
                 while self.state.step < self.total_steps and not stopped:
                     stopped = self._epoch(stop, bar)
-            self._end("stopped" if stopped else "done", time.perf_counter() - began)
+            seconds = time.perf_counter() - began
+            self._end("stopped" if stopped else "done", seconds, expected, memory.taken(self.world))
         except BaseException as error:
             if not isinstance(error, RanksFailed):  # else the rank that failed says why
                 note_failure(self.directory, self.world.rank, error)
@@ -198,7 +211,9 @@ class Run:
         )
         planned = config.epochs * self.steps_per_epoch  # not --max-steps: a run that goes on later keeps its schedule
         schedule = Schedule(config.lr, config.lr_schedule, config.warmup, planned, self.steps_per_epoch)
-        return Trainer(model, optimizer, loader, self.world, edge_weights, schedule, config.clip)
+        return Trainer(
+            model, optimizer, loader, self.world, edge_weights, schedule, config.clip, config.offload, config.seed
+        )
 
     def _check_events(self) -> None:
         """Refuse what cannot be trained on: no events, no truth, or an unknown target. Events are dealt to ranks."""
@@ -226,7 +241,22 @@ class Run:
                 f"{self.store.path} has {self.store.digest[:12]}); give the --store it began with."
             )
 
-    def _begin(self) -> None:
+    def _expect(self, memory: MemoryWatch) -> Expectation:
+        """How much memory the largest event will take. *Collective*; the part that is loaded is kept for its step."""
+        self.world.mark("load", self.state.step)
+        largest = max(self.train_samples, key=lambda sample: sample.cost)
+        loader, config = self.trainer.loader, self.config
+        size = ModelSize(
+            config.hidden,
+            config.graph_iters,
+            DTYPES[config.dtype].itemsize,
+            edge_item_bytes=2 if config.precision == "bf16" else None,
+            recompute_every=config.recompute_every,
+        )
+        kept_edges = loader.kept_edges(self.train_samples + self.val_samples)
+        return memory.expect(size, loader.load(largest), kept_edges, self.world)
+
+    def _begin(self, expected: Expectation) -> None:
         """Write what the run is, and say so."""
         if not self.world.is_root:
             return
@@ -240,7 +270,14 @@ class Run:
         }
         about = describe_process() | {"ranks": self.world.size, "domain_size": self.world.domain.size}
         self.file.content.pop("error", None)
-        self.file.update(state="running", store=store, bitwise_problem=self._broken, **about)
+        self.file.update(
+            state="running",
+            store=store,
+            bitwise_problem=self._broken,
+            allocator=self._allocator,
+            memory=expected.as_record(),
+            **about,
+        )
         self._say(
             *summary.first_lines(
                 self.config,
@@ -248,7 +285,9 @@ class Run:
                 self.store,
                 num_samples=(len(self.train_samples), len(self.val_samples)),
                 num_parameters=sum(parameter.numel() for parameter in self.trainer.model.parameters()),
+                allocator=self._allocator,
             ),
+            *summary.memory_expected(expected),
             *summary.exactness(self.world, self._broken),
             summary.where_to(self.directory, self.state, self.total_steps),
         )
@@ -273,12 +312,14 @@ class Run:
         if self.world.is_root:
             self.checkpoints.save(self.trainer.model, self.trainer.optimizer, self.state, best)
 
-    def _end(self, how: str, seconds: float) -> None:
+    def _end(self, how: str, seconds: float, expected: Expectation, taken: Sequence[int | None]) -> None:
         if not self.world.is_root:
             return
         sha256 = parameters_sha256(self.trainer.model)
-        self.file.update(state=how, parameters_sha256=sha256, steps=self.state.step, seconds=seconds)
+        memory = expected.as_record(taken)
+        self.file.update(state=how, parameters_sha256=sha256, steps=self.state.step, seconds=seconds, memory=memory)
         exact = self.world.device.type == "cpu" and self._broken is None
+        self._say(summary.memory_taken(expected, taken))
         self._say(*summary.last_lines(self.directory, self.state, how, seconds, sha256, exact))
 
     def _no_bar(self) -> bool | None:

@@ -9,11 +9,18 @@ from domainpar.config import TrainConfig
 from domainpar.events.store import EventStore
 from domainpar.parallel.world import World
 from domainpar.training.checkpoint import TrainingState
+from domainpar.training.memory import Expectation
 from domainpar.words import between, several, this_python
 
 
 def first_lines(
-    config: TrainConfig, world: World, store: EventStore, *, num_samples: tuple[int, int], num_parameters: int
+    config: TrainConfig,
+    world: World,
+    store: EventStore,
+    *,
+    num_samples: tuple[int, int],
+    num_parameters: int,
+    allocator: str | None = None,
 ) -> list[str]:
     """Who trains what on which events.
 
@@ -23,6 +30,7 @@ def first_lines(
         store: The events.
         num_samples: Samples to train on and to validate with.
         num_parameters: Parameters of the network.
+        allocator: What was done about the C library's allocator; None if nothing was.
     """
     records = store.events("train") + store.events("val")
     edges, tiles = [record.num_edges for record in records], [record.num_tiles for record in records]
@@ -43,7 +51,43 @@ def first_lines(
         )
         if (config.sectors or 0) > min(tiles):
             lines.append(f"note: {config.sectors} sectors of an event with {min(tiles)} tiles leave some sectors empty")
+    return lines if allocator is None else [*lines, f"allocator: {allocator}"]
+
+
+def memory_expected(expectation: Expectation) -> list[str]:
+    """How much memory the run will take and of what size of part, with a warning where there is not so much."""
+    rank = expectation.fullest
+    share, num_ranks = expectation.shares[rank], len(expectation.shares)
+    who = "" if num_ranks == 1 else f" on the fullest of {num_ranks} ranks (rank {rank})"
+    ghosts = f" and {several(share.ghosts, 'ghost')}" if num_ranks > 1 else ""
+    lines = [
+        f"memory   : {_size(share.expected)} expected{who}, above {_size(share.bare)} of the bare process, for",
+        f"           {several(share.edges, 'edge')} and {several(share.owned, 'node')}{ghosts} of event "
+        f"{expectation.sample}",
+    ]
+    for shortage in expectation.shortages():
+        lines += [
+            f"WARNING: {several(shortage.ranks, 'rank')} on {shortage.where} will want {_size(shortage.expected)}, "
+            f"{_size(shortage.free)} are free: the system may end the run.",
+            f"         To take less: {_ways_to_save(expectation)}",
+        ]
     return lines
+
+
+def memory_taken(expectation: Expectation, taken: Sequence[int | None]) -> str:
+    """How much memory the run took, beside what was expected.
+
+    Args:
+        expectation: What was expected.
+        taken: Bytes of each rank's peak above the bare process, None where it could not be told.
+    """
+    peaks = [(peak, rank) for rank, peak in enumerate(taken) if peak is not None]
+    if not peaks:
+        return "memory   : no more than before the run"
+    peak, rank = max(peaks)
+    who = "" if len(taken) == 1 else f" on rank {rank}, the most of any"
+    expected = expectation.shares[rank].expected
+    return f"memory   : {_size(peak)} at most{who}, above the bare process; {_size(expected)} were expected"
 
 
 def exactness(world: World, broken: str | None) -> list[str]:
@@ -98,3 +142,14 @@ def last_lines(directory: Path, state: TrainingState, how: str, seconds: float, 
         f"results in {directory}: metrics.jsonl, config.yaml, run.json, checkpoints/",
         f"next: {this_python()} -m {score if how == 'done' else resume}",
     ]
+
+
+def _ways_to_save(expectation: Expectation) -> str:
+    every = expectation.size.leanest_recompute()
+    recompute = "" if every is None else f"--recompute-every {every}, "
+    return f"{recompute}more ranks on more machines, a smaller --hidden or fewer --graph-iters"
+
+
+def _size(count: int) -> str:
+    """`1.42 GiB`, `310 MiB`."""
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"

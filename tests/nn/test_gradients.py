@@ -70,7 +70,7 @@ def test_a_partial_that_is_not_finite_on_one_rank_is_counted_on_all():
         partials = [torch.ones_like(parameter) for parameter in model.first.trainable()]
         if world.rank == 1:
             partials[0][0, 0] = float("inf")
-        model.first.give(partials)
+        model.first.give(model.first.trainable(), partials)
         return sink.rejected, sink.reduce(world.transport), sink.rejected
 
     assert run_ranks(give, 3) == [(0, 1, 0), (1, 1, 0), (0, 1, 0)]
@@ -78,7 +78,43 @@ def test_a_partial_that_is_not_finite_on_one_rank_is_counted_on_all():
 
 def test_without_a_sink_the_first_backward_pass_says_what_is_missing():
     with pytest.raises(RuntimeError, match=r"make GradientSink\(model\) before the first backward pass"):
-        Two().first.give([])
+        Two().first.give([], [])
+
+
+def _with_frozen(world, frozen):
+    model = InteractionNetwork(3, 6, hidden=16, graph_iters=2)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not any(part in name for part in frozen))
+    sink = GradientSink(model)
+    part = EVENT.part(world.transport, EVENT.grouping("ranges", world.size))
+    logits = model(part.graph, part.halo)
+    logits.backward(torch.tanh(logits.detach()))
+    assert sink.reduce(world.transport) == 0
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    "frozen", [["linears.0.weight"], ["norms.0", "linears.1.bias"], ["edge_stages", "node_encoder"]]
+)
+def test_parameters_that_are_frozen_get_no_gradient_and_change_no_bit_of_the_others(frozen):
+    everything = run_ranks(_with_frozen, 1, [])[0]
+    for gradients in run_ranks(_with_frozen, 2, frozen):
+        for name, gradient in gradients.items():
+            if any(part in name for part in frozen):
+                assert gradient is None
+            else:
+                assert torch.equal(gradient, everything[name])
+
+
+def test_some_parameters_of_a_stage_can_be_given_their_gradient_apart():
+    model = Two()
+    sink = GradientSink(model)
+    parameters = model.first.trainable()
+    model.first.give(parameters[1:3], [torch.ones_like(parameter) for parameter in parameters[1:3]])
+    model.first.give(parameters[:1], [torch.full_like(parameters[0], 3.0)])
+    model.second.give(list(model.second.mlp.linears[0].parameters()), [torch.ones(16, 3), torch.ones(16)])  # frozen
+    assert run_ranks(lambda world: sink.reduce(world.transport), 1) == [0]
+    assert [parameter.grad.unique().tolist() for parameter in parameters] == [[3.0], [1.0], [1.0], [0.0]]
 
 
 def test_stages_that_share_a_perceptron_add_up_but_those_that_share_a_part_of_one_are_refused():
@@ -86,7 +122,7 @@ def test_stages_that_share_a_perceptron_add_up_but_those_that_share_a_part_of_on
     model.append(NodeStage(model[0].mlp))
     sink = GradientSink(model)
     for stage in (model[0], model[2]):
-        stage.give([torch.ones_like(parameter) for parameter in stage.trainable()])
+        stage.give(stage.trainable(), [torch.ones_like(parameter) for parameter in stage.trainable()])
     assert run_ranks(lambda world: sink.reduce(world.transport), 1) == [0]
     assert model[0].mlp.linears[0].weight.grad.unique().tolist() == [2.0]
     model[1].mlp.linears[1] = NodeStage(MLP(16, (16,), torch.Generator())).mlp.linears[0]

@@ -4,7 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from domainpar.nn.mlp import COLUMNS, MLP, ROWS, PaddedLinear, padded
+from domainpar.nn import blocks
+from domainpar.nn.blocks import NO_ENDS, Edges, TileGradients, WayBack, fold, no_rows, no_sums, rows_of
+from domainpar.nn.mlp import COLUMNS, MLP, PaddedLinear, padded
+from domainpar.nn.team import Scratch
 
 SHAPES = {
     "hidden layers": (9, (32, 16), False),
@@ -33,32 +36,41 @@ def as_torch_layers(mlp):
     return nn.Sequential(*layers)
 
 
-def block_of(rows):
-    block = rows.new_zeros(padded(len(rows), ROWS), padded(rows.shape[1], COLUMNS))
-    block[: len(rows), : rows.shape[1]] = rows
-    return block.requires_grad_()
+def on_a_block(mlp, rows, upstream):
+    """Outputs; last product, padding columns included; gradient of the rows, padding columns included."""
+    folded, scratch, count = fold(mlp, [rows]), Scratch(), len(rows)
+    edges, operands = Edges(0, NO_ENDS, no_rows(folded.norms[0])), [rows_of(rows, slice(0, count), scratch, "rows")]
+    made = blocks.forward(folded, operands, count, edges, scratch, keep=True)
+    given = TileGradients(folded, scratch)
+    into = WayBack(folded, made, count, edges, no_sums(folded.norms[0]), given, scratch).run(upstream)
+    of_rows = (into @ folded.inputs[0])[:count]
+    made = blocks.forward(folded, operands, count, edges, scratch)
+    out = rows.new_empty(count, mlp.out_features)
+    blocks.finish(folded, made, count, edges, out, 0, no_sums(folded.norms[-1]))
+    return out, made.product[:count], of_rows
 
 
 @pytest.mark.parametrize(("in_features", "widths", "plain_output"), SHAPES.values(), ids=SHAPES)
 def test_an_mlp_is_torchs_linear_layer_norm_and_relu_forward_and_backward(in_features, widths, plain_output):
     mlp = make(in_features, widths, plain_output)
     rows = torch.randn(45, in_features, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    block, plain = block_of(rows), rows.clone().requires_grad_()
-    out, expected = mlp(block)[:45, : widths[-1]], as_torch_layers(mlp)(plain)
-    torch.testing.assert_close(out, expected, rtol=1e-13, atol=1e-13)
-    (ours,) = torch.autograd.grad(out.tanh().sum(), block)
-    (theirs,) = torch.autograd.grad(expected.tanh().sum(), plain)
-    torch.testing.assert_close(ours[:45, :in_features], theirs, rtol=1e-12, atol=1e-12)
+    plain = rows.clone().requires_grad_()
+    expected = as_torch_layers(mlp)(plain)
+    upstream = 1 - expected.detach().tanh() ** 2
+    (theirs,) = torch.autograd.grad(expected, plain, upstream)
+    out, _, ours = on_a_block(mlp, rows, upstream)
+    torch.testing.assert_close(out, expected.detach(), rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(ours[:, :in_features], theirs, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(("in_features", "widths", "plain_output"), SHAPES.values(), ids=SHAPES)
 def test_padding_columns_stay_zero_and_get_no_gradient(in_features, widths, plain_output):
     mlp = make(in_features, widths, plain_output)
-    block = block_of(torch.ones(5, in_features, dtype=torch.float64))
-    out = mlp(block)
-    assert out.shape == (32, padded(widths[-1], COLUMNS))
-    assert torch.equal(out[:, widths[-1] :], torch.zeros(32, padded(widths[-1], COLUMNS) - widths[-1]).double())
-    (gradient,) = torch.autograd.grad(out.sum(), block)
+    rows = torch.ones(5, in_features, dtype=torch.float64)
+    _, product, gradient = on_a_block(mlp, rows, torch.ones(5, widths[-1], dtype=torch.float64))
+    assert product.shape == (5, padded(widths[-1], COLUMNS))
+    assert not product[:, widths[-1] :].any()
+    assert gradient.shape == (5, padded(in_features, COLUMNS))
     assert not gradient[:, in_features:].any()
 
 

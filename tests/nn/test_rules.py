@@ -7,6 +7,7 @@ import json
 import threading
 from dataclasses import replace
 
+import dense
 import numpy as np
 import pytest
 import torch
@@ -16,13 +17,16 @@ from tiled import TiledEvent, sha
 from torch import nn
 
 from domainpar.config import TrainConfig
-from domainpar.nn import mlp, stages
+from domainpar.nn import blocks, tilewise
 from domainpar.nn.gradients import GradientSink, TakesGradients
 from domainpar.nn.interaction import InteractionNetwork
-from domainpar.nn.mlp import MLP
-from domainpar.parallel import halo as halo_module
-from domainpar.parallel.halo import CompleteHalo, Halo
+from domainpar.nn.mlp import MLP, ROWS, padded
+from domainpar.nn.stages import EdgeStage, NodeStage
+from domainpar.nn.team import set_threads
+from domainpar.parallel import local
+from domainpar.parallel.halo import CompleteHalo, Halo, Spread, _ExtendAdjoint
 from domainpar.parallel.integer_sums import IntegerSums
+from domainpar.parallel.local import NodeTile
 from domainpar.testing import run_ranks
 from domainpar.training.checkpoint import Checkpoints, TrainingState
 from domainpar.training.run import train
@@ -38,18 +42,34 @@ def event():
     return TiledEvent.of(graph, np.arange(400) * NUM_TILES // 400, NUM_TILES)
 
 
-def _train(world, event, grouping, dtype=torch.float32, num_steps=2, order="edge-first", hidden=16):
-    """Some steps of the network with a simple loss; the hash of all parameters and of the scores of owned edges."""
+@pytest.fixture(scope="module")
+def ring():
+    """Edges between near nodes only: most tiles of a part need no ghost, and need not wait for one."""
+    graph = random_event(3, 400, 4000)
+    rng = np.random.default_rng(3)
+    src = rng.integers(0, 400, graph.num_edges)
+    near = np.stack([src, (src + rng.integers(-60, 61, graph.num_edges)) % 400])
+    return TiledEvent.of(replace(graph, edge_index=near), np.arange(400) * NUM_TILES // 400, NUM_TILES)
+
+
+def _train(
+    world, event, grouping, *, dtype=torch.float32, num_steps=2, order="edge-first", hidden=16, cut_twice=True, **flags
+):
+    """Some steps of the network with a simple loss; the hash of all parameters and of the scores of owned edges.
+
+    Both copies of a cut edge have the gradient of its loss, or with `cut_twice=False` only that of its owner.
+    """
     part = event.part(world.transport, event.grouping(grouping, world.size), dtype)
-    model = InteractionNetwork(3, 6, hidden=hidden, graph_iters=2, order=order, dtype=dtype)
+    model = InteractionNetwork(3, 6, hidden=hidden, graph_iters=2, order=order, dtype=dtype, **flags)
     sink = GradientSink(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    owned = torch.from_numpy(part.graph.plan.edge_owned)
     for _ in range(num_steps):
         logits = model(part.graph, part.halo)
-        logits.backward(torch.tanh(logits.detach()) / event.graph.num_edges)
+        upstream = torch.tanh(logits.detach()) / event.graph.num_edges
+        logits.backward(upstream if cut_twice else upstream * owned)
         assert sink.reduce(world.transport) == 0
         optimizer.step()
-    owned = torch.from_numpy(part.graph.plan.edge_owned)
     return sha(*model.parameters()), part.graph.plan.edge_ids[owned].tolist(), logits.detach()[owned].tolist()
 
 
@@ -68,85 +88,119 @@ def _with_flags(world, event, grouping, flags):
     return _train(world, event, grouping, **flags)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_with_all_rules_there_is_one_hash(event, dtype):
-    assert len(_hashes(event, dtype=dtype)) == 1
+@pytest.mark.parametrize("order", ["edge-first", "node-first"])
+@pytest.mark.parametrize(
+    "flags",
+    [{"dtype": torch.float32}, {"dtype": torch.float64}, {"products": torch.bfloat16}],
+    ids=["float32", "float64", "bfloat16 edges"],
+)
+def test_with_all_rules_there_is_one_hash(event, flags, order):
+    assert len(_hashes(event, order=order, **flags)) == 1
 
 
 def test_rule_1_without_padded_blocks_rows_depend_on_their_company(event, monkeypatch):
-    monkeypatch.setattr(stages, "ROWS", 1)
+    for module in (blocks, tilewise):
+        monkeypatch.setattr(module, "ROWS", 1)
     assert len(_hashes(event, dtype=torch.float64)) > 1
 
 
-class _SumsInLocalOrder(stages._EndSums):
-    """Without rule 2: one running sum over the local edges at `src`, whatever tiles they lie in."""
+class _RunningSums(tilewise._AtEnds):
+    """Without rule 2: one running sum over the local edges at each `src`, whatever tiles they lie in."""
 
-    def add(self, tile, at_dst, at_src):
-        if self._at_dst.shape[1]:
-            super().add(tile, at_dst, at_src)
-            self._at_src.index_add_(0, self._graph.src[tile.edges], at_src)
+    def __init__(self, graph, width, dtype):
+        super().__init__(graph, width, dtype)
+        self._at_pairs.zero_()
 
-    def __init__(self, graph, width, like):
-        super().__init__(graph, width, like)
-        self._graph = graph
 
-    def finish(self):
-        own = self._at_src.clone()
-        own[self._graph.num_owned :] = 0
-        return self._at_dst, own
+def _with_running_sums(graph):
+    """All edges that begin at a node are one pair, which no tile clears."""
+    at_src = torch.where(graph.src < graph.num_owned, graph.src, -1)
+    edges = tuple(replace(tile, pairs=slice(0, 0)) for tile in graph.tiles.edges)
+    tiles = replace(graph.tiles, edges=edges, pair_of_edge=at_src, pair_rows=torch.arange(graph.num_owned))
+    return replace(graph, tiles=tiles)
+
+
+def _sums_of_tiles_in_both_orders(world, event, running):
+    part = event.part(world.transport, event.grouping("ranges", world.size))
+    graph = _with_running_sums(part.graph) if running else part.graph
+    stage = EdgeStage(MLP(12, (16,), torch.Generator().manual_seed(0)))
+    found = []
+    for tiles in (graph.tiles.edges, graph.tiles.edges[::-1]):
+        nodes = part.halo.spread(graph.features[: graph.num_owned])
+        _, sums = stage(nodes, graph.edge_features, replace(graph, tiles=replace(graph.tiles, edges=tiles)))
+        found.append(sums)
+    return found
 
 
 def test_rule_2_a_running_sum_over_tiles_in_reverse_is_another_sum(event, monkeypatch):
     """Sums by (tile, node) partials let tiles run in any order; a running sum does not."""
-
-    def reversed_tiles(world, event, running):
-        part = event.part(world.transport, event.grouping("ranges", world.size))
-        sums = _SumsInLocalOrder if running else stages._EndSums
-        found = []
-        for tiles in (part.graph.tiles.edges, part.graph.tiles.edges[::-1]):
-            ends = sums(part.graph, 5, part.graph.features)
-            rows = torch.randn(part.graph.num_edges, 5, generator=torch.Generator().manual_seed(1))
-            for tile in tiles:
-                ends.add(tile, rows[tile.edges], rows[tile.edges])
-            found.append(sha(*ends.finish()))
-        return len(set(found))
-
-    assert run_ranks(reversed_tiles, 1, event, False) == [1]
-    assert run_ranks(reversed_tiles, 1, event, True) == [2]
+    ((partials, of_reverse),) = run_ranks(_sums_of_tiles_in_both_orders, 1, event, False)
+    assert sha(partials) == sha(of_reverse)
+    monkeypatch.setattr(tilewise, "_AtEnds", _RunningSums)
+    ((running, of_reverse),) = run_ranks(_sums_of_tiles_in_both_orders, 1, event, True)
+    assert sha(running) != sha(of_reverse)
+    torch.testing.assert_close(running, partials)  # a sum all the same
 
 
-class _SummedAcrossRanks(torch.autograd.Function):
+def _sums_of_one_stage(world, event, running):
+    part = event.part(world.transport, event.grouping("ranges", world.size))
+    graph = _with_running_sums(part.graph) if running else part.graph
+    stage = EdgeStage(MLP(12, (16,), torch.Generator().manual_seed(0)))
+    nodes = part.halo.spread(graph.features[: graph.num_owned])
+    return stage(nodes, graph.edge_features, graph)[1].detach()
+
+
+def test_rule_2_a_running_sum_depends_on_which_tiles_wait_for_ghosts(ring, monkeypatch):
+    def num_hashes(running):
+        return len({sha(*run_ranks(_sums_of_one_stage, num_ranks, ring, running)) for num_ranks in RANKS})
+
+    assert num_hashes(running=False) == 1
+    monkeypatch.setattr(tilewise, "_AtEnds", _RunningSums)
+    assert num_hashes(running=True) > 1
+
+
+class _NoHalo:
+    """Spreads rows to nobody: a stage takes all local rows for owned ones."""
+
+    def __init__(self, plan):
+        self.plan = plan
+
+    def spread(self, rows):
+        return Spread(self, rows, rows.detach().contiguous())
+
+
+def _as_if_all_were_owned(graph):
+    """The local graph as an event of its own, ghosts and edges of foreign tiles included."""
+    plan = graph.plan
+    nothing, everything = np.empty(0, np.int64), np.ones(plan.num_edges, bool)
+    whole = replace(plan, owned_ids=plan.local_ids, ghost_ids=nothing, edge_owned=everything)
+    nodes = [*graph.tiles.nodes, NodeTile(-1, slice(plan.num_owned, plan.num_local))][: None if plan.num_ghosts else -1]
+    starts, stops = np.array([(tile.edges.start, tile.edges.stop) for tile in graph.tiles.edges]).T
+    pair_rows, pair_of_edge, first = local._pairs(whole, starts, stops)
+    pairs = map(slice, first[:-1].tolist(), first[1:].tolist())
+    edges = [replace(tile, owned=True, has_ghosts=False, pairs=own) for tile, own in zip(graph.tiles.edges, pairs)]
+    pair_of_edge, pair_rows = torch.from_numpy(pair_of_edge), torch.from_numpy(pair_rows)
+    return replace(graph, plan=whole, tiles=local.Tiles(tuple(nodes), tuple(edges), pair_of_edge, pair_rows))
+
+
+def _summed_across_ranks(self, nodes, edges, graph, sums=True, *rest, plain=EdgeStage.forward):
     """Without rule 3: ghosts return partial gradients and owners add them up, in the order of ranks."""
-
-    @staticmethod
-    def forward(ctx, owned, halo):
-        ctx.halo = halo
-        return halo._extend(owned)
-
-    @staticmethod
-    def backward(ctx, *grads):
-        num_owned = ctx.halo.plan.num_owned
-        return grads[0][:num_owned] + ctx.halo.sum_to_owners(grads[0][num_owned:]), None
-
-
-class _OwnSumsOnly(torch.autograd.Function):
-    """Without rule 3: nothing is handed out, ghosts' aggregates have no gradient."""
-
-    @staticmethod
-    def forward(ctx, local, halo):
-        ctx.num_local = len(local)
-        return local[: halo.plan.num_owned].clone()
-
-    @staticmethod
-    def backward(ctx, *grads):
-        padding = grads[0].new_zeros(ctx.num_local - len(grads[0]), grads[0].shape[1])
-        return torch.cat([grads[0], padding]), None
+    whole = _as_if_all_were_owned(graph)
+    if nodes is None:
+        return plain(self, None, edges, whole, sums, *rest)
+    nodes.finish()
+    rows = _ExtendAdjoint.apply(nodes.owned, nodes.halo)
+    new_edges, at_ends = plain(self, _NoHalo(whole.plan).spread(rows), edges, whole, sums, *rest)
+    return new_edges, at_ends[: graph.num_owned]
 
 
 def test_rule_3_gradients_added_across_ranks_depend_on_the_ranks(event, monkeypatch):
-    monkeypatch.setattr(halo_module, "_ExtendComplete", _SummedAcrossRanks)
-    monkeypatch.setattr(halo_module, "_HandOutAggregates", _OwnSumsOnly)
-    assert len(_hashes(event)) > 1
+    with_rule = run_ranks(_with_flags, 3, event, "ranges", {"dtype": torch.float64})[0]
+    monkeypatch.setattr(EdgeStage, "forward", _summed_across_ranks)
+    without = run_ranks(_with_flags, 3, event, "ranges", {"dtype": torch.float64, "cut_twice": False})[0]
+    assert without[1] == with_rule[1]
+    np.testing.assert_allclose(without[2], with_rule[2], rtol=1e-9)  # right to rounding all the same
+    assert len(_hashes(event, cut_twice=False)) > 1
 
 
 class _FloatSums(IntegerSums):
@@ -175,63 +229,103 @@ def test_rule_4_float_sums_over_tiles_and_ranks_depend_on_the_ranks(event, monke
     assert len(_hashes(event, dtype=torch.float64)) > 1
 
 
-def _interior_first(graph):
-    """The tiles in the order of overlap: those that touch no ghost run while the exchange is under way."""
-    order = sorted(graph.tiles.edges, key=lambda tile: bool((graph.src[tile.edges] >= graph.num_owned).any()))
-    return replace(graph, tiles=replace(graph.tiles, edges=tuple(order)))
-
-
 def _tiles_under_autograd(stage, graph, nodes):
     """Without rule 5: autograd chains the tiles, and adds up what comes back to a node in its own order."""
     rows = [None] * graph.num_edges
-    for tile in graph.tiles.edges:
+    for tile in sorted(
+        graph.tiles.edges, key=lambda tile: tile.has_ghosts
+    ):  # as they run while ghosts are on their way
         block = torch.cat([nodes[graph.src[tile.edges]], nodes[graph.dst[tile.edges]]], dim=1)
-        padding = (0, 0, 0, mlp.padded(len(block), 32) - len(block))
-        rows[tile.edges] = stage.mlp(nn.functional.pad(block, padding))[: tile.num_edges].unbind()
+        padding = (0, 0, 0, padded(len(block), ROWS) - len(block))
+        rows[tile.edges] = dense.mlp(stage.mlp, nn.functional.pad(block, padding))[: tile.num_edges].unbind()
     return torch.stack(rows)
 
 
 def _gradient_at_owned_nodes(world, event, plain):
     part = event.part(world.transport, event.grouping("ranges", world.size))
-    stage = stages.EdgeStage(MLP(2 * 16, (16, 16), torch.Generator().manual_seed(0)))
+    graph, plan = part.graph, part.graph.plan
+    stage = EdgeStage(MLP(2 * 16, (16, 16), torch.Generator().manual_seed(0)))
     GradientSink(stage)
     generator = torch.Generator().manual_seed(1)
-    nodes = torch.randn(event.graph.num_nodes, 16, generator=generator)[torch.from_numpy(part.graph.plan.local_ids)]
-    weights = torch.randn(event.graph.num_edges, 16, generator=generator)[torch.from_numpy(part.graph.plan.edge_ids)]
-    graph = _interior_first(part.graph)
-    nodes.requires_grad_()
+    nodes = torch.randn(event.graph.num_nodes, 16, generator=generator)
+    weights = torch.randn(event.graph.num_edges, 16, generator=generator)[torch.from_numpy(plan.edge_ids)]
     if plain:
+        nodes = nodes[torch.from_numpy(plan.local_ids)].requires_grad_()
         new_edges = _tiles_under_autograd(stage, graph, nodes)
     else:
-        new_edges, _ = stage(nodes, None, graph, sums=False)
+        nodes = nodes[torch.from_numpy(plan.owned_ids)].requires_grad_()
+        new_edges, _ = stage(part.halo.spread(nodes), None, graph, sums=False)
     new_edges.backward(weights)
     return nodes.grad[: graph.num_owned].numpy().tobytes()
 
 
-def test_rule_5_autograd_adds_what_comes_back_in_the_order_of_its_graph_which_overlap_changes(event):
+def test_rule_5_autograd_adds_what_comes_back_in_the_order_of_its_graph_which_overlap_changes(ring):
     def num_hashes(plain):
-        return len({b"".join(run_ranks(_gradient_at_owned_nodes, ranks, event, plain)) for ranks in RANKS})
+        return len({b"".join(run_ranks(_gradient_at_owned_nodes, ranks, ring, plain)) for ranks in RANKS})
 
     assert num_hashes(plain=False) == 1
     assert num_hashes(plain=True) > 1
 
 
-def _with_rank_many_threads(world, event):
+def _with_rank_many_threads(world, event, num_threads):
     """Each rank computes with another number of threads inside a tile, as a user's environment may have it."""
-    torch.set_num_threads(1 + 3 * (world.size > 1))
+    torch.set_num_threads(num_threads)
     try:
         return _train(world, event, "ranges", hidden=64)[0]
     finally:
         torch.set_num_threads(1)
 
 
+def _through_torchs_norm(self, layer, gradient, first, edges):
+    """Without rule 6: LayerNorm and ReLU of a block by torch, which shares its rows among threads."""
+    norm, rows = self.folded.norms[layer], slice(first, first + self.count)
+    kept = self.made.kept[layer] if layer < len(self.made.kept) else self.made.product + torch.from_numpy(norm.bias)
+    given = [kept[: self.count].clone(), *(torch.from_numpy(table[0]).clone() for table in (norm.scale, norm.shift))]
+    with torch.enable_grad():
+        normed, scale, shift = (table.requires_grad_() for table in given)
+        out = torch.relu(nn.functional.layer_norm(normed, scale.shape, scale, shift, float(norm.eps)))
+    of_rows, *of_norm = torch.autograd.grad(out, [normed, scale, shift], gradient[rows])
+    self.given.of_norms[layer] += torch.stack([of_rows.sum(dim=0), *of_norm])
+    into = self._product(layer)
+    into[: self.count] = of_rows
+    return into
+
+
+def _gradients_of_a_node_stage(world, event, num_threads):
+    torch.set_num_threads(num_threads)
+    try:
+        graph = event.part(world.transport, event.grouping("ranges", world.size)).graph
+        stage = NodeStage(MLP(3, (64, 64), torch.Generator().manual_seed(0)))
+        sink = GradientSink(stage)
+        out = stage([graph.features], graph)
+        out.backward(torch.tanh(out.detach()))
+        sink.reduce(world.transport)
+        return torch.cat([parameter.grad.flatten() for parameter in stage.parameters()])
+    finally:
+        torch.set_num_threads(1)
+
+
 def test_rule_6_threads_inside_a_tile_are_refused_since_they_change_bits(event, monkeypatch):
     with pytest.raises(RuntimeError, match="torch computes with 4 threads inside a kernel"):
-        run_ranks(_with_rank_many_threads, 2, event)
+        run_ranks(_with_rank_many_threads, 2, event, 4)
     monkeypatch.setattr("domainpar.nn.gradients._check_all_in_stages", lambda model: None)
-    graph = random_event(4, 3000, 30_000)
-    large = TiledEvent.of(graph, np.arange(3000) * 4 // 3000, 4)  # large tiles: small ones stay on one thread anyway
-    assert run_ranks(_with_rank_many_threads, 1, large)[0] != run_ranks(_with_rank_many_threads, 2, large)[0]
+    graph = random_event(4, 30_000, 0)
+    large = TiledEvent.of(graph, np.arange(30_000) * 4 // 30_000, 4)  # small tiles stay on one thread anyway
+    (ours,) = run_ranks(_gradients_of_a_node_stage, 1, large, 1)
+    monkeypatch.setattr(blocks.WayBack, "_through_norm", _through_torchs_norm)
+    one, four = (run_ranks(_gradients_of_a_node_stage, 1, large, threads)[0] for threads in (1, 4))
+    torch.testing.assert_close(one, ours, rtol=1e-3, atol=1e-3)  # the same but for rounding
+    assert sha(one) != sha(four)
+
+
+def test_rule_6_threads_over_tiles_change_no_bit(event):
+    found = [run_ranks(_on_a_team, num_ranks, event, threads) for num_ranks in (1, 2) for threads in (1, 2, 4)]
+    assert len(set().union(*found)) == 1
+
+
+def _on_a_team(world, event, num_threads):
+    set_threads(num_threads)
+    return _train(world, event, "ranges")[0]
 
 
 def test_rule_7_the_order_of_samples_is_a_function_of_seed_and_epoch():
@@ -291,19 +385,19 @@ def _rounded(rows):
     return rows.to(torch.bfloat16).to(rows.dtype)
 
 
-def _fill_rounded_rows(self, owned, ghosts=None, *, plain=Halo.fill_ghosts):
+def _start_to_fill_with_rounded_rows(self, owned, ghosts=None, *, plain=Halo.start_fill):
     return plain(self, _rounded(owned), ghosts)
 
 
-def _extend_all_rounded(self, owned, *, plain=Halo._extend):
+def _spread_all_rounded(self, owned, *, plain=CompleteHalo.spread):
     return plain(self, _rounded(owned))
 
 
 def test_rule_9_rounding_only_what_crosses_a_border_depends_on_the_borders(event, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr(CompleteHalo, "fill_ghosts", _fill_rounded_rows)
+        patched.setattr(CompleteHalo, "start_fill", _start_to_fill_with_rounded_rows)
         assert len(_hashes(event)) > 1
-    monkeypatch.setattr(CompleteHalo, "_extend", _extend_all_rounded)
+    monkeypatch.setattr(CompleteHalo, "spread", _spread_all_rounded)
     assert len(_hashes(event)) == 1
 
 
@@ -316,4 +410,4 @@ def test_rule_9_a_layer_outside_all_stages_is_refused_by_name():
 
     with pytest.raises(ValueError, match=r"parameter calibration\.weight belongs to no stage"):
         GradientSink(WithLinear())
-    assert issubclass(stages.NodeStage, TakesGradients)
+    assert issubclass(NodeStage, TakesGradients)

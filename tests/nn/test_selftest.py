@@ -1,74 +1,159 @@
 """The self-test passes on this machine and finds a perceptron whose rows depend on each other."""
 
+import inspect
 import threading
 
 import pytest
 import torch
+from torch import nn
 
+from domainpar.nn import blocks
 from domainpar.nn.interaction import InteractionNetwork
 from domainpar.nn.mlp import MLP
 from domainpar.nn.selftest import rows_are_independent
+from domainpar.nn.stages import EdgeStage, NodeStage
 from domainpar.testing import run_ranks
 
-PLAIN_FORWARD = MLP.forward
+PLAIN_MM = torch.mm
+A_BIT = 1 + 2.0**-20
+KINDS = {
+    "float32": {"dtype": torch.float32},
+    "float64": {"dtype": torch.float64},
+    "bfloat16 edges": {"products": torch.bfloat16},
+}
 
 
-def _self_test(world, dtype=torch.float32):
-    model = InteractionNetwork(3, 6, hidden=16, graph_iters=2, dtype=dtype)
+def _self_test(world, model):
     return rows_are_independent(model, world.transport)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_this_machine_keeps_rows_apart(dtype):
-    assert run_ranks(_self_test, 2, dtype) == [None, None]
+def _network(order="edge-first", **flags):
+    return InteractionNetwork(3, 6, hidden=16, graph_iters=2, order=order, **flags)
 
 
-def _leaking(self, block):
-    """A last bit that depends on the number of rows, as with a library that takes another kernel for a ragged tail."""
-    out = PLAIN_FORWARD(self, block)
-    return out * (1 + 2.0**-22 * (len(block) > 900))
+@pytest.mark.parametrize("order", ["edge-first", "node-first"])
+@pytest.mark.parametrize("flags", KINDS.values(), ids=KINDS)
+def test_this_machine_keeps_rows_apart(flags, order):
+    assert run_ranks(_self_test, 2, _network(order, **flags)) == [None, None]
 
 
-class _LeakInBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, rows):
-        return rows.clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad * (1 + 2.0**-22 * (len(grad) > 900))
-
-
-def _leaking_backward(self, block):
-    return PLAIN_FORWARD(self, _LeakInBackward.apply(block))
+def test_stages_of_other_shapes_are_tried_too():
+    generator = torch.Generator().manual_seed(0)
+    perceptrons = [MLP(21, (48,), generator), MLP(7, (5,), generator, True), MLP(64, (5,), generator, True),
+                   MLP(40, (16, 32, 16), generator), MLP(32, (16,), generator)]  # fmt: skip
+    stages = [stage(mlp) for mlp in perceptrons for stage in (EdgeStage, NodeStage)]
+    assert run_ranks(_self_test, 1, nn.ModuleList(stages)) == [None]
+    assert run_ranks(_self_test, 1, nn.ModuleList()) == [None]
 
 
-@pytest.mark.parametrize(("forward", "direction"), [(_leaking, "forward"), (_leaking_backward, "backward")])
-def test_rows_that_depend_on_their_company_are_found(monkeypatch, forward, direction):
-    monkeypatch.setattr(MLP, "forward", forward)
-    problems = run_ranks(_self_test, 3)
+def _leak(rows):
+    """As a library that takes another kernel for many rows."""
+    if len(rows) > 900:
+        rows.mul_(1.01 if rows.dtype == torch.bfloat16 else A_BIT)
+    return rows
+
+
+def _mm_that_leaks(where):
+    def mm(operand, weight, out=None):
+        found = PLAIN_MM(operand, weight, out=out)
+        return _leak(found) if where(operand, weight) else found
+
+    return mm
+
+
+def _goes_back(operand, weight):
+    return weight.is_contiguous()
+
+
+# Weights of node states at both ends are twice as high as the others, of a network of 16 columns.
+IN_PRODUCTS = {
+    "all": (lambda *product: True, "forward", "float32"),
+    "all, float64": (lambda *product: True, "forward", "float64"),
+    "back only": (_goes_back, "backward", "float32"),
+    "of node states": (lambda operand, weight: weight.shape == (16, 32), "forward", "float32"),
+    "of node states, back": (lambda operand, weight: weight.shape == (32, 16), "backward", "float32"),
+    "of bfloat16": (lambda operand, weight: operand.dtype == torch.bfloat16, "forward", "bfloat16 edges"),
+    "of bfloat16, back": (
+        lambda operand, weight: operand.dtype == torch.bfloat16 and _goes_back(operand, weight),
+        "backward",
+        "bfloat16 edges",
+    ),
+}
+
+
+@pytest.mark.parametrize(("where", "direction", "kind"), IN_PRODUCTS.values(), ids=IN_PRODUCTS)
+def test_products_whose_rows_depend_on_their_company_are_found(monkeypatch, where, direction, kind):
+    monkeypatch.setattr(torch, "mm", _mm_that_leaks(where))
+    problems = run_ranks(_self_test, 3, _network(**KINDS[kind]))
     assert len(set(problems)) == 1
-    assert f"-column block change with the other rows of the block ({direction}, 1 of 1000 rows" in problems[0]
+    assert f" block change with the other rows of the block ({direction}, 1 of 1000 rows)" in problems[0]
 
 
-def _other_machine(self, block):
-    return PLAIN_FORWARD(self, block) * (1 + 2.0**-22 * (threading.current_thread().name == "rank 1"))
+def _neighbour_leaks(operand, weight, out=None):
+    """Each row of an aligned group of 32 feels the last one of it."""
+    found = PLAIN_MM(operand, weight, out=out)
+    groups = found.view(-1, 32, found.shape[1])
+    groups[:, :-1] += 1e-4 * groups[:, -1:]
+    return found
+
+
+def test_products_whose_rows_depend_on_their_neighbours_are_found(monkeypatch):
+    monkeypatch.setattr(torch, "mm", _neighbour_leaks)
+    assert "(forward, 1 of 1000 rows)" in run_ranks(_self_test, 1, _network())[0]
+
+
+KERNELS = {"norm_forward": "forward", "norm_backward": "backward"}
+
+
+@pytest.mark.parametrize("cause", ["company", "place"])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_kernels_whose_rows_depend_on_their_company_or_place_are_found(monkeypatch, kernel, cause):
+    plain = getattr(blocks, kernel)
+    names = list(inspect.signature(plain.py_func).parameters)
+
+    def leaking(*given):
+        plain(*given)
+        here = dict(zip(names, given))
+        if here["count"] > 900 if cause == "company" else here["first"] % 2:
+            here["out"][:] *= A_BIT
+
+    monkeypatch.setattr(blocks, kernel, leaking)
+    assert f"({KERNELS[kernel]}, 1 of 1000 rows)" in run_ranks(_self_test, 1, _network())[0]
+
+
+def _on_rank_1_only(leaking):
+    def mm(*product, out=None):
+        return (leaking if threading.current_thread().name == "rank 1" else PLAIN_MM)(*product, out=out)
+
+    return mm
 
 
 def test_ranks_that_compute_other_bits_are_found_and_all_are_told(monkeypatch):
-    monkeypatch.setattr(MLP, "forward", _other_machine)
-    problems = run_ranks(_self_test, 3)
+    def other(*product, out=None):
+        return PLAIN_MM(*product, out=out).mul_(A_BIT)
+
+    monkeypatch.setattr(torch, "mm", _on_rank_1_only(other))
+    problems = run_ranks(_self_test, 3, _network())
     assert (
         problems
         == ["ranks compute different bits from the same numbers: their machines or matrix libraries differ"] * 3
     )
 
 
-def test_one_rank_with_a_broken_library_is_reason_enough(monkeypatch):
-    def broken_on_rank_1(self, block):
-        return (_leaking if threading.current_thread().name == "rank 1" else PLAIN_FORWARD)(self, block)
+def test_ranks_whose_sums_over_rows_differ_are_found_although_all_rows_agree(monkeypatch):
+    plain = blocks.TileGradients.add_product
 
-    monkeypatch.setattr(MLP, "forward", broken_on_rank_1)
-    problems = run_ranks(_self_test, 3)
+    def other(self, layer, gradient, operand):
+        plain(self, layer, gradient, operand)
+        if threading.current_thread().name == "rank 1":
+            self._of_weights[layer][-1].mul_(A_BIT)
+
+    monkeypatch.setattr(blocks.TileGradients, "add_product", other)
+    assert "ranks compute different bits from the same numbers" in run_ranks(_self_test, 2, _network())[0]
+
+
+def test_one_rank_with_a_broken_library_is_reason_enough(monkeypatch):
+    monkeypatch.setattr(torch, "mm", _on_rank_1_only(_mm_that_leaks(lambda *product: True)))
+    problems = run_ranks(_self_test, 3, _network())
     assert len(set(problems)) == 1
     assert "does not keep rows apart" in problems[0]

@@ -85,45 +85,135 @@ def test_networks_bear_events_with_little_in_them(order, shape):
     _compare_network(tiled_event(**shape), 2, {"order": order, "graph_iters": 1, "layers": 1})
 
 
-def _edge_stage(world, event, with_nodes, sums):
-    """One edge stage on one rank: outputs, and gradients of everything that goes in."""
-    part = event.part(world.transport, event.grouping("ranges", world.size), torch.float64)
-    nodes, edges, upstream, mlp = stage_inputs(event, with_nodes)
+def _edge_stage(world, event, shape, sums, used=("edges", "sums")):
+    """One edge stage: outputs of this part, and gradients of everything that goes in."""
+    part = event.part(world.transport, grouping_with_an_empty_part(event, world.size), torch.float64)
+    plan, num_owned = part.graph.plan, part.graph.num_owned
+    nodes, edges, upstream, mlp = stage_inputs(event, shape)
+    owned = nodes.detach()[torch.from_numpy(plan.owned_ids)].requires_grad_()
+    local = edges.detach()[torch.from_numpy(plan.edge_ids)].requires_grad_()
     stage = EdgeStage(mlp)
     sink = GradientSink(stage)
-    out, at_ends = stage(nodes, edges, part.graph, sums=sums)
-    ((out * upstream[0]).sum() + (at_ends * upstream[1][:, : at_ends.shape[1]]).sum()).backward()
+    spread = part.halo.spread(owned) if nodes.shape[1] else None
+    out, at_ends = stage(spread, local, part.graph, sums=sums)
+    assert at_ends.shape == (num_owned, 2 * mlp.out_features if sums else 0)
+    losses = {
+        "edges": (out * upstream[0][torch.from_numpy(plan.edge_ids)]).sum(),
+        "sums": (at_ends * upstream[1][torch.from_numpy(plan.owned_ids), : at_ends.shape[1]]).sum(),
+    }
+    sum(losses[name] for name in used).backward()
     sink.reduce(world.transport)
-    inputs = [edges] if nodes is None else [nodes, edges]
-    return out.detach(), at_ends.detach(), [one.grad for one in inputs], [p.grad for p in mlp.parameters()]
+    found = [out, at_ends, local.grad, torch.empty(num_owned, 0) if spread is None else owned.grad]
+    return plan, [table.detach() for table in found], [parameter.grad for parameter in mlp.parameters()]
 
 
-def stage_inputs(event, with_nodes):
+def grouping_with_an_empty_part(event, num_parts):
+    """Of three parts, the second owns nothing."""
+    return (event.grouping("ranges", 2) * 2 if num_parts == 3 else event.grouping("ranges", num_parts)).astype(np.int32)
+
+
+STAGES = {
+    # node width, widths of layers
+    "nodes and edges": (5, (32, 16)),
+    "edges alone": (0, (32, 16)),
+    "one layer": (5, (48,)),
+    "one layer, edges alone": (0, (16,)),
+    "three layers": (16, (64, 32, 16)),
+    "plain, of width 1": (5, (16, 1)),
+    "plain, of width 5": (0, (5,)),
+}
+
+
+def stage_inputs(event, shape):
+    node_width, layers = STAGES[shape]
     generator = torch.Generator().manual_seed(4)
-    num_edges = event.graph.edge_index.shape[1]
-    nodes = torch.randn(NUM_NODES, 5, dtype=torch.float64, generator=generator).requires_grad_() if with_nodes else None
-    edges = torch.randn(num_edges, 7, dtype=torch.float64, generator=generator).requires_grad_()
-    upstream = [torch.randn(rows, width, dtype=torch.float64, generator=generator) for rows, width in
-                ((num_edges, 16), (NUM_NODES, 32))]  # fmt: skip
-    return nodes, edges, upstream, MLP(17 if with_nodes else 7, (32, 16), generator).double()
+    num_edges, out = event.graph.edge_index.shape[1], layers[-1]
+    tables = [torch.randn(rows, width, dtype=torch.float64, generator=generator) for rows, width in
+              ((NUM_NODES, node_width), (num_edges, 7), (num_edges, out), (NUM_NODES, 2 * out))]  # fmt: skip
+    mlp = MLP(2 * node_width + 7, layers, generator, plain_output=shape.startswith("plain")).double()
+    return tables[0].requires_grad_(), tables[1].requires_grad_(), tables[2:], mlp
 
 
-@pytest.mark.parametrize(("with_nodes", "sums"), [(True, True), (True, False), (False, True), (False, False)])
-def test_an_edge_stage_returns_its_edges_and_their_sums_and_every_gradient(with_nodes, sums):
-    event = tiled_event()
+def whole_stage(event, shape, sums, used=("edges", "sums")):
+    """The same from plain torch on the whole event."""
+    nodes, edges, upstream, mlp = stage_inputs(event, shape)
     *_, src, dst = whole(event)
-    nodes, edges, upstream, mlp = stage_inputs(event, with_nodes)
-    table = nodes if with_nodes else edges.new_zeros(NUM_NODES, 0)
-    new, at_dst, at_src = dense.edge_stage(EdgeStage(mlp), table, edges, src, dst)
-    expected_sums = torch.cat([at_dst, at_src], dim=1) if sums else new.new_zeros(NUM_NODES, 0)
-    ((new * upstream[0]).sum() + (expected_sums * upstream[1][:, : expected_sums.shape[1]]).sum()).backward()
-    ((out, at_ends, of_inputs, of_parameters),) = run_ranks(_edge_stage, 1, event, with_nodes, sums)
-    assert_close(out, new.detach(), "edges")
-    assert_close(at_ends, expected_sums.detach(), "sums")
-    for found, given in zip(of_inputs, [nodes, edges] if with_nodes else [edges], strict=True):
-        assert_close(found, given.grad, "gradient of an input")
-    for found, parameter in zip(of_parameters, mlp.parameters(), strict=True):
-        assert_close(found, parameter.grad, "gradient of a parameter")
+    new, at_dst, at_src = dense.edge_stage(EdgeStage(mlp), nodes, edges, src, dst)
+    at_ends = torch.cat([at_dst, at_src], dim=1) if sums else new.new_zeros(NUM_NODES, 0)
+    losses = {"edges": (new * upstream[0]).sum(), "sums": (at_ends * upstream[1][:, : at_ends.shape[1]]).sum()}
+    inputs = [edges, nodes, *mlp.parameters()]
+    of_edges, of_nodes, *of_parameters = torch.autograd.grad(sum(losses[name] for name in used), inputs)
+    return [new.detach(), at_ends.detach(), of_edges, of_nodes], of_parameters
+
+
+def _compare_stage(event, num_ranks, shape, sums, **used):
+    expected, expected_of_parameters = whole_stage(event, shape, sums, **used)
+    for plan, found, of_parameters in run_ranks(_edge_stage, num_ranks, event, shape, sums, *used.values()):
+        for ours, theirs, ids, what in zip(
+            found,
+            expected,
+            (plan.edge_ids, plan.owned_ids, plan.edge_ids, plan.owned_ids),
+            ("edges", "sums", "gradient of edges", "gradient of nodes"),
+            strict=True,
+        ):
+            assert_close(ours, theirs[torch.from_numpy(ids)], what)
+        for ours, theirs in zip(of_parameters, expected_of_parameters, strict=True):
+            assert_close(ours, theirs, "gradient of a parameter")
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3])
+@pytest.mark.parametrize(
+    ("shape", "sums"),
+    [
+        (shape, sums)
+        for shape in STAGES
+        for sums in (False, True)
+        if not sums or shape in ("nodes and edges", "one layer", "three layers")
+    ],
+)
+def test_an_edge_stage_returns_its_edges_and_their_sums_and_every_gradient(shape, sums, num_ranks):
+    _compare_stage(tiled_event(), num_ranks, shape, sums)
+
+
+@pytest.mark.parametrize("used", ["edges", "sums"])
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_a_loss_may_use_only_one_of_the_results_of_an_edge_stage(num_ranks, used):
+    """Autograd has zeros for the other one; the gradient of the sums is exchanged all the same, on every rank."""
+    _compare_stage(tiled_event(), num_ranks, "nodes and edges", True, used=(used,))
+
+
+@pytest.mark.parametrize("shape", ["edges alone", "plain, of width 1", "plain, of width 5"])
+def test_sums_of_a_stage_without_a_halo_or_of_a_plain_output_are_refused(shape):
+    with pytest.raises(ValueError, match="sums at both ends need node states and a normalised output"):
+        run_ranks(_edge_stage, 1, tiled_event(), shape, True)
+
+
+def _stage_with_bfloat16_edges(world, event):
+    """Sums and gradients of a stage whose edges come in, and go out, as bfloat16."""
+    part = event.part(world.transport, event.grouping("ranges", world.size))
+    nodes, edges, upstream, mlp = stage_inputs(event, "three layers")
+    nodes, edges = (table.detach().float() for table in (nodes, edges))
+    nodes, edges = nodes.requires_grad_(), edges.to(torch.bfloat16).requires_grad_()
+    stage = EdgeStage(mlp.float(), torch.bfloat16)
+    sink = GradientSink(stage)
+    out, at_ends = stage(part.halo.spread(nodes), edges, part.graph)
+    assert (out.dtype, at_ends.dtype) == (torch.bfloat16, torch.float32)
+    ((out * upstream[0]).sum() + (at_ends * upstream[1]).sum()).backward()
+    assert sink.reduce(world.transport) == 0
+    assert (nodes.grad.dtype, edges.grad.dtype) == (torch.float32, torch.bfloat16)
+    return [out.detach(), at_ends.detach(), edges.grad, nodes.grad], [parameter.grad for parameter in mlp.parameters()]
+
+
+def test_edges_and_their_products_may_be_bfloat16_with_sums_and_all_else_exact():
+    event = tiled_event()
+    expected, expected_of_parameters = whole_stage(event, "three layers", True)
+    ((found, of_parameters),) = run_ranks(_stage_with_bfloat16_edges, 1, event)
+    for position, (ours, theirs) in enumerate(zip((*found, *of_parameters), (*expected, *expected_of_parameters))):
+        tolerance = 0.01 if position < 2 else 0.15  # rounding opens or closes some ReLUs
+        assert (ours.double() - theirs).norm() <= tolerance * theirs.norm()
+    *_, src, dst = whole(event)  # sums are of the rows as they were stored
+    sums = [torch.zeros(NUM_NODES, 16).index_add(0, end, found[0].float()) for end in (dst, src)]
+    torch.testing.assert_close(found[1], torch.cat(sums, dim=1), rtol=1e-5, atol=1e-5)
 
 
 def _node_stage(world, event):
@@ -154,24 +244,37 @@ def test_a_node_stage_takes_tables_side_by_side_and_returns_every_gradient():
         assert_close(found, wanted, "node stage")
 
 
-def test_ghost_rows_of_the_sums_are_zero_until_their_owner_hands_them_out():
-    def sums_of_ghosts(world, event):
-        part = event.part(world.transport, event.grouping("ranges", world.size))
-        stage = EdgeStage(MLP(6, (16,), torch.Generator().manual_seed(0)))
-        _, at_ends = stage(part.graph.features, part.graph.edge_features[:, :0], part.graph)
-        return part.graph.plan.num_ghosts, at_ends[part.graph.num_owned :].abs().sum().item()
+def test_sums_are_of_owned_nodes_only_and_whole_although_edges_are_cut():
+    def sums_of_owned(world, event):
+        part = event.part(world.transport, event.grouping("ranges", world.size), torch.float64)
+        stage = EdgeStage(MLP(6, (16,), torch.Generator().manual_seed(0)).double())
+        nodes = part.halo.spread(part.graph.features[: part.graph.num_owned])
+        _, at_ends = stage(nodes, None, part.graph)
+        return part.graph.plan, at_ends.detach()
 
-    found = run_ranks(sums_of_ghosts, 3, tiled_event())
-    assert all(num_ghosts > 0 for num_ghosts, _ in found)
-    assert all(total == 0 for _, total in found)
+    event = tiled_event()
+    ((_, expected),) = run_ranks(sums_of_owned, 1, event)
+    for plan, found in run_ranks(sums_of_owned, 3, event):
+        assert plan.num_ghosts > 0
+        assert torch.equal(found, expected[torch.from_numpy(plan.owned_ids)])
 
 
 def test_a_stage_that_gets_other_columns_than_its_perceptron_takes_says_so():
     def wrong_width(world, event):
         part = event.part(world.transport, event.grouping("ranges", world.size))
-        EdgeStage(MLP(9, (16,), torch.Generator()))(part.graph.features, part.graph.edge_features, part.graph)
+        nodes = part.halo.spread(part.graph.features[: part.graph.num_owned])
+        EdgeStage(MLP(9, (16,), torch.Generator()))(nodes, part.graph.edge_features, part.graph)
 
     with pytest.raises(ValueError, match="takes 9 columns but got 12"):
+        run_ranks(wrong_width, 1, tiled_event())
+
+
+def test_node_tables_of_other_widths_than_the_perceptron_takes_are_refused():
+    def wrong_width(world, event):
+        part = event.part(world.transport, event.grouping("ranges", world.size))
+        NodeStage(MLP(9, (16,), torch.Generator()))([part.graph.features] * 2, part.graph)
+
+    with pytest.raises(ValueError, match="takes 9 columns but got 6"):
         run_ranks(wrong_width, 1, tiled_event())
 
 

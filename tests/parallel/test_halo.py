@@ -99,32 +99,94 @@ def test_compute_can_run_between_start_and_finish_of_several_exchanges():
     run_ranks(_two_exchanges_in_flight, 3)
 
 
-def _gradients_of_extend(world, kind):
-    halo = _halo(world, drawn.EDGE_INDEX, drawn.ASSIGNMENT, kind=kind)
+def _gradients_of_extend(world):
+    halo = _halo(world, drawn.EDGE_INDEX, drawn.ASSIGNMENT, kind=AdjointHalo)
     owned = torch.from_numpy(halo.plan.owned_ids).double().reshape(-1, 1).requires_grad_()
     weights = torch.from_numpy(halo.plan.local_ids).double().reshape(-1, 1) + 100 * world.rank
     (halo.extend(owned) * weights).sum().backward()
     return owned.grad[:, 0].tolist()
 
 
+def _gradients_of_spread(world):
+    halo = _halo(world, drawn.EDGE_INDEX, drawn.ASSIGNMENT, kind=CompleteHalo)
+    owned = torch.from_numpy(halo.plan.owned_ids).double().reshape(-1, 1).requires_grad_()
+    weights = torch.from_numpy(halo.plan.local_ids).double().reshape(-1, 1) + 100 * world.rank
+    spread = halo.spread(owned)
+    np.testing.assert_array_equal(spread.finish()[:, 0], halo.plan.ghost_ids)
+    assert not spread.local.requires_grad
+    (spread.owned * weights[: halo.plan.num_owned]).sum().backward()
+    return owned.grad[:, 0].tolist()
+
+
 def test_the_adjoint_form_returns_what_ghosts_received_and_the_complete_form_drops_it():
-    adjoint = run_ranks(_gradients_of_extend, 3, AdjointHalo)
+    adjoint = run_ranks(_gradients_of_extend, 3)
     # node 3 is owned by part 1 (weight 103) and a ghost of parts 0 (3) and 2 (203)
     assert adjoint == [[0, 1 + 101, 2 + 102], [103 + 3 + 203, 104 + 204, 105 + 5], [206 + 106, 207, 208]]
-    assert run_ranks(_gradients_of_extend, 3, CompleteHalo) == [[0, 1, 2], [103, 104, 105], [206, 207, 208]]
+    assert run_ranks(_gradients_of_spread, 3) == [[0, 1, 2], [103, 104, 105], [206, 207, 208]]
 
 
-def _gradients_of_hand_out(world):
+def _spread_gradients_of_sums(world):
+    """As a stage does in backward."""
     halo = _halo(world, drawn.EDGE_INDEX, drawn.ASSIGNMENT, kind=CompleteHalo)
-    local = torch.zeros(halo.plan.num_local, 1, dtype=torch.float64, requires_grad=True)
-    owned = halo.hand_out(local)
-    assert len(owned) == halo.plan.num_owned
-    (owned[:, 0] * torch.from_numpy(halo.plan.owned_ids)).sum().backward()
-    np.testing.assert_array_equal(local.grad[:, 0], halo.plan.local_ids)
+    sums = torch.zeros(halo.plan.num_owned, 1, dtype=torch.float64, requires_grad=True)
+    (sums[:, 0] * torch.from_numpy(halo.plan.owned_ids)).sum().backward()
+    of_sums = halo.spread(sums.grad)
+    of_sums.finish()
+    np.testing.assert_array_equal(of_sums.local[:, 0], halo.plan.local_ids)
 
 
-def test_handing_out_aggregates_gives_every_copy_its_owners_gradient():
-    run_ranks(_gradients_of_hand_out, 3)
+def test_spreading_the_gradient_of_aggregates_gives_every_copy_its_owners_gradient():
+    run_ranks(_spread_gradients_of_sums, 3)
+
+
+def _spread_rows(world, edges, assignment):
+    halo = _halo(world, edges, assignment, kind=CompleteHalo)
+    plan = halo.plan
+    ids = torch.from_numpy(np.stack([plan.owned_ids, plan.owned_ids * 7]))
+    for owned in (ids.T.contiguous(), ids.T, ids.T.double().requires_grad_(), ids.T[:, :0]):  # also not contiguous
+        before = owned.detach().clone()
+        first, second = halo.spread(owned), halo.spread(owned * 2)
+        assert first.owned is owned
+        second.finish()
+        first.progress()
+        for _ in range(2):  # a second call waits for nothing
+            ghosts = first.finish()
+            first.progress()
+        expected = torch.from_numpy(np.stack([plan.local_ids, plan.local_ids * 7], axis=1))[:, : owned.shape[1]]
+        assert torch.equal(first.local, expected.to(owned.dtype))
+        assert torch.equal(second.local, 2 * expected.to(owned.dtype))
+        assert torch.equal(ghosts, first.local[plan.num_owned :])
+        assert first.local.is_contiguous()
+        assert torch.equal(owned, before)
+        joined = halo.join(owned, ghosts)
+        assert torch.equal(joined.local, first.local)
+        assert torch.equal(joined.finish(), ghosts)
+        assert joined.owned is owned
+
+
+@given(graph=assigned_graphs(25, 70, 5))
+@settings(max_examples=60, deadline=None)
+def test_spread_rows_are_the_owned_ones_then_those_of_ghosts_however_they_lay_before(graph):
+    edges, assignment, num_parts = graph
+    run_ranks(_spread_rows, num_parts, edges, assignment)
+
+
+def _bytes_of_one_spread(world, edges, assignment):
+    halo = _halo(world, edges, assignment, kind=CompleteHalo)
+    owned = torch.zeros(halo.plan.num_owned, 5)
+    world.take_counters()
+    ghosts = halo.spread(owned).finish()
+    of_spread = world.take_counters().bytes_sent
+    halo.join(owned, ghosts).finish()
+    return of_spread, world.take_counters().bytes_sent, halo.plan.num_ghosts
+
+
+@given(graph=assigned_graphs(25, 70, 5))
+@settings(max_examples=60, deadline=None)
+def test_a_spread_sends_each_ghosts_row_once_and_a_join_sends_nothing(graph):
+    edges, assignment, num_parts = graph
+    of_spread, of_join, num_ghosts = np.sum(run_ranks(_bytes_of_one_spread, num_parts, edges, assignment), axis=0)
+    assert (of_spread, of_join) == (5 * 4 * num_ghosts, 0)
 
 
 def _swapped(ids, counts, peer):

@@ -1,0 +1,101 @@
+"""Random numbers that depend on what they are for, never on who draws them: DESIGN section 3, rule 7.
+
+A number is a function of a key (made of seed, step, event, layer and iteration), of the global id of a row and of its
+column. So both copies of a cut edge have the same one, backward has that of forward, and no generator is anyone's
+state.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from domainpar.plan import IntArray
+
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+def key_of(*parts: int | str) -> int:
+    """A key of 63 bits from what tells one use of random numbers from all others."""
+    text = "\0".join(f"{type(part).__name__} {part}" for part in parts)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1  # fits a signed integer
+
+
+class Drop(NamedTuple):
+    """What a kernel needs to drop numbers at random; without ids nothing is dropped."""
+
+    ids: IntArray
+    key: Any
+    threshold: Any
+    scale: Any
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Dropout in one call of a perceptron: each number of a hidden layer is 0 with probability `rate`.
+
+    Those that stay are divided by 1 - rate, as in torch's Dropout.
+
+    Attributes:
+        key: Of this call.
+        rate: In [0, 1).
+        ids: Global ids of the table's rows.
+    """
+
+    key: int
+    rate: float
+    ids: IntArray
+
+    def of_layer(self, layer: int, dtype: np.dtype[Any]) -> Drop:
+        """For the results of one layer, in the type that norms are computed in."""
+        threshold = min(round(self.rate * 2**32), 2**32 - 1)
+        scale = dtype.type(1.0 / (1.0 - self.rate))
+        return Drop(self.ids, np.uint64(key_of(self.key, layer)), np.uint32(threshold), scale)
+
+
+def no_drop(dtype: np.dtype[Any]) -> Drop:
+    """Drop nothing."""
+    return Drop(np.empty(0, np.int64), np.uint64(0), np.uint32(0), dtype.type(1))
+
+
+def keeps(noise: Noise, layer: int, rows: slice, width: int, like: Tensor) -> Tensor:
+    """What the kernels multiply the results of a layer by, [rows, width]: 0 or 1 / (1 - rate).
+
+    Args:
+        noise: Of this call.
+        layer: Whose results.
+        rows: Which rows of the table.
+        width: Columns.
+        like: Gives type and device.
+    """
+    drop = noise.of_layer(layer, np.dtype(np.float64))
+    keys = _row_keys(drop.ids[rows], int(drop.key))
+    low, high = (_lower_half(half).to(like.device)[:, None] for half in (keys, keys >> np.uint64(32)))
+    columns = torch.arange(width, device=like.device)[None]
+    bits = _scramble(_scramble(columns * 0x9E3779B9 + low & 0xFFFFFFFF) ^ high)
+    return (bits >= int(drop.threshold)).to(like.dtype) * float(drop.scale)
+
+
+def _lower_half(keys: Any) -> Tensor:
+    return torch.from_numpy((keys & np.uint64(0xFFFFFFFF)).astype(np.int64))
+
+
+def _row_keys(ids: IntArray, key: int) -> Any:
+    """A number of 64 bits for each row: splitmix64 of its id from the key on."""
+    with np.errstate(over="ignore"):
+        state = np.uint64(key) + ids.astype(np.uint64) * np.uint64(_GOLDEN)
+        state = (state ^ state >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+        state = (state ^ state >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+        return state ^ state >> np.uint64(31)
+
+
+def _scramble(bits: Tensor) -> Tensor:
+    """A one-to-one mixing of 32 bits, held in int64."""
+    bits = (bits ^ bits >> 16) * 0x7FEB352D & 0xFFFFFFFF
+    bits = (bits ^ bits >> 15) * 0x846CA68B & 0xFFFFFFFF
+    return bits ^ bits >> 16

@@ -1,0 +1,70 @@
+"""Iterations that are computed twice to save memory, without exchanging anything twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from domainpar.parallel.halo import CompleteHalo, Spread
+
+T = TypeVar("T")
+
+
+class Spreads(Protocol):
+    """What sends owned rows to their ghosts: a halo, or one that remembers what came."""
+
+    def spread(self, owned: Tensor) -> Spread: ...
+
+
+def recomputed(run: Callable[[Spreads], T], halo: CompleteHalo) -> T:
+    """Run some stages and keep nothing of them for backward, where they run again.
+
+    *Collective* as `run` is, the first time. The second time through, ghosts get the rows that came the first time: no
+    rank waits for another, whenever autograd comes back.
+
+    Args:
+        run: Takes what spreads rows, and gives back what the stages made. What it captures is kept.
+        halo: What carries the rows.
+    """
+    remembering = _Remembering(halo)
+
+    def again() -> T:
+        remembering.start_over()
+        return run(remembering)
+
+    result: T = checkpoint(again, use_reentrant=False, preserve_rng_state=False)
+    return result
+
+
+class _Remembering:
+    """Spreads rows over a halo once; afterwards answers with what came to the ghosts then."""
+
+    def __init__(self, halo: CompleteHalo) -> None:
+        self._halo = halo
+        self._ghosts: list[Tensor] = []
+        self._last: Spread | None = None
+        self._next: int | None = None
+
+    def start_over(self) -> None:
+        """From now on the spreads are the first, second, ... again."""
+        if self._ghosts or self._last:
+            self._keep_ghosts()
+            self._next = 0
+
+    def spread(self, owned: Tensor) -> Spread:
+        if self._next is None:
+            self._keep_ghosts()
+            self._last = self._halo.spread(owned)
+            return self._last
+        ghosts = self._ghosts[self._next]
+        self._next += 1
+        return self._halo.join(owned, ghosts)
+
+    def _keep_ghosts(self) -> None:
+        """Of the last spread keep the ghosts' rows only; whoever needed them has waited for them."""
+        if self._last is not None:
+            self._ghosts.append(self._last.finish().clone())
+            self._last = None

@@ -1,0 +1,251 @@
+"""Stages on CPU: tile after tile, each in memory that stays in cache, by the threads of a rank's team.
+
+Only a stage's inputs are kept for backward, where each tile is computed again. Tiles that need no ghost come first,
+while ghosts are on their way (DESIGN sections 3 and 7).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from domainpar.nn import blocks
+from domainpar.nn.blocks import Activations, Edges, Folded, TileGradients, WayBack, as_table, fold, is_operand, rows_of
+from domainpar.nn.calls import EdgeCall, Give, NodeCall
+from domainpar.nn.kernels import Ends, Sums, add_pairs
+from domainpar.nn.mlp import ROWS
+from domainpar.nn.noise import Noise
+from domainpar.nn.team import Scratch, team
+from domainpar.parallel.halo import Spread
+from domainpar.parallel.local import EdgeTile, LocalGraph, NodeTile
+
+GHOST_ROWS = 4096  # in one product; no bit depends on it
+
+
+@dataclass(frozen=True)
+class NodeTiles(NodeCall):
+    """A perceptron on the rows of owned nodes, tile by tile."""
+
+    def forward(self) -> Tensor:
+        folded, noise = fold(self.mlp, self.tables), self.noise
+        out = self.tables[0].new_empty(self.graph.num_owned, self.mlp.out_features)
+
+        def one(tile: NodeTile, scratch: Scratch) -> None:
+            inputs, edges = _operands(self.tables, tile.rows, scratch), _no_edges(folded, tile.rows.start, noise)
+            made = blocks.forward(folded, inputs, tile.num_nodes, edges, scratch)
+            nowhere = blocks.no_sums(folded.norms[-1])
+            blocks.finish(folded, made, tile.num_nodes, edges, out, tile.rows.start, nowhere)
+
+        team().each(self.graph.tiles.nodes, one)
+        return out
+
+    def backward(self, gradient: Tensor, give: Give) -> list[Tensor]:
+        folded, gradient = fold(self.mlp, self.tables), gradient.contiguous()
+        of_tables = [torch.empty_like(table) for table in self.tables]
+        parameters, noise = list(self.mlp.parameters()), self.noise
+
+        def one(tile: NodeTile, scratch: Scratch) -> None:
+            inputs, edges = _operands(self.tables, tile.rows, scratch), _no_edges(folded, tile.rows.start, noise)
+            made = blocks.forward(folded, inputs, tile.num_nodes, edges, scratch, keep=True)
+            given, nowhere = TileGradients(folded, scratch), blocks.no_sums(folded.norms[0])
+            into = WayBack(folded, made, tile.num_nodes, edges, nowhere, given, scratch).run(gradient)
+            for table, weight in zip(of_tables, folded.inputs):
+                _hand_back(into, weight, table, tile.rows, scratch)
+            give(parameters, given.partials())
+
+        team().each(self.graph.tiles.nodes, one)
+        return of_tables
+
+
+def _operands(tables: Sequence[Tensor], rows: slice, scratch: Scratch) -> list[Tensor]:
+    return [rows_of(table, rows, scratch, f"operand {position}") for position, table in enumerate(tables)]
+
+
+def _no_edges(folded: Folded, first: int, noise: Noise | None) -> Edges:
+    return Edges(first, blocks.NO_ENDS, blocks.no_rows(folded.norms[0]), noise)
+
+
+def _hand_back(into: Tensor, weight: Tensor, table: Tensor, rows: slice, scratch: Scratch) -> None:
+    """Write the gradient of an operand into its table."""
+    count = into.shape[0]
+    if table.shape[1] == weight.shape[1] and is_operand(table):
+        count = (rows.stop - rows.start) % ROWS and ROWS  # whole groups of rows need no copy
+        whole = into.shape[0] - count
+        torch.mm(into[:whole], weight, out=table[rows.start : rows.start + whole])
+        into, rows = into[whole:], slice(rows.start + whole, rows.stop)
+    if count:
+        block = torch.mm(into, weight, out=scratch.take("handed back", count, weight.shape[1], weight.dtype))
+        table[rows] = block[: rows.stop - rows.start, : table.shape[1]]
+
+
+@dataclass(frozen=True)
+class EdgeTiles(EdgeCall):
+    """A perceptron on the local edges, tile by tile."""
+
+    def forward(self, sums: bool) -> tuple[Tensor, Tensor]:
+        work = _Work.begin(self)
+        folded, width = work.folded, self.mlp.out_features
+        kind = work.exact if self.mlp.plain else self.products or work.exact
+        out = torch.empty(self.graph.num_edges, width, dtype=kind)
+        at_ends = _AtEnds(self.graph, width if sums else 0, work.exact)
+
+        def one(tile: EdgeTile, scratch: Scratch) -> None:
+            made, edges = work.compute(tile, scratch, keep=False)
+            blocks.finish(folded, made, tile.num_edges, edges, out, tile.edges.start, at_ends.of(tile))
+
+        work.each(one, self.nodes, work.take_ghosts)
+        return out, at_ends.finish()
+
+    def backward(self, of_edges: Tensor, of_sums: Spread | None, give: Give) -> tuple[Tensor | None, Tensor]:
+        work = _Work.begin(self)
+        work.take_ghosts()
+        folded, of_edges, of_operand = work.folded, of_edges.contiguous(), torch.empty_like(self.edges)
+        parameters = list(self.mlp.parameters())
+        at_ends = _AtEnds(self.graph, folded.width if self.nodes is not None else 0, work.exact)
+        gathered = blocks.no_rows(folded.norms[-1]) if of_sums is None else as_table(of_sums.local)
+
+        def one(tile: EdgeTile, scratch: Scratch) -> None:
+            made, edges = work.compute(tile, scratch, keep=True)
+            given = TileGradients(folded, scratch)
+            came, sums = edges.with_(gathered), at_ends.of(tile)
+            back = WayBack(folded, made, tile.num_edges, came, sums, given, scratch, tile.owned)
+            into = back.run(of_edges)
+            for weight in folded.inputs:
+                _hand_back(into, weight, of_operand, tile.edges, scratch)
+            if tile.owned:
+                give(parameters, given.partials())
+
+        work.each(one, of_sums)
+        of_ends = at_ends.finish()
+        return None if self.nodes is None else work.back_to_nodes(self.nodes.local, of_ends, give), of_operand
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What all tiles of one call share.
+
+    Attributes:
+        call: The call.
+        folded: Its weights.
+        ends: Ends of all local edges.
+        at_nodes: Products of node states, [num_local, 2 padded out]; [0, ...] without nodes.
+    """
+
+    call: EdgeTiles
+    folded: Folded
+    ends: Ends
+    at_nodes: Tensor
+
+    @classmethod
+    def begin(cls, call: EdgeTiles) -> _Work:
+        """Fold the weights and multiply the owned nodes' states."""
+        nodes, graph = call.nodes, call.graph
+        tables = [call.edges] if call.edges.shape[1] else []
+        folded = fold(call.mlp, tables, 0 if nodes is None else nodes.owned.shape[1], call.products)
+        num_rows = 0 if nodes is None else graph.plan.num_local
+        work = cls(call, folded, _ends(graph), folded.at_ends.new_empty(num_rows, len(folded.at_ends)))
+        if nodes is not None:
+            work._multiply([tile.rows for tile in graph.tiles.nodes])
+        return work
+
+    def take_ghosts(self) -> None:
+        """Multiply the ghosts' states, which have come."""
+        if self.call.nodes is not None:
+            self.call.nodes.finish()
+            first, stop = self.call.graph.num_owned, self.call.graph.plan.num_local
+            self._multiply([slice(row, min(row + GHOST_ROWS, stop)) for row in range(first, stop, GHOST_ROWS)])
+
+    def _multiply(self, each: Sequence[slice]) -> None:
+        assert self.call.nodes is not None
+        states, weight = self.call.nodes.local, self.folded.at_ends
+
+        def one(rows: slice, scratch: Scratch) -> None:
+            operand = rows_of(states, rows, scratch, "states")
+            out = scratch.take("products of states", len(operand), len(weight), weight.dtype)
+            torch.mm(operand, weight.t(), out=out)
+            self.at_nodes[rows] = out[: rows.stop - rows.start]
+
+        team().each(each, one)
+
+    def compute(self, tile: EdgeTile, scratch: Scratch, keep: bool) -> tuple[Activations, Edges]:
+        """One tile up to its last product."""
+        table = self.call.edges
+        inputs = [rows_of(table, tile.edges, scratch, "edges")] if table.shape[1] else []
+        edges = Edges(tile.edges.start, self.ends, as_table(self.at_nodes), self.call.noise)
+        return blocks.forward(self.folded, inputs, tile.num_edges, edges, scratch, keep), edges
+
+    def each(
+        self,
+        one: Callable[[EdgeTile, Scratch], None],
+        waiting: Spread | None,
+        arrived: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Do all tiles, those that need no ghost while ghosts are on their way."""
+        tiles = self.call.graph.tiles.edges
+        if waiting is None:
+            team().each(tiles, one)
+            return
+        team().each([tile for tile in tiles if not tile.has_ghosts], one, between=waiting.progress)
+        waiting.finish()
+        arrived()
+        team().each([tile for tile in tiles if tile.has_ghosts], one)
+
+    def back_to_nodes(self, states: Tensor, of_ends: Tensor, give: Give) -> Tensor:
+        """Gradient of the owned nodes' states, given that of their products; and that of the weights between."""
+        folded, weight = self.folded, self.folded.at_ends
+        of_states = states.new_empty(self.call.graph.num_owned, states.shape[1])
+        first = folded.mlp.layers[0][0].weight
+
+        def one(tile: NodeTile, scratch: Scratch) -> None:
+            rows, count = tile.rows, tile.num_nodes
+            gradient, operand = rows_of(of_ends, rows, scratch, "of ends"), rows_of(states, rows, scratch, "states")
+            _hand_back(gradient, weight, of_states, rows, scratch)
+            at_dst, at_src = (gradient[:count].t() @ operand[:count]).chunk(2)
+            whole = torch.zeros_like(first, requires_grad=False)
+            width = folded.node_width
+            whole[:, :width] = at_src[: len(first), :width]
+            whole[:, width : 2 * width] = at_dst[: len(first), :width]
+            give([first], [whole])
+
+        team().each(self.call.graph.tiles.nodes, one)
+        return of_states
+
+    @property
+    def exact(self) -> torch.dtype:
+        """Type of the parameters, and of all sums."""
+        return self.at_nodes.dtype
+
+
+def _ends(graph: LocalGraph) -> Ends:
+    return Ends(graph.dst.numpy(), graph.src.numpy(), graph.tiles.pair_of_edge.numpy(), graph.num_owned)
+
+
+class _AtEnds:
+    """Sums of edge rows at owned nodes, in an order that no grouping of tiles changes (DESIGN section 3, rule 2).
+
+    At `dst`: the node's edges in global order; they all lie in one tile. At `src`: first a partial per (tile, node)
+    over its edges in global order, then the partials by ascending tile. Every sum starts at +0.0.
+    """
+
+    def __init__(self, graph: LocalGraph, width: int, dtype: torch.dtype) -> None:
+        self._pair_rows = graph.tiles.pair_rows
+        self._at_ends = torch.zeros(graph.num_owned, 2 * width, dtype=dtype)
+        self._at_pairs = torch.empty(len(self._pair_rows) if width else 0, width, dtype=dtype)
+        self._sums = Sums(as_table(self._at_ends), as_table(self._at_pairs))
+        self._none = Sums(as_table(self._at_ends[:0]), as_table(self._at_pairs[:0]))
+
+    def of(self, tile: EdgeTile) -> Sums:
+        """Where to sum the rows of a tile; nowhere, if this width is 0."""
+        if self._at_ends.shape[1] == 0:
+            return self._none
+        self._at_pairs[tile.pairs] = 0
+        return self._sums
+
+    def finish(self) -> Tensor:
+        """The sums at `dst`, then at `src`, [num_owned, 2 width]."""
+        if self._at_ends.shape[1]:
+            add_pairs(self._sums.at_pairs, self._pair_rows.numpy(), self._sums.at_ends)
+        return self._at_ends

@@ -1,0 +1,199 @@
+"""How much memory a run will take on each rank, known before its first step, and how much it took."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+
+from domainpar.events.reporting import ModelSize
+from domainpar.parallel.allocator import give_back_freed
+from domainpar.parallel.world import World
+from domainpar.training.parts import LabelledPart
+from domainpar.training.record import peak_rss_bytes
+
+CGROUPS = Path("/sys/fs/cgroup")
+
+OF_PROCESS = 2**25
+"""Bytes that do not grow with an event: blocks that tiles are computed in, the optimiser, code not yet touched."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one rank will hold of a sample.
+
+    Attributes:
+        owned: Nodes it owns.
+        ghosts: Copies of others' nodes.
+        edges: Local edges.
+        expected: Bytes it will hold at its peak, above `bare`.
+        bare: Bytes it held before it had anything of the events.
+        where: The memory all this lies in: a machine, or one of its GPUs.
+        free: Bytes that nobody uses there.
+    """
+
+    owned: int
+    ghosts: int
+    edges: int
+    expected: int
+    bare: int
+    where: str
+    free: int
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """A memory that is too small for what its ranks will hold.
+
+    Attributes:
+        where: The machine or GPU.
+        ranks: Ranks on it.
+        expected: Bytes they will hold together, above what they hold now.
+        free: Bytes that nobody uses there.
+    """
+
+    where: str
+    ranks: int
+    expected: int
+    free: int
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What all ranks will hold while they train on the largest sample; the same on every rank.
+
+    Attributes:
+        sample: Its name.
+        size: The model.
+        shares: One for each rank.
+    """
+
+    sample: str
+    size: ModelSize
+    shares: tuple[Share, ...]
+
+    @property
+    def fullest(self) -> int:
+        """The rank that will hold most."""
+        return max(range(len(self.shares)), key=lambda rank: self.shares[rank].expected)
+
+    def as_record(self, taken: Sequence[int | None] = ()) -> dict[str, Any]:
+        """For `run.json`: bytes of each rank, expected and (when the run is over) taken."""
+        return {
+            "sample": self.sample,
+            "bare_bytes": [share.bare for share in self.shares],
+            "expected_bytes": [share.expected for share in self.shares],
+            "peak_bytes": list(taken) or None,
+        }
+
+    def shortages(self) -> list[Shortage]:
+        """Where it will not fit, as far as that is known now."""
+        places: dict[str, list[Share]] = {}
+        for share in self.shares:
+            places.setdefault(share.where, []).append(share)
+        found = [
+            Shortage(where, len(here), sum(share.expected for share in here), min(share.free for share in here))
+            for where, here in places.items()
+        ]
+        return [shortage for shortage in found if shortage.expected > shortage.free]
+
+
+class MemoryWatch:
+    """Watches the memory of this rank. Make it before events are loaded: what is held then is the bare process.
+
+    Args:
+        device: Where the rank computes: host memory is watched, or that of its GPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        give_back_freed()
+        self._forget_peak()
+        self._bare, self._peak_before = self._held(), self._peak()
+
+    def expect(self, size: ModelSize, part: LabelledPart, kept_edges: int, world: World) -> Expectation:
+        """What all ranks will hold at their peaks. *Collective*.
+
+        Args:
+            size: The model.
+            part: This rank's part of the largest sample.
+            kept_edges: Local edges of all samples whose data this rank will keep from step to step.
+            world: The ranks.
+        """
+        graph = part.part.graph
+        owned, ghosts, edges = graph.num_owned, graph.plan.num_ghosts, graph.num_edges
+        one_step = size.bytes_of(np.array([owned + ghosts]), np.array([edges]), np.array([len(graph.tiles.pair_rows)]))
+        of_others = max(kept_edges - edges, 0) * size.data_bytes
+        where, free = self._place()
+        share = Share(owned, ghosts, edges, int(one_step[0]) + of_others + OF_PROCESS, self._bare, where, free)
+        shares = world.transport.all_gather(json.dumps(asdict(share)).encode())
+        return Expectation(part.name, size, tuple(Share(**json.loads(text)) for text in shares))
+
+    def taken(self, world: World) -> list[int | None]:
+        """Bytes of each rank's peak above its bare process. *Collective*.
+
+        Returns:
+            One figure a rank; None where the process had held more before, so that no peak can be told from it.
+        """
+        peak = self._peak()
+        ours = peak - self._bare if peak > self._peak_before else None
+        return [json.loads(text) for text in world.transport.all_gather(json.dumps(ours).encode())]
+
+    def _held(self) -> int:
+        if self._device.type == "cuda":
+            return torch.cuda.memory_allocated(self._device)
+        return int(psutil.Process().memory_info().rss)
+
+    def _peak(self) -> int:
+        return torch.cuda.max_memory_allocated(self._device) if self._device.type == "cuda" else peak_rss_bytes()
+
+    def _forget_peak(self) -> None:
+        """Let peaks count from now on; where the system does not allow it they count from the start of the process."""
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+            return
+        try:
+            Path("/proc/self/clear_refs").write_text("5")
+        except OSError:
+            return
+
+    def _place(self) -> tuple[str, int]:
+        """The memory this rank computes in, and how many bytes nobody uses there."""
+        if self._device.type == "cuda":
+            index = torch.cuda.current_device() if self._device.index is None else self._device.index
+            return f"GPU {index} of {platform.node()}", torch.cuda.mem_get_info(self._device)[0]
+        return platform.node(), int(min(psutil.virtual_memory().available, free_in_cgroup()))
+
+
+def free_in_cgroup(cgroups: Path = CGROUPS, membership: Path = Path("/proc/self/cgroup")) -> float:
+    """Bytes that a batch system or container leaves to this process and its neighbours; infinite without a limit.
+
+    Args:
+        cgroups: Where Linux shows its control groups (version 2).
+        membership: The file that names this process's own.
+    """
+    try:
+        lines = membership.read_text().splitlines()
+        own = next(line.removeprefix("0::/") for line in lines if line.startswith("0::/"))
+    except (OSError, StopIteration):
+        return math.inf
+    group = cgroups / own
+    return min(_free_in(place) for place in (group, *group.parents) if place.is_relative_to(cgroups))
+
+
+def _free_in(group: Path) -> float:
+    try:
+        limit, used = (group / "memory.max").read_text(), int((group / "memory.current").read_text())
+        statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        # Files in memory count as used, but give way.
+        return math.inf if limit.strip() == "max" else int(limit) - used + int(statistics["inactive_file"])
+    except (OSError, ValueError, KeyError):
+        return math.inf

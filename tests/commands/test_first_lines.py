@@ -1,0 +1,50 @@
+"""What commands say before they work of the memory they use: one line for all ranks."""
+
+import sys
+
+import pytest
+from random_store import write_random_store
+
+from domainpar import infer, train
+from domainpar.parallel.allocator import set_up_allocator
+from domainpar.testing import find_mpiexec, run_command
+
+SMALL = "--hidden 16 --graph-iters 1 --max-steps 1".split()
+SYSTEM = "allocator: the C library's own way (--allocator system)"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return write_random_store(tmp_path_factory.mktemp("store"), num_train=1, num_val=0)
+
+
+def begins(text, word):
+    return [line for line in text.splitlines() if line.startswith(word)]
+
+
+def test_both_commands_say_what_they_did_about_the_allocator(store, tmp_path, capsys):
+    flags = ["--store", str(store), "--out", str(tmp_path / "run")]
+    for more, said in (([], f"allocator: {set_up_allocator()}"), (["--allocator", "system"], SYSTEM)):
+        assert train.main([*flags, "--overwrite", *SMALL, *more]) == 0
+        assert begins(capsys.readouterr().out, "allocator") == [said]
+        assert infer.main(["--run", str(tmp_path / "run"), "--overwrite", *more]) == 0
+        assert begins(capsys.readouterr().out, "allocator") == [said]
+
+
+def test_it_is_done_before_torch_is_imported(tmp_path):
+    program = (
+        "import sys; from domainpar import infer, train\n"
+        "def seen(how): sys.exit(7 if 'torch' not in sys.modules else 8)\n"
+        "train.set_up_allocator = infer.set_up_allocator = seen\n"
+    )
+    for command in ("train", "infer"):
+        assert run_command([sys.executable, "-c", program + f"{command}.main([])"], 60)[0] == 7
+
+
+@pytest.mark.skipif(find_mpiexec() is None, reason="no mpiexec or no mpi4py")
+def test_ranks_say_it_once(store, tmp_path):
+    flags = ["--store", str(store), "--out", str(tmp_path / "run"), *SMALL]
+    code, text = run_command([find_mpiexec(), "-n", "2", sys.executable, "-m", "domainpar.train", *flags], 100)
+    assert code == 0, text
+    assert len(begins(text, "allocator: ")) == 1
+    assert len(begins(text, "memory   : ")) == 2

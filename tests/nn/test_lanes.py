@@ -1,0 +1,199 @@
+"""Sixteen numbers at once are sixteen numbers: each operation to the last bit what numpy or torch makes of them."""
+
+import operator
+
+import numpy as np
+import pytest
+import torch
+from numba import njit
+from numba.core.errors import TypingError
+
+from domainpar.nn.lanes import LANES, load, spread, store, total, where_positive
+
+FLOATS = [np.float32, np.float64]
+AWKWARD = [0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 1e-40, -1e-40, 1e-45, 3e38, -3e38, 0.1, -7.3, 1e7, 2.0**-126]
+
+
+@njit
+def _copy(source, target):
+    for row in range(source.shape[0]):
+        for column in range(0, source.shape[1], LANES):
+            store(target, row, column, load(source, row, column))
+
+
+@njit
+def _total_of_each(source, target):
+    for row in range(source.shape[0]):
+        target[row] = total(load(source, row, 0))
+
+
+@njit
+def _spread_first_of_each(source, target):
+    for row in range(source.shape[0]):
+        store(target, row, 0, spread(source[row, 3]))
+
+
+@njit
+def _where_positive(condition, values, target):
+    for row in range(values.shape[0]):
+        store(target, row, 0, where_positive(load(condition, row, 0), load(values, row, 0)))
+
+
+@njit
+def _arithmetic(left, right, target):
+    for row in range(left.shape[0]):
+        a, b = load(left, row, 0), load(right, row, 0)
+        store(target[0], row, 0, a + b)
+        store(target[1], row, 0, a - b)
+        store(target[2], row, 0, a * b)
+
+
+@njit
+def _what_products_lose(left, right, product, target):
+    for row in range(left.shape[0]):
+        store(target, row, 0, load(left, row, 0) * load(right, row, 0) - load(product, row, 0))
+
+
+def _drawn(dtype, rows=200, seed=0):
+    """Numbers of many magnitudes, some of them awkward, [rows, 16]."""
+    rng = np.random.default_rng(seed)
+    values = rng.normal(size=(rows, LANES)) * 10.0 ** rng.uniform(-8, 8, (rows, LANES))
+    values = values.astype(dtype)
+    values[::7] = rng.permutation(AWKWARD)
+    return values
+
+
+def _bits(values):
+    return np.ascontiguousarray(values).view(f"u{values.itemsize}")
+
+
+def _assert_same_bits(found, expected):
+    """NaN for NaN, whatever its bits, and all else bit for bit."""
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
+    rest = ~np.isnan(expected)
+    np.testing.assert_array_equal(_bits(found)[rest], _bits(expected)[rest])
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_a_store_puts_back_what_a_load_took_whatever_its_bits(dtype):
+    bits = np.random.default_rng(1).integers(0, 2**8, (40, 3 * LANES * np.dtype(dtype).itemsize), dtype=np.uint8)
+    source = bits.view(dtype)
+    target = np.zeros_like(source)
+    _copy(source, target)
+    np.testing.assert_array_equal(_bits(target), _bits(source))
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, np.uint16])
+def test_sixteen_numbers_go_where_row_and_column_say_and_nowhere_else(dtype):
+    source = np.arange(5 * 48).reshape(5, 48).astype(dtype)
+    target = np.full_like(source, 7)
+
+    @njit
+    def one(source, target):
+        store(target, 3, 16, load(source, 1, 32))
+
+    one(source, target)
+    expected = np.full_like(source, 7)
+    expected[3, 16:32] = source[1, 32:48]
+    np.testing.assert_array_equal(target, expected)
+
+
+def _as_table(bfloat16):
+    return bfloat16.view(torch.int16).numpy().view(np.uint16).reshape(-1, LANES)
+
+
+def test_every_bfloat16_is_loaded_as_torch_reads_it():
+    halves = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    found = np.zeros((2**12, LANES), np.float32)
+    _copy(_as_table(halves), found)
+    _assert_same_bits(found.ravel(), halves.float().numpy())
+
+
+FLOAT32_BITS = {
+    "random bits": np.random.default_rng(2).integers(0, 2**32, 2**16, dtype=np.uint32),
+    # Everything next to every bfloat16 and to every half between two of them: ties go to even, up to infinity.
+    "all ties": (np.arange(2**16, dtype=np.uint32)[:, None] * 2**16 + np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF],
+                 np.uint32)).ravel(),
+    "subnormal": np.random.default_rng(3).integers(0, 2**23, 2**12, dtype=np.uint32),
+    "large": np.random.default_rng(4).integers(0x7F000000, 0x7F800001, 2**12, dtype=np.uint32),
+    "negative and large": np.random.default_rng(5).integers(0xFF000000, 0xFF800001, 2**12, dtype=np.uint32),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bits", FLOAT32_BITS.values(), ids=FLOAT32_BITS)
+def test_a_number_is_rounded_to_bfloat16_as_torch_rounds_it_and_nan_stays_nan(bits):
+    values = bits.view(np.float32)
+    found = np.zeros((len(bits) // LANES, LANES), np.uint16)
+    _copy(values.reshape(-1, LANES), found)
+    expected = _as_table(torch.from_numpy(values).to(torch.bfloat16))
+    is_nan = np.isnan(values).reshape(-1, LANES)
+    np.testing.assert_array_equal(found[~is_nan], expected[~is_nan])
+    stored = found[is_nan]
+    assert (((stored & 0x7F80) == 0x7F80) & ((stored & 0x7F) != 0)).all()
+
+
+def _halving(row):
+    """The sum as documented, one rounding a time in the type of the row."""
+    for half in (8, 4, 2, 1):
+        row = row[:half] + row[half : 2 * half]
+    return row[0]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_a_total_is_taken_by_halving(dtype):
+    values = _drawn(dtype)
+    values[1] = -0.0
+    found = np.zeros(len(values), dtype)
+    _total_of_each(values, found)
+    with np.errstate(all="ignore"):
+        _assert_same_bits(found, np.array([_halving(row) for row in values]))
+        one_by_one = np.array([sum(row, dtype(0)) for row in values])
+    assert (found[np.isfinite(found)] != one_by_one[np.isfinite(found)]).any(), "another order would be seen"
+    assert np.signbit(found[1])
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_one_number_is_spread_over_all_lanes(dtype):
+    values = _drawn(dtype)
+    found = np.zeros_like(values)
+    _spread_first_of_each(values, found)
+    np.testing.assert_array_equal(_bits(found), _bits(np.repeat(values[:, 3:4], LANES, axis=1)))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_lanes_pass_where_the_condition_is_positive_and_nan_is_not_lost(dtype):
+    condition, values = (table.ravel() for table in np.meshgrid(AWKWARD, AWKWARD))
+    condition, values = (table.astype(dtype).reshape(-1, LANES) for table in (condition, values))
+    found = np.ones_like(values)
+    _where_positive(condition, values, found)
+    _assert_same_bits(found, np.where(np.isnan(condition), condition, np.where(condition > 0, values, dtype(0))))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_arithmetic_is_lane_by_lane(dtype):
+    left, right = _drawn(dtype, seed=5), _drawn(dtype, seed=6)
+    found = tuple(np.zeros_like(left) for _ in range(3))
+    _arithmetic(left, right, found)
+    with np.errstate(all="ignore"):
+        for operation, of_lanes in zip((operator.add, operator.sub, operator.mul), found, strict=True):
+            _assert_same_bits(of_lanes, operation(left, right))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_no_product_is_fused_into_a_sum(dtype):
+    """Else what a product loses by rounding would come back when the rounded product is taken from it."""
+    left, right = _drawn(dtype, seed=5), _drawn(dtype, seed=6)
+    found = np.ones_like(left)
+    with np.errstate(all="ignore"):
+        product = left * right
+        _what_products_lose(left, right, product, found)
+    assert not found[np.isfinite(product)].any()
+
+
+def test_lanes_of_different_types_do_not_mix():
+    @njit
+    def mixed(narrow, wide):
+        store(wide, 0, 0, load(narrow, 0, 0) + load(wide, 0, 0))
+
+    with pytest.raises(TypingError):
+        mixed(np.zeros((1, LANES), np.float32), np.zeros((1, LANES), np.float64))

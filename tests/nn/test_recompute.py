@@ -1,0 +1,242 @@
+"""Iterations computed twice: the same bits with less memory, and nothing is exchanged twice."""
+
+import weakref
+
+import networks
+import numpy as np
+import pytest
+import torch
+from random_events import random_event
+from tiled import TiledEvent, sha
+
+from domainpar.nn import tilewise
+from domainpar.nn.gradients import GradientSink
+from domainpar.nn.interaction import InteractionNetwork
+from domainpar.parallel.halo import CompleteHalo
+from domainpar.testing import run_ranks
+
+NUM_TILES = 12
+ORDERS = ("edge-first", "node-first")
+KEY = 77
+
+
+def _event(seed):
+    graph = random_event(seed, 90, 500)
+    return TiledEvent.of(graph, np.arange(90) * NUM_TILES // 90, NUM_TILES)
+
+
+@pytest.fixture(scope="module")
+def event():
+    return _event(4)
+
+
+@pytest.mark.parametrize("flags", [{}, {"dropout": 0.3, "products": torch.bfloat16}], ids=["plain", "dropout and bf16"])
+@pytest.mark.parametrize("order", ORDERS)
+def test_bits_are_those_of_a_network_that_keeps_everything(event, order, flags):
+    """On any number of ranks, also where one part has it all and the other ranks own nothing."""
+    how = {"key": KEY, "dtype": torch.float32, "order": order, "graph_iters": 4, **flags}
+    expected = networks.on_ranks(event, 1, **how).sha
+    for every in (1, 2, 3, 5):
+        for num_ranks, grouping in ((1, "ranges"), (2, "random"), (3, "random"), (5, "ranges"), (3, "one part")):
+            found = networks.on_ranks(event, num_ranks, grouping=grouping, recompute_every=every, timeout=20, **how)
+            assert found.sha == expected, f"every {every} on {num_ranks} ranks, {grouping}"
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_shared_weights_take_the_gradients_of_every_iteration_once(event, order):
+    how = {"order": order, "graph_iters": 4, "shared_weights": True}
+    found = networks.on_ranks(event, 2, recompute_every=2, **how)
+    assert found.sha == networks.on_ranks(event, 2, **how).sha
+
+
+def _exchanges(world, event, grouping, flags):
+    """How often this rank started to exchange rows, forward and backward, and how many bytes it sent."""
+    part = event.part(world.transport, event.grouping(grouping, world.size, seed=world.size))
+    started, start = [], world.transport.start
+    world.transport.start = lambda *rows: started.append(1) or start(*rows)
+    model = networks.network(event, torch.float32, **flags)
+    GradientSink(model)
+    world.take_counters()
+    logits = model(part.graph, part.halo)
+    in_forward = len(started)
+    logits.sum().backward()
+    return in_forward, len(started) - in_forward, world.take_counters().bytes_sent
+
+
+@pytest.mark.parametrize("grouping", ["random", "one part"])
+@pytest.mark.parametrize("order", ORDERS)
+def test_nothing_is_exchanged_twice(event, order, grouping):
+    flags = {"order": order, "graph_iters": 5}
+    expected = run_ranks(_exchanges, 3, event, grouping, flags)
+    in_forward, in_backward, num_bytes = expected[0]
+    assert (in_forward, in_backward) == ((5, 4) if order == "edge-first" else (6, 5))
+    assert (num_bytes > 0) == (grouping == "random")
+    for every in (1, 2, 3, 6):
+        assert run_ranks(_exchanges, 3, event, grouping, {**flags, "recompute_every": every}) == expected
+
+
+class Kept:
+    """Watches which tables that stages made, or that rows were spread into, are still held by someone."""
+
+    def __init__(self):
+        self._kinds = {}
+
+    def note(self, kind, table):
+        if table.numel():
+            self._kinds.setdefault(kind, []).append(weakref.ref(table.untyped_storage()))
+
+    def count(self, kind):
+        return sum(held() is not None for held in self._kinds.get(kind, []))
+
+    def num_bytes(self):
+        held = {one().data_ptr(): one().nbytes() for refs in self._kinds.values() for one in refs if one() is not None}
+        return sum(held.values())
+
+
+class WatchedEdges(tilewise.EdgeTiles):
+    """Stages note what they make, and in backward what is held."""
+
+    def forward(self, sums):
+        edges, at_ends = super().forward(sums)
+        if not self.mlp.plain:
+            self.graph.kept.note("edges", edges)
+        self.graph.kept.note("sums", at_ends)
+        return edges, at_ends
+
+    def backward(self, *gradients):
+        self.graph.kept_in_backward.append(self.graph.kept.count("edges"))
+        return super().backward(*gradients)
+
+
+class WatchedNodes(tilewise.NodeTiles):
+    def forward(self):
+        nodes = super().forward()
+        self.graph.kept.note("nodes", nodes)
+        return nodes
+
+
+class WatchedHalo(CompleteHalo):
+    """Notes its tables of local rows; where there is no ghost they are the owned rows themselves."""
+
+    def _table_for(self, owned):
+        table = super()._table_for(owned)
+        self.kept.note("local", table)
+        return table
+
+
+def _kept(world, event, flags):
+    """How many tables of each kind, and bytes, are held after forward; tables of edges held before each backward."""
+    part = event.part(world.transport, event.grouping("random", world.size, seed=1), halo=WatchedHalo)
+    graph, halo, kept, in_backward = part.graph, part.halo, Kept(), []
+    halo.kept = kept
+    vars(graph).update(kept=kept, kept_in_backward=in_backward)
+    model = networks.network(event, torch.float32, **flags)
+    GradientSink(model)
+    logits = model(graph, halo)
+    after_forward = {kind: kept.count(kind) for kind in ("edges", "sums", "local")} | {"bytes": kept.num_bytes()}
+    logits.sum().backward()
+    del logits
+    assert kept.num_bytes() == 0, "something is held after backward"
+    return after_forward, in_backward
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    monkeypatch.setattr("domainpar.nn.stages.EdgeTiles", WatchedEdges)
+    monkeypatch.setattr("domainpar.nn.stages.NodeTiles", WatchedNodes)
+
+
+EDGE_TABLES = {  # with 6 iterations: after forward, then before the head's backward, the last iteration's, ...
+    None: [7, 7, 6, 5, 4, 3, 2, 1, 0],
+    1: [7, 7, 6, 5, 4, 3, 2, 1, 0],
+    2: [5, 5, 4, 3, 3, 2, 2, 1, 0],
+    3: [5, 5, 4, 3, 2, 3, 2, 1, 0],
+    4: [4, 4, 3, 2, 4, 3, 2, 1, 0],
+    6: [7, 7, 6, 5, 4, 3, 2, 1, 0],
+}
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3])
+@pytest.mark.parametrize("order", ORDERS)
+def test_only_the_first_states_of_every_k_iterations_wait_for_backward(watched, event, order, num_ranks):
+    num_bytes = {}
+    for every, expected in EDGE_TABLES.items():
+        flags = {"order": order, "graph_iters": 6, "recompute_every": every}
+        found = run_ranks(_kept, num_ranks, event, flags)
+        assert [[held["edges"], *in_backward] for held, in_backward in found] == [expected] * num_ranks, every
+        num_bytes[every] = sum(held["bytes"] for held, _ in found)
+    assert num_bytes[4] < num_bytes[2] < 0.8 * num_bytes[None]
+    assert num_bytes[6] == num_bytes[None]
+
+
+@pytest.mark.parametrize(("order", "expected"), [("edge-first", (1, 4)), ("node-first", (4, 5))])
+def test_of_what_lies_between_kept_iterations_only_the_rows_of_ghosts_are_held(watched, event, order, expected):
+    """With 6 iterations, every second kept, the last two whole; edge-first, no iteration takes sums of another."""
+    flags = {"order": order, "graph_iters": 6, "recompute_every": 2}
+    for held, _ in run_ranks(_kept, 3, event, flags):
+        assert (held["sums"], held["local"]) == expected
+
+
+def _backward_in_order(world, events, orders, flags):
+    """Two events through one network, then backward in one order or another."""
+    parts = [one.part(world.transport, one.grouping("random", world.size, seed=2)) for one in events]
+    model = networks.network(events[0], torch.float32, **flags)
+    sink = GradientSink(model)
+    found = []
+    for backward in orders:
+        first, second = (model(part.graph, part.halo).sum() for part in parts)
+        backward(first, second)
+        sink.reduce(world.transport)
+        found.append(sha(*(parameter.grad for parameter in model.parameters())))
+    return found
+
+
+def _one_after_the_other(first, second):
+    first.backward()
+    second.backward()
+
+
+def _the_last_first(first, second):
+    second.backward()
+    first.backward()
+
+
+def _both_at_once(first, second):
+    (first + second).backward()
+
+
+def _both_at_once_the_other_way(first, second):
+    torch.autograd.backward([second, first])
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize("order", ORDERS)
+def test_autograd_may_come_back_in_any_order_and_no_rank_waits_for_ever(event, order, num_ranks):
+    orders = (_one_after_the_other, _the_last_first, _both_at_once, _both_at_once_the_other_way)
+    flags = {"order": order, "graph_iters": 4, "recompute_every": 2}
+    found = run_ranks(_backward_in_order, num_ranks, (event, _event(5)), orders, flags, timeout=20)
+    assert len({digest for ranks in found for digest in ranks}) == 1
+
+
+def _backward_twice(world, event, flags):
+    part = event.part(world.transport, event.grouping("random", world.size, seed=2))
+    model = networks.network(event, torch.float32, **flags)
+    sink = GradientSink(model)
+    loss = model(part.graph, part.halo).sum()
+    found = []
+    for retain in (True, False):
+        loss.backward(retain_graph=retain)
+        sink.reduce(world.transport)
+        found.append(sha(*(parameter.grad for parameter in model.parameters())))
+    return found
+
+
+def test_a_graph_that_is_retained_is_computed_again_once_more(event):
+    found = run_ranks(_backward_twice, 2, event, {"graph_iters": 4, "recompute_every": 2}, timeout=20)
+    assert len({digest for ranks in found for digest in ranks}) == 1
+
+
+@pytest.mark.parametrize("every", [0, -1])
+def test_an_interval_below_one_iteration_is_refused(every):
+    with pytest.raises(ValueError, match=f"recompute_every {every} must be at least 1"):
+        InteractionNetwork(3, recompute_every=every)

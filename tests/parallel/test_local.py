@@ -1,0 +1,148 @@
+"""One part as tensors: its tiles, the pairs that edges are summed by, and what is refused at the door."""
+
+import drawn
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_events import tiled_events
+from tiled import TiledEvent
+
+from domainpar.parallel.local import TileRanges, find_tiles, localise
+from domainpar.plan import build_plans
+from domainpar.testing import run_ranks
+
+# Six tiles over the drawn event, two a part: 0, 1 | 2 || 3 | 4, 5 || (none) | 6, 7, 8
+NODE_PTR = np.array([0, 2, 3, 4, 6, 6, 9])
+EDGE_PTR = np.array([0, 2, 3, 5, 7, 7, 12])
+PART_OF_TILE = np.array([0, 0, 1, 1, 2, 2])
+RANGES = TileRanges(NODE_PTR, EDGE_PTR, PART_OF_TILE)
+
+
+def drawn_plan(part):
+    return build_plans(drawn.EDGE_INDEX, drawn.ASSIGNMENT, 3, "incident")[part]
+
+
+# (tile, owned, rows of edges, has ghosts), then the pair of each edge, then the node of each pair
+DRAWN_TILES = [
+    (
+        [(0, True, (0, 2), False), (1, True, (2, 3), False), (2, False, (3, 4), True), (3, False, (4, 5), True)],
+        [0, 1, 2, 3, 4],
+        [0, 2, 0, 1, 2],
+    ),
+    ([(2, True, (0, 2), True), (3, True, (2, 4), True), (5, False, (4, 5), True)], [-1, -1, 0, -1, 1], [0, 1]),
+    ([(2, False, (0, 1), True), (5, True, (1, 6), True)], [0, -1, 1, 2, 2, 3], [0, 0, 1, 2]),
+]
+
+
+@pytest.mark.parametrize("part", [0, 1, 2])
+def test_tiles_of_the_drawn_event_are_those_written_out_by_hand(part):
+    expected, pair_of_edge, pair_rows = DRAWN_TILES[part]
+    tiles = find_tiles(drawn_plan(part), RANGES)
+    found = [(tile.tile, tile.owned, (tile.edges.start, tile.edges.stop), tile.has_ghosts) for tile in tiles.edges]
+    assert found == expected
+    assert tiles.pair_of_edge.tolist() == pair_of_edge
+    assert tiles.pair_rows.tolist() == pair_rows
+    rows = [slice(0, 2), slice(2, 3)], [slice(0, 1), slice(1, 3)], [slice(0, 3)]  # an empty tile is left out
+    assert [tile.rows for tile in tiles.nodes] == rows[part]
+
+
+def _check_tiles(world, event, grouping):
+    part_of_tile = event.grouping(grouping, world.size, seed=1)
+    graph = event.part(world.transport, part_of_tile).graph
+    plan, tiles = graph.plan, graph.tiles
+    src, dst = plan.edge_rows
+    tile_of_node = np.repeat(np.arange(event.num_tiles), np.diff(event.order.node_ptr))[plan.local_ids]
+
+    rows = [np.arange(tile.edges.start, tile.edges.stop) for tile in tiles.edges]
+    np.testing.assert_array_equal(np.concatenate([[], *rows]), np.arange(plan.num_edges))  # each edge once, in order
+    assert [tile.tile for tile in tiles.edges] == sorted({int(tile) for tile in tile_of_node[dst]})
+    for tile, edges in zip(tiles.edges, rows):
+        assert tile.num_edges == len(edges) > 0
+        assert (tile_of_node[dst[edges]] == tile.tile).all()
+        assert tile.owned == (part_of_tile[tile.tile] == plan.part) == plan.edge_owned[edges].all()
+        assert tile.has_ghosts == any(row >= plan.num_owned for edge in edges for row in (src[edge], dst[edge]))
+        assert (tile_of_node[tile.nodes] == tile.tile).all()
+        assert (tile.nodes.stop > tile.nodes.start) == tile.owned
+        _check_pairs_of(tile, edges, tiles, src, plan.num_owned)
+    assert sum(tile.pairs.stop - tile.pairs.start for tile in tiles.edges) == len(tiles.pair_rows)
+
+    rows = [np.arange(tile.rows.start, tile.rows.stop) for tile in tiles.nodes]
+    np.testing.assert_array_equal(np.concatenate([[], *rows]), np.arange(plan.num_owned))
+    for tile, nodes in zip(tiles.nodes, rows):
+        assert tile.num_nodes == len(nodes) > 0
+        assert (tile_of_node[nodes] == tile.tile).all()
+
+
+def _check_pairs_of(tile, edges, tiles, src, num_owned):
+    """The pairs of a tile: one for each owned node that is the `src` of one of its edges, ascending."""
+    pairs = tiles.pair_of_edge.numpy()[edges]
+    np.testing.assert_array_equal(pairs == -1, src[edges] >= num_owned)
+    rows = tiles.pair_rows.numpy()
+    with_owned = edges[pairs >= 0]
+    np.testing.assert_array_equal(rows[pairs[pairs >= 0]], src[with_owned])
+    np.testing.assert_array_equal(rows[tile.pairs], np.unique(src[with_owned]))
+    assert set(pairs[pairs >= 0]) == set(range(tile.pairs.start, tile.pairs.stop))
+
+
+@given(tiled=tiled_events(), num_ranks=st.integers(1, 4), grouping=st.sampled_from(["ranges", "random", "one part"]))
+@settings(max_examples=100, deadline=None)
+def test_tiles_of_any_part_hold_its_edges_its_nodes_and_its_pairs(tiled, num_ranks, grouping):
+    graph, assignment, num_tiles = tiled
+    run_ranks(_check_tiles, num_ranks, TiledEvent.of(graph, assignment, num_tiles), grouping)
+
+
+def _check_edges_at_nodes(world, event):
+    graph = event.part(world.transport, event.grouping("random", world.size, seed=1)).graph
+    for grouped, ends in ((graph.edges_at_dst, graph.dst), (graph.edges_at_src, graph.src)):
+        stops = [*grouped.first.tolist()[1:], len(grouped.edges)]
+        for node, start, stop in zip(range(graph.num_owned), grouped.first.tolist(), stops):
+            assert grouped.edges[start:stop].tolist() == torch.nonzero(ends == node).flatten().tolist()
+        assert len(grouped.first) == graph.num_owned
+        assert len(grouped.edges) == (ends < graph.num_owned).sum()
+
+
+@given(tiled=tiled_events(), num_ranks=st.integers(1, 4))
+@settings(max_examples=60, deadline=None)
+def test_edges_at_each_owned_node_are_listed_in_global_order(tiled, num_ranks):
+    graph, assignment, num_tiles = tiled
+    run_ranks(_check_edges_at_nodes, num_ranks, TiledEvent.of(graph, assignment, num_tiles))
+
+
+def arrays_of(plan):
+    """Features, edge features and labels of a part."""
+    return np.ones((plan.num_local, 3)), np.ones((plan.num_edges, 2)), np.ones(plan.num_edges, np.uint8)
+
+
+def test_a_local_graph_holds_rows_of_ends_and_the_data_in_the_type_asked_for():
+    plan = drawn_plan(1)
+    graph = localise(plan, RANGES, *arrays_of(plan), event_id="drawn", dtype=torch.float64)
+    assert torch.stack([graph.src, graph.dst]).tolist() == drawn.INCIDENT[1]["edge_rows"]
+    assert (graph.num_owned, graph.num_edges, graph.event_id) == (3, 5, "drawn")
+    assert (graph.features.dtype, graph.edge_features.dtype, graph.label.dtype) == (
+        torch.float64,
+        torch.float64,
+        torch.uint8,
+    )
+    assert localise(plan, RANGES, *arrays_of(plan)[:2], None).label is None
+
+
+@pytest.mark.parametrize(("which", "name"), list(enumerate(["features", "edge features", "label"])))
+def test_arrays_that_do_not_fit_the_plan_are_refused_by_name(which, name):
+    plan = drawn_plan(2)
+    arrays = list(arrays_of(plan))
+    expected = len(arrays[which])
+    arrays[which] = arrays[which][:-1]
+    with pytest.raises(ValueError, match=f"event e7: {name} has {expected - 1} rows where the plan has {expected}"):
+        localise(plan, RANGES, *arrays, event_id="e7")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize(("which", "name"), list(enumerate(["features", "edge features"])))
+def test_values_that_are_not_finite_are_refused_with_their_row(which, name, value):
+    plan = drawn_plan(2)
+    arrays = arrays_of(plan)
+    arrays[which][4, 1] = value
+    with pytest.raises(ValueError, match=f"event e7: {name} of local row 4 is not finite"):
+        localise(plan, RANGES, *arrays, event_id="e7")
