@@ -10,12 +10,13 @@ ARGS ?=
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install -qq -c constraints.txt
 
-.PHONY: help train test lint
+.PHONY: help train test lint bench
 
 help:
 	@echo "make train   install into .venv, then train on built-in events with $(RANKS) ranks (RANKS=2 for two)"
 	@echo "make test    install what the tests need, then run them (ARGS=-x goes to pytest)"
 	@echo "make lint    style, types and the direction of imports"
+	@echo "make bench   short runs of all benchmarks, minutes, into bench/RESULTS.md (ARGS=--help for real events and more)"
 
 train: $(VENV)/.train-stamp
 	OMP_NUM_THREADS=1 $(VENV)/bin/mpiexec -n $(RANKS) $(VENV)/bin/python -m domainpar.train $(ARGS)
@@ -28,6 +29,9 @@ lint: $(VENV)/.test-stamp
 	$(VENV)/bin/python -m ruff format --check .
 	$(VENV)/bin/python -m mypy
 	$(VENV)/bin/lint-imports --no-logo
+
+bench: $(VENV)/.test-stamp
+	OMP_NUM_THREADS=1 $(VENV)/bin/python bench/everything.py $(ARGS)
 
 $(VENV)/.train-stamp: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing into $(VENV): torch and some 30 packages, one to five minutes ..."

@@ -25,7 +25,7 @@ from rich.text import Text
 from domainpar import __version__
 
 RESULTS = Path(__file__).parent / "results"
-PACKAGES = ("torch", "numpy", "numba", "pymetis", "mpi4py", "mpich")
+PACKAGES = ("torch", "torch-geometric", "numpy", "numba", "pymetis", "mpi4py", "mpich")
 
 # glibc hands large blocks back to the system when they are freed, and page faults follow. `keep` tells it not to; by
 # the environment, so it holds for processes that start afterwards.
@@ -69,6 +69,15 @@ def seconds_of(call: Callable[[], Any]) -> float:
     return time.perf_counter() - began
 
 
+def product_rate(rows: int = 4608, width: int = 64, repeats: int = 100) -> float:
+    """Floating point operations a second in a float32 matrix product of a tile's size, on one thread."""
+    import torch
+
+    torch.set_num_threads(1)
+    block, weight, out = torch.randn(rows, width), torch.randn(width, width), torch.empty(rows, width)
+    return 2 * rows * width * width / timed(lambda: torch.mm(block, weight, out=out), repeats).median
+
+
 def add_flags(parser: argparse.ArgumentParser, bench: str) -> None:
     """Add the flags of what is printed and kept."""
     given = parser.add_argument_group("results")
@@ -96,24 +105,28 @@ class Results:
     def add(self, **row: Any) -> None:
         """Keep one measurement. A `Spread` becomes an object with its four numbers, NaN null."""
         self.rows.append(row)
-        plain = {name: as_json(value) for name, value in row.items()}
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("a") as file:
-            file.write(json.dumps({**self._about, **plain}) + "\n")
+        self._keep({name: as_json(value) for name, value in row.items()})
 
     def show(
         self, title: str, columns: Mapping[str, Callable[[Any], str]], rows: Sequence[Any], note: str = ""
     ) -> None:
-        """Print some rows; each column says how it reads a row."""
+        """Print some rows; each column says how it reads a row. The table is kept too, as it was printed."""
+        cells = [[read(row) for read in columns.values()] for row in rows]
+        self._keep({"table": {"title": title, "headings": list(columns), "cells": cells, "note": note}})
         table = Table(title=title, caption=Text(note), title_justify="left", caption_justify="left")
         for heading in columns:
             table.add_column(heading, justify="left" if heading == next(iter(columns)) else "right")
-        for row in rows:
-            table.add_row(*(Text(read(row)) for read in columns.values()))  # as Text: brackets are no markup
+        for line in cells:
+            table.add_row(*map(Text, line))  # as Text: brackets are no markup
         self.console.print(table)
 
     def end(self) -> None:
         self.console.print(f"{len(self.rows)} JSON lines added to {self._path}")
+
+    def _keep(self, line: Mapping[str, Any]) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("a") as file:
+            file.write(json.dumps({**self._about, **line}) + "\n")
 
 
 def as_json(value: Any) -> Any:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from domainpar.events.store import EventStore, StoredEvent
 from domainpar.nn.catalogue import build_model
+from domainpar.nn.interaction import InteractionNetwork
+from domainpar.nn.team import set_threads
 from domainpar.parallel.halo import CompleteHalo, ask_owners
-from domainpar.parallel.loading import group_tiles, load_part
+from domainpar.parallel.loading import group_tiles
 from domainpar.parallel.local import TileRanges
 from domainpar.parallel.world import World
-from domainpar.plan import LocalEdges, PartitionPlan, build_plan
+from domainpar.plan import LocalEdges, build_plan
 from domainpar.training.checkpoint import parameters_sha256
 from domainpar.training.loop import Trainer
 from domainpar.training.parts import PartLoader
@@ -29,12 +32,16 @@ from domainpar.training.targets import EdgeClasses
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 PHASES = ("load", "forward", "backward", "reduce")
-EXCHANGES = ("fill", "sum", "extend")
 
 
 @dataclass(frozen=True)
 class StepSettings:
-    """What a rank is asked to train: the network, and how it is split."""
+    """What a rank is asked to train: the network, and how it is split.
+
+    Attributes:
+        threads: Threads of each rank.
+        network: Further keywords of `build_model`.
+    """
 
     store: Path
     model: str = "interaction"
@@ -45,20 +52,29 @@ class StepSettings:
     seed: int = 0
     warmup: int = 1
     repeats: int = 3
+    threads: int = 1
+    network: Mapping[str, Any] = field(default_factory=dict)
 
 
-def make_trainer(settings: StepSettings, world: World, loader: PartLoader | None = None) -> Trainer:
-    """A trainer as `domainpar.train` makes it, at its default flags but for the settings."""
-    store, dtype = EventStore(settings.store), DTYPES[settings.dtype]
-    model = build_model(
+def make_model(settings: StepSettings) -> InteractionNetwork:
+    """The network with its initial weights."""
+    store = EventStore(settings.store)
+    return build_model(
         settings.model,
         len(store.feature_names),
         len(store.edge_feature_names),
         hidden=settings.hidden,
         graph_iters=settings.graph_iters,
         seed=settings.seed,
-        dtype=dtype,
+        dtype=DTYPES[settings.dtype],
+        **settings.network,
     )
+
+
+def make_trainer(settings: StepSettings, world: World, loader: PartLoader | None = None) -> Trainer:
+    """A trainer as `domainpar.train` makes it, at its default flags but for the settings."""
+    store, dtype = EventStore(settings.store), DTYPES[settings.dtype]
+    model = make_model(settings)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
     loader = loader or PartLoader(store, world, grouping=settings.grouping, dtype=dtype, seed=settings.seed)
     return Trainer(model, optimizer, loader, world, EdgeClasses(), Schedule(1e-3, "constant", 0, 1, 1))
@@ -95,6 +111,7 @@ class PhaseClock:
 def training_steps(world: World, settings: StepSettings) -> dict[str, Any]:
     """Train on the first event of a store, one event a step, and say what each step took on this rank. *Collective*."""
     bare = peak_rss_bytes()
+    set_threads(settings.threads)
     trainer = make_trainer(settings, world)
     samples = samples_of(EventStore(settings.store).events()[:1], None)
     clock = PhaseClock(world)
@@ -106,7 +123,8 @@ def training_steps(world: World, settings: StepSettings) -> dict[str, Any]:
     rank, measured = world.rank, steps[settings.warmup :]
     plan = part.graph.plan
     return {
-        "loss": steps[-1]["loss"],
+        "losses": [record["loss"] for record in steps],
+        "first_step": steps[0]["seconds"],
         "seconds": [record["seconds"] for record in measured],
         **{name: [record[f"seconds_{name}"][rank] for record in measured] for name in ("compute", "exchange", "wait")},
         **{name: [record["phases"][name] for record in measured] for name in PHASES},
@@ -120,6 +138,31 @@ def training_steps(world: World, settings: StepSettings) -> dict[str, Any]:
         "peak_rss": peak_rss_bytes(),
         "sha256": parameters_sha256(trainer.model),
     }
+
+
+def profiled_step(world: World, settings: StepSettings) -> dict[str, Any]:
+    """Seconds of one step by torch operation, each without those inside it, the longest first. *Collective*.
+
+    A stage's own function is such an operation: its time is that of Python and of numba kernels inside the stage.
+    """
+    set_threads(settings.threads)
+    trainer = make_trainer(settings, world)
+    samples = samples_of(EventStore(settings.store).events()[:1], None)
+    for step in range(settings.warmup):
+        trainer.step(samples, step)
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        record = trainer.step(samples, settings.warmup)
+    operations = [
+        {
+            "name": event.key,
+            "calls": event.count,
+            "seconds": 1e-6 * event.self_cpu_time_total,
+            "with_inner": 1e-6 * event.cpu_time_total,
+        }
+        for event in profiler.key_averages()
+    ]
+    operations.sort(key=lambda operation: -operation["seconds"])
+    return {"seconds": record["seconds"], "operations": operations}
 
 
 def planning(world: World, store: Path, grouping: str, repeats: int) -> dict[str, list[float]]:
@@ -147,47 +190,3 @@ def _plan_once(event: StoredEvent, world: World, grouping: str) -> dict[str, flo
     CompleteHalo(plan, world.domain)
     times.append(time.perf_counter())
     return dict(zip(("grouping", "reading", "plan", "agreeing"), np.diff(times).tolist()))
-
-
-def exchanges(world: World, store: Path, grouping: str, width: int, repeats: int, inner: int) -> dict[str, Any]:
-    """Seconds of the exchanges on the first event of a store, each the mean of `inner` in a row. *Collective*."""
-    opened = EventStore(store)
-    with opened.open(opened.events()[0]) as event:
-        halo = load_part(event, world.domain, grouping=grouping).halo
-    plan = halo.plan
-    generator = torch.Generator().manual_seed(world.rank)
-    owned = torch.randn(plan.num_owned, width, generator=generator)
-    ghosts = torch.empty(plan.num_ghosts, width)
-    calls = (
-        lambda: halo.fill_ghosts(owned, ghosts),
-        lambda: halo.sum_to_owners(ghosts),
-        lambda: halo.extend(owned),
-    )
-    found: dict[str, Any] = {
-        name: _exchange_times(world, call, repeats, inner) for name, call in zip(EXCHANGES, calls, strict=True)
-    }
-    return {**found, **_volume(world, plan, lambda: halo.fill_ghosts(owned, ghosts))}
-
-
-def _exchange_times(world: World, call: Callable[[], object], repeats: int, inner: int) -> list[float]:
-    for _ in range(inner):
-        call()
-    seconds = []
-    for _ in range(repeats):
-        world.domain.barrier()
-        began = time.perf_counter()
-        for _ in range(inner):
-            call()
-        seconds.append((time.perf_counter() - began) / inner)
-    return seconds
-
-
-def _volume(world: World, plan: PartitionPlan, fill: Callable[[], object]) -> dict[str, int]:
-    world.take_counters()
-    fill()
-    return {
-        "bytes_sent": world.take_counters().bytes_sent,
-        "ghosts": plan.num_ghosts,
-        "owned_nodes": plan.num_owned,
-        "neighbours": int(((plan.send_counts > 0) | (plan.recv_counts > 0)).sum()),
-    }

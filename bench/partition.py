@@ -3,13 +3,16 @@
     python bench/partition.py                                    two simulated events
     python bench/partition.py --data DIR --events 1012 1009      real events: TrackML CSV files, or graphs as .npz with
                                                                  edge_index, position and, for truth, label, particle_id
+    python bench/partition.py --hits 5000 --tiles 16 --parts 2 4          seconds, to see that it runs
 
-Prints a table of tile shapes and one of groupings, each figure the mean over the events, and appends a JSON line for
+Prints a table of tile shapes and one of groupings, each figure the mean over the events, and adds a JSON line for
 every event, shape, grouping and number of parts. Tiles are numbered along phi first, as in the store.
 
-Tiles: seconds to cut | edges whose ends lie in two tiles | other tiles a tile shares edges with | distinct (tile of
-`dst`, `src` node) pairs per node, the partial sums at `src` | largest tile / mean tile, in incoming edges and in nodes.
-Parts: cut edges / edges | ghosts / owned nodes over all parts, on the worst part, and under the `incoming` policy (the
+Tiles: milliseconds to cut | edges whose ends lie in two tiles | other tiles a tile shares edges with | distinct (tile
+of `dst`, `src` node) pairs per node, the partial sums at `src` | largest tile / mean tile, in incoming edges and in
+nodes.
+Parts: milliseconds to group | milliseconds of `build_plan` on the part with most edges, what others ask of it at hand |
+cut edges / edges | ghosts / owned nodes over all parts, on the worst part, and under the `incoming` policy (the
 other columns are `incident`) | largest / mean part in owned edges, local edges and owned nodes | parts a part receives
 from | local edges that touch no ghost, overall and on the worst part | tiles that touch no ghost | true segments cut |
 particles with a true segment cut.
@@ -18,28 +21,34 @@ particles with a true segment cut.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import measuring
 import numpy as np
-from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
-import partitioners
-from partitioners import Metis, Partitioner, Phi, PhiEta, TileGraph, Topology, group, number_along_phi
+from domainpar.events.stored_order import StoredOrder, stored_order
+from domainpar.plan import LocalEdges, build_plan, select_edges
+from partitioners import (
+    GROUPINGS,
+    PARTITIONERS,
+    Partitioner,
+    PhiEta,
+    TileGraph,
+    Topology,
+    get_partitioner,
+    group,
+    number_along_phi,
+)
 from partitioners.quality import imbalance, measure, measure_tiles, measure_truth, tiles_without_ghosts
+from partitioners.topology import IntArray
 
-GROUPINGS = ("contiguous", "metis")
 Row = dict[str, Any]
-Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,29 +57,25 @@ class Case:
 
     name: str
     topology: Topology
-    label: partitioners.topology.IntArray | None
-    particle_id: partitioners.topology.IntArray | None
+    label: IntArray | None
+    particle_id: IntArray | None
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = parse(argv)
-    about = {"bench": "partition", **measuring.provenance(), "seed": options.seed}
-    console = Console(width=options.width)
-    rows = []
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    with options.out.open("a") as out:
-        for case in cases(options):
-            console.print(f"event {case.name}: {case.topology.num_nodes:,} nodes, {case.topology.num_edges:,} edges")
-            for row in watched(rows_of(case, options), options, console):
-                rows.append(row)
-                out.write(json.dumps({**about, **row}) + "\n")
-    console.print(tile_table(rows), grouping_table(rows))
-    console.print(f"JSON lines appended to {options.out}")
+    results = measuring.Results("partition", options)
+    for case in cases(options):
+        topology = case.topology
+        results.console.print(f"event {case.name}: {topology.num_nodes:,} nodes, {topology.num_edges:,} edges")
+        for row in watched(rows_of(case, options), options, results):
+            results.add(**row)
+    show(results)
+    results.end()
 
 
-def watched(rows: Iterator[Row], options: argparse.Namespace, console: Console) -> Iterable[Row]:
-    total = len(shapes(options.tiles, options.seed)) * (1 + len(GROUPINGS) * len(options.parts))
-    return track(rows, "cutting", total=total, console=console, transient=True, disable=not console.is_terminal)
+def watched(rows: Iterator[Row], options: argparse.Namespace, results: measuring.Results) -> Iterable[Row]:
+    total = len(shapes(options)) * (1 + len(options.groupings) * len(options.parts))
+    return track(rows, "cutting", total, console=results.console, transient=True, disable=not sys.stdout.isatty())
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -81,11 +86,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--phi-slope", type=float, default=6e-4, help="cut on candidate edges in rad/mm")
     parser.add_argument("--z0", type=float, default=200.0, help="cut on candidate edges in mm")
     parser.add_argument("--tiles", type=int, default=256)
+    parser.add_argument("--shapes", nargs="+", choices=PARTITIONERS, default=list(PARTITIONERS), help="of tiles")
+    parser.add_argument("--groupings", nargs="+", choices=GROUPINGS, default=["contiguous", "metis"])
     parser.add_argument("--parts", type=int, nargs="+", default=[2, 4, 8, 16, 32])
     parser.add_argument("--repeats", type=int, default=3, help="timings are medians of this many, after one more")
-    parser.add_argument("--seed", type=int, default=0, help="of METIS and of simulated events")
-    parser.add_argument("--width", type=int, default=180, help="of the tables in characters")
-    parser.add_argument("--out", type=Path, default=Path("bench/results/partition.jsonl"))
+    parser.add_argument("--seed", type=int, default=0, help="of METIS, of random ones and of simulated events")
+    measuring.add_flags(parser, "partition")
+    parser.set_defaults(width=180)
     return parser.parse_args(argv)
 
 
@@ -137,37 +144,56 @@ def chosen(known: Sequence[str], wanted: Sequence[str] | None) -> list[str]:
     return found
 
 
-def shapes(num_tiles: int, seed: int) -> dict[str, Partitioner]:
-    wedges = [count for count in (num_tiles // 2, num_tiles // 4, num_tiles // 8, num_tiles // 16) if count]
-    grids = {f"phi-eta {count}x{num_tiles // count}": PhiEta(count) for count in wedges if num_tiles % count == 0}
-    return {f"phi {num_tiles}": Phi(), **grids, f"metis {num_tiles}": Metis(seed)}
+def shapes(options: argparse.Namespace) -> dict[str, Partitioner]:
+    """Partitioners by what a table calls them; `phi-eta` in several grids, its own choice first."""
+    tiles = options.tiles
+    found: dict[str, Partitioner] = {}
+    for name in options.shapes:
+        if name != "phi-eta":
+            found[f"{name} {tiles}"] = get_partitioner(name, options.seed)
+            continue
+        own = PhiEta().grid(tiles)[0]
+        for wedges in dict.fromkeys([own, *(tiles // slices for slices in (2, 4, 8, 16) if tiles % slices == 0)]):
+            found[f"phi-eta {wedges}x{tiles // wedges}"] = PhiEta(wedges)
+    return found
 
 
 def rows_of(case: Case, options: argparse.Namespace) -> Iterator[Row]:
     position = case.topology.position
     assert position is not None
-    for shape, partitioner in shapes(options.tiles, options.seed).items():
-        tile, seconds = timed(lambda cut=partitioner: cut(case.topology, options.tiles), options.repeats)
-        tile = number_along_phi(tile, position, options.tiles)
+    for shape, partitioner in shapes(options).items():
+        seconds = measuring.timed(lambda cut=partitioner: cut(case.topology, options.tiles), options.repeats)
+        tile = number_along_phi(partitioner(case.topology, options.tiles), position, options.tiles)
         yield {"case": case.name, "shape": shape, "tiling_seconds": seconds, **tile_row(case, tile, options.tiles)}
         tiles = TileGraph.from_assignment(case.topology.edge_index, tile, options.tiles)
-        for grouping in GROUPINGS:
+        order = stored_order(case.topology.edge_index, tile, options.tiles)
+        for grouping in options.groupings:
             for parts in options.parts:
-                part_of_tile, seconds = timed(
-                    lambda tiles=tiles, parts=parts, grouping=grouping: group(tiles, parts, grouping, options.seed),
-                    options.repeats,
-                )
+                grouped = (tiles, parts, grouping, options.seed)
+                seconds = measuring.timed(lambda grouped=grouped: group(*grouped), options.repeats)
+                part_of_tile = group(*grouped)
                 names = {"case": case.name, "shape": shape, "grouping": grouping, "parts": parts}
-                yield {**names, "grouping_seconds": seconds, **part_row(case, tile, part_of_tile, parts)}
+                plan = plan_seconds(order, part_of_tile, parts, options.repeats)
+                row = part_row(case, tile, part_of_tile, parts)
+                yield {**names, "grouping_seconds": seconds, "plan_seconds": plan, **row}
 
 
-def timed(call: Callable[[], Value], repeats: int) -> tuple[Value, float]:
-    value, seconds = call(), []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - start)
-    return value, statistics.median(seconds)
+def plan_seconds(order: StoredOrder, part_of_tile: IntArray, parts: int, repeats: int) -> measuring.Spread:
+    """Seconds of `build_plan` for the part with most edges, in stored order, without reading, asking and waiting."""
+    owner = np.repeat(part_of_tile, np.diff(order.node_ptr))
+    touching = np.bincount(owner[order.dst], minlength=parts) + np.bincount(owner[order.src], minlength=parts)
+    part = int(touching.argmax())
+    edges = select_edges(np.stack([order.src, order.dst]), owner, part, "incident")
+    asked = asked_of(edges, owner, part, parts)
+    return measuring.timed(lambda: build_plan(edges, owner, part, parts, "incident", lambda wanted: asked), repeats)
+
+
+def asked_of(edges: LocalEdges, owner: IntArray, part: int, parts: int) -> list[IntArray]:
+    """The nodes of a part that each other part has an edge at, ascending: what those ask for under `incident`."""
+    near = np.concatenate([edges.src, edges.dst])
+    far = owner[np.concatenate([edges.dst, edges.src])]
+    cut = (owner[near] == part) & (far != part)
+    return [np.unique(near[cut & (far == other)]) for other in range(parts)]
 
 
 def tile_row(case: Case, tile: Any, num_tiles: int) -> Row:
@@ -213,60 +239,68 @@ def truth_row(case: Case, part: Any) -> Row:
     }
 
 
-TILE_COLUMNS = (
-    ("seconds", "tiling_seconds", "{:.2f}"),
-    ("edges joining", "joining_share", "{:.1%}"),
-    ("tiles touched", "tiles_touched", "{:.1f}"),
-    ("src pairs / node", "src_pairs_per_node", "{:.2f}"),
-    ("edge imb.", "tile_edge_imbalance", "{:.2f}"),
-    ("node imb.", "tile_node_imbalance", "{:.2f}"),
-)
-PART_COLUMNS = (
-    ("ms", "grouping_milliseconds", "{:.1f}"),
-    ("cut", "cut_share", "{:.1%}"),
-    ("ghosts", "ghost_ratio", "{:.1%}"),
-    ("worst", "ghost_ratio_worst", "{:.0%}"),
-    ("incoming", "incoming_ghost_ratio", "{:.1%}"),
-    ("edge imb.", "edge_imbalance", "{:.3f}"),
-    ("local", "incident_imbalance", "{:.3f}"),
-    ("node", "node_imbalance", "{:.2f}"),
-    ("neighbours", "neighbours", "{:.1f}"),
-    ("no ghost", "ghost_free_share", "{:.1%}"),
-    ("worst", "ghost_free_worst", "{:.0%}"),
-    ("tiles", "ghost_free_tiles", "{:.0%}"),
-    ("segments", "segments_cut_share", "{:.1%}"),
-    ("tracks", "tracks_cut_share", "{:.0%}"),
-)
+def show(results: measuring.Results) -> None:
+    """Two tables, each figure the mean over events."""
+    tiles, parts = [], []
+    for row in results.rows:
+        (parts if "grouping" in row else tiles).append(row)
+    events = len({row["case"] for row in tiles})
+    results.show(f"Tiles, mean of {events} events", TILE_COLUMNS, alike(tiles, "shape"))
+    results.show(f"Parts, mean of {events} events", PART_COLUMNS, alike(parts, "shape", "grouping", "parts"))
 
 
-def tile_table(rows: Sequence[Row]) -> Table:
-    tiles = [row for row in rows if "grouping" not in row]
-    return table("Tiles", ("shape",), TILE_COLUMNS, tiles)
-
-
-def grouping_table(rows: Sequence[Row]) -> Table:
-    parts = [{**row, "grouping_milliseconds": 1e3 * row["grouping_seconds"]} for row in rows if "grouping" in row]
-    return table("Parts", ("shape", "grouping", "parts"), PART_COLUMNS, parts)
-
-
-def table(title: str, keys: Sequence[str], columns: Sequence[tuple[str, str, str]], rows: Sequence[Row]) -> Table:
-    """One line for each value of the keys, in order of appearance; each figure is the mean over events."""
-    events = len({row["case"] for row in rows})
-    drawn = Table(title=f"{title}, mean of {events} events")
-    for heading in (*keys, *(heading for heading, _, _ in columns)):
-        drawn.add_column(heading, no_wrap=True, justify="left" if heading in keys else "right")
+def alike(rows: Sequence[Row], *names: str) -> list[list[Row]]:
+    """Rows of different events that are about the same thing, in order of appearance."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
-        groups.setdefault(tuple(row[key] for key in keys), []).append(row)
-    for names, members in groups.items():
-        figures = (mean_of(members, name, form) for _, name, form in columns)
-        drawn.add_row(*map(str, names), *figures, end_section="parts" in keys and names[-1] == rows[-1]["parts"])
-    return drawn
+        groups.setdefault(tuple(row[name] for name in names), []).append(row)
+    return list(groups.values())
 
 
-def mean_of(rows: Sequence[Row], name: str, form: str) -> str:
-    values = [row[name] for row in rows if name in row]
-    return form.format(statistics.mean(values)) if values else "-"
+def named(name: str) -> Callable[[Sequence[Row]], str]:
+    return lambda rows: str(rows[0][name])
+
+
+def mean(name: str, form: str) -> Callable[[Sequence[Row]], str]:
+    """The mean over events; times are medians, shown in milliseconds."""
+
+    def read(rows: Sequence[Row]) -> str:
+        values = [row[name] for row in rows if name in row]
+        numbers = [1e3 * value.median if isinstance(value, measuring.Spread) else value for value in values]
+        return form.format(statistics.mean(numbers)) if numbers else "-"
+
+    return read
+
+
+TILE_COLUMNS = {
+    "shape": named("shape"),
+    "ms": mean("tiling_seconds", "{:.0f}"),
+    "edges joining": mean("joining_share", "{:.1%}"),
+    "tiles touched": mean("tiles_touched", "{:.1f}"),
+    "src pairs / node": mean("src_pairs_per_node", "{:.2f}"),
+    "edge imb.": mean("tile_edge_imbalance", "{:.2f}"),
+    "node imb.": mean("tile_node_imbalance", "{:.2f}"),
+}
+PART_COLUMNS = {
+    "shape": named("shape"),
+    "grouping": named("grouping"),
+    "parts": named("parts"),
+    "ms": mean("grouping_seconds", "{:.1f}"),
+    "plan ms": mean("plan_seconds", "{:.1f}"),
+    "cut": mean("cut_share", "{:.1%}"),
+    "ghosts": mean("ghost_ratio", "{:.1%}"),
+    "worst": mean("ghost_ratio_worst", "{:.0%}"),
+    "incoming": mean("incoming_ghost_ratio", "{:.1%}"),
+    "edge imb.": mean("edge_imbalance", "{:.3f}"),
+    "local": mean("incident_imbalance", "{:.3f}"),
+    "node": mean("node_imbalance", "{:.2f}"),
+    "neighbours": mean("neighbours", "{:.1f}"),
+    "no ghost": mean("ghost_free_share", "{:.1%}"),
+    "least": mean("ghost_free_worst", "{:.0%}"),
+    "tiles": mean("ghost_free_tiles", "{:.0%}"),
+    "segments": mean("segments_cut_share", "{:.1%}"),
+    "tracks": mean("tracks_cut_share", "{:.0%}"),
+}
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """What do the bitwise rules cost, and which of them does the hash need?
 
-    python bench/bitwise.py --case large                    price on a simulated event of TrackML size
-    python bench/bitwise.py --data DIR --event 1012         on a real one
-    python bench/bitwise.py --case small --hidden 16 --repeats 3     seconds, to see that it runs
+    python bench/price.py --case large                    price on a simulated event of TrackML size
+    python bench/price.py --data DIR --event 1012         on a real one
+    python bench/price.py --case small --hidden 16 --repeats 3     seconds, to see that it runs
 
 One rank takes the same training step with all rules, without each, and without all that can be switched off. The
 variants take turns, step by step, so that a busy moment hits all alike. Then, on a smaller event, each variant trains
@@ -39,7 +39,7 @@ GROUPINGS = ("contiguous", "random")
 def main(argv: Sequence[str] | None = None) -> None:
     options = parse(argv)
     torch.set_num_threads(1)
-    results = measuring.Results("bitwise", options)
+    results = measuring.Results("price", options)
     hashes = hashes_of(options)
     case = cases.chosen_case(options)
     record = case.records[0]
@@ -70,7 +70,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--hash-hits", type=int, default=6_000, help="hits of the event that hashes are made on")
     parser.add_argument("--hash-steps", type=int, default=5, help="training steps before hashes are compared")
     parser.add_argument("--hash-ranks", type=int, nargs="+", default=[1, 2, 3, 4])
-    measuring.add_flags(parser, "bitwise")
+    measuring.add_flags(parser, "price")
     return parser.parse_args(argv)
 
 

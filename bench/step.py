@@ -1,11 +1,23 @@
-"""How long does a training step of one whole event take on 1, 2, 4, 8 ranks, and what does each rank hold?
+"""How long does a training step of one whole event take, against the plain network of torch_geometric users?
 
-    python bench/step.py --case large                       a simulated event of TrackML size
-    python bench/step.py --data DIR --event 1012            a real one
-    python bench/step.py --case small --ranks 1 2 --hidden 16        seconds, to see that it runs
+    python bench/step.py --data DIR --event 1012 --ranks 1 2                a real event
+    python bench/step.py --hits 62300                                       simulated, 0.4M edges
+    python bench/step.py --hits 107800                                      1.2M
+    python bench/step.py --hits 139300                                      2M; what does not fit says so
+    python bench/step.py --ranks 1 --precision full bf16 --competitors      domainpar alone, also with products in bf16
+    python bench/step.py --ranks 1 --competitors eager --breakdown          and where domainpar's time goes
+    python bench/step.py --case tiny --hidden 16 --graph-iters 2 --competitors eager --rounds 1     seconds
 
-Starts `mpiexec` for each number of ranks and each allocator setting, one thread a rank. Every line ends with the
-sha256 of all parameters after the same steps: ranks and allocator may not change it, and the program fails if they do.
+Systems are domainpar on each number of ranks and the competitors (`plain_pyg.py`), each with each allocator setting.
+They take turns in rounds; in a round each is started anew, with `--threads` a process, takes `--warmup` steps and then
+`--repeats` that count. Ratios are made round by round, of medians. `compile` compiles in its warm-up.
+
+Products: floating point operations of matrix products by formula (`formulas.py`: forward, backward and what the system
+recomputes), per thread and second, and their share of the rate of [4608, 64] x [64, 64], one thread, timed after each
+run. It is the whole step that is divided by, not the edge stages alone.
+
+The program fails if domainpar's parameters differ after equal steps, over ranks, allocators and rounds, or if losses
+differ by more than 1e-5 between systems; systems of another `--precision` are compared among themselves.
 """
 
 from __future__ import annotations
@@ -13,141 +25,287 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import cases
 import measuring
 import on_ranks
+import systems
+import torch
+from formulas import Network
 from measuring import Spread
+from systems import GIB, Measured, System
 
 from domainpar.nn.catalogue import BUILT_IN
 from domainpar.testing import run_ranks
 from partitioners import PARTITIONERS, get_partitioner
 
-GIB, MIB = 2**30, 2**20
+MIB = 2**20
+PRECISIONS: dict[str, dict[str, Any]] = {"full": {}, "bf16": {"products": torch.bfloat16}}
+PRODUCTS = ("aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm")
+Row = dict[str, Any]
+Columns = dict[str, Callable[[Row], str]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
     results = measuring.Results("step", options)
     case = cases.chosen_case(options)
-    record = case.records[0]
+    settings = settings_of(case, options)
+    network = systems.network_of(case, settings)
     results.console.print(
-        f"{case.name}: {record.num_nodes:,} nodes, {record.num_edges:,} edges, {record.num_tiles} tiles; "
-        f"{options.model}, hidden {options.hidden}, {options.graph_iters} iterations, {options.dtype}"
+        f"{case.name}: {network.num_nodes:,} nodes, {network.num_edges:,} edges, {case.records[0].num_tiles} tiles; "
+        f"{options.model}, hidden {options.hidden}, {options.graph_iters} iterations, {options.dtype}; "
+        f"{options.threads} {'thread' if options.threads == 1 else 'threads'} a process"
     )
-    tiling(results, case, options)
-    steps = []
-    for allocator in options.allocator:
-        for ranks in options.ranks:
-            steps.append(one_count(case, ranks, allocator, options))
-            results.add(measured="step", case=case.name, edges=record.num_edges, **steps[-1])
-            results.console.print(f"  {ranks} ranks, allocator {allocator}: {steps[-1]['seconds'].text()} s")
-    show(results, steps)
+    measured, rate = run_all(results, settings, network, options)
+    rows = [row_of(one, measured, network, rate, options.threads) for one in measured]
+    for row in rows:
+        results.add(measured="step", case=case.name, edges=network.num_edges, **row)
+    show(results, rows, rate)
+    show_ranks(results, rows)
+    if options.breakdown:
+        breakdown(results, settings, network, options)
+    planning(results, case, options)
     results.end()
-    return one_hash(results, steps)
+    return agree(results, rows)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     cases.add_flags(parser, case="large")
-    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4, 8])
-    parser.add_argument("--allocator", nargs="+", choices=measuring.ALLOCATORS, default=["default"])
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--precision", nargs="+", choices=PRECISIONS, default=["full"], help="of domainpar's edges")
+    parser.add_argument("--competitors", nargs="*", choices=systems.FORMS, default=list(systems.FORMS))
+    parser.add_argument("--allocator", nargs="+", choices=measuring.ALLOCATORS, default=list(measuring.ALLOCATORS))
+    parser.add_argument("--threads", type=int, default=1, help="of each process, of all systems")
     parser.add_argument("--grouping", default="contiguous")
     parser.add_argument("--model", choices=BUILT_IN, default="interaction")
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--graph-iters", type=int, default=4)
     parser.add_argument("--dtype", choices=on_ranks.DTYPES, default="float32")
-    parser.add_argument("--warmup", type=int, default=1, help="steps before the clock starts")
-    parser.add_argument("--repeats", type=int, default=5, help="steps measured")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each system, each in fresh processes")
+    parser.add_argument("--warmup", type=int, default=1, help="steps of a round before the clock starts")
+    parser.add_argument("--repeats", type=int, default=2, help="steps of a round that are measured")
+    parser.add_argument("--breakdown", action="store_true", help="also profile one step of domainpar on one rank")
     parser.add_argument("--tile-shapes", nargs="*", choices=PARTITIONERS, help="shapes to time; default: the store's")
-    parser.add_argument("--timeout", type=float, default=3600.0, help="seconds for one number of ranks")
+    parser.add_argument("--timeout", type=float, default=3600.0, help="seconds for one turn of a system")
     measuring.add_flags(parser, "step")
     return parser.parse_args(argv)
 
 
-def tiling(results: measuring.Results, case: cases.Case, options: argparse.Namespace) -> None:
-    """Seconds to cut the event into tiles, once for any number of ranks."""
+def settings_of(case: cases.Case, options: argparse.Namespace) -> on_ranks.StepSettings:
+    names = ("model", "hidden", "graph_iters", "dtype", "grouping", "seed", "warmup", "repeats", "threads")
+    return on_ranks.StepSettings(case.store, **{name: getattr(options, name) for name in names})
+
+
+# --- steps -----------------------------------------------------------------------------------------------------------
+
+
+def run_all(
+    results: measuring.Results, settings: on_ranks.StepSettings, network: Network, options: argparse.Namespace
+) -> tuple[list[Measured], Spread]:
+    """All systems, and the rate of matrix products meanwhile."""
+    compared = [system for allocator in options.allocator for system in compared_with(allocator, options)]
+    rates, measured = [], {}
+    for one in systems.take_turns(compared, settings, network, options.rounds, options.timeout):
+        measured[one.system.name, one.system.ranks, one.system.allocator] = one
+        rates.append(measuring.product_rate())
+        found = one.problem or f"{one.round_medians('seconds')[-1]:.3f} s"
+        ranks = f" on {one.system.ranks} ranks" if one.system.ranks > 1 else ""
+        results.console.print(f"  {one.system.name}{ranks}, allocator {one.system.allocator}: {found}")
+    return list(measured.values()), Spread.of(rates)
+
+
+def compared_with(allocator: str, options: argparse.Namespace) -> list[System]:
+    """All systems with one allocator setting."""
+    ours = [
+        System(
+            "domainpar" if precision == "full" else f"domainpar {precision}",
+            allocator,
+            ranks,
+            network=PRECISIONS[precision],
+        )
+        for precision in options.precision
+        for ranks in options.ranks
+    ]
+    return [*ours, *(System.plain(form, allocator) for form in options.competitors)]
+
+
+def row_of(one: Measured, measured: Sequence[Measured], network: Network, rate: Spread, threads: int) -> Row:
+    """The figures of one system, some of them against others of the same run."""
+    row = {**one.figures(), "cores": os.cpu_count(), "rate": rate, "operations": one.system.operations(network)}
+    row["threads"] = threads
+    if one.problem is not None:
+        return row
+    row["full_precision"] = one.system.full_precision
+    row["achieved"] = row["operations"] / row["seconds"].median / (one.system.ranks * threads)
+    row["imbalance"] = imbalance(one)
+    eager = {other.system.allocator: other for other in measured if other.system.form == "eager" and not other.problem}
+    alike = eager.get(one.system.allocator)
+    row["bytes_of_eager"] = sum(one.above_bare) / sum(alike.above_bare) if alike else None
+    for name, allocator in (("than_eager_alike", one.system.allocator), ("than_eager_default", "default")):
+        row[name] = systems.ratio(eager[allocator], one) if allocator in eager else None
+    reference = next(other for other in measured if not other.problem)
+    row["loss_difference"] = systems.loss_difference(one, reference)
+    return row
+
+
+def imbalance(one: Measured) -> Spread | None:
+    """Largest over mean time without exchange and wait, step by step."""
+    if one.system.form is not None:
+        return None
+    steps = [step for run in one.runs for step in zip(*(rank["compute"] for rank in run))]
+    return Spread.of([max(step) * len(step) / sum(step) for step in steps])
+
+
+def agree(results: measuring.Results, rows: Sequence[Row]) -> int:
+    """1 if parameters or losses differ, or if there is nothing to compare."""
+    same = systems.same_parameters(rows, results)
+    differences = [row["loss_difference"] for row in rows if row.get("full_precision")]
+    if not differences:
+        results.console.print("no system could be measured")
+        return 1
+    largest, limit = max(differences), systems.LARGEST_DIFFERENCE
+    verdict = "agree" if largest <= limit else "DIFFER"
+    results.console.print(
+        f"losses of systems compared: {len(differences)}; they {verdict}: {largest:.1e}, limit {limit:.0e}"
+    )
+    return int(not same or not largest <= limit)
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+
+def of(name: str, form: str = "{:.3f}", unit: float = 1.0) -> Callable[[Row], str]:
+    """Reads the median of a spread, where there is one."""
+    return lambda row: form.format(unit * row[name].median) if row.get(name) is not None else ""
+
+
+def if_measured(read: Callable[[Row], str]) -> Callable[[Row], str]:
+    return lambda row: read(row) if row["problem"] is None else ""
+
+
+def ranks_of(row: Mapping[str, Any]) -> str:
+    return f"{row['ranks']}" + (" *" if row["ranks"] * row.get("threads", 1) > (row["cores"] or 1) else "")
+
+
+def show(results: measuring.Results, rows: Sequence[Row], rate: Spread) -> None:
+    whole: Columns = {
+        "step s": of("seconds"),
+        "from, to": lambda row: f"{row['seconds'].low:.2f} {row['seconds'].high:.2f}",
+        "forward": of("forward"),
+        "backward": of("backward"),
+        "x eager": of("than_eager_alike", "{:.2f}"),
+        "x default": of("than_eager_default", "{:.2f}"),
+        "GFLOP/s": lambda row: f"{row['achieved'] / 1e9:.1f}",
+        "of rate": lambda row: f"{row['achieved'] / rate.median:.0%}",
+        "GiB": lambda row: f"{max(row['above_bare']) / GIB:.2f}",
+        "all": lambda row: f"{sum(row['above_bare']) / GIB:.2f}",
+        "of eager": lambda row: f"{row['bytes_of_eager']:.2f}" if row["bytes_of_eager"] else "",
+        "first s": of("first_step", "{:.1f}"),
+        "loss": lambda row: f"{row['loss_difference']:.0e}",
+    }
+    columns: Columns = {
+        "system": lambda row: row["system"],
+        "ranks": ranks_of,
+        "allocator": lambda row: row["allocator"],
+        **{heading: if_measured(read) for heading, read in whole.items()},
+    }
+    note = (
+        "Seconds of the slowest rank, median over the steps of all rounds, smallest and largest. x eager: how many "
+        "times faster than eager PyG with the same allocator setting; x default: with the default one. GFLOP/s: of "
+        f"matrix products, per thread; of rate: of one product on one thread, {rate.median / 1e9:.1f} "
+        f"[{rate.low / 1e9:.1f}, {rate.high / 1e9:.1f}]. GiB: peak of the fullest process less what it held before the "
+        "store was opened; all: of all processes together; of eager: this over eager PyG's, same allocator. first: the "
+        "first step, compiling included. loss: largest relative difference from the first row. * more "
+        "threads than cores: no measure of scaling."
+    )
+    results.show("One training step of one event", columns, rows, note)
+    for row in rows:
+        if row["problem"] is not None:
+            results.console.print(f"{row['system']}, allocator {row['allocator']}: {row['problem']}")
+
+
+def show_ranks(results: measuring.Results, rows: Sequence[Row]) -> None:
+    """What the ranks of domainpar did in that time."""
+    ours = [row for row in rows if row["form"] is None and row["problem"] is None]
+    first = {(row["system"], row["allocator"]): row["seconds"].median for row in reversed(ours)}
+    columns: Columns = {
+        "system": lambda row: row["system"],
+        "ranks": ranks_of,
+        "allocator": lambda row: row["allocator"],
+        "speed-up": lambda row: f"{first[row['system'], row['allocator']] / row['seconds'].median:.2f}",
+        "reduce": of("reduce"),
+        "compute": of("compute"),
+        "imbalance": of("imbalance"),
+        "exchange": of("exchange", "{:.4f}"),
+        "wait": of("wait"),
+        "ghosts / owned": lambda row: f"{sum(row['ghosts']) / sum(row['owned_nodes']):.2%}",
+        "edge work": lambda row: f"{sum(row['local_edges']) / sum(row['owned_edges']):.4f}",
+        "halo MiB": lambda row: f"{max(row['halo_bytes']) / MIB:.2f}",
+        "sha256": lambda row: " ".join(found[:12] for found in row["sha256"]),
+    }
+    results.show(
+        "Inside domainpar's step", columns, ours, "Seconds of the slowest rank; halo: the rank that sends most."
+    )
+
+
+# --- where the time goes, and what comes before a step ---------------------------------------------------------------
+
+
+def breakdown(
+    results: measuring.Results, settings: on_ranks.StepSettings, network: Network, options: argparse.Namespace
+) -> None:
+    """One step on one rank by operation, with the first allocator setting."""
+    with measuring.allocator(options.allocator[0]):
+        found = run_ranks(on_ranks.profiled_step, 1, settings, transport="mpi", timeout=options.timeout)[0]
+    seconds, operations = found["seconds"], found["operations"]
+    rest = seconds - sum(operation["seconds"] for operation in operations)
+    outside = {"name": "outside all of them", "calls": 1, "seconds": rest, "with_inner": seconds}
+    results.add(measured="breakdown", seconds=seconds, operations=[*operations, outside])
+    columns: Columns = {
+        "operation": lambda row: row["name"],
+        "calls": lambda row: f"{row['calls']}",
+        "s": lambda row: f"{row['seconds']:.4f}",
+        "with inner": lambda row: f"{row['with_inner']:.4f}",
+        "of the step": lambda row: f"{row['seconds'] / seconds:.1%}",
+    }
+    in_products = sum(operation["seconds"] for operation in operations if operation["name"] in PRODUCTS)
+    rate = network.streamed_operations() / in_products / 1e9 if in_products else float("nan")
+    note = (
+        f"A profiled step, {seconds:.3f} s: slower than others. s: inside an operation but not in one that it calls. "
+        "aten: torch's operations; other names are functions of a stage: Python and numba kernels in them. "
+        f"{', '.join(PRODUCTS)} together: {in_products:.3f} s, {rate:.1f} GFLOP/s by formula."
+    )
+    results.show("Where one rank's time goes", columns, [*operations[:20], outside], note)
+
+
+def planning(results: measuring.Results, case: cases.Case, options: argparse.Namespace) -> None:
+    """Seconds of cutting the event into tiles, once for any number of ranks, and of planning its parts."""
     topology, num_tiles = cases.original_topology(case)
     for shape in [options.partitioner] if options.tile_shapes is None else options.tile_shapes:
         cut = get_partitioner(shape, options.seed)
         seconds = measuring.timed(lambda cut=cut: cut(topology, num_tiles), 3)
         results.add(measured="tiling", case=case.name, shape=shape, tiles=num_tiles, seconds=seconds)
         results.console.print(f"tiling {shape}, {num_tiles} tiles: {seconds.text()} s")
-
-
-def one_count(case: cases.Case, ranks: int, allocator: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Everything about one number of ranks; each time is of the slowest rank."""
-    names = ("model", "hidden", "graph_iters", "dtype", "grouping", "seed", "warmup", "repeats")
-    settings = on_ranks.StepSettings(case.store, **{name: getattr(options, name) for name in names})
-    with measuring.allocator(allocator):
-        found = run_ranks(on_ranks.training_steps, ranks, settings, transport="mpi", timeout=options.timeout)
-        arguments = (case.store, options.grouping, max(5, options.repeats))
-        plans = run_ranks(on_ranks.planning, ranks, *arguments, transport="mpi", timeout=options.timeout)
-    names = ("seconds", "compute", "exchange", "wait", *on_ranks.PHASES, *(f"{name}_busy" for name in on_ranks.PHASES))
-    held = ("owned_nodes", "ghosts", "owned_edges", "local_edges", "halo_bytes", "bare_rss", "peak_rss")
-    busiest = measuring.slowest([rank["compute"] for rank in found])
-    means = [sum(step) / ranks for step in zip(*(rank["compute"] for rank in found))]
-    return {
-        "ranks": ranks,
-        "allocator": allocator,
-        "cores": os.cpu_count(),
-        **{name: Spread.of(measuring.slowest([rank[name] for rank in found])) for name in names},
-        "imbalance": Spread.of([most / mean for most, mean in zip(busiest, means)]),
-        **{name: [rank[name] for rank in found] for name in held},
-        **{f"{name}_seconds": Spread.of(measuring.slowest([rank[name] for rank in plans])) for name in plans[0]},
-        "loss": found[0]["loss"],
-        "sha256": sorted({rank["sha256"] for rank in found}),
+    rows = [plan_of(case, ranks, options) for ranks in options.ranks]
+    for row in rows:
+        results.add(measured="plan", case=case.name, **row)
+    columns: Columns = {
+        "ranks": ranks_of,
+        **{f"{name} ms": of(name, "{:.2f}", 1e3) for name in ("grouping", "reading", "plan", "agreeing")},
     }
+    results.show("Its plan", columns, rows, "Slowest rank, median.")
 
 
-def show(results: measuring.Results, steps: Sequence[dict[str, Any]]) -> None:
-    first = {row["allocator"]: row["seconds"].median for row in reversed(steps)}
-
-    def seconds(name: str, unit: float = 1.0, form: str = "{:.3f}") -> Callable[[dict[str, Any]], str]:
-        return lambda row: form.format(unit * row[name].median)
-
-    columns: dict[str, Callable[[dict[str, Any]], str]] = {
-        "ranks": lambda row: f"{row['ranks']}" + (" *" if row["ranks"] > row["cores"] else ""),
-        "allocator": lambda row: row["allocator"],
-        "step s": lambda row: row["seconds"].text(),
-        "speed-up": lambda row: f"{first[row['allocator']] / row['seconds'].median:.2f}",
-        "forward": seconds("forward"),
-        "backward": seconds("backward"),
-        "reduce": seconds("reduce"),
-        "compute": seconds("compute"),
-        "imbalance": seconds("imbalance"),
-        "exchange": seconds("exchange"),
-        "wait": seconds("wait"),
-        "peak GiB": lambda row: f"{max(row['peak_rss']) / GIB:.2f}",
-        "above bare": lambda row: f"{max(p - b for p, b in zip(row['peak_rss'], row['bare_rss'])) / GIB:.2f}",
-        "sha256": lambda row: " ".join(found[:8] for found in row["sha256"]),
-    }
-    note = "Slowest rank, median over steps [smallest, largest]. * more ranks than cores: not a measure of scaling."
-    results.show("One training step of one event", columns, steps, note)
-    columns = {
-        "ranks": columns["ranks"],
-        "allocator": columns["allocator"],
-        "grouping ms": seconds("grouping_seconds", 1e3, "{:.2f}"),
-        "reading ms": seconds("reading_seconds", 1e3, "{:.1f}"),
-        "plan ms": seconds("plan_seconds", 1e3, "{:.1f}"),
-        "agreeing ms": seconds("agreeing_seconds", 1e3, "{:.2f}"),
-        "ghosts / owned": lambda row: f"{sum(row['ghosts']) / sum(row['owned_nodes']):.2%}",
-        "edge work": lambda row: f"{sum(row['local_edges']) / row['edges']:.4f}",
-        "halo MiB / step": lambda row: f"{max(row['halo_bytes']) / MIB:.2f}",
-    }
-    rows = [row for row in results.rows if row["measured"] == "step"]
-    results.show("Its plan", columns, rows, "Slowest rank, median; halo: the rank that sends most.")
-
-
-def one_hash(results: measuring.Results, steps: Sequence[dict[str, Any]]) -> int:
-    hashes = {found for row in steps for found in row["sha256"]}
-    if len(hashes) == 1:
-        results.console.print(f"one hash of all parameters: {hashes.pop()}")
-        return 0
-    results.console.print(f"PARAMETERS DIFFER: {len(hashes)} hashes")
-    return 1
+def plan_of(case: cases.Case, ranks: int, options: argparse.Namespace) -> Row:
+    arguments = (case.store, options.grouping, max(5, options.repeats))
+    with measuring.allocator(options.allocator[0]):
+        found = run_ranks(on_ranks.planning, ranks, *arguments, transport="mpi", timeout=options.timeout)
+    times = {name: Spread.of(measuring.slowest([rank[name] for rank in found])) for name in found[0]}
+    return {"ranks": ranks, "cores": os.cpu_count(), "allocator": options.allocator[0], **times}
 
 
 if __name__ == "__main__":

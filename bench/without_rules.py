@@ -1,7 +1,7 @@
 """The bitwise rules, each with the plain code that one would write without it, put in its place for a while.
 
-Only the benchmark does this. The numbers of the rules are those in the docstrings of `domainpar.nn.stages` and
-`domainpar.parallel.integer_sums`, and of the design behind them.
+Only the benchmark does this. The rules are those that the docstrings of `domainpar.nn.blocks`, `domainpar.nn.tilewise`
+and `domainpar.parallel.integer_sums` speak of.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from domainpar.nn import gradients, mlp, stages
-from domainpar.parallel.local import EdgeTile, LocalGraph, NodeTile
+from domainpar.nn import blocks, gradients, tilewise
+from domainpar.nn.kernels import Ends, Sums
+from domainpar.parallel.local import EdgeTile, LocalGraph
 from domainpar.parallel.transport import Transport
 from domainpar.training import loop, loss
 
@@ -53,38 +55,23 @@ class FloatSums:
         self._sums.zero_()
 
 
-class DirectSums:
-    """Takes the place of `_EndSums`: edge rows are added to their `src` one by one, without partials of tiles."""
+class DirectSums(tilewise._AtEnds):
+    """Edge rows are added to their `src` one by one, in the order in which tiles are computed, without partials."""
 
-    def __init__(self, graph: LocalGraph, width: int, like: Tensor) -> None:
-        self._graph = graph
-        self._at_dst = like.new_zeros(graph.plan.num_local, width)
-        self._at_src = like.new_zeros(graph.plan.num_local, width)
+    def __init__(self, graph: LocalGraph, width: int, dtype: torch.dtype) -> None:
+        super().__init__(graph, width, dtype)
+        self._pair_rows = torch.arange(graph.num_owned)
+        self._at_pairs = torch.zeros(graph.num_owned if width else 0, width, dtype=dtype)
+        self._sums = Sums(self._at_ends.numpy(), self._at_pairs.numpy())
 
-    def add(self, tile: EdgeTile, at_dst: Tensor, at_src: Tensor) -> None:
-        if self._at_dst.shape[1] == 0:
-            return
-        if tile.owned:
-            self._at_dst.index_add_(0, self._graph.dst[tile.edges], at_dst)
-        self._at_src.index_add_(0, self._graph.src[tile.edges], at_src)
-
-    def finish(self) -> tuple[Tensor, Tensor]:
-        return self._at_dst, self._at_src
+    def of(self, tile: EdgeTile) -> Sums:
+        return self._sums if self._at_ends.shape[1] else self._none
 
 
-def plain_edge_block(nodes: Tensor, edges: Tensor, graph: LocalGraph, tile: EdgeTile) -> Tensor:
-    """One tile's edge inputs, unpadded; a view of the table where it is the only one."""
-    if nodes.shape[1] == 0:
-        return edges.detach()[tile.edges]
-    ends = [nodes.index_select(0, graph.src[tile.edges]), nodes.index_select(0, graph.dst[tile.edges])]
-    return torch.cat([*ends, edges[tile.edges]], dim=1)
-
-
-def plain_node_block(tables: Sequence[Tensor], tile: NodeTile) -> Tensor:
-    """One tile's node inputs, unpadded; a view of the table where it is the only one."""
-    if len(tables) == 1:
-        return tables[0].detach()[tile.rows]
-    return torch.cat([table[tile.rows] for table in tables], dim=1)
+def ends_without_pairs(graph: LocalGraph) -> Ends:
+    """An edge's pair is its `src` itself."""
+    src = graph.src.numpy()
+    return Ends(graph.dst.numpy(), src, np.where(src < graph.num_owned, src, -1), graph.num_owned)
 
 
 def plain_loss(logits: Tensor, graph: LocalGraph, weights: Tensor, step_weight: float, loss_sum: Any) -> Tensor:
@@ -103,15 +90,12 @@ def _float_sums() -> list[Any]:
 
 def _no_padding() -> list[Any]:
     return [
-        *(patch.object(module, "ROWS", 1) for module in (mlp, stages, loss)),
-        *(patch.object(module, "COLUMNS", 1) for module in (mlp, stages)),
-        patch.object(stages, "_edge_block", plain_edge_block),
-        patch.object(stages, "_node_block", plain_node_block),
+        *(patch.object(module, "ROWS", 1) for module in (blocks, tilewise, loss)),
     ]
 
 
 def _direct_sums() -> list[Any]:
-    return [patch.object(stages, "_EndSums", DirectSums)]
+    return [patch.object(tilewise, "_AtEnds", DirectSums), patch.object(tilewise, "_ends", ends_without_pairs)]
 
 
 def _whole_loss() -> list[Any]:
@@ -120,7 +104,7 @@ def _whole_loss() -> list[Any]:
 
 RULES: dict[str, Callable[[], list[Any]]] = {
     "integer sums": _float_sums,
-    "padded blocks": _no_padding,
+    "padded rows": _no_padding,
     "partials at src": _direct_sums,
     "loss by tiles": _whole_loss,
 }

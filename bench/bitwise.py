@@ -1,0 +1,140 @@
+"""Do ranks, groupings, transports, the grid, threads, overlap and recomputation change a single bit? They may not.
+
+    python bench/bitwise.py --case medium                          a simulated event of 0.1M edges
+    python bench/bitwise.py --data DIR --event 1012 --graph-iters 8 --networks float32 bf16
+    python bench/bitwise.py --case tiny --hidden 16 --most-ranks 2   seconds, to see that it runs
+
+Each network trains some steps in many ways of running it, and all ways must end with one sha256 of all parameters. The
+ways are pairwise: every pair of settings occurs together in one of them, as far as the settings go together. The
+program fails if a network has two hashes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import cases
+import measuring
+import on_ranks
+import torch
+from ways_on_ranks import trained
+
+from domainpar.nn.catalogue import BUILT_IN
+from domainpar.testing import run_ranks
+
+NETWORKS: dict[str, dict[str, Any]] = {
+    "float32": {},
+    "bf16": {"products": torch.bfloat16},
+    "dropout": {"dropout": 0.1},
+    "all": {"products": torch.bfloat16, "dropout": 0.1},
+}
+"""Networks by name: each has bits of its own, the same however it is run."""
+
+WAYS: dict[str, tuple[Any, ...]] = {
+    "ranks": (1, 2, 3, 4, 8),
+    "grouping": ("contiguous", "metis", "random"),
+    "transport": ("threads", "mpi", "gloo"),
+    "groups": (1, 2),
+    "threads": (1, 2),
+    "overlap": (True, False),
+    "recompute_every": (None, 1, 3),
+}
+"""How a network can be run; `groups`: data groups, which take different events."""
+
+Way = Mapping[str, Any]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = parse(argv)
+    results = measuring.Results("bitwise", options)
+    case = cases.chosen_case(options)
+    record = case.records[0]
+    results.console.print(
+        f"{case.name}: {record.num_nodes:,} nodes, {record.num_edges:,} edges; {options.model}, hidden "
+        f"{options.hidden}, {options.graph_iters} iterations, {options.steps} steps of {options.num_events} events"
+    )
+    ways = pairwise({**WAYS, "ranks": tuple(ranks for ranks in WAYS["ranks"] if ranks <= options.most_ranks)})
+    for name in options.networks:
+        for way in ways:
+            found = run_one(case, name, way, options)
+            results.add(measured="hash", case=case.name, edges=record.num_edges, network=name, **way, **found)
+            results.console.print(f"  {name}: {in_words(way)}: {' '.join(digest[:12] for digest in found['sha256'])}")
+    show(results, options.networks)
+    results.end()
+    return max(len(hashes_of(results, name)) for name in options.networks) > 1
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    cases.add_flags(parser, case="medium", events=2)
+    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
+    parser.add_argument("--model", choices=BUILT_IN, default="interaction")
+    parser.add_argument("--hidden", type=int, default=64)
+    parser.add_argument("--graph-iters", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--most-ranks", type=int, default=8)
+    parser.add_argument("--timeout", type=float, default=3600.0, help="seconds for one way of running")
+    measuring.add_flags(parser, "bitwise")
+    return parser.parse_args(argv)
+
+
+def pairwise(factors: Mapping[str, Sequence[Any]]) -> list[Way]:
+    """Few ways in which every possible pair of two factors' settings occurs; greedy, always the same."""
+    every = [way for values in itertools.product(*factors.values()) if possible(way := dict(zip(factors, values)))]
+    missing = set().union(*(pairs_of(way) for way in every))
+    chosen: list[Way] = []
+    while missing:
+        best = max(every, key=lambda way: len(pairs_of(way) & missing))
+        chosen.append(best)
+        missing -= pairs_of(best)
+    return sorted(chosen, key=lambda way: way["ranks"])
+
+
+def possible(way: Way) -> bool:
+    return way["ranks"] % way["groups"] == 0 and (
+        way["ranks"] > 1 or (way["transport"] == "threads" and way["overlap"])
+    )
+
+
+def pairs_of(way: Way) -> set[tuple[tuple[str, Any], tuple[str, Any]]]:
+    return set(itertools.combinations(way.items(), 2))
+
+
+def run_one(case: cases.Case, network: str, way: Way, options: argparse.Namespace) -> dict[str, Any]:
+    """The hashes of all ranks after the steps: one, if they agree."""
+    names = ("model", "hidden", "graph_iters", "seed")
+    keywords = {**NETWORKS[network], "recompute_every": way["recompute_every"]}
+    settings = on_ranks.StepSettings(
+        case.store, grouping=way["grouping"], network=keywords, **{name: getattr(options, name) for name in names}
+    )
+    how = {"transport": way["transport"], "timeout": options.timeout, "domain_size": way["ranks"] // way["groups"]}
+    arguments = settings, options.steps, options.num_events, way["threads"], way["overlap"]
+    return {"sha256": sorted(set(run_ranks(trained, way["ranks"], *arguments, **how)))}
+
+
+def in_words(way: Way) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in way.items())
+
+
+def hashes_of(results: measuring.Results, network: str) -> set[str]:
+    return {digest for row in results.rows if row["network"] == network for digest in row["sha256"]}
+
+
+def show(results: measuring.Results, networks: Sequence[str]) -> None:
+    found = [{"network": name, "hashes": hashes_of(results, name)} for name in networks]
+    columns: dict[str, Callable[[dict[str, Any]], str]] = {
+        "network": lambda row: row["network"],
+        "ways": lambda row: str(sum(one["network"] == row["network"] for one in results.rows)),
+        "hashes": lambda row: "one" if len(row["hashes"]) == 1 else f"{len(row['hashes'])}: BITS DIFFER",
+        "sha256": lambda row: " ".join(sorted(digest[:12] for digest in row["hashes"])),
+    }
+    note = f"Pairwise over {in_words(WAYS)}."
+    results.show("Hashes of all parameters", columns, found, note)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

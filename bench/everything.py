@@ -1,0 +1,295 @@
+"""What do all benchmarks say about this machine?
+
+    make bench                                              a short version of all, a few minutes, simulated events
+    make bench ARGS="--only step exchange"
+    make bench ARGS="--data DIR --event 1012"               short versions on a real event
+    make bench ARGS="--data DIR --event 1012 --full"        without the arguments that make them short: hours
+
+Runs one after the other, each with its own time limit, and writes their tables between two lines of `RESULTS.md`; all
+else in that file stays. One that fails is shown there and here, the others still run, and the exit code is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import measuring
+
+HERE = Path(__file__).parent
+BEGIN = "<!-- `make bench` writes from here on; what is typed here is lost -->"
+END = "<!-- end of what `make bench` writes -->"
+SECONDS_TO_CLEAN_UP = 20.0
+LAST_LINES = 25
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One benchmark and how it is shortened.
+
+    Attributes:
+        name: Its file, without `.py`.
+        short: Arguments that make it short.
+        events: Arguments for small simulated events.
+        real: Arguments for real ones, in their place.
+    """
+
+    name: str
+    short: str
+    events: str
+    real: str = "--data {data} --event {event}"
+
+
+BENCHES = (
+    Bench("step", "--ranks 1 2 --competitors eager --hidden 16 --rounds 1", "--case small"),
+    Bench("memory", "--ranks 1 2 --hidden 16 --rounds 1 --repeats 1", "--case small"),
+    Bench("exchange", "--ranks 2 --repeats 10", "--case medium"),
+    Bench(
+        "partition", "--groupings contiguous --parts 2 8", "--hits 30000 --tiles 64", "--data {data} --events {event}"
+    ),
+    Bench("scaling", "--parts 2 4 --weak-parts 4 --weak-hits 9000 --hidden 16 --rounds 1", "--case small"),
+    Bench("bitwise", "--networks all --hidden 16 --graph-iters 2 --most-ranks 2", "--case tiny"),
+    Bench("price", "--hidden 16 --repeats 3 --hash-ranks 1 2", "--case small"),
+    Bench("overlap", "--hidden 16 --repeats 3 --ranks 2", "--case small"),
+    Bench("modes", "--quick", "", ""),
+    Bench("realism", "--events 1", "--num-hits 20000", "--data {data}"),
+)
+
+
+@dataclass
+class Outcome:
+    """What one benchmark said.
+
+    Attributes:
+        command: What was typed.
+        question: The first line of its description.
+        code: Its exit code; None if its time was up.
+        seconds: How long it took.
+        output: Everything it printed.
+        tables: Its tables, as `measuring.Results.show` keeps them.
+    """
+
+    command: str
+    question: str
+    code: int | None
+    seconds: float
+    output: str
+    tables: list[dict[str, Any]] = field(default_factory=list)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = parse(argv)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    replaced(text_of(options.write), "")  # refuse before hours of work, not after
+    provenance = measuring.provenance()
+    print(f"make bench: {measuring.describe(provenance)}", flush=True)
+    outcomes = [run(bench, options) for bench in BENCHES if bench.name in options.only]
+    section = "\n".join(lines_of(provenance, outcomes))
+    keep(options.write, replaced(text_of(options.write), section))
+    print(f"\n{'bench':<10} {'seconds':>8}")
+    for outcome in outcomes:
+        print(f"{Path(outcome.command.split()[0]).stem:<10} {outcome.seconds:8.0f}  {verdict(outcome)}")
+    print(f"tables are in {options.write}, JSON lines in {options.lines}")
+    return int(any(outcome.code != 0 for outcome in outcomes))
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    names = [bench.name for bench in BENCHES]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--only", nargs="+", choices=names, default=names, help="these alone; the section holds no others"
+    )
+    parser.add_argument("--data", type=Path, help="folder of real TrackML events, CSV, instead of simulated ones")
+    parser.add_argument("--event", nargs="+", help="which of them, by the end of their names; with --data")
+    parser.add_argument("--full", action="store_true", help="each with its own defaults, not shortened")
+    parser.add_argument("--timeout", type=float, help="seconds for each; default 600, with --full no limit")
+    parser.add_argument("--lines", type=Path, default=measuring.RESULTS / "short", help="folder for the JSON lines")
+    parser.add_argument("--write", type=Path, default=HERE / "RESULTS.md", help="file whose section is written")
+    options = parser.parse_args(argv)
+    if (options.data is None) != (options.event is None):
+        parser.error("--data and --event belong together: a folder, and the ends of the names of events in it.")
+    return options
+
+
+def arguments_of(bench: Bench, options: argparse.Namespace) -> list[str]:
+    """What a benchmark is called with, without the file for its JSON lines."""
+    short = [] if options.full else shlex.split(bench.short)
+    if options.data is None:
+        return short if options.full else [*shlex.split(bench.events), *short]
+    data, event = shlex.quote(str(options.data)), shlex.join(options.event)
+    return [*shlex.split(bench.real.format(data=data, event=event)), *short]
+
+
+# --- running ---------------------------------------------------------------------------------------------------------
+
+
+def run(bench: Bench, options: argparse.Namespace) -> Outcome:
+    """Run one benchmark and show what it prints."""
+    file, arguments = HERE / f"{bench.name}.py", arguments_of(bench, options)
+    command = shlex.join([f"bench/{bench.name}.py", *arguments])
+    print(f"\n=== {command}", flush=True)
+    if not file.exists():
+        print("there is no such file", flush=True)
+        return Outcome(command, bench.name, 2, 0.0, f"{file} does not exist")
+    question, keeps_lines = described(file)
+    lines = options.lines / f"{bench.name}.jsonl"
+    lines.unlink(missing_ok=True)
+    began = time.perf_counter()
+    limit = options.timeout or (None if options.full else 600.0)
+    program = [sys.executable, str(file), *arguments, *(["--results", str(lines)] if keeps_lines else [])]
+    code, output = watched(program, limit)
+    return Outcome(command, question, code, time.perf_counter() - began, output, tables_in(lines))
+
+
+def described(file: Path) -> tuple[str, bool]:
+    """The question that a benchmark answers, and whether it keeps JSON lines (`measuring.Results`)."""
+    text = file.read_text()
+    return (ast.get_docstring(ast.parse(text)) or "").split("\n")[0], "measuring.Results(" in text
+
+
+def watched(program: list[str], limit: float | None) -> tuple[int | None, str]:
+    """Run a program, pass on what it prints, end it with its ranks when its time is up.
+
+    Returns:
+        Its exit code, None if its time was up, and all that it printed.
+    """
+    process = subprocess.Popen(
+        program,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        errors="replace",
+        env={"PYTHONUNBUFFERED": "1", **os.environ},
+        start_new_session=True,
+    )
+    late = threading.Event()
+    timer = threading.Timer(limit or threading.TIMEOUT_MAX, end, (process, late))
+    timer.daemon = True
+    timer.start()
+    try:
+        printed = []
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            printed.append(line)
+        code = process.wait()
+    finally:
+        timer.cancel()
+        end(process)
+    return None if late.is_set() else code, "".join(printed)
+
+
+def end(process: subprocess.Popen[str], late: threading.Event | None = None) -> None:
+    """Interrupt a program that still runs, so that it ends its ranks itself; kill it if it does not."""
+    if process.poll() is not None:
+        return
+    if late is not None:
+        late.set()
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(SECONDS_TO_CLEAN_UP)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def tables_in(lines: Path) -> list[dict[str, Any]]:
+    if not lines.exists():
+        return []
+    return [line["table"] for line in map(json.loads, lines.read_text().splitlines()) if "table" in line]
+
+
+# --- the section -----------------------------------------------------------------------------------------------------
+
+
+def lines_of(provenance: dict[str, Any], outcomes: Sequence[Outcome]) -> list[str]:
+    """The section of `RESULTS.md`, markers included."""
+    machine, versions = provenance["machine"], provenance["versions"]
+    settings = " ".join(f"`{name}={value}`" for name, value in provenance["environment"].items())
+    known = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    return [
+        BEGIN,
+        "## This machine",
+        "",
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}; {known}. Commit {provenance['commit']}, "
+        f"{provenance['time']}, load {provenance['load_average']:.1f} before it began. {settings}; nothing else is set "
+        "for threads or the C allocator, but where a column says so. Short runs of small events show that things work "
+        "and roughly what they cost; the other sections hold the figures that count.",
+        "",
+        *(line for outcome in outcomes for line in lines_of_one(outcome)),
+        END,
+    ]
+
+
+def lines_of_one(outcome: Outcome) -> list[str]:
+    name = Path(outcome.command.split()[0]).stem
+    lines = [f"### {name}", "", outcome.question, "", f"`{outcome.command}`, {outcome.seconds:.0f} s", ""]
+    if outcome.code != 0:
+        lines += [
+            f"**{verdict(outcome).capitalize()}.** The last it printed:",
+            "",
+            *fenced(outcome),
+        ]
+    for table in outcome.tables:
+        lines += markdown(table)
+    if outcome.code == 0 and not outcome.tables:
+        lines += fenced(outcome)
+    return lines
+
+
+def verdict(outcome: Outcome) -> str:
+    if outcome.code == 0:
+        return "done"
+    return "its time was up" if outcome.code is None else f"failed with exit code {outcome.code}"
+
+
+def markdown(table: dict[str, Any]) -> list[str]:
+    """One table, its title before and its note after it."""
+    rows = [table["headings"], ["---"] * len(table["headings"]), *table["cells"]]
+    lines = ["| " + " | ".join(cell.strip().replace("|", "\\|") for cell in row) + " |" for row in rows]
+    note = [table["note"].replace("*", "\\*"), ""] if table["note"] else []
+    return [f"**{table['title']}**", "", *lines, "", *note]
+
+
+def fenced(outcome: Outcome) -> list[str]:
+    """The end of what a benchmark printed."""
+    return ["```", *outcome.output.rstrip().splitlines()[-LAST_LINES:], "```", ""]
+
+
+def replaced(text: str, section: str) -> str:
+    """The text with the part between the markers, or its end, replaced by the section."""
+    begins, ends = text.count(BEGIN), text.count(END)
+    if (begins, ends) == (0, 0):
+        return f"{text.rstrip()}\n\n{section}\n".lstrip()
+    if (begins, ends) != (1, 1) or text.index(BEGIN) > text.index(END):
+        raise SystemExit(
+            f"the section cannot be told apart: expected one line {BEGIN!r} and after it one {END!r}, found "
+            f"{begins} and {ends}. Remove both and what is between them."
+        )
+    return text[: text.index(BEGIN)] + section + text[text.index(END) + len(END) :]
+
+
+def text_of(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def keep(path: Path, text: str) -> None:
+    temporary = path.with_name(f"{path.name}.partial")
+    temporary.write_text(text)
+    os.replace(temporary, path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,228 @@
+"""What does a training step of one whole event hold, whole or split, and how many devices would it take?
+
+    python bench/memory.py --data DIR --event 1012                     a real event, about 1.2M edges
+    python bench/memory.py --hits 62300 --graph-iters 8                simulated, 0.4M edges
+    python bench/memory.py --case tiny --hidden 16 --graph-iters 2     seconds, to see that it runs
+
+Measured: the plain network of torch_geometric users (`plain_pyg.py`), eager and checkpointed; domainpar, which keeps
+inputs of stages and recomputes each tile; the same with whole iterations recomputed (`--recompute-every`); and
+domainpar on several ranks. Each in processes of its own, one thread each, all with one setting of the allocator. The
+program fails if domainpar's parameters are not the same in all of them.
+
+Estimated: by `formulas.Network.plain_bytes` (plain) and `domainpar.events.reporting.ModelSize` (domainpar), also for
+larger networks (`--sizes`), and from them the smallest number of devices that hold the event. The plain network cannot
+be split.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import cases
+import measuring
+import numpy as np
+import numpy.typing as npt
+import on_ranks
+import systems
+from formulas import Network
+from systems import GIB, Measured, System
+
+from domainpar.events.reporting import ModelSize
+from domainpar.events.store import EventStore
+from domainpar.nn.catalogue import BUILT_IN
+from partitioners import group
+from partitioners.quality import measure
+
+DEVICES = (16, 24, 40, 80)
+MOST_DEVICES = 64
+Row = dict[str, Any]
+IntArray = npt.NDArray[np.int64]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = parse(argv)
+    results = measuring.Results("memory", options)
+    case = cases.chosen_case(options)
+    settings = settings_of(case, options)
+    network = systems.network_of(case, settings)
+    results.console.print(
+        f"{case.name}: {network.num_nodes:,} nodes, {network.num_edges:,} edges; {options.model}, {options.dtype}; "
+        f"allocator {options.allocator}, one thread a process"
+    )
+    split = Split(case, options.grouping)
+    measured = {}
+    for one in systems.take_turns(ways(options), settings, network, options.rounds, options.timeout):
+        measured[one.system.name, one.system.ranks] = one
+        results.console.print(f"  {one.system.name}, ranks {one.system.ranks}: {one.problem or 'done'}")
+    rows = [row_of(one, list(measured.values()), network, split) for one in measured.values()]
+    for row in rows:
+        results.add(measured="memory", case=case.name, edges=network.num_edges, **row)
+    show(results, rows, options)
+    estimated = [row for size in options.sizes for row in estimates(size, network, split, options)]
+    for row in estimated:
+        results.add(measured="estimate", case=case.name, edges=network.num_edges, **row)
+    show_devices(results, estimated, options)
+    results.end()
+    return int(not systems.same_parameters(rows, results))
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    cases.add_flags(parser, case="large")
+    parser.add_argument("--forms", nargs="*", choices=systems.FORMS, default=["eager", "checkpoint"])
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--recompute-every", type=int, nargs="*", default=[1, 2], help="iterations, on one rank")
+    parser.add_argument("--allocator", choices=measuring.ALLOCATORS, default="default")
+    parser.add_argument("--grouping", default="contiguous")
+    parser.add_argument("--model", choices=BUILT_IN, default="interaction")
+    parser.add_argument("--hidden", type=int, default=64)
+    parser.add_argument("--graph-iters", type=int, default=4)
+    parser.add_argument("--dtype", choices=on_ranks.DTYPES, default="float32")
+    parser.add_argument("--rounds", type=int, default=1, help="turns of each system, each in fresh processes")
+    parser.add_argument("--repeats", type=int, default=2, help="steps measured in each, after one to warm up")
+    parser.add_argument("--sizes", nargs="*", default=["64x4", "64x8", "128x8", "256x8"], help="hidden x iterations")
+    parser.add_argument("--usable", type=float, default=0.9, help="share of a device's memory that a step may take")
+    parser.add_argument("--timeout", type=float, default=3600.0, help="seconds for one turn of a system")
+    measuring.add_flags(parser, "memory")
+    return parser.parse_args(argv)
+
+
+def settings_of(case: cases.Case, options: argparse.Namespace) -> on_ranks.StepSettings:
+    names = ("model", "hidden", "graph_iters", "dtype", "grouping", "seed", "repeats")
+    return on_ranks.StepSettings(case.store, **{name: getattr(options, name) for name in names})
+
+
+def ways(options: argparse.Namespace) -> list[System]:
+    """What is measured."""
+    plain = [System.plain(form, options.allocator) for form in options.forms]
+    recomputed = [
+        System(f"recompute every {count}", options.allocator, network={"recompute_every": count})
+        for count in options.recompute_every
+    ]
+    return [*plain, *recomputed, *(System("domainpar", options.allocator, ranks) for ranks in options.ranks)]
+
+
+# --- parts and estimates ---------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Split:
+    """How an event would be split: nodes, ghosts included, and local edges of each part."""
+
+    case: cases.Case
+    grouping: str
+    _known: dict[int, tuple[IntArray, IntArray]] = field(default_factory=dict)
+
+    def parts(self, count: int) -> tuple[IntArray, IntArray]:
+        if count not in self._known:
+            self._known[count] = self._cut(count)
+        return self._known[count]
+
+    def _cut(self, count: int) -> tuple[IntArray, IntArray]:
+        store = EventStore(self.case.store)
+        with store.open(store.events()[0]) as event:
+            tile = np.repeat(np.arange(event.num_tiles), np.diff(event.node_ptr))
+            part = group(event.tile_graph(), count, self.grouping)[tile]
+            ids = np.arange(event.num_edges)
+            quality = measure(np.stack([event.read_edges(end, ids) for end in ("src", "dst")]), part, count)
+        return quality.owned_nodes + quality.incident_ghosts, quality.incident_edges
+
+
+def largest_part(network: Network, split: Split, ranks: int) -> int:
+    """Predicted bytes of the rank that holds most."""
+    size = ModelSize(network.hidden, network.graph_iters, network.item_bytes)
+    return int(size.bytes_of(*split.parts(ranks)).max())
+
+
+def devices_needed(network: Network, split: Split, limit: float) -> int | None:
+    """The smallest number of ranks whose parts are all predicted to fit; None if more than `MOST_DEVICES`."""
+    return next((n for n in range(1, MOST_DEVICES + 1) if largest_part(network, split, n) <= limit), None)
+
+
+def estimates(size: str, network: Network, split: Split, options: argparse.Namespace) -> list[Row]:
+    """Bytes of an undivided event and the number of devices of each kind that hold it, for each form."""
+    hidden, graph_iters = map(int, size.split("x"))
+    network = replace(network, hidden=hidden, graph_iters=graph_iters)
+    limits = {str(device): options.usable * device * GIB for device in DEVICES}
+    rows = []
+    for form in ("eager", "checkpoint"):
+        needed = network.plain_bytes(checkpointed=form == "checkpoint")
+        devices = {device: 1 if needed <= limit else None for device, limit in limits.items()}
+        rows.append({"system": f"PyG {form}", "size": size, "bytes": needed, "devices": devices})
+    devices = {device: devices_needed(network, split, limit) for device, limit in limits.items()}
+    rows.append({"system": "domainpar", "size": size, "bytes": largest_part(network, split, 1), "devices": devices})
+    return rows
+
+
+# --- rows and tables -------------------------------------------------------------------------------------------------
+
+
+def row_of(one: Measured, measured: Sequence[Measured], network: Network, split: Split) -> Row:
+    """Figures of one system; of domainpar's also what a perfect split of one rank's memory would have been."""
+    row = {**one.figures(), "cores": os.cpu_count(), "estimate": None, "of_whole": None}
+    if one.system.form is not None:
+        return {**row, "estimate": one.system.predicted_bytes(network)}
+    predicted = largest_part(network, split, one.system.ranks)
+    row["share"] = predicted / largest_part(network, split, 1)
+    if not one.system.network:
+        row["estimate"] = predicted
+    for other in measured:
+        if other.system == System("domainpar", one.system.allocator) and one.runs and other.runs:
+            row["of_whole"] = max(one.above_bare) / max(other.above_bare)
+    return row
+
+
+def gib(name: str) -> Callable[[Row], str]:
+    return lambda row: f"{row[name] / GIB:.2f}" if row.get(name) else ""
+
+
+def ratio(name: str, form: str = "{:.2f}") -> Callable[[Row], str]:
+    return lambda row: form.format(row[name]) if row.get(name) else ""
+
+
+def show(results: measuring.Results, rows: Sequence[Row], options: argparse.Namespace) -> None:
+    for row in rows:
+        if row["problem"] is None:
+            row |= {"most": max(row["above_bare"]), "together": sum(row["above_bare"])}
+            row["of_estimate"] = row["most"] / row["estimate"] if row["estimate"] else None
+    columns: dict[str, Callable[[Row], str]] = {
+        "system": lambda row: row["system"],
+        "ranks": lambda row: f"{row['ranks']}" + (" *" if row["ranks"] > (row["cores"] or 1) else ""),
+        "GiB a rank": gib("most"),
+        "GiB together": gib("together"),
+        "estimate": gib("estimate"),
+        "measured / it": ratio("of_estimate"),
+        "of one rank": ratio("of_whole", "{:.3f}"),
+        "share": ratio("share", "{:.3f}"),
+        "over share": lambda row: f"{row['of_whole'] / row['share']:.2f}" if row["of_whole"] else "",
+        "step s": lambda row: row["problem"] or row["seconds"].text("{:.2f}"),
+    }
+    note = (
+        "GiB: peak of the fullest process less what it held before the store was opened. of one rank: this over that "
+        "of one rank; share: the same of owned nodes, ghosts and local edges, weighed as the estimate weighs them. "
+        "* more ranks than cores: seconds show nothing about scaling."
+    )
+    results.show(f"One training step, hidden {options.hidden}, {options.graph_iters} iterations", columns, rows, note)
+
+
+def show_devices(results: measuring.Results, rows: Sequence[Row], options: argparse.Namespace) -> None:
+    columns: dict[str, Callable[[Row], str]] = {
+        "hidden x iterations": lambda row: row["size"],
+        "system": lambda row: row["system"],
+        "GiB, undivided": gib("bytes"),
+        **{f"{device} GiB": lambda row, name=str(device): str(row["devices"][name] or "-") for device in DEVICES},
+    }
+    note = (
+        f"Estimates; a step may take {options.usable:.0%} of a device. -: the plain network holds the event on one "
+        f"device or not at all; domainpar: more than {MOST_DEVICES}."
+    )
+    results.show("Smallest number of devices that hold the event", columns, rows, note)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

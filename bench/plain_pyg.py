@@ -1,0 +1,223 @@
+"""The competitor: the same interaction networks as an ordinary user of torch_geometric writes them.
+
+Each update gathers the states at both ends of all edges, joins them into one table, runs the MLP on it and scatters:
+no tiles, no padding, everything kept for backward. Parameters have the names and shapes of domainpar's networks, so
+that a `state_dict` of one loads into the other. Edges come in the order of the store, sorted by where they end, which
+is the order that suits gathers and sums best.
+
+Processes import this file by name, as they do `on_ranks.py`; the forms are those of `systems.FORMS`.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from functools import partial
+from itertools import pairwise, zip_longest
+from typing import Any
+
+import numpy as np
+import torch
+from on_ranks import DTYPES, StepSettings, make_model
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+from torch_geometric.data import Data
+from torch_geometric.nn import MessagePassing
+
+from domainpar.events.store import EventStore
+from domainpar.parallel.world import World
+from domainpar.training.record import peak_rss_bytes
+
+
+class PlainMLP(nn.Module):
+    """Linear layers, each followed by LayerNorm and ReLU; a last width of 1 is left linear."""
+
+    def __init__(self, *widths: int) -> None:
+        super().__init__()
+        self.linears = nn.ModuleList(nn.Linear(wide, out) for wide, out in pairwise(widths))
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for width in widths[1:] if width > 1)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        for linear, norm in zip_longest(self.linears, self.norms):
+            rows = linear(rows)
+            if norm is not None:
+                rows = F.relu(norm(rows))
+        return rows
+
+
+class RowUpdate(nn.Module):
+    """An MLP on rows that need nothing from elsewhere: nodes, or edges alone."""
+
+    def __init__(self, *widths: int) -> None:
+        super().__init__()
+        self.mlp = PlainMLP(*widths)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.mlp(rows)
+
+
+class EdgeUpdate(MessagePassing):
+    """`e = mlp([x_src, x_dst, e])`."""
+
+    def __init__(self, *widths: int) -> None:
+        super().__init__()
+        self.mlp = PlainMLP(*widths)
+
+    def forward(self, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+        return self.edge_updater(edge_index, x=x, e=e)
+
+    def edge_update(self, x_j: Tensor, x_i: Tensor, e: Tensor) -> Tensor:
+        return self.mlp(torch.cat([x_j, x_i, e], dim=1))
+
+
+class NodeUpdate(MessagePassing):
+    """`x = mlp([x, sum of e at dst, sum of e at src])`."""
+
+    def __init__(self, *widths: int) -> None:
+        super().__init__(aggr="sum")
+        self.mlp = PlainMLP(*widths)
+
+    def forward(self, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+        size = (len(x), len(x))
+        at_dst = self.propagate(edge_index, e=e, size=size)
+        at_src = self.propagate(edge_index.flip(0), e=e, size=size)
+        return self.mlp(torch.cat([x, at_dst, at_src], dim=1))
+
+    def message(self, e: Tensor) -> Tensor:
+        return e
+
+
+class PlainInteraction(nn.Module):
+    """Scores every edge of an event; see `domainpar.nn.interaction.InteractionNetwork` for the definition.
+
+    Args:
+        node_features: Features of a node.
+        edge_features: Features of an edge; may be 0.
+        hidden: Width of both states.
+        graph_iters: Number of iterations.
+        node_first: The order: node states before edge states, or after them.
+        checkpointed: Keep only the inputs of each iteration for backward.
+    """
+
+    def __init__(
+        self,
+        node_features: int,
+        edge_features: int,
+        hidden: int,
+        graph_iters: int,
+        node_first: bool = False,
+        checkpointed: bool = False,
+    ) -> None:
+        super().__init__()
+        widths = (hidden, hidden)
+        self.node_first, self.checkpointed = node_first, checkpointed
+        self.node_encoder = RowUpdate(node_features, *widths)
+        self.edge_encoder = EdgeUpdate(2 * hidden + edge_features, *widths)
+        self.edge_stages = nn.ModuleList(EdgeUpdate(3 * hidden, *widths) for _ in range(graph_iters))
+        num_node_updates = graph_iters if node_first else graph_iters - 1
+        self.node_stages = nn.ModuleList(NodeUpdate(3 * hidden, *widths) for _ in range(num_node_updates))
+        self.head = EdgeUpdate(3 * hidden, *widths, 1) if node_first else RowUpdate(hidden, *widths, 1)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        """Logits of all edges, [num_edges]."""
+        x = self.node_encoder(x)
+        e = self.edge_encoder(x, edge_index, edge_attr)
+        iteration = self._node_first if self.node_first else self._edge_first
+        if self.checkpointed:
+            iteration = partial(checkpoint, iteration, use_reentrant=False)
+        for edge_stage, node_stage in zip_longest(self.edge_stages, self.node_stages):
+            x, e = iteration(edge_stage, node_stage, x, edge_index, e)
+        logits = self.head(x, edge_index, e) if self.node_first else self.head(e)
+        return logits.squeeze(1)
+
+    @staticmethod
+    def _edge_first(
+        edge_stage: EdgeUpdate, node_stage: NodeUpdate | None, x: Tensor, edge_index: Tensor, e: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        e = edge_stage(x, edge_index, e)
+        # The last update of the nodes would reach no logit.
+        return (x if node_stage is None else node_stage(x, edge_index, e)), e
+
+    @staticmethod
+    def _node_first(
+        edge_stage: EdgeUpdate, node_stage: NodeUpdate, x: Tensor, edge_index: Tensor, e: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        x = node_stage(x, edge_index, e)
+        return x, edge_stage(x, edge_index, e)
+
+
+def make_network(settings: StepSettings, form: str = "eager") -> PlainInteraction:
+    """The plain network with the initial weights of domainpar's, to be run as it is or compiled."""
+    ours, store = make_model(settings), EventStore(settings.store)
+    network = PlainInteraction(
+        len(store.feature_names),
+        len(store.edge_feature_names),
+        settings.hidden,
+        settings.graph_iters,
+        node_first=ours.node_first,
+        checkpointed=form == "checkpoint",
+    )
+    network.to(DTYPES[settings.dtype]).load_state_dict(ours.state_dict())
+    return network
+
+
+def read_event(settings: StepSettings) -> Data:
+    """The first event of the store as people hand it to torch_geometric."""
+    store, dtype = EventStore(settings.store), DTYPES[settings.dtype]
+    with store.open(store.events()[0]) as event:
+        nodes, edges = np.arange(event.num_nodes), np.arange(event.num_edges)
+        ends = np.stack([event.read_edges("src", edges), event.read_edges("dst", edges)])
+        return Data(
+            x=torch.from_numpy(event.read_nodes("features", nodes)).to(dtype),
+            edge_index=torch.from_numpy(ends).to(torch.int64),
+            edge_attr=torch.from_numpy(event.read_edges("features", edges)).to(dtype),
+            y=torch.from_numpy(event.read_edges("label", edges)).to(dtype),
+        )
+
+
+class PlainTrainer:
+    """The loss and the optimiser of domainpar's trainer at its default weights, which are 1 for every edge."""
+
+    def __init__(self, settings: StepSettings, form: str) -> None:
+        self._event = read_event(settings)
+        network = make_network(settings, form)
+        self._network = torch.compile(network, dynamic=False) if form == "compile" else network
+        self._optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3, weight_decay=0.01)
+
+    def step(self) -> dict[str, float]:
+        """One step; its loss, and the seconds it took, forward, backward and optimiser apart."""
+        event, times = self._event, [time.perf_counter()]
+        self._optimizer.zero_grad()
+        logits = self._network(event.x, event.edge_index, event.edge_attr)
+        loss = F.binary_cross_entropy_with_logits(logits, event.y, reduction="sum") / event.num_edges
+        times.append(time.perf_counter())
+        loss.backward()
+        times.append(time.perf_counter())
+        self._optimizer.step()
+        times.append(time.perf_counter())
+        forward, backward, reduce = np.diff(times).tolist()
+        return {
+            "loss": float(loss.detach()),
+            "seconds": times[-1] - times[0],
+            "forward": forward,
+            "backward": backward,
+            "reduce": reduce,
+        }
+
+
+def training_steps(world: World, settings: StepSettings, form: str) -> dict[str, Any]:
+    """What `on_ranks.training_steps` says of domainpar, of a plain form: trained in this process alone."""
+    bare = peak_rss_bytes()
+    torch.set_num_threads(settings.threads)
+    warnings.filterwarnings("ignore", module="torch_geometric")
+    trainer = PlainTrainer(settings, form)
+    steps = [trainer.step() for _ in range(settings.warmup + settings.repeats)]
+    measured = steps[settings.warmup :]
+    return {
+        "losses": [step["loss"] for step in steps],
+        "first_step": steps[0]["seconds"],
+        **{name: [step[name] for step in measured] for name in ("seconds", "forward", "backward", "reduce")},
+        "bare_rss": bare,
+        "peak_rss": peak_rss_bytes(),
+    }

@@ -1,0 +1,293 @@
+"""How does a training step scale with ranks: one event on more of them, and larger events on more of them?
+
+    python bench/scaling.py --case large                    a simulated event of TrackML size
+    python bench/scaling.py --data DIR --event 1012         strong scaling of a real one
+    python bench/scaling.py --case small --parts 4 --kinds strong --hidden 16 --rounds 1      to see that it runs
+
+`measured`: as many ranks as there are cores take steps together. `PROJECTED`: no such machine was there; ranks take
+their steps one at a time, each alone on the machine, and the slowest one's own work is added to what its messages would
+cost by the latency and the bandwidth that two ranks measured here. Memory bandwidth that ranks share, a network between
+machines, and what overlap hides are not in a projection. Efficiency is t1 / (N tN), in weak scaling per edge.
+
+Weak scaling: simulated events whose edges grow like the ranks. Candidate edges grow like the square of the hits, so
+hits grow like the root.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import statistics
+import tempfile
+from collections.abc import Callable, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import cases
+import measuring
+import on_ranks
+import rank_by_rank
+import wire
+from exchange import SIZES
+from measuring import Spread
+
+from domainpar.nn.catalogue import BUILT_IN
+from domainpar.testing import find_mpiexec, run_ranks
+
+GIB = 2**30
+MEASURED, PROJECTED = "measured", "PROJECTED"
+KINDS = ("strong", "weak")
+Row = dict[str, Any]
+Ranks = list[rank_by_rank.Record]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    options = parse(argv)
+    results = measuring.Results("scaling", options)
+    price = measured_price(options)
+    results.console.print(
+        f"{options.transport}: {1e6 * price.latency:.3g} us a message and {1e9 * price.per_byte:.3g} ns a byte, "
+        f"fitted to messages of {SIZES[0]} to {SIZES[-1]:,} bytes between two ranks"
+    )
+    for kind in options.kinds:
+        rows = rows_of(kind, price, options, results)
+        for row in rows:
+            results.add(price=vars(price), **row)
+        show(results, kind, rows)
+        if kind == "strong":
+            show_ranks(results, rows)
+    results.end()
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    cases.add_flags(parser, case="large")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument(
+        "--ranks", type=int, nargs="+", default=[1, 2], help="measured; 1 is always, cores are the limit"
+    )
+    parser.add_argument("--parts", type=int, nargs="*", default=[2, 4, 8, 16, 32], help="strong scaling, projected")
+    parser.add_argument("--weak-parts", type=int, nargs="*", default=[2, 4, 8, 16], help="weak scaling, projected")
+    parser.add_argument("--weak-hits", type=int, default=30_000, help="hits of the event of one rank (default 30000)")
+    parser.add_argument("--grouping", default="contiguous")
+    parser.add_argument("--model", choices=BUILT_IN, default="interaction")
+    parser.add_argument("--hidden", type=int, default=64)
+    parser.add_argument("--graph-iters", type=int, default=4)
+    parser.add_argument("--dtype", choices=on_ranks.DTYPES, default="float32")
+    parser.add_argument("--warmup", type=int, default=1, help="steps before the clock starts")
+    parser.add_argument("--repeats", type=int, default=3, help="steps measured in each round")
+    parser.add_argument("--rounds", type=int, default=2, help="numbers of ranks take turns this often")
+    parser.add_argument("--transport", choices=("mpi", "gloo", "threads"), default="mpi" if find_mpiexec() else "gloo")
+    parser.add_argument("--timeout", type=float, default=3600.0, help="seconds for one number of ranks")
+    measuring.add_flags(parser, "scaling")
+    options = parser.parse_args(argv)
+    if (most := max(options.ranks)) > (os.cpu_count() or 1):
+        parser.error(f"{most} ranks on {os.cpu_count()} cores would measure waiting; give numbers beyond in --parts.")
+    options.ranks = sorted({1, *options.ranks})
+    return options
+
+
+def on_cores(ranks: Sequence[int]) -> list[int]:
+    return [number for number in ranks if number <= (os.cpu_count() or 1)]
+
+
+def measured_price(options: argparse.Namespace) -> wire.Price:
+    """What a message costs here, between two ranks."""
+    found = run_ranks(wire.messages, 2, SIZES, 10, 10, transport=options.transport, timeout=options.timeout)
+    times = {size: measuring.slowest([rank[size]["exchange"] for rank in found]) for size in SIZES}
+    return wire.Price.fit({size: statistics.median(seconds) for size, seconds in times.items()})
+
+
+# --- running ---------------------------------------------------------------------------------------------------------
+
+
+def rows_of(kind: str, price: wire.Price, options: argparse.Namespace, results: measuring.Results) -> list[Row]:
+    """One row for each number of ranks, measured ones first; all take turns, `--rounds` times."""
+    parts = options.parts if kind == "strong" else options.weak_parts
+    setups = [(MEASURED, ranks) for ranks in options.ranks] + [(PROJECTED, ranks) for ranks in parts]
+    events = events_of(kind, {ranks for _, ranks in setups}, options)
+    small = cases.chosen_case(argparse.Namespace(**{**vars(options), "data": None, "hits": None, "case": "tiny"}))
+    found: dict[tuple[str, int], list[Ranks]] = {setup: [] for setup in setups}
+    for number in range(options.rounds):
+        for how, ranks in setups:
+            results.console.print(f"  {kind} scaling, round {number + 1} of {options.rounds}: {ranks} ranks, {how} ...")
+            found[how, ranks].append(run(events[ranks], small, how, ranks, options))
+    one = found[MEASURED, 1]
+    return [
+        {"kind": kind, "how": how, **row_of(found[how, ranks], one, how, price), **about(events[ranks])}
+        for how, ranks in setups
+    ]
+
+
+def events_of(kind: str, numbers: set[int], options: argparse.Namespace) -> dict[int, cases.Case]:
+    """The event of each number of ranks: one for all, or growing ones."""
+    if kind == "strong":
+        return dict.fromkeys(numbers, cases.chosen_case(options))
+    weak = {**vars(options), "data": None, "num_events": 1}
+    hits = {ranks: weak_hits(options.weak_hits, ranks) for ranks in numbers}
+    return {ranks: cases.chosen_case(argparse.Namespace(**{**weak, "hits": hits[ranks]})) for ranks in numbers}
+
+
+def weak_hits(hits: int, ranks: int) -> int:
+    """Hits of an event with `ranks` times the edges of one with `hits`."""
+    return round(hits * math.sqrt(ranks))
+
+
+def about(case: cases.Case) -> Row:
+    record = case.records[0]
+    return {"case": case.name, "nodes": record.num_nodes, "edges": record.num_edges, "tiles": record.num_tiles}
+
+
+def run(case: cases.Case, small: cases.Case, how: str, ranks: int, options: argparse.Namespace) -> Ranks:
+    """What every rank took and held: together, or one at a time."""
+    names = ("model", "hidden", "graph_iters", "dtype", "grouping", "seed", "warmup", "repeats")
+    settings = on_ranks.StepSettings(case.store, **{name: getattr(options, name) for name in names})
+    launch = {"transport": options.transport, "timeout": options.timeout, "domain_size": ranks}
+    if how == MEASURED:
+        return run_ranks(rank_by_rank.together, ranks, settings, small.store, **launch)
+    with tempfile.TemporaryDirectory() as folder:
+        return run_ranks(rank_by_rank.in_turn, ranks, settings, small.store, Path(folder), **launch)
+
+
+# --- figures ---------------------------------------------------------------------------------------------------------
+
+
+def row_of(rounds: Sequence[Ranks], one: Sequence[Ranks], how: str, price: wire.Price) -> Row:
+    """Everything about one number of ranks, against one rank in the same rounds."""
+    return {
+        "ranks": len(rounds[0]),
+        "cores": os.cpu_count(),
+        **times_of(rounds, one, how, price),
+        **split_of(rounds[0]),
+        **{f"above_{before}": most_held(rounds, before) for before in ("bare", "loaded")},
+        **{f"above_{before}_of_one": most_held(one, before)[0] for before in ("bare", "loaded")},
+    }
+
+
+def times_of(rounds: Sequence[Ranks], one: Sequence[Ranks], how: str, price: wire.Price) -> Row:
+    """Seconds and ratios, over rounds.
+
+    Both ratios count the edges of this event over those of one rank's, 1 where both are the same event.
+    """
+    step = step_seconds if how == MEASURED else lambda found: projected_seconds(found, price)
+    work = total(rounds[0], "owned_edges") / total(one[0], "owned_edges")
+    seconds = [step(found) for found in rounds]
+    speed_up = [work * step_seconds(alone) / value for alone, value in zip(one, seconds)]
+    compute, cpu = (
+        [[statistics.median(rank[name]) for rank in found] for found in rounds] for name in ("compute", "cpu")
+    )
+    return {
+        "seconds": Spread.of(seconds),
+        "speed_up": Spread.of(speed_up),
+        "efficiency": Spread.of([value / len(rounds[0]) for value in speed_up]),
+        "imbalance": Spread.of([imbalance(values) for values in compute]),
+        "cpu_imbalance": Spread.of([imbalance(values) for values in cpu]),
+        "unsteadiness": statistics.median(max(rank["compute"]) / min(rank["compute"]) for rank in chain(*rounds)),
+        "talking": Spread.of([talking(found, how, price) for found in rounds]),
+        "compute": compute,
+        "cpu": cpu,
+    }
+
+
+def split_of(ranks: Ranks) -> Row:
+    """How the event was split, which no clock changes."""
+    nodes, edges = total(ranks, "owned_nodes"), total(ranks, "owned_edges")
+    return {
+        "ghost_ratio": total(ranks, "ghosts") / nodes,
+        "edge_work": total(ranks, "local_edges") / edges,
+        "local_edges": [rank["local_edges"] for rank in ranks],
+        "share_of_nodes": [(rank["owned_nodes"] + rank["ghosts"]) / nodes for rank in ranks],
+        "share_of_edges": [rank["local_edges"] / edges for rank in ranks],
+    }
+
+
+def step_seconds(found: Ranks) -> float:
+    """The slowest rank of each step, then the median."""
+    return statistics.median(measuring.slowest([rank["seconds"] for rank in found]))
+
+
+def projected_seconds(found: Ranks, price: wire.Price) -> float:
+    """The slowest rank: its own work, and its messages at the price measured between two ranks."""
+    return max(statistics.median(rank["compute"]) + rank["traffic"].seconds(price, len(found)) for rank in found)
+
+
+def talking(found: Ranks, how: str, price: wire.Price) -> float:
+    """Seconds of a step for messages: measured ones hold the waiting for slower ranks, projected ones do not."""
+    if how == PROJECTED:
+        return float(max(rank["traffic"].seconds(price, len(found)) for rank in found))
+    steps = [[a + b for a, b in zip(rank["exchange"], rank["wait"])] for rank in found]
+    return statistics.median(measuring.slowest(steps))
+
+
+def most_held(rounds: Sequence[Ranks], before: str) -> list[int]:
+    """Bytes that each rank held at most, above what it held before (`bare` or `loaded`)."""
+    return [max(rank["peak_rss"] - rank[f"{before}_rss"] for rank in same) for same in zip(*rounds)]
+
+
+def imbalance(values: Sequence[float]) -> float:
+    return max(values) / statistics.mean(values)
+
+
+def total(found: Ranks, name: str) -> int:
+    return sum(rank[name] for rank in found)
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+
+def show(results: measuring.Results, kind: str, rows: Sequence[Row]) -> None:
+    columns: dict[str, Callable[[Row], str]] = {
+        "ranks": lambda row: str(row["ranks"]),
+        "": lambda row: row["how"],
+        "edges": lambda row: f"{row['edges']:,}",
+        "step s": lambda row: row["seconds"].text(),
+        "speed-up": lambda row: f"{row['speed_up'].median:.2f}",
+        "t1 / (N tN)": lambda row: row["efficiency"].text("{:.1%}"),
+        "slowest / mean": lambda row: row["imbalance"].text(),
+        "talking ms": lambda row: f"{1e3 * row['talking'].median:.3g}",
+        "ghosts / owned": lambda row: f"{row['ghost_ratio']:.2%}",
+        "edge work": lambda row: f"{row['edge_work']:.4f}",
+    }
+    note = (
+        "Median of rounds [smallest, largest]. Measured: slowest rank, talking holds the waiting for it. PROJECTED: "
+        "ranks took their steps one at a time; the slowest one's own work plus its messages at the price above."
+    )
+    per_edge = "" if kind == "strong" else ", speed-up and efficiency per edge"
+    results.show(f"{kind.capitalize()} scaling of a training step{per_edge}", columns, rows, note)
+
+
+def show_ranks(results: measuring.Results, rows: Sequence[Row]) -> None:
+    columns: dict[str, Callable[[Row], str]] = {
+        "ranks": lambda row: str(row["ranks"]),
+        "": lambda row: "one at a time" if row["how"] == PROJECTED else "together",
+        "slowest / mean": lambda row: f"{row['imbalance'].median:.3f}",
+        "CPU": lambda row: f"{row['cpu_imbalance'].median:.3f}",
+        "steps of a rank": lambda row: f"{row['unsteadiness'] - 1:.1%}",
+        "edges, largest / mean": lambda row: f"{imbalance(row['local_edges']):.3f}",
+        "above bare GiB": lambda row: f"{max(row['above_bare']) / GIB:.3f}",
+        "/ share": lambda row: over_share(row, "bare", "nodes"),
+        "above loaded GiB": lambda row: f"{max(row['above_loaded']) / GIB:.3f}",
+        "/ share ": lambda row: over_share(row, "loaded", "nodes"),
+        "/ share of edges": lambda row: over_share(row, "loaded", "edges"),
+    }
+    note = (
+        "CPU: slowest / mean in seconds of the processor, which others that use it change less. Steps of a rank: its "
+        "longest / its shortest - 1, median over ranks; smaller differences between ranks mean nothing. Above bare: "
+        "most memory less that of Python, torch and MPI, largest rank. Above loaded: less that of a process that has "
+        "taken a step on a tiny event. / share: over the same of one rank times the rank's share of nodes (owned + "
+        "ghosts) or of edges (local ones), worst rank."
+    )
+    results.show("What each rank of strong scaling does and holds", columns, rows, note)
+
+
+def over_share(row: Row, before: str, share: str) -> str:
+    """Memory above what was held before, against a rank's share of what one rank held; the worst rank."""
+    whole = row[f"above_{before}_of_one"]
+    ratios = [held / part for held, part in zip(row[f"above_{before}"], row[f"share_of_{share}"]) if part]
+    return f"{max(ratios) / whole:.2f}" if whole else "-"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,216 @@
+"""The systems that benchmarks compare: domainpar on some ranks, and the forms of the plain network.
+
+Each run is of fresh processes, so that none holds memory of another, and systems take turns in rounds, so that a busy
+moment of the machine does not hit one of them alone.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import measuring
+import on_ranks
+import psutil
+from cases import Case
+from formulas import Network
+from measuring import Spread
+
+from domainpar.events.reporting import ModelSize
+from domainpar.events.store import EventStore
+from domainpar.nn.catalogue import BUILT_IN
+from domainpar.testing import run_ranks
+
+GIB = 2**30
+BARE = 0.5 * GIB
+"""What a process holds before it opens a store, roughly: Python, torch, MPI."""
+
+FORMS = ("eager", "checkpoint", "compile")
+"""Forms of the plain network: as it is written; with the inputs of each iteration kept and the rest computed again in
+backward; through `torch.compile`."""
+
+LARGEST_DIFFERENCE = 1e-5
+"""Of losses after equal steps, relative."""
+
+ITEM_BYTES = {"float32": 4, "float64": 8}
+
+
+@dataclass(frozen=True)
+class System:
+    """One way to take a training step.
+
+    Attributes:
+        name: What tables call it.
+        allocator: Setting of the C allocator, see `measuring.ALLOCATORS`.
+        ranks: Processes that share the event.
+        form: Form of the plain network; None: domainpar.
+        network: Further keywords of domainpar's network.
+    """
+
+    name: str
+    allocator: str = "default"
+    ranks: int = 1
+    form: str | None = None
+    network: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def full_precision(self) -> bool:
+        """Whether it computes in the same precision as others, so that they have to agree."""
+        return "products" not in self.network
+
+    @classmethod
+    def plain(cls, form: str, allocator: str = "default") -> System:
+        return cls(f"PyG {form}", allocator, form=form)
+
+    def run(self, settings: on_ranks.StepSettings, timeout: float) -> list[dict[str, Any]]:
+        """Take some steps in processes of its own; returns what each rank says of them."""
+        how: Any = {"transport": "mpi", "timeout": timeout}
+        with measuring.allocator(self.allocator):
+            if self.form is None:
+                settings = replace(settings, network=self.network)
+                return run_ranks(on_ranks.training_steps, self.ranks, settings, **how)
+            import plain_pyg  # not above: domainpar is measured without torch_geometric too
+
+            return run_ranks(plain_pyg.training_steps, 1, settings, self.form, **how)
+
+    def predicted_bytes(self, network: Network) -> int:
+        """Peak of all its processes above the bare ones, by formula."""
+        if self.form is not None:
+            return network.plain_bytes(checkpointed=self.form == "checkpoint")
+        size = ModelSize(network.hidden, network.graph_iters, network.item_bytes)
+        return int(size.bytes_of(network.num_nodes, network.num_edges))
+
+    def operations(self, network: Network) -> int:
+        """Floating point operations in the matrix products of a step, cut edges counted once."""
+        if self.form is not None:
+            return network.plain_operations(checkpointed=self.form == "checkpoint")
+        return network.streamed_operations()
+
+
+@dataclass
+class Measured:
+    """What a system was found to take.
+
+    Attributes:
+        system: The system.
+        runs: What each rank of each round says.
+        problem: Why there are no figures; None where there are.
+    """
+
+    system: System
+    runs: list[list[dict[str, Any]]] = field(default_factory=list)
+    problem: str | None = None
+
+    def spread(self, name: str) -> Spread:
+        """Of the slowest rank, over the steps of all rounds."""
+        return Spread.of([value for run in self.runs for value in _slowest(run, name)])
+
+    def round_medians(self, name: str) -> list[float]:
+        """Of the slowest rank, the median step of each round."""
+        return [statistics.median(_slowest(run, name)) for run in self.runs]
+
+    def most(self, name: str) -> list[int]:
+        """The largest of all rounds, rank by rank."""
+        return [max(values) for values in zip(*([rank[name] for rank in run] for run in self.runs))]
+
+    @property
+    def above_bare(self) -> list[int]:
+        """Peak bytes less those held before the store was opened, rank by rank."""
+        return [peak - bare for peak, bare in zip(self.most("peak_rss"), self.most("bare_rss"))]
+
+    def figures(self) -> dict[str, Any]:
+        """One row of results."""
+        network = {name: str(value) for name, value in self.system.network.items()}
+        about = {"system": self.system.name, "form": self.system.form, "network": network}
+        about |= {"allocator": self.system.allocator, "ranks": self.system.ranks, "problem": self.problem}
+        if self.problem is not None:
+            return about
+        lists = [name for name, value in self.runs[0][0].items() if isinstance(value, list) and name != "losses"]
+        held = [name for name, value in self.runs[0][0].items() if isinstance(value, int)]
+        return {
+            **about,
+            "rounds": len(self.runs),
+            **{name: self.spread(name) for name in lists},
+            **{name: self.most(name) for name in held},
+            "above_bare": self.above_bare,
+            "first_step": Spread.of([max(rank["first_step"] for rank in run) for run in self.runs]),
+            "losses": self.runs[0][0]["losses"],
+            "sha256": sorted({rank["sha256"] for run in self.runs for rank in run if "sha256" in rank}),
+        }
+
+
+def take_turns(
+    systems: Sequence[System], settings: on_ranks.StepSettings, network: Network, rounds: int, timeout: float
+) -> Iterator[Measured]:
+    """Run every system once a round; yields each after each of its runs.
+
+    A system that would not fit into the memory that is free, or a plain one that fails, is given up and says why.
+    """
+    measured = [Measured(system) for system in systems]
+    for _ in range(rounds):
+        for one in measured:
+            if one.problem is None:
+                _run(one, settings, network, timeout)
+            yield one
+
+
+def network_of(case: Case, settings: on_ranks.StepSettings) -> Network:
+    """The event of a case and the network trained on it, as formulas see them."""
+    store, record = EventStore(case.store), case.records[0]
+    return Network(
+        record.num_nodes,
+        record.num_edges,
+        len(store.feature_names),
+        len(store.edge_feature_names),
+        settings.hidden,
+        settings.graph_iters,
+        node_first=BUILT_IN[settings.model].keywords["order"] == "node-first",
+        item_bytes=ITEM_BYTES[settings.dtype],
+    )
+
+
+def loss_difference(one: Measured, other: Measured) -> float:
+    """Largest relative difference of two systems' losses, step by step."""
+    pairs = zip(one.runs[0][0]["losses"], other.runs[0][0]["losses"], strict=True)
+    return max(abs(loss - reference) / abs(reference) for loss, reference in pairs)
+
+
+def ratio(one: Measured, other: Measured) -> Spread:
+    """How many times longer one takes than the other, over rounds."""
+    return Spread.of([a / b for a, b in zip(one.round_medians("seconds"), other.round_medians("seconds"))])
+
+
+def same_parameters(rows: Sequence[Mapping[str, Any]], results: measuring.Results) -> bool:
+    """Say whether domainpar's parameters came out the same in all rows of one precision."""
+    alike: dict[str | None, set[str]] = {}
+    for row in rows:
+        alike.setdefault(row["network"].get("products"), set()).update(row.get("sha256", ()))
+    for precision, hashes in alike.items():
+        of = f" with products in {precision}" if precision else ""
+        if len(hashes) > 1:
+            results.console.print(f"PARAMETERS DIFFER{of}: {len(hashes)} hashes")
+        elif hashes:
+            results.console.print(f"one hash of all parameters{of}: {min(hashes)}")
+    return all(len(hashes) <= 1 for hashes in alike.values())
+
+
+def _run(one: Measured, settings: on_ranks.StepSettings, network: Network, timeout: float) -> None:
+    # An allocator that keeps memory also keeps the holes in it: half as much again was seen.
+    kept = 1.5 if one.system.form is not None and one.system.allocator != "default" else 1.0
+    needed = kept * one.system.predicted_bytes(network) + one.system.ranks * BARE
+    free = psutil.virtual_memory().available
+    if needed > free:
+        one.problem = f"not run: needs some {needed / GIB:.0f} GiB, {free / GIB:.0f} GiB are free"
+        return
+    try:
+        one.runs.append(one.system.run(settings, timeout))
+    except (RuntimeError, TimeoutError) as error:
+        if one.system.form is None:
+            raise
+        one.problem = f"failed: {str(error).strip().splitlines()[-1]}"
+
+
+def _slowest(run: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+    return measuring.slowest([rank[name] for rank in run])

@@ -1,0 +1,6 @@
+"""Benchmarks import each other by name, as `python bench/NAME.py` lets them."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))

@@ -1,0 +1,62 @@
+"""`step.py` and `memory.py` from the flags to the last line, on an event of a thousand edges."""
+
+import json
+
+import memory
+import pytest
+import step
+
+from domainpar.testing import find_mpiexec
+
+pytest.importorskip("torch_geometric")
+pytestmark = pytest.mark.skipif(find_mpiexec() is None, reason="no mpiexec")
+
+TINY = "--case tiny --hidden 16 --graph-iters 2 --rounds 1 --repeats 1 --ranks 1".split()
+
+
+@pytest.fixture
+def kept(tmp_path):
+    """Flags that keep events and results here, and the results."""
+    path = tmp_path / "results.jsonl"
+    flags = ["--cache", str(tmp_path), "--results", str(path), "--width", "200"]
+    return flags, lambda: [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_step_compares_domainpar_with_the_plain_network(kept, capsys):
+    flags, lines = kept
+    assert step.main([*TINY, *flags, *"--allocator default --competitors eager --breakdown".split()]) == 0
+    printed = capsys.readouterr().out
+    assert "one hash of all parameters" in printed
+    assert "losses of systems compared: 2; they agree" in printed
+    ours, eager = (line for line in lines() if line.get("measured") == "step")
+    assert (ours["system"], eager["system"]) == ("domainpar", "PyG eager")
+    assert ours["than_eager_alike"]["median"] == pytest.approx(eager["seconds"]["median"] / ours["seconds"]["median"])
+    assert 0 < eager["loss_difference"] < 1e-5
+    assert min(ours["above_bare"] + eager["above_bare"]) > 0
+    (parts,) = (line for line in lines() if line.get("measured") == "breakdown")
+    assert sum(part["seconds"] for part in parts["operations"]) == pytest.approx(parts["seconds"])
+    assert "aten::mm" in {part["name"] for part in parts["operations"]}
+
+
+def test_memory_shows_what_each_form_holds(kept, capsys):
+    flags, lines = kept
+    assert memory.main([*TINY, *flags, *"--forms checkpoint --recompute-every 1 --sizes 64x4 512x8".split()]) == 0
+    assert "one hash of all parameters" in capsys.readouterr().out
+    rows = {line["system"]: line for line in lines() if line.get("measured") == "memory"}
+    assert list(rows) == ["PyG checkpoint", "recompute every 1", "domainpar"]
+    assert rows["domainpar"]["of_whole"] == rows["domainpar"]["share"] == 1
+    sizes = [line["devices"]["16"] for line in lines() if line.get("measured") == "estimate"]
+    assert sizes == [1] * 6
+
+
+def test_the_smallest_number_of_devices_is_the_first_whose_parts_all_fit():
+    class Halves:
+        def parts(self, count):
+            return memory.np.array([10, 0]), memory.np.array([1000 // count, 900 // count])
+
+    network = memory.Network(10, 1000, 5, 0, 64, 4)
+    whole = memory.largest_part(network, Halves(), 1)
+    assert memory.devices_needed(network, Halves(), whole) == 1
+    assert memory.devices_needed(network, Halves(), whole - 1) == 2
+    assert memory.devices_needed(network, Halves(), memory.largest_part(network, Halves(), 5)) == 5
+    assert memory.devices_needed(network, Halves(), 1) is None

@@ -1,0 +1,80 @@
+"""How systems take turns, and what a benchmark refuses to print as an agreement."""
+
+from types import SimpleNamespace
+
+import pytest
+import systems
+from formulas import Network
+from on_ranks import StepSettings
+from systems import Measured, System
+
+SMALL = Network(100, 1000, 5, 0, 16, 2)
+
+
+def ran(seconds, losses=(1.0, 0.5), sha256="a"):
+    return [
+        {"seconds": seconds, "losses": list(losses), "sha256": sha256, "first_step": 1.0, "bare_rss": 1, "peak_rss": 3}
+    ]
+
+
+def turns(monkeypatch, tmp_path, network=SMALL, rounds=2, run=lambda system: ran([1.0])):
+    order = []
+
+    def recorded(system, settings, timeout):
+        order.append(system.name)
+        return run(system)
+
+    monkeypatch.setattr(System, "run", recorded)
+    found = systems.take_turns(
+        [System("domainpar"), System.plain("eager")], StepSettings(tmp_path), network, rounds, 1.0
+    )
+    return order, list({id(one): one for one in found}.values())
+
+
+def test_systems_take_turns_in_rounds(monkeypatch, tmp_path):
+    order, measured = turns(monkeypatch, tmp_path)
+    assert order == ["domainpar", "PyG eager"] * 2
+    assert [len(one.runs) for one in measured] == [2, 2]
+
+
+def test_what_does_not_fit_into_memory_is_not_started(monkeypatch, tmp_path):
+    order, measured = turns(monkeypatch, tmp_path, network=Network(10**9, 10**10, 5, 0, 64, 4))
+    assert order == []
+    assert all("GiB are free" in one.problem for one in measured)
+
+
+def test_a_plain_form_may_fail_but_domainpar_may_not(monkeypatch, tmp_path):
+    def fails(system):
+        if system.form == "eager":
+            raise RuntimeError("rank 0 failed:\nno compiler")
+        return ran([1.0])
+
+    order, (ours, eager) = turns(monkeypatch, tmp_path, run=fails)
+    assert order == ["domainpar", "PyG eager", "domainpar"], "what failed once was tried again"
+    assert (ours.problem, eager.problem) == (None, "failed: no compiler")
+
+    def all_fail(system):
+        raise RuntimeError("no memory")
+
+    with pytest.raises(RuntimeError, match="no memory"):
+        turns(monkeypatch, tmp_path, run=all_fail)
+
+
+def test_figures_are_of_the_slowest_rank_and_ratios_of_rounds():
+    ours = Measured(System("domainpar", ranks=2), [ran([1.0, 2.0]) + ran([3.0, 1.0]), ran([4.0, 4.0]) * 2])
+    eager = Measured(System.plain("eager"), [ran([5.0, 5.0]), ran([20.0, 20.0])])
+    assert ours.spread("seconds") == systems.Spread(3.5, 2.0, 4.0, 4)
+    assert systems.ratio(eager, ours) == systems.Spread(3.5, 2.0, 5.0, 2)
+    assert ours.above_bare == [2, 2]
+
+
+def test_other_parameters_and_other_losses_are_seen():
+    said = []
+    results = SimpleNamespace(console=SimpleNamespace(print=said.append))
+    row = {"network": {}, "sha256": ["a"]}
+    of_bf16 = {"network": {"products": "torch.bfloat16"}, "sha256": ["c"]}
+    assert systems.same_parameters([row, row, of_bf16], results)
+    assert not systems.same_parameters([row, {**row, "sha256": ["b"]}], results)
+    assert said[-1] == "PARAMETERS DIFFER: 2 hashes"
+    one, other = (Measured(System("domainpar"), [ran([1.0], losses)]) for losses in ((1.0, 0.5), (1.0, 0.6)))
+    assert systems.loss_difference(other, one) == pytest.approx(0.2)
