@@ -17,6 +17,9 @@ from domainpar.parallel.launcher import started_as_root
 
 Config = TypeVar("Config", bound=Group)
 
+# How ranks are laid out on a machine: a run that is resumed may find another one.
+_OF_THE_MACHINE = ("domain_size", "transport", "device", "threads", "offload")
+
 
 def run_command(
     config_class: type[Config], work: Callable[[Config], int], text: str | None, argv: Sequence[str] | None = None
@@ -179,7 +182,7 @@ def _own_settings(config_class: type[Group], parser: Any, run: Path) -> dict[str
     if not (run / "config.yaml").is_file():
         raise ConfigError(f"{run} holds no run to resume", "name the directory of a run, or drop --resume to start one")
     values = _read_file(config_class, parser, run / "config.yaml")
-    return {name: value for name, value in values.items() if name not in ("domain_size", "transport", "device")}
+    return {name: value for name, value in values.items() if name not in _OF_THE_MACHINE}
 
 
 def _read_file(config_class: type[Group], parser: Any, path: Path) -> dict[str, Any]:

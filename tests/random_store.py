@@ -9,12 +9,12 @@ from domainpar.events.store import event_file_name, write_event, write_manifest
 NUM_TILES = 12
 
 
-def write_random_store(directory, num_train=3, num_val=1, num_nodes=150, num_edges=700, **kinds):
+def write_random_store(directory, num_train=3, num_val=1, num_nodes=150, num_edges=700, num_tiles=NUM_TILES, **kinds):
     records = []
     for seed in range(num_train + num_val):
         graph = random_event(seed, num_nodes + 10 * seed, num_edges + 37 * seed, **kinds)
-        assignment = random_assignment(seed, graph.num_nodes, NUM_TILES)
-        records.append(write_graph(directory, graph, assignment, NUM_TILES, "train" if seed < num_train else "val"))
+        assignment = random_assignment(seed, graph.num_nodes, num_tiles)
+        records.append(write_graph(directory, graph, assignment, num_tiles, "train" if seed < num_train else "val"))
     write_manifest(directory, records, {})
     return directory
 

@@ -21,6 +21,7 @@ from domainpar.nn.noise import Noise
 from domainpar.nn.team import Scratch, team
 from domainpar.parallel.halo import Spread
 from domainpar.parallel.local import EdgeTile, LocalGraph, NodeTile
+from domainpar.parallel.tables import empty_table
 
 GHOST_ROWS = 4096  # in one product; no bit depends on it
 
@@ -31,7 +32,7 @@ class NodeTiles(NodeCall):
 
     def forward(self) -> Tensor:
         folded, noise = fold(self.mlp, self.tables), self.noise
-        out = self.tables[0].new_empty(self.graph.num_owned, self.mlp.out_features)
+        out = empty_table(self.graph.num_owned, self.mlp.out_features, self.tables[0])
 
         def one(tile: NodeTile, scratch: Scratch) -> None:
             inputs, edges = _operands(self.tables, tile.rows, scratch), _no_edges(folded, tile.rows.start, noise)
@@ -44,7 +45,7 @@ class NodeTiles(NodeCall):
 
     def backward(self, gradient: Tensor, give: Give) -> list[Tensor]:
         folded, gradient = fold(self.mlp, self.tables), gradient.contiguous()
-        of_tables = [torch.empty_like(table) for table in self.tables]
+        of_tables = [empty_table(len(table), table.shape[1], table) for table in self.tables]
         parameters, noise = list(self.mlp.parameters()), self.noise
 
         def one(tile: NodeTile, scratch: Scratch) -> None:
@@ -89,7 +90,7 @@ class EdgeTiles(EdgeCall):
         work = _Work.begin(self)
         folded, width = work.folded, self.mlp.out_features
         kind = work.exact if self.mlp.plain else self.products or work.exact
-        out = torch.empty(self.graph.num_edges, width, dtype=kind)
+        out = empty_table(self.graph.num_edges, width, self.edges, kind)
         at_ends = _AtEnds(self.graph, width if sums else 0, work.exact)
 
         def one(tile: EdgeTile, scratch: Scratch) -> None:
@@ -102,7 +103,8 @@ class EdgeTiles(EdgeCall):
     def backward(self, of_edges: Tensor, of_sums: Spread | None, give: Give) -> tuple[Tensor | None, Tensor]:
         work = _Work.begin(self)
         work.take_ghosts()
-        folded, of_edges, of_operand = work.folded, of_edges.contiguous(), torch.empty_like(self.edges)
+        folded, of_edges = work.folded, of_edges.contiguous()
+        of_operand = empty_table(self.graph.num_edges, self.edges.shape[1], self.edges)
         parameters = list(self.mlp.parameters())
         at_ends = _AtEnds(self.graph, folded.width if self.nodes is not None else 0, work.exact)
         gathered = blocks.no_rows(folded.norms[-1]) if of_sums is None else as_table(of_sums.local)
@@ -146,7 +148,7 @@ class _Work:
         tables = [call.edges] if call.edges.shape[1] else []
         folded = fold(call.mlp, tables, 0 if nodes is None else nodes.owned.shape[1], call.products)
         num_rows = 0 if nodes is None else graph.plan.num_local
-        work = cls(call, folded, _ends(graph), folded.at_ends.new_empty(num_rows, len(folded.at_ends)))
+        work = cls(call, folded, _ends(graph), empty_table(num_rows, len(folded.at_ends), folded.at_ends))
         if nodes is not None:
             work._multiply([tile.rows for tile in graph.tiles.nodes])
         return work
@@ -196,7 +198,7 @@ class _Work:
     def back_to_nodes(self, states: Tensor, of_ends: Tensor, give: Give) -> Tensor:
         """Gradient of the owned nodes' states, given that of their products; and that of the weights between."""
         folded, weight = self.folded, self.folded.at_ends
-        of_states = states.new_empty(self.call.graph.num_owned, states.shape[1])
+        of_states = empty_table(self.call.graph.num_owned, states.shape[1], states)
         first = folded.mlp.layers[0][0].weight
 
         def one(tile: NodeTile, scratch: Scratch) -> None:
@@ -232,8 +234,8 @@ class _AtEnds:
 
     def __init__(self, graph: LocalGraph, width: int, dtype: torch.dtype) -> None:
         self._pair_rows = graph.tiles.pair_rows
-        self._at_ends = torch.zeros(graph.num_owned, 2 * width, dtype=dtype)
-        self._at_pairs = torch.empty(len(self._pair_rows) if width else 0, width, dtype=dtype)
+        self._at_ends = empty_table(graph.num_owned, 2 * width, graph.features, dtype).zero_()
+        self._at_pairs = empty_table(len(self._pair_rows) if width else 0, width, graph.features, dtype)
         self._sums = Sums(as_table(self._at_ends), as_table(self._at_pairs))
         self._none = Sums(as_table(self._at_ends[:0]), as_table(self._at_pairs[:0]))
 

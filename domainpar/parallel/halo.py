@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from domainpar.parallel.tables import empty_table
 from domainpar.parallel.transport import Pending, Transport
 from domainpar.plan import Ask, IntArray, PartitionPlan
 
@@ -187,7 +188,7 @@ class CompleteHalo(Halo):
         states = owned.detach()
         if self.plan.num_ghosts == 0:
             return states.contiguous()
-        local = states.new_empty(self.plan.num_local, *states.shape[1:])
+        local = empty_table(self.plan.num_local, states.shape[1], states)
         local[: self.plan.num_owned] = states
         return local
 

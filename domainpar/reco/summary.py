@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from domainpar.events.store import EventRecord, EventStore
+from domainpar.nn.team import team
 from domainpar.parallel.world import World
 from domainpar.reco.score_files import LIST, SCORES_SUFFIX
 from domainpar.reco.scoring import Outcome
@@ -25,12 +26,13 @@ def first_lines(
     mode = "whole events, halo exchange"
     if about["mode"] == "naive":
         mode = f"APPROXIMATE: {about['sectors']} sectors, no exchange, edges between them get no score"
+    in_bf16 = " with edges in bf16" if about["precision"] == "bf16" else ""
     trained = "" if about["trained_mode"] == about["mode"] else f", trained in {about['trained_mode']} mode"
     return [
         f"domainpar: {several(world.size, 'rank')} over {world.transport.name}, {world.domain.size} to an event, "
-        f"1 thread each, {mode}",
+        f"{several(team().size, 'thread')} each, {mode}",
         f"network  : {about['run']}, {about['checkpoint']} checkpoint (step {about['step']}){trained}, "
-        f"{about['dtype']}, parameters sha256 {about['parameters_sha256'][:16]}",
+        f"{about['dtype']}{in_bf16}, parameters sha256 {about['parameters_sha256'][:16]}",
         *([] if allocator is None else [f"allocator: {allocator}"]),
         f"exactness: {_exactness(world, about)}",
         f"events   : {store.path}: {len(sizes)} of its {several(len(store), 'event')}, "

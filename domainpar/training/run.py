@@ -18,7 +18,7 @@ from domainpar.events.store import EventStore
 from domainpar.nn.catalogue import build_model
 from domainpar.nn.interaction import InteractionNetwork
 from domainpar.nn.selftest import rows_are_independent
-from domainpar.nn.team import set_threads
+from domainpar.nn.team import set_threads, team
 from domainpar.parallel.signals import StopFlag
 from domainpar.parallel.transport import RanksFailed
 from domainpar.parallel.world import World
@@ -268,7 +268,7 @@ class Run:
             "feature_names": self.store.feature_names,
             "edge_feature_names": self.store.edge_feature_names,
         }
-        about = describe_process() | {"ranks": self.world.size, "domain_size": self.world.domain.size}
+        ranks = {"ranks": self.world.size, "domain_size": self.world.domain.size, "threads": team().size}
         self.file.content.pop("error", None)
         self.file.update(
             state="running",
@@ -276,7 +276,7 @@ class Run:
             bitwise_problem=self._broken,
             allocator=self._allocator,
             memory=expected.as_record(),
-            **about,
+            **describe_process() | ranks,
         )
         self._say(
             *summary.first_lines(

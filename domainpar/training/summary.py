@@ -7,6 +7,7 @@ from pathlib import Path
 
 from domainpar.config import TrainConfig
 from domainpar.events.store import EventStore
+from domainpar.nn.team import team
 from domainpar.parallel.world import World
 from domainpar.training.checkpoint import TrainingState
 from domainpar.training.memory import Expectation
@@ -38,12 +39,13 @@ def first_lines(
     samples = several(trained, "event" if config.mode == "halo" else "sector")
     lines = [
         f"domainpar: {several(world.size, 'rank')} over {world.transport.name}, {world.domain.size} to an event, "
-        "1 thread each",
+        f"{several(team().size, 'thread')} each",
         f"events   : {store.path}",
         f"           {samples} to train on, {validated} to validate with; "
         f"{between(edges)} candidate edges in {between(tiles)} tiles",
         f"network  : {config.model}, hidden {config.hidden}, {config.graph_iters} iterations, "
-        f"{num_parameters:,} parameters, {config.dtype}",
+        f"{num_parameters:,} parameters, {config.dtype}"
+        + (" with edges in bf16" if config.precision == "bf16" else ""),
     ]
     if config.mode == "naive":
         lines.append(

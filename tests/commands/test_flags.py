@@ -62,6 +62,13 @@ REFUSED_FLAGS = {
     "naive without sectors": ("--mode naive", "--mode naive needs --sectors", "--sectors 8"),
     "sectors without naive": ("--sectors 8", "means nothing with --mode halo", "--mode naive"),
     "a GPU transport on CPU": ("--transport nccl", "--device is cpu", "--device cuda"),
+    "no thread": ("--threads 0", "--threads is 0; it must be at least 1", "leave --threads away"),
+    "bf16 of float64": ("--precision bf16 --dtype float64", "--precision bf16 and --dtype float64 exclude", "drop one"),
+    "a precision that is none": ("--precision fp16", "expected one of full, bf16", "did you mean bf16?"),
+    "to drop everything": ("--dropout 1", "--dropout is 1.0; it must be", "leave --dropout away"),
+    "to drop less than nothing": ("--dropout -0.1", "--dropout is -0.1; it must be", "leave --dropout away"),
+    "no iteration kept": ("--recompute-every 0", "--recompute-every is 0; it must be at least 1", "leave --recompute"),
+    "to offload what lies there": ("--offload", "--device is cpu, whose states lie there", "--recompute-every 2"),
     "resume and overwrite": ("--out x --resume --overwrite", "exclude each other", "keep one"),
     "resume of no run": ("--resume", "does not say which run", "--out"),
     "weights that leave one class": ("--fake-weight 0", "one answer would fit every edge", "small number"),
@@ -139,7 +146,7 @@ def test_every_flag_of_the_commands_is_understood():
         *"--model interaction-node-first --hidden 32 --graph-iters 2 --epochs 7 --max-steps 9 --lr 1e-4".split(),
         *"--dtype float64 --transport gloo --device cpu --seed 5 --overwrite --weight-decay 0 --clip 1".split(),
         *"--warmup 4 --lr-schedule cosine --true-weight 3 --fake-weight 0.5 --other-weight 0.1".split(),
-        *"--shared-weights --log-every 1 --checkpoint-every 20".split(),
+        *"--shared-weights --log-every 1 --checkpoint-every 20 --threads 3 --dropout 0.25 --recompute-every 2".split(),
         *("--target", "pt: [1, .inf]"),
     )
     assert config == TrainConfig(
@@ -147,9 +154,13 @@ def test_every_flag_of_the_commands_is_understood():
         model="interaction-node-first", hidden=32, graph_iters=2, epochs=7, max_steps=9, lr=1e-4,
         dtype="float64", transport="gloo", device="cpu", seed=5, overwrite=True, weight_decay=0.0, clip=1.0,
         warmup=4, lr_schedule="cosine", true_weight=3.0, fake_weight=0.5, other_weight=0.1,
-        shared_weights=True, log_every=1, checkpoint_every=20, target="pt: [1, .inf]",
+        shared_weights=True, log_every=1, checkpoint_every=20, threads=3, dropout=0.25, recompute_every=2,
+        target="pt: [1, .inf]",
     )  # fmt: skip
     assert trained_with("--shared-weights", "--separate-weights").shared_weights is False
+    on_gpu = trained_with(*"--precision bf16 --device cuda --offload".split())
+    assert (on_gpu.precision, on_gpu.offload) == ("bf16", True)
+    assert trained_with("--offload", "--no-offload").offload is False
     prepared = parse(
         PrepareConfig,
         "",
@@ -160,6 +171,7 @@ def test_every_flag_of_the_commands_is_understood():
     assert (prepared.tiles, prepared.same_layer, prepared.report, prepared.test_split) == (64, True, True, 0.0)
     inferred = parse(InferConfig, "", "--run r --store s --out o --checkpoint last --split val --transport mpi".split())
     assert (inferred.run, inferred.checkpoint, inferred.split, inferred.transport) == ("r", "last", "val", "mpi")
+    assert parse(InferConfig, "", ["--threads", "2"]).threads == 2
 
 
 @pytest.mark.parametrize(("command", "config_class"), COMMANDS)

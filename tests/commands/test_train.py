@@ -11,9 +11,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 from random_store import write_random_store
 
-from domainpar import train
+from domainpar import infer, train
 from domainpar.command_line import parse
 from domainpar.config import TrainConfig, resolved_yaml
 from domainpar.testing import find_mpiexec
@@ -52,8 +53,10 @@ def test_a_run_gets_the_next_number_and_leaves_everything_that_is_promised(store
 
 BEGAN_WITH = TrainConfig(
     store="mine", hidden=32, graph_iters=3, shared_weights=True, lr=0.5, max_steps=7, target="pt: [1, .inf]",
-    mode="naive", sectors=4, domain_size=2, transport="gloo", log_every=3,
+    mode="naive", sectors=4, domain_size=2, transport="gloo", log_every=3, precision="bf16", dropout=0.2,
+    recompute_every=2, device="cuda", threads=3, offload=True,
 )  # fmt: skip
+HERE = {"domain_size": None, "transport": "auto", "device": "cpu", "threads": None, "offload": False, "resume": True}
 
 
 @pytest.fixture
@@ -68,13 +71,12 @@ def resumed_with(run, *argv):
 
 
 def test_a_run_goes_on_as_it_began_but_on_the_ranks_that_there_are(old_run):
-    here = {"domain_size": None, "transport": "auto", "out": old_run, "resume": True}
-    assert resumed_with(old_run) == replace(BEGAN_WITH, **here)
+    assert resumed_with(old_run) == replace(BEGAN_WITH, **HERE, out=old_run)
 
 
 def test_flags_win_over_the_file_they_name_and_both_over_what_the_run_began_with(old_run, tmp_path):
     (tmp_path / "more.yaml").write_text("max_steps: 20\nlog_every: 5\nresume: true\n")
-    here = {"domain_size": 1, "transport": "auto", "out": old_run, "resume": True}
+    expected = replace(BEGAN_WITH, **HERE | {"domain_size": 1}, out=old_run, max_steps=30, log_every=5)
     for config in (
         resumed_with(old_run, "--config", str(tmp_path / "more.yaml"), "--max-steps", "30", "--domain-size", "1"),
         parse(
@@ -83,7 +85,30 @@ def test_flags_win_over_the_file_they_name_and_both_over_what_the_run_began_with
             ["--max-steps=30", "--domain-size=1", "--out", old_run, "--config", str(tmp_path / "more.yaml")],
         ),
     ):
-        assert config == replace(BEGAN_WITH, **here, max_steps=30, log_every=5)
+        assert config == expected
+
+
+SAVING = "--precision bf16 --dropout 0.1 --recompute-every 1 --threads 3".split()
+
+
+def test_what_saves_time_and_memory_is_said_kept_and_used_for_scores(store, tmp_path, capsys):
+    out = str(tmp_path / "run")
+    assert train.main(["--store", str(store), "--max-steps", "2", "--out", out, *SMALL, *SAVING]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].endswith(", 3 threads each")
+    assert any(line.endswith(" parameters, float32 with edges in bf16") for line in printed)
+    kept = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    expected = {"precision": "bf16", "dropout": 0.1, "recompute_every": 1, "threads": 3, "offload": False}
+    assert {name: kept[name] for name in expected} == expected
+    assert run_json(out)["threads"] == 3
+    assert infer.main(["--run", out, "--checkpoint", "last", "--threads", "5"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert ", 5 threads each, " in printed[0]
+    assert ", float32 with edges in bf16, parameters sha256 " in printed[1]
+    scores = json.loads((tmp_path / "run" / "scores" / "scores.json").read_text())
+    assert (scores["precision"], scores["step"]) == ("bf16", 2)
+    validated = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()][-1]
+    assert scores["metrics"]["val"]["edge_auc"] == validated["edge_auc"], "other scores than training had"
 
 
 def test_a_run_of_two_parts_ends_with_the_bits_of_one_without_naming_its_flags_again(store, tmp_path):

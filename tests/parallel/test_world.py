@@ -180,6 +180,33 @@ def test_importing_the_room_starts_no_mpi_and_no_process_group():
     subprocess.run([sys.executable, "-c", code], check=True, env=None)
 
 
+CORES = {
+    # what each rank may use, the machine of each, and what comes of it
+    "two share a machine": ([range(8)] * 2, "aa", [4, 4]),
+    "three share a machine": ([range(8)] * 3, "aaa", [2, 2, 2]),
+    "more ranks than cores": ([range(2)] * 4, "aaaa", [1, 1, 1, 1]),
+    "bound to cores of their own": ([[0, 1], [2, 3, 4]], "aa", [2, 3]),
+    "bound in pairs": ([range(4), range(4), range(4, 8), range(4, 8)], "aaaa", [2, 2, 2, 2]),
+    "two machines": ([range(8)] * 3, "aab", [4, 4, 8]),
+}
+
+
+@pytest.mark.parametrize(("allowed", "machines", "expected"), CORES.values(), ids=CORES)
+def test_ranks_share_the_cores_of_their_machine_unless_they_have_their_own(monkeypatch, allowed, machines, expected):
+    def own(values):
+        return lambda *args: values[int(threading.current_thread().name.removeprefix("rank "))]
+
+    monkeypatch.setattr("os.sched_getaffinity", own([set(cores) for cores in allowed]), raising=False)
+    monkeypatch.setattr("platform.node", own(machines))
+    assert run_ranks(World.cores_for_each, len(allowed)) == expected
+
+
+def test_where_a_system_binds_nothing_all_its_cores_are_shared(monkeypatch):
+    monkeypatch.delattr("os.sched_getaffinity", raising=False)
+    monkeypatch.setattr("os.cpu_count", lambda: 6)
+    assert run_ranks(World.cores_for_each, 2) == [3, 3]
+
+
 @pytest.mark.parametrize(("num_ranks", "expected"), [(1, 1), (7, 7), (8, 8), (11, 1), (12, 6), (16, 8)])
 def test_by_default_as_many_ranks_share_an_event_as_divide_them_up_to_8(num_ranks, expected):
     assert checked_domain_size(None, num_ranks) == expected

@@ -1,10 +1,15 @@
 """The law of the project: one answer, to the last bit, on any number of ranks, any grouping, any transport."""
 
+import json
+
 import invariance
 import pytest
 from random_store import write_random_store
 
+from domainpar.config import TrainConfig
+from domainpar.events.store import EventStore
 from domainpar.testing import find_mpiexec, run_ranks
+from domainpar.training.run import make_network, train
 
 needs_mpi = pytest.mark.skipif(find_mpiexec() is None, reason="no mpiexec or no mpi4py")
 
@@ -24,7 +29,20 @@ NETWORKS = {
         "other_weight": 0.5,
         "target": "pt: [0.5, .inf]",
     },
+    "bf16": {"precision": "bf16"},
+    "dropout": {"dropout": 0.3},
+    "everything at once": {
+        "model": "interaction-node-first",
+        "graph_iters": 3,
+        "precision": "bf16",
+        "dropout": 0.2,
+        "clip": 0.5,
+        "events_per_step": 2,
+    },
 }
+
+SPARING = {"threads": 3, "recompute_every": 2}
+"""What makes a run faster or smaller and changes no bit. (While rows are on their way, ranks compute in any case.)"""
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +81,34 @@ def _assert_same(found, expected):
 def test_any_number_of_ranks_gives_the_bits_of_one(store, on_one_rank, tmp_path, network, num_ranks):
     found = run_ranks(_results, num_ranks, store, tmp_path / "run", NETWORKS[network], timeout=120)
     _assert_same(found, on_one_rank(network))
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3])
+@pytest.mark.parametrize("switch", [{"threads": 1}, {"threads": 3}, {"recompute_every": 1}], ids=str)
+def test_what_only_saves_time_or_memory_gives_the_bits_of_one_rank_without(
+    store, on_one_rank, tmp_path, switch, num_ranks
+):
+    found = run_ranks(_results, num_ranks, store, tmp_path / "run", switch, timeout=120)
+    _assert_same(found, on_one_rank("edge-first float32"))
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 8])
+def test_everything_switched_on_gives_the_bits_of_one_rank_without_what_only_saves(
+    store, on_one_rank, tmp_path, num_ranks
+):
+    flags = NETWORKS["everything at once"] | SPARING
+    found = run_ranks(_results, num_ranks, store, tmp_path / "run", flags, timeout=120)
+    _assert_same(found, on_one_rank("everything at once"))
+
+
+def test_networks_that_are_to_differ_do(on_one_rank):
+    """Else a flag that does nothing would pass all of the above."""
+    hashes = {on_one_rank(network)["parameters"] for network in ("edge-first float32", "bf16", "dropout")}
+    assert len(hashes) == 3
+
+
+def test_what_saves_memory_reaches_the_network(store):
+    assert make_network(TrainConfig(recompute_every=3), EventStore(store)).recompute_every == 3
 
 
 @pytest.mark.parametrize("grouping", ["metis", "random"])
@@ -110,8 +156,8 @@ def test_any_transport_gives_the_bits_of_one_rank(store, on_one_rank, tmp_path, 
 
 @pytest.mark.parametrize("transport", ["gloo", pytest.param("mpi", marks=needs_mpi)])
 def test_a_grid_of_processes_gives_the_bits_of_one_rank(store, on_one_rank, tmp_path, transport):
-    network = "clipped, warmed up, several events a step, weights, targets"
-    cases = [NETWORKS[network]]
+    networks = ["clipped, warmed up, several events a step, weights, targets", "everything at once"]
+    cases = [NETWORKS[networks[0]], NETWORKS[networks[1]] | SPARING]
     found = run_ranks(
         invariance.many_results,
         4,
@@ -122,4 +168,33 @@ def test_a_grid_of_processes_gives_the_bits_of_one_rank(store, on_one_rank, tmp_
         domain_size=2,
         timeout=120,
     )
-    _assert_same([results[0] for results in found], on_one_rank(network))
+    for number, network in enumerate(networks):
+        _assert_same([results[number] for results in found], on_one_rank(network))
+
+
+def _long_run(world, store, out, flags):
+    """Hash of the parameters after a run, its step, and the norms of its gradients."""
+    run = train(TrainConfig(**LONG, store=str(store), out=str(out), **flags), store, world)
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()] if world.is_root else []
+    return invariance.parameters_of(run), run.state.step, [line["grad_norm"] for line in lines]
+
+
+LONG = {
+    **{"hidden": 16, "graph_iters": 2, "epochs": 25, "events_per_step": 2, "lr": 3e-3},
+    **{"precision": "bf16", "dropout": 0.1, "clip": 0.05},
+}
+
+
+def test_a_hundred_steps_end_with_the_bits_of_one_rank_though_stopped_and_taken_up_by_other_ranks(tmp_path):
+    """Four steps an epoch: the stop at step 50 is in the middle of one."""
+    store = write_random_store(tmp_path / "store", num_train=8, num_val=0, num_nodes=20, num_edges=60, num_tiles=5)
+    ((whole, num_steps, norms),) = run_ranks(_long_run, 1, store, tmp_path / "whole", {"threads": 1})
+    assert num_steps == len(norms) == 100
+    assert sum(norm > LONG["clip"] for norm in norms) > 25, "clipping"
+    stopped = run_ranks(
+        _long_run, 3, store, tmp_path / "run", {"recompute_every": 1, "threads": 1, "max_steps": 50}, timeout=120
+    )
+    assert [steps for _, steps, _ in stopped] == [50] * 3
+    resumed = run_ranks(_long_run, 2, store, tmp_path / "run", {"resume": True, "threads": 1}, timeout=120)
+    assert [(parameters, steps) for parameters, steps, _ in resumed] == [(whole, 100)] * 2
+    assert resumed[0][2] == norms

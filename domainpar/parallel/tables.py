@@ -1,0 +1,88 @@
+"""Tables of rows whose memory is used again, within a step and from step to step.
+
+A step frees tables of hundreds of megabytes and asks for as many again. From the C library each would come as fresh
+zeroed pages, which costs a quarter of a step on CPU; so freed blocks are kept here for the next table of about the
+same size, and given back when none has come for a while.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+ALIGNMENT = 64
+SMALLEST_KEPT = 2**20  # bytes; smaller ones the C library keeps itself
+LARGEST_EXCESS = 1.25  # of a block over the table it is given to
+PATIENCE = 1024  # tables, many steps' worth: a block that none of them took is given back
+
+Block = npt.NDArray[np.uint8]
+
+
+def empty_table(rows: int, columns: int, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """A table [rows, columns], 64-byte aligned, with whatever was in its memory.
+
+    Args:
+        rows, columns: Its shape.
+        like: Gives device, and type if `dtype` is None.
+        dtype: Type of the numbers.
+    """
+    dtype = dtype or like.dtype
+    if like.device.type != "cpu":
+        return like.new_empty(rows, columns, dtype=dtype)
+    block = torch.from_numpy(_kept.lend(rows * columns * dtype.itemsize + ALIGNMENT))
+    first = -block.data_ptr() % ALIGNMENT // dtype.itemsize
+    # Not a view of the block: autograd takes it as the result of a function.
+    return torch.empty(0, dtype=dtype).set_(block.untyped_storage(), first, (rows, columns))  # type: ignore[call-overload, no-any-return]
+
+
+class Kept:
+    """Blocks of memory that are lent, come back by themselves when nothing refers to them, and are lent again."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._returned: deque[Block] = deque()  # filled by whoever drops the last reference, at any time: no lock there
+        self._free: list[tuple[Block, int]] = []
+        self._num_lent = 0
+
+    def lend(self, size: int) -> Block:
+        """At least `size` bytes, with whatever was in them."""
+        if size < SMALLEST_KEPT:
+            return np.empty(size, np.uint8)
+        with self._lock:
+            self._num_lent += 1
+            while self._returned:
+                self._free.append((self._returned.popleft(), self._num_lent))
+            self._free = [(block, since) for block, since in self._free if self._num_lent - since <= PATIENCE]
+            fitting = [block for block, _ in self._free if size <= block.nbytes <= size * LARGEST_EXCESS]
+            block = min(fitting, key=lambda block: block.nbytes, default=None)
+            if block is None:
+                block = np.empty(size, np.uint8)
+            else:
+                self._free = [(other, since) for other, since in self._free if other is not block]
+        return np.asarray(_Loan(block, self._returned))
+
+    def give_back(self) -> None:
+        """Free all blocks that are not lent."""
+        with self._lock:
+            self._returned.clear()
+            self._free.clear()
+
+
+class _Loan:
+    """Shows numpy a block, and puts it where it is found when the array is gone."""
+
+    def __init__(self, block: Block, returned: deque[Block]) -> None:
+        self._block, self._returned = block, returned
+        self.__array_interface__: dict[str, Any] = block.__array_interface__
+
+    def __del__(self) -> None:
+        self._returned.append(self._block)
+
+
+_kept = Kept()

@@ -1,0 +1,93 @@
+"""Tables are aligned, of any shape and type, and take the gap that a freed one left."""
+
+import threading
+
+import pytest
+import torch
+
+from domainpar.parallel import tables
+from domainpar.parallel.tables import ALIGNMENT, empty_table
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "columns"), [(0, 16), (7, 0), (1, 1), (33, 48), (1000, 5)])
+def test_a_table_has_its_shape_and_type_and_begins_at_a_multiple_of_64_bytes(rows, columns, dtype):
+    for _ in range(5):  # the C library gives other places
+        table = empty_table(rows, columns, torch.empty(0), dtype)
+        assert (table.shape, table.dtype, table.is_contiguous()) == ((rows, columns), dtype, True)
+        assert table.numel() == 0 or table.data_ptr() % ALIGNMENT == 0
+        table.fill_(3)
+        assert (table == 3).all()
+
+
+def test_without_a_type_it_has_that_of_the_other_table():
+    assert empty_table(2, 3, torch.empty(0, dtype=torch.float64)).dtype == torch.float64
+
+
+def test_autograd_takes_it_as_a_result():
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, rows):
+            return torch.mul(rows, 2, out=empty_table(*rows.shape, rows))
+
+        @staticmethod
+        def backward(ctx, grad):
+            return 2 * grad
+
+    rows = torch.ones(4, 3, requires_grad=True)
+    Double.apply(rows).sum().backward()
+    assert (rows.grad == 2).all()
+
+
+def test_a_large_block_is_lent_again_when_nothing_refers_to_it_and_not_before():
+    kept = tables.Kept()
+    first = kept.lend(2**21)
+    place = first.__array_interface__["data"][0]
+    second = kept.lend(2**21)
+    assert second.__array_interface__["data"][0] != place
+    view = torch.from_numpy(first)[5:]
+    del first
+    third = kept.lend(2**21)
+    assert third.__array_interface__["data"][0] != place  # the view still refers to it
+    del view
+    again = kept.lend(2**21 - 1000)  # about the size will do
+    assert again.__array_interface__["data"][0] == place
+
+
+def test_a_block_is_not_given_to_a_table_that_is_much_smaller_or_larger():
+    kept = tables.Kept()
+    block = kept.lend(2**22)
+    place = block.__array_interface__["data"][0]
+    del block
+    others = [kept.lend(size) for size in (2**21, 2**22 + 1)]
+    assert place not in [other.__array_interface__["data"][0] for other in others]
+    assert kept.lend(2**22).__array_interface__["data"][0] == place
+
+
+def test_a_block_that_no_table_takes_for_long_is_given_back(monkeypatch):
+    monkeypatch.setattr(tables, "PATIENCE", 3)
+    kept = tables.Kept()
+    kept.lend(2**22)
+    lent = [kept.lend(2**20 * (10 + i)) for i in range(3)]
+    assert len(kept._free) == 1
+    lent += [kept.lend(2**20 * (20 + i)) for i in range(3)]
+    assert kept._free == []
+
+
+def test_threads_never_share_a_block():
+    kept, wrong = tables.Kept(), []
+
+    def work(number):
+        for _ in range(200):
+            block = kept.lend(2**20)
+            block[:] = number
+            if not (block == number).all():
+                wrong.append(number)
+            del block
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
