@@ -90,7 +90,7 @@ def _float_sums() -> list[Any]:
 
 def _no_padding() -> list[Any]:
     return [
-        *(patch.object(module, "ROWS", 1) for module in (blocks, tilewise, loss)),
+        *(patch.object(module, "ROWS", 1) for module in (blocks, loss)),
     ]
 
 

@@ -7,8 +7,9 @@ of 16 columns (DESIGN section 3, rule 1); rows beyond the block's own hold anyth
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from domainpar.nn.kernels import Ends, FloatTable, Norm, Sums, Table, norm_backward, norm_forward
 from domainpar.nn.mlp import COLUMNS, MLP, ROWS, PaddedLinear, padded
 from domainpar.nn.noise import Drop, Noise, no_drop
+from domainpar.nn.products import linear, outer
 from domainpar.nn.team import Scratch
 
 ALIGNMENT = 64
@@ -218,7 +220,7 @@ def forward(
         keep: Keep what `backward` needs.
     """
     rows = padded(count, ROWS)
-    product = _first_product(folded, inputs, folded.product(0, rows, scratch))
+    product = _first_product(folded, inputs, partial(folded.product, 0, rows, scratch))
     normed: list[Tensor] = []
     kept: list[Tensor] = []
     for layer, weight in enumerate(folded.later):
@@ -229,7 +231,7 @@ def forward(
         drop = edges.drop(layer, folded.norms[layer])
         _normalise(product, count, folded.norms[layer], at_ends, operand, kept[-1] if keep else None, drop)
         normed.append(operand)
-        product = torch.mm(operand, weight.t(), out=folded.product(layer + 1, rows, scratch))
+        product = linear(operand, weight, partial(folded.product, layer + 1, rows, scratch))
     if keep and not folded.later and len(edges.gathered):
         kept.append(_place_to_keep(product, folded.norms[0], 0, scratch))
         unused = scratch.take("unused", rows, folded.width, kept[0].dtype)
@@ -238,13 +240,13 @@ def forward(
     return Activations(inputs, normed, kept, product)
 
 
-def _first_product(folded: Folded, inputs: Sequence[Tensor], out: Tensor) -> Tensor:
+def _first_product(folded: Folded, inputs: Sequence[Tensor], place: Callable[[], Tensor]) -> Tensor:
     if not inputs:
-        return out.zero_()
-    torch.mm(inputs[0], folded.inputs[0].t(), out=out)
+        return place().zero_()
+    product = linear(inputs[0], folded.inputs[0], place)
     for rows, weight in zip(inputs[1:], folded.inputs[1:]):
-        out.addmm_(rows, weight.t())
-    return out
+        product += linear(rows, weight)
+    return product
 
 
 def _place_to_keep(product: Tensor, norm: Norm, layer: int, scratch: Scratch) -> Tensor:
@@ -296,17 +298,17 @@ class TileGradients:
 
     def add_product(self, layer: int, gradient: Tensor, operand: Tensor) -> None:
         """Take the gradient of a product and its operand, [rows, padded out] and [rows, padded in]."""
-        self._of_weights[layer].append(gradient.t() @ operand)
+        self._of_weights[layer].append(outer(gradient, operand))
 
     def partials(self) -> list[Tensor]:
         """In the order of the perceptron's parameters; 0 for weights of node states, which are summed per node."""
         folded = self._folded
         of_linears: list[Tensor] = []
         of_norms: list[Tensor] = []
-        for layer, linear in enumerate(folded.linears):
-            widths = folded.widths if layer == 0 else (linear.in_features,)
-            of_linears.append(_unpad(self._of_weights[layer], widths, linear.weight))
-            bias, scale, shift = self.of_norms[layer][:, : linear.out_features]
+        for layer, module in enumerate(folded.linears):
+            widths = folded.widths if layer == 0 else (module.in_features,)
+            of_linears.append(_unpad(self._of_weights[layer], widths, module.weight))
+            bias, scale, shift = self.of_norms[layer][:, : module.out_features]
             of_linears.append(bias)
             of_norms += [scale, shift]
         return of_linears + of_norms[: 2 * len(folded.mlp.norms)]
@@ -357,7 +359,8 @@ class WayBack:
         for layer in range(last, 0, -1):
             self._give(layer, into, self.made.normed[layer - 1])
             weight = self.folded.later[layer - 1]
-            back = torch.mm(into, weight, out=self.scratch.take("back", into.shape[0], weight.shape[1], weight.dtype))
+            place = partial(self.scratch.take, "back", into.shape[0], weight.shape[1], weight.dtype)
+            back = linear(into, weight.t(), place)
             into = self._through_norm(layer - 1, back, 0, self.edges.alone)
         for operand in self.made.inputs:
             self._give(0, into, operand)

@@ -20,6 +20,7 @@ from domainpar.nn import blocks
 from domainpar.nn.blocks import Edges, Folded, TileGradients, WayBack, as_table, fold, no_sums, rows_of
 from domainpar.nn.kernels import Ends
 from domainpar.nn.mlp import MLP
+from domainpar.nn.products import linear
 from domainpar.nn.stages import EdgeStage, NodeStage
 from domainpar.nn.team import Scratch
 from domainpar.parallel.transport import Transport
@@ -151,7 +152,7 @@ def _products_of_nodes(folded: Folded, scratch: Scratch, tables: Sequence[Tensor
     """Of states, and of the gradient of what comes of them."""
     states, gradient = (rows_of(table, rows, scratch, f"nodes {i}") for i, table in enumerate(tables))
     count, weight = rows.stop - rows.start, folded.at_ends
-    return torch.mm(states, weight.t())[:count], torch.mm(gradient, weight)[:count]
+    return linear(states, weight)[:count], linear(gradient, weight.t())[:count]
 
 
 def _block(
@@ -171,6 +172,6 @@ def _block(
     shares = TileGradients(folded, scratch)
     back = WayBack(folded, made, count, edges.with_(as_table(of_sums)), nowhere, shares, scratch)
     into = back.run(upstream)
-    of_operands = [torch.mm(into, weight) for weight in folded.inputs]
+    of_operands = [linear(into, weight.t()) for weight in folded.inputs]
     of_rows = torch.cat([into, *of_operands], dim=1)[:count]
     return out[rows], of_rows, torch.cat([share.flatten() for share in shares.partials()])

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from domainpar.nn import blocks
-from domainpar.nn.blocks import Activations, Edges, Folded, TileGradients, WayBack, as_table, fold, is_operand, rows_of
+from domainpar.nn.blocks import Activations, Edges, Folded, TileGradients, WayBack, as_table, fold, rows_of
 from domainpar.nn.calls import EdgeCall, Give, NodeCall
 from domainpar.nn.kernels import Ends, Sums, add_pairs
-from domainpar.nn.mlp import ROWS
 from domainpar.nn.noise import Noise
+from domainpar.nn.products import linear, outer
 from domainpar.nn.team import Scratch, team
 from domainpar.parallel.halo import Spread
 from domainpar.parallel.local import EdgeTile, LocalGraph, NodeTile
@@ -71,15 +72,8 @@ def _no_edges(folded: Folded, first: int, noise: Noise | None) -> Edges:
 
 def _hand_back(into: Tensor, weight: Tensor, table: Tensor, rows: slice, scratch: Scratch) -> None:
     """Write the gradient of an operand into its table."""
-    count = into.shape[0]
-    if table.shape[1] == weight.shape[1] and is_operand(table):
-        count = (rows.stop - rows.start) % ROWS and ROWS  # whole groups of rows need no copy
-        whole = into.shape[0] - count
-        torch.mm(into[:whole], weight, out=table[rows.start : rows.start + whole])
-        into, rows = into[whole:], slice(rows.start + whole, rows.stop)
-    if count:
-        block = torch.mm(into, weight, out=scratch.take("handed back", count, weight.shape[1], weight.dtype))
-        table[rows] = block[: rows.stop - rows.start, : table.shape[1]]
+    place = partial(scratch.take, "handed back", into.shape[0], weight.shape[1], weight.dtype)
+    table[rows] = linear(into, weight.t(), place)[: rows.stop - rows.start, : table.shape[1]]
 
 
 @dataclass(frozen=True)
@@ -166,9 +160,8 @@ class _Work:
 
         def one(rows: slice, scratch: Scratch) -> None:
             operand = rows_of(states, rows, scratch, "states")
-            out = scratch.take("products of states", len(operand), len(weight), weight.dtype)
-            torch.mm(operand, weight.t(), out=out)
-            self.at_nodes[rows] = out[: rows.stop - rows.start]
+            place = partial(scratch.take, "products of states", len(operand), len(weight), weight.dtype)
+            self.at_nodes[rows] = linear(operand, weight, place)[: rows.stop - rows.start]
 
         team().each(each, one)
 
@@ -205,7 +198,7 @@ class _Work:
             rows, count = tile.rows, tile.num_nodes
             gradient, operand = rows_of(of_ends, rows, scratch, "of ends"), rows_of(states, rows, scratch, "states")
             _hand_back(gradient, weight, of_states, rows, scratch)
-            at_dst, at_src = (gradient[:count].t() @ operand[:count]).chunk(2)
+            at_dst, at_src = outer(gradient[:count], operand[:count]).chunk(2)
             whole = torch.zeros_like(first, requires_grad=False)
             width = folded.node_width
             whole[:, :width] = at_src[: len(first), :width]

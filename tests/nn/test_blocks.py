@@ -256,7 +256,8 @@ def test_rows_that_are_not_finite_get_a_gradient_as_in_plain_torch():
     assert found[2][0].isfinite().all()
 
 
-def test_what_is_normalised_is_kept_in_the_type_of_the_parameters_in_place_where_that_is_the_products():
+def test_what_is_normalised_is_kept_in_the_type_of_the_parameters_in_place_where_that_is_the_products(monkeypatch):
+    monkeypatch.setattr("domainpar.nn.products.HAS_ONEDNN", False)  # which takes memory of its own
     for products in (None, torch.bfloat16):
         mlp = make(0, (16,), (32, 16, 16), False, torch.float32)
         table = torch.ones(COUNT, 16, dtype=products or torch.float32)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from domainpar.nn import blocks
+from domainpar.nn import blocks, products
 from domainpar.nn.interaction import InteractionNetwork
 from domainpar.nn.mlp import MLP
 from domainpar.nn.selftest import rows_are_independent
@@ -23,6 +23,12 @@ KINDS = {
 }
 
 
+@pytest.fixture
+def by_mm(monkeypatch):
+    """All products by `torch.mm`, which these tests break."""
+    monkeypatch.setattr(products, "HAS_ONEDNN", False)
+
+
 def _self_test(world, model):
     return rows_are_independent(model, world.transport)
 
@@ -31,9 +37,11 @@ def _network(order="edge-first", **flags):
     return InteractionNetwork(3, 6, hidden=16, graph_iters=2, order=order, **flags)
 
 
+@pytest.mark.parametrize("onednn", [products.HAS_ONEDNN, False])
 @pytest.mark.parametrize("order", ["edge-first", "node-first"])
 @pytest.mark.parametrize("flags", KINDS.values(), ids=KINDS)
-def test_this_machine_keeps_rows_apart(flags, order):
+def test_this_machine_keeps_rows_apart(flags, order, onednn, monkeypatch):
+    monkeypatch.setattr(products, "HAS_ONEDNN", onednn)
     assert run_ranks(_self_test, 2, _network(order, **flags)) == [None, None]
 
 
@@ -82,7 +90,7 @@ IN_PRODUCTS = {
 
 
 @pytest.mark.parametrize(("where", "direction", "kind"), IN_PRODUCTS.values(), ids=IN_PRODUCTS)
-def test_products_whose_rows_depend_on_their_company_are_found(monkeypatch, where, direction, kind):
+def test_products_whose_rows_depend_on_their_company_are_found(by_mm, monkeypatch, where, direction, kind):
     monkeypatch.setattr(torch, "mm", _mm_that_leaks(where))
     problems = run_ranks(_self_test, 3, _network(**KINDS[kind]))
     assert len(set(problems)) == 1
@@ -97,7 +105,7 @@ def _neighbour_leaks(operand, weight, out=None):
     return found
 
 
-def test_products_whose_rows_depend_on_their_neighbours_are_found(monkeypatch):
+def test_products_whose_rows_depend_on_their_neighbours_are_found(by_mm, monkeypatch):
     monkeypatch.setattr(torch, "mm", _neighbour_leaks)
     assert "(forward, 1 of 1000 rows)" in run_ranks(_self_test, 1, _network())[0]
 
@@ -128,7 +136,7 @@ def _on_rank_1_only(leaking):
     return mm
 
 
-def test_ranks_that_compute_other_bits_are_found_and_all_are_told(monkeypatch):
+def test_ranks_that_compute_other_bits_are_found_and_all_are_told(by_mm, monkeypatch):
     def other(*product, out=None):
         return PLAIN_MM(*product, out=out).mul_(A_BIT)
 
@@ -152,7 +160,7 @@ def test_ranks_whose_sums_over_rows_differ_are_found_although_all_rows_agree(mon
     assert "ranks compute different bits from the same numbers" in run_ranks(_self_test, 2, _network())[0]
 
 
-def test_one_rank_with_a_broken_library_is_reason_enough(monkeypatch):
+def test_one_rank_with_a_broken_library_is_reason_enough(by_mm, monkeypatch):
     monkeypatch.setattr(torch, "mm", _on_rank_1_only(_mm_that_leaks(lambda *product: True)))
     problems = run_ranks(_self_test, 3, _network())
     assert len(set(problems)) == 1
