@@ -23,7 +23,6 @@ import on_ranks
 import torch
 from ways_on_ranks import trained
 
-from domainpar.nn.catalogue import BUILT_IN
 from domainpar.testing import run_ranks
 
 NETWORKS: dict[str, dict[str, Any]] = {
@@ -72,9 +71,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     cases.add_flags(parser, case="medium", events=2)
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
-    parser.add_argument("--model", choices=BUILT_IN, default="interaction")
-    parser.add_argument("--hidden", type=int, default=64)
-    parser.add_argument("--graph-iters", type=int, default=4)
+    on_ranks.add_network_flags(parser)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--most-ranks", type=int, default=8)
     parser.add_argument("--timeout", type=float, default=3600.0, help="seconds for one way of running")
@@ -106,7 +103,7 @@ def pairs_of(way: Way) -> set[tuple[tuple[str, Any], tuple[str, Any]]]:
 
 def run_one(case: cases.Case, network: str, way: Way, options: argparse.Namespace) -> dict[str, Any]:
     """The hashes of all ranks after the steps: one, if they agree."""
-    names = ("model", "hidden", "graph_iters", "seed")
+    names = ("model", "hidden", "graph_iters", "dtype", "seed")
     keywords = {**NETWORKS[network], "recompute_every": way["recompute_every"]}
     settings = on_ranks.StepSettings(
         case.store, grouping=way["grouping"], network=keywords, **{name: getattr(options, name) for name in names}

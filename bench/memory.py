@@ -34,7 +34,6 @@ from systems import GIB, Measured, System
 
 from domainpar.events.reporting import ModelSize
 from domainpar.events.store import EventStore
-from domainpar.nn.catalogue import BUILT_IN
 from partitioners import group
 from partitioners.quality import measure
 
@@ -79,10 +78,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--recompute-every", type=int, nargs="*", default=[1, 2], help="iterations, on one rank")
     parser.add_argument("--allocator", choices=measuring.ALLOCATORS, default="default")
     parser.add_argument("--grouping", default="contiguous")
-    parser.add_argument("--model", choices=BUILT_IN, default="interaction")
-    parser.add_argument("--hidden", type=int, default=64)
-    parser.add_argument("--graph-iters", type=int, default=4)
-    parser.add_argument("--dtype", choices=on_ranks.DTYPES, default="float32")
+    on_ranks.add_network_flags(parser)
     parser.add_argument("--rounds", type=int, default=1, help="turns of each system, each in fresh processes")
     parser.add_argument("--repeats", type=int, default=2, help="steps measured in each, after one to warm up")
     parser.add_argument("--sizes", nargs="*", default=["64x4", "64x8", "128x8", "256x8"], help="hidden x iterations")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from domainpar.events.store import EventStore, StoredEvent
-from domainpar.nn.catalogue import build_model
+from domainpar.nn.catalogue import BUILT_IN, build_model
 from domainpar.nn.interaction import InteractionNetwork
 from domainpar.nn.team import set_threads
 from domainpar.parallel.halo import CompleteHalo, ask_owners
@@ -54,6 +55,14 @@ class StepSettings:
     repeats: int = 3
     threads: int = 1
     network: Mapping[str, Any] = field(default_factory=dict)
+
+
+def add_network_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say which network is trained."""
+    parser.add_argument("--model", choices=BUILT_IN, default="interaction")
+    parser.add_argument("--hidden", type=int, default=64)
+    parser.add_argument("--graph-iters", type=int, default=4)
+    parser.add_argument("--dtype", choices=DTYPES, default="float32")
 
 
 def make_model(settings: StepSettings) -> InteractionNetwork:

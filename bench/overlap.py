@@ -24,7 +24,6 @@ import on_ranks
 from measuring import Spread
 from ways_on_ranks import overlapping
 
-from domainpar.nn.catalogue import BUILT_IN
 from domainpar.testing import run_ranks
 
 
@@ -33,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     results = measuring.Results("overlap", options)
     case = cases.chosen_case(options)
     record = case.records[0]
-    names = ("model", "hidden", "graph_iters", "seed", "repeats")
+    names = ("model", "hidden", "graph_iters", "dtype", "seed", "repeats")
     settings = on_ranks.StepSettings(case.store, **{name: getattr(options, name) for name in names})
     for ranks in options.ranks:
         with measuring.allocator(options.allocator):
@@ -50,9 +49,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, nargs="+", default=[2])
     parser.add_argument("--transport", choices=("mpi", "gloo"), default="mpi")
     parser.add_argument("--allocator", choices=measuring.ALLOCATORS, default="keep")
-    parser.add_argument("--model", choices=BUILT_IN, default="interaction")
-    parser.add_argument("--hidden", type=int, default=64)
-    parser.add_argument("--graph-iters", type=int, default=4)
+    on_ranks.add_network_flags(parser)
     parser.add_argument("--repeats", type=int, default=5, help="steps of either kind, after one to warm up")
     parser.add_argument("--timeout", type=float, default=3600.0)
     measuring.add_flags(parser, "overlap")

@@ -26,7 +26,6 @@ from measuring import Spread
 from without_rules import RULES, without
 
 from domainpar.events.store import EventStore
-from domainpar.nn.catalogue import BUILT_IN
 from domainpar.parallel.world import World
 from domainpar.testing import run_ranks
 from domainpar.training.checkpoint import parameters_sha256
@@ -62,10 +61,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     cases.add_flags(parser, case="large")
-    parser.add_argument("--model", choices=BUILT_IN, default="interaction")
-    parser.add_argument("--hidden", type=int, default=64)
-    parser.add_argument("--graph-iters", type=int, default=4)
-    parser.add_argument("--dtype", choices=on_ranks.DTYPES, default="float32")
+    on_ranks.add_network_flags(parser)
     parser.add_argument("--repeats", type=int, default=7, help="steps of each variant, after one to warm up")
     parser.add_argument("--hash-hits", type=int, default=6_000, help="hits of the event that hashes are made on")
     parser.add_argument("--hash-steps", type=int, default=5, help="training steps before hashes are compared")

@@ -33,7 +33,6 @@ import wire
 from exchange import SIZES
 from measuring import Spread
 
-from domainpar.nn.catalogue import BUILT_IN
 from domainpar.testing import find_mpiexec, run_ranks
 
 GIB = 2**30
@@ -72,10 +71,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--weak-parts", type=int, nargs="*", default=[2, 4, 8, 16], help="weak scaling, projected")
     parser.add_argument("--weak-hits", type=int, default=30_000, help="hits of the event of one rank (default 30000)")
     parser.add_argument("--grouping", default="contiguous")
-    parser.add_argument("--model", choices=BUILT_IN, default="interaction")
-    parser.add_argument("--hidden", type=int, default=64)
-    parser.add_argument("--graph-iters", type=int, default=4)
-    parser.add_argument("--dtype", choices=on_ranks.DTYPES, default="float32")
+    on_ranks.add_network_flags(parser)
     parser.add_argument("--warmup", type=int, default=1, help="steps before the clock starts")
     parser.add_argument("--repeats", type=int, default=3, help="steps measured in each round")
     parser.add_argument("--rounds", type=int, default=2, help="numbers of ranks take turns this often")

@@ -37,7 +37,6 @@ from formulas import Network
 from measuring import Spread
 from systems import GIB, Measured, System
 
-from domainpar.nn.catalogue import BUILT_IN
 from domainpar.testing import run_ranks
 from partitioners import PARTITIONERS, get_partitioner
 
@@ -81,10 +80,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--allocator", nargs="+", choices=measuring.ALLOCATORS, default=list(measuring.ALLOCATORS))
     parser.add_argument("--threads", type=int, default=1, help="of each process, of all systems")
     parser.add_argument("--grouping", default="contiguous")
-    parser.add_argument("--model", choices=BUILT_IN, default="interaction")
-    parser.add_argument("--hidden", type=int, default=64)
-    parser.add_argument("--graph-iters", type=int, default=4)
-    parser.add_argument("--dtype", choices=on_ranks.DTYPES, default="float32")
+    on_ranks.add_network_flags(parser)
     parser.add_argument("--rounds", type=int, default=3, help="turns of each system, each in fresh processes")
     parser.add_argument("--warmup", type=int, default=1, help="steps of a round before the clock starts")
     parser.add_argument("--repeats", type=int, default=2, help="steps of a round that are measured")

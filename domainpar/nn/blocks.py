@@ -20,8 +20,7 @@ from domainpar.nn.mlp import COLUMNS, MLP, ROWS, PaddedLinear, padded
 from domainpar.nn.noise import Drop, Noise, no_drop
 from domainpar.nn.products import linear, outer
 from domainpar.nn.team import Scratch
-
-ALIGNMENT = 64
+from domainpar.parallel.tables import ALIGNMENT
 
 
 def as_table(tensor: Tensor) -> Table:
