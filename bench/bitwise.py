@@ -40,7 +40,7 @@ WAYS: dict[str, tuple[Any, ...]] = {
     "groups": (1, 2),
     "threads": (1, 2),
     "overlap": (True, False),
-    "recompute_every": (None, 1, 3),
+    "recompute_every": (None, 2, 3),
 }
 """How a network can be run; `groups`: data groups, which take different events."""
 

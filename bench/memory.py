@@ -75,7 +75,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     cases.add_flags(parser, case="large")
     parser.add_argument("--forms", nargs="*", choices=systems.FORMS, default=["eager", "checkpoint"])
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4, 8])
-    parser.add_argument("--recompute-every", type=int, nargs="*", default=[1, 2], help="iterations, on one rank")
+    parser.add_argument("--recompute-every", type=int, nargs="*", default=[2, 4], help="iterations, on one rank")
     parser.add_argument("--allocator", choices=measuring.ALLOCATORS, default="default")
     parser.add_argument("--grouping", default="contiguous")
     on_ranks.add_network_flags(parser)

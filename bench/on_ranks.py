@@ -5,16 +5,20 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from domainpar.events.store import EventStore, StoredEvent
+from domainpar.nn import blocks, tilewise
 from domainpar.nn.catalogue import BUILT_IN, build_model
 from domainpar.nn.interaction import InteractionNetwork
 from domainpar.nn.team import set_threads
@@ -32,6 +36,8 @@ from domainpar.training.schedule import Schedule
 from domainpar.training.targets import EdgeClasses
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
+PRODUCTS = ("multiply", "outer")
+KERNELS = (*PRODUCTS, "norm_forward", "norm_backward", "add_pairs")
 PHASES = ("load", "forward", "backward", "reduce")
 
 
@@ -152,15 +158,19 @@ def training_steps(world: World, settings: StepSettings) -> dict[str, Any]:
 def profiled_step(world: World, settings: StepSettings) -> dict[str, Any]:
     """Seconds of one step by torch operation, each without those inside it, the longest first. *Collective*.
 
-    A stage's own function is such an operation: its time is that of Python and of numba kernels inside the stage.
+    A stage's own function is such an operation: its time is that of Python in it. Kernels are operations here too.
     """
     set_threads(settings.threads)
     trainer = make_trainer(settings, world)
     samples = samples_of(EventStore(settings.store).events()[:1], None)
     for step in range(settings.warmup):
         trainer.step(samples, step)
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
-        record = trainer.step(samples, settings.warmup)
+    with ExitStack() as replaced:
+        for module, name in product((blocks, tilewise), KERNELS):
+            if hasattr(module, name):
+                replaced.enter_context(patch.object(module, name, _recorded(module, name)))
+        with profile(activities=[ProfilerActivity.CPU]) as profiler:
+            record = trainer.step(samples, settings.warmup)
     operations = [
         {
             "name": event.key,
@@ -172,6 +182,17 @@ def profiled_step(world: World, settings: StepSettings) -> dict[str, Any]:
     ]
     operations.sort(key=lambda operation: -operation["seconds"])
     return {"seconds": record["seconds"], "operations": operations}
+
+
+def _recorded(module: ModuleType, name: str) -> Callable[..., None]:
+    """A kernel that the profiler sees."""
+    plain = getattr(module, name)
+
+    def recorded(*given: Any) -> None:
+        with record_function(name):
+            plain(*given)
+
+    return recorded
 
 
 def planning(world: World, store: Path, grouping: str, repeats: int) -> dict[str, list[float]]:

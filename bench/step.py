@@ -14,7 +14,7 @@ They take turns in rounds; in a round each is started anew, with `--threads` a p
 
 Products: floating point operations of matrix products by formula (`formulas.py`: forward, backward and what the system
 recomputes), per thread and second, and their share of the rate of [4608, 64] x [64, 64], one thread, timed after each
-run. It is the whole step that is divided by, not the edge stages alone.
+run, by torch or by domainpar, whichever is faster. It is the whole step that is divided by, not the edge stages alone.
 
 The program fails if domainpar's parameters differ after equal steps, over ranks, allocators and rounds, or if losses
 differ by more than 1e-5 between systems; systems of another `--precision` are compared among themselves.
@@ -42,7 +42,6 @@ from partitioners import PARTITIONERS, get_partitioner
 
 MIB = 2**20
 PRECISIONS: dict[str, dict[str, Any]] = {"full": {}, "bf16": {"products": torch.bfloat16}}
-PRODUCTS = ("aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm")
 Row = dict[str, Any]
 Columns = dict[str, Callable[[Row], str]]
 
@@ -268,12 +267,12 @@ def breakdown(
         "with inner": lambda row: f"{row['with_inner']:.4f}",
         "of the step": lambda row: f"{row['seconds'] / seconds:.1%}",
     }
-    in_products = sum(operation["seconds"] for operation in operations if operation["name"] in PRODUCTS)
+    in_products = sum(operation["seconds"] for operation in operations if operation["name"] in on_ranks.PRODUCTS)
     rate = network.streamed_operations() / in_products / 1e9 if in_products else float("nan")
     note = (
         f"A profiled step, {seconds:.3f} s: slower than others. s: inside an operation but not in one that it calls. "
-        "aten: torch's operations; other names are functions of a stage: Python and numba kernels in them. "
-        f"{', '.join(PRODUCTS)} together: {in_products:.3f} s, {rate:.1f} GFLOP/s by formula."
+        "aten: torch's operations; other names are kernels, and functions of a stage: Python in them. "
+        f"{' and '.join(on_ranks.PRODUCTS)} together: {in_products:.3f} s, {rate:.1f} GFLOP/s by formula."
     )
     results.show("Where one rank's time goes", columns, [*operations[:20], outside], note)
 

@@ -1,7 +1,7 @@
 """The bitwise rules, each with the plain code that one would write without it, put in its place for a while.
 
-Only the benchmark does this. The rules are those that the docstrings of `domainpar.nn.blocks`, `domainpar.nn.tilewise`
-and `domainpar.parallel.integer_sums` speak of.
+Only the benchmark does this. The rules are those that the docstrings of `domainpar.nn.microkernel`,
+`domainpar.nn.tilewise` and `domainpar.parallel.integer_sums` speak of. Tables are of float32 or float64.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from domainpar.nn import blocks, gradients, tilewise
-from domainpar.nn.kernels import Ends, Sums
+from domainpar.nn.kernels import Ends, FloatTable, Sums
 from domainpar.parallel.local import EdgeTile, LocalGraph
 from domainpar.parallel.transport import Transport
 from domainpar.training import loop, loss
@@ -45,7 +45,7 @@ class FloatSums:
         self._sums = sum(torch.frombuffer(bytearray(part), dtype=self._sums.dtype) for part in gathered)  # type: ignore
 
     def total(self) -> Tensor:
-        return self._sums.to(torch.float64)
+        return self._sums.to(torch.float64, copy=True)  # `clear` is called while gradients are views of it
 
     @property
     def rejected(self) -> int:
@@ -53,6 +53,26 @@ class FloatSums:
 
     def clear(self) -> None:
         self._sums.zero_()
+
+
+def library_multiply(
+    rows: FloatTable, first: int, count: int, weight: FloatTable, out: FloatTable, out_first: int, add: bool
+) -> None:
+    """Takes the place of `multiply`: a library's product, whose order of sums may depend on the number of rows."""
+    into = torch.from_numpy(out[out_first : out_first + count])
+    _product(rows[first : first + count], weight, into, add)
+
+
+def library_outer(
+    rows: FloatTable, first: int, gradient: FloatTable, gradient_first: int, count: int, out: FloatTable
+) -> None:
+    """Takes the place of `outer`, likewise."""
+    right = gradient[gradient_first : gradient_first + count]
+    _product(rows[first : first + count].T, right, torch.from_numpy(out), add=True)
+
+
+def _product(left: FloatTable, right: FloatTable, into: Tensor, add: bool) -> None:
+    torch.addmm(into, torch.from_numpy(left), torch.from_numpy(right), beta=int(add), out=into)
 
 
 class DirectSums(tilewise._AtEnds):
@@ -88,9 +108,11 @@ def _float_sums() -> list[Any]:
     return [patch.object(gradients, "IntegerSums", FloatSums), patch.object(loop, "IntegerSums", FloatSums)]
 
 
-def _no_padding() -> list[Any]:
+def _products_by_the_library() -> list[Any]:
     return [
-        *(patch.object(module, "ROWS", 1) for module in (blocks, loss)),
+        *(patch.object(module, "multiply", library_multiply) for module in (blocks, tilewise)),
+        *(patch.object(module, "outer", library_outer) for module in (blocks, tilewise)),
+        patch.object(loss, "ROWS", 1),
     ]
 
 
@@ -104,7 +126,7 @@ def _whole_loss() -> list[Any]:
 
 RULES: dict[str, Callable[[], list[Any]]] = {
     "integer sums": _float_sums,
-    "padded rows": _no_padding,
+    "own products": _products_by_the_library,
     "partials at src": _direct_sums,
     "loss by tiles": _whole_loss,
 }

@@ -14,7 +14,7 @@ import yaml
 
 LayerPair = tuple[tuple[int, int], tuple[int, int]]
 
-# A row is padded to this many columns: a wider or narrower one could be rounded differently by the machine's library.
+# Kernels take so many numbers of a row at once (`nn.lanes`).
 COLUMN_BLOCK = 16
 
 # How a command was started, not what it computes: left out of a run's `config.yaml`.
@@ -163,7 +163,7 @@ class Network(Group):
     """Precision of edge states and their products. full: that of --dtype. bf16: half the memory and less time."""
 
     def check(self) -> None:
-        """Refuse a network that cannot be built, or whose bits would depend on the batch."""
+        """Refuse a network that cannot be built."""
         self._bounded("hidden", "graph_iters", least=1)
         self._bounded("dropout", below=1)
         if self.precision == "bf16" and self.dtype == "float64":
@@ -172,7 +172,7 @@ class Network(Group):
             nearest = sorted({max(self.hidden - extra, COLUMN_BLOCK), self.hidden - extra + COLUMN_BLOCK})
             raise ConfigError(
                 f"--hidden is {self.hidden}, not a multiple of {COLUMN_BLOCK}: "
-                f"rows are padded to {COLUMN_BLOCK} columns so that bits do not depend on the batch",
+                f"rows are computed {COLUMN_BLOCK} numbers at a time",
                 "use " + " or ".join(f"--hidden {width}" for width in nearest),
             )
 
@@ -219,14 +219,16 @@ class Memory(Group):
     """Less memory for more time; the answer stays the same"""
 
     recompute_every: int | None = None
-    """Keep the states of every so many iterations only, and compute those between once more. Default: keep all."""
+    """Keep the states of every so many iterations only, and compute those between once more. Default: keep all.
+
+    At least 2: of one iteration no more than its inputs is kept in any case."""
 
     offload: bool = False
     """Keep what waits for the backward pass in the host's memory (with --device cuda)."""
 
     def check(self) -> None:
-        """Refuse intervals below one iteration."""
-        self._bounded("recompute_every", least=1)
+        """Refuse intervals that save nothing."""
+        self._bounded("recompute_every", least=2)
 
 
 @dataclass(frozen=True, kw_only=True)

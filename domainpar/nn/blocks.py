@@ -1,26 +1,26 @@
-"""A perceptron on one block of rows, forward and backward: products by torch, all between them by `kernels`.
+"""A perceptron on one block of rows, forward and backward: `products`, and `kernels` between them.
 
 The first layer is factorised: what it takes from the ends of an edge is multiplied once per node, and added to the
-edge's row when that is normalised. Operands of a product are 64-byte aligned, padded to a multiple of 32 rows and
-of 16 columns (DESIGN section 3, rule 1); rows beyond the block's own hold anything and reach nothing.
+edge's row when that is normalised. Operands lie in their tables as they are; results are padded to a multiple of 16
+columns, and columns beyond the true width hold zeros.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from domainpar.nn.kernels import Ends, FloatTable, Norm, Sums, Table, norm_backward, norm_forward
-from domainpar.nn.mlp import COLUMNS, MLP, ROWS, PaddedLinear, padded
+from domainpar.nn.lanes import wide
+from domainpar.nn.mlp import COLUMNS, MLP, PaddedLinear, padded
 from domainpar.nn.noise import Drop, Noise, no_drop
-from domainpar.nn.products import linear, outer
+from domainpar.nn.products import multiply, outer
 from domainpar.nn.team import Scratch
-from domainpar.parallel.tables import ALIGNMENT
 
 
 def as_table(tensor: Tensor) -> Table:
@@ -29,33 +29,18 @@ def as_table(tensor: Tensor) -> Table:
     return tensor.view(torch.int16).numpy().view(np.uint16) if tensor.dtype == torch.bfloat16 else tensor.numpy()
 
 
-def is_operand(table: Tensor) -> bool:
-    """Whether rows of a table, in groups of 32, can be an operand or a result of a product as they lie."""
-    width = table.shape[1]
-    aligned = width * table.element_size() % ALIGNMENT == 0 and table.data_ptr() % ALIGNMENT == 0
-    return width % COLUMNS == 0 and aligned
+class Rows(NamedTuple):
+    """Rows of a table, from `first` on: an operand of a product."""
+
+    table: Table
+    first: int
 
 
-def rows_of(table: Tensor, rows: slice, scratch: Scratch, name: str) -> Tensor:
-    """Some rows of a table as an operand of a product: the table itself where it is aligned and goes on, else a copy.
+class Weight(NamedTuple):
+    """A weight as products take it: forward [in, padded out], and back [padded out, padded in]."""
 
-    Args:
-        table: [N, width], contiguous.
-        rows: Which.
-        scratch: Where a copy goes.
-        name: What to call it there.
-
-    Returns:
-        [padded number of rows, padded width]; rows beyond the slice hold anything, columns beyond the width 0.
-    """
-    table = table.detach()  # autograd is on in threads of the team
-    count, width = padded(rows.stop - rows.start, ROWS), table.shape[1]
-    if is_operand(table) and rows.start + count <= table.shape[0]:
-        return table[rows.start : rows.start + count]
-    block = scratch.take(name, count, padded(width, COLUMNS), table.dtype)
-    block[:, width:] = 0
-    block[: rows.stop - rows.start, :width] = table[rows]
-    return block
+    forward: FloatTable
+    back: FloatTable
 
 
 @dataclass(frozen=True)
@@ -67,9 +52,10 @@ class Folded:
         linears: Its linear layers.
         node_width: Width of the node states at either end that come in first; 0 without.
         widths: Widths of the tables whose rows come in after them.
-        inputs: First layer, for each table: [padded out, padded width].
-        at_ends: First layer, for node states at `dst`, then at `src`: [2 padded out, padded node width].
-        later: The layers after the first, [padded out, padded in].
+        inputs: First layer, for each table.
+        at_ends: First layer, for node states at `dst`, then at `src`: forward [node width, 2 padded out].
+        later: The layers after the first.
+        kinds: In which type the operands of each later layer are kept, and the gradients of each layer's products.
         norms: Bias, scale and shift of each layer; ones and zeros for a plain output, which has none.
     """
 
@@ -77,9 +63,10 @@ class Folded:
     linears: tuple[PaddedLinear, ...]
     node_width: int
     widths: tuple[int, ...]
-    inputs: tuple[Tensor, ...]
-    at_ends: Tensor
-    later: tuple[Tensor, ...]
+    inputs: tuple[Weight, ...]
+    at_ends: Weight
+    later: tuple[Weight, ...]
+    kinds: tuple[torch.dtype, ...]
     norms: tuple[Norm, ...]
 
     @property
@@ -87,14 +74,14 @@ class Folded:
         """Padded width of the first layer's results."""
         return int(self.norms[0].bias.shape[1])
 
-    def product_type(self, layer: int) -> torch.dtype:
-        """In which type the product of a layer is computed."""
-        weights = self.inputs or (self.at_ends,) if layer == 0 else (self.later[layer - 1],)
-        return weights[0].dtype
+    @property
+    def exact(self) -> torch.dtype:
+        """Type of the parameters, and of all sums."""
+        return torch.from_numpy(self.norms[0].bias).dtype
 
     def product(self, layer: int, rows: int, scratch: Scratch) -> Tensor:
         """Memory for the product of a layer, [rows, padded out]."""
-        return scratch.take(f"product {layer}", rows, self.norms[layer].bias.shape[1], self.product_type(layer))
+        return scratch.take(f"product {layer}", rows, self.norms[layer].bias.shape[1], self.exact)
 
 
 def fold(mlp: MLP, tables: Sequence[Tensor], node_width: int = 0, products: torch.dtype | None = None) -> Folded:
@@ -112,37 +99,47 @@ def fold(mlp: MLP, tables: Sequence[Tensor], node_width: int = 0, products: torc
     if node_width and mlp.plain and len(mlp.layers) == 1:
         raise ValueError("a plain output alone cannot take node states; give the perceptron a hidden layer.")
     weights = [linear.weight.detach() for linear, _ in mlp.layers]
-    widths = tuple(table.shape[1] for table in tables)
+    exact, widths = weights[0].dtype, tuple(table.shape[1] for table in tables)
     at_src, at_dst, *inputs = weights[0].split([node_width, node_width, *widths], dim=1)
-    later = [_pad(weight).to(products or weight.dtype) for weight in weights[1:]]
+    later = [products or exact] * len(weights[1:])
     if later and mlp.plain:
-        later[-1] = _pad(weights[-1])
+        later[-1] = exact
     return Folded(
         mlp,
         tuple(linear for linear, _ in mlp.layers),
         node_width,
         widths,
-        inputs=tuple(_pad(weight).to(table.dtype) for weight, table in zip(inputs, tables)),
-        at_ends=torch.cat([_pad(at_dst), _pad(at_src)]),
-        later=tuple(later),
+        inputs=tuple(_weight(_pad(weight), table.dtype) for weight, table in zip(inputs, tables)),
+        at_ends=_weight(torch.cat([_pad(at_dst), _pad(at_src)]), exact),
+        later=tuple(_weight(_pad(weight), kind) for weight, kind in zip(weights[1:], later)),
+        kinds=(tables[0].dtype if tables else exact, *later),
         norms=tuple(_norm(linear, norm) for linear, norm in mlp.layers),
     )
 
 
+def _weight(weight: Tensor, kind: torch.dtype) -> Weight:
+    """A weight [padded out, in], rounded to what a type can hold."""
+    rounded = weight.to(kind).to(weight.dtype)
+    back = rounded.new_zeros(len(rounded), padded(rounded.shape[1], COLUMNS))
+    back[:, : rounded.shape[1]] = rounded
+    return Weight(as_table(rounded.t().contiguous()), as_table(back))
+
+
 def _pad(weight: Tensor) -> Tensor:
-    rows, columns = weight.shape
-    block = weight.new_zeros(padded(rows, COLUMNS), padded(columns, COLUMNS))
-    block[:rows, :columns] = weight
+    """With rows of zeros up to a multiple of 16."""
+    block = weight.new_zeros(padded(len(weight), COLUMNS), weight.shape[1])
+    block[: len(weight)] = weight
     return block
 
 
 def _norm(linear: PaddedLinear, norm: nn.LayerNorm | None) -> Norm:
-    bias = _pad(linear.bias.detach()[:, None])[:, :1].t().contiguous()
+    bias = _pad(linear.bias.detach()[:, None]).t().contiguous()
     scale, shift = (
         (torch.ones_like(bias), torch.zeros_like(bias)) if norm is None else (norm.weight[None], norm.bias[None])
     )
     table = as_table(bias)
-    return Norm(table, as_table(scale), as_table(shift), table.dtype.type(0.0 if norm is None else norm.eps))
+    eps = table.dtype.type(0.0 if norm is None else norm.eps)
+    return Norm(table, as_table(scale), as_table(shift), eps, wide(table.shape[1]))
 
 
 @dataclass(frozen=True)
@@ -199,61 +196,51 @@ class Activations:
         product: Result of the last product.
     """
 
-    inputs: list[Tensor]
+    inputs: Sequence[Rows]
     normed: list[Tensor]
     kept: list[Tensor]
     product: Tensor
 
 
 def forward(
-    folded: Folded, inputs: list[Tensor], count: int, edges: Edges, scratch: Scratch, keep: bool = False
+    folded: Folded, inputs: Sequence[Rows], count: int, edges: Edges, scratch: Scratch, keep: bool = False
 ) -> Activations:
     """All products of a block, and all norms but the last layer's.
 
     Args:
         folded: The weights.
         inputs: Operands of the first layer.
-        count: Rows that are the block's own.
+        count: How many rows.
         edges: What the block has besides rows.
         scratch: Memory to work in.
         keep: Keep what `backward` needs.
     """
-    rows = padded(count, ROWS)
-    product = _first_product(folded, inputs, partial(folded.product, 0, rows, scratch))
+    product = _first_product(folded, inputs, count, scratch)
     normed: list[Tensor] = []
     kept: list[Tensor] = []
     for layer, weight in enumerate(folded.later):
-        operand = scratch.take(f"normed {layer}", rows, weight.shape[1], weight.dtype)
-        if keep:
-            kept.append(_place_to_keep(product, folded.norms[layer], layer, scratch))
+        operand = scratch.take(f"normed {layer}", count, len(weight.forward), folded.kinds[layer + 1])
+        kept += [product] if keep else []
         at_ends = edges if layer == 0 else edges.alone
         drop = edges.drop(layer, folded.norms[layer])
-        _normalise(product, count, folded.norms[layer], at_ends, operand, kept[-1] if keep else None, drop)
+        _normalise(product, count, folded.norms[layer], at_ends, operand, product if keep else None, drop)
         normed.append(operand)
-        product = linear(operand, weight, partial(folded.product, layer + 1, rows, scratch))
+        product = folded.product(layer + 1, count, scratch)
+        multiply(as_table(operand), 0, count, weight.forward, as_table(product), 0, False)
     if keep and not folded.later and len(edges.gathered):
-        kept.append(_place_to_keep(product, folded.norms[0], 0, scratch))
-        unused = scratch.take("unused", rows, folded.width, kept[0].dtype)
-        drop = no_drop(folded.norms[0].bias.dtype)
-        _normalise(product, count, folded.norms[0], edges, unused, kept[0], drop)
+        kept.append(product)
+        unused = scratch.take("unused", count, folded.width, folded.exact)
+        _normalise(product, count, folded.norms[0], edges, unused, product, no_drop(folded.norms[0].bias.dtype))
     return Activations(inputs, normed, kept, product)
 
 
-def _first_product(folded: Folded, inputs: Sequence[Tensor], place: Callable[[], Tensor]) -> Tensor:
+def _first_product(folded: Folded, inputs: Sequence[Rows], count: int, scratch: Scratch) -> Tensor:
+    product = folded.product(0, count, scratch)
     if not inputs:
-        return place().zero_()
-    product = linear(inputs[0], folded.inputs[0], place)
-    for rows, weight in zip(inputs[1:], folded.inputs[1:]):
-        product += linear(rows, weight)
+        return product.zero_()
+    for position, (rows, weight) in enumerate(zip(inputs, folded.inputs)):
+        multiply(*rows, count, weight.forward, as_table(product), 0, position > 0)
     return product
-
-
-def _place_to_keep(product: Tensor, norm: Norm, layer: int, scratch: Scratch) -> Tensor:
-    """Where to keep what is normalised: in place, unless that would round it."""
-    exact = torch.from_numpy(norm.bias).dtype
-    return (
-        product if product.dtype == exact else scratch.take(f"kept {layer}", product.shape[0], product.shape[1], exact)
-    )
 
 
 def _normalise(
@@ -289,15 +276,19 @@ class TileGradients:
 
     def __init__(self, folded: Folded, scratch: Scratch) -> None:
         self._folded = folded
+        self._scratch = scratch
         self._of_weights: list[list[Tensor]] = [[] for _ in folded.norms]
         tables = [torch.from_numpy(norm.bias) for norm in folded.norms]
         self.of_norms = [
             scratch.zeros(f"of norm {layer}", 3, table.shape[1], table.dtype) for layer, table in enumerate(tables)
         ]
 
-    def add_product(self, layer: int, gradient: Tensor, operand: Tensor) -> None:
-        """Take the gradient of a product and its operand, [rows, padded out] and [rows, padded in]."""
-        self._of_weights[layer].append(outer(gradient, operand))
+    def add_product(self, layer: int, operand: Rows, gradient: Tensor, count: int) -> None:
+        """Take some rows of an operand and the gradient of their products, [>= count, padded out]."""
+        others, table = self._of_weights[layer], as_table(gradient)
+        name = f"of weight {layer}, {len(others)}"
+        others.append(self._scratch.zeros(name, operand.table.shape[1], table.shape[1], self._folded.exact))
+        outer(*operand, table, 0, count, as_table(others[-1]))
 
     def partials(self) -> list[Tensor]:
         """In the order of the perceptron's parameters; 0 for weights of node states, which are summed per node."""
@@ -318,7 +309,7 @@ def _unpad(parts: Sequence[Tensor], widths: Sequence[int], weight: Tensor) -> Te
     whole = torch.zeros_like(weight, requires_grad=False)
     start = weight.shape[1] - sum(widths)
     for part, width in zip(parts, widths):
-        whole[:, start : start + width] = part[: weight.shape[0], :width]
+        whole[:, start : start + width] = part[:, : len(weight)].t()
         start += width
     return whole
 
@@ -348,7 +339,7 @@ class WayBack:
     owned: bool = True
 
     def run(self, gradient: Tensor) -> Tensor:
-        """Gradient of the first product, [padded rows, padded width].
+        """Gradient of the first product, [count, padded width].
 
         Args:
             gradient: Gradient of the results: a table in which rows `edges.first` and on are the block's.
@@ -356,32 +347,32 @@ class WayBack:
         last = len(self.folded.norms) - 1
         into = self._through_last(last, gradient)
         for layer in range(last, 0, -1):
-            self._give(layer, into, self.made.normed[layer - 1])
-            weight = self.folded.later[layer - 1]
-            place = partial(self.scratch.take, "back", into.shape[0], weight.shape[1], weight.dtype)
-            back = linear(into, weight.t(), place)
+            self._give(layer, Rows(as_table(self.made.normed[layer - 1]), 0), into)
+            weight = self.folded.later[layer - 1].back
+            back = self.scratch.take("back", self.count, weight.shape[1], self.folded.exact)
+            multiply(as_table(into), 0, self.count, weight, as_table(back), 0, False)
             into = self._through_norm(layer - 1, back, 0, self.edges.alone)
         for operand in self.made.inputs:
-            self._give(0, into, operand)
+            self._give(0, operand, into)
         return into
 
-    def _give(self, layer: int, gradient: Tensor, operand: Tensor) -> None:
+    def _give(self, layer: int, operand: Rows, gradient: Tensor) -> None:
         if self.owned:
-            self.given.add_product(layer, gradient[: self.count], operand[: self.count])
+            self.given.add_product(layer, operand, gradient, self.count)
 
     def _through_last(self, layer: int, gradient: Tensor) -> Tensor:
         if not self.folded.mlp.plain:
             return self._through_norm(layer, gradient, self.edges.first, self.edges)
-        into = self._product(layer).zero_()
-        into[: self.count, : gradient.shape[1]] = gradient[self.edges.first : self.edges.first + self.count]
-        torch.sum(into[: self.count], dim=0, out=self.given.of_norms[layer][0])
+        into = self._gradient(layer).zero_()
+        into[:, : gradient.shape[1]] = gradient[self.edges.first : self.edges.first + self.count]
+        torch.sum(into, dim=0, out=self.given.of_norms[layer][0])
         return into
 
     def _through_norm(self, layer: int, gradient: Tensor, first: int, edges: Edges) -> Tensor:
         norm, made = self.folded.norms[layer], self.made.product
         if layer < len(self.made.kept):  # its bias is in it
             norm, made = norm._replace(bias=np.zeros_like(norm.bias)), self.made.kept[layer]
-        into = self._product(layer)
+        into = self._gradient(layer)
         norm_backward(
             as_table(made),
             edges.first,
@@ -398,5 +389,9 @@ class WayBack:
         )
         return into
 
-    def _product(self, layer: int) -> Tensor:
-        return self.folded.product(layer, padded(self.count, ROWS), self.scratch)
+    def _gradient(self, layer: int) -> Tensor:
+        """Memory for the gradient of a layer's product: the product's own, where that is of its type."""
+        kind = self.folded.kinds[layer]
+        if kind == self.folded.exact:
+            return self.folded.product(layer, self.count, self.scratch)
+        return self.scratch.take(f"gradient {layer}", self.count, self.folded.norms[layer].bias.shape[1], kind)

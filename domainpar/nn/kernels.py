@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from domainpar.nn.lanes import LANES, draw, load, spread, store, total, where_positive
+from domainpar.nn.compiled import compiled
+from domainpar.nn.lanes import draw, load, store, total, where_positive
 from domainpar.nn.noise import Drop
 from domainpar.plan import IntArray
 
@@ -27,12 +28,16 @@ Table = np.ndarray[Any, np.dtype[Any]]
 
 
 class Norm(NamedTuple):
-    """What makes an output of a product: its bias, then scale, shift and epsilon of a LayerNorm; tables [1, width]."""
+    """What makes an output of a product: its bias, then scale, shift and epsilon of a LayerNorm; tables [1, width].
+
+    `wide` tells kernels the width, see `lanes`.
+    """
 
     bias: FloatTable
     scale: FloatTable
     shift: FloatTable
     eps: Any
+    wide: tuple[int, ...]
 
 
 class Ends(NamedTuple):
@@ -52,30 +57,13 @@ class Sums(NamedTuple):
 
 
 @njit(inline="always", error_model="numpy")
-def _centre(row: Any, acc: Any, eps: Any) -> Any:
-    """Take the mean, whose sum is in `acc`, from a row [1, width]; returns one over its standard deviation."""
-    width = row.shape[1]
-    share = row.dtype.type(1) / row.dtype.type(width)
-    mean = spread(total(acc) * share)
-    acc = spread(row.dtype.type(0))
-    for column in range(0, width, LANES):
-        value = load(row, 0, column) - mean
-        store(row, 0, column, value)
-        acc = acc + value * value
-    return row.dtype.type(1) / np.sqrt(total(acc) * share + eps)
-
-
-@njit(inline="always", error_model="numpy")
-def _add_to_ends(table: Any, row: int, edge: int, ends: Ends, sums: Sums) -> None:
+def _add_to_ends(row: Any, edge: int, ends: Ends, sums: Sums, wide: tuple[int, ...]) -> None:
     """Add one row to the sums of its edge's ends; ends that this rank does not own are left out."""
-    width = sums.at_pairs.shape[1]
     dst, pair = ends.dst[edge], ends.pair[edge]
     if dst < ends.num_owned:
-        for column in range(0, width, LANES):
-            store(sums.at_ends, dst, column, load(sums.at_ends, dst, column) + load(table, row, column))
+        store(sums.at_ends, dst, 0, load(sums.at_ends, dst, 0, wide) + row)
     if pair >= 0:
-        for column in range(0, width, LANES):
-            store(sums.at_pairs, pair, column, load(sums.at_pairs, pair, column) + load(table, row, column))
+        store(sums.at_pairs, pair, 0, load(sums.at_pairs, pair, 0, wide) + row)
 
 
 @njit(inline="always", error_model="numpy")
@@ -87,7 +75,7 @@ def _row_key(drop: Drop, row: int) -> Any:
     return state ^ (state >> np.uint64(31))
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@compiled
 def norm_forward(
     rows: Table,
     first: int,
@@ -116,38 +104,28 @@ def norm_forward(
         drop: What to drop of the results.
         sums: Where the results are summed; empty tables: nowhere.
     """
-    width = norm.bias.shape[1]
-    row = np.empty((1, width), norm.bias.dtype)
+    wide, width = norm.wide, norm.bias.shape[1]
+    one = norm.bias.dtype.type(1)
+    share = one / norm.bias.dtype.type(width)
+    bias, factor, shift = load(norm.bias, 0, 0, wide), load(norm.scale, 0, 0, wide), load(norm.shift, 0, 0, wide)
     for i in range(count):
-        acc = spread(norm.bias.dtype.type(0))
+        row, edge = load(rows, i, 0, wide), first + i
         if len(gathered) > 0:
-            dst, src = ends.dst[first + i], ends.src[first + i]
-            for column in range(0, width, LANES):
-                at_ends = load(gathered, dst, column) + load(gathered, src, width + column)
-                value = (load(rows, i, column) + at_ends) + load(norm.bias, 0, column)
-                store(row, 0, column, value)
-                acc = acc + value
-        else:
-            for column in range(0, width, LANES):
-                value = load(rows, i, column) + load(norm.bias, 0, column)
-                store(row, 0, column, value)
-                acc = acc + value
+            row = row + (load(gathered, ends.dst[edge], 0, wide) + load(gathered, ends.src[edge], width, wide))
+        row = row + bias
         if len(kept) > 0:
-            for column in range(0, width, LANES):
-                store(kept, i, column, load(row, 0, column))
-        scale = spread(_centre(row, acc, norm.eps))
-        row_key = _row_key(drop, first + i) if len(drop.ids) > 0 else np.uint64(0)
-        for column in range(0, width, LANES):
-            value = load(row, 0, column) * scale * load(norm.scale, 0, column) + load(norm.shift, 0, column)
-            value = where_positive(value, value)
-            if len(drop.ids) > 0:
-                value = value * draw(row_key, column, drop.threshold, drop.scale)
-            store(out, out_first + i, column, value)
+            store(kept, i, 0, row)
+        row = row - total(row) * share
+        row = row * (one / np.sqrt(total(row * row) * share + norm.eps)) * factor + shift
+        row = where_positive(row, row)
+        if len(drop.ids) > 0:
+            row = row * draw(_row_key(drop, edge), drop.threshold, drop.scale, wide)
+        store(out, out_first + i, 0, row)
         if len(sums.at_ends) > 0:
-            _add_to_ends(out, out_first + i, first + i, ends, sums)
+            _add_to_ends(load(out, out_first + i, 0, wide), edge, ends, sums, wide)
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@compiled
 def norm_backward(
     rows: Table,
     first: int,
@@ -178,53 +156,41 @@ def norm_backward(
         of_norm: The gradients of bias, scale and shift are added to it, [3, width].
         sums: Where the gradients of the products are summed; empty tables: nowhere.
     """
-    width = norm.bias.shape[1]
-    row = np.empty((1, width), norm.bias.dtype)
-    weighted = np.empty((1, width), norm.bias.dtype)
-    share = norm.bias.dtype.type(1) / norm.bias.dtype.type(width)
+    wide, width = norm.wide, norm.bias.shape[1]
+    one = norm.bias.dtype.type(1)
+    share = one / norm.bias.dtype.type(width)
+    bias, factor, shift = load(norm.bias, 0, 0, wide), load(norm.scale, 0, 0, wide), load(norm.shift, 0, 0, wide)
+    of_bias, of_factor, of_shift = load(of_norm, 0, 0, wide), load(of_norm, 1, 0, wide), load(of_norm, 2, 0, wide)
     for i in range(count):
-        acc = spread(norm.bias.dtype.type(0))
-        for column in range(0, width, LANES):
-            value = load(rows, i, column) + load(norm.bias, 0, column)
-            store(row, 0, column, value)
-            acc = acc + value
-        scale = spread(_centre(row, acc, norm.eps))
-        dst = src = 0
+        row, edge = load(rows, i, 0, wide) + bias, first + i
+        grad = load(gradient, gradient_first + i, 0, wide)
         if len(gathered) > 0:
-            dst, src = ends.dst[first + i], ends.src[first + i]
-        acc = spread(norm.bias.dtype.type(0))
-        along = spread(norm.bias.dtype.type(0))
-        row_key = _row_key(drop, first + i) if len(drop.ids) > 0 else np.uint64(0)
-        for column in range(0, width, LANES):
-            normed = load(row, 0, column) * scale
-            store(row, 0, column, normed)
-            grad = load(gradient, gradient_first + i, column)
-            if len(gathered) > 0:
-                grad = grad + (load(gathered, dst, column) + load(gathered, src, width + column))
-            if len(drop.ids) > 0:
-                grad = grad * draw(row_key, column, drop.threshold, drop.scale)
-            passes = normed * load(norm.scale, 0, column) + load(norm.shift, 0, column)
-            grad = where_positive(passes, grad)
-            store(of_norm, 1, column, load(of_norm, 1, column) + grad * normed)
-            store(of_norm, 2, column, load(of_norm, 2, column) + grad)
-            grad = grad * load(norm.scale, 0, column)
-            store(weighted, 0, column, grad)
-            acc = acc + grad
-            along = along + grad * normed
-        mean, slope = spread(total(acc) * share), spread(total(along) * share)
-        for column in range(0, width, LANES):
-            grad = ((load(weighted, 0, column) - mean) - load(row, 0, column) * slope) * scale
-            store(out, i, column, grad)
-            store(of_norm, 0, column, load(of_norm, 0, column) + grad)
+            grad = grad + (load(gathered, ends.dst[edge], 0, wide) + load(gathered, ends.src[edge], width, wide))
+        if len(drop.ids) > 0:
+            grad = grad * draw(_row_key(drop, edge), drop.threshold, drop.scale, wide)
+        row = row - total(row) * share
+        scale = one / np.sqrt(total(row * row) * share + norm.eps)
+        row = row * scale
+        grad = where_positive(row * factor + shift, grad)
+        of_factor = of_factor + grad * row
+        of_shift = of_shift + grad
+        grad = grad * factor
+        mean, slope = total(grad) * share, total(grad * row) * share
+        grad = ((grad - mean) - row * slope) * scale
+        of_bias = of_bias + grad
+        store(out, i, 0, grad)
         if len(sums.at_ends) > 0:
-            _add_to_ends(out, i, first + i, ends, sums)
+            _add_to_ends(load(out, i, 0, wide), edge, ends, sums, wide)
+    store(of_norm, 0, 0, of_bias)
+    store(of_norm, 1, 0, of_factor)
+    store(of_norm, 2, 0, of_shift)
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@compiled
 def add_pairs(at_pairs: FloatTable, pair_rows: IntArray, at_ends: FloatTable) -> None:
     """Add the partials of (tile, `src`) pairs, in ascending order, to the second half of `at_ends`."""
     width = at_pairs.shape[1]
     for pair in range(len(pair_rows)):
         node = pair_rows[pair]
-        for column in range(0, width, LANES):
-            store(at_ends, node, width + column, load(at_ends, node, width + column) + load(at_pairs, pair, column))
+        for column in range(width):
+            at_ends[node, width + column] += at_pairs[pair, column]

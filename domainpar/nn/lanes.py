@@ -1,8 +1,11 @@
-"""Sixteen numbers at once, inside numba kernels.
+"""Whole rows of numbers as single values, inside numba kernels.
 
-`Lanes` is a hardware vector that a kernel loads, computes with and stores. What a kernel does to each row is then
-written out: no reduction is reordered by a compiler, none depends on what lies next to what in memory, and the code
-is as fast as the machine's vector units. A sum over a row is sixteen sums, one per lane, added up by halving.
+`Lanes` are sixteen numbers or a multiple, which a kernel loads, computes with and stores at once, in as many of the
+machine's vector registers as they need. What a kernel does to each row is then written out: no reduction is reordered
+by a compiler, none depends on what lies next to what in memory, and the code is as fast as the machine's vector units.
+A sum over lanes goes by halving.
+
+How many lanes a kernel takes is part of its type: a tuple `wide`, of one element for each sixteen.
 
 Arrays of uint16 hold bfloat16 numbers: they are loaded as float32, and rounded to the nearest, ties to even, when
 stored.
@@ -21,149 +24,209 @@ from numba.extending import intrinsic, models, overload, register_model
 
 LANES = 16
 
-_I16, _I32 = (ir.VectorType(ir.IntType(bits), LANES) for bits in (16, 32))
-_FLOAT = ir.VectorType(ir.FloatType(), LANES)
+_I16, _I32, _FLOAT = ir.IntType(16), ir.IntType(32), ir.FloatType()
+
+
+def wide(columns: int) -> tuple[int, ...]:
+    """What tells kernels how many lanes to take: a multiple of 16."""
+    return (0,) * (columns // LANES)
 
 
 class Lanes(types.Type):
-    """numba's type of sixteen numbers, float32 or float64."""
+    """numba's type of so many numbers, float32 or float64."""
 
-    def __init__(self, dtype: types.Type) -> None:
-        self.dtype = dtype
-        super().__init__(f"Lanes({dtype})")
+    def __init__(self, dtype: types.Type, count: int) -> None:
+        self.dtype, self.count = dtype, count
+        super().__init__(f"Lanes({dtype} x {count})")
 
 
 @register_model(Lanes)
 class _LanesModel(models.PrimitiveModel):
     def __init__(self, manager: Any, lanes: Lanes) -> None:
-        super().__init__(manager, lanes, ir.VectorType(manager.lookup(lanes.dtype).get_value_type(), LANES))
+        super().__init__(manager, lanes, ir.VectorType(manager.lookup(lanes.dtype).get_value_type(), lanes.count))
 
 
-def _pointer(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    """Where the sixteen numbers at `array[row, column:]` lie."""
-    if signature.args[0].layout != "C":
-        raise TypeError(f"sixteen numbers lie side by side only in C-contiguous tables, not in {signature.args[0]}.")
-    array = context.make_array(signature.args[0])(context, builder, args[0])
-    at = [context.cast(builder, args[i], signature.args[i], types.intp) for i in (1, 2)]
-    shape, strides = (cgutils.unpack_tuple(builder, packed, 2) for packed in (array.shape, array.strides))
-    first = cgutils.get_item_pointer2(context, builder, array.data, shape, strides, "C", at)
-    return builder.bitcast(first, ir.VectorType(first.type.pointee, LANES).as_pointer())
+class TableAt:
+    """A table as code generators see it: what they write loads and stores of its numbers with.
+
+    Args:
+        context, builder: numba's, of the code that is made.
+        kind: numba's type of the table.
+        value: The table.
+
+    Raises:
+        TypeError: If its rows do not lie side by side in memory.
+    """
+
+    def __init__(self, context: Any, builder: Any, kind: Any, value: Any) -> None:
+        if kind.layout != "C":
+            raise TypeError(f"numbers of a row lie side by side only in C-contiguous tables, not in {kind}.")
+        self._context, self._builder, self._kind = context, builder, kind
+        self._array = context.make_array(kind)(context, builder, value)
+
+    @property
+    def _narrow(self) -> bool:
+        return bool(self._kind.dtype == types.uint16)
+
+    def _pointer(self, row: Any, column: Any) -> Any:
+        array, builder = self._array, self._builder
+        shape, strides = (cgutils.unpack_tuple(builder, packed, 2) for packed in (array.shape, array.strides))
+        return cgutils.get_item_pointer2(self._context, builder, array.data, shape, strides, "C", [row, column])
+
+    def _several(self, row: Any, column: Any, count: int) -> Any:
+        first = self._pointer(row, column)
+        return self._builder.bitcast(first, ir.VectorType(first.type.pointee, count).as_pointer())
+
+    def load(self, row: Any, column: Any, count: int = LANES) -> Any:
+        """So many numbers from a column on."""
+        bits = self._builder.load(self._several(row, column, count), align=self._kind.dtype.bitwidth // 8)
+        return _widened(self._builder, bits) if self._narrow else bits
+
+    def load_one(self, row: Any, column: Any) -> Any:
+        """One number."""
+        bits = self._builder.load(self._pointer(row, column))
+        return _widened(self._builder, bits) if self._narrow else bits
+
+    def store(self, row: Any, column: Any, value: Any) -> None:
+        """As many numbers as the value has, from a column on."""
+        pointer = self._several(row, column, value.type.count)
+        value = _round_to_bfloat16(self._builder, value) if self._narrow else value
+        self._builder.store(value, pointer, align=self._kind.dtype.bitwidth // 8)
 
 
-def _each(value: int) -> ir.Constant:
-    return ir.Constant(_I32, [value] * LANES)
+def number_type(kind: Any) -> Any:
+    """numba's type of the numbers that a table holds: uint16 stands for bfloat16, which is computed with as float32."""
+    return types.float32 if kind.dtype == types.uint16 else kind.dtype
+
+
+def _widened(builder: Any, bits: Any) -> Any:
+    """bfloat16 to float32, one number or several."""
+    integers = _like(bits.type, _I32)
+    return builder.bitcast(builder.shl(builder.zext(bits, integers), _each(integers, 16)), _like(bits.type, _FLOAT))
+
+
+def _like(kind: Any, single: Any) -> Any:
+    """Type of as many of `single` as a type holds."""
+    return ir.VectorType(single, kind.count) if isinstance(kind, ir.VectorType) else single
+
+
+def _each(kind: Any, value: Any) -> Any:
+    return ir.Constant(kind, [value] * kind.count if isinstance(kind, ir.VectorType) else value)
+
+
+def _index(context: Any, builder: Any, signature: Any, args: Any, position: int) -> Any:
+    return context.cast(builder, args[position], signature.args[position], types.intp)
 
 
 @intrinsic
-def load(typing: Any, array: Any, row: Any, column: Any) -> Any:
-    """`array[row, column : column + 16]` of a C-contiguous table."""
-    narrow = array.dtype == types.uint16
-    lanes = Lanes(types.float32 if narrow else array.dtype)
+def load(typing: Any, array: Any, row: Any, column: Any, wide: Any) -> Any:
+    """`array[row, column : column + 16 * len(wide)]` of a C-contiguous table."""
+    lanes = Lanes(number_type(array), LANES * len(wide))
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        bits = builder.load(_pointer(context, builder, signature, args), align=array.dtype.bitwidth // 8)
-        return builder.bitcast(builder.shl(builder.zext(bits, _I32), _each(16)), _FLOAT) if narrow else bits
+        at = [_index(context, builder, signature, args, position) for position in (1, 2)]
+        return TableAt(context, builder, signature.args[0], args[0]).load(*at, lanes.count)
 
-    return lanes(array, row, column), generate
+    return lanes(array, row, column, wide), generate
 
 
 @intrinsic
 def store(typing: Any, array: Any, row: Any, column: Any, lanes: Any) -> Any:
-    """`array[row, column : column + 16] = lanes`."""
+    """`array[row, column : column + number of lanes] = lanes`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer, value = _pointer(context, builder, signature, args), args[3]
-        if array.dtype == types.uint16:
-            value = _round_to_bfloat16(builder, value)
-        builder.store(value, pointer, align=array.dtype.bitwidth // 8)
+        at = [_index(context, builder, signature, args, position) for position in (1, 2)]
+        TableAt(context, builder, signature.args[0], args[0]).store(*at, args[3])
         return context.get_dummy_value()
 
     return types.void(array, row, column, lanes), generate
 
 
 def _round_to_bfloat16(builder: Any, value: Any) -> Any:
-    bits = builder.bitcast(value, _I32)
-    odd = builder.and_(builder.lshr(bits, _each(16)), _each(1))
-    rounded = builder.lshr(builder.add(bits, builder.add(odd, _each(0x7FFF))), _each(16))
+    integers = _like(value.type, _I32)
+    bits = builder.bitcast(value, integers)
+    odd = builder.and_(builder.lshr(bits, _each(integers, 16)), _each(integers, 1))
+    rounded = builder.lshr(builder.add(bits, builder.add(odd, _each(integers, 0x7FFF))), _each(integers, 16))
     is_nan = builder.fcmp_unordered("uno", value, value)
-    return builder.trunc(builder.select(is_nan, _each(0x7FC0), rounded), _I16)
-
-
-@intrinsic
-def spread(typing: Any, value: Any) -> Any:
-    """One number in all sixteen lanes."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _in_all(builder, args[0], context.get_value_type(signature.return_type))
-
-    return Lanes(value)(value), generate
+    return builder.trunc(builder.select(is_nan, _each(integers, 0x7FC0), rounded), _like(value.type, _I16))
 
 
 @intrinsic
 def total(typing: Any, lanes: Any) -> Any:
-    """The sum of sixteen numbers, by halving: lane i takes lane i + 8, then i + 4, i + 2, i + 1."""
+    """The sum of all lanes, by halving: lane i takes the one half their number on; odd parts are added up before."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        value = args[0]
-        for half in (8, 4, 2, 1):
-            other = ir.Constant(_I32, [lane + half if lane < half else 0 for lane in range(LANES)])
-            shuffled = builder.shuffle_vector(value, ir.Constant(value.type, ir.Undefined), other)
-            value = builder.fadd(value, shuffled)
-        return builder.extract_element(value, ir.Constant(ir.IntType(32), 0))
+        parts = _split(builder, args[0], lanes.count & -lanes.count)
+        value = parts[0]
+        for part in parts[1:]:
+            value = builder.fadd(value, part)
+        while value.type.count > 1:
+            value = builder.fadd(*_split(builder, value, value.type.count // 2))
+        return builder.extract_element(value, ir.Constant(_I32, 0))
 
     return lanes.dtype(lanes), generate
 
 
+def _split(builder: Any, value: Any, count: int) -> list[Any]:
+    """Parts of so many lanes each."""
+    nothing = ir.Constant(value.type, ir.Undefined)
+    starts = range(0, value.type.count, count)
+    wanted = [ir.Constant(ir.VectorType(_I32, count), list(range(start, start + count))) for start in starts]
+    return [builder.shuffle_vector(value, nothing, lanes) for lanes in wanted]
+
+
 @intrinsic
 def where_positive(typing: Any, condition: Any, lanes: Any) -> Any:
-    """`lanes` where `condition` is above 0, else 0; NaN where `condition` is NaN, so that none is lost."""
+    """`lanes` but 0 where `condition` is 0 or less: not where it is NaN, so that none is lost."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        zero = ir.Constant(args[0].type, [0.0] * LANES)
-        kept = builder.select(builder.fcmp_ordered(">", args[0], zero), args[1], zero)
-        return builder.select(builder.fcmp_unordered("uno", args[0], args[0]), args[0], kept)
+        zero = _each(args[0].type, 0.0)
+        return builder.select(builder.fcmp_ordered("<=", args[0], zero), zero, args[1])
 
     return lanes(condition, lanes), generate
 
 
 @intrinsic
-def draw(typing: Any, row_key: Any, column: Any, threshold: Any, scale: Any) -> Any:
-    """`scale` in lanes whose random 32 bits reach the threshold, else 0: a function of row key and column alone."""
+def draw(typing: Any, row_key: Any, threshold: Any, scale: Any, wide: Any) -> Any:
+    """`scale` in lanes whose random 32 bits reach the threshold, else 0: a function of row key and lane alone."""
+    lanes = Lanes(scale, LANES * len(wide))
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        low, high = (_in_all(builder, builder.trunc(half, ir.IntType(32)), _I32) for half in _halves(builder, args[0]))
-        column = builder.trunc(context.cast(builder, args[1], signature.args[1], types.int64), ir.IntType(32))
-        counter = builder.add(_in_all(builder, column, _I32), ir.Constant(_I32, list(range(LANES))))
-        bits = _scramble(builder, builder.add(builder.mul(counter, _each(0x9E3779B9)), low))
+        integers = ir.VectorType(_I32, lanes.count)
+        low, high = (
+            in_all_lanes(builder, builder.trunc(half, _I32), integers)
+            for half in (args[0], builder.lshr(args[0], ir.Constant(args[0].type, 32)))
+        )
+        numbers = ir.Constant(integers, [lane * 0x9E3779B9 % 2**32 for lane in range(lanes.count)])
+        bits = _scramble(builder, builder.add(numbers, low))
         bits = _scramble(builder, builder.xor(bits, high))
-        kept = builder.icmp_unsigned(">=", bits, _in_all(builder, args[2], _I32))
-        vector = context.get_value_type(signature.return_type)
-        return builder.select(kept, _in_all(builder, args[3], vector), ir.Constant(vector, [0.0] * LANES))
+        kept = builder.icmp_unsigned(">=", bits, in_all_lanes(builder, args[1], integers))
+        vector = context.get_value_type(lanes)
+        return builder.select(kept, in_all_lanes(builder, args[2], vector), _each(vector, 0.0))
 
-    return Lanes(scale)(row_key, column, threshold, scale), generate
-
-
-def _halves(builder: Any, bits: Any) -> tuple[Any, Any]:
-    return bits, builder.lshr(bits, ir.Constant(ir.IntType(64), 32))
+    return lanes(row_key, threshold, scale, wide), generate
 
 
-def _in_all(builder: Any, value: Any, vector: Any) -> Any:
-    single = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(ir.IntType(32), 0))
-    return builder.shuffle_vector(single, ir.Constant(vector, ir.Undefined), _each(0))
+def in_all_lanes(builder: Any, value: Any, vector: Any) -> Any:
+    """One number in all lanes of a vector of that type, in code that is made."""
+    single = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(_I32, 0))
+    return builder.shuffle_vector(single, ir.Constant(vector, ir.Undefined), _each(_like(vector, _I32), 0))
 
 
 def _scramble(builder: Any, bits: Any) -> Any:
-    """The mixing of `noise`, sixteen at a time."""
+    """The mixing of `noise`, in all lanes."""
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
-        bits = builder.mul(builder.xor(bits, builder.lshr(bits, _each(shift))), _each(factor))
-    return builder.xor(bits, builder.lshr(bits, _each(16)))
+        mixed = builder.xor(bits, builder.lshr(bits, _each(bits.type, shift)))
+        bits = builder.mul(mixed, _each(bits.type, factor))
+    return builder.xor(bits, builder.lshr(bits, _each(bits.type, 16)))
 
 
 def _elementwise(name: str) -> Callable[..., Any]:
     @intrinsic
     def operation(typing: Any, left: Any, right: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return getattr(builder, name)(*args)
+            value = args[1] if right == left else in_all_lanes(builder, args[1], args[0].type)
+            return getattr(builder, name)(args[0], value)
 
         return left(left, right), generate
 
@@ -176,7 +239,7 @@ def _give_operator(symbol: Callable[..., Any], operation: Callable[..., Any]) ->
 
     @overload(symbol)
     def of_lanes(left, right):  # type: ignore[no-untyped-def]
-        return implementation if isinstance(left, Lanes) and left == right else None
+        return implementation if isinstance(left, Lanes) and right in (left, left.dtype) else None
 
 
 for _symbol, _name in ((operator.add, "fadd"), (operator.sub, "fsub"), (operator.mul, "fmul")):

@@ -1,8 +1,7 @@
-"""The parameters of multi-layer perceptrons; `blocks` computes with them, on padded blocks of rows.
+"""The parameters of multi-layer perceptrons; `blocks` computes with them, on blocks of rows.
 
-Inside a block every width is a multiple of 16 and the number of rows a multiple of 32, so that no row's value
-depends on which other rows are in the block (DESIGN section 3, rule 1). Parameters keep their true shapes; padding
-happens on the fly.
+Inside a block every result is a multiple of 16 columns wide. Parameters keep their true shapes; padding happens on the
+fly.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from itertools import zip_longest
 import torch
 from torch import nn
 
-ROWS = 32
 COLUMNS = 16
 
 
@@ -26,8 +24,8 @@ class PaddedLinear(nn.Module):
     """Weight and bias of `y = x W^T + b`.
 
     Args:
-        in_features: True number of inputs; a block holds `padded(in_features, 16)` columns, the rest 0.
-        out_features: True number of outputs; padding columns of `y` are 0.
+        in_features: Number of inputs.
+        out_features: True number of outputs; a block holds `padded(out_features, 16)` columns, the rest 0.
         generator: Source of the initial weights, uniform in +-1/sqrt(in_features) (the default of torch's Linear).
     """
 
@@ -43,7 +41,7 @@ class MLP(nn.Module):
     """Linear layers, each but the last followed by LayerNorm and ReLU; the last too unless it is a plain output.
 
     Args:
-        in_features: Inputs; the block that comes in has this many columns, padded with zeros to a multiple of 16.
+        in_features: Inputs.
         widths: Outputs of each layer. All but a plain output must be multiples of 16: a LayerNorm over padding would
             not be the LayerNorm of the model.
         generator: Source of the initial weights.

@@ -1,8 +1,8 @@
 """Does this machine keep the promise that rule 1 of DESIGN section 3 rests on?
 
-A row of a padded block must not depend on the block's other rows nor on where it lies: not in the matrix library, and
-not in the kernels as they are compiled here. Some milliseconds on the model's own shapes: it samples, it does not
-prove.
+A row of a block must not depend on the block's other rows nor on where it lies, in products and kernels as they are
+compiled here; and all ranks must compute the same. Some milliseconds on the model's own shapes: it samples, it does
+not prove.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ import torch
 from torch import Tensor, nn
 
 from domainpar.nn import blocks
-from domainpar.nn.blocks import Edges, Folded, TileGradients, WayBack, as_table, fold, no_sums, rows_of
-from domainpar.nn.kernels import Ends
+from domainpar.nn.blocks import Edges, Folded, Rows, TileGradients, WayBack, as_table, fold, no_sums
+from domainpar.nn.kernels import Ends, FloatTable
 from domainpar.nn.mlp import MLP
-from domainpar.nn.products import linear
+from domainpar.nn.products import multiply
 from domainpar.nn.stages import EdgeStage, NodeStage
 from domainpar.nn.team import Scratch
 from domainpar.parallel.transport import Transport
 
-SAMPLE_ROWS = 1000  # not a multiple of 32: the last rows sit in a ragged tail
+SAMPLE_ROWS = 1000  # no multiple of what products take at once: the last rows sit in a ragged tail
 SUBSETS = (1, 7, 33, 500)
-FIRST_OF_SUBSET = 37  # rows inside a table: there a block may be the table's own memory
+FIRST_OF_SUBSET = 37
 
 _Results = tuple[Tensor, ...]
 """Of some rows: forward, then backward, then what is not row by row."""
@@ -52,7 +52,7 @@ def rows_are_independent(model: nn.Module, transport: Transport) -> str | None:
     if problems:
         return problems[0]
     if len(set(found)) > 1:
-        return "ranks compute different bits from the same numbers: their machines or matrix libraries differ"
+        return "ranks compute different bits from the same numbers: their machines or numba versions differ"
     return None
 
 
@@ -77,7 +77,7 @@ def _compare_subsets(trial: _Trial, whole: _Results) -> str:
             if not torch.equal(ours, theirs[chosen]):
                 return (
                     f"rows of a {trial.about} block change with the other rows of the block ({direction}, {size} of "
-                    f"{SAMPLE_ROWS} rows): this machine's matrix library does not keep rows apart"
+                    f"{SAMPLE_ROWS} rows): code compiled on this machine does not keep rows apart"
                 )
     return ""
 
@@ -119,7 +119,7 @@ class _Case:
         at_nodes, of_sums = drawn(2 * folded.width), drawn(2 * self.mlp.out_features)
         if self.node_width:
             of_nodes = [drawn(self.node_width), drawn(2 * folded.width)]
-            yield _Trial(partial(_products_of_nodes, folded, scratch), of_nodes, f"{self.node_width}-column {exact}")
+            yield _Trial(partial(_products_of_nodes, folded), of_nodes, f"{self.node_width}-column {exact}")
         gathered = (at_nodes, of_sums) if self.node_width else (at_nodes[:0], of_sums[:0])
         ends = torch.from_numpy(generator.integers(0, SAMPLE_ROWS, (2, SAMPLE_ROWS)))
         upstream = drawn(self.mlp.out_features, exact if self.mlp.plain else self.products or exact)
@@ -148,11 +148,17 @@ def _filled(*widths: int) -> tuple[int, ...]:
     return tuple(width for width in widths if width)
 
 
-def _products_of_nodes(folded: Folded, scratch: Scratch, tables: Sequence[Tensor], rows: slice) -> _Results:
+def _products_of_nodes(folded: Folded, tables: Sequence[Tensor], rows: slice) -> _Results:
     """Of states, and of the gradient of what comes of them."""
-    states, gradient = (rows_of(table, rows, scratch, f"nodes {i}") for i, table in enumerate(tables))
-    count, weight = rows.stop - rows.start, folded.at_ends
-    return linear(states, weight)[:count], linear(gradient, weight.t())[:count]
+    weight, (states, gradient) = folded.at_ends, tables
+    return _multiplied(states, rows, weight.forward), _multiplied(gradient, rows, weight.back)
+
+
+def _multiplied(table: Tensor, rows: slice, weight: FloatTable) -> Tensor:
+    count = rows.stop - rows.start
+    out = torch.from_numpy(np.empty((count, weight.shape[1]), weight.dtype))
+    multiply(as_table(table), rows.start, count, weight, as_table(out), 0, False)
+    return out
 
 
 def _block(
@@ -162,7 +168,7 @@ def _block(
     *given, dst, src, upstream = tables
     count, nowhere = rows.stop - rows.start, no_sums(folded.norms[0])
     edges = Edges(rows.start, Ends(dst.numpy(), src.numpy(), np.full(SAMPLE_ROWS, -1), 0), as_table(at_nodes))
-    operands = [rows_of(table, rows, scratch, f"operand {i}") for i, table in enumerate(given)]
+    operands = [Rows(as_table(table), rows.start) for table in given]
 
     out = torch.empty_like(upstream)
     made = blocks.forward(folded, operands, count, edges, scratch)
@@ -172,6 +178,6 @@ def _block(
     shares = TileGradients(folded, scratch)
     back = WayBack(folded, made, count, edges.with_(as_table(of_sums)), nowhere, shares, scratch)
     into = back.run(upstream)
-    of_operands = [linear(into, weight.t()) for weight in folded.inputs]
-    of_rows = torch.cat([into, *of_operands], dim=1)[:count]
+    of_operands = [_multiplied(into, slice(0, count), weight.back) for weight in folded.inputs]
+    of_rows = torch.cat([into, *of_operands], dim=1)
     return out[rows], of_rows, torch.cat([share.flatten() for share in shares.partials()])

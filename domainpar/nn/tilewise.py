@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from domainpar.nn import blocks
-from domainpar.nn.blocks import Activations, Edges, Folded, TileGradients, WayBack, as_table, fold, rows_of
+from domainpar.nn.blocks import Activations, Edges, Folded, Rows, TileGradients, WayBack, Weight, as_table, fold
 from domainpar.nn.calls import EdgeCall, Give, NodeCall
 from domainpar.nn.kernels import Ends, Sums, add_pairs
 from domainpar.nn.noise import Noise
-from domainpar.nn.products import linear, outer
+from domainpar.nn.products import multiply, outer
 from domainpar.nn.team import Scratch, team
 from domainpar.parallel.halo import Spread
 from domainpar.parallel.local import EdgeTile, LocalGraph, NodeTile
@@ -36,7 +35,7 @@ class NodeTiles(NodeCall):
         out = empty_table(self.graph.num_owned, self.mlp.out_features, self.tables[0])
 
         def one(tile: NodeTile, scratch: Scratch) -> None:
-            inputs, edges = _operands(self.tables, tile.rows, scratch), _no_edges(folded, tile.rows.start, noise)
+            inputs, edges = _operands(self.tables, tile.rows), _no_edges(folded, tile.rows.start, noise)
             made = blocks.forward(folded, inputs, tile.num_nodes, edges, scratch)
             nowhere = blocks.no_sums(folded.norms[-1])
             blocks.finish(folded, made, tile.num_nodes, edges, out, tile.rows.start, nowhere)
@@ -50,30 +49,35 @@ class NodeTiles(NodeCall):
         parameters, noise = list(self.mlp.parameters()), self.noise
 
         def one(tile: NodeTile, scratch: Scratch) -> None:
-            inputs, edges = _operands(self.tables, tile.rows, scratch), _no_edges(folded, tile.rows.start, noise)
+            inputs, edges = _operands(self.tables, tile.rows), _no_edges(folded, tile.rows.start, noise)
             made = blocks.forward(folded, inputs, tile.num_nodes, edges, scratch, keep=True)
             given, nowhere = TileGradients(folded, scratch), blocks.no_sums(folded.norms[0])
             into = WayBack(folded, made, tile.num_nodes, edges, nowhere, given, scratch).run(gradient)
             for table, weight in zip(of_tables, folded.inputs):
-                _hand_back(into, weight, table, tile.rows, scratch)
+                _hand_back(Rows(as_table(into), 0), weight, table, tile.rows, scratch)
             give(parameters, given.partials())
 
         team().each(self.graph.tiles.nodes, one)
         return of_tables
 
 
-def _operands(tables: Sequence[Tensor], rows: slice, scratch: Scratch) -> list[Tensor]:
-    return [rows_of(table, rows, scratch, f"operand {position}") for position, table in enumerate(tables)]
+def _operands(tables: Sequence[Tensor], rows: slice) -> list[Rows]:
+    return [Rows(as_table(table), rows.start) for table in tables]
 
 
 def _no_edges(folded: Folded, first: int, noise: Noise | None) -> Edges:
     return Edges(first, blocks.NO_ENDS, blocks.no_rows(folded.norms[0]), noise)
 
 
-def _hand_back(into: Tensor, weight: Tensor, table: Tensor, rows: slice, scratch: Scratch) -> None:
-    """Write the gradient of an operand into its table."""
-    place = partial(scratch.take, "handed back", into.shape[0], weight.shape[1], weight.dtype)
-    table[rows] = linear(into, weight.t(), place)[: rows.stop - rows.start, : table.shape[1]]
+def _hand_back(gradient: Rows, weight: Weight, table: Tensor, rows: slice, scratch: Scratch) -> None:
+    """Write the gradient of an operand into its table, given that of the products."""
+    count, width = rows.stop - rows.start, weight.back.shape[1]
+    if table.shape[1] == width:
+        multiply(*gradient, count, weight.back, as_table(table), rows.start, False)
+        return
+    block = scratch.take("handed back", count, width, table.dtype)
+    multiply(*gradient, count, weight.back, as_table(block), 0, False)
+    table[rows] = block[:, : table.shape[1]]
 
 
 @dataclass(frozen=True)
@@ -83,9 +87,9 @@ class EdgeTiles(EdgeCall):
     def forward(self, sums: bool) -> tuple[Tensor, Tensor]:
         work = _Work.begin(self)
         folded, width = work.folded, self.mlp.out_features
-        kind = work.exact if self.mlp.plain else self.products or work.exact
+        kind = work.folded.exact if self.mlp.plain else self.products or work.folded.exact
         out = empty_table(self.graph.num_edges, width, self.edges, kind)
-        at_ends = _AtEnds(self.graph, width if sums else 0, work.exact)
+        at_ends = _AtEnds(self.graph, width if sums else 0, work.folded.exact)
 
         def one(tile: EdgeTile, scratch: Scratch) -> None:
             made, edges = work.compute(tile, scratch, keep=False)
@@ -100,7 +104,7 @@ class EdgeTiles(EdgeCall):
         folded, of_edges = work.folded, of_edges.contiguous()
         of_operand = empty_table(self.graph.num_edges, self.edges.shape[1], self.edges)
         parameters = list(self.mlp.parameters())
-        at_ends = _AtEnds(self.graph, folded.width if self.nodes is not None else 0, work.exact)
+        at_ends = _AtEnds(self.graph, folded.width if self.nodes is not None else 0, work.folded.exact)
         gathered = blocks.no_rows(folded.norms[-1]) if of_sums is None else as_table(of_sums.local)
 
         def one(tile: EdgeTile, scratch: Scratch) -> None:
@@ -110,7 +114,7 @@ class EdgeTiles(EdgeCall):
             back = WayBack(folded, made, tile.num_edges, came, sums, given, scratch, tile.owned)
             into = back.run(of_edges)
             for weight in folded.inputs:
-                _hand_back(into, weight, of_operand, tile.edges, scratch)
+                _hand_back(Rows(as_table(into), 0), weight, of_operand, tile.edges, scratch)
             if tile.owned:
                 give(parameters, given.partials())
 
@@ -142,7 +146,8 @@ class _Work:
         tables = [call.edges] if call.edges.shape[1] else []
         folded = fold(call.mlp, tables, 0 if nodes is None else nodes.owned.shape[1], call.products)
         num_rows = 0 if nodes is None else graph.plan.num_local
-        work = cls(call, folded, _ends(graph), empty_table(num_rows, len(folded.at_ends), folded.at_ends))
+        at_nodes = empty_table(num_rows, folded.at_ends.forward.shape[1], graph.features, folded.exact)
+        work = cls(call, folded, _ends(graph), at_nodes)
         if nodes is not None:
             work._multiply([tile.rows for tile in graph.tiles.nodes])
         return work
@@ -156,19 +161,18 @@ class _Work:
 
     def _multiply(self, each: Sequence[slice]) -> None:
         assert self.call.nodes is not None
-        states, weight = self.call.nodes.local, self.folded.at_ends
+        states, at_nodes = as_table(self.call.nodes.local), as_table(self.at_nodes)
 
         def one(rows: slice, scratch: Scratch) -> None:
-            operand = rows_of(states, rows, scratch, "states")
-            place = partial(scratch.take, "products of states", len(operand), len(weight), weight.dtype)
-            self.at_nodes[rows] = linear(operand, weight, place)[: rows.stop - rows.start]
+            count = rows.stop - rows.start
+            multiply(states, rows.start, count, self.folded.at_ends.forward, at_nodes, rows.start, False)
 
         team().each(each, one)
 
     def compute(self, tile: EdgeTile, scratch: Scratch, keep: bool) -> tuple[Activations, Edges]:
         """One tile up to its last product."""
         table = self.call.edges
-        inputs = [rows_of(table, tile.edges, scratch, "edges")] if table.shape[1] else []
+        inputs = _operands([table] if table.shape[1] else [], tile.edges)
         edges = Edges(tile.edges.start, self.ends, as_table(self.at_nodes), self.call.noise)
         return blocks.forward(self.folded, inputs, tile.num_edges, edges, scratch, keep), edges
 
@@ -195,10 +199,12 @@ class _Work:
         first = folded.mlp.layers[0][0].weight
 
         def one(tile: NodeTile, scratch: Scratch) -> None:
-            rows, count = tile.rows, tile.num_nodes
-            gradient, operand = rows_of(of_ends, rows, scratch, "of ends"), rows_of(states, rows, scratch, "states")
+            rows = tile.rows
+            operand, gradient = Rows(as_table(states), rows.start), Rows(as_table(of_ends), rows.start)
             _hand_back(gradient, weight, of_states, rows, scratch)
-            at_dst, at_src = outer(gradient[:count], operand[:count]).chunk(2)
+            of_weight = scratch.zeros("of states", len(weight.forward), len(weight.back), folded.exact)
+            outer(*operand, *gradient, tile.num_nodes, as_table(of_weight))
+            at_dst, at_src = of_weight.t().chunk(2)
             whole = torch.zeros_like(first, requires_grad=False)
             width = folded.node_width
             whole[:, :width] = at_src[: len(first), :width]
@@ -207,11 +213,6 @@ class _Work:
 
         team().each(self.call.graph.tiles.nodes, one)
         return of_states
-
-    @property
-    def exact(self) -> torch.dtype:
-        """Type of the parameters, and of all sums."""
-        return self.at_nodes.dtype
 
 
 def _ends(graph: LocalGraph) -> Ends:

@@ -6,9 +6,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from domainpar.nn.mlp import ROWS, padded
+from domainpar.nn.mlp import padded
 from domainpar.parallel.integer_sums import IntegerSums
 from domainpar.parallel.local import LocalGraph
+
+ROWS = 32  # a multiple of what torch takes at once
 
 
 def edge_loss(logits: Tensor, graph: LocalGraph, weights: Tensor, step_weight: float, loss_sum: IntegerSums) -> Tensor:

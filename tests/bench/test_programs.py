@@ -35,15 +35,17 @@ def test_step_compares_domainpar_with_the_plain_network(kept, capsys):
     assert min(ours["above_bare"] + eager["above_bare"]) > 0
     (parts,) = (line for line in lines() if line.get("measured") == "breakdown")
     assert sum(part["seconds"] for part in parts["operations"]) == pytest.approx(parts["seconds"])
-    assert "aten::mm" in {part["name"] for part in parts["operations"]}
+    assert {"multiply", "outer", "norm_forward", "norm_backward", "add_pairs"} <= {
+        part["name"] for part in parts["operations"]
+    }
 
 
 def test_memory_shows_what_each_form_holds(kept, capsys):
     flags, lines = kept
-    assert memory.main([*TINY, *flags, *"--forms checkpoint --recompute-every 1 --sizes 64x4 512x8".split()]) == 0
+    assert memory.main([*TINY, *flags, *"--forms checkpoint --recompute-every 2 --sizes 64x4 512x8".split()]) == 0
     assert "one hash of all parameters" in capsys.readouterr().out
     rows = {line["system"]: line for line in lines() if line.get("measured") == "memory"}
-    assert list(rows) == ["PyG checkpoint", "recompute every 1", "domainpar"]
+    assert list(rows) == ["PyG checkpoint", "recompute every 2", "domainpar"]
     assert rows["domainpar"]["of_whole"] == rows["domainpar"]["share"] == 1
     sizes = [line["devices"]["16"] for line in lines() if line.get("measured") == "estimate"]
     assert sizes == [1] * 6

@@ -56,7 +56,7 @@ REFUSED_FLAGS = {
     "an infinite rate": ("--lr 1e400", "--lr is inf; it must be a finite number above 0", "--lr"),
     "a width that is no multiple of 16": (
         "--hidden 50",
-        "padded to 16 columns so that bits do not",
+        "rows are computed 16 numbers at a time",
         "48 or --hidden 64",
     ),
     "naive without sectors": ("--mode naive", "--mode naive needs --sectors", "--sectors 8"),
@@ -67,7 +67,7 @@ REFUSED_FLAGS = {
     "a precision that is none": ("--precision fp16", "expected one of full, bf16", "did you mean bf16?"),
     "to drop everything": ("--dropout 1", "--dropout is 1.0; it must be", "leave --dropout away"),
     "to drop less than nothing": ("--dropout -0.1", "--dropout is -0.1; it must be", "leave --dropout away"),
-    "no iteration kept": ("--recompute-every 0", "--recompute-every is 0; it must be at least 1", "leave --recompute"),
+    "no iteration kept": ("--recompute-every 1", "--recompute-every is 1; it must be at least 2", "leave --recompute"),
     "to offload what lies there": ("--offload", "--device is cpu, whose states lie there", "--recompute-every 2"),
     "resume and overwrite": ("--out x --resume --overwrite", "exclude each other", "keep one"),
     "resume of no run": ("--resume", "does not say which run", "--out"),

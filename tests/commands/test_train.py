@@ -88,7 +88,7 @@ def test_flags_win_over_the_file_they_name_and_both_over_what_the_run_began_with
         assert config == expected
 
 
-SAVING = "--precision bf16 --dropout 0.1 --recompute-every 1 --threads 3".split()
+SAVING = "--precision bf16 --dropout 0.1 --recompute-every 2 --threads 3".split()
 
 
 def test_what_saves_time_and_memory_is_said_kept_and_used_for_scores(store, tmp_path, capsys):
@@ -98,7 +98,7 @@ def test_what_saves_time_and_memory_is_said_kept_and_used_for_scores(store, tmp_
     assert printed[0].endswith(", 3 threads each")
     assert any(line.endswith(" parameters, float32 with edges in bf16") for line in printed)
     kept = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
-    expected = {"precision": "bf16", "dropout": 0.1, "recompute_every": 1, "threads": 3, "offload": False}
+    expected = {"precision": "bf16", "dropout": 0.1, "recompute_every": 2, "threads": 3, "offload": False}
     assert {name: kept[name] for name in expected} == expected
     assert run_json(out)["threads"] == 3
     assert infer.main(["--run", out, "--checkpoint", "last", "--threads", "5"]) == 0

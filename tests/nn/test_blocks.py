@@ -1,4 +1,4 @@
-"""Perceptrons on blocks: operands where and how products want them, and plain torch's results with every gradient."""
+"""Perceptrons on blocks: operands where they lie in their tables, and plain torch's results with every gradient."""
 
 from dataclasses import dataclass
 
@@ -6,89 +6,16 @@ import dense
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 
 from domainpar.nn import blocks
-from domainpar.nn.blocks import Edges, TileGradients, WayBack, as_table, fold, no_rows, no_sums, rows_of
+from domainpar.nn.blocks import Edges, Rows, TileGradients, WayBack, as_table, fold, no_rows, no_sums
 from domainpar.nn.kernels import Ends, Sums, add_pairs
 from domainpar.nn.mlp import MLP, padded
 from domainpar.nn.team import Scratch
 
-FLOATS = [torch.float32, torch.float64, torch.bfloat16]
 COUNT, NUM_NODES = 45, 11
-
-
-def dirty_scratch(*names, rows=64, columns=80, dtypes=FLOATS):
-    """Blocks that were used before and hold what must reach nothing."""
-    scratch = Scratch()
-    for name in names:
-        for dtype in dtypes:
-            scratch.take(name, rows, columns, dtype).fill_(torch.nan)
-    return scratch
-
-
-def table_of(rows, width, dtype=torch.float32, offset=0):
-    """A table of random numbers whose memory starts `offset` bytes after a multiple of 64."""
-    numbers = torch.empty(rows * width + 64, dtype=dtype)
-    assert numbers.data_ptr() % 64 == 0
-    table = numbers[offset // numbers.itemsize :][: rows * width].view(rows, width)
-    table.copy_(torch.randn(rows, width, generator=torch.Generator().manual_seed(0)))
-    return table
-
-
-@pytest.mark.parametrize(
-    ("table", "rows", "is_view"),
-    {
-        "whole steps of 32": (table_of(128, 64), slice(32, 64), True),
-        "a ragged end that the table goes on after": (table_of(128, 64), slice(5, 40), True),
-        "16 columns of float32": (table_of(128, 16), slice(3, 20), True),
-        "16 columns of float64": (table_of(128, 16, torch.float64), slice(3, 20), True),
-        "32 columns of bfloat16": (table_of(128, 32, torch.bfloat16), slice(3, 20), True),
-        "up to the last row": (table_of(128, 64), slice(96, 128), True),
-        "the ragged tail of the table": (table_of(128, 64), slice(97, 128), False),
-        "rows of 32 bytes": (table_of(128, 16, torch.bfloat16), slice(32, 64), False),
-        "a table that starts elsewhere": (table_of(128, 64, offset=16), slice(32, 64), False),
-        "a table that starts a whole row later": (table_of(128, 16, offset=64), slice(32, 64), True),
-        "columns to be padded": (table_of(128, 19), slice(32, 64), False),
-    }.values(),
-)
-def test_rows_are_the_tables_own_where_they_are_aligned_and_go_on_and_a_copy_elsewhere(table, rows, is_view):
-    found = rows_of(table, rows, Scratch(), "operand")
-    own = table.data_ptr() <= found.data_ptr() < table.data_ptr() + table.numel() * table.itemsize
-    assert own == is_view
-    if is_view:
-        assert found.data_ptr() == table[rows.start].data_ptr()
-
-
-@given(
-    num_rows=st.integers(0, 100),
-    width=st.integers(1, 70),
-    ends=st.tuples(st.integers(0, 100), st.integers(0, 100)),
-    dtype=st.sampled_from(FLOATS),
-    offset=st.sampled_from([0, 8, 16, 32]),
-)
-@settings(max_examples=150, deadline=None)
-def test_operands_are_aligned_and_padded_and_columns_beyond_the_width_are_zero(num_rows, width, ends, dtype, offset):
-    table = table_of(num_rows, width, dtype, offset)
-    rows = slice(*(min(end, num_rows) for end in sorted(ends)))
-    scratch = dirty_scratch("operand", rows=128)
-    found = rows_of(table, rows, scratch, "operand")
-    count = rows.stop - rows.start
-    assert found.shape == (padded(count, 32), padded(width, 16))
-    assert found.is_contiguous()
-    assert found.data_ptr() % 64 == 0 or count == 0
-    assert torch.equal(found[:count, :width], table[rows])
-    assert not found[:, width:].any()
-
-
-def test_a_table_that_requires_grad_is_an_operand_without_autograd():
-    """Threads of a team do not inherit that autograd is off in those that call them."""
-    for width in (16, 5):
-        table = torch.ones(64, width, requires_grad=True)
-        assert not rows_of(table, slice(0, 32), Scratch(), "operand").requires_grad
-
+UNTOUCHED = -5.0
 
 SHAPES = {
     # node width, widths of tables, widths of layers, plain output
@@ -118,39 +45,57 @@ def make(node_width, widths, layers, plain, dtype=torch.float64):
     return mlp
 
 
+def as_tensors(weight):
+    return torch.from_numpy(weight.forward), torch.from_numpy(weight.back)
+
+
 @each_shape
 def test_folded_weights_are_the_weights_padded_with_zeros(node_width, widths, layers, plain):
     mlp = make(node_width, widths, layers, plain)
     folded = fold(mlp, [torch.empty(0, width, dtype=torch.float64) for width in widths], node_width)
     first, *later = (linear.weight.detach() for linear in mlp.linears)
-    at_dst, at_src = folded.at_ends.chunk(2)
-    parts = [(at_src, node_width), (at_dst, node_width), *zip(folded.inputs, widths)]
-    whole = torch.cat([part[: layers[0], :width] for part, width in parts], dim=1)
-    assert torch.equal(whole, first)
-    for part, width in parts:
-        assert part.shape == (padded(layers[0], 16), padded(width, 16))
-        assert part[: layers[0], :width].abs().sum() == part.abs().sum()
-    for padded_weight, weight in zip(folded.later, later, strict=True):
-        assert torch.equal(padded_weight[: len(weight), : weight.shape[1]], weight)
-        assert weight.abs().sum() == padded_weight.abs().sum()
+    out = padded(layers[0], 16)
+    assert folded.at_ends.forward.shape == (node_width, 2 * out)
+    at_dst, at_src = as_tensors(folded.at_ends)[0].t().split(out)
+    forward = [at_src, at_dst, *(as_tensors(weight)[0].t() for weight in folded.inputs)]
+    assert torch.equal(torch.cat(forward, dim=1)[: layers[0]], first)
+    assert not torch.cat(forward, dim=1)[layers[0] :].any()
+    for found, weight in zip(folded.later, later, strict=True):
+        assert torch.equal(as_tensors(found)[0].t()[: len(weight)], weight)
+        assert not as_tensors(found)[0].t()[len(weight) :].any()
     for norm, width in zip(folded.norms, layers, strict=True):
         assert norm.bias.shape == (1, padded(width, 16))
         assert not norm.bias[0, width:].any()
-    assert folded.width == padded(layers[0], 16)
+    assert folded.width == out
 
 
-def test_products_are_computed_in_the_type_of_what_comes_in_and_a_plain_output_in_that_of_the_parameters():
+@each_shape
+def test_the_way_back_is_the_transpose_with_its_columns_padded_by_zeros(node_width, widths, layers, plain):
+    mlp = make(node_width, widths, layers, plain)
+    folded = fold(mlp, [torch.empty(0, width, dtype=torch.float64) for width in widths], node_width)
+    for weight in (folded.at_ends, *folded.inputs, *folded.later):
+        forward, back = as_tensors(weight)
+        assert torch.equal(back[:, : len(forward)], forward.t())
+        assert back.shape == (forward.shape[1], padded(len(forward), 16))
+        assert not back[:, len(forward) :].any()
+
+
+def test_operands_are_kept_in_the_type_of_what_comes_in_and_those_of_a_plain_output_in_that_of_the_parameters():
     mlp = make(0, (16,), (16, 16, 1), True, torch.float32)
     exact, narrow = torch.float32, torch.bfloat16
-    folded = fold(mlp, [torch.empty(0, 16, dtype=narrow)], 0, narrow)
-    assert [folded.product_type(layer) for layer in range(3)] == [narrow, narrow, exact]
-    folded = fold(mlp, [torch.empty(0, 16)], 0, narrow)
-    assert [folded.product_type(layer) for layer in range(3)] == [exact, narrow, exact]
-    folded = fold(mlp, [torch.empty(0, 16)])
-    assert [folded.product_type(layer) for layer in range(3)] == [exact, exact, exact]
-    folded = fold(make(4, (), (16, 16), False, torch.float32), [], 4, narrow)
-    assert [folded.product_type(layer) for layer in range(2)] == [exact, narrow]
-    assert folded.at_ends.dtype == exact
+    assert fold(mlp, [torch.empty(0, 16, dtype=narrow)], 0, narrow).kinds == (narrow, narrow, exact)
+    assert fold(mlp, [torch.empty(0, 16)], 0, narrow).kinds == (exact, narrow, exact)
+    assert fold(mlp, [torch.empty(0, 16)]).kinds == (exact, exact, exact)
+    assert fold(make(4, (), (16, 16), False, torch.float32), [], 4, narrow).kinds == (exact, narrow)
+
+
+def test_weights_are_rounded_where_their_operands_are_and_kept_in_the_type_of_the_parameters():
+    mlp, narrow = make(4, (16,), (16, 16, 1), True, torch.float32), torch.bfloat16
+    folded = fold(mlp, [torch.empty(0, 16, dtype=narrow)], 4, narrow)
+    for weight, is_rounded in zip((*folded.inputs, *folded.later, folded.at_ends), (True, True, False, False)):
+        for table in as_tensors(weight):
+            assert table.dtype == torch.float32
+            assert torch.equal(table, table.to(narrow).float()) == is_rounded
 
 
 def test_node_states_into_a_plain_output_alone_are_refused():
@@ -160,12 +105,13 @@ def test_node_states_into_a_plain_output_alone_are_refused():
 
 @dataclass
 class Inputs:
-    """What goes into a block of edges, and the gradient of what comes out."""
+    """What goes into a block of edges, rows `first` and on of its tables, and the gradient of what comes out."""
 
     nodes: torch.Tensor
     tables: list
     ends: Ends
     upstream: torch.Tensor
+    first: int = 0
 
 
 def inputs_of(node_width, widths, out):
@@ -176,35 +122,52 @@ def inputs_of(node_width, widths, out):
     return Inputs(drawn[0], drawn[1:-1], Ends(dst, src, src, NUM_NODES), drawn[-1])
 
 
+def moved(inputs, first):
+    """The same block further down in tables that hold NaN elsewhere, and edges elsewhere that end at node 0."""
+
+    def among_nan(table):
+        around = table.new_full((1, table.shape[1]), torch.nan)
+        return torch.cat([around.expand(first, -1), table, around])
+
+    ends = (np.concatenate([np.zeros(first, np.int64), end, [0]]) for end in inputs.ends[:3])
+    tables = [among_nan(table) for table in inputs.tables]
+    return Inputs(inputs.nodes, tables, Ends(*ends, NUM_NODES), among_nan(inputs.upstream), first)
+
+
 def on_blocks(mlp, inputs):
     """Outputs, their sums at both ends, gradients of nodes and tables, and those of the parameters."""
     node_width = inputs.nodes.shape[1]
     folded, scratch = fold(mlp, inputs.tables, node_width), Scratch()
-    operands = [rows_of(table, slice(0, COUNT), scratch, f"table {i}") for i, table in enumerate(inputs.tables)]
-    states = rows_of(inputs.nodes, slice(0, NUM_NODES), scratch, "states")
-    at_nodes = as_table(states @ folded.at_ends.T) if node_width else no_rows(folded.norms[0])
-    edges = Edges(0, inputs.ends, at_nodes)
+    operands = [Rows(as_table(table), inputs.first) for table in inputs.tables]
+    at_nodes = no_rows(folded.norms[0])
+    if node_width:
+        at_nodes = as_table(multiplied(inputs.nodes, folded.at_ends.forward))
+    edges = Edges(inputs.first, inputs.ends, at_nodes)
 
-    out = torch.empty(COUNT, mlp.out_features, dtype=torch.float64)
+    out = torch.full_like(inputs.upstream, UNTOUCHED)
     sums = no_sums(folded.norms[-1]) if mlp.plain else new_sums(mlp.out_features)
     made = blocks.forward(folded, operands, COUNT, edges, scratch)
-    blocks.finish(folded, made, COUNT, edges, out, 0, sums)
+    blocks.finish(folded, made, COUNT, edges, out, inputs.first, sums)
 
     made = blocks.forward(folded, operands, COUNT, edges, scratch, keep=True)
     given, of_ends = TileGradients(folded, scratch), new_sums(folded.width)
     came = edges.with_(no_rows(folded.norms[-1]))
     back = WayBack(folded, made, COUNT, came, of_ends if node_width else no_sums(folded.norms[0]), given, scratch)
     into = back.run(inputs.upstream)
-    of_tables = [(into @ weight)[:COUNT, :width] for weight, width in zip(folded.inputs, folded.widths)]
+    of_tables = [multiplied(into, weight.back)[:, :width] for weight, width in zip(folded.inputs, folded.widths)]
     partials = given.partials()
     if node_width:  # the rest is summed at nodes
         of_nodes = torch.from_numpy(added_pairs(of_ends))
-        of_tables.insert(0, (of_nodes @ folded.at_ends)[:, :node_width])
-        at_dst, at_src = (of_nodes.T @ states[:NUM_NODES]).chunk(2)
+        of_tables.insert(0, multiplied(of_nodes, folded.at_ends.back)[:, :node_width])
+        at_dst, at_src = (of_nodes.T @ inputs.nodes).chunk(2)
         width, rows = node_width, mlp.linears[0].out_features
         assert not partials[0][:, : 2 * width].any()
         partials[0][:, : 2 * width] = torch.cat([at_src[:rows, :width], at_dst[:rows, :width]], dim=1)
-    return out, added_pairs(sums), of_tables, partials
+    return out, torch.from_numpy(added_pairs(sums)), of_tables, partials
+
+
+def multiplied(rows, weight):
+    return rows @ torch.from_numpy(weight)
 
 
 def new_sums(width):
@@ -256,22 +219,35 @@ def test_rows_that_are_not_finite_get_a_gradient_as_in_plain_torch():
     assert found[2][0].isfinite().all()
 
 
-def test_what_is_normalised_is_kept_in_the_type_of_the_parameters_in_place_where_that_is_the_products(monkeypatch):
-    monkeypatch.setattr("domainpar.nn.products.HAS_ONEDNN", False)  # which takes memory of its own
-    for products in (None, torch.bfloat16):
-        mlp = make(0, (16,), (32, 16, 16), False, torch.float32)
-        table = torch.ones(COUNT, 16, dtype=products or torch.float32)
-        folded, scratch = fold(mlp, [table], 0, products), Scratch()
-        edges = Edges(0, inputs_of(0, (16,), 16).ends, no_rows(folded.norms[0]))
-        made = blocks.forward(folded, [rows_of(table, slice(0, COUNT), scratch, "t")], COUNT, edges, scratch, keep=True)
-        assert [kept.dtype for kept in made.kept] == [torch.float32] * 2
-        memory = {folded.product(layer, 64, scratch).data_ptr() for layer in range(3)}
-        assert all((kept.data_ptr() in memory) == (products is None) for kept in made.kept)
-        assert made.product.dtype == (products or torch.float32)
+@each_shape
+def test_a_block_that_lies_elsewhere_has_the_same_bits_and_touches_no_other_row(node_width, widths, layers, plain):
+    mlp, inputs = make(node_width, widths, layers, plain), inputs_of(node_width, widths, layers[-1])
+    expected, found = on_blocks(mlp, inputs), on_blocks(mlp, moved(inputs, 13))
+    assert torch.equal(found[0][13 : 13 + COUNT], expected[0])
+    assert (torch.cat([found[0][:13], found[0][13 + COUNT :]]) == UNTOUCHED).all()
+    for ours, theirs in zip((found[1], *found[2], *found[3]), (expected[1], *expected[2], *expected[3]), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("products", [None, torch.bfloat16])
+def test_products_keep_the_type_of_the_parameters_and_what_is_normalised_is_kept_in_their_place(products):
+    mlp, kind = make(0, (16,), (32, 16, 16), False, torch.float32), products or torch.float32
+    table = torch.ones(COUNT, 16, dtype=kind)
+    folded, scratch = fold(mlp, [table], 0, products), Scratch()
+    edges = Edges(0, inputs_of(0, (16,), 16).ends, no_rows(folded.norms[0]))
+    made = blocks.forward(folded, [Rows(as_table(table), 0)], COUNT, edges, scratch, keep=True)
+    of_products = [folded.product(layer, COUNT, scratch) for layer in range(3)]
+    assert [kept.data_ptr() for kept in (*made.kept, made.product)] == [one.data_ptr() for one in of_products]
+    assert {one.dtype for one in (*made.kept, made.product)} == {torch.float32}
+    assert {one.dtype for one in made.normed} == {kind}
+    given = TileGradients(folded, scratch)
+    into = WayBack(folded, made, COUNT, edges, no_sums(folded.norms[0]), given, scratch).run(table)
+    assert into.dtype == kind
+    assert {partial.dtype for partial in given.partials()} == {torch.float32}
 
 
 def test_what_a_scratch_held_before_reaches_nothing(monkeypatch):
-    """Padding rows hold anything: NaN here."""
+    """What is new holds anything: NaN here."""
     mlp, inputs = make(5, (7,), (32, 16, 1), True), inputs_of(5, (7,), 1)
     expected = on_blocks(mlp, inputs)
     plain_take = Scratch.take
@@ -293,10 +269,9 @@ def test_a_block_whose_owner_gives_the_gradients_computes_none_of_weights():
     edges = Edges(0, inputs.ends, no_rows(folded.norms[0]))
     gradients = []
     for owned in (True, False):
-        operands = [rows_of(inputs.tables[0], slice(0, COUNT), scratch, "table")]
-        made = blocks.forward(folded, operands, COUNT, edges, scratch, keep=True)
+        made = blocks.forward(folded, [Rows(as_table(inputs.tables[0]), 0)], COUNT, edges, scratch, keep=True)
         given = TileGradients(folded, scratch)
         back = WayBack(folded, made, COUNT, edges, no_sums(folded.norms[0]), given, scratch, owned)
-        gradients.append(back.run(inputs.upstream)[:COUNT].clone())
+        gradients.append(back.run(inputs.upstream).clone())
         assert [len(of_weight) for of_weight in given._of_weights] == [int(owned)] * 2
     assert torch.equal(*gradients)

@@ -1,4 +1,4 @@
-"""Sixteen numbers at once are sixteen numbers: each operation to the last bit what numpy or torch makes of them."""
+"""Many numbers at once are so many numbers: each operation to the last bit what numpy or torch makes of them."""
 
 import operator
 
@@ -8,41 +8,46 @@ import torch
 from numba import njit
 from numba.core.errors import TypingError
 
-from domainpar.nn.lanes import LANES, load, spread, store, total, where_positive
+from domainpar.nn.lanes import LANES, load, store, total, where_positive, wide
 
 FLOATS = [np.float32, np.float64]
+ONE = wide(LANES)
+WIDTHS = [16, 32, 48, 64, 112, 128]
 AWKWARD = [0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 1e-40, -1e-40, 1e-45, 3e38, -3e38, 0.1, -7.3, 1e7, 2.0**-126]
 
 
 @njit
-def _copy(source, target):
+def _copy(source, target, wide):
     for row in range(source.shape[0]):
-        for column in range(0, source.shape[1], LANES):
-            store(target, row, column, load(source, row, column))
+        for column in range(0, source.shape[1], LANES * len(wide)):
+            store(target, row, column, load(source, row, column, wide))
 
 
 @njit
-def _total_of_each(source, target):
+def _total_of_each(source, target, wide):
     for row in range(source.shape[0]):
-        target[row] = total(load(source, row, 0))
+        target[row] = total(load(source, row, 0, wide))
 
 
 @njit
-def _spread_first_of_each(source, target):
-    for row in range(source.shape[0]):
-        store(target, row, 0, spread(source[row, 3]))
+def _with_one_number(values, target):
+    for row in range(values.shape[0]):
+        lanes = load(values, row, 0, ONE)
+        store(target[0], row, 0, lanes + values[row, 3])
+        store(target[1], row, 0, lanes - values[row, 3])
+        store(target[2], row, 0, lanes * values[row, 3])
 
 
 @njit
 def _where_positive(condition, values, target):
     for row in range(values.shape[0]):
-        store(target, row, 0, where_positive(load(condition, row, 0), load(values, row, 0)))
+        store(target, row, 0, where_positive(load(condition, row, 0, ONE), load(values, row, 0, ONE)))
 
 
 @njit
 def _arithmetic(left, right, target):
     for row in range(left.shape[0]):
-        a, b = load(left, row, 0), load(right, row, 0)
+        a, b = load(left, row, 0, ONE), load(right, row, 0, ONE)
         store(target[0], row, 0, a + b)
         store(target[1], row, 0, a - b)
         store(target[2], row, 0, a * b)
@@ -51,15 +56,15 @@ def _arithmetic(left, right, target):
 @njit
 def _what_products_lose(left, right, product, target):
     for row in range(left.shape[0]):
-        store(target, row, 0, load(left, row, 0) * load(right, row, 0) - load(product, row, 0))
+        store(target, row, 0, load(left, row, 0, ONE) * load(right, row, 0, ONE) - load(product, row, 0, ONE))
 
 
-def _drawn(dtype, rows=200, seed=0):
-    """Numbers of many magnitudes, some of them awkward, [rows, 16]."""
+def _drawn(dtype, rows=200, seed=0, columns=LANES):
+    """Numbers of many magnitudes, some of them awkward, [rows, columns]."""
     rng = np.random.default_rng(seed)
-    values = rng.normal(size=(rows, LANES)) * 10.0 ** rng.uniform(-8, 8, (rows, LANES))
+    values = rng.normal(size=(rows, columns)) * 10.0 ** rng.uniform(-8, 8, (rows, columns))
     values = values.astype(dtype)
-    values[::7] = rng.permutation(AWKWARD)
+    values[::7] = rng.permutation(np.tile(AWKWARD, columns // LANES))
     return values
 
 
@@ -74,12 +79,13 @@ def _assert_same_bits(found, expected):
     np.testing.assert_array_equal(_bits(found)[rest], _bits(expected)[rest])
 
 
+@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_a_store_puts_back_what_a_load_took_whatever_its_bits(dtype):
-    bits = np.random.default_rng(1).integers(0, 2**8, (40, 3 * LANES * np.dtype(dtype).itemsize), dtype=np.uint8)
+def test_a_store_puts_back_what_a_load_took_whatever_its_bits(dtype, width):
+    bits = np.random.default_rng(1).integers(0, 2**8, (40, 3 * width * np.dtype(dtype).itemsize), dtype=np.uint8)
     source = bits.view(dtype)
     target = np.zeros_like(source)
-    _copy(source, target)
+    _copy(source, target, wide(width))
     np.testing.assert_array_equal(_bits(target), _bits(source))
 
 
@@ -90,7 +96,7 @@ def test_sixteen_numbers_go_where_row_and_column_say_and_nowhere_else(dtype):
 
     @njit
     def one(source, target):
-        store(target, 3, 16, load(source, 1, 32))
+        store(target, 3, 16, load(source, 1, 32, ONE))
 
     one(source, target)
     expected = np.full_like(source, 7)
@@ -105,7 +111,7 @@ def _as_table(bfloat16):
 def test_every_bfloat16_is_loaded_as_torch_reads_it():
     halves = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
     found = np.zeros((2**12, LANES), np.float32)
-    _copy(_as_table(halves), found)
+    _copy(_as_table(halves), found, ONE)
     _assert_same_bits(found.ravel(), halves.float().numpy())
 
 
@@ -124,7 +130,7 @@ FLOAT32_BITS = {
 def test_a_number_is_rounded_to_bfloat16_as_torch_rounds_it_and_nan_stays_nan(bits):
     values = bits.view(np.float32)
     found = np.zeros((len(bits) // LANES, LANES), np.uint16)
-    _copy(values.reshape(-1, LANES), found)
+    _copy(values.reshape(-1, LANES), found, ONE)
     expected = _as_table(torch.from_numpy(values).to(torch.bfloat16))
     is_nan = np.isnan(values).reshape(-1, LANES)
     np.testing.assert_array_equal(found[~is_nan], expected[~is_nan])
@@ -134,17 +140,22 @@ def test_a_number_is_rounded_to_bfloat16_as_torch_rounds_it_and_nan_stays_nan(bi
 
 def _halving(row):
     """The sum as documented, one rounding a time in the type of the row."""
-    for half in (8, 4, 2, 1):
-        row = row[:half] + row[half : 2 * half]
-    return row[0]
+    length = len(row) & -len(row)
+    whole = row[:length]
+    for first in range(length, len(row), length):
+        whole = whole + row[first : first + length]
+    while len(whole) > 1:
+        whole = whole[: len(whole) // 2] + whole[len(whole) // 2 :]
+    return whole[0]
 
 
+@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_a_total_is_taken_by_halving(dtype):
-    values = _drawn(dtype)
+def test_a_total_is_taken_by_halving(dtype, width):
+    values = _drawn(dtype, columns=width)
     values[1] = -0.0
     found = np.zeros(len(values), dtype)
-    _total_of_each(values, found)
+    _total_of_each(values, found, wide(width))
     with np.errstate(all="ignore"):
         _assert_same_bits(found, np.array([_halving(row) for row in values]))
         one_by_one = np.array([sum(row, dtype(0)) for row in values])
@@ -153,11 +164,13 @@ def test_a_total_is_taken_by_halving(dtype):
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_one_number_is_spread_over_all_lanes(dtype):
+def test_one_number_takes_part_in_every_lane(dtype):
     values = _drawn(dtype)
-    found = np.zeros_like(values)
-    _spread_first_of_each(values, found)
-    np.testing.assert_array_equal(_bits(found), _bits(np.repeat(values[:, 3:4], LANES, axis=1)))
+    found = tuple(np.zeros_like(values) for _ in range(3))
+    _with_one_number(values, found)
+    with np.errstate(all="ignore"):
+        for operation, of_lanes in zip((operator.add, operator.sub, operator.mul), found, strict=True):
+            _assert_same_bits(of_lanes, operation(values, values[:, 3:4]))
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -166,7 +179,7 @@ def test_lanes_pass_where_the_condition_is_positive_and_nan_is_not_lost(dtype):
     condition, values = (table.astype(dtype).reshape(-1, LANES) for table in (condition, values))
     found = np.ones_like(values)
     _where_positive(condition, values, found)
-    _assert_same_bits(found, np.where(np.isnan(condition), condition, np.where(condition > 0, values, dtype(0))))
+    _assert_same_bits(found, np.where(condition <= 0, dtype(0), values))
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -193,7 +206,7 @@ def test_no_product_is_fused_into_a_sum(dtype):
 def test_lanes_of_different_types_do_not_mix():
     @njit
     def mixed(narrow, wide):
-        store(wide, 0, 0, load(narrow, 0, 0) + load(wide, 0, 0))
+        store(wide, 0, 0, load(narrow, 0, 0, ONE) + load(wide, 0, 0, ONE))
 
     with pytest.raises(TypingError):
         mixed(np.zeros((1, LANES), np.float32), np.zeros((1, LANES), np.float64))

@@ -13,6 +13,7 @@ from tiled import TiledEvent, sha
 from domainpar.nn import blocks, stages
 from domainpar.nn.batchwise import EdgeBatches, NodeBatches
 from domainpar.nn.kernels import Norm, norm_backward, norm_forward
+from domainpar.nn.lanes import wide
 from domainpar.nn.mlp import MLP
 from domainpar.nn.noise import Noise, keeps, key_of, no_drop
 
@@ -23,7 +24,7 @@ IDS = np.random.default_rng(0).permutation(10_000)[:300]
 def norm_of_ones(width, dtype):
     """A norm whose results are all 1: nothing is scaled, and the shift is 1."""
     table = np.zeros((1, width), dtype)
-    return Norm(table, table, table + 1, dtype(1e-5))
+    return Norm(table, table, table + 1, dtype(1e-5), wide(table.shape[1]))
 
 
 def kept_by_forward(noise, layer, width, first, count, dtype):

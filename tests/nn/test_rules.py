@@ -20,7 +20,8 @@ from domainpar.config import TrainConfig
 from domainpar.nn import blocks, tilewise
 from domainpar.nn.gradients import GradientSink, TakesGradients
 from domainpar.nn.interaction import InteractionNetwork
-from domainpar.nn.mlp import MLP, ROWS, padded
+from domainpar.nn.mlp import MLP, padded
+from domainpar.nn.products import multiply
 from domainpar.nn.stages import EdgeStage, NodeStage
 from domainpar.nn.team import set_threads
 from domainpar.parallel import local
@@ -98,8 +99,27 @@ def test_with_all_rules_there_is_one_hash(event, flags, order):
     assert len(_hashes(event, order=order, **flags)) == 1
 
 
-def test_rule_1_without_padded_blocks_rows_depend_on_their_company(event, monkeypatch):
-    monkeypatch.setattr(blocks, "ROWS", 1)
+def _by_the_library(rows, first, count, weight, out, out_first, add):
+    """Without rule 1: the product of a library, which takes another order of sums for another number of rows."""
+    product = torch.mm(torch.from_numpy(rows[first : first + count]), torch.from_numpy(weight)).numpy()
+    here = slice(out_first, out_first + count)
+    out[here] = out[here] + product if add else product
+
+
+def _counts_that_change_a_row(multiply):
+    """In blocks of how many rows, of those up to 100, the first one has other bits than alone."""
+    rows, weight = (np.random.default_rng(seed).random((size, 64)) for seed, size in ((0, 100), (1, 64)))
+    products = np.empty((101, 100, 64))
+    for count in range(1, 101):
+        multiply(rows, 0, count, weight, products[count], 0, False)
+    return [count for count in range(1, 101) if (products[count, 0] != products[1, 0]).any()]
+
+
+def test_rule_1_with_the_products_of_a_library_rows_depend_on_their_company(event, monkeypatch):
+    assert not _counts_that_change_a_row(multiply)
+    assert _counts_that_change_a_row(_by_the_library)
+    for module in (blocks, tilewise):
+        monkeypatch.setattr(module, "multiply", _by_the_library)
     assert len(_hashes(event, dtype=torch.float64)) > 1
 
 
@@ -235,7 +255,7 @@ def _tiles_under_autograd(stage, graph, nodes):
         graph.tiles.edges, key=lambda tile: tile.has_ghosts
     ):  # as they run while ghosts are on their way
         block = torch.cat([nodes[graph.src[tile.edges]], nodes[graph.dst[tile.edges]]], dim=1)
-        padding = (0, 0, 0, padded(len(block), ROWS) - len(block))
+        padding = (0, 0, 0, padded(len(block), 32) - len(block))  # so that rows keep their bits as far as may be
         rows[tile.edges] = dense.mlp(stage.mlp, nn.functional.pad(block, padding))[: tile.num_edges].unbind()
     return torch.stack(rows)
 
@@ -285,9 +305,7 @@ def _through_torchs_norm(self, layer, gradient, first, edges):
         out = torch.relu(nn.functional.layer_norm(normed, scale.shape, scale, shift, float(norm.eps)))
     of_rows, *of_norm = torch.autograd.grad(out, [normed, scale, shift], gradient[rows])
     self.given.of_norms[layer] += torch.stack([of_rows.sum(dim=0), *of_norm])
-    into = self._product(layer)
-    into[: self.count] = of_rows
-    return into
+    return self._gradient(layer).copy_(of_rows)
 
 
 def _gradients_of_a_node_stage(world, event, num_threads):

@@ -3,18 +3,18 @@
 import inspect
 import threading
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from domainpar.nn import blocks, products
+from domainpar.nn import blocks, products, selftest
 from domainpar.nn.interaction import InteractionNetwork
 from domainpar.nn.mlp import MLP
 from domainpar.nn.selftest import rows_are_independent
 from domainpar.nn.stages import EdgeStage, NodeStage
 from domainpar.testing import run_ranks
 
-PLAIN_MM = torch.mm
 A_BIT = 1 + 2.0**-20
 KINDS = {
     "float32": {"dtype": torch.float32},
@@ -24,9 +24,28 @@ KINDS = {
 
 
 @pytest.fixture
-def by_mm(monkeypatch):
-    """All products by `torch.mm`, which these tests break."""
-    monkeypatch.setattr(products, "HAS_ONEDNN", False)
+def use(monkeypatch):
+    """Put another product in the place of ours."""
+
+    def use(multiply):
+        for module in (blocks, selftest):
+            monkeypatch.setattr(module, "multiply", multiply)
+
+    return use
+
+
+@pytest.fixture
+def goes_back(monkeypatch):
+    """Whether a weight is one that gradients are multiplied with."""
+    plain, backs = blocks._weight, []
+
+    def weight(*given):
+        made = plain(*given)
+        backs.append(made.back)
+        return made
+
+    monkeypatch.setattr(blocks, "_weight", weight)
+    return lambda weight: any(weight is back for back in backs)
 
 
 def _self_test(world, model):
@@ -37,11 +56,9 @@ def _network(order="edge-first", **flags):
     return InteractionNetwork(3, 6, hidden=16, graph_iters=2, order=order, **flags)
 
 
-@pytest.mark.parametrize("onednn", [products.HAS_ONEDNN, False])
 @pytest.mark.parametrize("order", ["edge-first", "node-first"])
 @pytest.mark.parametrize("flags", KINDS.values(), ids=KINDS)
-def test_this_machine_keeps_rows_apart(flags, order, onednn, monkeypatch):
-    monkeypatch.setattr(products, "HAS_ONEDNN", onednn)
+def test_this_machine_keeps_rows_apart(flags, order):
     assert run_ranks(_self_test, 2, _network(order, **flags)) == [None, None]
 
 
@@ -54,59 +71,55 @@ def test_stages_of_other_shapes_are_tried_too():
     assert run_ranks(_self_test, 1, nn.ModuleList()) == [None]
 
 
-def _leak(rows):
-    """As a library that takes another kernel for many rows."""
-    if len(rows) > 900:
-        rows.mul_(1.01 if rows.dtype == torch.bfloat16 else A_BIT)
-    return rows
+def _product_that_leaks(where):
+    """As that of a library that takes another kernel for many rows."""
+
+    def multiply(rows, first, count, weight, out, out_first, add):
+        products.multiply(rows, first, count, weight, out, out_first, add)
+        if count > 900 and where(rows, weight):
+            out[out_first : out_first + count] *= 1.01 if rows.dtype == np.uint16 else A_BIT
+
+    return multiply
 
 
-def _mm_that_leaks(where):
-    def mm(operand, weight, out=None):
-        found = PLAIN_MM(operand, weight, out=out)
-        return _leak(found) if where(operand, weight) else found
-
-    return mm
+def _everywhere(rows, weight):
+    return True
 
 
-def _goes_back(operand, weight):
-    return weight.is_contiguous()
-
-
-# Weights of node states at both ends are twice as high as the others, of a network of 16 columns.
+# Weights of node states at both ends are twice as wide as the others, of a network of 16 columns.
 IN_PRODUCTS = {
-    "all": (lambda *product: True, "forward", "float32"),
-    "all, float64": (lambda *product: True, "forward", "float64"),
-    "back only": (_goes_back, "backward", "float32"),
-    "of node states": (lambda operand, weight: weight.shape == (16, 32), "forward", "float32"),
-    "of node states, back": (lambda operand, weight: weight.shape == (32, 16), "backward", "float32"),
-    "of bfloat16": (lambda operand, weight: operand.dtype == torch.bfloat16, "forward", "bfloat16 edges"),
-    "of bfloat16, back": (
-        lambda operand, weight: operand.dtype == torch.bfloat16 and _goes_back(operand, weight),
-        "backward",
-        "bfloat16 edges",
-    ),
+    "all": (_everywhere, None, "float32"),
+    "all, float64": (_everywhere, None, "float64"),
+    "back only": (_everywhere, "backward", "float32"),
+    "of node states": (lambda rows, weight: weight.shape == (16, 32), "forward", "float32"),
+    "of node states, back": (lambda rows, weight: weight.shape == (32, 16), "backward", "float32"),
+    "of bfloat16": (lambda rows, weight: rows.dtype == np.uint16, "forward", "bfloat16 edges"),
+    "of bfloat16, back": (lambda rows, weight: rows.dtype == np.uint16, "backward", "bfloat16 edges"),
 }
 
 
 @pytest.mark.parametrize(("where", "direction", "kind"), IN_PRODUCTS.values(), ids=IN_PRODUCTS)
-def test_products_whose_rows_depend_on_their_company_are_found(by_mm, monkeypatch, where, direction, kind):
-    monkeypatch.setattr(torch, "mm", _mm_that_leaks(where))
+def test_products_whose_rows_depend_on_their_company_are_found(use, goes_back, where, direction, kind):
+    def there(rows, weight):
+        return where(rows, weight) and (direction is None or goes_back(weight) == (direction == "backward"))
+
+    use(_product_that_leaks(there))
     problems = run_ranks(_self_test, 3, _network(**KINDS[kind]))
     assert len(set(problems)) == 1
-    assert f" block change with the other rows of the block ({direction}, 1 of 1000 rows)" in problems[0]
+    found = f" block change with the other rows of the block ({direction or 'forward'}, 1 of 1000 rows)"
+    assert found in problems[0]
 
 
-def _neighbour_leaks(operand, weight, out=None):
+def _neighbour_leaks(rows, first, count, weight, out, out_first, add):
     """Each row of an aligned group of 32 feels the last one of it."""
-    found = PLAIN_MM(operand, weight, out=out)
-    groups = found.view(-1, 32, found.shape[1])
-    groups[:, :-1] += 1e-4 * groups[:, -1:]
-    return found
+    products.multiply(rows, first, count, weight, out, out_first, add)
+    for begin in range(out_first, out_first + count, 32):
+        group = out[begin : min(begin + 32, out_first + count)]
+        group[:-1] += 1e-4 * group[-1:]
 
 
-def test_products_whose_rows_depend_on_their_neighbours_are_found(by_mm, monkeypatch):
-    monkeypatch.setattr(torch, "mm", _neighbour_leaks)
+def test_products_whose_rows_depend_on_their_neighbours_are_found(use):
+    use(_neighbour_leaks)
     assert "(forward, 1 of 1000 rows)" in run_ranks(_self_test, 1, _network())[0]
 
 
@@ -129,30 +142,30 @@ def test_kernels_whose_rows_depend_on_their_company_or_place_are_found(monkeypat
     assert f"({KERNELS[kernel]}, 1 of 1000 rows)" in run_ranks(_self_test, 1, _network())[0]
 
 
-def _on_rank_1_only(leaking):
-    def mm(*product, out=None):
-        return (leaking if threading.current_thread().name == "rank 1" else PLAIN_MM)(*product, out=out)
+def _on_rank_1_only(other):
+    def multiply(*product):
+        (other if threading.current_thread().name == "rank 1" else products.multiply)(*product)
 
-    return mm
+    return multiply
 
 
-def test_ranks_that_compute_other_bits_are_found_and_all_are_told(by_mm, monkeypatch):
-    def other(*product, out=None):
-        return PLAIN_MM(*product, out=out).mul_(A_BIT)
+def _everything_a_bit_more(rows, first, count, weight, out, out_first, add):
+    products.multiply(rows, first, count, weight, out, out_first, add)
+    out[out_first : out_first + count] *= A_BIT
 
-    monkeypatch.setattr(torch, "mm", _on_rank_1_only(other))
+
+def test_ranks_that_compute_other_bits_are_found_and_all_are_told(use):
+    use(_on_rank_1_only(_everything_a_bit_more))
     problems = run_ranks(_self_test, 3, _network())
-    assert (
-        problems
-        == ["ranks compute different bits from the same numbers: their machines or matrix libraries differ"] * 3
-    )
+    expected = "ranks compute different bits from the same numbers: their machines or numba versions differ"
+    assert problems == [expected] * 3
 
 
 def test_ranks_whose_sums_over_rows_differ_are_found_although_all_rows_agree(monkeypatch):
     plain = blocks.TileGradients.add_product
 
-    def other(self, layer, gradient, operand):
-        plain(self, layer, gradient, operand)
+    def other(self, layer, *given):
+        plain(self, layer, *given)
         if threading.current_thread().name == "rank 1":
             self._of_weights[layer][-1].mul_(A_BIT)
 
@@ -160,8 +173,8 @@ def test_ranks_whose_sums_over_rows_differ_are_found_although_all_rows_agree(mon
     assert "ranks compute different bits from the same numbers" in run_ranks(_self_test, 2, _network())[0]
 
 
-def test_one_rank_with_a_broken_library_is_reason_enough(by_mm, monkeypatch):
-    monkeypatch.setattr(torch, "mm", _on_rank_1_only(_mm_that_leaks(lambda *product: True)))
+def test_one_rank_with_broken_products_is_reason_enough(use):
+    use(_on_rank_1_only(_product_that_leaks(_everywhere)))
     problems = run_ranks(_self_test, 3, _network())
     assert len(set(problems)) == 1
     assert "does not keep rows apart" in problems[0]

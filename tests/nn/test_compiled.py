@@ -1,0 +1,42 @@
+"""Kernels that are kept on disk are those of the sources as they are now."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import domainpar
+from domainpar.nn import kernels, products
+
+PROGRAM = """
+import numpy as np
+from domainpar.nn.products import multiply
+table = np.ones((3, 16), np.float32)
+multiply(table, 0, 3, np.ones((16, 16), np.float32), table.copy(), 0, False)
+print(sum(multiply.stats.cache_hits.values()), sum(multiply.stats.cache_misses.values()))
+"""
+
+
+def _hits_and_misses(directory):
+    found = subprocess.run(
+        [sys.executable, "-c", PROGRAM], cwd=directory, capture_output=True, text=True, timeout=120, check=True
+    )
+    return tuple(int(number) for number in found.stdout.split())
+
+
+def test_a_kernel_is_taken_from_disk_until_a_source_of_another_kernel_changes(tmp_path, monkeypatch):
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    source = Path(domainpar.__file__).parent
+    for package in ("domainpar", "partitioners"):
+        shutil.copytree(source.parent / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert _hits_and_misses(tmp_path) == (0, 1)
+    assert _hits_and_misses(tmp_path) == (1, 0)
+    lanes = tmp_path / "domainpar" / "nn" / "lanes.py"
+    lanes.write_text(lanes.read_text() + "\n# changed\n")
+    assert _hits_and_misses(tmp_path) == (0, 1)
+
+
+def test_all_kernels_share_one_stamp():
+    made = (products.multiply, products.outer, kernels.norm_forward, kernels.norm_backward, kernels.add_pairs)
+    assert len({kernel._cache._cache_file._source_stamp for kernel in made}) == 1
