@@ -25,7 +25,7 @@ from domainpar.nn.team import Scratch
 
 def as_table(tensor: Tensor) -> Table:
     """The memory of a CPU tensor as the kernels take it: bfloat16 as uint16."""
-    tensor = tensor.detach()
+    tensor = tensor.detach() if tensor.requires_grad else tensor
     return tensor.view(torch.int16).numpy().view(np.uint16) if tensor.dtype == torch.bfloat16 else tensor.numpy()
 
 

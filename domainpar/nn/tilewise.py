@@ -183,7 +183,7 @@ class _Work:
         arrived: Callable[[], None] = lambda: None,
     ) -> None:
         """Do all tiles, those that need no ghost while ghosts are on their way."""
-        tiles = self.call.graph.tiles.edges
+        tiles = self.call.graph.tiles.blocks
         if waiting is None:
             team().each(tiles, one)
             return

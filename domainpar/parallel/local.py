@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from domainpar.plan import IntArray, PartitionPlan
+
+FOREIGN_ROWS = 4096  # of foreign tiles that are computed at a time; no bit depends on it
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,24 @@ class Tiles:
     edges: tuple[EdgeTile, ...]
     pair_of_edge: Tensor
     pair_rows: Tensor
+
+    @cached_property
+    def blocks(self) -> tuple[EdgeTile, ...]:
+        """What is computed at a time: `edges`, but foreign tiles that follow each other are one.
+
+        They are many and small, and each piece costs time of its own. Of a foreign tile no gradient of a weight is
+        made, and sums at nodes run row by row: what is computed together changes no bit.
+        """
+        joined: list[EdgeTile] = []
+        for tile in self.edges:
+            last = joined[-1] if joined else tile
+            rows = slice(last.edges.start, tile.edges.stop)
+            if not joined or tile.owned or last.owned or rows.stop - rows.start > FOREIGN_ROWS:
+                joined.append(tile)
+            else:
+                pairs, has_ghosts = slice(last.pairs.start, tile.pairs.stop), last.has_ghosts or tile.has_ghosts
+                joined[-1] = replace(last, edges=rows, pairs=pairs, has_ghosts=has_ghosts)
+        return tuple(joined)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,5 +1,7 @@
 """One part as tensors: its tiles, the pairs that edges are summed by, and what is refused at the door."""
 
+from itertools import pairwise
+
 import drawn
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from random_events import tiled_events
 from tiled import TiledEvent
 
+from domainpar.parallel import local
 from domainpar.parallel.local import TileRanges, find_tiles, localise
 from domainpar.plan import build_plans
 from domainpar.testing import run_ranks
@@ -46,6 +49,20 @@ def test_tiles_of_the_drawn_event_are_those_written_out_by_hand(part):
     assert tiles.pair_rows.tolist() == pair_rows
     rows = [slice(0, 2), slice(2, 3)], [slice(0, 1), slice(1, 3)], [slice(0, 3)]  # an empty tile is left out
     assert [tile.rows for tile in tiles.nodes] == rows[part]
+
+
+@pytest.mark.parametrize(
+    ("most_rows", "expected"), [(4096, [(0, 2), (2, 3), (3, 5)]), (1, [(0, 2), (2, 3), (3, 4), (4, 5)])]
+)
+def test_foreign_tiles_that_follow_each_other_are_computed_together_up_to_a_limit(monkeypatch, most_rows, expected):
+    monkeypatch.setattr(local, "FOREIGN_ROWS", most_rows)
+    tiles = find_tiles(drawn_plan(0), RANGES)
+    assert [(block.edges.start, block.edges.stop) for block in tiles.blocks] == expected
+    assert [block for block in tiles.blocks if block.owned] == [tile for tile in tiles.edges if tile.owned]
+    for first, second in pairwise(tiles.blocks):
+        assert (first.edges.stop, first.pairs.stop) == (second.edges.start, second.pairs.start)
+    assert tiles.blocks[-1].pairs.stop == len(tiles.pair_rows)
+    assert tiles.blocks[-1].has_ghosts
 
 
 def _check_tiles(world, event, grouping):
