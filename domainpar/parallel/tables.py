@@ -7,6 +7,7 @@ same size, and given back when none has come for a while.
 
 from __future__ import annotations
 
+import mmap
 import threading
 from collections import deque
 from typing import Any
@@ -19,6 +20,7 @@ from torch import Tensor
 ALIGNMENT = 64
 SMALLEST_KEPT = 2**20  # bytes; smaller ones the C library keeps itself
 LARGEST_EXCESS = 1.25  # of a block over the table it is given to
+OUTGROWN = 1.6  # a new block takes the place of a free one that differs less: the next event is larger, or smaller
 PATIENCE = 1024  # tables, many steps' worth: a block that none of them took is given back
 
 Block = npt.NDArray[np.uint8]
@@ -61,17 +63,30 @@ class Kept:
             self._free = [(block, since) for block, since in self._free if self._num_lent - since <= PATIENCE]
             fitting = [block for block, _ in self._free if size <= block.nbytes <= size * LARGEST_EXCESS]
             block = min(fitting, key=lambda block: block.nbytes, default=None)
-            if block is None:
-                block = np.empty(size, np.uint8)
-            else:
-                self._free = [(other, since) for other, since in self._free if other is not block]
+            taken = self._alike(size) if block is None else block
+            self._free = [(other, since) for other, since in self._free if other is not taken]
+            del taken  # before another block is asked for
+            block = _new_block(size) if block is None else block
         return np.asarray(_Loan(block, self._returned))
+
+    def _alike(self, size: int) -> Block | None:
+        """A free block that does not fit, but was for the same thing in an event of another size."""
+        alike = [block for block, _ in self._free if size / OUTGROWN < block.nbytes < size * OUTGROWN]
+        return min(alike, key=lambda block: abs(block.nbytes - size), default=None)
 
     def give_back(self) -> None:
         """Free all blocks that are not lent."""
         with self._lock:
             self._returned.clear()
             self._free.clear()
+
+
+def _new_block(size: int) -> Block:
+    """Pages of its own: in the C library's heap, a freed block leaves a gap that the next larger one does not fit."""
+    pages = mmap.mmap(-1, size)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(pages, np.uint8)
 
 
 class _Loan:

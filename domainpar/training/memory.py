@@ -22,7 +22,7 @@ from domainpar.training.record import peak_rss_bytes
 
 CGROUPS = Path("/sys/fs/cgroup")
 
-OF_PROCESS = 2**25
+OF_PROCESS = 2**24
 """Bytes that do not grow with an event: blocks that tiles are computed in, the optimiser, code not yet touched."""
 
 

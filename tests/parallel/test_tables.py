@@ -59,9 +59,19 @@ def test_a_block_is_not_given_to_a_table_that_is_much_smaller_or_larger():
     block = kept.lend(2**22)
     place = block.__array_interface__["data"][0]
     del block
-    others = [kept.lend(size) for size in (2**21, 2**22 + 1)]
+    others = [kept.lend(size) for size in (2**21, 2**23)]
     assert place not in [other.__array_interface__["data"][0] for other in others]
     assert kept.lend(2**22).__array_interface__["data"][0] == place
+
+
+@pytest.mark.parametrize(("size", "left"), [(2**22 * 3 // 2, 1), (2**22 * 3 // 4, 1), (2**23, 2), (2**21, 2)])
+def test_a_table_of_a_like_size_that_does_not_fit_takes_the_place_of_a_free_block(size, left):
+    kept = tables.Kept()
+    small, large = kept.lend(2**22), kept.lend(2**26)
+    del small, large
+    block = kept.lend(size)
+    assert [free.nbytes for free, _ in kept._free] == [2**22, 2**26][2 - left :]
+    assert block.nbytes == size
 
 
 def test_a_block_that_no_table_takes_for_long_is_given_back(monkeypatch):
