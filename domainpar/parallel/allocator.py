@@ -1,9 +1,10 @@
 """What the C library does with large blocks of memory that a rank frees: set up once, when a command starts.
 
-glibc gives them back to the system. A training step frees tables of many megabytes and asks for them again, and each
-time gets them as zeroed pages, one fault a page: 10 to 20 % of a step on CPU. Kept, they cost nothing from the second
-step on. The price is memory, up to a fifth more: torch asks for aligned blocks, and glibc (2.36) does not put one into
-the gap that another of the same size has left.
+glibc gives them back to the system. A training step frees tensors of many megabytes and asks for them again, and each
+time gets them as zeroed pages, one fault a page: that makes a step of plain PyG three times as long. Kept, they cost
+nothing from the second step on. The price is memory: torch asks for aligned blocks, and glibc (2.36) does not put one
+into the gap that another of the same size has left. Stages of our own keep their tables apart (`tables`) and do not
+depend on this.
 """
 
 from __future__ import annotations

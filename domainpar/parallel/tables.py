@@ -83,7 +83,8 @@ class Kept:
 
 def _new_block(size: int) -> Block:
     """Pages of its own: in the C library's heap, a freed block leaves a gap that the next larger one does not fit."""
-    pages = mmap.mmap(-1, size)
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # by default a forked process would write into them
+    pages = mmap.mmap(-1, size, flags=private)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         pages.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(pages, np.uint8)

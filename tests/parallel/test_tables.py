@@ -1,5 +1,6 @@
 """Tables are aligned, of any shape and type, and take the gap that a freed one left."""
 
+import os
 import threading
 
 import pytest
@@ -82,6 +83,17 @@ def test_a_block_that_no_table_takes_for_long_is_given_back(monkeypatch):
     assert len(kept._free) == 1
     lent += [kept.lend(2**20 * (20 + i)) for i in range(3)]
     assert kept._free == []
+
+
+def test_a_forked_process_has_blocks_of_its_own():
+    block = tables.Kept().lend(2**21)
+    block[:] = 1
+    child = os.fork()
+    if child == 0:
+        block[:] = 2
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert (block == 1).all()
 
 
 def test_threads_never_share_a_block():
