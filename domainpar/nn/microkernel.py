@@ -93,6 +93,7 @@ class _Block:
     def generate(
         self, row: Any, column: Any, left_row: Any, left_column: Any, right_row: Any, steps: Any, add: Any
     ) -> None:
+        """Sums in registers: taken up or begun at 0, all steps added, written."""
         builder = self._builder
         zero = ir.Constant(self._vector, [0.0] * LANES)
         sums = {}
