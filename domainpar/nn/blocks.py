@@ -271,7 +271,7 @@ class TileGradients:
 
     Args:
         folded: The perceptron.
-        scratch: Where sums over rows are kept.
+        scratch: Where sums over rows are kept, until the next tile's: hand on what `partials` gives at once.
     """
 
     def __init__(self, folded: Folded, scratch: Scratch) -> None:
