@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from domainpar.events.graph import EventGraph, Hits, Particles
     from domainpar.events.simulate import simulate_event
     from domainpar.events.store import EventStore, write_event
+    from domainpar.nn.adapt.parallelize import Parallel, parallelize
+    from domainpar.nn.adapt.part import GraphPart, split_graph
+    from domainpar.nn.adapt.rows import NotExact
     from domainpar.nn.interaction import InteractionNetwork
     from domainpar.nn.stages import EdgeStage, NodeStage
     from domainpar.parallel.halo import AdjointHalo, CompleteHalo
@@ -25,17 +28,22 @@ _HOMES = {
     "EdgeStage": "domainpar.nn.stages",
     "EventGraph": "domainpar.events.graph",
     "EventStore": "domainpar.events.store",
+    "GraphPart": "domainpar.nn.adapt.part",
     "Hits": "domainpar.events.graph",
     "InteractionNetwork": "domainpar.nn.interaction",
     "LocalGraph": "domainpar.parallel.local",
     "NodeStage": "domainpar.nn.stages",
+    "NotExact": "domainpar.nn.adapt.rows",
+    "Parallel": "domainpar.nn.adapt.parallelize",
     "Particles": "domainpar.events.graph",
     "PartitionPlan": "domainpar.plan",
     "World": "domainpar.parallel.world",
     "build_plan": "domainpar.plan",
     "build_plans": "domainpar.plan",
     "localise": "domainpar.parallel.local",
+    "parallelize": "domainpar.nn.adapt.parallelize",
     "simulate_event": "domainpar.events.simulate",
+    "split_graph": "domainpar.nn.adapt.part",
     "write_event": "domainpar.events.store",
 }
 
@@ -45,17 +53,22 @@ __all__ = [
     "EdgeStage",
     "EventGraph",
     "EventStore",
+    "GraphPart",
     "Hits",
     "InteractionNetwork",
     "LocalGraph",
     "NodeStage",
+    "NotExact",
+    "Parallel",
     "Particles",
     "PartitionPlan",
     "World",
     "build_plan",
     "build_plans",
     "localise",
+    "parallelize",
     "simulate_event",
+    "split_graph",
     "write_event",
 ]
 

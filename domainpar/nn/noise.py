@@ -74,11 +74,20 @@ def keeps(noise: Noise, layer: int, rows: slice, width: int, like: Tensor) -> Te
         like: Gives type and device.
     """
     drop = noise.of_layer(layer, np.dtype(np.float64))
-    keys = _row_keys(drop.ids[rows], int(drop.key))
-    low, high = (_lower_half(half).to(like.device)[:, None] for half in (keys, keys >> np.uint64(32)))
-    columns = torch.arange(width, device=like.device)[None]
-    bits = _scramble(_scramble(columns * 0x9E3779B9 + low & 0xFFFFFFFF) ^ high)
+    bits = _bits(drop.ids[rows], int(drop.key), width, like.device)
     return (bits >= int(drop.threshold)).to(like.dtype) * float(drop.scale)
+
+
+def random_bits(ids: Tensor, key: int, width: int, device: torch.device | str) -> Tensor:
+    """32 random bits for each row and column, in int64 [rows, width]: a function of the key, ids and column alone."""
+    return _bits(ids.cpu().numpy(), key, width, device)
+
+
+def _bits(ids: IntArray, key: int, width: int, device: torch.device | str) -> Tensor:
+    keys = _row_keys(ids, key)
+    low, high = (_lower_half(half).to(device)[:, None] for half in (keys, keys >> np.uint64(32)))
+    columns = torch.arange(width, device=device)[None]
+    return _scramble(_scramble(columns * 0x9E3779B9 + low & 0xFFFFFFFF) ^ high)
 
 
 def _lower_half(keys: Any) -> Tensor:

@@ -1,0 +1,204 @@
+"""One rank's part of a graph, for models that are watched: tensors of it know what their rows are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from domainpar.nn.adapt.rows import Axis, Names, Rows, mark
+from domainpar.parallel.halo import AdjointHalo, ask_owners
+from domainpar.parallel.transport import Transport
+from domainpar.parallel.world import World
+from domainpar.plan import EdgePolicy, IntArray, PartitionPlan, build_plan, select_edges
+from partitioners import Topology, get_partitioner
+
+
+class GraphPart:
+    """One rank's part of a graph: owned nodes, ghosts, local edges, and what carries rows between parts.
+
+    Making one is *collective*: the plans of the ranks are compared.
+
+    Args:
+        plan: Who owns what; part `p` lives on rank `p` of the transport.
+        transport: Joins the ranks that share the graph.
+        device: Where its tensors live.
+
+    Attributes:
+        plan: Who owns what.
+        local_ids: Global id of each owned node and ghost, int64 [num_local].
+        edge_index: Local rows of `src` and `dst` of the local edges, int64 [2, num_edges], marked.
+        num_exchanges: How often ghosts were filled in forward passes.
+        num_sums: How often something was summed or compared over ranks in forward passes.
+    """
+
+    def __init__(self, plan: PartitionPlan, transport: Transport, device: torch.device | str = "cpu") -> None:
+        self.plan, self.transport, self.device = plan, transport, torch.device(device)
+        self.halo = AdjointHalo(plan, transport, device)
+        self.num_exchanges = self.num_sums = 0
+        self.local_ids, self._edge_ids = self._to_device(plan.local_ids), self._to_device(plan.edge_ids)
+        self._edge_owned = self._to_device(plan.edge_owned)
+        owned = self.local_ids[: plan.num_owned]
+        incident = plan.policy == "incident" and plan.num_parts > 1
+        self.node_axis = Axis(self, "nodes", plan.num_owned, None, owned)
+        self.edge_axis = Axis(self, "edges", plan.num_edges, self._edge_owned if incident else None, self._edge_ids)
+        self._joined: dict[tuple[int, ...], Axis] = {}
+        src = Names(self.node_axis, complete=incident or plan.num_parts == 1, only_owned=plan.num_parts == 1)
+        dst = Names(self.node_axis, complete=True, only_owned=not incident)
+        self.edge_index = mark(self._to_device(plan.edge_rows), Rows(self.edge_axis, 1, names=(src, dst)))
+
+    @property
+    def part(self) -> int:
+        """This part, the rank it lives on."""
+        return self.plan.part
+
+    @property
+    def num_parts(self) -> int:
+        """Parts the graph is split into."""
+        return self.plan.num_parts
+
+    def nodes(self, whole: Tensor, dim: int = 0) -> Tensor:
+        """This part's rows of a tensor of all nodes, ghosts included, marked as nodes.
+
+        Args:
+            whole: One row for each node of the whole graph, the same on every rank; gradients flow back to it.
+            dim: The dimension along which the nodes lie.
+
+        Raises:
+            ValueError: If its number of rows is not that of the graph's nodes.
+        """
+        return self.local_nodes(self._rows(whole, dim, self.node_axis.total, self.local_ids, "nodes"), dim)
+
+    def edges(self, whole: Tensor, dim: int = 0) -> Tensor:
+        """This part's rows of a tensor of all edges, marked as edges; arguments as for `nodes`."""
+        return self.local_edges(self._rows(whole, dim, self.edge_axis.total, self._edge_ids, "edges"), dim)
+
+    def owned_nodes(self, whole: Tensor, dim: int = 0) -> Tensor:
+        """The rows of a tensor of all nodes that this part owns, as in a model's result: targets, masks, weights."""
+        owned = self.local_ids[: self.plan.num_owned]
+        return self._rows(whole, dim, self.node_axis.total, owned, "nodes")
+
+    def owned_edges(self, whole: Tensor, dim: int = 0) -> Tensor:
+        """The rows of a tensor of all edges that this part owns, as in a model's result."""
+        return self._rows(whole, dim, self.edge_axis.total, self._edge_ids[self._edge_owned], "edges")
+
+    def local_nodes(self, local: Tensor, dim: int = 0) -> Tensor:
+        """Mark a tensor whose rows are this part's owned nodes and ghosts in the plan's order, ghosts up to date."""
+        self._check(local, dim, self.plan.num_local, "owned nodes and ghosts")
+        return mark(local.to(self.device).view_as(local), Rows(self.node_axis, dim % local.dim()))
+
+    def local_edges(self, local: Tensor, dim: int = 0) -> Tensor:
+        """Mark a tensor whose rows are this part's local edges in the plan's order."""
+        self._check(local, dim, self.plan.num_edges, "local edges")
+        return mark(local.to(self.device).view_as(local), Rows(self.edge_axis, dim % local.dim()))
+
+    def same_everywhere(self, tensor: Tensor) -> Tensor:
+        """Mark a tensor that is the same on every rank: a time step, a condition of the whole graph."""
+        return mark(tensor.view_as(tensor), None)
+
+    def sum(self, owned: Tensor) -> Tensor:
+        """Add up a tensor over all parts, without gradient: a loss to print, a count. *Collective*."""
+        return self.sum_over_ranks(owned.detach())
+
+    def sum_over_ranks(self, local: Tensor) -> Tensor:
+        """The sum over ranks, added in their order, so the same bits on every rank. *Collective*."""
+        gathered = self.gather(local)
+        total = gathered[0]
+        for one in gathered[1:]:
+            total = total + one
+        return total
+
+    def gather(self, local: Tensor) -> list[Tensor]:
+        """Every rank's tensor, all of one shape and type. *Collective*."""
+        if self.num_parts == 1:
+            return [local]
+        host = local.detach().contiguous().cpu()
+        payloads = self.transport.all_gather(host.view(-1).view(torch.uint8).numpy().tobytes())
+        return [_from_bytes(payload, host).to(local.device) for payload in payloads]
+
+    def joined(self, pieces: Sequence[Axis]) -> Axis:
+        """The axis of rows of several axes, one behind the other; the same object for the same pieces."""
+        key = tuple(id(piece) for piece in pieces)
+        axis = self._joined.get(key)
+        if axis is None or any(mine is not yours for mine, yours in zip(axis.pieces, pieces)):
+            axis = self._joined[key] = Axis.joined(tuple(pieces))
+        return axis
+
+    def _to_device(self, array: npt.NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+
+    def _rows(self, whole: Tensor, dim: int, expected: int, rows: Tensor, what: str) -> Tensor:
+        self._check(whole, dim, expected, f"{what} of the whole graph")
+        return whole.index_select(dim, rows.to(whole.device))
+
+    def _check(self, tensor: Tensor, dim: int, expected: int, what: str) -> None:
+        if not -tensor.dim() <= dim < tensor.dim() or tensor.size(dim) != expected:
+            raise ValueError(
+                f"a tensor of shape {tuple(tensor.shape)} was given where dimension {dim} is to hold {expected} {what}."
+            )
+
+
+def split_graph(
+    edge_index: Tensor,
+    num_nodes: int,
+    world: World,
+    *,
+    edges: EdgePolicy = "incoming",
+    partitioner: str | IntArray = "metis",
+    position: Tensor | None = None,
+    seed: int = 0,
+) -> GraphPart:
+    """Split a graph that every rank holds over the ranks that share it. *Collective*.
+
+    The plan is made once; call it again for another graph.
+
+    Args:
+        edge_index: `src` and `dst` of each edge, int64 [2, E], the same on every rank.
+        num_nodes: Nodes of the graph, N.
+        world: The ranks; those of a domain group share the graph.
+        edges: Which edges a part computes on. `incoming`: those that end at its nodes, for models that sum where edges
+            end. `incident`: also those that begin at its nodes, for models that sum at both ends.
+        partitioner: A name (see `partitioners.PARTITIONERS`), or the part of each node, integers [N].
+        position: x, y, z of each node, [N, 3], for partitioners that cut by geometry.
+        seed: Of the partitioner.
+
+    Returns:
+        This rank's part. Parts may own nothing.
+
+    Raises:
+        Refused: On all ranks alike, if the graph or the assignment does not fit.
+    """
+    ends = edge_index.detach().cpu().numpy()
+    topology = world.on_all(lambda: Topology(ends, num_nodes, None if position is None else position.cpu().numpy()))
+    assignment = _assignment(topology, world, partitioner, seed)
+    transport = world.domain
+    local = world.on_all(lambda: select_edges(ends, assignment, transport.rank, edges))
+    plan = build_plan(local, assignment, transport.rank, transport.size, edges, ask_owners(transport))
+    return GraphPart(plan, transport, world.device)
+
+
+def _assignment(topology: Topology, world: World, partitioner: str | IntArray, seed: int) -> IntArray:
+    """The part of each node, made on rank 0 and broadcast: METIS promises the same bits on one machine only."""
+
+    def make() -> str:
+        if isinstance(partitioner, str):
+            made = get_partitioner(partitioner, seed)(topology, world.domain.size)
+        else:
+            made = np.asarray(partitioner)
+            _check_assignment(made, topology.num_nodes, world.domain.size)
+        return made.astype(np.int32).tobytes().hex()
+
+    return np.frombuffer(bytes.fromhex(world.on_root(make)), dtype=np.int32)
+
+
+def _check_assignment(assignment: IntArray, num_nodes: int, num_parts: int) -> None:
+    from partitioners.topology import check_assignment
+
+    check_assignment(assignment, num_nodes, num_parts)
+
+
+def _from_bytes(payload: bytes, like: Tensor) -> Tensor:
+    return torch.frombuffer(bytearray(payload), dtype=like.dtype).view(like.shape) if payload else like.clone()

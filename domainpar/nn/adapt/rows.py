@@ -1,0 +1,231 @@
+"""What a tensor's rows are: nodes, edges, or a selection of them, and whether the copies of ghosts are up to date.
+
+Every tensor of a watched forward pass is one of two things. Either it is *the same on every rank* (weights, constants,
+sums over all ranks); or one of its dimensions is dealt over the ranks, and a `Rows` says which and by what. It is
+attached to the tensor where the tensor is made, and never guessed from a length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from domainpar.nn.adapt.part import GraphPart
+
+BITS_OF_KEY = 40  # a joined axis numbers its pieces above the ids of each
+
+
+def unwatched() -> Any:
+    """A context in which torch calls go through no rule."""
+    return torch._C.DisableTorchFunction()
+
+
+class NotExact(Exception):
+    """A model does something that has no exact form on a split graph, or none that is known here; says what.
+
+    Not a RuntimeError: libraries catch those in order to explain them, and would explain this one wrongly.
+    """
+
+
+class Axis:
+    """Rows that are dealt over ranks: the nodes of a graph, its edges, or what a layer made of them.
+
+    Two tensors have the same rows if they have the same axis, as an object; equal lengths mean nothing.
+
+    Attributes:
+        part: This rank's part of the graph.
+        name: What it is called in messages.
+        length: Rows on this rank that it computes on: owned nodes, local edges.
+        counted: Which of them this rank counts, bool [length]; None for all. Each row is counted on one rank.
+        keys: A number for each row that is the same wherever the row is, int64 [length].
+        pieces: The axes it was joined from, in order; empty for one that was not.
+    """
+
+    def __init__(
+        self,
+        part: GraphPart,
+        name: str,
+        length: int,
+        counted: Tensor | None,
+        keys: Tensor,
+        pieces: tuple[Axis, ...] = (),
+    ) -> None:
+        self.part, self.name, self.length, self.counted, self.keys, self.pieces = (
+            part,
+            name,
+            length,
+            counted,
+            keys,
+            pieces,
+        )
+        self._total: int | None = None
+
+    @property
+    def total(self) -> int:
+        """Rows of the whole graph, each counted once. *Collective* when first asked."""
+        if self._total is None:
+            with unwatched():
+                mine = self.length if self.counted is None else int(self.counted.sum())
+                self._total = sum(int(one) for one in self.part.gather(torch.tensor([mine])))
+        return self._total
+
+    def selected(self, mask: Tensor) -> Axis:
+        """The rows where a mask is set, bool [length]."""
+        counted = None if self.counted is None else self.counted[mask]
+        name = self.name if self.name.startswith("some of the ") else f"some of the {self.name}"
+        return Axis(self.part, name, int(mask.sum()), counted, self.keys[mask])
+
+    @staticmethod
+    def joined(pieces: tuple[Axis, ...]) -> Axis:
+        """The rows of several axes, one behind the other."""
+        counted = None
+        if any(piece.counted is not None for piece in pieces):
+            counted = torch.cat([_counted(piece) for piece in pieces])
+        keys = torch.cat([piece.keys + (number << BITS_OF_KEY) for number, piece in enumerate(pieces)])
+        name = " + ".join(piece.name for piece in pieces)
+        return Axis(pieces[0].part, name, sum(piece.length for piece in pieces), counted, keys, pieces)
+
+    def __repr__(self) -> str:
+        return f"<{self.name}: {self.length} here>"
+
+
+def _counted(axis: Axis) -> Tensor:
+    return torch.ones_like(axis.keys, dtype=torch.bool) if axis.counted is None else axis.counted
+
+
+@dataclass(frozen=True, eq=False)
+class Names:
+    """What the integers of a tensor number: rows of an axis, as this rank knows them.
+
+    Attributes:
+        of: The axis whose rows they number.
+        complete: Whether every entry that names an owned row is on this rank, so that a sum there is whole.
+        only_owned: Whether they name owned rows only, so that no ghost has to be up to date.
+    """
+
+    of: Axis
+    complete: bool
+    only_owned: bool
+
+    def joined_with(self, other: Names) -> Names:
+        """What the entries of both number."""
+        return Names(self.of, self.complete and other.complete, self.only_owned and other.only_owned)
+
+
+@dataclass(eq=False)
+class Rows:
+    """How a tensor is dealt over the ranks.
+
+    Nodes come in two lengths: with ghosts, all up to date (`fresh`), or owned ones only. A sum at nodes makes the
+    second kind; reading it at the end of an edge makes it the first, by an exchange.
+
+    Attributes:
+        axis: What the rows are.
+        dim: The dimension they lie along, counted from 0.
+        fresh: Whether ghosts have the values of their owners. Means something for the nodes of the graph only.
+        names: For integers that number rows: what they number; one entry, or one for each index of dimension 0 if the
+            rows lie along dimension 1. None for any other content.
+        equal_ends: Of a mask of edges that compared their ends: the value it has where both are the same node only.
+    """
+
+    axis: Axis
+    dim: int
+    fresh: bool = True
+    names: tuple[Names, ...] | None = None
+    equal_ends: bool | None = None
+    with_ghosts: tuple[int, Tensor] | None = field(default=None, repr=False)
+    without_ghosts: tuple[int, Tensor] | None = field(default=None, repr=False)
+    selection: Axis | None = field(default=None, repr=False)
+
+    def but(self, **changes: Any) -> Rows:
+        """These rows with something changed; what belongs to one tensor only is left out."""
+        return replace(self, with_ghosts=None, without_ghosts=None, selection=None, equal_ends=None, **changes)
+
+    @property
+    def named(self) -> Names:
+        """What a one-dimensional index numbers."""
+        assert self.names is not None
+        (names,) = self.names
+        return names
+
+
+class RowCount(int):
+    """How many rows a tensor has; knows of what.
+
+    Its value is this rank's own, good for making tensors of as many rows. It compares as the number of the whole graph
+    does, and refuses arithmetic, where the rank's own number would give another answer on another number of ranks.
+    """
+
+    axis: Axis
+
+    def __new__(cls, axis: Axis) -> RowCount:
+        self = super().__new__(cls, axis.length)
+        self.axis = axis
+        return self
+
+    def _whole(self, other: Any) -> tuple[int, int]:
+        if isinstance(other, RowCount) and other.axis is self.axis:
+            return 0, 0
+        return self.axis.total, other.axis.total if isinstance(other, RowCount) else other
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, int):
+            return NotImplemented
+        mine, theirs = self._whole(other)
+        return mine == theirs
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __lt__(self, other: int) -> bool:
+        mine, theirs = self._whole(other)
+        return mine < theirs
+
+    def __le__(self, other: int) -> bool:
+        mine, theirs = self._whole(other)
+        return mine <= theirs
+
+    def __gt__(self, other: int) -> bool:
+        return not self <= other
+
+    def __ge__(self, other: int) -> bool:
+        return not self < other
+
+    def __bool__(self) -> bool:
+        return self.axis.total != 0
+
+    def __hash__(self) -> int:
+        return id(self.axis)
+
+    def __repr__(self) -> str:
+        return f"<number of {self.axis.name}>"
+
+    __str__ = __repr__
+
+    def _refuse(self, *_: Any) -> Any:
+        raise NotExact(
+            f"it computes with the number of {self.axis.name}, of which each rank has its own share; let a mean or a "
+            "sum over the rows say what is meant, or pass the number of the whole graph as a plain argument."
+        )
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
+    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = __neg__ = __float__ = _refuse
+
+
+_ATTRIBUTE = "_domainpar_rows"
+UNKNOWN = object()
+
+
+def rows_of(tensor: Tensor) -> Any:
+    """The `Rows` of a tensor, None if it is the same on every rank, `UNKNOWN` if nothing was said of it."""
+    return tensor.__dict__.get(_ATTRIBUTE, UNKNOWN)
+
+
+def mark(tensor: Tensor, rows: Rows | None) -> Tensor:
+    """Say what the rows of a tensor are; None: the same on every rank. Returns the tensor."""
+    tensor.__dict__[_ATTRIBUTE] = rows
+    return tensor

@@ -1,0 +1,27 @@
+"""The rules of torch calls on rows that are dealt over ranks; importing this package registers them."""
+
+from domainpar.nn.adapt.rules import (
+    dropping,
+    elementwise,
+    making,
+    matrix_products,
+    normalising,
+    reading,
+    reducing,
+    reshaping,
+    selecting,
+    summing,
+)
+
+__all__ = [
+    "dropping",
+    "elementwise",
+    "making",
+    "matrix_products",
+    "normalising",
+    "reading",
+    "reducing",
+    "reshaping",
+    "selecting",
+    "summing",
+]

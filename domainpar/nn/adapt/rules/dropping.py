@@ -1,0 +1,82 @@
+"""Random numbers that do not depend on who draws them: the same for a row wherever it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from domainpar.nn.adapt.rows import Axis, NotExact, RowCount, Rows, mark
+from domainpar.nn.adapt.watch import Call, Watch, rule, words
+from domainpar.nn.noise import random_bits
+
+
+@rule("dropout", "native_dropout")
+def dropout(watch: Watch, call: Call) -> Any:
+    """Numbers that are dropped by the global number of their row, so that ghosts agree with their owners."""
+    given, rate, training = call.get(0, "input"), call.get(1, "p", 0.5), call.get(2, "training", True)
+    rows = watch.rows(given)
+    if call.name == "native_dropout":
+        raise NotExact("torch.native_dropout; use torch.nn.functional.dropout.")
+    if not training or rate == 0:
+        return given
+    if rate >= 1:
+        kept = torch.zeros_like(given)
+    else:
+        bits = _bits(watch, given.shape, rows, given.device)
+        kept = (bits >= round(rate * 2**32)).to(given.dtype) / (1 - rate)
+    made = given.mul_(kept) if call.in_place or call.get(3, "inplace", False) else given * kept
+    return mark(made, None if rows is None else rows.but())
+
+
+@rule("rand", "rand_like")
+def uniform(watch: Watch, call: Call) -> Any:
+    """Uniform numbers in [0, 1), one for each row's global number."""
+    if call.name == "rand_like":
+        like = call.get(0, "input")
+        rows, shape, device, dtype = watch.rows(like), like.shape, like.device, like.dtype
+    else:
+        sizes = call.kwargs.get("size", call.args[0] if isinstance(call.args[0], (tuple, list)) else call.args)
+        sizes = list(sizes) if isinstance(sizes, (tuple, list)) else [sizes]
+        dims = [dim for dim, length in enumerate(sizes) if type(length) is RowCount]
+        rows = Rows(sizes[dims[0]].axis, dims[0]) if dims else None
+        if rows is not None:
+            rows.fresh = watch.fresh_of(rows.axis is not watch.part.node_axis)
+        shape, device, dtype = torch.Size([int(length) for length in sizes]), call.kwargs.get("device"), None
+    dtype = call.kwargs.get("dtype") or dtype or torch.get_default_dtype()
+    bits = _bits(watch, shape, rows, device or "cpu")
+    return mark((bits >> 8).to(dtype) * 2.0**-24, rows)
+
+
+def _bits(watch: Watch, shape: torch.Size, rows: Rows | None, device: Any) -> Tensor:
+    """32 random bits for each number of a tensor, in int64."""
+    if watch.noise is None:
+        raise NotExact("it draws random numbers where none were allowed.")
+    dim = 0 if rows is None else rows.dim
+    if not shape:
+        return random_bits(torch.zeros(1, dtype=torch.int64), watch.noise(), 1, device)[0, 0]
+    others = [length for at, length in enumerate(shape) if at != dim]
+    ids = torch.arange(shape[0]) if rows is None else _ids(watch, rows.axis, shape[dim])
+    columns = torch.Size(others).numel()
+    return random_bits(ids, watch.noise(), columns, device).view(-1, *others).movedim(0, dim)
+
+
+def _ids(watch: Watch, axis: Axis, length: int) -> Tensor:
+    with_ghosts = axis is watch.part.node_axis and length == watch.part.plan.num_local
+    return watch.part.local_ids if with_ghosts else axis.keys
+
+
+@rule(
+    *words(
+        "alpha_dropout feature_alpha_dropout dropout1d dropout2d dropout3d feature_dropout bernoulli randn randn_like "
+        "randint randint_like randperm normal uniform multinomial exponential poisson rrelu cauchy geometric "
+        "log_normal random"
+    )
+)
+def other_draws(watch: Watch, call: Call) -> Any:
+    """All other random numbers."""
+    raise NotExact(
+        f"torch.{call.name} draws random numbers that would be others on each rank; dropout, rand and rand_like are "
+        "drawn by the global number of a row and may be used."
+    )

@@ -1,0 +1,223 @@
+"""Calls that treat each row by itself: the rows of the result are those of the arguments."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from domainpar.nn.adapt.rows import Axis, NotExact, Rows, mark
+from domainpar.nn.adapt.watch import RULES, Call, Watch, one_axis, rule, tensors_in, words
+
+ELEMENTWISE = words(
+    "abs absolute acos add addcdiv addcmul and angle arccos arcsin arctan arctan2 asin atan atan2 bitwise_and "
+    "bitwise_not bitwise_or bitwise_xor ceil celu clamp clamp_max clamp_min clip conj copy copysign cos cosh "
+    "deg2rad digamma div divide elu eq erf erfc exp exp2 expm1 fill float_power floor floor_divide floordiv fmax "
+    "fmin fmod frac ge gelu greater greater_equal gt hardshrink hardsigmoid hardswish hardtanh heaviside hypot imag "
+    "invert isclose isfinite isinf isnan ldexp le leaky_relu lerp less less_equal lgamma log log10 log1p log2 "
+    "logaddexp logical_and logical_not logical_or logical_xor logit logsigmoid lshift lt masked_fill maximum "
+    "minimum mish mod mul multiply nan_to_num ne neg negative not_equal or pos positive pow prelu rad2deg radd rdiv "
+    "real reciprocal reflected_and relu relu6 remainder rfloordiv rmod rmul ror round rpow rshift rsqrt rsub "
+    "rtruediv rxor selu sgn sigmoid sign silu sin sinc sinh softplus softshrink softsign sqrt square sub subtract "
+    "tan tanh tanhshrink threshold true_divide truediv trunc where xlogy xor zero"
+)
+ONLY_KEEPS = words(
+    "bfloat16 bool byte clone contiguous cpu cuda data deepcopy detach double float half int long short to type type_as"
+)
+ALONG_ONE_DIMENSION = words(
+    "argsort cosine_similarity cross cummax cummin cumprod cumsum diff glu kthvalue log_softmax logcumsumexp normalize "
+    "softmax softmin sort topk"
+)
+
+
+class Place(NamedTuple):
+    """Where the rows of a result of broadcasting are: so many dimensions from its end."""
+
+    axis: Axis
+    from_end: int
+    fresh: bool
+
+
+@rule(*ELEMENTWISE)
+def elementwise(watch: Watch, call: Call) -> Any:
+    """Arguments are broadcast against each other; rows must meet the same rows."""
+    if call.name == "where" and len(call.args) == 1:
+        return RULES["nonzero"](watch, call.but(call.args[0], as_tuple=True))
+    place = find_place(watch, call)
+    given = call.args[0] if call.args else None
+    equal_ends = _equal_ends(watch, call)
+    call = watch.common(call)
+    made = call()
+    if call.in_place:
+        assert isinstance(given, Tensor)
+        return changed(watch, given, place)
+    marked(made, place)
+    if equal_ends is not None:
+        watch.known(made).equal_ends = equal_ends
+    return made
+
+
+def _equal_ends(watch: Watch, call: Call) -> bool | None:
+    """Whether the result, a mask, tells by True or by False that both ends of an edge are one node."""
+    first = watch.rows(call.args[0]) if call.args and isinstance(call.args[0], Tensor) else None
+    if first is None:
+        return None
+    if first.names is not None:
+        return call.name == "eq"
+    if call.name in ("invert", "logical_not", "bitwise_not") and first.equal_ends is not None:
+        return not first.equal_ends
+    return None
+
+
+def find_place(watch: Watch, call: Call) -> Place:
+    """Where the rows of the result lie.
+
+    Raises:
+        NotExact: If rows meet other rows, or a tensor that nobody said anything of, or row numbers are computed with.
+    """
+    tensors = list(tensors_in((call.args, call.kwargs)))
+    known = [(tensor, rows) for tensor in tensors if (rows := watch.rows(tensor)) is not None]
+    axis = one_axis((rows.axis for _, rows in known), call)
+    from_end = {tensor.dim() - rows.dim for tensor, rows in known}
+    if len(from_end) != 1:
+        raise NotExact(f"torch.{call.name} lets rows of {axis.name} meet all other ones, an outer product of rows.")
+    place = Place(axis, from_end.pop(), all(rows.fresh for _, rows in known))
+    for tensor in tensors:
+        if watch.rows(tensor) is None and tensor.dim() >= place.from_end and tensor.size(-place.from_end) != 1:
+            raise NotExact(
+                f"torch.{call.name} puts a tensor of shape {tuple(tensor.shape)}, the same on every rank, beside rows "
+                f"of {axis.name}; mark it with part.nodes or part.edges if it holds one row for each of them."
+            )
+    _check_names(call, [rows for _, rows in known], len(tensors))
+    return place
+
+
+def _check_names(call: Call, known: list[Rows], num_tensors: int) -> None:
+    named = [rows for rows in known if rows.names is not None]
+    if not named:
+        return
+    numbered = {id(names.of) for rows in named for names in rows.names or ()}
+    compares = call.name in ("eq", "ne", "not_equal") and len(named) == num_tensors == 2 and len(numbered) == 1
+    if not compares:
+        raise NotExact(
+            f"torch.{call.name} computes with row numbers, which are others on each rank; whether two are equal is all "
+            "that may be asked of them."
+        )
+
+
+def marked(made: Any, place: Place) -> Any:
+    """Mark what broadcasting made."""
+    for tensor in tensors_in(made):
+        mark(tensor, Rows(place.axis, tensor.dim() - place.from_end, place.fresh))
+    return made
+
+
+def changed(watch: Watch, given: Tensor, place: Place) -> Tensor:
+    """A tensor after a call that changed it in place."""
+    before = watch.rows(given)
+    if before is None:
+        raise NotExact("a tensor that is the same on every rank is changed, in place, by rows that are not.")
+    if before.fresh and not place.fresh and given._base is not None and not watch.alone:
+        raise NotExact("a view of node values is changed in place by values that ghosts do not have; use a copy.")
+    return mark(given, before.but(fresh=place.fresh))
+
+
+@rule(*ONLY_KEEPS)
+def keep(watch: Watch, call: Call) -> Any:
+    """The same values in another place or of another type."""
+    rows = watch.rows(call.args[0])
+    made = call()
+    if not isinstance(made, Tensor):
+        return made
+    if rows is None:  # another argument gave type or device
+        return mark(made, None)
+    names = rows.names if not made.is_floating_point() and made.dtype is not torch.bool else None
+    return made if made is call.args[0] else mark(made, rows.but(names=names))
+
+
+@rule(
+    "softmax",
+    "log_softmax",
+    "softmin",
+    "normalize",
+    "cumsum",
+    "cumprod",
+    "sort",
+    "argsort",
+    "topk",
+    "logcumsumexp",
+    "glu",
+    "cosine_similarity",
+    "cummax",
+    "kthvalue",
+    "gumbel_softmax_",
+    "renorm_",
+    "unfold_",
+    "diff",
+)
+def along_features(watch: Watch, call: Call) -> Any:
+    """Calls along one dimension, which may not be that of the rows."""
+    position, default = _DIMENSION.get(call.name, (1, -1))
+    dim = call.get(position, "dim", default)
+    for tensor in tensors_in((call.args, call.kwargs)):
+        rows = watch.rows(tensor)
+        if rows is not None and (dim is None or dim % tensor.dim() == rows.dim):
+            if call.name in ("softmax", "log_softmax") and dim is not None:
+                from domainpar.nn.adapt.rules.reducing import softmax_over_rows
+
+                return softmax_over_rows(watch, call, dim)
+            raise NotExact(
+                f"torch.{call.name} runs along the {rows.axis.name}, whose order and number are the whole graph's, not "
+                "one rank's; sums, means, maxima and softmax over rows have an exact form."
+            )
+    place = find_place(watch, call)
+    return marked(watch.common(call)(), place)
+
+
+_DIMENSION = {
+    "cross": (2, None),
+    "topk": (2, -1),
+    "normalize": (2, 1),
+    "kthvalue": (2, -1),
+    "cosine_similarity": (2, 1),
+    "diff": (2, -1),
+    "cumsum": (1, None),
+    "cumprod": (1, None),
+}
+
+
+@rule("embedding")
+def embedding(watch: Watch, call: Call) -> Any:
+    """A row of a table for each number, `embedding(numbers, table)`."""
+    numbers, table = call.get(0, "input"), call.get(1, "weight")
+    if watch.rows(table) is not None:
+        raise NotExact("an embedding's table is itself dealt over the ranks; index it as x[numbers].")
+    rows = watch.rows(numbers)
+    assert rows is not None
+    if rows.names is not None:
+        raise NotExact(
+            "an embedding is looked up by row numbers, which are others on each rank; look up the table of all nodes "
+            "before: x = part.nodes(embedding.weight)."
+        )
+    return mark(call(), rows.but())
+
+
+@rule("one_hot")
+def one_hot(watch: Watch, call: Call) -> Any:
+    """A column for each class; their number has to be said."""
+    rows = watch.rows(call.args[0])
+    assert rows is not None
+    if call.get(1, "num_classes", -1) == -1:
+        raise NotExact("one_hot without num_classes counts the classes of one rank only; pass num_classes.")
+    return mark(call(), rows.but(names=None))
+
+
+@rule("layer_norm", "rms_norm")
+def layer_norm(watch: Watch, call: Call) -> Any:
+    """Statistics of each row by itself."""
+    rows = watch.rows(call.args[0])
+    assert rows is not None
+    if rows.dim >= call.args[0].dim() - len(call.get(1, "normalized_shape")):
+        raise NotExact(f"torch.{call.name} runs over the {rows.axis.name}; normalise over features only.")
+    return mark(call(), rows.but())

@@ -1,0 +1,164 @@
+"""Matrix products: of each row with weights, of rows with themselves, and products that sum over rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from domainpar.nn.adapt.across import summed
+from domainpar.nn.adapt.rows import NotExact, Rows, mark
+from domainpar.nn.adapt.watch import Call, Watch, one_axis, rule
+
+
+@rule("linear", "bilinear")
+def linear(watch: Watch, call: Call) -> Any:
+    """Each row times weights that every rank has."""
+    num_inputs = 2 if call.name == "bilinear" else 1
+    known = [watch.rows(tensor) for tensor in call.args[:num_inputs]]
+    if any(rows is None or rows.dim == tensor.dim() - 1 for rows, tensor in zip(known, call.args)):
+        raise NotExact(
+            f"torch.{call.name} sums over rows, or has weights that are dealt over the ranks; write it as a matmul."
+        )
+    if any(isinstance(weight, Tensor) and watch.rows(weight) is not None for weight in call.args[num_inputs:]):
+        raise NotExact(f"torch.{call.name} has weights that are dealt over the ranks.")
+    found = [rows for rows in known if rows]
+    axis = one_axis((rows.axis for rows in found), call)
+    return mark(watch.common(call)(), Rows(axis, found[0].dim, all(rows.fresh for rows in found)))
+
+
+@rule("matmul", "rmatmul", "mm", "bmm", "dot", "mv", "inner")
+def matmul(watch: Watch, call: Call) -> Any:
+    """Products in which rows are a batch or the outer dimension; or are summed over, over all ranks."""
+    left, right = call.args[:2]
+    if call.name == "rmatmul":
+        left, right, call = right, left, call.but(left, right, **call.kwargs)
+        call.func = Tensor.matmul
+        call.args = [left, right]
+    of_left, of_right = watch.rows(left), watch.rows(right)
+    left_end = None if of_left is None else left.dim() - of_left.dim
+    right_end = None if of_right is None else right.dim() - of_right.dim
+    inner = 2 if right.dim() > 1 else 1
+    if of_left and of_right and left_end == 1 and right_end == inner:
+        axis = one_axis([of_left.axis, of_right.axis], call)
+        watch.check_not_recomputed(f"sums over {axis.name}")
+        return mark(summed(call.but(watch.counted(left), watch.counted(right))(), watch.part), None)
+    if left_end == 1 or right_end == inner:
+        raise NotExact("a matrix product sums over rows and something else that is not the same rows.")
+    fresh = all(rows.fresh for rows in (of_left, of_right) if rows)
+    made = watch.common(call)()
+    if of_left and of_right:
+        axis = one_axis([of_left.axis, of_right.axis], call)
+        if left_end != right_end or left_end is None or left_end < 3:
+            raise NotExact(f"a matrix product of every one of the {axis.name} with every other one.")
+        return mark(made, Rows(axis, made.dim() - left_end, fresh))
+    if of_left:
+        assert left_end is not None
+        return _one_sided(made, of_left, left_end - (right.dim() == 1), left_end, right, fresh)
+    assert of_right is not None
+    assert right_end is not None
+    return _one_sided(made, of_right, right_end - (left.dim() == 1 and right_end > 1), right_end, left, fresh)
+
+
+def _one_sided(made: Tensor, rows: Rows, end_after: int, end: int, other: Tensor, fresh: bool) -> Tensor:
+    if end >= 3 and other.dim() >= end and other.size(-end) != 1:
+        raise NotExact("a batch of matrices that is the same on every rank meets rows.")
+    return mark(made, Rows(rows.axis, made.dim() - end_after, fresh))
+
+
+@rule("addmm", "baddbmm", "addmv", "addbmm")
+def add_and_multiply(watch: Watch, call: Call) -> Any:
+    """`beta * added + alpha * left @ right`."""
+    if call.in_place or call.name == "addbmm":
+        raise NotExact(f"torch.{call.name} of rows; write it as a sum and a product.")
+    added, left, right = (call.get(at, name) for at, name in enumerate(("input", "left", "right")))
+    with watch.in_other_words():
+        return added * call.kwargs.get("beta", 1) + (left @ right) * call.kwargs.get("alpha", 1)
+
+
+@rule("einsum")
+def einsum(watch: Watch, call: Call) -> Any:
+    """Products in Einstein's notation; a letter of rows that is summed over is summed over all ranks."""
+    equation, operands = call.args[0], call.args[1:]
+    operands = list(operands[0]) if len(operands) == 1 and isinstance(operands[0], (tuple, list)) else operands
+    if not isinstance(equation, str) or "..." in equation or "->" not in equation:
+        raise NotExact("torch.einsum of rows needs an equation with letters only and '->'.")
+    inputs, output = equation.replace(" ", "").split("->")
+    letters = inputs.split(",")
+    known = [watch.rows(operand) for operand in operands]
+    axis = one_axis((rows.axis for rows in known if rows), call)
+    letter = {one[rows.dim] for one, rows in zip(letters, known) if rows}
+    if len(letter) != 1:
+        raise NotExact(f"torch.einsum multiplies every one of the {axis.name} with every other one.")
+    row = letter.pop()
+    if any(row in one for one, rows in zip(letters, known) if rows is None):
+        raise NotExact("torch.einsum puts a tensor that is the same on every rank beside rows.")
+    fresh = all(rows.fresh for rows in known if rows)
+    if row in output:
+        args = operands if fresh else [watch.owned(operand) for operand in operands]
+        return mark(call.func(equation, *args), Rows(axis, output.index(row), fresh))
+    watch.check_not_recomputed(f"sums over {axis.name}")
+    return mark(summed(call.func(equation, *(watch.counted(operand) for operand in operands)), watch.part), None)
+
+
+@rule("lstm", "gru", "rnn_tanh", "rnn_relu")
+def recurrent(watch: Watch, call: Call) -> Any:
+    """A recurrent network along a dimension of features, a sequence for each row."""
+    if isinstance(call.args[1], Tensor) and call.name != "gru" and call.args[1].dim() == 1:
+        raise NotExact(f"torch.{call.name} of packed sequences.")
+    rows = watch.rows(call.args[0])
+    batch_first, dropout, train = call.args[-1], call.args[5], call.args[6]
+    if rows is None or call.args[0].dim() != 3 or rows.dim != (0 if batch_first else 1):
+        raise NotExact(f"torch.{call.name} runs along the rows; their order is the whole graph's, not one rank's.")
+    if dropout and train:
+        raise NotExact(f"dropout inside torch.{call.name}; put an nn.Dropout behind it.")
+    given = [call.args[1]] if isinstance(call.args[1], Tensor) else list(call.args[1])
+    of_states = [watch.rows(state) for state in given]
+    if any(of is None or of.axis is not rows.axis or of.dim != 1 for of in of_states):
+        raise NotExact(f"torch.{call.name} begins with states that are not of the same rows.")
+    fresh = rows.fresh and all(of.fresh for of in of_states if of)
+    output, *states = watch.common(call)()
+    mark(output, rows.but(fresh=fresh))
+    return (output, *(mark(state, Rows(rows.axis, 1, fresh)) for state in states))
+
+
+@rule("gru_cell", "lstm_cell", "rnn_tanh_cell", "rnn_relu_cell")
+def recurrent_cell(watch: Watch, call: Call) -> Any:
+    """One step of a recurrent network for each row."""
+    states = list(call.args[1]) if isinstance(call.args[1], (tuple, list)) else [call.args[1]]
+    known = [watch.rows(tensor) for tensor in [call.args[0], *states]]
+    if any(rows is None or rows.dim != 0 for rows in known):
+        raise NotExact(f"torch.{call.name} of rows and of something that is the same on every rank.")
+    found = [rows for rows in known if rows]
+    axis, fresh = one_axis((rows.axis for rows in found), call), all(rows.fresh for rows in found)
+    made = watch.common(call)()
+    for tensor in made if isinstance(made, tuple) else (made,):
+        mark(tensor, Rows(axis, 0, fresh))
+    return made
+
+
+@rule("conv1d", "conv2d", "conv3d", "max_pool1d", "max_pool2d", "avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d")
+def convolution(watch: Watch, call: Call) -> Any:
+    """A convolution over features, a batch entry for each row."""
+    rows = watch.rows(call.args[0])
+    if rows is None or rows.dim != 0 or call.args[0].dim() < 3:
+        raise NotExact(f"torch.{call.name} runs along the rows; their order is the whole graph's, not one rank's.")
+    return mark(call(), rows.but())
+
+
+@rule("scaled_dot_product_attention", "multi_head_attention_forward")
+def attention(watch: Watch, call: Call) -> Any:
+    """Attention between the entries of each row; between rows it would join everything with everything."""
+    tensors = call.args[:3]
+    known = [watch.rows(tensor) for tensor in tensors]
+    outer = call.name == "scaled_dot_product_attention" and all(
+        rows and tensor.dim() - rows.dim > 2 for rows, tensor in zip(known, tensors)
+    )
+    if not outer:
+        raise NotExact(
+            "attention between all rows of a graph (a transformer over nodes): every rank would need every row; use "
+            "attention over edges (GATv2Conv, TransformerConv), or linear attention."
+        )
+    found = [rows for rows in known if rows]
+    axis = one_axis((rows.axis for rows in found), call)
+    return mark(watch.common(call)(), Rows(axis, found[0].dim, all(rows.fresh for rows in found)))

@@ -1,0 +1,50 @@
+"""Calls that tell Python something of a tensor: sizes, and values that a program might decide by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from domainpar.nn.adapt.rows import NotExact, RowCount
+from domainpar.nn.adapt.watch import ASKED_BY_PYTHON, Call, Watch, rule, tensors_in
+
+
+@rule("size", "shape")
+def size(watch: Watch, call: Call) -> Any:
+    """Sizes, in which the number of rows knows what it counts."""
+    tensor, dim = call.args[0], call.get(1, "dim")
+    rows = watch.rows(tensor)
+    assert rows is not None
+    count = RowCount(rows.axis)
+    if dim is None:
+        return torch.Size([count if at == rows.dim else length for at, length in enumerate(tensor.shape)])
+    return count if dim % tensor.dim() == rows.dim else tensor.size(dim)
+
+
+@rule("python len")
+def length(watch: Watch, call: Call) -> Any:
+    """Python insists on a plain number here, which no rank could agree on with another."""
+    rows = watch.rows(call.args[0])
+    if rows is not None and rows.dim == 0 and not watch.alone:
+        raise NotExact(f"len() of a tensor of {rows.axis.name}; use .size(0), which knows what it counts.")
+    return call()
+
+
+@rule("numel", "nelement")
+def number_of_elements(watch: Watch, call: Call) -> Any:
+    """Compared as that of the whole graph; with more than one number a row only the comparison with 0 has a meaning."""
+    rows = watch.rows(call.args[0])
+    assert rows is not None
+    return RowCount(rows.axis)
+
+
+@rule(*(f"python {name}" for name in ASKED_BY_PYTHON - {"len"}))
+@rule("item", "tolist", "numpy", "is_nonzero", "equal", "allclose")
+def value(watch: Watch, call: Call) -> Any:
+    """Values of one rank's rows; others would decide otherwise."""
+    axes = {rows.axis.name for tensor in tensors_in(call.args) if (rows := watch.rows(tensor)) is not None}
+    raise NotExact(
+        f"Python asks for values of {' and '.join(sorted(axes))} ({call.name}), of which each rank has its own; take a "
+        "sum, mean, min, max, any or all over the rows first: those are the whole graph's."
+    )

@@ -1,0 +1,366 @@
+"""Calls that move dimensions about: where the rows go, and that nothing is merged with them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from domainpar.nn.adapt.rows import Axis, Names, NotExact, RowCount, Rows, mark
+from domainpar.nn.adapt.watch import Call, Watch, one_axis, rule
+
+
+def _known(watch: Watch, call: Call) -> tuple[Tensor, Rows]:
+    tensor = call.get(0, "input")
+    rows = watch.rows(tensor)
+    if rows is None:
+        raise NotExact(f"torch.{call.name} takes a size from rows for a tensor that is the same on every rank.")
+    return tensor, rows
+
+
+def _moved(rows: Rows, made: Tensor, dim: int, keeps_names: bool = False) -> Tensor:
+    """Mark a result whose rows lie along another dimension."""
+    names = rows.names if rows.names is not None and (len(rows.names) == 1 or keeps_names) else None
+    if rows.names is not None and names is None:
+        raise NotExact("row numbers of both ends of edges are reshaped; take edge_index[0] and edge_index[1] first.")
+    return mark(made, rows.but(dim=dim, names=names))
+
+
+@rule("view", "reshape", "view_as", "reshape_as")
+def view(watch: Watch, call: Call) -> Any:
+    """Another shape that leaves the rows apart: the numbers before and behind them stay as many."""
+    tensor, rows = _known(watch, call)
+    if len(call.args) > 1 and isinstance(call.args[1], torch.dtype):
+        raise NotExact("torch.view of another type takes numbers to pieces; use .to(dtype).")
+    wanted = call.args[1] if len(call.args) > 1 else call.kwargs.get("shape", call.kwargs.get("size"))
+    if isinstance(wanted, Tensor):
+        wanted = _sizes_of(watch, wanted)
+    elif not isinstance(wanted, (tuple, list)):
+        wanted = call.args[1:]
+    dim = _row_dim(tensor, rows, list(wanted))
+    before, behind = math.prod(tensor.shape[: rows.dim]), math.prod(tensor.shape[rows.dim + 1 :])
+    shape = [*_solved(list(wanted[:dim]), before), tensor.size(rows.dim), *_solved(list(wanted[dim + 1 :]), behind)]
+    made = tensor.reshape(shape) if call.name.startswith("reshape") else tensor.view(shape)
+    return _moved(rows, made, dim, keeps_names=dim == rows.dim and made.shape == tensor.shape)
+
+
+def _sizes_of(watch: Watch, other: Tensor) -> list[Any]:
+    rows = watch.rows(other)
+    return [RowCount(rows.axis) if rows and at == rows.dim else size for at, size in enumerate(other.shape)]
+
+
+def _row_dim(tensor: Tensor, rows: Rows, wanted: list[Any]) -> int:
+    """Which of the wanted sizes is that of the rows: one that says so, or -1; never one that only has their length."""
+    counts = [at for at, size in enumerate(wanted) if type(size) is RowCount]
+    if any(wanted[at].axis is not rows.axis for at in counts) or len(counts) > 1:
+        raise NotExact(f"rows of {rows.axis.name} are to become rows of something else by a view.")
+    candidates = counts or [at for at, size in enumerate(wanted) if size == -1]
+    before, behind = math.prod(tensor.shape[: rows.dim]), math.prod(tensor.shape[rows.dim + 1 :])
+    for at in candidates:
+        if _fits(wanted[:at], before) and _fits(wanted[at + 1 :], behind):
+            return at
+    shape = tuple(-1 if type(size) is RowCount else size for size in wanted)
+    raise NotExact(
+        f"a view of shape {shape} merges rows of {rows.axis.name} with other dimensions, or gives their number as a "
+        "plain integer; write x.view(x.size(0), ...) or -1 where the rows are."
+    )
+
+
+def _fits(sizes: list[Any], numbers: int) -> bool:
+    fixed = math.prod(size for size in sizes if size != -1)
+    return fixed == numbers or (-1 in sizes and fixed > 0 and numbers % fixed == 0)
+
+
+def _solved(sizes: list[Any], numbers: int) -> list[int]:
+    fixed = math.prod(size for size in sizes if size != -1)
+    return [numbers // fixed if size == -1 else size for size in sizes]
+
+
+@rule("flatten")
+def flatten(watch: Watch, call: Call) -> Any:
+    """Features joined; not with rows."""
+    tensor, rows = _known(watch, call)
+    start, stop = call.get(1, "start_dim", 0) % tensor.dim(), call.get(2, "end_dim", -1) % tensor.dim()
+    others = math.prod(size for at, size in enumerate(tensor.shape) if start <= at <= stop and at != rows.dim)
+    if start <= rows.dim <= stop and others != 1:
+        raise NotExact(f"torch.flatten merges rows of {rows.axis.name} with other dimensions.")
+    dim = rows.dim if rows.dim < start else start if rows.dim <= stop else rows.dim - (stop - start)
+    return _moved(rows, call(), dim)
+
+
+@rule("unsqueeze")
+def unsqueeze(watch: Watch, call: Call) -> Any:
+    """A dimension of length 1 more."""
+    tensor, rows = _known(watch, call)
+    dim = call.get(1, "dim") % (tensor.dim() + 1)
+    return _moved(rows, call(), rows.dim + (dim <= rows.dim))
+
+
+@rule("squeeze")
+def squeeze(watch: Watch, call: Call) -> Any:
+    """Dimensions of length 1 less; that of the rows stays, however few one rank has."""
+    tensor, rows = _known(watch, call)
+    dims = call.get(1, "dim")
+    asked = range(tensor.dim()) if dims is None else [dims] if isinstance(dims, int) else dims
+    gone = [at % tensor.dim() for at in asked]
+    gone = [at for at in gone if at != rows.dim and tensor.size(at) == 1]
+    return _moved(
+        rows,
+        tensor.squeeze(tuple(gone)) if gone else tensor.view_as(tensor),
+        rows.dim - sum(at < rows.dim for at in gone),
+    )
+
+
+@rule("transpose", "swapaxes", "swapdims", "t", "T", "mT", "permute", "movedim", "moveaxis", "adjoint")
+def reorder(watch: Watch, call: Call) -> Any:
+    """The same numbers with dimensions in another order."""
+    tensor, rows = _known(watch, call)
+    made = call()
+    # Where the rows went is asked of a tensor of the same number of dimensions, all of different lengths.
+    probe = torch.empty(tuple(range(2, 2 + tensor.dim())), device="meta")
+    went = call.func(probe, *call.args[1:], **call.kwargs)
+    return _moved(rows, made, list(went.shape).index(2 + rows.dim))
+
+
+@rule("expand", "expand_as", "broadcast_to")
+def expand(watch: Watch, call: Call) -> Any:
+    """The same rows beside themselves; also a constant given to each row."""
+    tensor = call.get(0, "input")
+    rows = watch.rows(tensor)
+    wanted = call.args[1] if len(call.args) > 1 else call.kwargs.get("size")
+    if isinstance(wanted, Tensor):
+        if rows is not None and (other := watch.rows(wanted)) is not None and not other.fresh and rows.fresh:
+            tensor = watch.owned(tensor)
+            rows = watch.rows(tensor)
+        if rows is not None and other_is_fresh(watch, wanted) and not rows.fresh:
+            wanted = watch.owned(wanted)
+        wanted = _sizes_of(watch, wanted)
+    elif not isinstance(wanted, (tuple, list)):
+        wanted = call.args[1:]
+    wanted = list(wanted)
+    added = len(wanted) - tensor.dim()
+    counts = [at for at, size in enumerate(wanted) if type(size) is RowCount]
+    if rows is None:
+        return _given_to_each(watch, tensor, wanted, counts)
+    dim = rows.dim + added
+    if any(at != dim for at in counts) or (wanted[dim] != -1 and dim not in counts):
+        raise NotExact(f"torch.{call.name} would repeat a tensor of {rows.axis.name} for rows of something.")
+    if counts:
+        one_axis([rows.axis, wanted[dim].axis], call)
+    shape = [tensor.size(rows.dim) if at == dim else int(size) for at, size in enumerate(wanted)]
+    return _moved(rows, tensor.expand(shape), dim)
+
+
+def other_is_fresh(watch: Watch, other: Tensor) -> bool:
+    """Whether a tensor has up-to-date ghosts."""
+    rows = watch.rows(other)
+    return rows is not None and rows.fresh
+
+
+def _given_to_each(watch: Watch, tensor: Tensor, wanted: list[Any], counts: list[int]) -> Tensor:
+    if len(counts) != 1:
+        raise NotExact("a tensor is expanded to rows of two kinds.")
+    axis: Axis = wanted[counts[0]].axis
+    shape = [axis.length if at == counts[0] else int(size) for at, size in enumerate(wanted)]
+    return mark(tensor.expand(shape), Rows(axis, counts[0], watch.fresh_of(axis is not watch.part.node_axis)))
+
+
+@rule("repeat", "tile")
+def repeat(watch: Watch, call: Call) -> Any:
+    """Copies beside each other; the rows themselves only once."""
+    tensor, rows = _known(watch, call)
+    times = call.args[1] if isinstance(call.args[1], (tuple, list)) else call.args[1:]
+    times = [1] * (tensor.dim() - len(times)) + list(times)
+    dim = rows.dim + len(times) - tensor.dim()
+    if any(type(count) is RowCount for count in times) or times[dim] != 1:
+        raise NotExact(f"torch.{call.name} makes copies of rows of {rows.axis.name}, which would be rows of their own.")
+    names = rows.names
+    made = tensor.repeat(times)
+    if names is not None and len(names) == 1 and made.dim() == 2 and dim == 1:
+        names = names * made.size(0)
+    return mark(made, rows.but(dim=dim, names=names))
+
+
+@rule("unbind", "iter")
+def unbind(watch: Watch, call: Call) -> Any:
+    """The slices of a dimension that is not that of the rows."""
+    tensor, rows = _known(watch, call)
+    dim = call.get(1, "dim", 0) % tensor.dim()
+    if dim == rows.dim:
+        raise NotExact(f"it takes the {rows.axis.name} one by one; each rank has others.")
+    pieces = tensor.unbind(dim)
+    for at, piece in enumerate(pieces):
+        names = _names_at(rows, dim, at)
+        mark(piece, rows.but(dim=rows.dim - (dim < rows.dim), names=names))
+    return pieces if call.name == "unbind" else iter(pieces)
+
+
+def _names_at(rows: Rows, dim: int, at: int) -> tuple[Names, ...] | None:
+    if rows.names is None or len(rows.names) == 1:
+        return rows.names
+    return (rows.names[at],) if dim == 0 else None
+
+
+@rule("chunk", "split", "tensor_split", "split_with_sizes")
+def split(watch: Watch, call: Call) -> Any:
+    """Pieces of the features; or, of rows that were joined, the pieces they were joined from."""
+    tensor, rows = _known(watch, call)
+    dim = call.get(2, "dim", 0) % tensor.dim()
+    if dim != rows.dim:
+        pieces = call()
+        for piece in pieces:
+            mark(piece, rows.but(names=rows.names if rows.names is None or len(rows.names) == 1 else None))
+        return pieces
+    parts = rows.axis.pieces
+    asked = call.get(1, "chunks", None) if call.name == "chunk" else call.get(1, "split_size")
+    if call.name == "chunk":
+        fits = len(parts) == asked and len({id(part) for part in parts}) == 1
+    else:
+        sizes = list(asked) if isinstance(asked, (tuple, list)) else [asked] * len(parts)
+        fits = bool(parts) and len(sizes) == len(parts)
+        fits = fits and all(type(size) is RowCount and size.axis is part for size, part in zip(sizes, parts))
+    if not fits:
+        raise NotExact(f"torch.{call.name} cuts the {rows.axis.name} at a place that is not the same on every rank.")
+    starts = [sum(part.length for part in parts[:at]) for at in range(len(parts))]
+    return tuple(piece_of(tensor, rows, at, start) for at, start in enumerate(starts))
+
+
+def piece_of(tensor: Tensor, rows: Rows, number: int, start: int) -> Tensor:
+    """One of the pieces that rows were joined from."""
+    axis = rows.axis.pieces[number]
+    fresh = axis is not axis.part.node_axis or axis.part.num_parts == 1
+    return mark(tensor.narrow(rows.dim, start, axis.length), Rows(axis, rows.dim, fresh))
+
+
+@rule("cat", "concat", "concatenate")
+def cat(watch: Watch, call: Call) -> Any:
+    """Features beside each other; or rows behind each other, which makes rows of a new kind."""
+    tensors = [
+        tensor
+        for tensor in call.get(0, "tensors")
+        if not (tensor.dim() == 1 and tensor.numel() == 0 and watch.rows(tensor) is None)
+    ]
+    dim = call.get(1, "dim", call.kwargs.get("axis", 0)) % tensors[0].dim()
+    known = [watch.rows(tensor) for tensor in tensors]
+    if any(rows is not None and rows.dim == dim for rows in known):
+        return _joined(watch, call, tensors, dim)
+    for tensor, rows in zip(tensors, known):
+        if rows is None and tensor.size(next(other.dim for other in known if other)) != 1:
+            raise NotExact(
+                f"torch.cat puts a tensor of shape {tuple(tensor.shape)}, the same on every rank, beside rows."
+            )
+    return _beside(watch, call, tensors, dim, known)
+
+
+def _beside(watch: Watch, call: Call, tensors: list[Tensor], dim: int, known: list[Rows | None]) -> Tensor:
+    axis = one_axis((rows.axis for rows in known if rows), call)
+    row_dim = next(rows.dim for rows in known if rows)
+    if any(rows is None or rows.dim != row_dim for rows in known):
+        raise NotExact(f"torch.cat joins rows of {axis.name} that lie along different dimensions.")
+    fresh = all(rows.fresh for rows in known if rows)
+    made = torch.cat(tensors if fresh else [watch.owned(tensor) for tensor in tensors], dim)
+    named = [rows.names for rows in known if rows]
+    names = None
+    if all(names is not None for names in named) and dim == 0 and made.dim() == 2:
+        names = tuple(
+            name for one, tensor in zip(named, tensors) for name in (one or ()) * (tensor.size(0) // len(one or (1,)))
+        )
+    elif any(names is not None for names in named):
+        raise NotExact("torch.cat puts row numbers beside other numbers.")
+    return mark(made, Rows(axis, row_dim, fresh, names=names))
+
+
+def _joined(watch: Watch, call: Call, tensors: list[Tensor], dim: int) -> Tensor:
+    """Rows behind each other."""
+    known = [watch.rows(tensor) for tensor in tensors]
+    if any(rows is None or rows.dim != dim for rows in known):
+        raise NotExact(
+            "torch.cat puts rows that are the same on every rank (a virtual node?) behind rows that are dealt over the "
+            "ranks; add such a node to the graph itself, or keep its state in a tensor of its own."
+        )
+    found = [rows for rows in known if rows]
+    tensors = [watch.owned(tensor) for tensor in tensors]
+    axis = watch.part.joined([rows.axis for rows in found])
+    return mark(torch.cat(tensors, dim), Rows(axis, dim, names=_names_of_joined([rows.names for rows in found])))
+
+
+def _names_of_joined(named: list[tuple[Names, ...] | None]) -> tuple[Names, ...] | None:
+    if any(names is None for names in named):
+        if any(names is not None for names in named):
+            raise NotExact("torch.cat puts row numbers and other numbers behind each other.")
+        return None
+    columns = list(zip(*(names for names in named if names is not None)))
+    joined = []
+    for column in columns:
+        if len({id(names.of) for names in column}) != 1:
+            raise NotExact("torch.cat puts numbers of rows of two kinds behind each other.")
+        total = column[0]
+        for names in column[1:]:
+            total = total.joined_with(names)
+        joined.append(total)
+    return tuple(joined)
+
+
+@rule("stack")
+def stack(watch: Watch, call: Call) -> Any:
+    """Tensors of the same rows on top of each other."""
+    tensors, dim = call.get(0, "tensors"), call.get(1, "dim", 0)
+    known = [watch.rows(tensor) for tensor in tensors]
+    if any(rows is None for rows in known):
+        raise NotExact("torch.stack puts a tensor that is the same on every rank on top of rows.")
+    found = [rows for rows in known if rows]
+    axis = one_axis((rows.axis for rows in found), call)
+    dim = dim % (tensors[0].dim() + 1)
+    if len({rows.dim for rows in found}) != 1:
+        raise NotExact(f"torch.stack joins rows of {axis.name} that lie along different dimensions.")
+    fresh = all(rows.fresh for rows in found)
+    made = torch.stack([tensor if fresh else watch.owned(tensor) for tensor in tensors], dim)
+    named = [rows.names for rows in found]
+    names = None
+    if all(names is not None for names in named) and made.dim() == 2 and dim == 0:
+        names = tuple(one[0] for one in named if one)
+    return mark(made, Rows(axis, found[0].dim + (dim <= found[0].dim), fresh, names=names))
+
+
+@rule("flip")
+def flip(watch: Watch, call: Call) -> Any:
+    """Another order of features; of ends, if it is those of edges."""
+    tensor, rows = _known(watch, call)
+    dims = call.args[1] if isinstance(call.args[1], (tuple, list)) else call.args[1:]
+    if any(dim % tensor.dim() == rows.dim for dim in dims):
+        raise NotExact(f"torch.flip turns the order of the {rows.axis.name} round.")
+    names = tuple(reversed(rows.names)) if rows.names is not None else None
+    return mark(call(), rows.but(names=names))
+
+
+@rule("narrow")
+def narrow(watch: Watch, call: Call) -> Any:
+    """Some of the features."""
+    tensor, rows = _known(watch, call)
+    if call.get(1, "dim") % tensor.dim() == rows.dim:
+        raise NotExact(
+            f"torch.narrow takes {rows.axis.name} by their place, which is another on each rank; use a mask."
+        )
+    return mark(call(), rows.but(names=None))
+
+
+@rule("repeat_interleave")
+def repeat_interleave(watch: Watch, call: Call) -> Any:
+    """Features repeated."""
+    tensor, rows = _known(watch, call)
+    dim = call.get(2, "dim")
+    if not isinstance(call.get(1, "repeats"), int) or dim is None or dim % tensor.dim() == rows.dim:
+        raise NotExact(f"torch.repeat_interleave makes copies of rows of {rows.axis.name}.")
+    return mark(call(), rows.but(names=None))
+
+
+@rule("select")
+def select(watch: Watch, call: Call) -> Any:
+    """One index of a dimension that is not that of the rows."""
+    tensor, rows = _known(watch, call)
+    dim, at = call.get(1, "dim") % tensor.dim(), call.get(2, "index")
+    if dim == rows.dim:
+        raise NotExact(f"torch.select takes one of the {rows.axis.name} by its place, which is another on each rank.")
+    return mark(call(), rows.but(dim=rows.dim - (dim < rows.dim), names=_names_at(rows, dim, at)))

@@ -1,0 +1,261 @@
+"""Calls that read rows by an index or a mask: nodes at the ends of edges, edges of a kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from domainpar.nn.adapt.rows import Axis, Names, NotExact, RowCount, Rows, mark
+from domainpar.nn.adapt.rules.reshaping import piece_of
+from domainpar.nn.adapt.watch import Call, Watch, one_axis, rule
+
+
+@rule("index_select")
+def index_select(watch: Watch, call: Call) -> Any:
+    """Rows by number, `index_select(tensor, dim, index)`."""
+    tensor, dim, index = call.get(0, "input"), call.get(1, "dim"), call.get(2, "index")
+    return read_rows(watch, tensor, dim % tensor.dim(), index)
+
+
+def read_rows(watch: Watch, tensor: Tensor, dim: int, index: Tensor) -> Tensor:
+    """`tensor.index_select(dim, index)`: ghosts are brought up to date first, if the index may name one."""
+    rows, by = watch.rows(tensor), watch.rows(index)
+    if by is None:
+        return _same_for_each(tensor, dim, index, rows)
+    if rows is None or rows.dim != dim:
+        if by.names is not None:
+            raise NotExact(
+                f"a tensor of shape {tuple(tensor.shape)} is indexed by row numbers but nobody said that it holds a "
+                "row for each of them; mark it with part.nodes, or make it from a tensor that is marked."
+            )
+        if rows is not None:
+            raise NotExact(f"features of {rows.axis.name} are picked by an index that differs from row to row.")
+        return mark(tensor.index_select(dim, index), Rows(by.axis, dim, by.fresh))
+    if by.names is None or by.named.of is not rows.axis:
+        raise NotExact(
+            f"{rows.axis.name} are picked by numbers that were computed, or that number something else; only "
+            "edge_index as it was given, self-loops, and the results of nonzero are known to number them."
+        )
+    if not by.named.only_owned:
+        tensor = watch.with_ghosts(tensor)
+    names = rows.names if rows.names is not None and len(rows.names) == 1 else None
+    return mark(tensor.index_select(dim, index), Rows(by.axis, dim, by.fresh, names=names))
+
+
+def _same_for_each(tensor: Tensor, dim: int, index: Tensor, rows: Rows | None) -> Tensor:
+    """An index that is the same on every rank: it picks features."""
+    if rows is None:
+        return mark(tensor.index_select(dim, index), None)
+    if dim == rows.dim:
+        raise NotExact(
+            f"{rows.axis.name} are picked by numbers that are the same on every rank, where rows have other numbers; "
+            "pick them with a mask: part.nodes(mask)."
+        )
+    names = None
+    if rows.names is not None and len(rows.names) > 1 and dim == 0:
+        names = tuple(rows.names[at] for at in index.tolist())
+    return mark(tensor.index_select(dim, index), rows.but(names=names))
+
+
+def select_by_mask(watch: Watch, tensor: Tensor, dim: int, mask: Tensor) -> Tensor:
+    """Rows where a mask is set, which are rows of a new kind; the same kind whichever tensor is masked by it."""
+    rows = watch.rows(tensor)
+    mask = watch.owned(mask) if (of := watch.rows(mask)) is not None else mask
+    if rows is None or of is None or rows.dim != dim:
+        raise NotExact(
+            "a mask of rows is laid on something that is not rows; mark the tensor with part.nodes or part.edges."
+        )
+    one_axis([rows.axis, of.axis], Call(mask.nonzero, "masking", [], {}, False))
+    tensor = watch.owned(tensor)
+    names = rows.names
+    if names is not None and watch.known(mask).equal_ends:  # loops: they begin where they end, at a node that is owned
+        only_owned = watch.alone or watch.part.plan.policy == "incoming"
+        names = tuple(Names(one.of, complete=True, only_owned=only_owned) for one in names)
+    return mark(tensor[(slice(None),) * dim + (mask,)], Rows(selection_of(watch, mask), dim, names=names))
+
+
+def selection_of(watch: Watch, mask: Tensor) -> Axis:
+    """The axis of the rows where a mask of owned rows is set: one for each mask."""
+    of = watch.rows(mask)
+    assert of is not None
+    owner = of
+    if owner.selection is None:
+        owner.selection = of.axis.selected(mask)
+    return owner.selection
+
+
+@rule("getitem")
+def getitem(watch: Watch, call: Call) -> Any:
+    """Square brackets: each dimension by a slice, a number, a mask or an index."""
+    tensor, items = call.args[0], call.args[1]
+    items = items if isinstance(items, tuple) else (items,)
+    advanced = [item for item in items if isinstance(item, (Tensor, list))]
+    rows = watch.rows(tensor)
+    if not advanced:
+        return _basic(watch, tensor, items)
+    if len(advanced) > 1:
+        return _several(watch, tensor, items)
+    place = _place_of(tensor, items, advanced[0])
+    index = advanced[0]
+    if isinstance(index, list):
+        index = mark(torch.tensor(index, device=tensor.device), None)
+    is_mask = index.dtype is torch.bool or index.dtype is torch.uint8
+    if is_mask and watch.rows(index) is None:
+        index, is_mask = mark(index.nonzero().view(-1), None), False
+    if index.dim() != 1 and (rows is None or is_mask):
+        return _table(watch, tensor, items, index)
+    if index.dim() == 0 and watch.rows(index) is None:
+        return _basic(watch, tensor, tuple(int(index) if item is advanced[0] else item for item in items))
+    picked = select_by_mask(watch, tensor, place, index) if is_mask else _read_any_shape(watch, tensor, place, index)
+    others = tuple(slice(None) if item is advanced[0] else item for item in items)
+    return picked if _takes_all(others) else _basic(watch, picked, others)
+
+
+def _read_any_shape(watch: Watch, tensor: Tensor, dim: int, index: Tensor) -> Tensor:
+    if index.dim() == 1:
+        return read_rows(watch, tensor, dim, index)
+    if dim != 0 or index.dim() == 0:
+        raise NotExact("rows are picked by an index of several dimensions that is not the first one.")
+    by = watch.rows(index)
+    flat = index.reshape(-1)
+    if by is None or by.dim != 0 or index.size(-1) * 1 != index.numel() // max(index.size(0), 1):
+        raise NotExact("rows are picked by a table of row numbers; pick each column by itself.")
+    if index.numel() != index.size(0):
+        raise NotExact("rows are picked by a table of row numbers; pick each column by itself.")
+    picked = read_rows(watch, tensor, 0, mark(flat, by.but(dim=0)))
+    return mark(picked.view(*index.shape, *picked.shape[1:]), watch.rows(picked))
+
+
+def _table(watch: Watch, tensor: Tensor, items: tuple[Any, ...], index: Tensor) -> Tensor:
+    """A table that is the same on every rank, read by numbers that differ from row to row."""
+    by = watch.rows(index)
+    if watch.rows(tensor) is not None or by is None or by.names is not None or not _takes_all(items[1:]):
+        raise NotExact("rows are picked by a mask or index of several dimensions.")
+    return mark(tensor[index], by.but())
+
+
+def _place_of(tensor: Tensor, items: tuple[Any, ...], advanced: Any) -> int:
+    """The dimension of the tensor that an item is for."""
+    place = 0
+    consuming = sum(item is not None and item is not Ellipsis for item in items)
+    for item in items:
+        if item is advanced:
+            return place
+        if item is Ellipsis:
+            place += tensor.dim() - consuming
+        elif item is not None:
+            place += 1
+    raise AssertionError
+
+
+def _takes_all(items: tuple[Any, ...]) -> bool:
+    return all(item is Ellipsis or (isinstance(item, slice) and item == slice(None)) for item in items)
+
+
+def _several(watch: Watch, tensor: Tensor, items: tuple[Any, ...]) -> Tensor:
+    """Two or more indices: `x[rows, column_of_each_row]`, `table[type, class]`."""
+    known = [watch.rows(item) for item in items if isinstance(item, Tensor)]
+    rows = watch.rows(tensor)
+    plain = all(isinstance(item, Tensor) and item.dim() == 1 for item in items)
+    if not plain or any(by is None for by in known):
+        raise NotExact("rows are picked by several indices of which some are the same on every rank.")
+    found = [by for by in known if by]
+    axis = one_axis((by.axis for by in found), Call(tensor.__getitem__, "indexing", [], {}, False))
+    first = found[0]
+    if rows is not None:
+        if rows.dim != 0 or first.names is None or first.named.of is not rows.axis or not first.named.only_owned:
+            raise NotExact("rows are picked by several indices of which the first does not number owned rows in order.")
+        tensor = watch.owned(tensor)
+    if any(by.names is not None for by in found[1:]) or (rows is None and first.names is not None):
+        raise NotExact("features are picked by row numbers.")
+    owned = tuple(watch.owned(item) for item in items)
+    return mark(tensor[owned], Rows(axis, 0, watch.fresh_of(axis is not watch.part.node_axis)))
+
+
+def _basic(watch: Watch, tensor: Tensor, items: tuple[Any, ...]) -> Tensor:
+    """Slices, numbers, None and ... : the rows stay whole, or are one of the pieces they were joined from."""
+    rows = watch.rows(tensor)
+    if rows is None:
+        if any(
+            type(bound) is RowCount for item in items if isinstance(item, slice) for bound in (item.start, item.stop)
+        ):
+            raise NotExact("a tensor that is the same on every rank is cut by a number of rows.")
+        return mark(tensor[items], None)
+    place, dim, names, cut = 0, 0, rows.names, None
+    row_dim: int | None = None
+    consuming = sum(item is not None and item is not Ellipsis for item in items)
+    given = list(items)
+    for at, item in enumerate(items):
+        if item is None:
+            dim += 1
+        elif item is Ellipsis:
+            skipped = tensor.dim() - consuming
+            if place <= rows.dim < place + skipped:
+                row_dim = dim + rows.dim - place
+            place, dim = place + skipped, dim + skipped
+        else:
+            if place == rows.dim:
+                row_dim, cut = dim, item
+                given[at] = slice(None)
+            if place == 0 and rows.dim == 1 and names is not None:
+                names = _names_of_item(names, item)
+            dim += not isinstance(item, int)
+            place += 1
+    if row_dim is None:
+        row_dim = dim + rows.dim - place
+    made = mark(tensor[tuple(given)], rows.but(dim=row_dim, names=names))
+    return made if cut is None or cut == slice(None) else _cut(watch, made, cut)
+
+
+def _names_of_item(names: tuple[Names, ...], item: Any) -> tuple[Names, ...] | None:
+    if len(names) == 1:
+        return names
+    return names[item] if isinstance(item, slice) else (names[item],)
+
+
+def _cut(watch: Watch, tensor: Tensor, item: Any) -> Tensor:
+    """`x[:n]` and `x[n:]` where n is a number of rows: all rows, or one of the pieces that rows were joined from."""
+    rows = watch.rows(tensor)
+    assert rows is not None
+    pieces = rows.axis.pieces
+    start, stop = (item.start, item.stop) if isinstance(item, slice) and item.step in (None, 1) else (0, 0)
+    if start in (None, 0) and type(stop) is RowCount and stop.axis is rows.axis:
+        return tensor
+    if start in (None, 0) and type(stop) is RowCount and pieces and stop.axis is pieces[0]:
+        return piece_of(tensor, rows, 0, 0)
+    if stop is None and type(start) is RowCount and len(pieces) == 2 and start.axis is pieces[0]:
+        return piece_of(tensor, rows, 1, pieces[0].length)
+    raise NotExact(f"{rows.axis.name} are picked by their place ({item}), which is another on each rank; use a mask.")
+
+
+@rule("nonzero")
+def nonzero(watch: Watch, call: Call) -> Any:
+    """The numbers of the rows where a mask is set, [n, 1]."""
+    mask = watch.owned(call.args[0])
+    rows = watch.rows(mask)
+    assert rows is not None
+    if mask.dim() != 1:
+        raise NotExact(f"torch.nonzero of a tensor of {rows.axis.name} and features; take it of one column.")
+    axis = (
+        selection_of(watch, mask.bool() if mask.dtype is not torch.bool else mask) if mask.dtype is torch.bool else None
+    )
+    if axis is None:
+        raise NotExact("torch.nonzero of numbers; compare them first, so that it is a mask.")
+    made = mask.nonzero()
+    named = (Names(rows.axis, complete=True, only_owned=True),)
+    if call.get(1, "as_tuple", False):
+        return (mark(made.view(-1), Rows(axis, 0, names=named)),)
+    return mark(made, Rows(axis, 0, names=named))
+
+
+@rule("gather", "take_along_dim")
+def gather(watch: Watch, call: Call) -> Any:
+    """Features of each row by numbers of its own."""
+    tensor, dim, index = call.get(0, "input"), call.get(1, "dim"), call.get(2, "index")
+    rows, by = watch.rows(tensor), watch.rows(index)
+    if rows is None or by is None or dim % tensor.dim() == rows.dim or rows.axis is not by.axis or by.dim != rows.dim:
+        raise NotExact(f"torch.{call.name} picks rows; use index_select.")
+    place = watch.common(call)
+    return mark(place(), Rows(rows.axis, rows.dim, rows.fresh and by.fresh))

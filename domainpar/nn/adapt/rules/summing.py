@@ -1,0 +1,222 @@
+"""Sums, means and extremes of edges at nodes, and of rows at graphs: `scatter_add`, `index_add` and their kin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from domainpar.nn.adapt.across import largest, summed
+from domainpar.nn.adapt.rows import NotExact, Rows, mark
+from domainpar.nn.adapt.watch import Call, Watch, one_axis, rule
+
+
+@rule("scatter_add", "scatter_reduce", "scatter", "index_add", "index_reduce", "index_copy", "index_fill")
+def scatter(watch: Watch, call: Call) -> Any:
+    """Rows combined where an index says: `scatter_add(into, dim, index, rows)`."""
+    into, dim, index = call.get(0, "input"), call.get(1, "dim"), call.get(2, "index")
+    values = call.get(3, "src", call.kwargs.get("source", call.kwargs.get("value")))
+    dim = dim % into.dim()
+    target, by = watch.rows(into), watch.rows(index)
+    if by is None:
+        return _into_columns(watch, call, into, dim, target)
+    if by.dim != (dim if index.dim() > 1 else 0):
+        return _into_columns(watch, call, into, dim, target)
+    _check_same_rows(watch, call, values, by, dim)
+    if by.names is None:
+        return _at_graphs(watch, call, into, dim, index, values)
+    if target is None or target.dim != dim or by.named.of is not target.axis:
+        raise NotExact(
+            f"torch.{call.name} sums at rows of {by.named.of.name} into something that has other rows; make it as "
+            "x.new_zeros(x.size(0), ...), so that it is known to have a row for each."
+        )
+    if not by.named.complete:
+        raise NotExact(
+            "it sums at the node where an edge begins, but a part holds only the edges that end at its nodes; split "
+            "the graph with edges='incident'."
+        )
+    return _at_rows(watch, call, into, target, index, values)
+
+
+def _check_same_rows(watch: Watch, call: Call, values: Any, by: Rows, dim: int) -> None:
+    if not isinstance(values, Tensor):
+        return
+    rows = watch.rows(values)
+    if rows is None and values.dim() > 0 and values.size(min(dim, values.dim() - 1)) != 1:
+        raise NotExact(f"torch.{call.name} sums a tensor that is the same on every rank by an index of {by.axis.name}.")
+    if rows is not None:
+        one_axis([rows.axis, by.axis], call)
+        if rows.names is not None:
+            raise NotExact(f"torch.{call.name} sums row numbers.")
+
+
+def _at_rows(watch: Watch, call: Call, into: Tensor, target: Rows, index: Tensor, values: Any) -> Tensor:
+    """Edges at nodes. All edges of owned nodes are here; what lands on ghosts is not read by anybody."""
+    call = call.but(*call.args, **call.kwargs)
+    by = watch.rows(index)
+    assert by is not None
+    index, values = _one_length(watch, index, values, by)
+    _put(call, 2, "index", index)
+    if isinstance(values, Tensor):
+        _put(call, 3, "value" if "value" in call.kwargs else "source" if "source" in call.kwargs else "src", values)
+    fresh = target.axis is not watch.part.node_axis or watch.alone
+    if by.named.only_owned or fresh:
+        _put(call, 0, "input", watch.owned(into))
+    elif into.size(target.dim) != watch.part.plan.num_local:
+        _put(call, 0, "input", _with_room_for_ghosts(watch, call, into, target))
+    made = call()
+    return mark(into if call.in_place else made, target.but(fresh=fresh))
+
+
+def _one_length(watch: Watch, index: Tensor, values: Any, by: Rows) -> tuple[Tensor, Any]:
+    """Rows that are nodes may come with ghosts or without; an index of them has owned rows only."""
+    if by.axis is watch.part.node_axis and isinstance(values, Tensor):
+        return watch.owned(index), watch.owned(values)
+    return index, values
+
+
+def _put(call: Call, position: int, name: str, value: Any) -> None:
+    if len(call.args) > position:
+        call.args[position] = value
+    else:
+        call.kwargs[name] = value
+
+
+def _with_room_for_ghosts(watch: Watch, call: Call, into: Tensor, target: Rows) -> Tensor:
+    if call.in_place:
+        raise NotExact(
+            f"torch.{call.name}_ changes a tensor of nodes in place; make it as x.new_zeros(x.size(0), ...)."
+        )
+    shape = list(into.shape)
+    shape[target.dim] = watch.part.plan.num_ghosts
+    return torch.cat([into, into.new_zeros(shape)], target.dim)
+
+
+def _into_columns(watch: Watch, call: Call, into: Tensor, dim: int, target: Rows | None) -> Tensor:
+    """Columns by an index: rows stay where they are."""
+    tensors = [arg for arg in [*call.args, *call.kwargs.values()] if isinstance(arg, Tensor)]
+    known = [rows for tensor in tensors if (rows := watch.rows(tensor)) is not None]
+    if target is None or target.dim == dim or any(rows.dim != target.dim or rows.names for rows in known):
+        raise NotExact(f"torch.{call.name} combines rows by an index that does not number them.")
+    one_axis((rows.axis for rows in known), call)
+    fresh = all(rows.fresh for rows in known)
+    if call.in_place and not fresh and target.fresh:
+        raise NotExact(f"torch.{call.name}_ changes node values in place by values that ghosts do not have.")
+    made = watch.common(call)()
+    return mark(into if call.in_place else made, target.but(fresh=fresh))
+
+
+def _at_graphs(watch: Watch, call: Call, into: Tensor, dim: int, index: Tensor, values: Tensor) -> Tensor:
+    """Rows of all ranks at a few places that every rank has: the graphs of a batch, classes, bins."""
+    if watch.rows(into) is not None:
+        raise NotExact(
+            f"torch.{call.name} combines rows at places of which nobody knows that they are rows; only edge_index as "
+            "it was given, self-loops, and the results of nonzero are known to number nodes."
+        )
+    how = call.get(4, "reduce") if call.name in ("scatter_reduce", "index_reduce", "scatter") else "sum"
+    watch.check_not_recomputed("sums over ranks")
+    index, values = (
+        watch.counted(index),
+        watch.counted(values) if isinstance(values, Tensor) and watch.rows(values) else values,
+    )
+    call = Call(call.func, call.name, [into, dim, index, values], {}, call.in_place)
+    if how == "sum" and call.name in ("scatter_add", "index_add"):
+        made = _add(into, dim, index, values)
+        total = into + summed(made, watch.part)
+    elif how in ("amax", "amin"):
+        total = _extreme(watch, into, dim, index, values, how)
+    else:
+        raise NotExact(f"torch.{call.name} over all rows with reduce={how!r} has no exact form that is known here.")
+    if call.in_place:
+        into.copy_(total)
+        return mark(into, None)
+    return mark(total, None)
+
+
+def _add(into: Tensor, dim: int, index: Tensor, values: Tensor) -> Tensor:
+    zeros = torch.zeros_like(into, requires_grad=False)
+    return (
+        zeros.index_add(dim, index, values)
+        if index.dim() == 1 and values.dim() > 1
+        else zeros.scatter_add(dim, index, values)
+    )
+
+
+def _extreme(watch: Watch, into: Tensor, dim: int, index: Tensor, values: Tensor, how: str) -> Tensor:
+    """The largest or smallest of all ranks; ties share the gradient, as in torch."""
+    sign = 1 if how == "amax" else -1
+    lowest = torch.full_like(into, -torch.inf, requires_grad=False)
+    mine = lowest.scatter_reduce(dim, index, sign * values.detach(), "amax", include_self=True)
+    best = largest(mine, watch.part)
+    here = (sign * values.detach() == best.gather(dim, index)).to(values.dtype)
+    ties = summed(torch.zeros_like(into, requires_grad=False).scatter_add(dim, index, here), watch.part)
+    share = here / ties.gather(dim, index).clamp(min=1)
+    gradient = summed(torch.zeros_like(into, requires_grad=False).scatter_add(dim, index, share * values), watch.part)
+    value = torch.where(ties > 0, sign * best, into.detach())
+    return value + (gradient - gradient.detach())
+
+
+@rule("setitem", "index_put", "masked_scatter")
+def write_rows(watch: Watch, call: Call) -> Any:
+    """Rows written over by an index or a mask: `x[index] = values`."""
+    if call.name != "setitem":
+        raise NotExact(f"torch.{call.name}; use x[index] = values or index_add.")
+    into, item, values = call.args
+    rows = watch.rows(into)
+    if rows is None:
+        raise NotExact("rows are written into a tensor that is the same on every rank.")
+    if isinstance(item, Tensor) and rows.dim == 0 and watch.rows(item) is not None:
+        return _write(watch, into, rows, item, values)
+    known = [of for tensor in (values,) if isinstance(tensor, Tensor) and (of := watch.rows(tensor)) is not None]
+    columns = item if isinstance(item, tuple) else (item,)
+    takes_rows = (rows.dim == 0 and columns and columns[0] in (Ellipsis,)) or (columns and columns[0] == slice(None))
+    if not takes_rows or any(of.axis is not rows.axis for of in known):
+        raise NotExact(
+            f"values are written into some of the {rows.axis.name} by their place; use a mask or torch.where."
+        )
+    fresh = rows.fresh and all(of.fresh for of in known)
+    if not fresh and rows.fresh and not watch.alone:
+        raise NotExact("node values are written into a tensor of nodes in place; use torch.cat or torch.where.")
+    call()
+    mark(into, rows.but(fresh=fresh))
+    return None
+
+
+def _write(watch: Watch, into: Tensor, rows: Rows, item: Tensor, values: Any) -> None:
+    by = watch.rows(item)
+    assert by is not None
+    value_rows = watch.rows(values) if isinstance(values, Tensor) else None
+    target = watch.owned(into)
+    if item.dtype is torch.bool:
+        one_axis([rows.axis, by.axis], Call(into.__setitem__, "assignment", [], {}, True))
+        mask = watch.owned(item)
+        if value_rows is not None and (mask_axis := watch.rows(mask)) is not None:
+            from domainpar.nn.adapt.rules.selecting import selection_of
+
+            one_axis([selection_of(watch, mask), value_rows.axis], Call(into.__setitem__, "assignment", [], {}, True))
+            assert mask_axis is not None
+        target[mask] = values
+    else:
+        if by.names is None or by.named.of is not rows.axis:
+            raise NotExact("rows are written by numbers of which nobody knows that they number rows.")
+        if value_rows is not None:
+            one_axis([by.axis, value_rows.axis], Call(into.__setitem__, "assignment", [], {}, True))
+        if not by.named.complete:
+            raise NotExact("rows are written at the nodes where edges begin; split the graph with edges='incident'.")
+        index = watch.owned(item)
+        values = watch.owned(values) if isinstance(values, Tensor) else values
+        if not by.named.only_owned:
+            here = (index < watch.part.plan.num_owned).nonzero().view(-1)
+            index = index[here]
+            values = values[here] if isinstance(values, Tensor) and value_rows is not None else values
+        target[index] = values
+    mark(into, rows.but(fresh=rows.axis is not watch.part.node_axis or watch.alone))
+
+
+@rule("bincount", "histc", "unique", "unique_consecutive")
+def counts(watch: Watch, call: Call) -> Any:
+    """Counting values of rows."""
+    raise NotExact(
+        f"torch.{call.name} counts one rank's rows; use torch.zeros(n).index_add(0, index, ones), a sum over all ranks."
+    )

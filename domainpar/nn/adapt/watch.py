@@ -1,0 +1,334 @@
+"""The watch over a forward pass: every torch call goes through a rule that keeps it exact, or is refused by name."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.overrides import TorchFunctionMode
+
+from domainpar.nn.adapt.part import GraphPart
+from domainpar.nn.adapt.rows import UNKNOWN, Axis, NotExact, RowCount, Rows, mark, rows_of
+
+Rule = Callable[["Watch", "Call"], Any]
+RULES: dict[str, Rule] = {}
+
+
+def words(text: str) -> tuple[str, ...]:
+    """The words of a text."""
+    return tuple(text.split())
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Make a function the rule of torch calls, by their names without underscores at the ends."""
+
+    def register(made: Rule) -> Rule:
+        for name in names:
+            assert name not in RULES, name
+            RULES[name] = made
+        return made
+
+    return register
+
+
+@dataclass
+class Call:
+    """One call of a torch function under a rule.
+
+    Attributes:
+        func: The function.
+        name: Its name without underscores at the ends; `add` for `add`, `add_` and `__add__`.
+        args: Its positional arguments.
+        kwargs: Its other arguments.
+        in_place: Whether it changes its first argument.
+    """
+
+    func: Callable[..., Any]
+    name: str
+    args: list[Any]
+    kwargs: dict[str, Any]
+    in_place: bool
+
+    def get(self, position: int, name: str, default: Any = None) -> Any:
+        """An argument, wherever it was given."""
+        return self.args[position] if len(self.args) > position else self.kwargs.get(name, default)
+
+    def __call__(self) -> Any:
+        return self.func(*self.args, **self.kwargs)
+
+    def but(self, *args: Any, **kwargs: Any) -> Call:
+        """The same call with other arguments."""
+        return Call(self.func, self.name, list(args), kwargs, self.in_place)
+
+
+class Watch(TorchFunctionMode):
+    """Watches the torch calls of one forward pass on one part.
+
+    Args:
+        part: The part all tensors belong to.
+        constants: `id`s of tensors that are the same on every rank and that the model held before.
+        noise: Gives the key of the next use of random numbers; None to refuse them.
+    """
+
+    def __init__(self, part: GraphPart, constants: set[int], noise: Callable[[], int] | None = None) -> None:
+        super().__init__()
+        self.part, self.noise = part, noise
+        self.alone = part.num_parts == 1
+        self._constants = constants
+        self._entered_in: Any = None
+
+    def __enter__(self) -> Watch:
+        self._entered_in = sys._getframe(1).f_code
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name, in_place = name_of(func)
+        if name in TELLS_NO_VALUE:
+            return func(*args, **kwargs)
+        call = Call(func, name, list(args), kwargs, in_place)
+        if not self._concerns_rows(call):
+            return self._same_everywhere(call)
+        if kwargs.get("out") is not None:
+            raise NotExact(f"torch.{name} writes into a given tensor (out=); use the one it returns.")
+        handle = RULES.get(name)
+        if handle is None:
+            raise NotExact(self._not_known(call))
+        return handle(self, call)
+
+    # What is known of a tensor
+
+    def rows(self, tensor: Tensor) -> Rows | None:
+        """What a tensor's rows are; None if it is the same on every rank.
+
+        Raises:
+            NotExact: If nobody knows.
+        """
+        rows = rows_of(tensor)
+        if rows is UNKNOWN:
+            if type(tensor) is Parameter or id(tensor) in self._constants:
+                return None
+            raise NotExact(
+                f"a tensor of shape {tuple(tensor.shape)} comes from where torch does not tell (an extension, an "
+                "autograd.Function, a global of a module), so nobody knows whether its rows are nodes, edges or the "
+                "same on every rank; make it of torch functions, register it as a buffer, or pass it as an argument "
+                "marked by part.nodes, part.edges or part.same_everywhere."
+            )
+        return rows  # type: ignore[no-any-return]
+
+    def known(self, tensor: Tensor) -> Rows:
+        """The rows of a tensor that has some."""
+        rows = self.rows(tensor)
+        assert rows is not None
+        return rows
+
+    def fresh_of(self, fresh: bool) -> bool:
+        """Alone, there are no ghosts that could be out of date."""
+        return fresh or self.alone
+
+    # The two lengths of node tensors
+
+    def owned(self, tensor: Tensor) -> Tensor:
+        """The tensor without the rows of ghosts."""
+        rows = self.rows(tensor)
+        if self.alone or rows is None or rows.axis is not self.part.node_axis:
+            return tensor
+        if not rows.fresh and tensor.size(rows.dim) == self.part.plan.num_owned:
+            return tensor
+        if rows.without_ghosts is None or rows.without_ghosts[0] != tensor._version:
+            kept = mark(tensor.narrow(rows.dim, 0, self.part.plan.num_owned), rows.but(fresh=False))
+            rows.without_ghosts = (tensor._version, kept)
+        return rows.without_ghosts[1]
+
+    def with_ghosts(self, tensor: Tensor) -> Tensor:
+        """The tensor with up-to-date rows of ghosts. *Collective* if it had none: once, whoever asks again."""
+        rows = self.rows(tensor)
+        if self.alone or rows is None or rows.fresh or rows.axis is not self.part.node_axis:
+            return tensor
+        if rows.with_ghosts is not None and rows.with_ghosts[0] == tensor._version:
+            return rows.with_ghosts[1]
+        self.check_not_recomputed("reads nodes of other ranks")
+        self.part.num_exchanges += 1
+        first = self.owned(tensor).movedim(rows.dim, 0)
+        filled = self.part.halo.extend(first.contiguous()).movedim(0, rows.dim)
+        mark(filled, rows.but(fresh=True))
+        rows.with_ghosts = (tensor._version, filled)
+        return filled
+
+    def counted(self, tensor: Tensor) -> Tensor:
+        """The rows that this rank counts, as a plain tensor."""
+        rows = self.rows(tensor)
+        if rows is None:
+            return tensor
+        tensor = self.owned(tensor)
+        if rows.axis.counted is None:
+            return tensor
+        return tensor.index_select(rows.dim, rows.axis.counted.nonzero().view(-1))
+
+    def common(self, call: Call) -> Call:
+        """The call with node tensors all of one length: without ghosts if one of them has none up to date."""
+        if self.alone:
+            return call
+        tensors = list(tensors_in((call.args, call.kwargs)))
+        if all(rows is None or rows.fresh for rows in map(self.rows, tensors)):
+            return call
+        args = [_mapped(self.owned, arg) for arg in call.args]
+        return Call(
+            call.func,
+            call.name,
+            args,
+            {name: _mapped(self.owned, arg) for name, arg in call.kwargs.items()},
+            call.in_place,
+        )
+
+    def check_not_recomputed(self, does: str) -> None:
+        """Refuse activation checkpointing around what only works while the model is watched."""
+        frame: Any = sys._getframe(1)
+        while frame is not None and frame.f_code is not self._entered_in:
+            if frame.f_code.co_filename.endswith("torch/utils/checkpoint.py"):
+                raise NotExact(
+                    f"activation checkpointing (torch.utils.checkpoint) goes round a step that {does}: computing it "
+                    "again in backward would not be watched. Switch it off in the model (the rows of a part are "
+                    "fewer than those of the whole graph), or use a network built on stages with --recompute-every."
+                )
+            frame = frame.f_back
+
+    @contextmanager
+    def in_other_words(self) -> Iterator[None]:
+        """Inside a rule: torch calls go through rules again, so that one call may be said as several."""
+        TorchFunctionMode.__enter__(self)
+        try:
+            yield
+        finally:
+            TorchFunctionMode.__exit__(self, None, None, None)
+
+    # Calls without rows
+
+    def _concerns_rows(self, call: Call) -> bool:
+        for value in _flat((call.args, call.kwargs)):
+            if isinstance(value, Tensor):
+                if self.rows(value) is not None:
+                    return True
+            elif type(value) is RowCount:
+                return True
+        return False
+
+    def _same_everywhere(self, call: Call) -> Any:
+        """A call on what every rank has gives what every rank has, unless chance plays a part."""
+        if call.name in DRAWS or (call.name in DROPS and call.get(2, "training", True)):
+            handle = RULES.get(call.name)
+            if handle is None:
+                raise NotExact(f"torch.{call.name} draws random numbers, which would differ between ranks.")
+            return handle(self, call)
+        made = call()
+        for tensor in tensors_in(made):
+            mark(tensor, None)
+        return made
+
+    def _not_known(self, call: Call) -> str:
+        axes = {rows.axis.name for tensor in tensors_in((call.args, call.kwargs)) if (rows := self.rows(tensor))}
+        return (
+            f"torch.{call.name} on {' and '.join(sorted(axes)) or 'a number of rows'} has no exact form on a split "
+            "graph that is known here; say the same in other torch functions, or tell us of it."
+        )
+
+
+TELLS_NO_VALUE = frozenset(
+    words(
+        "dim ndim dtype device is_floating_point is_complex requires_grad is_contiguous layout is_sparse type_ "
+        "element_size get_device is_cuda is_leaf _version names is_nested is_quantized is_mkldnn is_meta grad_fn "
+        "requires_grad_ retain_grad register_hook is_inference is_sparse_csr has_names hash repr is_pinned is_cpu "
+        "is_mps is_xpu is_signed is_tensor itemsize result_type can_cast get_default_dtype is_conj is_neg _is_view "
+        "_has_compatible_shallow_copy_type is_same_size dense_dim sparse_dim data_ptr storage_offset set_num_threads "
+        "is_vulkan is_ipu is_mtia is_xla is_maia has_torch_function grad output_nr reduce_ex format _base backward"
+    )
+)
+DRAWS = frozenset(
+    words(
+        "rand randn rand_like randn_like randint randint_like randperm bernoulli normal uniform multinomial "
+        "exponential poisson rrelu cauchy geometric log_normal random"
+    )
+)
+DROPS = frozenset(
+    words("dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout native_dropout")
+)
+
+_NAMES: dict[Any, tuple[str, bool]] = {}
+
+
+def name_of(func: Any) -> tuple[str, bool]:
+    """The name a torch function goes by in the rules, and whether it changes its first argument."""
+    known = _NAMES.get(func)
+    if known is None:
+        known = _NAMES[func] = _find_name(func)
+    return known
+
+
+def _find_name(func: Any) -> tuple[str, bool]:
+    name = getattr(func, "__name__", str(func))
+    if name in ("__get__", "__set__", "__delete__"):
+        prop = func.__self__.__name__
+        return (prop, False) if name == "__get__" else (f"set {prop}", True)
+    if name.startswith("__") and name.endswith("__"):
+        bare = name[2:-2]
+        if bare == "rand":  # not torch.rand
+            return "reflected_and", False
+        if bare in ASKED_BY_PYTHON:  # not x.bool(), x.int()
+            return f"python {bare}", False
+        if bare.startswith("i") and bare[1:] in IN_PLACE_OPERATORS:
+            return bare[1:], True
+        return bare, bare == "setitem"
+    if name in TELLS_NO_VALUE:
+        return name, False
+    return name.rstrip("_"), name.endswith("_")
+
+
+ASKED_BY_PYTHON = frozenset(words("bool int float complex index len contains array"))
+IN_PLACE_OPERATORS = frozenset(words("add sub mul div truediv floordiv mod pow and or xor lshift rshift matmul"))
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    """The values in nested lists, tuples and dictionaries."""
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _flat(item)
+    elif isinstance(value, dict):
+        yield from _flat(tuple(value.values()))
+    else:
+        yield value
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors in nested lists, tuples and dictionaries."""
+    return (item for item in _flat(value) if isinstance(item, Tensor))
+
+
+def _mapped(change: Callable[[Tensor], Tensor], value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
+        made: Iterable[Any] = [_mapped(change, item) for item in value]
+        return made if isinstance(value, list) else tuple(made)
+    return value
+
+
+def one_axis(axes: Iterable[Axis], call: Call) -> Axis:
+    """The axis that all of these are.
+
+    Raises:
+        NotExact: If they are several.
+    """
+    found = list({id(axis): axis for axis in axes}.values())
+    if len(found) != 1:
+        raise NotExact(
+            f"torch.{call.name} puts rows side by side that are not the same rows: "
+            f"{' and '.join(sorted(axis.name for axis in found))}."
+        )
+    return found[0]
