@@ -53,6 +53,7 @@ class Bench:
 
 
 BENCHES = (
+    Bench("agnn_forms", "--hidden 16 --graph-iters 2 --rounds 1 --repeats 2", "--hits 20000"),
     Bench("step", "--ranks 1 2 --competitors eager --hidden 16 --rounds 1", "--case small"),
     Bench("memory", "--ranks 1 2 --hidden 16 --rounds 1 --repeats 1", "--case small"),
     Bench("exchange", "--ranks 2 --repeats 10", "--case medium"),

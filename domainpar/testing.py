@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -22,9 +21,7 @@ from typing import Any, Literal
 
 import torch
 
-from domainpar.parallel.side_channel import SharedMarks
-from domainpar.parallel.threads import Switchboard, ThreadTransport
-from domainpar.parallel.transport import RanksFailed
+from domainpar.parallel.thread_ranks import run_threads
 from domainpar.parallel.world import World
 
 SECONDS_TO_LEAVE = 5.0
@@ -61,7 +58,7 @@ def run_ranks(
         Exception: What the first failing rank raised (`threads`), or a RuntimeError with its traceback (processes).
     """
     if transport == "threads":
-        return _run_threads(function, num_ranks, args, timeout, domain_size)
+        return run_threads(function, num_ranks, *args, timeout=timeout, domain_size=domain_size)
     call = pickle.dumps((function, args, domain_size, timeout))
     if transport == "gloo":
         return _run_gloo(call, num_ranks, timeout)
@@ -78,47 +75,6 @@ def find_mpiexec() -> str | None:
         return None
     beside = Path(sys.executable).parent / "mpiexec"
     return str(beside) if beside.exists() else shutil.which("mpiexec")
-
-
-def _run_threads(
-    function: Callable[..., Any], num_ranks: int, args: tuple[Any, ...], timeout: float, domain_size: int | None
-) -> list[Any]:
-    switchboard = Switchboard(num_ranks)
-    marks = SharedMarks(num_ranks)
-    results: list[Any] = [None] * num_ranks
-    errors: list[BaseException] = []
-
-    def work(rank: int) -> None:
-        torch.set_num_threads(1)
-        transport = ThreadTransport(switchboard, rank, deadline=timeout)
-        try:
-            results[rank] = function(World.over(transport, domain_size=domain_size, marks=marks), *args)
-        except BaseException as error:
-            errors.append(error)
-            switchboard.fail(f"rank {rank} failed: {type(error).__name__}: {error}")
-
-    num_threads = torch.get_num_threads()
-    ranks = [threading.Thread(target=work, args=(rank,), daemon=True, name=f"rank {rank}") for rank in range(num_ranks)]
-    for rank in ranks:
-        rank.start()
-    try:
-        _join(ranks, timeout, switchboard)
-    finally:
-        torch.set_num_threads(num_threads)
-    if errors:
-        # Not what a rank raised because another one had failed.
-        raise next((error for error in errors if not isinstance(error, RanksFailed)), errors[0])
-    return results
-
-
-def _join(ranks: list[threading.Thread], timeout: float, switchboard: Switchboard) -> None:
-    give_up_at = time.monotonic() + timeout + 1.0  # the transports' own deadline says more
-    for rank in ranks:
-        rank.join(max(0.0, give_up_at - time.monotonic()))
-    late = [rank.name for rank in ranks if rank.is_alive()]
-    if late:
-        switchboard.fail("the time for this call is over")
-        raise TimeoutError(f"{', '.join(late)} still at work after {timeout:g} s")
 
 
 def _run_gloo(call: bytes, num_ranks: int, timeout: float) -> list[Any]:

@@ -54,18 +54,18 @@ def _back(through: Tensor, gradient: Tensor, operands: Sequence[Tensor]) -> list
 
 @dataclass(frozen=True)
 class NodeBatches(NodeCall):
-    """A perceptron on the rows of owned nodes, many at once."""
+    """A perceptron on the rows of some nodes, many at once."""
 
     def forward(self) -> Tensor:
-        out = self.tables[0].new_empty(self.graph.num_owned, self.mlp.out_features)
-        for rows in _in_batches(self.graph.num_owned):
+        out = self.tables[0].new_empty(self.nodes.count, self.mlp.out_features)
+        for rows in _in_batches(self.nodes.count):
             out[rows] = self._rows([table[rows] for table in self.tables], rows)
         return out
 
     def backward(self, gradient: Tensor, give: Give) -> list[Tensor]:
         of_tables = [torch.empty_like(table) for table in self.tables]
         parameters = list(self.mlp.parameters())
-        for rows in _in_batches(self.graph.num_owned):
+        for rows in _in_batches(self.nodes.count):
             operands = [table[rows].detach().requires_grad_() for table in self.tables]
             with torch.enable_grad():
                 out = self._rows(operands, rows)

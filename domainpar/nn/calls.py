@@ -15,6 +15,8 @@ from domainpar.parallel.halo import Spread
 from domainpar.parallel.local import LocalGraph
 from domainpar.plan import IntArray
 
+GHOST_ROWS = 4096  # in one product; no bit depends on it
+
 Give = Callable[[Sequence[nn.Parameter], Sequence[Tensor]], None]
 """Takes a share of the gradients of some parameters that follow each other in a perceptron."""
 
@@ -24,29 +26,58 @@ def _noise(mlp: MLP, key: int | None, ids: IntArray) -> Noise | None:
 
 
 @dataclass(frozen=True)
+class NodeRows:
+    """Some nodes and the pieces in which they are computed.
+
+    Attributes:
+        ids: Their global ids.
+        pieces: Rows of each piece. Those of owned nodes are tiles.
+    """
+
+    ids: IntArray
+    pieces: Sequence[slice]
+
+    @classmethod
+    def owned(cls, graph: LocalGraph) -> NodeRows:
+        """The owned nodes of a part."""
+        return cls(graph.plan.owned_ids, [tile.rows for tile in graph.tiles.nodes])
+
+    @classmethod
+    def ghosts(cls, graph: LocalGraph) -> NodeRows:
+        """The ghosts of a part. No bit depends on their pieces."""
+        count = graph.plan.num_ghosts
+        pieces = [slice(first, min(first + GHOST_ROWS, count)) for first in range(0, count, GHOST_ROWS)]
+        return cls(graph.plan.ghost_ids, pieces)
+
+    @property
+    def count(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True)
 class NodeCall(ABC):
-    """A perceptron on the rows of owned nodes.
+    """A perceptron on the rows of some nodes.
 
     Attributes:
         mlp: Takes `[table_1, table_2, ...]`.
-        graph: The part.
-        tables: States of the owned nodes, [num_owned, width] each.
+        nodes: The nodes.
+        tables: Their states, [count, width] each.
         key: Of the random numbers of this call; None: nothing is dropped.
     """
 
     mlp: MLP
-    graph: LocalGraph
+    nodes: NodeRows
     tables: Sequence[Tensor]
     key: int | None = None
 
     @property
     def noise(self) -> Noise | None:
         """Dropout of this call."""
-        return _noise(self.mlp, self.key, self.graph.plan.owned_ids)
+        return _noise(self.mlp, self.key, self.nodes.ids)
 
     @abstractmethod
     def forward(self) -> Tensor:
-        """New states, [num_owned, out]."""
+        """New states, [count, out]."""
 
     @abstractmethod
     def backward(self, gradient: Tensor, give: Give) -> list[Tensor]:

@@ -112,7 +112,7 @@ class InteractionNetwork(nn.Module):
             key: Of the random numbers of this call, the same on every rank; None: nothing is dropped.
         """
         of = _Keys(key)
-        nodes = halo.spread(self.node_encoder([graph.features[: graph.num_owned]], graph, of("node encoder")))
+        nodes = self._encode(graph, halo, of("node encoder"))
         edges, sums = self.edge_encoder(nodes, graph.edge_features, graph, self.node_first, of("edge encoder"))
         states = States(nodes, edges, sums)
         for iterations in self._in_segments():
@@ -120,6 +120,11 @@ class InteractionNetwork(nn.Module):
         at_ends = states.nodes if self.node_first else None
         logits: Tensor = self.head(at_ends, states.edges, graph, False, of("head"))[0]
         return logits.squeeze(1)
+
+    def _encode(self, graph: LocalGraph, halo: CompleteHalo, key: int | None) -> Spread:
+        """First states of nodes; those of ghosts are made here, of their raw features, rather than fetched."""
+        owned, ghosts = graph.features[: graph.num_owned], graph.features[graph.num_owned :]
+        return halo.join(self.node_encoder([owned], graph, key), self.node_encoder.of_ghosts([ghosts], graph, key))
 
     def _in_segments(self) -> list[range]:
         count = len(self.edge_stages)

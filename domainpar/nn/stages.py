@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from domainpar.nn.batchwise import EdgeBatches, NodeBatches
-from domainpar.nn.calls import EdgeCall, NodeCall
+from domainpar.nn.calls import EdgeCall, NodeCall, NodeRows
 from domainpar.nn.gradients import TakesGradients
 from domainpar.nn.mlp import MLP
 from domainpar.nn.tilewise import EdgeTiles, NodeTiles
@@ -37,6 +37,14 @@ class NodeStage(TakesGradients):
         _check_columns(self.mlp, sum(table.shape[1] for table in tables))
         out: Tensor = _OnNodes.apply(self, graph, key, len(tables), *tables, *self.trainable())  # type: ignore[no-untyped-call]
         return out
+
+    def of_ghosts(self, tables: Sequence[Tensor], graph: LocalGraph, key: int | None = None) -> Tensor:
+        """The same for ghosts whose tables, each [num_ghosts, width], are here anyway; returns [num_ghosts, out].
+
+        The bits of their owners, without an exchange and without a gradient: that is their owners' to make.
+        """
+        _check_columns(self.mlp, sum(table.shape[1] for table in tables))
+        return _on_nodes(self, NodeRows.ghosts(graph), [table.detach().contiguous() for table in tables], key).forward()
 
 
 class EdgeStage(TakesGradients):
@@ -92,9 +100,9 @@ def _check_columns(mlp: MLP, columns: int) -> None:
         raise ValueError(f"the MLP of this stage takes {mlp.in_features} columns but got {columns}.")
 
 
-def _on_nodes(stage: NodeStage, graph: LocalGraph, tables: Sequence[Tensor], key: int | None) -> NodeCall:
-    engine = NodeBatches if graph.features.is_cuda else NodeTiles
-    return engine(stage.mlp, graph, tables, key)
+def _on_nodes(stage: NodeStage, nodes: NodeRows, tables: Sequence[Tensor], key: int | None) -> NodeCall:
+    engine = NodeBatches if tables[0].is_cuda else NodeTiles
+    return engine(stage.mlp, nodes, tables, key)
 
 
 def _on_edges(stage: EdgeStage, graph: LocalGraph, nodes: Spread | None, edges: Tensor, key: int | None) -> EdgeCall:
@@ -110,11 +118,12 @@ class _OnNodes(torch.autograd.Function):
         tables = [table.contiguous() for table in inputs[:num_tables]]
         ctx.stage, ctx.graph, ctx.key, ctx.num_parameters = stage, graph, key, len(inputs) - num_tables
         ctx.save_for_backward(*tables)
-        return _on_nodes(stage, graph, tables, key).forward()
+        return _on_nodes(stage, NodeRows.owned(graph), tables, key).forward()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        of_tables = _on_nodes(ctx.stage, ctx.graph, ctx.saved_tensors, ctx.key).backward(grads[0], ctx.stage.give)
+        call = _on_nodes(ctx.stage, NodeRows.owned(ctx.graph), ctx.saved_tensors, ctx.key)
+        of_tables = call.backward(grads[0], ctx.stage.give)
         return None, None, None, None, *of_tables, *[None] * ctx.num_parameters
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from domainpar.nn import blocks
 from domainpar.nn.blocks import Activations, Edges, Folded, Rows, TileGradients, WayBack, Weight, as_table, fold
-from domainpar.nn.calls import EdgeCall, Give, NodeCall
+from domainpar.nn.calls import GHOST_ROWS, EdgeCall, Give, NodeCall
 from domainpar.nn.kernels import Ends, Sums, add_pairs
 from domainpar.nn.noise import Noise
 from domainpar.nn.products import multiply, outer
@@ -23,24 +23,22 @@ from domainpar.parallel.halo import Spread
 from domainpar.parallel.local import EdgeTile, LocalGraph, NodeTile
 from domainpar.parallel.tables import empty_table
 
-GHOST_ROWS = 4096  # in one product; no bit depends on it
-
 
 @dataclass(frozen=True)
 class NodeTiles(NodeCall):
-    """A perceptron on the rows of owned nodes, tile by tile."""
+    """A perceptron on the rows of some nodes, piece by piece."""
 
     def forward(self) -> Tensor:
         folded, noise = fold(self.mlp, self.tables), self.noise
-        out = empty_table(self.graph.num_owned, self.mlp.out_features, self.tables[0])
+        out = empty_table(self.nodes.count, self.mlp.out_features, self.tables[0])
 
-        def one(tile: NodeTile, scratch: Scratch) -> None:
-            inputs, edges = _operands(self.tables, tile.rows), _no_edges(folded, tile.rows.start, noise)
-            made = blocks.forward(folded, inputs, tile.num_nodes, edges, scratch)
+        def one(rows: slice, scratch: Scratch) -> None:
+            inputs, edges, count = _operands(self.tables, rows), _no_edges(folded, rows.start, noise), _length(rows)
+            made = blocks.forward(folded, inputs, count, edges, scratch)
             nowhere = blocks.no_sums(folded.norms[-1])
-            blocks.finish(folded, made, tile.num_nodes, edges, out, tile.rows.start, nowhere)
+            blocks.finish(folded, made, count, edges, out, rows.start, nowhere)
 
-        team().each(self.graph.tiles.nodes, one)
+        team().each(self.nodes.pieces, one)
         return out
 
     def backward(self, gradient: Tensor, give: Give) -> list[Tensor]:
@@ -48,17 +46,21 @@ class NodeTiles(NodeCall):
         of_tables = [empty_table(len(table), table.shape[1], table) for table in self.tables]
         parameters, noise = list(self.mlp.parameters()), self.noise
 
-        def one(tile: NodeTile, scratch: Scratch) -> None:
-            inputs, edges = _operands(self.tables, tile.rows), _no_edges(folded, tile.rows.start, noise)
-            made = blocks.forward(folded, inputs, tile.num_nodes, edges, scratch, keep=True)
+        def one(rows: slice, scratch: Scratch) -> None:
+            inputs, edges, count = _operands(self.tables, rows), _no_edges(folded, rows.start, noise), _length(rows)
+            made = blocks.forward(folded, inputs, count, edges, scratch, keep=True)
             given, nowhere = TileGradients(folded, scratch), blocks.no_sums(folded.norms[0])
-            into = WayBack(folded, made, tile.num_nodes, edges, nowhere, given, scratch).run(gradient)
+            into = WayBack(folded, made, count, edges, nowhere, given, scratch).run(gradient)
             for table, weight in zip(of_tables, folded.inputs):
-                _hand_back(Rows(as_table(into), 0), weight, table, tile.rows, scratch)
+                _hand_back(Rows(as_table(into), 0), weight, table, rows, scratch)
             give(parameters, given.partials())
 
-        team().each(self.graph.tiles.nodes, one)
+        team().each(self.nodes.pieces, one)
         return of_tables
+
+
+def _length(rows: slice) -> int:
+    return int(rows.stop - rows.start)
 
 
 def _operands(tables: Sequence[Tensor], rows: slice) -> list[Rows]:

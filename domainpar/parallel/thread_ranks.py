@@ -1,0 +1,69 @@
+"""Ranks as threads of this process: for verifying a model on the spot, for notebooks and for tests."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from domainpar.parallel.side_channel import SharedMarks
+from domainpar.parallel.threads import Switchboard, ThreadTransport
+from domainpar.parallel.transport import RanksFailed
+from domainpar.parallel.world import World
+
+
+def run_threads(
+    function: Callable[..., Any], num_ranks: int, *args: Any, timeout: float = 60.0, domain_size: int | None = None
+) -> list[Any]:
+    """Call `function(world, *args)` on every rank, a thread each, and return what each rank returned.
+
+    Args:
+        function: What each rank does.
+        num_ranks: Ranks to run.
+        *args: Passed on, the same objects to every rank, so leave them unchanged.
+        timeout: Seconds after which everything is ended.
+        domain_size: Ranks that share one event, as for `World.over`.
+
+    Raises:
+        TimeoutError: If ranks were still at work after `timeout`.
+        Exception: What the first failing rank raised.
+    """
+    switchboard = Switchboard(num_ranks)
+    marks = SharedMarks(num_ranks)
+    results: list[Any] = [None] * num_ranks
+    errors: list[BaseException] = []
+
+    def work(rank: int) -> None:
+        torch.set_num_threads(1)
+        transport = ThreadTransport(switchboard, rank, deadline=timeout)
+        try:
+            results[rank] = function(World.over(transport, domain_size=domain_size, marks=marks), *args)
+        except BaseException as error:
+            errors.append(error)
+            switchboard.fail(f"rank {rank} failed: {type(error).__name__}: {error}")
+
+    num_threads = torch.get_num_threads()
+    ranks = [threading.Thread(target=work, args=(rank,), daemon=True, name=f"rank {rank}") for rank in range(num_ranks)]
+    for rank in ranks:
+        rank.start()
+    try:
+        _join(ranks, timeout, switchboard)
+    finally:
+        torch.set_num_threads(num_threads)
+    if errors:
+        # Not what a rank raised because another one had failed.
+        raise next((error for error in errors if not isinstance(error, RanksFailed)), errors[0])
+    return results
+
+
+def _join(ranks: list[threading.Thread], timeout: float, switchboard: Switchboard) -> None:
+    give_up_at = time.monotonic() + timeout + 1.0  # the transports' own deadline says more
+    for rank in ranks:
+        rank.join(max(0.0, give_up_at - time.monotonic()))
+    late = [rank.name for rank in ranks if rank.is_alive()]
+    if late:
+        switchboard.fail("the time for this call is over")
+        raise TimeoutError(f"{', '.join(late)} still at work after {timeout:g} s")
