@@ -198,6 +198,11 @@ def _read_file(config_class: type[Group], parser: Any, path: Path) -> dict[str, 
             raise ConfigError(
                 f"{path}: unknown key {key!r}", _nearest(str(key), hints, f"{_help(config_class)} lists them")
             )
+        if key == "model" and ":" in str(value):
+            raise ConfigError(
+                f"{path}: model is {value!r}: a file is data and never names code",
+                f"give it as a flag: --model {value}",
+            )
         # The parser takes a missing value for any type.
         if value is None and NoneType not in get_args(hints[key]):
             raise ConfigError(
@@ -237,9 +242,6 @@ def _refuse_value(config_class: type[Group], key: str, value: Any, where: str) -
     by_flag = where == "--"
     name = flag(key) if by_flag else f"{where}{key}"
     hint = dict(_fields(config_class))[key]
-    if key == "model" and ":" in str(value):
-        what = "models of your own come with a later release" if by_flag else "a file is data and never names code"
-        raise ConfigError(f"{name} is {value!r}: {what}", f"expected {_expected(hint)}")
     if key == "target" and not by_flag:
         raise ConfigError(f"{name} is not text", "quote it: target: 'pt: [1, .inf]'")
     choices = [str(choice) for choice in _choices(hint)]

@@ -5,6 +5,7 @@ What is wrong in a group, or between groups, is found when the object is made, b
 Only commands and the rooms' entry points read these objects; everything below takes plain arguments.
 """
 
+import difflib
 import math
 import re
 from dataclasses import dataclass
@@ -17,8 +18,14 @@ LayerPair = tuple[tuple[int, int], tuple[int, int]]
 # Kernels take so many numbers of a row at once (`nn.lanes`).
 COLUMN_BLOCK = 16
 
+# Networks by name. The first two are built on stages; `nn.catalogue` makes them all.
+ON_STAGES = ("interaction", "interaction-node-first")
+MODELS = (*ON_STAGES, "agnn", "mpnn", "gcn", "resin", "acorn", "acorn2")
+OWN_MODEL = "own"
+"""What a run's `config.yaml` says in place of a user's own network: a file is data and never names code."""
+
 # How a command was started, not what it computes: left out of a run's `config.yaml`.
-_NOT_KEPT = ("out", "resume", "overwrite", "report")
+_NOT_KEPT = ("out", "resume", "overwrite", "report", "verify")
 
 
 class ConfigError(ValueError):
@@ -125,6 +132,9 @@ class Run(Group):
     overwrite: bool = False
     """Replace the run that lies in --out."""
 
+    verify: bool = True
+    """Before training a model of your own, run it whole and split on a piece of the first event and compare."""
+
     seed: int = 0
     """Seed of the first weights, of the order of events and of everything else that is random."""
 
@@ -141,8 +151,9 @@ class Run(Group):
 class Network(Group):
     """The network"""
 
-    model: Literal["interaction", "interaction-node-first"] = "interaction"
-    """Interaction network with sums at both ends of an edge. interaction: edges, then nodes, in each iteration."""
+    model: str = "interaction"
+    """interaction, interaction-node-first (the same bits on any number of ranks); agnn, mpnn, gcn, resin, acorn, acorn2
+    (to rounding); or your own, package.module:factory."""
 
     hidden: int = 64
     """Width of node and edge states, a multiple of 16."""
@@ -164,11 +175,22 @@ class Network(Group):
 
     def check(self) -> None:
         """Refuse a network that cannot be built."""
+        if self.model == OWN_MODEL:
+            raise ConfigError(
+                "the network of this run is code of your own, which no file names",
+                "repeat --model package.module:factory; run.json says what it was",
+            )
+        if self.model not in MODELS and not is_code(self.model):
+            close = difflib.get_close_matches(self.model, MODELS, n=1)
+            raise ConfigError(
+                f"--model is {self.model!r}; expected one of {', '.join(MODELS)}, or package.module:factory",
+                f"did you mean {close[0]}?" if close else "python -m domainpar.train --help explains it",
+            )
         self._bounded("hidden", "graph_iters", least=1)
         self._bounded("dropout", below=1)
         if self.precision == "bf16" and self.dtype == "float64":
             raise ConfigError("--precision bf16 and --dtype float64 exclude each other", "drop one of them")
-        if extra := self.hidden % COLUMN_BLOCK:
+        if self.model in ON_STAGES and (extra := self.hidden % COLUMN_BLOCK):
             nearest = sorted({max(self.hidden - extra, COLUMN_BLOCK), self.hidden - extra + COLUMN_BLOCK})
             raise ConfigError(
                 f"--hidden is {self.hidden}, not a multiple of {COLUMN_BLOCK}: "
@@ -403,6 +425,9 @@ class Scoring(Group):
     checkpoint: Literal["best", "last"] = "best"
     """best: the weights with the best validation metric. last: the newest."""
 
+    model: str | None = None
+    """package.module:factory again, if the run's network is code of your own."""
+
     store: str | None = None
     """Store of prepared events. Default: the one the run was trained on."""
 
@@ -419,6 +444,11 @@ class Scoring(Group):
 @dataclass(frozen=True, kw_only=True)
 class InferConfig(Scoring, Ranks):
     """What `infer` is asked to do."""
+
+
+def is_code(model: str) -> bool:
+    """Whether the name of a model is that of a user's own, `package.module:factory`."""
+    return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", model) is not None
 
 
 def target_conditions(text: str) -> dict[str, Any]:
@@ -473,5 +503,7 @@ def resolved_yaml(config: TrainConfig | PrepareConfig | InferConfig) -> str:
     sections = []
     for group in groups(type(config)):
         kept = {name: getattr(config, name) for name in group.__annotations__ if name not in _NOT_KEPT}
+        if is_code(str(kept.get("model"))):
+            kept["model"] = OWN_MODEL
         sections.append(f"# {title(group)}\n" + yaml.safe_dump(kept, sort_keys=False, allow_unicode=True))
     return "\n".join(sections)

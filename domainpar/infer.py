@@ -77,6 +77,9 @@ def infer(config: InferConfig, world: "World", allocator: str | None = None) -> 
 
 def _set_up(config: InferConfig, world: "World") -> "tuple[Scorer, list[EventRecord], dict[str, Any]]":
     """The scorer, the events to score, and what `scores.json` says of both. *Collective*; writes nothing."""
+    from domainpar.nn.adapt.gradient_sums import take_from_root
+    from domainpar.nn.adapt.on_events import OnEvents
+    from domainpar.nn.adapt.parallelize import tensors_of
     from domainpar.nn.team import set_threads
     from domainpar.reco.scoring import Scorer
     from domainpar.training.checkpoint import parameters_sha256
@@ -88,6 +91,8 @@ def _set_up(config: InferConfig, world: "World") -> "tuple[Scorer, list[EventRec
     records = store.events(None if config.split == "all" else config.split)
     world.agree(None if records else f"store {store.path} has no {config.split} events; take another --split.")
     model, state = world.on_all(lambda: load_network(run, trained, config.checkpoint, store))
+    if isinstance(model, OnEvents):
+        take_from_root(tensors_of(model), world.transport)
     model.to(world.device)
     set_threads(config.threads or world.cores_for_each())
     origin = {
@@ -134,12 +139,18 @@ def _choose_run(config: InferConfig, world: "World") -> tuple[Path, TrainConfig]
     def trained() -> str:
         read_run(run)  # says it better than a missing file does
         try:
-            return resolved_yaml(parse(TrainConfig, "", ["--config", str(run / "config.yaml")]))
+            return resolved_yaml(_trained_as(run, config))
         except ConfigError as error:
             raise ValueError(f"{error}; {error.hint}.") from error
 
     # Read and checked by one rank: the others get values that are known to be good.
-    return run, TrainConfig(**yaml.safe_load(world.on_root(trained)))
+    values = yaml.safe_load(world.on_root(trained))
+    return run, TrainConfig(**values | ({} if config.model is None else {"model": config.model}))
+
+
+def _trained_as(run: Path, config: InferConfig) -> TrainConfig:
+    own = [] if config.model is None else ["--model", config.model]
+    return parse(TrainConfig, "", ["--config", str(run / "config.yaml"), *own])
 
 
 def _open_events(config: InferConfig, run: Path, world: "World") -> "EventStore":
@@ -159,8 +170,11 @@ def _open_events(config: InferConfig, run: Path, world: "World") -> "EventStore"
 
 
 def _self_test(scorer: "Scorer") -> str | None:
+    from domainpar.nn.adapt.on_events import OnEvents
     from domainpar.nn.selftest import rows_are_independent
 
+    if isinstance(scorer.model, OnEvents):
+        return "this network is not built on stages"
     on_cpu = scorer.world.device.type == "cpu"
     return rows_are_independent(scorer.model, scorer.world.transport) if on_cpu else None
 

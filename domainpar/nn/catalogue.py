@@ -1,18 +1,67 @@
-"""The built-in networks by the name they have on the command line."""
+"""Networks by the name they have on the command line: built in on stages, of the field, or a user's own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+import traceback
+from collections.abc import Callable, Mapping
 from functools import partial
+from importlib import import_module
+from typing import Any
 
 import torch
+from torch import nn
 
+from domainpar.nn.acorn import InteractionGNN, InteractionGNN2
+from domainpar.nn.adapt.on_events import OnEvents
+from domainpar.nn.agnn import AttentionNetwork, MessagePassingNetwork
+from domainpar.nn.gcn import GraphConvolutionalNetwork
 from domainpar.nn.interaction import InteractionNetwork
+from domainpar.nn.resin import ResidualInteractionNetwork
 
-BUILT_IN: dict[str, Callable[..., InteractionNetwork]] = {
+ON_STAGES: dict[str, Callable[..., InteractionNetwork]] = {
     "interaction": partial(InteractionNetwork, order="edge-first"),
     "interaction-node-first": partial(InteractionNetwork, order="node-first"),
 }
+"""The same bits on any number of ranks."""
+
+Options = Mapping[str, Any]
+
+
+def _iterated(network: type[nn.Module]) -> Callable[[int, int, Options], nn.Module]:
+    def make(nodes: int, edges: int, options: Options) -> nn.Module:
+        return network(nodes, hidden=options["hidden"], graph_iters=options["graph_iters"], seed=options["seed"])
+
+    return make
+
+
+def _gcn(nodes: int, edges: int, options: Options) -> nn.Module:
+    return GraphConvolutionalNetwork(
+        nodes, hidden=options["hidden"], layers=options["graph_iters"], seed=options["seed"]
+    )
+
+
+def _resin(nodes: int, edges: int, options: Options) -> nn.Module:
+    width = options["hidden"]
+    layers, seed = options["graph_iters"], options["seed"]
+    return ResidualInteractionNetwork(nodes, edges, node_dim=width, edge_dim=width, layers=layers, seed=seed)
+
+
+def _acorn2(nodes: int, edges: int, options: Options) -> nn.Module:
+    return InteractionGNN2(
+        nodes, edges, hidden=options["hidden"], graph_iters=options["graph_iters"], seed=options["seed"]
+    )
+
+
+OF_THE_FIELD: dict[str, Callable[[int, int, Options], nn.Module]] = {
+    "agnn": _iterated(AttentionNetwork),
+    "mpnn": _iterated(MessagePassingNetwork),
+    "gcn": _gcn,
+    "resin": _resin,
+    "acorn": _iterated(InteractionGNN),
+    "acorn2": _acorn2,
+}
+"""Plain modules, the same result on any number of ranks to rounding."""
 
 
 def build_model(
@@ -28,23 +77,79 @@ def build_model(
     products: torch.dtype | None = None,
     recompute_every: int | None = None,
     dropout: float = 0.0,
-) -> InteractionNetwork:
-    """Build a network; the same bits on every rank.
+) -> InteractionNetwork | OnEvents:
+    """Build a network; the same weights on every rank.
+
+    Args:
+        name: A name, or `package.module:factory`. A factory is called with those of node_features, edge_features,
+            hidden, graph_iters, dropout, seed that it takes, and returns a module for `OnEvents`.
+        node_features: Columns of node features.
+        edge_features: Columns of edge features.
+        hidden: Width of states.
+        graph_iters: Iterations or layers.
+        shared_weights: Use the same weights in every iteration; of networks on stages.
+        seed: Of the first weights.
+        dtype: Of the parameters.
+        products: See `EdgeStage`; of networks on stages.
+        recompute_every: See `InteractionNetwork`; of networks on stages.
+        dropout: Of networks on stages and of users' own.
 
     Raises:
-        ValueError: If there is no network of this name, or it cannot have these sizes.
+        ValueError: If there is no network of this name, or it cannot have these sizes or options.
     """
-    if name not in BUILT_IN:
-        raise ValueError(f"unknown model {name!r}; built in are {', '.join(BUILT_IN)}.")
-    return BUILT_IN[name](
-        node_features,
-        edge_features,
-        hidden=hidden,
-        graph_iters=graph_iters,
-        shared_weights=shared_weights,
-        seed=seed,
-        dtype=dtype,
-        products=products,
-        recompute_every=recompute_every,
-        dropout=dropout,
-    )
+    options = {"hidden": hidden, "graph_iters": graph_iters, "seed": seed}
+    of_stages = {"shared_weights": shared_weights, "products": products, "recompute_every": recompute_every}
+    if name in ON_STAGES:
+        make = ON_STAGES[name]
+        return make(node_features, edge_features, **options, **of_stages, dtype=dtype, dropout=dropout)
+    given = [_FLAGS[option] for option, value in of_stages.items() if value]
+    if dropout and name in OF_THE_FIELD:
+        given.append("--dropout")
+    if given:
+        raise ValueError(f"--model {name} has no {', '.join(given)}; {' and '.join(ON_STAGES)} have.")
+    if name in OF_THE_FIELD:
+        module = OF_THE_FIELD[name](node_features, edge_features, options)
+    else:
+        sizes = {"node_features": node_features, "edge_features": edge_features, "dropout": dropout}
+        module = _own(name, sizes | options)
+    return OnEvents(module.to(dtype))
+
+
+_FLAGS = {"shared_weights": "--shared-weights", "products": "--precision bf16", "recompute_every": "--recompute-every"}
+
+
+def _own(name: str, options: dict[str, Any]) -> nn.Module:
+    """The module that a user's factory makes.
+
+    Raises:
+        ValueError: If it cannot be found or called, or makes something else.
+    """
+    module_name, _, factory_name = name.partition(":")
+    try:
+        factory = getattr(import_module(module_name), factory_name)
+        taken = inspect.signature(factory).parameters
+        open_ended = any(one.kind is one.VAR_KEYWORD for one in taken.values())
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(options["seed"])
+            made = factory(**{option: value for option, value in options.items() if open_ended or option in taken})
+    except (Exception, SystemExit) as error:  # whatever a user's code may raise is the user's to see, in one line
+        raise ValueError(f"model {name!r} cannot be made: {said_by(error)}{_advice(error)}.") from error
+    if not isinstance(made, nn.Module):
+        raise ValueError(f"model {name!r} made a {type(made).__name__}; a factory returns a torch.nn.Module.")
+    return made
+
+
+def said_by(error: BaseException) -> str:
+    """An error of a user's code: its kind, its text, and the last line of code it came through."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{where}"
+
+
+def _advice(error: BaseException) -> str:
+    if isinstance(error, (ImportError, AttributeError)):
+        return "; write package.module:factory, with the package on the Python path (the current directory is)"
+    return f"; a factory may take {', '.join(OPTIONS)}" if isinstance(error, TypeError) else ""
+
+
+OPTIONS = ("node_features", "edge_features", "hidden", "graph_iters", "dropout", "seed")

@@ -68,6 +68,7 @@ class Transport(ABC):
         seconds_exchanging: Time spent packing, copying, posting and in `progress`; the caller resets it.
         seconds_waiting: Time spent waiting in `finish` and in all other collective calls; the caller resets it.
         bytes_sent: Bytes of rows handed to other ranks by `start`; the caller resets it.
+        num_exchanges: Calls of `start` so far.
     """
 
     name: ClassVar[str] = "?"
@@ -82,6 +83,7 @@ class Transport(ABC):
         self.seconds_exchanging = 0.0
         self.seconds_waiting = 0.0
         self.bytes_sent = 0
+        self.num_exchanges = 0
         self._num_calls = 0
 
     def start(
@@ -103,6 +105,7 @@ class Transport(ABC):
             RuntimeError: From here or from `finish`, if another rank sent fewer or more rows than expected, failed, or
                 did not answer before the deadline.
         """
+        self.num_exchanges += 1
         with self._exchanging():
             outgoing_rows = send.detach().to(self._wire_device(send))
             incoming_rows = wire_rows = receive.detach()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -74,6 +74,7 @@ class World:
     marks: SideChannel | None = None
     stop_watching: Callable[[], None] = field(default=lambda: None, repr=False)
     _closed: bool = field(default=False, repr=False)
+    _guarding: Any = field(default=None, repr=False)
 
     @classmethod
     def launch(
@@ -299,6 +300,17 @@ class World:
                 self._report_once(error)
             self.abort(_exit_code(error))
             raise
+
+    def __enter__(self) -> World:
+        self._guarding = self.guard()
+        self._guarding.__enter__()
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: TracebackType | None) -> None:
+        """`guard` around a `with` block, and `close` at its end; *collective*."""
+        self._guarding.__exit__(kind, error, trace)
+        if error is None:
+            self.close()
 
     def abort(self, code: int) -> None:
         """End all ranks, also those that wait for this one. On processes this does not return."""

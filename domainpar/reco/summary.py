@@ -44,7 +44,7 @@ def _exactness(world: World, about: Mapping[str, Any]) -> str:
     if world.device.type != "cpu":
         return "same scores on any number of ranks, to rounding (on GPU)"
     if about["bitwise_problem"]:
-        return f"WARNING: same scores to rounding only: {about['bitwise_problem']}"
+        return f"same scores on any number of ranks to rounding only: {about['bitwise_problem']}"
     return "same bits on any number of ranks (self-test passed)"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from torch.autograd.graph import save_on_cpu
 
+from domainpar.nn.adapt.on_events import OnEvents
+from domainpar.nn.adapt.step_buffers import StepBuffers
 from domainpar.nn.gradients import GradientSink
 from domainpar.nn.noise import key_of
 from domainpar.parallel.integer_sums import IntegerSums
@@ -31,7 +33,7 @@ class Trainer:
     """One model on its way through the events.
 
     Attributes:
-        model: Built from stages; the same parameters on every rank.
+        model: Built from stages, or `OnEvents`; the same parameters on every rank.
         optimizer: Steps on gradients that are the same bits on every rank.
         loader: Parts of samples.
         world: The ranks.
@@ -40,6 +42,7 @@ class Trainer:
         clip: Largest norm of the gradient, or None.
         seed: Of all that is dropped at random.
         offload: Keep what waits for the backward pass in the host's memory; on a GPU.
+        exchanges: How often rows were exchanged on the way forward and on the way back of the last sample.
     """
 
     model: nn.Module
@@ -51,9 +54,10 @@ class Trainer:
     clip: float | None = None
     offload: bool = False
     seed: int = 0
+    exchanges: tuple[int, int] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self._sink = GradientSink(self.model)
+        self._sink = self.model.gradient_sums() if isinstance(self.model, OnEvents) else GradientSink(self.model)
 
     def step(self, samples: Sequence[Sample], step: int) -> dict[str, Any]:
         """One optimiser step on some samples; returns its record. *Collective*.
@@ -69,13 +73,20 @@ class Trainer:
         self.world.mark("load", step)
         ours = deal(samples, self.world.num_data_groups)[self.world.data_group]
         parts = [self.loader.load(sample) for sample in ours]
+        self.optimizer.zero_grad()
         step_weight = self.edge_weights.total(total_counts(parts, self.world)) or 1.0
         loss_sum, metrics = IntegerSums(1, self.world.device), EdgeMetrics()
-        suspects = [part.name for part in parts if self._back_and_forth(part, step, step_weight, loss_sum, metrics)]
+        buffers = StepBuffers(self.model)
+        suspects = []
+        for part in parts:
+            with buffers.sample(counts=self.world.domain.rank == 0):
+                if self._back_and_forth(part, step, step_weight, loss_sum, metrics):
+                    suspects.append(part.name)
         self.world.mark("reduce", step)
         loss_sum.reduce(self.world.transport)
         if self._sink.reduce(self.world.transport) + loss_sum.rejected:
             self._stop_on_non_finite(suspects, step)
+        buffers.end(self.world.transport, len(samples))
         grad_norm, rate = self._clip(), self.schedule.at(step)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -125,11 +136,15 @@ class Trainer:
         """Forward and backward on one part; returns whether its loss or gradients were not finite on this rank."""
         rejected_before = loss_sum.rejected + self._sink.rejected
         self.world.mark(f"forward {part.name}", step)
+        transport = part.part.halo.transport
+        began = transport.num_exchanges
         with save_on_cpu(pin_memory=True) if self.offload else nullcontext():
             logits = self.model(part.part.graph, part.part.halo, key_of(self.seed, step, part.name))
         gradient = edge_loss(logits, part.part.graph, part.weights, step_weight, loss_sum)
         self.world.mark(f"backward {part.name}", step)
+        between = transport.num_exchanges
         logits.backward(gradient)
+        self.exchanges = between - began, transport.num_exchanges - between
         _collect(metrics, part, logits)
         return loss_sum.rejected + self._sink.rejected > rejected_before
 
@@ -146,8 +161,8 @@ class Trainer:
         found = self.world.transport.all_gather(", ".join(suspects).encode())
         seen = "; ".join(f"rank {rank}: {names.decode()}" for rank, names in enumerate(found) if names)
         text = (
-            f"step {step}: the loss or a gradient is not finite (or above 2^26) in {seen}. No parameter was changed; "
-            "resume from the last checkpoint with a smaller --lr or with --clip."
+            f"step {step}: the loss or a gradient is not finite (or above 2^26) in {seen or 'some rank'}. "
+            "No parameter was changed; resume from the last checkpoint with a smaller --lr or with --clip."
         )
         raise RuntimeError(text) if self.world.is_root else RanksFailed(text)
 

@@ -12,9 +12,12 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from domainpar.config import TrainConfig, resolved_yaml, target_conditions
+from domainpar.config import TrainConfig, is_code, resolved_yaml, target_conditions
 from domainpar.events.reporting import ModelSize
 from domainpar.events.store import EventStore
+from domainpar.nn.adapt.gradient_sums import take_from_root
+from domainpar.nn.adapt.on_events import OnEvents
+from domainpar.nn.adapt.parallelize import tensors_of
 from domainpar.nn.catalogue import build_model
 from domainpar.nn.interaction import InteractionNetwork
 from domainpar.nn.selftest import rows_are_independent
@@ -32,6 +35,7 @@ from domainpar.training.rundir import RunFile, choose_directory, describe_proces
 from domainpar.training.sampler import samples_of, steps_of_epoch
 from domainpar.training.schedule import Schedule
 from domainpar.training.targets import EdgeClasses, check_target
+from domainpar.training.verifying import verified
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -73,11 +77,11 @@ def open_store(path: Path, world: World) -> EventStore:
     return world.on_all(look)
 
 
-def make_network(config: TrainConfig, store: EventStore) -> InteractionNetwork:
+def make_network(config: TrainConfig, store: EventStore) -> InteractionNetwork | OnEvents:
     """The network of a configuration with its first weights, for the features of a store.
 
     Raises:
-        ValueError: If it cannot have these sizes.
+        ValueError: If it cannot be loaded, or cannot have these sizes or options.
     """
     return build_model(
         config.model,
@@ -122,7 +126,12 @@ class Run:
         if config.max_steps is not None:
             self.total_steps = min(self.total_steps, config.max_steps)
         self.trainer = world.on_all(self._make_trainer)
-        self._broken = rows_are_independent(self.trainer.model, world.transport) if world.device.type == "cpu" else None
+        self._to_rounding = world.device.type != "cpu" or isinstance(self.trainer.model, OnEvents)
+        self._broken = None if self._to_rounding else rows_are_independent(self.trainer.model, world.transport)
+        if isinstance(self.trainer.model, OnEvents):
+            self._broken = "this network is not built on stages"
+            take_from_root(tensors_of(self.trainer.model), world.transport)
+        self._verify()
         chosen = world.on_root(lambda: str(choose_directory(config.out, config.resume, config.overwrite)))
         self.directory = Path(chosen)
         self.checkpoints = Checkpoints(self.directory / "checkpoints")
@@ -160,6 +169,7 @@ class Run:
         for samples in steps[self.state.step_in_epoch :]:
             record = self.trainer.step(samples, self.state.step)
             self.state = replace(self.state, step=self.state.step + 1, step_in_epoch=self.state.step_in_epoch + 1)
+            self._say_once_what_is_exchanged()
             self._write({"split": "train", "epoch": epoch, "step": self.state.step, **record})
             bar.set_postfix_str(f"loss {record['loss']:.4f}", refresh=False)
             bar.update()
@@ -198,6 +208,8 @@ class Run:
     def _make_trainer(self) -> Trainer:
         config, dtype = self.config, DTYPES[self.config.dtype]
         model = make_network(config, self.store).to(self.world.device)
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise ValueError(f"model {config.model!r} has no parameter to train: all of them are frozen.")
         optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
         edge_weights = EdgeClasses(config.true_weight, config.fake_weight, config.other_weight)
         loader = PartLoader(
@@ -241,8 +253,13 @@ class Run:
                 f"{self.store.path} has {self.store.digest[:12]}); give the --store it began with."
             )
 
-    def _expect(self, memory: MemoryWatch) -> Expectation:
-        """How much memory the largest event will take. *Collective*; the part that is loaded is kept for its step."""
+    def _expect(self, memory: MemoryWatch) -> Expectation | None:
+        """How much memory the largest event will take, if that is known of the network. *Collective*.
+
+        The part that is loaded is kept for its step.
+        """
+        if isinstance(self.trainer.model, OnEvents):
+            return None
         self.world.mark("load", self.state.step)
         largest = max(self.train_samples, key=lambda sample: sample.cost)
         loader, config = self.trainer.loader, self.config
@@ -256,7 +273,23 @@ class Run:
         kept_edges = loader.kept_edges(self.train_samples + self.val_samples)
         return memory.expect(size, loader.load(largest), kept_edges, self.world)
 
-    def _begin(self, expected: Expectation) -> None:
+    def _verify(self) -> None:
+        """Try a user's own network whole and split before anything is trained. *Collective*.
+
+        Raises:
+            Refused: On all ranks alike, if it does not compute the same.
+        """
+        model, first = self.trainer.model, self.train_samples[0].record
+        if not (self.config.verify and is_code(self.config.model) and isinstance(model, OnEvents)):
+            return
+        self._say(
+            "verify   : the network whole and split over 3 ranks, on a piece of the first event (--no-verify: skip)"
+        )
+        self.world.mark("verify", 0)
+        said = self.world.on_root(lambda: verified(model, self.store, first))
+        self._say(*(f"           {line}" for line in said.splitlines()))
+
+    def _begin(self, expected: Expectation | None) -> None:
         """Write what the run is, and say so."""
         if not self.world.is_root:
             return
@@ -275,7 +308,8 @@ class Run:
             store=store,
             bitwise_problem=self._broken,
             allocator=self._allocator,
-            memory=expected.as_record(),
+            memory=None if expected is None else expected.as_record(),
+            model_code=self.config.model if is_code(self.config.model) else None,
             **describe_process() | ranks,
         )
         self._say(
@@ -288,7 +322,7 @@ class Run:
                 allocator=self._allocator,
             ),
             *summary.memory_expected(expected),
-            *summary.exactness(self.world, self._broken),
+            *summary.exactness(self._to_rounding, self._broken),
             summary.where_to(self.directory, self.state, self.total_steps),
         )
 
@@ -308,23 +342,32 @@ class Run:
             self._said_who_owns_nothing = bool(lines)
             self._say(*lines)
 
+    def _say_once_what_is_exchanged(self) -> None:
+        if "exchanges" in self.file.content or self.trainer.exchanges is None or not self.world.is_root:
+            return
+        forward, backward = self.trainer.exchanges
+        sums = self.trainer.model.sums if isinstance(self.trainer.model, OnEvents) else 0
+        self.file.update(exchanges={"forward": forward, "backward": backward, "sums": sums})
+        self._say(summary.exchanged(forward, backward, sums))
+
     def _save(self, best: bool) -> None:
         if self.world.is_root:
             self.checkpoints.save(self.trainer.model, self.trainer.optimizer, self.state, best)
 
-    def _end(self, how: str, seconds: float, expected: Expectation, taken: Sequence[int | None]) -> None:
+    def _end(self, how: str, seconds: float, expected: Expectation | None, taken: Sequence[int | None]) -> None:
         if not self.world.is_root:
             return
         sha256 = parameters_sha256(self.trainer.model)
-        memory = expected.as_record(taken)
+        memory = {"peak_bytes": list(taken)} if expected is None else expected.as_record(taken)
         self.file.update(state=how, parameters_sha256=sha256, steps=self.state.step, seconds=seconds, memory=memory)
-        exact = self.world.device.type == "cpu" and self._broken is None
+        exact = not self._to_rounding and self._broken is None
         self._say(summary.memory_taken(expected, taken))
-        self._say(*summary.last_lines(self.directory, self.state, how, seconds, sha256, exact))
+        own = f" --model {self.config.model}" if is_code(self.config.model) else ""
+        self._say(*summary.last_lines(self.directory, self.state, how, seconds, sha256, exact, own))
 
     def _no_bar(self) -> bool | None:
         return None if self.world.is_root else True
 
     def _say(self, *lines: str) -> None:
-        for line in lines:
+        for line in lines if self.world.is_root else ():
             tqdm.write(line)

@@ -56,8 +56,10 @@ def first_lines(
     return lines if allocator is None else [*lines, f"allocator: {allocator}"]
 
 
-def memory_expected(expectation: Expectation) -> list[str]:
+def memory_expected(expectation: Expectation | None) -> list[str]:
     """How much memory the run will take and of what size of part, with a warning where there is not so much."""
+    if expectation is None:
+        return ["memory   : not predicted for this network; what it takes is told in the end"]
     rank = expectation.fullest
     share, num_ranks = expectation.shares[rank], len(expectation.shares)
     who = "" if num_ranks == 1 else f" on the fullest of {num_ranks} ranks (rank {rank})"
@@ -76,11 +78,11 @@ def memory_expected(expectation: Expectation) -> list[str]:
     return lines
 
 
-def memory_taken(expectation: Expectation, taken: Sequence[int | None]) -> str:
+def memory_taken(expectation: Expectation | None, taken: Sequence[int | None]) -> str:
     """How much memory the run took, beside what was expected.
 
     Args:
-        expectation: What was expected.
+        expectation: What was expected, if anything was.
         taken: Bytes of each rank's peak above the bare process, None where it could not be told.
     """
     peaks = [(peak, rank) for rank, peak in enumerate(taken) if peak is not None]
@@ -88,14 +90,18 @@ def memory_taken(expectation: Expectation, taken: Sequence[int | None]) -> str:
         return "memory   : no more than before the run"
     peak, rank = max(peaks)
     who = "" if len(taken) == 1 else f" on rank {rank}, the most of any"
+    if expectation is None:
+        return f"memory   : {_size(peak)} at most{who}, above the bare process"
     expected = expectation.shares[rank].expected
     return f"memory   : {_size(peak)} at most{who}, above the bare process; {_size(expected)} were expected"
 
 
-def exactness(world: World, broken: str | None) -> list[str]:
-    """What this run promises of other numbers of ranks, after the self-test."""
-    if world.device.type != "cpu":
-        return ["exactness: the answer of any number of ranks to rounding (on GPU)"]
+def exactness(to_rounding: bool, broken: str | None) -> list[str]:
+    """What this run promises of other numbers of ranks, after the self-test of networks built on stages."""
+    if to_rounding:
+        return [
+            "exactness: the answer of any number of ranks to rounding (to the last bit: --model interaction on cpu)"
+        ]
     if broken:
         return ["exactness: WARNING: the answer of any number of ranks to rounding only, since", f"           {broken}"]
     return ["exactness: the same bits on any number of ranks (self-test passed)"]
@@ -107,6 +113,12 @@ def where_to(directory: Path, state: TrainingState, total_steps: int) -> str:
         return f"run      : {directory}, all {state.step} steps are done; give more --epochs or --max-steps to go on"
     steps = f"steps {state.step + 1} to {total_steps}" if state.step else f"{total_steps} steps"
     return f"run      : {directory}, {steps}; Ctrl-C or kill -USR1 stops it with a checkpoint"
+
+
+def exchanged(forward: int, backward: int, sums: int) -> str:
+    """How often the ranks of an event meet on its way through the network."""
+    over_all = f", and {several(sums, 'sum')} over all ranks" if sums else ""
+    return f"exchanges: {forward} on the way forward, {backward} on the way back of an event{over_all}"
 
 
 def idle_ranks(owned_nodes: Sequence[int], step: int, num_samples: int, world: World) -> list[str]:
@@ -125,7 +137,9 @@ def idle_ranks(owned_nodes: Sequence[int], step: int, num_samples: int, world: W
     return [*lines, "      fewer ranks, a smaller --domain-size or more tiles (prepare --tiles) give each some work"]
 
 
-def last_lines(directory: Path, state: TrainingState, how: str, seconds: float, sha256: str, exact: bool) -> list[str]:
+def last_lines(
+    directory: Path, state: TrainingState, how: str, seconds: float, sha256: str, exact: bool, own: str = ""
+) -> list[str]:
     """How the run ended, what was learned, where it lies and what to type next.
 
     Args:
@@ -135,9 +149,10 @@ def last_lines(directory: Path, state: TrainingState, how: str, seconds: float, 
         seconds: How long it took.
         sha256: Hash of the parameters.
         exact: Whether it is the hash on any number of ranks.
+        own: The flag that names a network of the user's own, which must be repeated.
     """
     best = "" if state.best is None else f"; best validation edge AUC {state.best:.4f} at step {state.best_step}"
-    resume, score = f"domainpar.train --out {directory} --resume", f"domainpar.infer --run {directory}"
+    resume, score = f"domainpar.train --out {directory} --resume{own}", f"domainpar.infer --run {directory}{own}"
     return [
         f"{how} after {several(state.step, 'step')}, {seconds:.0f} s{best}",
         f"parameters sha256 {sha256[:16]}" + (": another number of ranks ends with the same" if exact else ""),

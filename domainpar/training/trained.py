@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from domainpar.config import TrainConfig
 from domainpar.events.store import EventStore, StoredEvent
+from domainpar.nn.adapt.on_events import OnEvents
 from domainpar.nn.interaction import InteractionNetwork
 from domainpar.parallel.world import World
 from domainpar.training.checkpoint import Checkpoints, TrainingState
@@ -41,7 +42,7 @@ def read_run(directory: Path) -> dict[str, Any]:
 
 def load_network(
     directory: Path, config: TrainConfig, which: str, store: EventStore
-) -> tuple[InteractionNetwork, TrainingState]:
+) -> tuple[InteractionNetwork | OnEvents, TrainingState]:
     """The network of a run with its `best` or `last` weights, for the events of a store.
 
     Raises:

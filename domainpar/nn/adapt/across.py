@@ -26,6 +26,12 @@ def largest(local: Tensor, part: GraphPart) -> Tensor:
     return torch.stack(part.gather(local.detach())).amax(0)
 
 
+def with_gradient_of(value: Tensor, carrier: Tensor) -> Tensor:
+    """A value whose gradient goes to another tensor of its shape, even where that is infinite."""
+    made: Tensor = _WithGradientOf.apply(value.detach(), carrier)  # type: ignore[no-untyped-call]
+    return made
+
+
 def counted_once(result: Tensor, part: GraphPart) -> Tensor:
     """A result that every rank has. Its gradient is taken from rank 0, so that gradients may be summed over ranks."""
     if part.num_parts == 1:
@@ -45,6 +51,16 @@ class _SumOverRanks(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         return ctx.part.sum_over_ranks(grads[0]), None
+
+
+class _WithGradientOf(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, carrier: Tensor) -> Tensor:
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:
+        return None, grads[0]
 
 
 class _CountedOnce(torch.autograd.Function):

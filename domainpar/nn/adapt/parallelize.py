@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -11,11 +13,11 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from domainpar.nn.adapt import rules as _rules  # noqa: F401  registers them
 from domainpar.nn.adapt.across import counted_once
+from domainpar.nn.adapt.gradient_sums import GradientSums, take_from_root
 from domainpar.nn.adapt.part import GraphPart
-from domainpar.nn.adapt.rows import UNKNOWN, NotExact, Rows, rows_of, unwatched
+from domainpar.nn.adapt.rows import UNKNOWN, NotExact, Rows, mark, rows_of, unwatched
 from domainpar.nn.adapt.watch import Watch, tensors_in
 from domainpar.nn.noise import key_of
-from domainpar.parallel.integer_sums import IntegerSums
 from domainpar.parallel.world import World
 
 
@@ -28,8 +30,17 @@ def parallelize(module: nn.Module, world: World, *, seed: int = 0) -> Parallel:
         module: Any module of torch and torch_geometric functions.
         world: The ranks; gradients are summed over all of them.
         seed: Of dropout.
+
+    Raises:
+        ValueError: If sizes of parameters are not known yet.
     """
-    _take_from_root(module, world)
+    tensors = [*module.parameters(), *module.buffers()]
+    if any(isinstance(one, (UninitializedParameter, UninitializedBuffer)) for one in tensors):
+        raise ValueError(
+            "the module has parameters whose size is not known yet (-1 channels); run it once on a small graph or give "
+            "the sizes, so that every rank begins with the same weights."
+        )
+    take_from_root(tensors_of(module), world.transport)
     return Parallel(module, world, seed)
 
 
@@ -43,19 +54,21 @@ class Parallel(nn.Module):
     The loss is the caller's: a sum over the rows that come back, divided by a number of the whole graph, so that the
     losses of all ranks add up to the loss. `sum_gradients` then makes the gradient of that loss of each rank's share.
 
-    Attributes:
+    Args:
         module: The module itself; `state_dict` of it is what to save.
-        world: The ranks.
+        world: The ranks; None if gradients are summed elsewhere.
+        seed: Of dropout.
+
+    Attributes:
+        calls: Forward passes so far, int64: with `seed` it decides what is dropped, so it belongs in a checkpoint.
     """
 
-    def __init__(self, module: nn.Module, world: World, seed: int = 0) -> None:
+    calls: Tensor
+
+    def __init__(self, module: nn.Module, world: World | None = None, seed: int = 0) -> None:
         super().__init__()
         self.module, self.world, self.seed = module, world, seed
-        self._constants = set(map(id, _tensors_of(module)))
-        self._calls = 0
-        for name, child in module.named_modules():
-            if hasattr(child, "propagate") and hasattr(child, "node_dim"):
-                child.register_forward_pre_hook(_Refresh(name), with_kwargs=True)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the module returns, of the rows this rank owns. *Collective*, forward and backward.
@@ -66,22 +79,70 @@ class Parallel(nn.Module):
 
         Returns:
             The module's result: of tensors of nodes or edges the rows that this rank owns, in the order of global ids;
-            other tensors, the same on every rank, whole. Their gradient counts once, so compute with them alike on
-            every rank.
+            row numbers as global ids; other tensors, the same on every rank, whole. Their gradient counts once, so
+            compute with them alike on every rank.
 
         Raises:
             NotExact: If the module does what has no exact form, or an argument is not marked.
         """
-        part = _part_of((args, kwargs))
-        self._calls += 1
-        uses = iter(range(2**62))
-        watch = Watch(part, self._constants, lambda: key_of(self.seed, "forward", self._calls, next(uses)))
+        with torch.no_grad():
+            self.calls += 1
+        return self.run(_part_of((args, kwargs)), args, kwargs, key_of(self.seed, "forward", int(self.calls)))
+
+    def run(
+        self,
+        part: GraphPart,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        key: int | None,
+        check: Callable[[Any], None] = lambda result: None,
+    ) -> Any:
+        """`forward` with the key of its random numbers, the same on every rank; None to refuse them. *Collective*.
+
+        Args:
+            part: The part that the arguments are of.
+            args: As for `forward`.
+            kwargs: As for `forward`.
+            key: Of the random numbers.
+            check: Looks at the module's result while its rows are known, before it is cut to owned ones.
+        """
+        uses = itertools.count()
+        noise = None if key is None else lambda: key_of(key, next(uses))
+        watch = Watch(part, {id(one): one for one in tensors_of(self.module)}, noise)
+        watch.numbering.start(_all_tensors((args, kwargs)))
+        hooks = [layer.register_forward_pre_hook(_Refresh(watch), with_kwargs=True) for layer in self._layers()]
         try:
+            before = torch.get_rng_state()
             with watch:
                 result = self.module(*args, **kwargs)
+            if not torch.equal(torch.get_rng_state(), before):
+                raise NotExact("it draws random numbers from torch's generator, which would be others on each rank.")
+            watch.check_copies()
+            check(result)
+            return _owned(result, watch)
         except NotExact as refused:
             raise NotExact(f"{self._where(refused)}: {refused}") from refused
-        return _owned(result, watch)
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def sum_gradients(self) -> None:
+        """Leave in each parameter's `grad` the sum over all ranks, the same bits on every rank. *Collective*.
+
+        Every parameter takes part, also one that this rank had no use for. Call it once after the last backward pass of
+        a step: what it leaves is summed already, so a second call without `zero_grad` in between would count it again.
+
+        Raises:
+            RuntimeError: On all ranks alike, if a gradient is not finite.
+        """
+        if self.world is None:
+            raise RuntimeError("no ranks to sum over; make it with parallelize(module, world).")
+        if GradientSums(self.module).reduce(self.world.transport):
+            raise RuntimeError("a gradient of some rank is not finite; look at the loss and the learning rate.")
+
+    def _layers(self) -> list[nn.Module]:
+        """The layers that pass messages."""
+        return [layer for layer in self.module.modules() if hasattr(layer, "propagate") and hasattr(layer, "node_dim")]
 
     def _where(self, refused: NotExact) -> str:
         """The innermost module whose code was running."""
@@ -94,45 +155,19 @@ class Parallel(nn.Module):
             trace = trace.tb_next
         return f"{names[id(found)] or 'the model'} ({type(found).__name__})"
 
-    def sum_gradients(self) -> None:
-        """Leave in each parameter's `grad` the sum over all ranks, the same bits on every rank. *Collective*.
-
-        Every parameter takes part, also one that this rank had no use for.
-
-        Raises:
-            RuntimeError: On all ranks alike, if a gradient is not finite.
-        """
-        parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
-        flat = torch.cat([_gradient(parameter).flatten().double() for parameter in parameters] or [torch.zeros(0)])
-        sums = IntegerSums(len(flat))
-        sums.add(flat)
-        sums.reduce(self.world.transport)
-        if sums.rejected:
-            raise RuntimeError(f"{sums.rejected} gradients of some rank are not finite or larger than 2^31.")
-        first = 0
-        for parameter in parameters:
-            total = sums.total()[first : first + parameter.numel()]
-            parameter.grad = total.view_as(parameter).to(parameter.device, parameter.dtype)
-            first += parameter.numel()
-
 
 class _Refresh:
     """Before a layer that passes messages: node values that are out of date are fetched, once for all it does."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
 
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        watch = _watching()
-        if watch is None or watch.alone:
+    def __call__(self, layer: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        if self._watch.alone:
             return None
-        return _with_ghosts(watch, args), {name: _with_ghosts(watch, value) for name, value in kwargs.items()}
-
-
-def _watching() -> Watch | None:
-    from torch.overrides import _get_current_function_mode_stack
-
-    return next((mode for mode in reversed(_get_current_function_mode_stack()) if isinstance(mode, Watch)), None)
+        return tuple(_with_ghosts(self._watch, value) for value in args), {
+            name: _with_ghosts(self._watch, value) for name, value in kwargs.items()
+        }
 
 
 def _with_ghosts(watch: Watch, value: Any) -> Any:
@@ -175,39 +210,37 @@ def _owned(result: Any, watch: Watch) -> Any:
         rows = watch.rows(result)
         if rows is None:
             return counted_once(result, watch.part)
-        return watch.counted(result)
+        return watch.counted(_global_ids(result, rows, watch) if rows.names else result)
     if isinstance(result, tuple) and hasattr(result, "_fields"):
         return type(result)(*(_owned(item, watch) for item in result))
     if isinstance(result, (tuple, list)):
         return type(result)(_owned(item, watch) for item in result)
     if isinstance(result, dict):
         return {name: _owned(item, watch) for name, item in result.items()}
-    return result
+    if dataclasses.is_dataclass(result) and not isinstance(result, type):
+        made = {one.name: _owned(getattr(result, one.name), watch) for one in dataclasses.fields(result)}
+        return dataclasses.replace(result, **made)
+    if result is None or isinstance(result, (bool, int, float, str)):
+        return result
+    raise NotExact(
+        f"it returns a {type(result).__name__}, in which tensors cannot be found; return tensors, or tuples, lists, "
+        "dictionaries or dataclasses of them."
+    )
 
 
-def _tensors_of(module: nn.Module) -> Iterator[Tensor]:
+def _global_ids(numbers: Tensor, rows: Rows, watch: Watch) -> Tensor:
+    """Row numbers as the numbers that the whole graph's rows have."""
+    part = watch.part
+    of_rows = [part.local_ids if names.of is part.node_axis else names.of.keys for names in rows.names or ()]
+    one_kind = len(of_rows) == 1
+    found = of_rows[0][numbers] if one_kind else torch.stack([ids[row] for ids, row in zip(of_rows, numbers)])
+    return mark(found, rows.but(names=None))
+
+
+def tensors_of(module: nn.Module) -> Iterator[Tensor]:
     """Every tensor that a module holds, also outside its parameters and buffers."""
     for child in module.modules():
         yield from child.parameters(recurse=False)
         yield from child.buffers(recurse=False)
-        yield from tensors_in({name: value for name, value in vars(child).items() if not name.startswith("_")})
-
-
-def _gradient(parameter: nn.Parameter) -> Tensor:
-    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.detach()
-
-
-def _take_from_root(module: nn.Module, world: World) -> None:
-    """Parameters and buffers of rank 0 on every rank. *Collective*."""
-    with torch.no_grad():
-        for tensor in [*module.parameters(), *module.buffers()]:
-            if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
-                raise ValueError(
-                    "the module has parameters whose size is not known yet (-1 channels); run it once on a small graph "
-                    "or give the sizes, so that every rank begins with the same weights."
-                )
-            host = tensor.detach().contiguous().cpu()
-            payload = host.view(-1).view(torch.uint8).numpy().tobytes() if world.is_root and host.numel() else b""
-            payload = world.transport.broadcast(payload if world.is_root else None)
-            if host.numel() and not world.is_root:
-                tensor.copy_(torch.frombuffer(bytearray(payload), dtype=host.dtype).view(host.shape))
+        kept_apart = ("_parameters", "_buffers", "_modules")
+        yield from tensors_in({name: value for name, value in vars(child).items() if name not in kept_apart})

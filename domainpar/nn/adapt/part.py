@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +17,7 @@ from domainpar.parallel.transport import Transport
 from domainpar.parallel.world import World
 from domainpar.plan import EdgePolicy, IntArray, PartitionPlan, build_plan, select_edges
 from partitioners import Topology, get_partitioner
+from partitioners.topology import check_assignment
 
 
 class GraphPart:
@@ -31,6 +34,7 @@ class GraphPart:
         plan: Who owns what.
         local_ids: Global id of each owned node and ghost, int64 [num_local].
         edge_index: Local rows of `src` and `dst` of the local edges, int64 [2, num_edges], marked.
+        ends: What the two rows of `edge_index` number.
         num_exchanges: How often ghosts were filled in forward passes.
         num_sums: How often something was summed or compared over ranks in forward passes.
     """
@@ -45,10 +49,12 @@ class GraphPart:
         incident = plan.policy == "incident" and plan.num_parts > 1
         self.node_axis = Axis(self, "nodes", plan.num_owned, None, owned)
         self.edge_axis = Axis(self, "edges", plan.num_edges, self._edge_owned if incident else None, self._edge_ids)
-        self._joined: dict[tuple[int, ...], Axis] = {}
+        self._joined: WeakValueDictionary[tuple[int, ...], Axis] = WeakValueDictionary()
         src = Names(self.node_axis, complete=incident or plan.num_parts == 1, only_owned=plan.num_parts == 1)
         dst = Names(self.node_axis, complete=True, only_owned=not incident)
-        self.edge_index = mark(self._to_device(plan.edge_rows), Rows(self.edge_axis, 1, names=(src, dst)))
+        self.ends = (src, dst)
+        _ = self.node_axis.total, self.edge_axis.total  # asked now, together, not by whoever asks first
+        self.edge_index = mark(self._to_device(plan.edge_rows), Rows(self.edge_axis, 1, names=self.ends))
 
     @property
     def part(self) -> int:
@@ -150,20 +156,23 @@ def split_graph(
     partitioner: str | IntArray = "metis",
     position: Tensor | None = None,
     seed: int = 0,
+    among: Literal["all", "domain"] = "all",
 ) -> GraphPart:
-    """Split a graph that every rank holds over the ranks that share it. *Collective*.
+    """Split a graph that every rank holds. *Collective*.
 
     The plan is made once; call it again for another graph.
 
     Args:
         edge_index: `src` and `dst` of each edge, int64 [2, E], the same on every rank.
         num_nodes: Nodes of the graph, N.
-        world: The ranks; those of a domain group share the graph.
+        world: The ranks.
         edges: Which edges a part computes on. `incoming`: those that end at its nodes, for models that sum where edges
             end. `incident`: also those that begin at its nodes, for models that sum at both ends.
         partitioner: A name (see `partitioners.PARTITIONERS`), or the part of each node, integers [N].
         position: x, y, z of each node, [N, 3], for partitioners that cut by geometry.
         seed: Of the partitioner.
+        among: Which ranks share the graph: `all`, or those of one `domain` group of the world, where each group takes a
+            graph of its own. Then `GraphPart.sum` runs over the group, `Parallel.sum_gradients` over all.
 
     Returns:
         This rank's part. Parts may own nothing.
@@ -173,31 +182,28 @@ def split_graph(
     """
     ends = edge_index.detach().cpu().numpy()
     topology = world.on_all(lambda: Topology(ends, num_nodes, None if position is None else position.cpu().numpy()))
-    assignment = _assignment(topology, world, partitioner, seed)
-    transport = world.domain
+    transport = world.transport if among == "all" else world.domain
+    assignment = _assignment(topology, world, transport, partitioner, seed)
     local = world.on_all(lambda: select_edges(ends, assignment, transport.rank, edges))
     plan = build_plan(local, assignment, transport.rank, transport.size, edges, ask_owners(transport))
     return GraphPart(plan, transport, world.device)
 
 
-def _assignment(topology: Topology, world: World, partitioner: str | IntArray, seed: int) -> IntArray:
-    """The part of each node, made on rank 0 and broadcast: METIS promises the same bits on one machine only."""
+def _assignment(
+    topology: Topology, world: World, transport: Transport, partitioner: str | IntArray, seed: int
+) -> IntArray:
+    """The part of each node, from the first rank that shares the graph: METIS promises its bits on one machine only."""
 
-    def make() -> str:
+    def make() -> bytes:
+        if transport.rank:
+            return b""
         if isinstance(partitioner, str):
-            made = get_partitioner(partitioner, seed)(topology, world.domain.size)
-        else:
-            made = np.asarray(partitioner)
-            _check_assignment(made, topology.num_nodes, world.domain.size)
-        return made.astype(np.int32).tobytes().hex()
+            return get_partitioner(partitioner, seed)(topology, transport.size).astype(np.int32).tobytes()
+        made = np.asarray(partitioner)
+        check_assignment(made, topology.num_nodes, transport.size)
+        return made.astype(np.int32).tobytes()
 
-    return np.frombuffer(bytes.fromhex(world.on_root(make)), dtype=np.int32)
-
-
-def _check_assignment(assignment: IntArray, num_nodes: int, num_parts: int) -> None:
-    from partitioners.topology import check_assignment
-
-    check_assignment(assignment, num_nodes, num_parts)
+    return np.frombuffer(transport.broadcast(world.on_all(make)), dtype=np.int32)
 
 
 def _from_bytes(payload: bytes, like: Tensor) -> Tensor:

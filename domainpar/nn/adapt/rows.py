@@ -7,6 +7,7 @@ attached to the tensor where the tensor is made, and never guessed from a length
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +63,13 @@ class Axis:
             keys,
             pieces,
         )
+        self.number: int | None = None  # of the mask that selected it: see `Numbering`
         self._total: int | None = None
+
+    @property
+    def num_leaves(self) -> int:
+        """Of how many axes that were not joined it consists."""
+        return sum(piece.num_leaves for piece in self.pieces) or 1
 
     @property
     def total(self) -> int:
@@ -85,7 +92,8 @@ class Axis:
         counted = None
         if any(piece.counted is not None for piece in pieces):
             counted = torch.cat([_counted(piece) for piece in pieces])
-        keys = torch.cat([piece.keys + (number << BITS_OF_KEY) for number, piece in enumerate(pieces)])
+        firsts = itertools.accumulate((piece.num_leaves for piece in pieces), initial=0)
+        keys = torch.cat([piece.keys + (first << BITS_OF_KEY) for first, piece in zip(firsts, pieces)])
         name = " + ".join(piece.name for piece in pieces)
         return Axis(pieces[0].part, name, sum(piece.length for piece in pieces), counted, keys, pieces)
 
@@ -137,13 +145,30 @@ class Rows:
     fresh: bool = True
     names: tuple[Names, ...] | None = None
     equal_ends: bool | None = None
-    with_ghosts: tuple[int, Tensor] | None = field(default=None, repr=False)
-    without_ghosts: tuple[int, Tensor] | None = field(default=None, repr=False)
-    selection: Axis | None = field(default=None, repr=False)
+    with_ghosts: tuple[object, Tensor] | None = field(default=None, repr=False)
+    without_ghosts: tuple[object, Tensor] | None = field(default=None, repr=False)
+    selection: tuple[object, Axis] | None = field(default=None, repr=False)
+    number: tuple[int, object] | None = field(default=None, repr=False)
+
+    def without_numbers(self, does: str) -> Rows:
+        """These rows, of which the content is to be computed with.
+
+        Raises:
+            NotExact: If it is row numbers: each rank has others.
+        """
+        if self.names is not None:
+            raise NotExact(
+                f"{does} computes with row numbers, which are others on each rank; whether two are equal is all that "
+                "may be asked of them."
+            )
+        return self
 
     def but(self, **changes: Any) -> Rows:
         """These rows with something changed; what belongs to one tensor only is left out."""
-        return replace(self, with_ghosts=None, without_ghosts=None, selection=None, equal_ends=None, **changes)
+        return replace(self, **_OF_ONE_TENSOR | changes)
+
+    def __deepcopy__(self, memo: Any) -> Rows:
+        return self.but()
 
     @property
     def named(self) -> Names:
@@ -154,68 +179,25 @@ class Rows:
 
 
 class RowCount(int):
-    """How many rows a tensor has; knows of what.
+    """How many rows a tensor has, as a number of the whole graph, each counted once; it knows of what.
 
-    Its value is this rank's own, good for making tensors of as many rows. It compares as the number of the whole graph
-    does, and refuses arithmetic, where the rank's own number would give another answer on another number of ranks.
+    So it may be computed and compared with. Given as a size, it makes a tensor of such rows, of which this rank has its
+    own. *Collective* to make for rows that were selected: all ranks ask for sizes alike.
     """
 
     axis: Axis
 
     def __new__(cls, axis: Axis) -> RowCount:
-        self = super().__new__(cls, axis.length)
+        self = super().__new__(cls, axis.total)
         self.axis = axis
         return self
 
-    def _whole(self, other: Any) -> tuple[int, int]:
-        if isinstance(other, RowCount) and other.axis is self.axis:
-            return 0, 0
-        return self.axis.total, other.axis.total if isinstance(other, RowCount) else other
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, int):
-            return NotImplemented
-        mine, theirs = self._whole(other)
-        return mine == theirs
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    def __lt__(self, other: int) -> bool:
-        mine, theirs = self._whole(other)
-        return mine < theirs
-
-    def __le__(self, other: int) -> bool:
-        mine, theirs = self._whole(other)
-        return mine <= theirs
-
-    def __gt__(self, other: int) -> bool:
-        return not self <= other
-
-    def __ge__(self, other: int) -> bool:
-        return not self < other
-
-    def __bool__(self) -> bool:
-        return self.axis.total != 0
-
-    def __hash__(self) -> int:
-        return id(self.axis)
-
-    def __repr__(self) -> str:
-        return f"<number of {self.axis.name}>"
-
-    __str__ = __repr__
-
-    def _refuse(self, *_: Any) -> Any:
-        raise NotExact(
-            f"it computes with the number of {self.axis.name}, of which each rank has its own share; let a mean or a "
-            "sum over the rows say what is meant, or pass the number of the whole graph as a plain argument."
-        )
-
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
-    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = __neg__ = __float__ = _refuse
+    def __radd__(self, other: int) -> int:
+        # `sum` begins with 0, and PyG's `Data.num_nodes` is a sum over its one kind of nodes.
+        return self if type(other) is int and other == 0 else int(self) + other
 
 
+_OF_ONE_TENSOR: dict[str, Any] = dict.fromkeys(("equal_ends", "with_ghosts", "without_ghosts", "selection", "number"))
 _ATTRIBUTE = "_domainpar_rows"
 UNKNOWN = object()
 
@@ -223,6 +205,11 @@ UNKNOWN = object()
 def rows_of(tensor: Tensor) -> Any:
     """The `Rows` of a tensor, None if it is the same on every rank, `UNKNOWN` if nothing was said of it."""
     return tensor.__dict__.get(_ATTRIBUTE, UNKNOWN)
+
+
+def version_of(tensor: Tensor) -> object:
+    """Changes when a tensor's values do; tensors of inference mode do not know, so nothing equals theirs."""
+    return object() if tensor.is_inference() else tensor._version
 
 
 def mark(tensor: Tensor, rows: Rows | None) -> Tensor:

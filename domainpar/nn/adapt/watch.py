@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 from torch.nn import Parameter
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
+from domainpar.nn.adapt.numbering import Numbering
 from domainpar.nn.adapt.part import GraphPart
-from domainpar.nn.adapt.rows import UNKNOWN, Axis, NotExact, RowCount, Rows, mark, rows_of
+from domainpar.nn.adapt.rows import UNKNOWN, Axis, NotExact, RowCount, Rows, mark, rows_of, version_of
 
 Rule = Callable[["Watch", "Call"], Any]
 RULES: dict[str, Rule] = {}
@@ -72,15 +74,20 @@ class Watch(TorchFunctionMode):
 
     Args:
         part: The part all tensors belong to.
-        constants: `id`s of tensors that are the same on every rank and that the model held before.
+        constants: Tensors by their `id` that are the same on every rank and that the model held before.
         noise: Gives the key of the next use of random numbers; None to refuse them.
     """
 
-    def __init__(self, part: GraphPart, constants: set[int], noise: Callable[[], int] | None = None) -> None:
+    def __init__(
+        self, part: GraphPart, constants: Mapping[int, Tensor], noise: Callable[[], int] | None = None
+    ) -> None:
         super().__init__()
         self.part, self.noise = part, noise
         self.alone = part.num_parts == 1
         self._constants = constants
+        self._copies: list[tuple[Tensor, object]] = []
+        self.numbering = Numbering()
+        self._filled: dict[int, Tensor] = {}
         self._entered_in: Any = None
 
     def __enter__(self) -> Watch:
@@ -93,6 +100,8 @@ class Watch(TorchFunctionMode):
         name, in_place = name_of(func)
         if name in TELLS_NO_VALUE:
             return func(*args, **kwargs)
+        if not args and "input" in kwargs:
+            args, kwargs = (kwargs["input"],), {key: value for key, value in kwargs.items() if key != "input"}
         call = Call(func, name, list(args), kwargs, in_place)
         if not self._concerns_rows(call):
             return self._same_everywhere(call)
@@ -101,7 +110,11 @@ class Watch(TorchFunctionMode):
         handle = RULES.get(name)
         if handle is None:
             raise NotExact(self._not_known(call))
-        return handle(self, call)
+        number = None if self.alone else self.numbering.of_call(name, args, kwargs)
+        made = handle(self, call)
+        if number is not None:
+            self.numbering.give(tensors_in(args[:1] if in_place else made), number)
+        return made
 
     # What is known of a tensor
 
@@ -112,7 +125,7 @@ class Watch(TorchFunctionMode):
             NotExact: If nobody knows.
         """
         rows = rows_of(tensor)
-        if rows is UNKNOWN:
+        if rows is UNKNOWN or _of_foreign_function(tensor):
             if type(tensor) is Parameter or id(tensor) in self._constants:
                 return None
             raise NotExact(
@@ -120,6 +133,11 @@ class Watch(TorchFunctionMode):
                 "autograd.Function, a global of a module), so nobody knows whether its rows are nodes, edges or the "
                 "same on every rank; make it of torch functions, register it as a buffer, or pass it as an argument "
                 "marked by part.nodes, part.edges or part.same_everywhere."
+            )
+        if rows is not None and rows.axis.part is not self.part:
+            raise NotExact(
+                f"a tensor of {rows.axis.name} is of another part than the arguments, kept from an earlier call "
+                "perhaps (cached=True?); clear what the model has kept of another graph."
             )
         return rows  # type: ignore[no-any-return]
 
@@ -142,9 +160,10 @@ class Watch(TorchFunctionMode):
             return tensor
         if not rows.fresh and tensor.size(rows.dim) == self.part.plan.num_owned:
             return tensor
-        if rows.without_ghosts is None or rows.without_ghosts[0] != tensor._version:
+        self.check_not_recomputed("leaves out nodes of other ranks")
+        if rows.without_ghosts is None or rows.without_ghosts[0] != version_of(tensor):
             kept = mark(tensor.narrow(rows.dim, 0, self.part.plan.num_owned), rows.but(fresh=False))
-            rows.without_ghosts = (tensor._version, kept)
+            rows.without_ghosts = (version_of(tensor), kept)
         return rows.without_ghosts[1]
 
     def with_ghosts(self, tensor: Tensor) -> Tensor:
@@ -152,15 +171,41 @@ class Watch(TorchFunctionMode):
         rows = self.rows(tensor)
         if self.alone or rows is None or rows.fresh or rows.axis is not self.part.node_axis:
             return tensor
-        if rows.with_ghosts is not None and rows.with_ghosts[0] == tensor._version:
-            return rows.with_ghosts[1]
         self.check_not_recomputed("reads nodes of other ranks")
+        if rows.with_ghosts is not None and rows.with_ghosts[0] == version_of(tensor):
+            return rows.with_ghosts[1]
+        number = self.numbering.of(tensor)
+        if number is not None and number in self._filled:
+            return self._filled[number]
         self.part.num_exchanges += 1
         first = self.owned(tensor).movedim(rows.dim, 0)
         filled = self.part.halo.extend(first.contiguous()).movedim(0, rows.dim)
         mark(filled, rows.but(fresh=True))
-        rows.with_ghosts = (tensor._version, filled)
+        rows.with_ghosts = (version_of(tensor), filled)
+        self._copies.append((filled, version_of(filled)))
+        if number is not None:
+            self._filled[number] = filled
         return filled
+
+    def fill_in_place(self, tensor: Tensor) -> None:
+        """Bring ghosts up to date in a tensor whose owned rows were changed in place: it, and its views, stay fresh."""
+        rows = self.known(tensor)
+        if self.alone or rows.axis is not self.part.node_axis:
+            return
+        num_owned, num_ghosts = self.part.plan.num_owned, self.part.plan.num_ghosts
+        owned = mark(tensor.narrow(rows.dim, 0, num_owned).clone(), Rows(rows.axis, rows.dim, fresh=False))
+        filled = self.with_ghosts(owned)
+        tensor.narrow(rows.dim, num_owned, num_ghosts).copy_(filled.narrow(rows.dim, num_owned, num_ghosts))
+        rows.with_ghosts = rows.without_ghosts = None
+
+    def check_copies(self) -> None:
+        """Refuse a layer that changed its argument in place, if that was a copy with ghosts of the caller's tensor."""
+        for filled, version in self._copies:
+            if not filled.is_inference() and version_of(filled) != version:
+                raise NotExact(
+                    "node values are changed in place after they were read at the ends of edges, or inside a layer "
+                    "that got them as an argument; use an operation that makes a new tensor."
+                )
 
     def counted(self, tensor: Tensor) -> Tensor:
         """The rows that this rank counts, as a plain tensor."""
@@ -216,7 +261,7 @@ class Watch(TorchFunctionMode):
             if isinstance(value, Tensor):
                 if self.rows(value) is not None:
                     return True
-            elif type(value) is RowCount:
+            elif type(value) is RowCount and call.name in TAKES_SIZES:
                 return True
         return False
 
@@ -227,6 +272,8 @@ class Watch(TorchFunctionMode):
             if handle is None:
                 raise NotExact(f"torch.{call.name} draws random numbers, which would differ between ranks.")
             return handle(self, call)
+        if call.name == "register_hook":
+            raise NotExact("register_hook in a forward pass: the hook would see one rank's share of a gradient.")
         made = call()
         for tensor in tensors_in(made):
             mark(tensor, None)
@@ -240,14 +287,25 @@ class Watch(TorchFunctionMode):
         )
 
 
+def watching() -> Watch | None:
+    """The watch that torch calls of this thread go through now, if there is one."""
+    return next((mode for mode in reversed(_get_current_function_mode_stack()) if isinstance(mode, Watch)), None)
+
+
 TELLS_NO_VALUE = frozenset(
     words(
         "dim ndim dtype device is_floating_point is_complex requires_grad is_contiguous layout is_sparse type_ "
         "element_size get_device is_cuda is_leaf _version names is_nested is_quantized is_mkldnn is_meta grad_fn "
-        "requires_grad_ retain_grad register_hook is_inference is_sparse_csr has_names hash repr is_pinned is_cpu "
+        "requires_grad_ retain_grad is_inference is_sparse_csr has_names hash repr is_pinned is_cpu "
         "is_mps is_xpu is_signed is_tensor itemsize result_type can_cast get_default_dtype is_conj is_neg _is_view "
         "_has_compatible_shallow_copy_type is_same_size dense_dim sparse_dim data_ptr storage_offset set_num_threads "
         "is_vulkan is_ipu is_mtia is_xla is_maia has_torch_function grad output_nr reduce_ex format _base backward"
+    )
+)
+TAKES_SIZES = frozenset(
+    words(
+        "zeros ones empty full new_zeros new_ones new_empty new_full arange rand randn randint randperm expand "
+        "broadcast_to"
     )
 )
 DRAWS = frozenset(
@@ -303,6 +361,14 @@ def _flat(value: Any) -> Iterator[Any]:
         yield from _flat(tuple(value.values()))
     else:
         yield value
+
+
+def _of_foreign_function(tensor: Tensor) -> bool:
+    """Whether an autograd.Function of somebody else made it: its backward is not watched, whatever its forward was."""
+    function = tensor.grad_fn
+    if not isinstance(function, BackwardCFunction):
+        return False
+    return not str(getattr(function, "_forward_cls", function).__module__).startswith("domainpar.")
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

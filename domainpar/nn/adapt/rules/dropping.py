@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from domainpar.nn.adapt.rows import Axis, NotExact, RowCount, Rows, mark
-from domainpar.nn.adapt.watch import Call, Watch, rule, words
+from domainpar.nn.adapt.watch import DROPS, RULES, Call, Watch, rule, words
 from domainpar.nn.noise import random_bits
 
 
@@ -37,13 +37,17 @@ def uniform(watch: Watch, call: Call) -> Any:
         like = call.get(0, "input")
         rows, shape, device, dtype = watch.rows(like), like.shape, like.device, like.dtype
     else:
-        sizes = call.kwargs.get("size", call.args[0] if isinstance(call.args[0], (tuple, list)) else call.args)
+        first = call.args[0] if call.args else ()
+        sizes = call.kwargs.get("size", first if isinstance(first, (tuple, list)) else call.args)
         sizes = list(sizes) if isinstance(sizes, (tuple, list)) else [sizes]
         dims = [dim for dim, length in enumerate(sizes) if type(length) is RowCount]
         rows = Rows(sizes[dims[0]].axis, dims[0]) if dims else None
+        if len(dims) > 1:
+            raise NotExact("torch.rand of rows by rows would join every row with every other one.")
         if rows is not None:
             rows.fresh = watch.fresh_of(rows.axis is not watch.part.node_axis)
-        shape, device, dtype = torch.Size([int(length) for length in sizes]), call.kwargs.get("device"), None
+        lengths = [length.axis.length if type(length) is RowCount else length for length in sizes]
+        shape, device, dtype = torch.Size(lengths), call.kwargs.get("device"), None
     dtype = call.kwargs.get("dtype") or dtype or torch.get_default_dtype()
     bits = _bits(watch, shape, rows, device or "cpu")
     return mark((bits >> 8).to(dtype) * 2.0**-24, rows)
@@ -53,6 +57,7 @@ def _bits(watch: Watch, shape: torch.Size, rows: Rows | None, device: Any) -> Te
     """32 random bits for each number of a tensor, in int64."""
     if watch.noise is None:
         raise NotExact("it draws random numbers where none were allowed.")
+    watch.check_not_recomputed("draws random numbers")
     dim = 0 if rows is None else rows.dim
     if not shape:
         return random_bits(torch.zeros(1, dtype=torch.int64), watch.noise(), 1, device)[0, 0]
@@ -75,7 +80,11 @@ def _ids(watch: Watch, axis: Axis, length: int) -> Tensor:
     )
 )
 def other_draws(watch: Watch, call: Call) -> Any:
-    """All other random numbers."""
+    """All other random numbers; nothing is drawn in evaluation."""
+    if call.name in DROPS and not call.get(2, "training", True):
+        return call.get(0, "input")
+    if call.name == "rrelu" and not call.get(3, "training", False):
+        return RULES["leaky_relu"](watch, call)
     raise NotExact(
         f"torch.{call.name} draws random numbers that would be others on each rank; dropout, rand and rand_like are "
         "drawn by the global number of a row and may be used."

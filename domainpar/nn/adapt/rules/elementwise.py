@@ -42,20 +42,53 @@ class Place(NamedTuple):
 @rule(*ELEMENTWISE)
 def elementwise(watch: Watch, call: Call) -> Any:
     """Arguments are broadcast against each other; rows must meet the same rows."""
-    if call.name == "where" and len(call.args) == 1:
-        return RULES["nonzero"](watch, call.but(call.args[0], as_tuple=True))
+    if call.name == "where" and len(call.args) + len(call.kwargs) == 1:
+        return RULES["nonzero"](watch, call.but(call.get(0, "condition"), as_tuple=True))
     place = find_place(watch, call)
+    if (
+        call.name == "prelu"
+        and call.args[1].numel() > 1
+        and call.args[0].dim() - place.from_end == min(1, call.args[0].dim() - 1)
+    ):
+        raise NotExact("prelu with a slope for each row.")
     given = call.args[0] if call.args else None
     equal_ends = _equal_ends(watch, call)
     call = watch.common(call)
     made = call()
     if call.in_place:
         assert isinstance(given, Tensor)
+        if (before := watch.rows(given)) is not None:
+            before.without_numbers(f"torch.{call.name}_")
         return changed(watch, given, place)
     marked(made, place)
     if equal_ends is not None:
         watch.known(made).equal_ends = equal_ends
     return made
+
+
+def without_rows(watch: Watch, call: Call) -> Any:
+    """The call; where this rank has no rows, which torch does not always allow, made of a row of zeros."""
+    tensor = call.get(0, "input")
+    rows = watch.rows(tensor)
+    if rows is None or tensor.size(rows.dim):
+        return call()
+    args = [_one_row(watch, arg) for arg in call.args]
+    made = call.func(*args, **call.kwargs)
+    place = tensor.dim() - rows.dim
+    cut = [none_of(one, max(one.dim() - place, 0), tensor) for one in tensors_in(made)]
+    return type(made)(cut) if isinstance(made, tuple) else cut[0]
+
+
+def none_of(made: Tensor, dim: int, given: Tensor) -> Tensor:
+    """No rows of a result, known to autograd as made of what was given: all ranks go the same way back."""
+    empty = made.narrow(dim, 0, 0)
+    return empty + given.sum() * 0 if made.is_floating_point() and given.requires_grad else empty
+
+
+def _one_row(watch: Watch, value: Any) -> Any:
+    if not isinstance(value, Tensor) or (rows := watch.rows(value)) is None:
+        return value
+    return value.new_zeros([1 if dim == rows.dim else size for dim, size in enumerate(value.shape)])
 
 
 def _equal_ends(watch: Watch, call: Call) -> bool | None:
@@ -64,7 +97,9 @@ def _equal_ends(watch: Watch, call: Call) -> bool | None:
     if first is None:
         return None
     if first.names is not None:
-        return call.name == "eq"
+        found = [watch.known(tensor).names for tensor in tensors_in((call.args, call.kwargs))]
+        both = {id(names[0]) for names in found if names is not None and len(names) == 1}
+        return call.name == "eq" if both == set(map(id, watch.part.ends)) else None
     if call.name in ("invert", "logical_not", "bitwise_not") and first.equal_ends is not None:
         return not first.equal_ends
     return None
@@ -118,22 +153,28 @@ def changed(watch: Watch, given: Tensor, place: Place) -> Tensor:
     before = watch.rows(given)
     if before is None:
         raise NotExact("a tensor that is the same on every rank is changed, in place, by rows that are not.")
-    if before.fresh and not place.fresh and given._base is not None and not watch.alone:
-        raise NotExact("a view of node values is changed in place by values that ghosts do not have; use a copy.")
-    return mark(given, before.but(fresh=place.fresh))
+    mark(given, before.but())
+    if before.fresh and not place.fresh:
+        watch.fill_in_place(given)
+    return given
 
 
 @rule(*ONLY_KEEPS)
 def keep(watch: Watch, call: Call) -> Any:
     """The same values in another place or of another type."""
     rows = watch.rows(call.args[0])
-    made = call()
+    # What is written into `x.data` does not count as a change of x; into x.detach() it does.
+    if call.name == "deepcopy":
+        made: Any = call.args[0].detach().clone().requires_grad_(call.args[0].requires_grad)
+    else:
+        made = call.args[0].detach() if call.name == "data" else call()
     if not isinstance(made, Tensor):
         return made
     if rows is None:  # another argument gave type or device
         return mark(made, None)
-    names = rows.names if not made.is_floating_point() and made.dtype is not torch.bool else None
-    return made if made is call.args[0] else mark(made, rows.but(names=names))
+    if made.is_floating_point() or made.is_complex() or made.dtype is torch.bool:
+        rows.without_numbers(f"torch.{call.name}")
+    return made if made is call.args[0] else mark(made, rows.but())
 
 
 @rule(
@@ -172,7 +213,12 @@ def along_features(watch: Watch, call: Call) -> Any:
                 "one rank's; sums, means, maxima and softmax over rows have an exact form."
             )
     place = find_place(watch, call)
-    return marked(watch.common(call)(), place)
+    made = without_rows(watch, watch.common(call))
+    if call.name in ("cosine_similarity", "kthvalue"):  # these reduce it
+        num_dims = max(tensor.dim() for tensor in tensors_in((call.args, call.kwargs)))
+        if dim % num_dims > num_dims - place.from_end and not call.get(position + 1, "keepdim", False):
+            place = place._replace(from_end=place.from_end - 1)
+    return marked(made, place)
 
 
 _DIMENSION = {
@@ -191,6 +237,8 @@ _DIMENSION = {
 def embedding(watch: Watch, call: Call) -> Any:
     """A row of a table for each number, `embedding(numbers, table)`."""
     numbers, table = call.get(0, "input"), call.get(1, "weight")
+    if call.get(3, "max_norm") is not None or call.get(5, "scale_grad_by_freq", False):
+        raise NotExact("an embedding with max_norm or scale_grad_by_freq looks at one rank's numbers only.")
     if watch.rows(table) is not None:
         raise NotExact("an embedding's table is itself dealt over the ranks; index it as x[numbers].")
     rows = watch.rows(numbers)
@@ -210,7 +258,7 @@ def one_hot(watch: Watch, call: Call) -> Any:
     assert rows is not None
     if call.get(1, "num_classes", -1) == -1:
         raise NotExact("one_hot without num_classes counts the classes of one rank only; pass num_classes.")
-    return mark(call(), rows.but(names=None))
+    return mark(call(), rows.without_numbers("one_hot").but())
 
 
 @rule("layer_norm", "rms_norm")
@@ -218,6 +266,7 @@ def layer_norm(watch: Watch, call: Call) -> Any:
     """Statistics of each row by itself."""
     rows = watch.rows(call.args[0])
     assert rows is not None
+    rows.without_numbers(f"torch.{call.name}")
     if rows.dim >= call.args[0].dim() - len(call.get(1, "normalized_shape")):
         raise NotExact(f"torch.{call.name} runs over the {rows.axis.name}; normalise over features only.")
     return mark(call(), rows.but())

@@ -30,16 +30,13 @@ def _with_rows(watch: Watch, call: Call, sizes: list[Any], dim: int, around: tup
     kwargs = _without_size(call)
 
     def make(length: int) -> Tensor:
-        lengths = [length if at == dim else int(size) for at, size in enumerate(sizes)]
+        lengths = [length if at == dim else size for at, size in enumerate(sizes)]
         made: Tensor = call.func(*before, tuple(lengths), *after, **kwargs)
         return made
 
     if axis is not watch.part.node_axis:
         return mark(make(axis.length), Rows(axis, dim))
-    # Sums over edges that begin or end at ghosts need a place to go to, which nobody reads: `Watch.owned`.
-    plan = watch.part.plan
-    length = plan.num_local if plan.policy == "incident" else plan.num_owned
-    return mark(make(length), Rows(axis, dim, fresh=watch.alone))
+    return mark(make(_room(watch)), Rows(axis, dim, fresh=watch.alone))
 
 
 def _sizes(call: Call, first: int) -> tuple[list[Any], list[Any]]:
@@ -63,18 +60,30 @@ def _without_size(call: Call) -> dict[str, Any]:
 @rule("zeros_like", "ones_like", "empty_like", "full_like")
 def filled_like(watch: Watch, call: Call) -> Any:
     """A tensor of one value, with the rows of another."""
-    rows = watch.rows(call.get(0, "input"))
-    assert rows is not None
-    return mark(call(), rows.but(names=None))
+    like = call.get(0, "input")
+    rows = watch.rows(like)
+    if rows is None:
+        return mark(call(), None)
+    if rows.axis is not watch.part.node_axis:
+        return mark(call(), rows.but(names=None))
+    shape = [_room(watch) if dim == rows.dim else size for dim, size in enumerate(like.shape)]
+    made = call.but(like.detach().new_empty(shape), *call.args[1:], **call.kwargs)()
+    return mark(made, Rows(rows.axis, rows.dim, fresh=watch.alone))
+
+
+def _room(watch: Watch) -> int:
+    """The length of new tensors of nodes: sums over edges at ghosts need a place, which nobody reads: `Watch.owned`."""
+    plan = watch.part.plan
+    return plan.num_local if plan.policy == "incident" else plan.num_owned
 
 
 @rule("arange")
 def arange(watch: Watch, call: Call) -> Any:
     """The numbers of all rows, as in self-loops."""
     bounds = [arg for arg in call.args if not isinstance(arg, torch.dtype)]
-    start, stop = (0, bounds[0]) if len(bounds) == 1 else bounds[:2]
+    start, stop = (0, bounds[0]) if len(bounds) == 1 else (*bounds[:2], 0, None)[:2]
+    start, stop = call.kwargs.get("start", start), call.kwargs.get("end", stop)
     step = bounds[2] if len(bounds) > 2 else call.kwargs.get("step", 1)
-    stop = call.kwargs.get("end", stop)
     if start != 0 or step != 1 or type(stop) is not RowCount:
         raise NotExact(
             "torch.arange from, or in steps of, a number of rows; only the numbers of all rows are known here."

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from domainpar.nn.adapt.across import summed
 from domainpar.nn.adapt.rows import NotExact, Rows, mark
-from domainpar.nn.adapt.watch import Call, Watch, one_axis, rule
+from domainpar.nn.adapt.watch import Call, Watch, one_axis, rule, tensors_in
 
 
 @rule("linear", "bilinear")
@@ -20,21 +20,21 @@ def linear(watch: Watch, call: Call) -> Any:
         raise NotExact(
             f"torch.{call.name} sums over rows, or has weights that are dealt over the ranks; write it as a matmul."
         )
-    if any(isinstance(weight, Tensor) and watch.rows(weight) is not None for weight in call.args[num_inputs:]):
+    if any(watch.rows(weight) is not None for weight in tensors_in((call.args[num_inputs:], call.kwargs))):
         raise NotExact(f"torch.{call.name} has weights that are dealt over the ranks.")
     found = [rows for rows in known if rows]
     axis = one_axis((rows.axis for rows in found), call)
     return mark(watch.common(call)(), Rows(axis, found[0].dim, all(rows.fresh for rows in found)))
 
 
-@rule("matmul", "rmatmul", "mm", "bmm", "dot", "mv", "inner")
+@rule("matmul", "rmatmul", "mm", "bmm", "dot", "mv")
 def matmul(watch: Watch, call: Call) -> Any:
     """Products in which rows are a batch or the outer dimension; or are summed over, over all ranks."""
-    left, right = call.args[:2]
+    left, right = call.get(0, "input"), call.get(1, "other", call.kwargs.get("mat2"))
+    call = call.but(left, right)
     if call.name == "rmatmul":
-        left, right, call = right, left, call.but(left, right, **call.kwargs)
-        call.func = Tensor.matmul
-        call.args = [left, right]
+        left, right = right, left
+        call = Call(Tensor.matmul, "matmul", [left, right], {}, False)
     of_left, of_right = watch.rows(left), watch.rows(right)
     left_end = None if of_left is None else left.dim() - of_left.dim
     right_end = None if of_right is None else right.dim() - of_right.dim
@@ -46,24 +46,26 @@ def matmul(watch: Watch, call: Call) -> Any:
     if left_end == 1 or right_end == inner:
         raise NotExact("a matrix product sums over rows and something else that is not the same rows.")
     fresh = all(rows.fresh for rows in (of_left, of_right) if rows)
-    made = watch.common(call)()
+    axis = one_axis((rows.axis for rows in (of_left, of_right) if rows), call)
     if of_left and of_right:
-        axis = one_axis([of_left.axis, of_right.axis], call)
         if left_end != right_end or left_end is None or left_end < 3:
             raise NotExact(f"a matrix product of every one of the {axis.name} with every other one.")
-        return mark(made, Rows(axis, made.dim() - left_end, fresh))
-    if of_left:
+        end_after = left_end
+    elif of_left:
         assert left_end is not None
-        return _one_sided(made, of_left, left_end - (right.dim() == 1), left_end, right, fresh)
-    assert of_right is not None
-    assert right_end is not None
-    return _one_sided(made, of_right, right_end - (left.dim() == 1 and right_end > 1), right_end, left, fresh)
+        _check_batch(left_end, right)
+        end_after = left_end - (right.dim() == 1)
+    else:
+        assert right_end is not None
+        _check_batch(right_end, left)
+        end_after = right_end - (left.dim() == 1 and right_end > 1)
+    made = watch.common(call)()
+    return mark(made, Rows(axis, made.dim() - end_after, fresh))
 
 
-def _one_sided(made: Tensor, rows: Rows, end_after: int, end: int, other: Tensor, fresh: bool) -> Tensor:
+def _check_batch(end: int, other: Tensor) -> None:
     if end >= 3 and other.dim() >= end and other.size(-end) != 1:
         raise NotExact("a batch of matrices that is the same on every rank meets rows.")
-    return mark(made, Rows(rows.axis, made.dim() - end_after, fresh))
 
 
 @rule("addmm", "baddbmm", "addmv", "addbmm")
@@ -91,6 +93,8 @@ def einsum(watch: Watch, call: Call) -> Any:
     if len(letter) != 1:
         raise NotExact(f"torch.einsum multiplies every one of the {axis.name} with every other one.")
     row = letter.pop()
+    if any(one.count(row) > 1 for one in letters):
+        raise NotExact("torch.einsum takes the diagonal of rows by rows.")
     if any(row in one for one, rows in zip(letters, known) if rows is None):
         raise NotExact("torch.einsum puts a tensor that is the same on every rank beside rows.")
     fresh = all(rows.fresh for rows in known if rows)
@@ -154,6 +158,10 @@ def attention(watch: Watch, call: Call) -> Any:
     outer = call.name == "scaled_dot_product_attention" and all(
         rows and tensor.dim() - rows.dim > 2 for rows, tensor in zip(known, tensors)
     )
+    if call.get(4, "dropout_p", 0.0) and outer:
+        raise NotExact("dropout inside scaled_dot_product_attention; put an nn.Dropout behind it.")
+    if call.get(3, "attn_mask") is not None and outer:
+        raise NotExact("attention between the entries of rows with a mask; add the mask to the scores yourself.")
     if not outer:
         raise NotExact(
             "attention between all rows of a graph (a transformer over nodes): every rank would need every row; use "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -33,10 +34,10 @@ def length(watch: Watch, call: Call) -> Any:
 
 @rule("numel", "nelement")
 def number_of_elements(watch: Watch, call: Call) -> Any:
-    """Compared as that of the whole graph; with more than one number a row only the comparison with 0 has a meaning."""
-    rows = watch.rows(call.args[0])
-    assert rows is not None
-    return RowCount(rows.axis)
+    """That of the whole graph."""
+    tensor = call.args[0]
+    rows = watch.known(tensor)
+    return rows.axis.total * math.prod(size for dim, size in enumerate(tensor.shape) if dim != rows.dim)
 
 
 @rule(*(f"python {name}" for name in ASKED_BY_PYTHON - {"len"}))

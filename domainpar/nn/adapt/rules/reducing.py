@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from domainpar.nn.adapt.across import largest, summed
+from domainpar.nn.adapt.across import largest, summed, with_gradient_of
 from domainpar.nn.adapt.rows import NotExact, Rows, mark
-from domainpar.nn.adapt.watch import Call, Watch, rule
+from domainpar.nn.adapt.rules.elementwise import none_of
+from domainpar.nn.adapt.watch import Call, Watch, one_axis, rule, tensors_in
 
 
 class Reduced(NamedTuple):
@@ -41,7 +42,7 @@ def _reduced(watch: Watch, call: Call) -> Reduced:
     if rows is None:
         raise NotExact(f"torch.{call.name} of a tensor that is the same on every rank takes an argument from rows.")
     dim = call.get(1, "dim", call.kwargs.get("axis"))
-    dims = range(tensor.dim()) if dim is None or dim == () else (dim,) if isinstance(dim, int) else dim
+    dims = range(tensor.dim()) if dim is None or dim in ((), []) else (dim,) if isinstance(dim, int) else dim
     if rows.names is not None:
         raise NotExact(
             f"torch.{call.name} of row numbers, which are others on each rank; if it guesses the number of nodes from "
@@ -52,8 +53,11 @@ def _reduced(watch: Watch, call: Call) -> Reduced:
 
 
 def _local(call: Call, of: Reduced) -> Any:
-    made = call()
-    for tensor in made if isinstance(made, tuple) else (made,):
+    return _marked(call(), of)
+
+
+def _marked(made: Any, of: Reduced) -> Any:
+    for tensor in tensors_in(made):
         mark(tensor, of.rows.but(dim=of.row_dim_after()))
     return made
 
@@ -85,7 +89,7 @@ def spread(watch: Watch, call: Call) -> Any:
     if not reduced.over_rows:
         return _local(call, reduced)
     mean, variance = moments(watch, reduced, correction)
-    found = variance.sqrt() if call.name.startswith("std") else variance
+    found = _root(variance) if call.name.startswith("std") else variance
     if not reduced.keep:
         found, mean = (tensor.squeeze(reduced.dims) for tensor in (found, mean))
     mark(found, None)
@@ -107,6 +111,8 @@ def _reduced_with_correction(watch: Watch, call: Call) -> tuple[Reduced, float]:
 def moments(watch: Watch, of: Reduced, correction: float = 0) -> tuple[Tensor, Tensor]:
     """Mean and variance over rows of all ranks and other dimensions, which stay with length 1."""
     kept = of._replace(keep=True)
+    if of.tensor.is_complex():
+        raise NotExact("variances of complex numbers over rows.")
     mean = total_over_rows(watch, kept) / of.num_summed()
     apart = watch.counted(of.tensor) - mean
     squares = summed((apart * apart).sum(of.dims, keepdim=True), watch.part)
@@ -123,42 +129,53 @@ class ValuesOnly(NamedTuple):
 @rule("amax", "amin", "max", "min")
 def extreme(watch: Watch, call: Call) -> Any:
     """The largest or smallest; ties share the gradient, the numbers of the rows are not told."""
-    if call.name in ("max", "min") and len(call.args) > 1 and isinstance(call.args[1], Tensor):
+    if call.name in ("max", "min") and isinstance(call.get(1, "other"), Tensor):
         from domainpar.nn.adapt.rules.elementwise import elementwise
 
         return elementwise(watch, call)
     of = _reduced(watch, call)
     if not of.over_rows:
         return _local(call, of)
-    found = mark(extreme_over_rows(watch, of, 1 if call.name.endswith("max") else -1), None)
+    sign = 1 if call.name.endswith("max") else -1
     if call.name in ("max", "min") and call.get(1, "dim") is not None:
-        return ValuesOnly(found)
-    return found
+        return ValuesOnly(mark(extreme_over_rows(watch, of, sign, only_first=True), None))
+    return mark(extreme_over_rows(watch, of, sign), None)
 
 
-def extreme_over_rows(watch: Watch, of: Reduced, sign: int) -> Tensor:
-    """The largest (sign 1) or smallest (-1) over rows of all ranks."""
+def extreme_over_rows(watch: Watch, of: Reduced, sign: int, only_first: bool = False) -> Tensor:
+    """The largest (sign 1) or smallest (-1) over rows of all ranks.
+
+    Those that are equal share the gradient; or the first of them, by its global number, has it.
+    """
     watch.check_not_recomputed("compares over ranks")
     mine = watch.counted(of.tensor)
-    kept = [1 if dim in of.dims else size for dim, size in enumerate(mine.shape)]
-    if mine.dtype is torch.bool:
-        mine = mine.to(torch.uint8)
-    lowest = mine.new_full(kept, _lowest(mine.dtype, sign))
-    of_mine = (sign * mine.detach()).amax(of.dims, keepdim=True) if mine.numel() else sign * lowest
-    best = sign * largest(of_mine, watch.part)
-    if mine.is_floating_point():
-        here = (mine.detach() == best).to(mine.dtype)
-        ties = summed(here.sum(of.dims, keepdim=True), watch.part)
-        share = summed((mine * here).sum(of.dims, keepdim=True), watch.part) / ties
-        best = best + (share - share.detach())
+    dtype = mine.dtype
+    mine = mine if dtype.is_floating_point else mine.to(torch.int64)
+    best = sign * largest(_best_here(sign * mine.detach(), of), watch.part)
+    if dtype.is_floating_point:
+        chosen = mine.detach() == best
+        share = (_first(watch, chosen, of) if only_first else chosen).to(dtype)
+        ties = summed(share.sum(of.dims, keepdim=True), watch.part)
+        carrier = torch.where(share > 0, mine, 0.0).sum(of.dims, keepdim=True)
+        best = with_gradient_of(best, summed(carrier, watch.part) / ties)
+    best = best.to(dtype)
     return best if of.keep else best.squeeze(of.dims)
 
 
-def _lowest(dtype: torch.dtype, sign: int) -> float | int:
-    if dtype.is_floating_point:
-        return -sign * math.inf
-    info = torch.iinfo(dtype)
-    return info.min + 1 if sign > 0 else info.max
+def _best_here(values: Tensor, of: Reduced) -> Tensor:
+    if values.numel():
+        return values.amax(of.dims, keepdim=True)
+    lowest = -math.inf if values.is_floating_point() else torch.iinfo(values.dtype).min + 1
+    return values.new_full([1 if dim in of.dims else size for dim, size in enumerate(values.shape)], lowest)
+
+
+def _first(watch: Watch, chosen: Tensor, of: Reduced) -> Tensor:
+    """Of the chosen rows of each column the one of the smallest number."""
+    axis = of.rows.axis
+    keys = axis.keys if axis.counted is None else axis.keys[axis.counted]
+    shape = [-1 if dim == of.rows.dim else 1 for dim in range(chosen.dim())]
+    ours = torch.where(chosen, keys.view(shape), torch.iinfo(torch.int64).max)
+    return ours == -largest(_best_here(-ours, of), watch.part)
 
 
 @rule("any", "all", "count_nonzero")
@@ -185,10 +202,16 @@ def norm(watch: Watch, call: Call) -> Any:
     of = _reduced(watch, call.but(*args, **kwargs))
     if not of.over_rows:
         return _local(call, of)
-    if power != 2:
+    if power != 2 or of.tensor.is_complex():
         raise NotExact(f"a norm of order {power} over the {of.rows.axis.name}; only the Euclidean one is known here.")
     squares = of._replace(tensor=mark(of.tensor * of.tensor, of.rows.but()))
-    return mark(total_over_rows(watch, squares).sqrt(), None)
+    return mark(_root(total_over_rows(watch, squares)), None)
+
+
+def _root(squares: Tensor) -> Tensor:
+    """The square root, with gradient 0 where it is 0, as torch's norm and std have it."""
+    positive = squares > 0
+    return torch.where(positive, torch.where(positive, squares, 1.0).sqrt(), squares)
 
 
 @rule("logsumexp")
@@ -208,6 +231,8 @@ def softmax_over_rows(watch: Watch, call: Call, dim: int) -> Tensor:
     tensor = call.get(0, "input")
     rows = watch.rows(tensor)
     assert rows is not None
+    if call.kwargs.get("dtype") is not None:
+        tensor = mark(tensor.to(call.kwargs["dtype"]), rows.but())
     of = Reduced(tensor, rows, (dim % tensor.dim(),), True, None)
     apart = tensor - extreme_over_rows(watch, of, 1).detach()
     total = total_over_rows(watch, of._replace(tensor=mark(apart.exp(), rows.but())))
@@ -218,7 +243,9 @@ def softmax_over_rows(watch: Watch, call: Call, dim: int) -> Tensor:
 @rule("prod", "median", "nanmedian", "quantile", "mode", "argmax", "argmin", "aminmax")
 def only_features(watch: Watch, call: Call) -> Any:
     """Other reductions: over features only."""
-    position = 2 if call.name in ("quantile",) else 1
+    position = 2 if call.name == "quantile" else 1
+    if call.name == "quantile" and isinstance(call.get(1, "q"), Tensor):
+        raise NotExact("torch.quantile of rows with a tensor of q; give them one by one.")
     dim = call.get(position, "dim")
     tensor = call.args[0]
     rows = watch.rows(tensor)
@@ -228,8 +255,15 @@ def only_features(watch: Watch, call: Call) -> Any:
             f"torch.{call.name} over the {rows.axis.name} has no exact form that is known here; sum, mean, max, "
             "min, var and std have one."
         )
-    keep = call.get(position + 1, "keepdim", False)
-    return _local(call, Reduced(tensor, rows, (dim % tensor.dim(),), bool(keep), None))
+    of = Reduced(tensor, rows, (dim % tensor.dim(),), bool(call.get(position + 1, "keepdim", False)), None)
+    if tensor.size(rows.dim) == 0:  # torch reduces nothing of this
+        call = call.but(tensor.new_zeros([size or 1 for size in tensor.shape]), *call.args[1:], **call.kwargs)
+        made = call()
+        cut = [none_of(one, of.row_dim_after(), tensor) for one in tensors_in(made)]
+        made = type(made)(cut) if isinstance(made, tuple) else cut[0]
+    else:
+        made = call()
+    return _marked(made, of)
 
 
 @rule(
@@ -246,18 +280,33 @@ def only_features(watch: Watch, call: Call) -> Any:
 def loss(watch: Watch, call: Call) -> Any:
     """Losses of rows: their sum or mean over the whole graph."""
     how = call.kwargs.get("reduction", "mean")
-    if call.name in ("nll_loss", "cross_entropy") and call.get(2, "weight") is not None and how == "mean":
+    by_class = call.name in ("nll_loss", "cross_entropy")
+    if by_class and call.get(2, "weight") is not None and how == "mean":
         raise NotExact(f"a weighted mean inside {call.name}; take reduction='none' and divide by the weights' sum.")
-    rows = next(one for tensor in call.args[:2] if (one := watch.rows(tensor)) is not None)
+    if how not in ("none", "mean", "sum", "batchmean"):
+        raise NotExact(f"{call.name} with reduction={how!r}.")
+    given, target = call.get(0, "input"), call.get(1, "target")
+    known = [watch.rows(tensor) for tensor in (given, target)]
+    if any(rows is None or rows.dim != 0 for rows in known) or not (by_class or given.dim() == target.dim()):
+        raise NotExact(f"{call.name} compares rows with something else than the same rows.")
+    found = [rows.without_numbers(call.name) for rows in known if rows]
+    axis, fresh = one_axis((rows.axis for rows in found), call), all(rows.fresh for rows in found)
+    if len(call.args) < 2:
+        call = call.but(given, target, **{name: value for name, value in call.kwargs.items() if name != "target"})
     call = watch.common(call)
     kwargs = {name: value for name, value in call.kwargs.items() if name not in ("size_average", "reduce")}
-    each = call.func(*call.args[:2], *call.args[2:], **(kwargs | {"reduction": "none"}))
-    known = [one for tensor in call.args[:2] if (one := watch.rows(tensor)) is not None]
-    if len(known) != 2 or known[0].axis is not known[1].axis or rows.dim != 0:
-        raise NotExact(f"{call.name} compares rows with something else than the same rows.")
-    mark(each, Rows(rows.axis, 0, all(one.fresh for one in known)))
-    if how == "none":
-        return each
-    of = Reduced(each, watch.rows(each) or rows, tuple(range(each.dim())), False, None)
+    each = mark(call.func(*call.args, **(kwargs | {"reduction": "none"})), Rows(axis, 0, fresh))
+    return each if how == "none" else _over_all(watch, call, each, target, how)
+
+
+def _over_all(watch: Watch, call: Call, each: Tensor, target: Tensor, how: str) -> Tensor:
+    """The sum or mean of the losses of all rows."""
+    of = Reduced(each, watch.known(each), tuple(range(each.dim())), False, None)
     total = total_over_rows(watch, of)
-    return mark(total / of.num_summed() if how == "mean" else total, None)
+    if how == "sum":
+        return mark(total, None)
+    if call.name in ("nll_loss", "cross_entropy") and not target.is_floating_point():
+        with watch.in_other_words():
+            number = (target != call.get(4, "ignore_index", -100)).sum()
+        return mark(total / number, None)
+    return mark(total / (of.rows.axis.total if how == "batchmean" else of.num_summed()), None)

@@ -105,6 +105,8 @@ def squeeze(watch: Watch, call: Call) -> Any:
     dims = call.get(1, "dim")
     asked = range(tensor.dim()) if dims is None else [dims] if isinstance(dims, int) else dims
     gone = [at % tensor.dim() for at in asked]
+    if rows.dim in gone and rows.axis.total == 1:
+        raise NotExact("torch.squeeze of a graph of one node, where it would take the dimension of the rows away.")
     gone = [at for at in gone if at != rows.dim and tensor.size(at) == 1]
     return _moved(
         rows,
@@ -150,7 +152,10 @@ def expand(watch: Watch, call: Call) -> Any:
     if counts:
         one_axis([rows.axis, wanted[dim].axis], call)
     shape = [tensor.size(rows.dim) if at == dim else int(size) for at, size in enumerate(wanted)]
-    return _moved(rows, tensor.expand(shape), dim)
+    made = tensor.expand(shape)
+    if rows.names is not None and len(rows.names) == 1 and made.dim() == 2 and dim == 1:
+        return mark(made, rows.but(dim=dim, names=rows.names * made.size(0)))
+    return _moved(rows, made, dim)
 
 
 def other_is_fresh(watch: Watch, other: Tensor) -> bool:
@@ -163,6 +168,9 @@ def _given_to_each(watch: Watch, tensor: Tensor, wanted: list[Any], counts: list
     if len(counts) != 1:
         raise NotExact("a tensor is expanded to rows of two kinds.")
     axis: Axis = wanted[counts[0]].axis
+    at_rows = counts[0] - len(wanted) + tensor.dim()
+    if at_rows >= 0 and tensor.size(at_rows) != 1:
+        raise NotExact(f"a tensor of shape {tuple(tensor.shape)}, the same on every rank, is taken for {axis.name}.")
     shape = [axis.length if at == counts[0] else int(size) for at, size in enumerate(wanted)]
     return mark(tensor.expand(shape), Rows(axis, counts[0], watch.fresh_of(axis is not watch.part.node_axis)))
 
@@ -171,7 +179,8 @@ def _given_to_each(watch: Watch, tensor: Tensor, wanted: list[Any], counts: list
 def repeat(watch: Watch, call: Call) -> Any:
     """Copies beside each other; the rows themselves only once."""
     tensor, rows = _known(watch, call)
-    times = call.args[1] if isinstance(call.args[1], (tuple, list)) else call.args[1:]
+    times = call.get(1, "dims", call.kwargs.get("repeats"))
+    times = times if isinstance(times, (tuple, list)) else call.args[1:]
     times = [1] * (tensor.dim() - len(times)) + list(times)
     dim = rows.dim + len(times) - tensor.dim()
     if any(type(count) is RowCount for count in times) or times[dim] != 1:
@@ -180,6 +189,8 @@ def repeat(watch: Watch, call: Call) -> Any:
     made = tensor.repeat(times)
     if names is not None and len(names) == 1 and made.dim() == 2 and dim == 1:
         names = names * made.size(0)
+    elif names is not None and len(names) > 1:
+        names = names * (made.size(0) // len(names)) if made.dim() == 2 else rows.without_numbers("torch.repeat").names
     return mark(made, rows.but(dim=dim, names=names))
 
 
@@ -210,8 +221,12 @@ def split(watch: Watch, call: Call) -> Any:
     dim = call.get(2, "dim", 0) % tensor.dim()
     if dim != rows.dim:
         pieces = call()
+        first = 0
         for piece in pieces:
-            mark(piece, rows.but(names=rows.names if rows.names is None or len(rows.names) == 1 else None))
+            names = rows.names
+            if names is not None and len(names) > 1:
+                names, first = names[first : first + piece.size(dim)], first + piece.size(dim)
+            mark(piece, rows.but(names=names))
         return pieces
     parts = rows.axis.pieces
     asked = call.get(1, "chunks", None) if call.name == "chunk" else call.get(1, "split_size")
@@ -231,7 +246,7 @@ def piece_of(tensor: Tensor, rows: Rows, number: int, start: int) -> Tensor:
     """One of the pieces that rows were joined from."""
     axis = rows.axis.pieces[number]
     fresh = axis is not axis.part.node_axis or axis.part.num_parts == 1
-    return mark(tensor.narrow(rows.dim, start, axis.length), Rows(axis, rows.dim, fresh))
+    return mark(tensor.narrow(rows.dim, start, axis.length), Rows(axis, rows.dim, fresh, names=rows.names))
 
 
 @rule("cat", "concat", "concatenate")
@@ -291,6 +306,8 @@ def _names_of_joined(named: list[tuple[Names, ...] | None]) -> tuple[Names, ...]
         if any(names is not None for names in named):
             raise NotExact("torch.cat puts row numbers and other numbers behind each other.")
         return None
+    if len({len(names) for names in named if names is not None}) != 1:
+        raise NotExact("torch.cat puts row numbers of one end behind those of both.")
     columns = list(zip(*(names for names in named if names is not None)))
     joined = []
     for column in columns:
@@ -321,6 +338,8 @@ def stack(watch: Watch, call: Call) -> Any:
     names = None
     if all(names is not None for names in named) and made.dim() == 2 and dim == 0:
         names = tuple(one[0] for one in named if one)
+    elif any(one is not None for one in named):
+        raise NotExact("torch.stack puts row numbers on top of each other along another dimension than the first.")
     return mark(made, Rows(axis, found[0].dim + (dim <= found[0].dim), fresh, names=names))
 
 
@@ -328,7 +347,8 @@ def stack(watch: Watch, call: Call) -> Any:
 def flip(watch: Watch, call: Call) -> Any:
     """Another order of features; of ends, if it is those of edges."""
     tensor, rows = _known(watch, call)
-    dims = call.args[1] if isinstance(call.args[1], (tuple, list)) else call.args[1:]
+    dims = call.get(1, "dims")
+    dims = dims if isinstance(dims, (tuple, list)) else call.args[1:]
     if any(dim % tensor.dim() == rows.dim for dim in dims):
         raise NotExact(f"torch.flip turns the order of the {rows.axis.name} round.")
     names = tuple(reversed(rows.names)) if rows.names is not None else None
@@ -343,7 +363,7 @@ def narrow(watch: Watch, call: Call) -> Any:
         raise NotExact(
             f"torch.narrow takes {rows.axis.name} by their place, which is another on each rank; use a mask."
         )
-    return mark(call(), rows.but(names=None))
+    return mark(call(), rows.without_numbers("torch.narrow").but())
 
 
 @rule("repeat_interleave")
@@ -353,7 +373,7 @@ def repeat_interleave(watch: Watch, call: Call) -> Any:
     dim = call.get(2, "dim")
     if not isinstance(call.get(1, "repeats"), int) or dim is None or dim % tensor.dim() == rows.dim:
         raise NotExact(f"torch.repeat_interleave makes copies of rows of {rows.axis.name}.")
-    return mark(call(), rows.but(names=None))
+    return mark(call(), rows.without_numbers("torch.repeat_interleave").but())
 
 
 @rule("select")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import operator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from domainpar.nn.adapt.rows import Axis, Names, NotExact, RowCount, Rows, mark
+from domainpar.nn.adapt.rows import Axis, Names, NotExact, RowCount, Rows, mark, version_of
 from domainpar.nn.adapt.rules.reshaping import piece_of
 from domainpar.nn.adapt.watch import Call, Watch, one_axis, rule
 
@@ -39,6 +42,7 @@ def read_rows(watch: Watch, tensor: Tensor, dim: int, index: Tensor) -> Tensor:
             "edge_index as it was given, self-loops, and the results of nonzero are known to number them."
         )
     if not by.named.only_owned:
+        rows.without_numbers("reading it at the ends of edges")
         tensor = watch.with_ghosts(tensor)
     names = rows.names if rows.names is not None and len(rows.names) == 1 else None
     return mark(tensor.index_select(dim, index), Rows(by.axis, dim, by.fresh, names=names))
@@ -80,17 +84,17 @@ def selection_of(watch: Watch, mask: Tensor) -> Axis:
     """The axis of the rows where a mask of owned rows is set: one for each mask."""
     of = watch.rows(mask)
     assert of is not None
-    owner = of
-    if owner.selection is None:
-        owner.selection = of.axis.selected(mask)
-    return owner.selection
+    if of.selection is None or of.selection[0] != version_of(mask):
+        of.selection = (version_of(mask), of.axis.selected(mask))
+        of.selection[1].number = watch.numbering.of(mask)
+    return of.selection[1]
 
 
 @rule("getitem")
 def getitem(watch: Watch, call: Call) -> Any:
     """Square brackets: each dimension by a slice, a number, a mask or an index."""
     tensor, items = call.args[0], call.args[1]
-    items = items if isinstance(items, tuple) else (items,)
+    items = tuple(_plain(item) for item in (items if isinstance(items, tuple) else (items,)))
     advanced = [item for item in items if isinstance(item, (Tensor, list))]
     rows = watch.rows(tensor)
     if not advanced:
@@ -113,16 +117,31 @@ def getitem(watch: Watch, call: Call) -> Any:
     return picked if _takes_all(others) else _basic(watch, picked, others)
 
 
+def _plain(item: Any) -> Any:
+    """An item of square brackets as torch's own kinds.
+
+    Raises:
+        NotExact: If it is of another kind, which might pick rows in a way of its own.
+    """
+    if item is None or item is Ellipsis or isinstance(item, (Tensor, list, slice)):
+        return item
+    if isinstance(item, np.ndarray) and item.ndim:
+        return mark(torch.from_numpy(item), None)
+    try:
+        if not isinstance(item, bool):
+            return operator.index(item)
+    except TypeError:
+        pass
+    raise NotExact(f"rows are picked by a {type(item).__name__}; use a tensor or a mask.")
+
+
 def _read_any_shape(watch: Watch, tensor: Tensor, dim: int, index: Tensor) -> Tensor:
     if index.dim() == 1:
         return read_rows(watch, tensor, dim, index)
     if dim != 0 or index.dim() == 0:
         raise NotExact("rows are picked by an index of several dimensions that is not the first one.")
-    by = watch.rows(index)
-    flat = index.reshape(-1)
-    if by is None or by.dim != 0 or index.size(-1) * 1 != index.numel() // max(index.size(0), 1):
-        raise NotExact("rows are picked by a table of row numbers; pick each column by itself.")
-    if index.numel() != index.size(0):
+    by, flat = watch.rows(index), index.reshape(-1)
+    if by is None or by.dim != 0 or math.prod(index.shape[1:]) != 1:
         raise NotExact("rows are picked by a table of row numbers; pick each column by itself.")
     picked = read_rows(watch, tensor, 0, mark(flat, by.but(dim=0)))
     return mark(picked.view(*index.shape, *picked.shape[1:]), watch.rows(picked))
@@ -178,10 +197,6 @@ def _basic(watch: Watch, tensor: Tensor, items: tuple[Any, ...]) -> Tensor:
     """Slices, numbers, None and ... : the rows stay whole, or are one of the pieces they were joined from."""
     rows = watch.rows(tensor)
     if rows is None:
-        if any(
-            type(bound) is RowCount for item in items if isinstance(item, slice) for bound in (item.start, item.stop)
-        ):
-            raise NotExact("a tensor that is the same on every rank is cut by a number of rows.")
         return mark(tensor[items], None)
     place, dim, names, cut = 0, 0, rows.names, None
     row_dim: int | None = None
@@ -205,7 +220,10 @@ def _basic(watch: Watch, tensor: Tensor, items: tuple[Any, ...]) -> Tensor:
             place += 1
     if row_dim is None:
         row_dim = dim + rows.dim - place
-    made = mark(tensor[tuple(given)], rows.but(dim=row_dim, names=names))
+    made = tensor[tuple(given)]
+    if names is not None and len(names) > 1 and (made.dim(), row_dim) != (2, 1):
+        rows.without_numbers("a view of both ends of edges")
+    mark(made, rows.but(dim=row_dim, names=names))
     return made if cut is None or cut == slice(None) else _cut(watch, made, cut)
 
 
@@ -253,9 +271,21 @@ def nonzero(watch: Watch, call: Call) -> Any:
 @rule("gather", "take_along_dim")
 def gather(watch: Watch, call: Call) -> Any:
     """Features of each row by numbers of its own."""
-    tensor, dim, index = call.get(0, "input"), call.get(1, "dim"), call.get(2, "index")
+    tensor = call.get(0, "input")
+    if call.name == "gather":
+        dim, index = call.get(1, "dim"), call.get(2, "index")
+    else:
+        index, dim = call.get(1, "indices"), call.get(2, "dim")
     rows, by = watch.rows(tensor), watch.rows(index)
-    if rows is None or by is None or dim % tensor.dim() == rows.dim or rows.axis is not by.axis or by.dim != rows.dim:
+    if (
+        dim is None
+        or rows is None
+        or by is None
+        or dim % tensor.dim() == rows.dim
+        or rows.axis is not by.axis
+        or by.dim != rows.dim
+    ):
         raise NotExact(f"torch.{call.name} picks rows; use index_select.")
-    place = watch.common(call)
-    return mark(place(), Rows(rows.axis, rows.dim, rows.fresh and by.fresh))
+    rows.without_numbers(f"torch.{call.name}")
+    by.without_numbers(f"torch.{call.name}")
+    return mark(watch.common(call)(), Rows(rows.axis, rows.dim, rows.fresh and by.fresh))

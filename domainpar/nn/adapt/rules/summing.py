@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from domainpar.nn.adapt.across import largest, summed
+from domainpar.nn.adapt.across import largest, summed, with_gradient_of
 from domainpar.nn.adapt.rows import NotExact, Rows, mark
 from domainpar.nn.adapt.watch import Call, Watch, one_axis, rule
 
@@ -19,6 +19,8 @@ def scatter(watch: Watch, call: Call) -> Any:
     values = call.get(3, "src", call.kwargs.get("source", call.kwargs.get("value")))
     dim = dim % into.dim()
     target, by = watch.rows(into), watch.rows(index)
+    if target is not None:
+        target.without_numbers(f"torch.{call.name}")
     if by is None:
         return _into_columns(watch, call, into, dim, target)
     if by.dim != (dim if index.dim() > 1 else 0):
@@ -66,7 +68,13 @@ def _at_rows(watch: Watch, call: Call, into: Tensor, target: Rows, index: Tensor
     elif into.size(target.dim) != watch.part.plan.num_local:
         _put(call, 0, "input", _with_room_for_ghosts(watch, call, into, target))
     made = call()
-    return mark(into if call.in_place else made, target.but(fresh=fresh))
+    if not call.in_place:
+        return mark(made, target.but(fresh=fresh))
+    if target.fresh:  # it, or a view of it, may have been seen as such
+        mark(into, target.but())
+        watch.fill_in_place(into)
+        return into
+    return mark(into, target.but(fresh=fresh))
 
 
 def _one_length(watch: Watch, index: Tensor, values: Any, by: Rows) -> tuple[Tensor, Any]:
@@ -95,16 +103,24 @@ def _with_room_for_ghosts(watch: Watch, call: Call, into: Tensor, target: Rows) 
 
 def _into_columns(watch: Watch, call: Call, into: Tensor, dim: int, target: Rows | None) -> Tensor:
     """Columns by an index: rows stay where they are."""
-    tensors = [arg for arg in [*call.args, *call.kwargs.values()] if isinstance(arg, Tensor)]
-    known = [rows for tensor in tensors if (rows := watch.rows(tensor)) is not None]
-    if target is None or target.dim == dim or any(rows.dim != target.dim or rows.names for rows in known):
+    given = [call.get(at, name) for at, name in ((2, "index"), (3, "src"))]
+    known = [rows for one in given if isinstance(one, Tensor) and (rows := watch.rows(one)) is not None]
+    by_row = call.name in ("scatter", "scatter_add", "scatter_reduce")
+    if target is None or target.dim == dim or any(rows.dim != target.dim for rows in known):
         raise NotExact(f"torch.{call.name} combines rows by an index that does not number them.")
-    one_axis((rows.axis for rows in known), call)
-    fresh = all(rows.fresh for rows in known)
-    if call.in_place and not fresh and target.fresh:
-        raise NotExact(f"torch.{call.name}_ changes node values in place by values that ghosts do not have.")
+    if by_row and len(known) != sum(isinstance(one, Tensor) for one in given):
+        raise NotExact(f"torch.{call.name} takes one rank's first rows of a tensor that is the same on every rank.")
+    for rows in (target, *known):
+        rows.without_numbers(f"torch.{call.name}")
+    one_axis((rows.axis for rows in (target, *known)), call)
+    fresh = target.fresh and all(rows.fresh for rows in known)
     made = watch.common(call)()
-    return mark(into if call.in_place else made, target.but(fresh=fresh))
+    if not call.in_place:
+        return mark(made, target.but(fresh=fresh))
+    mark(into, target.but())
+    if target.fresh and not fresh:
+        watch.fill_in_place(into)
+    return into
 
 
 def _at_graphs(watch: Watch, call: Call, into: Tensor, dim: int, index: Tensor, values: Tensor) -> Tensor:
@@ -115,6 +131,7 @@ def _at_graphs(watch: Watch, call: Call, into: Tensor, dim: int, index: Tensor, 
             "it was given, self-loops, and the results of nonzero are known to number nodes."
         )
     how = call.get(4, "reduce") if call.name in ("scatter_reduce", "index_reduce", "scatter") else "sum"
+    alpha, include_self = call.kwargs.get("alpha", 1), call.get(5, "include_self", True)
     watch.check_not_recomputed("sums over ranks")
     index, values = (
         watch.counted(index),
@@ -122,12 +139,15 @@ def _at_graphs(watch: Watch, call: Call, into: Tensor, dim: int, index: Tensor, 
     )
     call = Call(call.func, call.name, [into, dim, index, values], {}, call.in_place)
     if how == "sum" and call.name in ("scatter_add", "index_add"):
-        made = _add(into, dim, index, values)
+        made = _add(into, dim, index, values) * alpha
         total = into + summed(made, watch.part)
-    elif how in ("amax", "amin"):
+    elif how in ("amax", "amin") and not include_self:
         total = _extreme(watch, into, dim, index, values, how)
     else:
-        raise NotExact(f"torch.{call.name} over all rows with reduce={how!r} has no exact form that is known here.")
+        raise NotExact(
+            f"torch.{call.name} over all rows with reduce={how!r}, include_self={include_self} has no exact form that "
+            "is known here; sums have, and amax and amin with include_self=False."
+        )
     if call.in_place:
         into.copy_(total)
         return mark(into, None)
@@ -146,15 +166,21 @@ def _add(into: Tensor, dim: int, index: Tensor, values: Tensor) -> Tensor:
 def _extreme(watch: Watch, into: Tensor, dim: int, index: Tensor, values: Tensor, how: str) -> Tensor:
     """The largest or smallest of all ranks; ties share the gradient, as in torch."""
     sign = 1 if how == "amax" else -1
-    lowest = torch.full_like(into, -torch.inf, requires_grad=False)
-    mine = lowest.scatter_reduce(dim, index, sign * values.detach(), "amax", include_self=True)
-    best = largest(mine, watch.part)
-    here = (sign * values.detach() == best.gather(dim, index)).to(values.dtype)
-    ties = summed(torch.zeros_like(into, requires_grad=False).scatter_add(dim, index, here), watch.part)
-    share = here / ties.gather(dim, index).clamp(min=1)
-    gradient = summed(torch.zeros_like(into, requires_grad=False).scatter_add(dim, index, share * values), watch.part)
-    value = torch.where(ties > 0, sign * best, into.detach())
-    return value + (gradient - gradient.detach())
+    if index.dim() == 1 and values.dim() > 1:
+        shape = [-1 if at == dim else 1 for at in range(values.dim())]
+        index = index.view(shape).expand_as(values)
+    known, floating = values.detach(), values.is_floating_point()
+    lowest = torch.full_like(into, -torch.inf if floating else torch.iinfo(into.dtype).min + 1, requires_grad=False)
+    best = largest(lowest.scatter_reduce(dim, index, sign * known, "amax", include_self=True), watch.part)
+    here = sign * known == best.gather(dim, index)
+    zeros = torch.zeros_like(into, requires_grad=False)
+    ties = summed(zeros.scatter_add(dim, index, here.to(into.dtype)), watch.part)
+    value = torch.where(ties > 0, sign * best, into)
+    if not floating:
+        return value
+    shared_by = (ties + (into == value)).clamp(min=1)  # torch counts `into` among the ties in any case
+    carrier = summed(zeros.scatter_add(dim, index, torch.where(here, values, 0.0)), watch.part) / shared_by
+    return with_gradient_of(value, torch.where(ties > 0, carrier, into))
 
 
 @rule("setitem", "index_put", "masked_scatter")
@@ -168,18 +194,14 @@ def write_rows(watch: Watch, call: Call) -> Any:
         raise NotExact("rows are written into a tensor that is the same on every rank.")
     if isinstance(item, Tensor) and rows.dim == 0 and watch.rows(item) is not None:
         return _write(watch, into, rows, item, values)
-    known = [of for tensor in (values,) if isinstance(tensor, Tensor) and (of := watch.rows(tensor)) is not None]
-    columns = item if isinstance(item, tuple) else (item,)
-    takes_rows = (rows.dim == 0 and columns and columns[0] in (Ellipsis,)) or (columns and columns[0] == slice(None))
-    if not takes_rows or any(of.axis is not rows.axis for of in known):
-        raise NotExact(
-            f"values are written into some of the {rows.axis.name} by their place; use a mask or torch.where."
-        )
-    fresh = rows.fresh and all(of.fresh for of in known)
-    if not fresh and rows.fresh and not watch.alone:
-        raise NotExact("node values are written into a tensor of nodes in place; use torch.cat or torch.where.")
-    call()
-    mark(into, rows.but(fresh=fresh))
+    rows.without_numbers("writing into it")
+    if any(isinstance(one, (Tensor, list)) for one in (item if isinstance(item, tuple) else (item,))):
+        raise NotExact(f"values are written into some columns of some of the {rows.axis.name}; use torch.where.")
+    with watch.in_other_words():
+        view = into[item]  # refuses places of rows
+        if watch.rows(view) is None or view._base is None:
+            raise NotExact(f"values are written into some of the {rows.axis.name}; use torch.where.")
+        view.copy_(values) if isinstance(values, Tensor) else view.fill_(values)
     return None
 
 
@@ -187,7 +209,10 @@ def _write(watch: Watch, into: Tensor, rows: Rows, item: Tensor, values: Any) ->
     by = watch.rows(item)
     assert by is not None
     value_rows = watch.rows(values) if isinstance(values, Tensor) else None
-    target = watch.owned(into)
+    if isinstance(values, Tensor) and value_rows is None and values.dim() >= into.dim() and values.size(0) != 1:
+        raise NotExact("a tensor that is the same on every rank is written into rows, one for each.")
+    rows.without_numbers("writing into it")
+    target = into.narrow(0, 0, rows.axis.length) if rows.axis is watch.part.node_axis else into
     if item.dtype is torch.bool:
         one_axis([rows.axis, by.axis], Call(into.__setitem__, "assignment", [], {}, True))
         mask = watch.owned(item)
@@ -211,7 +236,9 @@ def _write(watch: Watch, into: Tensor, rows: Rows, item: Tensor, values: Any) ->
             index = index[here]
             values = values[here] if isinstance(values, Tensor) and value_rows is not None else values
         target[index] = values
-    mark(into, rows.but(fresh=rows.axis is not watch.part.node_axis or watch.alone))
+    mark(into, rows.but())
+    if rows.fresh:
+        watch.fill_in_place(into)
 
 
 @rule("bincount", "histc", "unique", "unique_consecutive")

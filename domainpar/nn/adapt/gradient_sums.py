@@ -1,0 +1,92 @@
+"""Gradients summed over ranks: of each parameter the sum of what every rank found, the same bits on all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from domainpar.parallel.integer_sums import IntegerSums
+from domainpar.parallel.transport import Transport
+
+NOT_FINITE = 10_000  # larger than any exponent of a double
+LOWEST = -1022  # below it numbers lose bits anyway
+
+
+class GradientSums:
+    """The gradients that backward passes left in the parameters of a module, to be summed over ranks.
+
+    Args:
+        module: Its parameters that want a gradient, in order, are what is summed.
+
+    Attributes:
+        rejected: Always 0 here: what is not finite is found in `reduce`.
+    """
+
+    rejected = 0
+
+    def __init__(self, module: nn.Module) -> None:
+        self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+    def reduce(self, transport: Transport) -> int:
+        """Sum over ranks, and leave the result in each parameter's `grad`. *Collective*.
+
+        Every parameter takes part, also one that this rank has no gradient of. Where no rank has one it stays None, so
+        that optimisers pass over it as on one rank.
+
+        Returns:
+            0; or, if a gradient of some rank or a sum is not finite, a larger number, and the gradients mean nothing.
+        """
+        device = self._parameters[0].device if self._parameters else torch.device("cpu")
+        counts = torch.tensor([one.grad is not None for one in self._parameters], dtype=torch.int64)
+        transport.all_reduce(counts)
+        found = [torch.zeros_like(one) if one.grad is None else one.grad.detach() for one in self._parameters]
+        sums = sum_exactly(found, transport, device)
+        if sums is None:
+            return 1
+        put_back = [total.to(one.dtype) for total, one in zip(sums, self._parameters)]
+        for one, total, count in zip(self._parameters, put_back, counts.tolist()):
+            one.grad = total if count else None
+        return sum(not bool(total.isfinite().all()) for total in put_back)
+
+
+def sum_exactly(found: Sequence[Tensor], transport: Transport, device: torch.device) -> list[Tensor] | None:
+    """Sums over ranks of tensors that have the same shapes on all, in float64, the same bits on all. *Collective*.
+
+    Each tensor is scaled by a power of two of its own, which loses no bit, so that small ones are summed as well as
+    large ones: to 2^-73 of the largest number in it.
+
+    Returns:
+        The sums; None on every rank if a number of any rank is not finite.
+    """
+    exponents = torch.tensor([_exponent(one) for one in found], dtype=torch.int64)
+    transport.all_reduce(exponents, "max")
+    if bool((exponents >= NOT_FINITE).any()):
+        return None
+    flat = [torch.ldexp(one.flatten().double(), -power) for one, power in zip(found, exponents.to(device))]
+    sums = IntegerSums(sum(len(one) for one in flat), device)
+    sums.add(torch.cat([torch.zeros(0, device=device, dtype=torch.float64), *flat]))
+    sums.reduce(transport)
+    totals = sums.total().split([len(one) for one in flat])
+    return [torch.ldexp(total, power).view(one.shape) for total, power, one in zip(totals, exponents.to(device), found)]
+
+
+def _exponent(values: Tensor) -> int:
+    """The power of two next above all magnitudes; `NOT_FINITE` if one is not finite."""
+    largest = values.abs().max().double() if values.numel() else torch.zeros(())
+    if not bool(torch.isfinite(largest)):
+        return NOT_FINITE
+    return max(int(torch.frexp(largest).exponent), LOWEST) if bool(largest) else LOWEST
+
+
+def take_from_root(tensors: Iterable[Tensor], transport: Transport) -> None:
+    """Give tensors, parameters and buffers say, the values they have on rank 0. *Collective*."""
+    with torch.no_grad():
+        for tensor in tensors:
+            host = tensor.detach().contiguous().cpu()
+            is_root = transport.rank == 0
+            payload = host.view(-1).view(torch.uint8).numpy().tobytes() if is_root and host.numel() else b""
+            payload = transport.broadcast(payload if is_root else None)
+            if host.numel() and not is_root:
+                tensor.copy_(torch.frombuffer(bytearray(payload), dtype=host.dtype).view(host.shape))

@@ -1,0 +1,88 @@
+"""Which tensors of one forward pass hold the same values because they were made alike of the same inputs.
+
+Layers that normalise by degrees each count them anew. What was made by the same calls of the same tensors is the same,
+and ghosts that were fetched for one need not be fetched for the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from domainpar.nn.adapt.rows import Axis, RowCount, Rows, rows_of, version_of
+
+PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+class Unnumbered(Exception):
+    """Something in a call has no number: a weight, or what was made of one."""
+
+
+class Numbering:
+    """Gives equal numbers to what is made alike. Tensors that want a gradient have none."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Hashable, int] = {}
+
+    def of_call(self, name: str, args: Any, kwargs: Any) -> int | None:
+        """The number of a call, None if something in it has none."""
+        try:
+            key = (name, tuple(map(self._frozen, args)), tuple((key, self._frozen(kwargs[key])) for key in kwargs))
+        except Unnumbered:
+            return None
+        return self._number(key)
+
+    def of(self, tensor: Tensor) -> int | None:
+        """The number of a tensor as it is now, None if it has none."""
+        rows = rows_of(tensor)
+        if not isinstance(rows, Rows) or rows.number is None or tensor.requires_grad:
+            return None
+        number, version = rows.number
+        return number if version == version_of(tensor) else None
+
+    def give(self, tensors: Iterable[Tensor], number: int) -> None:
+        """Number what a call made or changed."""
+        for position, tensor in enumerate(tensors):
+            rows = rows_of(tensor)
+            if isinstance(rows, Rows):
+                rows.number = (self._number((number, position)), version_of(tensor))
+
+    def start(self, tensors: Iterable[Tensor]) -> None:
+        """Number the arguments of a forward pass, each by itself."""
+        for tensor in tensors:
+            rows = rows_of(tensor)
+            if isinstance(rows, Rows):
+                rows.number = (self._number(("argument", id(tensor))), version_of(tensor))
+
+    def _number(self, key: Hashable) -> int:
+        return self._numbers.setdefault(key, len(self._numbers))
+
+    def _frozen(self, value: Any) -> Hashable:
+        if isinstance(value, Tensor):
+            number = self.of(value)
+            if number is None:
+                raise Unnumbered
+            return ("tensor", number)
+        if type(value) is RowCount:
+            return ("rows", self._of_axis(value.axis))
+        if isinstance(value, PLAIN):
+            return (type(value).__name__, value)
+        if isinstance(value, (tuple, list)):
+            return (type(value).__name__, *map(self._frozen, value))
+        if isinstance(value, slice):
+            return ("slice", self._frozen(value.start), self._frozen(value.stop), self._frozen(value.step))
+        if value is Ellipsis:
+            return "..."
+        raise Unnumbered
+
+    def _of_axis(self, axis: Axis) -> Hashable:
+        if axis.pieces:
+            return ("joined", *map(self._of_axis, axis.pieces))
+        if axis.number is not None:
+            return ("selected", axis.number)
+        if axis is axis.part.node_axis or axis is axis.part.edge_axis:
+            return axis.name
+        raise Unnumbered

@@ -1,0 +1,124 @@
+"""Any edge classifier with the call of the built-in networks: `model(graph, halo, key)` gives logits of local edges."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from domainpar.nn.adapt.gradient_sums import GradientSums
+from domainpar.nn.adapt.parallelize import Parallel
+from domainpar.nn.adapt.part import GraphPart
+from domainpar.nn.adapt.rows import Rows, rows_of
+from domainpar.parallel.halo import Halo
+from domainpar.parallel.local import LocalGraph
+
+KNOWN = ("x", "edge_index", "edge_attr", "batch")
+
+
+class OnEvents(nn.Module):
+    """A module that scores edges, run on parts of stored events: the result of one rank, to rounding.
+
+    Args:
+        module: Takes, by name, what it wants of x [N, node features], edge_index [2, E], edge_attr [E, edge features]
+            and batch [N] (all 0), or a PyG `data` with these; returns one logit for each edge, [E] or [E, 1].
+
+    Attributes:
+        module: The module.
+        exchanges: How often the last forward pass filled ghosts.
+        sums: How often it summed over ranks.
+
+    Raises:
+        ValueError: If the module wants other arguments.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self.exchanges = self.sums = 0
+        self._wants = wanted_arguments(module)
+        self._parts: WeakKeyDictionary[LocalGraph, GraphPart] = WeakKeyDictionary()
+
+    def forward(self, graph: LocalGraph, halo: Halo, key: int | None = None) -> Tensor:
+        """Logits of all local edges, [num_edges]; 0 for those that another rank counts. *Collective*.
+
+        Args:
+            graph: The part.
+            halo: Joins the parts.
+            key: Of the random numbers of this call, the same on every rank, for training; None to evaluate.
+        """
+        part = self._part_of(graph, halo)
+        part.num_exchanges = part.num_sums = 0
+        self.module.train(key is not None)
+        x, edge_attr = part.local_nodes(graph.features), part.local_edges(graph.edge_features)
+        arguments = self.arguments(part, x, edge_attr)
+        found = Parallel(self.module).run(part, (), arguments, key, lambda result: check_logits(result, part))
+        self.exchanges, self.sums = part.num_exchanges, part.num_sums
+        owned = torch.from_numpy(graph.plan.edge_owned).to(graph.features.device).nonzero().view(-1)
+        zeros = graph.features.new_zeros(graph.num_edges)
+        return zeros.index_copy(0, owned, found.reshape(-1).to(zeros.dtype))
+
+    def gradient_sums(self) -> GradientSums:
+        """What sums the gradients that backward leaves in the parameters."""
+        return GradientSums(self)
+
+    def arguments(self, part: GraphPart, x: Tensor, edge_attr: Tensor) -> dict[str, Any]:
+        """What the module is called with, by name.
+
+        Args:
+            part: The part.
+            x: Node features, marked.
+            edge_attr: Edge features, marked.
+        """
+        batch = part.local_nodes(torch.zeros(part.plan.num_local, dtype=torch.int64, device=part.device))
+        tensors = {"x": x, "edge_index": part.edge_index, "edge_attr": edge_attr, "batch": batch}
+        if self._wants == ("data",):
+            from torch_geometric.data import Data
+
+            return {"data": Data(**{name: tensors[name] for name in KNOWN[:3]})}
+        return {name: tensors[name] for name in self._wants}
+
+    def _part_of(self, graph: LocalGraph, halo: Halo) -> GraphPart:
+        if graph not in self._parts:
+            self._parts[graph] = GraphPart(graph.plan, halo.transport, graph.features.device)
+        return self._parts[graph]
+
+
+def check_logits(result: Any, part: GraphPart) -> None:
+    """Refuse a result that is not one logit for each edge.
+
+    Raises:
+        ValueError: With what it is instead.
+    """
+    if not isinstance(result, Tensor):
+        raise ValueError(f"the model returned a {type(result).__name__}; return one logit for each edge, a tensor [E].")
+    rows = rows_of(result)
+    of_edges = isinstance(rows, Rows) and rows.axis is part.edge_axis and rows.dim == 0
+    if not of_edges or result.shape[1:] not in ((), (1,)):
+        axis = rows.axis.name if isinstance(rows, Rows) else "nothing"
+        raise ValueError(
+            f"the model returned a tensor of {result.dim()} dimensions with rows of {axis}, {tuple(result.shape[1:])} "
+            "numbers each; return one logit for each edge, [E], in the order of edge_index."
+        )
+
+
+def wanted_arguments(module: nn.Module) -> tuple[str, ...]:
+    """Which of the known arguments a module takes.
+
+    Raises:
+        ValueError: If it needs others.
+    """
+    parameters = inspect.signature(module.forward).parameters.values()
+    if [one.name for one in parameters] == ["data"]:
+        return ("data",)
+    needed = [one.name for one in parameters if one.default is one.empty and one.kind in (0, 1, 3)]
+    if strange := [name for name in needed if name not in KNOWN]:
+        raise ValueError(
+            f"the model's forward needs {', '.join(strange)}; here it can have {', '.join(KNOWN)} by name, or all in "
+            "one argument 'data'. Use domainpar.parallelize in a program of your own for other arguments."
+        )
+    names = {one.name for one in parameters}
+    return tuple(name for name in KNOWN if name in names)
