@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from domainpar.nn.adapt.parallelize import Parallel, parallelize
     from domainpar.nn.adapt.part import GraphPart, split_graph
     from domainpar.nn.adapt.rows import NotExact
+    from domainpar.nn.adapt.verify import Verification, verify
     from domainpar.nn.interaction import InteractionNetwork
     from domainpar.nn.stages import EdgeStage, NodeStage
     from domainpar.parallel.halo import AdjointHalo, CompleteHalo
@@ -37,6 +38,7 @@ _HOMES = {
     "Parallel": "domainpar.nn.adapt.parallelize",
     "Particles": "domainpar.events.graph",
     "PartitionPlan": "domainpar.plan",
+    "Verification": "domainpar.nn.adapt.verify",
     "World": "domainpar.parallel.world",
     "build_plan": "domainpar.plan",
     "build_plans": "domainpar.plan",
@@ -44,6 +46,7 @@ _HOMES = {
     "parallelize": "domainpar.nn.adapt.parallelize",
     "simulate_event": "domainpar.events.simulate",
     "split_graph": "domainpar.nn.adapt.part",
+    "verify": "domainpar.nn.adapt.verify",
     "write_event": "domainpar.events.store",
 }
 
@@ -62,6 +65,7 @@ __all__ = [
     "Parallel",
     "Particles",
     "PartitionPlan",
+    "Verification",
     "World",
     "build_plan",
     "build_plans",
@@ -69,6 +73,7 @@ __all__ = [
     "parallelize",
     "simulate_event",
     "split_graph",
+    "verify",
     "write_event",
 ]
 

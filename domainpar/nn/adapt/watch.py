@@ -221,7 +221,7 @@ class Watch(TorchFunctionMode):
         """The call with node tensors all of one length: without ghosts if one of them has none up to date."""
         if self.alone:
             return call
-        tensors = list(tensors_in((call.args, call.kwargs)))
+        tensors = tensors_in((call.args, call.kwargs))
         if all(rows is None or rows.fresh for rows in map(self.rows, tensors)):
             return call
         args = [_mapped(self.owned, arg) for arg in call.args]
@@ -352,15 +352,21 @@ ASKED_BY_PYTHON = frozenset(words("bool int float complex index len contains arr
 IN_PLACE_OPERATORS = frozenset(words("add sub mul div truediv floordiv mod pow and or xor lshift rshift matmul"))
 
 
-def _flat(value: Any) -> Iterator[Any]:
+def _flat(value: Any) -> list[Any]:
     """The values in nested lists, tuples and dictionaries."""
-    if isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _flat(item)
-    elif isinstance(value, dict):
-        yield from _flat(tuple(value.values()))
-    else:
-        yield value
+    found: list[Any] = []
+    _collect((value,), found)
+    return found
+
+
+def _collect(values: Iterable[Any], found: list[Any]) -> None:
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            _collect(value, found)
+        elif isinstance(value, dict):
+            _collect(value.values(), found)
+        else:
+            found.append(value)
 
 
 def _of_foreign_function(tensor: Tensor) -> bool:
@@ -371,9 +377,9 @@ def _of_foreign_function(tensor: Tensor) -> bool:
     return not str(getattr(function, "_forward_cls", function).__module__).startswith("domainpar.")
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
+def tensors_in(value: Any) -> list[Tensor]:
     """The tensors in nested lists, tuples and dictionaries."""
-    return (item for item in _flat(value) if isinstance(item, Tensor))
+    return [item for item in _flat(value) if isinstance(item, Tensor)]
 
 
 def _mapped(change: Callable[[Tensor], Tensor], value: Any) -> Any:

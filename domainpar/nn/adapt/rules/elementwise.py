@@ -111,7 +111,7 @@ def find_place(watch: Watch, call: Call) -> Place:
     Raises:
         NotExact: If rows meet other rows, or a tensor that nobody said anything of, or row numbers are computed with.
     """
-    tensors = list(tensors_in((call.args, call.kwargs)))
+    tensors = tensors_in((call.args, call.kwargs))
     known = [(tensor, rows) for tensor in tensors if (rows := watch.rows(tensor)) is not None]
     axis = one_axis((rows.axis for _, rows in known), call)
     from_end = {tensor.dim() - rows.dim for tensor, rows in known}
