@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import threading
 import traceback
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +17,7 @@ from torch import nn
 
 from domainpar.nn.acorn import InteractionGNN, InteractionGNN2
 from domainpar.nn.adapt.on_events import OnEvents
+from domainpar.nn.adapt.rows import NotExact
 from domainpar.nn.agnn import AttentionNetwork, MessagePassingNetwork
 from domainpar.nn.gcn import GraphConvolutionalNetwork
 from domainpar.nn.interaction import InteractionNetwork
@@ -26,6 +30,8 @@ ON_STAGES: dict[str, Callable[..., InteractionNetwork]] = {
 """The same bits on any number of ranks."""
 
 Options = Mapping[str, Any]
+
+_ONE_AT_A_TIME = threading.Lock()  # ranks may be threads, and torch has one generator a process
 
 
 def _iterated(network: type[nn.Module]) -> Callable[[int, int, Options], nn.Module]:
@@ -129,7 +135,7 @@ def _own(name: str, options: dict[str, Any]) -> nn.Module:
         factory = getattr(import_module(module_name), factory_name)
         taken = inspect.signature(factory).parameters
         open_ended = any(one.kind is one.VAR_KEYWORD for one in taken.values())
-        with torch.random.fork_rng(devices=[]):
+        with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
             torch.manual_seed(options["seed"])
             made = factory(**{option: value for option, value in options.items() if open_ended or option in taken})
     except (Exception, SystemExit) as error:  # whatever a user's code may raise is the user's to see, in one line
@@ -140,10 +146,17 @@ def _own(name: str, options: dict[str, Any]) -> nn.Module:
 
 
 def said_by(error: BaseException) -> str:
-    """An error of a user's code: its kind, its text, and the last line of code it came through."""
-    frames = traceback.extract_tb(error.__traceback__)
+    """An error of a user's code: its kind, its text, and the last line of that code; ours names the module itself."""
+    if isinstance(error, NotExact):
+        return str(error)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_of_user(frame.filename)]
     where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{where}"
+
+
+def _is_of_user(filename: str) -> bool:
+    own = str(Path(__file__).parents[1])
+    return not filename.startswith((own, "<")) and "site-packages" not in filename and filename != importlib.__file__
 
 
 def _advice(error: BaseException) -> str:

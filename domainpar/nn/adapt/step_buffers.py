@@ -34,7 +34,8 @@ class StepBuffers:
         with torch.no_grad():
             for buffer, before, change in zip(self._buffers, self._before, self._changes):
                 if counts:
-                    change += buffer.double() - before.double()
+                    # Not a plain difference: of two infinities it is no number.
+                    change += torch.where(buffer == before, 0.0, buffer.double() - before.double())
                 buffer.copy_(before)
 
     def end(self, transport: Transport, num_samples: int) -> None:
@@ -43,13 +44,18 @@ class StepBuffers:
         Args:
             transport: Joins all ranks.
             num_samples: Samples of the step, on all ranks together.
+
+        Raises:
+            RuntimeError: On all ranks alike, if a buffer became infinite or NaN.
         """
         if not self._buffers:
             return
         totals = sum_exactly(self._changes, transport, self._buffers[0].device)
-        if totals is None:  # the gradients are not finite either, and end the run
-            return
+        if totals is None:
+            raise RuntimeError(
+                "a buffer of the model (running means, say) became infinite or NaN in this step; look at its inputs."
+            )
         with torch.no_grad():
             for buffer, before, total in zip(self._buffers, self._before, totals):
                 change = total / num_samples if buffer.is_floating_point() else total.round()
-                buffer.copy_(before.double() + change)
+                buffer.copy_(torch.where(change == 0, before.double(), before.double() + change))
