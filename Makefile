@@ -10,13 +10,14 @@ ARGS ?=
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install -qq -c constraints.txt
 
-.PHONY: help train test lint bench
+.PHONY: help train test lint bench table
 
 help:
 	@echo "make train   install into .venv, then train on built-in events with $(RANKS) ranks (RANKS=2 for two)"
 	@echo "make test    install what the tests need, then run them (ARGS=-x goes to pytest)"
 	@echo "make lint    style, types and the direction of imports"
 	@echo "make bench   short runs of all benchmarks, minutes, into bench/RESULTS.md (ARGS=--help for real events and more)"
+	@echo "make table   run every convolution of torch_geometric whole and split, into docs/convolutions.md"
 
 train: $(VENV)/.train-stamp
 	OMP_NUM_THREADS=1 $(VENV)/bin/mpiexec -n $(RANKS) $(VENV)/bin/python -m domainpar.train $(ARGS)
@@ -32,6 +33,11 @@ lint: $(VENV)/.test-stamp
 
 bench: $(VENV)/.test-stamp
 	OMP_NUM_THREADS=1 $(VENV)/bin/python bench/everything.py $(ARGS)
+
+# Into another file first, so that a survey that finds something wrong leaves the table as it was.
+table: $(VENV)/.test-stamp
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m domainpar.nn.adapt.survey > docs/convolutions.md.new
+	mv docs/convolutions.md.new docs/convolutions.md
 
 $(VENV)/.train-stamp: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing into $(VENV): torch and some 30 packages, one to five minutes ..."

@@ -87,6 +87,7 @@ class Watch(TorchFunctionMode):
         self._constants = constants
         self._copies: list[tuple[Tensor, object]] = []
         self.numbering = Numbering()
+        self.selected: dict[int, Axis] = {}
         self._filled: dict[int, Tensor] = {}
         self._entered_in: Any = None
 

@@ -84,9 +84,14 @@ def selection_of(watch: Watch, mask: Tensor) -> Axis:
     """The axis of the rows where a mask of owned rows is set: one for each mask."""
     of = watch.rows(mask)
     assert of is not None
+    number = watch.numbering.of(mask)
+    if number is not None:  # masks that were made alike select the same rows
+        if number not in watch.selected:
+            watch.selected[number] = of.axis.selected(mask)
+            watch.selected[number].number = number
+        return watch.selected[number]
     if of.selection is None or of.selection[0] != version_of(mask):
         of.selection = (version_of(mask), of.axis.selected(mask))
-        of.selection[1].number = watch.numbering.of(mask)
     return of.selection[1]
 
 

@@ -1,0 +1,180 @@
+"""Calls that treat each row by itself."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from whole_and_split import ODD, cases, check, refusals
+
+
+def sums(x, src, dst, e):
+    return x.new_zeros(x.size(0), 4).index_add(0, dst, x[src] * e)
+
+
+def in_place(x, src, dst, e):
+    h = sums(x, src, dst, e)
+    h += x
+    h.mul_(0.5).add_(1.0).relu_()
+    return h[src]
+
+
+def fresh_in_place(x, src):
+    y = x * 2
+    y[:, :2].mul_(3.0)
+    y.clamp_(min=-1.0)
+    return y[src]
+
+
+def becomes_stale(x, src, dst, e):
+    y = x * 1
+    y += sums(x, src, dst, e)
+    return y[src]
+
+
+EXACT = {
+    "arithmetic": lambda x, z, c: (x + 2 * z - c) / 3 + 1 / (1 + x**2) - x.neg().abs() + 2 - x + (x.detach() // 2),
+    "with sums": lambda x, src, dst, e: (x * sums(x, src, dst, e) + x)[src] + sums(x, src, dst, e)[dst],
+    "what every rank has, broadcast": lambda x, c, table, series: (x * c + x * table[:1], series * table[0, :3]),
+    "functions": lambda x: (
+        F.gelu(x) + F.silu(x) + x.tanh().exp() + F.softplus(x) + F.leaky_relu(x, 0.2) + x.sigmoid().log() + F.elu(x)
+    ),
+    "comparisons": lambda x, z: (
+        torch.where(x > z, x, z) + (x >= 0) * (z != 1) + torch.where(x.isfinite() & (x < 1), x, 0.0)
+    ),
+    "masks": lambda x, mask: x.masked_fill(mask.view(-1, 1), 0.0) + torch.where(~mask[:, None], x, x * 2),
+    "three arguments": lambda x, z, u: (
+        torch.addcmul(x, x, z, value=0.5) + x.lerp(z, 0.3) + x.clamp(min=z * 0, max=z + 1)
+    ),
+    "with learned slopes": (lambda x, net: net(x), {"net": lambda: nn.PReLU(4)}),
+    "in place": in_place,
+    "fresh rows in place": fresh_in_place,
+    "along other dimensions": lambda series, columns: series.exp().mul(2) + series[:1] + columns.sum() * 0,
+    "edges": lambda e, w, columns: e * w.view(-1, 1) + columns.t(),
+    "types": lambda x, kind, mask: (
+        x.float().double() * 2 + x.to(torch.float32).to(x) + mask.double().view(-1, 1) + x.detach().clone().contiguous()
+    ),
+    "types of integers": lambda kind, e: kind.int().long().to(e.dtype) + kind.type_as(e),
+    "softmax of features": lambda x, z: (
+        x.softmax(1) + F.log_softmax(z, dim=-1) + F.normalize(x) + F.normalize(z + 1, dim=-1) + F.softmin(x, dim=1)
+    ),
+    "order of features": lambda x: (
+        x.sort(1).values
+        + x.topk(4, 1).values
+        + x.cumsum(1)
+        + x.argsort(1)
+        + x.cummax(1).values
+        + x.sort(dim=-1, stable=True)[0]
+    ),
+    "gates": lambda x: F.glu(x) + F.glu(x, dim=-1),
+    "an embedding": (lambda batch, kind, net: (net(batch), net(kind)), {"net": lambda: nn.Embedding(3, 4)}),
+    "an embedding with padding": (lambda batch, net: net(batch), {"net": lambda: nn.Embedding(3, 4, padding_idx=0)}),
+    "one column for each class": lambda batch, x: F.one_hot(batch, 3) * x[:, :3] + F.one_hot(batch, num_classes=3),
+    "norms of each row": (
+        lambda x, vectors, net: net(x) + F.rms_norm(x, (4,)) + F.layer_norm(vectors, (3, 2)).sum((1, 2))[:, None],
+        {"net": lambda: nn.LayerNorm(4)},
+    ),
+    "ends that are equal": lambda src, dst: (src == dst) | ~(src != dst),
+    "single precision": (lambda x, src, dst, e: sums(x.float(), src, dst, e.float()) * 2, {"tolerance": 1e-6}),
+}
+
+REFUSED = {
+    "a column against a vector": (lambda x, v: x[:, :1] + v, "outer product"),
+    "a vector against a square": (lambda square, v: square + v, "outer product"),
+    "a vector against as many features": (
+        lambda x, v: x * v,
+        "outer product",
+        {"sample": ODD["as many nodes as features"]},
+    ),
+    "all pairs": (lambda x: (x[:, None] - x[None]).norm(dim=-1), "outer product"),
+    "a constant of all rows": (lambda x: x + torch.ones(13, 4, dtype=x.dtype), "same on every rank, beside rows"),
+    "nodes and edges": (lambda x, e: x + e, "not the same rows", {"sample": ODD["as many edges as nodes"]}),
+    "a constant changed by rows": (lambda x, c: c.clone().view(1, 4).expand(13, 4).clone().add_(x), ""),
+    "row numbers computed with": (lambda src: src + 1, "row numbers"),
+    "row numbers compared": (lambda src, dst: src > dst, "row numbers"),
+    "row numbers chosen from": (lambda src, dst, kind: torch.where(kind > 0, src, dst), "row numbers"),
+    "row numbers changed": (lambda src: src.clone().add_(1), "row numbers"),
+    "row numbers against others": (lambda src, kind: src == kind, "row numbers"),
+    "out=": (lambda x, z: torch.add(x.detach(), z.detach(), out=torch.empty_like(x)), "out="),
+    "cumsum of rows": (lambda x: x.cumsum(0), "runs along the nodes"),
+    "cumsum of a vector": (lambda v: v.cumsum(-1), "runs along the nodes"),
+    "rows sorted": (lambda v: v.sort(), "runs along the nodes"),
+    "the order of rows": (lambda v: v.argsort(), "runs along the nodes"),
+    "the best rows": (lambda v: v.topk(3), "runs along the nodes"),
+    "the third row": (lambda v: v.kthvalue(3), "runs along the nodes"),
+    "columns normalised": (lambda x: F.normalize(x, dim=0), "runs along the nodes"),
+    "differences of rows": (lambda x: x.diff(dim=0), "runs along the nodes"),
+    "an embedding of row numbers": (lambda src, net: net(src), "row numbers", {"net": lambda: nn.Embedding(13, 4)}),
+    "an embedding whose table is rows": (lambda batch, x: F.embedding(batch, x), "itself dealt"),
+    "classes not counted": (lambda batch: F.one_hot(batch), "num_classes"),
+    "norms over rows": (lambda x: F.layer_norm(x, (13, 4)), "runs over the nodes"),
+    "an unknown call": (lambda x: torch.special.bessel_j0(x), "has no exact form"),
+    "data": (lambda x: torch.cdist(x, x), "cdist"),
+}
+
+
+def changed_behind(x, src, dst, e):
+    with torch.no_grad():
+        h = sums(x, src, dst, e)
+        first = h[src]
+        h.data.mul_(2.0)
+        return first + h[src]
+
+
+def max_norm(x, batch, kind, net):
+    return net(batch), net(kind)
+
+
+LAW = {
+    "fresh rows changed by sums": becomes_stale,
+    "changed behind the back": changed_behind,
+    "row numbers as floats": lambda src: src.double() * 2,
+    "row numbers as floats, a mean": lambda dst: dst.to(torch.float64).mean(),
+    "row numbers as bools": lambda src: src.bool(),
+    "row numbers as bytes": lambda src, x: x[src.byte().long()],
+    "row numbers of another type": lambda src, x: src.type_as(x) * 2,
+    "columns for row numbers": lambda src: F.one_hot(src, 13),
+    "columns for all rows": lambda x: F.one_hot(torch.arange(x.size(0)), 13),
+    "cosines": lambda x, src, dst: F.cosine_similarity(x[src], x[dst], dim=1),
+    "cosines added up": lambda x, src, dst: F.cosine_similarity(x[src], x[dst], dim=1).sum(),
+    "an order statistic": lambda x: x.kthvalue(2, 1).values.sum(),
+    "cross products": lambda series: torch.cross(series, series.flip(2), dim=2),
+    "a product of vectors": lambda vectors: torch.linalg.cross(vectors.transpose(1, 2), vectors.transpose(1, 2) * 2),
+    "differences of features": lambda x: x.diff() + x.diff(dim=1),
+    "a slope for each row": (lambda series, net: F.prelu(series, net.weight), {"net": lambda: nn.PReLU(13)}),
+    "an embedding that renormalises": (max_norm, {"net": lambda: nn.Embedding(3, 4, max_norm=0.5)}),
+    "an embedding by frequency": (
+        lambda batch, net: net(batch),
+        {"net": lambda: nn.Embedding(3, 4, scale_grad_by_freq=True)},
+    ),
+    "a random choice of classes": (lambda x: F.gumbel_softmax(x, dim=1), {"against": "alone"}),
+    "inference": (
+        lambda x, src, dst, e: torch.inference_mode()(lambda: sums(sums(x, src, dst, e), src, dst, e)[src])(),
+        {"gradients": False},
+    ),
+    "no gradient": lambda x, src, dst, e: x * torch.no_grad()(lambda: sums(sums(x, src, dst, e), src, dst, e))(),
+    "nan replaced": lambda x: x.log().nan_to_num(0.0),
+    "a polynomial": lambda u: torch.polygamma(1, u),
+    "deep copies": lambda x: __import__("copy").deepcopy(x.detach()) * 2,
+}
+WAITING = {}
+
+
+@cases(EXACT)
+def test_rows_by_themselves_are_exact(function, more):
+    check(function, **more)
+
+
+@refusals(REFUSED)
+def test_rows_that_meet_other_rows_are_refused(function, text, more):
+    check(function, refused=text, **more)
+
+
+@cases(LAW, WAITING)
+def test_odd_calls_are_exact_or_refused(function, more):
+    check(function, or_refused=True, **more)
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_broadcasting_looks_at_rows_and_not_at_lengths(name):
+    check(lambda x, c, v, e, w: (x * c + v.view(-1, 1), e.t() * w, (x.t() + v).t()), ODD[name])
+    check(lambda x, v: x[:, :1] + v, ODD[name], refused="outer product")

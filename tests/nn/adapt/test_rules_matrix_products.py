@@ -1,0 +1,205 @@
+"""Matrix products: of each row, and over rows."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from whole_and_split import ODD, cases, check, refusals
+
+
+def sums(x, src, dst, e):
+    return x.new_zeros(x.size(0), 4).index_add(0, dst, x[src] * e)
+
+
+class Weighted(nn.Module):
+    def __init__(self, *shape):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(*shape))
+        self.bias = nn.Parameter(torch.randn(4))
+
+
+EXACT = {
+    "a layer": (lambda x, e, net, src: net(x)[src] + net(e), {"net": lambda: nn.Linear(4, 3)}),
+    "a layer of sums": (lambda x, src, dst, e, net: net(sums(x, src, dst, e))[src], {"net": lambda: nn.Linear(4, 4)}),
+    "a layer without bias of steps": (lambda series, net: net(series), {"net": lambda: nn.Linear(3, 2, bias=False)}),
+    "a bilinear layer": (lambda x, z, net: net(x, z), {"net": lambda: nn.Bilinear(4, 4, 3)}),
+    "weights": lambda x, table: x @ table.t() + torch.mm(x, table.t()) + (table @ x.t()).t(),
+    "a vector of weights": lambda x, c: x @ c + torch.mv(x, c) + c @ x.t() + x.matmul(c),
+    "over rows": lambda x, z: (x.t() @ z, x.t().matmul(z), z.t() @ z[:, 0]),
+    "over rows of sums": lambda x, src, dst, e: x.t() @ sums(x, src, dst, e),
+    "over rows of two vectors": lambda v, u: (v @ u, torch.dot(v, u), v.matmul(u)),
+    "over edges": lambda e, w: e.t() @ w + w @ e,
+    "linear attention": lambda x, z: (x.softmax(1) @ (z.softmax(0).t() @ x)) / x.size(1),
+    "matrices of each row": lambda vectors: (
+        vectors @ vectors.transpose(1, 2) + torch.bmm(vectors, vectors.transpose(1, 2))
+    ),
+    "matrices of each row by weights": lambda vectors, c: (
+        vectors @ c.view(2, 2) + (c[:3].view(1, 3) @ vectors).squeeze(1)[:, None]
+    ),
+    "matrices of each row by a vector": lambda vectors, c: vectors @ c[:2] + (c[:3] @ vectors)[:, :1],
+    "batches of weights": (lambda x, net: x @ net.weight, {"net": lambda: Weighted(2, 4, 3)}),
+    "steps by weights": lambda series, c: series @ c[:3].view(3, 1) + series @ torch.ones(2, 3, 1, dtype=series.dtype),
+    "added products": (lambda x, net: torch.addmm(net.bias, x, net.weight), {"net": lambda: Weighted(4, 4)}),
+    "added products with factors": (
+        lambda x, net: torch.addmm(x, x, net.weight, beta=0.5, alpha=2),
+        {"net": lambda: Weighted(4, 4)},
+    ),
+    "einsum of rows": lambda x, z, table: (
+        torch.einsum("nf,nf->n", x, z),
+        torch.einsum("nf,kf->kn", x, table),
+        torch.einsum("n f , k f -> n k", x, table),
+    ),
+    "einsum over rows": lambda x, z, v: (
+        torch.einsum("nf,ng->fg", x, z),
+        torch.einsum("nf,n->f", x, v),
+        torch.einsum("nf->", x),
+        torch.einsum("nf->f", [x]),
+    ),
+    "einsum of sums": lambda x, src, dst, e: torch.einsum("nf,nf->n", x, sums(x, src, dst, e))[src],
+    "a sequence for each row": (lambda vectors, net: net(vectors)[0], {"net": lambda: nn.LSTM(2, 3, batch_first=True)}),
+    "a sequence of steps": (lambda series, net: net(series)[0] + net(series)[1][0], {"net": lambda: nn.GRU(3, 3)}),
+    "two directions": (lambda series, net: net(series)[0], {"net": lambda: nn.RNN(3, 2, bidirectional=True)}),
+    "a step of a recurrent network": (
+        lambda x, src, dst, e, net: net(sums(x, src, dst, e), x)[src],
+        {"net": lambda: nn.GRUCell(4, 4)},
+    ),
+    "a step from nothing": (lambda x, net: net(x)[1], {"net": lambda: nn.LSTMCell(4, 4)}),
+    "a convolution over features": (lambda vectors, net: net(vectors), {"net": lambda: nn.Conv1d(3, 2, 2)}),
+    "pooling of features": lambda vectors: (
+        F.max_pool1d(vectors, 2) + F.avg_pool1d(vectors, 2) + F.adaptive_avg_pool1d(vectors, 1)
+    ),
+    "attention within each row": lambda vectors: F.scaled_dot_product_attention(vectors, vectors, vectors * 2),
+    "single precision": (lambda x, z: x.float().t() @ z.float(), {"tolerance": 1e-6}),
+    "complex": lambda x: (x * 1j).t() @ (x + 1j),
+}
+
+REFUSED = {
+    "every row with every other one": (lambda x: x @ x.t(), "every one of the nodes with every other"),
+    "nodes with edges": (lambda x, e: x @ e.t(), "not the same rows"),
+    "over nodes and edges": (lambda x, e: x.t() @ e, "not the same rows", {"sample": ODD["as many edges as nodes"]}),
+    "over rows and what every rank has": (lambda x: torch.ones(13, dtype=x.dtype) @ x, "not the same rows"),
+    "over what every rank has": (lambda x: x.t() @ torch.ones(13, 2, dtype=x.dtype), "not the same rows"),
+    "over rows of a square": (lambda square, x: square @ x, "not the same rows"),
+    "weights that are rows": (lambda x, z: F.linear(x, z), "weights that are dealt"),
+    "a layer over rows": (lambda square, net: net(square.t()), "sums over rows", {"net": lambda: nn.Linear(13, 2)}),
+    "matrices of every rank": (lambda vectors: vectors @ torch.ones(13, 2, 2, dtype=vectors.dtype), "meets rows"),
+    "einsum of all pairs": (lambda x: torch.einsum("nf,mf->nm", x, x), "with every other one"),
+    "einsum without letters": (lambda x, c: torch.einsum("...f,f->...", x, c), "letters only"),
+    "einsum with a constant of all rows": (
+        lambda x: torch.einsum("nf,n->f", x, torch.ones(13, dtype=x.dtype)),
+        "beside rows",
+    ),
+    "a sequence of rows": (lambda x, net: net(x)[0], "runs along the rows", {"net": lambda: nn.LSTM(4, 3)}),
+    "a sequence of rows in a batch": (
+        lambda x, net: net(x[None])[0],
+        "runs along the rows",
+        {"net": lambda: nn.GRU(4, 3, batch_first=True)},
+    ),
+    "a network that drops": (
+        lambda series, net: net(series)[0],
+        "dropout inside",
+        {"net": lambda: nn.GRU(3, 3, 2, dropout=0.5)},
+    ),
+    "a convolution over rows": (
+        lambda x, net: net(x.t()[None]),
+        "runs along the rows",
+        {"net": lambda: nn.Conv1d(4, 4, 3)},
+    ),
+    "pooling of rows": (lambda x: F.avg_pool1d(x.t(), 2), "runs along the rows"),
+    "attention between rows": (
+        lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None]),
+        "attention between all rows",
+    ),
+    "a transformer": (
+        lambda x, net: net(x[None])[0],
+        "attention between all rows",
+        {"net": lambda: nn.TransformerEncoderLayer(4, 1, 8, dropout=0.0, batch_first=True)},
+    ),
+    "a transformer that does not learn": (
+        lambda x, net: net(x[None])[0],
+        "",
+        {"net": lambda: nn.TransformerEncoderLayer(4, 1, 8, dropout=0.0, batch_first=True).eval()},
+    ),
+    "eigenvalues": (lambda square: torch.linalg.eigvalsh(square.detach()), "eigvalsh"),
+    "an inverse": (lambda square: square.inverse(), "inverse"),
+    "a singular value": (lambda x: torch.linalg.svdvals(x), "svdvals"),
+}
+
+LAW = {
+    "a layer by keywords": (
+        lambda x, net: F.linear(input=x, weight=net.weight, bias=net.bias),
+        {"net": lambda: nn.Linear(4, 4)},
+    ),
+    "a bias of rows": (
+        lambda x, net: F.linear(x, net.weight, bias=x[:, 0]),
+        {"net": lambda: nn.Linear(4, 4), "sample": ODD["as many nodes as features"]},
+    ),
+    "a diagonal": lambda square: torch.einsum("ii->i", square),
+    "a diagonal of as many features": (
+        lambda x: torch.einsum("ii->i", x),
+        {"sample": ODD["as many nodes as features"]},
+    ),
+    "a trace": lambda square: torch.einsum("ii->", square),
+    "inner products": lambda x, table, c: torch.inner(x, table) + torch.inner(x, c)[:, None],
+    "inner products, from the left": lambda x, table: torch.inner(table, x),
+    "inner products with a batch": lambda x, table: torch.inner(x, table.view(1, 3, 4)).sum(0),
+    "inner products over rows": lambda v, u: torch.inner(v, u),
+    "a keyword": lambda x, table: torch.matmul(x, other=table.t()),
+    "multi_dot": lambda x, table: torch.linalg.multi_dot([x, table.t(), table]),
+    "an outer product": lambda v: torch.outer(v, v),
+    "vecdot": lambda x, z: torch.linalg.vecdot(x, z),
+    "tensordot": lambda x, z: torch.tensordot(x, z, dims=([0], [0])),
+    "added over rows": lambda x, z, table: torch.addmm(table.new_zeros(4, 4), x.t(), z),
+    "added in place": lambda x, table: (x * 1).addmm_(x, table.t() @ table),
+    "added vectors": lambda x, c, v: torch.addmv(v, x, c),
+    "added batches": lambda vectors: torch.baddbmm(
+        vectors, vectors, torch.ones(1, 2, 2, dtype=vectors.dtype).expand(vectors.size(0), 2, 2)
+    ),
+    "attention by keywords": lambda vectors: F.scaled_dot_product_attention(query=vectors, key=vectors, value=vectors),
+    "attention that drops": (
+        lambda vectors: F.scaled_dot_product_attention(vectors, vectors, vectors, dropout_p=0.5),
+        {"against": "alone"},
+    ),
+    "attention that drops, of constants": (
+        lambda x, table: x * F.scaled_dot_product_attention(table[None], table[None], table[None], dropout_p=0.5).sum(),
+        {"against": "alone"},
+    ),
+    "attention with a mask of rows": lambda vectors, mask: F.scaled_dot_product_attention(
+        vectors, vectors, vectors, attn_mask=mask.view(-1, 1, 1).double()
+    ),
+    "attention with every rank's mask": lambda vectors: F.scaled_dot_product_attention(
+        vectors, vectors, vectors, attn_mask=torch.ones(13, 3, 3, dtype=vectors.dtype)
+    ),
+    "heads of each row": (
+        lambda vectors, net: net(vectors, vectors, vectors)[0],
+        {"net": lambda: nn.MultiheadAttention(2, 1, batch_first=True)},
+    ),
+    "a convolution of one picture": (
+        lambda vectors, net: net(vectors.transpose(1, 2)),
+        {"net": lambda: nn.Conv1d(2, 2, 1)},
+    ),
+    "a cell by rows and a constant": (lambda x, c, net: net(x, c.expand(13, 4)), {"net": lambda: nn.GRUCell(4, 4)}),
+    "columns through a cell": (lambda columns, net: net(columns.t()), {"net": lambda: nn.GRUCell(4, 4)}),
+}
+WAITING = {}
+
+
+@cases(EXACT)
+def test_products_are_exact(function, more):
+    check(function, **more)
+
+
+@refusals(REFUSED)
+def test_products_of_all_rows_with_all_are_refused(function, text, more):
+    check(function, refused=text, **more)
+
+
+@cases(LAW, WAITING)
+def test_odd_products_are_exact_or_refused(function, more):
+    check(function, or_refused=True, **more)
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_products_do_not_take_a_dimension_for_rows_by_its_length(name):
+    check(lambda x, z, table, e: (x @ table.t(), x.t() @ z, e.t() @ e, torch.einsum("nf,ng->fg", x, z)), ODD[name])
+    check(lambda x: x @ x.t(), ODD[name], refused="every one of the nodes")

@@ -1,0 +1,210 @@
+"""Dimensions moved about: the rows stay apart, wherever they go."""
+
+import pytest
+import torch
+from whole_and_split import ODD, cases, check, refusals
+
+
+def sums(x, src, dst, e):
+    return x.new_zeros(x.size(0), 4).index_add(0, dst, x[src] * e)
+
+
+def loops(edge_index, x):
+    numbers = torch.arange(x.size(0))
+    return torch.cat([edge_index, torch.stack([numbers, numbers])], 1)
+
+
+def with_loops(x, edge_index, e):
+    ends = loops(edge_index, x)
+    weights = torch.cat([e, x * 2])
+    return x.new_zeros(x.size(0), 4).index_add(0, ends[1], x[ends[0]] * weights)
+
+
+def loops_cut_off(x, edge_index, e):
+    both = torch.cat([e, x])
+    return both[: e.size(0)] * e, both[e.size(0) :] * x, both.sum(0)
+
+
+EXACT = {
+    "views by a size": lambda x, src: (
+        x.view(x.size(0), 2, 2)[src] + x.reshape(x.size(0), -1).view(x.size(0), 2, -1)[src]
+    ),
+    "views by -1": lambda x, v: x.view(-1, 2, 2).sum((1, 2)) + v.view(-1, 1).view(-1),
+    "views of a whole shape": lambda x, z: x.view(z.shape) + x.view_as(z) + x.reshape_as(z),
+    "views along another dimension": lambda series: series.reshape(2, -1, 3, 1).view(2, series.size(1), 3),
+    "views by keywords": lambda x: x.reshape(shape=(-1, 2, 2)),
+    "flattened features": lambda vectors: vectors.flatten(1) + vectors.flatten(start_dim=1, end_dim=2),
+    "a column flattened": lambda x: x[:, :1].flatten(),
+    "a dimension more and less": lambda x, v: x.unsqueeze(0).squeeze(0) + v.unsqueeze(-1) + x.unsqueeze(1).squeeze(),
+    "only lengths of 1 less": lambda x: x[:, :1].squeeze(1) + x[:, :1].squeeze(-1) + x[:, 1:2].squeeze(),
+    "turned": lambda x, src: (x.t().transpose(0, 1) + x.T.mT)[src],
+    "turned and read": lambda x, src: x.t()[:, src] + x.permute(1, 0).index_select(1, src),
+    "permuted": lambda vectors: vectors.permute(2, 0, 1).movedim(0, -1).swapaxes(1, 2),
+    "expanded": lambda v, x, c: (
+        v.view(-1, 1).expand(-1, 4)
+        + v.view(-1, 1).expand(x.size(0), 4)
+        + v.view(-1, 1).expand_as(x)
+        + c.expand(x.size(0), 4)
+    ),
+    "sums expanded like fresh rows": lambda x, src, dst, e: (
+        sums(x, src, dst, e)[:, :1].expand_as(x) + x[:, :1].expand_as(sums(x, src, dst, e))
+    ),
+    "in a new dimension": lambda x, c: x.expand(2, -1, 4).sum(0) + x.broadcast_to((3, x.size(0), 4))[0],
+    "repeated features": lambda x: (
+        x.repeat(1, 2) + torch.tile(x, (1, 2)) + x.repeat_interleave(2, dim=1) + x.repeat(2, 1, 1)[1].repeat(1, 2)
+    ),
+    "one step at a time": lambda series: (
+        sum(series.unbind(0)) + sum(step for step in series) + sum(series[:, :, 0].unbind()).view(-1, 1)
+    ),
+    "ends one by one": lambda x, edge_index: (lambda ends: x[ends[0]] - x[ends[1]])(list(edge_index)),
+    "pieces of features": lambda x: torch.cat(
+        [*x.chunk(2, 1), *x.split(3, dim=1), *x.split([1, 3], -1), *x.tensor_split(2, dim=1)], 1
+    ),
+    "pieces of steps": lambda series: series.chunk(2)[1] - series.split(1)[0],
+    "features beside each other": lambda x, z, v: torch.cat([x, z, v.view(-1, 1)], -1),
+    "fresh rows beside sums": lambda x, src, dst, e: torch.cat([x, sums(x, src, dst, e)], 1)[src],
+    "steps beside each other": lambda series, x: torch.cat([series, x[None, :, :3]]),
+    "nothing beside rows": lambda x, c: torch.cat([c[:0], x, c[:0]], 1) if False else torch.cat([x[:, :0], x], 1),
+    "rows behind each other": lambda x, z: torch.cat([x, z]).sum(0) + torch.cat([x, z]).mean(0),
+    "self-loops behind edges": with_loops,
+    "pieces of joined rows": loops_cut_off,
+    "halves of joined rows": lambda x, z: (lambda halves: halves[0] * x - halves[1])(torch.cat([x, z]).chunk(2)),
+    "joined rows split by sizes": lambda x, e: torch.cat([x, e]).split([x.size(0), e.size(0)])[1] * e,
+    "both directions of edges": (
+        lambda x, edge_index, e: (
+            lambda ends: x.new_zeros(x.size(0), 4).index_add(0, ends[1], x[ends[0]] * torch.cat([e, e]))
+        )(torch.cat([edge_index, edge_index.flip(0)], 1)),
+        {"policies": ("incident",)},
+    ),
+    "on top of each other": lambda x, z: (
+        torch.stack([x, z]).sum(0) + torch.stack([x, z], -1)[..., 1] + torch.stack((x, z), dim=1)[:, 0]
+    ),
+    "ends on top of each other": lambda x, src, dst: (lambda ends: x[ends[0]] - x[ends[1]])(torch.stack([src, dst])),
+    "turned edges": lambda x, edge_index, e: x[edge_index.flip(0)[0]] - x[edge_index[[1, 0]][1]],
+    "features backwards": lambda x: x.flip(1) + x.flip([-1]),
+    "some features": lambda x: x.narrow(1, 1, 2) + x.select(1, 0).view(-1, 1) + x.select(-1, 3).unsqueeze(-1),
+}
+
+REFUSED = {
+    "all numbers in a row": (lambda x: x.view(-1), "merges rows"),
+    "rows and features mixed": (lambda x: x.view(-1, 2), "merges rows"),
+    "the number of rows as a plain integer": (lambda x: x.view(13, 2, 2), "plain integer"),
+    "a plain integer that fits": (
+        lambda x: x.view(4, 4),
+        "plain integer",
+        {"sample": ODD["as many nodes as features"]},
+    ),
+    "a plain integer that fits the rows here": (
+        lambda x: x.reshape(4, 2, 4),
+        "plain integer",
+        {"sample": ODD["as many local rows as features"]},
+    ),
+    "turned and run together": (lambda x: x.t().reshape(-1, 4), "merges rows"),
+    "nodes as edges": (lambda x, e: x.view(e.size(0), -1), "something else", {"sample": ODD["as many edges as nodes"]}),
+    "numbers taken to pieces": (lambda x: x.view(torch.float32), "to pieces"),
+    "flattened rows": (lambda x: x.flatten(), "merges rows"),
+    "flattened steps": (lambda series: series.flatten(0, 1), "merges rows"),
+    "ends flattened": (lambda edge_index: edge_index.flatten(), ""),
+    "ends turned": (lambda edge_index: edge_index.t(), "both ends"),
+    "rows repeated": (lambda x: x.repeat(2, 1), "copies of rows"),
+    "rows repeated one by one": (lambda x: x.repeat_interleave(2, 0), "copies of rows"),
+    "rows repeated by their own numbers": (lambda x, batch: x.repeat_interleave(batch, 0), "copies of rows"),
+    "rows one by one": (lambda x: x.unbind(), "one by one"),
+    "rows in chunks": (lambda x: x.chunk(2), "cuts the nodes"),
+    "rows in pieces of 5": (lambda x: x.split(5)[0], "cuts the nodes"),
+    "joined rows cut elsewhere": (lambda x, e: torch.cat([x, e]).split([e.size(0), x.size(0)]), "cuts the"),
+    "joined rows halved": (lambda x, e: torch.cat([x, e]).chunk(2), "cuts the"),
+    "a virtual node": (lambda x, c: torch.cat([x, c.view(1, 4)]), "virtual node"),
+    "a constant beside rows": (lambda x: torch.cat([x, torch.ones(13, 1, dtype=x.dtype)], 1), "beside rows"),
+    "nodes beside edges": (
+        lambda x, e: torch.cat([x, e], 1),
+        "not the same rows",
+        {"sample": ODD["as many edges as nodes"]},
+    ),
+    "rows beside rows along another dimension": (lambda square: torch.cat([square, square.t()], 1), ""),
+    "row numbers beside others": (lambda edge_index, kind: torch.cat([edge_index, kind[None]]), "row numbers"),
+    "row numbers behind others": (lambda src, kind: torch.cat([src, kind]), "row numbers"),
+    "a constant on top of rows": (lambda x: torch.stack([x, torch.ones(13, 4, dtype=x.dtype)]), "on top of rows"),
+    "nodes on top of edges": (
+        lambda x, e: torch.stack([x, e]),
+        "not the same rows",
+        {"sample": ODD["as many edges as nodes"]},
+    ),
+    "rows upside down": (lambda x: x.flip(0), "turns the order"),
+    "rows by narrow": (lambda x: x.narrow(0, 0, 2), "by their place"),
+    "a row by select": (lambda x: x.select(0, 1), "by its place"),
+    "rolled": (lambda x: x.roll(1, 0), "roll"),
+    "as_strided": (lambda x: x.as_strided((2, 2), (1, 1)), "as_strided"),
+    "unfolded": (lambda x: x.unfold(0, 2, 1), "unfold"),
+    "rows repeated for rows": (lambda x: x[:, None].expand(x.size(0), x.size(0), 4), ""),
+    "a meshgrid": (lambda v: torch.meshgrid(v, v, indexing="ij"), "meshgrid"),
+}
+
+LAW = {
+    "features backwards, by a keyword": lambda x: x.flip(dims=(1,)),
+    "repeated, by a keyword": lambda x: torch.tile(x, dims=(1, 2)),
+    "a constant of all rows expanded": lambda x, c: (
+        (x.mean() * c).expand(x.size(0), 4) + x * c.new_ones(13, 1).expand(x.size(0), 4)
+    ),
+    "ends as columns": lambda src, dst: torch.stack([src, dst], 1) * 2,
+    "an end narrowed": lambda edge_index: edge_index.narrow(0, 0, 1) * 2,
+    "an end chunked": lambda edge_index: edge_index.chunk(2)[0] * 2,
+    "an end split off": lambda edge_index: edge_index.split(1)[1].double().mean(),
+    "an end repeated": lambda src: src.view(-1, 1).repeat_interleave(2, dim=1) * 2,
+    "ends on top of themselves": lambda edge_index: torch.stack([edge_index, edge_index]) * 2,
+    "ends expanded": lambda src, x: src.expand(2, -1) * 2,
+    "ends repeated and read": lambda edge_index, x: x[edge_index.repeat(2, 1)[3]],
+    "joined twice": lambda x, z, e: (
+        torch.cat([torch.cat([x, z]), e]).sum(0),
+        torch.cat([x, torch.cat([z, e])]).amax(0),
+    ),
+    "joined with itself": lambda x: torch.cat([x]) + x,
+    "loops joined and read": lambda x, edge_index: x[loops(edge_index, x)[0]],
+    "loops joined by expand": lambda x, edge_index: x[
+        torch.cat([edge_index, torch.arange(x.size(0)).expand(2, -1)], 1)[1]
+    ],
+    "chunks of one piece": lambda x: x.chunk(1)[0] * 2,
+    "unflattened": lambda x: x.unflatten(1, (2, 2)),
+    "features rolled": lambda x: x.roll(1, 1),
+    "real and imaginary parts": lambda x: torch.view_as_real(torch.view_as_complex(x.view(x.size(0), 2, 2))),
+    "halves on top": lambda x: torch.hstack([x, x]),
+    "broadcast": lambda x, c: torch.broadcast_tensors(x, c)[1],
+}
+WAITING = {}
+
+
+@cases(EXACT)
+def test_rows_are_followed_to_where_they_go(function, more):
+    check(function, **more)
+
+
+@refusals(REFUSED)
+def test_rows_are_not_mixed_with_other_dimensions(function, text, more):
+    check(function, refused=text, **more)
+
+
+@cases(LAW, WAITING)
+def test_odd_shapes_are_exact_or_refused(function, more):
+    check(function, or_refused=True, **more)
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_dimension_is_not_taken_for_rows_because_of_its_length(name):
+    def turn(x, z, vectors, e):
+        return (
+            x.t(),
+            torch.cat([x, z], 1),
+            vectors.permute(2, 1, 0),
+            x.view(-1, 2, 2),
+            e.view(e.size(0), 4, 1),
+            torch.cat([x, e]).sum(0),
+        )
+
+    check(turn, ODD[name])
+    for function in (
+        lambda x: x.squeeze(),
+        lambda x: x.squeeze(0).sum(0),
+        lambda x: x[:, None].squeeze(),
+        lambda e: e.squeeze(0) * 2,
+    ):
+        check(function, ODD[name], or_refused=True)

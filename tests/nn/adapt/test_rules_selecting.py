@@ -1,0 +1,215 @@
+"""Rows read by an index or a mask."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from whole_and_split import ODD, USUAL, cases, check, refusals
+
+
+def sums(x, src, dst, e):
+    return x.new_zeros(x.size(0), 4).index_add(0, dst, x[src] * e)
+
+
+def without_loops(x, edge_index, mask):
+    ends = edge_index[:, mask]
+    return x.new_zeros(x.size(0), 4).index_add(0, ends[1], x[ends[0]])
+
+
+EXACT = {
+    "nodes at both ends": lambda x, src, dst: x[src] - x.index_select(0, dst),
+    "sums at both ends": lambda x, src, dst, e: (lambda h: h[src] * h[dst])(sums(x, src, dst, e)),
+    "rows along another dimension": lambda series, src: series[:, src] + series.index_select(1, src),
+    "an index of a column": lambda x, src: x[src.view(-1, 1)],
+    "a negative dimension": lambda series, src: series.index_select(-2, src),
+    "features by a list": lambda x: x[:, [2, 0]] + x[..., [1, 1]],
+    "features by an index": lambda x, net: x[:, net.places],
+    "features by a mask that every rank has": lambda x, table: x[:, table[0] > 0],
+    "features by a number": lambda x: x[:, 1] + x[..., -1] + x[:, 1:3].sum(1),
+    "features backwards": lambda x: x[:, ::2],
+    "a dimension of length 1": lambda x, series: x[None] + x[:, None].transpose(0, 1) + x[None, ..., :],
+    "the first of two steps": lambda series: series[0] - series[-1],
+    "all rows": lambda x: x[:] + x[: x.size(0)] + x[0 : x.size(0), :],
+    "rows by a mask": lambda x, mask: (x[mask], x[mask, 0], x[~mask].sum(0)),
+    "the mean of rows of a mask": lambda x, mask: x[mask].mean(0) + x[mask].size(0),
+    "a mask along another dimension": lambda series, mask: series[:, mask],
+    "two tensors by one mask": lambda x, z, mask: x[mask] * z[mask],
+    "an empty mask": lambda x, v, e, w: (x[v > 100], e[w > 100].sum(0)),
+    "a mask of sums": lambda x, src, dst, e: (lambda h: h[h.sum(1) > 0])(sums(x, src, dst, e)),
+    "rows where": lambda x, mask: (
+        x[mask.nonzero().view(-1)] + x[torch.where(mask)] + x[torch.nonzero(mask, as_tuple=True)[0]]
+    ),
+    "edges by a mask": lambda e, edge_mask: (e[edge_mask], e[edge_mask].mean(0)),
+    "sums of some edges": lambda x, e, edge_index, edge_mask: x.new_zeros(x.size(0), 4).index_add(
+        0, edge_index[:, edge_mask][1], e[edge_mask] * x[edge_index[:, edge_mask][0]]
+    ),
+    "no self-loops": lambda x, src, dst, edge_index: without_loops(x, edge_index, src != dst),
+    "only self-loops": lambda x, src, dst, e, edge_index: sums(x, src, dst, e)[edge_index[:, src == dst][0]],
+    "edges by their numbers": lambda e, edge_mask: e[edge_mask.nonzero().view(-1)],
+    "a table by types": lambda table, kind, batch: (table[kind] * 2, table.index_select(0, batch)),
+    "a table cut by a number of rows": lambda table, x: table[: x.size(0)] * x.sum(),
+    "a table by types and columns": lambda table, batch, kind: table[batch, batch],
+    "own features": lambda x, batch: x.gather(1, batch.view(-1, 1)) + torch.take_along_dim(x, batch.view(-1, 1), 1),
+    "own features of sums": lambda x, src, dst, e, batch: sums(x, src, dst, e).gather(1, batch.view(-1, 1)),
+    "an entry for each node": lambda x, batch: x[torch.arange(x.size(0)), batch],
+    "bools and integers from other ranks": lambda x, w, dst, src, kind: (
+        (x.new_zeros(x.size(0)).index_add(0, dst, w) > 1)[src] * 2.0,
+        torch.zeros(x.size(0), dtype=torch.long).index_add(0, dst, kind)[src] * 2,
+    ),
+    "more dimensions from other ranks": lambda vectors, src, dst: vectors.new_zeros(vectors.size(0), 3, 2).index_add(
+        0, dst, vectors[src]
+    )[src],
+    "another dimension from other ranks": lambda series, src, dst: series.new_zeros(2, series.size(1), 3).index_add(
+        1, dst, series[:, src]
+    )[:, src],
+    "complex numbers from other ranks": lambda x, src, dst, e: (sums(x, src, dst, e) * 1j)[src].abs(),
+    "no features from other ranks": lambda x, src, dst, e: sums(x, src, dst, e)[:, :0][src],
+    "single precision from other ranks": (
+        lambda x, src, dst, e: sums(x.float(), src, dst, e.float())[src],
+        {"tolerance": 1e-6},
+    ),
+}
+
+
+class Places(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("places", torch.tensor([3, 0, 3]))
+
+
+EXACT["features by an index"] = (EXACT["features by an index"], {"net": Places})
+
+REFUSED = {
+    "the first node": (lambda x: x[0], "by their place"),
+    "the last node": (lambda x: x[-1], "by their place"),
+    "the first five": (lambda x: x[:5], "by their place"),
+    "every other one": (lambda x: x[::2], "by their place"),
+    "all but one": (lambda x: x[1:], "by their place"),
+    "the first edges": (lambda e: e[:3], "by their place"),
+    "the first, along another dimension": (lambda series: series[:, 0], "by their place"),
+    "a range": (lambda x: x[range(2)], ""),
+    "a list": (lambda x: x[[0, 1]], "same on every rank"),
+    "a list of bools": (lambda x: x[[True] * 13], "same on every rank"),
+    "an index that every rank has": (lambda x, net: x[net.places], "same on every rank", {"net": Places}),
+    "an index of nobody knows": (lambda x: x[torch.from_numpy(np.array([0, 1]))], "nobody knows"),
+    "edges by an index that every rank has": (
+        lambda e, net: e.index_select(0, net.places),
+        "same on every rank",
+        {"net": Places},
+    ),
+    "computed numbers": (lambda x, batch: x[batch], "computed"),
+    "edges by numbers of nodes": (lambda e, src: e[src], "number something else"),
+    "a mask of edges on nodes": (lambda x, edge_mask: x[edge_mask], "not the same rows"),
+    "a mask of two dimensions": (lambda x: x[x > 0], "several dimensions"),
+    "what every rank has, at ends": (lambda table, src: table[src], "mark it with part.nodes"),
+    "rows of two equal masks": (lambda x, mask: x[mask] + x[mask.clone()], "not the same rows"),
+    "masked_select": (lambda x, mask: x.masked_select(mask.view(-1, 1)), "masked_select"),
+    "where of numbers": (lambda v: v.nonzero(), "nonzero of numbers"),
+    "where of a table": (lambda x: (x > 0).nonzero(), "features"),
+    "take": (lambda x, src: x.take(src), "take"),
+    "rows by gather": (lambda v, src: v.gather(0, src), "picks rows"),
+    "a larger row number": (lambda src, dst: src < dst, "row numbers"),
+    "the next row": (lambda x, src: x[src + 1], "row numbers"),
+    "a certain row": (lambda src: src == 0, "row numbers"),
+    "the largest row number": (lambda x, dst: x.new_zeros(int(dst.max()) + 1), "num_nodes=x.size(0)"),
+    "ends stacked into one": (lambda edge_index: edge_index.view(-1), ""),
+}
+INCOMING_ONLY = {
+    "sums at src": (lambda x, e, src: x.new_zeros(x.size(0), 4).index_add(0, src, e), "edges='incident'"),
+    "sums at dst of turned edges": (
+        lambda x, e, edge_index: x.new_zeros(x.size(0), 4).index_add(0, edge_index.flip(0)[1], e),
+        "edges='incident'",
+    ),
+}
+
+
+def changed_mask(e, w):
+    with torch.no_grad():
+        mask = w > 0.6
+        before = e[mask]
+        mask.view(-1).logical_not_()
+        return e[mask].mean(0) + before.sum(0)
+
+
+def flipped_and_joined(x, edge_index, src, dst, e):
+    h = sums(x, src, dst, e)
+    both = torch.cat([edge_index.flip(0), torch.arange(x.size(0)).expand(2, -1)], 1)
+    return h[both[1]]
+
+
+LAW = {
+    "features by numpy": lambda x: x[:, np.array([0, 1])],
+    "a numpy index": lambda x: x[np.array([0, 1])],
+    "a numpy number": lambda series: series[np.int64(0)].sum(1),
+    "a numpy table": lambda series: series[np.array([[0, 1]])].sum(2),
+    "True": lambda series: series[True].sum(1),
+    "a mask of numpy": lambda x: x[np.ones(13, dtype=bool)],
+    "a tuple of features": lambda x: x[:, (0, 1)],
+    "where, by a keyword": lambda mask, x: x[torch.where(condition=mask)[0]],
+    "where, as a result": lambda mask: torch.where(mask)[0],
+    "nonzero as a result": lambda mask: mask.nonzero(),
+    "edge_index as a result": lambda edge_index: edge_index,
+    "turned and sorted out edge_index as a result": lambda edge_index, edge_mask: edge_index.flip(0)[:, edge_mask],
+    "a mask changed through a view": changed_mask,
+    "turned edges joined with loops": flipped_and_joined,
+    "turned edges with a dimension more": lambda x, edge_index, src, dst, e: sums(x, src, dst, e)[
+        edge_index.flip(0)[:, None][1][0]
+    ],
+    "an end that equals itself": lambda x, src, dst, e, edge_index: sums(x, src, dst, e)[edge_index[:, src == src][0]],
+    "an end that equals the turned one": lambda x, src, dst, e, edge_index: sums(x, src, dst, e)[
+        edge_index[:, edge_index[0] == edge_index.flip(0)[1]][0]
+    ],
+    "features by row numbers": (lambda square, src, dst: square[src].gather(1, src.view(-1, 1)), {}),
+    "ends by a type of edge": lambda edge_index, kind, x: torch.gather(edge_index, 0, (kind > 0).long()[None]) * 2,
+    "indices from other ranks": lambda x, src, mask: (
+        x[mask.nonzero().view(-1)].sum(0) + x[torch.arange(x.size(0))[src]].sum(0)
+    ),
+    "a piece of joined ends": lambda x, edge_index: (
+        torch.cat([edge_index, edge_index], 1)[:, edge_index.size(1) :][0] * 2
+    ),
+    "masked along features and rows": lambda x, mask, table: x[mask][:, table[0] > 0],
+    "bytes as a mask": lambda x, mask: x[mask.to(torch.uint8)],
+}
+WAITING = {}
+
+
+@cases(EXACT)
+def test_reading_rows_is_exact(function, more):
+    check(function, **more)
+
+
+@refusals(REFUSED)
+def test_rows_are_not_read_by_place(function, text, more):
+    check(function, refused=text, **more)
+
+
+@refusals(INCOMING_ONLY)
+def test_sums_where_edges_begin_need_incident_edges(function, text, more):
+    check(function, refused=text, policies=("incoming",), **more)
+    check(function, policies=("incident",), **more)
+
+
+@cases(LAW, WAITING)
+def test_odd_indices_are_exact_or_refused(function, more):
+    check(function, or_refused=True, **more)
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_lengths_that_coincide_mean_nothing(name):
+    def twice(x, src, dst, e):
+        return sums(sums(x, src, dst, e), src, dst, e)
+
+    def masked(x, e, mask, edge_mask, edge_index):
+        some = x.new_zeros(x.size(0), 4).index_add(0, edge_index[:, edge_mask][1], e[edge_mask])
+        return x[mask], e[edge_mask], some, x[mask].sum(0)
+
+    for function in (twice, masked):
+        check(function, ODD[name])
+
+
+def test_ghosts_are_fetched_once_however_often_they_are_read():
+    def thrice(x, src, dst, e):
+        h = sums(x, src, dst, e)
+        return h[src] + h[src] * 2 + h.index_select(0, src)
+
+    assert check(thrice, USUAL)[0].counts == (1, 0)

@@ -1,0 +1,278 @@
+"""Sums of edges at nodes, of rows at graphs, and rows written over."""
+
+import pytest
+import torch
+from whole_and_split import ODD, cases, check, refusals
+
+
+def wide(index, like):
+    return index.view(-1, 1).expand_as(like)
+
+
+def sums(x, src, dst, e):
+    return x.new_zeros(x.size(0), 4).index_add(0, dst, x[src] * e)
+
+
+def put(tensor, where, values):
+    """A copy that is written into."""
+    tensor = tensor * 1
+    tensor[where] = values
+    return tensor
+
+
+def put_in_view(x, mask, src):
+    y = x * 1
+    y[:, 0][mask] = 0.0
+    return y[src]
+
+
+def base_changes_under_view(x, src, dst, e):
+    y = x * 1
+    view = y[:, :2]
+    y += sums(x, src, dst, e)
+    return view[src]
+
+
+def base_summed_into_under_view(x, src, dst, e):
+    y = x * 1
+    view = y.view(y.size(0), 2, 2)
+    y.index_add_(0, dst, e)
+    return view[src]
+
+
+def view_summed_into(x, src, dst, e):
+    y = x * 1
+    y[:, :2].index_add_(0, dst, e[:, :2])
+    return y[src]
+
+
+def view_scattered_into(x, src, dst, e):
+    y = x * 1
+    y.view(y.size(0), 4).scatter_add_(0, wide(dst, e), e)
+    return y[src]
+
+
+def sums_changed_after_read(x, src, dst, e):
+    h = sums(x, src, dst, e)
+    first = h[src]
+    h.mul_(2.0)
+    return first + h[src]
+
+
+def sums_changed_through_view(x, src, dst, e):
+    h = sums(x, src, dst, e)
+    first = h[src]
+    h[:, :2].mul_(2.0)
+    h.t().add_(1.0)
+    return first + h[src]
+
+
+def changed_without_telling(x, src, dst, e):
+    with torch.no_grad():
+        h = sums(x, src, dst, e)
+        first = h[src]
+        h.data.mul_(2.0)
+        return first + h[src]
+
+
+def changed_detached(x, src, dst, e):
+    with torch.no_grad():
+        h = sums(x, src, dst, e)
+        first = h[src]
+        h.detach().mul_(2.0)
+        return first + h[src]
+
+
+def alias(x, src, dst, e):
+    y = h = sums(x, src, dst, e)
+    first = h[src]
+    y += x
+    return first + h[src] + y[src]
+
+
+EXACT = {
+    "index_add at dst": lambda x, e, dst: x.new_zeros(x.size(0), 4).index_add(0, dst, e, alpha=2.0),
+    "index_add in place": lambda x, e, dst: x.new_zeros(x.size(0), 4).index_add_(0, dst, e) * 2,
+    "scatter_add at dst": lambda x, e, dst: x.new_zeros(x.size(0), 4).scatter_add(0, wide(dst, e), e),
+    "scatter_add of a vector": lambda x, w, dst: x.new_zeros(x.size(0)).scatter_add_(0, dst, w),
+    "sums into what is there": lambda x, e, dst: x.index_add(0, dst, e) + (x * 1).scatter_add_(0, wide(dst, e), e),
+    "twice": lambda x, src, dst, e: sums(sums(x, src, dst, e), src, dst, e),
+    "means at dst": lambda x, e, dst: x.new_zeros(x.size(0), 4).scatter_reduce(
+        0, wide(dst, e), e, "mean", include_self=False
+    ),
+    "means with what is there": lambda x, e, dst: x.scatter_reduce(0, wide(dst, e), e, "mean"),
+    "extremes at dst": lambda x, e, dst: (
+        x.scatter_reduce(0, wide(dst, e), e, "amax"),
+        x.new_zeros(x.size(0), 4).scatter_reduce_(0, wide(dst, e), e, reduce="amin", include_self=False),
+    ),
+    "products at dst": lambda x, e, dst: x.scatter_reduce(0, wide(dst, e), e, "prod"),
+    "softmax at dst": lambda x, e, dst, src: (lambda a: a / x.new_zeros(x.size(0), 4).index_add(0, dst, a)[dst])(
+        (e - x.new_zeros(x.size(0), 4).scatter_reduce(0, wide(dst, e), e, "amax", include_self=False)[dst]).exp()
+    ),
+    "degrees": lambda x, dst, src: x.new_zeros(x.size(0)).index_add(0, dst, torch.ones(dst.size(0), dtype=x.dtype))[
+        src
+    ],
+    "along another dimension": lambda series, dst, src: series.new_zeros(2, series.size(1), 3).index_add(
+        1, dst, series[:, src]
+    ),
+    "columns at dst": lambda x, columns, dst: x.new_zeros(4, x.size(0)).index_add(1, dst, columns),
+    "integers": lambda x, kind, dst: torch.zeros(x.size(0), dtype=torch.long).index_add(0, dst, kind),
+    "at graphs": lambda x, batch, src: x.new_zeros(3, 4).index_add(0, batch, x)[batch][src],
+    "at graphs, of sums": lambda x, src, dst, e, batch: x.new_zeros(3, 4).scatter_add(
+        0, wide(batch, x), sums(x, src, dst, e)
+    ),
+    "at graphs, in place": lambda x, batch: (
+        x.new_zeros(3, 4).index_add_(0, batch, x) * x.new_zeros(3).index_add_(0, batch, x[:, 0]).view(3, 1)
+    ),
+    "counts of graphs": lambda x, batch: x.new_zeros(3).index_add(0, batch, x.new_ones(x.size(0))),
+    "at types of edges": lambda e, kind: e.new_zeros(3, 4).index_add(0, kind, e),
+    "largest of graphs": lambda x, batch: x.new_zeros(3, 4).scatter_reduce(
+        0, wide(batch, x), x, "amax", include_self=False
+    ),
+    "columns by own numbers": lambda x, batch: (
+        x.scatter_add(1, batch.view(-1, 1), x[:, :1]) + x.scatter(1, batch.view(-1, 1), 0.5)
+    ),
+    "columns by a constant index": lambda x, c: x.index_add(1, (c[:2] > 99).long(), x[:, :2]),
+    "written by a mask": lambda x, z, mask, src: put(x, mask, 0.0)[src] + put(x, mask, z[mask])[src],
+    "written by a mask, edges": lambda e, w, edge_mask: put(e, edge_mask, w[edge_mask].view(-1, 1)),
+    "written by a mask, every rank's": lambda x, c, mask: put(x, mask, c),
+    "written by numbers": lambda x, z, mask, src: put(x, mask.nonzero().view(-1), z[mask])[src],
+    "written columns": lambda x, v, src: put(x, (slice(None), 0), v)[src] + put(x, (..., 1), 3.0)[src],
+    "written everywhere": lambda x, z: put(x, slice(None), z) + put(x, ..., 2.0),
+    "written steps": lambda series, x: put(series, 0, x[:, :3]) + put(series, (1, ..., 0), 2.0),
+    "written sums": lambda x, src, dst, e, mask: put(sums(x, src, dst, e), mask, 1.0)[src],
+    "filled by numbers": lambda x, mask, src: x.index_fill(0, mask.nonzero().view(-1), 2.0)[src],
+    "copied by numbers": lambda x, z, mask: x.index_copy(0, mask.nonzero().view(-1), z[mask]),
+    "sums changed after they were read": sums_changed_after_read,
+    "sums changed through a view": sums_changed_through_view,
+    "sums changed under another name": alias,
+    "sums changed without gradient": changed_detached,
+}
+
+REFUSED = {
+    "into something that has other rows": (
+        lambda x, e, dst: torch.zeros(13, 4, dtype=x.dtype).index_add(0, dst, e),
+        "other rows",
+    ),
+    "sums of other rows": (lambda x, dst: x.new_zeros(x.size(0), 4).index_add(0, dst, x), "not the same rows"),
+    "sums of what every rank has": (
+        lambda x, dst, c: x.new_zeros(x.size(0)).index_add(0, dst, torch.ones(40, dtype=x.dtype)),
+        "same on every rank",
+    ),
+    "at nodes that nobody named": (lambda x, batch: x.new_zeros(x.size(0), 4).index_add(0, batch, x), "nobody knows"),
+    "row numbers summed": (
+        lambda x, src, dst: torch.zeros(x.size(0), dtype=torch.long).index_add(0, dst, src),
+        "row numbers",
+    ),
+    "means at graphs": (
+        lambda x, batch: x.new_zeros(3, 4).scatter_reduce(0, wide(batch, x), x, "mean"),
+        "no exact form",
+    ),
+    "products at graphs": (
+        lambda x, batch: x.new_zeros(3, 4).scatter_reduce(0, wide(batch, x), x, "prod"),
+        "no exact form",
+    ),
+    "the last at graphs": (lambda x, batch: x.new_zeros(3, 4).index_copy(0, batch, x), "no exact form"),
+    "rows by a constant index": (lambda x: x.index_add(0, torch.zeros(13, dtype=torch.long), x), "does not number"),
+    "one row written": (lambda x: put(x, 0, 1.0), "by their place"),
+    "rows from a slice written": (lambda x: put(x, slice(0, 3), 1.0), "by their place"),
+    "written by computed numbers": (lambda x, batch: put(x, batch, 1.0), "nobody knows"),
+    "rows written into a constant": (lambda x, c: put(c, 0, x), "same on every rank"),
+    "other rows written": (lambda x, e, mask, edge_mask: put(x, mask, e[edge_mask]), "not the same rows"),
+    "index_put": (lambda x, mask: x.index_put((mask,), x[mask]), "index_put"),
+    "masked_scatter": (lambda x, mask: x.masked_scatter(mask.view(-1, 1), x), "masked_scatter"),
+    "bincount": (lambda batch: batch.bincount(minlength=3), "counts one rank's rows"),
+    "unique": (lambda batch: batch.unique(), "counts one rank's rows"),
+    "runs": (lambda batch: batch.unique_consecutive(), "counts one rank's rows"),
+    "a histogram": (lambda v: v.detach().histc(5), "counts one rank's rows"),
+    "segment_reduce": (lambda x, batch: torch.segment_reduce(x, "sum", lengths=batch), "segment_reduce"),
+}
+
+LAW = {
+    "smallest of graphs": lambda x, z, batch: z.new_zeros(4, 4).scatter_reduce(
+        0, wide(batch, z), z, "amin", include_self=False
+    ),
+    "times alpha at graphs": lambda x, batch: x.new_zeros(3, 4).index_add(0, batch, x, alpha=2.0),
+    "the largest of graphs and of what is there": lambda x, batch: x.new_zeros(3, 4).scatter_reduce(
+        0, wide(batch, x), -x.abs(), "amax"
+    ),
+    "the smallest of graphs and of a table": lambda x, batch, table: table.scatter_reduce(0, wide(batch, x), x, "amin"),
+    "the largest of graphs besides a table": lambda x, batch, table: table.scatter_reduce(
+        0, wide(batch % 2, x), x, "amax", include_self=False
+    ),
+    "the largest integers of graphs": lambda kind, batch: torch.zeros(3, dtype=torch.long).scatter_reduce(
+        0, kind, kind * 5 - 7, "amax", include_self=False
+    ),
+    "the largest of graphs with infinities": lambda x, batch: x.new_zeros(3, 4).scatter_reduce(
+        0, wide(batch, x), x.masked_fill(x > 1, torch.inf), "amax", include_self=False
+    ),
+    "sums at graphs into a table": lambda x, batch, table: table.index_add(0, batch, x),
+    "reduced at graphs by index_reduce": lambda x, batch: x.new_zeros(3, 4).index_reduce(
+        0, batch, x, "amax", include_self=False
+    ),
+    "columns of a longer constant": lambda x, batch: x.scatter_add(
+        1, batch.view(-1, 1), torch.arange(13.0, dtype=x.dtype).view(-1, 1)
+    ),
+    "one row by a constant index": lambda x: x.scatter(1, torch.tensor([[1, 2]]), 0.0),
+    "one row by a made constant index": lambda x, c: x.scatter(1, (c[:2] > 99).long().view(1, 2), 0.0),
+    "a mask in a view": put_in_view,
+    "a base changed under a view": base_changes_under_view,
+    "a base summed into under a view": base_summed_into_under_view,
+    "a view summed into": view_summed_into,
+    "a view scattered into": view_scattered_into,
+    "changed behind the back": changed_without_telling,
+    "written into row numbers": lambda x, src, edge_mask: x[put_index(src, edge_mask)],
+    "written into all row numbers": lambda x, src: x[put_index(src, slice(None))],
+    "filled into row numbers": lambda x, src, edge_mask: x[src.clone().index_fill_(0, edge_mask.nonzero().view(-1), 0)],
+    "the first row of each step": lambda series: put(series, (slice(None), 0), 1.0),
+    "the first rows of each step": lambda series: put(series, (slice(None), slice(0, 3)), 1.0),
+    "all rows of each step": lambda series, x: put(series, (slice(None), slice(None), 0), x[:, 0]),
+    "the other way round": lambda square: put(square, slice(None), square.t()),
+    "the other way round, behind dots": lambda square: put(square, ..., square.t()),
+    "a column by a row": lambda square, v: put(square, slice(None), v),
+    "a constant for each of a mask": lambda x, mask: put(
+        x, mask, torch.arange(float(mask.sum()), dtype=x.dtype).view(-1, 1)
+    ),
+    "fresh values into sums": lambda x, src, dst, e: put(sums(x, src, dst, e), (slice(None), 0), x[:, 0])[src],
+    "sums into fresh values": lambda x, src, dst, e: put(x, (slice(None), 0), sums(x, src, dst, e)[:, 0])[src],
+    "a mask and a column": lambda x, mask: put(x, (mask, 0), 0.0),
+    "a mask of all entries": lambda x: put(x, x > 0, 0.0),
+    "in place into what came": lambda x, src: x.mul_(2.0)[src],
+}
+
+
+def put_index(index, where):
+    index = index.clone()
+    index[where] = 0
+    return index
+
+
+WAITING = {}
+
+
+@cases(EXACT)
+def test_sums_and_writes_are_exact(function, more):
+    check(function, **more)
+
+
+@refusals(REFUSED)
+def test_sums_and_writes_at_unknown_places_are_refused(function, text, more):
+    check(function, refused=text, **more)
+
+
+@cases(LAW, WAITING)
+def test_odd_sums_and_writes_are_exact_or_refused(function, more):
+    check(function, or_refused=True, **more)
+
+
+def test_sums_where_edges_begin():
+    def at_src(x, e, src, dst):
+        return x.new_zeros(x.size(0), 4).index_add(0, src, e)[dst] * e
+
+    check(at_src, refused="edges='incident'", policies=("incoming",))
+    check(at_src, policies=("incident",))
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_lengths_that_coincide_do_not_decide_where_sums_go(name):
+    check(lambda x, e, dst, batch: (x.index_add(0, dst, e), x.new_zeros(3, 4).index_add(0, batch, x)), ODD[name])

@@ -1,0 +1,306 @@
+"""What goes past the rules: hooks, functions of one's own, recomputation, tensors kept from call to call."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from whole_and_split import USUAL, cases, check, refusals, run_part
+
+from domainpar import World
+from domainpar.nn.adapt.watch import RULES, name_of, rule
+from domainpar.testing import run_ranks
+
+
+def sums(x, src, dst, e):
+    return x.new_zeros(x.size(0), 4).index_add(0, dst, x[src] * e)
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return 2 * x * grad
+
+
+class Centred(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x - x.mean(0)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad - grad.mean(0)
+
+
+class Hidden(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        with torch._C.DisableTorchFunction():
+            return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+class InPlace(nn.Module):
+    """Looks like a layer that passes messages, and changes what it is given."""
+
+    node_dim = 0
+
+    def propagate(self):
+        raise NotImplementedError
+
+    def forward(self, h, src):
+        h.mul_(2.0)
+        return h[src]
+
+
+class Caller(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = InPlace()
+
+    def forward(self, h, src):
+        ends = self.layer(h, src)
+        return h, ends + h[src]
+
+
+class Keeping(nn.Module):
+    """Buffers made anew, changed in place, tensors in lists and dictionaries, and node states of the last call."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = None
+        self.register_buffer("running", torch.zeros(4))
+        self.listed = [torch.ones(4, dtype=torch.float64)]
+        self.named = {"a": torch.full((4,), 2.0, dtype=torch.float64)}
+        self._private = torch.full((4,), 3.0, dtype=torch.float64)
+
+    def forward(self, x):
+        y = x if self.last is None else x + self.last
+        self.last = (y * 0.5).detach()
+        self.running = self.running * 0.9 + x.detach().mean(0)
+        self.running.add_(1.0)
+        return y * self.running * self.listed[0] * self.named["a"]
+
+
+class Private(Keeping):
+    def forward(self, x):
+        return x * self._private
+
+
+class Reused(nn.Module):
+    """Frees a buffer, so that what comes from where nobody knows may lie where it lay."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("number", torch.zeros(4))
+
+    def forward(self, x):
+        self.number = self.number + 1
+        kept = [Hidden.apply(x) for _ in range(200)]
+        return sum((one * 1).sum(0) for one in kept) + self.number
+
+
+class Several(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.frozen, self.unused = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.frozen.requires_grad_(False)
+
+    def forward(self, x, some):
+        return {"nodes": self.frozen(self.used(x)), "graph": [x.mean(0)], "some": self.used(x[some])}
+
+
+def without_gradient_first(function):
+    """A function whose values are asked for without gradient before it is called."""
+
+    def twice(x, src, dst, e, mask):
+        h = sums(x, src, dst, e)
+        with torch.no_grad():
+            first = function(x, h, src, mask).sum()
+        return function(x, h, src, mask) * first
+
+    return twice
+
+
+def hooked(x, src):
+    y = x * 1
+    y.register_hook(lambda grad: grad.clamp(-0.1, 0.1))
+    return y[src]
+
+
+def hooked_constant(x, c):
+    d = c * 1
+    d.register_hook(lambda grad: grad.clamp(-0.1, 0.1))
+    return d * x
+
+
+def cached(reentrant):
+    def read(x, src, dst, e):
+        h = sums(x, src, dst, e)
+        return h[src] + checkpoint(lambda h, src: h[src] ** 2, h, src, use_reentrant=reentrant)
+
+    return read
+
+
+def again(function, reentrant):
+    def run(x, src, dst, e):
+        return checkpoint(function, x * 1, src, dst, e, use_reentrant=reentrant)
+
+    return run
+
+
+def of_two_lengths(reentrant):
+    def multiply(x, src, dst, e):
+        return checkpoint(lambda x, h: x * h, x * 1, sums(x, src, dst, e), use_reentrant=reentrant)
+
+    return multiply
+
+
+def masked_again(reentrant):
+    return lambda x, mask: checkpoint(lambda x: x[mask] * 2, x * 1, use_reentrant=reentrant)
+
+
+def noisy(reentrant):
+    return lambda x: checkpoint(lambda x: F.dropout(x, 0.5) ** 2, x * 1, use_reentrant=reentrant)
+
+
+def noisy_uniform(reentrant):
+    return lambda x: checkpoint(lambda x: torch.rand_like(x) * x**2, x * 1, use_reentrant=reentrant)
+
+
+def layer_again(reentrant):
+    return lambda x, net: checkpoint(net, x * 1, use_reentrant=reentrant)
+
+
+EXACT = {
+    "buffers and states kept from call to call": (lambda x, net: net(x), {"net": Keeping, "calls": 3}),
+    "unused, frozen and shared parameters; nested results": (
+        lambda x, batch, net: net(x, batch == 2),
+        {"net": Several},
+    ),
+    "results that nothing is made of": lambda x, src, dst, e: (sums(sums(x, src, dst, e), src, dst, e).detach(), x * 2),
+    "one tensor used twice": lambda x, src, dst, e: (lambda h: (h[src] * h[dst], h * x, h.sum(0)))(
+        sums(x, src, dst, e)
+    ),
+    "nothing but a sum": lambda x: x.sum(),
+    "None, numbers and words among results": lambda x: (x, [x * 2], {"a": (x.sum(),)}),
+    "no gradient": lambda x, src, dst, e: x * torch.no_grad()(lambda: sums(sums(x, src, dst, e), src, dst, e))(),
+    "steps computed again": (layer_again(False), {"net": lambda: nn.Linear(4, 4)}),
+}
+
+REFUSED = {
+    "scripts": (lambda x: SCRIPT(x) * 2, "nobody knows"),
+    "gradients within": (lambda x: torch.autograd.grad((x**2).sum(), x, create_graph=True)[0] * 2, "nobody knows"),
+    "tensors of the module's file": (lambda x: x * GLOBAL, "nobody knows"),
+    "batched functions": (lambda x: torch.vmap(lambda row: row - row.mean())(x) * 2, ""),
+    "sums computed again": (again(lambda x, src, dst, e: sums(sums(x, src, dst, e), src, dst, e), False), "checkpoint"),
+    "means computed again": (lambda x: checkpoint(lambda x: x - x.mean(0), x * 1, use_reentrant=False), "checkpoint"),
+    "means computed again, the old way": (
+        lambda x: checkpoint(lambda x: x - x.mean(0), x * 1, use_reentrant=True),
+        "checkpoint",
+    ),
+    "an unknown call": (lambda x: torch.special.i1(x), "tell us"),
+    "an attribute set": (lambda x: setattr(x, "data", x * 2), ""),
+}
+
+SCRIPT = torch.jit.trace(lambda x: x - x.mean(0), torch.ones(13, 4))
+GLOBAL = torch.ones(4, dtype=torch.float64)
+
+LAW = {
+    "hooks on rows": hooked,
+    "hooks on what every rank has": hooked_constant,
+    "a function of one's own, of each row": lambda x, src: Square.apply(x)[src] + 1,
+    "a function of one's own, over rows": lambda x: Centred.apply(x) * 2,
+    "a function of one's own, on sums": lambda x, src, dst, e: sums(Centred.apply(sums(x, src, dst, e)), src, dst, e),
+    "a function of one's own as the result": lambda x: Centred.apply(x),
+    "a layer that changes its argument": (lambda x, src, dst, e, net: net(sums(x, src, dst, e), src), {"net": Caller}),
+    "a layer that changes a fresh argument": (lambda x, src, net: net(x * 1, src), {"net": Caller}),
+    "ids used again": (lambda x, net: net(x), {"net": Reused, "calls": 2}),
+    "private attributes": (lambda x, net: net(x), {"net": Private}),
+    "gradients within, as the result": lambda x: torch.autograd.grad((x**2).sum(), x)[0],
+    "backward within": lambda x: (x.detach() * 1).requires_grad_().sum() * 0 + x.sum(),
+    "inference": (
+        lambda x, src, dst, e: torch.inference_mode()(lambda: sums(x, src, dst, e)[src] * 2)(),
+        {"gradients": False},
+    ),
+}
+for reentrant in (False, True):
+    way = "the old way" if reentrant else "computed again"
+    LAW |= {
+        f"a cached exchange {way}": cached(reentrant),
+        f"sums {way}": again(sums, reentrant),
+        f"rows of two lengths {way}": of_two_lengths(reentrant),
+        f"masked rows {way}": masked_again(reentrant),
+        f"dropout {way}": (noisy(reentrant), {"against": "alone"}),
+        f"random numbers {way}": (noisy_uniform(reentrant), {"against": "alone"}),
+        f"a layer {way}": (layer_again(reentrant), {"net": lambda: nn.Linear(4, 4)}),
+    }
+FIRST = {
+    "ends": lambda x, h, src, mask: h[src],
+    "rows of two lengths": lambda x, h, src, mask: x * h,
+    "a sum": lambda x, h, src, mask: x.sum(0),
+    "a mean": lambda x, h, src, mask: x - x.mean(0),
+    "a mask": lambda x, h, src, mask: x[mask],
+}
+LAW |= {f"{name} without gradient first": without_gradient_first(function) for name, function in FIRST.items()}
+WAITING = {f"{name} without gradient first": "R68: a copy made without gradient is used with it" for name in FIRST}
+
+
+@cases(EXACT)
+def test_what_modules_keep_and_return_is_exact(function, more):
+    check(function, **more)
+
+
+@refusals(REFUSED)
+def test_what_the_watch_cannot_see_is_refused(function, text, more):
+    check(function, refused=text, **more)
+
+
+@cases(LAW, WAITING)
+def test_what_goes_past_the_rules_is_exact_or_refused(function, more):
+    check(function, or_refused=True, **more)
+
+
+def test_names_tell_in_place_calls_and_reflected_ones():
+    assert name_of(torch.Tensor.add_) == ("add", True)
+    assert name_of(torch.Tensor.__iadd__) == ("add", True)
+    assert name_of(torch.Tensor.__add__)[1] is False
+    assert name_of(torch.Tensor.__bool__) == ("python bool", False)
+    assert name_of(torch.Tensor.bool) == ("bool", False)
+    assert name_of(torch.Tensor.__rand__)[0] != name_of(torch.rand)[0]
+    assert name_of(torch.Tensor.data.__set__)[0] == "set data"
+    assert name_of(torch.Tensor.__setitem__) == ("setitem", True)
+
+
+def test_a_call_has_one_rule():
+    with pytest.raises(AssertionError):
+        rule("add")(RULES["add"])
+
+
+def test_refusals_name_the_module_on_every_rank():
+    net = nn.Sequential(nn.Linear(4, 4), nn.ModuleDict())
+    net[1].forward = lambda x: x.cumsum(0)
+    outcomes = run_ranks(run_part, 4, lambda x, net: net(x), USUAL, net.double(), "incoming")
+    for outcome in outcomes:
+        assert str(outcome.error).startswith("net"), outcome.error
+        assert "torch.cumsum" in str(outcome.error)
+
+
+def test_one_rank_alone_exchanges_nothing():
+    outcome = run_part(
+        World.alone(),
+        lambda x, src, dst, e: (sums(sums(x, src, dst, e), src, dst, e), x.sum(0)),
+        USUAL,
+        None,
+        "incoming",
+    )
+    assert outcome.counts == (0, 0)
