@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -124,6 +124,14 @@ class Names:
         return Names(self.of, self.complete and other.complete, self.only_owned and other.only_owned)
 
 
+class Kept(NamedTuple):
+    """What was made of a tensor, kept for the next who asks: of which version of it, and whether gradients were on."""
+
+    made: Tensor
+    version: object
+    with_gradient: bool
+
+
 @dataclass(eq=False)
 class Rows:
     """How a tensor is dealt over the ranks.
@@ -145,8 +153,8 @@ class Rows:
     fresh: bool = True
     names: tuple[Names, ...] | None = None
     equal_ends: bool | None = None
-    with_ghosts: tuple[object, Tensor] | None = field(default=None, repr=False)
-    without_ghosts: tuple[object, Tensor] | None = field(default=None, repr=False)
+    with_ghosts: Kept | None = field(default=None, repr=False)
+    without_ghosts: Kept | None = field(default=None, repr=False)
     selection: tuple[object, Axis] | None = field(default=None, repr=False)
     number: tuple[int, object] | None = field(default=None, repr=False)
 

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from domainpar.nn.adapt.numbering import Numbering
 from domainpar.nn.adapt.part import GraphPart
-from domainpar.nn.adapt.rows import UNKNOWN, Axis, NotExact, RowCount, Rows, mark, rows_of, version_of
+from domainpar.nn.adapt.rows import UNKNOWN, Axis, Kept, NotExact, RowCount, Rows, mark, rows_of, version_of
 
 Rule = Callable[["Watch", "Call"], Any]
 RULES: dict[str, Rule] = {}
@@ -162,10 +162,11 @@ class Watch(TorchFunctionMode):
         if not rows.fresh and tensor.size(rows.dim) == self.part.plan.num_owned:
             return tensor
         self.check_not_recomputed("leaves out nodes of other ranks")
-        if rows.without_ghosts is None or rows.without_ghosts[0] != version_of(tensor):
+        kept = _current(rows.without_ghosts, tensor)
+        if kept is None:
             kept = mark(tensor.narrow(rows.dim, 0, self.part.plan.num_owned), rows.but(fresh=False))
-            rows.without_ghosts = (version_of(tensor), kept)
-        return rows.without_ghosts[1]
+            rows.without_ghosts = _kept(kept, tensor)
+        return kept
 
     def with_ghosts(self, tensor: Tensor) -> Tensor:
         """The tensor with up-to-date rows of ghosts. *Collective* if it had none: once, whoever asks again."""
@@ -173,8 +174,9 @@ class Watch(TorchFunctionMode):
         if self.alone or rows is None or rows.fresh or rows.axis is not self.part.node_axis:
             return tensor
         self.check_not_recomputed("reads nodes of other ranks")
-        if rows.with_ghosts is not None and rows.with_ghosts[0] == version_of(tensor):
-            return rows.with_ghosts[1]
+        kept = _current(rows.with_ghosts, tensor)
+        if kept is not None:
+            return kept
         number = self.numbering.of(tensor)
         if number is not None and number in self._filled:
             return self._filled[number]
@@ -182,7 +184,7 @@ class Watch(TorchFunctionMode):
         first = self.owned(tensor).movedim(rows.dim, 0)
         filled = self.part.halo.extend(first.contiguous()).movedim(0, rows.dim)
         mark(filled, rows.but(fresh=True))
-        rows.with_ghosts = (version_of(tensor), filled)
+        rows.with_ghosts = _kept(filled, tensor)
         self._copies.append((filled, version_of(filled)))
         if number is not None:
             self._filled[number] = filled
@@ -368,6 +370,17 @@ def _collect(values: Iterable[Any], found: list[Any]) -> None:
             _collect(value.values(), found)
         else:
             found.append(value)
+
+
+def _kept(made: Tensor, tensor: Tensor) -> Kept:
+    return Kept(made, version_of(tensor), torch.is_grad_enabled())
+
+
+def _current(kept: Kept | None, tensor: Tensor) -> Tensor | None:
+    """What was made of a tensor, if it is what would be made of it now, gradients included."""
+    if kept is None or kept.version != version_of(tensor) or (torch.is_grad_enabled() and not kept.with_gradient):
+        return None
+    return kept.made
 
 
 def _of_foreign_function(tensor: Tensor) -> bool:
