@@ -133,7 +133,8 @@ def _own(name: str, options: dict[str, Any]) -> nn.Module:
     module_name, _, factory_name = name.partition(":")
     try:
         factory = getattr(import_module(module_name), factory_name)
-        taken = inspect.signature(factory).parameters
+        plain = getattr(factory, "__init__", None) is nn.Module.__init__  # a class without one of its own
+        taken = {} if plain else dict(inspect.signature(factory).parameters)
         open_ended = any(one.kind is one.VAR_KEYWORD for one in taken.values())
         with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
             torch.manual_seed(options["seed"])

@@ -279,8 +279,12 @@ class Run:
         Raises:
             Refused: On all ranks alike, if it does not compute the same.
         """
-        model, first = self.trainer.model, self.train_samples[0].record
+        model = self.trainer.model
         if not (self.config.verify and is_code(self.config.model) and isinstance(model, OnEvents)):
+            return
+        first = next((sample.record for sample in self.train_samples if sample.record.num_edges), None)
+        if first is None:
+            self._say("verify   : no training event has an edge, so nothing can be tried")
             return
         self._say(
             "verify   : the network whole and split over 3 ranks, on a piece of the first event (--no-verify: skip)"

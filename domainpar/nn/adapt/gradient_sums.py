@@ -41,7 +41,7 @@ class GradientSums:
         device = self._parameters[0].device if self._parameters else torch.device("cpu")
         counts = torch.tensor([one.grad is not None for one in self._parameters], dtype=torch.int64)
         transport.all_reduce(counts)
-        found = [torch.zeros_like(one) if one.grad is None else one.grad.detach() for one in self._parameters]
+        found = [_dense_gradient(parameter) for parameter in self._parameters]
         sums = sum_exactly(found, transport, device)
         if sums is None:
             return 1
@@ -49,6 +49,13 @@ class GradientSums:
         for one, total, count in zip(self._parameters, put_back, counts.tolist()):
             one.grad = total if count else None
         return sum(not bool(total.isfinite().all()) for total in put_back)
+
+
+def _dense_gradient(parameter: nn.Parameter) -> Tensor:
+    if parameter.grad is None:
+        return torch.zeros_like(parameter)
+    gradient = parameter.grad.detach()
+    return gradient.to_dense() if gradient.is_sparse else gradient
 
 
 def sum_exactly(found: Sequence[Tensor], transport: Transport, device: torch.device) -> list[Tensor] | None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from domainpar.nn.adapt.gradient_sums import GradientSums
+from domainpar.nn.adapt.known_reasons import check_module
 from domainpar.nn.adapt.parallelize import Parallel
 from domainpar.nn.adapt.part import GraphPart
 from domainpar.nn.adapt.rows import Rows, rows_of
@@ -32,11 +33,14 @@ class OnEvents(nn.Module):
         sums: How often it summed over ranks.
 
     Raises:
-        ValueError: If the module wants other arguments.
+        ValueError: If the module wants other arguments, or cannot be right on a split graph.
     """
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
+        check_module(module)
+        if any(type(one).get_extra_state is not nn.Module.get_extra_state for one in module.modules()):
+            raise ValueError("the model keeps extra state (get_extra_state), which a run's checkpoints would lose.")
         self.module = module
         self.exchanges = self.sums = 0
         self._wants = wanted_arguments(module)
@@ -114,8 +118,8 @@ def wanted_arguments(module: nn.Module) -> tuple[str, ...]:
     parameters = inspect.signature(module.forward).parameters.values()
     if [one.name for one in parameters] == ["data"]:
         return ("data",)
-    needed = [one.name for one in parameters if one.default is one.empty and one.kind in (0, 1, 3)]
-    if strange := [name for name in needed if name not in KNOWN]:
+    needed = [one for one in parameters if one.default is one.empty and one.kind in (0, 1, 3)]
+    if strange := [one.name for one in needed if one.name not in KNOWN or one.kind == one.POSITIONAL_ONLY]:
         raise ValueError(
             f"the model's forward needs {', '.join(strange)}; here it can have {', '.join(KNOWN)} by name, or all in "
             "one argument 'data'. Use domainpar.parallelize in a program of your own for other arguments."

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from domainpar.nn.adapt import rules as _rules  # noqa: F401  registers them
 from domainpar.nn.adapt.across import counted_once
 from domainpar.nn.adapt.gradient_sums import GradientSums, take_from_root
+from domainpar.nn.adapt.known_reasons import check_module, reason_of
 from domainpar.nn.adapt.part import GraphPart
 from domainpar.nn.adapt.rows import UNKNOWN, NotExact, Rows, mark, rows_of, unwatched
 from domainpar.nn.adapt.watch import Watch, tensors_in
@@ -32,14 +32,9 @@ def parallelize(module: nn.Module, world: World, *, seed: int = 0) -> Parallel:
         seed: Of dropout.
 
     Raises:
-        ValueError: If sizes of parameters are not known yet.
+        ValueError: If sizes of parameters are not known yet, or there are hooks on gradients.
     """
-    tensors = [*module.parameters(), *module.buffers()]
-    if any(isinstance(one, (UninitializedParameter, UninitializedBuffer)) for one in tensors):
-        raise ValueError(
-            "the module has parameters whose size is not known yet (-1 channels); run it once on a small graph or give "
-            "the sizes, so that every rank begins with the same weights."
-        )
+    check_module(module)
     take_from_root(tensors_of(module), world.transport)
     return Parallel(module, world, seed)
 
@@ -121,7 +116,7 @@ class Parallel(nn.Module):
             check(result)
             return _owned(result, watch)
         except NotExact as refused:
-            raise NotExact(f"{self._where(refused)}: {refused}") from refused
+            raise NotExact(self._explained(refused)) from refused
         finally:
             for hook in hooks:
                 hook.remove()
@@ -144,16 +139,18 @@ class Parallel(nn.Module):
         """The layers that pass messages."""
         return [layer for layer in self.module.modules() if hasattr(layer, "propagate") and hasattr(layer, "node_dim")]
 
-    def _where(self, refused: NotExact) -> str:
-        """The innermost module whose code was running."""
+    def _explained(self, refused: NotExact) -> str:
+        """The reason, with the innermost module whose code was running and what is known of such modules."""
         names = {id(module): name for name, module in self.module.named_modules()}
-        found: Any = self.module
+        running: list[Any] = [self.module]
         trace = refused.__traceback__
         while trace is not None:
             owner = trace.tb_frame.f_locals.get("self")
-            found = owner if id(owner) in names else found
+            running += [owner] if id(owner) in names else []
             trace = trace.tb_next
-        return f"{names[id(found)] or 'the model'} ({type(found).__name__})"
+        innermost = running[-1]
+        where = f"{names[id(innermost)] or 'the model'} ({type(innermost).__name__})"
+        return f"{where}: {reason_of(running)}{refused}"
 
 
 class _Refresh:

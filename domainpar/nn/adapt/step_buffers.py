@@ -35,7 +35,8 @@ class StepBuffers:
             for buffer, before, change in zip(self._buffers, self._before, self._changes):
                 if counts:
                     # Not a plain difference: of two infinities it is no number.
-                    change += torch.where(buffer == before, 0.0, buffer.double() - before.double())
+                    same = (buffer == before) | (buffer.isnan() & before.isnan())
+                    change += torch.where(same, 0.0, buffer.double() - before.double())
                 buffer.copy_(before)
 
     def end(self, transport: Transport, num_samples: int) -> None:

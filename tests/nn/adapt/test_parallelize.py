@@ -185,7 +185,7 @@ def test_every_tensor_that_a_module_holds_is_rank_0s():
 
 def test_sizes_that_are_not_known_yet_are_refused_on_all_ranks():
     def work(world):
-        with pytest.raises(ValueError, match="size is not known"):
+        with pytest.raises(ValueError, match="is not known"):
             parallelize(nn.Sequential(nn.Linear(2, 2), nn.LazyLinear(3)), world)
 
     run_ranks(work, 4)

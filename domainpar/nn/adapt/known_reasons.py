@@ -1,0 +1,71 @@
+"""What is known of modules before they are run: some cannot be right on a split graph, of others one can say why."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+
+_ONE_LIST = (
+    "reads its rows as one list, in order and padded, which no rank has; use sum, mean, max, std, softmax or attention "
+    "aggregations"
+)
+_BY_TYPE = "sorts nodes by their type; use RGCNConv, RGATConv or HeteroConv"
+REASONS = {
+    "ClusterGCNConv": "takes the place of a self-loop in the list of edges for the number of its node; use GCNConv",
+    "DNAConv": "mixes rows of edges with its layers in one dimension; use GATv2Conv with JumpingKnowledge",
+    "FastRGCNConv": "mixes rows of edges with its blocks in one dimension; use RGCNConv",
+    "GRUAggregation": _ONE_LIST,
+    "GraphMultisetTransformer": _ONE_LIST,
+    "HEATConv": _BY_TYPE,
+    "HGTConv": _BY_TYPE,
+    "LCMAggregation": _ONE_LIST,
+    "LSTMAggregation": _ONE_LIST,
+    "MLPAggregation": _ONE_LIST,
+    "MedianAggregation": "sorts the rows of each node, also those of other ranks; use mean, or softmax aggregation",
+    "MeshCNNConv": "takes every fourth edge for one of a kind, by its place in the list",
+    "PatchTransformerAggregation": _ONE_LIST,
+    "QuantileAggregation": "sorts the rows of each node, also those of other ranks; use mean, max or std",
+    "SetTransformerAggregation": _ONE_LIST,
+    "SortAggregation": _ONE_LIST,
+    "WLConv": "names colours in the order in which it meets them; use WLConvContinuous",
+}
+"""Why modules of torch_geometric have no exact form, and what to use; by class. The watch decides, not this table."""
+
+
+def reason_of(modules: list[nn.Module]) -> str:
+    """What is known of the innermost of some modules of which anything is; empty if nothing is."""
+    known = [type(module).__name__ for module in modules if type(module).__name__ in REASONS]
+    return f"{known[-1]} {REASONS[known[-1]]}; " if known else ""
+
+
+def check_module(module: nn.Module) -> None:
+    """Refuse at once what would be wrong on a split graph, or cannot begin alike on every rank.
+
+    Raises:
+        ValueError: With what it is and what to do.
+    """
+    tensors = dict([*module.named_parameters(), *module.named_buffers()])
+    for name, one in tensors.items():
+        if isinstance(one, (UninitializedParameter, UninitializedBuffer)):
+            raise ValueError(
+                f"the size of {name} is not known yet (-1 channels, a lazy layer); run the module once on a small "
+                "graph or give the sizes, so that every rank begins with the same weights."
+            )
+        if one.is_complex():
+            raise ValueError(f"{name} is complex; keep real and imaginary part apart.")
+    hooked = [name for name, one in module.named_parameters() if _hooks(one)]
+    hooked += [name or "the model" for name, one in module.named_modules() if one._backward_hooks or _pre_hooks(one)]
+    if hooked:
+        raise ValueError(
+            f"there are hooks on the gradients of {', '.join(hooked)}: they would see one rank's share of them; change "
+            "gradients after sum_gradients, or clip with --clip."
+        )
+
+
+def _hooks(parameter: torch.Tensor) -> bool:
+    return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
+
+
+def _pre_hooks(module: nn.Module) -> bool:
+    return bool(getattr(module, "_backward_pre_hooks", None))
