@@ -74,7 +74,9 @@ REFUSED_FLAGS = {
     "weights that leave one class": ("--fake-weight 0", "one answer would fit every edge", "small number"),
     "a target that is no mapping": ("--target 3", "not a mapping", "pt: [1, .inf]"),
     "a target that is no YAML": ("--target pt:[1", "--target", "pt: [1, .inf]"),
-    "a model of one's own": ("--model mine:net", "come with a later release", "interaction"),
+    "a model that is none": ("--model agn", "--model is 'agn'; expected one of interaction, ", "did you mean agnn?"),
+    "code that is no name": ("--model mine:net()", "or package.module:factory", "--help explains it"),
+    "what stands for code": ("--model own", "code of your own, which no file names", "repeat --model package"),
     "a file that is not there": ("--config no-such.yaml", "no-such.yaml: No such file", "YAML file"),
 }
 
@@ -89,7 +91,8 @@ REFUSED_FILES = {
     "a number for a switch": ("resume: 1\n", "resume is 1; expected true or false", "--help"),
     "nothing for a number": ("lr:\n", "lr is null; expected a number", "default"),
     "a choice that is none": ("mode: niave\n", "expected one of halo, naive", "did you mean naive?"),
-    "code": ("model: os:system\n", "a file is data and never names code", "interaction"),
+    "code": ("model: os:system\n", "a file is data and never names code", "as a flag: --model os:system"),
+    "a list of code": ("model: [os:system]\n", "a file is data and never names code", "as a flag"),
     "a target that is not quoted": ("target: {pt: [1, .inf]}\n", "target is not text", "quote it"),
     "another file": ("config: more.yaml\n", "unknown key 'config'", "--help"),
     "values that exclude each other": ("mode: naive\n", "--mode naive needs --sectors", "--sectors"),
@@ -201,7 +204,7 @@ def test_the_resolved_file_gives_the_same_configuration_again(tmp_path, config_c
 def test_the_resolved_file_says_what_is_computed_and_not_how_the_command_was_started():
     kept = yaml.safe_load(resolved_yaml(TrainConfig(out="runs/7", overwrite=True)))
     everything = {field.name for field in dataclasses.fields(TrainConfig)}
-    assert everything - set(kept) == {"out", "resume", "overwrite"}
+    assert everything - set(kept) == {"out", "resume", "overwrite", "verify"}
 
 
 @pytest.mark.parametrize(("command", "config_class"), COMMANDS)

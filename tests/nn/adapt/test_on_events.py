@@ -177,6 +177,22 @@ def test_a_module_that_needs_other_arguments_is_refused_by_name():
         OnEvents(Net())
 
 
+def test_a_module_that_takes_arguments_by_place_only_is_refused():
+    with pytest.raises(ValueError, match="forward needs x; here it can have .* by name"):
+        OnEvents(own_models.ByPlace())
+
+
+def test_hooks_on_parameters_are_refused():
+    """They would be called with one rank's share of a gradient."""
+    with pytest.raises((ValueError, NotExact), match="hook"):
+        answer(own_models.Hooked, 2)
+
+
+def test_complex_parameters_are_refused():
+    with pytest.raises((ValueError, NotExact), match="complex"):
+        OnEvents(own_models.OfComplexNumbers())
+
+
 @pytest.mark.parametrize("make", [own_models.OfNodes, own_models.TwoColumns, own_models.APair])
 def test_a_result_that_is_no_logit_for_each_edge_is_refused(make):
     with pytest.raises(ValueError, match="the model returned a t.*; return one logit for each edge, "):
