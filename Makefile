@@ -23,7 +23,7 @@ train: $(VENV)/.train-stamp
 	OMP_NUM_THREADS=1 $(VENV)/bin/mpiexec -n $(RANKS) $(VENV)/bin/python -m domainpar.train $(ARGS)
 
 test: $(VENV)/.test-stamp
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 lint: $(VENV)/.test-stamp
 	$(VENV)/bin/python -m ruff check .

@@ -13,8 +13,6 @@ _ONE_LIST = (
 _BY_TYPE = "sorts nodes by their type; use RGCNConv, RGATConv or HeteroConv"
 REASONS = {
     "ClusterGCNConv": "takes the place of a self-loop in the list of edges for the number of its node; use GCNConv",
-    "DNAConv": "mixes rows of edges with its layers in one dimension; use GATv2Conv with JumpingKnowledge",
-    "FastRGCNConv": "mixes rows of edges with its blocks in one dimension; use RGCNConv",
     "GRUAggregation": _ONE_LIST,
     "GraphMultisetTransformer": _ONE_LIST,
     "HEATConv": _BY_TYPE,

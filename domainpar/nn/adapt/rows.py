@@ -44,6 +44,7 @@ class Axis:
         counted: Which of them this rank counts, bool [length]; None for all. Each row is counted on one rank.
         keys: A number for each row that is the same wherever the row is, int64 [length].
         pieces: The axes it was joined from, in order; empty for one that was not.
+        each: If each row of another axis was split into several: that axis, and into how many.
     """
 
     def __init__(
@@ -64,7 +65,9 @@ class Axis:
             pieces,
         )
         self.number: int | None = None  # of the mask that selected it: see `Numbering`
+        self.each: tuple[Axis, int] | None = None
         self._total: int | None = None
+        self._split: dict[int, Axis] = {}
 
     @property
     def num_leaves(self) -> int:
@@ -85,6 +88,19 @@ class Axis:
         counted = None if self.counted is None else self.counted[mask]
         name = self.name if self.name.startswith("some of the ") else f"some of the {self.name}"
         return Axis(self.part, name, int(mask.sum()), counted, self.keys[mask])
+
+    def split(self, count: int) -> Axis:
+        """Rows that are so many pieces of each of these rows, side by side: `[N, k F]` seen as `[N k, F]`.
+
+        The same object each time, as two tensors that are split alike have the same rows.
+        """
+        if count not in self._split:
+            counted = None if self.counted is None else self.counted.repeat_interleave(count)
+            keys = (self.keys.unsqueeze(1) * count + torch.arange(count, device=self.keys.device)).view(-1)
+            made = Axis(self.part, f"{count} pieces of each of the {self.name}", self.length * count, counted, keys)
+            made.each = (self, count)
+            self._split[count] = made
+        return self._split[count]
 
     @staticmethod
     def joined(pieces: tuple[Axis, ...]) -> Axis:

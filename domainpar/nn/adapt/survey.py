@@ -167,7 +167,7 @@ def _run_part(
         (output * ours).sum().backward()
     parallel.sum_gradients()
     of_inputs = [part.sum(one) for one in _gradients(tensors[name] for name in _leaves(sample))]
-    of_weights, buffers = _gradients(parallel.parameters()), _buffers(parallel)
+    of_weights, buffers = _gradients(parallel.module.parameters()), _buffers(parallel.module)
     return part, Found(output.detach(), of_inputs, of_weights, buffers, part.num_sums, part.num_exchanges)
 
 

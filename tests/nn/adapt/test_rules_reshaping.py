@@ -57,6 +57,10 @@ EXACT = {
         sum(series.unbind(0)) + sum(step for step in series) + sum(series[:, :, 0].unbind()).view(-1, 1)
     ),
     "ends one by one": lambda x, edge_index: (lambda ends: x[ends[0]] - x[ends[1]])(list(edge_index)),
+    "all numbers in a row": lambda x: (x.view(-1) * 2).sum() + x.reshape(-1, 1).amax(),
+    "rows split and put together": lambda x, src, dst, e: (
+        torch.relu(sums(x, src, dst, e).view(-1, 2)).softmax(0).view(-1, 4)[src] + e.view(-1, 2).cumsum(1).view(-1, 4)
+    ),
     "pieces of features": lambda x: torch.cat(
         [*x.chunk(2, 1), *x.split(3, dim=1), *x.split([1, 3], -1), *x.tensor_split(2, dim=1)], 1
     ),
@@ -86,8 +90,8 @@ EXACT = {
 }
 
 REFUSED = {
-    "all numbers in a row": (lambda x: x.view(-1), "merges rows"),
-    "rows and features mixed": (lambda x: x.view(-1, 2), "merges rows"),
+    "pieces of other rows put together": (lambda e, x: x.view(-1, 2)[:, :1] + e.view(-1, 2)[:, :1], "not the same"),
+    "pieces of steps by rows": (lambda series: series.reshape(-1, 3), "merges rows"),
     "the number of rows as a plain integer": (lambda x: x.view(13, 2, 2), "plain integer"),
     "a plain integer that fits": (
         lambda x: x.view(4, 4),

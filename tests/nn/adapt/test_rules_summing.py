@@ -129,6 +129,11 @@ EXACT = {
     "largest of graphs": lambda x, batch: x.new_zeros(3, 4).scatter_reduce(
         0, wide(batch, x), x, "amax", include_self=False
     ),
+    "products at graphs": lambda z, batch, table: (
+        (table + 1).scatter_reduce(0, wide(batch, z), z - 1, "prod"),
+        z.new_ones(3, 4).scatter_reduce(0, wide(batch, z), z, "prod"),
+    ),
+    "values that occur": lambda batch, edge_index, kind, z: (batch.unique(), kind.unique() + 1, z.detach().unique()),
     "columns by own numbers": lambda x, batch: (
         x.scatter_add(1, batch.view(-1, 1), x[:, :1]) + x.scatter(1, batch.view(-1, 1), 0.5)
     ),
@@ -168,10 +173,6 @@ REFUSED = {
         lambda x, batch: x.new_zeros(3, 4).scatter_reduce(0, wide(batch, x), x, "mean"),
         "no exact form",
     ),
-    "products at graphs": (
-        lambda x, batch: x.new_zeros(3, 4).scatter_reduce(0, wide(batch, x), x, "prod"),
-        "no exact form",
-    ),
     "the last at graphs": (lambda x, batch: x.new_zeros(3, 4).index_copy(0, batch, x), "no exact form"),
     "rows by a constant index": (lambda x: x.index_add(0, torch.zeros(13, dtype=torch.long), x), "does not number"),
     "one row written": (lambda x: put(x, 0, 1.0), "by their place"),
@@ -182,7 +183,7 @@ REFUSED = {
     "index_put": (lambda x, mask: x.index_put((mask,), x[mask]), "index_put"),
     "masked_scatter": (lambda x, mask: x.masked_scatter(mask.view(-1, 1), x), "masked_scatter"),
     "bincount": (lambda batch: batch.bincount(minlength=3), "counts one rank's rows"),
-    "unique": (lambda batch: batch.unique(), "counts one rank's rows"),
+    "unique, and where": (lambda batch: batch.unique(return_inverse=True), "not where or how often"),
     "runs": (lambda batch: batch.unique_consecutive(), "counts one rank's rows"),
     "a histogram": (lambda v: v.detach().histc(5), "counts one rank's rows"),
     "segment_reduce": (lambda x, batch: torch.segment_reduce(x, "sum", lengths=batch), "segment_reduce"),

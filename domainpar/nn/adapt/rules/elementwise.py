@@ -177,26 +177,7 @@ def keep(watch: Watch, call: Call) -> Any:
     return made if made is call.args[0] else mark(made, rows.but())
 
 
-@rule(
-    "softmax",
-    "log_softmax",
-    "softmin",
-    "normalize",
-    "cumsum",
-    "cumprod",
-    "sort",
-    "argsort",
-    "topk",
-    "logcumsumexp",
-    "glu",
-    "cosine_similarity",
-    "cummax",
-    "kthvalue",
-    "gumbel_softmax_",
-    "renorm_",
-    "unfold_",
-    "diff",
-)
+@rule(*ALONG_ONE_DIMENSION)
 def along_features(watch: Watch, call: Call) -> Any:
     """Calls along one dimension, which may not be that of the rows."""
     position, default = _DIMENSION.get(call.name, (1, -1))

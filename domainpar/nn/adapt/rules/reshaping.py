@@ -39,11 +39,37 @@ def view(watch: Watch, call: Call) -> Any:
         wanted = _sizes_of(watch, wanted)
     elif not isinstance(wanted, (tuple, list)):
         wanted = call.args[1:]
+    if (other := _split_or_merged(tensor, rows, list(wanted))) is not None:
+        shape = [other.length, *wanted[1:]]
+        tensor = watch.owned(tensor)
+        made = tensor.reshape(shape) if call.name.startswith("reshape") else tensor.view(shape)
+        return mark(made, Rows(other, 0, watch.fresh_of(other is not watch.part.node_axis)))
     dim = _row_dim(tensor, rows, list(wanted))
     before, behind = math.prod(tensor.shape[: rows.dim]), math.prod(tensor.shape[rows.dim + 1 :])
     shape = [*_solved(list(wanted[:dim]), before), tensor.size(rows.dim), *_solved(list(wanted[dim + 1 :]), behind)]
     made = tensor.reshape(shape) if call.name.startswith("reshape") else tensor.view(shape)
     return _moved(rows, made, dim, keeps_names=dim == rows.dim and made.shape == tensor.shape)
+
+
+def _split_or_merged(tensor: Tensor, rows: Rows, wanted: list[Any]) -> Axis | None:
+    """The axis of a view that splits each row into pieces side by side, or puts such pieces together again.
+
+    None where rows stay what they are, or where something else is wanted. Rows lie along the first dimension, so the
+    pieces of a row stay on its rank, side by side and in their order.
+    """
+    first, *behind = wanted or [None]
+    if rows.dim != 0 or rows.names is not None or any(type(size) is RowCount or size == -1 for size in behind):
+        return None
+    have, want = math.prod(tensor.shape[1:]), math.prod(behind)
+    if have == want or not have or not want or not (type(first) is RowCount or first == -1):
+        return None
+    if have % want == 0:
+        other = rows.axis.split(have // want)
+    elif rows.axis.each is not None and want == have * rows.axis.each[1]:
+        other = rows.axis.each[0]
+    else:
+        return None
+    return other if first == -1 or first.axis is other else None
 
 
 def _sizes_of(watch: Watch, other: Tensor) -> list[Any]:

@@ -143,6 +143,8 @@ def _at_graphs(watch: Watch, call: Call, into: Tensor, dim: int, index: Tensor, 
         total = into + summed(made, watch.part)
     elif how in ("amax", "amin") and not include_self:
         total = _extreme(watch, into, dim, index, values, how)
+    elif how == "prod" and call.name == "scatter_reduce" and include_self and values.is_floating_point():
+        total = _product(watch, into, dim, index, values)
     else:
         raise NotExact(
             f"torch.{call.name} over all rows with reduce={how!r}, include_self={include_self} has no exact form that "
@@ -161,6 +163,18 @@ def _add(into: Tensor, dim: int, index: Tensor, values: Tensor) -> Tensor:
         if index.dim() == 1 and values.dim() > 1
         else zeros.scatter_add(dim, index, values)
     )
+
+
+def _product(watch: Watch, into: Tensor, dim: int, index: Tensor, values: Tensor) -> Tensor:
+    """The product of all ranks, in their order. Its derivative by one rank's product is that of the others."""
+    ones = torch.ones_like(into, requires_grad=False)
+    mine = ones.scatter_reduce(dim, index, values, "prod", include_self=True)
+    total, others = ones, ones
+    for rank, product in enumerate(watch.part.gather(mine)):
+        total = total * product
+        others = others if rank == watch.part.part else others * product
+    made = with_gradient_of(total, summed(mine * others, watch.part))
+    return into.clone() * made  # `into` itself may be written over
 
 
 def _extreme(watch: Watch, into: Tensor, dim: int, index: Tensor, values: Tensor, how: str) -> Tensor:
@@ -241,7 +255,25 @@ def _write(watch: Watch, into: Tensor, rows: Rows, item: Tensor, values: Any) ->
         watch.fill_in_place(into)
 
 
-@rule("bincount", "histc", "unique", "unique_consecutive")
+@rule("unique")
+def distinct(watch: Watch, call: Call) -> Any:
+    """The values that occur in the whole graph, increasing: the same on every rank."""
+    tensor = call.get(0, "input")
+    rows = watch.known(tensor)
+    tells_more = call.get(2, "return_inverse") or call.get(3, "return_counts") or call.get(4, "dim") is not None
+    if tells_more or rows.names is not None:
+        raise NotExact("torch.unique of rows tells which values occur, not where or how often, and not of row numbers.")
+    watch.check_not_recomputed("compares over ranks")
+    mine = watch.counted(tensor).unique()
+    watch.part.num_sums += 1
+    counts = [int(count) for count in watch.part.gather(torch.tensor([len(mine)]))]
+    padded = mine.new_zeros(max(counts))
+    padded[: len(mine)] = mine
+    found = [values[:count] for values, count in zip(watch.part.gather(padded), counts)]
+    return mark(torch.cat(found).unique(), None)
+
+
+@rule("bincount", "histc", "unique_consecutive")
 def counts(watch: Watch, call: Call) -> Any:
     """Counting values of rows."""
     raise NotExact(
