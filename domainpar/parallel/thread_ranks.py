@@ -16,7 +16,12 @@ from domainpar.parallel.world import World
 
 
 def run_threads(
-    function: Callable[..., Any], num_ranks: int, *args: Any, timeout: float = 60.0, domain_size: int | None = None
+    function: Callable[..., Any],
+    num_ranks: int,
+    *args: Any,
+    timeout: float = 60.0,
+    deadline: float | None = None,
+    domain_size: int | None = None,
 ) -> list[Any]:
     """Call `function(world, *args)` on every rank, a thread each, and return what each rank returned.
 
@@ -24,7 +29,8 @@ def run_threads(
         function: What each rank does.
         num_ranks: Ranks to run.
         *args: Passed on, the same objects to every rank, so leave them unchanged.
-        timeout: Seconds after which everything is ended.
+        timeout: Seconds after which everything is ended; `inf` for never, which asks for a `deadline`.
+        deadline: Seconds that a rank waits for others; None: as many as `timeout`.
         domain_size: Ranks that share one event, as for `World.over`.
 
     Raises:
@@ -38,7 +44,7 @@ def run_threads(
 
     def work(rank: int) -> None:
         torch.set_num_threads(1)
-        transport = ThreadTransport(switchboard, rank, deadline=timeout)
+        transport = ThreadTransport(switchboard, rank, deadline=timeout if deadline is None else deadline)
         try:
             results[rank] = function(World.over(transport, domain_size=domain_size, marks=marks), *args)
         except BaseException as error:
@@ -62,7 +68,7 @@ def run_threads(
 def _join(ranks: list[threading.Thread], timeout: float, switchboard: Switchboard) -> None:
     give_up_at = time.monotonic() + timeout + 1.0  # the transports' own deadline says more
     for rank in ranks:
-        rank.join(max(0.0, give_up_at - time.monotonic()))
+        rank.join(min(max(0.0, give_up_at - time.monotonic()), threading.TIMEOUT_MAX))
     late = [rank.name for rank in ranks if rank.is_alive()]
     if late:
         switchboard.fail("the time for this call is over")

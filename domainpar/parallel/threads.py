@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ _COMBINE: dict[Reduction, Callable[[Tensor, Tensor], Tensor]] = {
     "max": torch.maximum,
     "min": torch.minimum,
 }
+
+
+_Letter = TypeVar("_Letter", Tensor, bytes)
 
 
 class Switchboard:
@@ -113,12 +116,11 @@ class ThreadTransport(Transport):
 
     def _all_gather(self, payload: bytes, call: int) -> list[bytes]:
         self._put_to_all(payload, call)
-        return self._take_from_all(payload, call, "all_gather")
+        return self._take_from_all(payload, call, bytes, "all_gather")
 
     def _broadcast(self, payload: bytes, root: int, call: int) -> bytes:
         if self.rank != root:
-            received: bytes = self._take(root, call, "broadcast")
-            return received
+            return self._take(root, call, bytes, "broadcast")
         for peer in range(self.size):
             if peer != root:
                 self._put(peer, call, payload)
@@ -132,23 +134,39 @@ class ThreadTransport(Transport):
     def _put(self, peer: int, call: int, letter: Any) -> None:
         self._switchboard.put(self.world_ranks[peer], (self._context, self.rank, call), letter)
 
-    def _take(self, peer: int, call: int, doing: str) -> Any:
-        letters, missing = self._take_all([peer], call)
+    def _take(self, peer: int, call: int, kind: type[_Letter], doing: str) -> _Letter:
+        letters, missing = self._take_all([peer], call, kind)
         if missing:
             self.raise_timeout(missing, doing=doing)
         return letters[0]
 
-    def _take_all(self, peers: Sequence[int], call: int) -> tuple[list[Any], list[int]]:
-        """The letters of some peers, and the peers whose letter did not come before the deadline."""
+    def _take_all(self, peers: Sequence[int], call: int, kind: type[_Letter]) -> tuple[list[_Letter], list[int]]:
+        """The letters of some peers, and the peers whose letter did not come before the deadline.
+
+        Raises:
+            RuntimeError: If a letter is of another kind, since its sender was in another call.
+        """
         give_up_at = time.monotonic() + self.deadline
         letters, missing = [], []
         for peer in peers:
             try:
                 key = (self._context, peer, call)
-                letters.append(self._switchboard.take(self.world_ranks[self.rank], key, give_up_at))
+                letter = self._switchboard.take(self.world_ranks[self.rank], key, give_up_at)
             except TimeoutError:
                 missing.append(peer)
+                continue
+            if isinstance(letter, Tensor) != (kind is Tensor):
+                self._raise_other_call(peer, kind)
+            letters.append(letter)
         return letters, missing
+
+    def _raise_other_call(self, peer: int, kind: type) -> NoReturn:
+        numbers, payload = "numbers (of an exchange or an all_reduce)", "bytes (of an all_gather or a broadcast)"
+        expected, sent = (numbers, payload) if kind is Tensor else (payload, numbers)
+        raise RuntimeError(
+            f"{self.name_ranks([peer])} sent {sent} where {self.name_ranks([self.rank])} expects {expected}; "
+            "the ranks do not make the same calls."
+        )
 
     def _put_to_all(self, letter: Any, call: int) -> None:
         """Give every other rank the same letter."""
@@ -156,9 +174,9 @@ class ThreadTransport(Transport):
             if peer != self.rank:
                 self._put(peer, call, letter)
 
-    def _take_from_all(self, own: Any, call: int, doing: str) -> list[Any]:
+    def _take_from_all(self, own: _Letter, call: int, kind: type[_Letter], doing: str) -> list[_Letter]:
         """The letters that all ranks gave to all, in the order of ranks, own one included."""
-        letters, missing = self._take_all([peer for peer in range(self.size) if peer != self.rank], call)
+        letters, missing = self._take_all([peer for peer in range(self.size) if peer != self.rank], call, kind)
         if missing:
             self.raise_timeout(missing, doing=doing)
         letters.insert(self.rank, own)
@@ -175,7 +193,7 @@ class _ThreadExchange:
         """Letters need no help."""
 
     def finish(self) -> None:
-        letters, missing = self.transport._take_all([message.peer for message in self.incoming], self.call)
+        letters, missing = self.transport._take_all([message.peer for message in self.incoming], self.call, Tensor)
         if missing:
             self.transport.raise_timeout(missing)
         for message, rows in zip(self.incoming, letters, strict=True):
@@ -201,7 +219,7 @@ class _ThreadReduction:
 
     def finish(self) -> None:
         transport = self.transport
-        letters = transport._take_from_all(self.own, self.call, "all_reduce")
+        letters = transport._take_from_all(self.own, self.call, Tensor, "all_reduce")
         for peer, letter in enumerate(letters):
             if letter.shape != self.values.shape:  # torch would broadcast some of them in silence
                 raise RuntimeError(

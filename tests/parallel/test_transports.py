@@ -1,9 +1,14 @@
 """Every transport keeps the same promises: `transport_cases.py` says which."""
 
+import math
+import re
+import time
+
 import pytest
 import transport_cases
 from transport_cases import CASES
 
+from domainpar.parallel.thread_ranks import run_threads
 from domainpar.testing import find_mpiexec, run_ranks
 
 needs_mpi = pytest.mark.skipif(find_mpiexec() is None, reason="no mpiexec or no mpi4py")
@@ -22,6 +27,23 @@ def test_trouble_on_threads_is_named_with_its_rank():
 
 def test_on_threads_a_sum_of_different_shapes_is_noticed():
     run_ranks(transport_cases.shapes_of_a_sum_differ, 2, timeout=20)
+
+
+@pytest.mark.parametrize("start", [transport_cases.start_an_exchange, transport_cases.start_a_sum])
+def test_on_threads_ranks_that_do_not_make_the_same_calls_are_told_so(start):
+    told = run_ranks(transport_cases.one_rank_gathers_instead, 2, start, timeout=20)
+    numbers, payload = r"numbers \(of an exchange or an all_reduce\)", r"bytes \(of an all_gather or a broadcast\)"
+    assert re.match(f"rank 1 sent {payload} where rank 0 expects {numbers}; the ranks do not make the same", told[0])
+    assert re.match(f"rank 0 sent {numbers} where rank 1 expects {payload}; the ranks do not make the same", told[1])
+
+
+def test_threads_without_end_wait_for_each_other_until_a_deadline():
+    with pytest.raises(RuntimeError, match=r"waited 0.2 s in all_reduce"):
+        run_threads(lambda world: world.is_root and world.transport.barrier(), 2, timeout=math.inf, deadline=0.2)
+
+
+def test_threads_may_compute_longer_than_others_wait():
+    assert run_threads(lambda world: time.sleep(0.3), 2, timeout=math.inf, deadline=0.1) == [None, None]
 
 
 @pytest.mark.parametrize("transport", PROCESSES)

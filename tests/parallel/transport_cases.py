@@ -436,6 +436,13 @@ def shapes_of_a_sum_differ(world: World) -> None:
         pending.finish()
 
 
+def one_rank_gathers_instead(world: World, start: Callable[[World], Pending]) -> str:
+    """Rank 1 calls all_gather where the others start something; what a rank is told."""
+    with pytest.raises(RuntimeError) as raised:
+        world.transport.all_gather(b"own") if world.rank == 1 else start(world).finish()
+    return str(raised.value)
+
+
 def start_an_exchange(world: World) -> Pending:
     send, send_counts, receive, receive_counts, _ = buffers(world.transport, 2 * (1 - np.eye(world.size, dtype=int)))
     return world.transport.start(send, send_counts, receive, receive_counts)

@@ -1,0 +1,172 @@
+"""What came of a verification, and the words for it: a table of layers, one line of conclusion, one of advice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from domainpar.nn.adapt.rows import NotExact
+
+
+@dataclass(frozen=True)
+class LayerCheck:
+    """One call of one layer, whole and split.
+
+    Attributes:
+        name: The layer's name in the model, as in `named_modules`; empty for the model itself.
+        kind: Its class.
+        number: Which of its calls, from 1.
+        difference: Of its result: the largest, relative to the largest value, `inf` where shapes or calls differ; None
+            if it was not compared.
+        note: Why not, or where in the layer.
+        rows: What its result has rows of: nodes, edges, graph.
+        mode: `eval` if the model was set to evaluation for this comparison, else empty.
+    """
+
+    name: str
+    kind: str
+    number: int
+    difference: float | None
+    note: str = ""
+    rows: str = ""
+    mode: str = ""
+
+    def __str__(self) -> str:
+        which = f", call {self.number}" if self.number > 1 else ""
+        return f"{self.name or 'the model'} ({self.kind}{which})"
+
+
+class Worst(NamedTuple):
+    """The parameter or buffer that differs most, relative to its largest value."""
+
+    difference: float
+    name: str
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What came of running a model whole and split; print it.
+
+    Attributes:
+        exact: Whether results, gradients and buffers agree within the tolerance.
+        rows: Every call of every layer, inner ones before the ones they are part of.
+        first_difference: The layer in whose code the two first differ, None if in none: what follows it may be right
+            and only have been given wrong values.
+        refused: Why the model has no exact form (`NotExact`), None if it was not refused.
+        failed: What else the model raised on the split graph, and where; None if nothing.
+        gradients: The worst of the parameters' gradients; None if there are none or they were not compared.
+        buffers: The worst of the buffers after the pass, such as running means; None if there are none.
+        exchanges: How often ghosts were filled in one forward pass.
+        sums: How often something was summed over ranks in one forward pass.
+        tolerance: What differences were judged by.
+        ranks: Which ranks it was split over, in words.
+        remarks: What else there is to know, a sentence each.
+    """
+
+    exact: bool
+    rows: tuple[LayerCheck, ...]
+    first_difference: LayerCheck | None = None
+    refused: str | None = None
+    failed: str | None = None
+    gradients: Worst | None = None
+    buffers: Worst | None = None
+    exchanges: int = 0
+    sums: int = 0
+    tolerance: float = 0.0
+    ranks: str = ""
+    remarks: tuple[str, ...] = ()
+
+    def check(self) -> Verification:
+        """Return this if the model is exact.
+
+        Raises:
+            NotExact: If it was refused.
+            RuntimeError: If it is not exact; the text is the whole table.
+        """
+        if self.refused is not None:
+            raise NotExact(self.refused)
+        if not self.exact:
+            raise RuntimeError(str(self))
+        return self
+
+    @property
+    def conclusion(self) -> str:
+        """What was found, in one line."""
+        if self.first_difference is not None:
+            return self._where_it_differs(self.first_difference)
+        if self.refused is not None:
+            return f"refused: {self.refused}"
+        if self.failed is not None:
+            return f"not exact: it fails where the graph is split: {self.failed}"
+        for what, worst in (("gradient", self.gradients), ("buffer", self.buffers)):
+            if worst is not None and not agrees(worst, self.tolerance):
+                by = _number(worst.difference)
+                return f"not exact: all layers agree, but the {what} of {worst.name} differs by {by}."
+        if not self.exact:
+            return "not known: the model returns nothing that could be compared."
+        gradients = f", gradients too ({_number(self.gradients.difference)})" if self.gradients else ""
+        return (
+            f"exact on {self.ranks}: no layer differs by more than {self.tolerance:g}{gradients}; "
+            f"{self.exchanges} exchanges and {self.sums} sums over ranks a forward pass."
+        )
+
+    @property
+    def advice(self) -> str:
+        """What to do next, in one line."""
+        if self.exact:
+            return "Next: domainpar.parallelize(model, world)."
+        if self.first_difference is not None and "arguments" in self.first_difference.note:
+            return "Next: look at `inputs`: rows must be taken by part.nodes and part.edges from tensors of all rows."
+        if self.first_difference is not None or self.failed is not None:
+            where = self.first_difference or "the layer that failed"
+            return (
+                f"Next: look in the code of {where} for what torch cannot see: globals, counters and what it "
+                "kept from an earlier call, .data, numpy, ids of ranks, threads or processes. If it only calls torch "
+                "functions, the fault is ours: send us this table."
+            )
+        if self.refused is not None:
+            return "Next: change the layer as said, and verify again."
+        if not agrees(self.gradients, self.tolerance):
+            return "Next: look for .data, .detach(), hooks and an autograd.Function of your own on the way back to it."
+        return "Next: look at where the model changes its buffers, or what it returns."
+
+    def __str__(self) -> str:
+        return "\n".join([*self._table(), *self.remarks, self.conclusion, self.advice])
+
+    def _where_it_differs(self, first: LayerCheck) -> str:
+        where = f", {first.note}" if first.note else ""
+        what_followed = (("is refused", self.refused), ("fails", self.failed))
+        then = "".join(f" Behind it the model {what}: {text}" for what, text in what_followed if text is not None)
+        return f"not exact: the first difference, {_number(first.difference)}, is in {first}{where}.{then}"
+
+    def _table(self) -> list[str]:
+        lines = [("layer", "class", "rows", "difference", "")]
+        lines += [
+            (_name(row), row.kind, row.rows, _number(row.difference), self._pointer(row) or row.note)
+            for row in self.rows
+        ]
+        widths = [max(len(line[at]) for line in lines) for at in range(4)]
+        return [
+            "  ".join([*(text.ljust(width) for text, width in zip(line, widths)), line[4]]).rstrip() for line in lines
+        ]
+
+    def _pointer(self, row: LayerCheck) -> str:
+        first = self.first_difference
+        if first is None or (row.name, row.number, row.mode) != (first.name, first.number, first.mode):
+            return ""
+        notes = dict.fromkeys(note for note in (first.note, row.note) if note)
+        return ", ".join(["<- first difference", *notes])
+
+
+def agrees(worst: Worst | None, tolerance: float) -> bool:
+    """Whether nothing differs by more than rounding; so it does not where there is nothing."""
+    return worst is None or worst.difference <= tolerance
+
+
+def _name(row: LayerCheck) -> str:
+    number = f" (call {row.number})" if row.number > 1 else ""
+    return f"{row.name or 'the model'}{number}{' in ' + row.mode if row.mode else ''}"
+
+
+def _number(difference: float | None) -> str:
+    return "-" if difference is None else f"{difference:.1e}"
