@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from domainpar.nn.adapt import rules as _rules  # noqa: F401  registers them
 from domainpar.nn.adapt.across import counted_once
+from domainpar.nn.adapt.calls import tensors_in
 from domainpar.nn.adapt.gradient_sums import GradientSums, take_from_root
 from domainpar.nn.adapt.known_reasons import check_module, reason_of
 from domainpar.nn.adapt.part import GraphPart
 from domainpar.nn.adapt.rows import UNKNOWN, NotExact, Rows, mark, rows_of, unwatched
-from domainpar.nn.adapt.watch import Watch, tensors_in
+from domainpar.nn.adapt.watch import Watch
 from domainpar.nn.noise import key_of
 from domainpar.parallel.world import World
 

@@ -8,7 +8,8 @@ from torch.utils.checkpoint import checkpoint
 from whole_and_split import USUAL, cases, check, refusals, run_part
 
 from domainpar import World
-from domainpar.nn.adapt.watch import RULES, name_of, rule
+from domainpar.nn.adapt.calls import name_of
+from domainpar.nn.adapt.watch import RULES, rule
 from domainpar.testing import run_ranks
 
 

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from domainpar.nn.adapt.calls import DROPS, Call, words
 from domainpar.nn.adapt.rows import Axis, NotExact, RowCount, Rows, mark
-from domainpar.nn.adapt.watch import DROPS, RULES, Call, Watch, rule, words
+from domainpar.nn.adapt.watch import RULES, Watch, rule
 from domainpar.nn.noise import random_bits
 
 

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from domainpar.nn.adapt.calls import Call, one_axis, tensors_in, words
 from domainpar.nn.adapt.rows import Axis, NotExact, Rows, mark
-from domainpar.nn.adapt.watch import RULES, Call, Watch, one_axis, rule, tensors_in, words
+from domainpar.nn.adapt.watch import RULES, Watch, rule
 
 ELEMENTWISE = words(
     "abs absolute acos add addcdiv addcmul and angle arccos arcsin arctan arctan2 asin atan atan2 bitwise_and "

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from domainpar.nn.adapt.calls import Call
 from domainpar.nn.adapt.rows import Axis, Names, NotExact, RowCount, Rows, mark
-from domainpar.nn.adapt.watch import Call, Watch, rule
+from domainpar.nn.adapt.watch import Watch, rule
 
 
 @rule("zeros", "ones", "empty", "full", "new_zeros", "new_ones", "new_empty", "new_full")

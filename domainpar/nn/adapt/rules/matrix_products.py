@@ -7,8 +7,9 @@ from typing import Any
 from torch import Tensor
 
 from domainpar.nn.adapt.across import summed
+from domainpar.nn.adapt.calls import Call, one_axis, tensors_in
 from domainpar.nn.adapt.rows import NotExact, Rows, mark
-from domainpar.nn.adapt.watch import Call, Watch, one_axis, rule, tensors_in
+from domainpar.nn.adapt.watch import Watch, rule
 
 
 @rule("linear", "bilinear")

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from domainpar.nn.adapt.calls import Call
 from domainpar.nn.adapt.rows import NotExact, mark
 from domainpar.nn.adapt.rules.reducing import Reduced, moments
-from domainpar.nn.adapt.watch import Call, Watch, rule
+from domainpar.nn.adapt.watch import Watch, rule
 
 
 @rule("batch_norm", "instance_norm")

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from domainpar.nn.adapt.calls import ASKED_BY_PYTHON, Call, tensors_in
 from domainpar.nn.adapt.rows import NotExact, RowCount
-from domainpar.nn.adapt.watch import ASKED_BY_PYTHON, Call, Watch, rule, tensors_in
+from domainpar.nn.adapt.watch import Watch, rule
 
 
 @rule("size", "shape")

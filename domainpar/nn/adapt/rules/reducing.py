@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from domainpar.nn.adapt.across import largest, summed, with_gradient_of
+from domainpar.nn.adapt.calls import Call, one_axis, tensors_in
 from domainpar.nn.adapt.rows import NotExact, Rows, mark
 from domainpar.nn.adapt.rules.elementwise import none_of
-from domainpar.nn.adapt.watch import Call, Watch, one_axis, rule, tensors_in
+from domainpar.nn.adapt.watch import Watch, rule
 
 
 class Reduced(NamedTuple):

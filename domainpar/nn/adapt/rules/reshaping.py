@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from domainpar.nn.adapt.calls import Call, one_axis
 from domainpar.nn.adapt.rows import Axis, Names, NotExact, RowCount, Rows, mark
-from domainpar.nn.adapt.watch import Call, Watch, one_axis, rule
+from domainpar.nn.adapt.watch import Watch, rule
 
 
 def _known(watch: Watch, call: Call) -> tuple[Tensor, Rows]:

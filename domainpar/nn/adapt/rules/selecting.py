@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from domainpar.nn.adapt.calls import Call, one_axis
 from domainpar.nn.adapt.rows import Axis, Names, NotExact, RowCount, Rows, mark, version_of
 from domainpar.nn.adapt.rules.reshaping import piece_of
-from domainpar.nn.adapt.watch import Call, Watch, one_axis, rule
+from domainpar.nn.adapt.watch import Watch, rule
 
 
 @rule("index_select")

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from domainpar.nn.adapt.across import largest, summed, with_gradient_of
+from domainpar.nn.adapt.calls import Call, one_axis
 from domainpar.nn.adapt.rows import NotExact, Rows, mark
-from domainpar.nn.adapt.watch import Call, Watch, one_axis, rule
+from domainpar.nn.adapt.watch import Watch, rule
 
 
 @rule("scatter_add", "scatter_reduce", "scatter", "index_add", "index_reduce", "index_copy", "index_fill")

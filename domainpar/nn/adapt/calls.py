@@ -1,0 +1,154 @@
+"""Torch calls as the rules see them: by one name each, with arguments wherever they were given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from domainpar.nn.adapt.rows import Axis, NotExact
+
+
+def words(text: str) -> tuple[str, ...]:
+    """The words of a text."""
+    return tuple(text.split())
+
+
+@dataclass
+class Call:
+    """One call of a torch function under a rule.
+
+    Attributes:
+        func: The function.
+        name: Its name without underscores at the ends; `add` for `add`, `add_` and `__add__`.
+        args: Its positional arguments.
+        kwargs: Its other arguments.
+        in_place: Whether it changes its first argument.
+    """
+
+    func: Callable[..., Any]
+    name: str
+    args: list[Any]
+    kwargs: dict[str, Any]
+    in_place: bool
+
+    def get(self, position: int, name: str, default: Any = None) -> Any:
+        """An argument, wherever it was given."""
+        return self.args[position] if len(self.args) > position else self.kwargs.get(name, default)
+
+    def __call__(self) -> Any:
+        return self.func(*self.args, **self.kwargs)
+
+    def but(self, *args: Any, **kwargs: Any) -> Call:
+        """The same call with other arguments."""
+        return Call(self.func, self.name, list(args), kwargs, self.in_place)
+
+
+TELLS_NO_VALUE = frozenset(
+    words(
+        "dim ndim dtype device is_floating_point is_complex requires_grad is_contiguous layout is_sparse type_ "
+        "element_size get_device is_cuda is_leaf _version names is_nested is_quantized is_mkldnn is_meta grad_fn "
+        "requires_grad_ retain_grad is_inference is_sparse_csr has_names hash repr is_pinned is_cpu "
+        "is_mps is_xpu is_signed is_tensor itemsize result_type can_cast get_default_dtype is_conj is_neg _is_view "
+        "_has_compatible_shallow_copy_type is_same_size dense_dim sparse_dim data_ptr storage_offset set_num_threads "
+        "is_vulkan is_ipu is_mtia is_xla is_maia has_torch_function grad output_nr reduce_ex format _base backward"
+    )
+)
+TAKES_SIZES = frozenset(
+    words(
+        "zeros ones empty full new_zeros new_ones new_empty new_full arange rand randn randint randperm expand "
+        "broadcast_to"
+    )
+)
+DRAWS = frozenset(
+    words(
+        "rand randn rand_like randn_like randint randint_like randperm bernoulli normal uniform multinomial "
+        "exponential poisson rrelu cauchy geometric log_normal random"
+    )
+)
+DROPS = frozenset(
+    words("dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout native_dropout")
+)
+
+_NAMES: dict[Any, tuple[str, bool]] = {}
+
+
+def name_of(func: Any) -> tuple[str, bool]:
+    """The name a torch function goes by in the rules, and whether it changes its first argument."""
+    known = _NAMES.get(func)
+    if known is None:
+        known = _NAMES[func] = _find_name(func)
+    return known
+
+
+def _find_name(func: Any) -> tuple[str, bool]:
+    name = getattr(func, "__name__", str(func))
+    if name in ("__get__", "__set__", "__delete__"):
+        prop = func.__self__.__name__
+        return (prop, False) if name == "__get__" else (f"set {prop}", True)
+    if name.startswith("__") and name.endswith("__"):
+        bare = name[2:-2]
+        if bare == "rand":  # not torch.rand
+            return "reflected_and", False
+        if bare in ASKED_BY_PYTHON:  # not x.bool(), x.int()
+            return f"python {bare}", False
+        if bare.startswith("i") and bare[1:] in IN_PLACE_OPERATORS:
+            return bare[1:], True
+        return bare, bare == "setitem"
+    if name in TELLS_NO_VALUE:
+        return name, False
+    return name.rstrip("_"), name.endswith("_")
+
+
+ASKED_BY_PYTHON = frozenset(words("bool int float complex index len contains array"))
+IN_PLACE_OPERATORS = frozenset(words("add sub mul div truediv floordiv mod pow and or xor lshift rshift matmul"))
+
+
+def flat(value: Any) -> list[Any]:
+    """The values in nested lists, tuples and dictionaries."""
+    found: list[Any] = []
+    _collect((value,), found)
+    return found
+
+
+def _collect(values: Iterable[Any], found: list[Any]) -> None:
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            _collect(value, found)
+        elif isinstance(value, dict):
+            _collect(value.values(), found)
+        else:
+            found.append(value)
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors in nested lists, tuples and dictionaries."""
+    return [item for item in flat(value) if isinstance(item, Tensor)]
+
+
+def mapped(change: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """A value with every tensor in it, at any depth of lists and tuples, changed."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
+        made: Iterable[Any] = [mapped(change, item) for item in value]
+        return made if isinstance(value, list) else tuple(made)
+    return value
+
+
+def one_axis(axes: Iterable[Axis], call: Call) -> Axis:
+    """The axis that all of these are.
+
+    Raises:
+        NotExact: If they are several.
+    """
+    found = list({id(axis): axis for axis in axes}.values())
+    if len(found) != 1:
+        raise NotExact(
+            f"torch.{call.name} puts rows side by side that are not the same rows: "
+            f"{' and '.join(sorted(axis.name for axis in found))}."
+        )
+    return found[0]
