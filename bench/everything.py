@@ -62,6 +62,7 @@ BENCHES = (
     ),
     Bench("scaling", "--parts 2 4 --weak-parts 4 --weak-hits 9000 --hidden 16 --rounds 1", "--case small"),
     Bench("bitwise", "--networks all --hidden 16 --graph-iters 2 --most-ranks 2", "--case tiny"),
+    Bench("parallelized", "--sizes small large --hidden 16 --graph-iters 2 --repeats 3 --rounds 1", "--case medium"),
     Bench("price", "--hidden 16 --repeats 3 --hash-ranks 1 2", "--case small"),
     Bench("overlap", "--hidden 16 --repeats 3 --ranks 2", "--case small"),
     Bench("modes", "--quick", "", ""),

@@ -35,7 +35,7 @@ import torch
 from rich.progress import track
 
 from domainpar.events.store import EventRecord, EventStore, StoredEvent
-from domainpar.nn.catalogue import BUILT_IN, build_model
+from domainpar.nn.catalogue import ON_STAGES, build_model
 from domainpar.parallel.halo import CompleteHalo
 from domainpar.parallel.loading import Part, Sector, sector_of_tiles
 from domainpar.parallel.local import TileRanges, localise
@@ -93,7 +93,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--events-per-step", type=int, default=1)
     parser.add_argument("--val-split", type=float, default=0.2)
     parser.add_argument("--repeats", type=int, default=1, help="trainings of each mode, with other seeds")
-    parser.add_argument("--model", choices=BUILT_IN, default="interaction")
+    parser.add_argument("--model", choices=ON_STAGES, default="interaction")
     parser.add_argument("--hidden", type=int, default=32)
     parser.add_argument("--graph-iters", type=int, default=4)
     parser.add_argument("--lr", type=float, default=2e-3)

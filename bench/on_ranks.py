@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from domainpar.events.store import EventStore, StoredEvent
 from domainpar.nn import blocks, tilewise
-from domainpar.nn.catalogue import BUILT_IN, build_model
+from domainpar.nn.catalogue import ON_STAGES, build_model
 from domainpar.nn.interaction import InteractionNetwork
 from domainpar.nn.team import set_threads
 from domainpar.parallel.halo import CompleteHalo, ask_owners
@@ -65,7 +65,7 @@ class StepSettings:
 
 def add_network_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags that say which network is trained."""
-    parser.add_argument("--model", choices=BUILT_IN, default="interaction")
+    parser.add_argument("--model", choices=ON_STAGES, default="interaction")
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--graph-iters", type=int, default=4)
     parser.add_argument("--dtype", choices=DTYPES, default="float32")

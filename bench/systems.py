@@ -20,7 +20,7 @@ from measuring import Spread
 
 from domainpar.events.reporting import ModelSize
 from domainpar.events.store import EventStore
-from domainpar.nn.catalogue import BUILT_IN
+from domainpar.nn.catalogue import ON_STAGES
 from domainpar.testing import run_ranks
 
 GIB = 2**30
@@ -166,7 +166,7 @@ def network_of(case: Case, settings: on_ranks.StepSettings) -> Network:
         len(store.edge_feature_names),
         settings.hidden,
         settings.graph_iters,
-        node_first=BUILT_IN[settings.model].keywords["order"] == "node-first",
+        node_first=ON_STAGES[settings.model].keywords["order"] == "node-first",
         item_bytes=ITEM_BYTES[settings.dtype],
     )
 
