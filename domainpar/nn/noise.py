@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from domainpar.nn.mask_kernel import write_mask
 from domainpar.plan import IntArray
 
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -76,6 +77,25 @@ def keeps(noise: Noise, layer: int, rows: slice, width: int, like: Tensor) -> Te
     drop = noise.of_layer(layer, np.dtype(np.float64))
     bits = _bits(drop.ids[rows], int(drop.key), width, like.device)
     return (bits >= int(drop.threshold)).to(like.dtype) * float(drop.scale)
+
+
+def dropout_mask(ids: Tensor, key: int, width: int, rate: float, like: Tensor) -> Tensor:
+    """What dropout multiplies a table by, [rows, width] of the type of `like`: 0, or 1 / (1 - rate) for what stays.
+
+    Args:
+        ids: Global ids of the rows, int64 [rows].
+        key: Of this use of random numbers.
+        width: Columns.
+        rate: Probability of 0, in [0, 1).
+        like: Gives type and device.
+    """
+    threshold = min(round(rate * 2**32), 2**32 - 1)
+    if like.device.type == "cpu" and like.dtype in (torch.float32, torch.float64):
+        mask = torch.empty(len(ids), width, dtype=like.dtype)
+        out = mask.numpy()
+        write_mask(_row_keys(ids.numpy(), key), np.uint32(threshold), out.dtype.type(1 / (1 - rate)), out)
+        return mask
+    return (random_bits(ids, key, width, like.device) >= threshold).to(like.dtype) / (1 - rate)
 
 
 def random_bits(ids: Tensor, key: int, width: int, device: torch.device | str) -> Tensor:

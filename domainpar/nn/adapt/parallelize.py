@@ -238,7 +238,11 @@ def _global_ids(numbers: Tensor, rows: Rows, watch: Watch) -> Tensor:
 def tensors_of(module: nn.Module) -> Iterator[Tensor]:
     """Every tensor that a module holds, also outside its parameters and buffers."""
     for child in module.modules():
-        yield from child.parameters(recurse=False)
-        yield from child.buffers(recurse=False)
-        kept_apart = ("_parameters", "_buffers", "_modules")
-        yield from tensors_in({name: value for name, value in vars(child).items() if name not in kept_apart})
+        yield from (one for one in child._parameters.values() if one is not None)
+        yield from (one for one in child._buffers.values() if one is not None)
+        for name, value in vars(child).items():
+            if name not in _KEPT_APART and isinstance(value, (Tensor, list, tuple, dict)):
+                yield from tensors_in(value)
+
+
+_KEPT_APART = frozenset(("_parameters", "_buffers", "_modules"))

@@ -8,7 +8,7 @@ attached to the tensor where the tensor is made, and never guessed from a length
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -189,7 +189,10 @@ class Rows:
 
     def but(self, **changes: Any) -> Rows:
         """These rows with something changed; what belongs to one tensor only is left out."""
-        return replace(self, **_OF_ONE_TENSOR | changes)
+        made = Rows(self.axis, self.dim, self.fresh, self.names)
+        for name, value in changes.items():
+            setattr(made, name, value)
+        return made
 
     def __deepcopy__(self, memo: Any) -> Rows:
         return self.but()
@@ -221,7 +224,6 @@ class RowCount(int):
         return self if type(other) is int and other == 0 else int(self) + other
 
 
-_OF_ONE_TENSOR: dict[str, Any] = dict.fromkeys(("equal_ends", "with_ghosts", "without_ghosts", "selection", "number"))
 _ATTRIBUTE = "_domainpar_rows"
 UNKNOWN = object()
 

@@ -155,6 +155,17 @@ class Watch(TorchFunctionMode):
             self._filled[number] = filled
         return filled
 
+    def noise_key(self) -> int:
+        """The key of the next use of random numbers, the same on every rank.
+
+        Raises:
+            NotExact: If none are allowed, or the step will be computed again unwatched.
+        """
+        self.check_not_recomputed("draws random numbers")
+        if self.noise is None:
+            raise NotExact("it draws random numbers where none are allowed, in evaluation say.")
+        return self.noise()
+
     def fill_in_place(self, tensor: Tensor) -> None:
         """Bring ghosts up to date in a tensor whose owned rows were changed in place: it, and its views, stay fresh."""
         rows = self.known(tensor)

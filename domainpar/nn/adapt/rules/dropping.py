@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch import Tensor
 from domainpar.nn.adapt.calls import DROPS, Call, words
 from domainpar.nn.adapt.rows import Axis, NotExact, RowCount, Rows, mark
 from domainpar.nn.adapt.watch import RULES, Watch, rule
-from domainpar.nn.noise import random_bits
+from domainpar.nn.noise import dropout_mask, random_bits
 
 
 @rule("dropout", "native_dropout")
@@ -22,11 +23,7 @@ def dropout(watch: Watch, call: Call) -> Any:
         raise NotExact("torch.native_dropout; use torch.nn.functional.dropout.")
     if not training or rate == 0:
         return given
-    if rate >= 1:
-        kept = torch.zeros_like(given)
-    else:
-        bits = _bits(watch, given.shape, rows, given.device)
-        kept = (bits >= round(rate * 2**32)).to(given.dtype) / (1 - rate)
+    kept = torch.zeros_like(given) if rate >= 1 else _mask(watch, given, rows, rate)
     made = given.mul_(kept) if call.in_place or call.get(3, "inplace", False) else given * kept
     return mark(made, None if rows is None else rows.but())
 
@@ -54,18 +51,45 @@ def uniform(watch: Watch, call: Call) -> Any:
     return mark((bits >> 8).to(dtype) * 2.0**-24, rows)
 
 
+def _mask(watch: Watch, given: Tensor, rows: Rows | None, rate: float) -> Tensor:
+    table = _Table.of(watch, given.shape, rows)
+    return table.shaped(dropout_mask(table.ids, watch.noise_key(), table.width, rate, given))
+
+
 def _bits(watch: Watch, shape: torch.Size, rows: Rows | None, device: Any) -> Tensor:
     """32 random bits for each number of a tensor, in int64."""
-    if watch.noise is None:
-        raise NotExact("it draws random numbers where none were allowed.")
-    watch.check_not_recomputed("draws random numbers")
-    dim = 0 if rows is None else rows.dim
-    if not shape:
-        return random_bits(torch.zeros(1, dtype=torch.int64), watch.noise(), 1, device)[0, 0]
-    others = [length for at, length in enumerate(shape) if at != dim]
-    ids = torch.arange(shape[0]) if rows is None else _ids(watch, rows.axis, shape[dim])
-    columns = torch.Size(others).numel()
-    return random_bits(ids, watch.noise(), columns, device).view(-1, *others).movedim(0, dim)
+    table = _Table.of(watch, shape, rows)
+    return table.shaped(random_bits(table.ids, watch.noise_key(), table.width, device))
+
+
+class _Table(NamedTuple):
+    """A tensor seen as a table of rows with ids.
+
+    Attributes:
+        ids: Of the rows, the same on every rank that has them.
+        others: The other dimensions.
+        dim: Where the rows are.
+    """
+
+    ids: Tensor
+    others: tuple[int, ...]
+    dim: int | None
+
+    @classmethod
+    def of(cls, watch: Watch, shape: torch.Size, rows: Rows | None) -> _Table:
+        if not shape:
+            return cls(torch.zeros(1, dtype=torch.int64), (), None)
+        dim = 0 if rows is None else rows.dim
+        others = tuple(length for at, length in enumerate(shape) if at != dim)
+        return cls(torch.arange(shape[0]) if rows is None else _ids(watch, rows.axis, shape[dim]), others, dim)
+
+    @property
+    def width(self) -> int:
+        return math.prod(self.others)
+
+    def shaped(self, table: Tensor) -> Tensor:
+        """A table [rows, width] in the shape of the tensor."""
+        return table[0, 0] if self.dim is None else table.view(-1, *self.others).movedim(0, self.dim)
 
 
 def _ids(watch: Watch, axis: Axis, length: int) -> Tensor:

@@ -113,20 +113,23 @@ def find_place(watch: Watch, call: Call) -> Place:
         NotExact: If rows meet other rows, or a tensor that nobody said anything of, or row numbers are computed with.
     """
     tensors = tensors_in((call.args, call.kwargs))
-    known = [(tensor, rows) for tensor in tensors if (rows := watch.rows(tensor)) is not None]
-    axis = one_axis((rows.axis for _, rows in known), call)
-    from_end = {tensor.dim() - rows.dim for tensor, rows in known}
-    if len(from_end) != 1:
-        raise NotExact(f"torch.{call.name} lets rows of {axis.name} meet all other ones, an outer product of rows.")
-    place = Place(axis, from_end.pop(), all(rows.fresh for _, rows in known))
+    known, others = [], []
     for tensor in tensors:
-        if watch.rows(tensor) is None and tensor.dim() >= place.from_end and tensor.size(-place.from_end) != 1:
+        if (rows := watch.rows(tensor)) is None:
+            others.append(tensor)
+        else:
+            known.append((tensor.dim() - rows.dim, rows))
+    axis, from_end = one_axis([rows.axis for _, rows in known], call), known[0][0]
+    if any(end != from_end for end, _ in known):
+        raise NotExact(f"torch.{call.name} lets rows of {axis.name} meet all other ones, an outer product of rows.")
+    for tensor in others:
+        if tensor.dim() >= from_end and tensor.size(-from_end) != 1:
             raise NotExact(
                 f"torch.{call.name} puts a tensor of shape {tuple(tensor.shape)}, the same on every rank, beside rows "
                 f"of {axis.name}; mark it with part.nodes or part.edges if it holds one row for each of them."
             )
     _check_names(call, [rows for _, rows in known], len(tensors))
-    return place
+    return Place(axis, from_end, all(rows.fresh for _, rows in known))
 
 
 def _check_names(call: Call, known: list[Rows], num_tensors: int) -> None:
@@ -144,7 +147,7 @@ def _check_names(call: Call, known: list[Rows], num_tensors: int) -> None:
 
 def marked(made: Any, place: Place) -> Any:
     """Mark what broadcasting made."""
-    for tensor in tensors_in(made):
+    for tensor in (made,) if isinstance(made, Tensor) else tensors_in(made):
         mark(tensor, Rows(place.axis, tensor.dim() - place.from_end, place.fresh))
     return made
 
