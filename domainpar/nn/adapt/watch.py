@@ -163,7 +163,7 @@ class Watch(TorchFunctionMode):
         """
         self.check_not_recomputed("draws random numbers")
         if self.noise is None:
-            raise NotExact("it draws random numbers where none are allowed, in evaluation say.")
+            raise NotExact("it draws random numbers where none were allowed (in evaluation, say).")
         return self.noise()
 
     def fill_in_place(self, tensor: Tensor) -> None:
