@@ -15,7 +15,7 @@ from domainpar.nn.batchwise import EdgeBatches, NodeBatches
 from domainpar.nn.kernels import Norm, norm_backward, norm_forward
 from domainpar.nn.lanes import wide
 from domainpar.nn.mlp import MLP
-from domainpar.nn.noise import Noise, keeps, key_of, no_drop
+from domainpar.nn.noise import Noise, dropout_mask, keeps, key_of, no_drop, random_bits
 
 KEY = key_of(3, 5, "an event")
 IDS = np.random.default_rng(0).permutation(10_000)[:300]
@@ -222,3 +222,17 @@ def test_a_rate_that_is_no_probability_below_1_is_refused(rate):
 def test_a_rate_next_to_1_drops_nearly_all():
     assert kept(KEY, rate=1 - 1e-12).sum() <= 1
     assert no_drop(np.dtype(np.float32)).ids.size == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("rate", [0.0, 0.3, 0.999])
+def test_the_compiled_mask_of_dropout_is_that_of_the_formula(rate, dtype):
+    ids = torch.from_numpy(IDS)
+    like = torch.empty(0, dtype=dtype)
+    bits = random_bits(ids, KEY, 33, "cpu")
+    expected = (bits >= round(rate * 2**32)).to(dtype) / (1 - rate)
+    mask = dropout_mask(ids, KEY, 33, rate, like)
+    assert torch.equal(mask == 0, expected == 0)
+    torch.testing.assert_close(mask, expected, rtol=1e-6, atol=0)
+    assert abs(float((mask == 0).double().mean()) - rate) < 0.02
+    assert dropout_mask(ids[:0], KEY, 33, rate, like).shape == (0, 33)

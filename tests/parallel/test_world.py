@@ -49,6 +49,23 @@ def test_one_rank_is_a_world_like_any_other():
         world.agree("bad flag")
 
 
+def test_a_world_closes_at_the_end_of_its_block():
+    with World.alone() as world:
+        assert not world._closed
+    assert world._closed
+
+
+def test_an_error_inside_the_block_of_a_world_ends_all_its_ranks():
+    def work(world):
+        with world:
+            if world.rank == 1:
+                raise KeyError("only here")
+            world.transport.barrier()
+
+    with pytest.raises(KeyError, match="only here"):
+        run_ranks(work, 3)
+
+
 def test_closing_twice_closes_once(monkeypatch):
     world, closed = World.alone(), []
     monkeypatch.setattr(world.transport, "close", lambda: closed.append(1))

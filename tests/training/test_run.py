@@ -240,3 +240,17 @@ def test_a_directory_is_touched_only_when_everything_else_is_known_to_be_good(tm
         with pytest.raises(Refused, match=f"event 000000000, file .*zip: .*{error}"):
             run(store, tmp_path / "run", num_ranks=2, overwrite=True, **flags)
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("interaction", {"forward": 7, "backward": 7, "sums": 0}),
+        ("interaction-node-first", {"forward": 8, "backward": 8, "sums": 0}),
+        ("agnn", {"forward": 8, "backward": 8, "sums": 0}),
+    ],
+)
+def test_the_number_of_exchanges_is_told_and_minimal(store, tmp_path, capsys, model, expected):
+    run(store, tmp_path / "run", num_ranks=2, model=model, graph_iters=8, max_steps=1)
+    assert run_json(tmp_path / "run")["exchanges"] == expected
+    assert f"exchanges: {expected['forward']} on the way forward" in capsys.readouterr().out

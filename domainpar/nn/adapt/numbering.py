@@ -30,6 +30,8 @@ class Numbering:
     def of_call(self, name: str, args: Any, kwargs: Any) -> int | None:
         """The number of a call, None if something in it has none."""
         try:
+            if name.startswith("new_") and args:  # of the tensor only type and device matter
+                args = (args[0].dtype, args[0].device, *args[1:])
             key = (name, tuple(map(self._frozen, args)), tuple((key, self._frozen(kwargs[key])) for key in kwargs))
         except Unnumbered:
             return None

@@ -186,3 +186,11 @@ def test_named_partitioners_split_too(partitioner):
     found = run_ranks(owned, 4)
     assert sorted(node for one in found for node in one[0]) == list(range(13))
     assert [one[1:] for one in found] == [(rank, 4) for rank in range(4)]
+
+
+def test_groups_of_ranks_may_take_graphs_of_their_own():
+    def work(world):
+        group = split_graph(USUAL.edge_index, USUAL.num_nodes, world, among="domain")
+        return group.num_parts, split_graph(USUAL.edge_index, USUAL.num_nodes, world).num_parts
+
+    assert run_ranks(work, 4, domain_size=2) == [(2, 4)] * 4
