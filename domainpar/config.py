@@ -171,7 +171,7 @@ class Network(Group):
     """Precision of states and weights."""
 
     precision: Literal["full", "bf16"] = "full"
-    """Precision of edge states and their products. full: that of --dtype. bf16: half the memory and less time."""
+    """Precision of edge states and their products. full: that of --dtype. bf16: half the memory of edge states."""
 
     def check(self) -> None:
         """Refuse a network that cannot be built."""

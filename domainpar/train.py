@@ -1,4 +1,4 @@
-"""Train a network on whole events, each split over the ranks: the same bits on any number of them.
+"""Train a network on whole events, each split over the ranks: the same answer on any number of them.
 
 Without --store it makes and uses built-in simulated events, so that it runs with no argument at all.
 
@@ -7,6 +7,7 @@ Examples:
   mpiexec -n 8 python -m domainpar.train                           eight ranks, the same answer
   mpiexec -n 8 python -m domainpar.train --store stores/mine --epochs 20 --out runs/mine
   mpiexec -n 4 python -m domainpar.train --out runs/mine --resume --epochs 40    go on, on fewer ranks
+  python -m domainpar.train --model mynet:factory                  a PyG model of your own, from mynet.py
   python -m domainpar.train --mode naive --sectors 8               for comparison: independent sectors
 """
 

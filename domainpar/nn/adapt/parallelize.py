@@ -180,6 +180,15 @@ def _with_ghosts(watch: Watch, value: Any) -> Any:
 
 
 def _part_of(arguments: Any) -> GraphPart:
+    for item in [*arguments[0], *arguments[1].values()]:
+        if hasattr(item, "node_types") and hasattr(item, "edge_types"):
+            raise NotExact(
+                f"a {type(item).__name__} has several sets of nodes, and a part of a graph has one; number all nodes "
+                "in one set and give edges types (RGCNConv, FiLMConv and RGATConv take them), or use HeteroConv with "
+                "the one set under one name."
+            )
+        if getattr(item, "is_sparse", False) or type(item).__name__ == "SparseTensor":
+            raise NotExact("an adjacency matrix (adj_t) is given; give part.edge_index instead.")
     found: dict[int, GraphPart] = {}
     for tensor in _all_tensors(arguments):
         rows = rows_of(tensor)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from whole_and_split import ODD, USUAL, check, run_part
 
+from domainpar import World
 from domainpar.nn.adapt.parallelize import parallelize
 from domainpar.nn.adapt.part import split_graph
 from domainpar.nn.adapt.rows import NotExact
@@ -339,3 +340,18 @@ def test_exchanges_and_sums_are_counted():
         return h[src] + h.mean(0), h[src] * 2
 
     assert {one.counts for one in run_ranks(run_part, 4, twice, USUAL, None, "incoming")} == {(1, 1)}
+
+
+def test_graphs_with_several_sets_of_nodes_are_refused_by_name():
+    class HeteroData:
+        node_types, edge_types = ["hit", "cell"], [("hit", "in", "cell")]
+
+    world = World.alone()
+    with pytest.raises(NotExact, match="a HeteroData has several sets of nodes"):
+        parallelize(nn.Linear(2, 2), world)(HeteroData())
+
+
+def test_an_adjacency_matrix_is_refused_by_name():
+    world = World.alone()
+    with pytest.raises(NotExact, match="part.edge_index instead"):
+        parallelize(nn.Linear(2, 2), world)(torch.eye(3).to_sparse())
