@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from domainpar.parallel.tables import empty_table
 from domainpar.parallel.transport import Pending, Transport
@@ -211,6 +212,7 @@ class _ExtendAdjoint(torch.autograd.Function):
         return halo._extend(owned)
 
     @staticmethod
+    @once_differentiable  # a gradient of this gradient would not be exchanged
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         num_owned = ctx.halo.plan.num_owned
         return grads[0][:num_owned] + ctx.halo.sum_to_owners(grads[0][num_owned:]), None

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 if TYPE_CHECKING:
     from domainpar.nn.adapt.part import GraphPart
@@ -49,6 +50,7 @@ class _SumOverRanks(torch.autograd.Function):
         return part.sum_over_ranks(local)
 
     @staticmethod
+    @once_differentiable  # a gradient of this gradient would not be summed over ranks
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         return ctx.part.sum_over_ranks(grads[0]), None
 
