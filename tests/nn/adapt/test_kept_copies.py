@@ -60,3 +60,12 @@ def test_what_is_made_alike_is_fetched_once():
     check(lambda net, x, edge_index: net(x, edge_index), net=lambda: Smoothed(weighted=True).double())
     assert exchanges(weighted=False) == {2 + 1}  # states twice, since they come with ghosts, and degrees once
     assert exchanges(weighted=True) == {2 + 3}  # a weight may have another gradient each time
+
+
+def test_sums_are_added_in_place_to_sums_that_have_no_room_for_ghosts():
+    def twice(x, src, dst, e):
+        h = x.new_zeros(x.size(0), e.size(1)).index_add(0, dst, e) + 1  # has owned rows only
+        h.index_add_(0, dst, e * x[src][:, :1])
+        return h * x[:, :1]
+
+    check(twice)

@@ -10,6 +10,7 @@ from torch import Tensor
 from domainpar.nn.adapt.across import largest, summed, with_gradient_of
 from domainpar.nn.adapt.calls import Call, one_axis
 from domainpar.nn.adapt.rows import NotExact, Rows, mark
+from domainpar.nn.adapt.rules.selecting import selection_of
 from domainpar.nn.adapt.watch import Watch, rule
 
 
@@ -66,9 +67,11 @@ def _at_rows(watch: Watch, call: Call, into: Tensor, target: Rows, index: Tensor
     fresh = target.axis is not watch.part.node_axis or watch.alone
     if by.named.only_owned or fresh:
         _put(call, 0, "input", watch.owned(into))
-    elif into.size(target.dim) != watch.part.plan.num_local:
-        _put(call, 0, "input", _with_room_for_ghosts(watch, call, into, target))
-    made = call()
+        made = call()
+    elif into.size(target.dim) == watch.part.plan.num_local:
+        made = call()
+    else:
+        made = _with_room_for_ghosts(watch, call, into, target)
     if not call.in_place:
         return mark(made, target.but(fresh=fresh))
     if target.fresh:  # it, or a view of it, may have been seen as such
@@ -93,13 +96,12 @@ def _put(call: Call, position: int, name: str, value: Any) -> None:
 
 
 def _with_room_for_ghosts(watch: Watch, call: Call, into: Tensor, target: Rows) -> Tensor:
-    if call.in_place:
-        raise NotExact(
-            f"torch.{call.name}_ changes a tensor of nodes in place; make it as x.new_zeros(x.size(0), ...)."
-        )
+    """The call on a longer tensor, where sums at ghosts have a place; the owned rows of what it makes."""
     shape = list(into.shape)
     shape[target.dim] = watch.part.plan.num_ghosts
-    return torch.cat([into, into.new_zeros(shape)], target.dim)
+    _put(call, 0, "input", torch.cat([into, into.new_zeros(shape)], target.dim))
+    made: Tensor = call().narrow(target.dim, 0, watch.part.plan.num_owned)
+    return into.copy_(made) if call.in_place else made
 
 
 def _into_columns(watch: Watch, call: Call, into: Tensor, dim: int, target: Rows | None) -> Tensor:
@@ -221,39 +223,47 @@ def write_rows(watch: Watch, call: Call) -> Any:
 
 
 def _write(watch: Watch, into: Tensor, rows: Rows, item: Tensor, values: Any) -> None:
-    by = watch.rows(item)
-    assert by is not None
-    value_rows = watch.rows(values) if isinstance(values, Tensor) else None
-    if isinstance(values, Tensor) and value_rows is None and values.dim() >= into.dim() and values.size(0) != 1:
-        raise NotExact("a tensor that is the same on every rank is written into rows, one for each.")
+    """Rows written over, of a mask or by their numbers; ghosts of a tensor that has some are brought up to date."""
     rows.without_numbers("writing into it")
+    if not isinstance(values, Tensor):
+        of_values = None
+    elif (of_values := watch.rows(values)) is None and values.dim() >= into.dim() and values.size(0) != 1:
+        raise NotExact("a tensor that is the same on every rank is written into rows, one for each.")
     target = into.narrow(0, 0, rows.axis.length) if rows.axis is watch.part.node_axis else into
     if item.dtype is torch.bool:
-        one_axis([rows.axis, by.axis], Call(into.__setitem__, "assignment", [], {}, True))
-        mask = watch.owned(item)
-        if value_rows is not None and (mask_axis := watch.rows(mask)) is not None:
-            from domainpar.nn.adapt.rules.selecting import selection_of
-
-            one_axis([selection_of(watch, mask), value_rows.axis], Call(into.__setitem__, "assignment", [], {}, True))
-            assert mask_axis is not None
-        target[mask] = values
+        _write_by_mask(watch, target, rows, item, values, of_values)
     else:
-        if by.names is None or by.named.of is not rows.axis:
-            raise NotExact("rows are written by numbers of which nobody knows that they number rows.")
-        if value_rows is not None:
-            one_axis([by.axis, value_rows.axis], Call(into.__setitem__, "assignment", [], {}, True))
-        if not by.named.complete:
-            raise NotExact("rows are written at the nodes where edges begin; split the graph with edges='incident'.")
-        index = watch.owned(item)
-        values = watch.owned(values) if isinstance(values, Tensor) else values
-        if not by.named.only_owned:
-            here = (index < watch.part.plan.num_owned).nonzero().view(-1)
-            index = index[here]
-            values = values[here] if isinstance(values, Tensor) and value_rows is not None else values
-        target[index] = values
+        _write_by_number(watch, target, rows, item, values, of_values)
     mark(into, rows.but())
     if rows.fresh:
         watch.fill_in_place(into)
+
+
+def _write_by_mask(watch: Watch, target: Tensor, rows: Rows, mask: Tensor, values: Any, of_values: Rows | None) -> None:
+    mask = watch.owned(mask)
+    call = Call(target.__setitem__, "assignment", [], {}, True)
+    one_axis([rows.axis, watch.known(mask).axis], call)
+    if of_values is not None:
+        one_axis([selection_of(watch, mask), of_values.axis], call)
+    target[mask] = values
+
+
+def _write_by_number(
+    watch: Watch, target: Tensor, rows: Rows, index: Tensor, values: Any, of_values: Rows | None
+) -> None:
+    by = watch.known(index)
+    if by.names is None or by.named.of is not rows.axis:
+        raise NotExact("rows are written by numbers of which nobody knows that they number rows.")
+    if not by.named.complete:
+        raise NotExact("rows are written at the nodes where edges begin; split the graph with edges='incident'.")
+    if of_values is not None:
+        one_axis([by.axis, of_values.axis], Call(target.__setitem__, "assignment", [], {}, True))
+        values = watch.owned(values)
+    index = watch.owned(index)
+    if not by.named.only_owned:  # what is written at ghosts is for their owners to write
+        here = (index < watch.part.plan.num_owned).nonzero().view(-1)
+        index, values = index[here], values if of_values is None else values[here]
+    target[index] = values
 
 
 @rule("unique")
