@@ -160,11 +160,10 @@ def expand(watch: Watch, call: Call) -> Any:
     rows = watch.rows(tensor)
     wanted = call.args[1] if len(call.args) > 1 else call.kwargs.get("size")
     if isinstance(wanted, Tensor):
-        if rows is not None and (other := watch.rows(wanted)) is not None and not other.fresh and rows.fresh:
+        beside = watch.rows(wanted)
+        if rows is not None and beside is not None and rows.fresh and not beside.fresh:
             tensor = watch.owned(tensor)
             rows = watch.rows(tensor)
-        if rows is not None and other_is_fresh(watch, wanted) and not rows.fresh:
-            wanted = watch.owned(wanted)
         wanted = _sizes_of(watch, wanted)
     elif not isinstance(wanted, (tuple, list)):
         wanted = call.args[1:]
@@ -183,12 +182,6 @@ def expand(watch: Watch, call: Call) -> Any:
     if rows.names is not None and len(rows.names) == 1 and made.dim() == 2 and dim == 1:
         return mark(made, rows.but(dim=dim, names=rows.names * made.size(0)))
     return _moved(rows, made, dim)
-
-
-def other_is_fresh(watch: Watch, other: Tensor) -> bool:
-    """Whether a tensor has up-to-date ghosts."""
-    rows = watch.rows(other)
-    return rows is not None and rows.fresh
 
 
 def _given_to_each(watch: Watch, tensor: Tensor, wanted: list[Any], counts: list[int]) -> Tensor:
