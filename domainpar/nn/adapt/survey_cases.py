@@ -1,4 +1,4 @@
-"""What the survey of PyG's modules runs: one graph, and a case for every way a layer may be built and called.
+"""What the survey of PyG's modules runs: a case for every way a layer may be built and called.
 
 A case is a module and a call of it on the whole graph. It knows nothing of ranks: the survey gives the same case a
 whole `Sample` and a part of one, and compares. Calls use fields of the sample only, take every row count from
@@ -19,153 +19,31 @@ from torch import Tensor, nn
 from torch_geometric.nn import aggr as pyg_aggr
 from torch_geometric.nn import norm as pyg_norm
 
-FEATURES = 16
-HIDDEN = 16
-EDGE_FEATURES = 4
-NUM_TYPES = 3
-NUM_GRAPHS = 3
+from domainpar.nn.adapt.survey_layers import (
+    EdgeClassifier,
+    EdgeUpdates,
+    Jumping,
+    Messages,
+    Neighbours,
+    SharedLayer,
+    VirtualNode,
+    mlp,
+)
+from domainpar.nn.adapt.survey_samples import (
+    EDGE_FEATURES,
+    FEATURES,
+    HIDDEN,
+    NUM_GRAPHS,
+    NUM_TYPES,
+    Sample,
+    mesh,
+    sample,
+    sorted_by_dst,
+    undirected,
+)
 
 TOLERANCE = 1e-12
 """How far a result may be off and still be called exact, relative to the largest number of its kind; in float64."""
-
-NODE_FIELDS = ("x", "pos", "normal", "node_type", "event", "batch")
-"""Fields of a sample whose first dimension is nodes."""
-EDGE_FIELDS = ("edge_index", "edge_weight", "edge_attr", "edge_type", "pseudo")
-"""Fields of a sample whose first dimension is edges; of `edge_index` the last one."""
-
-
-@dataclass(frozen=True, eq=False)
-class Sample:
-    """One graph with everything a layer may ask for; values are drawn and mean nothing.
-
-    Attributes:
-        x: Node features, float [N, 16].
-        pos: Positions, float [N, 3].
-        normal: Unit vectors, float [N, 3].
-        node_type: Types of nodes, int64 [N] in [0, 3).
-        event: The batch vector of a graph that is one event, int64 [N], all zero.
-        batch: The batch vector of three graphs, int64 [N] in [0, 3), increasing. Edges do not respect it.
-        edge_index: `src` and `dst` of each edge, int64 [2, E].
-        edge_weight: Positive weights, float [E].
-        edge_attr: Edge features, float [E, 4].
-        edge_type: Types of edges, int64 [E] in [0, 3).
-        pseudo: Pseudo-coordinates, float [E, 3] in [0, 1].
-    """
-
-    x: Tensor
-    pos: Tensor
-    normal: Tensor
-    node_type: Tensor
-    event: Tensor
-    batch: Tensor
-    edge_index: Tensor
-    edge_weight: Tensor
-    edge_attr: Tensor
-    edge_type: Tensor
-    pseudo: Tensor
-
-
-def sample(
-    seed: int = 0,
-    num_nodes: int = 60,
-    num_edges: int = 300,
-    *,
-    directed: bool = True,
-    self_loops: bool = True,
-    duplicates: bool = True,
-    by_dst: bool = False,
-    dtype: torch.dtype = torch.float64,
-) -> Sample:
-    """A random graph; a tenth of the nodes, the last one among them, have no edges.
-
-    Args:
-        seed: Of the generator. The same on every rank gives the same graph on every rank.
-        num_nodes: Nodes, at least 4.
-        num_edges: Edges in all.
-        directed: Whether an edge may lack its opposite. Otherwise both exist and have the same values.
-        self_loops: Whether some nodes have an edge to themselves. Never two: which of them a layer then keeps depends
-            on their order, also in one process.
-        duplicates: Whether some edges, never self-loops, appear twice, with other values.
-        by_dst: Whether edges are sorted by `dst`, as aggregations that make dense batches demand; otherwise shuffled.
-        dtype: Of what is not an integer.
-
-    Raises:
-        ValueError: If a graph of so few nodes does not have so many edges.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    linked = torch.randperm(max(num_nodes - 1, 0), generator=generator)[max(num_nodes // 10 - 1, 0) :]
-    ends = len(linked)
-    loops = min(4, ends, num_edges) if self_loops else 0
-    drawn, copies = _edges_to_draw(num_edges - loops, ends, 1 if directed else 2, 6 if duplicates else 0)
-    loops = num_edges - (drawn + copies) * (1 if directed else 2)
-    if num_nodes < 4 or loops > ends or (loops and not self_loops):
-        raise ValueError(f"no simple graph of {num_nodes} nodes has {num_edges} edges; take more nodes or fewer edges.")
-    pairs = torch.combinations(torch.arange(ends)).T
-    if directed:
-        pairs = torch.cat([pairs, pairs.flip(0)], dim=1)
-    pairs = pairs[:, torch.randperm(pairs.size(1), generator=generator)[:drawn]]
-    pairs = linked[torch.cat([pairs, pairs[:, :copies]], dim=1)]
-    opposite = pairs.flip(0) if not directed else pairs[:, :0]
-    looped = linked[torch.randperm(ends, generator=generator)[:loops]].expand(2, -1)
-    edge_index = torch.cat([pairs, opposite, looped], dim=1)
-
-    of_value = torch.cat(
-        [torch.arange(pairs.size(1)), torch.arange(opposite.size(1)), pairs.size(1) + torch.arange(loops)]
-    )
-    num_values = pairs.size(1) + loops
-    order = torch.randperm(num_edges, generator=generator)
-    if by_dst:
-        order = order[torch.sort(edge_index[1, order], stable=True).indices]
-
-    def on_edges(values: Tensor) -> Tensor:
-        return values[of_value[order]]
-
-    def uniform(*shape: int) -> Tensor:
-        return torch.rand(*shape, generator=generator, dtype=dtype)
-
-    def gauss(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=dtype)
-
-    return Sample(
-        x=gauss(num_nodes, FEATURES),
-        pos=gauss(num_nodes, 3),
-        normal=nn.functional.normalize(gauss(num_nodes, 3), dim=1),
-        node_type=torch.randint(NUM_TYPES, (num_nodes,), generator=generator),
-        event=torch.zeros(num_nodes, dtype=torch.int64),
-        batch=torch.arange(num_nodes) * NUM_GRAPHS // num_nodes,
-        edge_index=edge_index[:, order],
-        edge_weight=on_edges(0.5 + uniform(num_values)),
-        edge_attr=on_edges(gauss(num_values, EDGE_FEATURES)),
-        edge_type=on_edges(torch.randint(NUM_TYPES, (num_values,), generator=generator)),
-        pseudo=on_edges(uniform(num_values, 3)),
-    )
-
-
-def _edges_to_draw(wanted: int, ends: int, directions: int, copies: int) -> tuple[int, int]:
-    """Pairs to draw without repetition, and how many of them to repeat; each counts `directions` edges."""
-    pairs = wanted // directions
-    copies = min(copies, pairs // 2)
-    return min(pairs - copies, ends * (ends - 1) // directions), copies
-
-
-def undirected(seed: int = 0, num_nodes: int = 60, num_edges: int = 300, **options: Any) -> Sample:
-    """As `sample`, with the opposite of each edge: for layers that are defined on symmetric graphs."""
-    return sample(seed, num_nodes, num_edges, directed=False, **options)
-
-
-def sorted_by_dst(seed: int = 0, num_nodes: int = 60, num_edges: int = 300, **options: Any) -> Sample:
-    """As `sample`, with edges sorted by `dst`: for aggregations that make dense batches."""
-    return sample(seed, num_nodes, num_edges, by_dst=True, **options)
-
-
-def mesh(seed: int = 0, num_nodes: int = 60, **options: Any) -> Sample:
-    """As `sample`, with four edges leaving each node, side by side: for MeshCNNConv, whose nodes are a mesh's edges."""
-    whole = sample(seed, num_nodes, 4 * num_nodes, **options)
-    src = torch.arange(num_nodes).repeat_interleave(4)
-    steps = torch.tensor([1, 7, 11, 23]).repeat(num_nodes)
-    values = {name: getattr(whole, name) for name in (*NODE_FIELDS, *EDGE_FIELDS)}
-    return Sample(**values | {"edge_index": torch.stack([src, (src + steps) % num_nodes])})
-
 
 Module = Any  # what a case makes: torch.nn.Module says nothing of how it is called
 Call = Callable[[Module, Sample], Tensor]
@@ -262,10 +140,6 @@ def _by_name(cases: Iterable[Case]) -> dict[str, list[Case]]:
     return named
 
 
-def _mlp(width: int = FEATURES, out: int = HIDDEN) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(width, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, out))
-
-
 _DEGREES = (7, 3, 8, 9, 10, 9, 6, 4, 2, 1, 1)  # nodes with 0, 1, 2 ... incoming edges, as PNA wants to know them
 _NODES: frozenset[Order] = frozenset({"nodes"})
 _EDGES: frozenset[Order] = frozenset({"edges"})
@@ -274,132 +148,6 @@ _DENSE: dict[str, Any] = {"graph": sorted_by_dst, "needs_sorted": "edges"}
 
 def _degrees() -> Tensor:
     return torch.tensor(_DEGREES)
-
-
-# Layers as users write them ==========================================================================================
-
-
-class Messages(pyg.MessagePassing):  # type: ignore[misc]  # PyG has no types
-    """A layer as users write one: a message from both ends and the edge, any aggregation, a root weight."""
-
-    def __init__(self, aggregation: Any = "sum", width: int = HIDDEN, **options: Any) -> None:
-        super().__init__(aggr=aggregation, **options)
-        self.message_net = nn.Linear(2 * FEATURES + EDGE_FEATURES, HIDDEN)
-        self.root = nn.Linear(FEATURES, width)
-
-    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
-        out: Tensor = self.propagate(edge_index, x=x, edge_attr=edge_attr) + self.root(x)
-        return out
-
-    def message(self, x_i: Tensor, x_j: Tensor, edge_attr: Tensor) -> Tensor:
-        return torch.tanh(self.message_net(torch.cat([x_i, x_j, edge_attr], dim=-1)))
-
-
-class Neighbours(pyg.MessagePassing):  # type: ignore[misc]
-    """The sum of what the neighbours hold, without weights: the least a layer can be.
-
-    Of the base class itself no object is ever made: that replaces `propagate` in the class, for every layer made later.
-    """
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        out: Tensor = self.propagate(edge_index, x=x)
-        return out
-
-    def message(self, x_j: Tensor) -> Tensor:
-        return x_j
-
-
-class EdgeUpdates(pyg.MessagePassing):  # type: ignore[misc]
-    """Weights of edges from `edge_updater`, before `propagate`; a softmax over what arrives at a node by hand."""
-
-    def __init__(self) -> None:
-        super().__init__(aggr="sum")
-        self.score = nn.Linear(2 * FEATURES, 1)
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        score = self.edge_updater(edge_index, x=x)
-        top = x.new_full((x.size(0),), -1e9).scatter_reduce(0, edge_index[1], score, "amax")
-        weight = torch.exp(score - top[edge_index[1]])
-        total = x.new_zeros(x.size(0)).index_add(0, edge_index[1], weight)
-        out: Tensor = self.propagate(edge_index, x=x, weight=weight / total[edge_index[1]])
-        return out
-
-    def edge_update(self, x_i: Tensor, x_j: Tensor) -> Tensor:
-        scores: Tensor = self.score(torch.cat([x_i, x_j], dim=-1))
-        return scores.squeeze(-1)
-
-    def message(self, x_j: Tensor, weight: Tensor) -> Tensor:
-        return weight.unsqueeze(-1) * x_j
-
-
-class SharedLayer(nn.Module):
-    """One convolution used twice inside a nested module, and once more outside of it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = pyg.GCNConv(FEATURES, FEATURES)
-        self.inner = nn.ModuleDict({"conv": self.conv, "other": pyg.SAGEConv(FEATURES, FEATURES)})
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        x = torch.relu(self.conv(x, edge_index))
-        x = torch.relu(self.inner["other"](x, edge_index))
-        x = x + self.inner["conv"](x, edge_index)
-        out: Tensor = self.conv(x, edge_index)
-        return out
-
-
-class VirtualNode(nn.Module):
-    """A state of the whole graph, added to all nodes, then pooled back from them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.start = nn.Embedding(1, FEATURES)
-        self.convs = nn.ModuleList([pyg.GINConv(_mlp()) for _ in range(2)])
-        self.update = _mlp()
-
-    def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor) -> Tensor:
-        state: Tensor = self.start(batch.new_zeros(1))
-        for conv in self.convs:
-            x = conv(x + state[batch], edge_index)
-            state = state + self.update(pyg.global_add_pool(x, batch, 1))
-        return x + state[batch]
-
-
-class EdgeClassifier(nn.Module):
-    """An interaction network without PyG: the state of edges evolves with that of nodes; one logit per edge."""
-
-    def __init__(self, steps: int = 2) -> None:
-        super().__init__()
-        self.encode = nn.Linear(EDGE_FEATURES, HIDDEN)
-        self.edge_net = _mlp(2 * FEATURES + HIDDEN)
-        self.node_net = _mlp(FEATURES + 2 * HIDDEN)
-        self.head = nn.Linear(HIDDEN, 1)
-        self.steps = steps
-
-    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
-        src, dst = edge_index
-        edges = self.encode(edge_attr)
-        for _ in range(self.steps):
-            edges = edges + self.edge_net(torch.cat([x[src], x[dst], edges], dim=-1))
-            zeros = x.new_zeros(x.size(0), HIDDEN)
-            at_ends = [zeros.index_add(0, dst, edges), zeros.index_add(0, src, edges)]
-            x = x + self.node_net(torch.cat([x, *at_ends], dim=-1))
-        logits: Tensor = self.head(edges)
-        return logits.squeeze(-1)
-
-
-class Jumping(nn.Module):
-    """Two convolutions and JumpingKnowledge over what they gave."""
-
-    def __init__(self, mode: str) -> None:
-        super().__init__()
-        self.convs = nn.ModuleList([pyg.GCNConv(FEATURES, FEATURES) for _ in range(2)])
-        self.jump = pyg.JumpingKnowledge(mode, FEATURES, 2)
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        first = torch.relu(self.convs[0](x, edge_index))
-        out: Tensor = self.jump([first, self.convs[1](first, edge_index)])
-        return out
 
 
 # Convolutions ========================================================================================================
@@ -569,17 +317,17 @@ def _sums() -> Iterable[Case]:
     yield _case("GatedGraphConv", "layers 2, max", lambda: pyg.GatedGraphConv(h, 2, "max"))
     yield _case("ResGatedGraphConv", "", lambda: pyg.ResGatedGraphConv(f, h))
     yield _case("ResGatedGraphConv", "edge_dim", lambda: pyg.ResGatedGraphConv(f, h, edge_dim=g), _attributed)
-    yield _case("GINConv", "", lambda: pyg.GINConv(_mlp(), train_eps=True))
+    yield _case("GINConv", "", lambda: pyg.GINConv(mlp(), train_eps=True))
     batch_norm = "BatchNorm1d inside: means and variances of all nodes"
     yield _case("GINConv", "batch norm", lambda: pyg.GINConv(_normed_mlp()), note=batch_norm)
-    yield _case("GINEConv", "", lambda: pyg.GINEConv(_mlp(), train_eps=True, edge_dim=g), _attributed)
-    yield _case("GINEConv", "aggr mean", lambda: pyg.GINEConv(_mlp(), edge_dim=g, aggr="mean"), _attributed)
+    yield _case("GINEConv", "", lambda: pyg.GINEConv(mlp(), train_eps=True, edge_dim=g), _attributed)
+    yield _case("GINEConv", "aggr mean", lambda: pyg.GINEConv(mlp(), edge_dim=g, aggr="mean"), _attributed)
     yield _case("MFConv", "", lambda: pyg.MFConv(f, h, max_degree=4), note="picks the nodes of each degree")
     yield _case("LEConv", "", lambda: pyg.LEConv(f, h), _weighted)
-    yield _case("EdgeConv", "max", lambda: pyg.EdgeConv(_mlp(2 * f)))
-    yield _case("EdgeConv", "mean", lambda: pyg.EdgeConv(_mlp(2 * f), "mean"))
-    yield _case("NNConv", "", lambda: pyg.NNConv(f, h, _mlp(g, f * h)), _attributed)
-    yield _case("NNConv", "mean", lambda: pyg.NNConv(f, h, _mlp(g, f * h), "mean"), _attributed)
+    yield _case("EdgeConv", "max", lambda: pyg.EdgeConv(mlp(2 * f)))
+    yield _case("EdgeConv", "mean", lambda: pyg.EdgeConv(mlp(2 * f), "mean"))
+    yield _case("NNConv", "", lambda: pyg.NNConv(f, h, mlp(g, f * h)), _attributed)
+    yield _case("NNConv", "mean", lambda: pyg.NNConv(f, h, mlp(g, f * h), "mean"), _attributed)
     yield _case("CGConv", "", lambda: pyg.CGConv(f, g), _attributed)
     yield _case("CGConv", "batch norm", lambda: pyg.CGConv(f, g, batch_norm=True), _attributed, note=batch_norm)
     yield _case("CGConv", "max, no edge features", lambda: pyg.CGConv(f, aggr="max"))
@@ -615,12 +363,12 @@ def _sums() -> Iterable[Case]:
     yield _case("GMMConv", "separate", lambda: pyg.GMMConv(f, h, 3, 4, separate_gaussians=True), _pseudo)
     yield _case("FeaStConv", "heads 2", lambda: pyg.FeaStConv(f, h, heads=2))
     yield _case("FeaStConv", "self loops off", lambda: pyg.FeaStConv(f, h, heads=2, add_self_loops=False))
-    yield _case("PointNetConv", "", lambda: pyg.PointNetConv(_mlp(f + 3), _mlp()), _points)
-    yield _case("PointNetConv", "self loops off", lambda: pyg.PointNetConv(_mlp(f + 3), add_self_loops=False), _points)
-    yield _case("PPFConv", "", lambda: pyg.PPFConv(_mlp(f + 4), _mlp()), _oriented_points)
+    yield _case("PointNetConv", "", lambda: pyg.PointNetConv(mlp(f + 3), mlp()), _points)
+    yield _case("PointNetConv", "self loops off", lambda: pyg.PointNetConv(mlp(f + 3), add_self_loops=False), _points)
+    yield _case("PPFConv", "", lambda: pyg.PPFConv(mlp(f + 4), mlp()), _oriented_points)
     yield _case("PointTransformerConv", "", lambda: pyg.PointTransformerConv(f, h), _points)
-    yield _case("PointTransformerConv", "nets", lambda: pyg.PointTransformerConv(f, h, _mlp(3), _mlp()), _points)
-    yield _case("PointGNNConv", "", lambda: pyg.PointGNNConv(_mlp(f, 3), _mlp(f + 3), _mlp()), _points)
+    yield _case("PointTransformerConv", "nets", lambda: pyg.PointTransformerConv(f, h, mlp(3), mlp()), _points)
+    yield _case("PointGNNConv", "", lambda: pyg.PointGNNConv(mlp(f, 3), mlp(f + 3), mlp()), _points)
     by_four = "takes every fourth message, and fills an empty float32 tensor with results"
     yield _case("MeshCNNConv", "", lambda: pyg.MeshCNNConv(f, h), graph=mesh, order=_EDGES, single=True, note=by_four)
 
@@ -709,7 +457,7 @@ def _alpha(m: Module, s: Sample) -> Any:
 
 
 def _gps(**options: Any) -> nn.Module:
-    inside = pyg.GINEConv(_mlp(), edge_dim=EDGE_FEATURES)
+    inside = pyg.GINEConv(mlp(), edge_dim=EDGE_FEATURES)
     layer: nn.Module = pyg.GPSConv(FEATURES, inside, **options)
     return layer
 
@@ -998,8 +746,8 @@ def _readouts() -> Iterable[Case]:
         ("MultiAggregation", "", lambda: pyg_aggr.MultiAggregation(["mean", "max", "std"]), ""),
         ("DegreeScalerAggregation", "", lambda: pyg_aggr.DegreeScalerAggregation(["mean"], scalers, _degrees()), ""),
         ("VariancePreservingAggregation", "", pyg_aggr.VariancePreservingAggregation, ""),
-        ("AttentionalAggregation", "", lambda: pyg_aggr.AttentionalAggregation(_mlp(f, 1), _mlp()), ""),
-        ("DeepSetsAggregation", "", lambda: pyg_aggr.DeepSetsAggregation(_mlp(), _mlp()), ""),
+        ("AttentionalAggregation", "", lambda: pyg_aggr.AttentionalAggregation(mlp(f, 1), mlp()), ""),
+        ("DeepSetsAggregation", "", lambda: pyg_aggr.DeepSetsAggregation(mlp(), mlp()), ""),
         ("Set2Set", "", lambda: pyg_aggr.Set2Set(f, processing_steps=3), ""),
     ]
     for name, variant, make, note in plain:

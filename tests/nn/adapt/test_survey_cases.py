@@ -11,9 +11,11 @@ pyg = pytest.importorskip("torch_geometric.nn")
 from domainpar.nn.adapt.survey_cases import (  # noqa: E402  # imports PyG itself
     CANNOT_RUN,
     CONVOLUTIONS,
-    EDGE_FIELDS,
     MODELS,
     MODULES,
+)
+from domainpar.nn.adapt.survey_samples import (  # noqa: E402
+    EDGE_FIELDS,
     NODE_FIELDS,
     NUM_GRAPHS,
     mesh,
