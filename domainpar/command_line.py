@@ -12,7 +12,8 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
-from domainpar.config import ConfigError, Group, flag, groups, title
+from domainpar.config import ConfigError, Group, InferConfig, PrepareConfig, TrainConfig, flag, groups, title
+from domainpar.config.acorn_keys import translate
 from domainpar.parallel.launcher import started_as_root
 
 Config = TypeVar("Config", bound=Group)
@@ -65,7 +66,8 @@ def parse(config_class: type[Config], text: str, argv: Sequence[str]) -> Config:
     values = _read_flags(config_class, parser, argv)
     given: dict[str, Any] = {}
     if values["config"] is not None:
-        given = _read_file(config_class, parser, Path(values["config"]))
+        own_model = any(word.split("=")[0] == "--model" for word in argv)
+        given = _read_file(config_class, parser, Path(values["config"]), own_model)
         parser.set_defaults(given)
         values = _read_flags(config_class, parser, argv)
     if values.get("resume") and values["out"] is not None and not values["overwrite"]:
@@ -185,15 +187,15 @@ def _own_settings(config_class: type[Group], parser: Any, run: Path) -> dict[str
     return {name: value for name, value in values.items() if name not in _OF_THE_MACHINE}
 
 
-def _read_file(config_class: type[Group], parser: Any, path: Path) -> dict[str, Any]:
-    """The values of a YAML file, each of its field's type.
+def _read_file(config_class: type[Group], parser: Any, path: Path, own_model: bool = False) -> dict[str, Any]:
+    """The values of a YAML file, each of its field's type. What was translated from acorn's keys is printed.
 
     Raises:
         ConfigError: If the file cannot be read, is empty or no mapping, or a key or value is not possible.
     """
     hints = dict(_fields(config_class))
     values: dict[str, Any] = {}
-    for key, value in _load_mapping(path).items():
+    for key, value in _in_our_keys(config_class, path, own_model).items():
         if key not in hints:
             raise ConfigError(
                 f"{path}: unknown key {key!r}", _nearest(str(key), hints, f"{_help(config_class)} lists them")
@@ -213,6 +215,20 @@ def _read_file(config_class: type[Group], parser: Any, path: Path) -> dict[str, 
         except argparse.ArgumentError:
             _refuse_value(config_class, key, value, where=f"{path}: ")
     return values
+
+
+def _in_our_keys(config_class: type[Group], path: Path, own_model: bool) -> Mapping[Any, Any]:
+    everything = [name for of in (PrepareConfig, TrainConfig, InferConfig) for name, _ in _fields(of)]
+    fields = [name for name, _ in _fields(config_class)]
+    try:
+        found = translate(_load_mapping(path), _command(config_class), fields, everything, own_model)
+    except ConfigError as error:
+        if str(path) in str(error):
+            raise
+        raise ConfigError(f"{path}: {error}", error.hint) from error
+    for line in found.said if started_as_root() else ():
+        print(f"{path}: {line}", flush=True)
+    return found.values
 
 
 def _load_mapping(path: Path) -> Mapping[Any, Any]:

@@ -1,11 +1,14 @@
-"""Score every edge of whole events with a trained network: each edge once, in the order of the user's own files.
+"""Score every edge of whole events with a trained network, and build tracks: in the order of the user's own files.
 
-Writes one zarr zip an event: hit_id, edge_index (rows into hit_id), edge_logit, edge_score, edge_scored.
+Writes one zarr zip an event: hit_id, edge_index (rows into hit_id), edge_logit, edge_score, edge_scored and, with
+--tracks, track_id (-1: none). The same tracks on any number of ranks.
 
 Examples:
   python -m domainpar.infer                                        the newest run, on its own events
   mpiexec -n 8 python -m domainpar.infer --run runs/0001 --store stores/full --out scores
   python -m domainpar.infer --run runs/0001 --split val --checkpoint last
+  mpiexec -n 8 python -m domainpar.infer --tracks walk --classical --split test    tracks, held against helix following
+  python -m domainpar.infer --tracks walk --format acorn          also files for acorn's evaluation
   torchrun --nproc-per-node 8 -m -- domainpar.infer --run runs/0001      `--`, or torchrun takes --run for its own
 """
 
@@ -19,13 +22,19 @@ import yaml
 
 from domainpar.command_line import parse, run_command
 from domainpar.config import ConfigError, InferConfig, TrainConfig, resolved_yaml, target_conditions
+from domainpar.config.texts import conditions_of
 from domainpar.parallel.allocator import set_up_allocator
 
 if TYPE_CHECKING:
     from domainpar.events.store import EventRecord, EventStore, StoredEvent
     from domainpar.parallel.world import World
+    from domainpar.reco.performance.counts import TrackCounts
     from domainpar.reco.scores import EventScores
     from domainpar.reco.scoring import Judge, Outcome, Scorer
+    from domainpar.reco.tracks import TrackOptions
+
+DEFAULT_BORDERS = 8
+"""Sectors whose borders efficiency is shown against where there are none: what others would have cut."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,7 +70,7 @@ def infer(config: InferConfig, world: "World", allocator: str | None = None) -> 
         RuntimeError: If an edge of an event did not get exactly one score.
     """
     from domainpar.reco import summary
-    from domainpar.reco.score_files import choose_directory, write_list
+    from domainpar.reco.score_files import choose_directory, write_list, write_timings
 
     scorer, records, about = _set_up(config, world)
     world.on_root(lambda: str(choose_directory(scorer.directory, config.overwrite)))
@@ -69,10 +78,14 @@ def infer(config: InferConfig, world: "World", allocator: str | None = None) -> 
         print(*summary.first_lines(world, scorer.store, records, about, allocator), sep="\n", flush=True)
     outcomes = _score(scorer, records)
     if world.is_root:
-        metrics = _metrics(records, outcomes)
-        scored = [outcomes[record.event].scored for record in records]
-        write_list(scorer.directory, scored, {**about, "metrics": metrics})
-        print(*summary.last_lines(list(outcomes.values()), metrics, scorer.directory, about), sep="\n", flush=True)
+        in_order = [outcomes[record.event] for record in records]
+        metrics, performance = _metrics(records, outcomes), _performance(records, outcomes)
+        about = {**about, "metrics": metrics, "tracks": _about_tracks(config, performance)}
+        write_timings(scorer.directory, world.size, [summary.timing(outcome) for outcome in in_order])
+        write_list(scorer.directory, [outcome.scored for outcome in in_order], about)
+        lines = summary.last_lines(in_order, metrics, scorer.directory, about)
+        tables = summary.performance_lines(performance, config.matching_style)
+        print(*tables, *lines, sep="\n", flush=True)
 
 
 def _set_up(config: InferConfig, world: "World") -> "tuple[Scorer, list[EventRecord], dict[str, Any]]":
@@ -81,6 +94,7 @@ def _set_up(config: InferConfig, world: "World") -> "tuple[Scorer, list[EventRec
     from domainpar.nn.adapt.on_events import OnEvents
     from domainpar.nn.adapt.parallelize import tensors_of
     from domainpar.nn.team import set_threads
+    from domainpar.reco.finishing import Finisher
     from domainpar.reco.scoring import Scorer
     from domainpar.training.checkpoint import parameters_sha256
     from domainpar.training.run import DTYPES
@@ -91,6 +105,7 @@ def _set_up(config: InferConfig, world: "World") -> "tuple[Scorer, list[EventRec
     records = store.events(None if config.split == "all" else config.split)
     world.agree(None if records else f"store {store.path} has no {config.split} events; take another --split.")
     model, state = world.on_all(lambda: load_network(run, trained, config.checkpoint, store))
+    world.on_all(lambda: _check_tracks(config, store, records))
     if isinstance(model, OnEvents):
         take_from_root(tensors_of(model), world.transport)
     model.to(world.device)
@@ -103,17 +118,21 @@ def _set_up(config: InferConfig, world: "World") -> "tuple[Scorer, list[EventRec
         "step": state.step,
         "parameters_sha256": parameters_sha256(model),
     }
+    directory = Path(config.out) if config.out is not None else run / "scores"
+    splits = {record.event: record.split for record in records}
     scorer = Scorer(
         model,
         store,
         world,
-        directory=Path(config.out) if config.out is not None else run / "scores",
+        directory=directory,
         sectors=config.sectors,
         grouping=config.grouping,
         dtype=DTYPES[trained.dtype],
         seed=trained.seed,
         origin=origin,
-        judge=_judge(target_conditions(trained.target) if trained.target else None),
+        judge=_judge(config, target_conditions(trained.target) if trained.target else None),
+        tracks=_track_options(config),
+        finish=Finisher(directory, config.format, config.classical, splits),
     )
     about = {
         **origin,
@@ -139,7 +158,7 @@ def _choose_run(config: InferConfig, world: "World") -> tuple[Path, TrainConfig]
     def trained() -> str:
         read_run(run)  # says it better than a missing file does
         try:
-            return resolved_yaml(_trained_as(run, config))
+            return resolved_yaml(trained_as(run, config))
         except ConfigError as error:
             raise ValueError(f"{error}; {error.hint}.") from error
 
@@ -148,7 +167,8 @@ def _choose_run(config: InferConfig, world: "World") -> tuple[Path, TrainConfig]
     return run, TrainConfig(**values | ({} if config.model is None else {"model": config.model}))
 
 
-def _trained_as(run: Path, config: InferConfig) -> TrainConfig:
+def trained_as(run: Path, config: InferConfig) -> TrainConfig:
+    """What a run was trained as, by its `config.yaml`; a network of the user's own is named by `config.model`."""
     own = [] if config.model is None else ["--model", config.model]
     return parse(TrainConfig, "", ["--config", str(run / "config.yaml"), *own])
 
@@ -179,19 +199,76 @@ def _self_test(scorer: "Scorer") -> str | None:
     return rows_are_independent(scorer.model, scorer.world.transport) if on_cpu else None
 
 
-def _judge(conditions: dict[str, Any] | None) -> "Judge":
-    """Counts each event against its truth, where it has one."""
+def _track_options(config: InferConfig) -> "TrackOptions | None":
+    from domainpar.reco.tracks import TrackOptions
+
+    if config.tracks is None:
+        return None
+    return TrackOptions(
+        method=config.tracks,
+        score_cut=config.score_cut,
+        walk_min=config.walk_min,
+        walk_add=config.walk_add,
+        min_hits=config.min_hits,
+        double_hits=config.double_hits,
+    )
+
+
+def _check_tracks(config: InferConfig, store: "EventStore", records: "Sequence[EventRecord]") -> None:
+    """Refuse what the first event lacks before anything is computed: those of a store are of one kind."""
+    from domainpar.reco.track_files import check_acorn_files_can_be_written
+
+    if config.format == "acorn":
+        check_acorn_files_can_be_written()
+    if config.tracks == "walk" or config.classical or config.format == "acorn":
+        with store.open(records[0]) as event:
+            if not event.has_positions:
+                raise ValueError(
+                    f"event {event.event_id}: its hits have no positions, which --tracks walk, --classical and "
+                    "--format acorn need; take --tracks cc or junction."
+                )
+
+
+def _judge(config: InferConfig, conditions: dict[str, Any] | None) -> "Judge":
+    """Counts the edges and tracks of each event against its truth, where it has one."""
     import numpy as np
 
+    from domainpar.reco.judging import TrackJudge
+    from domainpar.reco.performance.cuts import TrackCuts
     from domainpar.training.trained import count_event
 
-    def judge(event: "StoredEvent", scores: "EventScores") -> dict[str, Any] | None:
+    wanted = conditions_of("--track-target", config.track_target) if config.track_target else {}
+    cuts = TrackCuts(min_hits=config.min_track_length, fraction=config.matching_fraction, target=wanted)
+    tracks = TrackJudge(cuts, config.border_sectors or config.sectors or DEFAULT_BORDERS)
+
+    def judge(event: "StoredEvent", scores: "EventScores") -> dict[str, Any]:
         # An edge without a score never passes and ranks below all others: what naive mode cuts, it loses.
         logits = np.where(scores.edge_scored, scores.edge_logit, -np.inf)
         counts = count_event(event, logits[scores.original_position], conditions)
-        return None if counts is None else asdict(counts)
+        edges = None if counts is None else asdict(counts)
+        return {"edges": edges, "tracks": tracks.judge(event, scores) if config.tracks else None}
 
     return judge
+
+
+def _about_tracks(config: InferConfig, performance: "dict[str, dict[str, TrackCounts]]") -> dict[str, Any] | None:
+    """What `scores.json` says of tracks: how they were built, and their counts by split and finder."""
+    options = _track_options(config)
+    if options is None:
+        return None
+    told = options.told()
+    return {
+        "method": told.pop("method"),
+        "options": told,
+        "found_by": sorted({finder for found in performance.values() for finder in found}),
+        "target": config.track_target,
+        "border_sectors": config.border_sectors or config.sectors or DEFAULT_BORDERS,
+        "matching_style": config.matching_style,
+        "performance": {
+            split: {finder: counts.to_json() for finder, counts in found.items()}
+            for split, found in performance.items()
+        },
+    }
 
 
 def _score(scorer: "Scorer", records: "Sequence[EventRecord]") -> "dict[str, Outcome]":
@@ -213,14 +290,39 @@ def _score(scorer: "Scorer", records: "Sequence[EventRecord]") -> "dict[str, Out
 
 def _metrics(records: "Sequence[EventRecord]", outcomes: "dict[str, Outcome]") -> dict[str, dict[str, Any]]:
     """Metrics of each split over those of its events that have a truth to count against."""
+    from domainpar.reco.judging import sum_segments
     from domainpar.training.metrics import EdgeCounts
     from domainpar.training.trained import metrics_over
 
-    counted: dict[str, list[EdgeCounts]] = {}
-    for record in records:
-        if (judgement := outcomes[record.event].judgement) is not None:
-            counted.setdefault(record.split, []).append(EdgeCounts(**judgement))
-    return {split: metrics_over(counted[split]) for split in ("train", "val", "test") if split in counted}
+    edges = _by_split(records, outcomes, "edges")
+    metrics = {split: metrics_over([EdgeCounts(**one) for one in found]) for split, found in edges.items()}
+    for split, found in _by_split(records, outcomes, "tracks").items():
+        segments = sum_segments(found)
+        if segments is not None and split in metrics:
+            metrics[split]["segments"] = asdict(segments)
+    return metrics
+
+
+def _performance(
+    records: "Sequence[EventRecord]", outcomes: "dict[str, Outcome]"
+) -> "dict[str, dict[str, TrackCounts]]":
+    """Counts of each finder's tracks over the events of each split that have a truth to count against."""
+    from domainpar.reco.judging import sum_tracks
+
+    return {split: sum_tracks(found) for split, found in _by_split(records, outcomes, "tracks").items()}
+
+
+def _by_split(
+    records: "Sequence[EventRecord]", outcomes: "dict[str, Outcome]", what: str
+) -> dict[str, list[dict[str, Any]]]:
+    """One part of the judgements of events, where there is one, in the order of the store."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for split in ("train", "val", "test"):
+        for record in records:
+            judgement = outcomes[record.event].judgement
+            if record.split == split and judgement is not None and judgement[what] is not None:
+                found.setdefault(split, []).append(judgement[what])
+    return found
 
 
 if __name__ == "__main__":

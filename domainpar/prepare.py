@@ -6,6 +6,8 @@ Examples:
   python -m domainpar.prepare                                      built-in simulated events
   python -m domainpar.prepare --source trackml --input train_sample --store stores/trackml
   mpiexec -n 8 python -m domainpar.prepare --source trackml --input train_sample --store stores/trackml
+  python -m domainpar.prepare --source acorn --input module_map --edge-features 'dr, dphi, dz, deta'
+  python -m domainpar.prepare --config gnn_train.yaml              an acorn configuration: input_dir, node_features, ...
   python -m domainpar.prepare --store stores/trackml --report      nodes, edges, memory, and what would be cut
   python -m domainpar.prepare --events 2 --hits 100000 --store stores/full
 """
@@ -17,9 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from domainpar.command_line import run_command
-from domainpar.config import PrepareConfig, parse_layer_pairs
+from domainpar.config import PrepareConfig, conditions_of, parse_layer_pairs, parse_names, parse_numbers
+from domainpar.config.acorn_keys import default_store
 
 if TYPE_CHECKING:
+    from domainpar.events.acorn import AcornOptions
+    from domainpar.events.store import Settings
     from domainpar.parallel.world import World
 
 
@@ -53,6 +58,7 @@ def prepare_store(config: PrepareConfig, world: "World") -> Path:
             cuts=cuts,
             num_hits=config.hits,
             seed=config.seed,
+            acorn=_acorn_options(config) if config.source == "acorn" else None,
         )
     except (ValueError, OSError) as error:
         problem = error
@@ -82,6 +88,21 @@ def prepare_store(config: PrepareConfig, world: "World") -> Path:
     return directory
 
 
+def _acorn_options(config: PrepareConfig) -> "AcornOptions":
+    """How acorn files are read, as a configuration says."""
+    from domainpar.events.acorn import AcornOptions
+
+    given = {
+        "node_features": config.node_features and parse_names(config.node_features),
+        "node_scales": config.node_scales and parse_numbers("--node-scales", config.node_scales),
+        "edge_features": config.edge_features and parse_names(config.edge_features),
+        "edge_scales": config.edge_scales and parse_numbers("--edge-scales", config.edge_scales),
+        "hard_cuts": config.hard_cuts and conditions_of("--hard-cuts", config.hard_cuts),
+        "pt_unit": config.pt_unit,
+    }
+    return AcornOptions(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+
+
 def _work(config: PrepareConfig) -> int:
     from domainpar.parallel.world import World
 
@@ -107,15 +128,27 @@ def _say_what_is_there(directory: Path) -> None:
     )
     print(f"{directory}: {several(len(store), 'event')} ({splits}), digest {store.digest[:16]}")
     print(f"each with {between(nodes)} hits, {between(edges)} candidate edges, {between(tiles)} tiles")
+    if store.settings["source"] == "acorn":
+        print(*_how_acorn_was_read(store.settings), sep="\n")
     with store.open(store.events()[0]) as event:
         if event.label_note is not None:
             print(f"labels: {event.label_note}")
     print(f"next: {its_mpiexec()} -n 8 {this_python()} -m domainpar.train --store {directory}")
 
 
+def _how_acorn_was_read(settings: "Settings") -> list[str]:
+    lines = [] if settings["pt_unit"] is None else [f"pt of the files taken for {settings['pt_unit']}; stores hold GeV"]
+    if settings["hard_cuts"]:
+        lines += [
+            f"HARD CUTS BY TRUTH: {settings['hard_cuts']}. Only edges between hits of passing particles are left.",
+            "What is measured on such a store does not hold for real data, in which nobody can cut by truth.",
+        ]
+    return lines
+
+
 def _default_store(config: PrepareConfig) -> Path:
     if config.source != "simulate":
-        return Path("stores") / f"{config.source}-{Path(config.input or '').resolve().name}"
+        return default_store(config.source, config.input or "")
     return Path("stores") / f"simulate-{config.hits}"
 
 

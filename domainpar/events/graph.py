@@ -22,6 +22,8 @@ class Particles:
         vertex: Production vertex in mm, NaN where unknown, float32 [M, 3].
         nhits: Hits the particle left in the detector, int32 [M].
         charge: Sign of the charge, 0 where unknown, int8 [M].
+        primary: 1 if it comes from the collision itself, else 0, int8 [M]; None when unknown.
+        pdg_id: Number of its kind by the Particle Data Group, 0 where unknown, int64 [M]; None when unknown.
     """
 
     particle_id: IntArray
@@ -30,6 +32,8 @@ class Particles:
     vertex: FloatArray
     nhits: IntArray
     charge: IntArray
+    primary: IntArray | None = None
+    pdg_id: IntArray | None = None
 
 
 @dataclass(frozen=True, eq=False)

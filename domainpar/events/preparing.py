@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -37,7 +37,10 @@ from domainpar.events.store import (
 from domainpar.events.stored_order import default_num_tiles
 from partitioners import Topology, get_partitioner
 
-SourceKind = Literal["simulate", "trackml", "heptrkx", "pyg"]
+if TYPE_CHECKING:
+    from domainpar.events.acorn import AcornOptions
+
+SourceKind = Literal["simulate", "trackml", "heptrkx", "pyg", "acorn"]
 AllGather = Callable[[bytes], list[bytes]]
 OnEvent = Callable[[EventRecord, bool], None]
 
@@ -53,12 +56,14 @@ class Source:
         read: Reads or makes one, with candidate edges.
         files: The input files of one, empty for a simulated one.
         settings: All that decides what `read` returns, besides the files; plain JSON values.
+        splits: Split of each event where the source itself tells; None: events are dealt into splits.
     """
 
     names: tuple[str, ...]
     read: Callable[[str], EventGraph]
     files: Callable[[str], list[Path]]
     settings: Settings
+    splits: Mapping[str, Split] | None = None
 
 
 def open_source(
@@ -70,17 +75,19 @@ def open_source(
     num_hits: int = 100_000,
     seed: int = 0,
     num_phi_sectors: int = 1,
+    acorn: AcornOptions | None = None,
 ) -> Source:
     """List the events of a source.
 
     Args:
-        kind: `simulate`, `trackml` (hits), `heptrkx` or `pyg` (graphs).
+        kind: `simulate`, `trackml` (hits), `heptrkx`, `pyg` or `acorn` (graphs).
         directory: Where the files are; needed but for `simulate`.
         num_events: Take the first so many. Default: all, or 10 simulated ones.
         cuts: Candidate edges, for sources of hits.
         num_hits: Hits of a simulated event, about.
         seed: Event i is simulated from seed + i.
         num_phi_sectors: Sectors that a heptrkx event was cut into.
+        acorn: How acorn files are read.
 
     Raises:
         ValueError: If the source is unknown, its directory holds no events, or fewer than were asked for.
@@ -97,8 +104,10 @@ def open_source(
         source = _heptrkx(Path(directory), num_phi_sectors)
     elif kind == "pyg":
         source = _pyg(Path(directory))
+    elif kind == "acorn":
+        source = _acorn(Path(directory), acorn)
     else:
-        raise ValueError(f"unknown source {kind!r}; known: simulate, trackml, heptrkx, pyg.")
+        raise ValueError(f"unknown source {kind!r}; known: simulate, trackml, heptrkx, pyg, acorn.")
     if num_events is not None and num_events > len(source.names):
         raise ValueError(f"{num_events} events were asked for but {directory} holds {len(source.names)}.")
     return replace(source, names=source.names[:num_events])
@@ -127,8 +136,8 @@ def prepare(
         partitioner: How nodes become tiles, a name that `partitioners.get_partitioner` knows. Default: `phi-eta`
             where nodes have positions, `metis` where they have none.
         num_tiles: K of every event. Default: about 4,600 edges a tile.
-        val_split: Share of the events kept for validation.
-        test_split: Share of the events kept for a final test.
+        val_split: Share of the events kept for validation, where the source does not tell the splits.
+        test_split: Share of the events kept for a final test, likewise.
         seed: Seed of the partitioner and of the split.
         overwrite: Replace a store that was made with other settings.
         rank: This rank.
@@ -155,7 +164,10 @@ def prepare(
                 records.append(_record(found["record"]))
                 if on_event is not None:
                     on_event(records[-1], found["kept"])
-    records = with_splits(records, val_split, test_split, seed)
+    if source.splits is None:
+        records = with_splits(records, val_split, test_split, seed)
+    else:
+        records = [replace(record, split=source.splits[record.event]) for record in records]
     share.agree(lambda: write_manifest(job.directory, records, job.settings) if rank == 0 else None)
     return EventStore(directory)
 
@@ -233,6 +245,25 @@ def _pyg(directory: Path) -> Source:
         lambda name: pyg.read_event(pyg.event_path(directory, name)),
         lambda name: [pyg.event_path(directory, name)],
         {"source": "pyg"},
+    )
+
+
+def _acorn(directory: Path, options: AcornOptions | None) -> Source:
+    from domainpar.events import acorn
+
+    events = acorn.find_events(directory)
+    paths = {name: event.path for name, event in events.items()}
+    options = options or acorn.AcornOptions()
+    if options.pt_unit is None:
+        # One unit for all events: guessed anew for each, a small event could differ.
+        options = replace(options, pt_unit=acorn.guess_pt_unit(paths.values()))
+    splits = {name: event.split for name, event in events.items() if event.split is not None}
+    return Source(
+        tuple(paths),
+        lambda name: acorn.read_event(paths[name], options),
+        lambda name: [paths[name]],
+        {"source": "acorn", **json.loads(json.dumps(asdict(options)))},
+        splits or None,
     )
 
 

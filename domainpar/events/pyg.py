@@ -89,7 +89,7 @@ def read_event(path: str | Path) -> EventGraph:
     """
     path = Path(path)
     where = f"event {_event_id(path)}, file {path}"
-    entries = _entries(_load(path, where), where)
+    entries = read_entries(path, where)
     features = _features(entries, "x", "node", where)
     edge_index = _edge_index(entries, where)
     edge_attr = (
@@ -112,6 +112,20 @@ def read_event(path: str | Path) -> EventGraph:
 
 def _event_id(path: Path) -> str:
     return path.stem.removeprefix("event") or path.stem
+
+
+def read_entries(path: Path, where: str) -> Mapping[str, Any]:
+    """Names and values of a saved `Data` or dict, read by allow-list: nothing that the file brings is run.
+
+    Args:
+        path: The file.
+        where: What the messages begin with: the event and its file.
+
+    Raises:
+        ValueError: If the file asks for more than tensors, numpy values and `Data` (with the names of what it asks
+            for), cannot be read, or holds something else.
+    """
+    return _entries(_load(path, where), where)
 
 
 def _load(path: Path, where: str) -> object:
@@ -139,7 +153,7 @@ def _load(path: Path, where: str) -> object:
 def _allowed() -> list[Any]:
     """Classes that a file may name: plain PyG containers and numpy's arrays, scalars and types."""
     multiarray = importlib.import_module("numpy._core.multiarray")
-    scalars = [np.dtype(kind) for kind in "?bBhHiIlLqQefd"]
+    scalars = [np.dtype(kind) for kind in "?bBhHiIlLqQefdUS"]
     allowed: list[Any] = [np.ndarray, np.dtype, multiarray.scalar, multiarray._reconstruct]
     # Files of numpy 1 name the same functions by their old module.
     allowed += [(multiarray.scalar, "numpy.core.multiarray.scalar")]
@@ -214,6 +228,15 @@ def _array(entries: Mapping[str, Any], name: str, where: str) -> npt.NDArray[Any
     value = entries.get(name)
     if value is None:
         raise ValueError(f"{where}: no {name}; found {sorted(map(str, entries))}, expected at least x and edge_index.")
+    return as_array(value, name, where)
+
+
+def as_array(value: Any, name: str, where: str) -> npt.NDArray[Any]:
+    """A dense real tensor or a numpy array as a numpy array; floating-point tensors become float64.
+
+    Raises:
+        ValueError: If it is something else.
+    """
     if isinstance(value, np.ndarray):
         return value
     if type(value).__module__ != "torch" or not hasattr(value, "detach"):

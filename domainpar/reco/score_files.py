@@ -3,7 +3,9 @@
 A directory of scores holds
 
     scores.json                                what was scored, with which weights; the sha256 of each file
-    event000001001.scores.zarr.zip             hit_id [N], edge_index [2, E], edge_logit, edge_score, edge_scored [E]
+    timings.json                               how long each event took; nobody's hash
+    event000001001.scores.zarr.zip             hit_id [N], edge_index [2, E], edge_logit, edge_score, edge_scored [E];
+                                               with tracks track_id [N], and classical_track_id [N] if asked for
 
 Files appear under their name only when they are complete, and `scores.json` last of all.
 """
@@ -18,9 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from domainpar.events.store import PARTIAL, SUFFIX, event_file_name, write_arrays, write_whole
+from domainpar.reco.finding import CLASSICAL, NETWORK
 from domainpar.reco.scores import EventScores
+from domainpar.reco.track_files import ACORN_FOLDERS, CSV_SUFFIX
 
 LIST = "scores.json"
+TIMINGS = "timings.json"
+ARRAY_OF_TRACKS = {NETWORK: "track_id", CLASSICAL: "classical_track_id"}
 SCORES_SUFFIX = f".scores{SUFFIX}"
 SCHEMA_VERSION = 1
 
@@ -36,6 +42,7 @@ class ScoredEvent:
         logits_sha256: Hash of the logits alone, in the user's order: equal on any number of ranks.
         edges: Its edges.
         unscored: Those of them that got no score.
+        tracks: Tracks that the scores gave; None if none were built.
     """
 
     event: str
@@ -44,6 +51,7 @@ class ScoredEvent:
     logits_sha256: str
     edges: int
     unscored: int
+    tracks: int | None = None
 
 
 def scores_file_name(event_id: str) -> str:
@@ -73,15 +81,31 @@ def choose_directory(path: Path, overwrite: bool) -> Path:
             raise ValueError(f"{path} holds scores already; choose another --out, or replace them with --overwrite.")
         # The list goes first: without it nobody takes the remains for finished scores.
         for file in sorted(found, key=lambda file: file.name != LIST):
-            file.unlink()
+            _remove(file)
     except OSError as error:
         raise ValueError(f"cannot write scores to {path}: {error.strerror}; choose another --out.") from error
     return path
 
 
-def _is_ours(file: Path) -> bool:
-    scores = file.name.startswith("event") and file.name.endswith(SCORES_SUFFIX)
-    return file.is_file() and (scores or file.name == LIST or file.name.startswith(PARTIAL))
+def _is_ours(path: Path) -> bool:
+    """Whether this program wrote it: scores, or what `track_files` makes of them."""
+    if path.is_dir():
+        return path.name in ACORN_FOLDERS and all(
+            file.is_file() and _of_event(file, ".pyg", ".txt") for file in path.iterdir()
+        )
+    return _of_event(path, SCORES_SUFFIX, CSV_SUFFIX) or path.name in (LIST, TIMINGS) or path.name.startswith(PARTIAL)
+
+
+def _of_event(file: Path, *suffixes: str) -> bool:
+    return file.name.startswith(("event", PARTIAL)) and file.name.endswith(suffixes)
+
+
+def _remove(path: Path) -> None:
+    if not path.is_dir():
+        return path.unlink()
+    for file in path.iterdir():
+        file.unlink()
+    return path.rmdir()
 
 
 def write_scores(directory: Path, scores: EventScores, provenance: Mapping[str, Any]) -> ScoredEvent:
@@ -95,6 +119,8 @@ def write_scores(directory: Path, scores: EventScores, provenance: Mapping[str, 
     path = directory / scores_file_name(scores.event_id)
     logits_sha256 = hashlib.sha256(scores.edge_logit.tobytes()).hexdigest()
     names = ("hit_id", "edge_index", "edge_logit", "edge_score", "edge_scored")
+    tracks = {name: scores.tracks[finder] for finder, name in ARRAY_OF_TRACKS.items() if finder in scores.tracks}
+    num_tracks = int(tracks["track_id"].max(initial=-1)) + 1 if "track_id" in tracks else None
     attributes = {
         "format": "domainpar scores",
         "schema_version": SCHEMA_VERSION,
@@ -102,11 +128,14 @@ def write_scores(directory: Path, scores: EventScores, provenance: Mapping[str, 
         "num_nodes": len(scores.hit_id),
         "num_edges": scores.num_edges,
         "num_unscored": scores.num_unscored,
+        "num_tracks": num_tracks,
         "logits_sha256": logits_sha256,
         **provenance,
     }
-    sha256 = write_arrays(path, {name: getattr(scores, name) for name in names}, attributes)
-    return ScoredEvent(scores.event_id, path.name, sha256, logits_sha256, scores.num_edges, scores.num_unscored)
+    sha256 = write_arrays(path, {name: getattr(scores, name) for name in names} | tracks, attributes)
+    return ScoredEvent(
+        scores.event_id, path.name, sha256, logits_sha256, scores.num_edges, scores.num_unscored, num_tracks
+    )  # fmt: skip
 
 
 def write_list(directory: Path, events: Sequence[ScoredEvent], about: Mapping[str, Any]) -> None:
@@ -117,4 +146,13 @@ def write_list(directory: Path, events: Sequence[ScoredEvent], about: Mapping[st
         **about,
         "events": [asdict(event) for event in events],
     }
-    write_whole(directory / LIST, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode())
+    _write_json(directory / LIST, content)
+
+
+def write_timings(directory: Path, num_ranks: int, events: Sequence[Mapping[str, Any]]) -> None:
+    """Write `timings.json`: times differ from run to run, so nothing that is hashed holds any; called on rank 0."""
+    _write_json(directory / TIMINGS, {"ranks": num_ranks, "events": list(events)})
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    write_whole(path, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,9 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from domainpar.events.store import StoredEvent
-from domainpar.parallel.loading import Sector, load_part, sector_of_tiles
+from domainpar.parallel.loading import Part, Sector, load_part, sector_of_tiles
 from domainpar.parallel.transport import RanksFailed, Transport
 from domainpar.plan import BoolArray, IntArray, PartitionPlan
+from domainpar.reco.finding import EventTracks
+from domainpar.reco.tracks import TrackOptions
 
 BETWEEN_SECTORS = -1
 
@@ -30,6 +34,8 @@ class EventScores:
         edge_score: The sigmoid of it, [E]; 0 where the network cannot say anything.
         edge_scored: False where the network cannot say anything: the edge joins two sectors. bool [E].
         original_position: Place in this order of each stored edge, int64 [E].
+        tracks: Track of each hit, -1 for none, int64 [N], by who found them (see `finding`).
+        seconds: What the network and track building took on this rank.
     """
 
     event_id: str
@@ -39,6 +45,8 @@ class EventScores:
     edge_score: npt.NDArray[np.floating]
     edge_scored: BoolArray
     original_position: IntArray
+    tracks: Mapping[str, IntArray] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def num_edges(self) -> int:
@@ -59,8 +67,9 @@ def score_event(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
+    tracks: TrackOptions | None = None,
 ) -> EventScores | None:
-    """Score every edge of an event. *Collective* over the ranks that share it.
+    """Score every edge of an event, and build its tracks. *Collective* over the ranks that share it.
 
     Args:
         model: Called with (graph, halo) of a part; returns the logits of its local edges, [num_edges].
@@ -72,32 +81,74 @@ def score_event(
         device: Where to compute.
         dtype: Type of features, weights and logits.
         seed: Seed of the grouping.
+        tracks: How to build tracks; None: do not.
 
     Returns:
         The scores on rank 0, None elsewhere.
 
     Raises:
-        ValueError: If the event holds values that cannot be computed on, or cannot be read.
+        ValueError: If the event holds values that cannot be computed on, or cannot be read, or has no positions for a
+            walk.
         RuntimeError: If an edge got no score or several, or one that is not finite; on all ranks.
     """
-    ends = _Ends.read(event, num_sectors) if transport.rank == 0 else None
-    logits = torch.zeros(event.num_edges, dtype=dtype)
-    sectors = [None] if num_sectors is None else [Sector(number, num_sectors) for number in range(num_sectors)]
-    for number, sector in enumerate(sectors):
+    whole = _WholeEvent(event, transport, num_sectors, torch.zeros(event.num_edges, dtype=dtype), tracks)
+    for number in range(num_sectors or 1):
+        sector = None if num_sectors is None else Sector(number, num_sectors)
         part = load_part(
             event, transport, grouping=grouping, sector=sector, device=device, dtype=dtype, seed=seed
         )  # fmt: skip
+        began = time.perf_counter()
         with torch.no_grad():
             local = model(part.graph, part.halo)
-        wanted = None if ends is None else ends.sector == number
+        whole.seconds += time.perf_counter() - began
+        whole.add(part, local, number)
+    return whole.scores()
+
+
+class _WholeEvent:
+    """An event on its way back from its parts: logits on rank 0, tracks where they are built.
+
+    Attributes:
+        seconds: What the network took on this rank.
+    """
+
+    def __init__(
+        self,
+        event: StoredEvent,
+        transport: Transport,
+        num_sectors: int | None,
+        logits: Tensor,
+        how: TrackOptions | None,
+    ) -> None:
+        self.seconds = 0.0
+        self._event, self._transport, self._num_sectors = event, transport, num_sectors
+        self._ends = _Ends.read(event, num_sectors) if transport.rank == 0 else None
+        self._logits = logits
+        self._tracks = None if how is None else EventTracks(event, transport, how)
+
+    def add(self, part: Part, local: Tensor, number: int) -> None:
+        """Take the logits of a part of the event, or of a part of one sector of it. *Collective*."""
+        wanted = None if self._ends is None else self._ends.sector == number
         try:
-            gathered = gather_scores(local, part.graph.plan, transport, wanted)
+            gathered = gather_scores(local, part.graph.plan, self._transport, wanted)
         except RuntimeError as error:
-            error.add_note(f"event {event.event_id}" + (f", sector {number} of {num_sectors}" if sector else ""))
+            of_sector = f", sector {number} of {self._num_sectors}" if self._num_sectors else ""
+            error.add_note(f"event {self._event.event_id}{of_sector}")
             raise
         if gathered is not None and wanted is not None:
-            logits[torch.from_numpy(wanted)] = gathered
-    return None if ends is None else ends.in_users_order(event, logits)
+            self._logits[torch.from_numpy(wanted)] = gathered
+        if self._tracks is not None:
+            self._tracks.add(part, local.detach().cpu().numpy())
+
+    def scores(self) -> EventScores | None:
+        """What was collected, on rank 0."""
+        if self._ends is None:
+            return None
+        scores = self._ends.in_users_order(self._event, self._logits)
+        if self._tracks is None:
+            return replace(scores, seconds={"network": self.seconds})
+        seconds = {"network": self.seconds, "tracks": self._tracks.seconds}
+        return replace(scores, tracks=self._tracks.in_users_order(), seconds=seconds)
 
 
 def gather_scores(logits: Tensor, plan: PartitionPlan, transport: Transport, wanted: BoolArray | None) -> Tensor | None:

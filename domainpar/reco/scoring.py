@@ -16,9 +16,13 @@ from domainpar.events.store import EventRecord, EventStore, StoredEvent
 from domainpar.parallel.world import World
 from domainpar.reco.score_files import ScoredEvent, write_scores
 from domainpar.reco.scores import EventScores, score_event
+from domainpar.reco.tracks import TrackOptions
 
 Judge = Callable[[StoredEvent, EventScores], dict[str, Any] | None]
 """Says more of an event, in plain JSON values; called where its scores are."""
+
+Finish = Callable[[StoredEvent, EventScores], EventScores]
+"""Adds to the scores of an event what else is to be written, and writes other files of it; called where they are."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +33,16 @@ class Outcome:
         scored: Its file.
         seconds: Time from opening the event to the finished file.
         judgement: What the judge said of it.
+        hits: Its hits.
+        seconds_network, seconds_tracks: Of these the network, and building tracks from its scores; on one rank.
     """
 
     scored: ScoredEvent
     seconds: float
     judgement: dict[str, Any] | None
+    hits: int = 0
+    seconds_network: float = 0.0
+    seconds_tracks: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +60,8 @@ class Scorer:
         seed: Seed of the grouping.
         origin: What every file says of its origin.
         judge: What else to say of an event.
+        tracks: How tracks are built; None for none.
+        finish: Called with an event and its scores before they are written; returns what to write.
     """
 
     model: nn.Module
@@ -63,6 +74,8 @@ class Scorer:
     seed: int = 0
     origin: Mapping[str, Any] = field(default_factory=dict)
     judge: Judge | None = None
+    tracks: TrackOptions | None = None
+    finish: Finish | None = None
 
     def rounds(self, records: Sequence[EventRecord]) -> Iterator[list[Outcome]]:
         """Score events, one for each data group at a time. *Collective*; every rank gets every outcome.
@@ -93,15 +106,20 @@ class Scorer:
                 device=self.world.device,
                 dtype=self.dtype,
                 seed=self.seed,
+                tracks=self.tracks,
             )
             if scores is None:
                 return b""
-            scored = write_scores(self.directory, scores, {**self.origin, "event_sha256": record.sha256})
             seconds = time.perf_counter() - began
+            scores = scores if self.finish is None else self.finish(event, scores)
+            scored = write_scores(self.directory, scores, {**self.origin, "event_sha256": record.sha256})
             judgement = None if self.judge is None else self.judge(event, scores)
-        return json.dumps({"scored": asdict(scored), "seconds": seconds, "judgement": judgement}).encode()
+        outcome = Outcome(
+            scored, seconds, judgement, len(scores.hit_id), scores.seconds["network"], scores.seconds.get("tracks")
+        )  # fmt: skip
+        return json.dumps(asdict(outcome)).encode()
 
 
 def _outcome(answer: bytes) -> Outcome:
     found = json.loads(answer)
-    return Outcome(ScoredEvent(**found["scored"]), found["seconds"], found["judgement"])
+    return Outcome(**{**found, "scored": ScoredEvent(**found["scored"])})

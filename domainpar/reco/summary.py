@@ -9,6 +9,8 @@ from typing import Any
 from domainpar.events.store import EventRecord, EventStore
 from domainpar.nn.team import team
 from domainpar.parallel.world import World
+from domainpar.reco.performance.counts import TrackCounts
+from domainpar.reco.performance.table import lines as table_lines
 from domainpar.reco.score_files import LIST, SCORES_SUFFIX
 from domainpar.reco.scoring import Outcome
 from domainpar.words import between, several, this_python
@@ -52,7 +54,27 @@ def event_line(outcome: Outcome) -> str:
     """One event: the same line on any number of ranks."""
     scored = outcome.scored
     unscored = f", {scored.unscored:,} of them unscored" if scored.unscored else ""
-    return f"event {scored.event}: {scored.edges:,} edges{unscored}, logits sha256 {scored.logits_sha256}"
+    tracks = "" if scored.tracks is None else f", {several(scored.tracks, 'track')}"
+    return f"event {scored.event}: {scored.edges:,} edges{unscored}{tracks}, logits sha256 {scored.logits_sha256}"
+
+
+def timing(outcome: Outcome) -> dict[str, Any]:
+    """How long one event took, for `timings.json`."""
+    return {
+        "event": outcome.scored.event,
+        "seconds_network": outcome.seconds_network,
+        "seconds_tracks": outcome.seconds_tracks,
+        "seconds_all": outcome.seconds,
+        "hits": outcome.hits,
+        "edges": outcome.scored.edges,
+        "tracks": outcome.scored.tracks,
+    }
+
+
+def performance_lines(performance: Mapping[str, Mapping[str, TrackCounts]], style: str) -> list[str]:
+    """How good tracks are, a table for each split."""
+    tables = [[f"tracks, {split} events:", *table_lines(found, style), ""] for split, found in performance.items()]
+    return [line for table in tables for line in table]
 
 
 def last_lines(
@@ -71,7 +93,8 @@ def last_lines(
         f"{sum(seconds) / len(seconds):.2f} s an event, {max(seconds):.2f} s the longest",
         *(_metrics_line(split, values, about) for split, values in metrics.items()),
     ]
-    if blind := sum(outcome.judgement is None for outcome in outcomes):
+    lines += _track_lines(outcomes)
+    if blind := sum(outcome.judgement is None or outcome.judgement["edges"] is None for outcome in outcomes):
         wanted = " for --target" if about["target"] else ""
         lines.append(f"{several(blind, 'event')} without truth to count against{wanted}")
     first = directory / min(outcome.scored.path for outcome in outcomes)
@@ -80,6 +103,18 @@ def last_lines(
         *lines,
         f"scores in {directory}: {LIST} and one event<name>{SCORES_SUFFIX} an event, edges in the order of your files",
         f"""next: {this_python()} -c "import zarr; print({opened}['edge_score'][:10])\"""",
+    ]
+
+
+def _track_lines(outcomes: Sequence[Outcome]) -> list[str]:
+    if any(outcome.seconds_tracks is None for outcome in outcomes):
+        return []
+    built = [outcome.scored.tracks or 0 for outcome in outcomes]
+    network = sum(outcome.seconds_network for outcome in outcomes)
+    tracks = sum(outcome.seconds_tracks or 0.0 for outcome in outcomes)
+    return [
+        f"built {between(built)} tracks an event in {tracks / len(outcomes):.3f} s, "
+        f"{tracks / network:.1%} of the network's {network / len(outcomes):.3f} s"
     ]
 
 

@@ -25,7 +25,7 @@ from domainpar.training.parts import LabelledPart, PartLoader, total_counts
 from domainpar.training.record import Stopwatch, metrics_of
 from domainpar.training.sampler import Sample, deal
 from domainpar.training.schedule import Schedule
-from domainpar.training.targets import EdgeClasses
+from domainpar.training.targets import EdgeWeights
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Trainer:
         optimizer: Steps on gradients that are the same bits on every rank.
         loader: Parts of samples.
         world: The ranks.
-        edge_weights: Weights of the classes of edges.
+        edge_weights: Weights of edges.
         schedule: Learning rate of each step.
         clip: Largest norm of the gradient, or None.
         seed: Of all that is dropped at random.
@@ -49,7 +49,7 @@ class Trainer:
     optimizer: torch.optim.Optimizer
     loader: PartLoader
     world: World
-    edge_weights: EdgeClasses
+    edge_weights: EdgeWeights
     schedule: Schedule
     clip: float | None = None
     offload: bool = False
@@ -74,7 +74,7 @@ class Trainer:
         ours = deal(samples, self.world.num_data_groups)[self.world.data_group]
         parts = [self.loader.load(sample) for sample in ours]
         self.optimizer.zero_grad()
-        step_weight = self.edge_weights.total(total_counts(parts, self.world)) or 1.0
+        step_weight = self.edge_weights.total(total_counts(parts, self.world, self.edge_weights.num_kinds)) or 1.0
         loss_sum, metrics = IntegerSums(1, self.world.device), EdgeMetrics()
         buffers = StepBuffers(self.model)
         suspects = []
@@ -108,7 +108,7 @@ class Trainer:
         """
         watch = Stopwatch(self.world)
         loss_sum, metrics = IntegerSums(1, self.world.device), EdgeMetrics()
-        counts, held = np.zeros(3, np.int64), np.zeros(2, np.int64)
+        counts, held = np.zeros(self.edge_weights.num_kinds, np.int64), np.zeros(2, np.int64)
         for sample in deal(samples, self.world.num_data_groups)[self.world.data_group]:
             self.world.mark("evaluate", step)
             part = self.loader.load(sample)
@@ -116,7 +116,7 @@ class Trainer:
                 logits = self.model(part.part.graph, part.part.halo)
                 edge_loss(logits, part.part.graph, part.weights, 1.0, loss_sum)
             _collect(metrics, part, logits)
-            counts += part.owned_counts()
+            counts += part.kind_counts
             held += _held([part])
         loss_sum.reduce(self.world.transport)
         total = torch.from_numpy(counts)

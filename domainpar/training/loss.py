@@ -23,15 +23,15 @@ def edge_loss(logits: Tensor, graph: LocalGraph, weights: Tensor, step_weight: f
     Args:
         logits: [num_edges].
         graph: The part, with labels.
-        weights: Weight of each local edge, [num_edges].
-        step_weight: Sum of the weights of all edges of the step, over all events and ranks.
+        weights: Weight of each local edge, [num_edges]; one below 0 teaches the edge as false, with its size.
+        step_weight: Sum of the sizes of the weights of all edges of the step, over all events and ranks.
         loss_sum: Where the loss is summed, of length 1.
 
     Returns:
         d loss / d logits, [num_edges].
     """
     assert graph.label is not None
-    labels = graph.label.to(logits.dtype)
+    labels, weights = graph.label.to(logits.dtype) * (weights >= 0), weights.abs()
     gradient = torch.empty_like(logits)
     for tile in graph.tiles.edges:
         z, y, w = (_block(values[tile.edges]) for values in (logits.detach(), labels, weights))

@@ -16,7 +16,7 @@ from domainpar.events.store import EventStore, StoredEvent
 from domainpar.parallel.loading import Part, Sector, load_part, sector_of_tiles
 from domainpar.parallel.world import World
 from domainpar.training.sampler import Sample
-from domainpar.training.targets import EdgeClasses, class_counts, edge_classes
+from domainpar.training.targets import EdgeClasses, EdgeWeights, class_counts, edge_classes
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +26,7 @@ class LabelledPart:
     Attributes:
         part: The graph and its halo.
         classes: Class of each local edge, int8 [num_edges].
+        kind_counts: How many of the edges this part counts are of each kind of weight, int64 [num_kinds].
         weights: Weight of each local edge in the loss, [num_edges].
         name: Name of the sample.
         num_not_scored: Edges that end in this sector of naive mode and start in another one: no sector holds them.
@@ -34,18 +35,10 @@ class LabelledPart:
 
     part: Part
     classes: IntArray
+    kind_counts: IntArray
     weights: Tensor
     name: str
     num_not_scored: int = 0
-
-    @property
-    def owned_classes(self) -> IntArray:
-        """Class of each edge this part counts."""
-        return self.classes[self.part.graph.plan.edge_owned]
-
-    def owned_counts(self) -> IntArray:
-        """How many edges of each class this part counts, int64 [3]."""
-        return class_counts(self.owned_classes)
 
 
 class PartLoader:
@@ -55,7 +48,7 @@ class PartLoader:
         store: Where the events lie.
         world: The ranks; those of a domain group load the same sample together.
         grouping: How tiles are grouped into parts.
-        edge_weights: Weights of the classes of edges.
+        edge_weights: Weights of edges. Default: those of `EdgeClasses`.
         target: Conditions of a target particle; None: every particle is one.
         dtype: Type of features and weights.
         seed: Seed of the grouping.
@@ -68,7 +61,7 @@ class PartLoader:
         world: World,
         *,
         grouping: str = "contiguous",
-        edge_weights: EdgeClasses | None = None,
+        edge_weights: EdgeWeights | None = None,
         target: Mapping[str, Any] | None = None,
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
@@ -76,7 +69,8 @@ class PartLoader:
     ) -> None:
         self._store, self._world = store, world
         self._grouping, self._dtype, self._seed = grouping, dtype, seed
-        self._edge_weights, self._target = edge_weights or EdgeClasses(), target
+        self._edge_weights: EdgeWeights = edge_weights or EdgeClasses()
+        self._target = target
         self._keep_edges = keep_edges
         self._kept: OrderedDict[Sample, LabelledPart] = OrderedDict()
 
@@ -115,15 +109,18 @@ class PartLoader:
         if part.graph.label is None:
             raise ValueError(f"event {event.event_id} has no truth; it can be inferred on, not trained on.")
         particle_of_edge = None
-        if self._target and event.has_particle_ids:
-            plan = part.graph.plan
+        plan = part.graph.plan
+        if (self._target or self._edge_weights.needs_particles) and event.has_particle_ids:
             particle_of_edge = event.read_nodes("particle_id", plan.local_ids)[plan.edge_rows[1]]
-        classes = edge_classes(part.graph.label.cpu().numpy(), particle_of_edge, event.particles(), self._target)
-        weights = torch.from_numpy(self._edge_weights.weights(classes)).to(self._world.device, self._dtype)
+        label, particles = part.graph.label.cpu().numpy(), event.particles()
+        classes = edge_classes(label, particle_of_edge, particles, self._target)
+        kinds = self._edge_weights.kinds(classes, label, particle_of_edge, particles)
+        kind_counts = class_counts(kinds[plan.edge_owned], self._edge_weights.num_kinds)
+        weights = torch.from_numpy(self._edge_weights.weights(kinds)).to(self._world.device, self._dtype)
         num_not_scored = 0
         if sample.sector is not None and self._world.domain.rank == 0:
             num_not_scored = _num_from_other_sectors(event, sample.sector)
-        return LabelledPart(part, classes, weights, sample.name, num_not_scored)
+        return LabelledPart(part, classes, kind_counts, weights, sample.name, num_not_scored)
 
 
 def _num_from_other_sectors(event: StoredEvent, sector: Sector) -> int:
@@ -134,8 +131,8 @@ def _num_from_other_sectors(event: StoredEvent, sector: Sector) -> int:
     return int(tiles.joining[ends_inside & ~starts_inside].sum())
 
 
-def total_counts(parts: list[LabelledPart], world: World) -> IntArray:
-    """Edges of each class over all given parts of all ranks, int64 [3]. *Collective*."""
-    counts = torch.from_numpy(np.sum([np.zeros(3, np.int64), *(part.owned_counts() for part in parts)], axis=0))
+def total_counts(parts: list[LabelledPart], world: World, num_kinds: int = EdgeClasses.num_kinds) -> IntArray:
+    """Edges of each kind of weight over all given parts of all ranks, int64 [num_kinds]. *Collective*."""
+    counts = torch.from_numpy(np.sum([np.zeros(num_kinds, np.int64), *(part.kind_counts for part in parts)], axis=0))
     world.transport.all_reduce(counts)
     return np.asarray(counts.numpy())

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from domainpar.config import TrainConfig, is_code, resolved_yaml, target_conditions
+from domainpar.config import TrainConfig, is_code, parse_weighting, resolved_yaml, target_conditions
 from domainpar.events.reporting import ModelSize
 from domainpar.events.store import EventStore
+from domainpar.events.targets import check_target
 from domainpar.nn.adapt.gradient_sums import take_from_root
 from domainpar.nn.adapt.on_events import OnEvents
 from domainpar.nn.adapt.parallelize import tensors_of
@@ -34,8 +35,9 @@ from domainpar.training.record import keep_records, readable
 from domainpar.training.rundir import RunFile, choose_directory, describe_process, note_failure
 from domainpar.training.sampler import samples_of, steps_of_epoch
 from domainpar.training.schedule import Schedule
-from domainpar.training.targets import EdgeClasses, check_target
+from domainpar.training.targets import EdgeClasses
 from domainpar.training.verifying import verified
+from domainpar.training.weighting import EdgeRules
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -98,6 +100,13 @@ def make_network(config: TrainConfig, store: EventStore) -> InteractionNetwork |
     )
 
 
+def edge_weights_of(config: TrainConfig) -> EdgeClasses | EdgeRules:
+    """How much each edge weighs in the loss, as a configuration says."""
+    if config.weighting is not None:
+        return EdgeRules.of(parse_weighting(config.weighting))
+    return EdgeClasses(config.true_weight, config.fake_weight, config.other_weight)
+
+
 class Run:
     """A run under way: the trainer, its files, and what is printed.
 
@@ -120,6 +129,7 @@ class Run:
         self.val_samples = samples_of(store.events("val"), sectors)
         set_threads(config.threads or world.cores_for_each())
         self._target = target_conditions(config.target) if config.target else None
+        self._edge_weights = edge_weights_of(config)
         world.on_all(self._check_events)
         self.steps_per_epoch = -(-len(self.train_samples) // config.events_per_step)
         self.total_steps = config.epochs * self.steps_per_epoch
@@ -211,20 +221,20 @@ class Run:
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ValueError(f"model {config.model!r} has no parameter to train: all of them are frozen.")
         optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
-        edge_weights = EdgeClasses(config.true_weight, config.fake_weight, config.other_weight)
         loader = PartLoader(
             self.store,
             self.world,
             grouping=config.grouping,
-            edge_weights=edge_weights,
+            edge_weights=self._edge_weights,
             target=self._target,
             dtype=dtype,
             seed=config.seed,
         )
         planned = config.epochs * self.steps_per_epoch  # not --max-steps: a run that goes on later keeps its schedule
-        schedule = Schedule(config.lr, config.lr_schedule, config.warmup, planned, self.steps_per_epoch)
+        warmup = config.warmup if config.warmup_epochs is None else config.warmup_epochs * self.steps_per_epoch
+        schedule = Schedule(config.lr, config.lr_schedule, warmup, planned, self.steps_per_epoch)
         return Trainer(
-            model, optimizer, loader, self.world, edge_weights, schedule, config.clip, config.offload, config.seed
+            model, optimizer, loader, self.world, self._edge_weights, schedule, config.clip, config.offload, config.seed
         )
 
     def _check_events(self) -> None:
@@ -236,11 +246,14 @@ class Run:
             where = f"event {record.event}, file {self.store.path / record.path}"
             if not record.has_labels:
                 raise ValueError(f"{where}: it has no truth; it can be inferred on, not trained on.")
-            if self._target:
+            if self._target or isinstance(self._edge_weights, EdgeRules):
                 with self.store.open(record) as event:
                     particles = event.particles() if event.has_particle_ids else None
                 try:
-                    check_target(particles, self._target)
+                    if self._target:
+                        check_target(particles, self._target)
+                    if isinstance(self._edge_weights, EdgeRules):
+                        self._edge_weights.check(particles)
                 except ValueError as error:
                     raise ValueError(f"{where}: {error}") from error
 

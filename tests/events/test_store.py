@@ -416,7 +416,7 @@ def everything(path: Path) -> dict[str, bytes]:
         values = {name: event.read_nodes(name, np.arange(event.num_nodes)).tobytes() for name in NODE_ARRAYS}
         values |= {f"e{name}": event.read_edges(name, np.arange(event.num_edges)).tobytes() for name in EDGE_ARRAYS}
         values |= {name: array.tobytes() for name, array in vars(event.tile_graph()).items()}
-        values |= {f"p{name}": array.tobytes() for name, array in vars(event.particles()).items()}
+        values |= {f"p{name}": array.tobytes() for name, array in vars(event.particles()).items() if array is not None}
         values["part"] = event.read_part_edges(np.arange(2), "incident")[0].tobytes()
         values["names"] = repr((event.event_id, event.feature_names, event.edge_feature_names)).encode()
         return values

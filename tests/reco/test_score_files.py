@@ -116,5 +116,6 @@ def test_the_list_names_every_event_and_what_it_was_made_with(tmp_path):
             "logits_sha256": "cd",
             "edges": 5,
             "unscored": 1,
+            "tracks": None,
         }
     ]

@@ -28,7 +28,7 @@ from domainpar.events.store.layout import (
 )
 from domainpar.events.store.manifest import EventStore, write_manifest
 from domainpar.events.store.writing import write_event
-from domainpar.events.store.zip_files import write_arrays, write_whole
+from domainpar.events.store.zip_files import read_arrays, write_arrays, write_whole
 
 __all__ = [
     "EDGE_ARRAYS",
@@ -47,6 +47,7 @@ __all__ = [
     "event_file_name",
     "file_sha256",
     "inspect_event",
+    "read_arrays",
     "settings_digest",
     "write_arrays",
     "write_event",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import zipfile
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +148,9 @@ class StoredEvent:
         """The particle table; None when it is unknown."""
         if "particles/particle_id" not in self._arrays:
             return None
-        return Particles(**{field.name: self._whole(f"particles/{field.name}") for field in fields(Particles)})
+        # What older stores, and sources that do not tell, leave out has a default.
+        names = [f.name for f in fields(Particles) if f.default is MISSING or f"particles/{f.name}" in self._arrays]
+        return Particles(**{name: self._whole(f"particles/{name}") for name in names})
 
     def read_nodes(self, name: str, ids: IntArray) -> Array:
         """One array of the nodes with these ids, in their order; reads only the chunks they lie in.

@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import zarr
 from zarr.codecs import Crc32cCodec, ZstdCodec
-from zarr.storage import MemoryStore
+from zarr.storage import MemoryStore, ZipStore
 
-from domainpar.events.store.layout import JOINING_EDGES, PARTIAL, Array, sha256_of
+from domainpar.events.store.layout import JOINING_EDGES, PARTIAL, Array, StoreError, sha256_of
 
 NODES_PER_CHUNK = 16_384
 EDGES_PER_CHUNK = 65_536
@@ -35,6 +36,22 @@ def write_arrays(path: Path, arrays: Mapping[str, Array], attributes: Mapping[st
     content = zip_content(arrays, attributes, _chunks_along_last_axis)
     write_whole(Path(path), content)
     return sha256_of(content)
+
+
+def read_arrays(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
+    """The named arrays of a file that `write_arrays` wrote, and what describes them.
+
+    Raises:
+        StoreError: If the file is missing or damaged.
+    """
+    if not path.is_file():
+        raise StoreError(f"{path}: no such file.")
+    try:
+        with contextlib.closing(ZipStore(path, mode="r")) as archive:
+            group: Any = zarr.open_group(archive, mode="r")
+            return {name: np.asarray(group[name][...]) for name in group}, dict(group.attrs)
+    except Exception as error:  # of zarr, the zip and the codecs, none of which names the file
+        raise StoreError(f"{path}: cannot be read: {type(error).__name__}: {error}; write it again.") from error
 
 
 def zip_content(

@@ -58,7 +58,8 @@ def walk_components(
         halo: The halo of this part's plan.
         options: How to walk.
     """
-    gathered = _gather(walked, components, segments, hits, halo)
+    followed = segments.above(min(options.walk_min, options.walk_add))  # no road takes any other
+    gathered = _gather(walked, components, followed, hits, halo)
     named = _walk(gathered, options)
     answers = deliver(np.stack([gathered.ids, named], axis=1), gathered.sender, halo.transport).rows
     tracks = np.full(halo.plan.num_owned, NO_TRACK, np.int64)

@@ -42,6 +42,10 @@ def random_logits(graph, seed, spread=4.0):
     logits = rng.normal(0, spread, graph.num_edges)
     repeated = rng.random(graph.num_edges) < 0.2
     logits[repeated] = np.round(logits[repeated])  # ties
+    # Edges between the same two hits often say the same.
+    _, pair = np.unique(np.sort(graph.edge_index, axis=0), axis=1, return_inverse=True)
+    alike = rng.random(graph.num_edges) < 0.5
+    logits[alike] = rng.normal(0, spread, graph.num_edges)[pair.reshape(-1)[alike]]
     return logits.astype(np.float32)
 
 

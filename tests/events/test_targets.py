@@ -1,4 +1,4 @@
-"""The condition grammar means what it says, and every edge has the class that its particle gives it."""
+"""The condition grammar means what it says, and picks the particles it names."""
 
 import numpy as np
 import pytest
@@ -6,18 +6,7 @@ import yaml
 
 from domainpar.config import target_conditions
 from domainpar.events.graph import Particles
-from domainpar.training.targets import (
-    FAKE,
-    OTHER,
-    TARGET,
-    EdgeClasses,
-    check_target,
-    class_counts,
-    edge_classes,
-    particle_quantity,
-    passes,
-    target_particles,
-)
+from domainpar.events.targets import check_target, particle_quantity, passes, target_particles
 
 NAN = float("nan")
 VALUES = np.array([-1.0, 0.5, 1.0, 2.0, 7.0, NAN], np.float32)
@@ -124,23 +113,3 @@ def test_an_event_without_particles_knows_no_targets():
     check_target(particles(), {"pt": [1, 2]})
     with pytest.raises(ValueError, match="needs a particle table"):
         check_target(None, {"pt": [1, 2]})
-    with pytest.raises(ValueError, match="needs a particle table"):
-        edge_classes(np.array([1]), None, particles(), {"pt": [1, 2]})
-
-
-def test_edges_are_fake_or_target_or_of_other_particles():
-    label = np.array([0, 1, 1, 1, 0, 1], np.uint8)
-    particle_of_edge = np.array([12, 12, 11, 2**60, 0, 99])
-    classes = edge_classes(label, particle_of_edge, particles(), {"pt": [1, float("inf")]})
-    assert classes.tolist() == [FAKE, TARGET, OTHER, OTHER, FAKE, OTHER]
-    assert edge_classes(label, None, None, None).tolist() == [FAKE, TARGET, TARGET, TARGET, FAKE, TARGET]
-    assert edge_classes(label[:0], particle_of_edge[:0], particles(), {"pt": [1, 2]}).tolist() == []
-
-
-def test_weights_and_their_total_belong_to_the_classes():
-    weights = EdgeClasses(target=3.0, fake=0.5, other=0.25)
-    classes = np.array([FAKE, OTHER, TARGET, TARGET, FAKE, FAKE], np.int8)
-    assert weights.weights(classes).tolist() == [0.5, 0.25, 3.0, 3.0, 0.5, 0.5]
-    assert class_counts(classes).tolist() == [3, 2, 1]
-    assert class_counts(classes[:0]).tolist() == [0, 0, 0]
-    assert weights.total(class_counts(classes)) == weights.weights(classes).sum()

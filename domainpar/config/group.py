@@ -1,0 +1,71 @@
+"""What all configurations share: groups of fields, the error that refuses, and the file that repeats a command."""
+
+import math
+from dataclasses import dataclass
+
+import yaml
+
+from domainpar.config.errors import ConfigError
+from domainpar.config.texts import OWN_MODEL, is_code
+
+# How a command was started, not what it computes: left out of a run's `config.yaml`.
+_NOT_KEPT = ("out", "resume", "overwrite", "report", "verify")
+
+
+def flag(name: str) -> str:
+    """The command-line flag of a field: `--events-per-step` of `events_per_step`."""
+    return "--" + name.replace("_", "-")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Fields that belong together: one heading of `--help`."""
+
+    def __post_init__(self) -> None:
+        for group in type(self).__mro__:
+            if check := vars(group).get("check"):
+                check(self)
+
+    def _bounded(self, *names: str, least: float = 0, below: float = math.inf) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and not least <= value < below:
+                upper = "" if below == math.inf else f" and below {below:g}"
+                bound = f"a finite number of at least {least:g}" if isinstance(value, float) else f"at least {least:g}"
+                raise ConfigError(
+                    f"{flag(name)} is {value}; it must be {bound}{upper}",
+                    f"leave {flag(name)} away to have its default",
+                )
+
+    def _above_zero(self, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if not 0 < value < math.inf:
+                raise ConfigError(
+                    f"{flag(name)} is {value}; it must be a finite number above 0",
+                    f"leave {flag(name)} away to have its default",
+                )
+
+
+def groups(config_class: type[Group]) -> tuple[type[Group], ...]:
+    """The groups a configuration is made of, in the order of its `--help`."""
+    return tuple(base for base in config_class.__bases__ if issubclass(base, Group))
+
+
+def title(group: type[Group]) -> str:
+    """The heading of a group: its docstring."""
+    return (group.__doc__ or group.__name__).strip()
+
+
+def resolved_yaml(config: Group) -> str:
+    """The whole configuration as YAML, defaults included, to be given to `--config` for another run.
+
+    The output directory and `--resume`, `--overwrite`, `--report` are left out: they say how a command was started.
+    """
+    sections = []
+    for group in groups(type(config)):
+        kept = {name: getattr(config, name) for name in group.__annotations__ if name not in _NOT_KEPT}
+        if is_code(str(kept.get("model"))):
+            kept["model"] = OWN_MODEL
+        sections.append(f"# {title(group)}\n" + yaml.safe_dump(kept, sort_keys=False, allow_unicode=True))
+    return "\n".join(sections)

@@ -1,0 +1,112 @@
+"""What `infer` can be asked to do."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from domainpar.config.errors import ConfigError
+from domainpar.config.group import Group
+from domainpar.config.ranks import Ranks
+from domainpar.config.texts import conditions_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scoring(Group):
+    """What to score, with which weights, and where scores go"""
+
+    run: str | None = None
+    """Directory of a training run. Default: the newest in runs/."""
+
+    checkpoint: Literal["best", "last"] = "best"
+    """best: the weights with the best validation metric. last: the newest."""
+
+    model: str | None = None
+    """package.module:factory again, if the run's network is code of your own."""
+
+    store: str | None = None
+    """Store of prepared events. Default: the one the run was trained on."""
+
+    split: Literal["all", "train", "val", "test"] = "all"
+    """Which events of the store."""
+
+    out: str | None = None
+    """Directory of the scores, one file an event. Default: scores/ in the run's directory."""
+
+    overwrite: bool = False
+    """Replace the scores that lie in --out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tracks(Group):
+    """Tracks, built from the scores"""
+
+    tracks: Literal["cc", "walk", "junction"] | None = None
+    """cc: connected components. walk: simple chains, the rest walked along good segments. junction: simple chains, then
+    one way in and out of a hit."""
+
+    score_cut: float | None = None
+    """Score that a segment must exceed to be looked at. Default: 0.5, for walk 0.01."""
+
+    walk_min: float = 0.1
+    """walk: a road follows its best segment if that exceeds this."""
+
+    walk_add: float = 0.6
+    """walk: a road branches to every other segment above this."""
+
+    min_hits: int = 3
+    """Drop tracks with fewer hits."""
+
+    double_hits: bool = True
+    """walk, junction: give free hits to tracks that have another hit of the same surface next to the same neighbour."""
+
+    classical: bool = False
+    """Find tracks by following helices through the hits as well, to compare with: some seconds for a full event."""
+
+    format: Literal["zarr", "acorn", "csv"] = "zarr"
+    """Besides the scores: acorn: files for acorn's track building and evaluation. csv: a table of hits and tracks."""
+
+    def check(self) -> None:
+        """Refuse numbers that are no scores, and options of tracks without tracks."""
+        for name in ("score_cut", "walk_min", "walk_add"):
+            self._bounded(name, below=1)
+        self._bounded("min_hits", least=1)
+        if self.tracks is None and self.classical:
+            raise ConfigError("--classical compares tracks, but none are built", "add --tracks walk")
+        if self.tracks is None and self.format == "csv":
+            raise ConfigError("--format csv is a table of tracks, but none are built", "add --tracks walk")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matching(Group):
+    """How tracks are compared with true particles"""
+
+    track_target: str = "pt: [1, .inf], nhits: [5, .inf]"
+    """Particles one wants to find, as in --target of train. '' for all."""
+
+    matching_style: Literal["atlas", "one_way", "two_way"] = "atlas"
+    """Of what the printed efficiency asks for --matching-fraction. atlas: a track's hits. one_way: a particle's.
+    two_way: both. scores.json holds all three."""
+
+    matching_fraction: float = 0.5
+    """Share of hits that must agree; at 0.5 more than half."""
+
+    min_track_length: int = 5
+    """Only tracks of so many hits are counted."""
+
+    border_sectors: int | None = None
+    """Show efficiency against the distance to the borders of so many sectors. Default: --sectors, or 8."""
+
+    def check(self) -> None:
+        """Refuse shares at which several particles match one track."""
+        self._bounded("min_track_length", "border_sectors", least=1)
+        if not 0.5 <= self.matching_fraction <= 1:
+            raise ConfigError(
+                f"--matching-fraction is {self.matching_fraction:g}; it must be from 0.5 to 1",
+                "below half, several particles could match one track",
+            )
+        if self.track_target:
+            conditions_of("--track-target", self.track_target)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferConfig(Scoring, Tracks, Matching, Ranks):
+    """What `infer` is asked to do."""

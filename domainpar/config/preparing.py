@@ -1,0 +1,165 @@
+"""What `prepare` can be asked to do."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from domainpar.config.errors import ConfigError
+from domainpar.config.group import Group, flag
+from domainpar.config.texts import conditions_of, parse_layer_pairs, parse_names, parse_numbers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source(Group):
+    """Where events come from"""
+
+    source: Literal["simulate", "trackml", "heptrkx", "pyg", "acorn"] = "simulate"
+    """simulate: built in, TrackML geometry, exact truth. trackml: CSV. heptrkx: npz graphs. pyg: PyG Data files.
+    acorn: graphs of the acorn framework, in trainset, valset and testset or all in one directory."""
+
+    input: str | None = None
+    """Directory with the files of the source."""
+
+    events: int | None = None
+    """How many events to prepare. Default: all in --input, or 10 simulated ones."""
+
+    hits: int = 20_000
+    """Hits of a simulated event, from 500 to full density (about 100000)."""
+
+    seed: int = 0
+    """Seed of the simulation, of the partitioner and of the split."""
+
+    def check(self) -> None:
+        """Refuse a source without its files, and files without their source."""
+        self._bounded("events", least=1)
+        self._bounded("hits", least=500)
+        self._bounded("seed", below=2**63)
+        if self.source == "simulate" and self.input is not None:
+            raise ConfigError(
+                f"--input {self.input} means nothing with --source simulate", "say what the files are: --source trackml"
+            )
+        if self.source != "simulate" and self.input is None:
+            raise ConfigError(f"--source {self.source} needs --input", "name the directory of its files: --input DIR")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AcornFiles(Group):
+    """How acorn files are read"""
+
+    node_features: str | None = None
+    """Columns that become node features: 'r, phi, z, eta'. Default: 'r, phi, z'."""
+
+    node_scales: str | None = None
+    """What each of --node-features is divided by. Default: '1000, 3.14159265359, 1000'."""
+
+    edge_features: str | None = None
+    """Columns that become edge features, computed if absent: 'dr, dphi, dz, deta, phislope, rphislope', or none.
+    Default: as of candidate edges that are found here."""
+
+    edge_scales: str | None = None
+    """What each of --edge-features is divided by. Default: 1."""
+
+    hard_cuts: str | None = None
+    """Keep only edges between hits of particles that pass: 'pt: [1, .inf]', in GeV. It looks at the truth."""
+
+    pt_unit: Literal["MeV", "GeV"] | None = None
+    """Unit of pt in the files; stores hold GeV. Default: guessed from the values."""
+
+    def check(self) -> None:
+        """Refuse lists that cannot be read or do not fit each other."""
+        for of in ("node", "edge"):
+            features, scales = (getattr(self, f"{of}_{kind}") for kind in ("features", "scales"))
+            names = 3 if features is None and of == "node" else len(parse_names(features or ""))
+            if scales is not None and len(parse_numbers(f"--{of}-scales", scales)) != names:
+                raise ConfigError(
+                    f"--{of}-scales {scales!r} are not one for each of {names} {of} features",
+                    f"name the features, and as many scales: --{of}-features ... --{of}-scales ...",
+                )
+        if self.node_features is not None and self.node_scales is None:
+            raise ConfigError(
+                f"--node-features {self.node_features!r} have no scales", "say what each is divided by: --node-scales"
+            )
+        if self.node_features is not None and not parse_names(self.node_features):
+            raise ConfigError("--node-features names none", "leave it away to have 'r, phi, z'")
+        if self.hard_cuts is not None:
+            conditions_of("--hard-cuts", self.hard_cuts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CandidateEdges(Group):
+    """Candidate edges, for sources that give hits"""
+
+    phi_slope: float = 6e-4
+    """Largest change of phi over change of r of an edge, in rad/mm."""
+
+    z0: float = 200.0
+    """Largest distance from the origin at which an edge meets the beam axis, in mm."""
+
+    layer_pairs: str | None = None
+    """Pairs of layers to join, VOLUME.LAYER each: '8.2-8.4, 8.4-8.6'. Default: neighbours along a track."""
+
+    same_layer: bool = False
+    """Join overlapping modules of one layer as well."""
+
+    def check(self) -> None:
+        """Refuse cuts that let nothing pass, and layer pairs that cannot be read."""
+        self._above_zero("phi_slope", "z0")
+        if self.layer_pairs is not None:
+            parse_layer_pairs(self.layer_pairs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tiles(Group):
+    """Tiles, the small regions an event is stored in"""
+
+    partitioner: Literal["phi", "eta", "phi-eta", "metis", "contiguous", "random"] | None = None
+    """How nodes become tiles: regions of equal cost, or metis: fewest edges cut.
+    Default: phi-eta, or metis without positions."""
+
+    tiles: int | None = None
+    """Tiles of each event. Default: some 4600 edges a tile, small events finer."""
+
+    def check(self) -> None:
+        """Refuse an event without tiles."""
+        self._bounded("tiles", least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Storage(Group):
+    """The store"""
+
+    store: str | None = None
+    """Directory of the store. Default: one named after the events, in stores/."""
+
+    val_split: float = 0.1
+    """Share of the events kept for validation."""
+
+    test_split: float = 0.1
+    """Share of the events kept for a final test."""
+
+    overwrite: bool = False
+    """Replace the store, if it was made with other flags."""
+
+    report: bool = False
+    """Print nodes, edges and predicted memory for each rank, and what each partitioner and grouping would cut."""
+
+    def check(self) -> None:
+        """Refuse a split that leaves nothing to train on."""
+        self._bounded("val_split", "test_split", below=1)
+        if self.val_split + self.test_split >= 1:
+            raise ConfigError(
+                f"--val-split {self.val_split:g} and --test-split {self.test_split:g} leave nothing to train on",
+                "make their sum less than 1",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareConfig(Source, AcornFiles, CandidateEdges, Tiles, Storage):
+    """What `prepare` is asked to do."""
+
+    def check(self) -> None:
+        """Refuse to read files as acorn's that are not."""
+        given = [name for name in AcornFiles.__annotations__ if getattr(self, name) is not None]
+        if given and self.source != "acorn":
+            raise ConfigError(
+                f"{flag(given[0])} means nothing with --source {self.source}", "it tells how acorn files are read"
+            )

@@ -1,0 +1,40 @@
+"""What `report` can be asked to do."""
+
+from dataclasses import dataclass
+
+from domainpar.config.group import Group
+
+
+@dataclass(frozen=True, kw_only=True)
+class Showing(Group):
+    """What to show, and where the report goes"""
+
+    run: str | None = None
+    """Directory of a training run; also without the flag. Default: the newest in runs/."""
+
+    naive: str | None = None
+    """Directory of a naive run, to be laid beside it."""
+
+    event: str | None = None
+    """Name of the event to look into. Default: the first that training did not see."""
+
+    parts: int | None = None
+    """Parts to split that event into. Default: the ranks of the run that shared an event, its sectors, or 8."""
+
+    scores: str | None = None
+    """Directory of the scores. Default: scores/ in the run's directory."""
+
+    store: str | None = None
+    """Store of the events. Default: where scores or run say it is."""
+
+    out: str | None = None
+    """File to write. Default: report.html in the run's directory."""
+
+    def check(self) -> None:
+        """Refuse an event of no parts."""
+        self._bounded("parts", least=1, below=1025)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportConfig(Showing):
+    """What `report` is asked to do."""

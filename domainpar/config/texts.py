@@ -1,0 +1,115 @@
+"""Values of flags that are one piece of text and mean more: conditions, layer pairs, names of code."""
+
+import math
+import re
+from typing import Any
+
+import yaml
+
+from domainpar.config.errors import ConfigError
+
+LayerPair = tuple[tuple[int, int], tuple[int, int]]
+
+OWN_MODEL = "own"
+"""What a run's `config.yaml` says in place of a user's own network: a file is data and never names code."""
+
+
+def is_code(model: str) -> bool:
+    """Whether the name of a model is that of a user's own, `package.module:factory`."""
+    return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", model) is not None
+
+
+def target_conditions(text: str) -> dict[str, Any]:
+    """Read `--target`: a YAML mapping from a particle's quantity to a condition, braces optional.
+
+    Raises:
+        ConfigError: If the text is no such mapping.
+    """
+    return conditions_of("--target", text)
+
+
+def conditions_of(name: str, text: str) -> dict[str, Any]:
+    """Read the conditions that a flag of this name gives, like `target_conditions`.
+
+    Raises:
+        ConfigError: If the text is no mapping from quantities to conditions.
+    """
+    hint = f"write it as {name} 'pt: [1, .inf], nhits: [3, .inf]'"
+    try:
+        conditions = yaml.safe_load(text if text.lstrip().startswith("{") else "{" + text + "}")
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{name} {text!r} is not YAML: {str(error).splitlines()[0]}", hint) from error
+    if not isinstance(conditions, dict) or not conditions or None in conditions.values():
+        raise ConfigError(f"{name} {text!r} is not a mapping from quantities to conditions", hint)
+    return conditions
+
+
+WeightRules = list[tuple[float, dict[str, Any]]]
+
+
+def parse_weighting(text: str) -> WeightRules:
+    """Read `--weighting`: a YAML list of a weight and conditions each.
+
+    Raises:
+        ConfigError: If the text is no such list.
+    """
+    hint = "write it as --weighting '[{weight: 2, conditions: {y: true, pt: [1, .inf]}}]'"
+    try:
+        rules = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--weighting {text!r} is not YAML: {str(error).splitlines()[0]}", hint) from error
+    if not isinstance(rules, list) or not rules:
+        raise ConfigError(f"--weighting {text!r} is not a list of rules", hint)
+    return [_weight_rule(rule, hint) for rule in rules]
+
+
+def _weight_rule(rule: Any, hint: str) -> tuple[float, dict[str, Any]]:
+    if not isinstance(rule, dict) or set(rule) != {"weight", "conditions"}:
+        raise ConfigError(f"--weighting has a rule {rule!r}, not one weight and its conditions", hint)
+    weight, conditions = rule["weight"], rule["conditions"]
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
+        raise ConfigError(f"--weighting has a weight {weight!r}, not a finite number", hint)
+    if not isinstance(conditions, dict) or not conditions or None in conditions.values():
+        raise ConfigError(f"--weighting has conditions {conditions!r}, not a mapping from quantities", hint)
+    return float(weight), conditions
+
+
+def parse_names(text: str) -> tuple[str, ...]:
+    """Read a list of names, `r, phi, z`; `none` and nothing are no names."""
+    return () if text.strip() in ("", "none") else tuple(name.strip() for name in text.split(","))
+
+
+def parse_numbers(name: str, text: str) -> tuple[float, ...]:
+    """Read the numbers that a flag of this name gives, `1000, 3.14, 1000`.
+
+    Raises:
+        ConfigError: If one is not a finite number other than 0.
+    """
+    numbers = []
+    for part in text.split(","):
+        try:
+            number = float(part)
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number) or number == 0:
+            raise ConfigError(f"{name} has {part.strip()!r}", f"write numbers other than 0: {name} '1000, 3.14, 1000'")
+        numbers.append(number)
+    return tuple(numbers)
+
+
+def parse_layer_pairs(text: str) -> tuple[LayerPair, ...]:
+    """Read `--layer-pairs`: ((volume, layer), (volume, layer)) of the inner and the outer end of each pair.
+
+    Raises:
+        ConfigError: If a pair is not of the form `8.2-8.4`.
+    """
+    pairs: list[LayerPair] = []
+    for pair in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)\.(\d+)\s*-\s*(\d+)\.(\d+)\s*", pair)
+        if match is None:
+            raise ConfigError(
+                f"--layer-pairs has {pair.strip()!r}", "write VOLUME.LAYER-VOLUME.LAYER: '8.2-8.4, 8.4-8.6'"
+            )
+        inner_volume, inner_layer, outer_volume, outer_layer = (int(number) for number in match.groups())
+        pairs.append(((inner_volume, inner_layer), (outer_volume, outer_layer)))
+    return tuple(pairs)

@@ -1,0 +1,225 @@
+"""What `train` can be asked to do."""
+
+import difflib
+from dataclasses import dataclass
+from typing import Literal
+
+from domainpar.config.errors import ConfigError
+from domainpar.config.group import Group, flag
+from domainpar.config.ranks import Ranks
+from domainpar.config.texts import OWN_MODEL, is_code, parse_weighting, target_conditions
+
+# Kernels take so many numbers of a row at once (`nn.lanes`).
+COLUMN_BLOCK = 16
+
+# Networks by name. The first two are built on stages; `nn.catalogue` makes them all.
+ON_STAGES = ("interaction", "interaction-node-first")
+MODELS = (*ON_STAGES, "agnn", "mpnn", "gcn", "resin", "acorn", "acorn2")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run(Group):
+    """The run, its events and its results"""
+
+    store: str | None = None
+    """Store of prepared events (see domainpar.prepare). Default: built-in simulated events."""
+
+    out: str | None = None
+    """Directory of the run. Default: a new numbered one, runs/0001, runs/0002, ..."""
+
+    resume: bool = False
+    """Continue the run in --out from its last checkpoint, with the flags it began with unless others are given."""
+
+    overwrite: bool = False
+    """Replace the run that lies in --out."""
+
+    verify: bool = True
+    """Before training a model of your own, run it whole and split on a piece of the first event and compare."""
+
+    seed: int = 0
+    """Seed of the first weights, of the order of events and of everything else that is random."""
+
+    def check(self) -> None:
+        """Refuse contradictions about the output directory."""
+        self._bounded("seed", below=2**63)
+        if self.resume and self.overwrite:
+            raise ConfigError("--resume and --overwrite exclude each other", "keep one: continue the run or replace it")
+        if self.resume and self.out is None:
+            raise ConfigError("--resume does not say which run", "name its directory: --out runs/0001 --resume")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network(Group):
+    """The network"""
+
+    model: str = "interaction"
+    """interaction, interaction-node-first (the same bits on any number of ranks); agnn, mpnn, gcn, resin, acorn, acorn2
+    (to rounding); or your own, package.module:factory."""
+
+    hidden: int = 64
+    """Width of node and edge states, a multiple of 16."""
+
+    graph_iters: int = 4
+    """Message-passing iterations."""
+
+    shared_weights: bool = False
+    """Use the same weights in every iteration."""
+
+    dropout: float = 0.0
+    """Probability with which a number of a hidden layer is dropped in training."""
+
+    dtype: Literal["float32", "float64"] = "float32"
+    """Precision of states and weights."""
+
+    precision: Literal["full", "bf16"] = "full"
+    """Precision of edge states and their products. full: that of --dtype. bf16: half the memory of edge states."""
+
+    def check(self) -> None:
+        """Refuse a network that cannot be built."""
+        if self.model == OWN_MODEL:
+            raise ConfigError(
+                "the network of this run is code of your own, which no file names",
+                "repeat --model package.module:factory; run.json says what it was",
+            )
+        if self.model not in MODELS and not is_code(self.model):
+            close = difflib.get_close_matches(self.model, MODELS, n=1)
+            raise ConfigError(
+                f"--model is {self.model!r}; expected one of {', '.join(MODELS)}, or package.module:factory",
+                f"did you mean {close[0]}?" if close else "python -m domainpar.train --help explains it",
+            )
+        self._bounded("hidden", "graph_iters", least=1)
+        self._bounded("dropout", below=1)
+        if self.precision == "bf16" and self.dtype == "float64":
+            raise ConfigError("--precision bf16 and --dtype float64 exclude each other", "drop one of them")
+        if self.model in ON_STAGES and (extra := self.hidden % COLUMN_BLOCK):
+            nearest = sorted({max(self.hidden - extra, COLUMN_BLOCK), self.hidden - extra + COLUMN_BLOCK})
+            raise ConfigError(
+                f"--hidden is {self.hidden}, not a multiple of {COLUMN_BLOCK}: "
+                f"rows are computed {COLUMN_BLOCK} numbers at a time",
+                "use " + " or ".join(f"--hidden {width}" for width in nearest),
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learning(Group):
+    """Learning"""
+
+    epochs: int = 20
+    """Times every training event is seen."""
+
+    max_steps: int | None = None
+    """Stop after so many steps, whatever the epochs."""
+
+    events_per_step: int = 1
+    """Events (in naive mode: sectors) of one optimiser step. The ranks change who computes them, never what."""
+
+    lr: float = 3e-3
+    """Learning rate of AdamW."""
+
+    weight_decay: float = 0.01
+    """Weight decay of AdamW."""
+
+    clip: float | None = None
+    """Largest norm of the gradient; larger ones are scaled down to it. Default: no limit."""
+
+    warmup: int = 10
+    """Steps in which the learning rate rises linearly from 0."""
+
+    warmup_epochs: int | None = None
+    """The same in epochs, in place of --warmup."""
+
+    lr_schedule: Literal["constant", "cosine", "step"] = "cosine"
+    """Learning rate after the warm-up. cosine: down to 0 at the end of the epochs. step: times 0.9 every 10 epochs."""
+
+    def check(self) -> None:
+        """Refuse numbers an optimiser cannot use."""
+        self._bounded("epochs", "max_steps", "events_per_step", least=1)
+        self._bounded("weight_decay", "warmup", "warmup_epochs")
+        self._above_zero("lr")
+        if self.clip is not None:
+            self._above_zero("clip")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory(Group):
+    """Less memory for more time; the answer stays the same"""
+
+    recompute_every: int | None = None
+    """Keep the states of every so many iterations only, and compute those between once more. Default: keep all.
+
+    At least 2: of one iteration no more than its inputs is kept in any case."""
+
+    offload: bool = False
+    """Keep what waits for the backward pass in the host's memory (with --device cuda)."""
+
+    def check(self) -> None:
+        """Refuse intervals that save nothing."""
+        self._bounded("recompute_every", least=2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss(Group):
+    """Weights of edges in the loss"""
+
+    true_weight: float = 1.0
+    """Weight of a true edge of a target particle."""
+
+    fake_weight: float = 1.0
+    """Weight of a false edge."""
+
+    other_weight: float = 0.0
+    """Weight of a true edge of a particle that is not a target."""
+
+    target: str | None = None
+    """Target particles, e.g. 'pt: [1, .inf], nhits: [3, .inf]' (closed intervals). Default: all."""
+
+    weighting: str | None = None
+    """Weights by rules, of which later ones win, in place of the three: '[{weight: 2, conditions: {y: true, pt: [1,
+    .inf]}}]'. Where none holds, false edges weigh 1 and true ones 0. A negative weight: to be taught as false."""
+
+    def check(self) -> None:
+        """Refuse weights that leave nothing to learn, and a target that is no mapping."""
+        if self.weighting is not None:
+            parse_weighting(self.weighting)
+            for name in ("true_weight", "fake_weight", "other_weight"):
+                if getattr(self, name) != getattr(Loss, name):
+                    raise ConfigError(
+                        f"--weighting and {flag(name)} exclude each other", "write the weight as a rule of --weighting"
+                    )
+        self._bounded("true_weight", "fake_weight", "other_weight")
+        if self.true_weight == 0 or self.fake_weight == 0:
+            raise ConfigError(
+                "--true-weight and --fake-weight must be above 0: "
+                f"they are {self.true_weight:g} and {self.fake_weight:g}, so one answer would fit every edge",
+                "to weigh true edges less, use a small number",
+            )
+        if self.target is not None:
+            target_conditions(self.target)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record(Group):
+    """What is printed and kept"""
+
+    log_every: int = 10
+    """Steps between two printed lines."""
+
+    checkpoint_every: int | None = None
+    """Steps between two checkpoints, besides the one at the end of each epoch."""
+
+    def check(self) -> None:
+        """Refuse intervals below one step."""
+        self._bounded("log_every", "checkpoint_every", least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(Run, Ranks, Network, Learning, Memory, Loss, Record):
+    """What `train` is asked to do."""
+
+    def check(self) -> None:
+        """Refuse what this device cannot do."""
+        if self.offload and self.device == "cpu":
+            raise ConfigError(
+                "--offload moves states from a GPU to the host, but --device is cpu, whose states lie there already",
+                "use --recompute-every 2 to save memory, or --device cuda",
+            )

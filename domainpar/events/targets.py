@@ -1,0 +1,124 @@
+"""Which particles one wants to find: conditions on the particle table of an event.
+
+The condition grammar is the one of the acorn framework's `weighting` and `target_tracks`, with its documented meaning:
+
+    key: value                  equal
+    key: [lo, hi]               closed interval, `.inf` allowed
+    key: [in, [a, b]]           one of (also `not_in`)
+    key: [is, value]            equal (also `is_not`)
+    key: [within, [lo, hi]]     closed interval (also `not_within`)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from domainpar.events.graph import Particles
+
+BoolArray = npt.NDArray[np.bool_]
+
+QUANTITIES = ("pt", "eta", "nhits", "charge", "radius", "vz", "primary", "pdgId", "particle_id")
+"""What a condition can be about: pt in GeV, eta, hits in the detector, charge, vertex radius and z in mm, whether it is
+primary (true or false), its kind by the numbers of the Particle Data Group, the id."""
+
+NO_PARTICLES = "--target needs a particle table, and this event has none; leave --target out."
+
+
+def particle_quantity(particles: Particles, name: str) -> npt.NDArray[Any]:
+    """One quantity of every particle, [M].
+
+    Raises:
+        ValueError: If the quantity is unknown, or not known for any of the particles.
+    """
+    if name not in QUANTITIES:
+        raise ValueError(f"target condition on {name!r}, which is unknown; known: {', '.join(QUANTITIES)}.")
+    if name == "radius":
+        values = np.hypot(particles.vertex[:, 0], particles.vertex[:, 1])
+    elif name == "vz":
+        values = particles.vertex[:, 2]
+    else:
+        values = getattr(particles, "pdg_id" if name == "pdgId" else name)
+    if name == "primary" and values is not None:
+        return np.asarray(values)  # that none is primary is known as well
+    if values is None:
+        raise ValueError(_not_told(name))
+    unknown = np.isnan(values) if np.issubdtype(values.dtype, np.floating) else values == 0
+    if len(values) and unknown.all():
+        raise ValueError(_not_told(name))
+    return values
+
+
+def _not_told(name: str) -> str:
+    return f"target condition on {name!r}, but the source of these events does not tell it."
+
+
+def passes(values: npt.NDArray[Any], condition: Any) -> BoolArray:
+    """Whether each value meets one condition of the grammar; a NaN meets none, nor its opposite.
+
+    Raises:
+        ValueError: If the condition is not of the grammar, or no value could ever meet it.
+    """
+    match condition:
+        case ["in" | "not_in" as word, list(choices)]:
+            met = np.zeros(len(values), dtype=bool)
+            for choice in choices:  # not np.isin: in float32, 0.1 is one of [0.1] only if it is compared as `is` does
+                met |= values == _number(choice, condition)
+        case ["is" | "is_not" as word, value]:
+            met = values == _number(value, condition)
+        case ["within" | "not_within" as word, [lo, hi]]:
+            met = _within(values, lo, hi, condition)
+        case [lo, hi] if not isinstance(lo, str):
+            word, met = "within", _within(values, lo, hi, condition)
+        case list():
+            raise _not_understood(condition)
+        case _:
+            word, met = "is", values == _number(condition, condition)
+    known = values == values  # false for NaN
+    return np.asarray((~met if "not" in word else met) & known)
+
+
+def _within(values: npt.NDArray[Any], lo: Any, hi: Any, condition: Any) -> BoolArray:
+    low, high = _number(lo, condition), _number(hi, condition)
+    if not low <= high:
+        raise ValueError(f"target condition {condition!r} is an empty interval; write [lo, hi] with lo <= hi.")
+    return np.asarray((values >= low) & (values <= high))
+
+
+def _number(value: Any, condition: Any) -> float:
+    if isinstance(value, int | float):
+        return value
+    raise _not_understood(condition)
+
+
+def _not_understood(condition: Any) -> ValueError:
+    return ValueError(
+        f"target condition {condition!r} is not understood; write a number, [lo, hi], [in, [..]], [not_in, [..]], "
+        "[is, v], [is_not, v], [within, [lo, hi]] or [not_within, [lo, hi]]. In YAML 1e3 is a word: write 1.0e+3."
+    )
+
+
+def target_particles(particles: Particles, conditions: Mapping[str, Any]) -> BoolArray:
+    """Whether each particle meets all conditions, bool [M].
+
+    Raises:
+        ValueError: If a condition is about an unknown quantity or not of the grammar.
+    """
+    chosen = np.ones(len(particles.particle_id), dtype=bool)
+    for name, condition in conditions.items():
+        chosen &= passes(particle_quantity(particles, name), condition)
+    return chosen
+
+
+def check_target(particles: Particles | None, conditions: Mapping[str, Any]) -> None:
+    """Look whether an event can tell its targets.
+
+    Raises:
+        ValueError: If it has no particle table or does not know what the conditions ask, or they cannot be understood.
+    """
+    if particles is None:
+        raise ValueError(NO_PARTICLES)
+    target_particles(particles, conditions)

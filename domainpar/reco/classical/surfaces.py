@@ -1,0 +1,123 @@
+"""The detector's surfaces as a track meets them, and the hits lying on each by phi."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from domainpar.events import detector
+from domainpar.events.detector import Barrel, Disk, Surface
+from domainpar.events.graph import FloatArray, IntArray
+
+PLACE_DTYPE = np.dtype(
+    [("is_barrel", "?"), ("coordinate", "f8"), ("low", "f8"), ("high", "f8"), ("var_u", "f8"), ("var_v", "f8")]
+)
+"""A surface: radius of a barrel or z of a disk, its extent in z or r, and the variances in mm^2 of a hit's position
+across (r phi) and along (z in a barrel, r in a disk): cell^2 / 12."""
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """The 48 surfaces, in the order of `detector.SURFACES`.
+
+    Attributes:
+        places: `PLACE_DTYPE` [48].
+        ways: Surfaces in the order of an outward track, int64 [3, 48]: barrels by radius; disks at negative z by |z|;
+            disks at positive z by z. Rows are filled up with -1.
+    """
+
+    places: npt.NDArray[np.void]
+    ways: IntArray
+
+
+@lru_cache(maxsize=1)
+def layout() -> Layout:
+    """The surfaces, built once a process."""
+    surfaces = detector.SURFACES
+    by_way: list[list[int]] = [[], [], []]
+    for i, surface in enumerate(surfaces):
+        by_way[0 if isinstance(surface, Barrel) else (1 if surface.z < 0 else 2)].append(i)
+    places = np.array([_place(surface) for surface in surfaces], PLACE_DTYPE)
+    ways = np.full((3, len(surfaces)), -1, np.int64)
+    for way, found in enumerate(by_way):
+        ways[way, : len(found)] = sorted(found, key=lambda i: (abs(places["coordinate"][i]), i))
+    return Layout(places, ways)
+
+
+def _place(surface: Surface) -> tuple[bool, float, float, float, float, float]:
+    var_u, var_v = surface.sensor.pitch_u**2 / 12, surface.sensor.pitch_v**2 / 12
+    if isinstance(surface, Disk):
+        low = min(ring.radius - ring.half_v for ring in surface.rings)
+        high = max(ring.radius + ring.half_v for ring in surface.rings)
+        return False, surface.z, low, high, var_u, var_v
+    half = (surface.num_rows - 1) / 2 * surface.row_pitch + surface.half_v
+    return True, surface.radius, -half, half, var_u, var_v
+
+
+HIT_DTYPE = np.dtype(
+    [("x", "f8"), ("y", "f8"), ("z", "f8"), ("r", "f8"), ("phi", "f8"), ("module", "i8"), ("surface", "i8")]
+)
+
+
+@dataclass(frozen=True, eq=False)
+class HitTable:
+    """Hits by (surface, phi, z, r).
+
+    Attributes:
+        hits: `HIT_DTYPE` [N].
+        ptr: Where the hits of each surface begin, int64 [49].
+        rows: The caller's row of each, int64 [N].
+    """
+
+    hits: npt.NDArray[np.void]
+    ptr: IntArray
+    rows: IntArray
+
+
+def table_of(position: FloatArray, volume: IntArray, layer: IntArray, module: IntArray) -> HitTable:
+    """Sort the hits of an event, whatever order they come in.
+
+    Raises:
+        ValueError: If shapes do not agree, a position is not finite, or a hit lies on no TrackML surface.
+    """
+    position = np.asarray(position, np.float64)
+    _check(position, volume=volume, layer=layer, module=module)
+    hits = np.zeros(len(position), HIT_DTYPE)
+    hits["x"], hits["y"], hits["z"] = position.T
+    hits["r"], hits["phi"] = np.hypot(hits["x"], hits["y"]), np.arctan2(hits["y"], hits["x"])
+    hits["module"] = module
+    hits["surface"] = _surface_of(np.asarray(volume), np.asarray(layer))
+    rows = np.lexsort((hits["module"], hits["r"], hits["z"], hits["phi"], hits["surface"]))
+    hits = hits[rows]
+    return HitTable(hits, np.searchsorted(hits["surface"], np.arange(len(detector.SURFACES) + 1)), rows)
+
+
+def _check(position: FloatArray, **columns: npt.NDArray[Any]) -> None:
+    if position.ndim != 2 or position.shape[1] != 3:
+        raise ValueError(f"positions have shape {position.shape}; expected x, y, z of each hit, (N, 3).")
+    for name, column in columns.items():
+        if np.shape(column) != (len(position),):
+            raise ValueError(f"{name} has shape {np.shape(column)} for {len(position)} hits; give one to each hit.")
+    broken = np.flatnonzero(~np.isfinite(position).all(axis=1))
+    if len(broken):
+        raise ValueError(f"{len(broken)} positions are not finite, first at row {broken[0]}; remove these hits.")
+
+
+def _surface_of(volume: IntArray, layer: IntArray) -> IntArray:
+    """Place of each hit's surface in `detector.SURFACES`."""
+    number = {(surface.volume, surface.layer): i for i, surface in enumerate(detector.SURFACES)}
+    present, place = np.unique(np.stack([volume, layer], axis=1), axis=0, return_inverse=True)
+    unknown = [(int(v), int(n)) for v, n in present if (int(v), int(n)) not in number]
+    if unknown:
+        raise ValueError(
+            f"hits lie in volume {unknown[0][0]} layer {unknown[0][1]}, which is no surface of the TrackML detector "
+            f"({len(unknown)} of {len(present)} layers are unknown); following helices needs the radius or z, extent "
+            "and resolution of every surface, which are known for TrackML only."
+        )
+    surfaces = np.array([number[int(v), int(n)] for v, n in present], np.int64)
+    of_hit: IntArray = surfaces[place.reshape(-1)]
+    return of_hit

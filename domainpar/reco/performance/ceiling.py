@@ -1,0 +1,125 @@
+"""How many of the true segments the candidate edges hold at all, and how many of them a cut on the scores keeps.
+
+Edge metrics count against the graph. What graph construction lost is seen here only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from domainpar.events.graph import IntArray
+from domainpar.reco.performance.truth import EventTruth, production_vertices, targets_among
+
+BoolArray = npt.NDArray[np.bool_]
+
+SEGMENT = (
+    "a segment is a pair of hits of one target particle on two surfaces that follow each other along it, surfaces "
+    "ordered by their hit nearest to the production vertex (to the origin where that is unknown)"
+)
+"""What `EdgeCeiling` counts, in a sentence for the user."""
+
+
+@dataclass(frozen=True)
+class EdgeCeiling:
+    """True segments of target particles. `+` gives the counts of both sets of events together.
+
+    Attributes:
+        segments: All of them (see `SEGMENT`).
+        in_graph: Those that at least one candidate edge joins, in either direction.
+        passing: Those that at least one candidate edge that passes the cut joins; None without scores.
+    """
+
+    segments: int
+    in_graph: int
+    passing: int | None = None
+
+    def __add__(self, other: EdgeCeiling) -> EdgeCeiling:
+        """The counts of the events of both.
+
+        Raises:
+            ValueError: If only one of them knows scores.
+        """
+        if (self.passing is None) != (other.passing is None):
+            raise ValueError("segments with and without scores have no sum; count all events alike.")
+        passing = None if self.passing is None or other.passing is None else self.passing + other.passing
+        return EdgeCeiling(self.segments + other.segments, self.in_graph + other.in_graph, passing)
+
+    @property
+    def construction_efficiency(self) -> float | None:
+        """Share of the segments that are candidate edges; None without segments."""
+        return self.in_graph / self.segments if self.segments else None
+
+    @property
+    def cumulative_efficiency(self) -> float | None:
+        """Share of the segments that are candidate edges and pass; None without segments or scores."""
+        return self.passing / self.segments if self.segments and self.passing is not None else None
+
+
+def edge_ceiling(
+    truth: EventTruth, edge_index: IntArray, target: Mapping[str, Any], passing: BoolArray | None = None
+) -> EdgeCeiling | None:
+    """Count the true segments of target particles, and those that are candidate edges.
+
+    Args:
+        truth: What is true of the event.
+        edge_index: `src` and `dst` of each candidate edge as rows of its hits, [2, E].
+        target: What makes a particle a target; empty: every particle is one.
+        passing: Whether each edge passes the cut on the scores, [E].
+
+    Returns:
+        None for an event without positions: what follows what is then unknown.
+
+    Raises:
+        ValueError: If the event does not know its targets.
+    """
+    if truth.position is None:
+        return None
+    place = _places_along_targets(truth, target)
+    src, dst = np.sort(edge_index, axis=0)
+    joined = (place[src] >= 0) & (place[dst] >= 0) & (truth.particle_id[src] == truth.particle_id[dst])
+    joined &= np.abs(place[src] - place[dst]) == 1
+    pair = src * len(truth) + dst
+    return EdgeCeiling(
+        segments=_num_segments(truth.particle_id, place),
+        in_graph=len(np.unique(pair[joined])),
+        passing=None if passing is None else len(np.unique(pair[joined & passing])),
+    )
+
+
+def _places_along_targets(truth: EventTruth, target: Mapping[str, Any]) -> IntArray:
+    """Place of each hit's surface along its particle, 0 for the first; -1 for hits of no target, int64 [N]."""
+    assert truth.position is not None
+    place = np.full(len(truth), -1, np.int64)
+    ids, particle_of_hit = np.unique(truth.particle_id, return_inverse=True)
+    wanted = targets_among(ids, truth.particles, target) & (ids != 0)
+    hits = np.flatnonzero(wanted[particle_of_hit])
+    if len(hits) == 0:
+        return place
+    particle = particle_of_hit[hits]
+    distance = np.linalg.norm(truth.position[hits] - production_vertices(truth, ids)[particle], axis=1)
+    surfaces, surface = np.unique(truth.surface[hits], return_inverse=True)
+    visits, visit_of_hit = np.unique(particle * len(surfaces) + surface, return_inverse=True)
+    nearest = np.full(len(visits), np.inf)
+    np.minimum.at(nearest, visit_of_hit, distance)
+    order = np.lexsort((visits, nearest, visits // len(surfaces)))
+    particle_of_visit = (visits // len(surfaces))[order]
+    place_of_visit = np.empty(len(visits), np.int64)
+    place_of_visit[order] = np.arange(len(visits)) - np.searchsorted(particle_of_visit, particle_of_visit)
+    place[hits] = place_of_visit[visit_of_hit]
+    return place
+
+
+def _num_segments(particle_id: IntArray, place: IntArray) -> int:
+    """Pairs of hits on consecutive places along one particle."""
+    counted = place >= 0
+    order = np.lexsort((place[counted], particle_id[counted]))
+    visit = np.stack([particle_id[counted][order], place[counted][order]])
+    starts = np.flatnonzero(np.append(True, (np.diff(visit) != 0).any(axis=0))) if visit.shape[1] else np.zeros(0, int)
+    hits = np.diff(np.append(starts, visit.shape[1]))
+    first = visit[1, starts] == 0
+    return int(np.sum(hits[1:] * hits[:-1] * ~first[1:]))

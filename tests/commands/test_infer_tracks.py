@@ -1,0 +1,153 @@
+"""`python -m domainpar.infer --tracks`: tracks beside the scores, held against truth, perfect scores and helices."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from random_events import random_event
+from test_infer import inferred, opened, trained, write_store
+
+from domainpar.config import ConfigError, InferConfig
+from domainpar.events.construct import Cuts, build_graph
+from domainpar.events.simulate import simulate_event
+from domainpar.parallel.world import Refused
+from domainpar.reco.performance.counts import TrackCounts
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A store of three simulated events, and a network that has learnt a little."""
+    place = tmp_path_factory.mktemp("tracks")
+    events = [build_graph(simulate_event(seed, 2500), Cuts()) for seed in range(3)]
+    store = write_store(place / "store", events, ["train", "train", "test"])
+    trained(store, place / "run", epochs=6, lr=1e-2, true_weight=2.0)
+    return place
+
+
+def test_tracks_lie_beside_the_scores_and_the_list_tells_how_good_they_are(place, tmp_path, capsys):
+    listed, _ = inferred(place, tmp_path / "out", 2, tracks="walk", classical=True, checkpoint="last")
+    assert listed["tracks"]["method"] == "walk"
+    assert listed["tracks"]["options"] == {
+        "score_cut": 0.01, "min_hits": 3, "walk_min": 0.1, "walk_add": 0.6, "double_hits": True, "double_cut": 0.5,
+    }  # fmt: skip
+    assert listed["tracks"]["found_by"] == ["ceiling", "classical", "network"]
+    assert listed["tracks"]["border_sectors"] == 8
+    for event in listed["events"]:
+        found = opened(tmp_path / "out" / event["path"])
+        for name in ("track_id", "classical_track_id"):
+            track = found[name][...]
+            numbers, first, hits = np.unique(track[track >= 0], return_index=True, return_counts=True)
+            assert numbers.tolist() == list(range(len(numbers)))
+            assert (np.diff(first) > 0).all()
+            assert hits.min() >= 3
+        assert event["tracks"] == found["track_id"][...].max() + 1
+    of_test = listed["tracks"]["performance"]["test"]
+    counts = {finder: TrackCounts.from_json(found) for finder, found in of_test.items()}
+    reconstructed = {finder: one.styles["atlas"].reconstructed for finder, one in counts.items()}
+    assert 0 < reconstructed["network"] <= reconstructed["ceiling"]
+    assert counts["ceiling"].styles["atlas"].matched == counts["ceiling"].styles["atlas"].matchable  # no fakes
+    assert counts["network"].tracks == listed["events"][2]["tracks"]
+    segments = listed["metrics"]["test"]["segments"]
+    assert 0 < segments["passing"] <= segments["in_graph"] < segments["segments"]
+    printed = capsys.readouterr().out
+    for row in ("network", "classical", "ceiling"):
+        assert sum(line.startswith(row + " ") for line in printed.splitlines()) >= 1
+    assert "of the network's" in printed
+
+
+@pytest.mark.parametrize("flags", [{}, {"mode": "naive", "sectors": 4}], ids=["halo", "naive"])
+def test_files_with_tracks_are_the_same_on_any_ranks(place, tmp_path, flags):
+    flags = {**flags, "tracks": "walk", "classical": True, "split": "test"}
+    _, one = inferred(place, tmp_path / "one", **flags)
+    _, many = inferred(place, tmp_path / "many", 4, **flags, grouping="random")
+    assert one == many
+
+
+def test_naive_mode_finds_fewer_even_with_perfect_scores(place, tmp_path):
+    halo, _ = inferred(place, tmp_path / "halo", tracks="walk")
+    naive, _ = inferred(place, tmp_path / "naive", tracks="walk", mode="naive", sectors=8)
+    assert naive["tracks"]["border_sectors"] == 8
+    found = [
+        sum(performance["ceiling"]["styles"]["two_way"]["reconstructed"] for performance in by_split.values())
+        for by_split in (naive["tracks"]["performance"], halo["tracks"]["performance"])
+    ]
+    assert found[0] < found[1]
+
+
+def test_times_are_kept_apart_from_what_is_hashed(place, tmp_path):
+    listed, _ = inferred(place, tmp_path / "out", 2, tracks="cc")
+    timings = json.loads((tmp_path / "out" / "timings.json").read_text())
+    assert timings["ranks"] == 2
+    assert [event["event"] for event in timings["events"]] == [event["event"] for event in listed["events"]]
+    for event in timings["events"]:
+        assert 0 < event["seconds_tracks"] < event["seconds_all"]
+        assert 0 < event["seconds_network"] < event["seconds_all"]
+
+
+def test_tables_of_hits_and_tracks_are_written_on_request(place, tmp_path):
+    inferred(place, tmp_path / "out", tracks="walk", format="csv", split="test")
+    (path,) = (tmp_path / "out").glob("*-tracks.csv")
+    rows = [line.split(",") for line in path.read_text().splitlines()]
+    (scores,) = (tmp_path / "out").glob("*.scores.zarr.zip")
+    assert rows[0] == ["event_id", "hit_id", "track_id"]
+    assert [int(row[2]) - 1 for row in rows[1:]] == opened(scores)["track_id"][...].tolist()
+    _, again = inferred(place, tmp_path / "out", tracks="walk", split="test", overwrite=True)
+    assert not list((tmp_path / "out").glob("*-tracks.csv"))
+    assert set(again) == {"scores.json", scores.name}
+
+
+def test_files_for_acorn_are_written_on_request(place, tmp_path):
+    pytest.importorskip("torch_geometric")
+    from domainpar.events.preparing import open_source
+
+    inferred(place, tmp_path / "out", 2, tracks="walk", format="acorn")
+    names = {path.relative_to(tmp_path / "out").parts[0] for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert {"trainset", "trainset_tracks", "testset", "testset_tracks", "scores.json"} <= names
+    assert len(open_source("acorn", directory=tmp_path / "out").names) == 3
+    inferred(place, tmp_path / "out", 2, tracks="walk", overwrite=True)
+    assert not (tmp_path / "out" / "trainset").exists()
+
+
+def test_events_without_truth_have_tracks_all_the_same(place, tmp_path, capsys):
+    graph = random_event(5, 100, 400, labels=False)
+    store = write_store(tmp_path / "store", [graph], ["test"])
+    trained(write_store(tmp_path / "trained on", [random_event(1)], ["train"]), tmp_path / "run", epochs=1)
+    listed, _ = inferred(tmp_path, tmp_path / "out", tracks="walk", store=str(store))
+    assert listed["tracks"]["performance"] == {}
+    assert listed["events"][0]["tracks"] is not None
+    assert "1 event without truth" in capsys.readouterr().out
+
+
+def test_a_walk_through_events_without_positions_is_refused_before_work(tmp_path):
+    store = write_store(tmp_path / "store", [random_event(0, positions=False)], ["train"])
+    trained(store, tmp_path / "run", epochs=1)
+    with pytest.raises(Refused, match="event 000000000: its hits have no positions"):
+        inferred(tmp_path, tmp_path / "out", 2, tracks="walk")
+    assert not (tmp_path / "out").exists()
+    listed, _ = inferred(tmp_path, tmp_path / "out", 2, tracks="cc")
+    assert listed["events"][0]["tracks"] is not None
+
+
+def test_classical_tracks_need_the_detector_they_know(tmp_path):
+    store = write_store(tmp_path / "store", [random_event(0)], ["train"])
+    trained(store, tmp_path / "run", epochs=1)
+    with pytest.raises(ValueError, match="event 000000000"):
+        inferred(tmp_path, tmp_path / "out", tracks="walk", classical=True)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"classical": True}, "--classical compares tracks, but none are built"),
+        ({"format": "csv"}, "--format csv is a table of tracks, but none are built"),
+        ({"tracks": "walk", "score_cut": 1.0}, "--score-cut is 1.0"),
+        ({"tracks": "walk", "min_hits": 0}, "--min-hits is 0"),
+        ({"tracks": "walk", "matching_fraction": 0.4}, "--matching-fraction is 0.4; it must be from 0.5 to 1"),
+        ({"tracks": "walk", "track_target": "pt"}, "--track-target 'pt' is not a mapping"),
+    ],
+)
+def test_impossible_requests_are_refused(flags, said):
+    with pytest.raises(ConfigError, match=said):
+        InferConfig(**flags)
