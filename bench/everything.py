@@ -66,6 +66,7 @@ BENCHES = (
     Bench("price", "--hidden 16 --repeats 3 --hash-ranks 1 2", "--case small"),
     Bench("overlap", "--hidden 16 --repeats 3 --ranks 2", "--case small"),
     Bench("modes", "--quick", "", ""),
+    Bench("tracks", "--ranks 1 2 --repeats 3", "--case medium"),
     Bench("realism", "--events 1", "--num-hits 20000", "--data {data}"),
 )
 

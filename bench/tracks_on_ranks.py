@@ -23,7 +23,7 @@ from domainpar.reco.tracks import TrackBuilder, TrackOptions, gather_tracks
 from domainpar.reco.tracks.options import logit
 from domainpar.training.trained import load_network
 
-TRUE, FALSE = 4.0, -6.0  # logits to draw around
+TRUE, FALSE = 3.5, -7.0  # logits to draw around
 
 
 @dataclass(frozen=True)

@@ -45,12 +45,13 @@ def _offers(
     near: IntArray, far: IntArray, logits: Floats, tracks: IntArray, hits: LocalHits, num_owned: int, score: float
 ) -> IntArray:
     """What owned hits on tracks offer to free ones: row of the free hit, track, bits of the logit, int64 [n, 3]."""
-    surfaces, surface = np.unique(hits.surface, return_inverse=True)
     of_ours = (near < num_owned) & (tracks[near] != NO_TRACK)
     inside = np.flatnonzero(of_ours & (tracks[near] == tracks[far]))
     offered = np.flatnonzero(of_ours & (tracks[far] == NO_TRACK) & (logits > logit(score)))
-    taken, wanted = (near[which] * len(surfaces) + surface[far[which]] for which in (inside, offered))
-    offered = offered[np.isin(wanted, taken)]
+    looked_at = np.concatenate([inside, offered])
+    surfaces, surface = np.unique(hits.surface[far[looked_at]], return_inverse=True)
+    near_and_surface = near[looked_at] * len(surfaces) + surface
+    offered = offered[np.isin(near_and_surface[len(inside) :], near_and_surface[: len(inside)])]
     return np.stack([far[offered], tracks[near[offered]], logits[offered].view(np.int64)], axis=1)
 
 
