@@ -40,13 +40,13 @@ table: $(VENV)/.test-stamp
 	mv docs/convolutions.md.new docs/convolutions.md
 
 $(VENV)/.train-stamp: pyproject.toml constraints.txt | $(VENV)/bin/python
-	@echo "installing into $(VENV): torch and some 30 packages, one to five minutes ..."
-	@$(PIP) -e ".[mpi]"
+	@echo "installing into $(VENV): torch and some 40 packages, one to five minutes ..."
+	@$(PIP) -e ".[mpi,report]"
 	@touch $@
 
 $(VENV)/.test-stamp: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing into $(VENV), with what the tests need, one to five minutes ..."
-	@$(PIP) -e ".[mpi,pyg,dev]"
+	@$(PIP) -e ".[mpi,pyg,report,dev]"
 	@touch $@
 
 $(VENV)/bin/python:

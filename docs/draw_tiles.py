@@ -1,6 +1,6 @@
 """Draw the tiles, parts and ghosts of a simulated event.
 
-python docs/draw_tiles.py docs/tiles.png (needs matplotlib: pip install '.[plots]')
+python docs/draw_tiles.py docs/tiles.png (needs matplotlib: pip install '.[report]')
 """
 
 import sys

@@ -18,6 +18,8 @@ from domainpar.parallel.launcher import started_as_root
 
 Config = TypeVar("Config", bound=Group)
 
+_DIRECTORIES = ("store", "out", "input", "run", "naive", "scores", "png")
+
 # How ranks are laid out on a machine: a run that is resumed may find another one.
 _OF_THE_MACHINE = ("domain_size", "transport", "device", "threads", "offload")
 
@@ -127,7 +129,7 @@ def _reading(name: str, hint: Any) -> dict[str, Any]:
         return {"type": hint}
     if choices := _choices(hint):
         return {"type": hint, "metavar": "{" + ",".join(choices) + "}"}
-    directory = "DIR" if name in ("store", "out", "input", "run") else name.split("_")[-1].upper()
+    directory = "DIR" if name in _DIRECTORIES else name.split("_")[-1].upper()
     return {"type": hint, "metavar": {int: "N", float: "X"}.get(_plain(hint), directory)}
 
 

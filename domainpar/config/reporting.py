@@ -30,6 +30,9 @@ class Showing(Group):
     out: str | None = None
     """File to write. Default: report.html in the run's directory."""
 
+    png: str | None = None
+    """Directory for the same as PNG pictures, besides the page."""
+
     def check(self) -> None:
         """Refuse an event of no parts."""
         self._bounded("parts", least=1, below=1025)

@@ -98,11 +98,14 @@ def last_lines(
         wanted = " for --target" if about["target"] else ""
         lines.append(f"{several(blind, 'event')} without truth to count against{wanted}")
     first = directory / min(outcome.scored.path for outcome in outcomes)
+    shown = "edge_score" if about["tracks"] is None else "track_id"
+    elsewhere = "" if directory == Path(about["run"]) / "scores" else f" --scores {directory}"
     opened = f"zarr.open(zarr.storage.ZipStore('{first}'), mode='r')"
     return [
         *lines,
         f"scores in {directory}: {LIST} and one event<name>{SCORES_SUFFIX} an event, edges in the order of your files",
-        f"""next: {this_python()} -c "import zarr; print({opened}['edge_score'][:10])\"""",
+        f"""read one: {this_python()} -c "import zarr; print({opened}['{shown}'][:10])\"""",
+        f"next: {this_python()} -m domainpar.report {about['run']}{elsewhere}",
     ]
 
 

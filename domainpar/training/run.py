@@ -380,7 +380,9 @@ class Run:
         exact = not self._to_rounding and self._broken is None
         self._say(summary.memory_taken(expected, taken))
         own = f" --model {self.config.model}" if is_code(self.config.model) else ""
-        self._say(*summary.last_lines(self.directory, self.state, how, seconds, sha256, exact, own))
+        with self.store.open(self.store.events()[0]) as event:
+            geometry = event.has_positions
+        self._say(*summary.last_lines(self.directory, self.state, how, seconds, sha256, exact, own, geometry))
 
     def _no_bar(self) -> bool | None:
         return None if self.world.is_root else True

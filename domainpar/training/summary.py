@@ -138,7 +138,14 @@ def idle_ranks(owned_nodes: Sequence[int], step: int, num_samples: int, world: W
 
 
 def last_lines(
-    directory: Path, state: TrainingState, how: str, seconds: float, sha256: str, exact: bool, own: str = ""
+    directory: Path,
+    state: TrainingState,
+    how: str,
+    seconds: float,
+    sha256: str,
+    exact: bool,
+    own: str = "",
+    geometry: bool = False,
 ) -> list[str]:
     """How the run ended, what was learned, where it lies and what to type next.
 
@@ -150,9 +157,11 @@ def last_lines(
         sha256: Hash of the parameters.
         exact: Whether it is the hash on any number of ranks.
         own: The flag that names a network of the user's own, which must be repeated.
+        geometry: Whether hits have positions, so that tracks can be walked.
     """
     best = "" if state.best is None else f"; best validation edge AUC {state.best:.4f} at step {state.best_step}"
-    resume, score = f"domainpar.train --out {directory} --resume{own}", f"domainpar.infer --run {directory}{own}"
+    walk = " --tracks walk" if geometry else ""
+    resume, score = f"domainpar.train --out {directory} --resume{own}", f"domainpar.infer --run {directory}{own}{walk}"
     return [
         f"{how} after {several(state.step, 'step')}, {seconds:.0f} s{best}",
         f"parameters sha256 {sha256[:16]}" + (": another number of ranks ends with the same" if exact else ""),

@@ -164,7 +164,9 @@ def test_the_summary_says_where_scores_lie_and_what_to_type_next(place, tmp_path
     assert out.count("scored 4 events") == 1
     assert "split=val events=1 edge_efficiency=" in out
     assert "trained on these" in next(line for line in out.splitlines() if line.startswith("split=train"))
-    program = out.splitlines()[-1].removeprefix(f'next: {this_python()} -c "').removesuffix('"')
+    read, following = out.splitlines()[-2:]
+    assert following == f"next: {this_python()} -m domainpar.report {place / 'run'} --scores {tmp_path / 'out'}"
+    program = read.removeprefix(f'read one: {this_python()} -c "').removesuffix('"')
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert ended.stdout.startswith("[")
 

@@ -1,0 +1,194 @@
+"""How well edges are told apart: ROC curve, scores of either kind, efficiency and purity at every cut.
+
+Everything is counted in the graph: against the candidate edges. What the graph itself lacks is told beside it, as the
+share of true segments that it holds.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from domainpar.display.event_data import EventData
+from domainpar.display.reading import RunFiles
+from domainpar.events.graph import FloatArray, IntArray
+from domainpar.events.store import EventRecord
+from domainpar.reco.performance.ceiling import EdgeCeiling, edge_ceiling
+from domainpar.training.targets import FAKE, OTHER, TARGET
+
+NUM_BINS = 50
+NUM_CUTS = 101
+ROC_POINTS = 400
+MOST_EDGES = 12_000_000
+"""Of more edges the scores of the first events only are read, and the report says so."""
+
+
+@dataclass(frozen=True, eq=False)
+class EdgeCurves:
+    """Scored edges of some events of one split.
+
+    Attributes:
+        split: The split.
+        events: Names of the events that were counted.
+        left_out: Events of the split that were not counted: too many edges, or without truth.
+        roc: Share of other edges and share of targets that pass, as the cut falls, float64 [2, n].
+        auc: Area under it; None without edges of both kinds.
+        cuts: Cuts on the score, float64 [101].
+        efficiency: Share of targets that pass each cut, NaN without any.
+        purity: Share of targets among what passes, true segments of other particles left out; NaN where none pass.
+        bins: Borders of the bins of the score, float64 [51].
+        targets, fakes, others: Scored edges of each class in each bin, int64 [50].
+        unscored_targets: Targets without a score: they join two sectors of naive mode, and are lost.
+        unscored: Edges without a score.
+        ceiling: True segments of the targets of the tracks, those the graph holds, and those that pass at 0.5; None
+            where the truth does not tell.
+    """
+
+    split: str
+    events: tuple[str, ...]
+    left_out: int
+    roc: FloatArray
+    auc: float | None
+    cuts: FloatArray
+    efficiency: FloatArray
+    purity: FloatArray
+    bins: FloatArray
+    targets: IntArray
+    fakes: IntArray
+    others: IntArray
+    unscored_targets: int
+    unscored: int
+    ceiling: EdgeCeiling | None
+
+
+def edge_curves(run: RunFiles) -> EdgeCurves | None:
+    """Curves over the events of `run.split_to_judge()`; None without scores, events or truth."""
+    split = run.split_to_judge()
+    if split is None:
+        return None
+    records = _as_many_as_fit(run.events(split))
+    events = [event for event in map(run.read_event, records) if event.edge_class is not None]
+    if not events:
+        return None
+    return curves_of(events, run.tracking.cuts.target, left_out=len(run.events(split)) - len(events))
+
+
+def curves_of(events: Sequence[EventData], track_target: Mapping[str, Any], left_out: int = 0) -> EdgeCurves:
+    """Curves over some scored events of one split, at least one, each with truth.
+
+    Args:
+        events: The events.
+        track_target: Particles whose segments the ceiling counts.
+        left_out: Events of the split that are not among these.
+    """
+    logit, classes = _joined(events)
+    ranks = _Ranked.of(logit, classes)
+    scored = logit > -np.inf
+    score = 1 / (1 + np.exp(-logit[scored]))
+    bins, cuts = np.linspace(0, 1, NUM_BINS + 1), np.linspace(0, 1, NUM_CUTS)
+    histograms = [np.histogram(score[classes[scored] == one], bins)[0] for one in (TARGET, FAKE, OTHER)]
+    passing = [_passing(score[classes[scored] == one], cuts) for one in (TARGET, FAKE)]
+    num_targets = int(np.count_nonzero(classes == TARGET))
+    return EdgeCurves(
+        split=events[0].split,
+        events=tuple(event.event_id for event in events),
+        left_out=left_out,
+        roc=ranks.roc(),
+        auc=ranks.auc(),
+        cuts=cuts,
+        efficiency=_ratio(passing[0], np.full(NUM_CUTS, num_targets)),
+        purity=_ratio(passing[0], passing[0] + passing[1]),
+        bins=bins,
+        targets=histograms[0],
+        fakes=histograms[1],
+        others=histograms[2],
+        unscored_targets=int(np.count_nonzero(~scored & (classes == TARGET))),
+        unscored=int(np.count_nonzero(~scored)),
+        ceiling=_ceiling(events, track_target),
+    )
+
+
+def _as_many_as_fit(records: Sequence[EventRecord]) -> list[EventRecord]:
+    total = np.cumsum([record.num_edges for record in records])
+    return [record for record, edges in zip(records, total) if edges <= MOST_EDGES or record is records[0]]
+
+
+def _joined(events: Sequence[EventData]) -> tuple[FloatArray, IntArray]:
+    """Logits of all edges, -inf for one without a score, and their classes."""
+    logits, classes = [], []
+    for event in events:
+        assert event.scores is not None, "only scored events are counted"
+        assert event.edge_class is not None, "only events with truth are counted"
+        logits.append(np.where(event.scores.scored, event.scores.logit, -np.inf).astype(np.float64))
+        classes.append(event.edge_class)
+    return np.concatenate(logits), np.concatenate(classes)
+
+
+@dataclass(frozen=True, eq=False)
+class _Ranked:
+    """Targets and other edges that pass, as the cut falls from one logit to the next, int64 [n + 1] each."""
+
+    targets: IntArray
+    others: IntArray
+
+    @classmethod
+    def of(cls, logit: FloatArray, classes: IntArray) -> _Ranked:
+        order = np.argsort(-logit, kind="stable")
+        ordered = logit[order]
+        last = np.flatnonzero(np.append(ordered[1:] != ordered[:-1], True)) if len(ordered) else np.zeros(0, np.int64)
+        is_target = classes[order] == TARGET
+        targets, others = (np.append(0, np.cumsum(mask)[last]) for mask in (is_target, ~is_target))
+        return cls(targets, others)
+
+    def auc(self) -> float | None:
+        pairs = int(self.targets[-1]) * int(self.others[-1])
+        area = np.sum(np.diff(self.others) * (self.targets[1:] + self.targets[:-1]) / 2)
+        return float(area) / pairs if pairs else None
+
+    def roc(self) -> FloatArray:
+        """Thinned to points that are evenly spread along the curve, both ends among them."""
+        curve = np.stack([self.others / max(self.others[-1], 1), self.targets / max(self.targets[-1], 1)])
+        if curve.shape[1] <= ROC_POINTS:
+            return curve
+        length = curve.sum(axis=0)  # both rise
+        # Half of the points by length, half by the logarithm of the share of fakes, which is drawn on a log axis.
+        floor = 1 / max(self.others[-1], 1)
+        steps = np.linspace(0, length[-1], ROC_POINTS // 2)
+        decades = np.geomspace(floor, 1, ROC_POINTS // 2)
+        chosen = np.concatenate([np.searchsorted(length, steps), np.searchsorted(curve[0], decades)])
+        thinned: FloatArray = curve[:, np.unique(np.minimum(chosen, curve.shape[1] - 1))]
+        return thinned
+
+
+def _passing(score: FloatArray, cuts: FloatArray) -> IntArray:
+    """Scores at or above each cut."""
+    return np.asarray(len(score) - np.searchsorted(np.sort(score), cuts, side="left"))
+
+
+def _ratio(part: npt.NDArray[np.integer], whole: npt.NDArray[np.integer]) -> FloatArray:
+    ratio: FloatArray = np.divide(part, whole, out=np.full(len(part), np.nan), where=whole > 0)
+    return ratio
+
+
+def _ceiling(events: Sequence[EventData], track_target: Mapping[str, Any]) -> EdgeCeiling | None:
+    """Over all events; None if one of them does not know what the conditions ask."""
+    ceilings = [_ceiling_of(event, track_target) for event in events]
+    known = [ceiling for ceiling in ceilings if ceiling is not None]
+    return functools.reduce(operator.add, known) if len(known) == len(events) else None
+
+
+def _ceiling_of(event: EventData, track_target: Mapping[str, Any]) -> EdgeCeiling | None:
+    assert event.scores is not None, "only scored events are counted"
+    if event.truth is None:
+        return None
+    passing = event.scores.scored & (event.scores.logit > 0)
+    try:
+        return edge_ceiling(event.truth, event.edge_index, track_target, passing)
+    except ValueError:  # its source does not tell what the conditions ask; the other curves are worth having
+        return None

@@ -1,0 +1,219 @@
+"""One event, whole and in the user's order: hits, truth, edges, scores and tracks, as plain arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from domainpar.events.graph import FloatArray, IntArray, Particles
+from domainpar.events.store import EventRecord, EventStore, StoredEvent, read_arrays
+from domainpar.reco.performance.truth import EventTruth, surface_numbers, targets_among
+from domainpar.training.targets import edge_classes
+from partitioners import TileGraph, group
+
+BoolArray = npt.NDArray[np.bool_]
+Conditions = Mapping[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class EdgeScores:
+    """What the network says of each edge of an event, in the user's order.
+
+    Attributes:
+        logit: Its logit; 0 where it cannot say anything, [E].
+        scored: False where it cannot say anything, bool [E].
+    """
+
+    logit: FloatArray
+    scored: BoolArray
+
+
+@dataclass(frozen=True, eq=False)
+class EventData:
+    """One event: N hits, E edges, M particles, K tiles, hits and edges in the user's order.
+
+    Attributes:
+        event_id: Name of the event.
+        split: `train`, `val` or `test`.
+        hit_id: The user's own number of each hit, int64 [N].
+        position: x, y, z in mm, float32 [N, 3]; None for an event without a geometry.
+        volume, layer: Detector volume and layer of each hit, int32 [N].
+        tile: Tile of each hit, int64 [N].
+        tiles: The tiles and the edges between them.
+        edge_index: Rows of `src` and `dst` of each edge, int64 [2, E].
+        label: 1 for a true segment, uint8 [E]; None without truth.
+        particle_id: Particle of each hit, 0 for noise, int64 [N]; None without truth.
+        particles: The particle table; None where it is unknown.
+        target: Whether each particle of the table is one that tracks are wanted of, bool [M]; None without a table.
+        edge_class: `FAKE`, `TARGET` or `OTHER` of `training.targets`, int8 [E]; None without truth. Its targets are
+            those of the training.
+        scores: The scores; None where the event was not scored.
+        track_id: Track of each hit, -1 for none, int64 [N]; None where no tracks were built.
+        classical_track_id: The same of the classical finder.
+    """
+
+    event_id: str
+    split: str
+    hit_id: IntArray
+    position: FloatArray | None
+    volume: IntArray
+    layer: IntArray
+    tile: IntArray
+    tiles: TileGraph
+    edge_index: IntArray
+    label: IntArray | None
+    particle_id: IntArray | None
+    particles: Particles | None
+    target: BoolArray | None
+    edge_class: IntArray | None
+    scores: EdgeScores | None
+    track_id: IntArray | None
+    classical_track_id: IntArray | None
+
+    @property
+    def num_hits(self) -> int:
+        return len(self.hit_id)
+
+    @property
+    def num_edges(self) -> int:
+        return int(self.edge_index.shape[1])
+
+    @cached_property
+    def particle_row(self) -> IntArray:
+        """Row of each hit's particle in the table, -1 for noise and for particles not in it, int64 [N]."""
+        if self.particle_id is None or self.particles is None or len(self.particles.particle_id) == 0:
+            return np.full(self.num_hits, -1, np.int64)
+        order = np.argsort(self.particles.particle_id, kind="stable")
+        ids = self.particles.particle_id[order]
+        at = np.minimum(np.searchsorted(ids, self.particle_id), len(ids) - 1)
+        listed = (ids[at] == self.particle_id) & (self.particle_id != 0)
+        return np.where(listed, order[at], -1)
+
+    @cached_property
+    def truth(self) -> EventTruth | None:
+        """What tracks are compared with; None where the particles of hits are unknown."""
+        if self.particle_id is None:
+            return None
+        surface = surface_numbers(self.volume, self.layer)
+        return EventTruth(self.particle_id, surface, position=self.position, particles=self.particles)
+
+    def part_of_hits(self, num_parts: int, grouping: str = "contiguous", seed: int = 0) -> IntArray:
+        """Part of each hit when so many ranks share the event, int32 [N]."""
+        return group(self.tiles, num_parts, grouping, seed)[self.tile]
+
+
+def read_event_data(
+    store: EventStore, record: EventRecord, scores: Path | None, edge_target: Conditions, track_target: Conditions
+) -> EventData:
+    """Read one event of a store, and its scores.
+
+    Args:
+        store: The store.
+        record: The event.
+        scores: File of its scores; None without.
+        edge_target: What makes a particle a target of the training; empty: every particle is one.
+        track_target: What makes a particle one that tracks are wanted of. What its source does not tell is not asked.
+
+    Raises:
+        StoreError: If a file is missing or damaged.
+        ValueError: If the scores are not those of this event, or the conditions of the training cannot be looked at.
+    """
+    with store.open(record) as event:
+        hits = _hits(event)
+        edges = _edges(event, hits.pop("original_row"))
+        particles = event.particles() if event.has_particle_ids else None
+        tiles = event.tile_graph()
+    found, edge_scores = _scores(scores, record.event, hits["hit_id"], edges["edge_index"])
+    return EventData(
+        event_id=record.event,
+        split=record.split,
+        **hits,
+        **edges,
+        tiles=tiles,
+        particles=particles,
+        target=None if particles is None else _targets(particles, track_target),
+        edge_class=_edge_class(edges["edge_index"], edges["label"], hits["particle_id"], particles, edge_target),
+        scores=edge_scores,
+        track_id=found.get("track_id"),
+        classical_track_id=found.get("classical_track_id"),
+    )
+
+
+def _hits(event: StoredEvent) -> dict[str, Any]:
+    """Arrays of the hits in the user's order, and `original_row` of the stored ones."""
+    nodes = np.arange(event.num_nodes)
+    row = event.read_nodes("original_row", nodes)
+
+    def read(name: str) -> Any:
+        return _undone(event.read_nodes(name, nodes), row)
+
+    return {
+        "original_row": row,
+        "hit_id": read("hit_id"),
+        "position": read("position") if event.has_positions else None,
+        "volume": read("volume"),
+        "layer": read("layer"),
+        "particle_id": read("particle_id") if event.has_particle_ids else None,
+        "tile": _undone(np.repeat(np.arange(event.num_tiles), np.diff(event.node_ptr)), row),
+    }
+
+
+def _edges(event: StoredEvent, row: IntArray) -> dict[str, Any]:
+    every = np.arange(event.num_edges)
+    place = event.read_edges("original_position", every)
+    ends = [_undone(row[event.read_edges(end, every)], place) for end in ("src", "dst")]
+    label = _undone(event.read_edges("label", every), place) if event.has_labels else None
+    return {"edge_index": np.stack(ends), "label": label}
+
+
+def _undone(values: npt.NDArray[Any], place: IntArray) -> npt.NDArray[Any]:
+    """Values of stored rows, put where the user had them."""
+    original = np.empty_like(values)
+    original[place] = values
+    return original
+
+
+def _scores(
+    path: Path | None, event_id: str, hit_id: IntArray, edge_index: IntArray
+) -> tuple[Mapping[str, Any], EdgeScores | None]:
+    if path is None:
+        return {}, None
+    found, about = read_arrays(path)
+    if lacking := {"hit_id", "edge_index", "edge_logit", "edge_scored"} - set(found):
+        raise ValueError(f"{path} holds no scores: it lacks {', '.join(sorted(lacking))}; run infer again.")
+    same = np.array_equal(found["hit_id"], hit_id) and np.array_equal(found["edge_index"], edge_index)
+    if not same:
+        raise ValueError(
+            f"{path} holds scores of event {about.get('event')} as it was prepared another time: its hits or edges are "
+            f"not those of event {event_id} in this store; run infer again."
+        )
+    return found, EdgeScores(found["edge_logit"], found["edge_scored"])
+
+
+def _edge_class(
+    edge_index: IntArray,
+    label: IntArray | None,
+    particle_id: IntArray | None,
+    particles: Particles | None,
+    conditions: Conditions,
+) -> IntArray | None:
+    if label is None or (conditions and particles is None):
+        return None
+    of_edge = None if particle_id is None else particle_id[edge_index[1]]
+    return edge_classes(label, of_edge, particles, conditions)
+
+
+def _targets(particles: Particles, conditions: Conditions) -> BoolArray:
+    told = {name: condition for name, condition in conditions.items() if _is_told(particles, name)}
+    return targets_among(particles.particle_id, particles, told)
+
+
+def _is_told(particles: Particles, name: str) -> bool:
+    values = getattr(particles, name, None)
+    return values is None or values.dtype.kind != "f" or not bool(np.isnan(values).all())

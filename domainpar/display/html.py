@@ -1,0 +1,56 @@
+"""The report as one HTML file that needs nothing else: no network, no fonts, no other files."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib import resources
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+
+from domainpar import __version__
+from domainpar.display.sections import Page
+
+SCRIPTS = ("figures.js", "canvas.js", "painting.js", "event.js")
+
+
+def render(page: Page) -> str:
+    """The report. Whatever comes from a run is escaped: its names and paths may be anybody's."""
+    environment = Environment(
+        loader=PackageLoader("domainpar.display", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("report.html.j2").render(
+        page=page,
+        version=__version__,
+        style=_ours("report.css"),
+        script=Markup("\n").join(_ours(name) for name in SCRIPTS),
+        plotly=_safe_script(get_plotlyjs()),
+        embedded=embedded,
+    )
+
+
+def embedded(value: Any) -> Markup:
+    """JSON inside a script element, which no text in it can end.
+
+    Raises:
+        ValueError: If it holds a number that JSON does not know.
+    """
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
+
+
+def _ours(name: str) -> Markup:
+    text = resources.files("domainpar.display").joinpath("templates", name).read_text(encoding="utf-8")
+    return Markup(text)
+
+
+def _safe_script(text: str) -> Markup:
+    assert not re.search(r"</script", text, re.IGNORECASE), "plotly.js cannot be put into a page as it is"
+    return Markup(text)

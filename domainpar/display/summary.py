@@ -1,0 +1,224 @@
+"""The first thing one wants to know of a run: what it was, how it went, and how to do it again."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from domainpar.display.efficiency import how_scored
+from domainpar.display.reading import RunFiles, Table
+from domainpar.words import its_mpiexec, several, this_python
+
+METRICS = ("edge_efficiency", "edge_purity", "edge_auc")
+
+STATES = {
+    "done": "done",
+    "stopped": "stopped on request, with a checkpoint",
+    "running": "under way when this was written, or killed",
+    "failed": "failed",
+    "starting": "had not begun",
+}
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A table of the report.
+
+    Attributes:
+        head: Headings; none for a table of facts.
+        rows: Its cells.
+        note: What to know of it.
+        words: How many of its first columns hold words; the others hold numbers.
+    """
+
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+    words: int = 1
+
+
+def facts(run: RunFiles) -> Rows:
+    """What was trained on what, by whom, for how long, and with which promise; only what the run tells."""
+    about, settings = run.about, run.settings
+    told = {
+        "state": _state(about),
+        "mode": _mode(run),
+        "network": _network(about, settings),
+        "parameters": _hash(about),
+        "trained on": _events(about, run),
+        "target particles": run.target or "every particle",
+        "steps": _steps(run),
+        "time": _duration(about.get("seconds")),
+        "ranks": _ranks(about, settings),
+        "precision": _precision(settings),
+        "exactness": _exactness(run),
+        "scored": _scored(run),
+        "started": _text(about.get("started")),
+        "machine": ", ".join(filter(None, (_text(about.get("host")), _text(about.get("machine"))))),
+        "versions": ", ".join(f"{name} {version}" for name, version in _mapping(about, "versions").items() if version),
+    }
+    return Rows((), tuple((name, text) for name, text in told.items() if text))
+
+
+def final_metrics(run: RunFiles, other: RunFiles | None = None) -> Rows | None:
+    """Edge metrics of each split: of the scores, or else of the last validation; None where there are none."""
+    rows = _metric_rows(run) + (_metric_rows(other) if other else [])
+    head = ("split", "how", "counted in the graph", "edge efficiency", "edge purity", "edge AUC", "target edges")
+    return Rows(head, tuple(rows), words=3) if rows else None
+
+
+def command(run: RunFiles) -> str:
+    """What to type to do the same again, from the run's own configuration, into another directory."""
+    model = run.about.get("model_code")
+    ranks = run.about.get("ranks") or 1
+    words = [this_python(), "-m", "domainpar.train", "--config", str(run.directory / "config.yaml")]
+    words += ["--model", str(model)] if model else []
+    words += ["--out", str(run.directory.with_name(run.directory.name + "-again"))]
+    launcher = [its_mpiexec(), "-n", str(ranks)] if ranks != 1 else []
+    return shlex.join(launcher + words)
+
+
+def started_as(run: RunFiles) -> str | None:
+    """What was typed to start the run; None where it does not say."""
+    argv = run.about.get("argv")
+    if not isinstance(argv, list) or not argv:
+        return None
+    name = Path(str(argv[0])).stem
+    return shlex.join(["python", "-m", f"domainpar.{name}", *map(str, argv[1:])])
+
+
+def _state(about: Table) -> str:
+    state = str(about.get("state") or "unknown")
+    error = about.get("error")
+    return STATES.get(state, state) + (f": {error}" if error else "")
+
+
+def _mode(run: RunFiles) -> str:
+    if run.approximate:
+        sectors = run.settings.get("sectors")
+        return f"naive: APPROXIMATE. {sectors} independent sectors of an event, edges between them dropped"
+    return "halo: whole events, split over the ranks, which exchange what they need of each other"
+
+
+def _network(about: Table, settings: Table) -> str:
+    if not settings:
+        return ""
+    model = about.get("model_code") or settings.get("model")
+    shared = ", shared weights" if settings.get("shared_weights") else ""
+    dropout = f", dropout {settings['dropout']}" if settings.get("dropout") else ""
+    return f"{model}, width {settings.get('hidden')}, {settings.get('graph_iters')} iterations{shared}{dropout}"
+
+
+def _hash(about: Table) -> str:
+    sha256 = about.get("parameters_sha256")
+    return f"sha256 {sha256}" if sha256 else ""
+
+
+def _events(about: Table, run: RunFiles) -> str:
+    store = _mapping(about, "store")
+    if not store:
+        return ""
+    text = f"{store.get('path')}, digest {str(store.get('digest'))[:16]}"
+    if run.store is None or run.store.digest != store.get("digest"):
+        return text
+    splits = ", ".join(f"{len(run.store.events(split))} {split}" for split in ("train", "val", "test"))
+    return f"{text}: {several(len(run.store), 'event')} ({splits})"
+
+
+def _steps(run: RunFiles) -> str:
+    records = run.records_of("train")
+    if not records:
+        return "none"
+    last = records[-1]
+    epochs = f" of {run.settings['epochs']}" if run.settings.get("epochs") else ""
+    return f"{last['step']:,}, in epoch {int(last.get('epoch', 0)) + 1}{epochs}"
+
+
+def _duration(seconds: Any) -> str:
+    if not isinstance(seconds, int | float) or not math.isfinite(seconds):
+        return ""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
+
+
+def _ranks(about: Table, settings: Table) -> str:
+    ranks = about.get("ranks")
+    if not ranks:
+        return ""
+    device = f", on {settings['device']}" if settings.get("device") else ""
+    return (
+        f"{several(int(ranks), 'rank')}, {about.get('domain_size')} to an event, "
+        f"{several(int(about.get('threads') or 1), 'thread')} each{device}"
+    )
+
+
+def _precision(settings: Table) -> str:
+    if not settings.get("dtype"):
+        return ""
+    return f"{settings['dtype']}" + (", edges in bf16" if settings.get("precision") == "bf16" else "")
+
+
+def _exactness(run: RunFiles) -> str:
+    if "bitwise_problem" not in run.about:
+        return ""
+    what = "of sectors, not of whole events: approximate; " if run.approximate else ""
+    if run.settings.get("device", "cpu") != "cpu":
+        return f"{what}the answer of any number of ranks to rounding (on GPU)"
+    if problem := run.about["bitwise_problem"]:
+        return f"{what}the answer of any number of ranks to rounding only: {problem}"
+    return f"{what}the same bits on any number of ranks (self-test passed)"
+
+
+def _scored(run: RunFiles) -> str:
+    if run.scores is None:
+        return ""
+    about = run.scores.about
+    return (
+        f"{several(len(run.scores.events), 'event')}, {how_scored(run)}, {about.get('checkpoint')} checkpoint "
+        f"(step {about.get('step')})"
+    )
+
+
+def _metric_rows(run: RunFiles) -> list[tuple[str, ...]]:
+    if run.scores is not None and run.scores.about.get("metrics"):
+        metrics: Table = run.scores.about["metrics"]
+        return [
+            _metric_row(split, how_scored(run), metrics[split], several(int(metrics[split]["events"]), "event"))
+            for split in ("val", "test", "train")
+            if split in metrics
+        ]
+    validated = run.records_of("val")
+    if not validated:
+        return []
+    how = how_scored(run) + f", step {validated[-1]['step']}"
+    return [_metric_row("val", how, validated[-1], "in training")]
+
+
+def _metric_row(split: str, how: str, values: Table, counted: str) -> tuple[str, ...]:
+    return (
+        split,
+        how,
+        counted,
+        *(short(values.get(name)) for name in METRICS),
+        f"{values.get('target_edges') or 0:,}",
+    )
+
+
+def short(value: Any) -> str:
+    """A rate for a table; a dash where there was nothing to divide by."""
+    return f"{value:.4f}" if isinstance(value, int | float) else "–"
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
+def _mapping(about: Table, name: str) -> Mapping[str, Any]:
+    value = about.get(name)
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,136 @@
+"""`python -m domainpar.report`: one file of a run, or one clear refusal and nothing written."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from small_run import drawn, write_run
+
+from domainpar.report import main, named
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    graphs = [drawn(6, num_edges=5, event_id=name) for name in "abc"]
+    return write_run(tmp_path_factory.mktemp("report"), graphs, tracks=False)
+
+
+@pytest.mark.parametrize(
+    ("typed", "read"),
+    [
+        ("r", "--run r"),
+        ("r --event e", "--run r --event e"),
+        ("--event e r", "--event e --run r"),
+        ("--event=e r", "--event=e --run r"),
+        ("--run r --out o", "--run r --out o"),
+        ("--run=r s", "--run=r s"),
+        ("", ""),
+    ],
+)
+def test_the_run_may_stand_alone(typed, read):
+    assert named(typed.split()) == read.split()
+
+
+@pytest.mark.parametrize("words", [[], ["--run"]], ids=["alone", "with its flag"])
+def test_one_file_is_written_into_the_run(run, capsys, words):
+    assert main([*words, str(run)]) == 0
+    assert capsys.readouterr().out.startswith(f"report: {run / 'report.html'} (")
+    text = (run / "report.html").read_text()
+    assert text.startswith("<!DOCTYPE html>")
+    assert 4e6 < len(text) < 15e6
+    (run / "report.html").unlink()
+
+
+def test_event_parts_and_file_can_be_named(run, tmp_path):
+    assert main([str(run), "--event", "b", "--parts", "3", "--out", str(tmp_path / "x" / "b.html")]) == 0
+    assert (
+        "Event b (train split): 6 hits, 5 candidate edges, split over 3 parts"
+        in (tmp_path / "x" / "b.html").read_text()
+    )
+    assert not (run / "report.html").exists()
+
+
+def test_pictures_are_drawn_on_request_and_what_is_left_out_is_named(run, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    assert main([str(run), "--png", str(tmp_path / "p"), "--out", str(tmp_path / "page.html")]) == 0
+    printed = capsys.readouterr().out
+    drawn_ones = sorted(path.name for path in (tmp_path / "p").iterdir())
+    assert {"training.png", "event-parts.png"} <= set(drawn_ones)
+    for name in drawn_ones:
+        assert f"picture: {tmp_path / 'p' / name}" in printed
+    assert "track-efficiency.png left out: " in printed
+    (tmp_path / "a file").touch()
+    assert main([str(run), "--png", str(tmp_path / "a file"), "--out", str(tmp_path / "page.html")]) == 2
+    assert "choose another --png" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["no-such-run"], "no-such-run is not a run: it has no run.json"),
+        (["{run}", "--event", "z"], "has no event 'z' to show; it has c, a, b"),
+        (["{run}", "--parts", "0"], "--parts is 0; it must be at least 1"),
+        (["{run}", "--naive", "{run}"], "is no naive run"),
+        (["{run}", "--scores", "{run}"], "holds no scores"),
+        (["{run}", "another"], "belong to no flag: another"),
+        (["{run}", "--even", "z"], "unknown flag --even"),
+        (["{run}", "--out", "{run}/run.json/x.html"], "choose another --out"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused_once(run, capfd, words, told):
+    before = sorted(run.iterdir())
+    assert main([word.format(run=run) for word in words]) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert told in err.splitlines()[0]
+    assert err.splitlines()[1].startswith("hint: ")
+    assert sorted(run.iterdir()) == before
+
+
+def test_without_a_run_the_newest_is_shown(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    assert main([]) == 2
+    assert "no run in runs/" in capfd.readouterr().err
+    write_run(tmp_path / "elsewhere", [drawn(6, num_edges=5)]).rename(tmp_path / "first")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "first").rename(tmp_path / "runs" / "0007")
+    assert main([]) == 0
+    assert (tmp_path / "runs" / "0007" / "report.html").is_file()
+
+
+def test_of_several_ranks_the_first_writes_and_the_others_do_nothing(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PMI_RANK", "1")
+    monkeypatch.setenv("PMI_SIZE", "2")
+    assert main([str(run), "--out", str(tmp_path / "r.html")]) == 0
+    assert not (tmp_path / "r.html").exists()
+    assert capsys.readouterr().out == ""
+    monkeypatch.setenv("PMI_RANK", "0")
+    assert main([str(run), "--out", str(tmp_path / "r.html")]) == 0
+    assert (tmp_path / "r.html").exists()
+
+
+def test_a_naive_run_lies_beside(run, tmp_path):
+    naive = write_run(tmp_path, [drawn(6, num_edges=5)], naive=4, tracks=False)
+    assert main([str(run), "--naive", str(naive), "--out", str(tmp_path / "r.html")]) == 0
+    assert "naive, 4 sectors (approximate)" in (tmp_path / "r.html").read_text()
+
+
+def test_without_plotly_the_way_to_get_it_is_told(run, monkeypatch, capfd):
+    for name in [name for name in sys.modules if name.startswith(("plotly", "domainpar.display"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    assert main([str(run)]) == 2
+    err = capfd.readouterr().err
+    assert "the report needs plotly" in err
+    assert "pip install 'domainpar[report]'" in err
+
+
+def test_reading_a_run_loads_no_torch_and_no_figures():
+    program = "import sys, domainpar.display.reading; print(sorted({'torch', 'plotly', 'jinja2'} & set(sys.modules)))"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert ended.stdout.strip() == "[]", ended.stderr

@@ -1,0 +1,159 @@
+"""What the event display draws: the parts, ghosts and cut edges of the partition, and tracks as they are counted."""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+from small_run import ODD, drawn, write_run
+
+from domainpar.display.event_view import SMALL, event_view
+from domainpar.display.matching import DUPLICATE, FAKE_TRACK, OF_OTHER, OF_TARGET, SHORT, match_tracks
+from domainpar.display.paths import particle_paths, track_paths
+from domainpar.display.reading import read_run_files
+from domainpar.events.graph import Particles
+from domainpar.reco.performance.counting import count_tracks
+from domainpar.reco.performance.cuts import TrackCuts
+from domainpar.reco.performance.styles import STYLES
+from partitioners.quality import measure
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    return read_run_files(write_run(tmp_path_factory.mktemp("views")))
+
+
+@pytest.fixture(scope="module")
+def event(files):
+    return files.read_event(files.choose_event())
+
+
+def decoded(view):
+    """Facts and arrays as the page gets them."""
+    found = json.loads(json.dumps(view.as_json()))
+    arrays = {
+        name: np.frombuffer(base64.b64decode(array["data"]), SMALL[array["type"]])
+        for name, array in found["arrays"].items()
+    }
+    return found["facts"], arrays
+
+
+@pytest.mark.parametrize("num_parts", [1, 2, 5])
+def test_cut_edges_and_ghosts_are_those_of_the_partition(files, event, num_parts):
+    facts, arrays = decoded(event_view(event, num_parts, files.tracking))
+    quality = measure(event.edge_index, event.part_of_hits(num_parts), num_parts)
+    assert facts["cutEdges"] == facts["cutEdgesDrawn"] == quality.cut_edges
+    src, dst = arrays["cut"].reshape(-1, 2).T
+    part = arrays["part"]
+    for one in range(num_parts):  # as the page does
+        ghosts = set(dst[(part[src] == one) & (part[dst] != one)]) | set(src[(part[dst] == one) & (part[src] != one)])
+        assert len(ghosts) == quality.incident_ghosts[one]
+        assert int((part == one).sum()) == quality.owned_nodes[one]
+
+
+def test_hits_keep_their_names_and_places(files, event):
+    facts, arrays = decoded(event_view(event, 4, files.tracking))
+    assert np.array_equal(arrays["hitId"], event.hit_id)
+    assert np.array_equal(np.stack([arrays[axis] for axis in "xyz"], axis=1), event.position)
+    some = 17
+    assert facts["layers"][arrays["layer"][some]] == f"volume {event.volume[some]}, layer {event.layer[some]}"
+    particle = arrays["particle"]
+    named = np.array([int(name) for name in facts["particleIds"]])
+    assert np.array_equal(named[particle[particle >= 0]], event.particle_id[particle >= 0])
+    assert (event.particle_id[particle < 0] == 0).all()
+
+
+def test_a_particle_without_hits_takes_no_row(tmp_path):
+    graph = drawn(6, num_edges=5)
+    table = graph.hits.particles
+    columns = {field.name: getattr(table, field.name) for field in fields(table)}
+    absent = {name: np.concatenate([one, one]) for name, one in columns.items() if one is not None}
+    absent["particle_id"][0] = 3
+    graph = replace(graph, hits=replace(graph.hits, particles=Particles(**absent)))
+    files = read_run_files(write_run(tmp_path, [graph]))
+    facts, arrays = decoded(event_view(files.read_event(files.choose_event()), 2, files.tracking))
+    assert facts["particleIds"] == ["7"]
+    assert arrays["particle"].tolist() == [0] * 6
+    assert arrays["particlePtr"].tolist() == [0, 6]
+    assert len(arrays["networkFound"]) == 1
+    assert set(arrays["networkParticle"]) == {0}
+
+
+def test_ids_beyond_32_bits_arrive_whole(files, event):
+    huge = 2**40 + event.hit_id
+    object.__setattr__(event, "hit_id", huge)
+    assert np.array_equal(decoded(event_view(event, 4, files.tracking))[1]["hitId"], huge)
+    object.__setattr__(event, "hit_id", huge - 2**40)
+
+
+def test_paths_hold_every_hit_once_in_order(event):
+    paths = particle_paths(event)
+    assert np.array_equal(np.sort(paths.rows), np.flatnonzero(event.particle_row >= 0))
+    for number in np.flatnonzero(paths.sizes > 1)[:20]:
+        rows = paths.rows[paths.ptr[number] : paths.ptr[number + 1]]
+        assert (event.particle_row[rows] == number).all()
+        away = np.linalg.norm(event.position[rows] - event.particles.vertex[number], axis=1)
+        assert (np.diff(away) >= 0).all()
+    tracks = track_paths(event, event.track_id)
+    assert np.array_equal(tracks.sizes, np.bincount(event.track_id[event.track_id >= 0]))
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_found_missed_and_fake_are_those_of_the_efficiency(event, style):
+    rng = np.random.default_rng(5)
+    track_id = event.track_id.copy()
+    moved = rng.random(len(track_id)) < 0.4  # tracks that share hits of many particles
+    track_id[moved] = rng.integers(-1, track_id.max() + 1, int(moved.sum()))
+    track_id = np.unique(track_id, return_inverse=True)[1] - int(track_id.min() < 0)
+    cuts = TrackCuts(min_hits=4)
+    matches = match_tracks(event, track_id, cuts, style)
+    counts = count_tracks(track_id, event.truth, cuts).styles[style]
+    assert 0 < counts.reconstructed < counts.targets
+    assert int(matches.wanted.sum()) == counts.targets
+    assert int((matches.wanted & matches.found).sum()) == counts.reconstructed
+    assert int((matches.kind == FAKE_TRACK).sum()) == counts.matchable - counts.matched > 0
+    assert int((matches.kind != SHORT).sum()) == counts.matchable
+
+
+def test_the_second_track_of_a_particle_is_a_duplicate():
+    event = hand_made(particle=[7] * 8 + [9] * 3 + [0] * 4, targets=[7])
+    track_id = np.array([0] * 5 + [1] * 3 + [2] * 3 + [3] * 4)
+    matches = match_tracks(event, track_id, TrackCuts(min_hits=3, target={}))
+    assert matches.kind.tolist() == [OF_TARGET, DUPLICATE, OF_OTHER, FAKE_TRACK]
+    assert matches.particle.tolist() == [0, 0, 1, -1]
+    assert matches.best_track.tolist() == [0, 2]
+    assert matches.best_shared.tolist() == [5, 3]
+    assert matches.found.tolist() == [True, True]
+    assert matches.wanted.tolist() == [True, False]
+
+
+def hand_made(particle, targets):
+    """As much of an event as the matching looks at."""
+    from types import SimpleNamespace
+
+    ids = np.array(particle)
+    table = np.unique(ids[ids > 0])
+    row = np.where(ids > 0, np.searchsorted(table, ids), -1)
+    return SimpleNamespace(
+        particle_id=ids,
+        particles=SimpleNamespace(particle_id=table),
+        target=np.isin(table, targets),
+        particle_row=row,
+    )
+
+
+@pytest.mark.parametrize("num_parts", [1, 3])
+@pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
+def test_odd_events_are_drawn_or_left_out(tmp_path, odd, num_parts):
+    files = read_run_files(write_run(tmp_path, [drawn(**odd)]))
+    view = event_view(files.read_event(files.choose_event()), num_parts, files.tracking)
+    if not odd.get("positions", True):
+        assert view is None
+        return
+    facts, arrays = decoded(view)
+    assert len(arrays["x"]) == odd["num_hits"]
+    assert facts.get("finders", []) == ["network", "classical"]
+    assert ("networkKind" in arrays) == odd.get("truth", True)

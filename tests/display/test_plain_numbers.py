@@ -1,0 +1,90 @@
+"""Curves, times of ranks and binned rates: what the figures show, as plain numbers."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from small_run import ODD, drawn, record, write_run
+
+from domainpar.display.curves import MOST_POINTS, training_curves
+from domainpar.display.efficiency import QUANTITIES, RATES, found_tracks, rate_curve
+from domainpar.display.partitions import NUM_PARTS, splits_of
+from domainpar.display.ranks import PHASES, rank_times
+from domainpar.display.reading import read_run_files
+from domainpar.reco.performance.styles import STYLES
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    return read_run_files(write_run(tmp_path_factory.mktemp("numbers")))
+
+
+def test_curves_hold_what_was_recorded_and_leave_out_what_was_not(files):
+    curves = training_curves(files)
+    assert curves["loss"]["train"].value.tolist() == [1 / step for step in range(1, 7)]
+    assert curves["edge_purity"]["train"].step.tolist() == [2, 3, 4, 5, 6]  # the first is null
+    assert set(curves["loss"]) == {"train", "val"}
+    assert set(curves["lr"]) == {"train"}
+
+
+def test_a_long_training_is_thinned_and_keeps_its_last_step(tmp_path):
+    curve = training_curves(read_run_files(write_run(tmp_path, scores=False, steps=4502)))["loss"]["train"]
+    assert len(curve.step) <= MOST_POINTS
+    assert curve.step[-1] == 4502
+
+
+def test_times_are_medians_without_the_first_step_and_on_the_last_number_of_ranks(tmp_path):
+    run = write_run(tmp_path, scores=False)
+    lines = [record(1, 2), *(record(step, 3) for step in (2, 3, 4))]
+    lines[1]["seconds_compute"] = [100.0, 100.0, 100.0]  # compiles
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    times = rank_times(read_run_files(run))
+    assert (times.num_ranks, times.num_steps, times.other_sizes) == (3, 2, 1)
+    assert times.phases[PHASES[0]].tolist() == pytest.approx([0.5, 0.6, 0.7])
+    assert times.peak_bytes.tolist() == [4_000_000, 5_000_000, 6_000_000]
+    assert times.compute_imbalance == pytest.approx(0.7 / 0.6)
+
+
+def test_without_a_step_there_are_no_times_and_no_curves(tmp_path):
+    files = read_run_files(write_run(tmp_path, scores=False, steps=0))
+    assert rank_times(files) is None
+    assert training_curves(files) == {}
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("quantity", QUANTITIES)
+def test_rates_are_counts_divided_within_their_intervals(files, style, quantity):
+    network = found_tracks(files, "val")[0]
+    binned = network.counts.binned[style][quantity]
+    curve = rate_curve(network.counts, style, quantity, "efficiency")
+    there = curve.whole > 0
+    assert there.any()
+    assert np.array_equal(curve.whole, binned.targets)
+    assert np.array_equal(curve.part, binned.reconstructed)
+    assert np.isnan(curve.value[~there]).all()
+    assert np.allclose(curve.value[there], curve.part[there] / curve.whole[there])
+    for rate in RATES:
+        one = rate_curve(network.counts, style, quantity, rate)
+        known = one.whole > 0
+        assert (one.low[known] <= one.value[known]).all()
+        assert (one.value[known] <= one.high[known]).all()
+
+
+def test_another_run_lies_beside_the_network_and_is_called_approximate(files, tmp_path):
+    naive = read_run_files(write_run(tmp_path, naive=4))
+    labels = [one.label for one in found_tracks(files, "val", naive)]
+    assert labels == [
+        "network, halo (exact)",
+        "network, naive, 4 sectors (approximate)",
+        "classical finder (no network)",
+    ]
+
+
+@pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
+def test_odd_events_are_split(tmp_path, odd):
+    files = read_run_files(write_run(tmp_path, [drawn(**odd)]))
+    splits = splits_of(files.read_event(files.choose_event()))
+    assert [split.num_parts for split in splits] == list(NUM_PARTS)
+    assert all(split.quality.num_edges == odd.get("num_edges", 0) for split in splits)
