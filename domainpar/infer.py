@@ -85,7 +85,7 @@ def infer(config: InferConfig, world: "World", allocator: str | None = None) -> 
         write_list(scorer.directory, [outcome.scored for outcome in in_order], about)
         lines = summary.last_lines(in_order, metrics, scorer.directory, about)
         tables = summary.performance_lines(performance, config.matching_style)
-        print(*tables, *lines, sep="\n", flush=True)
+        print(*tables, *_not_counted(records, outcomes), *lines, sep="\n", flush=True)
 
 
 def _set_up(config: InferConfig, world: "World") -> "tuple[Scorer, list[EventRecord], dict[str, Any]]":
@@ -211,13 +211,18 @@ def _track_options(config: InferConfig) -> "TrackOptions | None":
         walk_add=config.walk_add,
         min_hits=config.min_hits,
         double_hits=config.double_hits,
+        stitch=config.stitch,
     )
 
 
 def _check_tracks(config: InferConfig, store: "EventStore", records: "Sequence[EventRecord]") -> None:
     """Refuse what the first event lacks before anything is computed: those of a store are of one kind."""
+    import numpy as np
+
+    from domainpar.events.targets import check_conditions
     from domainpar.reco.track_files import check_acorn_files_can_be_written
 
+    check_conditions(_track_target(config))
     if config.format == "acorn":
         check_acorn_files_can_be_written()
     if config.tracks == "walk" or config.classical or config.format == "acorn":
@@ -227,6 +232,15 @@ def _check_tracks(config: InferConfig, store: "EventStore", records: "Sequence[E
                     f"event {event.event_id}: its hits have no positions, which --tracks walk, --classical and "
                     "--format acorn need; take --tracks cc or junction."
                 )
+            if config.classical:
+                from domainpar.reco.classical.surfaces import surface_of
+
+                everything = np.arange(event.num_nodes)
+                surface_of(event.read_nodes("volume", everything), event.read_nodes("layer", everything))
+
+
+def _track_target(config: InferConfig) -> dict[str, Any]:
+    return conditions_of("--track-target", config.track_target) if config.track_target else {}
 
 
 def _judge(config: InferConfig, conditions: dict[str, Any] | None) -> "Judge":
@@ -237,8 +251,7 @@ def _judge(config: InferConfig, conditions: dict[str, Any] | None) -> "Judge":
     from domainpar.reco.performance.cuts import TrackCuts
     from domainpar.training.trained import count_event
 
-    wanted = conditions_of("--track-target", config.track_target) if config.track_target else {}
-    cuts = TrackCuts(min_hits=config.min_track_length, fraction=config.matching_fraction, target=wanted)
+    cuts = TrackCuts(config.min_track_length, config.matching_fraction, _track_target(config))
     tracks = TrackJudge(cuts, config.border_sectors or config.sectors or DEFAULT_BORDERS)
 
     def judge(event: "StoredEvent", scores: "EventScores") -> dict[str, Any]:
@@ -246,7 +259,8 @@ def _judge(config: InferConfig, conditions: dict[str, Any] | None) -> "Judge":
         logits = np.where(scores.edge_scored, scores.edge_logit, -np.inf)
         counts = count_event(event, logits[scores.original_position], conditions)
         edges = None if counts is None else asdict(counts)
-        return {"edges": edges, "tracks": tracks.judge(event, scores) if config.tracks else None}
+        found = tracks.judge(event, scores) if config.tracks else {}
+        return {"edges": edges, "tracks": found if "tracks" in found else None, "uncounted": found.get("uncounted")}
 
     return judge
 
@@ -310,6 +324,21 @@ def _performance(
     from domainpar.reco.judging import sum_tracks
 
     return {split: sum_tracks(found) for split, found in _by_split(records, outcomes, "tracks").items()}
+
+
+def _not_counted(records: "Sequence[EventRecord]", outcomes: "dict[str, Outcome]") -> list[str]:
+    """Which tracks are in no table, and why."""
+    from collections import Counter
+
+    from domainpar.reco.judging import left_out
+    from domainpar.words import several
+
+    reasons = Counter(outcome.judgement["uncounted"] for outcome in outcomes.values() if outcome.judgement)
+    uncounted = [
+        f"tracks of {several(count, 'event')} were not counted: {reason}" for reason, count in reasons.items() if reason
+    ]
+    found = _by_split(records, outcomes, "tracks")
+    return uncounted + [line for judgements in found.values() for line in left_out(judgements)]
 
 
 def _by_split(

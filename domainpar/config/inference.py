@@ -58,6 +58,9 @@ class Tracks(Group):
     double_hits: bool = True
     """walk, junction: give free hits to tracks that have another hit of the same surface next to the same neighbour."""
 
+    stitch: bool = True
+    """Join pieces of one helix, broken by a missing hit or a pair of layers that no candidate edge joins."""
+
     classical: bool = False
     """Find tracks by following helices through the hits as well, to compare with: some seconds for a full event."""
 

@@ -34,8 +34,7 @@ def particle_quantity(particles: Particles, name: str) -> npt.NDArray[Any]:
     Raises:
         ValueError: If the quantity is unknown, or not known for any of the particles.
     """
-    if name not in QUANTITIES:
-        raise ValueError(f"target condition on {name!r}, which is unknown; known: {', '.join(QUANTITIES)}.")
+    _check_known(name)
     if name == "radius":
         values = np.hypot(particles.vertex[:, 0], particles.vertex[:, 1])
     elif name == "vz":
@@ -50,6 +49,11 @@ def particle_quantity(particles: Particles, name: str) -> npt.NDArray[Any]:
     if len(values) and unknown.all():
         raise ValueError(_not_told(name))
     return values
+
+
+def _check_known(name: str) -> None:
+    if name not in QUANTITIES:
+        raise ValueError(f"target condition on {name!r}, which is unknown; known: {', '.join(QUANTITIES)}.")
 
 
 def _not_told(name: str) -> str:
@@ -111,6 +115,17 @@ def target_particles(particles: Particles, conditions: Mapping[str, Any]) -> Boo
     for name, condition in conditions.items():
         chosen &= passes(particle_quantity(particles, name), condition)
     return chosen
+
+
+def check_conditions(conditions: Mapping[str, Any]) -> None:
+    """Look whether conditions can be understood, whatever the events.
+
+    Raises:
+        ValueError: If one is about an unknown quantity or not of the grammar.
+    """
+    for name, condition in conditions.items():
+        _check_known(name)
+        passes(np.zeros(0), condition)
 
 
 def check_target(particles: Particles | None, conditions: Mapping[str, Any]) -> None:

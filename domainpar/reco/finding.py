@@ -13,6 +13,8 @@ from domainpar.events.store import StoredEvent
 from domainpar.parallel.loading import Part
 from domainpar.parallel.transport import Transport
 from domainpar.plan import IntArray
+from domainpar.reco.performance.truth import field_of_surfaces, surface_numbers
+from domainpar.reco.stitching import stitch
 from domainpar.reco.tracks import TrackBuilder, TrackOptions, gather_tracks, number_tracks
 
 NETWORK, CEILING, CLASSICAL = "network", "ceiling", "classical"
@@ -25,7 +27,7 @@ CERTAIN = 20.0  # as a logit: what a perfect network would say of a true segment
 class EventTracks:
     """Builds the tracks of one event, from the network's scores and from perfect ones.
 
-    In naive mode parts are those of one sector after another, and no track leaves its sector.
+    In naive mode parts are those of one sector after another, and only stitching joins tracks of two sectors.
 
     Attributes:
         event: The stored event.
@@ -69,9 +71,19 @@ class EventTracks:
         if not self._named:
             return {}
         row = self.event.read_nodes("original_row", np.arange(self.event.num_nodes))
+        ids = np.empty_like(row)
+        ids[row] = np.arange(len(row))
         found = {}
         for finder, names in self._named.items():
-            found[finder] = np.empty_like(names)
-            found[finder][row] = names
-            found[finder] = number_tracks(found[finder])
+            began = time.perf_counter()
+            found[finder] = self._stitched(number_tracks(names[ids]), ids)
+            if finder == NETWORK:
+                self.seconds += time.perf_counter() - began
         return found
+
+    def _stitched(self, track_id: IntArray, ids: IntArray) -> IntArray:
+        """Join pieces of one helix. On one rank, of plain arrays: it cannot depend on ranks."""
+        if not (self.options.stitch and self.event.has_positions):
+            return track_id
+        position, volume, layer = (self.event.read_nodes(name, ids) for name in ("position", "volume", "layer"))
+        return stitch(track_id, position, field=field_of_surfaces(surface_numbers(volume, layer)))

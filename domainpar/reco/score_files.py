@@ -88,12 +88,19 @@ def choose_directory(path: Path, overwrite: bool) -> Path:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether this program wrote it: scores, or what `track_files` makes of them."""
+    """Whether this program wrote it: scores, or what `track_files` makes of them.
+
+    A folder named as acorn names its own may be a user's only copy: it is ours if finished scores of the same events
+    lie beside it.
+    """
     if path.is_dir():
-        return path.name in ACORN_FOLDERS and all(
-            file.is_file() and _of_event(file, ".pyg", ".txt") for file in path.iterdir()
-        )
+        return path.name in ACORN_FOLDERS and (path.parent / LIST).is_file() and all(map(_has_scores, path.iterdir()))
     return _of_event(path, SCORES_SUFFIX, CSV_SUFFIX) or path.name in (LIST, TIMINGS) or path.name.startswith(PARTIAL)
+
+
+def _has_scores(file: Path) -> bool:
+    beside = file.parents[1] / f"{file.stem}{SCORES_SUFFIX}"
+    return file.is_file() and _of_event(file, ".pyg", ".txt") and (file.name.startswith(PARTIAL) or beside.is_file())
 
 
 def _of_event(file: Path, *suffixes: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -31,6 +32,7 @@ def test_tracks_lie_beside_the_scores_and_the_list_tells_how_good_they_are(place
     assert listed["tracks"]["method"] == "walk"
     assert listed["tracks"]["options"] == {
         "score_cut": 0.01, "min_hits": 3, "walk_min": 0.1, "walk_add": 0.6, "double_hits": True, "double_cut": 0.5,
+        "stitch": True,
     }  # fmt: skip
     assert listed["tracks"]["found_by"] == ["ceiling", "classical", "network"]
     assert listed["tracks"]["border_sectors"] == 8
@@ -133,8 +135,31 @@ def test_a_walk_through_events_without_positions_is_refused_before_work(tmp_path
 def test_classical_tracks_need_the_detector_they_know(tmp_path):
     store = write_store(tmp_path / "store", [random_event(0)], ["train"])
     trained(store, tmp_path / "run", epochs=1)
-    with pytest.raises(ValueError, match="event 000000000"):
-        inferred(tmp_path, tmp_path / "out", tracks="walk", classical=True)
+    with pytest.raises(Refused, match="TrackML"):
+        inferred(tmp_path, tmp_path / "out", 2, tracks="walk", classical=True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_target_that_nobody_understands_is_refused_before_work(place, tmp_path):
+    with pytest.raises(Refused, match="target condition on 'ptt', which is unknown"):
+        inferred(place, tmp_path / "out", 2, tracks="walk", track_target="ptt: [1, .inf]")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_target_that_the_events_do_not_know_is_said(place, tmp_path, capsys):
+    listed, _ = inferred(place, tmp_path / "out", 2, tracks="walk", track_target="pdgId: [in, [13, -13]]")
+    assert listed["tracks"]["performance"] == {}
+    told = "tracks of 3 events were not counted: target condition on 'pdgId', but the source of these events does not"
+    assert told in capsys.readouterr().out
+
+
+def test_a_finder_that_some_events_lack_is_left_out_and_named(tmp_path, capsys):
+    whole, blind = (build_graph(simulate_event(seed, 1500), Cuts()) for seed in range(2))
+    store = write_store(tmp_path / "store", [whole, replace(blind, label=None)], ["test", "test"])
+    trained(write_store(tmp_path / "other", [whole], ["train"]), tmp_path / "run", epochs=1)
+    listed, _ = inferred(tmp_path, tmp_path / "out", tracks="walk", store=str(store))
+    assert set(listed["tracks"]["performance"]["test"]) == {"network"}
+    assert "ceiling is left out of the table: 1 of 2 events have it" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

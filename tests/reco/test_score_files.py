@@ -119,3 +119,17 @@ def test_the_list_names_every_event_and_what_it_was_made_with(tmp_path):
             "tracks": None,
         }
     ]
+
+
+def test_folders_of_acorn_are_removed_with_the_scores_they_belong_to_and_never_without(tmp_path):
+    (tmp_path / "trainset").mkdir()
+    (tmp_path / "trainset" / "event7.pyg").touch()
+    with pytest.raises(ValueError, match=r"holds files that are not scores \(trainset\)"):
+        choose_directory(tmp_path, overwrite=True)
+    write_list(tmp_path, [], {})
+    with pytest.raises(ValueError, match=r"holds files that are not scores \(trainset\)"):
+        choose_directory(tmp_path, overwrite=True)
+    assert (tmp_path / "trainset" / "event7.pyg").is_file()
+    (tmp_path / "event7.scores.zarr.zip").touch()
+    choose_directory(tmp_path, overwrite=True)
+    assert list(tmp_path.iterdir()) == []

@@ -90,7 +90,7 @@ def table_of(position: FloatArray, volume: IntArray, layer: IntArray, module: In
     hits["x"], hits["y"], hits["z"] = position.T
     hits["r"], hits["phi"] = np.hypot(hits["x"], hits["y"]), np.arctan2(hits["y"], hits["x"])
     hits["module"] = module
-    hits["surface"] = _surface_of(np.asarray(volume), np.asarray(layer))
+    hits["surface"] = surface_of(np.asarray(volume), np.asarray(layer))
     rows = np.lexsort((hits["module"], hits["r"], hits["z"], hits["phi"], hits["surface"]))
     hits = hits[rows]
     return HitTable(hits, np.searchsorted(hits["surface"], np.arange(len(detector.SURFACES) + 1)), rows)
@@ -107,8 +107,12 @@ def _check(position: FloatArray, **columns: npt.NDArray[Any]) -> None:
         raise ValueError(f"{len(broken)} positions are not finite, first at row {broken[0]}; remove these hits.")
 
 
-def _surface_of(volume: IntArray, layer: IntArray) -> IntArray:
-    """Place of each hit's surface in `detector.SURFACES`."""
+def surface_of(volume: IntArray, layer: IntArray) -> IntArray:
+    """Place of each hit's surface in `detector.SURFACES`.
+
+    Raises:
+        ValueError: If a hit lies on none of them.
+    """
     number = {(surface.volume, surface.layer): i for i, surface in enumerate(detector.SURFACES)}
     present, place = np.unique(np.stack([volume, layer], axis=1), axis=0, return_inverse=True)
     unknown = [(int(v), int(n)) for v, n in present if (int(v), int(n)) not in number]

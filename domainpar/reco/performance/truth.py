@@ -79,7 +79,7 @@ def truth_of(event: StoredEvent, border_sectors: int | None = None) -> EventTrut
         particles=event.particles(),
         border=border,
         border_sectors=border_sectors,
-        field=_field(surface),
+        field=field_of_surfaces(surface),
     )
 
 
@@ -130,7 +130,8 @@ def _sector_of_nodes(event: StoredEvent, num_sectors: int) -> IntArray:
     return np.repeat(sector_of_tiles(event, num_sectors), np.diff(event.node_ptr))
 
 
-def _field(surface: IntArray) -> float | FloatArray:
+def field_of_surfaces(surface: IntArray) -> float | FloatArray:
+    """B_z in T around hits on these surfaces (`surface_numbers`): TrackML's table of z in mm and B_z, else 2 T."""
     volume, layer = np.array(sorted(detector.KNOWN_LAYERS)).T
     return detector.geometry().field if np.isin(surface, surface_numbers(volume, layer)).all() else 2.0
 

@@ -31,6 +31,8 @@ class TrackOptions:
             same neighbour. `walk` and `junction` follow one hit a surface; modules overlap, and a quarter of the
             surfaces that a particle crosses give two.
         double_cut: Score that the segment to that neighbour must exceed.
+        stitch: Join pieces of one helix where the tracks of an event come together (`reco.stitching`); hits without
+            positions have none.
 
     Raises:
         ValueError: If the method is unknown or a number impossible.
@@ -44,6 +46,7 @@ class TrackOptions:
     min_hits: int = 3
     double_hits: bool = True
     double_cut: float = 0.5
+    stitch: bool = True
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -65,7 +68,7 @@ class TrackOptions:
         of_method = {"cc": (), "walk": ("walk_min", "walk_add"), "junction": ("chain_cut",)}[self.method]
         doubles = () if self.method == "cc" else ("double_hits", "double_cut")
         values = asdict(self) | {"score_cut": self.floor}
-        return {name: values[name] for name in ("method", "score_cut", "min_hits", *of_method, *doubles)}
+        return {name: values[name] for name in ("method", "score_cut", "min_hits", *of_method, *doubles, "stitch")}
 
 
 def logit(score: float) -> float:

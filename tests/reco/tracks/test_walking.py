@@ -119,6 +119,6 @@ def test_impossible_options_are_refused(wrong, said):
 
 
 def test_options_tell_what_their_method_looks_at():
-    assert TrackOptions(method="cc").told() == {"method": "cc", "score_cut": 0.5, "min_hits": 3}
+    assert TrackOptions(method="cc").told() == {"method": "cc", "score_cut": 0.5, "min_hits": 3, "stitch": True}
     assert TrackOptions(method="walk").told()["score_cut"] == 0.01
     assert set(TrackOptions(method="junction").told()) >= {"chain_cut", "double_hits"}
