@@ -1,17 +1,18 @@
 """Draw the pictures of a run that the README shows.
 
-python docs/draw_report.py RUN docs (needs matplotlib and plotly: pip install '.[report]')
+python docs/draw_report.py RUN NAIVE_RUN docs (needs matplotlib: pip install '.[report]')
 
-Those in the repository are of simulated events. One network is trained on whole events, and scores events that it has
-not seen twice: whole, and cut into sectors.
+Those in the repository are of simulated events at half the density of TrackML's: one network trained on whole events,
+one on eight sectors of each, with as many edges a step and as many steps; 24 events that neither has seen.
 
-    python -m domainpar.prepare --events 26 --hits 50000 --store STORE
-    mpiexec -n 2 python -m domainpar.train --store STORE --epochs 80 --max-steps 1000 --hidden 32 --true-weight 2 \\
-        --lr 5e-3 --out RUN
-    python -m domainpar.infer --run RUN --split test --tracks walk --classical
-    python -m domainpar.infer --run RUN --split test --tracks walk --mode naive --sectors 8 --out RUN/scores-naive
-
-A run that was trained on sectors can lie beside it instead: python docs/draw_report.py RUN docs NAIVE_RUN
+    python -m domainpar.prepare --events 26 --hits 50000 --val-split 0.08 --test-split 0.16 --store STORE
+    python -m domainpar.prepare --events 25 --hits 50000 --seed 900 --val-split 0 --test-split 0.96 --store TEST
+    FLAGS="--store STORE --epochs 80 --max-steps 1000 --hidden 32 --true-weight 2 --lr 5e-3"
+    python -m domainpar.train $FLAGS --out RUN
+    python -m domainpar.train $FLAGS --mode naive --sectors 8 --events-per-step 8 --out NAIVE_RUN
+    FLAGS="--store TEST --split test --checkpoint last --tracks walk --matching-style two_way"
+    python -m domainpar.infer $FLAGS --run RUN --classical
+    python -m domainpar.infer $FLAGS --run NAIVE_RUN --mode naive --sectors 8
 """
 
 import sys
@@ -34,8 +35,7 @@ def draw(run: RunFiles, naive: RunFiles, directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) not in (3, 4):
-        sys.exit("usage: python docs/draw_report.py RUN DIRECTORY [NAIVE_RUN]")
-    place, *other = Path(sys.argv[1]), *map(Path, sys.argv[3:])
-    beside = read_run_files(other[0]) if other else read_run_files(place, scores=place / "scores-naive")
-    draw(read_run_files(place), beside, Path(sys.argv[2]))
+    if len(sys.argv) != 4:
+        sys.exit("usage: python docs/draw_report.py RUN NAIVE_RUN DIRECTORY")
+    run, naive, place = map(Path, sys.argv[1:])
+    draw(read_run_files(run), read_run_files(naive), place)

@@ -84,7 +84,7 @@ def infer(config: InferConfig, world: "World", allocator: str | None = None) -> 
         write_timings(scorer.directory, world.size, [summary.timing(outcome) for outcome in in_order])
         write_list(scorer.directory, [outcome.scored for outcome in in_order], about)
         lines = summary.last_lines(in_order, metrics, scorer.directory, about)
-        tables = summary.performance_lines(performance, config.matching_style)
+        tables = summary.performance_lines(performance, config.matching_style, config.mode == "naive")
         print(*tables, *_not_counted(records, outcomes), *lines, sep="\n", flush=True)
 
 

@@ -74,11 +74,19 @@ def write_report(config: ReportConfig) -> tuple[Path, int]:
     run, other = _runs(config)
     content = render(build_page(run, other, config.event, config.parts)).encode()
     path = Path(config.out) if config.out is not None else run.directory / "report.html"
+    if path.exists() and not _is_report(path):
+        raise ValueError(f"{path} is there and is no report; choose another --out.")
     try:
         write_whole(path, content)
     except OSError as error:
         raise ValueError(f"cannot write {path}: {error.strerror}; choose another --out.") from error
     return path, len(content)
+
+
+def _is_report(path: Path) -> bool:
+    """Whether a file may be replaced: any page, but never a file of the run."""
+    with path.open("rb") as file:
+        return file.read(64).lstrip().lower().startswith(b"<!doctype html")
 
 
 def write_pictures(config: ReportConfig) -> list[Path]:
@@ -100,10 +108,15 @@ def write_pictures(config: ReportConfig) -> list[Path]:
 
 def _runs(config: ReportConfig) -> "tuple[RunFiles, RunFiles | None]":
     """The run, and the naive one beside it."""
+    from domainpar.display.checking import check_comparable
     from domainpar.display.reading import read_run_files
 
     run = read_run_files(_directory(config.run), _path(config.scores), _path(config.store))
-    return run, None if config.naive is None else _naive(Path(config.naive))
+    if config.naive is None:
+        return run, None
+    other = _naive(Path(config.naive))
+    check_comparable(run, other)
+    return run, other
 
 
 def _directory(named: str | None) -> Path:

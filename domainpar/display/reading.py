@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import yaml
 
 from domainpar.config import ConfigError, target_conditions
+from domainpar.display.checking import check_scores, check_timings
 from domainpar.display.event_data import EventData, read_event_data
 from domainpar.events.store import EventRecord, EventStore, StoreError
 from domainpar.reco.performance.counts import TrackCounts
@@ -279,10 +280,12 @@ def _scores(run: Path, named: Path | None, missing: list[str]) -> ScoreFiles | N
         )
         return None
     about = _json(directory / "scores.json")
-    if not isinstance(about.get("events"), list):
-        raise ValueError(f"{directory / 'scores.json'} lists no events; run infer again.")
-    timings = directory / "timings.json"
-    return ScoreFiles(directory, about, _json(timings) if timings.is_file() else None)
+    check_scores(about, directory / "scores.json", run)
+    path = directory / "timings.json"
+    timings = _json(path) if path.is_file() else None
+    if timings is not None:
+        check_timings(timings, path)
+    return ScoreFiles(directory, about, timings)
 
 
 def _store(about: Table, scores: ScoreFiles | None, named: Path | None, missing: list[str]) -> EventStore | None:

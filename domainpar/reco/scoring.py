@@ -31,7 +31,7 @@ class Outcome:
 
     Attributes:
         scored: Its file.
-        seconds: Time from opening the event to the finished file.
+        seconds: Time from opening the event to its scores and tracks; comparing and writing are not in it.
         judgement: What the judge said of it.
         hits: Its hits.
         seconds_network, seconds_tracks: Of these the network, and building tracks from its scores; on one rank.

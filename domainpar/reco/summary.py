@@ -71,9 +71,12 @@ def timing(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def performance_lines(performance: Mapping[str, Mapping[str, TrackCounts]], style: str) -> list[str]:
+def performance_lines(performance: Mapping[str, Mapping[str, TrackCounts]], style: str, naive: bool) -> list[str]:
     """How good tracks are, a table for each split."""
-    tables = [[f"tracks, {split} events:", *table_lines(found, style), ""] for split, found in performance.items()]
+    note = ["Naive mode: network and ceiling lack the edges between sectors; approximate."] if naive else []
+    tables = [
+        [f"tracks, {split} events:", *table_lines(found, style), *note, ""] for split, found in performance.items()
+    ]
     return [line for table in tables for line in table]
 
 

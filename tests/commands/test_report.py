@@ -115,9 +115,16 @@ def test_of_several_ranks_the_first_writes_and_the_others_do_nothing(run, tmp_pa
 
 
 def test_a_naive_run_lies_beside(run, tmp_path):
-    naive = write_run(tmp_path, [drawn(6, num_edges=5)], naive=4, tracks=False)
+    naive = write_run(tmp_path, [drawn(6, num_edges=5, event_id=name) for name in "abc"], naive=4, tracks=False)
     assert main([str(run), "--naive", str(naive), "--out", str(tmp_path / "r.html")]) == 0
     assert "naive, 4 sectors (approximate)" in (tmp_path / "r.html").read_text()
+
+
+def test_a_naive_run_that_was_counted_otherwise_is_refused(run, tmp_path, capsys):
+    naive = write_run(tmp_path, [drawn(6, num_edges=5)], naive=4, tracks=False)
+    assert main([str(run), "--naive", str(naive), "--out", str(tmp_path / "r.html")]) == 2
+    assert "side by side they would mislead; infer both with the same --store" in capsys.readouterr().err
+    assert not (tmp_path / "r.html").exists()
 
 
 def test_without_plotly_the_way_to_get_it_is_told(run, monkeypatch, capfd):
@@ -134,3 +141,11 @@ def test_reading_a_run_loads_no_torch_and_no_figures():
     program = "import sys, domainpar.display.reading; print(sorted({'torch', 'plotly', 'jinja2'} & set(sys.modules)))"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert ended.stdout.strip() == "[]", ended.stderr
+
+
+@pytest.mark.parametrize("name", ["run.json", "config.yaml", "metrics.jsonl"])
+def test_no_file_of_a_run_is_replaced_by_its_report(run, capsys, name):
+    before = (run / name).read_bytes()
+    assert main([str(run), "--out", str(run / name)]) == 2
+    assert "is there and is no report; choose another --out" in capsys.readouterr().err
+    assert (run / name).read_bytes() == before

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from domainpar.events.store import StoredEvent
 from domainpar.parallel.deliver import deliver
@@ -13,13 +14,14 @@ from domainpar.parallel.halo import Halo
 from domainpar.parallel.loading import Part
 from domainpar.parallel.transport import Transport
 from domainpar.plan import IntArray, PartitionPlan
+from domainpar.reco.tracks.agreeing import owners_logits
 from domainpar.reco.tracks.chains import find_chains
 from domainpar.reco.tracks.components import connect
 from domainpar.reco.tracks.double_hits import with_double_hits
 from domainpar.reco.tracks.junctions import without_junctions
 from domainpar.reco.tracks.moving import NO_TRACK, walk_components
 from domainpar.reco.tracks.options import TrackOptions
-from domainpar.reco.tracks.segments import LocalHits, Segments, passing_segments
+from domainpar.reco.tracks.segments import Floats, LocalHits, Segments, passing_segments
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,8 +62,9 @@ class TrackBuilder:
         """Track of each owned hit: the smallest global id on it, `NO_TRACK` for none; int64 [num_owned]. *Collective*.
 
         Args:
-            logits: Logits of the local edges, [num_edges]; of a cut edge the same on both parts.
+            logits: Logits of the local edges, [num_edges]; of a cut edge its owner's counts.
         """
+        logits = owners_logits(logits.astype(np.float64), self.part.graph.plan, self._halo.transport)
         method = {"cc": self._components, "walk": self._walk, "junction": self._junctions}[self.options.method]
         return method(logits)
 
@@ -69,13 +72,13 @@ class TrackBuilder:
     def _halo(self) -> Halo:
         return self.part.halo
 
-    def _segments(self, logits: npt.NDArray[np.floating], score: float) -> Segments:
+    def _segments(self, logits: Floats, score: float) -> Segments:
         return passing_segments(logits, self.part.graph.plan, self.event, self.hits, score)
 
-    def _components(self, logits: npt.NDArray[np.floating]) -> IntArray:
+    def _components(self, logits: Floats) -> IntArray:
         return self._long_components(self._segments(logits, self.options.floor))
 
-    def _walk(self, logits: npt.NDArray[np.floating]) -> IntArray:
+    def _walk(self, logits: Floats) -> IntArray:
         segments = self._segments(logits, self.options.floor)
         components = connect(segments, self._halo)
         chains = find_chains(components, segments)
@@ -83,7 +86,7 @@ class TrackBuilder:
         long_chain = chains.simple & (chains.size >= self.options.min_hits)
         return self._finished(np.where(long_chain, components.label, walked), segments)
 
-    def _junctions(self, logits: npt.NDArray[np.floating]) -> IntArray:
+    def _junctions(self, logits: Floats) -> IntArray:
         loose = self._segments(logits, min(self.options.chain_cut, self.options.floor))
         components = connect(loose.above(self.options.chain_cut), self._halo)
         chains = find_chains(components, loose.above(self.options.chain_cut))
@@ -99,9 +102,15 @@ class TrackBuilder:
         return np.where(size >= self.options.min_hits, components.label, NO_TRACK)
 
     def _finished(self, tracks: IntArray, segments: Segments) -> IntArray:
-        if not self.options.double_hits:
+        if not (self.options.double_hits and self._surfaces_are_known()):
             return tracks
         return with_double_hits(tracks, segments, self.hits, self._halo, self.options.double_cut)
+
+    def _surfaces_are_known(self) -> bool:
+        """Whether any hit of the event has a volume or layer. *Collective*."""
+        known = torch.tensor([int((self.hits.surface != 0).any())])
+        self._halo.transport.all_reduce(known, "max")
+        return bool(known.item())
 
 
 def gather_tracks(tracks: IntArray, plan: PartitionPlan, transport: Transport) -> tuple[IntArray, IntArray] | None:

@@ -29,7 +29,7 @@ class TrackOptions:
         min_hits: Tracks with fewer hits are dropped.
         double_hits: Give a hit that no track has to the track that has another hit of the same surface, next to the
             same neighbour. `walk` and `junction` follow one hit a surface; modules overlap, and a quarter of the
-            surfaces that a particle crosses give two.
+            surfaces that a particle crosses give two. Nothing is given where no hit of the event has a layer.
         double_cut: Score that the segment to that neighbour must exceed.
         stitch: Join pieces of one helix where the tracks of an event come together (`reco.stitching`); hits without
             positions have none.

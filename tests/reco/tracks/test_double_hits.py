@@ -62,3 +62,13 @@ def test_of_two_tracks_the_one_with_more_segments_to_it_has_it(tmp_path, num_ran
     scores = [0.9] * 6 + [0.59, 0.58, 0.57]
     found = tracks(tmp_path, edges, scores, num_ranks, layers=layers)
     assert found == [0, 0, 0, 0, 1, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_nothing_is_given_where_no_hit_has_a_layer(tmp_path, num_ranks):
+    graph = drawn([*CHAIN, (0, 4)])
+    nowhere = np.zeros(len(LAYERS), np.int32)
+    graph = replace(graph, hits=replace(graph.hits, volume=nowhere, layer=nowhere))
+    logits = np.array([2.0, 2.0, 2.0, 1.4], np.float32)
+    with stored(tmp_path, graph, tiles=3) as event:
+        assert build(event, logits, TrackOptions(method="walk"), num_ranks, "random") == [0, 0, 0, 0, -1, -1]

@@ -206,6 +206,27 @@ def test_a_walk_without_positions_is_refused(tmp_path):
         build(event, random_logits(graph, 0), TrackOptions(method="walk"))
 
 
+def tracks_of_parts_that_disagree(world, event, logits, options):
+    """As `tracks_on`, but each part says something of its own of the edges that another one owns."""
+    part = load_part(event, world.domain, grouping="random")
+    plan = part.graph.plan
+    local = logits[event.read_edges("original_position", plan.edge_ids)]
+    local[~plan.edge_owned] = np.random.default_rng(world.rank).normal(0, 5, np.count_nonzero(~plan.edge_owned))
+    gathered = gather_tracks(TrackBuilder.of(part, event, options).build(local), plan, world.domain)
+    return None if gathered is None else dict(zip(*map(np.ndarray.tolist, gathered)))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_what_the_owner_of_a_cut_edge_says_counts(tmp_path, name):
+    graph = sparse_event(6, 150, 400)
+    logits = random_logits(graph, 6)
+    with stored(tmp_path, graph, tiles=16) as event:
+        alone = run_ranks(tracks_of_parts_that_disagree, 1, event, logits, METHODS[name])[0]
+        for num_ranks in (2, 4):
+            found = run_ranks(tracks_of_parts_that_disagree, num_ranks, event, logits, METHODS[name])[0]
+            assert found == alone
+
+
 @pytest.mark.parametrize("transport", ["gloo", "mpi"])
 def test_tracks_are_the_same_on_processes(tmp_path, transport):
     if transport == "mpi" and find_mpiexec() is None:

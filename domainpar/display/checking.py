@@ -1,0 +1,102 @@
+"""Whether `scores.json` and `timings.json` are what `infer` writes, found out where they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from domainpar.reco.performance.counts import TrackCounts
+
+if TYPE_CHECKING:
+    from domainpar.display.reading import RunFiles
+
+Table = Mapping[str, Any]
+
+
+def check_scores(about: Table, path: Path, run: Path) -> None:
+    """Look whether all that is shown of scores is there.
+
+    Args:
+        about: What the file says.
+        path: The file.
+        run: The run they are to be shown with.
+
+    Raises:
+        ValueError: Naming the file: if it is not what infer writes, names files elsewhere, or is of another run.
+    """
+    try:
+        _check_events(about["events"])
+        for split, metrics in about["metrics"].items():
+            _ = (str(split), int(metrics["events"]))
+        for by_finder in ((about.get("tracks") or {}).get("performance") or {}).values():
+            for counts in by_finder.values():
+                TrackCounts.from_json(counts)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(_not_ours(path, error)) from error
+    told = Path(str(about.get("run") or run))
+    if told.is_dir() and told.resolve() != run.resolve():
+        raise ValueError(f"{path} holds the scores of {told}, not of {run}; show that run, or infer with this one.")
+
+
+def check_timings(timings: Table, path: Path) -> None:
+    """Look whether times are those of events.
+
+    Raises:
+        ValueError: Naming the file, if they are not what infer writes.
+    """
+    try:
+        for event in timings["events"]:
+            _ = (event["event"], float(event["seconds_network"]), float(event["seconds_all"]))
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(_not_ours(path, error)) from error
+
+
+def check_comparable(run: RunFiles, other: RunFiles) -> None:
+    """Look whether the scores of two runs may lie side by side: the same events, counted alike.
+
+    Raises:
+        ValueError: Naming what differs and how to count alike.
+    """
+    if run.scores is None or other.scores is None:
+        return
+    here, there = (_counted(files) for files in (run, other))
+    for name, flag in COUNTED.items():
+        if name in here and name in there and here[name] != there[name]:
+            raise ValueError(
+                f"{other.directory} was counted with {name} {there[name]}, {run.directory} with {here[name]}: side by "
+                f"side they would mislead; infer both with the same {flag}."
+            )
+
+
+COUNTED = {
+    "store_digest": "--store",
+    "events": "--split",
+    "target": "--track-target",
+    "min_hits": "--min-track-length",
+    "fraction": "--matching-fraction",
+    "border_sectors": "--border-sectors",
+}
+"""What counts of two runs must share, and the flag of infer that decides it."""
+
+
+def _counted(files: RunFiles) -> dict[str, Any]:
+    """How the scores of a run were counted: the events of the split that is shown, and the conditions on tracks."""
+    assert files.scores is not None
+    counted: dict[str, Any] = {"store_digest": files.scores.about.get("store_digest")}
+    split = files.split_to_judge()
+    network = files.performance.get(split or "", {}).get("network")
+    if network is not None:
+        counted |= {name: getattr(network, name) for name in COUNTED if name != "store_digest"}
+    return counted
+
+
+def _check_events(events: Any) -> None:
+    for listed in events:
+        name = str(listed["path"])
+        if Path(name).name != name or not isinstance(listed["event"], str):
+            raise ValueError(f"the file of event {listed['event']!r} is {name!r}, expected a name in this directory")
+
+
+def _not_ours(path: Path, error: Exception) -> str:
+    return f"{path} is not what infer writes: {type(error).__name__}: {error}; run infer again."
