@@ -95,6 +95,7 @@ def last_lines(
         f"scored {several(len(outcomes), 'event')}, {edges:,} edges, {unscored:,} without a score{share}; "
         f"{sum(seconds) / len(seconds):.2f} s an event, {max(seconds):.2f} s the longest",
         *(_metrics_line(split, values, about) for split, values in metrics.items()),
+        *(_ceiling_line(split, values["segments"]) for split, values in metrics.items() if values.get("segments")),
     ]
     lines += _track_lines(outcomes)
     if blind := sum(outcome.judgement is None or outcome.judgement["edges"] is None for outcome in outcomes):
@@ -131,6 +132,15 @@ def _metrics_line(split: str, values: Mapping[str, Any], about: Mapping[str, Any
     return (
         f"split={split} events={values['events']} {shown} (score above 0.5, against {values['target_edges']:,} target "
         f"edges among the candidates; AUC: mean over events{seen}{approximate})"
+    )
+
+
+def _ceiling_line(split: str, found: Mapping[str, int]) -> str:
+    """What edge metrics, counted in the graph, do not see."""
+    segments = max(found["segments"], 1)
+    return (
+        f"split={split} against the truth: {found['in_graph'] / segments:.4f} of {found['segments']:,} segments of the "
+        f"target particles of tracks are candidate edges, {found['passing'] / segments:.4f} pass as well"
     )
 
 

@@ -54,6 +54,9 @@ def test_tracks_lie_beside_the_scores_and_the_list_tells_how_good_they_are(place
     segments = listed["metrics"]["test"]["segments"]
     assert 0 < segments["passing"] <= segments["in_graph"] < segments["segments"]
     printed = capsys.readouterr().out
+    shares = [segments[name] / segments["segments"] for name in ("in_graph", "passing")]
+    assert f"split=test against the truth: {shares[0]:.4f} of {segments['segments']:,} segments" in printed
+    assert f"{shares[1]:.4f} pass as well" in printed
     for row in ("network", "classical", "ceiling"):
         assert sum(line.startswith(row + " ") for line in printed.splitlines()) >= 1
     assert "of the network's" in printed
