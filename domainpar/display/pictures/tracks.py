@@ -88,7 +88,9 @@ def _near_borders(run: RunFiles, split: str, found: Sequence[Found], style: str)
         return Picture(BORDERS, absent=f"the run beside it has no tracks in the {split} split")
     shown = [one for one in found if one.finder == "network" or (one.finder == "ceiling" and not one.other)]
     figure = new_figure(3.9, _title(run, split, found, style))
-    for axes, rate in zip(figure.subplots(1, 3), RATES, strict=True):
+    # More than half of a particle's hits are on one track only: where that is asked for, there are no duplicates.
+    rates = [rate for rate in RATES if style == "atlas" or rate != "duplicate_rate"]
+    for axes, rate in zip(figure.subplots(1, len(rates)), rates, strict=True):
         _draw(axes, shown, style, "border", rate)
         curves = [rate_curve(one.counts, style, "border", rate) for one in shown]
         axes.set_ylim(_bottom(curves, rate), _top(curves, rate))
