@@ -6,6 +6,7 @@
 
 One forward pass of the interaction network over the whole event, against building tracks from scores by each method:
 reading what it needs of the hits, building, and bringing the names of tracks to rank 0. Seconds of the slowest rank.
+`stitching` comes on top: pieces of one helix are joined on rank 0, however many there are.
 
 How long a walk takes depends on the scores. Without `--run` the pass is that of fresh weights, and scores are drawn
 from the labels: logits of true edges around 3.5, of false ones around -7, with a spread of `--spread` each, much as a
@@ -58,6 +59,7 @@ COLUMNS: dict[str, Callable[[Any], str]] = {
     "network s": lambda row: row["network"].text(),
     "tracks s": lambda row: row["seconds"].text(),
     "share": lambda row: f"{row['share']:.1%}",
+    "stitching s": lambda row: row["stitching"].text(),
 }
 
 
@@ -75,6 +77,7 @@ def row_of(found: list[dict[str, Any]], method: str, case: str, num_ranks: int) 
         "network": network,
         "seconds": seconds,
         "share": seconds.median / network.median,
+        "stitching": measuring.Spread.of(measuring.slowest([rank["stitching"][method] for rank in found])),
     }
 
 

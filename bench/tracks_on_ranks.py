@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ from domainpar.nn.interaction import InteractionNetwork
 from domainpar.nn.team import set_threads
 from domainpar.parallel.loading import Part, load_part
 from domainpar.parallel.world import World
-from domainpar.reco.tracks import TrackBuilder, TrackOptions, gather_tracks
+from domainpar.reco.performance.truth import field_of_surfaces, surface_numbers
+from domainpar.reco.stitching import stitch
+from domainpar.reco.tracks import TrackBuilder, TrackOptions, gather_tracks, number_tracks
 from domainpar.reco.tracks.options import logit
 from domainpar.training.trained import load_network
 
@@ -49,21 +52,29 @@ def measure(world: World, settings: Settings) -> dict[str, Any]:
         network = [timed(world, lambda: forward(model, part)) for _ in range(settings.repeats + 1)][1:]
         logits = forward(model, part) if settings.run else drawn(part, event.event_id, settings.spread)
         seconds: dict[str, list[float]] = {}
+        stitching: dict[str, list[float]] = {}
         tracks: dict[str, int] = {}
+        everything = np.arange(event.num_nodes)
+        position = event.read_nodes("position", everything)
+        surfaces = surface_numbers(event.read_nodes("volume", everything), event.read_nodes("layer", everything))
+        field = field_of_surfaces(surfaces)
         for method in settings.methods:
             chosen = TrackOptions(method=method)  # type: ignore[arg-type]
 
             def build(chosen: TrackOptions = chosen) -> npt.NDArray[Any]:
                 found = TrackBuilder.of(part, event, chosen).build(logits)
                 gathered = gather_tracks(found, part.graph.plan, world.domain)
-                return found if gathered is None else gathered[1]
+                return np.full(event.num_nodes, -1) if gathered is None else gathered[1][np.argsort(gathered[0])]
 
             seconds[method] = [timed(world, build) for _ in range(settings.repeats + 1)][1:]
-            names = build()
-            tracks[method] = len(np.unique(names[names >= 0]))
+            names = number_tracks(build())
+            tracks[method] = int(names.max(initial=-1)) + 1
+            join = partial(stitch, names, position, field=field)  # rank 0 has them; the others have none
+            stitching[method] = [timed(world, join) for _ in range(settings.repeats + 1)][1:]
     owned = part.graph.plan.edge_owned
     passing = int((logits[owned] > logit(0.01)).sum())
-    return {"network": network, "seconds": seconds, "edges": int(owned.sum()), "passing": passing, "tracks": tracks}
+    found = {"network": network, "seconds": seconds, "stitching": stitching}
+    return {**found, "edges": int(owned.sum()), "passing": passing, "tracks": tracks}
 
 
 def network_for(settings: Settings, store: EventStore) -> torch.nn.Module:

@@ -126,7 +126,7 @@ def test_the_first_screen_is_twelve_lines_that_fit(store, tmp_path, monkeypatch,
     assert first + 1 <= 12
     limit = 130 if flags else 120  # "approximate=yes" at the end of a line that is full already
     assert max(map(len, printed)) <= limit, max(printed, key=len)
-    assert printed[-1] == f"next: {this_python()} -m domainpar.infer --run runs/0001"
+    assert printed[-1] == f"next: {this_python()} -m domainpar.infer --run runs/0001 --tracks walk"
     assert printed[-3].endswith(": another number of ranks ends with the same")
 
 
