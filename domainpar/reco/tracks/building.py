@@ -82,7 +82,7 @@ class TrackBuilder:
         segments = self._segments(logits, self.options.floor)
         components = connect(segments, self._halo)
         chains = find_chains(components, segments)
-        walked = walk_components(~chains.simple, components, segments, self.hits, self._halo, self.options)
+        walked = walk_components(~chains.simple, segments, self.hits, self._halo, self.options)
         long_chain = chains.simple & (chains.size >= self.options.min_hits)
         return self._finished(np.where(long_chain, components.label, walked), segments)
 

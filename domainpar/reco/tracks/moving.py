@@ -1,4 +1,8 @@
-"""Components that are to be walked come together: those that span ranks move to one of them, whole."""
+"""What is to be walked comes together: components that span ranks move to one of them, whole.
+
+A road takes no segment below `walk_min` and `walk_add`. What only such segments join is walked apart: most of an event
+hangs together at a score of 0.01, and little of it spans ranks at 0.1.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import numpy as np
 from domainpar.parallel.deliver import deliver
 from domainpar.parallel.halo import Halo
 from domainpar.plan import BoolArray, IntArray
-from domainpar.reco.tracks.components import Components
+from domainpar.reco.tracks.components import Components, connect
 from domainpar.reco.tracks.options import TrackOptions, logit
 from domainpar.reco.tracks.segments import LocalHits, Segments
 from domainpar.reco.tracks.walking import walk
@@ -39,12 +43,7 @@ class _Gathered:
 
 
 def walk_components(
-    walked: BoolArray,
-    components: Components,
-    segments: Segments,
-    hits: LocalHits,
-    halo: Halo,
-    options: TrackOptions,
+    walked: BoolArray, segments: Segments, hits: LocalHits, halo: Halo, options: TrackOptions
 ) -> IntArray:
     """Walk some components and name each owned hit's track, int64 [num_owned]; `NO_TRACK` where it is on none.
 
@@ -52,14 +51,13 @@ def walk_components(
 
     Args:
         walked: Whether the component of each owned hit is to be walked, bool [num_owned].
-        components: The components of the segments.
         segments: This part's segments.
         hits: This part's hits; they have positions.
         halo: The halo of this part's plan.
         options: How to walk.
     """
     followed = segments.above(min(options.walk_min, options.walk_add))  # no road takes any other
-    gathered = _gather(walked, components, followed, hits, halo)
+    gathered = _gather(walked, connect(followed, halo), followed, hits, halo)
     named = _walk(gathered, options)
     answers = deliver(np.stack([gathered.ids, named], axis=1), gathered.sender, halo.transport).rows
     tracks = np.full(halo.plan.num_owned, NO_TRACK, np.int64)
