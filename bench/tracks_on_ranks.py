@@ -14,15 +14,16 @@ import numpy.typing as npt
 import torch
 
 from domainpar.config import InferConfig
+from domainpar.events.detector import field_of_surfaces
 from domainpar.events.store import EventStore
 from domainpar.infer import trained_as
 from domainpar.nn.interaction import InteractionNetwork
 from domainpar.nn.team import set_threads
 from domainpar.parallel.loading import Part, load_part
 from domainpar.parallel.world import World
-from domainpar.reco.performance.truth import field_of_surfaces, surface_numbers
+from domainpar.reco.numbering import number_tracks
 from domainpar.reco.stitching import stitch
-from domainpar.reco.tracks import TrackBuilder, TrackOptions, gather_tracks, number_tracks
+from domainpar.reco.tracks import TrackBuilder, TrackOptions, gather_tracks
 from domainpar.reco.tracks.options import logit
 from domainpar.training.trained import load_network
 
@@ -56,8 +57,7 @@ def measure(world: World, settings: Settings) -> dict[str, Any]:
         tracks: dict[str, int] = {}
         everything = np.arange(event.num_nodes)
         position = event.read_nodes("position", everything)
-        surfaces = surface_numbers(event.read_nodes("volume", everything), event.read_nodes("layer", everything))
-        field = field_of_surfaces(surfaces)
+        field = field_of_surfaces(event.read_nodes("volume", everything), event.read_nodes("layer", everything))
         for method in settings.methods:
             chosen = TrackOptions(method=method)  # type: ignore[arg-type]
 

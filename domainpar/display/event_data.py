@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from domainpar.events.graph import FloatArray, IntArray, Particles
+from domainpar.events.graph import FloatArray, IntArray, Particles, surface_numbers
 from domainpar.events.store import EventRecord, EventStore, StoredEvent, read_arrays
-from domainpar.reco.performance.truth import EventTruth, surface_numbers, targets_among
+from domainpar.reco.performance.truth import EventTruth, targets_among
 from domainpar.training.targets import edge_classes
 from partitioners import TileGraph, group
 

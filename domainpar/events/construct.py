@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from domainpar.events import detector
 from domainpar.events.detector import LayerPair
-from domainpar.events.graph import EventGraph, Hits
+from domainpar.events.graph import EventGraph, Hits, surface_numbers
 
 NODE_FEATURES = ("r", "phi", "z")
 EDGE_FEATURES = ("dr", "dphi", "dz", "deta", "phi_slope", "r_phi_slope")
@@ -362,7 +362,7 @@ def _places_along_particles(hits: Hits) -> npt.NDArray[np.int64]:
     vertex[~np.isfinite(vertex).all(axis=1)] = 0.0
     distance = np.linalg.norm(hits.position[rows] - vertex, axis=1)
     particle = hits.particle_id[rows]
-    surface = hits.volume[rows].astype(np.int64) * (1 << 32) + hits.layer[rows]
+    surface = surface_numbers(hits.volume[rows], hits.layer[rows])
     # Nearest hit first within each group, so that a group's first row gives its distance.
     order = np.lexsort((distance, surface, particle))
     starts = _run_starts(particle[order], surface[order])

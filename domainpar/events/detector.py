@@ -14,6 +14,8 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from domainpar.events.graph import surface_numbers
+
 FloatTable = npt.NDArray[np.float64]
 LayerPair = tuple[tuple[int, int], tuple[int, int]]
 GroupRecord = tuple[bool, float, int, int, int, float, int]
@@ -387,3 +389,13 @@ MIRROR_LAYER_PAIRS: tuple[LayerPair, ...] = (((9, 10), (14, 6)), ((9, 8), (14, 4
 """The +z images of two measured pairs, themselves just below the threshold: with them the list is symmetric in z."""
 
 DEFAULT_LAYER_PAIRS: tuple[LayerPair, ...] = MEASURED_LAYER_PAIRS + MIRROR_LAYER_PAIRS
+
+
+def field_of_surfaces(volume: npt.NDArray[np.integer], layer: npt.NDArray[np.integer]) -> float | FloatTable:
+    """B_z in T around hits of these volumes and layers, [N] each: this detector's table, else 2 T.
+
+    Returns:
+        z in mm and B_z, [K, 2], where all hits lie on surfaces of this detector.
+    """
+    known = surface_numbers(*np.array(sorted(KNOWN_LAYERS)).T)
+    return geometry().field if np.isin(surface_numbers(volume, layer), known).all() else 2.0

@@ -66,6 +66,11 @@ class Hits:
         return len(self.hit_id)
 
 
+def surface_numbers(volume: IntArray, layer: IntArray) -> IntArray:
+    """A number for the (volume, layer) of each hit: equal for equal pairs only, 0 for (0, 0), int64 [N]."""
+    return volume.astype(np.int64) * (1 << 32) + layer
+
+
 @dataclass(frozen=True, eq=False)
 class EventGraph:
     """One event as a directed graph: `N` hits, `E` candidate edges, `src` -> `dst`.

@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from domainpar.events.detector import field_of_surfaces
 from domainpar.events.store import StoredEvent
 from domainpar.parallel.loading import Part
 from domainpar.parallel.transport import Transport
 from domainpar.plan import IntArray
-from domainpar.reco.performance.truth import field_of_surfaces, surface_numbers
+from domainpar.reco.numbering import number_tracks
 from domainpar.reco.stitching import stitch
-from domainpar.reco.tracks import TrackBuilder, TrackOptions, gather_tracks, number_tracks
+from domainpar.reco.tracks import TrackBuilder, TrackOptions, gather_tracks
 
 NETWORK, CEILING, CLASSICAL = "network", "ceiling", "classical"
 """Who found tracks: the network's scores; perfect scores of the same edges, built alike; helices through the hits."""
@@ -70,9 +71,7 @@ class EventTracks:
         """Track of each hit by finder, -1 for none, int64 [N] in the user's order; nothing but on rank 0."""
         if not self._named:
             return {}
-        row = self.event.read_nodes("original_row", np.arange(self.event.num_nodes))
-        ids = np.empty_like(row)
-        ids[row] = np.arange(len(row))
+        ids = self.event.ids_in_users_order()
         found = {}
         for finder, names in self._named.items():
             began = time.perf_counter()
@@ -86,4 +85,4 @@ class EventTracks:
         if not (self.options.stitch and self.event.has_positions):
             return track_id
         position, volume, layer = (self.event.read_nodes(name, ids) for name in ("position", "volume", "layer"))
-        return stitch(track_id, position, field=field_of_surfaces(surface_numbers(volume, layer)))
+        return stitch(track_id, position, field=field_of_surfaces(volume, layer))

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from domainpar.events.graph import IntArray
 from domainpar.events.store import StoredEvent
-from domainpar.plan import IntArray
 from domainpar.reco.classical.finder import find_tracks
 from domainpar.reco.finding import CLASSICAL, NETWORK
 from domainpar.reco.scores import EventScores
@@ -42,7 +42,7 @@ class Finisher:
             ValueError: If the event has no positions, or a layer that is none of TrackML's, and classical tracks are
                 asked for; or if its name cannot name a file of the format.
         """
-        ids = _ids_in_users_order(event)
+        ids = event.ids_in_users_order()
         if self.classical:
             scores = replace(scores, tracks={**scores.tracks, CLASSICAL: _classical_tracks(event, ids)})
         if self.format == "acorn":
@@ -50,13 +50,6 @@ class Finisher:
         if self.format == "csv":
             write_csv(self.directory, _tracked(event, scores, ids))
         return scores
-
-
-def _ids_in_users_order(event: StoredEvent) -> IntArray:
-    """Global id of each hit in the user's order, int64 [N]."""
-    ids = np.empty(event.num_nodes, np.int64)
-    ids[event.read_nodes("original_row", np.arange(event.num_nodes))] = np.arange(event.num_nodes)
-    return ids
 
 
 def _classical_tracks(event: StoredEvent, ids: IntArray) -> IntArray:

@@ -51,6 +51,7 @@ class StoredEvent:
         has_labels: Whether edges have labels.
         has_positions: Whether nodes have positions.
         has_particle_ids: Whether the particle of each hit is known.
+        has_weights: Whether hits have truth weights.
         node_ptr: Tile t holds the nodes [node_ptr[t], node_ptr[t + 1]), int64 [K + 1].
         edge_ptr: The edges that end in tile t are [edge_ptr[t], edge_ptr[t + 1]), int64 [K + 1].
         settings: How the event was prepared.
@@ -111,6 +112,7 @@ class StoredEvent:
         self.has_labels = "edges/label" in self._arrays
         self.has_positions = "nodes/position" in self._arrays
         self.has_particle_ids = "nodes/particle_id" in self._arrays
+        self.has_weights = "nodes/weight" in self._arrays
 
     def _read_tiles(self) -> None:
         tiles = {name: self._whole(f"tiles/{name}") for name in ("node_ptr", "edge_ptr")}
@@ -151,6 +153,16 @@ class StoredEvent:
         # What older stores, and sources that do not tell, leave out has a default.
         names = [f.name for f in fields(Particles) if f.default is MISSING or f"particles/{f.name}" in self._arrays]
         return Particles(**{name: self._whole(f"particles/{name}") for name in names})
+
+    def ids_in_users_order(self) -> IntArray:
+        """Global id of each node in the user's order, int64 [N]: given to `read_nodes`, arrays come back in that order.
+
+        Raises:
+            StoreError: If the file is damaged.
+        """
+        ids = np.empty(self.num_nodes, np.int64)
+        ids[self.read_nodes("original_row", np.arange(self.num_nodes))] = np.arange(self.num_nodes)
+        return ids
 
     def read_nodes(self, name: str, ids: IntArray) -> Array:
         """One array of the nodes with these ids, in their order; reads only the chunks they lie in.

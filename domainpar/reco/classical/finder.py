@@ -15,6 +15,7 @@ from domainpar.reco.classical.passes import Pass, passes
 from domainpar.reco.classical.seeds import find_seeds
 from domainpar.reco.classical.states import GEV_PER_TESLA_MM, STATE_DTYPE
 from domainpar.reco.classical.surfaces import HitTable, layout, table_of
+from domainpar.reco.numbering import number_tracks
 
 
 def find_tracks(
@@ -52,7 +53,7 @@ def find_tracks(
         count = _search(table, track_of, count, search, options)
     found = np.empty_like(track_of)
     found[table.rows] = track_of
-    return _numbered(found)
+    return number_tracks(found)
 
 
 def _search(table: HitTable, track_of: IntArray, count: int, search: Pass, options: FinderOptions) -> int:
@@ -85,12 +86,3 @@ def _seeds(scene: Scene, search: Pass, options: FinderOptions) -> IntArray:
     angle = 0.0136 * np.sqrt(options.radiation_lengths) / search.min_pt
     found = [find_seeds(chain, scene, curvature, angle, search.d0, search.z0) for chain in search.chains]
     return np.concatenate(found)
-
-
-def _numbered(track_id: IntArray) -> IntArray:
-    """The same tracks numbered by their first hit."""
-    present, first, place = np.unique(track_id, return_index=True, return_inverse=True)
-    renumbered = np.full(len(present), -1, np.int64)
-    tracks = np.flatnonzero(present >= 0)
-    renumbered[tracks[np.argsort(first[tracks])]] = np.arange(len(tracks))
-    return renumbered[place.reshape(-1)]

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from domainpar.events import detector
-from domainpar.events.graph import FloatArray, IntArray, Particles
-from domainpar.events.store import StoredEvent, StoreError
+from domainpar.events.graph import FloatArray, IntArray, Particles, surface_numbers
+from domainpar.events.store import StoredEvent
 from domainpar.events.targets import NO_PARTICLES, target_particles
 from domainpar.reco.performance.borders import distance_to_other_sectors
 
@@ -64,28 +64,22 @@ def truth_of(event: StoredEvent, border_sectors: int | None = None) -> EventTrut
     """
     if not event.has_particle_ids:
         return None
-    ids = np.empty(event.num_nodes, np.int64)
-    ids[event.read_nodes("original_row", np.arange(event.num_nodes))] = np.arange(event.num_nodes)
+    ids = event.ids_in_users_order()
     position = event.read_nodes("position", ids) if event.has_positions else None
     border = None
     if border_sectors is not None and position is not None:
         border = distance_to_other_sectors(position, _sector_of_nodes(event, border_sectors)[ids])
-    surface = surface_numbers(event.read_nodes("volume", ids), event.read_nodes("layer", ids))
+    volume, layer = event.read_nodes("volume", ids), event.read_nodes("layer", ids)
     return EventTruth(
         particle_id=event.read_nodes("particle_id", ids),
-        surface=surface,
-        weight=_weights(event, ids),
+        surface=surface_numbers(volume, layer),
+        weight=event.read_nodes("weight", ids) if event.has_weights else None,
         position=position,
         particles=event.particles(),
         border=border,
         border_sectors=border_sectors,
-        field=field_of_surfaces(surface),
+        field=detector.field_of_surfaces(volume, layer),
     )
-
-
-def surface_numbers(volume: IntArray, layer: IntArray) -> IntArray:
-    """A number for the (volume, layer) of each hit: equal for equal pairs only, int64 [N]."""
-    return volume.astype(np.int64) * (1 << 32) + layer
 
 
 def targets_among(particle_ids: IntArray, particles: Particles | None, conditions: Mapping[str, Any]) -> BoolArray:
@@ -128,18 +122,3 @@ def _sector_of_nodes(event: StoredEvent, num_sectors: int) -> IntArray:
     from domainpar.parallel.loading import sector_of_tiles  # torch comes with it; reading counts needs none
 
     return np.repeat(sector_of_tiles(event, num_sectors), np.diff(event.node_ptr))
-
-
-def field_of_surfaces(surface: IntArray) -> float | FloatArray:
-    """B_z in T around hits on these surfaces (`surface_numbers`): TrackML's table of z in mm and B_z, else 2 T."""
-    volume, layer = np.array(sorted(detector.KNOWN_LAYERS)).T
-    return detector.geometry().field if np.isin(surface, surface_numbers(volume, layer)).all() else 2.0
-
-
-def _weights(event: StoredEvent, ids: IntArray) -> FloatArray | None:
-    try:
-        return event.read_nodes("weight", ids)
-    except StoreError:
-        raise
-    except ValueError:  # these ids exist: the event has no weights
-        return None

@@ -26,9 +26,8 @@ def owners_logits(logits: Floats, plan: PartitionPlan, transport: Transport) -> 
     """
     src = plan.edge_rows[0]
     told = np.flatnonzero(plan.edge_owned & (src >= plan.num_owned))
-    owner_of_ghost = np.repeat(np.arange(plan.num_parts), plan.recv_counts)
     rows = np.stack([plan.edge_ids[told], logits[told].view(np.int64)], axis=1)
-    heard = deliver(rows, owner_of_ghost[src[told] - plan.num_owned], transport).rows
+    heard = deliver(rows, plan.local_owners[src[told]], transport).rows
     agreed = logits.copy()
     agreed[np.searchsorted(plan.edge_ids, heard[:, 0])] = np.ascontiguousarray(heard[:, 1]).view(np.float64)
     return agreed

@@ -33,16 +33,18 @@ class TrackBuilder:
         event: The stored event.
         hits: What is looked at of the part's hits.
         options: The method and its numbers.
+        halo: What exchanges rows that lie on the host.
     """
 
     part: Part
     event: StoredEvent
     hits: LocalHits
     options: TrackOptions
+    halo: Halo
 
     @classmethod
     def of(cls, part: Part, event: StoredEvent, options: TrackOptions) -> TrackBuilder:
-        """Read what track building needs of a part.
+        """Read what track building needs of a part. *Collective*.
 
         Raises:
             ValueError: If the plan is not `incident`, or a walk is asked for where hits have no positions.
@@ -56,7 +58,9 @@ class TrackBuilder:
                 f"event {event.event_id}: a walk goes outward, but its hits have no positions; "
                 "take --tracks cc or junction."
             )
-        return cls(part, event, LocalHits.read(event, part.graph.plan), options)
+        plan, on_host = part.graph.plan, part.graph.src.device.type == "cpu"
+        halo = part.halo if on_host else Halo(plan, part.halo.transport)  # labels and hits are looked at on the host
+        return cls(part, event, LocalHits.read(event, plan), options, halo)
 
     def build(self, logits: npt.NDArray[np.floating]) -> IntArray:
         """Track of each owned hit: the smallest global id on it, `NO_TRACK` for none; int64 [num_owned]. *Collective*.
@@ -64,13 +68,9 @@ class TrackBuilder:
         Args:
             logits: Logits of the local edges, [num_edges]; of a cut edge its owner's counts.
         """
-        logits = owners_logits(logits.astype(np.float64), self.part.graph.plan, self._halo.transport)
+        logits = owners_logits(logits.astype(np.float64), self.part.graph.plan, self.halo.transport)
         method = {"cc": self._components, "walk": self._walk, "junction": self._junctions}[self.options.method]
         return method(logits)
-
-    @property
-    def _halo(self) -> Halo:
-        return self.part.halo
 
     def _segments(self, logits: Floats, score: float) -> Segments:
         return passing_segments(logits, self.part.graph.plan, self.event, self.hits, score)
@@ -80,36 +80,36 @@ class TrackBuilder:
 
     def _walk(self, logits: Floats) -> IntArray:
         segments = self._segments(logits, self.options.floor)
-        components = connect(segments, self._halo)
+        components = connect(segments, self.halo)
         chains = find_chains(components, segments)
-        walked = walk_components(~chains.simple, segments, self.hits, self._halo, self.options)
+        walked = walk_components(~chains.simple, segments, self.hits, self.halo, self.options)
         long_chain = chains.simple & (chains.size >= self.options.min_hits)
         return self._finished(np.where(long_chain, components.label, walked), segments)
 
     def _junctions(self, logits: Floats) -> IntArray:
         loose = self._segments(logits, min(self.options.chain_cut, self.options.floor))
-        components = connect(loose.above(self.options.chain_cut), self._halo)
+        components = connect(loose.above(self.options.chain_cut), self.halo)
         chains = find_chains(components, loose.above(self.options.chain_cut))
         whole = chains.simple & (chains.size >= self.options.min_hits)
-        resolved = without_junctions(loose.above(self.options.floor), self._halo)
+        resolved = without_junctions(loose.above(self.options.floor), self.halo)
         rest = self._long_components(resolved)
         return self._finished(np.where(whole, components.label, rest), loose)
 
     def _long_components(self, segments: Segments) -> IntArray:
         """Components with enough hits. *Collective*."""
-        components = connect(segments, self._halo)
+        components = connect(segments, self.halo)
         size = components.total(np.ones(len(components.label), np.int64))
         return np.where(size >= self.options.min_hits, components.label, NO_TRACK)
 
     def _finished(self, tracks: IntArray, segments: Segments) -> IntArray:
         if not (self.options.double_hits and self._surfaces_are_known()):
             return tracks
-        return with_double_hits(tracks, segments, self.hits, self._halo, self.options.double_cut)
+        return with_double_hits(tracks, segments, self.hits, self.halo, self.options.double_cut)
 
     def _surfaces_are_known(self) -> bool:
         """Whether any hit of the event has a volume or layer. *Collective*."""
         known = torch.tensor([int((self.hits.surface != 0).any())])
-        self._halo.transport.all_reduce(known, "max")
+        self.halo.transport.all_reduce(known, "max")
         return bool(known.item())
 
 
@@ -118,17 +118,3 @@ def gather_tracks(tracks: IntArray, plan: PartitionPlan, transport: Transport) -
     rows = np.stack([plan.owned_ids, tracks], axis=1)
     found = deliver(rows, np.zeros(len(rows), np.int64), transport).rows
     return (found[:, 0], found[:, 1]) if transport.rank == 0 else None
-
-
-def number_tracks(tracks: IntArray) -> IntArray:
-    """Number tracks from 0, in the order of their first hits, int64 [N]; -1 stays.
-
-    Args:
-        tracks: Name of each hit's track, any number from 0, in the order that decides; -1 for none.
-    """
-    names, first, track = np.unique(tracks, return_index=True, return_inverse=True)
-    number = np.full(len(names), NO_TRACK, np.int64)
-    order = np.argsort(first)
-    order = order[names[order] != NO_TRACK]
-    number[order] = np.arange(len(order))
-    return number[track]

@@ -35,8 +35,7 @@ def with_double_hits(tracks: IntArray, segments: Segments, hits: LocalHits, halo
     outward = _offers(segments.inner, segments.outer, segments.logit, everywhere, hits, plan.num_owned, score)
     inward = _offers(segments.outer, segments.inner, segments.logit, everywhere, hits, plan.num_owned, score)
     offers = np.concatenate([outward, inward])
-    owner = np.concatenate([np.full(plan.num_owned, plan.part), np.repeat(np.arange(plan.num_parts), plan.recv_counts)])
-    to = owner[offers[:, 0]]
+    to = plan.local_owners[offers[:, 0]]
     offers[:, 0] = hits.ids[offers[:, 0]]
     return _accept(tracks, deliver(offers, to, halo.transport).rows, plan.owned_ids)
 

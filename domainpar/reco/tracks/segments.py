@@ -9,6 +9,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
+from domainpar.events.graph import surface_numbers
 from domainpar.events.store import StoredEvent
 from domainpar.plan import BoolArray, IntArray, PartitionPlan
 from domainpar.reco.tracks.options import logit
@@ -40,8 +41,8 @@ class LocalHits:
         if event.has_positions:
             x, y, z = event.read_nodes("position", ids).astype(np.float64).T
             distance = x * x + y * y + z * z
-        volume, layer = (event.read_nodes(name, ids).astype(np.int64) for name in ("volume", "layer"))
-        return cls(ids, event.read_nodes("original_row", ids), distance, volume * (1 << 32) + layer)
+        volume, layer = (event.read_nodes(name, ids) for name in ("volume", "layer"))
+        return cls(ids, event.read_nodes("original_row", ids), distance, surface_numbers(volume, layer))
 
     def outward(self, first: IntArray, second: IntArray) -> BoolArray:
         """Whether `second` lies further out than `first`; by the user's order where both are equally far."""

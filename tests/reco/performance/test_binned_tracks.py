@@ -7,6 +7,7 @@ import pytest
 from drawn_tracks import EVERY, drawn, table
 
 from domainpar.events import detector
+from domainpar.events.graph import surface_numbers
 from domainpar.events.simulate import simulate_event
 from domainpar.reco.helix import fit_helices
 from domainpar.reco.performance.binned import EDGES, bins_of
@@ -14,7 +15,7 @@ from domainpar.reco.performance.borders import distance_to_other_sectors
 from domainpar.reco.performance.counting import count_tracks
 from domainpar.reco.performance.cuts import TrackCuts
 from domainpar.reco.performance.styles import STYLES
-from domainpar.reco.performance.truth import EventTruth, surface_numbers
+from domainpar.reco.performance.truth import EventTruth
 
 
 def bin_at(name, value):

@@ -8,9 +8,10 @@ import pytest
 from drawn_tracks import table
 
 from domainpar.events.construct import Cuts, build_graph
+from domainpar.events.graph import surface_numbers
 from domainpar.events.simulate import simulate_event
 from domainpar.reco.performance.ceiling import EdgeCeiling, edge_ceiling
-from domainpar.reco.performance.truth import EventTruth, surface_numbers
+from domainpar.reco.performance.truth import EventTruth
 
 """
 Particle 1 along x: hits 0 | 1, 2 (one surface) | 3, and noise 4; particle 2: hits 5 | 6.
