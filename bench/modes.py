@@ -46,7 +46,7 @@ from domainpar.training.metrics import EdgeCounts, EdgeMetrics
 from domainpar.training.parts import LabelledPart, PartLoader
 from domainpar.training.sampler import Sample, samples_of, steps_of_epoch
 from domainpar.training.schedule import Schedule
-from domainpar.training.targets import EdgeClasses, edge_classes
+from domainpar.training.targets import EdgeClasses, class_counts, edge_classes
 
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.floating]
@@ -141,26 +141,27 @@ class Loader(Protocol):
     def load(self, sample: Sample) -> LabelledPart: ...
 
 
-class ReplicateLoader:
+class ReplicateLoader(PartLoader):
     """Sectors with a border, one process each: the `replicate` mode. Keeps every part."""
 
     def __init__(self, store: EventStore, world: World, hops: int) -> None:
-        self._store, self._world, self._hops = store, world, hops
-        self._kept: dict[Sample, LabelledPart] = {}
+        super().__init__(store, world)
+        self._hops, self._all = hops, {}
 
     def load(self, sample: Sample) -> LabelledPart:
-        if sample not in self._kept:
+        if sample not in self._all:
             with self._store.open(sample.record) as event:
-                self._kept[sample] = self._load(event, sample)
-        return self._kept[sample]
+                self._all[sample] = self._sector(event, sample)
+        return self._all[sample]
 
-    def _load(self, event: StoredEvent, sample: Sample) -> LabelledPart:
+    def _sector(self, event: StoredEvent, sample: Sample) -> LabelledPart:
         assert sample.sector is not None
         part = sector_with_border(event, sample.sector, self._hops, self._world)
         assert part.graph.label is not None
+        owned = part.graph.plan.edge_owned
         classes = edge_classes(part.graph.label.numpy(), None, None, None)
-        weights = EdgeClasses().weights(classes) * part.graph.plan.edge_owned
-        return LabelledPart(part, classes, torch.from_numpy(weights).to(torch.float32), sample.name)
+        weights = torch.from_numpy(EdgeClasses().weights(classes) * owned).to(torch.float32)
+        return LabelledPart(part, classes, class_counts(classes[owned]), weights, sample.name)
 
 
 def sector_with_border(event: StoredEvent, sector: Sector, hops: int, world: World) -> Part:

@@ -117,10 +117,10 @@ class PhaseClock:
             phases[f"{name}_busy"] = phases.get(f"{name}_busy", 0.0) + busy
         return {**record, "phases": phases}
 
-    def _mark(self, phase: str, step: int) -> None:
+    def _mark(self, phase: str, step: int, event: str | None = None) -> None:
         transports = {id(one): one for one in (self._world.transport, self._world.domain)}.values()
         talked = sum(one.seconds_waiting + one.seconds_exchanging for one in transports)
-        self._marks.append((phase.split()[0], time.perf_counter(), talked))
+        self._marks.append((phase, time.perf_counter(), talked))
 
 
 def training_steps(world: World, settings: StepSettings) -> dict[str, Any]:

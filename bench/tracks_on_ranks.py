@@ -16,7 +16,7 @@ import torch
 from domainpar.config import InferConfig
 from domainpar.events.detector import field_of_surfaces
 from domainpar.events.store import EventStore
-from domainpar.infer import trained_as
+from domainpar.infer.taking import trained_as
 from domainpar.nn.interaction import InteractionNetwork
 from domainpar.nn.team import set_threads
 from domainpar.parallel.loading import Part, load_part
@@ -49,7 +49,7 @@ def measure(world: World, settings: Settings) -> dict[str, Any]:
     store = EventStore(settings.store)
     with store.open(store.events()[0]) as event:
         part = load_part(event, world.domain)
-        model = network_for(settings, store)
+        model = network_for(settings, store, world)
         network = [timed(world, lambda: forward(model, part)) for _ in range(settings.repeats + 1)][1:]
         logits = forward(model, part) if settings.run else drawn(part, event.event_id, settings.spread)
         seconds: dict[str, list[float]] = {}
@@ -77,11 +77,11 @@ def measure(world: World, settings: Settings) -> dict[str, Any]:
     return {**found, "edges": int(owned.sum()), "passing": passing, "tracks": tracks}
 
 
-def network_for(settings: Settings, store: EventStore) -> torch.nn.Module:
+def network_for(settings: Settings, store: EventStore, world: World) -> torch.nn.Module:
     if settings.run is None:
         widths = len(store.feature_names), len(store.edge_feature_names)
         return InteractionNetwork(*widths, hidden=settings.hidden, graph_iters=settings.graph_iters, seed=0)
-    return load_network(settings.run, trained_as(settings.run, InferConfig()), "best", store)[0]
+    return load_network(settings.run, trained_as(settings.run, InferConfig()), "best", store, world)[0]
 
 
 def forward(model: torch.nn.Module, part: Part) -> npt.NDArray[np.float32]:

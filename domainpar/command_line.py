@@ -5,6 +5,7 @@ Imports neither torch nor MPI, so that help and mistakes cost a fraction of a se
 
 import argparse
 import difflib
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,13 +16,15 @@ from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_ty
 from domainpar.config import ConfigError, Group, InferConfig, PrepareConfig, TrainConfig, flag, groups, title
 from domainpar.config.acorn_keys import translate
 from domainpar.parallel.launcher import started_as_root
+from domainpar.problems import error_text
 
 Config = TypeVar("Config", bound=Group)
 
-_DIRECTORIES = ("store", "out", "input", "run", "naive", "scores", "png")
+_DIRECTORIES = ("store", "out", "input", "run", "naive", "scores", "png", "verify")
 
 # How ranks are laid out on a machine: a run that is resumed may find another one.
-_OF_THE_MACHINE = ("domain_size", "transport", "device", "threads", "offload")
+_OF_THE_MACHINE = ("ranks", "domain_size", "transport", "device", "share_gpu", "threads", "offload",
+                   "join_timeout", "first_timeout", "timeout")  # fmt: skip
 
 
 def run_command(
@@ -42,12 +45,23 @@ def run_command(
         SystemExit: With code 0 after `--help`.
     """
     try:
-        return work(parse(config_class, text or "", sys.argv[1:] if argv is None else argv))
+        config = parse(config_class, text or "", sys.argv[1:] if argv is None else argv)
+        _quieten_torch(config)
+        return work(config)
     except ConfigError as error:
         if started_as_root():
-            sys.stderr.write(f"domainpar: error: {error}\nhint: {error.hint}\n")
+            sys.stderr.write(error_text(error.what, hint=error.hint))
             sys.stderr.flush()
         return 2
+
+
+def _quieten_torch(config: Group) -> None:
+    """Keep torch's pages of C++ frames about ranks that have gone from burying the one line that says why.
+
+    What NCCL has to say about a GPU stays.
+    """
+    on_gpu = getattr(config, "device", "cpu") != "cpu"
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR" if on_gpu else "FATAL")
 
 
 def parse(config_class: type[Config], text: str, argv: Sequence[str]) -> Config:
@@ -72,7 +86,7 @@ def parse(config_class: type[Config], text: str, argv: Sequence[str]) -> Config:
         given = _read_file(config_class, parser, Path(values["config"]), own_model)
         parser.set_defaults(given)
         values = _read_flags(config_class, parser, argv)
-    if values.get("resume") and values["out"] is not None and not values["overwrite"]:
+    if values.get("resume") and values["out"] is not None and not values["overwrite"] and _goes_on(values):
         parser.set_defaults(_own_settings(config_class, parser, Path(values["out"])) | given)
         values = _read_flags(config_class, parser, argv)
     del values["config"]
@@ -127,6 +141,8 @@ def _reading(name: str, hint: Any) -> dict[str, Any]:
         return {"action": ActionYesNo(yes_prefix=on, no_prefix=off)}
     if get_origin(hint) is Literal:
         return {"type": hint}
+    if _is_switch_with_words(hint):
+        return {"type": hint, "nargs": "?", "const": True, "metavar": "|".join(_words(hint))}
     if choices := _choices(hint):
         return {"type": hint, "metavar": "{" + ",".join(choices) + "}"}
     directory = "DIR" if name in _DIRECTORIES else name.split("_")[-1].upper()
@@ -175,6 +191,13 @@ def _explain(config_class: type[Group], error: str) -> NoReturn:
         _refuse_value(config_class, key[1], given[-1], where="--")
     what = error.replace("unrecognized arguments:", "words that belong to no flag:").removeprefix("argument ")
     raise ConfigError(what, f"{_help(config_class)} lists the flags; each takes one value, quoted if it has spaces")
+
+
+def _goes_on(values: Mapping[str, Any]) -> bool:
+    """Whether a run that is to be resumed is there; `--resume auto` begins one where it is not."""
+    from domainpar.training.rundir import can_go_on
+
+    return values["resume"] != "auto" or can_go_on(Path(values["out"]))
 
 
 def _own_settings(config_class: type[Group], parser: Any, run: Path) -> dict[str, Any]:
@@ -272,6 +295,8 @@ def _refuse_value(config_class: type[Group], key: str, value: Any, where: str) -
 def _expected(hint: Any) -> str:
     if choices := _choices(hint):
         return "one of " + ", ".join(choices)
+    if _is_switch_with_words(hint):
+        return "true or false, or " + ", ".join(_words(hint))
     return {int: "a whole number", float: "a number", bool: "true or false"}.get(_plain(hint), "text")
 
 
@@ -286,6 +311,15 @@ def _plain(hint: Any) -> Any:
 def _choices(hint: Any) -> tuple[Any, ...]:
     """The values to choose from, of a `Literal` or an optional one; none for other types."""
     return get_args(_plain(hint)) if get_origin(_plain(hint)) is Literal else ()
+
+
+def _is_switch_with_words(hint: Any) -> bool:
+    """Whether a flag may stand alone, or be followed by one of a few words."""
+    return bool in get_args(hint) and bool(_words(hint))
+
+
+def _words(hint: Any) -> list[str]:
+    return [str(word) for part in get_args(hint) if get_origin(part) is Literal for word in get_args(part)]
 
 
 def _nearest(word: str, known: Iterable[str], otherwise: str) -> str:

@@ -7,40 +7,63 @@ Examples:
   mpiexec -n 8 python -m domainpar.train                           eight ranks, the same answer
   mpiexec -n 8 python -m domainpar.train --store stores/mine --epochs 20 --out runs/mine
   mpiexec -n 4 python -m domainpar.train --out runs/mine --resume --epochs 40    go on, on fewer ranks
+  srun python -m domainpar.train --out runs/mine --resume auto                    begin, or go on when queued again
   python -m domainpar.train --model mynet:factory                  a PyG model of your own, from mynet.py
   python -m domainpar.train --mode naive --sectors 8               for comparison: independent sectors
 """
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from domainpar.command_line import run_command
-from domainpar.config import PrepareConfig, TrainConfig
+from domainpar.config import PrepareConfig, TrainConfig, session_arguments
 from domainpar.parallel.allocator import set_up_allocator
+from domainpar.parallel.launcher import started_as_root
+from domainpar.parallel.signals import StopFlag
+from domainpar.problems import error_text
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train as the command line says; returns the exit code. Collective."""
-    return run_command(TrainConfig, _work, __doc__, argv)
+    # From the first moment, so that a signal while ranks start or events are read stops the run with a checkpoint.
+    with StopFlag.listening() as stop:
+        work = _Work(stop)
+        try:
+            return run_command(TrainConfig, work, __doc__, argv)
+        except KeyboardInterrupt:
+            if not work.ranks_met and started_as_root():
+                sys.stderr.write(error_text("interrupted before the ranks met"))
+            return 130
 
 
-def _work(config: TrainConfig) -> int:
-    allocator = set_up_allocator(config.allocator)
+@dataclass
+class _Work:
+    """The work of the command.
 
-    import torch
+    Attributes:
+        stop: Whether the run was asked to stop.
+        ranks_met: Whether ranks have met: from then on they say themselves what ends them.
+    """
 
-    from domainpar.parallel.world import World
-    from domainpar.prepare import prepare_store
-    from domainpar.training.run import train
+    stop: StopFlag
+    ranks_met: bool = False
 
-    torch.set_num_threads(1)  # ranks are the parallelism; more threads inside a kernel could change its bits
-    # Sectors are samples of their own: unless told otherwise, each rank takes others.
-    domain_size = 1 if config.mode == "naive" and config.domain_size is None else config.domain_size
-    with World.session(config.transport, config.device, domain_size) as world:
-        store = Path(config.store) if config.store is not None else prepare_store(PrepareConfig(), world)
-        train(config, store, world, allocator)
-    return 0
+    def __call__(self, config: TrainConfig) -> int:
+        allocator = set_up_allocator(config.allocator)
+
+        import torch
+
+        from domainpar.parallel.world import World
+        from domainpar.prepare import prepare_store
+        from domainpar.training.run import train
+
+        torch.set_num_threads(1)  # ranks are the parallelism; more threads inside a kernel could change its bits
+        with World.session(**session_arguments(config)) as world:
+            self.ranks_met = True
+            store = Path(config.store) if config.store is not None else prepare_store(PrepareConfig(), world)
+            return train(config, store, world, allocator, self.stop).exit_code
 
 
 if __name__ == "__main__":

@@ -5,9 +5,11 @@ What is wrong in a group, or between groups, is found when the object is made, b
 Only commands and the rooms' entry points read these objects; everything below takes plain arguments.
 """
 
+from domainpar.config.bad_events import BadEvents
 from domainpar.config.errors import ConfigError
 from domainpar.config.group import Group, flag, groups, resolved_yaml, title
 from domainpar.config.inference import InferConfig, Scoring
+from domainpar.config.launching import Launch, session_arguments
 from domainpar.config.preparing import AcornFiles, CandidateEdges, PrepareConfig, Source, Storage, Tiles
 from domainpar.config.ranks import Ranks
 from domainpar.config.reporting import ReportConfig, Showing
@@ -42,10 +44,12 @@ __all__ = [
     "ON_STAGES",
     "OWN_MODEL",
     "AcornFiles",
+    "BadEvents",
     "CandidateEdges",
     "ConfigError",
     "Group",
     "InferConfig",
+    "Launch",
     "LayerPair",
     "Learning",
     "Loss",
@@ -72,6 +76,7 @@ __all__ = [
     "parse_numbers",
     "parse_weighting",
     "resolved_yaml",
+    "session_arguments",
     "target_conditions",
     "title",
 ]

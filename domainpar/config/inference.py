@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from domainpar.config.bad_events import BadEvents
 from domainpar.config.errors import ConfigError
 from domainpar.config.group import Group
+from domainpar.config.launching import Launch
 from domainpar.config.ranks import Ranks
 from domainpar.config.texts import conditions_of
 
@@ -111,5 +113,5 @@ class Matching(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class InferConfig(Scoring, Tracks, Matching, Ranks):
+class InferConfig(Scoring, Tracks, Matching, Ranks, Launch, BadEvents):
     """What `infer` is asked to do."""

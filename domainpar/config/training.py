@@ -4,8 +4,10 @@ import difflib
 from dataclasses import dataclass
 from typing import Literal
 
+from domainpar.config.bad_events import BadEvents
 from domainpar.config.errors import ConfigError
 from domainpar.config.group import Group, flag
+from domainpar.config.launching import Launch
 from domainpar.config.ranks import Ranks
 from domainpar.config.texts import OWN_MODEL, is_code, parse_weighting, target_conditions
 
@@ -27,8 +29,12 @@ class Run(Group):
     out: str | None = None
     """Directory of the run. Default: a new numbered one, runs/0001, runs/0002, ..."""
 
-    resume: bool = False
-    """Continue the run in --out from its last checkpoint, with the flags it began with unless others are given."""
+    resume: bool | Literal["auto"] = False
+    """Continue the run in --out from its last checkpoint, with the flags it began with unless others are given.
+    auto: if there is one, else begin; for jobs that are queued again."""
+
+    strict_resume: bool = False
+    """Refuse to resume from an older checkpoint where the newest is damaged."""
 
     overwrite: bool = False
     """Replace the run that lies in --out."""
@@ -45,7 +51,8 @@ class Run(Group):
         if self.resume and self.overwrite:
             raise ConfigError("--resume and --overwrite exclude each other", "keep one: continue the run or replace it")
         if self.resume and self.out is None:
-            raise ConfigError("--resume does not say which run", "name its directory: --out runs/0001 --resume")
+            given = "--resume auto" if self.resume == "auto" else "--resume"
+            raise ConfigError(f"{given} does not say which run", f"name its directory: --out runs/0001 {given}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,13 +214,29 @@ class Record(Group):
     checkpoint_every: int | None = None
     """Steps between two checkpoints, besides the one at the end of each epoch."""
 
+    save_every_minutes: float | None = 15.0
+    """Minutes between two checkpoints, besides those of steps and epochs. 0: none."""
+
     def check(self) -> None:
-        """Refuse intervals below one step."""
+        """Refuse intervals below one step, and times below zero."""
         self._bounded("log_every", "checkpoint_every", least=1)
+        self._bounded("save_every_minutes")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(Run, Ranks, Network, Learning, Memory, Loss, Record):
+class Watching(Group):
+    """Watching over the ranks"""
+
+    check_replicas_every: int = 100
+    """Steps between two checks that all ranks hold the same parameters, and before each checkpoint. 0: none."""
+
+    def check(self) -> None:
+        """Refuse a negative interval."""
+        self._bounded("check_replicas_every")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(Run, Ranks, Launch, BadEvents, Network, Learning, Memory, Loss, Record, Watching):
     """What `train` is asked to do."""
 
     def check(self) -> None:

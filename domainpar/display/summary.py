@@ -17,7 +17,7 @@ METRICS = ("edge_efficiency", "edge_purity", "edge_auc")
 
 STATES = {
     "done": "done",
-    "stopped": "stopped on request, with a checkpoint",
+    "preempted": "stopped on request, with a checkpoint",
     "running": "under way when this was written, or killed",
     "failed": "failed",
     "starting": "had not begun",
@@ -51,6 +51,7 @@ def facts(run: RunFiles) -> Rows:
         "parameters": _hash(about),
         "trained on": _events(about, run),
         "target particles": run.target or "every particle",
+        "left out": _left_out(run),
         "steps": _steps(run),
         "time": _duration(about.get("seconds")),
         "ranks": _ranks(about, settings),
@@ -62,6 +63,18 @@ def facts(run: RunFiles) -> Rows:
         "versions": ", ".join(f"{name} {version}" for name, version in _mapping(about, "versions").items() if version),
     }
     return Rows((), tuple((name, text) for name, text in told.items() if text))
+
+
+def _left_out(run: RunFiles) -> str:
+    """Events that training or inference left out since they could not be used; empty if none were."""
+    told: list[str] = []
+    scored = run.scores.about if run.scores else {}
+    for what, about, name in (("in training", run.about, "sample"), ("in scoring", scored, "event")):
+        skipped = [str(one.get(name)) for one in about.get("skipped") or () if isinstance(one, dict)]
+        if skipped:
+            names = ", ".join(skipped[:4]) + (", ..." if len(skipped) > 4 else "")
+            told.append(f"{several(len(skipped), name)} {what}: {names}")
+    return "; ".join(told) + (" (could not be read)" if told else "")
 
 
 def final_metrics(run: RunFiles, other: RunFiles | None = None) -> Rows | None:

@@ -23,8 +23,10 @@ from domainpar.events import construct
 from domainpar.events.acorn_columns import Columns, short_name
 from domainpar.events.checks import check_graph
 from domainpar.events.graph import EventGraph, FloatArray, Hits, IntArray, Particles
+from domainpar.events.place import Place
 from domainpar.events.pyg import read_entries
 from domainpar.events.targets import passes
+from domainpar.problems import Problem
 
 PtUnit = Literal["MeV", "GeV"]
 SplitName = Literal["train", "val", "test"]
@@ -86,11 +88,11 @@ def find_events(directory: str | Path) -> dict[str, AcornFile]:
     """The events of a directory by name, in order of split, then name: `000000007` for `event000000007.pyg`.
 
     Raises:
-        ValueError: If the directory does not exist or holds no events, or two files have one name.
+        Problem: If the directory does not exist or holds no events, or two files have one name.
     """
     directory = Path(directory)
     if not directory.is_dir():
-        raise ValueError(f"{directory} is not a directory; give the one that holds trainset, valset and testset.")
+        raise Problem(f"{directory} is not a directory", "give the one that holds trainset, valset and testset")
     folders: dict[Path, SplitName | None] = {
         directory / name: split for name, split in FOLDERS.items() if (directory / name).is_dir()
     }
@@ -99,11 +101,13 @@ def find_events(directory: str | Path) -> dict[str, AcornFile]:
         for path in sorted(folder.glob(f"*{SUFFIX}")):
             name = event_name(path)
             if name in events:
-                raise ValueError(f"{path} and {events[name].path} are one event by their names; remove one of them.")
+                raise Problem(
+                    f"{path} and {events[name].path} are one event by their names", "remove one of them", event=name
+                )
             events[name] = AcornFile(path, split)
     if not events:
         places = ", ".join(str(folder) for folder in folders or (directory,))
-        raise ValueError(f"no acorn events in {places}; expected files like event000000007{SUFFIX}.")
+        raise Problem(f"no acorn events in {places}", f"expected are files like event000000007{SUFFIX}")
     return events
 
 
@@ -118,7 +122,7 @@ def guess_pt_unit(paths: Iterable[Path]) -> PtUnit | None:
     acorn itself writes MeV. None if no file knows a pt.
 
     Raises:
-        ValueError: If the median is between 20 and 50, which may be either, or a file cannot be read.
+        Problem: If the median is between 20 and 50, which may be either, or a file cannot be read.
     """
     for path in paths:
         columns = _columns(path)
@@ -130,7 +134,7 @@ def guess_pt_unit(paths: Iterable[Path]) -> PtUnit | None:
             continue
         median = float(np.median(pt))
         if 20 <= median <= 50:
-            raise ValueError(f"{columns.where}: the median pt is {median:.4g}; is that MeV or GeV? Say pt_unit.")
+            raise columns.place.problem(f"the median pt is {median:.4g}", "is that MeV or GeV? Say pt_unit")
         return "MeV" if median > 50 else "GeV"
     return None
 
@@ -149,7 +153,7 @@ def read_event(path: str | Path, options: AcornOptions | None = None) -> EventGr
         vx, vy and vz; where it has only `radius`, x is the radius, y 0 and z NaN. Charges are unknown.
 
     Raises:
-        ValueError: Naming event and file: if the file asks for more than it may, is damaged or lacks a column; if a
+        Problem: Naming event and file: if the file asks for more than it may, is damaged or lacks a column; if a
             shape does not fit, an edge names a hit that does not exist, or a value is not finite or in another unit.
     """
     options = options or AcornOptions()
@@ -169,14 +173,14 @@ def read_event(path: str | Path, options: AcornOptions | None = None) -> EventGr
         edge_feature_names=edge_names,
         label=columns.get("edge", "y") if columns.has("edge", "y") else None,
     )
-    check_graph(graph, columns.where)
+    check_graph(graph, columns.place)
     label = None if graph.label is None else graph.label.astype(np.uint8)
     return _with_hard_cuts(replace(graph, label=label), columns, options)
 
 
 def _columns(path: Path) -> Columns:
-    where = f"event {event_name(path)}, file {path}"
-    return Columns(read_entries(path, where), where)
+    place = Place(event_name(path), path)
+    return Columns(read_entries(place), place)
 
 
 def _short(name: str) -> str:
@@ -267,7 +271,7 @@ def _with_hard_cuts(graph: EventGraph, columns: Columns, options: AcornOptions) 
     if not options.hard_cuts:
         return graph
     if columns.track_edges is None:
-        raise ValueError(f"{columns.where}: hard_cuts need the truth, and the event has no track_edges.")
+        raise columns.place.problem("hard_cuts need the truth, and the event has no track_edges")
     on_passing = np.zeros(columns.num_hits, np.bool_)
     on_passing[columns.track_edges[:, _passing(columns, options)]] = True
     kept = np.flatnonzero(on_passing[graph.edge_index].all(axis=0))
@@ -292,5 +296,5 @@ def _passing(columns: Columns, options: AcornOptions) -> npt.NDArray[np.bool_]:
         try:
             passing &= passes(values, condition)
         except ValueError as error:
-            raise ValueError(f"{columns.where}: hard_cuts on {name}: {error}") from error
+            raise columns.place.problem(f"hard_cuts on {name}: {error}".rstrip(".")) from error
     return passing

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from domainpar.events.graph import IntArray
+from domainpar.events.place import Place
 from domainpar.events.pyg import as_array
 
 Kind = Literal["hit", "edge", "track"]
@@ -62,22 +63,22 @@ class Columns:
 
     Args:
         entries: Names and values of the file.
-        where: What the messages begin with: the event and its file.
+        place: The event and its file.
 
     Attributes:
-        where: The same.
+        place: The same.
         num_hits: N.
         edge_index: Rows of the two hits of each candidate edge, int64 [2, E].
         track_edges: Rows of the two hits of each true edge, int64 [2, T]; None without truth.
         known: Whether both hits of a true edge are in the event, bool [T]; acorn writes -1 for one that is not.
 
     Raises:
-        ValueError: If a column is there twice, there are no hits or candidate edges, or an edge names a hit that does
+        Problem: If a column is there twice, there are no hits or candidate edges, or an edge names a hit that does
             not exist.
     """
 
-    def __init__(self, entries: Mapping[str, Any], where: str) -> None:
-        self.where = where
+    def __init__(self, entries: Mapping[str, Any], place: Place) -> None:
+        self.place = place
         self._values: dict[tuple[Kind, str], Any] = {}
         self._names: dict[tuple[Kind, str], str] = {}
         for name, value in entries.items():
@@ -85,7 +86,7 @@ class Columns:
             if key is None or value is None:
                 continue
             if key in self._values:
-                raise ValueError(f"{where}: {self._names[key]} and {name} are one column; remove one of them.")
+                raise place.problem(f"{self._names[key]} and {name} are one column", "remove one of them")
             self._values[key], self._names[key] = value, str(name)
         self.num_hits = self._count_hits()
         self.edge_index = self._ends(entries, "edge_index")
@@ -106,47 +107,48 @@ class Columns:
         """One column, [N], [E] or [T] by its kind.
 
         Raises:
-            ValueError: If the file has no such column (with those it has), or it is not one number a row.
+            Problem: If the file has no such column (with those it has), or it is not one number a row.
         """
         if (kind, name) not in self._values:
-            raise ValueError(f"{self.where}: no column {name} of {_PER[kind]}s; found {self.names(kind)}.")
+            raise self.place.problem(f"no column {name} of {_PER[kind]}s; found {self.names(kind)}")
         shown = self._names[kind, name]
-        values = as_array(self._values[kind, name], shown, self.where)
+        values = as_array(self._values[kind, name], shown, self.place)
         count = {
             "hit": self.num_hits,
             "edge": self.edge_index.shape[1],
             "track": 0 if self.track_edges is None else self.track_edges.shape[1],
         }[kind]
         if values.shape != (count,) or values.dtype.kind not in "biuf":
-            raise ValueError(
-                f"{self.where}: {shown} is {values.dtype} of shape {list(values.shape)}, expected one number per "
-                f"{_PER[kind]}, [{count}]."
+            raise self.place.problem(
+                f"{shown} is {values.dtype} of shape {list(values.shape)}, expected one number per "
+                f"{_PER[kind]}, [{count}]"
             )
         return values
 
     def _count_hits(self) -> int:
         for name in ("hit_id", "r", "x", "z"):
             if self.has("hit", name):
-                values = as_array(self._values["hit", name], self._names["hit", name], self.where)
+                values = as_array(self._values["hit", name], self._names["hit", name], self.place)
                 if values.ndim != 1:
-                    raise ValueError(f"{self.where}: {name} has shape {list(values.shape)}, expected one per hit.")
+                    raise self.place.problem(f"{name} has shape {list(values.shape)}, expected one per hit")
                 return len(values)
-        raise ValueError(f"{self.where}: no hits; found columns {self.names('hit')}, expected at least r, phi and z.")
+        raise self.place.problem(f"no hits; found columns {self.names('hit')}, expected at least r, phi and z")
 
     def _ends(self, entries: Mapping[str, Any], name: str, least: int = 0) -> IntArray:
         if entries.get(name) is None:
-            raise ValueError(
-                f"{self.where}: no {name}; found {sorted(map(str, entries))}. A file of acorn's data reading has hits "
-                "only: give the directory of a later stage, in which candidate edges were built."
+            raise self.place.problem(
+                f"no {name}; found {sorted(map(str, entries))}",
+                "a file of acorn's data reading has hits only: give the directory of a later stage, in which candidate "
+                "edges were built",
             )
-        ends = as_array(entries[name], name, self.where)
+        ends = as_array(entries[name], name, self.place)
         if ends.ndim != 2 or len(ends) != 2 or not np.issubdtype(ends.dtype, np.integer):
-            raise ValueError(f"{self.where}: {name} is {ends.dtype} of shape {list(ends.shape)}, expected integers.")
+            raise self.place.problem(f"{name} is {ends.dtype} of shape {list(ends.shape)}, expected integers")
         bad = np.flatnonzero(((ends < least) | (ends >= self.num_hits)).any(axis=0))
         if len(bad):
             src, dst = ends[:, bad[0]].tolist()
-            raise ValueError(
-                f"{self.where}: {name} names hits that do not exist in {len(bad)} columns, the first is {bad[0]}: "
-                f"{src} -> {dst}; the event has hits 0 to {self.num_hits - 1}."
+            raise self.place.problem(
+                f"{name} names hits that do not exist in {len(bad)} columns, the first is {bad[0]}: "
+                f"{src} -> {dst}; the event has hits 0 to {self.num_hits - 1}"
             )
         return ends.astype(np.int64)

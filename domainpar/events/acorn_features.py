@@ -41,7 +41,7 @@ def cylinder_of(columns: Columns) -> dict[str, Float64]:
     A hit's y has no name of its own in acorn (`y` is the label of an edge): it is r sin(phi).
 
     Raises:
-        ValueError: If the columns do not tell, are not finite, or are not in mm and rad.
+        Problem: If the columns do not tell, are not finite, or are not in mm and rad.
     """
     place = {name: columns.get("hit", name).astype(np.float64) for name in "xyz" if columns.has("hit", name)}
     if columns.has("hit", "r") and columns.has("hit", "phi"):
@@ -49,9 +49,8 @@ def cylinder_of(columns: Columns) -> dict[str, Float64]:
     elif "x" in place and "y" in place:
         r, phi = np.hypot(place["x"], place["y"]), np.arctan2(place["y"], place["x"])
     else:
-        raise ValueError(
-            f"{columns.where}: positions need r and phi, or x and hit_y, of every hit; found columns "
-            f"{columns.names('hit')}."
+        raise columns.place.problem(
+            f"positions need r and phi, or x and hit_y, of every hit; found columns {columns.names('hit')}"
         )
     z = columns.get("hit", "z").astype(np.float64)
     _check_units(columns, r, phi, z, place.get("x"))
@@ -65,21 +64,21 @@ def _check_units(columns: Columns, r: Float64, phi: Float64, z: Float64, x: Floa
     for name, values in (("r", r), ("phi", phi), ("z", z)):
         bad = np.flatnonzero(~np.isfinite(values))
         if len(bad):
-            raise ValueError(
-                f"{columns.where}: {name} of {len(bad)} hits is not finite, the first is {values[bad[0]]} in row "
-                f"{bad[0]}; repair or remove it in the input."
+            raise columns.place.problem(
+                f"{name} of {len(bad)} hits is not finite, the first is {values[bad[0]]} in row {bad[0]}",
+                "repair or remove it in the input",
             )
     if len(r) == 0:
         return
     if np.abs(phi).max() > TWO_PI * (1 + 1e-6):
-        raise ValueError(f"{columns.where}: phi goes up to {np.abs(phi).max():.6g}, expected radians.")
+        raise columns.place.problem(f"phi goes up to {np.abs(phi).max():.6g}, expected radians")
     if r.max() < 10:
-        raise ValueError(
-            f"{columns.where}: the largest r is {r.max():.6g}, expected mm; acorn scales features when it loads a "
-            "file, on disk they are not."
+        raise columns.place.problem(
+            f"the largest r is {r.max():.6g}, expected mm",
+            "acorn scales features when it loads a file, on disk they are not",
         )
     if x is not None and (far := np.abs(x - r * np.cos(phi)).max()) > 1 + 1e-3 * r.max():
-        raise ValueError(f"{columns.where}: x and r cos(phi) differ by up to {far:.4g} mm; are they in one unit?")
+        raise columns.place.problem(f"x and r cos(phi) differ by up to {far:.4g} mm", "are they in one unit?")
 
 
 def node_features(
@@ -91,7 +90,7 @@ def node_features(
     acorn's InteractionGNN2 makes them before anything else.
 
     Raises:
-        ValueError: If a column is missing.
+        Problem: If a column is missing.
     """
     scaled = {name: _node_column(columns, cylinder, name) / scale for name, scale in zip(names, scales)}
     if columns.has("hit", "region"):
@@ -124,7 +123,7 @@ def edge_features(
         node_scales: Scales of r, phi, z and eta within computed ones.
 
     Raises:
-        ValueError: If one is neither in the file nor one of `EDGE_FEATURES`.
+        Problem: If one is neither in the file nor one of `EDGE_FEATURES`.
     """
     scaled = {name: cylinder[name] / node_scales[name] for name in ("r", "z", "eta")}
     computed = _computed(scaled, cylinder["phi"], node_scales["phi"], columns.edge_index)
@@ -135,9 +134,9 @@ def edge_features(
         elif name in computed:
             column = computed[name]
         else:
-            raise ValueError(
-                f"{columns.where}: no column {name} of candidate edges; found {columns.names('edge')}, and computed "
-                f"can be {', '.join(EDGE_FEATURES)}."
+            raise columns.place.problem(
+                f"no column {name} of candidate edges; found {columns.names('edge')}, and computed can be "
+                f"{', '.join(EDGE_FEATURES)}"
             )
         values.append(_tamed(name, column) / scale)
     return _as_features(values, columns.edge_index.shape[1])

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from domainpar.events import detector
 from domainpar.events.detector import LayerPair
 from domainpar.events.graph import EventGraph, Hits, surface_numbers
+from domainpar.events.place import Place
 
 NODE_FEATURES = ("r", "phi", "z")
 EDGE_FEATURES = ("dr", "dphi", "dz", "deta", "phi_slope", "r_phi_slope")
@@ -133,26 +134,27 @@ def label_note(hits: Hits) -> str | None:
 
 
 def _checked_position(hits: Hits) -> npt.NDArray[np.float64]:
-    where = f"event {hits.event_id}"
+    place = Place(hits.event_id)
     if hits.position is None:
-        raise ValueError(f"{where}: hits have no positions; candidate edges need x, y and z.")
+        raise place.problem("hits have no positions; candidate edges need x, y and z")
     for name in ("position", "volume", "layer", "module", "particle_id"):
         column = getattr(hits, name)
         if column is not None and len(column) != len(hits):
-            raise ValueError(f"{where}: {name} has {len(column)} rows for {len(hits)} hits.")
+            raise place.problem(f"{name} has {len(column)} rows for {len(hits)} hits")
     position = np.asarray(hits.position, np.float64)
     if position.shape != (len(hits), 3):
-        raise ValueError(f"{where}: position has shape {position.shape}, expected ({len(hits)}, 3).")
+        raise place.problem(f"position has shape {position.shape}, expected ({len(hits)}, 3)")
     broken = np.flatnonzero(~np.isfinite(position).all(axis=1))
     if len(broken):
         row = broken[0]
-        raise ValueError(
-            f"{where}: {len(broken)} of {len(hits)} positions are not finite, first at hit_id {hits.hit_id[row]}: "
-            f"{position[row].tolist()}; remove these hits."
+        raise place.problem(
+            f"{len(broken)} of {len(hits)} positions are not finite, first at hit_id {hits.hit_id[row]}: "
+            f"{position[row].tolist()}",
+            "remove these hits",
         )
     ids, counts = np.unique(hits.hit_id, return_counts=True)
     if len(ids) != len(hits):
-        raise ValueError(f"{where}: {len(hits) - len(ids)} hit ids are repeated, such as {ids[counts > 1][0]}.")
+        raise place.problem(f"{len(hits) - len(ids)} hit ids are repeated, such as {ids[counts > 1][0]}")
     return position
 
 
@@ -194,17 +196,17 @@ def _layers_by_phi(hits: Hits, cuts: Cuts, cylinder: npt.NDArray[np.float64]) ->
 def _check_layers(
     hits: Hits, cuts: Cuts, present: set[tuple[int, int]], layer_of_hit: npt.NDArray[Any], order: npt.NDArray[Any]
 ) -> None:
-    where = f"event {hits.event_id}"
+    place = Place(hits.event_id)
     named = {layer for pair in cuts.layer_pairs for layer in pair}
     for volume, layer in sorted(present - named - detector.KNOWN_LAYERS):
         count = np.sum(layer_of_hit == np.flatnonzero((order == (volume, layer)).all(axis=1))[0])
-        raise ValueError(
-            f"{where}: {count} hits lie in volume {volume} layer {layer}, which is no TrackML layer and in no layer "
-            "pair; name your detector's layer pairs."
+        raise place.problem(
+            f"{count} hits lie in volume {volume} layer {layer}, which is no TrackML layer and in no layer pair",
+            "name your detector's layer pairs",
         )
     for volume, layer in sorted(named - present - detector.KNOWN_LAYERS):
-        raise ValueError(
-            f"{where}: the layer pairs name volume {volume} layer {layer}, which is no TrackML layer and has no hits."
+        raise place.problem(
+            f"the layer pairs name volume {volume} layer {layer}, which is no TrackML layer and has no hits"
         )
 
 

@@ -6,6 +6,7 @@ X holds r/1000, phi/(pi/n_phi) and z/1000 of each hit. Edge `Ro_cols[k]` starts 
 
 from __future__ import annotations
 
+import math
 import zipfile
 import zlib
 from pathlib import Path
@@ -17,6 +18,11 @@ import numpy.typing as npt
 from domainpar.events.checks import check_finite, check_graph
 from domainpar.events.construct import EDGE_FEATURES, NODE_FEATURES, NODE_SCALE, edge_features
 from domainpar.events.graph import EventGraph, FloatArray, Hits, IntArray
+from domainpar.events.place import Place
+from domainpar.problems import Problem
+
+LARGEST_ARRAY = 2**34
+"""Bytes that one array of a file may have: 16 GiB."""
 
 _ARRAYS = ("X", "y", "Ri_rows", "Ri_cols", "Ro_rows", "Ro_cols")
 
@@ -25,14 +31,14 @@ def list_events(directory: str | Path) -> list[str]:
     """The graphs of a directory, sorted: `000001000_g000` for `event000001000_g000.npz`.
 
     Raises:
-        ValueError: If the directory does not exist or holds no graph.
+        Problem: If the directory does not exist or holds no graph.
     """
     directory = Path(directory)
     if not directory.is_dir():
-        raise ValueError(f"{directory} is not a directory; give the one that holds the heptrkx graphs.")
+        raise Problem(f"{directory} is not a directory", "give the one that holds the heptrkx graphs")
     names = [path.stem for path in directory.glob("event*.npz") if not path.stem.endswith("_ID")]
     if not names:
-        raise ValueError(f"{directory} holds no heptrkx graphs; expected files like event000001000_g000.npz.")
+        raise Problem(f"{directory} holds no heptrkx graphs", "expected are files like event000001000_g000.npz")
     return sorted(name.removeprefix("event") for name in names)
 
 
@@ -57,18 +63,19 @@ def read_event(directory: str | Path, event_id: str, num_phi_sectors: int = 1) -
         Without an `_ID` file the hit ids are the rows.
 
     Raises:
-        ValueError: Naming event and file: if a file is missing, damaged, or lacks an array; if shapes do not fit, a
-            value is not finite, an edge is listed twice or not at all, or a label is not 0 or 1.
+        Problem: Naming event and file: if a file is missing, damaged, lacks an array, or declares more than it holds;
+            if shapes do not fit, a value is not finite, an edge is listed twice or not at all, or a label is not 0 or
+            1.
     """
     path = Path(directory) / f"event{event_id}.npz"
-    where = f"event {event_id}, file {path}"
-    arrays = _load(path, where, _ARRAYS)
-    features = _features(arrays["X"], num_phi_sectors, where)
+    place = Place(event_id, path)
+    arrays = _load(path, place, _ARRAYS)
+    features = _features(arrays["X"], num_phi_sectors, place)
     num_edges = len(arrays["y"])
-    edge_index = np.stack([_ends(arrays[f"{side}_rows"], arrays[f"{side}_cols"], num_edges, f"{where}: {side}")
+    edge_index = np.stack([_ends(arrays[f"{side}_rows"], arrays[f"{side}_cols"], num_edges, side, place)
                            for side in ("Ro", "Ri")])  # fmt: skip
     hits = _hits(event_id, features, _hit_ids(Path(directory), event_id, len(features)))
-    check_graph(_bare_graph(hits, features, edge_index, arrays["y"]), where)
+    check_graph(_bare_graph(hits, features, edge_index, arrays["y"]), place)
     assert hits.position is not None
     return EventGraph(
         hits=hits,
@@ -87,13 +94,13 @@ def _bare_graph(hits: Hits, features: FloatArray, edge_index: IntArray, label: n
     return EventGraph(hits, features, NODE_FEATURES, edge_index, nothing, (), label)
 
 
-def _features(x: npt.NDArray[Any], num_phi_sectors: int, where: str) -> FloatArray:
+def _features(x: npt.NDArray[Any], num_phi_sectors: int, place: Place) -> FloatArray:
     if num_phi_sectors < 1:
         raise ValueError(f"num_phi_sectors is {num_phi_sectors}, expected at least 1.")
     if x.ndim != 2 or x.shape[1] != 3:
-        raise ValueError(f"{where}: X has shape {list(x.shape)}, expected [hits, 3] with r, phi and z.")
+        raise place.problem(f"X has shape {list(x.shape)}, expected [hits, 3] with r, phi and z")
     features = x.astype(np.float32)
-    check_finite(where, "X", features)
+    check_finite(place, "X", features)
     if num_phi_sectors > 1:
         features[:, 1] /= num_phi_sectors
     return features
@@ -116,43 +123,58 @@ def _hit_ids(directory: Path, event_id: str, num_hits: int) -> IntArray:
     path = directory / f"event{event_id}_ID.npz"
     if not path.is_file():
         return np.arange(num_hits)
-    where = f"event {event_id}, file {path}"
-    hit_id = _load(path, where, ("ID",))["ID"]
+    place = Place(event_id, path)
+    hit_id = _load(path, place, ("ID",))["ID"]
     if hit_id.shape != (num_hits,) or not np.issubdtype(hit_id.dtype, np.integer):
-        raise ValueError(
-            f"{where}: ID is {hit_id.dtype} of shape {list(hit_id.shape)}, expected integers [{num_hits}]."
-        )
+        raise place.problem(f"ID is {hit_id.dtype} of shape {list(hit_id.shape)}, expected integers [{num_hits}]")
     if len(np.unique(hit_id)) != num_hits:
-        raise ValueError(f"{where}: {num_hits - len(np.unique(hit_id))} of {num_hits} hit ids are repeated.")
+        raise place.problem(f"{num_hits - len(np.unique(hit_id))} of {num_hits} hit ids are repeated")
     return hit_id.astype(np.int64)
 
 
-def _ends(rows: IntArray, edges: IntArray, num_edges: int, where: str) -> IntArray:
+def _ends(rows: IntArray, edges: IntArray, num_edges: int, side: str, place: Place) -> IntArray:
     """The node at one end of each edge: `rows[k]` belongs to edge `edges[k]`, listed in any order."""
     for name, values in (("rows", rows), ("cols", edges)):
         if values.shape != (num_edges,) or not np.issubdtype(values.dtype, np.integer):
-            raise ValueError(
-                f"{where}_{name} is {values.dtype} of shape {list(values.shape)}, "
-                f"expected integers [{num_edges}] like y."
+            raise place.problem(
+                f"{side}_{name} is {values.dtype} of shape {list(values.shape)}, expected integers [{num_edges}] like y"
             )
     times_listed = np.bincount(edges[(edges >= 0) & (edges < num_edges)], minlength=num_edges)
     if (times_listed != 1).any():
         edge = int(np.flatnonzero(times_listed != 1)[0])
-        raise ValueError(
-            f"{where}_cols lists edge {edge} {times_listed[edge]} times, expected each of {num_edges} edges once."
+        raise place.problem(
+            f"{side}_cols lists edge {edge} {times_listed[edge]} times, expected each of {num_edges} edges once"
         )
     ends = np.empty(num_edges, np.int64)
     ends[edges] = rows
     return ends
 
 
-def _load(path: Path, where: str, names: tuple[str, ...]) -> dict[str, npt.NDArray[Any]]:
+def _load(path: Path, place: Place, names: tuple[str, ...]) -> dict[str, npt.NDArray[Any]]:
     try:
+        with zipfile.ZipFile(path) as archive:
+            found = {name.removesuffix(".npy") for name in archive.namelist()}
+            if missing := [name for name in names if name not in found]:
+                raise ValueError(f"no array {', '.join(missing)}; found {sorted(found)}, expected {sorted(names)}")
+            for name in names:
+                _check_declared(archive, f"{name}.npy")
         # allow_pickle is off by default and stays off: an object array in a file is a program.
-        with np.load(path, allow_pickle=False) as archive:
-            missing = [name for name in names if name not in archive]
-            if missing:
-                raise ValueError(f"no array {', '.join(missing)}; found {sorted(archive)}, expected {sorted(names)}")
-            return {name: archive[name] for name in names}
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in names}
     except (OSError, EOFError, ValueError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(f"{where}: cannot be read, {type(error).__name__}: {error}.") from error
+        raise place.problem(
+            f"cannot be read, {type(error).__name__}: {error}", "is it truncated? Only arrays of numbers are read"
+        ) from error
+
+
+def _check_declared(archive: zipfile.ZipFile, member: str) -> None:
+    """Refuse an array that claims another size than its member has: numpy would allocate what it claims."""
+    with archive.open(member) as file:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(file)
+        header = file.tell()
+    held = archive.getinfo(member).file_size - header
+    declared = math.prod(shape) * dtype.itemsize
+    if not dtype.hasobject and (declared != held or held > LARGEST_ARRAY):
+        raise ValueError(f"{member} claims {declared} bytes and holds {held}; at most {LARGEST_ARRAY} are read")

@@ -18,6 +18,7 @@ import numpy as np
 
 from domainpar.events.construct import Cuts, build_graph
 from domainpar.events.graph import EventGraph
+from domainpar.events.place import Place
 from domainpar.events.store import (
     MANIFEST,
     PARTIAL,
@@ -35,6 +36,7 @@ from domainpar.events.store import (
     write_manifest,
 )
 from domainpar.events.stored_order import default_num_tiles
+from domainpar.problems import Problem, told
 from partitioners import Topology, get_partitioner
 
 if TYPE_CHECKING:
@@ -97,7 +99,7 @@ def open_source(
         count = DEFAULT_SIMULATED_EVENTS if num_events is None else num_events
         return _simulated(count, seed, num_hits, cuts)
     if directory is None:
-        raise ValueError(f"source {kind} needs the directory of its files.")
+        raise Problem(f"source {kind} needs the directory of its files", "name it with --input")
     if kind == "trackml":
         source = _trackml(Path(directory), cuts)
     elif kind == "heptrkx":
@@ -109,7 +111,9 @@ def open_source(
     else:
         raise ValueError(f"unknown source {kind!r}; known: simulate, trackml, heptrkx, pyg, acorn.")
     if num_events is not None and num_events > len(source.names):
-        raise ValueError(f"{num_events} events were asked for but {directory} holds {len(source.names)}.")
+        raise Problem(
+            f"{num_events} events were asked for but {directory} holds {len(source.names)}", "ask for fewer --events"
+        )
     return replace(source, names=source.names[:num_events])
 
 
@@ -146,8 +150,9 @@ def prepare(
         on_event: Called on every rank for every event, in order, with its record and whether it was kept as it was.
 
     Raises:
-        ValueError: If the store was made with other settings and is not to be overwritten, or if an event cannot be
-            read, cut or written: naming each such event and its rank. Finished events stay; there is no manifest.
+        Problem: If the store was made with other settings and is not to be overwritten, or if an event cannot be
+            read, cut or written: naming the first such event, and how many there are. Finished events stay; there is
+            no manifest.
     """
     if size > 1 and all_gather is None:
         raise ValueError(f"{size} ranks were given but no all_gather to join them.")
@@ -310,7 +315,7 @@ class _Job:
             partitioner = self.partitioner or ("metis" if graph.hits.position is None else "phi-eta")
             assignment = get_partitioner(partitioner, self.seed)(topology, num_tiles)
         except (ValueError, RuntimeError) as error:  # partitioners see a graph, not whose it is
-            raise ValueError(f"event {name}: {error}") from error
+            raise Place(name).of(ValueError(error)) from error
         return write_event(path, graph, assignment, num_tiles, settings=self.settings, source_digest=source_digest)
 
     def _finished(self, path: Path, source_digest: str) -> EventRecord | None:
@@ -337,7 +342,7 @@ def _make_ready(job: _Job, overwrite: bool) -> None:
     if job.partitioner is not None:
         get_partitioner(job.partitioner)  # refuses a name it does not know
     if job.directory.exists() and not job.directory.is_dir():
-        raise ValueError(f"{job.directory} is a file; name a directory for the store.")
+        raise Problem(f"{job.directory} is a file", "name a directory for the store")
     job.directory.mkdir(parents=True, exist_ok=True)
     for partial in job.directory.glob(f"{PARTIAL}*"):
         partial.unlink(missing_ok=True)
@@ -345,9 +350,9 @@ def _make_ready(job: _Job, overwrite: bool) -> None:
     if foreign is None:
         return
     if not overwrite:
-        raise ValueError(
-            f"{job.directory} was prepared with other settings: {foreign}; "
-            "name another --store, or replace this one with --overwrite."
+        raise Problem(
+            f"{job.directory} was prepared with other settings: {foreign}",
+            "name another --store, or replace this one with --overwrite",
         )
     # The manifest goes first: without it nobody takes the remains for a store.
     (job.directory / MANIFEST).unlink(missing_ok=True)
@@ -401,16 +406,22 @@ class _Share:
         try:
             mine: dict[str, Any] = {"value": work()}
         except (ValueError, RuntimeError, OSError, MemoryError) as error:
-            mine = {"error": f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)}
+            mine = {"error": told(error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}")}
         everyone = [json.loads(payload) for payload in self.all_gather(json.dumps(mine).encode())]
-        errors = [
-            f"rank {rank}/{self.size}: {answer['error']}" if self.size > 1 else answer["error"]
-            for rank, answer in enumerate(everyone)
-            if "error" in answer
-        ]
+        errors = {rank: answer["error"] for rank, answer in enumerate(everyone) if "error" in answer}
         if errors:
-            raise ValueError("\n".join(errors))
+            raise _first_of(errors, self.size)
         return [answer["value"] for answer in everyone]
+
+
+def _first_of(errors: Mapping[int, Mapping[str, Any]], size: int) -> Problem:
+    """One error for those of all ranks: the first and whose it is, and which other events have one."""
+    rank, first = next(iter(errors.items()))
+    others = [error["event"] or error["what"] for error in errors.values() if error != first]
+    what = str(first["what"]).rstrip(".") + (f" (on rank {rank})" if 1 < size != len(errors) else "")
+    if others:
+        what += f"; and {len(others)} more: {', '.join(others)}"
+    return Problem(what, first["hint"], event=first["event"], file=first["file"])
 
 
 def _refuse_if_not_same(share: _Share, source: Source) -> None:
@@ -419,8 +430,9 @@ def _refuse_if_not_same(share: _Share, source: Source) -> None:
     others = [payload.decode() for payload in share.all_gather(mine.encode())]
     if len(set(others)) > 1:
         differing = [rank for rank, other in enumerate(others) if other != others[0]]
-        raise ValueError(
-            f"ranks {differing} see other events or settings than rank 0 ({len(source.names)} events here)."
+        raise Problem(
+            f"ranks {differing} see other events or settings than rank 0 ({len(source.names)} events here)",
+            "let all ranks see the same files, and give all the same flags",
         )
 
 

@@ -15,6 +15,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from domainpar.events.graph import FloatArray, Hits, IntArray, Particles
+from domainpar.events.place import Place
+from domainpar.problems import Problem
 
 _SUFFIXES = (".csv", ".csv.gz")
 _HITS = {
@@ -41,18 +43,18 @@ def list_events(directory: str | Path) -> list[str]:
     """The events of a directory, sorted: `000001001` for `event000001001-hits.csv.gz`.
 
     Raises:
-        ValueError: If the directory does not exist or holds no hits file.
+        Problem: If the directory does not exist or holds no hits file.
     """
     directory = Path(directory)
     if not directory.is_dir():
-        raise ValueError(f"{directory} is not a directory; give the one that holds the TrackML files.")
+        raise Problem(f"{directory} is not a directory", "give the one that holds the TrackML files")
     found = {
         path.name.removesuffix(f"-hits{suffix}").removeprefix("event")
         for suffix in _SUFFIXES
         for path in directory.glob(f"event*-hits{suffix}")
     }
     if not found:
-        raise ValueError(f"{directory} holds no TrackML events; expected files like event000001001-hits.csv[.gz].")
+        raise Problem(f"{directory} holds no TrackML events", "expected are files like event000001001-hits.csv[.gz]")
     return sorted(found)
 
 
@@ -74,17 +76,18 @@ def read_event(directory: str | Path, event_id: str) -> Hits:
         `particles` without a particles file. Particles that left hits but are not listed are appended as unknown.
 
     Raises:
-        ValueError: Naming event, file, and what was found and expected: if a file is missing, truncated, or lacks a
+        Problem: Naming event, file, and what was found and expected: if a file is missing, truncated, or lacks a
             column; if a hit or a particle is listed twice; if a value is not a finite number; or if hits and truth
             do not list the same hits.
     """
     directory = Path(directory)
     path = _find(directory, event_id, "hits")
     if path is None:
-        raise ValueError(f"event {event_id}: no hits in {directory}; expected event{event_id}-hits.csv or .csv.gz.")
-    table = _read_table(path, event_id, _HITS, {})
+        raise Problem(f"no hits in {directory}; expected event{event_id}-hits.csv or .csv.gz", event=event_id)
+    place = Place(event_id, path)
+    table = _read_table(path, place, _HITS, {})
     hit_id = table["hit_id"].to_numpy()
-    _refuse_repeats(hit_id, "hit_id", event_id, path)
+    _refuse_repeats(hit_id, "hit_id", place)
     particle_id, weight = _read_truth(directory, event_id, hit_id, path)
     return Hits(
         event_id=event_id,
@@ -106,23 +109,24 @@ def _read_truth(
     path = _find(directory, event_id, "truth")
     if path is None:
         return None, None
-    table = _read_table(path, event_id, _TRUTH, _TRUTH_OPTIONAL)
-    _refuse_repeats(table["hit_id"].to_numpy(), "hit_id", event_id, path)
-    _refuse_strangers(hit_id, table["hit_id"].to_numpy(), event_id, path, hits_path)
+    place = Place(event_id, path)
+    table = _read_table(path, place, _TRUTH, _TRUTH_OPTIONAL)
+    _refuse_repeats(table["hit_id"].to_numpy(), "hit_id", place)
+    _refuse_strangers(hit_id, table["hit_id"].to_numpy(), place, hits_path)
     table = table.set_index("hit_id").loc[hit_id]
     weight = table["weight"].to_numpy(np.float32) if "weight" in table else None
     return table["particle_id"].to_numpy(), weight
 
 
-def _refuse_strangers(hit_id: IntArray, truth_id: IntArray, event_id: str, path: Path, hits_path: Path) -> None:
+def _refuse_strangers(hit_id: IntArray, truth_id: IntArray, place: Place, hits_path: Path) -> None:
     """Both files list the same hits. Where they do not, one of them is cut short or belongs to another event."""
     unknown, unlisted = np.setdiff1d(hit_id, truth_id), np.setdiff1d(truth_id, hit_id)
     if len(unknown) or len(unlisted):
         first = (unknown if len(unknown) else unlisted)[0]
-        raise ValueError(
-            f"event {event_id}, file {path}: {len(unknown)} of the {len(hit_id)} hits in {hits_path.name} have no row "
-            f"here and {len(unlisted)} rows name no such hit (first: hit_id {first}); "
-            "one of the two files is truncated or of another event. Remove the truth file to go without labels."
+        raise place.problem(
+            f"{len(unknown)} of the {len(hit_id)} hits in {hits_path.name} have no row here and {len(unlisted)} rows "
+            f"name no such hit (first: hit_id {first})",
+            "one of the two files is truncated or of another event; remove the truth file to go without labels",
         )
 
 
@@ -130,11 +134,12 @@ def _read_particles(directory: Path, event_id: str, particle_id: IntArray | None
     path = _find(directory, event_id, "particles")
     if path is None:
         return None
-    table = _read_table(path, event_id, _PARTICLES, _PARTICLES_OPTIONAL)
+    place = Place(event_id, path)
+    table = _read_table(path, place, _PARTICLES, _PARTICLES_OPTIONAL)
     listed = table["particle_id"].to_numpy()
-    _refuse_repeats(listed, "particle_id", event_id, path)
+    _refuse_repeats(listed, "particle_id", place)
     if (listed == 0).any():
-        raise ValueError(f"event {event_id}, file {path}: lists a particle 0; 0 means noise and is no particle.")
+        raise place.problem("lists a particle 0; 0 means noise and is no particle")
     at_hits = np.zeros(0, np.int64) if particle_id is None else particle_id[particle_id != 0]
     unlisted = np.setdiff1d(at_hits, listed)
     table = pd.concat([table, pd.DataFrame({"particle_id": unlisted})], ignore_index=True)
@@ -178,47 +183,45 @@ def _find(directory: Path, event_id: str, part: str) -> Path | None:
     return next((path for path in candidates if path.is_file()), None)
 
 
-def _read_table(path: Path, event_id: str, needed: _Types, optional: _Types) -> pd.DataFrame:
+def _read_table(path: Path, place: Place, needed: _Types, optional: _Types) -> pd.DataFrame:
     """The wanted columns of a CSV file, with every error naming event, file and columns."""
-    where = f"event {event_id}, file {path}"
     try:
         columns = [str(name) for name in pd.read_csv(path, nrows=0).columns]
-        _refuse_missing_columns(columns, list(needed), where)
+        _refuse_missing_columns(columns, list(needed), place)
         types = {name: kind for name, kind in {**needed, **optional}.items() if name in columns}
         # index_col: else a row with one field too many would silently shift all columns by one.
         table = pd.read_csv(path, usecols=list(types), dtype=types, index_col=False)
     except (OSError, EOFError, UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
-        raise ValueError(f"{where}: cannot be read, {type(error).__name__}: {error}; is it truncated?") from error
+        raise place.problem(f"cannot be read, {type(error).__name__}: {error}", "is it truncated?") from error
+    except Problem:
+        raise
     except ValueError as error:
-        if str(error).startswith(where):
-            raise
-        raise ValueError(f"{where}: a column holds what is not a number, or an empty field: {error}.") from error
-    _refuse_non_finite(table, where)
+        raise place.problem(f"a column holds what is not a number, or an empty field: {error}") from error
+    _refuse_non_finite(table, place)
     return table
 
 
-def _refuse_missing_columns(found: Sequence[str], expected: Sequence[str], where: str) -> None:
+def _refuse_missing_columns(found: Sequence[str], expected: Sequence[str], place: Place) -> None:
     missing = [name for name in expected if name not in found]
     if missing:
-        raise ValueError(f"{where}: no column {', '.join(missing)}; found {list(found)}, expected {list(expected)}.")
+        raise place.problem(f"no column {', '.join(missing)}; found {list(found)}, expected {list(expected)}")
 
 
-def _refuse_non_finite(table: pd.DataFrame, where: str) -> None:
+def _refuse_non_finite(table: pd.DataFrame, place: Place) -> None:
     for name in table.columns:
         bad = np.flatnonzero(~np.isfinite(table[name].to_numpy()))
         if len(bad):
-            raise ValueError(
-                f"{where}: column {name} holds {len(bad)} values that are empty or not finite, "
-                f"the first is {table[name].iloc[bad[0]]} in row {bad[0]}."
+            raise place.problem(
+                f"column {name} holds {len(bad)} values that are empty or not finite, "
+                f"the first is {table[name].iloc[bad[0]]} in row {bad[0]}"
             )
 
 
-def _refuse_repeats(ids: IntArray, name: str, event_id: str, path: Path) -> None:
+def _refuse_repeats(ids: IntArray, name: str, place: Place) -> None:
     values, counts = np.unique(ids, return_counts=True)
     repeated = values[counts > 1]
     if len(repeated):
         rows = np.flatnonzero(ids == repeated[0])[:2].tolist()
-        raise ValueError(
-            f"event {event_id}, file {path}: {len(repeated)} values of {name} appear more than once, "
-            f"the first is {repeated[0]} in rows {rows}."
+        raise place.problem(
+            f"{len(repeated)} values of {name} appear more than once, the first is {repeated[0]} in rows {rows}"
         )

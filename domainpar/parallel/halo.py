@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from domainpar import faults
 from domainpar.parallel.tables import empty_table
 from domainpar.parallel.transport import Pending, Transport
 from domainpar.plan import Ask, IntArray, PartitionPlan
@@ -82,6 +83,7 @@ class Halo:
                 f"plan of part {plan.part} of {plan.num_parts} given to rank {transport.rank} of {transport.size}; "
                 "part p lives on rank p: build the plan for this rank, with as many parts as ranks share the event."
             )
+        plan = faults.reach("plan", plan)
         self.plan = plan
         self.transport = transport
         self._send_rows = torch.from_numpy(plan.send_rows).to(device)
@@ -255,9 +257,9 @@ def _check_plans_agree(plan: PartitionPlan, transport: Transport) -> None:
             there, here = table[sender, 0, receiver], table[receiver, 1, sender]
             if not np.array_equal(there, here):
                 raise RuntimeError(
-                    f"plans disagree: rank {sender} would send {there[0]} rows (crc32 {there[1]:08x}) to rank "
-                    f"{receiver}, which expects {here[0]} (crc32 {here[1]:08x}); the two hold plans of different "
-                    "events or assignments."
+                    f"plans disagree: {transport.name_ranks([sender])} would send {there[0]} rows (crc32 "
+                    f"{there[1]:08x}) to {transport.name_ranks([receiver])}, which expects {here[0]} (crc32 "
+                    f"{here[1]:08x}); the two hold plans of different events or assignments."
                 )
 
 

@@ -1,18 +1,115 @@
-"""From a stored event to one rank's part of it: group the tiles, read what is needed, plan, put on the device."""
+"""From a stored event to one rank's part of it: group the tiles, read what is needed, plan, put on the device.
+
+Ranks read on their own and talk in between. An event that one of them cannot read is given up by all that share it
+before any of them waits for what will not come: after each piece of reading they agree whether it went well.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
 
-from domainpar.events.store import StoredEvent
+from domainpar import faults
+from domainpar.events.place import Place
+from domainpar.events.store import EventRecord, EventStore, StoredEvent
 from domainpar.parallel.halo import CompleteHalo, ask_owners
 from domainpar.parallel.local import LocalGraph, TileRanges, localise
-from domainpar.parallel.transport import Transport
-from domainpar.plan import EdgePolicy, IntArray, LocalEdges, build_plan
+from domainpar.parallel.transport import RanksFailed, Transport
+from domainpar.plan import EdgePolicy, IntArray, LocalEdges, PartitionPlan, build_plan
+from domainpar.problems import Problem, told
 from partitioners.grouping import TileGraph, group
+
+T = TypeVar("T")
+
+
+class BadEvent(Problem):
+    """An event that a rank could not read or compute on, as all ranks that share it know.
+
+    Attributes:
+        rank: The first rank of the run that could not.
+        here: Whether this rank could not.
+    """
+
+    def __init__(self, problem: Problem, rank: int, here: bool) -> None:
+        super().__init__(problem.what, problem.hint, event=problem.event, file=problem.file)
+        self.rank, self.here = rank, here
+
+    def for_this_rank(self) -> Exception:
+        """What this rank raises to end the run: the error itself where it was found, so that it is told once."""
+        return self if self.here else RanksFailed(f"rank {self.rank}: {self.what}")
+
+
+def together(transport: Transport, place: Place, work: Callable[[], T]) -> T:
+    """Do a rank's own share of work on an event; all ranks that share it go on, or none. *Collective*.
+
+    Args:
+        transport: Joins the ranks that share the event.
+        place: The event and its file.
+        work: Talks to nobody.
+
+    Raises:
+        BadEvent: On all of them alike, if the work raised a ValueError or OSError on any.
+    """
+    made: list[T] = []
+    problem: Exception | None = None
+    try:
+        made.append(work())
+    except (ValueError, OSError) as error:
+        problem = error
+    _agree(transport, place, problem)
+    return made[0]
+
+
+def _agree(transport: Transport, place: Place, problem: Exception | None) -> None:
+    """Raise a BadEvent on all ranks if one has a problem. *Collective*; costs one small sum where none has."""
+    failed = torch.tensor([int(problem is not None)], dtype=torch.int64)
+    transport.all_reduce(failed)
+    if not failed[0]:
+        return
+    mine = b"" if problem is None else json.dumps(told(_about(place, problem))).encode()
+    found = transport.all_gather(mine)
+    first = next(rank for rank, text in enumerate(found) if text)
+    error = BadEvent(Problem(**json.loads(found[first])), transport.world_ranks[first], problem is not None)
+    raise error from problem
+
+
+def _about(place: Place, problem: Exception) -> Problem:
+    if isinstance(problem, OSError):
+        return place.problem(f"cannot be read: {problem.strerror or problem}")
+    return place.of(problem if isinstance(problem, ValueError) else ValueError(str(problem)))
+
+
+@contextmanager
+def open_together(
+    store: EventStore, record: EventRecord, transport: Transport, check_bytes: bool = False
+) -> Iterator[StoredEvent]:
+    """Open an event on all ranks that share it. *Collective*.
+
+    Args:
+        store: The events.
+        record: Which.
+        transport: Joins the ranks that share the event.
+        check_bytes: Read the whole file first, each rank a share of it, so that nothing of it can fail later.
+
+    Raises:
+        BadEvent: On all of them alike, if one cannot open it.
+    """
+    with ExitStack() as opened:
+
+        def work() -> StoredEvent:
+            faults.reach("load")
+            event = opened.enter_context(store.open(record))
+            if check_bytes:
+                event.check_bytes(transport.rank, transport.size)
+            return event
+
+        yield together(transport, Place(record.event, store.path / record.path), work)
 
 
 @dataclass(frozen=True)
@@ -55,25 +152,45 @@ def load_part(
         seed: Seed of the grouping.
 
     Raises:
-        ValueError: If the event holds values that cannot be computed on, or cannot be read.
+        BadEvent: On all ranks alike, if the event holds values that cannot be computed on, or cannot be read, on any.
         RuntimeError: If the ranks hold different plans.
     """
     part_of_tile = group_tiles(event, transport, grouping, sector, seed)
     ranges = TileRanges(event.node_ptr, event.edge_ptr, part_of_tile)
-    owner = ranges.node_owner()
-    edges = _read_edges(event, np.flatnonzero(part_of_tile == transport.rank), policy, owner)
-    plan = build_plan(edges, owner, transport.rank, transport.size, policy, ask_owners(transport))
-    graph = localise(
-        plan,
-        ranges,
-        event.read_nodes("features", plan.local_ids),
-        event.read_edges("features", plan.edge_ids),
-        event.read_edges("label", plan.edge_ids) if event.has_labels else None,
-        event_id=event.event_id,
-        device=device,
-        dtype=dtype,
-    )
-    return Part(graph, CompleteHalo(plan, transport, device))
+    plan = _plan(event, part_of_tile, ranges.node_owner(), transport, policy)
+
+    def graph() -> LocalGraph:
+        return localise(
+            plan,
+            ranges,
+            event.read_nodes("features", plan.local_ids),
+            event.read_edges("features", plan.edge_ids),
+            event.read_edges("label", plan.edge_ids) if event.has_labels else None,
+            event_id=event.event_id,
+            device=device,
+            dtype=dtype,
+        )
+
+    return Part(together(transport, event.place, graph), CompleteHalo(plan, transport, device))
+
+
+def _plan(
+    event: StoredEvent, part_of_tile: IntArray, owner: IntArray, transport: Transport, policy: EdgePolicy
+) -> PartitionPlan:
+    """Read the edges of this rank's part and plan its exchanges. *Collective*."""
+
+    def ask(wanted: list[IntArray]) -> list[IntArray]:
+        _agree(transport, event.place, None)  # this rank's edges are there and fit; nobody asks where another's do not
+        return ask_owners(transport)(wanted)
+
+    try:
+        edges = _read_edges(event, np.flatnonzero(part_of_tile == transport.rank), policy, owner)
+        return build_plan(edges, owner, transport.rank, transport.size, policy, ask)
+    except BadEvent:
+        raise
+    except (ValueError, OSError) as error:
+        _agree(transport, event.place, error)
+        raise
 
 
 def group_tiles(
@@ -83,16 +200,33 @@ def group_tiles(
 
     METIS promises the same bits on one machine only, so one rank computes for all.
     """
-    payload = None
-    if transport.rank == 0:
-        tiles = event.tile_graph()
-        taken = np.arange(event.num_tiles)
-        if sector is not None:
-            taken = np.flatnonzero(sector_of_tiles(event, sector.of) == sector.number)
-        parts = np.full(event.num_tiles, -1, dtype=np.int32)
-        parts[taken] = group(_only(tiles, taken), transport.size, method, seed)
-        payload = parts.tobytes()
-    return np.frombuffer(transport.broadcast(payload), dtype=np.int32)
+
+    def payload() -> bytes | None:
+        return _parts_of(event, transport.size, method, sector, seed).tobytes() if transport.rank == 0 else None
+
+    return np.frombuffer(transport.broadcast(together(transport, event.place, payload)), dtype=np.int32)
+
+
+def empty_parts(event: StoredEvent, num_parts: int, method: str, num_sectors: int | None, seed: int) -> list[int]:
+    """The parts that own no node of an event, or of one of its sectors at least; ascending."""
+    sectors = [None] if num_sectors is None else [Sector(number, num_sectors) for number in range(num_sectors)]
+    counts = np.diff(event.node_ptr)
+    empty: set[int] = set()
+    for sector in sectors:
+        parts = _parts_of(event, num_parts, method, sector, seed)
+        owned = np.bincount(parts[parts >= 0], counts[parts >= 0], num_parts)
+        empty |= set(np.flatnonzero(owned == 0).tolist())
+    return sorted(empty)
+
+
+def _parts_of(event: StoredEvent, num_parts: int, method: str, sector: Sector | None, seed: int) -> IntArray:
+    """Part of each tile, int32 [K], -1 outside the sector."""
+    taken = np.arange(event.num_tiles)
+    if sector is not None:
+        taken = np.flatnonzero(sector_of_tiles(event, sector.of) == sector.number)
+    parts = np.full(event.num_tiles, -1, dtype=np.int32)
+    parts[taken] = group(_only(event.tile_graph(), taken), num_parts, method, seed)
+    return parts
 
 
 def sector_of_tiles(event: StoredEvent, num_sectors: int) -> IntArray:

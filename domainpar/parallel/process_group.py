@@ -15,8 +15,25 @@ from torch import Tensor
 
 from domainpar.parallel.transport import MAX_MESSAGE_BYTES, Message, Pending, Reduction, Transport
 
-NUM_TAGS = 2**30
+NUM_CALLS, NUM_ROW_BYTES = 2**17, 2**13  # together a tag, below 2^30; more exchanges are never in flight
 GRACE_SECONDS = 60.0  # the library's own deadline comes after ours, which names ranks
+
+
+def form_group(backend: str, store: Any, rank: int, size: int, deadline: float) -> None:
+    """Form the default group of processes that share a store; *collective*.
+
+    Args:
+        backend: `gloo` or `nccl`.
+        store: A `torch.distributed` store that all of them reach.
+        rank: This one.
+        size: All of them.
+        deadline: Seconds that our own waits allow; the library's own limit comes later.
+
+    Raises:
+        RuntimeError: If they cannot reach each other.
+    """
+    timeout = timedelta(seconds=deadline + GRACE_SECONDS)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
 
 
 class ProcessGroupTransport(Transport):
@@ -116,9 +133,10 @@ class ProcessGroupTransport(Transport):
                 self.raise_timeout([], doing=doing)
             raise self._lost(error, f"in {doing}") from error
 
-    def _lost(self, error: RuntimeError, where: str) -> RuntimeError:
-        text = f"{self.name_ranks([self.rank])} lost the connection {where} ({self.name}): {error}"
-        return RuntimeError(text if self.last_marks is None else f"{text}\n{self.last_marks()}")
+    def _lost(self, error: RuntimeError, where: str, suspects: Sequence[int] = ()) -> RuntimeError:
+        first_line = str(error).split("\n", 1)[0]
+        seen = f"{self.name_ranks([self.rank])} lost the connection {where} ({self.name}): {first_line}"
+        return self.missing(seen, suspects)
 
 
 @dataclass
@@ -143,7 +161,7 @@ class GlooTransport(ProcessGroupTransport):
     name: ClassVar[str] = "gloo"
 
     def _post(self, outgoing: list[Message], incoming: list[Message], call: int) -> Pending:
-        tag = call % NUM_TAGS
+        tag = _tag(call, outgoing or incoming)
         receives = [
             (message.peer, dist.irecv(_bytes_of(message.rows), group=self._group, tag=tag, group_src=message.peer))
             for message in incoming
@@ -181,7 +199,7 @@ class _GlooExchange:
         except RuntimeError as error:
             if _is_timeout(error):
                 return False
-            raise self.transport._lost(error, f"to {self.transport.name_ranks([peer])}") from error
+            raise self.transport._lost(error, f"to {self.transport.name_ranks([peer])}", [peer]) from error
         return True
 
 
@@ -217,6 +235,12 @@ class _NcclExchange:
     def finish(self) -> None:
         for work in self.works:
             work.wait()
+
+
+def _tag(call: int, messages: Sequence[Message]) -> int:
+    """Number of a call with the bytes of its rows: gloo would take rows of another type or width without a word."""
+    row_bytes = messages[0].num_bytes // len(messages[0].rows) if messages else 0
+    return call % NUM_CALLS * NUM_ROW_BYTES + row_bytes % NUM_ROW_BYTES
 
 
 def _is_timeout(error: RuntimeError) -> bool:

@@ -1,38 +1,49 @@
-"""Where every rank leaves a mark of what it is doing, so that survivors can say who is missing and where it was."""
+"""The side channel: the board's marks and a few flags, kept without the help of the ranks that wrote them."""
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from domainpar.parallel.board import Entry, Life, Mark
+from domainpar.parallel.hosts import network_here
 from domainpar.parallel.transport import Transport
+from domainpar.parallel.watcher import BEAT_SECONDS, LINGER_SECONDS
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 Answer = TypeVar("Answer")
 
-POLL_SECONDS = 0.25
 MEETING_SECONDS = 0.005
-LINGER_SECONDS = 1.0  # some polls long: whoever serves the store goes last
-ORPHAN_SECONDS = 3.0
 CONNECT_SECONDS = 60.0
+READING_SECONDS = 3.0  # a board that is not read by then lies on a rank that is gone or stopped
+ANSWER_SECONDS = 1.5
 
 
 class SideChannel(Protocol):
-    """Keeps one short text a rank, readable by all at any time without the help of the ranks that wrote them."""
+    """Keeps the board, readable by all at any time without the help of the ranks that wrote on it.
 
-    def post(self, rank: int, text: str) -> None:
+    Attributes:
+        between_processes: Whether ranks are processes, of which the first to end may take the others with it.
+    """
+
+    between_processes: bool
+
+    def post(self, rank: int, mark: Mark) -> None:
         """Replace the mark of a rank."""
 
-    def read(self) -> list[str | None]:
-        """The last mark of every rank; None for a rank without one."""
+    def read(self) -> list[Entry]:
+        """What is known of every rank; empty where the board cannot be reached."""
+
+    def frames_of(self, rank: int) -> str:
+        """Where the main thread of a rank is, as lines of a traceback; empty if it does not answer."""
 
     def claim_failure(self) -> bool:
         """Whether the caller is the first rank to report a failure; the others keep quiet."""
@@ -44,17 +55,23 @@ class SideChannel(Protocol):
 class SharedMarks:
     """Marks of ranks that share one process."""
 
+    between_processes = False
+
     def __init__(self, num_ranks: int) -> None:
-        self._marks: list[str | None] = [None] * num_ranks
+        self._marks: list[Mark | None] = [None] * num_ranks
         self._unclaimed = threading.Lock()
 
-    def post(self, rank: int, text: str) -> None:
+    def post(self, rank: int, mark: Mark) -> None:
         """Replace the mark of a rank."""
-        self._marks[rank] = text
+        self._marks[rank] = mark
 
-    def read(self) -> list[str | None]:
-        """The last mark of every rank; None for a rank without one."""
-        return list(self._marks)
+    def read(self) -> list[Entry]:
+        """The last mark of every rank."""
+        return [Entry(rank, mark=mark) for rank, mark in enumerate(self._marks)]
+
+    def frames_of(self, rank: int) -> str:
+        """Nothing: threads have no watcher."""
+        return ""
 
     def claim_failure(self) -> bool:
         """Whether the caller is the first rank to report a failure."""
@@ -74,29 +91,62 @@ class StoreMarks:
         store: This rank's connection, used by one thread.
         num_ranks: Ranks that leave marks.
         serves: Whether the store lives in this process.
+        hosts: Host of each rank.
     """
 
-    def __init__(self, store: Store, num_ranks: int, serves: bool) -> None:
+    between_processes = True
+
+    def __init__(self, store: Store, num_ranks: int, serves: bool, hosts: Sequence[str] = ()) -> None:
         self.store = store
         self.num_ranks = num_ranks
         self.serves = serves
+        self.hosts = list(hosts) or [""] * num_ranks
         self._lost = False  # not tried again: torch prints a page of C++ frames at every attempt
 
-    def post(self, rank: int, text: str) -> None:
+    def post(self, rank: int, mark: Mark) -> None:
         """Replace the mark of a rank."""
-        self._unless_lost(lambda: self.store.set(f"mark/{rank}", text), None)
+        self._unless_lost(lambda: self.store.set(f"mark/{rank}", mark.text()), None)
 
-    def read(self) -> list[str | None]:
-        """The last mark of every rank; None for a rank without one, or when the store cannot be reached."""
-        return [self._unless_lost(partial(self._read, rank), None) for rank in range(self.num_ranks)]
+    def read(self) -> list[Entry]:
+        """What is known of every rank; empty where the store cannot be reached. Takes a second or two."""
+        return self._in_time(self._read_all, [])
+
+    def frames_of(self, rank: int) -> str:
+        """Where the main thread of a rank is, as lines of a traceback; empty if it does not answer."""
+        return self._in_time(partial(self._ask_for_frames, rank), "")
+
+    def _read_all(self) -> list[Entry]:
+        before = [self._life(rank) for rank in range(self.num_ranks)]
+        if any(before):  # else nobody watches
+            time.sleep(2.5 * BEAT_SECONDS)
+        entries = []
+        for rank, life_before in enumerate(before):
+            mark, life = self._get(f"mark/{rank}"), self._life(rank)
+            entry = Entry(rank, self.hosts[rank], None if mark is None else Mark.parse(mark), life)
+            alive = None if life is None else life_before is None or life.beat != life_before.beat
+            entries.append(replace(entry, alive=alive))
+        return entries
+
+    def _life(self, rank: int) -> Life | None:
+        text = self._get(f"life/{rank}")
+        return None if text is None else Life.parse(text)
+
+    def _ask_for_frames(self, rank: int) -> str:
+        self.store.set(f"wanted/{rank}", "yes")
+        give_up_at = time.monotonic() + ANSWER_SECONDS
+        while time.monotonic() < give_up_at:
+            if self.store.check([f"frames/{rank}"]):
+                return self.store.get(f"frames/{rank}").decode()
+            time.sleep(0.05)
+        return ""
 
     def claim_failure(self) -> bool:
         """Whether the caller is the first rank to report a failure, as far as the store can be reached."""
-        return self._unless_lost(lambda: self.store.add("failures", 1) == 1, True)
+        return self._in_time(lambda: self.store.add("failures", 1) == 1, True)
 
     def announce_failure(self) -> None:
         """Let the `FailureWatch` of all other ranks end their processes."""
-        self._unless_lost(lambda: self.store.set("failed", "yes"), None)
+        self._in_time(lambda: self.store.set("failed", "yes"), None)
         if self.serves:
             time.sleep(LINGER_SECONDS)
 
@@ -125,9 +175,17 @@ class StoreMarks:
             time.sleep(MEETING_SECONDS)
         return True
 
-    def _read(self, rank: int) -> str | None:
-        key = f"mark/{rank}"
+    def _get(self, key: str) -> str | None:
         return self.store.get(key).decode() if self.store.check([key]) else None
+
+    def _in_time(self, ask: Callable[[], Answer], otherwise: Answer) -> Answer:
+        """Ask the store from a thread of its own: one that lies on a stopped machine never answers."""
+        answers: list[Answer] = []
+        asking = threading.Thread(target=lambda: answers.append(self._unless_lost(ask, otherwise)), daemon=True)
+        asking.start()
+        asking.join(READING_SECONDS)
+        self._lost = self._lost or not answers
+        return answers[0] if answers else otherwise
 
     def _unless_lost(self, ask: Callable[[], Answer], otherwise: Answer) -> Answer:
         if self._lost:
@@ -137,46 +195,6 @@ class StoreMarks:
         except RuntimeError:
             self._lost = True
             return otherwise
-
-
-class FailureWatch(threading.Thread):
-    """Ends this process soon after another rank has announced a failure, whatever this one is doing.
-
-    MPI can end all processes of a job; a process group cannot, and a rank that waits for one that is gone may not know.
-
-    Args:
-        store: A connection of its own.
-        serves: Whether the store lives in this process, which then ends last.
-    """
-
-    def __init__(self, store: Store, serves: bool) -> None:
-        super().__init__(name="failure watch", daemon=True)
-        self._store = store
-        self._serves = serves
-        self._stopped = threading.Event()
-
-    def run(self) -> None:
-        """Look again and again, until stopped."""
-        while not self._stopped.wait(POLL_SECONDS):
-            try:
-                failed = self._store.check(["failed"])
-            except RuntimeError:
-                self._end_without_store()
-                return
-            if failed:
-                time.sleep(LINGER_SECONDS if self._serves else 0.0)
-                os._exit(1)
-
-    def _end_without_store(self) -> None:
-        """Whoever served the store ended without `close`: give this rank the time to end by itself, then end it."""
-        if not self._stopped.wait(ORPHAN_SECONDS):
-            os.write(2, b"error: the process that serves the side channel (rank 0) is gone; ending this rank.\n")
-            os._exit(1)
-
-    def stop(self) -> None:
-        """Stop looking, before the store goes away."""
-        self._stopped.set()
-        self.join()
 
 
 def connect(host: str, port: int, serves: bool = False, timeout: float = CONNECT_SECONDS) -> Store:
@@ -208,30 +226,19 @@ def share_store(transport: Transport) -> tuple[StoreMarks, Callable[[], Store]] 
     """
     serves = transport.rank == 0
     hosts = [host.decode() for host in transport.all_gather(socket.gethostname().encode())]
-    host = "127.0.0.1" if len(set(hosts)) == 1 else hosts[0]
+    host = "127.0.0.1" if share_network(transport.all_gather(network_here().encode())) else hosts[0]
     store, port = _serve(host) if serves else (None, 0)
     port = int(transport.broadcast(str(port).encode()))
     if not serves and port:
         store = _try_to_connect(host, port)
     if not all(transport.all_gather(b"" if store is None else b"connected")) or store is None:
         return None
-    return StoreMarks(store, transport.size, serves), lambda: connect(host, port)
+    return StoreMarks(store, transport.size, serves, hosts), lambda: connect(host, port)
 
 
-def describe(marks: list[str | None]) -> str:
-    """The last mark of every rank in words, one line a rank."""
-    lines = [f"  rank {rank}: {'no mark yet' if mark is None else _with_age(mark)}" for rank, mark in enumerate(marks)]
-    return "\n".join(["Last seen:", *lines])
-
-
-def mark_text(phase: str, step: int) -> str:
-    """What a rank posts: when, which step, which phase."""
-    return f"{time.time():.3f} step {step}, {phase}"
-
-
-def _with_age(mark: str) -> str:
-    posted, _, what = mark.partition(" ")
-    return f"{what}, {max(0.0, time.time() - float(posted)):.1f} s ago"
+def share_network(networks: Sequence[bytes | str]) -> bool:
+    """Whether ranks with these networks (`network_here`) reach each other through the loopback."""
+    return len(set(networks)) == 1
 
 
 def _serve(host: str) -> tuple[Store | None, int]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
+
+from domainpar.parallel.launcher import started_as_root
 
 STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 
@@ -18,14 +21,19 @@ class StopFlag:
 
     Attributes:
         asked: Set by SIGUSR1, SIGTERM or Ctrl-C; a second Ctrl-C interrupts at once.
+        by: The signal that asked first; None if none did.
     """
 
     asked: bool = False
+    by: int | None = None
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.asked and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.asked = True
+        if not self.asked:
+            self.asked, self.by = True, number
+            if started_as_root():
+                os.write(2, b"\nstopping at the next step, with a checkpoint; Ctrl-C (again) ends at once\n")
 
     @classmethod
     @contextmanager

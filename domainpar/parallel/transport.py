@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NoReturn, Protocol
@@ -12,10 +13,28 @@ from typing import ClassVar, Literal, NoReturn, Protocol
 import torch
 from torch import Tensor
 
+from domainpar import faults
+from domainpar.parallel.board import Entry, describe, missing
+
 Reduction = Literal["sum", "max", "min"]
 
 MAX_MESSAGE_BYTES = 2**31 - 1
 """One message to one rank may not be larger: MPI counts are 32-bit integers."""
+
+
+CHECK_CALLS = "DOMAINPAR_CHECK_CALLS"
+"""Environment variable: set to 1, ranks compare before every call which one they are in. Slow; for finding a rank that
+skips one, which would else wait for its deadline, or take another call's data for its own."""
+
+
+class Board(Protocol):
+    """Where it can be read what the ranks are doing."""
+
+    def read(self) -> list[Entry]:
+        """What is known of every rank of the world; empty where the board cannot be reached."""
+
+    def frames_of(self, rank: int) -> str:
+        """Where the main thread of a rank is, as lines of a traceback; empty if it does not answer."""
 
 
 class Pending(Protocol):
@@ -64,7 +83,11 @@ class Transport(ABC):
         size: Ranks in the group.
         world_ranks: What each rank of the group is called in messages to the user: its rank in the whole world.
         deadline: Seconds that anything may wait for other ranks before it raises.
-        last_marks: Tells in words where every rank was last seen; set by the `World`, used when a deadline passes.
+        board: Where every rank was last seen; set by the `World`, read when a deadline passes.
+        doing: What this rank is doing, in words for those who check calls; set by the `World`.
+        waiting_since: When this rank began to wait for others, on the monotonic clock; None if it does not wait.
+        waiting_in: What it waits in.
+        num_calls: Collective calls begun so far.
         seconds_exchanging: Time spent packing, copying, posting and in `progress`; the caller resets it.
         seconds_waiting: Time spent waiting in `finish` and in all other collective calls; the caller resets it.
         bytes_sent: Bytes of rows handed to other ranks by `start`; the caller resets it.
@@ -79,12 +102,16 @@ class Transport(ABC):
         self.size = size
         self.deadline = deadline
         self.world_ranks = list(range(size)) if world_ranks is None else list(world_ranks)
-        self.last_marks: Callable[[], str] | None = None
+        self.board: Board | None = None
+        self.doing = ""
+        self.waiting_since: float | None = None
+        self.waiting_in = ""
+        self.num_calls = 0
         self.seconds_exchanging = 0.0
         self.seconds_waiting = 0.0
         self.bytes_sent = 0
         self.num_exchanges = 0
-        self._num_calls = 0
+        self._checks_calls = os.environ.get(CHECK_CALLS) == "1"
 
     def start(
         self, send: Tensor, send_counts: Sequence[int], receive: Tensor, receive_counts: Sequence[int]
@@ -106,6 +133,8 @@ class Transport(ABC):
                 did not answer before the deadline.
         """
         self.num_exchanges += 1
+        faults.reach("exchange")
+        call = self._next_call(f"an exchange of rows of {tuple(send.shape[1:])} {send.dtype}")
         with self._exchanging():
             outgoing_rows = send.detach().to(self._wire_device(send))
             incoming_rows = wire_rows = receive.detach()
@@ -114,7 +143,7 @@ class Transport(ABC):
                 wire_rows = torch.empty(receive.shape, dtype=receive.dtype, device=wire, pin_memory=wire.type == "cpu")
             outgoing = self._messages("send", outgoing_rows, send_counts)
             incoming = self._messages("receive", wire_rows, receive_counts)
-            posted = self._post(outgoing, incoming, self._next_call())
+            posted = self._post(outgoing, incoming, call)
             self.bytes_sent += sum(message.num_bytes for message in outgoing)
         return _Exchange(self, posted, wire_rows, incoming_rows, keep=outgoing_rows)
 
@@ -146,15 +175,17 @@ class Transport(ABC):
 
     def all_gather(self, payload: bytes) -> list[bytes]:
         """Give every rank the payload of each rank, in the order of ranks; *collective*. Any sizes, also zero."""
-        with self._waiting():
-            return self._all_gather(payload, self._next_call())
+        call = self._next_call("all_gather")
+        with self._waiting("all_gather"):
+            return self._all_gather(payload, call)
 
     def broadcast(self, payload: bytes | None, root: int = 0) -> bytes:
         """Give every rank the payload of `root`; *collective*. What other ranks pass is ignored."""
         if self.rank == root and payload is None:
             raise ValueError(f"rank {root} is the root of a broadcast but has nothing to broadcast.")
-        with self._waiting():
-            return self._broadcast(payload or b"", root, self._next_call())
+        call = self._next_call(f"broadcast from {self.name_ranks([root])}")
+        with self._waiting("broadcast"):
+            return self._broadcast(payload or b"", root, call)
 
     def barrier(self) -> None:
         """Wait until every rank has come here; *collective*."""
@@ -172,9 +203,10 @@ class Transport(ABC):
                 f"groups {[list(group) for group in groups]} should hold each of {self.size} ranks once, ascending."
             )
         number, members = next((i, list(group)) for i, group in enumerate(groups) if self.rank in group)
-        with self._waiting():
-            child = self._split(number, members, self._next_call())
-        child.last_marks = self.last_marks
+        call = self._next_call("split")
+        with self._waiting("split"):
+            child = self._split(number, members, call)
+        child.board = self.board
         return child
 
     def name_ranks(self, ranks: Sequence[int]) -> str:
@@ -210,15 +242,31 @@ class Transport(ABC):
                 f"all_reduce takes contiguous int64 values but got {values.dtype}; sums of floats depend on the "
                 "number of ranks, so turn them into integers first (integer_sums)."
             )
+        call = self._next_call(f"all_reduce ({op}) of {values.numel()} values")
         with self._exchanging():
             wanted = values.detach()
             reduced = wanted.to(self._wire_device(values))
-            posted = self._post_reduction(reduced, op, self._next_call())
-        return _Exchange(self, posted, reduced, wanted)
+            posted = self._post_reduction(reduced, op, call)
+        return _Exchange(self, posted, reduced, wanted, "all_reduce")
 
-    def _next_call(self) -> int:
-        self._num_calls += 1
-        return self._num_calls
+    def _next_call(self, kind: str) -> int:
+        self.num_calls += 1
+        if self._checks_calls:
+            self._check_call(f"{kind} in {self.doing or 'no phase'}")
+        return self.num_calls
+
+    def _check_call(self, ours: str) -> None:
+        """Compare which call every rank is in. *Collective*."""
+        with self._waiting("check of calls"):
+            calls = [text.decode() for text in self._all_gather(ours.encode(), self.num_calls)]
+        usual = max(calls, key=calls.count)
+        others = [rank for rank, call in enumerate(calls) if call != usual]
+        if others:
+            raise RuntimeError(
+                f"ranks are in different calls (number {self.num_calls}): {self.name_ranks(others)} in "
+                f"{calls[others[0]]}, the others in {usual}; every rank runs every collective, so one of them skipped "
+                "some, or made one too many."
+            )
 
     def _wire_device(self, rows: Tensor) -> torch.device:
         """Where these rows must lie to travel."""
@@ -259,11 +307,13 @@ class Transport(ABC):
             self.seconds_exchanging += time.perf_counter() - began
 
     @contextmanager
-    def _waiting(self) -> Iterator[None]:
+    def _waiting(self, doing: str) -> Iterator[None]:
         began = time.perf_counter()
+        self.waiting_in, self.waiting_since = doing, time.monotonic()
         try:
             yield
         finally:
+            self.waiting_since = None
             self.seconds_waiting += time.perf_counter() - began
 
     def raise_timeout(
@@ -281,10 +331,21 @@ class Transport(ABC):
             parts.append(f"nothing came from {self.name_ranks(silent)}")
         if owing:
             parts.append(f"{self.name_ranks(owing)} did not take what was sent")
-        text = "; ".join(parts) + "."
-        if self.last_marks is not None:
-            text += "\n" + self.last_marks()
-        raise RuntimeError(text)
+        raise self.missing("; ".join(parts), [*silent, *owing])
+
+    def missing(self, seen: str, suspects: Sequence[int] = ()) -> RankMissing:
+        """The error that says which rank the others wait for, as far as the board or the suspects tell.
+
+        Args:
+            seen: What this rank saw, without a full stop.
+            suspects: Ranks of this group that it may be, where the board does not know better.
+        """
+        entries = [] if self.board is None else self.board.read()
+        first = missing(entries) or [entries[self.world_ranks[rank]] for rank in suspects if entries]
+        frames = ""
+        if self.board is not None and len(first) == 1 and first[0].alive:
+            frames = self.board.frames_of(first[0].rank)
+        return RankMissing(seen, first, describe(entries, first) if entries else "", frames)
 
 
 @dataclass
@@ -295,6 +356,7 @@ class _Exchange:
     posted: Pending
     arrived: Tensor
     wanted: Tensor
+    doing: str = "an exchange"
     keep: Tensor | None = field(default=None, repr=False)  # the buffer sent from must outlive the exchange
     done: bool = False
 
@@ -308,7 +370,7 @@ class _Exchange:
         if self.done:
             return
         self.done = True
-        with self.transport._waiting():
+        with self.transport._waiting(self.doing):
             self.posted.finish()
             if self.arrived is not self.wanted:
                 self.wanted.copy_(self.arrived)
@@ -317,3 +379,26 @@ class _Exchange:
 
 class RanksFailed(RuntimeError):
     """Another rank failed, so this one cannot go on. Says which and why; the cause is reported there."""
+
+
+class RankMissing(RuntimeError):
+    """A rank that others wait for did not come, or its connection is gone.
+
+    Attributes:
+        seen: What the rank that tells it saw.
+        first: Board entries of the ranks that are waited for; empty where nobody knows.
+        board: The whole board in words; empty where there is none.
+        frames: Where the one that is waited for is in its program; empty where it does not tell.
+    """
+
+    def __init__(self, seen: str, first: Sequence[Entry] = (), board: str = "", frames: str = "") -> None:
+        self.seen, self.first, self.board, self.frames = seen, list(first), board, frames
+        super().__init__("\n".join(part for part in (f"{self.what}.", board) if part))
+
+    @property
+    def what(self) -> str:
+        """The error in one line, the rank that is waited for first."""
+        if not self.first:
+            return self.seen
+        names = ", ".join(str(entry.rank) for entry in self.first)
+        return f"rank{'' if len(self.first) == 1 else 's'} {names} did not come: {self.seen}"

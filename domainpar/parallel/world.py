@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
-import sys
 import time
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -16,24 +15,27 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from domainpar.parallel import launcher, side_channel
+from domainpar import faults
+from domainpar.parallel import launcher
+from domainpar.parallel.board import Life, Mark
+from domainpar.parallel.failing import NobodyServes, exit_code, report, write_error
+from domainpar.parallel.failing import Refused as Refused  # what every caller of a world may meet
+from domainpar.parallel.program import about_this_program, wrong_number
 from domainpar.parallel.side_channel import SharedMarks, SideChannel
 from domainpar.parallel.threads import Switchboard, ThreadTransport
 from domainpar.parallel.transport import RanksFailed, Transport
+from domainpar.problems import Problem, Where, told
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 DEFAULT_DEADLINE = 300.0
+DEFAULT_JOIN_SECONDS = 300.0
 LARGEST_DEFAULT_DOMAIN = 8
 SECONDS_TO_REPORT = 1.0  # given to the one rank that prints what is wrong, before others end the job
 
 T = TypeVar("T")
 TransportName = Literal["auto", "mpi", "gloo", "nccl"]
-
-
-class Refused(Exception):
-    """The work was refused before it began, by all ranks alike; the text is for the user, the exit code is 2."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,8 @@ class World:
         num_data_groups: Domain groups in the world.
         device: Where this rank computes.
         marks: The side channel; None where there is none.
+        host: Name of this machine.
+        last_mark: What this rank last said it was about to do.
     """
 
     transport: Transport
@@ -73,6 +77,8 @@ class World:
     device: torch.device
     marks: SideChannel | None = None
     stop_watching: Callable[[], None] = field(default=lambda: None, repr=False)
+    host: str = field(default_factory=platform.node)
+    last_mark: Mark | None = field(default=None, repr=False)
     _closed: bool = field(default=False, repr=False)
     _guarding: Any = field(default=None, repr=False)
 
@@ -83,6 +89,9 @@ class World:
         device: str = "cpu",
         domain_size: int | None = None,
         deadline: float = DEFAULT_DEADLINE,
+        *,
+        join_seconds: float = DEFAULT_JOIN_SECONDS,
+        share_gpu: bool = False,
     ) -> World:
         """Join the other processes that a launcher started (mpiexec, torchrun, srun); alone without one; *collective*.
 
@@ -92,7 +101,9 @@ class World:
             transport: `auto` takes NCCL on GPUs, MPI under an MPI launcher, gloo otherwise.
             device: `cpu`, `cuda` (the GPU of this rank), or `auto` for `cuda` where there is one.
             domain_size: Ranks that share one event, a divisor of their number. Default: the largest up to 8.
-            deadline: Seconds that a rank may wait for the others before it raises.
+            deadline: Seconds that a rank may wait for the others before it raises (see `set_deadline`).
+            join_seconds: Seconds in which all ranks must have come.
+            share_gpu: Let several ranks of a machine use one GPU.
 
         Raises:
             ValueError: If an argument is wrong, on every rank alike.
@@ -100,7 +111,7 @@ class World:
         """
         from domainpar.parallel.bring_up import bring_up
 
-        return bring_up(transport, device, domain_size, deadline)
+        return bring_up(transport, device, domain_size, deadline, join_seconds, share_gpu)
 
     @classmethod
     def from_process_group(
@@ -130,20 +141,38 @@ class World:
         device: str = "cpu",
         domain_size: int | None = None,
         deadline: float = DEFAULT_DEADLINE,
+        *,
+        join_seconds: float = DEFAULT_JOIN_SECONDS,
+        share_gpu: bool = False,
+        num_ranks: int | None = None,
+        same: Mapping[str, str] | None = None,
     ) -> Iterator[World]:
-        """`launch`, `guard` and `close` in one, for programs; *collective*. Arguments as for `launch`.
+        """`launch`, `agree_on`, `guard` and `close` in one, for programs; *collective*. Arguments as for `launch`.
 
         What is refused before work is printed once and becomes exit code 2.
+
+        Args:
+            transport: As for `launch`.
+            device: As for `launch`.
+            domain_size: As for `launch`.
+            deadline: As for `launch`.
+            join_seconds: As for `launch`.
+            share_gpu: As for `launch`.
+            num_ranks: How many ranks there must be; None: as many as there are.
+            same: What must be the same on every rank, besides versions and code.
         """
         try:
-            world = cls.launch(transport, device, domain_size, deadline)
-        except (Refused, ValueError) as refused:
-            if launcher.started_as_root():
-                _write_error(f"error: {refused}\n")
+            world = cls.launch(transport, device, domain_size, deadline, join_seconds=join_seconds, share_gpu=share_gpu)
+        except (Refused, ValueError) as problem:
+            refused = problem if isinstance(problem, Refused) else Refused(**told(problem))
+            if launcher.started_as_root() or isinstance(problem, NobodyServes):
+                write_error(refused.text)
             else:
                 time.sleep(SECONDS_TO_REPORT)  # launchers end all ranks when the first is gone
             raise SystemExit(2) from None
         with world.guard():
+            world.agree(wrong_number(num_ranks, world.size))
+            world.agree_on({**about_this_program(), **(same or {})})
             yield world
             world.close()
 
@@ -175,7 +204,7 @@ class World:
         domain_size = checked_domain_size(domain_size, size)
         num_groups = size // domain_size
         if marks is not None:
-            transport.last_marks = lambda: side_channel.describe(marks.read())
+            transport.board = marks
         groups = [range(first, first + domain_size) for first in range(0, size, domain_size)]
         domain = transport if num_groups == 1 else transport.split(groups)
         return cls(transport, domain, transport.rank // domain_size, num_groups, torch.device(device), marks)
@@ -204,10 +233,34 @@ class World:
         mine = f"{platform.node()} {','.join(map(str, cores))}".encode()
         return max(1, len(cores) // self.transport.all_gather(mine).count(mine))
 
-    def mark(self, phase: str, step: int) -> None:
-        """Leave a mark of what this rank is about to do; when a deadline passes, the last of every rank is shown."""
+    def mark(self, phase: str, step: int, event: str | None = None) -> None:
+        """Leave a mark of what this rank is about to do; when a deadline passes, the last of every rank is shown.
+
+        Args:
+            phase: One word: `load`, `forward`, ...
+            step: Number of the step, from 0.
+            event: The event it is about, if it is about one.
+        """
+        self.last_mark = Mark(step, phase, event, time.time())
+        for transport in (self.transport, self.domain):
+            transport.doing = f"step {step}, {phase}"
+        faults.at(phase, step)
         if self.marks is not None:
-            self.marks.post(self.rank, side_channel.mark_text(phase, step))
+            self.marks.post(self.rank, self.last_mark)
+
+    def set_deadline(self, seconds: float) -> None:
+        """From now on this rank waits so long for others: a first step takes longer than those after it."""
+        self.transport.deadline = self.domain.deadline = seconds
+
+    def look(self, beat: int) -> Life:
+        """What this rank is doing, as its watcher tells the others; called from the watcher's thread."""
+        transports = [self.transport] if self.domain is self.transport else [self.transport, self.domain]
+        calls = sum(transport.num_calls for transport in transports)
+        for transport in transports:
+            since = transport.waiting_since
+            if since is not None:
+                return Life(beat, calls, round(time.monotonic() - since, 2), transport.waiting_in)
+        return Life(beat, calls)
 
     def step_boundary(self, values: Tensor) -> Tensor:
         """Add up a few int64 values of all ranks (stop flag, non-finite, counts) in one reduction; *collective*.
@@ -228,13 +281,32 @@ class World:
         Raises:
             Refused: On every rank, with the same text naming the ranks, if any rank has a problem.
         """
-        found = [text.decode() for text in self.transport.all_gather(_in_words(problem).encode())]
+        payload = json.dumps(told(problem), sort_keys=True) if problem else ""
         ranks_of: dict[str, list[int]] = {}
-        for rank, text in enumerate(found):
-            if text:
-                ranks_of.setdefault(text, []).append(rank)
+        for rank, found in enumerate(self.transport.all_gather(payload.encode())):
+            if found:
+                ranks_of.setdefault(found.decode(), []).append(rank)
         if ranks_of:
-            raise Refused("\n".join(self._with_ranks(text, ranks) for text, ranks in ranks_of.items()))
+            raise self._refusal([(json.loads(text), ranks) for text, ranks in ranks_of.items()])
+
+    def agree_on(self, values: Mapping[str, str], hint: str = "start all ranks alike") -> None:
+        """Refuse to go on where ranks differ; *collective*.
+
+        Args:
+            values: What must be the same on every rank, by name.
+            hint: What to do about it.
+
+        Raises:
+            Refused: On every rank, naming the ranks that differ from most, the first name and both values.
+        """
+        everyone = [json.loads(text) for text in self.transport.all_gather(json.dumps(dict(values)).encode())]
+        for name in dict.fromkeys(name for values_there in everyone for name in values_there):
+            found = [values_there.get(name) for values_there in everyone]
+            usual = max(found, key=found.count)
+            others = [rank for rank, value in enumerate(found) if value != usual]
+            if others:
+                ranks = self.transport.name_ranks(others)
+                raise Refused(f"{name} is {found[others[0]]} on {ranks}, but {usual} on the others", hint)
 
     def on_all(self, make: Callable[[], T]) -> T:
         """Make something on every rank; if one cannot, all refuse; *collective*.
@@ -290,16 +362,22 @@ class World:
             yield
         except Refused as refused:
             if self.is_root:
-                _write_error(f"error: {refused}\n")
+                write_error(refused.text)
             self.close()
             raise SystemExit(2) from None
         except BaseException as error:
             if isinstance(error, SystemExit) and not error.code:
                 raise
-            if not isinstance(error, RanksFailed):
-                self._report_once(error)
-            self.abort(_exit_code(error))
+            self.fail(error)
             raise
+
+    def fail(self, error: BaseException) -> None:
+        """Say why this rank fails, unless another one has, and end all of them. On processes this does not return."""
+        if isinstance(error, RanksFailed):
+            time.sleep(SECONDS_TO_REPORT * (self.marks is not None and self.marks.between_processes))
+        else:
+            self._report_once(error)
+        self.abort(exit_code(error))
 
     def __enter__(self) -> World:
         self._guarding = self.guard()
@@ -322,11 +400,20 @@ class World:
             return
         self._closed = True
         self.stop_watching()
+        faults.reach("close")
         if self.marks is not None and not self.marks.leave(self.transport.deadline):
             self.transport.raise_timeout([], doing="close")
         if self.domain is not self.transport:
             self.domain.close()
         self.transport.close()
+
+    def _refusal(self, found: list[tuple[dict[str, Any], list[int]]]) -> Refused:
+        """What ranks found wrong, in one: the first is told in full, of others what."""
+        first, ranks = found[0]
+        if len(found) == len(ranks) == 1 < self.size:
+            return Refused(**first, rank=self.transport.world_ranks[ranks[0]], size=self.size)
+        what = "\n".join(self._with_ranks(problem["what"], ranks) for problem, ranks in found)
+        return Refused(what, first["hint"], event=first["event"], file=first["file"])
 
     def _with_ranks(self, text: str, ranks: list[int]) -> str:
         return text if len(ranks) == self.size else f"{self.transport.name_ranks(ranks)}: {text}"
@@ -334,16 +421,18 @@ class World:
     def _report_once(self, error: BaseException) -> None:
         """Print what went wrong, unless another rank has: one failure makes others, which would only hide it."""
         if self.marks is None or self.marks.claim_failure():
-            _write_error(self._report(error))
+            write_error(report(error, self._here(error if isinstance(error, Problem) else None)))
         else:
             time.sleep(SECONDS_TO_REPORT)
 
-    def _report(self, error: BaseException) -> str:
-        where = f"rank {self.rank} of {self.size}"
-        if isinstance(error, KeyboardInterrupt):
-            return f"\n{where}: interrupted; ending all ranks.\n"
-        trace = "".join(traceback.format_exception(type(error), error, _without_own_frames(error)))
-        return f"\n--- {where} failed ---\n{trace}--- {where}: ending all ranks ---\n"
+    def _here(self, problem: Problem | None = None) -> Where:
+        """Where this rank is: as far as the problem does not say, where its last mark was."""
+        mark, event, file = self.last_mark, None, None
+        if problem is not None:
+            event, file = problem.event, problem.file
+        step, phase = (None, None) if mark is None else (mark.step, mark.phase)
+        event = event or (mark.event if mark is not None else None)
+        return Where(event, self.rank, self.size, self.host, file, step, phase)
 
 
 def checked_domain_size(domain_size: int | None, size: int) -> int:
@@ -360,31 +449,3 @@ def checked_domain_size(domain_size: int | None, size: int) -> int:
             f"the others. Choose a divisor of {size}, or another number of ranks."
         )
     return domain_size
-
-
-def _without_own_frames(error: BaseException) -> TracebackType | None:
-    """The traceback from the caller's own code on."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-        trace = trace.tb_next
-    return trace
-
-
-def _exit_code(error: BaseException) -> int:
-    if isinstance(error, KeyboardInterrupt):
-        return 130
-    if isinstance(error, SystemExit) and isinstance(error.code, int):
-        return error.code
-    return 1
-
-
-def _in_words(problem: BaseException | str | None) -> str:
-    if problem is None or isinstance(problem, str):
-        return problem or ""
-    return str(problem) or type(problem).__name__
-
-
-def _write_error(text: str) -> None:
-    """Write to standard error in one piece: lines of other ranks cannot come between, and no buffer can be lost."""
-    sys.stdout.flush()
-    os.write(2, text.encode(errors="replace"))

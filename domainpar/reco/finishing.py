@@ -39,7 +39,7 @@ class Finisher:
         """Scores with all tracks; on one rank.
 
         Raises:
-            ValueError: If the event has no positions, or a layer that is none of TrackML's, and classical tracks are
+            Problem: If the event has no positions, or a layer that is none of TrackML's, and classical tracks are
                 asked for; or if its name cannot name a file of the format.
         """
         ids = event.ids_in_users_order()
@@ -54,14 +54,14 @@ class Finisher:
 
 def _classical_tracks(event: StoredEvent, ids: IntArray) -> IntArray:
     if not event.has_positions:
-        raise ValueError(f"event {event.event_id}: --classical follows helices, but its hits have no positions.")
+        raise event.place.problem("--classical follows helices, but its hits have no positions", "leave it out")
     position, volume, layer, module = (
         event.read_nodes(name, ids) for name in ("position", "volume", "layer", "module")
     )  # fmt: skip
     try:
         return find_tracks(position, volume, layer, module)
     except ValueError as error:
-        raise ValueError(f"event {event.event_id}: {error}") from error
+        raise event.place.of(error) from error
 
 
 def _tracked(event: StoredEvent, scores: EventScores, ids: IntArray) -> TrackedEvent:

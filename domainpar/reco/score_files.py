@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from domainpar.events.store import PARTIAL, SUFFIX, event_file_name, write_arrays, write_whole
+from domainpar.problems import Problem
 from domainpar.reco.finding import CLASSICAL, NETWORK
 from domainpar.reco.scores import EventScores
 from domainpar.reco.track_files import ACORN_FOLDERS, CSV_SUFFIX
@@ -67,23 +68,23 @@ def choose_directory(path: Path, overwrite: bool) -> Path:
     """Make the directory of scores ready to be written to; called on rank 0.
 
     Raises:
-        ValueError: If it holds other scores that are not to be replaced, or other files, or cannot be written.
+        Problem: If it holds other scores that are not to be replaced, or other files, or cannot be written.
     """
     try:
         if path.exists() and not path.is_dir():
-            raise ValueError(f"{path} is a file; name a directory with --out.")
+            raise Problem(f"{path} is a file", "name a directory with --out")
         path.mkdir(parents=True, exist_ok=True)
         found = sorted(path.iterdir())
         strangers = [file.name for file in found if not _is_ours(file)]
         if strangers:
-            raise ValueError(f"{path} holds files that are not scores ({strangers[0]}); choose another --out.")
+            raise Problem(f"{path} holds files that are not scores ({strangers[0]})", "choose another --out")
         if found and not overwrite:
-            raise ValueError(f"{path} holds scores already; choose another --out, or replace them with --overwrite.")
+            raise Problem(f"{path} holds scores already", "choose another --out, or replace them with --overwrite")
         # The list goes first: without it nobody takes the remains for finished scores.
         for file in sorted(found, key=lambda file: file.name != LIST):
             _remove(file)
     except OSError as error:
-        raise ValueError(f"cannot write scores to {path}: {error.strerror}; choose another --out.") from error
+        raise Problem(f"cannot write scores to {path}: {error.strerror}", "choose another --out") from error
     return path
 
 

@@ -12,8 +12,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from domainpar import faults
 from domainpar.events.store import StoredEvent
-from domainpar.parallel.loading import Part, Sector, load_part, sector_of_tiles
+from domainpar.parallel.loading import Part, Sector, load_part, sector_of_tiles, together
 from domainpar.parallel.transport import RanksFailed, Transport
 from domainpar.plan import BoolArray, IntArray, PartitionPlan
 from domainpar.reco.finding import EventTracks
@@ -87,8 +88,8 @@ def score_event(
         The scores on rank 0, None elsewhere.
 
     Raises:
-        ValueError: If the event holds values that cannot be computed on, or cannot be read, or has no positions for a
-            walk.
+        BadEvent: On all ranks alike, if the event holds values that cannot be computed on, or cannot be read, on any.
+        Problem: If it has no positions for a walk.
         RuntimeError: If an edge got no score or several, or one that is not finite; on all ranks.
     """
     whole = _WholeEvent(event, transport, num_sectors, torch.zeros(event.num_edges, dtype=dtype), tracks)
@@ -106,7 +107,7 @@ def score_event(
 
 
 class _WholeEvent:
-    """An event on its way back from its parts: logits on rank 0, tracks where they are built.
+    """An event on its way back from its parts: logits on rank 0, tracks where they are built. *Collective* to make.
 
     Attributes:
         seconds: What the network took on this rank.
@@ -122,13 +123,16 @@ class _WholeEvent:
     ) -> None:
         self.seconds = 0.0
         self._event, self._transport, self._num_sectors = event, transport, num_sectors
-        self._ends = _Ends.read(event, num_sectors) if transport.rank == 0 else None
+        self._ends = together(
+            transport, event.place, lambda: _Ends.read(event, num_sectors) if transport.rank == 0 else None
+        )
         self._logits = logits
         self._tracks = None if how is None else EventTracks(event, transport, how)
 
     def add(self, part: Part, local: Tensor, number: int) -> None:
         """Take the logits of a part of the event, or of a part of one sector of it. *Collective*."""
         wanted = None if self._ends is None else self._ends.sector == number
+        faults.reach("score")
         try:
             gathered = gather_scores(local, part.graph.plan, self._transport, wanted)
         except RuntimeError as error:
@@ -138,6 +142,7 @@ class _WholeEvent:
         if gathered is not None and wanted is not None:
             self._logits[torch.from_numpy(wanted)] = gathered
         if self._tracks is not None:
+            faults.reach("tracks")
             self._tracks.add(part, local.detach().cpu().numpy())
 
     def scores(self) -> EventScores | None:

@@ -7,12 +7,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
+from domainpar import faults
 from domainpar.events.store import EventRecord, EventStore, StoredEvent
+from domainpar.parallel.loading import BadEvent, open_together
 from domainpar.parallel.world import World
 from domainpar.reco.score_files import ScoredEvent, write_scores
 from domainpar.reco.scores import EventScores, score_event
@@ -45,6 +47,14 @@ class Outcome:
     seconds_tracks: float | None = None
 
 
+@dataclass(frozen=True)
+class LeftOut:
+    """An event that was not scored, since it cannot be used: its name, and what is wrong with it."""
+
+    event: str
+    why: str
+
+
 @dataclass(frozen=True, eq=False)
 class Scorer:
     """Scores the events of a store with one network, a file each.
@@ -62,6 +72,7 @@ class Scorer:
         judge: What else to say of an event.
         tracks: How tracks are built; None for none.
         finish: Called with an event and its scores before they are written; returns what to write.
+        on_bad_event: What becomes of an event that cannot be used: `fail` ends the work, `skip` leaves it out.
     """
 
     model: nn.Module
@@ -76,12 +87,14 @@ class Scorer:
     judge: Judge | None = None
     tracks: TrackOptions | None = None
     finish: Finish | None = None
+    on_bad_event: Literal["fail", "skip"] = "fail"
 
-    def rounds(self, records: Sequence[EventRecord]) -> Iterator[list[Outcome]]:
+    def rounds(self, records: Sequence[EventRecord]) -> Iterator[list[Outcome | LeftOut]]:
         """Score events, one for each data group at a time. *Collective*; every rank gets every outcome.
 
         Raises:
-            ValueError: If an event cannot be read or computed on.
+            BadEvent: If an event cannot be read or computed on, and is not to be left out, on the ranks that found it
+                so; RanksFailed on those that share it with them.
             RuntimeError: If an edge of it did not get exactly one score.
         """
         # Events of like size at the same time. Then all meet: a long silence of one group would look like a hang.
@@ -94,9 +107,20 @@ class Scorer:
 
     def _score(self, record: EventRecord, number: int) -> bytes:
         """Score one event with the ranks of this group; the outcome as JSON on its first rank, else nothing."""
-        self.world.mark(f"score event {record.event}", number)
+        self.world.mark("score", number, record.event)
+        try:
+            answer = self._answer(record)
+        except BadEvent as bad:
+            if self.on_bad_event == "fail":
+                raise bad.for_this_rank() from bad.__cause__
+            answer = {"left_out": asdict(LeftOut(record.event, bad.what))} if self.world.domain.rank == 0 else None
+        return b"" if answer is None else json.dumps(answer).encode()
+
+    def _answer(self, record: EventRecord) -> dict[str, Any] | None:
+        """What became of one event, on the first rank of this group."""
         began = time.perf_counter()
-        with self.store.open(record) as event:
+        # All of it is read, so all of it is looked through first: later nobody waits for one that cannot read on.
+        with open_together(self.store, record, self.world.domain, check_bytes=True) as event:
             scores = score_event(
                 self.model,
                 event,
@@ -108,18 +132,22 @@ class Scorer:
                 seed=self.seed,
                 tracks=self.tracks,
             )
-            if scores is None:
-                return b""
-            seconds = time.perf_counter() - began
-            scores = scores if self.finish is None else self.finish(event, scores)
-            scored = write_scores(self.directory, scores, {**self.origin, "event_sha256": record.sha256})
-            judgement = None if self.judge is None else self.judge(event, scores)
+            return None if scores is None else self._finished(event, scores, record, time.perf_counter() - began)
+
+    def _finished(self, event: StoredEvent, scores: EventScores, record: EventRecord, seconds: float) -> dict[str, Any]:
+        """Write and judge the scores of an event; on one rank."""
+        faults.reach("write")
+        scores = scores if self.finish is None else self.finish(event, scores)
+        scored = write_scores(self.directory, scores, {**self.origin, "event_sha256": record.sha256})
+        judgement = None if self.judge is None else self.judge(event, scores)
         outcome = Outcome(
             scored, seconds, judgement, len(scores.hit_id), scores.seconds["network"], scores.seconds.get("tracks")
         )  # fmt: skip
-        return json.dumps(asdict(outcome)).encode()
+        return asdict(outcome)
 
 
-def _outcome(answer: bytes) -> Outcome:
+def _outcome(answer: bytes) -> Outcome | LeftOut:
     found = json.loads(answer)
+    if "left_out" in found:
+        return LeftOut(**found["left_out"])
     return Outcome(**{**found, "scored": ScoredEvent(**found["scored"])})

@@ -12,7 +12,7 @@ from domainpar.parallel.world import World
 from domainpar.reco.performance.counts import TrackCounts
 from domainpar.reco.performance.table import lines as table_lines
 from domainpar.reco.score_files import LIST, SCORES_SUFFIX
-from domainpar.reco.scoring import Outcome
+from domainpar.reco.scoring import LeftOut, Outcome
 from domainpar.words import between, several, this_python
 
 
@@ -56,6 +56,19 @@ def event_line(outcome: Outcome) -> str:
     unscored = f", {scored.unscored:,} of them unscored" if scored.unscored else ""
     tracks = "" if scored.tracks is None else f", {several(scored.tracks, 'track')}"
     return f"event {scored.event}: {scored.edges:,} edges{unscored}{tracks}, logits sha256 {scored.logits_sha256}"
+
+
+def left_out_line(left_out: LeftOut) -> str:
+    """One event that was left out, and why."""
+    return f"event {left_out.event}: left out: {left_out.why}"
+
+
+def left_out_lines(left_out: Sequence[LeftOut]) -> list[str]:
+    """How many events have no scores since they could not be used."""
+    if not left_out:
+        return []
+    names = ", ".join(one.event for one in left_out[:8]) + (", ..." if len(left_out) > 8 else "")
+    return [f"WARNING: {several(len(left_out), 'event')} left out that could not be used: {names} (why: {LIST})"]
 
 
 def timing(outcome: Outcome) -> dict[str, Any]:

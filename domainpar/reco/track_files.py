@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from domainpar.events.graph import FloatArray, IntArray, Particles
 from domainpar.events.store import SUFFIX, event_file_name, write_whole
+from domainpar.problems import Problem
 
 Dataset = Literal["trainset", "valset", "testset"]
 DATASETS: dict[str, Dataset] = {"train": "trainset", "val": "valset", "test": "testset"}
@@ -72,14 +73,14 @@ def check_acorn_files_can_be_written() -> None:
     """Find out before anything is computed.
 
     Raises:
-        ValueError: If torch_geometric is not there.
+        Problem: If torch_geometric is not there.
     """
     try:
         importlib.import_module("torch_geometric.data")
     except ImportError as error:
-        raise ValueError(
-            f"acorn's files are torch_geometric Data, which cannot be imported here ({error}); install "
-            "torch-geometric, or choose another format."
+        raise Problem(
+            f"acorn's files are torch_geometric Data, which cannot be imported here ({error})",
+            "install torch-geometric, or choose another format",
         ) from error
 
 
@@ -142,12 +143,10 @@ def acorn_columns(event: TrackedEvent) -> dict[str, Any]:
     no true edge, so acorn cannot know of it.
 
     Raises:
-        ValueError: If the event has no positions.
+        Problem: If the event has no positions.
     """
     if event.position is None:
-        raise ValueError(
-            f"event {event.event_id}: it has no positions, which acorn's files need; write another format."
-        )
+        raise Problem("it has no positions, which acorn's files need", "write another format", event=event.event_id)
     x, y, z = _float64(event.position).T
     r = np.hypot(x, y)
     with np.errstate(divide="ignore", invalid="ignore"):

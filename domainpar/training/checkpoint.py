@@ -1,20 +1,14 @@
-"""Checkpoints: the same bytes from 1 and from 8 ranks, whole or not there at all, and checked when loaded.
+"""Checkpoints: weights, optimiser and place of a run, the same bytes from 1 and from 8 ranks.
 
-    checkpoints/step_000120/  model.safetensors  optimizer.safetensors  state.json  manifest.json
-    checkpoints/last, checkpoints/best             the names of two of them
-
-Rank 0 writes. Nothing that depends on ranks, times or hosts goes in. A checkpoint is written under another name,
-flushed to disk and renamed; then the pointers are replaced. Whenever a save is killed, `last` and `best` lead to a
-whole checkpoint. The sha256 of each file is in its manifest, since neither torch nor safetensors would notice a
-flipped bit.
+Rank 0 writes. Nothing that depends on ranks, times or hosts goes in, so that a run can go on on any other ranks.
+How they become files, and how damage is found, is told in `checkpoint_files`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -22,11 +16,12 @@ import torch
 from safetensors.torch import load as tensors_from_bytes
 from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor, nn
+from tqdm import tqdm
 
-FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
-KEEP = 3
-PARTIAL = ".partial-"  # being written
-REPLACED = ".replaced-"  # about to be replaced by another one of the same step
+from domainpar import faults
+from domainpar.parallel.world import World
+from domainpar.problems import Problem
+from domainpar.training.checkpoint_files import CheckpointFiles, Choice, json_bytes, name_of
 
 
 @dataclass(frozen=True)
@@ -38,7 +33,7 @@ class TrainingState:
         epoch: Epoch that the next step belongs to, from 0.
         step_in_epoch: Steps of that epoch already done.
         best: Best value of the validation metric so far; None before the first.
-        best_step: Step it was reached at.
+        best_step: Step of the checkpoint that `best` names; None before the first.
         dataset: Digest of the store.
     """
 
@@ -60,117 +55,136 @@ def parameters_sha256(model: nn.Module) -> str:
 
 
 class Checkpoints:
-    """The checkpoints of one run. Only rank 0 saves; every rank may load."""
+    """The checkpoints of one run. Only rank 0 saves; every rank may load.
+
+    Attributes:
+        files: Their files.
+    """
 
     def __init__(self, directory: Path) -> None:
-        self.directory = directory
+        self.files = CheckpointFiles(directory)
+
+    @property
+    def directory(self) -> Path:
+        """Where they lie."""
+        return self.files.directory
 
     def save(self, model: nn.Module, optimizer: torch.optim.Optimizer, state: TrainingState, best: bool) -> Path:
-        """Write a checkpoint, make it the last (and the best), and drop old ones."""
+        """Write a checkpoint and make it the last (and the best); `files.drop_old` makes room afterwards.
+
+        Raises:
+            OSError: If it cannot be written; what was there before is as it was.
+        """
+        faults.reach("save")
         files = {
             "model.safetensors": tensors_to_bytes(_cpu(_model_tensors(model))),
-            "optimizer.safetensors": tensors_to_bytes(_cpu(_optimizer_tensors(model, optimizer))),
-            "state.json": _json(asdict(state)),
+            "optimizer.safetensors": tensors_to_bytes(_cpu(optimizer_tensors(model, optimizer))),
+            "state.json": json_bytes(asdict(state)),
         }
-        files["manifest.json"] = _json({name: hashlib.sha256(content).hexdigest() for name, content in files.items()})
-        self._tidy_up()
-        final = self.directory / f"step_{state.step:06d}"
-        partial = self.directory / f"{PARTIAL}{final.name}"
-        partial.mkdir(parents=True)
-        for name, content in files.items():
-            _write(partial / name, content)
-        _sync(partial)
-        self._put(partial, final)
-        for pointer in ("last", "best") if best else ("last",):
-            self._point(pointer, final.name)
-        self._drop_old()
-        return final
+        return self.files.write(state.step, files, best)
 
     def find(self, which: str = "last") -> Path:
         """Directory of the `last` or the `best` checkpoint.
 
         Raises:
-            ValueError: If there is none.
+            Problem: If there is none.
         """
-        pointer = self.directory / which
-        if not pointer.is_file():
-            raise ValueError(f"no {which} checkpoint in {self.directory}; train first, or name another run.")
-        name = pointer.read_text().strip()
-        replaced = self.directory / f"{REPLACED}{name}"  # stands in if a save was killed between its two renames
-        return replaced if replaced.is_dir() and not (self.directory / name).is_dir() else self.directory / name
+        return self.files.place(self.files.pointed(which))
 
     def load(self, which: str, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> TrainingState:
-        """Load the `last` or `best` checkpoint into a model, and into its optimiser.
+        """Load the `last` or `best` checkpoint, and no other, into a model, and into its optimiser.
 
         Raises:
-            ValueError: If there is none, it is damaged, or it belongs to another network.
+            Problem: If there is none, it is damaged, or it belongs to another network.
         """
-        found = self.find(which)
-        files = _verified(found)
+        name = self.files.pointed(which)
+        try:
+            files = self.files.read(name)
+        except Problem as damaged:
+            if which != "best":
+                raise
+            raise Problem(damaged.what, "copy it anew, or take the newest with --checkpoint last") from damaged
+        state = self._load(name, files, model, optimizer)
+        if which == "best" and state.best_step not in (None, state.step):
+            raise Problem(
+                f"{self.directory / 'best'} names {name}, but then the best was that of step {state.best_step}: "
+                "the pointer is damaged",
+                f"write {name_of(state.best_step or 0)} into it if that is there, or take --checkpoint last",
+            )
+        return state
+
+    def load_chosen(
+        self, choice: Choice, model: nn.Module, optimizer: torch.optim.Optimizer | None = None
+    ) -> TrainingState:
+        """Load the checkpoint that was chosen on rank 0.
+
+        Raises:
+            Problem: If this rank finds it damaged or another one, or it belongs to another network.
+        """
+        return self._load(choice.name, self.files.read(choice.name, choice.manifest), model, optimizer)
+
+    def _load(
+        self, name: str, files: dict[str, bytes], model: nn.Module, optimizer: torch.optim.Optimizer | None
+    ) -> TrainingState:
         weights = tensors_from_bytes(files["model.safetensors"])
-        _check_same_shapes(found, weights, model)
+        _check_same_shapes(self.files.place(name), weights, model)
         with torch.no_grad():
-            for name, value in _model_tensors(model).items():
-                value.copy_(weights[name])
+            for tensor, value in _model_tensors(model).items():
+                value.copy_(weights[tensor])
         if optimizer is not None:
             _fill_optimizer(model, optimizer, tensors_from_bytes(files["optimizer.safetensors"]))
         return TrainingState(**json.loads(files["state.json"]))
 
-    def _put(self, partial: Path, final: Path) -> None:
-        """Give a whole checkpoint its name. One that has it already stays whole beside it until then."""
-        replaced = self.directory / f"{REPLACED}{final.name}"
-        if final.is_dir():
-            final.rename(replaced)
-        partial.rename(final)
-        if replaced.is_dir():
-            shutil.rmtree(replaced)
 
-    def _point(self, pointer: str, name: str) -> None:
-        temporary = self.directory / f"{PARTIAL}{pointer}"
-        _write(temporary, f"{name}\n".encode())
-        os.replace(temporary, self.directory / pointer)
-        _sync(self.directory)
+def load_agreed(
+    checkpoints: Checkpoints,
+    which: str,
+    world: World,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    strict: bool = False,
+) -> TrainingState:
+    """Load one checkpoint on all ranks, the same that rank 0 has verified. *Collective*.
 
-    def _tidy_up(self) -> None:
-        """Remove what a killed save left, once everything that is pointed to has its name back."""
-        for replaced in self.directory.glob(f"{REPLACED}*"):
-            final = self.directory / replaced.name.removeprefix(REPLACED)
-            if final.is_dir():
-                shutil.rmtree(replaced)
-            else:
-                replaced.rename(final)
-        for partial in self.directory.glob(f"{PARTIAL}*"):
-            if partial.is_dir():
-                shutil.rmtree(partial)
-            else:
-                partial.unlink()
+    If `last` is damaged, the newest good one before it is taken and rank 0 says so loudly. There is no such way out for
+    `best`: another network in its place would be a change nobody asked for.
 
-    def _drop_old(self) -> None:
-        kept = {self.find(which) for which in ("last", "best") if (self.directory / which).is_file()}
-        steps = [path for path in self.directory.glob("step_*") if path.is_dir()]
-        steps.sort(key=lambda path: (len(path.name), path.name))  # by number, beyond a million too
-        for old in steps[:-KEEP]:
-            if old not in kept:
-                shutil.rmtree(old)
+    Args:
+        checkpoints: Those of the run.
+        which: `last` or `best`.
+        world: The ranks.
+        model: To be filled.
+        optimizer: To be filled as well, if there is one.
+        strict: Refuse in place of taking another one.
+
+    Raises:
+        Refused: On all ranks alike, if there is none, none is good, or it belongs to another network.
+    """
+    if which != "last":
+        return world.on_all(lambda: checkpoints.load(which, model, optimizer))
+    choice = Choice(**json.loads(world.on_root(lambda: json.dumps(asdict(checkpoints.files.choose(strict))))))
+    if choice.problems and world.is_root:
+        warn(f"{'; '.join(choice.problems)}; going on from {choice.name}")
+    return world.on_all(lambda: checkpoints.load_chosen(choice, model, optimizer))
 
 
-def _verified(directory: Path) -> dict[str, bytes]:
-    """All files of a checkpoint, each as its manifest says."""
-    instead = f"copy it anew, or write the name of another step into {directory.parent}/last"
-    try:
-        listed = json.loads((directory / "manifest.json").read_bytes())
-        files = {name: (directory / name).read_bytes() for name in FILES}
-        listed = {name: str(listed[name]) for name in FILES}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        what = f"{type(error).__name__}: {error}"
-        raise ValueError(f"checkpoint {directory} cannot be read: {what}; {instead}.") from error
-    for name, content in files.items():
-        if (found := hashlib.sha256(content).hexdigest()) != listed[name]:
-            raise ValueError(
-                f"checkpoint {directory}: {name} has sha256 {found[:12]}, its manifest says {listed[name][:12]}; "
-                f"the file is damaged; {instead}."
-            )
-    return files
+def first_not_finite(model: nn.Module, optimizer: torch.optim.Optimizer) -> str | None:
+    """The first parameter, or state of the optimiser, that holds a NaN or an infinity; None if there is none.
+
+    Buffers are their author's business: a mask is often minus infinity.
+    """
+    for name, value in {**dict(model.named_parameters()), **optimizer_tensors(model, optimizer)}.items():
+        # A sum is much faster than looking at each value; it may overflow though all of them are finite.
+        if value.is_floating_point() and not (torch.isfinite(value.sum()) or torch.isfinite(value).all()):
+            return name
+    return None
+
+
+def warn(text: str) -> None:
+    """Print a warning in one piece, beside the progress bar; on rank 0."""
+    tqdm.write(f"WARNING: {text}", file=sys.stderr)
+    sys.stderr.flush()
 
 
 def _check_same_shapes(directory: Path, weights: dict[str, Tensor], model: nn.Module) -> None:
@@ -178,9 +192,10 @@ def _check_same_shapes(directory: Path, weights: dict[str, Tensor], model: nn.Mo
     found = {name: (tuple(value.shape), value.dtype) for name, value in weights.items()}
     for name in sorted(expected.keys() | found.keys()):
         if expected.get(name) != found.get(name):
-            raise ValueError(
+            raise Problem(
                 f"checkpoint {directory} belongs to another network: {name} is {found.get(name, 'not there')}, this "
-                f"network has {expected.get(name, 'no such parameter')}; give the flags the run was trained with."
+                f"network has {expected.get(name, 'no such parameter')}",
+                "give the flags the run was trained with",
             )
 
 
@@ -189,7 +204,7 @@ def _model_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
-def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The optimiser's state as tensors named after parameters."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return {
@@ -201,7 +216,7 @@ def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> di
 
 def _fill_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
     parameters = dict(model.named_parameters())
-    for name, value in tensors.items():
+    for name, value in sorted(tensors.items()):  # the order in which they were read differs between ranks
         parameter_name, key = name.rsplit(":", 1)
         parameter = parameters[parameter_name]
         optimizer.state[parameter][key] = value.clone() if key == "step" else value.to(parameter.device).clone()
@@ -209,22 +224,3 @@ def _fill_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors:
 
 def _cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)}
-
-
-def _json(values: object) -> bytes:
-    return (json.dumps(values, indent=1, sort_keys=True) + "\n").encode()
-
-
-def _write(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -5,27 +5,35 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 
+from domainpar import faults
 from domainpar.nn.adapt.on_events import OnEvents
 from domainpar.nn.adapt.step_buffers import StepBuffers
 from domainpar.nn.gradients import GradientSink
 from domainpar.nn.noise import key_of
 from domainpar.parallel.integer_sums import IntegerSums
-from domainpar.parallel.transport import RanksFailed
 from domainpar.parallel.world import World
 from domainpar.training.loss import edge_loss
 from domainpar.training.metrics import EdgeCounts, EdgeMetrics
-from domainpar.training.parts import LabelledPart, PartLoader, total_counts
+from domainpar.training.parts import LabelledPart, PartLoader, Totals
 from domainpar.training.record import Stopwatch, metrics_of
 from domainpar.training.sampler import Sample, deal
 from domainpar.training.schedule import Schedule
 from domainpar.training.targets import EdgeWeights
+from domainpar.training.watching import not_finite
+from domainpar.training.watching.layers import is_finite
+from domainpar.training.watching.not_finite import SecondPass, Suspect
+from domainpar.training.watching.now import Now
+from domainpar.training.watching.out_of_memory import memory_explained
+from domainpar.training.watching.parameters import check_parameters
+from domainpar.training.watching.replicas import check_replicas
+from domainpar.training.watching.stragglers import Stragglers, as_records
 
 
 @dataclass
@@ -42,6 +50,7 @@ class Trainer:
         clip: Largest norm of the gradient, or None.
         seed: Of all that is dropped at random.
         offload: Keep what waits for the backward pass in the host's memory; on a GPU.
+        check_replicas_every: Steps between two checks that all ranks hold the same; 0: never.
         exchanges: How often rows were exchanged on the way forward and on the way back of the last sample.
     """
 
@@ -54,10 +63,13 @@ class Trainer:
     clip: float | None = None
     offload: bool = False
     seed: int = 0
+    check_replicas_every: int = 0
     exchanges: tuple[int, int] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self._sink = self.model.gradient_sums() if isinstance(self.model, OnEvents) else GradientSink(self.model)
+        self._now, self._stragglers = Now(self.world), Stragglers()
+        self._first = next(one for one in self.model.parameters() if one.requires_grad)
 
     def step(self, samples: Sequence[Sample], step: int) -> dict[str, Any]:
         """One optimiser step on some samples; returns its record. *Collective*.
@@ -67,33 +79,56 @@ class Trainer:
             step: Number of the step, from 0.
 
         Raises:
-            RuntimeError: If a loss or gradient is not finite, on all ranks alike and before any parameter changes.
+            StepFailed: On the rank that it happened on (RanksFailed on others), if a loss or gradient is not finite,
+                before any parameter changes; if a parameter is not finite afterwards; if ranks no longer hold the same;
+                or if this rank runs out of memory.
         """
+        with memory_explained(self._now, self.model):
+            record = self._step(samples, step)
+        if self.check_replicas_every and (step + 1) % self.check_replicas_every == 0:
+            self.check_replicas()
+        if slow := self._stragglers.look(record["seconds_compute"], record["local_edges"]):
+            record["straggler"] = as_records(slow, self.world)
+        return record
+
+    def check_replicas(self) -> None:
+        """Compare the parameters and the optimiser's state of all ranks, unless that is switched off. *Collective*.
+
+        Raises:
+            StepFailed: If they are not the same bits; RanksFailed on ranks that others speak for.
+        """
+        if self.check_replicas_every:
+            check_replicas(self.model, self.optimizer, self.world)
+
+    def _step(self, samples: Sequence[Sample], step: int) -> dict[str, Any]:
         watch = Stopwatch(self.world)
-        self.world.mark("load", step)
         ours = deal(samples, self.world.num_data_groups)[self.world.data_group]
-        parts = [self.loader.load(sample) for sample in ours]
+        parts = [part for sample in ours if (part := self._load(sample, step)) is not None]
+        totals = self.loader.total([part.kind_counts for part in parts], len(ours))
         self.optimizer.zero_grad()
-        step_weight = self.edge_weights.total(total_counts(parts, self.world, self.edge_weights.num_kinds)) or 1.0
+        step_weight = self.edge_weights.total(totals.kinds) or 1.0
         loss_sum, metrics = IntegerSums(1, self.world.device), EdgeMetrics()
         buffers = StepBuffers(self.model)
         suspects = []
         for part in parts:
             with buffers.sample(counts=self.world.domain.rank == 0):
-                if self._back_and_forth(part, step, step_weight, loss_sum, metrics):
-                    suspects.append(part.name)
-        self.world.mark("reduce", step)
+                suspects += self._back_and_forth(part, step, step_weight, loss_sum, metrics)
+        self._now.begin("reduce", step)
+        faults.reach("reduce")
         loss_sum.reduce(self.world.transport)
         if self._sink.reduce(self.world.transport) + loss_sum.rejected:
-            self._stop_on_non_finite(suspects, step)
-        buffers.end(self.world.transport, len(samples))
+            self._stop_on_non_finite(parts, suspects, step, step_weight)
+        buffers.end(self.world.transport, max(1, totals.loaded))
         grad_norm, rate = self._clip(), self.schedule.at(step)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self.optimizer.step()
+        if totals.loaded:  # else there is nothing to learn from: the optimiser would still decay weights
+            self._optimise(rate, step)
         counts = metrics.count(self.world.transport)
-        figures = {"loss": float(loss_sum.total()), "lr": rate, "grad_norm": grad_norm}
-        return {**figures, **_metrics_of(counts, samples), **watch.share(*_held(parts))}
+        figures = {"loss": float(loss_sum.total()) if totals.loaded else None, "lr": rate, "grad_norm": grad_norm}
+        return {**figures, **_metrics_of(counts, samples), **_left_out(totals), **watch.share(*_held(parts))}
+
+    def _load(self, sample: Sample, step: int) -> LabelledPart | None:
+        self._now.begin("load", step, sample.name)
+        return self.loader.load(sample)
 
     def evaluate(self, samples: Sequence[Sample], step: int) -> dict[str, Any]:
         """Loss and metrics over some samples, as one set; returns their record. *Collective*.
@@ -108,45 +143,62 @@ class Trainer:
         """
         watch = Stopwatch(self.world)
         loss_sum, metrics = IntegerSums(1, self.world.device), EdgeMetrics()
-        counts, held = np.zeros(self.edge_weights.num_kinds, np.int64), np.zeros(2, np.int64)
-        for sample in deal(samples, self.world.num_data_groups)[self.world.data_group]:
-            self.world.mark("evaluate", step)
-            part = self.loader.load(sample)
-            with torch.no_grad():
-                logits = self.model(part.part.graph, part.part.halo)
-                edge_loss(logits, part.part.graph, part.weights, 1.0, loss_sum)
+        kind_counts, held = [], np.zeros(3, np.int64)
+        ours = deal(samples, self.world.num_data_groups)[self.world.data_group]
+        for sample in ours:
+            with memory_explained(self._now, self.model):
+                part = self._load(sample, step)
+                if part is None:
+                    continue
+                logits = self._look_at(part, step, loss_sum)
             _collect(metrics, part, logits)
-            counts += part.kind_counts
+            kind_counts.append(part.kind_counts)
             held += _held([part])
         loss_sum.reduce(self.world.transport)
-        total = torch.from_numpy(counts)
-        self.world.transport.all_reduce(total)
-        loss = float(loss_sum.total()) / (self.edge_weights.total(total.numpy()) or 1.0)
+        totals = self.loader.total(kind_counts, len(ours))
+        loss = float(loss_sum.total()) / (self.edge_weights.total(totals.kinds) or 1.0)
         figures = {
-            "loss": None if loss_sum.rejected else loss,
+            "loss": None if loss_sum.rejected or not totals.loaded else loss,
             "lr": self.schedule.at(max(step - 1, 0)),
             "grad_norm": None,
         }
         counted = metrics.count(self.world.transport)
-        return {**figures, **_metrics_of(counted, samples), **watch.share(*held.tolist())}
+        return {**figures, **_metrics_of(counted, samples), **_left_out(totals), **watch.share(*held.tolist())}
+
+    @torch.no_grad()
+    def _look_at(self, part: LabelledPart, step: int, loss_sum: IntegerSums) -> Tensor:
+        """Logits of a part for validation, and its loss."""
+        self._now.begin("evaluate", step, part=part)
+        faults.reach("evaluate")
+        logits: Tensor = self.model(part.part.graph, part.part.halo)
+        edge_loss(logits, part.part.graph, part.weights, 1.0, loss_sum)
+        return logits
 
     def _back_and_forth(
         self, part: LabelledPart, step: int, step_weight: float, loss_sum: IntegerSums, metrics: EdgeMetrics
-    ) -> bool:
-        """Forward and backward on one part; returns whether its loss or gradients were not finite on this rank."""
-        rejected_before = loss_sum.rejected + self._sink.rejected
-        self.world.mark(f"forward {part.name}", step)
+    ) -> list[Suspect]:
+        """Forward and backward on one part; returns it if its loss or gradients were not finite on this rank."""
+        of_loss, of_gradients = loss_sum.rejected, self._sink.rejected
+        self._now.begin("forward", step, part=part)
+        faults.reach("forward")
         transport = part.part.halo.transport
         began = transport.num_exchanges
-        with save_on_cpu(pin_memory=True) if self.offload else nullcontext():
-            logits = self.model(part.part.graph, part.part.halo, key_of(self.seed, step, part.name))
+        logits = faults.reach("loss", self._forward(part, step))
         gradient = edge_loss(logits, part.part.graph, part.weights, step_weight, loss_sum)
-        self.world.mark(f"backward {part.name}", step)
+        self._now.begin("backward", step, part=part)
+        faults.reach("backward")
         between = transport.num_exchanges
         logits.backward(gradient)
         self.exchanges = between - began, transport.num_exchanges - between
         _collect(metrics, part, logits)
-        return loss_sum.rejected + self._sink.rejected > rejected_before
+        if loss_sum.rejected > of_loss or self._sink.rejected > of_gradients:
+            return [Suspect(part.name, in_logits=not is_finite(logits))]
+        return []
+
+    def _forward(self, part: LabelledPart, step: int) -> Tensor:
+        with save_on_cpu(pin_memory=True) if self.offload else nullcontext():
+            logits: Tensor = self.model(part.part.graph, part.part.halo, key_of(self.seed, step, part.name))
+            return logits
 
     def _clip(self) -> float:
         """Norm of the gradient before clipping; the same arithmetic on the same bits on every rank."""
@@ -156,26 +208,41 @@ class Trainer:
             torch.nn.utils.clip_grads_with_norm_(parameters, self.clip, norm)
         return float(norm)
 
-    def _stop_on_non_finite(self, suspects: list[str], step: int) -> None:
-        """Stop all ranks alike; rank 0 says where it was seen. *Collective*."""
-        found = self.world.transport.all_gather(", ".join(suspects).encode())
-        seen = "; ".join(f"rank {rank}: {names.decode()}" for rank, names in enumerate(found) if names)
-        text = (
-            f"step {step}: the loss or a gradient is not finite (or above 2^26) in {seen or 'some rank'}. "
-            "No parameter was changed; resume from the last checkpoint with a smaller --lr or with --clip."
-        )
-        raise RuntimeError(text) if self.world.is_root else RanksFailed(text)
+    def _optimise(self, rate: float, step: int) -> None:
+        """Change the parameters; the same arithmetic on the same bits on every rank."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self._now.begin("optimizer", step)
+        faults.reach("optimizer", self._first.grad)
+        self.optimizer.step()
+        faults.reach("stepped", self._first)
+        check_parameters(self.model, rate)
+
+    def _stop_on_non_finite(
+        self, parts: Sequence[LabelledPart], suspects: list[Suspect], step: int, step_weight: float
+    ) -> NoReturn:
+        """Find out where it began, and stop all ranks. *Collective*."""
+        again = SecondPass(self.model, self._now, step, lambda part: self._forward(part, step), step_weight)
+        not_finite.stop(again.look(parts), suspects, self.world)
 
 
-def _held(parts: Sequence[LabelledPart]) -> tuple[int, int]:
-    """Owned nodes and ghosts of some parts."""
+def _held(parts: Sequence[LabelledPart]) -> tuple[int, int, int]:
+    """Owned nodes, ghosts and local edges of some parts."""
     plans = [part.part.graph.plan for part in parts]
-    return sum(plan.num_owned for plan in plans), sum(plan.num_ghosts for plan in plans)
+    return (
+        sum(plan.num_owned for plan in plans),
+        sum(plan.num_ghosts for plan in plans),
+        sum(len(plan.edge_ids) for plan in plans),
+    )
 
 
 def _collect(metrics: EdgeMetrics, part: LabelledPart, logits: torch.Tensor) -> None:
     owned = part.part.graph.plan.edge_owned
     metrics.add(logits.detach().cpu().numpy()[owned], part.classes[owned], part.num_not_scored)
+
+
+def _left_out(totals: Totals) -> dict[str, int]:
+    return {"skipped_events": totals.skipped} if totals.skipped else {}
 
 
 def _metrics_of(counts: EdgeCounts, samples: Sequence[Sample]) -> dict[str, Any]:

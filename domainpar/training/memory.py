@@ -132,7 +132,7 @@ class MemoryWatch:
         owned, ghosts, edges = graph.num_owned, graph.plan.num_ghosts, graph.num_edges
         one_step = size.bytes_of(np.array([owned + ghosts]), np.array([edges]), np.array([len(graph.tiles.pair_rows)]))
         of_others = max(kept_edges - edges, 0) * size.data_bytes
-        where, free = self._place()
+        where, free = free_memory(self._device)
         share = Share(owned, ghosts, edges, int(one_step[0]) + of_others + OF_PROCESS, self._bare, where, free)
         shares = world.transport.all_gather(json.dumps(asdict(share)).encode())
         return Expectation(part.name, size, tuple(Share(**json.loads(text)) for text in shares))
@@ -165,12 +165,21 @@ class MemoryWatch:
         except OSError:
             return
 
-    def _place(self) -> tuple[str, int]:
-        """The memory this rank computes in, and how many bytes nobody uses there."""
-        if self._device.type == "cuda":
-            index = torch.cuda.current_device() if self._device.index is None else self._device.index
-            return f"GPU {index} of {platform.node()}", torch.cuda.mem_get_info(self._device)[0]
-        return platform.node(), int(min(psutil.virtual_memory().available, free_in_cgroup()))
+
+def free_memory(device: torch.device) -> tuple[str, int]:
+    """The memory that a rank on some device computes in, and how many bytes nobody uses there."""
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        return f"GPU {index} of {platform.node()}", torch.cuda.mem_get_info(device)[0]
+    return platform.node(), int(min(psutil.virtual_memory().available, free_in_cgroup()))
+
+
+def byte_size(count: int) -> str:
+    """`310 MiB`, `1.42 GiB`, `2.00 EiB`."""
+    for unit, power in (("EiB", 60), ("PiB", 50), ("TiB", 40), ("GiB", 30)):
+        if count >= 2**power:
+            return f"{count / 2**power:.2f} {unit}"
+    return f"{count / 2**20:.0f} MiB"
 
 
 def free_in_cgroup(cgroups: Path = CGROUPS, membership: Path = Path("/proc/self/cgroup")) -> float:

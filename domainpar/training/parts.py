@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -13,7 +14,15 @@ from torch import Tensor
 
 from domainpar.events.graph import IntArray
 from domainpar.events.store import EventStore, StoredEvent
-from domainpar.parallel.loading import Part, Sector, load_part, sector_of_tiles
+from domainpar.parallel.loading import (
+    BadEvent,
+    Part,
+    Sector,
+    load_part,
+    open_together,
+    sector_of_tiles,
+    together,
+)
 from domainpar.parallel.world import World
 from domainpar.training.sampler import Sample
 from domainpar.training.targets import EdgeClasses, EdgeWeights, class_counts, edge_classes
@@ -41,6 +50,36 @@ class LabelledPart:
     num_not_scored: int = 0
 
 
+@dataclass(frozen=True, order=True)
+class Skip:
+    """A sample that is left out, since its event cannot be used.
+
+    Attributes:
+        sample: The sample.
+        event: Its event.
+        why: What is wrong with it.
+    """
+
+    sample: str
+    event: str
+    why: str
+
+
+@dataclass(frozen=True, eq=False)
+class Totals:
+    """Of the samples of one step, over all ranks.
+
+    Attributes:
+        kinds: Edges of each kind of weight, int64 [num_kinds].
+        loaded: Samples that were loaded.
+        skipped: Samples that were left out.
+    """
+
+    kinds: IntArray
+    loaded: int
+    skipped: int
+
+
 class PartLoader:
     """Loads parts of samples and keeps the last ones, by content, for the next epoch.
 
@@ -53,6 +92,11 @@ class PartLoader:
         dtype: Type of features and weights.
         seed: Seed of the grouping.
         keep_edges: Keep parts until they hold more local edges than this.
+        on_bad_event: What becomes of a sample whose event cannot be used. `fail`: loading it raises. `skip`: it is left
+            out, this time and for as long as this loader lives.
+
+    Attributes:
+        skipped: What was left out on any rank, by name of the sample; as of the last `total`.
     """
 
     def __init__(
@@ -66,6 +110,7 @@ class PartLoader:
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
         keep_edges: int = 10_000_000,
+        on_bad_event: Literal["fail", "skip"] = "fail",
     ) -> None:
         self._store, self._world = store, world
         self._grouping, self._dtype, self._seed = grouping, dtype, seed
@@ -73,18 +118,32 @@ class PartLoader:
         self._target = target
         self._keep_edges = keep_edges
         self._kept: OrderedDict[Sample, LabelledPart] = OrderedDict()
+        self._on_bad_event = on_bad_event
+        self._bad: dict[Sample, Skip] = {}
+        self._new: list[Skip] = []
+        self.skipped: dict[str, Skip] = {}
 
-    def load(self, sample: Sample) -> LabelledPart:
-        """One rank's part of a sample. *Collective* over the domain group.
+    def load(self, sample: Sample) -> LabelledPart | None:
+        """One rank's part of a sample, None if it is left out. *Collective* over the domain group.
 
         Raises:
-            ValueError: If the event cannot be read or holds no truth.
+            BadEvent: If the event cannot be used and is not to be left out, on the ranks that found it so; RanksFailed
+                on those that share it with them.
+            Problem: If it holds no truth.
         """
+        if sample in self._bad:
+            return None
         # Ranks of a domain group have the same samples in the same order, but not as many edges each. What is kept
         # is decided on the events' sizes, so that all of them load, or none does.
         if sample not in self._kept:
-            with self._store.open(sample.record) as event:
-                self._kept[sample] = self._label(event, sample)
+            try:
+                self._kept[sample] = self._read(sample)
+            except BadEvent as bad:
+                if self._on_bad_event == "fail":
+                    raise bad.for_this_rank() from bad.__cause__
+                self._bad[sample] = Skip(sample.name, sample.record.event, bad.what)
+                self._new.append(self._bad[sample])
+                return None
         self._kept.move_to_end(sample)
         while (
             len(self._kept) > 1 and sum(kept.cost for kept in self._kept) > self._keep_edges * self._world.domain.size
@@ -96,18 +155,49 @@ class PartLoader:
         """About how many local edges this rank will keep the parts of, once it has loaded all these samples."""
         return min(sum(sample.cost for sample in samples) // self._world.domain.size, self._keep_edges)
 
-    def _label(self, event: StoredEvent, sample: Sample) -> LabelledPart:
-        part = load_part(
-            event,
-            self._world.domain,
-            grouping=self._grouping,
-            sector=sample.sector,
-            device=self._world.device,
-            dtype=self._dtype,
-            seed=self._seed,
-        )
-        if part.graph.label is None:
-            raise ValueError(f"event {event.event_id} has no truth; it can be inferred on, not trained on.")
+    def total(self, kind_counts: Sequence[IntArray], num_samples: int) -> Totals:
+        """Add up what all ranks loaded of some samples, and note what was left out. *Collective* over all ranks.
+
+        Args:
+            kind_counts: Those of each part that this rank loaded.
+            num_samples: Samples that it was to load.
+        """
+        speaks = self._world.domain.rank == 0  # one for those that share a sample
+        ours = [len(kind_counts), num_samples - len(kind_counts), len(self._new)] if speaks else [0, 0, 0]
+        kinds = self._edge_weights.num_kinds
+        counts = np.sum([np.zeros(kinds, np.int64), *kind_counts], axis=0)
+        totals = torch.from_numpy(np.concatenate([counts, np.array(ours, np.int64)]))
+        self._world.transport.all_reduce(totals)
+        *of_kinds, loaded, skipped, new = totals.tolist()
+        if new:
+            self._share(speaks)
+        return Totals(np.array(of_kinds, np.int64), loaded, skipped)
+
+    def _share(self, speaks: bool) -> None:
+        """Tell all ranks what was newly left out on any. *Collective* over all ranks."""
+        ours = [asdict(skip) for skip in self._new] if speaks else []
+        self._new.clear()
+        for payload in self._world.transport.all_gather(json.dumps(ours).encode()):
+            self.skipped |= {told["sample"]: Skip(**told) for told in json.loads(payload)}
+
+    def _read(self, sample: Sample) -> LabelledPart:
+        domain = self._world.domain
+        with open_together(self._store, sample.record, domain) as event:
+            part = load_part(
+                event,
+                domain,
+                grouping=self._grouping,
+                sector=sample.sector,
+                device=self._world.device,
+                dtype=self._dtype,
+                seed=self._seed,
+            )
+            if part.graph.label is None:
+                raise event.place.problem("it has no truth", "it can be inferred on, not trained on")
+            return together(domain, event.place, lambda: self._label(event, part, sample))
+
+    def _label(self, event: StoredEvent, part: Part, sample: Sample) -> LabelledPart:
+        assert part.graph.label is not None
         particle_of_edge = None
         plan = part.graph.plan
         if (self._target or self._edge_weights.needs_particles) and event.has_particle_ids:
@@ -129,10 +219,3 @@ def _num_from_other_sectors(event: StoredEvent, sector: Sector) -> int:
     starts_inside = sector_of_tile[tiles.src_tile] == sector.number
     ends_inside = sector_of_tile[tiles.dst_tile] == sector.number
     return int(tiles.joining[ends_inside & ~starts_inside].sum())
-
-
-def total_counts(parts: list[LabelledPart], world: World, num_kinds: int = EdgeClasses.num_kinds) -> IntArray:
-    """Edges of each kind of weight over all given parts of all ranks, int64 [num_kinds]. *Collective*."""
-    counts = torch.from_numpy(np.sum([np.zeros(num_kinds, np.int64), *(part.kind_counts for part in parts)], axis=0))
-    world.transport.all_reduce(counts)
-    return np.asarray(counts.numpy())

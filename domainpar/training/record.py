@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -36,7 +37,7 @@ class Stopwatch:
         self.world.take_counters()
         self._began = time.perf_counter()
 
-    def share(self, owned_nodes: int, ghost_nodes: int) -> dict[str, Any]:
+    def share(self, owned_nodes: int, ghost_nodes: int, local_edges: int) -> dict[str, Any]:
         """What ranks took and held since; lists hold one value a rank. *Collective*.
 
         `halo_bytes` are all rows handed to other ranks. While a part is loaded, requests for its ghosts are among them.
@@ -44,6 +45,7 @@ class Stopwatch:
         Args:
             owned_nodes: Nodes this rank owned, over all samples.
             ghost_nodes: Ghosts it held.
+            local_edges: Edges it computed on.
         """
         seconds = time.perf_counter() - self._began
         counters = self.world.take_counters()
@@ -54,6 +56,7 @@ class Stopwatch:
             "seconds_wait": counters.seconds_waiting,
             "owned_nodes": owned_nodes,
             "ghost_nodes": ghost_nodes,
+            "local_edges": local_edges,
             "halo_bytes": counters.bytes_sent,
             "peak_rss_bytes": peak_rss_bytes(),
         }
@@ -80,21 +83,62 @@ def metrics_of(counts: EdgeCounts, in_sectors: bool = False) -> dict[str, Any]:
     }
 
 
-def keep_records(path: Path, last_step: int) -> None:
+@dataclass
+class MetricsFile:
+    """`metrics.jsonl`, to which a record is added whole or not at all.
+
+    Attributes:
+        path: The file.
+        lost: Records that could not be written.
+    """
+
+    path: Path
+    lost: int = 0
+
+    def add(self, record: dict[str, Any]) -> OSError | None:
+        """Add one record; returns why that was impossible, such as a full disk. The file then ends as it did before."""
+        line = (json.dumps(record, allow_nan=False) + "\n").encode()
+        try:
+            with self.path.open("ab", buffering=0) as file:
+                end = file.tell()
+                written = file.write(line)
+                if written != len(line):  # the disk took a piece of it
+                    file.truncate(end)
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            self.lost += 1
+            return error
+        return None
+
+
+def keep_records(path: Path, last_step: int) -> int:
     """Drop from `metrics.jsonl` what a run that goes on from an earlier step will do once more.
 
     Args:
         path: The file; may be missing.
         last_step: Step of the checkpoint that the run goes on from. A line that was not finished goes as well.
+
+    Returns:
+        How many finished lines were dropped because they could not be read.
     """
     if not path.exists():
-        return
-    lines = path.read_text().splitlines(keepends=True)
-    kept = [line for line in lines if line.endswith("}\n") and json.loads(line)["step"] <= last_step]
+        return 0
+    lines = path.read_bytes().splitlines(keepends=True)
+    steps = [_step_of(line) for line in lines]
+    kept = [line for line, step in zip(lines, steps) if step is not None and step <= last_step]
     if kept != lines:
         temporary = path.with_suffix(".partial")
-        temporary.write_text("".join(kept))
+        temporary.write_bytes(b"".join(kept))
         os.replace(temporary, path)
+    return sum(step is None for step, line in zip(steps, lines) if line.endswith(b"\n"))
+
+
+def _step_of(line: bytes) -> int | None:
+    """The step of a line of the metrics; None if it is not whole."""
+    try:
+        return int(json.loads(line)["step"]) if line.endswith(b"\n") else None
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def readable(record: dict[str, Any]) -> str:

@@ -5,41 +5,74 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import platform
 import shutil
-import sys
-import time
 import traceback
 import uuid
-from dataclasses import dataclass, field
-from importlib import metadata
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from domainpar import __version__
+from domainpar.problems import Problem
+from domainpar.training.checkpoint_files import CheckpointFiles
+from domainpar.training.lock import LOCK, Claim
 
 RUNS = Path("runs")
+FOLDERS = ("checkpoints", "logs", "faults")
+_BYTES_TO_TRY = 65536
+
+Resume = bool | Literal["auto"]
 
 
-def choose_directory(out: str | None, resume: bool, overwrite: bool) -> Path:
-    """Pick and make the directory of a run, with a `run.json` that says it is one; called on rank 0.
+@dataclass(frozen=True)
+class RunDirectory:
+    """The directory of a run, claimed for it.
+
+    Attributes:
+        path: Where it lies.
+        resume: Whether the run goes on from a checkpoint that lies there.
+        key: That of its lock.
+        notes: What the user should know of the choice, a line each.
+    """
+
+    path: Path
+    resume: bool
+    key: str
+    notes: tuple[str, ...] = ()
+
+    def to_text(self) -> str:
+        """As text, for the other ranks."""
+        return json.dumps(asdict(self) | {"path": str(self.path)})
+
+    @classmethod
+    def of_text(cls, text: str) -> RunDirectory:
+        """What `to_text` has written."""
+        values = json.loads(text)
+        return cls(**values | {"path": Path(values["path"]), "notes": tuple(values["notes"])})
+
+    def release(self) -> None:
+        """Give the directory back: another run may go on in it."""
+        Claim(self.path / LOCK, self.key).release()
+
+
+def choose_directory(out: str | None, resume: Resume, overwrite: bool) -> RunDirectory:
+    """Pick, claim and make the directory of a run, with a `run.json` that says it is one; called on rank 0.
 
     Raises:
-        ValueError: If it holds another run and neither `resume` nor `overwrite` says what to do with it, if there is
-            nothing to resume, or it cannot be written.
+        Problem: If it holds another run and neither `resume` nor `overwrite` says what to do with it, if there is
+            nothing to resume, if another run is at work in it, or it cannot be written.
     """
     try:
-        if resume:
+        if resume is True or (resume == "auto" and can_go_on(Path(out or ""))):
             return _to_resume(Path(out or ""))
-        directory = _next_number(RUNS) if out is None else Path(out)
-        if directory.exists() and any(directory.iterdir()):
-            _clear(directory, overwrite)
-        for name in ("checkpoints", "logs"):
-            (directory / name).mkdir(parents=True, exist_ok=True)
-        RunFile(directory / "run.json").update(state="starting")
+        return _to_begin(out, restart=resume == "auto", overwrite=overwrite)
     except OSError as error:
-        raise ValueError(f"cannot write the run to {out or RUNS}: {error.strerror}; choose another --out.") from error
-    return directory
+        what = f"cannot write the run to {error.filename or out or RUNS}: {error.strerror} (errno {error.errno})"
+        raise Problem(what, "choose another --out, or make room there") from error
+
+
+def can_go_on(directory: Path) -> bool:
+    """Whether a directory holds a run that has ever saved a checkpoint, good or not."""
+    return (directory / "run.json").is_file() and bool(CheckpointFiles(directory / "checkpoints").names())
 
 
 def newest_run() -> Path:
@@ -71,19 +104,30 @@ class RunFile:
         """The file of an earlier run.
 
         Raises:
-            ValueError: If it cannot be read.
+            Problem: If it cannot be read.
         """
         try:
             return cls(path, dict(json.loads(path.read_text())))
         except (OSError, ValueError, TypeError) as error:
-            raise ValueError(f"{path} cannot be read: {type(error).__name__}: {error}; name another run.") from error
+            raise Problem(f"{path} cannot be read: {type(error).__name__}: {error}", "name another run") from error
 
     def update(self, **changes: Any) -> None:
-        """Change some entries and replace the file."""
+        """Change some entries and replace the file.
+
+        Raises:
+            OSError: If that is impossible; the file is as it was then.
+        """
         self.content |= changes
         temporary = self.path.with_name(f".run-{uuid.uuid4().hex}.json")
-        temporary.write_text(json.dumps(self.content, indent=1, sort_keys=True) + "\n")
-        os.replace(temporary, self.path)
+        try:
+            with temporary.open("w") as file:
+                file.write(json.dumps(self.content, indent=1, sort_keys=True) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, self.path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
 
 
 def note_failure(directory: Path, rank: int, error: BaseException) -> None:
@@ -93,26 +137,6 @@ def note_failure(directory: Path, rank: int, error: BaseException) -> None:
         file = RunFile.read(directory / "run.json")
         if file.content.get("state") != "failed":
             file.update(state="failed", error=f"rank {rank}: {type(error).__name__}: {error}")
-
-
-def describe_process() -> dict[str, Any]:
-    """Versions, command and machine, for `run.json`."""
-    packages = ("torch", "numpy", "numba", "pymetis", "mpi4py", "zarr")
-    return {
-        "argv": sys.argv,
-        "host": platform.node(),
-        "machine": f"{platform.machine()} {platform.system()}",
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "versions": {"domainpar": __version__, "python": platform.python_version()}
-        | {name: _version(name) for name in packages},
-    }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _numbered(runs: Path) -> list[Path]:
@@ -133,20 +157,80 @@ def _next_number(runs: Path) -> Path:
             return runs / f"{number:04d}"
 
 
-def _to_resume(directory: Path) -> Path:
+def _to_resume(directory: Path) -> RunDirectory:
     if not (directory / "run.json").is_file():
-        raise ValueError(f"{directory} holds no run to resume; leave --resume out to start one.")
-    return directory
+        raise Problem(f"{directory} holds no run to resume", "leave --resume out to start one")
+    claim = Claim.take(directory)
+    try:
+        _try_to_write(directory)
+        (directory / "faults").mkdir(exist_ok=True)
+    except BaseException:
+        claim.release()
+        raise
+    return RunDirectory(directory, True, claim.key, _lines(claim.note))
 
 
-def _clear(directory: Path, overwrite: bool) -> None:
-    """Remove another run, if that was asked for; never anything that is not a run."""
+def _to_begin(out: str | None, restart: bool, overwrite: bool) -> RunDirectory:
+    directory = _next_number(RUNS) if out is None else Path(out)
+    _check_free(directory, restart, overwrite)
+    directory.mkdir(parents=True, exist_ok=True)
+    claim = Claim.take(directory)
+    try:
+        _check_free(directory, restart, overwrite)  # once more: another run may have come and gone in between
+        _try_to_write(directory)
+        restarted = restart and (directory / "run.json").is_file()
+        if overwrite:
+            _clear(directory)
+        for name in FOLDERS:
+            (directory / name).mkdir(exist_ok=True)
+        RunFile(directory / "run.json").update(state="starting")
+    except BaseException:
+        claim.release()
+        raise
+    note = f"{directory} holds a run that never saved a checkpoint; starting anew" if restarted else ""
+    return RunDirectory(directory, False, claim.key, _lines(claim.note, note))
+
+
+def _check_free(directory: Path, restart: bool, overwrite: bool) -> None:
+    """Refuse a directory that belongs to something else."""
+    if not directory.exists() or all(path.name == LOCK for path in directory.iterdir()):
+        return
     is_run = (directory / "run.json").is_file()
-    if not overwrite:
-        what = "another run" if is_run else "other files"
-        raise ValueError(
-            f"{directory} holds {what}; choose another --out" + (", or --resume or --overwrite it." if is_run else ".")
+    if is_run and (overwrite or restart):
+        return
+    if overwrite:
+        raise Problem(
+            f"{directory} holds files that are not a run; --overwrite does not remove those", "move them away"
         )
-    if not is_run:
-        raise ValueError(f"{directory} holds files that are not a run; --overwrite does not remove those.")
-    shutil.rmtree(directory)
+    what, instead = ("another run", ", or --resume or --overwrite it") if is_run else ("other files", "")
+    raise Problem(f"{directory} holds {what}", f"choose another --out{instead}")
+
+
+def _clear(directory: Path) -> None:
+    """Remove a run, but for the lock that is ours."""
+    for path in directory.iterdir():
+        if path.name == LOCK:
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def _try_to_write(directory: Path) -> None:
+    """See that there is room and leave, before hours are spent on what cannot be kept."""
+    trial = directory / f".trial-{uuid.uuid4().hex}"
+    try:
+        with trial.open("wb") as file:
+            file.write(bytes(_BYTES_TO_TRY))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        error.filename = str(directory)  # a failing write names no file
+        raise
+    finally:
+        trial.unlink(missing_ok=True)
+
+
+def _lines(*notes: str) -> tuple[str, ...]:
+    return tuple(note for note in notes if note)

@@ -11,6 +11,7 @@ from domainpar.nn.team import team
 from domainpar.parallel.world import World
 from domainpar.training.checkpoint import TrainingState
 from domainpar.training.memory import Expectation
+from domainpar.training.parts import Skip
 from domainpar.words import between, several, this_python
 
 
@@ -137,6 +138,15 @@ def idle_ranks(owned_nodes: Sequence[int], step: int, num_samples: int, world: W
     return [*lines, "      fewer ranks, a smaller --domain-size or more tiles (prepare --tiles) give each some work"]
 
 
+def left_out(skipped: Sequence[Skip]) -> list[str]:
+    """Which events, or sectors, were left out since they could not be used, and why."""
+    if not skipped:
+        return []
+    lines = [f"WARNING: {several(len(skipped), 'sample')} left out that could not be used:"]
+    lines += [f"         {skip.sample}: {skip.why}"[:120] for skip in skipped[:8]]
+    return lines + ([f"         and {len(skipped) - 8} more; run.json lists them all"] if len(skipped) > 8 else [])
+
+
 def last_lines(
     directory: Path,
     state: TrainingState,
@@ -152,7 +162,7 @@ def last_lines(
     Args:
         directory: The run.
         state: Where training stands.
-        how: `done` or `stopped`.
+        how: `done` or `preempted`: stopped on request, with a checkpoint.
         seconds: How long it took.
         sha256: Hash of the parameters.
         exact: Whether it is the hash on any number of ranks.
@@ -161,13 +171,25 @@ def last_lines(
     """
     best = "" if state.best is None else f"; best validation edge AUC {state.best:.4f} at step {state.best_step}"
     walk = " --tracks walk" if geometry else ""
-    resume, score = f"domainpar.train --out {directory} --resume{own}", f"domainpar.infer --run {directory}{own}{walk}"
+    score = f"{this_python()} -m domainpar.infer --run {directory}{own}{walk}"
     return [
         f"{how} after {several(state.step, 'step')}, {seconds:.0f} s{best}",
         f"parameters sha256 {sha256[:16]}" + (": another number of ranks ends with the same" if exact else ""),
         f"results in {directory}: metrics.jsonl, config.yaml, run.json, checkpoints/",
-        f"next: {this_python()} -m {score if how == 'done' else resume}",
+        f"next: {score if how == 'done' else resume_command(directory, own)}",
     ]
+
+
+def resume_command(directory: Path, own: str) -> str:
+    """What to type to go on with a run; `own` is the flag that names a network of the user's own, or nothing."""
+    return f"{this_python()} -m domainpar.train --out {directory} --resume{own}"
+
+
+def lost(failed_saves: int, lost_records: int) -> list[str]:
+    """What a full disk has cost a run that ended well all the same; nothing if it has cost nothing."""
+    told = [several(failed_saves, "checkpoint")] * bool(failed_saves)
+    told += [several(lost_records, "line") + " of metrics.jsonl"] * bool(lost_records)
+    return [f"WARNING: {' and '.join(told)} could not be written"] if told else []
 
 
 def _ways_to_save(expectation: Expectation) -> str:

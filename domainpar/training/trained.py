@@ -17,7 +17,8 @@ from domainpar.events.store import EventStore, StoredEvent
 from domainpar.nn.adapt.on_events import OnEvents
 from domainpar.nn.interaction import InteractionNetwork
 from domainpar.parallel.world import World
-from domainpar.training.checkpoint import Checkpoints, TrainingState
+from domainpar.problems import Problem
+from domainpar.training.checkpoint import Checkpoints, TrainingState, load_agreed
 from domainpar.training.metrics import EdgeCounts, EdgeMetrics
 from domainpar.training.run import make_network
 from domainpar.training.targets import edge_classes
@@ -41,20 +42,26 @@ def read_run(directory: Path) -> dict[str, Any]:
 
 
 def load_network(
-    directory: Path, config: TrainConfig, which: str, store: EventStore
+    directory: Path, config: TrainConfig, which: str, store: EventStore, world: World
 ) -> tuple[InteractionNetwork | OnEvents, TrainingState]:
-    """The network of a run with its `best` or `last` weights, for the events of a store.
+    """The network of a run with its `best` or `last` weights, for the events of a store. *Collective*.
+
+    If the last checkpoint is damaged, the newest good one before it is taken, loudly; a damaged best one is refused.
 
     Raises:
-        ValueError: If the store has other features than the network was trained on, or there is no such checkpoint, or
-            it is damaged.
+        Refused: On all ranks alike, if the store has other features than the network was trained on, or there is no
+            such checkpoint, or it is damaged.
     """
-    _check_features(directory, store)
     checkpoints = Checkpoints(directory / "checkpoints")
-    if which == "best" and not _has(checkpoints, "best") and _has(checkpoints, "last"):
-        raise ValueError(f"{directory} has no best checkpoint yet; take its newest with --checkpoint last.")
-    network = make_network(config, store)
-    return network, checkpoints.load(which, network)
+
+    def build() -> InteractionNetwork | OnEvents:
+        _check_features(directory, store)
+        if which == "best" and not _has(checkpoints, "best") and _has(checkpoints, "last"):
+            raise Problem(f"{directory} has no best checkpoint yet", "take its newest with --checkpoint last")
+        return make_network(config, store)
+
+    network = world.on_all(build)
+    return network, load_agreed(checkpoints, which, world, network)
 
 
 def _has(checkpoints: Checkpoints, which: str) -> bool:

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from random_events import random_assignment, random_event
 from domainpar.config import InferConfig, TrainConfig
 from domainpar.events.store import EventStore, event_file_name, write_event, write_manifest
 from domainpar.infer import infer, main
+from domainpar.parallel.loading import BadEvent
 from domainpar.parallel.world import Refused, World
 from domainpar.testing import find_mpiexec, run_command, run_ranks
 from domainpar.training.run import train
@@ -254,7 +256,7 @@ def test_what_cannot_be_scored_is_refused_on_all_ranks_and_nothing_is_written(pl
 
 def test_a_split_without_events_is_refused(place, tmp_path):
     store = write_store(tmp_path / "store", [random_event(0)], ["train"])
-    with pytest.raises(Refused, match="has no val events; take another --split"):
+    with pytest.raises(Refused, match="has no val events\nhint: take another --split"):
         inferred(place, tmp_path / "out", 2, store=str(store), split="val")
 
 
@@ -262,7 +264,7 @@ def test_a_store_that_has_moved_is_asked_for(place, tmp_path):
     store = write_store(tmp_path / "store", [random_event(0)], ["train"])
     trained(store, tmp_path / "run", epochs=1)
     store.rename(tmp_path / "moved")
-    with pytest.raises(Refused, match="which is not there; name its place with --store"):
+    with pytest.raises(Refused, match="which is not there\nhint: name its place with --store"):
         inferred(tmp_path, tmp_path / "out")
     listed, _ = inferred(tmp_path, tmp_path / "out", store=str(tmp_path / "moved"))
     assert listed["trained_on_this_store"]
@@ -299,7 +301,7 @@ def test_a_refusal_is_one_line_and_exit_code_2(tmp_path, monkeypatch, capfd):
     assert ended.value.code == 2
     assert capfd.readouterr() == (
         "",
-        "error: no run in runs/; train one first (python -m domainpar.train), or name it with --run.\n",
+        "domainpar: error: no run in runs/; train one first (python -m domainpar.train), or name it with --run\n",
     )
     assert list(tmp_path.iterdir()) == []
 
@@ -308,3 +310,54 @@ def test_the_store_of_the_fixture_is_what_the_tests_think_it_is(place):
     store = EventStore(place / "store")
     assert [record.split for record in store.events()] == ["train", "train", "val", "test"]
     assert [record.has_labels for record in store.events()] == [True, True, True, False]
+
+
+# --- events that cannot be read --------------------------------------------------------------------------------------
+
+
+def a_damaged_store(place, directory):
+    """A copy of the store whose second event has one flipped bit, in an array that only tracks look at."""
+    shutil.copytree(place / "store", directory)
+    path = directory / event_file_name("000000001")
+    with zipfile.ZipFile(path) as archive:
+        info = archive.getinfo("nodes/position/c/0/0")
+    content = bytearray(path.read_bytes())
+    content[info.header_offset + 30 + len(info.filename) + info.file_size // 2] ^= 1
+    path.write_bytes(content)
+    return directory
+
+
+@pytest.mark.parametrize(("num_ranks", "domain_size"), [(1, None), (2, None), (3, 1), (4, 2)])
+def test_an_event_that_cannot_be_read_is_left_out_by_all_ranks_and_listed(
+    place, tmp_path, capsys, num_ranks, domain_size
+):
+    _, whole = inferred(place, tmp_path / "whole", tracks="cc")
+    store = a_damaged_store(place, tmp_path / "store")
+    listed, files = inferred(
+        place, tmp_path / "out", num_ranks, domain_size, store=str(store), tracks="cc", on_bad_event="skip"
+    )
+    assert [event["event"] for event in listed["events"]] == ["000000000", "000000002", "000000003"]
+    assert [skip["event"] for skip in listed["skipped"]] == ["000000001"]
+    assert listed["skipped"][0]["why"].startswith("cannot read its bytes: BadZipFile: Bad CRC-32")
+    assert {name: files[name] for name in files if name != "scores.json"} == {
+        event["path"]: whole[event["path"]] for event in listed["events"]
+    }
+    printed = capsys.readouterr().out
+    assert printed.count("event 000000001: left out: cannot read its bytes") == 1
+    assert "WARNING: 1 event left out that could not be used: 000000001 (why: scores.json)" in printed
+
+
+def test_an_event_that_is_missing_is_left_out_from_the_start(place, tmp_path):
+    shutil.copytree(place / "store", tmp_path / "store")
+    (tmp_path / "store" / event_file_name("000000001")).unlink()
+    listed, _ = inferred(place, tmp_path / "out", 2, store=str(tmp_path / "store"), on_bad_event="skip")
+    assert len(listed["events"]) == 3
+    assert [skip["event"] for skip in listed["skipped"]] == ["000000001"]
+
+
+def test_an_event_that_cannot_be_read_ends_the_work_unless_it_is_to_be_left_out(place, tmp_path):
+    store = a_damaged_store(place, tmp_path / "store")
+    with pytest.raises(BadEvent, match="cannot read its bytes") as error:
+        inferred(place, tmp_path / "out", 3, store=str(store))
+    assert (error.value.event, error.value.file) == ("000000001", str(store / event_file_name("000000001")))
+    assert not (tmp_path / "out" / "scores.json").exists()

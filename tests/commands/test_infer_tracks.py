@@ -128,7 +128,7 @@ def test_events_without_truth_have_tracks_all_the_same(place, tmp_path, capsys):
 def test_a_walk_through_events_without_positions_is_refused_before_work(tmp_path):
     store = write_store(tmp_path / "store", [random_event(0, positions=False)], ["train"])
     trained(store, tmp_path / "run", epochs=1)
-    with pytest.raises(Refused, match="event 000000000: its hits have no positions"):
+    with pytest.raises(Refused, match="its hits have no positions"):
         inferred(tmp_path, tmp_path / "out", 2, tracks="walk")
     assert not (tmp_path / "out").exists()
     listed, _ = inferred(tmp_path, tmp_path / "out", 2, tracks="cc")

@@ -44,7 +44,7 @@ def test_a_run_gets_the_next_number_and_leaves_everything_that_is_promised(store
         last_line = capsys.readouterr().out.splitlines()[-1]
         assert last_line == f"next: {this_python()} -m domainpar.infer --run runs/{number} --tracks walk"
     left = {path.name for path in (tmp_path / "runs" / "0001").iterdir()}
-    assert left == {"config.yaml", "run.json", "metrics.jsonl", "checkpoints", "logs"}
+    assert left == {"config.yaml", "run.json", "metrics.jsonl", "checkpoints", "logs", "faults"}
     about = [run_json(tmp_path / "runs" / number) for number in ("0001", "0002")]
     assert about[0]["parameters_sha256"] == about[1]["parameters_sha256"]
     assert {"state": "done", "ranks": 1, "steps": 2, "bitwise_problem": None}.items() <= about[0].items()
@@ -175,7 +175,7 @@ def test_one_of_two_processes_that_gets_sigusr1_stops_both_with_a_checkpoint_to_
             process.wait()
     assert process.returncode == 0, printed
     about = run_json(tmp_path / "run")
-    assert about["state"] == "stopped"
+    assert about["state"] == "preempted"
     assert printed.splitlines()[-1].startswith("next: ")
     assert printed.splitlines()[-1].endswith(f" -m domainpar.train --out {tmp_path / 'run'} --resume")
     assert steps(tmp_path / "run") == list(range(1, about["steps"] + 1))

@@ -151,10 +151,10 @@ def test_scores_that_are_damaged_gone_or_something_else_are_refused_by_their_nam
     with pytest.raises(ValueError, match=r"event002.* lacks edge_index, edge_logit, edge_scored"):
         files.read_event(files.choose_event())
     path.write_bytes(path.read_bytes()[:-50])
-    with pytest.raises(ValueError, match=r"event002.*cannot be read"):
+    with pytest.raises(ValueError, match=r"cannot be read.*event002"):
         files.read_event(files.choose_event())
     path.unlink()
-    with pytest.raises(ValueError, match=r"event002.*no such file"):
+    with pytest.raises(ValueError, match=r"no such file.*event002"):
         files.read_event(files.choose_event())
 
 

@@ -257,7 +257,7 @@ def test_an_event_without_hits_is_a_graph_without_edges():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"position": None}, "event drawn: hits have no positions"),
+        ({"position": None}, "hits have no positions"),
         ({"position": np.full((5, 3), np.nan, np.float32)}, "5 of 5 positions are not finite, first at hit_id 1"),
         ({"position": np.zeros((4, 3), np.float32)}, "position has 4 rows for 5 hits"),
         ({"position": np.zeros((5, 2), np.float32)}, r"shape \(5, 2\)"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from refused import refused
 
 from domainpar.events.heptrkx import event_files, list_events, read_event
 
@@ -60,7 +61,7 @@ def test_hit_ids_are_read_from_the_file_beside(tmp_path):
 def test_hit_ids_that_do_not_fit_are_refused(tmp_path, ids, message):
     save(tmp_path)
     np.savez(tmp_path / "event000001000_g000_ID.npz", ID=np.array(ids))
-    with pytest.raises(ValueError, match=f"_ID.npz: .*{message}"):
+    with refused(message, "000001000_g000", tmp_path / "event000001000_g000_ID.npz"):
         read_event(tmp_path, "000001000_g000")
 
 
@@ -81,9 +82,7 @@ def test_hit_ids_that_do_not_fit_are_refused(tmp_path, ids, message):
 )
 def test_bad_graphs_are_refused_with_event_and_file(tmp_path, changes, message):
     save(tmp_path, **changes)
-    with pytest.raises(
-        ValueError, match=f"^event 000001000_g000, file {tmp_path}/event000001000_g000.npz: ?.*{message}"
-    ):
+    with refused(message, "000001000_g000", tmp_path / "event000001000_g000.npz"):
         read_event(tmp_path, "000001000_g000")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import threading
 from dataclasses import replace
@@ -13,9 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from random_events import random_event
+from refused import refused
 
 from domainpar.events.preparing import Source, open_source, prepare, with_splits
 from domainpar.events.store import EventRecord, EventStore, StoredEvent
+from domainpar.problems import Problem
 
 
 def source_of(num_events: int = 5, **changes) -> Source:
@@ -157,7 +160,7 @@ def test_a_store_of_other_settings_is_refused_and_left_as_it_was(tmp_path, optio
     if not finished:
         (tmp_path / "manifest.json").unlink()
     before = files(tmp_path)
-    with pytest.raises(ValueError, match=f"prepared with other settings: {message}; .*--overwrite"):
+    with refused(f"prepared with other settings: {re.escape(message)}; .*--overwrite"):
         prepared(source_of(), tmp_path, **options)
     assert files(tmp_path) == before
 
@@ -192,15 +195,15 @@ def test_leftovers_of_killed_writers_are_removed(tmp_path):
 def test_a_bad_event_on_one_rank_stops_all_ranks_with_its_name_and_no_manifest(tmp_path, size):
     def read(name):
         if name == "001":
-            raise ValueError("event 001, file x: is bad")
+            raise Problem("is bad", "take a good one", event="001", file="x")
         return random_event(int(name), event_id=name)
 
     def call(rank, size, all_gather):
         prepared(source_of(read=read), tmp_path, rank=rank, size=size, all_gather=all_gather)
 
     raised = on_ranks(size, call)
-    where = "rank 1/3: " if size == 3 else ""
-    assert [(type(error), str(error)) for error in raised] == [(ValueError, f"{where}event 001, file x: is bad")] * size
+    where = " (on rank 1)" if size == 3 else ""
+    assert [str(error) for error in raised] == [f"is bad{where} | event 001 | file x\nhint: take a good one"] * size
     assert not (tmp_path / "manifest.json").exists()
 
 
@@ -220,7 +223,7 @@ def test_bad_arguments_are_refused(tmp_path):
     with pytest.raises(ValueError, match="no all_gather"):
         prepared(source_of(), tmp_path, size=2)
     (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match="is a file; name a directory"):
+    with refused("is a file; name a directory"):
         prepared(source_of(), tmp_path / "file")
     with pytest.raises(ValueError, match="unknown source 'root'"):
         open_source("root", directory=tmp_path)
@@ -229,7 +232,7 @@ def test_bad_arguments_are_refused(tmp_path):
 
 
 def test_a_partitioner_that_needs_positions_says_which_event_has_none(tmp_path):
-    with pytest.raises(ValueError, match=r"event 000: .*position"):
+    with refused("position", "000"):
         prepared(
             source_of(read=lambda name: random_event(0, positions=False, event_id=name)), tmp_path, partitioner="phi"
         )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import gzip
-import re
 
 import numpy as np
 import pytest
+from refused import refused
 
 from domainpar.events.trackml import event_files, list_events, read_event
 
@@ -115,7 +115,7 @@ def test_directories_without_events_are_refused(tmp_path):
         list_events(tmp_path)
     with pytest.raises(ValueError, match="not a directory"):
         list_events(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match="event 9: no hits in"):
+    with refused("^no hits in", "9"):
         read_event(tmp_path, "9")
 
 
@@ -142,9 +142,9 @@ def test_directories_without_events_are_refused(tmp_path):
 )
 def test_bad_files_are_refused_with_event_and_file(event, part, text, message):
     write(event, **{part: text})
-    with pytest.raises(ValueError, match=message) as refused:
+    faulty = "truth" if message.startswith("1 rows name no such hit") else part
+    with refused(message, "000000042", event / f"event000000042-{faulty}.csv"):
         read_event(event, "000000042")
-    assert re.match("event 000000042, file .*event000000042-.*csv: ", str(refused.value))
 
 
 @pytest.mark.parametrize("size", [0, 20, -12])
@@ -152,7 +152,7 @@ def test_truncated_gzip_files_are_refused(tmp_path, size):
     write(tmp_path, ".csv.gz", hits=HITS)
     path = tmp_path / "event000000042-hits.csv.gz"
     path.write_bytes(path.read_bytes()[:size])
-    with pytest.raises(ValueError, match=f"event 000000042, file {path}: cannot be read"):
+    with refused("^cannot be read", "000000042", path):
         read_event(tmp_path, "000000042")
 
 

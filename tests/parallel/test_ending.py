@@ -30,7 +30,8 @@ def test_under_mpiexec_an_error_on_one_rank_aborts_all():
     assert code == 1
     assert output.count("Traceback") == 1
     assert "--- rank 1 of 3 failed ---" in output
-    assert "KeyError: 'no such thing'" in output
+    assert "domainpar: error: KeyError: 'no such thing' | rank 1/3 host " in output
+    assert "| step 1 phase working\n" in output
     assert seconds < 60, "the others wait in a barrier with a deadline of 100 s"
 
 
@@ -38,13 +39,13 @@ def test_under_mpiexec_an_error_on_one_rank_aborts_all():
 def test_under_mpiexec_what_one_rank_refuses_is_said_once_with_exit_code_two():
     code, output, _ = launch([MPIEXEC, "-n", "3"], "refuse")
     assert code == 2
-    assert output.strip() == "error: rank 1: event 7 has no truth"
+    assert output.strip() == "domainpar: error: event 7 has no truth | rank 1/3"
 
 
 def test_under_torchrun_an_error_ends_all():
     code, output, seconds = launch(TORCHRUN, "fail everywhere")
     assert code == 1
-    assert output.count("KeyError: 'no such thing'") == 1
+    assert output.count("domainpar: error: KeyError: 'no such thing'") == 1
     assert seconds < 60
 
 
@@ -73,7 +74,7 @@ def test_without_help_from_a_launcher_an_error_ends_even_those_that_compute():
 def test_ranks_do_not_outlive_a_killed_rank_zero():
     codes, output, seconds = launch_by_hand(2, "rank 0 is killed while others compute")
     assert codes == ["137", "1"]
-    assert "(rank 0) is gone; ending this rank" in output
+    assert "domainpar: error: rank 0, which serves the board, is gone; ending rank 1" in output
     assert seconds < 60, "the other would sleep for 100 s"
 
 
@@ -82,7 +83,7 @@ def test_a_launcher_of_another_mpi_library_is_refused():
     pretended = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "8"}
     code, output = run_command([sys.executable, PROGRAM, "well"], timeout=90, **pretended)
     assert code == 2
-    assert output.startswith("error: mpiexec started 8 processes (OMPI_COMM_WORLD_SIZE=8)")
+    assert output.startswith("domainpar: error: mpiexec started 8 processes (OMPI_COMM_WORLD_SIZE=8)")
     assert "they belong to different MPI libraries" in output
     assert "Traceback" not in output
 

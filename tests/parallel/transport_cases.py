@@ -11,6 +11,7 @@ from torch import Tensor
 from domainpar.parallel.integer_sums import IntegerSums
 from domainpar.parallel.transport import Pending, Transport
 from domainpar.parallel.world import Refused, World
+from domainpar.problems import Problem
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64]
 
@@ -323,6 +324,18 @@ def a_problem_of_one_rank_is_refused_by_all(world: World) -> None:
     assert (f"rank {last}" in str(refused.value)) == (world.size > 1)
     with pytest.raises(Refused, match=r"^no store$"):
         world.agree("no store")
+    with pytest.raises(Refused, match=r"^it is bad \| event 7 \| (rank 0/\d+ \| )?file x.zip\nhint: copy it$"):
+        world.agree(Problem("it is bad", "copy it", event="7", file="x.zip") if world.is_root else None)
+
+
+def what_differs_between_ranks_is_named(world: World) -> None:
+    world.agree_on({"torch": "2.13.0", "--lr": "0.1"})
+    last = world.size - 1
+    if world.size > 2:
+        with pytest.raises(Refused, match=rf"^--lr is 0.2 on rank {last}, but 0.1 on the others"):
+            world.agree_on({"torch": "2.13.0", "--lr": "0.2" if world.rank == last else "0.1"})
+        with pytest.raises(Refused, match=rf"^--clip is None on rank {last}, but 1 on the others"):
+            world.agree_on({} if world.rank == last else {"--clip": "1"})
 
 
 def what_only_the_root_can_decide_reaches_all(world: World) -> None:
@@ -344,16 +357,18 @@ def step_boundaries_add_counts(world: World) -> None:
 
 
 def every_rank_sees_the_last_mark_of_all(world: World) -> None:
-    world.mark(f"forward of {world.rank}", step=11)
+    world.mark("forward", step=11, event=str(world.rank))
     world.transport.barrier()
     time.sleep(0.05)  # a mark may still be on its way
     marks = world.marks.read()
     for rank in range(world.size):
-        assert f"step 11, forward of {rank}" in marks[rank]
+        assert f"rank {rank}" in str(marks[rank])
+        assert f"step 11, forward of event {rank}, " in str(marks[rank])
     world.transport.barrier()
 
 
 CASES: list[Callable[[World], None]] = [
+    what_differs_between_ranks_is_named,
     rows_reach_the_right_rank_in_every_dtype,
     rows_may_flow_one_way_only,
     an_exchange_of_nothing_ends,
@@ -453,12 +468,12 @@ def start_a_sum(world: World) -> Pending:
 
 
 def one_rank_stays_silent(world: World, start: Callable[[World], Pending]) -> str:
-    """What the other ranks are told when rank 1 comes too late, which is after a second, not 0.4 s."""
-    patience, world.transport.deadline = world.transport.deadline, 0.4
-    world.mark("forward" if world.rank != 1 else "reading event 5", step=3)
+    """What the other ranks are told when rank 1 comes too late, which is after some seconds, not 0.4 s."""
+    world.mark(*(("forward", 3) if world.rank != 1 else ("load", 3, "5")))
     world.transport.barrier()
+    patience, world.transport.deadline = world.transport.deadline, 0.4
     if world.rank == 1:
-        time.sleep(1.0)
+        time.sleep(2.5)
         world.transport.deadline = patience
         if start is start_a_sum:
             start(world).finish()
@@ -468,8 +483,8 @@ def one_rank_stays_silent(world: World, start: Callable[[World], Pending]) -> st
     pending.progress()
     with pytest.raises(RuntimeError) as raised:
         pending.finish()
-    assert time.monotonic() - began < 0.9
-    time.sleep(0.5)  # rank 0 serves the marks until all have read them
+    assert time.monotonic() - began < 2.4
+    time.sleep(1.0)  # rank 0 serves the marks until all have read them
     world.transport.deadline = patience
     return str(raised.value)
 

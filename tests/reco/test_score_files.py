@@ -78,7 +78,7 @@ def test_other_scores_are_refused_and_replaced_when_asked_for(tmp_path, leftover
     for file in tmp_path.iterdir():
         if file.name != leftover:
             file.unlink()
-    with pytest.raises(ValueError, match="holds scores already.*--overwrite"):
+    with pytest.raises(ValueError, match=r"holds scores already\nhint: .*--overwrite"):
         choose_directory(tmp_path, overwrite=False)
     assert [file.name for file in tmp_path.iterdir()] == [leftover]
     choose_directory(tmp_path, overwrite=True)

@@ -253,7 +253,7 @@ def test_the_same_event_is_the_same_bytes(written, tmp_path):
 
 
 def test_an_event_without_positions_and_a_missing_library_are_refused(written, tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match="event 000000007: it has no positions"):
+    with pytest.raises(ValueError, match="it has no positions, which acorn.s files need . event 000000007"):
         written(tracked(position=None))
     monkeypatch.setitem(__import__("sys").modules, "torch_geometric.data", None)
     with pytest.raises(ValueError, match="install torch-geometric, or choose another format"):

@@ -21,7 +21,7 @@ from domainpar.parallel.allocator import set_up_allocator
 from domainpar.parallel.signals import StopFlag
 from domainpar.testing import run_ranks
 from domainpar.training import memory, summary
-from domainpar.training.memory import Expectation, MemoryWatch, Share, free_in_cgroup
+from domainpar.training.memory import Expectation, MemoryWatch, Share, free_in_cgroup, free_memory
 from domainpar.training.parts import PartLoader
 from domainpar.training.run import Run, open_store
 from domainpar.training.sampler import samples_of
@@ -191,8 +191,8 @@ def test_on_a_gpu_it_is_the_gpus_memory(monkeypatch):
     for name, function in faked.items():
         monkeypatch.setattr(torch.cuda, name, function)
     watch = MemoryWatch(torch.device("cuda", 1))
-    assert watch._place()[0].startswith("GPU 1 of ")
-    assert watch._place()[1] == 3 * GIB
+    assert free_memory(torch.device("cuda", 1))[0].startswith("GPU 1 of ")
+    assert free_memory(torch.device("cuda", 1))[1] == 3 * GIB
     held["peak"] = 7 * MIB
     assert run_ranks(lambda world: watch.taken(world), 1) == [[2 * MIB]]
 
@@ -226,4 +226,4 @@ def test_without_a_limit_there_is_none(cgroups, tmp_path):
 
 def test_a_limit_is_less_than_what_the_machine_has_free(monkeypatch):
     monkeypatch.setattr(memory, "free_in_cgroup", lambda: 5 * MIB)
-    assert MemoryWatch(CPU)._place()[1] == 5 * MIB
+    assert free_memory(CPU)[1] == 5 * MIB

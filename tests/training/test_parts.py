@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import torch
 from random_store import write_random_store
+from refused import refused
 
 from domainpar.events.store import EventStore
 from domainpar.testing import run_ranks
 from domainpar.training import parts
-from domainpar.training.parts import PartLoader, total_counts
+from domainpar.training.parts import PartLoader
 from domainpar.training.sampler import samples_of
 from domainpar.training.targets import FAKE, OTHER, TARGET, EdgeClasses, class_counts, edge_classes
 
@@ -82,7 +83,11 @@ def _classes(world, path):
         dict(zip(part.part.graph.plan.edge_ids.tolist(), zip(part.classes.tolist(), part.weights.tolist())))
         for part in loaded
     ]
-    return of_edges, total_counts(loaded, world).tolist(), [part.num_not_scored for part in loaded]
+    return (
+        of_edges,
+        loader.total([part.kind_counts for part in loaded], len(loaded)).kinds.tolist(),
+        [part.num_not_scored for part in loaded],
+    )
 
 
 @pytest.mark.parametrize("num_ranks", [1, 3])
@@ -111,5 +116,7 @@ def test_every_copy_of_an_edge_has_its_class_and_weight_and_is_counted_once(stor
 
 def test_an_event_without_truth_is_refused_by_name(tmp_path):
     store = EventStore(write_random_store(tmp_path, num_train=1, num_val=0, labels=False))
-    with pytest.raises(ValueError, match="event 000000000 has no truth; it can be inferred on, not trained on"):
+    with refused(
+        "it has no truth; it can be inferred on, not trained on", "000000000", store.path / store.records[0].path
+    ):
         run_ranks(lambda world: PartLoader(store, world).load(samples_of(store.events(), None)[0]), 2)

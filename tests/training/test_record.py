@@ -1,8 +1,11 @@
 """Lines of `metrics.jsonl`: what a run that goes on keeps of them, and how they are printed."""
 
+import errno
 import json
+import resource
+import signal
 
-from domainpar.training.record import AGAINST, keep_records, peak_rss_bytes, readable
+from domainpar.training.record import AGAINST, MetricsFile, keep_records, peak_rss_bytes, readable
 
 
 def lines(*steps):
@@ -54,3 +57,32 @@ def test_the_printed_line_leaves_out_what_is_not_known_and_says_what_is_approxim
 
 def test_the_peak_of_memory_is_in_bytes():
     assert 30e6 < peak_rss_bytes() < 1e12
+
+
+def test_lines_that_cannot_be_read_are_dropped_and_counted(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(lines(1).encode() + b'{"split": "tr\xff\n{"split": 3}\n[]\n' + lines(2).encode() + b'{"st')
+    assert keep_records(path, 3) == 3
+    assert path.read_text() == lines(1, 2)
+    assert keep_records(path, 3) == 0
+
+
+def test_a_record_is_added_whole_or_not_at_all(tmp_path):
+    """A disk that takes half a line leaves none of it, so that the next one does not begin in its middle."""
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    assert metrics.add({"step": 1}) is None
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (15, limits[1]))
+        problem = metrics.add({"step": 2})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    assert isinstance(problem, OSError)
+    assert metrics.lost == 1
+    assert metrics.add({"step": 3}) is None
+    assert metrics.path.read_text() == '{"step": 1}\n{"step": 3}\n'
+    full = MetricsFile(tmp_path / "full.jsonl")
+    full.path.symlink_to("/dev/full")
+    assert full.add({"step": 1}).errno == errno.ENOSPC

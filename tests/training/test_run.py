@@ -6,12 +6,15 @@ from pathlib import Path
 
 import invariance
 import pytest
+import torch
 from random_store import write_random_store
+from safetensors.torch import load_file
 
 from domainpar.config import TrainConfig
 from domainpar.parallel.signals import StopFlag
 from domainpar.parallel.world import Refused
 from domainpar.testing import run_ranks
+from domainpar.training.checkpoint import optimizer_tensors
 from domainpar.training.loop import Trainer
 from domainpar.training.run import Run, open_store
 from domainpar.words import this_python
@@ -25,21 +28,32 @@ def store(tmp_path_factory):
 SMALL = {"hidden": 16, "graph_iters": 1, "epochs": 2, "lr": 1e-2}
 
 
-def _run(world, store, out, flags, asked=None):
-    """One run on a rank; rank `asked` is asked to stop from the beginning."""
+def _run(world, store, out, flags, asked):
+    """One run on a rank, which is asked to stop in the step that `asked` names for it; 0: before the first."""
     run = Run(TrainConfig(**{**SMALL, **flags}, out=str(out)), open_store(store, world), world)
-    run.go(StopFlag(asked=world.rank == asked))
+    stop, plain = StopFlag(asked=asked.get(world.rank) == 0), run.trainer.step
+
+    def step(samples, step):
+        stop.asked |= step + 1 == asked.get(world.rank)
+        return plain(samples, step)
+
+    run.trainer.step = step
+    run.go(stop)
     world.transport.barrier()
     return invariance.parameters_of(run), run.state
 
 
 def run(store, out, num_ranks=1, domain_size=None, asked=None, **flags):
-    """Parameters and state of every rank after a run."""
-    return run_ranks(_run, num_ranks, store, out, flags, asked, domain_size=domain_size, timeout=60)
+    """Parameters and state of every rank after a run; `asked`: in which step which rank is asked to stop."""
+    return run_ranks(_run, num_ranks, store, out, flags, asked or {}, domain_size=domain_size, timeout=60)
 
 
 def lines(out):
     return [json.loads(line) for line in (Path(out) / "metrics.jsonl").read_text().splitlines()]
+
+
+def contents(directory):
+    return {path.name: path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()}
 
 
 def run_json(out):
@@ -50,7 +64,7 @@ FIELDS = {
     *("split", "epoch", "step", "loss", "lr", "grad_norm", "edge_efficiency", "edge_purity", "edge_auc"),
     *("counted_against", "edges", "edges_not_scored", "target_edges", "ranks"),
     *("seconds", "seconds_compute", "seconds_exchange", "seconds_wait"),
-    *("owned_nodes", "ghost_nodes", "halo_bytes", "peak_rss_bytes"),
+    *("owned_nodes", "ghost_nodes", "local_edges", "halo_bytes", "peak_rss_bytes"),
 }
 LISTS = {
     "seconds_compute",
@@ -58,6 +72,7 @@ LISTS = {
     "seconds_wait",
     "owned_nodes",
     "ghost_nodes",
+    "local_edges",
     "halo_bytes",
     "peak_rss_bytes",
 }
@@ -145,18 +160,68 @@ def test_groups_of_ranks_without_events_are_told_to_take_more_a_step(store, tmp_
     assert "2 groups of ranks for 1 sample a step: more --events-per-step" in said
 
 
-def test_one_rank_that_is_asked_to_stop_stops_all_and_the_run_goes_on_to_the_same_bits(store, tmp_path):
+@pytest.mark.parametrize("step", [0, 1, 3, 5])
+def test_one_rank_that_is_asked_to_stop_stops_all_and_the_run_goes_on_to_the_same_bits(store, tmp_path, step):
+    """0: while the run was set up. 3: in the last step of an epoch, before its validation."""
     expected = run(store, tmp_path / "whole")[0][0]
-    stopped = run(store, tmp_path / "run", num_ranks=3, asked=1)
-    assert [state.step for _, state in stopped] == [1, 1, 1]
+    stopped = run(store, tmp_path / "run", num_ranks=3, asked={1: step})
+    assert [state.step for _, state in stopped] == [step] * 3
     content = run_json(tmp_path / "run")
-    assert (content["state"], content["steps"]) == ("stopped", 1)
+    assert (content["state"], content["steps"]) == ("preempted", step)
+    assert (tmp_path / "run" / "checkpoints" / "last").read_text() == f"step_{step:06d}\n"
     resumed = run(store, tmp_path / "run", num_ranks=2, resume=True)
     assert [parameters for parameters, _ in resumed] == [expected] * 2
     content = run_json(tmp_path / "run")
-    assert (content["state"], content["steps"], content["ranks"]) == ("done", 6, 2)
+    assert (content["state"], content["steps"], content["ranks"], content["began_at_step"]) == ("done", 6, 2, step)
     told = [(line["split"], line["step"]) for line in lines(tmp_path / "run")]
     assert told == [(line["split"], line["step"]) for line in lines(tmp_path / "whole")]
+
+
+def test_a_run_that_is_asked_to_stop_before_it_goes_on_stays_as_it_is(store, tmp_path):
+    run(store, tmp_path / "run", max_steps=2)
+    before = contents(tmp_path / "run" / "checkpoints")
+    run(store, tmp_path / "run", num_ranks=2, asked={0: 0}, resume=True)
+    assert run_json(tmp_path / "run")["state"] == "preempted"
+    assert contents(tmp_path / "run" / "checkpoints") == before
+
+
+OTHER_RANKS = {
+    "another grouping": (2, None, {"grouping": "random"}),
+    "another domain size": (4, 2, {}),
+    "both, and several groups": (4, 1, {"grouping": "metis"}),
+}
+
+
+@pytest.mark.parametrize(("num_ranks", "domain_size", "flags"), OTHER_RANKS.values(), ids=OTHER_RANKS)
+def test_a_run_goes_on_with_another_grouping_or_domain_size_to_the_same_bits(
+    store, tmp_path, num_ranks, domain_size, flags
+):
+    expected = run(store, tmp_path / "whole")[0][0]
+    run(store, tmp_path / "run", num_ranks=2, asked={0: 4})
+    resumed = run(store, tmp_path / "run", num_ranks, domain_size, resume=True, **flags)
+    assert [parameters for parameters, _ in resumed] == [expected] * num_ranks
+
+
+def _resumed(world, store, out, flags):
+    """What the optimiser of a run holds before its first step."""
+    run = Run(TrainConfig(**{**SMALL, **flags}, out=str(out), resume=True), open_store(store, world), world)
+    tensors = optimizer_tensors(run.trainer.model, run.trainer.optimizer)
+    held = {name: value.clone() for name, value in tensors.items()}
+    run.go(StopFlag())
+    return held, run.state
+
+
+def test_a_run_goes_on_in_another_mode_with_the_state_of_its_optimiser(store, tmp_path):
+    run(store, tmp_path / "run", asked={0: 3})
+    saved = load_file(tmp_path / "run" / "checkpoints" / "step_000003" / "optimizer.safetensors")
+    found = run_ranks(_resumed, 2, store, tmp_path / "run", {"mode": "naive", "sectors": 2}, domain_size=1)
+    for held, state in found:
+        assert held.keys() == saved.keys()
+        assert all(torch.equal(held[name], saved[name]) for name in saved)
+        assert {float(value) for name, value in held.items() if name.endswith(":step")} == {3.0}
+        assert state.step == 12, "3 of 6 steps of the first epoch, then all others"
+    ended = load_file(tmp_path / "run" / "checkpoints" / "step_000012" / "optimizer.safetensors")
+    assert {float(value) for name, value in ended.items() if name.endswith(":step")} == {12.0}
 
 
 class Broken(Exception):
@@ -209,18 +274,22 @@ def test_checkpoints_every_n_steps_are_kept_besides_those_of_epochs(store, tmp_p
 
 
 def test_a_loss_that_is_not_finite_stops_all_ranks_before_any_parameter_changes(store, tmp_path):
-    with pytest.raises(RuntimeError, match=r"step 1: the loss or a gradient is not finite .* in rank .*00000000\d"):
+    with pytest.raises(RuntimeError, match=r"not finite: first in layer node_encoder \(forward\) \| event 00000000\d"):
         run(store, tmp_path / "run", num_ranks=2, lr=1e30)
     content = run_json(tmp_path / "run")
     assert content["state"] == "failed"
-    assert content["error"].startswith("rank 0: RuntimeError: step 1: the loss or a gradient is not finite")
+    assert content["error"].startswith("rank 0: StepFailed: the loss or a gradient is not finite: first in")
     assert [line["step"] for line in lines(tmp_path / "run")] == [1]
 
 
 def test_a_validation_loss_that_is_not_finite_is_none_and_never_the_best(store, tmp_path, monkeypatch):
     def evaluate(self, samples, step, plain=Trainer.evaluate):
-        self.model.head.mlp.linears[-1].bias.data.fill_(math.inf)
-        return plain(self, samples, step)
+        bias = self.model.head.mlp.linears[-1].bias.data
+        kept = bias.clone()
+        bias.fill_(math.inf)
+        record = plain(self, samples, step)
+        bias.copy_(kept)
+        return record
 
     monkeypatch.setattr(Trainer, "evaluate", evaluate)
     (_, state), *_ = run(store, tmp_path / "run", epochs=1)
@@ -237,7 +306,7 @@ def test_a_directory_is_touched_only_when_everything_else_is_known_to_be_good(tm
         ({"target": "pT: [1, .inf]"}, "target condition on 'pT', which is unknown"),
         ({"target": "pt: [2, 1]"}, "empty interval"),
     ):
-        with pytest.raises(Refused, match=f"event 000000000, file .*zip: .*{error}"):
+        with pytest.raises(Refused, match=f"{error}.*event 000000000.*file .*zip"):
             run(store, tmp_path / "run", num_ranks=2, overwrite=True, **flags)
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
 

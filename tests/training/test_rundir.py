@@ -1,12 +1,14 @@
 """Every run has a directory of its own, and says in it how it stands."""
 
+import errno
 import json
 import os
 
 import pytest
 
-from domainpar import __version__
-from domainpar.training.rundir import RunFile, choose_directory, describe_process, newest_run, note_failure
+from domainpar.problems import Problem
+from domainpar.training import rundir
+from domainpar.training.rundir import RunDirectory, RunFile, can_go_on, choose_directory, newest_run, note_failure
 
 
 @pytest.fixture(autouse=True)
@@ -15,8 +17,15 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
+def chosen(out=None, resume=False, overwrite=False):
+    """The directory of a run that has ended at once."""
+    directory = choose_directory(out, resume, overwrite)
+    directory.release()
+    return directory
+
+
 def fresh(out=None):
-    return choose_directory(out, resume=False, overwrite=False)
+    return chosen(out).path
 
 
 def test_runs_are_numbered_after_the_largest_number_and_the_newest_is_found():
@@ -39,7 +48,7 @@ def test_two_runs_that_start_at_once_get_two_directories(monkeypatch):
 def test_a_new_directory_is_a_run_from_the_first_moment():
     directory = fresh("deep/down/run")
     assert json.loads((directory / "run.json").read_text()) == {"state": "starting"}
-    assert sorted(path.name for path in directory.iterdir()) == ["checkpoints", "logs", "run.json"]
+    assert sorted(path.name for path in directory.iterdir()) == ["checkpoints", "faults", "logs", "run.json"]
     os.mkdir("empty")
     assert str(fresh("empty")) == "empty"
 
@@ -47,17 +56,19 @@ def test_a_new_directory_is_a_run_from_the_first_moment():
 def test_another_run_is_refused_and_left_as_it_is():
     directory = fresh("run")
     (directory / "metrics.jsonl").write_text("precious\n")
-    with pytest.raises(ValueError, match="run holds another run; choose another --out, or --resume or --overwrite it"):
+    with pytest.raises(
+        ValueError, match="run holds another run\nhint: choose another --out, or --resume or --overwrite it"
+    ):
         fresh("run")
     assert (directory / "metrics.jsonl").read_text() == "precious\n"
-    choose_directory("run", resume=False, overwrite=True)
+    chosen("run", overwrite=True)
     assert not (directory / "metrics.jsonl").exists()
 
 
 def test_files_that_are_no_run_are_never_removed(here):
     (here / "notes").mkdir()
     (here / "notes" / "thesis.tex").write_text("precious")
-    with pytest.raises(ValueError, match="notes holds other files; choose another --out"):
+    with pytest.raises(ValueError, match="notes holds other files\nhint: choose another --out"):
         fresh("notes")
     with pytest.raises(ValueError, match="notes holds files that are not a run; --overwrite does not remove those"):
         choose_directory("notes", resume=False, overwrite=True)
@@ -67,7 +78,8 @@ def test_files_that_are_no_run_are_never_removed(here):
 def test_a_run_is_resumed_where_it_lies_and_nothing_is_made_where_there_is_none(here):
     directory = fresh("run")
     (directory / "metrics.jsonl").write_text("precious\n")
-    assert choose_directory("run", resume=True, overwrite=False) == directory
+    found = chosen("run", resume=True)
+    assert (found.path, found.resume) == (directory, True)
     assert (directory / "metrics.jsonl").exists()
     with pytest.raises(ValueError, match="none holds no run to resume"):
         choose_directory("none", resume=True, overwrite=False)
@@ -77,8 +89,81 @@ def test_a_run_is_resumed_where_it_lies_and_nothing_is_made_where_there_is_none(
 def test_a_file_in_the_way_is_named(here):
     (here / "file").write_text("")
     for out in ("file", "file/run"):
-        with pytest.raises(ValueError, match=f"cannot write the run to {out}: Not a directory; choose another --out"):
+        with pytest.raises(Problem, match=rf"cannot write the run to {out}: Not a directory \(errno 20\)"):
             fresh(out)
+
+
+def contents(directory):
+    return {str(path): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("resume", [False, True, "auto"])
+def test_a_disk_that_is_full_is_found_before_training_and_nothing_is_left(here, monkeypatch, resume):
+    directory = fresh("run")
+    (directory / "checkpoints" / "step_000001").mkdir()
+    before = contents(here)
+
+    def fsync(descriptor, plain=os.fsync):
+        if os.fstat(descriptor).st_size > 10_000:  # a small file there may be room for
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        plain(descriptor)
+
+    monkeypatch.setattr(rundir.os, "fsync", fsync)
+    out = "run" if resume else "other"
+    with pytest.raises(Problem, match=f"cannot write the run to .*{out}.*: No space left on device \\(errno 28\\)"):
+        choose_directory(out, resume, overwrite=False)
+    monkeypatch.undo()
+    assert contents(here) == before
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_directory_in_which_a_run_is_at_work_is_never_touched(here, overwrite):
+    running = choose_directory("run", resume=False, overwrite=False)
+    before = contents(here)
+    for resume in (False, True, "auto"):
+        with pytest.raises(Problem, match=f"process {os.getpid()} on host|holds another run"):
+            choose_directory("run", resume, overwrite)
+    assert contents(here) == before
+    running.release()
+    chosen("run", resume=True)
+
+
+def test_a_run_that_has_come_and_gone_before_the_directory_was_claimed_is_not_replaced(here, monkeypatch):
+    def take(directory, plain=rundir.Claim.take):
+        (directory / "run.json").write_text("precious")
+        return plain(directory)
+
+    monkeypatch.setattr(rundir.Claim, "take", take)
+    with pytest.raises(Problem, match="run holds another run"):
+        choose_directory("run", resume=False, overwrite=False)
+    assert {path.name: path.read_text() for path in (here / "run").iterdir()} == {"run.json": "precious"}
+
+
+def test_resume_auto_begins_where_there_is_nothing_and_goes_on_where_there_is_a_checkpoint(here):
+    (here / "empty").mkdir()
+    for out in ("new", "empty"):
+        begun = chosen(out, resume="auto")
+        assert (begun.resume, begun.notes) == (False, ())
+        (begun.path / "logs" / "rank_0.txt").write_text("why it failed")
+        again = chosen(out, resume="auto")
+        assert (again.resume, again.notes) == (
+            False,
+            (f"{out} holds a run that never saved a checkpoint; starting anew",),
+        )
+        assert (begun.path / "logs" / "rank_0.txt").read_text() == "why it failed"
+        assert not can_go_on(begun.path)
+        (begun.path / "checkpoints" / "step_000003").mkdir()  # damaged: to be refused later, never to be begun again
+        assert chosen(out, resume="auto").resume
+    (here / "notes").mkdir()
+    (here / "notes" / "thesis.tex").write_text("precious")
+    with pytest.raises(Problem, match="notes holds other files"):
+        chosen("notes", resume="auto")
+
+
+def test_the_choice_travels_to_other_ranks_as_text():
+    directory = choose_directory("run", resume=False, overwrite=False)
+    assert RunDirectory.of_text(directory.to_text()) == directory
+    directory.release()
 
 
 def test_run_json_is_replaced_whole_and_read_back(here):
@@ -108,10 +193,3 @@ def test_a_failure_is_noted_by_the_first_rank_that_fails(here):
     assert sorted(path.name for path in (directory / "logs").iterdir()) == ["rank_0.txt", "rank_2.txt"]
     assert "Traceback" in (directory / "logs" / "rank_2.txt").read_text()
     note_failure(here / "gone", 1, KeyError())
-
-
-def test_the_process_is_described_by_versions_command_and_machine():
-    about = describe_process()
-    assert about["versions"]["domainpar"] == __version__
-    assert about["versions"]["torch"]
-    assert {"argv", "host", "machine", "started"} <= set(about)

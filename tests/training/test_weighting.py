@@ -17,7 +17,7 @@ from domainpar.events.store import EventStore
 from domainpar.parallel.integer_sums import IntegerSums
 from domainpar.testing import run_ranks
 from domainpar.training.loss import edge_loss
-from domainpar.training.parts import PartLoader, total_counts
+from domainpar.training.parts import PartLoader
 from domainpar.training.run import edge_weights_of
 from domainpar.training.sampler import samples_of
 from domainpar.training.targets import EdgeClasses, edge_classes
@@ -145,7 +145,7 @@ def store(tmp_path_factory):
 def _loaded(world, path, edge_weights):
     loader = PartLoader(EventStore(path), world, edge_weights=edge_weights, target=TARGET, dtype=torch.float64)
     parts = [loader.load(sample) for sample in samples_of(EventStore(path).events(), None)]
-    total = edge_weights.total(total_counts(parts, world, edge_weights.num_kinds))
+    total = edge_weights.total(loader.total([part.kind_counts for part in parts], len(parts)).kinds)
     return [(part.weights.tolist(), part.classes.tolist()) for part in parts], total
 
 
@@ -158,8 +158,11 @@ def test_classes_written_as_rules_give_the_same_bits_on_any_number_of_ranks(stor
     assert by_rules[0][1] == pytest.approx(by_class[0][1], rel=1e-14)
 
 
-def test_an_empty_share_of_a_step_counts_as_many_kinds_as_others():
-    assert run_ranks(lambda world: total_counts([], world, 5).tolist(), 2) == [[0] * 5] * 2
+def test_an_empty_share_of_a_step_counts_as_many_kinds_as_others(store):
+    def kinds(world):
+        return PartLoader(EventStore(store), world, edge_weights=SAME_BY_RULES).total([], 0).kinds.tolist()
+
+    assert run_ranks(kinds, 2) == [[0] * SAME_BY_RULES.num_kinds] * 2
 
 
 def _loss(world, event, logits, weights):

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import zarr
-from zarr.storage import ZipStore
 
 from domainpar.events.graph import IntArray, Particles
+from domainpar.events.place import Place
+from domainpar.events.store.archive import Archive
 from domainpar.events.store.layout import (
+    COPY_ANEW,
     EDGE_ARRAYS,
     IDS,
     JOINING_EDGES,
+    NAME,
     NODE_ARRAYS,
     SCHEMA_VERSION,
     SUFFIX,
@@ -68,13 +69,12 @@ class StoredEvent:
         self.event_id = event_id or self.path.name.removeprefix("event").removesuffix(SUFFIX)
         self._sha256 = sha256
         if not self.path.is_file():
-            raise StoreError(f"event {self.event_id}, file {self.path}: no such file; prepare the store again.")
+            raise StoreError("no such file", "prepare the store again", event=self.event_id, file=self.path)
         with self._reading("the archive"):
-            self._zip = ZipStore(self.path, mode="r")
-            self._group = zarr.open_group(self._zip, mode="r")
+            self._archive = Archive(self.path)
         try:
             self._read_attributes()
-            self._open_arrays()
+            self._check_arrays()
             self._read_tiles()
         except BaseException:
             self.close()
@@ -82,11 +82,14 @@ class StoredEvent:
 
     def _read_attributes(self) -> None:
         with self._reading("its description"):
-            found: dict[str, Any] = dict(self._group.attrs)
+            found = self._archive.attributes
             version = found.get("schema_version")
             if found.get("format") != "domainpar event" or version != SCHEMA_VERSION:
                 raise ValueError(f"it is {found.get('format')!r} version {version!r}, not version {SCHEMA_VERSION}")
-            self.event_id = str(found["event"])
+            name = str(found["event"])
+            if not NAME.fullmatch(name):
+                raise ValueError(f"the event is called {name[:80]!r}, which cannot name a file")
+            self.event_id = name
             self.num_nodes, self.num_edges = int(found["num_nodes"]), int(found["num_edges"])
             self.num_tiles = int(found["num_tiles"])
             self.feature_names: tuple[str, ...] = tuple(found["feature_names"])
@@ -97,22 +100,43 @@ class StoredEvent:
             self.label_note: Any = found["label_note"]
             self._listed: dict[str, Any] = found["arrays"]
 
-    def _open_arrays(self) -> None:
-        self._arrays: dict[str, Any] = {}
+    def _check_arrays(self) -> None:
+        """Hold the arrays against the description: none is missing, and each fits the event."""
+        layouts = self._archive.layouts
+        with self._reading("its arrays"):
+            if missing := sorted(set(self._listed) - set(layouts)):
+                raise ValueError(f"{missing[0]} is missing ({len(missing)} of {len(self._listed)} arrays)")
         for name, listed in self._listed.items():
             with self._reading(name):
-                array: Any = self._group[name]
                 expected = (tuple(listed["shape"]), listed["dtype"])
-                found = (tuple(array.shape), str(array.dtype))
+                found = (layouts[name].shape, layouts[name].dtype)
                 if found != expected:
                     raise ValueError(f"shape and type are {found}, expected {expected}")
-                if array.nchunks_initialized != array.nchunks:
-                    raise ValueError(f"{array.nchunks_initialized} of {array.nchunks} chunks are there")
-                self._arrays[name] = array
-        self.has_labels = "edges/label" in self._arrays
-        self.has_positions = "nodes/position" in self._arrays
-        self.has_particle_ids = "nodes/particle_id" in self._arrays
-        self.has_weights = "nodes/weight" in self._arrays
+                self._check_fits(name, *found)
+        self._names = frozenset(self._listed)
+        self.has_labels = "edges/label" in self._names
+        self.has_positions = "nodes/position" in self._names
+        self.has_particle_ids = "nodes/particle_id" in self._names
+        self.has_weights = "nodes/weight" in self._names
+
+    def _check_fits(self, name: str, shape: tuple[int, ...], dtype: str) -> None:
+        """Refuse an array of another shape than the counts of the event, or numbers of another kind."""
+        kind, array = name.split("/")
+        rows = {"nodes": self.num_nodes, "edges": self.num_edges}.get(kind)
+        if name in ("tiles/node_ptr", "tiles/edge_ptr"):
+            rows = self.num_tiles + 1
+        columns = {
+            "nodes/features": (len(self.feature_names),),
+            "edges/features": (len(self.edge_feature_names),),
+            "nodes/position": (3,),
+            "particles/vertex": (3,),
+        }.get(name, ())
+        expected = (shape[0] if rows is None else rows, *columns)
+        if shape != expected:
+            raise ValueError(f"its shape is {shape}, expected {expected} in this event")
+        real = array in ("features", "position", "weight", "pt", "eta", "vertex")
+        if (dtype in ("float32", "float64")) != real:
+            raise ValueError(f"it holds {dtype}, expected {'floating-point' if real else 'whole'} numbers")
 
     def _read_tiles(self) -> None:
         tiles = {name: self._whole(f"tiles/{name}") for name in ("node_ptr", "edge_ptr")}
@@ -121,13 +145,22 @@ class StoredEvent:
             ptr = tiles[name]
             good = len(ptr) == self.num_tiles + 1 and ptr[0] == 0 and ptr[-1] == total and (np.diff(ptr) >= 0).all()
             if not good:
-                raise StoreError(
-                    f"{self._where()}: tiles/{name} does not describe {self.num_tiles} ranges of 0 to {total}; "
-                    "prepare the event again."
-                )
+                what = f"tiles/{name} does not describe {self.num_tiles} ranges of 0 to {total}"
+                raise StoreError(what, COPY_ANEW, event=self.event_id, file=self.path)
+        with self._reading("the pairs of tiles"):
+            self._check_pairs(pairs)
         self.node_ptr, self.edge_ptr = tiles["node_ptr"], tiles["edge_ptr"]
         self._src_tile, self._dst_tile, self._joining = pairs["src_tile"], pairs["dst_tile"], pairs["joining"]
         self._joining_ptr = np.concatenate([[0], np.cumsum(self._joining)])
+
+    def _check_pairs(self, pairs: dict[str, Array]) -> None:
+        """Refuse pairs of tiles that do not exist, or that are joined by another number of edges than are listed."""
+        ends = (pairs["src_tile"], pairs["dst_tile"])
+        if any(len(tiles) and (tiles.min() < 0 or tiles.max() >= self.num_tiles) for tiles in ends):
+            raise ValueError(f"a tile is not one of {self.num_tiles}")
+        joining, listed = pairs["joining"], self._archive.layouts[JOINING_EDGES].shape[0]
+        if not len(joining) == len(ends[0]) == len(ends[1]) or (joining < 1).any() or joining.sum() != listed:
+            raise ValueError(f"they join {joining.sum()} edges, {listed} are listed")
 
     @property
     def sha256(self) -> str:
@@ -148,10 +181,10 @@ class StoredEvent:
 
     def particles(self) -> Particles | None:
         """The particle table; None when it is unknown."""
-        if "particles/particle_id" not in self._arrays:
+        if "particles/particle_id" not in self._names:
             return None
         # What older stores, and sources that do not tell, leave out has a default.
-        names = [f.name for f in fields(Particles) if f.default is MISSING or f"particles/{f.name}" in self._arrays]
+        names = [f.name for f in fields(Particles) if f.default is MISSING or f"particles/{f.name}" in self._names]
         return Particles(**{name: self._whole(f"particles/{name}") for name in names})
 
     def ids_in_users_order(self) -> IntArray:
@@ -174,7 +207,7 @@ class StoredEvent:
 
         Raises:
             StoreError: If the file is damaged.
-            ValueError: If the event has no such array, or an id does not exist.
+            Problem: If the event has no such array, or an id does not exist.
         """
         return self._gather("nodes", name, NODE_ARRAYS, ids, self.num_nodes)
 
@@ -188,7 +221,7 @@ class StoredEvent:
 
         Raises:
             StoreError: If the file is damaged.
-            ValueError: If the event has no such array, or an id does not exist.
+            Problem: If the event has no such array, or an id does not exist.
         """
         return self._gather("edges", name, EDGE_ARRAYS, ids, self.num_edges)
 
@@ -217,9 +250,9 @@ class StoredEvent:
     def _checked_tiles(self, tiles: IntArray) -> IntArray:
         tiles = np.asarray(tiles, np.int64)
         if len(tiles) and not (tiles[0] >= 0 and tiles[-1] < self.num_tiles and (np.diff(tiles) > 0).all()):
-            raise ValueError(
-                f"event {self.event_id}: tiles of a part are ascending numbers in 0 to {self.num_tiles - 1}, "
-                f"got {tiles[:10].tolist()}{'...' if len(tiles) > 10 else ''}."
+            raise self.place.problem(
+                f"tiles of a part are ascending numbers in 0 to {self.num_tiles - 1}, "
+                f"got {tiles[:10].tolist()}{'...' if len(tiles) > 10 else ''}"
             )
         return tiles
 
@@ -233,38 +266,36 @@ class StoredEvent:
     def _gather(self, kind: str, name: str, known: Sequence[str], ids: IntArray, count: int) -> Array:
         if name not in known:
             raise ValueError(f"unknown array {name!r} of {kind}; known: {', '.join(known)}.")
-        if f"{kind}/{name}" not in self._arrays:
-            raise ValueError(f"{self._where()}: the event has no {name} of {kind}; its source did not give any.")
+        if f"{kind}/{name}" not in self._names:
+            raise self.place.problem(f"the event has no {name} of {kind}", "its source did not give any")
         ids = np.asarray(ids, np.int64)
         if len(ids) and not (ids.min() >= 0 and ids.max() < count):
-            raise ValueError(
-                f"event {self.event_id}: ids of {kind} run from 0 to {count - 1}, got {ids.min()} to {ids.max()}."
-            )
+            raise self.place.problem(f"ids of {kind} run from 0 to {count - 1}, got {ids.min()} to {ids.max()}")
         return self._rows(f"{kind}/{name}", ids)
 
     def _rows(self, name: str, ids: IntArray) -> Array:
         """Rows of one array, reading every chunk that holds one of them once, neighbouring chunks together."""
-        array = self._arrays[name]
-        per_chunk = array.chunks[0]
+        layout = self._archive.layouts[name]
+        per_chunk = layout.chunks[0]
         chunk_of = ids // per_chunk
-        needed = np.zeros(max(1, array.nchunks), np.bool_)
+        needed = np.zeros(max(1, layout.grid[0]), np.bool_)
         needed[chunk_of] = True
         chunks = np.flatnonzero(needed)
         first_row = np.zeros(len(needed), np.int64)
         first_row[chunks] = np.arange(len(chunks)) * per_chunk
-        buffer = np.empty((len(chunks) * per_chunk, *array.shape[1:]), array.dtype)
+        buffer = np.empty((len(chunks) * per_chunk, *layout.shape[1:]), layout.dtype)
         with self._reading(name):
             for run in np.split(chunks, np.flatnonzero(np.diff(chunks) > 1) + 1):
                 if len(run):
-                    rows = array[run[0] * per_chunk : (run[-1] + 1) * per_chunk]
+                    rows = self._archive.rows(name, int(run[0]) * per_chunk, (int(run[-1]) + 1) * per_chunk)
                     buffer[first_row[run[0]] :][: len(rows)] = rows
         return self._in_memory_type(name, buffer[first_row[chunk_of] + ids % per_chunk])
 
     def _whole(self, name: str) -> Array:
-        if name not in self._arrays:
-            raise StoreError(f"{self._where()}: the array {name} is missing; prepare the event again.")
+        if name not in self._names:
+            raise StoreError(f"the array {name} is missing", COPY_ANEW, event=self.event_id, file=self.path)
         with self._reading(name):
-            return self._in_memory_type(name, np.asarray(self._arrays[name][...]))
+            return self._in_memory_type(name, self._archive.whole(name))
 
     def _in_memory_type(self, name: str, values: Array) -> Array:
         return values.astype(np.int64) if name in IDS else values
@@ -276,28 +307,29 @@ class StoredEvent:
             yield
         except Exception as error:
             raise StoreError(
-                f"{self._where()}: cannot read {what}: {type(error).__name__}: {error}; "
-                "the file is damaged or incomplete. Prepare the event again or copy it anew."
+                f"cannot read {what}: {type(error).__name__}: {error}",
+                f"the file is damaged or incomplete; {COPY_ANEW}",
+                event=self.event_id,
+                file=self.path,
             ) from error
 
-    def _where(self) -> str:
-        return f"event {self.event_id}, file {self.path}"
+    @property
+    def place(self) -> Place:
+        """The event and its file, for errors about them."""
+        return Place(self.event_id, self.path)
 
-    def check_bytes(self) -> None:
-        """Read the file from end to end.
+    def check_bytes(self, share: int = 0, of: int = 1) -> None:
+        """Read the file from end to end, or one of several shares of it.
 
         Raises:
             StoreError: If any member of it is damaged.
         """
-        with self._reading("its bytes"), zipfile.ZipFile(self.path) as archive:
-            damaged = archive.testzip()
-            if damaged is not None:
-                raise ValueError(f"bad CRC of {damaged}")
+        with self._reading("its bytes"):
+            self._archive.check_bytes(share, of)
 
     def close(self) -> None:
         """Close the file."""
-        with contextlib.suppress(Exception):  # a file that could not be opened cannot be closed either
-            self._zip.close()
+        self._archive.close()
 
     def __enter__(self) -> StoredEvent:
         return self

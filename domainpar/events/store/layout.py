@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 import numpy.typing as npt
 
+from domainpar.problems import Problem
+
 Array = npt.NDArray[Any]
 EdgePolicy = Literal["incoming", "incident"]
 Split = Literal["train", "val", "test"]
@@ -51,7 +53,13 @@ IDS = {
 }
 
 
-class StoreError(ValueError):
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+"""What names an event or a file of a store: nothing that leads to another directory."""
+
+COPY_ANEW = "prepare the event again or copy it anew"
+
+
+class StoreError(Problem):
     """A store or one of its events is missing, damaged, or not what its manifest says."""
 
 
@@ -92,8 +100,8 @@ def event_file_name(event_id: str) -> str:
     Raises:
         ValueError: If the name of the event cannot be part of a file name.
     """
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", event_id):
-        raise ValueError(f"event name {event_id!r} cannot name a file; use letters, digits, '.', '_' and '-' only.")
+    if not NAME.fullmatch(event_id):
+        raise Problem(f"event name {event_id[:80]!r} cannot name a file", "use letters, digits, '.', '_' and '-' only")
     return f"event{event_id}{SUFFIX}"
 
 
@@ -119,4 +127,4 @@ def file_sha256(path: Path, event_id: str) -> str:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise StoreError(f"event {event_id}, file {path}: cannot be read: {error}.") from error
+        raise StoreError(f"cannot be read: {error.strerror or error}", COPY_ANEW, event=event_id, file=path) from error

@@ -8,9 +8,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from domainpar.events.store.archive import parsed_json
 from domainpar.events.store.event import StoredEvent
 from domainpar.events.store.layout import (
+    COPY_ANEW,
     MANIFEST,
+    NAME,
     SCHEMA_VERSION,
     EventRecord,
     Settings,
@@ -21,6 +24,13 @@ from domainpar.events.store.layout import (
     sha256_of,
 )
 from domainpar.events.store.zip_files import write_whole
+from domainpar.problems import Problem
+
+LARGEST_MANIFEST = 2**28
+"""Bytes of a manifest: some hundred times what a million events need."""
+
+_SPLITS = ("train", "val", "test")
+_KEYS = ("format", "schema_version", "settings", "settings_digest", "events", "content_sha256")
 
 
 class EventStore:
@@ -28,25 +38,35 @@ class EventStore:
 
     Args:
         path: The directory that `prepare` wrote.
+        check_files: Whether every file has to be there, in its size.
+
+    Attributes:
+        unreadable: What is wrong with events that are known not to be readable and are to be left out, by name;
+            filled by who looked. `open` raises it.
 
     Raises:
         StoreError: If there is no readable manifest of a version this program knows, or a file is missing.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, check_files: bool = True) -> None:
+        self.unreadable: dict[str, Problem] = {}
         self.path = Path(path)
         manifest = _read_manifest(self.path / MANIFEST)
         self.settings: dict[str, Any] = manifest["settings"]
         self.settings_digest: str = manifest["settings_digest"]
         self.records: tuple[EventRecord, ...] = manifest["events"]
-        for record in self.records:
+        for record in self.records if check_files else ():
             _check_size(self.path / record.path, record)
 
     def events(self, split: Split | None = None) -> list[EventRecord]:
         """The events of one split, or of all, in the order of the manifest."""
-        if split not in (None, "train", "val", "test"):
+        if split not in (None, *_SPLITS):
             raise ValueError(f"unknown split {split!r}; known: train, val, test.")
         return [record for record in self.records if split in (None, record.split)]
+
+    def readable(self) -> list[EventRecord]:
+        """The events that are not known to be unreadable, in the order of the manifest."""
+        return [record for record in self.records if record.event not in self.unreadable]
 
     def open(self, record: EventRecord) -> StoredEvent:
         """Open one event. Its sizes are checked, its bytes only as they are read (see `verify`).
@@ -55,6 +75,8 @@ class EventStore:
             StoreError: If the file is missing, damaged, or is not the event that the manifest lists.
         """
         path = self.path / record.path
+        if (problem := self.unreadable.get(record.event)) is not None:
+            raise StoreError(problem.what, problem.hint, event=record.event, file=path)
         _check_size(path, record)
         event = StoredEvent(path, event_id=record.event, sha256=record.sha256)
         listed = (record.event, record.num_nodes, record.num_edges, record.num_tiles, record.has_labels)
@@ -62,8 +84,10 @@ class EventStore:
         if listed != found:
             event.close()
             raise StoreError(
-                f"event {record.event}, file {path}: the manifest lists (event, nodes, edges, tiles, labels) {listed} "
-                f"but the file holds {found}; prepare the store again."
+                f"the manifest lists (event, nodes, edges, tiles, labels) {listed} but the file holds {found}",
+                "prepare the store again",
+                event=record.event,
+                file=path,
             )
         return event
 
@@ -77,8 +101,10 @@ class EventStore:
         found = file_sha256(path, record.event)
         if found != record.sha256:
             raise StoreError(
-                f"event {record.event}, file {path}: sha256 is {found} but the manifest says {record.sha256}; "
-                "the file has changed since it was prepared. Prepare it again or copy it anew."
+                f"sha256 is {found} but the manifest says {record.sha256}",
+                f"the file has changed since it was prepared; {COPY_ANEW}",
+                event=record.event,
+                file=path,
             )
 
     @property
@@ -115,6 +141,7 @@ def write_manifest(directory: Path, records: Sequence[EventRecord], settings: Se
         "settings_digest": settings_digest(settings),
         "events": [asdict(record) for record in records],
     }
+    manifest["content_sha256"] = _digest(manifest)
     text = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
     write_whole(Path(directory) / MANIFEST, text.encode())
 
@@ -123,14 +150,15 @@ def _check_records_agree(records: Sequence[EventRecord]) -> None:
     seen: set[str] = set()
     for record in records:
         if record.event in seen:
-            raise ValueError(f"event {record.event} appears twice; names of events are unique in a store.")
+            raise Problem("the event appears twice", "names of events are unique in a store", event=record.event)
         seen.add(record.event)
         for name in ("feature_names", "edge_feature_names"):
             first, here = getattr(records[0], name), getattr(record, name)
             if first != here:
-                raise ValueError(
-                    f"event {record.event} has {name} {list(here)} but event {records[0].event} has {list(first)}; "
-                    "all events of a store need the same."
+                raise Problem(
+                    f"the event has {name} {list(here)} but event {records[0].event} has {list(first)}",
+                    "all events of a store need the same",
+                    event=record.event,
                 )
 
 
@@ -139,12 +167,14 @@ def _check_size(path: Path, record: EventRecord) -> None:
         found = path.stat().st_size
     except OSError as error:
         raise StoreError(
-            f"event {record.event}, file {path}: {error.strerror or error}; the manifest lists it. Prepare it again."
+            f"{error.strerror or error}; the manifest lists it", COPY_ANEW, event=record.event, file=path
         ) from error
     if found != record.bytes:
         raise StoreError(
-            f"event {record.event}, file {path}: {found} bytes, the manifest says {record.bytes}; "
-            "the file is truncated or was replaced. Prepare it again or copy it anew."
+            f"{found} bytes, the manifest says {record.bytes}",
+            f"the file is truncated or was replaced; {COPY_ANEW}",
+            event=record.event,
+            file=path,
         )
 
 
@@ -152,23 +182,48 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     """The manifest with its events as records."""
     if not path.is_file():
         raise StoreError(
-            f"{path.parent} is not a finished store: it has no {path.name}. "
-            "Run `python -m domainpar.prepare`; one that was interrupted goes on where it stopped."
+            f"{path.parent} is not a finished store: it has no {path.name}",
+            "run python -m domainpar.prepare; one that was interrupted goes on where it stopped",
         )
     try:
-        manifest = json.loads(path.read_bytes())
+        if (size := path.stat().st_size) > LARGEST_MANIFEST:
+            raise ValueError(f"it has {size} bytes, at most {LARGEST_MANIFEST} are read")
+        manifest = parsed_json(path.read_bytes())
         if manifest["schema_version"] != SCHEMA_VERSION:
             raise ValueError(f"schema version {manifest['schema_version']}, this program reads {SCHEMA_VERSION}")
+        _check_unchanged(manifest)
         manifest["events"] = tuple(_record(item) for item in manifest["events"])
         return {name: manifest[name] for name in ("settings", "settings_digest", "events")}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StoreError(
-            f"{path} cannot be read: {type(error).__name__}: {error}; prepare the store again with --overwrite."
+            f"{path.name} cannot be read: {type(error).__name__}: {error}",
+            "copy it anew, or prepare the store again with --overwrite",
+            file=path,
         ) from error
+
+
+def _check_unchanged(manifest: dict[str, Any]) -> None:
+    """Refuse a manifest that is not as it was written. Those of before there was a checksum in them have none."""
+    if unknown := sorted(set(manifest) - set(_KEYS)):
+        raise ValueError(f"unknown key {unknown[0]!r}")
+    told = manifest.pop("content_sha256", None)
+    if told is not None and told != _digest(manifest):
+        raise ValueError(f"sha256 of its content is {_digest(manifest)} but it says {told}; it was damaged or edited")
+
+
+def _digest(manifest: dict[str, Any]) -> str:
+    """Hash of all that a manifest says, however it is laid out."""
+    return sha256_of(json.dumps(manifest, sort_keys=True).encode())
 
 
 def _record(item: dict[str, Any]) -> EventRecord:
     record = EventRecord(**item)
+    for what, name in (("event", record.event), ("path", record.path)):
+        # An event's name becomes part of names of files, and a path would lead out of the store.
+        if not (isinstance(name, str) and NAME.fullmatch(name)):
+            raise ValueError(f"{what} {str(name)[:80]!r} is not a plain name")
+    if record.split not in _SPLITS:
+        raise ValueError(f"event {record.event} is of split {record.split!r}; known: {', '.join(_SPLITS)}")
     return replace(
         record, feature_names=tuple(record.feature_names), edge_feature_names=tuple(record.edge_feature_names)
     )

@@ -9,6 +9,7 @@ import numpy as np
 
 from domainpar.events.checks import check_graph
 from domainpar.events.graph import EventGraph, IntArray, Particles
+from domainpar.events.place import Place
 from domainpar.events.store.layout import (
     IDS,
     JOINING_EDGES,
@@ -48,13 +49,13 @@ def write_event(
         What the manifest will say of it, with split `train`.
 
     Raises:
-        ValueError: If the arrays do not fit together, an edge or the assignment names what does not exist,
+        Problem: If the arrays do not fit together, an edge or the assignment names what does not exist,
             a label is not 0 or 1, or a feature is not finite. Names event and place.
     """
     path = Path(path)
-    where = f"event {graph.hits.event_id}"
-    check_graph(graph, where)
-    assignment = _checked_assignment(assignment, graph.num_nodes, num_tiles, where)
+    place = Place(graph.hits.event_id)
+    check_graph(graph, place)
+    assignment = _checked_assignment(assignment, graph.num_nodes, num_tiles, place)
     if graph.hits.position is not None:
         assignment = number_along_phi(assignment, graph.hits.position, num_tiles)
     arrays = _arrays(graph, stored_order(graph.edge_index, np.asarray(assignment, np.int64), num_tiles))
@@ -89,14 +90,14 @@ def write_event(
     )
 
 
-def _checked_assignment(assignment: IntArray, num_nodes: int, num_tiles: int, where: str) -> IntArray:
+def _checked_assignment(assignment: IntArray, num_nodes: int, num_tiles: int, place: Place) -> IntArray:
     if num_tiles < 1:
-        raise ValueError(f"{where}: num_tiles is {num_tiles}, expected at least 1.")
+        raise place.problem(f"num_tiles is {num_tiles}, expected at least 1")
     if np.shape(assignment) != (num_nodes,):
-        raise ValueError(f"{where}: assignment has shape {list(np.shape(assignment))}, expected [{num_nodes}].")
+        raise place.problem(f"assignment has shape {list(np.shape(assignment))}, expected [{num_nodes}]")
     if num_nodes and not 0 <= assignment.min() <= assignment.max() < num_tiles:
-        raise ValueError(
-            f"{where}: assignment uses tiles {assignment.min()} to {assignment.max()} but num_tiles is {num_tiles}."
+        raise place.problem(
+            f"assignment uses tiles {assignment.min()} to {assignment.max()} but num_tiles is {num_tiles}"
         )
     return np.asarray(assignment, np.int64)
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import zarr
 from zarr.codecs import Crc32cCodec, ZstdCodec
-from zarr.storage import MemoryStore, ZipStore
+from zarr.storage import MemoryStore
 
+from domainpar.events.store.archive import Archive
 from domainpar.events.store.layout import JOINING_EDGES, PARTIAL, Array, StoreError, sha256_of
 
 NODES_PER_CHUNK = 16_384
@@ -45,13 +45,12 @@ def read_arrays(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
         StoreError: If the file is missing or damaged.
     """
     if not path.is_file():
-        raise StoreError(f"{path}: no such file.")
+        raise StoreError("no such file", file=path)
     try:
-        with contextlib.closing(ZipStore(path, mode="r")) as archive:
-            group: Any = zarr.open_group(archive, mode="r")
-            return {name: np.asarray(group[name][...]) for name in group}, dict(group.attrs)
+        with Archive(path) as archive:
+            return {name: archive.whole(name) for name in archive.layouts}, archive.attributes
     except Exception as error:  # of zarr, the zip and the codecs, none of which names the file
-        raise StoreError(f"{path}: cannot be read: {type(error).__name__}: {error}; write it again.") from error
+        raise StoreError(f"cannot be read: {type(error).__name__}: {error}", "write it again", file=path) from error
 
 
 def zip_content(

@@ -54,9 +54,8 @@ class TrackBuilder:
                 f"tracks need 'incident' plans, got {part.graph.plan.policy!r}: a hit must see all its edges."
             )
         if options.method == "walk" and not event.has_positions:
-            raise ValueError(
-                f"event {event.event_id}: a walk goes outward, but its hits have no positions; "
-                "take --tracks cc or junction."
+            raise event.place.problem(
+                "a walk goes outward, but its hits have no positions", "take --tracks cc or junction"
             )
         plan, on_host = part.graph.plan, part.graph.src.device.type == "cpu"
         halo = part.halo if on_host else Halo(plan, part.halo.transport)  # labels and hits are looked at on the host

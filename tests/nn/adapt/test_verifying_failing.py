@@ -69,7 +69,7 @@ def test_a_refusal_is_told_before_what_others_met_meanwhile():
 def test_an_error_is_known_to_be_of_a_talk_of_ranks_or_of_their_own_code():
     waits = first_failure(lambda world: world.is_root and world.transport.barrier(), 2, patience=0.1)
     assert waits.talking
-    assert str(waits).startswith("RuntimeError: rank 0 waited 0.1 s")
+    assert str(waits).startswith("RankMissing: rank 0 waited 0.1 s")
     assert "\n" not in str(waits)
     own = first_failure(lambda world: {}["no"], 2, patience=0.1)
     assert (own.talking, str(own)) == (False, "KeyError: 'no'")

@@ -457,7 +457,7 @@ def _run_policies(
     for policy in policies:
         outcomes.append(run_part(world, function, sample, net, policy, calls))
         everyone.wait(2 * SECONDS)
-        seen[world.rank] = f"{outcomes[-1].how} {world.domain._num_calls}"
+        seen[world.rank] = f"{outcomes[-1].how} {world.domain.num_calls}"
         everyone.wait(2 * SECONDS)
         if len(set(seen)) > 1:  # ranks are no longer at the same call
             raise RuntimeError(f"{policy}: ranks came to different ends: {seen}") from outcomes[-1].error

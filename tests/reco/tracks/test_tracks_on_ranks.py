@@ -202,7 +202,7 @@ def test_a_walk_without_positions_is_refused(tmp_path):
     graph = sparse_event(4, 20, 20, positions=False)
     with (
         stored(tmp_path, graph) as event,
-        pytest.raises(ValueError, match="event 000000004: a walk goes outward, but its hits have no positions"),
+        pytest.raises(ValueError, match=r"a walk goes outward, but its hits have no positions \| event 000000004"),
     ):
         build(event, random_logits(graph, 0), TrackOptions(method="walk"))
 

@@ -47,7 +47,7 @@ def first_failure(work: Callable[[World], None], num_ranks: int, patience: float
     failures: list[Failure] = []
 
     def tried(world: World) -> None:
-        world.transport.last_marks = None  # nobody makes marks here: where a rank was is told by its layer
+        world.transport.board = None  # nobody makes marks here: where a rank was is told by its layer
         try:
             work(world)
         except BaseException as error:

@@ -1,0 +1,243 @@
+"""A zarr zip opened with suspicion: what it declares is held against what it holds before anything is allocated.
+
+zarr itself takes a missing chunk for zeros, and takes a file's word for the size of a chunk. So every file is looked
+through when it is opened: it holds exactly the members that its arrays need, each once and stored as it is, arrays are
+encoded as this program encodes them, no chunk is larger than `LARGEST_CHUNK`, and none claims to unpack to more than
+its array says. Files may be links: what is read through one is checked like any other, nothing is written through one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+from zarr.storage import ZipStore
+
+from domainpar.events.store.layout import Array
+
+LARGEST_CHUNK = 2**28
+"""Bytes that a chunk may unpack to: 256 MiB, some hundred times what this program writes."""
+
+LARGEST_DESCRIPTION = 2**24
+"""Bytes of the description of a file or an array."""
+
+DESCRIPTION = "zarr.json"
+CODECS = ("bytes", "zstd", "crc32c")
+
+_MEMBER = re.compile(r"(?:[A-Za-z0-9_]+/)*(?:zarr\.json|c(?:/\d+)+)")
+_ZSTD = b"\x28\xb5\x2f\xfd"
+
+
+class Archive:
+    """The arrays of one zarr zip. Use as a context manager, or call `close`.
+
+    Args:
+        path: The file.
+
+    Attributes:
+        attributes: What describes the file.
+        layouts: Shape, type and chunks of each array, by name.
+
+    Raises:
+        Exception: Of many kinds (zip, zarr, JSON, and ValueError) and without the name of the file, if it is damaged or
+            declares what it does not hold.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = zipfile.ZipFile(path)
+        try:
+            self._open(path)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _open(self, path: Path) -> None:
+        self._members = _members(self._file)
+        root, descriptions = _descriptions(self._file, self._members)
+        self.attributes = dict(_mapping(root.get("attributes"), "attributes"))
+        self.layouts = {
+            name: _layout(name, found) for name, found in descriptions.items() if found.get("node_type") == "array"
+        }
+        _check_members(self._members, descriptions, self.layouts)
+        self._zip = ZipStore(path, mode="r")
+        self._group = zarr.open_group(self._zip, mode="r", use_consolidated=False)
+        self._arrays: dict[str, Any] = {}
+
+    def rows(self, name: str, start: int, stop: int) -> Array:
+        """Rows of one array, of which whole chunks are read."""
+        self._check_frames(name, start, stop)
+        return np.asarray(self._array(name)[start:stop])
+
+    def whole(self, name: str) -> Array:
+        """All of one array."""
+        self._check_frames(name, 0, self.layouts[name].shape[0])
+        return np.asarray(self._array(name)[...])
+
+    def check_bytes(self, share: int = 0, of: int = 1) -> None:
+        """Read every member, or one share of them, from end to end: a damaged one fails its checksum."""
+        for name in sorted(self._members)[share::of]:
+            self._file.read(name)
+
+    def close(self) -> None:
+        """Close the file; nothing can be read any more."""
+        self._zip.close()
+        self._file.close()
+
+    def __enter__(self) -> Archive:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _array(self, name: str) -> Any:
+        if name not in self._arrays:
+            self._arrays[name] = self._group[name]
+        return self._arrays[name]
+
+    def _check_frames(self, name: str, start: int, stop: int) -> None:
+        """Refuse chunks that claim to unpack to another size than the array gives them: it would be allocated first."""
+        layout = self.layouts[name]
+        first, last = start // layout.chunks[0], -(-stop // layout.chunks[0])
+        for member in layout.members(name, range(first, min(last, layout.grid[0]))):
+            with self._file.open(member) as chunk:
+                declared = unpacked_size(chunk.read(18))
+            if declared != layout.chunk_bytes:
+                raise ValueError(f"{member} claims {declared} bytes, a chunk has {layout.chunk_bytes}")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Shape, type and chunks of an array."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    chunks: tuple[int, ...]
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Chunks along each axis."""
+        return tuple(-(-size // chunk) for size, chunk in zip(self.shape, self.chunks))
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of an unpacked chunk; those at the end are as large as the others."""
+        return math.prod(self.chunks) * np.dtype(self.dtype).itemsize
+
+    def members(self, name: str, along_first_axis: Iterable[int] | None = None) -> list[str]:
+        """The members that hold the chunks, all of them or those at some places along the first axis."""
+        first = range(self.grid[0]) if along_first_axis is None else along_first_axis
+        places = itertools.product(first, *(range(count) for count in self.grid[1:]))
+        return [f"{name}/c/{'/'.join(map(str, place))}" for place in places]
+
+
+def unpacked_size(start: bytes) -> int | None:
+    """The size that a zstd frame claims to unpack to, by its first 18 bytes; None if it does not say (RFC 8878)."""
+    if start[:4] != _ZSTD or len(start) < 5:
+        return None
+    descriptor = start[4]
+    in_one_segment = bool(descriptor & 0x20)
+    length = (int(in_one_segment), 2, 4, 8)[descriptor >> 6]
+    at = 5 + (not in_one_segment) + (0, 1, 2, 4)[descriptor & 3]
+    if length == 0 or len(start) < at + length:
+        return None
+    return int.from_bytes(start[at : at + length], "little") + (256 if length == 2 else 0)
+
+
+def _members(file: zipfile.ZipFile) -> frozenset[str]:
+    """Names of the members, of which none is packed or there twice."""
+    found = file.infolist()
+    names = frozenset(member.filename for member in found)
+    if len(names) != len(found):
+        raise ValueError(f"{len(found) - len(names)} of {len(found)} members are there twice")
+    for member in found:
+        if not _MEMBER.fullmatch(member.filename):
+            raise ValueError(f"a member is called {member.filename[:80]!r}, which no array needs")
+        if member.compress_type != zipfile.ZIP_STORED or member.file_size != member.compress_size:
+            raise ValueError(f"{member.filename} is packed; members are stored as they are")
+    return names
+
+
+def _descriptions(file: zipfile.ZipFile, members: frozenset[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """What the file says of itself, and of each of its groups and arrays."""
+    found: dict[str, dict[str, Any]] = {}
+    for member in sorted(members):
+        if member == DESCRIPTION or member.endswith(f"/{DESCRIPTION}"):
+            if (size := file.getinfo(member).file_size) > LARGEST_DESCRIPTION:
+                raise ValueError(f"{member} has {size} bytes, at most {LARGEST_DESCRIPTION} are read")
+            found[member.removesuffix(DESCRIPTION).rstrip("/")] = dict(_mapping(parsed_json(file.read(member)), member))
+    root = found.pop("", None)
+    if root is None:
+        raise ValueError(f"it has no {DESCRIPTION}")
+    return root, found
+
+
+def parsed_json(text: bytes) -> Any:
+    """The value of a JSON text.
+
+    Raises:
+        ValueError: If it is none, or nested too deep to be read.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
+
+
+def _mapping(value: Any, name: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} is a {type(value).__name__}, expected an object")
+    return value
+
+
+def _layout(name: str, found: Mapping[str, Any]) -> Layout:
+    """The layout of an array by its description, as far as this program would have written it."""
+    codecs = tuple(codec.get("name") for codec in found["codecs"])
+    if codecs != CODECS or found["chunk_grid"]["name"] != "regular" or found.get("storage_transformers"):
+        raise ValueError(f"{name} is encoded by {codecs}, expected {CODECS}")
+    if found["chunk_key_encoding"] != {"name": "default", "configuration": {"separator": "/"}}:
+        raise ValueError(f"{name} names its chunks {found['chunk_key_encoding']}")
+    shape, chunks = (
+        _sizes(name, sizes) for sizes in (found["shape"], found["chunk_grid"]["configuration"]["chunk_shape"])
+    )
+    layout = Layout(shape, str(found["data_type"]), chunks)
+    if len(shape) != len(chunks) or not shape or min(chunks) < 1:
+        raise ValueError(f"{name} has shape {shape} in chunks of {chunks}")
+    if np.dtype(layout.dtype).kind not in "biuf":
+        raise ValueError(f"{name} holds {layout.dtype}, expected numbers")
+    if layout.chunk_bytes > LARGEST_CHUNK:
+        raise ValueError(f"{name} has chunks of {layout.chunk_bytes} bytes, at most {LARGEST_CHUNK} are read")
+    return layout
+
+
+def _sizes(name: str, sizes: Any) -> tuple[int, ...]:
+    if not all(isinstance(size, int) and size >= 0 for size in sizes):
+        raise ValueError(f"{name} has sizes {sizes}")
+    return tuple(sizes)
+
+
+def _check_members(members: frozenset[str], described: Iterable[str], layouts: Mapping[str, Layout]) -> None:
+    """Refuse a file that lacks a chunk or holds what none of its arrays needs."""
+    expected = {DESCRIPTION, *(f"{name}/{DESCRIPTION}" for name in described)}
+    for name, layout in layouts.items():
+        count = math.prod(layout.grid)
+        # Counted before they are listed: a shape may claim more chunks than a machine can count.
+        chunks = set(layout.members(name)) if count <= len(members) else None
+        if chunks is None or not chunks <= members:
+            there = len(_chunks_of(name, members))
+            raise ValueError(f"{there} of {count} chunks of {name} are there")
+        expected |= chunks
+    if strangers := sorted(members - expected):
+        raise ValueError(f"{strangers[0]} belongs to no array ({len(strangers)} such members)")
+
+
+def _chunks_of(name: str, members: frozenset[str]) -> Sequence[str]:
+    return [member for member in members if member.startswith(f"{name}/c/")]

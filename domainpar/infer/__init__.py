@@ -1,0 +1,59 @@
+"""Score every edge of whole events with a trained network, and build tracks: in the order of the user's own files.
+
+Writes one zarr zip an event: hit_id, edge_index (rows into hit_id), edge_logit, edge_score, edge_scored and, with
+--tracks, track_id (-1: none). The same tracks on any number of ranks.
+
+Examples:
+  python -m domainpar.infer                                        the newest run, on its own events
+  mpiexec -n 8 python -m domainpar.infer --run runs/0001 --store stores/full --out scores
+  python -m domainpar.infer --run runs/0001 --split val --checkpoint last
+  mpiexec -n 8 python -m domainpar.infer --tracks walk --classical --split test    tracks, held against helix following
+  python -m domainpar.infer --tracks walk --format acorn          also files for acorn's evaluation
+  torchrun --nproc-per-node 8 -m -- domainpar.infer --run runs/0001      `--`, or torchrun takes --run for its own
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from domainpar.command_line import run_command
+from domainpar.config import InferConfig, session_arguments
+from domainpar.parallel.allocator import set_up_allocator
+
+if TYPE_CHECKING:
+    from domainpar.parallel.world import World
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Score events as the command line says; returns the exit code. Collective."""
+    return run_command(InferConfig, _work, __doc__, argv)
+
+
+def _work(config: InferConfig) -> int:
+    allocator = set_up_allocator(config.allocator)
+
+    import torch
+
+    from domainpar.parallel.world import World
+
+    torch.set_num_threads(1)  # ranks are the parallelism; more threads inside a kernel could change its bits
+    with World.session(**session_arguments(config)) as world:
+        infer(config, world, allocator)
+    return 0
+
+
+def infer(config: InferConfig, world: "World", allocator: str | None = None) -> None:
+    """Score the events of a store with the network of a run, and show how it goes. *Collective*.
+
+    Args:
+        config: What to do.
+        world: The ranks.
+        allocator: What was done about the C library's allocator, to be shown; None if nothing was.
+
+    Raises:
+        Refused: On all ranks alike, before anything was written, if run, events or output directory will not do.
+        Problem: If no event could be scored.
+        RuntimeError: If an edge of an event did not get exactly one score.
+    """
+    from domainpar.infer.scoring import score_store
+
+    score_store(config, world, allocator)

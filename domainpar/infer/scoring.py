@@ -1,0 +1,63 @@
+"""From an order to score events to a directory of scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from tqdm import tqdm
+
+from domainpar.config import InferConfig
+from domainpar.events.store import EventRecord
+from domainpar.infer.judging import about_tracks, metrics_of_splits, not_counted, performance_of_splits
+from domainpar.infer.setting_up import Job, set_up
+from domainpar.parallel.world import World
+from domainpar.problems import Problem
+from domainpar.reco import summary
+from domainpar.reco.score_files import choose_directory, write_list, write_timings
+from domainpar.reco.scoring import LeftOut, Outcome, Scorer
+
+
+def score_store(config: InferConfig, world: World, allocator: str | None) -> None:
+    """Score the events of a store and show how it goes (`domainpar.infer.infer`). *Collective*."""
+    job = set_up(config, world)
+    directory = job.scorer.directory
+    world.on_root(lambda: str(choose_directory(directory, config.overwrite)))
+    if world.is_root:
+        print(*summary.first_lines(world, job.scorer.store, job.records, job.about, allocator), sep="\n", flush=True)
+    outcomes, left_out = _score(job.scorer, job.records, config.timeout)
+    if not outcomes:
+        raise Problem(f"none of {len(job.records)} events could be scored: {left_out[0].why}", event=left_out[0].event)
+    if world.is_root:
+        _tell(config, job, outcomes, sorted([*job.left_out, *left_out], key=lambda one: one.event))
+
+
+def _score(scorer: Scorer, records: Sequence[EventRecord], timeout: float) -> tuple[dict[str, Outcome], list[LeftOut]]:
+    """Score all events, with a bar and a line for each; outcomes by event, in no order. *Collective*."""
+    is_root = scorer.world.is_root
+    outcomes: dict[str, Outcome] = {}
+    left_out: list[LeftOut] = []
+    with tqdm(total=len(records), desc="score", unit="event", disable=None if is_root else True) as bar:
+        for finished in scorer.rounds(records):
+            scorer.world.set_deadline(timeout)  # the first events may take longer
+            outcomes |= {one.scored.event: one for one in finished if isinstance(one, Outcome)}
+            left_out += [one for one in finished if isinstance(one, LeftOut)]
+            bar.update(len(finished))
+            for one in finished if is_root else ():
+                bar.write(summary.event_line(one) if isinstance(one, Outcome) else summary.left_out_line(one))
+    return outcomes, left_out
+
+
+def _tell(config: InferConfig, job: Job, outcomes: dict[str, Outcome], left_out: Sequence[LeftOut]) -> None:
+    """Write what is said of all events together, and print it; on rank 0."""
+    records = [record for record in job.records if record.event in outcomes]
+    in_order = [outcomes[record.event] for record in records]
+    metrics, performance = metrics_of_splits(records, outcomes), performance_of_splits(records, outcomes)
+    told = {"metrics": metrics, "tracks": about_tracks(config, performance), "skipped": list(map(asdict, left_out))}
+    about, directory = {**job.about, **told}, job.scorer.directory
+    write_timings(directory, job.scorer.world.size, [summary.timing(outcome) for outcome in in_order])
+    write_list(directory, [outcome.scored for outcome in in_order], about)
+    lines = summary.last_lines(in_order, metrics, directory, about)
+    tables = summary.performance_lines(performance, config.matching_style, config.mode == "naive")
+    told_of = [*not_counted(records, outcomes), *summary.left_out_lines(left_out)]
+    print(*tables, *told_of, *lines, sep="\n", flush=True)

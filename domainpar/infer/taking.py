@@ -1,0 +1,52 @@
+"""What inference takes of a run: its network, what that was trained as, and the events it was trained on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+from domainpar.command_line import parse
+from domainpar.config import ConfigError, InferConfig, TrainConfig, resolved_yaml
+from domainpar.events.store import EventStore
+from domainpar.parallel.world import World
+from domainpar.problems import Problem
+from domainpar.training.opening import open_store
+from domainpar.training.rundir import newest_run
+from domainpar.training.trained import read_run
+
+
+def choose_run(config: InferConfig, world: World) -> tuple[Path, TrainConfig]:
+    """The run to take the network from, and what it was trained as. *Collective*."""
+    run = Path(world.on_root(lambda: config.run or str(newest_run())))
+
+    def trained() -> str:
+        read_run(run)  # says it better than a missing file does
+        try:
+            return resolved_yaml(trained_as(run, config))
+        except ConfigError as error:
+            raise Problem(str(error), error.hint) from error
+
+    # Read and checked by one rank: the others get values that are known to be good.
+    values = yaml.safe_load(world.on_root(trained))
+    return run, TrainConfig(**values | ({} if config.model is None else {"model": config.model}))
+
+
+def trained_as(run: Path, config: InferConfig) -> TrainConfig:
+    """What a run was trained as, by its `config.yaml`; a network of the user's own is named by `config.model`."""
+    own = [] if config.model is None else ["--model", config.model]
+    return parse(TrainConfig, "", ["--config", str(run / "config.yaml"), *own])
+
+
+def open_events(config: InferConfig, run: Path, world: World) -> EventStore:
+    """The store that is asked for, or else the one the run was trained on. *Collective*."""
+
+    def path() -> Path:
+        if config.store is not None:
+            return Path(config.store)
+        trained_on = Path(read_run(run)["store"]["path"])
+        if not trained_on.is_dir():
+            raise Problem(f"{run} was trained on {trained_on}, which is not there", "name its place with --store")
+        return trained_on
+
+    return open_store(world.on_all(path), world, config.on_bad_event)

@@ -1,0 +1,123 @@
+"""The board: what every rank is doing, kept where all can read it, so that survivors can say who is missing."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+PATIENCE_SECONDS = 1.0
+"""A rank that has waited for others this long counts as waiting, not as the one they wait for."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What a rank said it was about to do.
+
+    Attributes:
+        step: Number of the step, from 0.
+        phase: One word: `load`, `forward`, ...
+        event: The event it is about, if it is about one.
+        posted: Seconds since 1970 on the clock of that rank.
+    """
+
+    step: int
+    phase: str
+    event: str | None = None
+    posted: float = 0.0
+
+    def text(self) -> str:
+        """For the board, in one line."""
+        return json.dumps([self.step, self.phase, self.event, round(self.posted, 3)])
+
+    @classmethod
+    def parse(cls, text: str) -> Mark:
+        """What `text` wrote."""
+        return cls(*json.loads(text))
+
+    def __str__(self) -> str:
+        of = "" if self.event is None else f" of event {self.event}"
+        return f"step {self.step}, {self.phase}{of}, {max(0.0, time.time() - self.posted):.1f} s ago"
+
+
+@dataclass(frozen=True)
+class Life:
+    """What a rank's watcher sees of it, whatever the rank itself is doing.
+
+    Attributes:
+        beat: Grows as long as the process lives.
+        calls: Collective calls it has begun.
+        waiting: Seconds it has been waiting for other ranks; None if it is not.
+        doing: What it waits in.
+    """
+
+    beat: int
+    calls: int = 0
+    waiting: float | None = None
+    doing: str = ""
+
+    def text(self) -> str:
+        """For the board, in one line."""
+        return json.dumps([self.beat, self.calls, self.waiting, self.doing])
+
+    @classmethod
+    def parse(cls, text: str) -> Life:
+        """What `text` wrote."""
+        return cls(*json.loads(text))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What the board knows of one rank.
+
+    Attributes:
+        rank: The rank.
+        host: Where it runs; empty if unknown.
+        mark: The last thing it said.
+        life: The last thing its watcher said; None without a watcher.
+        alive: Whether the watcher said anything while the board was read; None if that was not looked at.
+    """
+
+    rank: int
+    host: str = ""
+    mark: Mark | None = None
+    life: Life | None = None
+    alive: bool | None = None
+
+    def __str__(self) -> str:
+        host = f" on {self.host}" if self.host else ""
+        return f"rank {self.rank}{host}: {self.mark or 'no mark yet'}{self._state()}"
+
+    def _state(self) -> str:
+        if self.alive is False:
+            return "; no sign of life: ended, stopped, cut off, or deep in compiled code"
+        if self.life is None:
+            return ""
+        if self.life.waiting is None:
+            return "; not waiting for others"
+        return f"; waiting for others in {self.life.doing}, {self.life.waiting:.1f} s"
+
+
+def missing(entries: Sequence[Entry]) -> list[Entry]:
+    """The ranks that the others wait for, as far as the board tells: empty if it does not.
+
+    Those without a sign of life; else those that wait for nobody; else those that are behind all others.
+    """
+    dead = [entry for entry in entries if entry.alive is False]
+    if dead:
+        return dead
+    lives = [(entry, entry.life) for entry in entries if entry.life is not None]
+    busy = [entry for entry, life in lives if life.waiting is None or life.waiting < PATIENCE_SECONDS]
+    if busy or not lives:
+        return busy if len(busy) < len(entries) else []
+    least = min(life.calls for _, life in lives)
+    behind = [entry for entry, life in lives if life.calls == least]
+    return behind if len(behind) < len(lives) else []
+
+
+def describe(entries: Sequence[Entry], first: Sequence[Entry] = ()) -> str:
+    """The board in words, one line a rank, those that the others wait for first."""
+    rest = [entry for entry in entries if entry not in first]
+    lines = [f"  {entry}   <- the others wait for it" for entry in first] + [f"  {entry}" for entry in rest]
+    return "\n".join(["Last seen:", *lines])

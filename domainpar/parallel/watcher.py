@@ -1,0 +1,129 @@
+"""A thread beside the work of each process: a sign of life for the others, and an eye on theirs."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import psutil
+
+from domainpar.parallel.board import Life
+from domainpar.parallel.launcher import Kind, detect
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+POLL_SECONDS = 0.1
+POLL_SECONDS_PER_RANK = 5e-4  # one process serves all of them
+BEAT_SECONDS = 0.5
+LINGER_SECONDS = 0.5  # some polls long: whoever serves the store goes last
+ORPHAN_SECONDS = 2.0
+SHOWN_FRAMES = 6
+LAUNCHERS = ("mpiexec", "mpirun", "hydra", "orterun", "prterun", "prted", "orted", "torchrun", "srun")
+
+
+class Watcher(threading.Thread):
+    """Ends this process soon after another rank has announced a failure, or after its launcher or the store has gone.
+
+    MPI can end all processes of a job; a process group cannot, and a rank that waits for one that is gone may not know.
+    It also leaves a sign of life twice a second, and where this rank is, if somebody asks for it.
+
+    Args:
+        store: A connection of its own.
+        rank: This rank.
+        size: Ranks of the run.
+        serves: Whether the store lives in this process, which then ends last.
+        look: Tells what this rank is doing; called with the number of the beat.
+    """
+
+    def __init__(self, store: Store, rank: int, size: int, serves: bool, look: Callable[[int], Life]) -> None:
+        super().__init__(name="watcher", daemon=True)
+        self._store, self._rank, self._serves, self._look = store, rank, serves, look
+        self._poll = max(POLL_SECONDS, POLL_SECONDS_PER_RANK * size)
+        self._stopped = threading.Event()
+        self._launchers = _launchers(detect().kind)
+        self._watched = threading.main_thread().ident
+
+    def run(self) -> None:
+        """Look again and again, until stopped."""
+        beat, next_beat = 0, 0.0
+        while not self._stopped.wait(self._poll):
+            if not all(_lives(process) for process in self._launchers):
+                _end(f"what started rank {self._rank} is gone; ending this rank")
+            try:
+                if time.monotonic() >= next_beat:
+                    beat, next_beat = beat + 1, time.monotonic() + max(BEAT_SECONDS, self._poll)
+                    self._store.set(f"life/{self._rank}", self._look(beat).text())
+                    self._answer()
+                failed = self._store.check(["failed"])
+            except RuntimeError:
+                self._end_without_store()
+                return
+            if failed:
+                time.sleep(LINGER_SECONDS if self._serves else 0.0)
+                os._exit(1)
+
+    def _answer(self) -> None:
+        """Leave the frames that this rank's main thread is in, if somebody wants to know."""
+        if self._store.check([f"wanted/{self._rank}"]) and not self._store.check([f"frames/{self._rank}"]):
+            self._store.set(f"frames/{self._rank}", self._frames())
+
+    def _frames(self) -> str:
+        frame = sys._current_frames().get(self._watched or 0)
+        if frame is None:
+            return ""
+        return "".join(traceback.format_list(traceback.extract_stack(frame)[-SHOWN_FRAMES:]))
+
+    def _end_without_store(self) -> None:
+        """Whoever served the store ended without `close`: give this rank the time to end by itself, then end it."""
+        if not self._stopped.wait(ORPHAN_SECONDS):
+            _end(f"rank 0, which serves the board, is gone; ending rank {self._rank}")
+
+    def stop(self) -> None:
+        """Stop looking, before the store goes away."""
+        self._stopped.set()
+        self.join()
+
+
+def _end(why: str) -> None:
+    os.write(2, f"domainpar: error: {why}\n".encode())
+    os._exit(1)
+
+
+def _launchers(kind: Kind) -> list[psutil.Process]:
+    """The process that started this one, and those above it that belong to a launcher.
+
+    None where there is no launcher: a shell may go while its background jobs stay.
+    """
+    if kind in ("none", "environment"):
+        return []
+    try:
+        parents = psutil.Process().parents()
+    except psutil.Error:
+        return []
+    above = []
+    for process in parents[1:]:
+        if not _is_launcher(process):
+            break
+        above.append(process)
+    return parents[:1] + above
+
+
+def _is_launcher(process: psutil.Process) -> bool:
+    try:
+        return process.name().startswith(LAUNCHERS)
+    except psutil.Error:
+        return False
+
+
+def _lives(process: psutil.Process) -> bool:
+    """Whether this very process runs; a zombie has ended."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False

@@ -1,0 +1,71 @@
+"""What goes wrong, in one form: what, where, and what to do about it.
+
+domainpar: error: <what> | event <id> | rank <r>/<P> host <h> | file <path> | step <s> phase <p>
+hint: <what to do>
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+class Problem(ValueError):
+    """Something that was given or found cannot be used; it says what, of which event and file, and what to do.
+
+    Attributes:
+        what: What is wrong, with the values seen, without a full stop.
+        hint: What to do about it, one line; may be empty.
+        event: The event it is about, if it is about one.
+        file: The file it is about, if it is about one.
+    """
+
+    def __init__(self, what: str, hint: str = "", *, event: str | None = None, file: str | Path | None = None) -> None:
+        self.what, self.hint, self.event = what, hint, event
+        self.file = None if file is None else str(file)
+        super().__init__(what)
+
+    def __str__(self) -> str:
+        line = self.what + str(Where(event=self.event, file=self.file))
+        return f"{line}\nhint: {self.hint}" if self.hint else line
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where something went wrong, as far as that is known; printed, the part of an error line behind `what`."""
+
+    event: str | None = None
+    rank: int | None = None
+    size: int | None = None
+    host: str | None = None
+    file: str | None = None
+    step: int | None = None
+    phase: str | None = None
+
+    def __str__(self) -> str:
+        rank = "" if self.rank is None else f"rank {self.rank}/{self.size}"
+        host = "" if self.host is None else f"host {self.host}"
+        step = "" if self.step is None else f"step {self.step}"
+        phase = "" if self.phase is None else f"phase {self.phase}"
+        parts = [
+            "" if self.event is None else f"event {self.event}",
+            f"{rank} {host}".strip(),
+            "" if self.file is None else f"file {self.file}",
+            f"{step} {phase}".strip(),
+        ]
+        return "".join(f" | {part}" for part in parts if part)
+
+
+def error_text(what: str, where: Where | None = None, hint: str = "") -> str:
+    """An error as every command prints it: one line, and one more with the hint."""
+    line = f"domainpar: error: {what.rstrip('.')}{where or ''}\n"
+    return line + (f"hint: {hint}\n" if hint else "")
+
+
+def told(error: BaseException | str) -> dict[str, Any]:
+    """An error as plain values that can travel between ranks: `what`, `hint`, `event`, `file`."""
+    if isinstance(error, Problem):
+        return {"what": error.what, "hint": error.hint, "event": error.event, "file": error.file}
+    what = error if isinstance(error, str) else str(error) or type(error).__name__
+    return {"what": what, "hint": "", "event": None, "file": None}

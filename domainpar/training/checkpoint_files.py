@@ -1,0 +1,300 @@
+"""The files of checkpoints: whole or not there at all, and checked when read. Knows bytes and names, no tensors.
+
+    checkpoints/step_000120/  model.safetensors  optimizer.safetensors  state.json  manifest.json
+    checkpoints/last, checkpoints/best             the names of two of them
+
+A checkpoint is written under another name, flushed to disk and renamed; then the pointers are replaced. Whenever that
+is killed, `last` and `best` lead to a whole checkpoint. The sha256 of each file is in its manifest, since neither torch
+nor safetensors would notice a flipped bit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from domainpar import faults
+from domainpar.problems import Problem
+
+FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
+MANIFEST = "manifest.json"
+KEEP = 3
+PARTIAL = ".partial-"  # being written
+REPLACED = ".replaced-"  # about to be replaced by another one of the same step
+
+_NAME = re.compile(r"step_(\d{6,18})")
+_MOST_OF_A_POINTER = 100  # bytes; a name is shorter
+
+
+def name_of(step: int) -> str:
+    """The name of the checkpoint of a step."""
+    return f"step_{step:06d}"
+
+
+def step_of(name: str) -> int:
+    """The step of a checkpoint, by its name; -1 for what is no name of a checkpoint."""
+    found = _NAME.fullmatch(name)
+    return int(found[1]) if found else -1
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which checkpoint a run goes on from.
+
+    Attributes:
+        name: Its name.
+        manifest: Hash of its manifest: what every rank must find under that name.
+        problems: What is wrong with those that should have been taken before it, or with the pointer; empty if nothing.
+    """
+
+    name: str
+    manifest: str
+    problems: tuple[str, ...] = ()
+
+
+class CheckpointFiles:
+    """The checkpoints in one directory.
+
+    Attributes:
+        directory: Where they lie; need not exist before the first is written.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._whole: set[str] = set()  # names that this process has written or verified
+
+    def names(self) -> list[str]:
+        """Names of the checkpoints there are, whole or not, by step."""
+        found = {path.name.removeprefix(REPLACED) for path in self.directory.glob("*step_*") if path.is_dir()}
+        return sorted((name for name in found if step_of(name) >= 0), key=step_of)
+
+    def pointed(self, which: str) -> str:
+        """The name that `last` or `best` holds.
+
+        Raises:
+            Problem: If there is none, or it is not the name of a checkpoint that is there.
+        """
+        pointer = self.directory / which
+        try:
+            with pointer.open("rb") as file:
+                text = file.read(_MOST_OF_A_POINTER).decode(errors="replace")
+        except FileNotFoundError as error:
+            hint = "train first, or name another run" if not self.names() else f"its checkpoints: {self._listed()}"
+            raise Problem(f"no {which} checkpoint in {self.directory}", hint) from error
+        except OSError as error:
+            raise Problem(
+                f"{pointer} cannot be read: {error.strerror}", f"its checkpoints: {self._listed()}"
+            ) from error
+        name = text.rstrip(" \r\n")
+        if step_of(name) < 0:
+            raise Problem(
+                f"{pointer} holds {text[:40]!r}, which is no name of a checkpoint", self._write_another(which)
+            )
+        if name not in self.names():
+            raise Problem(f"{pointer} names {name}, which is not there", self._write_another(which))
+        return name
+
+    def place(self, name: str) -> Path:
+        """Where a checkpoint lies: one that a killed save was about to replace stands in for the new one."""
+        final, replaced = self.directory / name, self.directory / f"{REPLACED}{name}"
+        return replaced if replaced.is_dir() and not final.is_dir() else final
+
+    def read(self, name: str, manifest: str | None = None) -> dict[str, bytes]:
+        """The files of a checkpoint, each with the hash that its manifest says.
+
+        Args:
+            name: Which one.
+            manifest: Hash that the manifest itself must have, if that is known.
+
+        Raises:
+            Problem: If one is missing, damaged or another than was expected.
+        """
+        place = self.place(name)
+        hint = f"copy it anew, or write the name of another step into {self.directory / 'last'}"
+        try:
+            described = (place / MANIFEST).read_bytes()
+            listed = _hashes(described)
+            files = {file: (place / file).read_bytes() for file in FILES}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            what = f"checkpoint {place} cannot be read: {type(error).__name__}: {error}"
+            raise Problem(what, hint) from error
+        for file, content in files.items():
+            if (found := _sha256(content)) != listed[file]:
+                what = f"{file} has sha256 {found[:12]}, its manifest says {listed[file][:12]}; the file is damaged"
+                raise Problem(f"checkpoint {place}: {what}", hint)
+        if manifest is not None and _sha256(described) != manifest:
+            what = f"checkpoint {place}: its manifest is another one than rank 0 has read"
+            raise Problem(what, "let every rank see the same file system, without a stale copy")
+        self._whole.add(name)
+        return files
+
+    def choose(self, strict: bool = False) -> Choice:
+        """The checkpoint to go on from: that of `last`, or if it is damaged the newest good one before it.
+
+        A pointer that leads nowhere makes all candidates, newest first. One step by hand is respected: newer ones than
+        `last` names are looked at only when none before it is good.
+
+        Raises:
+            Problem: If none is good; with `strict` also if it is another one than `last` names, or not the newest.
+        """
+        if not self.names():
+            self.pointed("last")
+        problems: list[str] = []
+        for name in self._candidates(problems):
+            try:
+                self.read(name)
+            except Problem as damaged:
+                problems.append(damaged.what)
+                continue
+            manifest = _sha256((self.place(name) / MANIFEST).read_bytes())
+            if strict and problems:
+                raise Problem("; ".join(problems), f"--strict-resume is given; without it {name} would be used")
+            return Choice(name, manifest, tuple(problems))
+        raise Problem(
+            f"no checkpoint in {self.directory} is whole: " + "; ".join(problems),
+            f"copy one anew, or start again without --resume; there: {self._listed()}",
+        )
+
+    def write(self, step: int, files: Mapping[str, bytes], best: bool) -> Path:
+        """Write a checkpoint, then make it the last (and the best).
+
+        Raises:
+            OSError: If that is impossible; nothing of it is left then, and what was there before is as it was.
+        """
+        files = {**files, MANIFEST: json_bytes({name: _sha256(content) for name, content in files.items()})}
+        final = self.directory / name_of(step)
+        try:
+            self._tidy_up()
+            partial = self.directory / f"{PARTIAL}{final.name}"
+            partial.mkdir(parents=True)
+            for number, (name, content) in enumerate(files.items()):
+                _write(partial / name, content)
+                if number == 0:
+                    faults.reach("save:files")
+            _sync(partial)
+            faults.reach("save:rename")
+            self._put(partial, final)
+            faults.reach("save:pointer")
+            for pointer in ("last", "best") if best else ("last",):
+                self._point(pointer, final.name)
+        except OSError:
+            with suppress(OSError):  # why it could not be saved matters more than what is left behind
+                self._tidy_up()
+            raise
+        self._whole.add(final.name)
+        return final
+
+    def drop_old(self) -> None:
+        """Remove checkpoints older than the three newest good ones; never what `last` and `best` name.
+
+        Damaged ones are not among the three, and stay until they are older than those. Nor are those of later steps
+        than `last`: a run that went back writes them anew.
+
+        Raises:
+            OSError: If one cannot be removed.
+        """
+        faults.reach("save:drop")
+        named = {self.pointed(which) for which in ("last", "best") if (self.directory / which).is_file()}
+        newest = step_of(self.pointed("last"))
+        good = [name for name in self.names() if step_of(name) <= newest and self._is_whole(name)][-KEEP:]
+        for name in self.names() if len(good) == KEEP else ():
+            if step_of(name) < step_of(good[0]) and name not in named:
+                shutil.rmtree(self.place(name))
+
+    def _candidates(self, problems: list[str]) -> list[str]:
+        """All checkpoints in the order to try them; says what is wrong with the pointer."""
+        names = self.names()
+        try:
+            first = names.index(self.pointed("last"))
+        except Problem as wrong:
+            problems.append(wrong.what)
+            return names[::-1]
+        if first != len(names) - 1:
+            problems.append(f"{self.directory / 'last'} names {names[first]} though {names[-1]} is there")
+        return names[first::-1] + names[first + 1 :]
+
+    def _is_whole(self, name: str) -> bool:
+        if name not in self._whole:
+            try:
+                self.read(name)
+            except Problem:
+                return False
+        return True
+
+    def _listed(self) -> str:
+        return ", ".join(reversed(self.names())) or "none"
+
+    def _write_another(self, which: str) -> str:
+        return (
+            f"write the name of one of these into it: {self._listed()}" if which == "last" else "take --checkpoint last"
+        )
+
+    def _put(self, partial: Path, final: Path) -> None:
+        """Give a whole checkpoint its name. One that has it already stays whole beside it until then."""
+        replaced = self.directory / f"{REPLACED}{final.name}"
+        if final.exists():
+            final.rename(replaced)
+        partial.rename(final)
+        _sync(self.directory)
+        if replaced.exists():
+            _remove(replaced)
+
+    def _point(self, pointer: str, name: str) -> None:
+        temporary = self.directory / f"{PARTIAL}{pointer}"
+        _write(temporary, f"{name}\n".encode())
+        os.replace(temporary, self.directory / pointer)
+        _sync(self.directory)
+
+    def _tidy_up(self) -> None:
+        """Remove what a killed save left, once everything that is pointed to has its name back."""
+        for replaced in self.directory.glob(f"{REPLACED}*"):
+            final = self.directory / replaced.name.removeprefix(REPLACED)
+            if final.exists():
+                _remove(replaced)
+            else:
+                replaced.rename(final)
+        for partial in self.directory.glob(f"{PARTIAL}*"):
+            _remove(partial)
+
+
+def json_bytes(values: object) -> bytes:
+    """JSON with sorted keys, a value a line: the same bytes for the same values."""
+    return (json.dumps(values, indent=1, sort_keys=True) + "\n").encode()
+
+
+def _hashes(manifest: bytes) -> dict[str, str]:
+    listed = json.loads(manifest)
+    return {name: str(listed[name]) for name in FILES}
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def _write(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,206 @@
+"""One run at a time in a directory: `run.lock` says which process holds it, and where."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+from domainpar.problems import Problem
+
+LOCK = "run.lock"
+SECONDS_TO_WRITE = 2.0  # given to a process that has made its lock but not filled it yet
+SAME_START = 2.0  # seconds; the clock of a machine may be set right while a process runs
+
+_MOST_OF_A_LOCK = 10_000  # bytes
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who holds a lock.
+
+    Attributes:
+        host: Its machine.
+        pid: Its process there.
+        started: When that process started, in seconds since 1970: numbers of processes are used again.
+        job: Its SLURM job; empty without one.
+        restart: How often SLURM had requeued that job.
+        key: Tells two locks of the same process apart.
+    """
+
+    host: str
+    pid: int
+    started: float
+    job: str
+    restart: int
+    key: str
+
+    @classmethod
+    def here(cls, environ: Mapping[str, str] = os.environ) -> Holder:
+        """This process."""
+        restart = environ.get("SLURM_RESTART_COUNT", "0")
+        return cls(
+            host=platform.node(),
+            pid=os.getpid(),
+            started=psutil.Process().create_time(),
+            job=environ.get("SLURM_JOB_ID", ""),
+            restart=int(restart) if restart.isdecimal() else 0,
+            key=uuid.uuid4().hex,
+        )
+
+    def gone_for(self, other: Holder) -> str | None:
+        """Why this holder cannot be at work any more, as far as another process can tell; None if it may be."""
+        if self.host == other.host:
+            return None if _runs(self.pid, self.started) else f"process {self.pid} on {self.host} is gone"
+        if self.job and self.job == other.job and self.restart < other.restart:
+            return f"SLURM has requeued job {self.job} since"
+        return None
+
+    def __str__(self) -> str:
+        job = f" of SLURM job {self.job}" if self.job else ""
+        return f"process {self.pid} on host {self.host}{job}"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A lock that is held.
+
+    Attributes:
+        path: Its file.
+        key: That of its holder.
+        note: What was found in its place and taken over; empty if there was nothing.
+    """
+
+    path: Path
+    key: str
+    note: str = ""
+
+    @classmethod
+    def take(cls, directory: Path, holder: Holder | None = None) -> Claim:
+        """Claim a directory for a run of this process. Of several that try at once, exactly one succeeds.
+
+        Raises:
+            Problem: If another run holds it, or may hold it.
+            OSError: If the lock cannot be written.
+        """
+        mine, path = holder or Holder.here(), directory / LOCK
+        if _made(path, mine):
+            return cls(path, mine.key)
+        found, content = _read(path)
+        if content == b"":  # it was given back just now
+            return cls.take(directory, mine)
+        reason = found.gone_for(mine) if found is not None else None
+        if reason is None:
+            raise _held(path, found, mine)
+        _take_over(path, content, mine)
+        return cls(path, mine.key, f"{path} was left by an earlier run: {reason}; taken over")
+
+    def release(self) -> None:
+        """Give the directory back, unless somebody else holds it by now."""
+        with suppress(FileNotFoundError):
+            holder, _ = _read(self.path)
+            if holder is not None and holder.key == self.key:
+                self.path.unlink()
+
+
+def _runs(pid: int, started: float) -> bool:
+    try:
+        process = psutil.Process(pid)
+        return process.status() != psutil.STATUS_ZOMBIE and abs(process.create_time() - started) < SAME_START
+    except psutil.Error:
+        return psutil.pid_exists(pid)  # a process of somebody else may be hidden from us
+
+
+def _made(path: Path, holder: Holder) -> bool:
+    """Make a file that holds who holds it; False if there is one."""
+    try:
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+    except FileExistsError:
+        return False
+    try:
+        os.write(descriptor, _text(holder))
+        os.fsync(descriptor)
+    except OSError:
+        path.unlink()
+        raise
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _text(holder: Holder) -> bytes:
+    return (json.dumps(asdict(holder), sort_keys=True) + "\n").encode()
+
+
+def _read(path: Path) -> tuple[Holder | None, bytes]:
+    """Who holds a lock, and the bytes that say so; no holder if they say nothing, no bytes if there is no lock."""
+    give_up_at = time.monotonic() + SECONDS_TO_WRITE
+    while True:
+        try:
+            with path.open("rb") as file:
+                content = file.read(_MOST_OF_A_LOCK)
+        except FileNotFoundError:
+            return None, b""
+        holder = _parsed(content)
+        if holder is not None or time.monotonic() > give_up_at:
+            return holder, content or b"\n"
+        time.sleep(0.05)
+
+
+def _parsed(content: bytes) -> Holder | None:
+    try:
+        holder = Holder(**json.loads(content))
+        return Holder(
+            str(holder.host), int(holder.pid), float(holder.started), str(holder.job), int(holder.restart), holder.key
+        )
+    except (ValueError, TypeError):
+        return None
+
+
+def _take_over(path: Path, content: bytes, mine: Holder) -> None:
+    """Replace a lock that was left behind. Others that try the same meanwhile are refused."""
+    turn = path.with_name(f"{LOCK}.takeover")
+    if not _made(turn, mine):
+        raise Problem(
+            f"another run is taking {path.parent} over right now",
+            f"start again; if none is, remove {turn}",
+            file=turn,
+        )
+    try:
+        # Only who holds the turn replaces a lock, so that it cannot change between this look and the rename.
+        if _read(path)[1] != content:
+            raise Problem(f"another run has just taken {path.parent} over", "choose another --out", file=path)
+        os.replace(turn, path)
+    except BaseException:
+        turn.unlink(missing_ok=True)
+        raise
+
+
+def _held(path: Path, found: Holder | None, mine: Holder) -> Problem:
+    directory = path.parent
+    if found is None:
+        return Problem(
+            f"{directory} is locked, but its lock cannot be read",
+            f"make sure that no run works there, then remove {path}",
+            file=path,
+        )
+    if found.host == mine.host:
+        return Problem(
+            f"another run is at work in {directory}: {found}",
+            "wait for it, stop it, or choose another --out",
+            file=path,
+        )
+    check = f"squeue -j {found.job}" if found.job else f"ps -p {found.pid} on {found.host}"
+    return Problem(
+        f"another run is, or was, at work in {directory}: {found}; from host {mine.host} it cannot be seen",
+        f"check with {check}; if it is gone, remove {path}",
+        file=path,
+    )

@@ -1,0 +1,81 @@
+"""Where a run comes from: versions, code, command and machine, for `run.json`."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import sys
+import time
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import domainpar
+
+_PACKAGES = ("torch", "numpy", "numba", "pymetis", "mpi4py", "zarr", "safetensors")
+
+# Of launchers, threads and how ranks meet; nothing that could hold a secret.
+_ENVIRONMENT = re.compile(
+    r"(OMP|MKL)_NUM_THREADS|NUMBA_NUM_THREADS|MASTER_(ADDR|PORT)|RANK|LOCAL_RANK|WORLD_SIZE|TORCHELASTIC_(RUN_ID|RESTART_COUNT)"
+    r"|PMI_(RANK|SIZE)|MPI_LOCALN?RANK(ID|S)|OMPI_COMM_WORLD_(RANK|SIZE|LOCAL_RANK)|PMIX_RANK|MPI4PY_(MPIABI|LIBMPI)"
+    r"|GLOO_SOCKET_IFNAME|NCCL_(SOCKET_IFNAME|DEBUG|IB_DISABLE)|CUDA_VISIBLE_DEVICES|DOMAINPAR_FAULT"
+    r"|SLURM_(JOB_(ID|NAME|PARTITION|NUM_NODES|NODELIST)|STEP_ID|PROCID|NTASKS|LOCALID|NODEID|NNODES|RESTART_COUNT|MPI_TYPE"
+    r"|CPUS_PER_TASK|CPU_BIND)"
+)
+
+
+def describe_process() -> dict[str, Any]:
+    """Versions, code, command, environment and machine of this process."""
+    return {
+        "argv": sys.argv,
+        "environment": environment_of_ranks(),
+        "git": git_sha(Path(domainpar.__file__).parents[1]),
+        "host": platform.node(),
+        "machine": f"{platform.machine()} {platform.system()}",
+        "pid": os.getpid(),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "versions": {"domainpar": domainpar.__version__, "python": platform.python_version()}
+        | {name: _version(name) for name in _PACKAGES},
+    }
+
+
+def environment_of_ranks(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The variables that say how ranks were started, by name."""
+    return {name: environ[name] for name in sorted(environ) if _ENVIRONMENT.fullmatch(name)}
+
+
+def git_sha(root: Path) -> str | None:
+    """The commit that is checked out in a directory; None if it is no git checkout, or cannot be read as one."""
+    try:
+        git = root / ".git"
+        if git.is_file():  # of a further working tree: names the directory that stands for it
+            git = root / git.read_text().removeprefix("gitdir:").strip()
+        head = (git / "HEAD").read_text().strip()
+        if not head.startswith("ref:"):
+            return _sha(head)
+        common = git / "commondir"
+        return _of_branch(
+            head.removeprefix("ref:").strip(), git / common.read_text().strip() if common.is_file() else git
+        )
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _of_branch(name: str, git: Path) -> str | None:
+    if (git / name).is_file():
+        return _sha((git / name).read_text().strip())
+    packed = (git / "packed-refs").read_text().splitlines()
+    return next((_sha(line.split()[0]) for line in packed if line.split()[1:] == [name]), None)
+
+
+def _sha(text: str) -> str | None:
+    return text if re.fullmatch("[0-9a-f]{40,64}", text) else None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,149 @@
+"""Jobs of several ranks in which a fault happens on purpose, timed from the fault to the end of the last process."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from domainpar.testing import find_mpiexec
+
+MPIEXEC = find_mpiexec()
+TORCHRUN = "torchrun"
+MARK = "DOMAINPAR_TEST_JOB"
+
+
+@dataclass
+class Job:
+    """A job that runs or has run.
+
+    Attributes:
+        process: The launcher.
+        name: What all its processes carry in their environment.
+        output: Where standard output and error go.
+        ended: When the last process had ended, seconds since 1970.
+        final: All it printed, once it has ended.
+    """
+
+    process: subprocess.Popen[bytes]
+    name: str
+    output: Path
+    ended: float = 0.0
+    final: str | None = None
+
+    @property
+    def text(self) -> str:
+        """What it has printed so far, or did."""
+        return self.output.read_text(errors="replace") if self.final is None else self.final
+
+    @property
+    def code(self) -> int:
+        return self.process.returncode
+
+    @property
+    def fault_at(self) -> float:
+        """When the fault happened; the last one, if there were several."""
+        found = re.findall(r"fault on purpose: .*, time ([\d.]+)", self.text)
+        assert found, f"no fault happened:\n{self.text}"
+        return float(found[-1])
+
+    @property
+    def seconds(self) -> float:
+        """From the fault to the end of the last process."""
+        return self.ended - self.fault_at
+
+    def processes(self) -> list[psutil.Process]:
+        """All processes of the job that run: launcher and ranks."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == self.name:
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def ranks(self) -> list[psutil.Process]:
+        """The processes that are ranks."""
+        return [process for process in self.processes() if "domainpar.train" in " ".join(process.cmdline()[1:4])]
+
+    def wait_for(self, text: str, timeout: float = 120.0) -> None:
+        """Wait until the job has printed something."""
+        give_up_at = time.monotonic() + timeout
+        while text not in self.text:
+            assert self.process.poll() is None, f"the job has ended:\n{self.text}"
+            assert time.monotonic() < give_up_at, f"{text!r} was not printed:\n{self.text}"
+            time.sleep(0.05)
+
+    def wait(self, timeout: float = 120.0) -> Job:
+        """Wait until launcher and ranks have ended."""
+        self.process.wait(timeout)
+        give_up_at = time.monotonic() + 15.0
+        while self.processes():
+            assert time.monotonic() < give_up_at, f"still at work: {self.processes()}\n{self.text}"
+            time.sleep(0.02)
+        self.ended, self.final = time.time(), self.text
+        return self
+
+
+@contextmanager
+def started(
+    launcher: str | None, num_ranks: int, words: Sequence[str], *, fault: str | None = None, **more: str
+) -> Iterator[Job]:
+    """Start `python -m domainpar.<words>` on ranks; whatever is left in the end is killed.
+
+    Args:
+        launcher: `mpiexec`, `torchrun`, or None for one process.
+        num_ranks: Ranks to start.
+        words: The command's module and its words.
+        fault: For the switch.
+        **more: Environment variables.
+    """
+    module = ["-m", f"domainpar.{words[0]}", *words[1:]]
+    command = [sys.executable, *module]
+    if launcher == TORCHRUN:
+        run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
+        command = [*run, "-m", "--", *module[1:]]
+    elif launcher is not None:
+        assert MPIEXEC is not None
+        command = [MPIEXEC, "-n", str(num_ranks), *command]
+    name = uuid.uuid4().hex
+    environment = os.environ | {"OMP_NUM_THREADS": "1", MARK: name} | more
+    environment.pop("DOMAINPAR_FAULT", None)
+    if fault is not None:
+        environment["DOMAINPAR_FAULT"] = fault
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "output"
+        with output.open("wb") as file:
+            process = subprocess.Popen(
+                command,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env=environment,
+                start_new_session=True,
+            )
+        job = Job(process, name, output)
+        try:
+            yield job
+        finally:
+            for left in job.processes():
+                left.kill()
+            process.kill()
+            process.wait()
+
+
+def small_training(store: Path, out: Path, *more: str, epochs: int = 3) -> list[str]:
+    """The words of a training of seconds."""
+    sizes = ["--hidden", "16", "--graph-iters", "2", "--epochs", str(epochs), "--log-every", "1"]
+    return ["train", "--store", str(store), "--out", str(out), *sizes, *more]

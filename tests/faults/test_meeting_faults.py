@@ -1,0 +1,188 @@
+"""Ranks that do not come, do not belong together, or have no place to meet: refused soon, once, and by name."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import domainpar
+from domainpar.testing import find_mpiexec, run_command
+
+PROGRAM = str(Path(__file__).with_name("meeting_program.py"))
+MPIEXEC = find_mpiexec()
+needs_mpi = pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec or no mpi4py")
+
+
+def free_port() -> int:
+    with closing(socket.socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def by_hand(ranks: Sequence[int], size: int, *words: str, **more: str) -> tuple[list[str], str]:
+    """Start some of `size` ranks as `RANK=... program`; returns exit codes and output."""
+    shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())} | more
+    start = " ".join(f"RANK={r} '{sys.executable}' '{PROGRAM}' {' '.join(words)} & p{r}=$!;" for r in ranks)
+    collect = " ".join(f'wait $p{r}; codes="$codes $?";' for r in ranks)
+    _, output = run_command(["/bin/sh", "-c", f"{start} {collect} echo codes $codes"], timeout=90, **shared)
+    said, _, codes = output.rpartition("codes")
+    return codes.split(), said
+
+
+@needs_mpi
+def test_without_an_mpi_library_mpiexec_is_refused_and_one_process_works():
+    missing = {"MPI4PY_LIBMPI": "/no/such/libmpi.so"}
+    code, output = run_command([MPIEXEC, "-n", "2", sys.executable, PROGRAM], timeout=90, **missing)
+    assert code == 2
+    assert output.count("domainpar: error:") == 1
+    assert "no MPI library found" in output or "mpi4py does not work here" in output
+    assert "hint: pip install 'domainpar[mpi]'" in output
+    code, output = run_command([sys.executable, PROGRAM], timeout=90, **missing)
+    assert (code, output) == (0, "rank 0 of 1 over threads\n")
+
+
+@pytest.mark.skipif(find_spec("mpi4py") is None, reason="no mpi4py")
+def test_another_mpis_launcher_is_refused_at_once():
+    began = time.monotonic()
+    bare = subprocess.run([sys.executable, "-c", "import torch, domainpar.parallel.bring_up"], check=True)
+    importing, began = time.monotonic() - began, time.monotonic()
+    pretended = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "8"}
+    code, output = run_command([sys.executable, PROGRAM], timeout=90, **pretended)
+    assert (bare.returncode, code) == (0, 2)
+    assert "mpiexec started 8 processes" in output
+    assert time.monotonic() - began - importing < 10, "2 s where nothing else runs"
+
+
+@pytest.mark.parametrize("launcher", ["none", "mpiexec"])
+def test_another_number_of_ranks_than_asked_for_is_refused(launcher):
+    if launcher == "mpiexec" and MPIEXEC is None:
+        pytest.skip("no mpiexec or no mpi4py")
+    started = [MPIEXEC, "-n", "2"] if launcher == "mpiexec" else []
+    code, output = run_command([*started, sys.executable, PROGRAM, "ranks=8"], timeout=90)
+    assert code == 2
+    assert output.startswith(f"domainpar: error: config wants 8 ranks, {len(started) - 1 if started else 1} started\n")
+    assert "hint: mpiexec -n 8 " in output
+
+
+def test_a_port_that_is_taken_is_named():
+    with closing(socket.socket()) as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        codes, output = by_hand([0], 2, "join=5", MASTER_PORT=str(port))
+    assert codes == ["2"]
+    assert f"domainpar: error: port {port} of 127.0.0.1 is taken\nhint: set MASTER_PORT to a free port" in output
+
+
+@needs_mpi
+def test_under_mpiexec_a_stale_port_is_not_even_looked_at():
+    with closing(socket.socket()) as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        stale = {"MASTER_PORT": str(taken.getsockname()[1])}
+        command = [MPIEXEC, "-n", "2", sys.executable, PROGRAM, "transport=gloo"]
+        code, output = run_command(command, timeout=90, **stale)
+    assert code == 0, output
+    assert sorted(output.splitlines()) == ["rank 0 of 2 over gloo", "rank 1 of 2 over gloo"]
+
+
+def test_ranks_that_never_start_are_named():
+    codes, output = by_hand([0, 2], 4, "join=2")
+    assert codes == ["2", "2"]
+    assert output.count("domainpar: error:") == 1
+    assert "domainpar: error: ranks 1, 3 did not join within 2 s; joined: 0, 2" in output
+
+
+def test_a_rank_zero_that_never_starts_is_named():
+    codes, output = by_hand([1], 2, "join=2")
+    assert codes == ["2"]
+    assert "domainpar: error: rank 1 of 2 could not meet rank 0 at 127.0.0.1:" in output
+    assert "within 2 s" in output
+    assert "frame #" not in output, "torch's C++ frames say nothing to a user"
+
+
+def test_a_name_that_does_not_resolve_is_named():
+    codes, output = by_hand([1], 2, "join=2", MASTER_ADDR="no-such-host.invalid")
+    assert codes == ["2"]
+    assert "no-such-host.invalid" in output
+    assert "set MASTER_ADDR" in output or "check that rank 0 was started" in output
+
+
+@needs_mpi
+def test_another_configuration_on_one_rank_is_refused_with_both_values():
+    usual = [sys.executable, PROGRAM]
+    command = [MPIEXEC, "-n", "2", *usual, ":", "-n", "1", *usual, "lr=0.5"]
+    code, output = run_command(command, timeout=90)
+    assert code == 2
+    assert output.startswith("domainpar: error: --lr is 0.5 on rank 2, but 0.001 on the others\n")
+    assert output.count("domainpar: error") == 1
+
+
+@needs_mpi
+def test_another_checkout_on_one_rank_is_refused(tmp_path):
+    here = Path(domainpar.__file__).parents[1]
+    for package in ("domainpar", "partitioners"):
+        shutil.copytree(here / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    with (tmp_path / "domainpar" / "plan.py").open("a") as file:
+        file.write("\n# edited on one machine only\n")
+    run = [sys.executable, PROGRAM]
+    command = [MPIEXEC, "-n", "2", *run, ":", "-n", "1", "env", f"PYTHONPATH={tmp_path}", *run]
+    code, output = run_command(command, timeout=90)
+    assert code == 2
+    assert "domainpar: error: the code of domainpar is " in output
+    assert "on rank 2, but " in output
+
+
+def test_another_torch_on_one_rank_is_refused(monkeypatch):
+    from domainpar.parallel import program
+    from domainpar.parallel.world import Refused
+    from domainpar.testing import run_ranks
+
+    def work(world):
+        ours = program.about_this_program()
+        world.agree_on(ours | ({"torch": "2.10.0"} if world.rank == 1 else {}))
+
+    with pytest.raises(Refused, match=r"torch is 2\.10\.0 on rank 1, but .* on the others"):
+        run_ranks(work, 3)
+
+
+@pytest.mark.skipif(os.name != "posix" or shutil.which("unshare") is None, reason="no unshare")
+def test_a_host_whose_own_name_does_not_resolve_is_no_trouble():
+    inside = 'hostname no-such-name-anywhere && exec "$0" "$@"'
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
+    port = ["--master-port", str(free_port())]
+    try:
+        subprocess.run(["unshare", "-u", "true"], check=True, capture_output=True)
+    except subprocess.CalledProcessError:
+        pytest.skip("no right to another host name")
+    command = ["unshare", "-u", "sh", "-c", inside, *torchrun, *port, PROGRAM]
+    code, output = run_command(command, timeout=90)
+    assert code == 0, output
+    assert "rank 1 of 2 over gloo" in output
+
+
+@pytest.mark.skipif(os.path.exists("/dev/nvidia0"), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_refused():
+    code, output = run_command([sys.executable, PROGRAM, "device=cuda"], timeout=90)
+    assert code == 2
+    assert output.startswith("domainpar: error: --device cuda but torch sees no GPU for local rank 0\nhint: ")
+
+
+def test_other_events_on_one_rank_are_refused(tmp_path):
+    from random_store import write_random_store
+
+    from domainpar.parallel.world import Refused
+    from domainpar.testing import run_ranks
+    from domainpar.training.opening import open_store
+
+    stores = [write_random_store(tmp_path / "a"), write_random_store(tmp_path / "b", num_edges=600)]
+    with pytest.raises(Refused, match=r"the content of the store is \w+ on rank 2, but \w+ on the others"):
+        run_ranks(lambda world: open_store(stores[world.rank == 2], world), 3)
