@@ -1,0 +1,89 @@
+"""Small events for self-tests, made of whole numbers only: the same bits on every machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from domainpar.events.graph import EventGraph, Hits, IntArray
+from domainpar.events.store import EventStore, event_file_name, write_event, write_manifest
+
+NUM_LAYERS = 10
+REACH = 3  # candidates of a hit on the next layer: so many to either side
+NUM_TILES = 24
+NUM_FEATURES, NUM_EDGE_FEATURES = 3, 4
+
+
+def ring_event(num_tracks: int, seed: int = 0) -> EventGraph:
+    """Straight tracks through round layers: hit i of a layer belongs to track i, candidates are its neighbours.
+
+    Args:
+        num_tracks: Hits of a layer.
+        seed: Seed of the features, which are whole numbers over 1024.
+    """
+    layer, place = np.divmod(np.arange(NUM_LAYERS * num_tracks), num_tracks)
+    edge_index, label = _edges(num_tracks)
+    generator = np.random.default_rng(seed)
+
+    def drawn(rows: int, columns: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+        return (generator.integers(-1024, 1025, (rows, columns)) / 1024).astype(np.float32)
+
+    hits = Hits(
+        event_id=f"toy{seed:03d}",
+        hit_id=np.arange(len(layer)) + 1,
+        position=None,
+        volume=np.full(len(layer), 8, np.int32),
+        layer=(2 * layer + 2).astype(np.int32),
+        module=place.astype(np.int32),
+    )
+    return EventGraph(
+        hits=hits,
+        features=drawn(len(layer), NUM_FEATURES),
+        feature_names=tuple(f"node_{number}" for number in range(NUM_FEATURES)),
+        edge_index=edge_index,
+        edge_features=drawn(edge_index.shape[1], NUM_EDGE_FEATURES),
+        edge_feature_names=tuple(f"edge_{number}" for number in range(NUM_EDGE_FEATURES)),
+        label=label,
+    )
+
+
+def _edges(num_tracks: int) -> tuple[IntArray, IntArray]:
+    """Candidate edges outward, a self-loop and a repeated edge among them; 1 for those along a track."""
+    shift = np.arange(-REACH, REACH + 1)
+    src = np.repeat(np.arange((NUM_LAYERS - 1) * num_tracks), len(shift))
+    layer, place = np.divmod(src, num_tracks)
+    shifts = np.tile(shift, len(src) // len(shift))
+    dst = (layer + 1) * num_tracks + (place + shifts) % num_tracks
+    edge_index = np.stack([np.concatenate([src, [0, src[0]]]), np.concatenate([dst, [0, dst[0]]])])
+    label = np.concatenate([shifts == 0, [False, False]])
+    return edge_index, label.astype(np.uint8)
+
+
+def tiles_of(graph: EventGraph, num_tiles: int) -> IntArray:
+    """Tile of each node: wedges of equal numbers of tracks."""
+    place = graph.hits.module.astype(np.int64)
+    return place * num_tiles // (int(place.max()) + 1)
+
+
+def tiles_for(num_ranks: int) -> int:
+    """Enough tiles for every rank to own one. As many as possible have the same: hashes depend on it."""
+    return max(NUM_TILES, num_ranks)
+
+
+@contextmanager
+def toy_store(*graphs: EventGraph, num_ranks: int = 1) -> Iterator[EventStore]:
+    """A store of some events for so many ranks, in a temporary directory of this rank's own."""
+    num_tiles = tiles_for(num_ranks)
+    with TemporaryDirectory(prefix="domainpar-") as name:
+        directory = Path(name)
+        records = [
+            write_event(directory / event_file_name(graph.hits.event_id), graph, tiles_of(graph, num_tiles), num_tiles)
+            for graph in graphs
+        ]
+        write_manifest(directory, [replace(record, split="train") for record in records], {})
+        yield EventStore(directory)

@@ -1,0 +1,130 @@
+"""`python -m domainpar.doctor` as people use it: alone, after mpiexec and torchrun, and where something is wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from random_store import write_random_store
+
+from domainpar import doctor
+from domainpar.testing import find_mpiexec, run_command
+
+needs_mpi = pytest.mark.skipif(find_mpiexec() is None, reason="no mpiexec or no mpi4py")
+
+QUICK = ["--seconds", "0.05"]
+DOCTOR = [sys.executable, "-m", "domainpar.doctor", *QUICK]
+ALWAYS = {
+    *("launcher", "versions", "cores", "memory", "allocator", "disk", "kernel cache", "numbers", "GPUs", "slurm"),
+    *("ranks", "same software", "clock", "halo: ghosts", "halo: sums", "split = whole", "rows"),
+}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return write_random_store(tmp_path_factory.mktemp("store"), num_train=3, num_val=0, num_nodes=30, num_edges=90)
+
+
+def checks(file):
+    content = json.loads(Path(file).read_text())
+    return content, {check["check"]: check for check in content["checks"]}
+
+
+def test_help_teaches_and_loads_no_library():
+    program = (
+        "import sys, domainpar.doctor as doctor\n"
+        "try: doctor.main(['--help'])\n"
+        "finally: print(sorted({'torch', 'rich', 'mpi4py', 'zarr'} & set(sys.modules)))"
+    )
+    code, printed = run_command([sys.executable, "-c", program], 30)
+    assert code == 0, printed
+    assert printed.splitlines()[-1] == "[]"
+    assert "mpiexec -n 4 python -m domainpar.doctor" in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--seconds 0", "--seconds is 0.0; it must be a finite number above 0"),
+        ("--certify --minutes -1", "--minutes is -1.0"),
+        ("--out here.json", "--out is the file of a certificate, but none is asked for"),
+        ("--transport nccl", "--transport nccl moves GPU memory"),
+        ("--verfy store", "unknown flag --verfy"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(words, said, capfd):
+    assert doctor.main(words.split()) == 2
+    assert said in capfd.readouterr().err
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_done(tmp_path, capfd):
+    with pytest.raises(SystemExit) as ended:
+        doctor.main(["--json", str(tmp_path / "none" / "found.json")])
+    assert ended.value.code == 2
+    said = capfd.readouterr()
+    assert "no file can be written there" in said.err
+    assert said.out == ""
+
+
+def test_alone_it_starts_ranks_of_its_own(store, tmp_path):
+    found = tmp_path / "found.json"
+    code, printed = run_command([*DOCTOR, "--verify", str(store), "--json", str(found)], 120)
+    content, rows = checks(found)
+    assert code == content["exit_code"] == 0, printed
+    assert rows.keys() >= ALWAYS | {"MPI", "transport threads", f"store {store}", "MPI, 2 ranks", "gloo, 2 ranks"}
+    assert rows["gloo, 2 ranks"]["verdict"] in ("PASS", "WARN")
+    assert rows["MPI, 2 ranks"]["verdict"] in ("PASS", "WARN") or find_mpiexec() is None
+    assert rows[f"store {store}"]["figures"]["events"] == 3
+    assert printed.splitlines()[-1].endswith("; exit code 0")
+
+
+@needs_mpi
+def test_after_mpiexec_ranks_are_looked_at_and_a_certificate_is_written(tmp_path):
+    found, certificate = tmp_path / "found.json", tmp_path / "certificate.json"
+    asked = ["--json", str(found), "--certify", "--minutes", "0.03", "--out", str(certificate), "--anonymous"]
+    code, printed = run_command([find_mpiexec(), "-n", "2", *DOCTOR, *asked], 120)
+    _, rows = checks(found)
+    assert code == 0, printed
+    assert rows.keys() >= ALWAYS | {"MPI", "transport mpi", "transport gloo", "transport nccl"}
+    assert rows["launcher"]["found"].startswith("mpiexec (")
+    assert "2 ranks on 1 host met by mpi" in rows["ranks"]["found"]
+    assert rows["halo: ghosts"]["figures"]["ghosts"] > 0
+    content = json.loads(certificate.read_text())
+    assert content["certificate_version"] == 1
+    assert content["transports"].keys() == {"mpi", "gloo"}
+    assert [place["host"] for place in content["layout"]] == ["host0", "host0"]
+    assert printed.count("split = whole") == 1, "rank 0 alone prints"
+    assert printed.splitlines()[-1].startswith(f"certificate: {certificate} (")
+
+
+def test_after_torchrun_a_spoilt_event_is_named_and_the_exit_code_is_1(store, tmp_path):
+    spoilt, found = shutil.copytree(store, tmp_path / "store"), tmp_path / "found.json"
+    path = sorted(spoilt.glob("event*.zip"))[1]
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    flags = [*QUICK, "--verify", str(spoilt), "--json", str(found)]
+    code, printed = run_command([*torchrun, "-m", "domainpar.doctor", *flags], 120)
+    content, rows = checks(found)
+    assert code == content["exit_code"] == 1, printed
+    assert rows.keys() >= ALWAYS | {"transport gloo"}
+    assert rows["transport mpi"]["verdict"] == "SKIP"
+    assert [name for name, row in rows.items() if row["verdict"] == "FAIL"] == [f"store {spoilt}"]
+    (bad,) = rows[f"store {spoilt}"]["figures"]["bad"]
+    assert bad.startswith(path.name)
+    assert "; exit code 1\n" in printed
+
+
+@needs_mpi
+def test_an_mpiexec_of_another_library_fails_with_the_table():
+    """As seen by a rank of Open MPI's; one of MPICH's is tried in tests/diagnosis."""
+    began = time.monotonic()
+    code, printed = run_command(DOCTOR, 60, OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_RANK="0")
+    assert code == 1, printed
+    words = " ".join(printed.split())
+    for word in ("FAIL", "OMPI_COMM_WORLD_SIZE=2", "versions"):
+        assert word in words
+    assert time.monotonic() - began < 40

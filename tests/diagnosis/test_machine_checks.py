@@ -1,0 +1,135 @@
+"""What a rank looks at by itself, seen to pass here and to find what is wrong where something is."""
+
+import os
+
+import pytest
+import torch
+
+from domainpar.diagnosis import machine
+from domainpar.diagnosis.layout import Place, check_clocks, check_ranks, check_same_versions, local_ranks, places_of
+from domainpar.diagnosis.verdicts import Verdict, passed
+from domainpar.testing import run_ranks
+
+
+def test_this_machine_can_run_the_tests():
+    for finding in (machine.check_versions(), machine.check_disk(), machine.check_numbers(), machine.check_memory(1)):
+        assert finding.verdict is Verdict.PASS, finding
+    assert f"torch {torch.__version__}" in machine.check_versions().found
+
+
+@pytest.mark.parametrize(
+    ("declared", "found"),
+    [({"torch": "99.1"}, " < 99.1"), ({"no-such-package": "1"}, "missing: no-such-package")],
+)
+def test_a_package_that_is_missing_or_old_fails(monkeypatch, declared, found):
+    monkeypatch.setattr(machine, "needed_versions", lambda: declared)
+    finding = machine.check_versions()
+    assert finding.verdict is Verdict.FAIL
+    assert found in finding.found
+
+
+def test_versions_are_compared_as_numbers_and_extras_are_not_needed(monkeypatch):
+    declared = ["torch>=2.10", "jsonargparse[signatures]>=4.49", 'mpi4py>=4.1; extra == "mpi"']
+    monkeypatch.setattr(machine.metadata, "requires", lambda _: declared)
+    assert machine.needed_versions() == {"torch": "2.10", "jsonargparse": "4.49"}
+    monkeypatch.setattr(machine, "installed", lambda name: {"torch": "2.9.1+cpu", "jsonargparse": "4.50"}.get(name))
+    assert machine.check_versions().found == "torch 2.9.1+cpu < 2.10"
+
+
+def test_more_ranks_or_threads_than_cores_are_seen(monkeypatch):
+    monkeypatch.setattr(machine, "cores_here", lambda: 4)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert machine.check_processor(4).verdict is Verdict.PASS
+    assert machine.check_processor(5).verdict is Verdict.WARN
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    assert machine.check_processor(1).verdict is Verdict.PASS
+    assert machine.check_processor(2).advice == "OMP_NUM_THREADS=2 gives each rank its share"
+
+
+def test_little_memory_is_seen():
+    assert machine.check_memory(4, free=8 * 2**30).verdict is Verdict.PASS
+    assert machine.check_memory(16, free=8 * 2**30).verdict is Verdict.WARN
+
+
+def test_a_directory_that_cannot_be_written_to_fails(tmp_path):
+    (tmp_path / "file").touch()
+    assert machine.check_disk(tmp_path).verdict is Verdict.PASS
+    finding = machine.check_disk(tmp_path / "file")
+    assert finding.verdict is Verdict.FAIL
+    assert str(tmp_path / "file") in finding.found
+
+
+def test_a_cache_of_kernels_that_cannot_be_kept_is_seen(tmp_path, monkeypatch):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "cache"))
+    assert machine.check_numba_cache().verdict is Verdict.PASS
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    assert machine.check_numba_cache().verdict is Verdict.WARN
+
+
+def test_an_allocator_that_was_left_alone_is_said():
+    assert machine.check_allocator("freed memory is kept").verdict is Verdict.PASS
+    assert machine.check_allocator("left as it is: MALLOC_ARENA_MAX set in the environment").verdict is Verdict.WARN
+
+
+def test_a_slurm_job_without_srun_is_seen():
+    job = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8", "OTHER": "1"}
+    assert machine.check_slurm(False, {"OTHER": "1"}).verdict is Verdict.SKIP
+    assert machine.check_slurm(True, job).found == "job_id=7, ntasks=8"
+    assert machine.check_slurm(False, job).verdict is Verdict.WARN
+
+
+def test_gpus_are_counted_against_ranks(monkeypatch):
+    class Gpu:
+        name, total_memory = "GPU", 80 * 2**30
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Gpu)
+    monkeypatch.setattr(machine, "nccl_version", lambda: "2.27.5")
+    assert machine.check_gpus(2).verdict is Verdict.PASS
+    assert "2 GPUs for 2 ranks here: GPU 80 GiB, GPU 80 GiB; NCCL 2.27.5" in machine.check_gpus(2).found
+    assert "at most 2 ranks" in machine.check_gpus(3).advice
+
+
+def test_a_check_that_breaks_is_a_check_that_fails():
+    def broken():
+        raise OSError("no such thing")
+
+    finding = machine.attempted("a", broken)
+    assert (finding.verdict, finding.found) == (Verdict.FAIL, "the check itself failed: OSError: no such thing")
+    assert machine.attempted("a", lambda: passed("a", "fine")) == passed("a", "fine")
+
+
+def place(rank, host="one", clock=100.0, cpu="cpu", **versions):
+    return Place(rank, host, cpu, 4, 0, clock, {"torch": "2", **versions})
+
+
+def test_ranks_are_counted_by_host():
+    places = [place(0), place(1), place(2, "two")]
+    assert [local_ranks(places, rank) for rank in range(3)] == [2, 2, 1]
+    assert check_ranks(places, "mpi").found == "3 ranks on 2 hosts met by mpi; 1 to 2 a host"
+    assert check_ranks([place(0), place(1, cpu="other")], "mpi").verdict is Verdict.WARN
+
+
+def test_another_version_on_one_rank_fails_and_names_it():
+    assert check_same_versions([place(0), place(1)]).verdict is Verdict.PASS
+    for other, found in ((place(1, torch="3"), "torch is 2 on rank 0 (one) and 3 on rank 1 (one)"),):
+        assert check_same_versions([place(0), other]).found == found
+    missing = check_same_versions([place(0, numba="1"), place(1)])
+    assert missing.verdict is Verdict.FAIL
+    assert "numba is 1 on rank 0 (one) and missing on rank 1 (one)" in missing.found
+
+
+def test_clocks_that_differ_between_hosts_are_seen():
+    assert check_clocks([place(0), place(1, clock=150.0)]).verdict is Verdict.PASS, "one host has one clock"
+    assert check_clocks([place(0), place(1, "two", clock=101.0)]).verdict is Verdict.PASS
+    assert check_clocks([place(0), place(1, "two", clock=103.0)]).verdict is Verdict.WARN
+
+
+def test_every_rank_knows_where_all_are():
+    found = run_ranks(places_of, 3)
+    assert found[0] == found[1] == found[2]
+    assert [one.rank for one in found[0]] == [0, 1, 2]
+    assert found[0][0].host == os.uname().nodename
+    assert found[0][0].versions["torch"] == torch.__version__

@@ -1,0 +1,177 @@
+"""Transports and the halo: what they bring, seen to pass where it is right and to fail where rows are spoilt."""
+
+import garbling
+import numpy as np
+import pytest
+import torch
+
+from domainpar.diagnosis import selftests, toy, transports
+from domainpar.diagnosis.beside import form, missing, not_formed
+from domainpar.diagnosis.selftests import check_halo, check_rows, check_split
+from domainpar.diagnosis.toy import NUM_TILES, ring_event, tiles_for, tiles_of, toy_store
+from domainpar.diagnosis.transports import Ring, check_transport
+from domainpar.diagnosis.verdicts import Verdict, gathered
+from domainpar.parallel.launcher import Launcher
+from domainpar.parallel.transport import Transport
+from domainpar.testing import find_mpiexec, run_ranks
+
+FIGURES = {
+    *("latency_seconds", "all_reduce_seconds"),
+    *(f"bytes_per_second_{size}_MiB" for size in (1, 4, 16)),
+}
+
+
+def _transport(world):
+    return gathered([check_transport(world.transport, 0.05)], world)[0]
+
+
+def _garbled_transport(world, how):
+    return gathered([check_transport(garbling.garbled(world, garbling.INTEGERS, how).transport, 0.05)], world)[0]
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_a_transport_is_measured(num_ranks):
+    found = run_ranks(_transport, num_ranks)
+    assert all(finding == found[0] for finding in found)
+    assert found[0].verdict in (Verdict.PASS, Verdict.WARN), "slow is no failure"
+    assert found[0].check == "transport threads"
+    assert found[0].figures.keys() - {"ranks"} == FIGURES
+    assert all(found[0].figures[name] > 0 for name in FIGURES)
+
+
+def test_one_rank_has_nobody_to_talk_to():
+    assert run_ranks(_transport, 1)[0].verdict is Verdict.SKIP
+
+
+def test_a_slow_transport_is_warned_about(monkeypatch):
+    monkeypatch.setattr(transports, "SLOW_SECONDS", 0.0)
+    assert run_ranks(_transport, 2)[0].verdict is Verdict.WARN
+
+
+@pytest.mark.parametrize(("how", "wrong"), [("one bit", 2), ("reversed", 131_072)])
+def test_a_transport_that_garbles_rows_fails_and_the_receiver_names_the_sender(how, wrong):
+    finding = run_ranks(_garbled_transport, 3, how)[0]
+    assert finding.verdict is Verdict.FAIL
+    assert f"rank 1: {wrong:,} of 131,073 rows from rank 0 arrived changed" in finding.found
+
+
+def _nothing_received(world):
+    ring = Ring.of(world.transport, 5, torch.device("cpu"))
+    return ring.num_wrong()
+
+
+def test_rows_that_never_came_are_wrong():
+    assert run_ranks(_nothing_received, 2) == [5, 5]
+
+
+def _halo(world):
+    return gathered(check_halo(world), world)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 5])
+def test_the_halo_of_threads_passes(num_ranks):
+    ghosts, sums = run_ranks(_halo, num_ranks)[0]
+    assert [ghosts.verdict, sums.verdict] == [Verdict.PASS] * 2, (ghosts, sums)
+    assert (ghosts.figures["ghosts"] > 0) == (num_ranks > 1)
+
+
+def _garbled_halo(world, how):
+    return gathered(check_halo(garbling.garbled(world, how=how)), world)
+
+
+@pytest.mark.parametrize(("how", "unfilled"), [("reversed", "0 of them never filled"), ("nothing", "60 of them")])
+def test_rows_that_reach_the_wrong_ghosts_fail(how, unfilled):
+    ghosts, _ = run_ranks(_garbled_halo, 2, how)[0]
+    assert ghosts.verdict is Verdict.FAIL
+    assert ghosts.found.startswith("rank 1: ")
+    assert unfilled in ghosts.found
+
+
+def _sums_too_large(world):
+    return gathered([selftests.check_sums(_Doubling(world))], world)[0]
+
+
+class _Doubling:
+    """A halo whose way back adds everything twice."""
+
+    def __init__(self, world):
+        with toy_store(ring_event(20)) as store, store.open(store.events()[0]) as event:
+            self._halo = selftests.load_part(event, world.transport).halo
+        self.plan, self.transport, self.fill_ghosts = self._halo.plan, world.transport, self._halo.fill_ghosts
+
+    def sum_to_owners(self, ghosts):
+        return 2 * self._halo.sum_to_owners(ghosts)
+
+
+def test_a_way_back_that_is_not_the_adjoint_fails():
+    assert run_ranks(_sums_too_large, 2)[0].verdict is Verdict.FAIL
+
+
+@pytest.fixture
+def few_tiles(monkeypatch):
+    monkeypatch.setattr(toy, "NUM_TILES", 6)
+
+
+def _network(world, spoilt):
+    if spoilt is not None:
+        world = garbling.garbled(world, spoilt, "one bit")
+    return gathered([check_split(world)], world)[0]
+
+
+def test_a_network_on_parts_is_the_whole_one_and_is_not_over_a_broken_network(few_tiles):
+    assert run_ranks(_network, 3, None)[0].verdict is Verdict.PASS
+    finding = run_ranks(_network, 3, torch.float32)[0]
+    assert finding.verdict is Verdict.FAIL
+    assert len(set(finding.figures["whole"])) == 1
+
+
+def test_rows_that_depend_on_each_other_fail(monkeypatch):
+    assert run_ranks(check_rows, 2)[0].verdict is Verdict.PASS
+    monkeypatch.setattr(selftests, "rows_are_independent", lambda *_: "rows of a block change")
+    assert run_ranks(check_rows, 2)[0].verdict is Verdict.FAIL
+
+
+def test_the_toy_event_is_the_same_everywhere():
+    graph = ring_event(30)
+    assert (graph.num_nodes, graph.num_edges) == (300, 9 * 30 * 7 + 2)
+    assert graph.features[0].tolist() == [0.701171875, 0.2744140625, 0.0224609375]
+    assert graph.label.sum() == 9 * 30
+    tiles = tiles_of(graph, tiles_for(1))
+    assert np.unique(tiles).tolist() == list(range(NUM_TILES))
+    of_many = tiles_of(ring_event(100), tiles_for(100))
+    assert np.unique(of_many).tolist() == list(range(100)), "a tile for every rank"
+
+
+def _second(world):
+    launcher = Launcher("mpich", "mpiexec", world.rank, world.size, world.rank, "PMI_SIZE", has_pmi=True)
+    reasons = {name: missing(name, world, launcher, world.size) for name in ("mpi", "gloo", "nccl")}
+    name = next((name for name in ("mpi", "gloo") if name != world.transport.name and reasons[name] is None), None)
+    if name is None:
+        return reasons, None
+    second = form(name, world, launcher)
+    assert not isinstance(second, str), second
+    finding = gathered([check_transport(second.transport, 0.05)], world)[0]
+    assert isinstance(second.transport, Transport)
+    second.close(world)
+    return reasons, finding.check
+
+
+@pytest.mark.skipif(find_mpiexec() is None, reason="no mpiexec or no mpi4py")
+def test_beside_mpi_there_is_gloo_and_the_rest_is_said_to_be_missing():
+    for reasons, measured in run_ranks(_second, 2, transport="mpi"):
+        assert measured == "transport gloo"
+        assert "NCCL" in reasons["nccl"]
+
+
+def test_beside_threads_and_gloo_there_is_nothing_and_why_is_said():
+    assert all(reasons["mpi"] and reasons["gloo"] for reasons, _ in run_ranks(_second, 2))
+    (reasons, measured), _ = run_ranks(_second, 2, transport="gloo")
+    assert measured is None
+    assert "no MPI processes" in reasons["mpi"]
+
+
+def test_a_group_that_cannot_be_formed_fails(monkeypatch):
+    monkeypatch.setattr("domainpar.parallel.side_channel.share_store", lambda _: None)
+    why = run_ranks(lambda world: form("gloo", world, Launcher("none", "")), 2)[0]
+    assert "rank 0: not all ranks can open a connection" in why
+    assert not_formed("gloo", why).verdict is Verdict.FAIL
