@@ -48,8 +48,11 @@ class SideChannel(Protocol):
     def claim_failure(self) -> bool:
         """Whether the caller is the first rank to report a failure; the others keep quiet."""
 
-    def leave(self, deadline: float) -> bool:
+    def meet(self, deadline: float) -> bool:
         """Wait until every rank wants to leave, *collective*; False if some did not within `deadline` seconds."""
+
+    def leave(self, deadline: float) -> None:
+        """Leave for good, after `meet` and once nobody watches any more; *collective*."""
 
 
 class SharedMarks:
@@ -77,9 +80,12 @@ class SharedMarks:
         """Whether the caller is the first rank to report a failure."""
         return self._unclaimed.acquire(blocking=False)
 
-    def leave(self, deadline: float) -> bool:
+    def meet(self, deadline: float) -> bool:
         """Nothing to wait for: what is shared lives as long as it is used."""
         return True
+
+    def leave(self, deadline: float) -> None:
+        """Nothing to leave."""
 
 
 class StoreMarks:
@@ -150,19 +156,20 @@ class StoreMarks:
         if self.serves:
             time.sleep(LINGER_SECONDS)
 
-    def leave(self, deadline: float) -> bool:
-        """Wait until every rank wants to leave; *collective*.
+    def meet(self, deadline: float) -> bool:
+        """Wait until every rank wants to leave; *collective*. False if some did not within `deadline` seconds.
 
         gloo needs this: a rank that closes its connections while others still read their last message can cost them
-        that message. The rank that serves the store waits until all others have left it.
+        that message.
         """
-        give_up_at = time.monotonic() + deadline
-        met = self._unless_lost(partial(self._meet, "leaving", give_up_at), True)
+        return self._unless_lost(partial(self._meet, "leaving", time.monotonic() + deadline), True)
+
+    def leave(self, deadline: float) -> None:
+        """Leave the store for good; *collective*. The rank that serves it waits until all others have left it."""
         self._unless_lost(lambda: self.store.add("left", 1), 0)
-        if met and self.serves:
-            self._unless_lost(partial(self._all_in, "left", give_up_at), True)
+        if self.serves:
+            self._unless_lost(partial(self._all_in, "left", time.monotonic() + deadline), True)
         self._lost = True
-        return met
 
     def _meet(self, counter: str, give_up_at: float) -> bool:
         self.store.add(counter, 1)

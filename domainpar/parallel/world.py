@@ -399,10 +399,12 @@ class World:
         if self._closed:
             return
         self._closed = True
-        self.stop_watching()
         faults.reach("close")
-        if self.marks is not None and not self.marks.leave(self.transport.deadline):
+        if self.marks is not None and not self.marks.meet(self.transport.deadline):
             self.transport.raise_timeout([], doing="close")
+        self.stop_watching()  # not before: until all have come, one may still fail
+        if self.marks is not None:
+            self.marks.leave(self.transport.deadline)
         if self.domain is not self.transport:
             self.domain.close()
         self.transport.close()

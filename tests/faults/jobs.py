@@ -31,13 +31,15 @@ class Job:
         process: The launcher.
         name: What all its processes carry in their environment.
         output: Where standard output and error go.
-        ended: When the last process had ended, seconds since 1970.
+        ranks_ended: When the last rank had ended, seconds since 1970.
+        ended: When the launcher had ended as well.
         final: All it printed, once it has ended.
     """
 
     process: subprocess.Popen[bytes]
     name: str
     output: Path
+    ranks_ended: float = 0.0
     ended: float = 0.0
     final: str | None = None
 
@@ -59,8 +61,13 @@ class Job:
 
     @property
     def seconds(self) -> float:
-        """From the fault to the end of the last process."""
+        """From the fault to the end of the last process, the launcher's included."""
         return self.ended - self.fault_at
+
+    @property
+    def seconds_of_ranks(self) -> float:
+        """From the fault to the end of the last rank."""
+        return self.ranks_ended - self.fault_at
 
     def processes(self) -> list[psutil.Process]:
         """All processes of the job that run: launcher and ranks."""
@@ -87,7 +94,12 @@ class Job:
 
     def wait(self, timeout: float = 120.0) -> Job:
         """Wait until launcher and ranks have ended."""
-        self.process.wait(timeout)
+        until = time.monotonic() + timeout
+        while self.process.poll() is None:
+            if "fault on purpose" in self.text and self.ranks():
+                self.ranks_ended = time.time()
+            assert time.monotonic() < until, f"still at work after {timeout:g} s:\n{self.text}"
+            time.sleep(0.02)
         give_up_at = time.monotonic() + 15.0
         while self.processes():
             assert time.monotonic() < give_up_at, f"still at work: {self.processes()}\n{self.text}"

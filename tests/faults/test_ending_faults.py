@@ -57,6 +57,7 @@ def test_an_error_on_one_rank_ends_all_and_names_rank_step_phase_and_event(launc
 def test_an_error_anywhere_ends_eight_ranks(launcher, at, store, tmp_path, measured):
     job, text = train(launcher, 8, store, tmp_path / "run", f"rank=5,at={at},do=raise")
     measured(f"raise, 8 ranks, {launcher}", job.seconds)
+    measured(f"raise, 8 ranks, {launcher}, the ranks alone", job.seconds_of_ranks)
     assert job.code == 1
     check_raised(text, 5, 8)
 
@@ -69,10 +70,12 @@ def test_a_killed_rank_ends_all_and_nothing_is_lost(launcher, rank, at, store, t
     if at == "save:files" and rank != 0:
         pytest.skip("rank 0 saves")
     out = tmp_path / "run"
-    step = "" if at == "save:files" else ",step=4"
+    # Events stay loaded after the first epoch, of three steps; the first checkpoint is that of step 2.
+    step = {"save:files": "", "load": ",step=2"}.get(at, ",step=4")
     more = ["--checkpoint-every", "2"]
     job, text = train(launcher, 4, store, out, f"rank={rank},at={at}{step},do=kill", *more)
     measured(f"kill -9, 4 ranks, {launcher}", job.seconds)
+    measured(f"kill -9, 4 ranks, {launcher}, the ranks alone", job.seconds_of_ranks)
     assert job.code not in (0, 2), text
     if at != "save:files":  # else it was the first checkpoint, and there is none yet
         nothing_is_lost(store, out)
