@@ -15,7 +15,7 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install -qq -c cons
 help:
 	@echo "make train   install into .venv, then train on built-in events with $(RANKS) ranks (RANKS=2 for two)"
 	@echo "make test    install what the tests need, then run them (ARGS=-x goes to pytest)"
-	@echo "make test-faults   ranks killed, frozen and cut off, disks full, files spoilt, at every place: some ten minutes"
+	@echo "make test-faults   ranks killed, frozen and cut off, disks full, files spoilt, at every place: some twenty minutes"
 	@echo "make lint    style, types and the direction of imports"
 	@echo "make bench   short runs of all benchmarks, minutes, into bench/RESULTS.md (ARGS=--help for real events and more)"
 	@echo "make table   run every convolution of torch_geometric whole and split, into docs/convolutions.md"

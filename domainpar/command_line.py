@@ -145,7 +145,7 @@ def _reading(name: str, hint: Any) -> dict[str, Any]:
         return {"type": hint, "nargs": "?", "const": True, "metavar": "|".join(_words(hint))}
     if choices := _choices(hint):
         return {"type": hint, "metavar": "{" + ",".join(choices) + "}"}
-    directory = "DIR" if name in _DIRECTORIES else name.split("_")[-1].upper()
+    directory = "DIR" if name in _DIRECTORIES else "FILE" if name == "json" else name.split("_")[-1].upper()
     return {"type": hint, "metavar": {int: "N", float: "X"}.get(_plain(hint), directory)}
 
 

@@ -131,12 +131,18 @@ class RunFile:
 
 
 def note_failure(directory: Path, rank: int, error: BaseException) -> None:
-    """Leave in a run's directory that it failed and why; called on the rank that did. The first one's words stay."""
+    """Leave in a run's directory that it failed and why; called on the rank that did. The first one's words stay.
+
+    If a rank did not come, `faults/` gets what all ranks were doing, as rank N saw it.
+    """
     with contextlib.suppress(OSError, ValueError):  # why it failed matters more than that this cannot be written
         (directory / "logs" / f"rank_{rank}.txt").write_text("".join(traceback.format_exception(error)))
+        if board := getattr(error, "board", ""):
+            (directory / "faults" / f"board_of_rank_{rank}.txt").write_text(f"{board}\n{getattr(error, 'frames', '')}")
         file = RunFile.read(directory / "run.json")
         if file.content.get("state") != "failed":
-            file.update(state="failed", error=f"rank {rank}: {type(error).__name__}: {error}")
+            first_line = (str(error).splitlines() or [""])[0]
+            file.update(state="failed", error=f"rank {rank}: {type(error).__name__}: {first_line}")
 
 
 def _numbered(runs: Path) -> list[Path]:

@@ -70,6 +70,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_is_done(tmp_pa
     assert said.out == ""
 
 
+@pytest.mark.faults  # some twenty seconds
 def test_alone_it_starts_ranks_of_its_own(store, tmp_path):
     found = tmp_path / "found.json"
     code, printed = run_command([*DOCTOR, "--verify", str(store), "--json", str(found)], 120)
@@ -101,6 +102,7 @@ def test_after_mpiexec_ranks_are_looked_at_and_a_certificate_is_written(tmp_path
     assert printed.splitlines()[-1].startswith(f"certificate: {certificate} (")
 
 
+@pytest.mark.faults  # some twenty seconds
 def test_after_torchrun_a_spoilt_event_is_named_and_the_exit_code_is_1(store, tmp_path):
     spoilt, found = shutil.copytree(store, tmp_path / "store"), tmp_path / "found.json"
     path = sorted(spoilt.glob("event*.zip"))[1]

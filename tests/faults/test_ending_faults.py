@@ -107,6 +107,8 @@ def test_a_rank_that_hangs_is_named_first_with_the_line_it_is_in(launcher, at, s
     assert "time.sleep(" in text
     assert "domainpar: error: rank 2 did not come: rank " in text
     assert "| rank 2/4 host " in text
+    boards = [path.read_text() for path in (tmp_path / "run" / "faults").iterdir()]
+    assert any(kept.splitlines()[1].startswith("  rank 2 on ") for kept in boards)
     assert job.seconds < 4 + 15, "5 s where nothing else runs"
 
 

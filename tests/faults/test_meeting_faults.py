@@ -50,6 +50,7 @@ def test_without_an_mpi_library_mpiexec_is_refused_and_one_process_works():
 
 
 @pytest.mark.skipif(find_spec("mpi4py") is None, reason="no mpi4py")
+@pytest.mark.faults
 def test_another_mpis_launcher_is_refused_at_once():
     began = time.monotonic()
     bare = subprocess.run([sys.executable, "-c", "import torch, domainpar.parallel.bring_up"], check=True)
@@ -83,6 +84,7 @@ def test_a_port_that_is_taken_is_named():
 
 
 @needs_mpi
+@pytest.mark.faults
 def test_under_mpiexec_a_stale_port_is_not_even_looked_at():
     with closing(socket.socket()) as taken:
         taken.bind(("127.0.0.1", 0))
@@ -101,6 +103,7 @@ def test_ranks_that_never_start_are_named():
     assert "domainpar: error: ranks 1, 3 did not join within 2 s; joined: 0, 2" in output
 
 
+@pytest.mark.faults
 def test_a_rank_zero_that_never_starts_is_named():
     codes, output = by_hand([1], 2, "join=2")
     assert codes == ["2"]
@@ -109,6 +112,7 @@ def test_a_rank_zero_that_never_starts_is_named():
     assert "frame #" not in output, "torch's C++ frames say nothing to a user"
 
 
+@pytest.mark.faults
 def test_a_name_that_does_not_resolve_is_named():
     codes, output = by_hand([1], 2, "join=2", MASTER_ADDR="no-such-host.invalid")
     assert codes == ["2"]
@@ -127,6 +131,7 @@ def test_another_configuration_on_one_rank_is_refused_with_both_values():
 
 
 @needs_mpi
+@pytest.mark.faults
 def test_another_checkout_on_one_rank_is_refused(tmp_path):
     here = Path(domainpar.__file__).parents[1]
     for package in ("domainpar", "partitioners"):
@@ -155,6 +160,7 @@ def test_another_torch_on_one_rank_is_refused(monkeypatch):
 
 
 @pytest.mark.skipif(os.name != "posix" or shutil.which("unshare") is None, reason="no unshare")
+@pytest.mark.faults
 def test_a_host_whose_own_name_does_not_resolve_is_no_trouble():
     inside = 'hostname no-such-name-anywhere && exec "$0" "$@"'
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
