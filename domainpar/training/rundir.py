@@ -141,8 +141,8 @@ def note_failure(directory: Path, rank: int, error: BaseException) -> None:
             (directory / "faults" / f"board_of_rank_{rank}.txt").write_text(f"{board}\n{getattr(error, 'frames', '')}")
         file = RunFile.read(directory / "run.json")
         if file.content.get("state") != "failed":
-            first_line = (str(error).splitlines() or [""])[0]
-            file.update(state="failed", error=f"rank {rank}: {type(error).__name__}: {first_line}")
+            text = str(error).splitlines()[0] if board else str(error)
+            file.update(state="failed", error=f"rank {rank}: {type(error).__name__}: {text}")
 
 
 def _numbered(runs: Path) -> list[Path]:
