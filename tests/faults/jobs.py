@@ -10,7 +10,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,20 +69,20 @@ class Job:
         """From the fault to the end of the last rank."""
         return self.ranks_ended - self.fault_at
 
-    def processes(self) -> list[psutil.Process]:
-        """All processes of the job that run: launcher and ranks."""
+    def processes(self, words: str = "") -> list[psutil.Process]:
+        """All processes of the job that run, launcher and ranks, or those whose command begins with `words`."""
         found = []
         for process in psutil.process_iter():
-            try:
-                if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == self.name:
+            # Any of these questions may find that the process has ended since the one before.
+            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                ours = process.environ().get(MARK) == self.name and words in " ".join(process.cmdline()[1:4])
+                if ours and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
-            except psutil.Error:
-                continue
         return found
 
     def ranks(self) -> list[psutil.Process]:
         """The processes that are ranks."""
-        return [process for process in self.processes() if "domainpar.train" in " ".join(process.cmdline()[1:4])]
+        return self.processes("domainpar.train")
 
     def wait_for(self, text: str, timeout: float = 120.0) -> None:
         """Wait until the job has printed something."""
@@ -150,7 +150,8 @@ def started(
             yield job
         finally:
             for left in job.processes():
-                left.kill()
+                with suppress(psutil.NoSuchProcess):
+                    left.kill()
             process.kill()
             process.wait()
 
