@@ -237,6 +237,7 @@ def lines_of(provenance: dict[str, Any], outcomes: Sequence[Outcome]) -> list[st
 
 
 def lines_of_one(outcome: Outcome) -> list[str]:
+    """What the section says of one benchmark: its question, its command, its tables or why there are none."""
     name = Path(outcome.command.split()[0]).stem
     lines = [f"### {name}", "", outcome.question, "", f"`{outcome.command}`, {outcome.seconds:.0f} s", ""]
     if outcome.code != 0:

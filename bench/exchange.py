@@ -74,6 +74,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def one_row(case: cases.Case, transport: Any, ranks: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Seconds and bytes of every way to exchange, on so many ranks of one transport."""
     arguments = (case.store, options.grouping, options.width_of_rows, options.repeats, options.inner)
     how = {"transport": transport, "timeout": options.timeout, "domain_size": ranks}
     found = run_ranks(wire.exchanges, ranks, *arguments, **how)

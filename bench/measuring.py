@@ -146,6 +146,7 @@ def as_json(value: Any) -> Any:
 
 
 def provenance() -> dict[str, Any]:
+    """What figures depend on besides the code: machine, versions, environment, load, commit, time."""
     packages = {name: installed(name) for name in PACKAGES}
     return {
         "commit": commit(),

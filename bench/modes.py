@@ -358,6 +358,7 @@ def describe(
     truths: Sequence[Truth],
     options: argparse.Namespace,
 ) -> None:
+    """Print what was trained on, and how much of it lies at borders of sectors."""
     edges = sum(truth.record.num_edges for truth in truths)
     shares = {region: sum(int(truth.regions[region].sum()) for truth in truths) / edges for region in REGIONS}
     steps = options.epochs * -(-len(train) // options.events_per_step)

@@ -159,6 +159,7 @@ def shapes(options: argparse.Namespace) -> dict[str, Partitioner]:
 
 
 def rows_of(case: Case, options: argparse.Namespace) -> Iterator[Row]:
+    """For each way to tile: the tiles; then for each grouping and number of parts: seconds and what is cut."""
     position = case.topology.position
     assert position is not None
     for shape, partitioner in shapes(options).items():
@@ -197,6 +198,7 @@ def asked_of(edges: LocalEdges, owner: IntArray, part: int, parts: int) -> list[
 
 
 def tile_row(case: Case, tile: Any, num_tiles: int) -> Row:
+    """How well tiles keep edges, before grouping."""
     quality = measure_tiles(case.topology.edge_index, tile, num_tiles)
     return {
         "joining_share": quality.joining_share,
@@ -208,6 +210,7 @@ def tile_row(case: Case, tile: Any, num_tiles: int) -> Row:
 
 
 def part_row(case: Case, tile: Any, part_of_tile: Any, num_parts: int) -> Row:
+    """How well parts keep edges, and how even they are."""
     edge_index, part = case.topology.edge_index, part_of_tile[tile]
     quality = measure(edge_index, part, num_parts)
     free = tiles_without_ghosts(edge_index, tile, part_of_tile)

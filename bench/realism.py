@@ -57,6 +57,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def read_real(data: Path | None, count: int) -> list[Hits]:
+    """Some real events; none, saying why, where there are none to read."""
     if data is None:
         print("no --data: real events are not shown")
         return []
@@ -106,6 +107,7 @@ def figures(hits: Hits) -> Figures:
 
 
 def particle_figures(hits: Hits, particles: Particles) -> Figures:
+    """How many particles leave how many hits."""
     seen = particles.nhits > 0
     prompt = np.hypot(particles.vertex[:, 0], particles.vertex[:, 1]) < PROMPT_RADIUS
     nhits = particles.nhits
@@ -132,6 +134,7 @@ def overlap_share(hits: Hits) -> float:
 
 
 def edge_figures(graph: EventGraph) -> Figures:
+    """How dense and how true the candidate edges are."""
     assert graph.label is not None
     src, dst = graph.edge_index
     degree = np.bincount(graph.edge_index.ravel(), minlength=graph.num_nodes)

@@ -64,6 +64,7 @@ COLUMNS: dict[str, Callable[[Any], str]] = {
 
 
 def row_of(found: list[dict[str, Any]], method: str, case: str, num_ranks: int) -> dict[str, Any]:
+    """A row of the table: seconds of one method on the slowest rank, and their share of the network's."""
     network = measuring.Spread.of(measuring.slowest([rank["network"] for rank in found]))
     seconds = measuring.Spread.of(measuring.slowest([rank["seconds"][method] for rank in found]))
     return {

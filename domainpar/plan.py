@@ -177,6 +177,7 @@ class _Draft:
 
     @classmethod
     def of(cls, edges: LocalEdges, owner: IntArray, part: int, num_parts: int) -> _Draft:
+        """Number the local nodes of a part: owned ones ascending, then ghosts by owner."""
         owned_ids = np.flatnonzero(owner == part)
         touched = np.zeros(len(owner), dtype=bool)
         touched[edges.src] = True

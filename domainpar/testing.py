@@ -6,14 +6,13 @@ import multiprocessing
 import os
 import pickle
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -23,6 +22,7 @@ import torch
 
 from domainpar.parallel.thread_ranks import run_threads
 from domainpar.parallel.world import World
+from domainpar.programs import started
 
 SECONDS_TO_LEAVE = 5.0
 
@@ -184,16 +184,8 @@ def run_command(command: list[str], timeout: float, **environment: str) -> tuple
         "OMPI_MCA_rmaps_base_oversubscribe": "1",
     }
     with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(
-            command,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            env=os.environ | defaults | environment,
-            start_new_session=True,
-        )
-        with _killed_in_the_end(process):
-            late = False
+        late = False
+        with started(command, output.fileno(), os.environ | defaults | environment) as process:
             try:
                 process.wait(timeout)
             except subprocess.TimeoutExpired:
@@ -203,23 +195,6 @@ def run_command(command: list[str], timeout: float, **environment: str) -> tuple
     if late:
         raise TimeoutError(f"{' '.join(command)} still at work after {timeout:g} s:\n{text}")
     return process.returncode, text
-
-
-@contextmanager
-def _killed_in_the_end(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Leave no rank behind: first ask the launcher, which knows its ranks, then kill its session."""
-    try:
-        yield
-    finally:
-        if process.poll() is None:
-            process.terminate()
-            try:
-                process.wait(2.0)
-            except subprocess.TimeoutExpired:
-                process.kill()
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 def _mpi_rank(folder: Path) -> None:

@@ -1,17 +1,17 @@
-"""Programs that the doctor starts: each has a time limit, and nothing that it started is left behind."""
+"""Programs that the doctor starts: each has a time limit."""
 
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 
-SECONDS_TO_LEAVE = 2.0
+from domainpar.programs import started
+
 OWN_ERROR = "domainpar: error: "
 
 
@@ -58,27 +58,11 @@ def run_limited(
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(tuple(without) or ("\0",))}
     began = time.monotonic()
     with tempfile.TemporaryFile() as output:
-        running: list[subprocess.Popen[bytes]] = []
-        try:
-            for variables in environments:
-                running.append(_started(command, inherited | dict(variables), output.fileno()))
-            code = _code_of(running, began + seconds)
-        finally:
-            for process in running:
-                _end(process)
+        with ExitStack() as stack:
+            copies = [started(command, output.fileno(), inherited | dict(variables)) for variables in environments]
+            code = _code_of([stack.enter_context(copy) for copy in copies], began + seconds)
         output.seek(0)
         return Ended(code, output.read().decode(errors="replace"), time.monotonic() - began)
-
-
-def _started(command: Sequence[str], environment: Mapping[str, str], output: int) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        env=dict(environment),
-        start_new_session=True,  # so that all it starts can be ended together
-    )
 
 
 def _code_of(running: Sequence[subprocess.Popen[bytes]], give_up_at: float) -> int | None:
@@ -89,14 +73,3 @@ def _code_of(running: Sequence[subprocess.Popen[bytes]], give_up_at: float) -> i
         except subprocess.TimeoutExpired:
             return None
     return next((code for code in codes if code), 0)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """First ask, since a launcher knows its ranks; then kill its session."""
-    if process.poll() is None:
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(SECONDS_TO_LEAVE)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()

@@ -395,7 +395,7 @@ RUNNING = (
         "All stop at the same step with a checkpoint, exit code 0; resumed to the same bits.",
         (
             "commands/test_interrupted.py::test_a_signal_to_the_launcher_stops_all_ranks_at_one_step_and_the_run_goes_on_to_the_same_bits",
-            "commands/test_train.py::test_one_of_two_processes_that_gets_sigusr1_stops_both_with_a_checkpoint_to_go_on_from",
+            "commands/test_interrupted.py::test_one_of_two_processes_that_gets_sigusr1_stops_both_with_a_checkpoint_to_go_on_from",
             "training/test_run.py::test_one_rank_that_is_asked_to_stop_stops_all_and_the_run_goes_on_to_the_same_bits",
         ),
         "rank=1,at=forward,step=2,do=signal:USR1",

@@ -81,6 +81,7 @@ class _Armed:
         self.phase, self.step, self.exchanges = phase, step, 0
 
     def reach(self, point: str, at_hand: Any) -> Any:
+        """Let the fault happen if this is its place and its step; what is at hand comes back, spoilt or as it was."""
         index = 0
         if point == "exchange":
             index, self.exchanges = self.exchanges, self.exchanges + 1

@@ -10,7 +10,7 @@ from domainpar.events.store import EventStore
 from domainpar.nn.team import team
 from domainpar.parallel.world import World
 from domainpar.training.checkpoint import TrainingState
-from domainpar.training.memory import Expectation
+from domainpar.training.memory import Expectation, byte_size
 from domainpar.training.parts import Skip
 from domainpar.words import between, several, this_python
 
@@ -66,14 +66,14 @@ def memory_expected(expectation: Expectation | None) -> list[str]:
     who = "" if num_ranks == 1 else f" on the fullest of {num_ranks} ranks (rank {rank})"
     ghosts = f" and {several(share.ghosts, 'ghost')}" if num_ranks > 1 else ""
     lines = [
-        f"memory   : {_size(share.expected)} expected{who}, above {_size(share.bare)} of the bare process, for",
+        f"memory   : {byte_size(share.expected)} expected{who}, above {byte_size(share.bare)} of the bare process, for",
         f"           {several(share.edges, 'edge')} and {several(share.owned, 'node')}{ghosts} of event "
         f"{expectation.sample}",
     ]
     for shortage in expectation.shortages():
         lines += [
-            f"WARNING: {several(shortage.ranks, 'rank')} on {shortage.where} will want {_size(shortage.expected)}, "
-            f"{_size(shortage.free)} are free: the system may end the run.",
+            f"WARNING: {several(shortage.ranks, 'rank')} on {shortage.where} will want {byte_size(shortage.expected)}, "
+            f"{byte_size(shortage.free)} are free: the system may end the run.",
             f"         To take less: {_ways_to_save(expectation)}",
         ]
     return lines
@@ -92,9 +92,9 @@ def memory_taken(expectation: Expectation | None, taken: Sequence[int | None]) -
     peak, rank = max(peaks)
     who = "" if len(taken) == 1 else f" on rank {rank}, the most of any"
     if expectation is None:
-        return f"memory   : {_size(peak)} at most{who}, above the bare process"
+        return f"memory   : {byte_size(peak)} at most{who}, above the bare process"
     expected = expectation.shares[rank].expected
-    return f"memory   : {_size(peak)} at most{who}, above the bare process; {_size(expected)} were expected"
+    return f"memory   : {byte_size(peak)} at most{who}, above the bare process; {byte_size(expected)} were expected"
 
 
 def exactness(to_rounding: bool, broken: str | None) -> list[str]:
@@ -196,8 +196,3 @@ def _ways_to_save(expectation: Expectation) -> str:
     every = expectation.size.leanest_recompute()
     recompute = "" if every is None else f"--recompute-every {every}, "
     return f"{recompute}more ranks on more machines, a smaller --hidden or fewer --graph-iters"
-
-
-def _size(count: int) -> str:
-    """`1.42 GiB`, `310 MiB`."""
-    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"

@@ -3,12 +3,16 @@
 import pickle
 
 import agnn_forms
+import attention_forms
+import attention_steps
+import heptrkx_sectors
 import numpy as np
 import pytest
 import short_runs
 import torch
-from agnn_forms import FORMS, RECIPES, Recipe
+from attention_forms import FORMS
 from drawn import EDGE_INDEX
+from heptrkx_sectors import RECIPES, Recipe
 
 from domainpar.events.graph import Hits, Particles
 from domainpar.events.simulate import simulate_event
@@ -34,7 +38,7 @@ def found(edge_index, logits_of):
 
 def of_form(name):
     def logits_of(network, x, edge_index):
-        return agnn_forms.logits_of(network, x, FORMS[name].make(edge_index, len(x), x.dtype))
+        return attention_forms.logits_of(network, x, FORMS[name].make(edge_index, len(x), x.dtype))
 
     return logits_of
 
@@ -50,7 +54,7 @@ def test_every_form_gives_the_logits_and_gradients_of_the_network(form, edge_ind
 
 
 def test_dense_bytes_are_those_of_the_matrices():
-    graph = agnn_forms.Graph(np.zeros((7, 3), np.float32), np.zeros((2, 5), np.int64), np.zeros(5, np.float32))
+    graph = heptrkx_sectors.Graph(np.zeros((7, 3), np.float32), np.zeros((2, 5), np.int64), np.zeros(5, np.float32))
     ends = FORMS["dense"].make(torch.from_numpy(graph.edge_index), graph.num_nodes, torch.float32)
     made = {matrix.data_ptr(): matrix.nbytes for matrix in vars(ends).values()}  # a transpose shares its memory
     assert FORMS["dense"].dense_bytes(graph, 8) == sum(made.values()) == 2 * 7 * 5 * 4
@@ -64,7 +68,7 @@ def hits_of(*rows):
     """Hits (surface of the barrel, phi, z, particle), a surface -1 being a disk; particle p has pT = p GeV."""
     surface, phi, z, particle_id = (np.array(column) for column in zip(*rows))
     radius = np.array([32, 72, 116, 172, 260, 360, 500, 660, 820, 1020, 50.0])[surface]
-    volume, layer = np.array([*agnn_forms.BARREL, (7, 2)])[surface].T
+    volume, layer = np.array([*heptrkx_sectors.BARREL, (7, 2)])[surface].T
     known = np.unique(particle_id[particle_id != 0])
     unknown = np.zeros(len(known))
     return Hits(
@@ -84,19 +88,19 @@ def hits_of(*rows):
 def test_one_hit_a_particle_and_barrel_layer_above_the_momentum_is_selected():
     event = hits_of((0, 0.1, 1, 2), (1, 0.1, 2, 2), (1, 0.1, 3, 2), (1, 0.1, 3, 0), (-1, 0.1, 3, 2), (2, 0.2, 1, 1))
     event.position[1] *= 1.001  # the other hit of particle 2 on this layer is nearer to the beam
-    assert agnn_forms.select_hits(event, 1.0).hit_id.tolist() == [0, 2]
-    assert sorted(agnn_forms.select_hits(event, 0.5).hit_id) == [0, 2, 5]
-    assert len(agnn_forms.select_hits(event, 3.0)) == 0
+    assert heptrkx_sectors.select_hits(event, 1.0).hit_id.tolist() == [0, 2]
+    assert sorted(heptrkx_sectors.select_hits(event, 0.5).hit_id) == [0, 2, 5]
+    assert len(heptrkx_sectors.select_hits(event, 3.0)) == 0
 
 
 def test_hits_on_borders_and_beyond_eta_are_in_no_sector_and_what_is_lost_is_counted():
     outwards = [(surface, 1e-3 * (1 - surface), 5.0 * (surface + 1), 2) for surface in range(4)]  # through phi = 0
     steep = [(0, 2.0, 400.0, 3), (1, 2.0, 800.0, 3)]  # |eta| = 3.2 and 3.1
-    event = agnn_forms.divide(hits_of(*outwards, *steep), Recipe(0.5, 6e-4, 100.0, 2, 1, 3.15, 1.0))
+    event = heptrkx_sectors.divide(hits_of(*outwards, *steep), Recipe(0.5, 6e-4, 100.0, 2, 1, 3.15, 1.0))
     assert event.sector.tolist() == [1, -1, 0, 0, -1, 1]
     assert event.whole.num_edges == 4
     assert [sector.num_edges for sector in event.sectors] == [1, 0]
-    lost = agnn_forms.losses_of(event)
+    lost = heptrkx_sectors.losses_of(event)
     assert (lost["edges"], lost["edges_of"], lost["true"], lost["true_of"]) == (3, 4, 3, 4)
     assert (lost["target"], lost["target_of"]) == (2, 3)  # the steep particle has two hits and is none
     assert (lost["broken"], lost["broken_of"], lost["nodes"]) == (1, 1, 2)
@@ -104,8 +108,8 @@ def test_hits_on_borders_and_beyond_eta_are_in_no_sector_and_what_is_lost_is_cou
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_sectors_hold_all_edges_that_are_not_cut_and_features_are_centred(name):
-    event = agnn_forms.divide(simulate_event(3, 6_000), RECIPES[name])
-    lost = agnn_forms.losses_of(event)
+    event = heptrkx_sectors.divide(simulate_event(3, 6_000), RECIPES[name])
+    lost = heptrkx_sectors.losses_of(event)
     assert 0 < lost["edges"] < lost["edges_of"]
     assert len(event.sectors) == RECIPES[name].num_sectors
     assert sum(sector.num_edges for sector in event.sectors) == lost["edges_of"] - lost["edges"]
@@ -125,7 +129,7 @@ def test_sizes_losses_and_steps_are_kept(tmp_path, monkeypatch, capsys):
     def in_threads(*args, **how):
         return run_ranks(*args, **{**how, "transport": "threads"})
 
-    monkeypatch.setattr(agnn_forms, "run_ranks", in_threads)
+    monkeypatch.setattr(attention_steps, "run_ranks", in_threads)
     flags = ["--quick", "--whole", "--dense-gb", "0.0001", "--results", str(tmp_path / "lines.jsonl")]
     agnn_forms.main([*flags, "--data", str(tmp_path / "absent")])
     assert "no real events, a simulated one instead" in capsys.readouterr().out
@@ -144,9 +148,9 @@ def test_sizes_losses_and_steps_are_kept(tmp_path, monkeypatch, capsys):
 
 
 def test_what_a_process_is_asked_for_can_be_sent_to_it():
-    sector = agnn_forms.divide(simulate_event(3, 4_000), RECIPES["med"]).sectors[0]
-    job = agnn_forms.Job(sector, "csr", 2.5, hidden=8, graph_iters=2, seed=0, repeats=2, warmup=1)
-    function, sent = pickle.loads(pickle.dumps((agnn_forms.training_steps, job)))
+    sector = heptrkx_sectors.divide(simulate_event(3, 4_000), RECIPES["med"]).sectors[0]
+    job = attention_steps.Job(sector, "csr", 2.5, hidden=8, graph_iters=2, seed=0, repeats=2, warmup=1)
+    function, sent = pickle.loads(pickle.dumps((attention_steps.training_steps, job)))
     (taken,), (there,) = run_ranks(function, 1, job), run_ranks(function, 1, sent)
     assert len(taken["seconds"]) == 2
     assert taken["above_bare"] >= 0
@@ -155,10 +159,10 @@ def test_what_a_process_is_asked_for_can_be_sent_to_it():
 
 def test_forms_that_do_not_agree_end_the_program():
     agree = {"index": [{"first_loss": 1.0}], "csr": [{"first_loss": 1.0 + 1e-7}]}
-    assert agnn_forms.refuse_if_losses_differ(agree) == pytest.approx(1e-7)
+    assert attention_steps.refuse_if_losses_differ(agree) == pytest.approx(1e-7)
     for other in (1.001, float("nan")):
         with pytest.raises(SystemExit, match="first losses differ"):
-            agnn_forms.refuse_if_losses_differ({**agree, "dense": [{"first_loss": other}]})
+            attention_steps.refuse_if_losses_differ({**agree, "dense": [{"first_loss": other}]})
 
 
 def test_an_event_by_name_needs_a_folder(capsys):

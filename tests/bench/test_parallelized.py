@@ -7,7 +7,11 @@ import torch
 pytest.importorskip("torch_geometric")
 
 import parallelized
-from parallelized import NETWORKS, Counting, Graph, InTurns, Shape
+import wrapped_against_bare
+import wrapped_on_ranks
+from compared_models import NETWORKS, Graph, Shape, make
+from compared_steps import Runner, difference
+from wrapped_against_bare import Counting, InTurns, kept_bytes, runners_of
 
 from domainpar.parallel.world import World
 from domainpar.testing import run_ranks
@@ -25,20 +29,20 @@ def graph(num_nodes=20, num_edges=70):
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_wrapped_model_has_the_outcome_of_the_bare_one(name):
-    runners = parallelized.runners_of(name, graph(), SHAPE, World.alone())
+    runners = runners_of(name, graph(), SHAPE, World.alone())
     bare, wrapped = (runners[form].outcome("dropout" in name) for form in ("bare", "wrapped"))
-    assert parallelized.difference(wrapped, bare) < 1e-12
+    assert difference(wrapped, bare) < 1e-12
     assert bare[1].abs().max() > 0
 
 
 def test_a_difference_is_seen_in_losses_and_in_gradients():
     theirs = 2.0, torch.tensor([1.0, -4.0])
-    assert parallelized.difference((2.0, theirs[1]), theirs) == 0
-    assert parallelized.difference((2.5, theirs[1]), theirs) == 0.25
-    assert parallelized.difference((2.0, torch.tensor([1.0, -2.0])), theirs) == 0.5
+    assert difference((2.0, theirs[1]), theirs) == 0
+    assert difference((2.5, theirs[1]), theirs) == 0.25
+    assert difference((2.0, torch.tensor([1.0, -2.0])), theirs) == 0.5
     nan = float("nan")
     for one in ((nan, theirs[1]), (2.0, torch.tensor([1.0, nan]))):
-        assert not parallelized.difference(one, theirs) <= 1
+        assert not difference(one, theirs) <= 1
 
 
 def test_cost_is_against_the_mean_of_the_bare_steps_around():
@@ -70,8 +74,8 @@ def test_what_a_step_keeps_is_counted_once():
             return y * y  # keeps y, twice
 
     x = torch.ones(7, 5, dtype=torch.float64)
-    runner = parallelized.Runner(Twice(), (x,), None, 7)
-    assert parallelized.kept_bytes(runner) == 3 * x.nbytes  # the square of the result in the loss keeps the third
+    runner = Runner(Twice(), (x,), None, 7)
+    assert kept_bytes(runner) == 3 * x.nbytes  # the square of the result in the loss keeps the third
 
 
 def whole_flags(tmp_path_factory, tmp_path, *networks):
@@ -102,14 +106,15 @@ def test_prices_steps_and_exchanges_are_kept(tmp_path_factory, tmp_path, capsys)
 
 def test_results_that_differ_are_told_and_end_in_failure(tmp_path_factory, tmp_path, capsys, monkeypatch):
     other = lambda mine, theirs: float("nan")  # noqa: E731
-    monkeypatch.setattr(parallelized, "difference", other)
+    for place in (wrapped_against_bare, wrapped_on_ranks):
+        monkeypatch.setattr(place, "difference", other)
     assert parallelized.main([*whole_flags(tmp_path_factory, tmp_path, "GIN"), "--ranks"]) == 1
     assert capsys.readouterr().out.count("losses and gradients DIFFER: nan") == 2
 
 
 def test_ranks_that_are_threads_make_the_same_weights():
     def both(world):
-        made = [parallelized.make("GAT", SHAPE).state_dict() for _ in range(5)]
+        made = [make("GAT", SHAPE).state_dict() for _ in range(5)]
         return [torch.cat([one.flatten() for one in state.values()]) for state in made]
 
     first, second = run_ranks(both, 2)

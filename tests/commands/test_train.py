@@ -1,15 +1,9 @@
 """`python -m domainpar.train` as people use it: numbered runs, going on with a run, and being asked to stop."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 import yaml
 from random_store import write_random_store
@@ -17,7 +11,6 @@ from random_store import write_random_store
 from domainpar import infer, train
 from domainpar.command_line import parse
 from domainpar.config import TrainConfig, resolved_yaml
-from domainpar.testing import find_mpiexec
 from domainpar.words import this_python
 
 SMALL = "--hidden 16 --graph-iters 1 --lr 0.01".split()
@@ -119,69 +112,3 @@ def test_a_run_of_two_parts_ends_with_the_bits_of_one_without_naming_its_flags_a
     assert run_json(tmp_path / "run")["parameters_sha256"] == run_json(tmp_path / "whole")["parameters_sha256"]
     assert (tmp_path / "run" / "config.yaml").read_text() == (tmp_path / "whole" / "config.yaml").read_text()
     assert steps(tmp_path / "run") == steps(tmp_path / "whole") == [1, 2, 3]
-
-
-def wait_for_steps(out, number, process):
-    """Until two ranks at work have left so many lines."""
-    give_up_at = time.monotonic() + 60
-    while not (out / "metrics.jsonl").exists() or (out / "metrics.jsonl").read_text().count("\n") < number:
-        assert process.poll() is None, "it ended before it was asked to"
-        assert time.monotonic() < give_up_at
-        time.sleep(0.02)
-
-
-def ranks_of(process):
-    """The processes of the ranks that a launcher started."""
-    started = psutil.Process(process.pid).children(recursive=True)
-    return [one.pid for one in started if "domainpar.train" in one.cmdline() and "-m" in one.cmdline()[:2]]
-
-
-@pytest.mark.skipif(find_mpiexec() is None, reason="no mpiexec or no mpi4py")
-def test_one_of_two_processes_that_gets_sigusr1_stops_both_with_a_checkpoint_to_go_on_from(store, tmp_path):
-    flags = ["--store", str(store), "--epochs", "100000", *SMALL]
-    command = [
-        find_mpiexec(),
-        "-n",
-        "2",
-        sys.executable,
-        "-m",
-        "domainpar.train",
-        *flags,
-        "--out",
-        str(tmp_path / "run"),
-    ]
-    environment = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-    }
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=environment,
-        cwd=tmp_path,
-        start_new_session=True,
-    )
-    try:
-        wait_for_steps(tmp_path / "run", 3, process)
-        ranks = ranks_of(process)
-        assert len(ranks) == 2
-        os.kill(ranks[-1], signal.SIGUSR1)
-        printed, _ = process.communicate(timeout=60)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    assert process.returncode == 0, printed
-    about = run_json(tmp_path / "run")
-    assert about["state"] == "preempted"
-    assert printed.splitlines()[-1].startswith("next: ")
-    assert printed.splitlines()[-1].endswith(f" -m domainpar.train --out {tmp_path / 'run'} --resume")
-    assert steps(tmp_path / "run") == list(range(1, about["steps"] + 1))
-
-    until = ["--max-steps", str(about["steps"] + 3)]
-    assert train.main(["--out", str(tmp_path / "run"), "--resume", *until]) == 0
-    assert train.main([*flags, *until, "--out", str(tmp_path / "whole")]) == 0
-    assert run_json(tmp_path / "run")["parameters_sha256"] == run_json(tmp_path / "whole")["parameters_sha256"]
-    assert steps(tmp_path / "run") == steps(tmp_path / "whole")

@@ -20,7 +20,8 @@ from torch_geometric.nn import conv
 from domainpar.nn.adapt.parallelize import parallelize
 from domainpar.nn.adapt.part import GraphPart, split_graph
 from domainpar.nn.adapt.rows import NotExact
-from domainpar.nn.adapt.survey_cases import CANNOT_RUN, CONVOLUTIONS, TOLERANCE, Case
+from domainpar.nn.adapt.survey_cases import CANNOT_RUN, CONVOLUTIONS, TOLERANCE
+from domainpar.nn.adapt.survey_cases.case import Case
 from domainpar.nn.adapt.survey_samples import EDGE_FIELDS, NODE_FIELDS, Sample
 from domainpar.nn.adapt.survey_table import table
 from domainpar.parallel.thread_ranks import run_threads

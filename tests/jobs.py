@@ -9,13 +9,14 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from domainpar import programs
 from domainpar.testing import find_mpiexec
 
 MPIEXEC = find_mpiexec()
@@ -86,11 +87,17 @@ class Job:
 
     def wait_for(self, text: str, timeout: float = 120.0) -> None:
         """Wait until the job has printed something."""
+        self.wait_until(lambda: text in self.text, timeout)
+
+    def wait_until(self, there: Callable[[], bool], timeout: float = 120.0) -> None:
+        """Wait until the job has come so far."""
         give_up_at = time.monotonic() + timeout
-        while text not in self.text:
-            assert self.process.poll() is None, f"the job has ended:\n{self.text}"
-            assert time.monotonic() < give_up_at, f"{text!r} was not printed:\n{self.text}"
-            time.sleep(0.05)
+        ended = False
+        while not there():
+            assert not ended, f"the job has ended before that:\n{self.text}"
+            assert time.monotonic() < give_up_at, f"not so far after {timeout:g} s:\n{self.text}"
+            time.sleep(0.02)
+            ended = self.process.poll() is not None
 
     def wait(self, timeout: float = 120.0) -> Job:
         """Wait until launcher and ranks have ended."""
@@ -129,31 +136,26 @@ def started(
     elif launcher is not None:
         assert MPIEXEC is not None
         command = [MPIEXEC, "-n", str(num_ranks), *command]
+    with running(command, **more, **({} if fault is None else {"DOMAINPAR_FAULT": fault})) as job:
+        yield job
+
+
+@contextmanager
+def running(command: Sequence[str], **environment: str) -> Iterator[Job]:
+    """A program with all processes that carry its name; whatever is left in the end is killed."""
     name = uuid.uuid4().hex
-    environment = os.environ | {"OMP_NUM_THREADS": "1", MARK: name} | more
-    environment.pop("DOMAINPAR_FAULT", None)
-    if fault is not None:
-        environment["DOMAINPAR_FAULT"] = fault
+    inherited = {variable: value for variable, value in os.environ.items() if variable != "DOMAINPAR_FAULT"}
+    environment = inherited | {"OMP_NUM_THREADS": "1", MARK: name} | environment
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "output"
-        with output.open("wb") as file:
-            process = subprocess.Popen(
-                command,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                env=environment,
-                start_new_session=True,
-            )
-        job = Job(process, name, output)
-        try:
-            yield job
-        finally:
-            for left in job.processes():
-                with suppress(psutil.NoSuchProcess):
-                    left.kill()
-            process.kill()
-            process.wait()
+        with programs.started(command, output, environment) as process:
+            job = Job(process, name, output)
+            try:
+                yield job
+            finally:  # torchrun gives each rank a session of its own
+                for left in job.processes():
+                    with suppress(psutil.NoSuchProcess):
+                        left.kill()
 
 
 def small_training(store: Path, out: Path, *more: str, epochs: int = 3) -> list[str]:

@@ -1,0 +1,183 @@
+"""The models that `parallelized.py` compares, and the graphs they are called with."""
+
+from __future__ import annotations
+
+import argparse
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import cases
+import on_ranks
+import plain_pyg
+import torch
+import torch_geometric.nn as pyg
+from torch import Tensor, nn
+
+from domainpar.nn.agnn import AttentionNetwork
+
+SIZES: dict[str, dict[str, Any]] = {
+    "small": {"hits": 2_000, "phi_slope": 6e-3, "z0": 1000.0, "data": None},
+    "middle": {"hits": 20_000, "phi_slope": 6e-4, "z0": 1000.0, "data": None},
+    "large": {},
+}
+"""Flags of each size in place of given ones: 2e3 nodes and 2e4 edges, 2e4 and 2e5, and the event that was asked for."""
+
+TINY_NODES, TINY_EDGES = 12, 36
+DROPOUT = 0.5
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a model.
+
+    Attributes:
+        layers: Convolutions of torch_geometric's models.
+        graph_iters: Iterations of the edge classifiers.
+        degrees: How many nodes have 0, 1, 2 ... incoming edges; PNA wants to know.
+    """
+
+    node_features: int
+    edge_features: int
+    hidden: int
+    layers: int
+    graph_iters: int
+    degrees: Tensor
+    dtype: torch.dtype = torch.float32
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Network:
+    """One model of the comparison.
+
+    Attributes:
+        make: Builds it with torch's generator.
+        scores: What it returns a row for.
+        edges: The edges its parts compute on.
+        takes: Fields of a graph it is called with.
+    """
+
+    make: Callable[[Shape], nn.Module]
+    scores: Literal["nodes", "edges"] = "nodes"
+    edges: Literal["incoming", "incident"] = "incoming"
+    takes: tuple[str, ...] = ("x", "edge_index")
+
+
+def of_pyg(name: str, **options: Any) -> Network:
+    """A model of `torch_geometric.nn.models`: convolutions with ReLU, and perhaps norms and dropout, between them."""
+
+    def make(shape: Shape) -> nn.Module:
+        further = {"deg": shape.degrees} if name == "PNA" else {}
+        model: nn.Module = getattr(pyg, name)(
+            shape.node_features, shape.hidden, shape.layers, shape.hidden, **options, **further
+        )
+        return model
+
+    return Network(make)
+
+
+class EvolvingEdges(plain_pyg.PlainInteraction):
+    """The plain network, but sums at nodes have rows from `x` and not from `len(x)`, which torch does not see."""
+
+    @staticmethod
+    def _edge_first(
+        edge_stage: plain_pyg.EdgeUpdate,
+        node_stage: plain_pyg.NodeUpdate | None,
+        x: Tensor,
+        edge_index: Tensor,
+        e: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        e = edge_stage(x, edge_index, e)
+        if node_stage is None:
+            return x, e
+        src, dst = edge_index
+        at_dst, at_src = (torch.zeros_like(x).index_add(0, end, e) for end in (dst, src))
+        return node_stage.mlp(torch.cat([x, at_dst, at_src], dim=1)), e
+
+
+def interaction(shape: Shape) -> nn.Module:
+    """The edge classifier whose edges have states."""
+    return EvolvingEdges(shape.node_features, shape.edge_features, shape.hidden, shape.graph_iters)
+
+
+def agnn(shape: Shape) -> nn.Module:
+    """The attention network."""
+    return AttentionNetwork(shape.node_features, hidden=shape.hidden, graph_iters=shape.graph_iters)
+
+
+PNA = {"aggregators": ["mean", "min", "max", "std"], "scalers": ["identity", "amplification", "attenuation"]}
+NETWORKS = {
+    "GCN": of_pyg("GCN"),
+    f"GCN, dropout {DROPOUT}": of_pyg("GCN", dropout=DROPOUT),
+    "GAT": of_pyg("GAT", heads=4),
+    f"GAT, dropout {DROPOUT}": of_pyg("GAT", heads=4, dropout=DROPOUT),
+    "GATv2": of_pyg("GAT", heads=4, v2=True),
+    "GraphSAGE, BatchNorm": of_pyg("GraphSAGE", norm="batch_norm"),
+    "GIN": of_pyg("GIN"),
+    "PNA": of_pyg("PNA", **PNA),
+    "EdgeCNN": of_pyg("EdgeCNN"),
+    "interaction": Network(interaction, "edges", "incident", ("x", "edge_index", "edge_attr")),
+    "agnn": Network(agnn, "edges", "incident"),
+}
+_ONE_AT_A_TIME = threading.Lock()  # ranks may be threads, and torch has one generator
+
+
+def make(name: str, shape: Shape) -> nn.Module:
+    """A model with weights by the seed alone."""
+    with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(shape.seed)
+        return NETWORKS[name].make(shape).to(shape.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """A graph as users hold it.
+
+    Attributes:
+        x: Node features, [N, node features].
+        edge_index: `src` and `dst` of each edge, int64 [2, E].
+        edge_attr: Edge features, [E, edge features].
+        label: 1 for true edges, [E].
+    """
+
+    x: Tensor
+    edge_index: Tensor
+    edge_attr: Tensor
+    label: Tensor
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.x)
+
+    @property
+    def num_edges(self) -> int:
+        return len(self.label)
+
+    def shape(self, options: Any) -> Shape:
+        """Sizes of a model for this graph; `options` are flags, or what ranks are asked for."""
+        degrees = torch.bincount(torch.bincount(self.edge_index[1], minlength=self.num_nodes))
+        of = {name: getattr(options, name) for name in ("hidden", "layers", "graph_iters", "seed")}
+        widths = self.x.shape[1], self.edge_attr.shape[1]
+        return Shape(*widths, degrees=degrees, dtype=on_ranks.DTYPES[options.dtype], **of)
+
+
+def stored_graph(store: Path, dtype: str) -> Graph:
+    """The first event of a store."""
+    data = plain_pyg.read_event(on_ranks.StepSettings(store, dtype=dtype))
+    return Graph(data.x, data.edge_index, data.edge_attr, data.y)
+
+
+def tiny_graph(like: Graph) -> Graph:
+    """A graph on which torch has next to nothing to do."""
+    generator = torch.Generator().manual_seed(0)
+    edge_index = torch.randint(TINY_NODES, (2, TINY_EDGES), generator=generator)
+    edge_index[1, :TINY_NODES] = torch.arange(TINY_NODES)
+    return Graph(like.x[:TINY_NODES], edge_index, like.edge_attr[:TINY_EDGES], like.label[:TINY_EDGES])
+
+
+def case_of(size: str, options: argparse.Namespace) -> cases.Case:
+    """The event of a size, prepared."""
+    return cases.chosen_case(argparse.Namespace(**{**vars(options), **SIZES[size], "num_events": 1}))
