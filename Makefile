@@ -10,11 +10,12 @@ ARGS ?=
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install -qq -c constraints.txt
 
-.PHONY: help train test test-faults lint bench table
+.PHONY: help train test test-slow test-faults lint bench table
 
 help:
 	@echo "make train   install into .venv, then train on built-in events with $(RANKS) ranks (RANKS=2 for two)"
 	@echo "make test    install what the tests need, then run them (ARGS=-x goes to pytest)"
+	@echo "make test-slow   the same law on more ranks, transports and sizes: some ten minutes"
 	@echo "make test-faults   ranks killed, frozen and cut off, disks full, files spoilt, at every place: some twenty minutes"
 	@echo "make lint    style, types and the direction of imports"
 	@echo "make bench   short runs of all benchmarks, minutes, into bench/RESULTS.md (ARGS=--help for real events and more)"
@@ -25,6 +26,9 @@ train: $(VENV)/.train-stamp
 
 test: $(VENV)/.test-stamp
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist loadfile $(ARGS)
+
+test-slow: $(VENV)/.test-stamp
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist loadfile -m slow $(ARGS)
 
 # One after the other: they measure how long the end of a job takes.
 test-faults: $(VENV)/.test-stamp

@@ -22,6 +22,7 @@ def kept(tmp_path):
     return flags, lambda: [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_step_compares_domainpar_with_the_plain_network(kept, capsys):
     flags, lines = kept
     assert step.main([*TINY, *flags, *"--allocator default --competitors eager --breakdown".split()]) == 0
@@ -40,6 +41,7 @@ def test_step_compares_domainpar_with_the_plain_network(kept, capsys):
     }
 
 
+@pytest.mark.slow
 def test_memory_shows_what_each_form_holds(kept, capsys):
     flags, lines = kept
     assert memory.main([*TINY, *flags, *"--forms checkpoint --recompute-every 2 --sizes 64x4 512x8".split()]) == 0

@@ -84,6 +84,7 @@ def test_alone_it_starts_ranks_of_its_own(store, tmp_path):
 
 
 @needs_mpi
+@pytest.mark.faults
 def test_after_mpiexec_ranks_are_looked_at_and_a_certificate_is_written(tmp_path):
     found, certificate = tmp_path / "found.json", tmp_path / "certificate.json"
     asked = ["--json", str(found), "--certify", "--minutes", "0.03", "--out", str(certificate), "--anonymous"]

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
+from marks import slow
 from random_events import random_assignment, random_event
 
 from domainpar.config import InferConfig, TrainConfig
@@ -79,7 +80,7 @@ def files_of(out):
     return {file.name: file.read_bytes() for file in out.glob("*.*") if file.name != "timings.json"}
 
 
-@pytest.mark.parametrize(("num_ranks", "domain_size"), [(2, None), (3, None), (3, 1), (4, 2)])
+@pytest.mark.parametrize(("num_ranks", "domain_size"), [slow(2, None), (3, None), slow(3, 1), (4, 2)])
 @pytest.mark.parametrize(
     "flags",
     [
@@ -327,7 +328,7 @@ def a_damaged_store(place, directory):
     return directory
 
 
-@pytest.mark.parametrize(("num_ranks", "domain_size"), [(1, None), (2, None), (3, 1), (4, 2)])
+@pytest.mark.parametrize(("num_ranks", "domain_size"), [slow(1, None), (2, None), slow(3, 1), (4, 2)])
 def test_an_event_that_cannot_be_read_is_left_out_by_all_ranks_and_listed(
     place, tmp_path, capsys, num_ranks, domain_size
 ):

@@ -3,18 +3,17 @@
 import json
 import signal
 import time
-from functools import partial
 from pathlib import Path
 
 import pytest
 from jobs import MPIEXEC, started
+from marks import slow_fault
 from random_store import write_random_store
 
 from domainpar import train
 from domainpar.training.checkpoint_files import CheckpointFiles
 
 SMALL = "--hidden 16 --graph-iters 1 --lr 0.01".split()
-slow = partial(pytest.param, marks=pytest.mark.faults)
 needs_mpi = pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec or no mpi4py")
 
 
@@ -57,7 +56,8 @@ def assert_goes_on(store, out, step):
 
 
 @needs_mpi
-@pytest.mark.parametrize("number", [signal.SIGUSR1, slow(signal.SIGTERM), slow(signal.SIGINT)])
+@pytest.mark.faults
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_the_launcher_stops_all_ranks_at_one_step_and_the_run_goes_on_to_the_same_bits(
     store, tmp_path, number
 ):
@@ -84,17 +84,17 @@ def test_one_of_two_processes_that_gets_sigusr1_stops_both_with_a_checkpoint_to_
 
 
 FAULTS = {
-    "before the ranks meet": ("rank=1,at=init,do=signal:USR1", 0),
     "while a checkpoint is written": ("rank=0,at=save:files,do=signal:USR1", 3),
 }
 MORE_FAULTS = {
+    "before the ranks meet": ("rank=1,at=init,do=signal:USR1", 0),
     "one rank, in a step": ("rank=1,at=forward,step=2,do=signal:USR1", 3),
     "after the ranks have met": ("rank=1,at=joined,do=signal:USR1", 0),
     "terminated while rank 0 sets up": ("rank=0,at=joined,do=signal:TERM", 0),
     "while a checkpoint gets its name": ("rank=0,at=save:rename,do=signal:TERM", 3),
 }
 MOMENTS = [pytest.param(*of, id=name) for name, of in FAULTS.items()]
-MOMENTS += [slow(*of, id=name) for name, of in MORE_FAULTS.items()]
+MOMENTS += [slow_fault(*of, id=name) for name, of in MORE_FAULTS.items()]
 
 
 @needs_mpi
@@ -110,7 +110,7 @@ def test_a_signal_at_an_awkward_moment_stops_the_run_at_the_next_step_with_a_who
     assert train.main(["--out", str(out), "--resume", "--epochs", "2"]) == 0
 
 
-@pytest.mark.parametrize("first", [signal.SIGINT, slow(signal.SIGUSR1)])
+@pytest.mark.parametrize("first", [signal.SIGINT, slow_fault(signal.SIGUSR1)])
 def test_ctrl_c_after_a_first_signal_ends_at_once_with_one_line(store, tmp_path, first):
     out = tmp_path / "run"
     asleep = "rank=0,at=forward,step=3,do=sleep:60"

@@ -71,6 +71,7 @@ def test_four_ranks_under_mpiexec_print_the_losses_of_one(name, on_one_rank, und
     assert under_mpiexec[name] == pytest.approx(on_one_rank[name], rel=1e-10, abs=0)
 
 
+@pytest.mark.slow
 def test_ranks_of_a_process_group_under_torchrun_print_the_losses_of_one(on_one_rank):
     command = "-m torch.distributed.run --standalone --nproc-per-node 2".split()
     code, output = run_command([sys.executable, *command, str(EXAMPLES / "sphere.py"), "--steps", "4"], 120)

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 from jobs import MPIEXEC, TORCHRUN, small_training, started
+from marks import slow_fault
 
 from domainpar.events.store import EventStore
 
 needs_mpi = pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec or no mpi4py")
 MPI = pytest.param("mpiexec", marks=needs_mpi)
 LAUNCHERS = [MPI, TORCHRUN]
-slow = pytest.mark.faults
+long = pytest.mark.faults
 
 PHASES = ["load", "forward", "halo_fwd", "backward", "halo_bwd", "reduce", "optimizer", "evaluate", "close"]
 DEADLY = ["load", "halo_fwd:0", "halo_bwd:0", "optimizer", "save:files"]
@@ -41,7 +42,7 @@ def check_raised(text: str, rank: int, num_ranks: int) -> None:
     assert f"| rank {rank}/{num_ranks} host " in text
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", [MPI, slow_fault(TORCHRUN)])
 def test_an_error_on_one_rank_ends_all_and_names_rank_step_phase_and_event(launcher, store, tmp_path, measured):
     job, text = train(launcher, 2, store, tmp_path / "run", "rank=1,at=forward,step=2,do=raise")
     measured(f"raise, 2 ranks, {launcher}", job.seconds)
@@ -51,7 +52,7 @@ def test_an_error_on_one_rank_ends_all_and_names_rank_step_phase_and_event(launc
     assert "| step 2 phase forward\n" in text
 
 
-@slow
+@long
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 @pytest.mark.parametrize("at", PHASES)
 def test_an_error_anywhere_ends_eight_ranks(launcher, at, store, tmp_path, measured):
@@ -62,7 +63,7 @@ def test_an_error_anywhere_ends_eight_ranks(launcher, at, store, tmp_path, measu
     check_raised(text, 5, 8)
 
 
-@slow
+@long
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 @pytest.mark.parametrize("rank", [0, 2])
 @pytest.mark.parametrize("at", DEADLY)
@@ -81,7 +82,7 @@ def test_a_killed_rank_ends_all_and_nothing_is_lost(launcher, rank, at, store, t
         nothing_is_lost(store, out)
 
 
-@slow
+@long
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_ranks_do_not_outlive_a_killed_launcher(launcher, store, tmp_path, measured):
     with started(launcher, 3, small_training(store, tmp_path / "run", epochs=2000)) as job:
@@ -93,7 +94,7 @@ def test_ranks_do_not_outlive_a_killed_launcher(launcher, store, tmp_path, measu
         assert job.ended - began < 10
 
 
-@slow
+@long
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 @pytest.mark.parametrize("at", ["forward", "halo_bwd:0", "optimizer"])
 def test_a_rank_that_hangs_is_named_first_with_the_line_it_is_in(launcher, at, store, tmp_path, measured):
@@ -112,7 +113,7 @@ def test_a_rank_that_hangs_is_named_first_with_the_line_it_is_in(launcher, at, s
     assert job.seconds < 4 + 15, "5 s where nothing else runs"
 
 
-@slow
+@long
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_is_frozen_is_named(launcher, rank, store, tmp_path):
@@ -127,7 +128,7 @@ def test_a_rank_that_is_frozen_is_named(launcher, rank, store, tmp_path):
             assert f"domainpar: error: rank {rank} did not come: " in job.text
 
 
-@slow
+@long
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_an_exit_without_a_word_ends_all(launcher, store, tmp_path, measured):
     job, _ = train(launcher, 3, store, tmp_path / "run", "rank=1,at=backward,step=1,do=exit")

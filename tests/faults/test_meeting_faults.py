@@ -38,6 +38,7 @@ def by_hand(ranks: Sequence[int], size: int, *words: str, **more: str) -> tuple[
 
 
 @needs_mpi
+@pytest.mark.faults
 def test_without_an_mpi_library_mpiexec_is_refused_and_one_process_works():
     missing = {"MPI4PY_LIBMPI": "/no/such/libmpi.so"}
     code, output = run_command([MPIEXEC, "-n", "2", sys.executable, PROGRAM], timeout=90, **missing)
@@ -62,7 +63,7 @@ def test_another_mpis_launcher_is_refused_at_once():
     assert time.monotonic() - began - importing < 10, "2 s where nothing else runs"
 
 
-@pytest.mark.parametrize("launcher", ["none", "mpiexec"])
+@pytest.mark.parametrize("launcher", ["none", pytest.param("mpiexec", marks=pytest.mark.faults)])
 def test_another_number_of_ranks_than_asked_for_is_refused(launcher):
     if launcher == "mpiexec" and MPIEXEC is None:
         pytest.skip("no mpiexec or no mpi4py")

@@ -57,6 +57,7 @@ print(*("zmm" in code for code in products.multiply.inspect_asm().values()))
 
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="not an x86-64")
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", OTHERS.values(), ids=OTHERS)
 def test_products_and_norms_have_the_same_bits_on_a_machine_with_other_instructions(machine, tmp_path):
     """There the blocks of products have another shape, too."""

@@ -160,7 +160,7 @@ EDGE_TABLES = {  # with 6 iterations: after forward, then before the head's back
 }
 
 
-@pytest.mark.parametrize("num_ranks", [1, 3])
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("order", ORDERS)
 def test_only_the_first_states_of_every_k_iterations_wait_for_backward(watched, event, order, num_ranks):
     num_bytes = {}

@@ -102,6 +102,7 @@ OWN = {
 
 @on_glibc
 @pytest.mark.parametrize(("environment", "named"), OWN.values(), ids=OWN)
+@pytest.mark.slow
 def test_what_the_user_has_set_is_left_alone_and_named(environment, named):
     said, pages = in_a_process(**environment)
     assert said.startswith("left as it is: ")
@@ -110,6 +111,7 @@ def test_what_the_user_has_set_is_left_alone_and_named(environment, named):
 
 
 @on_glibc
+@pytest.mark.slow
 def test_other_tunables_and_libraries_that_bring_no_malloc_are_no_reason():
     other = {"GLIBC_TUNABLES": "glibc.rtld.nns=5", "LD_PRELOAD": find_library("m") or ""}
     assert in_a_process(**other)[0].startswith(KEPT)
@@ -117,6 +119,7 @@ def test_other_tunables_and_libraries_that_bring_no_malloc_are_no_reason():
 
 @on_glibc
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+@pytest.mark.slow
 def test_another_malloc_that_was_loaded_first_is_left_alone_and_named(tmp_path):
     (tmp_path / "other.c").write_text(OTHER_MALLOC)
     library = tmp_path / "libother.so"
@@ -161,6 +164,7 @@ def pages_of_a_rank(world):
 
 @on_glibc
 @pytest.mark.skipif(find_mpiexec() is None, reason="no mpiexec or no mpi4py")
+@pytest.mark.slow
 def test_every_rank_of_mpiexec_keeps_its_memory():
     found = run_ranks(pages_of_a_rank, 2, transport="mpi")
     assert all(said.startswith(KEPT) and pages < PAGES / 100 for said, pages in found)

@@ -25,6 +25,7 @@ def launch(launcher: list[str], how: str) -> tuple[int, str, float]:
 
 
 @needs_mpi
+@pytest.mark.slow
 def test_under_mpiexec_an_error_on_one_rank_aborts_all():
     code, output, seconds = launch([MPIEXEC, "-n", "3"], "fail")
     assert code == 1
@@ -42,6 +43,7 @@ def test_under_mpiexec_what_one_rank_refuses_is_said_once_with_exit_code_two():
     assert output.strip() == "domainpar: error: event 7 has no truth | rank 1/3"
 
 
+@pytest.mark.slow
 def test_under_torchrun_an_error_ends_all():
     code, output, seconds = launch(TORCHRUN, "fail everywhere")
     assert code == 1
@@ -88,6 +90,7 @@ def test_a_launcher_of_another_mpi_library_is_refused():
     assert "Traceback" not in output
 
 
+@pytest.mark.slow
 def test_a_program_without_a_launcher_is_one_rank():
     done = subprocess.run(
         [sys.executable, PROGRAM, "well"],

@@ -53,7 +53,7 @@ def test_on_processes_in_one_launch(transport):
     check_trouble([told for _, told in results], transport)
 
 
-@pytest.mark.parametrize("transport", ["threads", *PROCESSES])
+@pytest.mark.parametrize("transport", ["threads", "gloo", pytest.param("mpi", marks=[needs_mpi, pytest.mark.slow])])
 def test_a_rank_that_fails_between_start_and_finish_ends_the_wait_of_the_others(transport):
     with pytest.raises((KeyError, RuntimeError), match="no such thing"):
         run_ranks(transport_cases.one_rank_fails_in_between, 3, transport=transport, timeout=30)

@@ -78,7 +78,16 @@ def outcome(store, out, num_ranks, domain_size=None, **flags):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+SEEN_WHEN = ("missing", "truncated", "labels")
+"""Damage that is noticed when the store is opened, when the event is, and when it is read."""
+
+WAYS = [
+    pytest.param(damage, marks=[] if name in SEEN_WHEN else pytest.mark.slow, id=name)
+    for name, damage in DAMAGE.items()
+]
+
+
+@pytest.mark.parametrize("damage", WAYS)
 def test_a_bad_event_is_left_out_alike_on_any_grid_of_ranks(store, tmp_path, damage):
     damage(file_of(store))
     one, records, about = outcome(store, tmp_path / "one", 1)

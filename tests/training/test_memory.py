@@ -170,6 +170,7 @@ def test_a_run_leaves_both_figures_of_every_rank_for_its_largest_event(store, tm
     assert lines.count("memory   ") == 2
 
 
+@pytest.mark.slow
 def test_what_is_expected_is_near_what_training_takes(tmp_path):
     graph = random_event(0, 20_000, 150_000)
     record = write_graph(tmp_path, graph, np.sort(random_assignment(1, 20_000, 32)), 32, "train")

@@ -8,6 +8,7 @@ import invariance
 import numpy as np
 import pytest
 import torch
+from marks import slow
 from random_events import random_event
 from random_store import write_graph, write_random_store
 
@@ -115,7 +116,7 @@ def _results(world, store, out, flags):
     return invariance.results(world, store, out, **flags)
 
 
-@pytest.mark.parametrize(("num_ranks", "domain_size"), [(2, 1), (2, 2), (4, 1), (4, 2), (4, 4)])
+@pytest.mark.parametrize(("num_ranks", "domain_size"), [(2, 1), slow(2, 2), slow(4, 1), (4, 2), slow(4, 4)])
 def test_naive_training_has_the_same_bits_on_any_grid_of_ranks(
     random_store, on_one_rank, tmp_path, num_ranks, domain_size
 ):

@@ -7,6 +7,7 @@ from pathlib import Path
 import invariance
 import pytest
 import torch
+from marks import slow
 from random_store import write_random_store
 from safetensors.torch import load_file
 
@@ -160,7 +161,7 @@ def test_groups_of_ranks_without_events_are_told_to_take_more_a_step(store, tmp_
     assert "2 groups of ranks for 1 sample a step: more --events-per-step" in said
 
 
-@pytest.mark.parametrize("step", [0, 1, 3, 5])
+@pytest.mark.parametrize("step", [slow(0), slow(1), 3, slow(5)])
 def test_one_rank_that_is_asked_to_stop_stops_all_and_the_run_goes_on_to_the_same_bits(store, tmp_path, step):
     """0: while the run was set up. 3: in the last step of an epoch, before its validation."""
     expected = run(store, tmp_path / "whole")[0][0]

@@ -228,7 +228,7 @@ def test_what_the_owner_of_a_cut_edge_says_counts(tmp_path, name):
             assert found == alone
 
 
-@pytest.mark.parametrize("transport", ["gloo", "mpi"])
+@pytest.mark.parametrize("transport", ["gloo", pytest.param("mpi", marks=pytest.mark.slow)])
 def test_tracks_are_the_same_on_processes(tmp_path, transport):
     if transport == "mpi" and find_mpiexec() is None:
         pytest.skip("no mpiexec")
