@@ -9,6 +9,7 @@ from domainpar.testing import find_mpiexec
 
 
 @pytest.mark.skipif(find_mpiexec() is None, reason="no mpiexec")
+@pytest.mark.slow
 def test_tracks_are_measured_against_the_pass_that_scored_them(tmp_path, capsys):
     path = tmp_path / "results.jsonl"
     flags = "--hits 4000 --hidden 16 --graph-iters 2 --repeats 2 --ranks 1 2 --methods cc walk".split()

@@ -254,6 +254,7 @@ def test_three_processes_refuse_with_one_voice_and_exit_code_two(copy):
 
 
 @needs_mpi
+@pytest.mark.slow
 def test_an_event_that_is_damaged_while_three_processes_train_ends_them_all_with_exit_code_one(copy):
     code, printed = launch([PROGRAM], "--store", copy / "store", "--out", copy / "new", "--epochs", 1000)
     assert code == 1, printed

@@ -83,22 +83,19 @@ def test_one_of_two_processes_that_gets_sigusr1_stops_both_with_a_checkpoint_to_
     assert_goes_on(store, out, assert_preempted(out, job.text))
 
 
-FAULTS = {
+MOMENTS = {
     "while a checkpoint is written": ("rank=0,at=save:files,do=signal:USR1", 3),
-}
-MORE_FAULTS = {
+    "while a checkpoint gets its name": ("rank=0,at=save:rename,do=signal:TERM", 3),
     "before the ranks meet": ("rank=1,at=init,do=signal:USR1", 0),
-    "one rank, in a step": ("rank=1,at=forward,step=2,do=signal:USR1", 3),
     "after the ranks have met": ("rank=1,at=joined,do=signal:USR1", 0),
     "terminated while rank 0 sets up": ("rank=0,at=joined,do=signal:TERM", 0),
-    "while a checkpoint gets its name": ("rank=0,at=save:rename,do=signal:TERM", 3),
+    "one rank, in a step": ("rank=1,at=forward,step=2,do=signal:USR1", 3),
 }
-MOMENTS = [pytest.param(*of, id=name) for name, of in FAULTS.items()]
-MOMENTS += [slow_fault(*of, id=name) for name, of in MORE_FAULTS.items()]
 
 
+@pytest.mark.faults
 @needs_mpi
-@pytest.mark.parametrize(("fault", "step"), MOMENTS)
+@pytest.mark.parametrize(("fault", "step"), MOMENTS.values(), ids=MOMENTS)
 def test_a_signal_at_an_awkward_moment_stops_the_run_at_the_next_step_with_a_whole_checkpoint(
     store, tmp_path, fault, step
 ):

@@ -55,6 +55,7 @@ def test_event_parts_and_file_can_be_named(run, tmp_path):
     assert not (run / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_pictures_are_drawn_on_request_and_what_is_left_out_is_named(run, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     assert main([str(run), "--png", str(tmp_path / "p"), "--out", str(tmp_path / "page.html")]) == 0

@@ -76,6 +76,7 @@ def _certificate(world, config):
     return content, findings
 
 
+@pytest.mark.slow
 def test_a_certificate_holds_what_was_measured(capsys):
     config = DoctorConfig(certify=True, minutes=2.0)
     (content, findings), (_, there) = run_ranks(_certificate, 2, config, timeout=120)

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import domainpar
 from domainpar.nn import kernels, products
 
@@ -24,6 +26,7 @@ def _hits_and_misses(directory):
     return tuple(int(number) for number in found.stdout.split())
 
 
+@pytest.mark.slow
 def test_a_kernel_is_taken_from_disk_until_a_source_of_another_kernel_changes(tmp_path, monkeypatch):
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     source = Path(domainpar.__file__).parent

@@ -7,6 +7,7 @@ import networks
 import numpy as np
 import pytest
 import torch
+from marks import slow
 from random_events import random_event
 from tiled import TiledEvent, sha
 
@@ -31,7 +32,10 @@ def event():
     return _event(4)
 
 
-@pytest.mark.parametrize("flags", [{}, {"dropout": 0.3, "products": torch.bfloat16}], ids=["plain", "dropout and bf16"])
+@pytest.mark.parametrize(
+    "flags",
+    [slow({}, id="plain"), pytest.param({"dropout": 0.3, "products": torch.bfloat16}, id="dropout and bf16")],
+)
 @pytest.mark.parametrize("order", ORDERS)
 def test_bits_are_those_of_a_network_that_keeps_everything(event, order, flags):
     """On any number of ranks, also where one part has it all and the other ranks own nothing."""
@@ -160,7 +164,7 @@ EDGE_TABLES = {  # with 6 iterations: after forward, then before the head's back
 }
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_ranks", [1, slow(3)])
 @pytest.mark.parametrize("order", ORDERS)
 def test_only_the_first_states_of_every_k_iterations_wait_for_backward(watched, event, order, num_ranks):
     num_bytes = {}
@@ -213,7 +217,7 @@ def _both_at_once_the_other_way(first, second):
     torch.autograd.backward([second, first])
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize("num_ranks", [slow(1), slow(2), 3])
 @pytest.mark.parametrize("order", ORDERS)
 def test_autograd_may_come_back_in_any_order_and_no_rank_waits_for_ever(event, order, num_ranks):
     orders = (_one_after_the_other, _the_last_first, _both_at_once, _both_at_once_the_other_way)

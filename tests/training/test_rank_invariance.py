@@ -80,7 +80,7 @@ def _assert_same(found, expected):
     assert found[0]["checkpoint"] == expected["checkpoint"], "bytes of the checkpoint"
 
 
-@pytest.mark.parametrize("num_ranks", [2, slow(3), slow(4), 5, slow(8)])
+@pytest.mark.parametrize("num_ranks", [slow(2), 3, slow(4), slow(5), slow(8)])
 @pytest.mark.parametrize("network", NETWORKS)
 def test_any_number_of_ranks_gives_the_bits_of_one(store, on_one_rank, tmp_path, network, num_ranks):
     found = run_ranks(_results, num_ranks, store, tmp_path / "run", NETWORKS[network], timeout=120)
@@ -97,7 +97,7 @@ def test_what_only_saves_time_or_memory_gives_the_bits_of_one_rank_without(
     _assert_same(found, on_one_rank(THREE_ITERATIONS))
 
 
-@pytest.mark.parametrize("num_ranks", [slow(1), 2, slow(3), slow(4), slow(8)])
+@pytest.mark.parametrize("num_ranks", [slow(1), slow(2), slow(3), 5, slow(8)])
 def test_everything_switched_on_gives_the_bits_of_one_rank_without_what_only_saves(
     store, on_one_rank, tmp_path, num_ranks
 ):
@@ -146,9 +146,9 @@ CASES_OF_PROCESSES = ["edge-first float32", "node-first float64"]
 @pytest.mark.parametrize(
     ("transport", "num_ranks"),
     [
-        ("gloo", 3),
-        *(slow("gloo", num_ranks) for num_ranks in (2, 8)),
-        pytest.param("mpi", 4, marks=needs_mpi),
+        ("gloo", 2),
+        *(slow("gloo", num_ranks) for num_ranks in (3, 8)),
+        pytest.param("mpi", 3, marks=needs_mpi),
         *(pytest.param("mpi", num_ranks, marks=[needs_mpi, pytest.mark.slow]) for num_ranks in (2, 8)),
     ],
 )
@@ -161,7 +161,8 @@ def test_any_transport_gives_the_bits_of_one_rank(store, on_one_rank, tmp_path, 
         _assert_same([results[number] for results in found], on_one_rank(network))
 
 
-@pytest.mark.parametrize("transport", ["gloo", pytest.param("mpi", marks=[needs_mpi, pytest.mark.slow])])
+@pytest.mark.parametrize("transport", ["gloo", pytest.param("mpi", marks=needs_mpi)])
+@pytest.mark.slow
 def test_a_grid_of_processes_gives_the_bits_of_one_rank(store, on_one_rank, tmp_path, transport):
     networks = ["clipped, warmed up, several events a step, weights, targets", "everything at once"]
     cases = [NETWORKS[networks[0]], NETWORKS[networks[1]] | SPARING]

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import plainly
 import pytest
+from marks import slow
 from random_events import random_assignment, random_event
 
 from domainpar.events.store import StoredEvent, event_file_name, write_event
@@ -96,7 +97,7 @@ def test_tracks_are_those_of_the_definition(tmp_path, name, seed):
 
 
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("grouping", ["contiguous", "random"])
+@pytest.mark.parametrize("grouping", [slow("contiguous"), "random"])
 def test_tracks_are_the_same_on_any_number_of_ranks(tmp_path, name, grouping):
     for seed in range(4):
         graph = sparse_event(seed, 200, 120 + 200 * seed)
@@ -228,7 +229,7 @@ def test_what_the_owner_of_a_cut_edge_says_counts(tmp_path, name):
             assert found == alone
 
 
-@pytest.mark.parametrize("transport", ["gloo", pytest.param("mpi", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("transport", ["gloo", slow("mpi")])
 def test_tracks_are_the_same_on_processes(tmp_path, transport):
     if transport == "mpi" and find_mpiexec() is None:
         pytest.skip("no mpiexec")
