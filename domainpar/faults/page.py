@@ -10,7 +10,7 @@ from domainpar.faults.points import ACTIONS, POINTS
 HEAD = """# Faults
 
 What can go wrong in a long run on shared machines, and what becomes of it. Every line has a test; `make test` runs the
-quick ones, `make test-faults` those that take long. This page is made by `python -m domainpar.faults`.
+quick ones, `make test-slow` and `make test-faults` those that take long. `python -m domainpar.faults` makes this page.
 
 An error is one line, and one more that says what to do:
 

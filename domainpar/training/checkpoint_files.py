@@ -207,6 +207,7 @@ class CheckpointFiles:
         for name in self.names() if len(good) == KEEP else ():
             if step_of(name) < step_of(good[0]) and name not in named:
                 shutil.rmtree(self.place(name))
+                self._whole.discard(name)
 
     def _candidates(self, problems: list[str]) -> list[str]:
         """All checkpoints in the order to try them; says what is wrong with the pointer."""
