@@ -1,6 +1,7 @@
 """Every transport keeps the same promises: `transport_cases.py` says which."""
 
 import math
+import os
 import re
 import time
 
@@ -40,6 +41,17 @@ def test_on_threads_ranks_that_do_not_make_the_same_calls_are_told_so(start):
 def test_threads_without_end_wait_for_each_other_until_a_deadline():
     with pytest.raises(RuntimeError, match=r"waited 0.2 s in all_reduce"):
         run_threads(lambda world: world.is_root and world.transport.barrier(), 2, timeout=math.inf, deadline=0.2)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="threads cannot be held on a core here")
+def test_ranks_that_are_threads_share_one_core_and_leave_the_caller_all_of_its_own():
+    before = os.sched_getaffinity(0)
+    cores = run_threads(lambda world: os.sched_getaffinity(0), 3)
+    assert len(cores[0]) == 1
+    assert cores[0] <= before
+    assert cores == cores[:1] * 3
+    assert os.sched_getaffinity(0) == before
+    assert run_threads(lambda world: os.sched_getaffinity(0), 1) == [before]
 
 
 def test_threads_may_compute_longer_than_others_wait():
