@@ -1,4 +1,4 @@
-"""Cases of a test that `make test` leaves out, and tests that need a launcher."""
+"""Cases of a test that `make test` leaves out."""
 
 from functools import partial
 

@@ -43,6 +43,7 @@ def assert_preempted(out, printed):
     assert CheckpointFiles(out / "checkpoints").choose(strict=True).name == f"step_{about['steps']:06d}"
     assert not (out / "run.lock").exists()
     assert "Traceback" not in printed
+    assert printed.splitlines()[-1].startswith("next: ")
     assert printed.rstrip().endswith(f" -m domainpar.train --out {out} --resume")
     return about["steps"]
 
@@ -53,6 +54,7 @@ def assert_goes_on(store, out, step):
     assert train.main(["--out", str(out), "--resume", *until]) == 0
     assert train.main(["--store", str(store), *SMALL, *until, "--out", str(out.with_name("whole"))]) == 0
     assert run_json(out)["parameters_sha256"] == run_json(out.with_name("whole"))["parameters_sha256"]
+    assert steps(out) == steps(out.with_name("whole"))
 
 
 @needs_mpi
@@ -63,9 +65,9 @@ def test_a_signal_to_the_launcher_stops_all_ranks_at_one_step_and_the_run_goes_o
 ):
     out = tmp_path / "run"
     with started("mpiexec", 2, words(store, out, "--epochs", "100000")) as job:
-        job.wait_until(lambda: len(steps(out)) > 2)
+        job.wait_until(lambda: len(steps(out)) > 2, 60)
         job.process.send_signal(number)
-        job.wait()
+        job.wait(60)
     assert job.code == 0, job.text
     assert_goes_on(store, out, assert_preempted(out, job.text))
 
@@ -74,11 +76,11 @@ def test_a_signal_to_the_launcher_stops_all_ranks_at_one_step_and_the_run_goes_o
 def test_one_of_two_processes_that_gets_sigusr1_stops_both_with_a_checkpoint_to_go_on_from(store, tmp_path):
     out = tmp_path / "run"
     with started("mpiexec", 2, words(store, out, "--epochs", "100000")) as job:
-        job.wait_until(lambda: len(steps(out)) > 2)
+        job.wait_until(lambda: len(steps(out)) > 2, 60)
         ranks = job.ranks()
         assert len(ranks) == 2
         ranks[-1].send_signal(signal.SIGUSR1)
-        job.wait()
+        job.wait(60)
     assert job.code == 0, job.text
     assert_goes_on(store, out, assert_preempted(out, job.text))
 
@@ -102,7 +104,7 @@ def test_a_signal_at_an_awkward_moment_stops_the_run_at_the_next_step_with_a_who
     """A checkpoint is written after step 2, the end of the first epoch."""
     out = tmp_path / "run"
     with started("mpiexec", 2, words(store, out, "--epochs", "1000"), fault=fault) as job:
-        assert job.wait().code == 0, job.text
+        assert job.wait(60).code == 0, job.text
     assert assert_preempted(out, job.text) == step
     assert train.main(["--out", str(out), "--resume", "--epochs", "2"]) == 0
 
@@ -112,7 +114,7 @@ def test_ctrl_c_after_a_first_signal_ends_at_once_with_one_line(store, tmp_path,
     out = tmp_path / "run"
     asleep = "rank=0,at=forward,step=3,do=sleep:60"
     with started(None, 1, words(store, out, "--epochs", "100000", "--checkpoint-every", "1"), fault=asleep) as job:
-        job.wait_until(lambda: len(steps(out)) == 3)
+        job.wait_until(lambda: len(steps(out)) == 3, 60)
         time.sleep(0.3)
         job.process.send_signal(first)
         time.sleep(0.3)
@@ -132,7 +134,7 @@ def test_a_killed_run_goes_on_with_the_command_that_began_it(store, tmp_path, ca
     out = tmp_path / "run"
     again = words(store, out, "--epochs", "3", "--resume", "auto")
     with started(None, 1, again, fault="rank=0,at=save:rename,step=4,do=kill") as job:
-        assert job.wait().code == -signal.SIGKILL
+        assert job.wait(60).code == -signal.SIGKILL
     assert (out / "run.lock").exists()
     assert CheckpointFiles(out / "checkpoints").names() == ["step_000002"]
     assert train.main(again[1:]) == 0
@@ -147,7 +149,7 @@ def test_a_run_that_never_saved_is_begun_anew_in_its_place(store, tmp_path, capf
     out = tmp_path / "run"
     again = words(store, out, "--epochs", "2", "--resume", "auto")
     with started(None, 1, again, fault="rank=0,at=save:files,do=kill") as job:
-        assert job.wait().code == -signal.SIGKILL
+        assert job.wait(60).code == -signal.SIGKILL
     assert steps(out) == [1, 2]
     assert train.main(again[1:]) == 0
     assert "holds a run that never saved a checkpoint; starting anew" in capfd.readouterr().out

@@ -4,6 +4,7 @@ import time
 
 import pytest
 import torch
+from marks import slow_fault
 
 from domainpar.parallel.transport import CHECK_CALLS
 from domainpar.testing import find_mpiexec, run_ranks
@@ -11,7 +12,7 @@ from domainpar.testing import find_mpiexec, run_ranks
 needs_mpi = pytest.mark.skipif(find_mpiexec() is None, reason="no mpiexec or no mpi4py")
 TRANSPORTS = [
     "threads",
-    pytest.param("gloo", marks=pytest.mark.faults),
+    slow_fault("gloo"),
     pytest.param("mpi", marks=[needs_mpi, pytest.mark.faults]),
 ]
 

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from marks import slow_fault
 
 import domainpar
 from domainpar.testing import find_mpiexec, run_command
@@ -63,7 +64,7 @@ def test_another_mpis_launcher_is_refused_at_once():
     assert time.monotonic() - began - importing < 10, "2 s where nothing else runs"
 
 
-@pytest.mark.parametrize("launcher", ["none", pytest.param("mpiexec", marks=pytest.mark.faults)])
+@pytest.mark.parametrize("launcher", ["none", slow_fault("mpiexec")])
 def test_another_number_of_ranks_than_asked_for_is_refused(launcher):
     if launcher == "mpiexec" and MPIEXEC is None:
         pytest.skip("no mpiexec or no mpi4py")

@@ -60,7 +60,7 @@ def _on(num_ranks, event, kind, *args):
     dtype=st.sampled_from([torch.float32, torch.float64]),
     value=st.sampled_from([None, None, None, float("nan"), float("inf")]),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=500, deadline=None)
 def test_one_step_is_the_same_bits_on_any_ranks(tiled, num_ranks, kind, order, dtype, value):
     graph, assignment, num_tiles = tiled
     event = TiledEvent.of(graph, assignment, num_tiles)

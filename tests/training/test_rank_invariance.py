@@ -97,7 +97,7 @@ def test_what_only_saves_time_or_memory_gives_the_bits_of_one_rank_without(
     _assert_same(found, on_one_rank(THREE_ITERATIONS))
 
 
-@pytest.mark.parametrize("num_ranks", [slow(1), slow(2), slow(3), 5, slow(8)])
+@pytest.mark.parametrize("num_ranks", [slow(1), slow(2), slow(3), slow(4), 5, slow(8)])
 def test_everything_switched_on_gives_the_bits_of_one_rank_without_what_only_saves(
     store, on_one_rank, tmp_path, num_ranks
 ):
@@ -149,7 +149,7 @@ CASES_OF_PROCESSES = ["edge-first float32", "node-first float64"]
         ("gloo", 2),
         *(slow("gloo", num_ranks) for num_ranks in (3, 8)),
         pytest.param("mpi", 3, marks=needs_mpi),
-        *(pytest.param("mpi", num_ranks, marks=[needs_mpi, pytest.mark.slow]) for num_ranks in (2, 8)),
+        *(pytest.param("mpi", num_ranks, marks=[needs_mpi, pytest.mark.slow]) for num_ranks in (2, 4, 8)),
     ],
 )
 def test_any_transport_gives_the_bits_of_one_rank(store, on_one_rank, tmp_path, transport, num_ranks):
