@@ -116,7 +116,7 @@ def _parser(config_class: type[Group], text: str) -> Any:
                 *_flags(name, hints[name])[:1],
                 help=attribute.description,
                 default=getattr(config_class, name),
-                **_reading(name, hints[name]),
+                **_reading(name, hints[name], attribute.description or ""),
             )
     return parser
 
@@ -132,7 +132,7 @@ def _flags(name: str, hint: Any) -> list[str]:
     return [flag(name), "--separate-weights" if name == "shared_weights" else f"--no{flag(name)[1:]}"]
 
 
-def _reading(name: str, hint: Any) -> dict[str, Any]:
+def _reading(name: str, hint: Any, description: str) -> dict[str, Any]:
     """How the parser reads one field: a pair of switches, or a value of the field's type."""
     from jsonargparse import ActionYesNo
 
@@ -145,8 +145,9 @@ def _reading(name: str, hint: Any) -> dict[str, Any]:
         return {"type": hint, "nargs": "?", "const": True, "metavar": "|".join(_words(hint))}
     if choices := _choices(hint):
         return {"type": hint, "metavar": "{" + ",".join(choices) + "}"}
-    directory = "DIR" if name in _DIRECTORIES else "FILE" if name == "json" else name.split("_")[-1].upper()
-    return {"type": hint, "metavar": {int: "N", float: "X"}.get(_plain(hint), directory)}
+    is_file = description.startswith("File")
+    text = "FILE" if is_file else "DIR" if name in _DIRECTORIES else name.split("_")[-1].upper()
+    return {"type": hint, "metavar": {int: "N", float: "X"}.get(_plain(hint), text)}
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):

@@ -44,6 +44,7 @@ def test_help_teaches_and_loads_no_library():
     assert code == 0, printed
     assert printed.splitlines()[-1] == "[]"
     assert "mpiexec -n 4 python -m domainpar.doctor" in printed
+    assert "--out FILE " in printed  # not a directory, as in other commands
 
 
 @pytest.mark.parametrize(
