@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -53,10 +54,10 @@ TELLS_NO_VALUE = frozenset(
         "element_size get_device is_cuda is_leaf _version names is_nested is_quantized is_mkldnn is_meta grad_fn "
         "requires_grad_ retain_grad is_inference is_sparse_csr has_names hash repr is_pinned is_cpu "
         "is_mps is_xpu is_signed is_tensor itemsize result_type can_cast get_default_dtype is_conj is_neg _is_view "
-        "_has_compatible_shallow_copy_type is_same_size dense_dim sparse_dim data_ptr storage_offset set_num_threads "
+        "_has_compatible_shallow_copy_type is_same_size dense_dim sparse_dim storage_offset set_num_threads "
         "is_vulkan is_ipu is_mtia is_xla is_maia has_torch_function grad output_nr reduce_ex format _base backward"
     )
-)
+) | {"set requires_grad", "set _backward_hooks"}
 TAKES_SIZES = frozenset(
     words(
         "zeros ones empty full new_zeros new_ones new_empty new_full arange rand randn randint randperm expand "
@@ -86,6 +87,8 @@ def name_of(func: Any) -> tuple[str, bool]:
 
 def _find_name(func: Any) -> tuple[str, bool]:
     name = getattr(func, "__name__", str(func))
+    if (owner := _foreign_owner(func)) is not None:  # what others call softmax need not be torch's
+        return f"{owner}.{name}", False
     if name in ("__get__", "__set__", "__delete__"):
         prop = func.__self__.__name__
         return (prop, False) if name == "__get__" else (f"set {prop}", True)
@@ -101,6 +104,37 @@ def _find_name(func: Any) -> tuple[str, bool]:
     if name in TELLS_NO_VALUE:
         return name, False
     return name.rstrip("_"), name.endswith("_")
+
+
+def _foreign_owner(func: Any) -> str | None:
+    """The library that a function comes from, if that is not torch itself; `torch.autograd` counts as another one."""
+    if (qualified := getattr(func, "_qualified_op_name", None)) is not None:  # of torch.ops, "library::name"
+        library: str = qualified.split("::")[0]
+        return None if library == "aten" else library
+    module = getattr(func, "__module__", None)
+    if func is torch.autograd.grad:
+        return "autograd"
+    return None if not isinstance(module, str) or module.split(".")[0] == "torch" else module
+
+
+_FIRST = ("input", "self", "x", "x1", "a", "A", "tensors", "condition")  # of torch's own, which tell no signature
+_NUMPY_NAMES = {"axis": "dim", "keepdims": "keepdim", "x2": "other"}
+
+
+def usual_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call with the first in its place, and torch's names where numpy's were given.
+
+    Torch's own functions take both; functions written in Python keep the names that they have.
+    """
+    if not kwargs:
+        return args, kwargs
+    written_in_python = inspect.isfunction(func)
+    names = tuple(inspect.signature(func).parameters)[:1] if written_in_python else _FIRST
+    if not args and (first := next((name for name in names if name in kwargs), None)) is not None:
+        args, kwargs = (kwargs[first],), {name: value for name, value in kwargs.items() if name != first}
+    if not written_in_python and not _NUMPY_NAMES.keys().isdisjoint(kwargs):
+        kwargs = {_NUMPY_NAMES.get(name, name): value for name, value in kwargs.items()}
+    return args, kwargs
 
 
 ASKED_BY_PYTHON = frozenset(words("bool int float complex index len contains array"))

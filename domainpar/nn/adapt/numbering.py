@@ -14,7 +14,7 @@ from torch import Tensor
 
 from domainpar.nn.adapt.rows import Axis, RowCount, Rows, rows_of, version_of
 
-PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+PLAIN = (int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
 class Unnumbered(Exception):
@@ -27,12 +27,19 @@ class Numbering:
     def __init__(self) -> None:
         self._numbers: dict[Hashable, int] = {}
 
-    def of_call(self, name: str, args: Any, kwargs: Any) -> int | None:
-        """The number of a call, None if something in it has none."""
+    def of_call(self, func: Hashable, args: Any, kwargs: Any) -> int | None:
+        """The number of a call, None if something in it has none.
+
+        The function itself is part of it: `torch.where` and `Tensor.where` go by one name and mean two things. So is
+        what torch decides by besides the arguments.
+        """
+        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+            return None
         try:
-            if name.startswith("new_") and args:  # of the tensor only type and device matter
+            if getattr(func, "__name__", "").startswith("new_") and args:  # of the tensor only type and device matter
                 args = (args[0].dtype, args[0].device, *args[1:])
-            key = (name, tuple(map(self._frozen, args)), tuple((key, self._frozen(kwargs[key])) for key in kwargs))
+            named = tuple((name, self._frozen(kwargs[name])) for name in kwargs)
+            key = (func, torch.get_default_dtype(), tuple(map(self._frozen, args)), named)
         except Unnumbered:
             return None
         return self._number(key)
@@ -70,6 +77,8 @@ class Numbering:
             return ("tensor", number)
         if type(value) is RowCount:
             return ("rows", self._of_axis(value.axis))
+        if isinstance(value, float):  # repr tells 0.0 from -0.0
+            return ("float", repr(value))
         if isinstance(value, PLAIN):
             return (type(value).__name__, value)
         if isinstance(value, (tuple, list)):

@@ -105,15 +105,21 @@ class Parallel(nn.Module):
         uses = itertools.count()
         noise = None if key is None else lambda: key_of(key, next(uses))
         watch = Watch(part, {id(one): one for one in tensors_of(self.module)}, noise)
-        watch.numbering.start(_all_tensors((args, kwargs)))
+        arguments = list(_all_tensors((args, kwargs)))
+        watch.numbering.start(arguments)
+        watch.versions.seen(arguments)
+        gradients = torch.is_grad_enabled()
         hooks = [layer.register_forward_pre_hook(_Refresh(watch), with_kwargs=True) for layer in self._layers()]
         try:
             before = torch.get_rng_state()
-            with watch:
+            # In inference mode tensors do not count their changes, so that nobody would see one.
+            with torch.inference_mode(False), torch.set_grad_enabled(gradients), watch:
                 result = self.module(*args, **kwargs)
             if not torch.equal(torch.get_rng_state(), before):
                 raise NotExact("it draws random numbers from torch's generator, which would be others on each rank.")
             watch.check_copies()
+            watch.versions.check_held()
+            watch.versions.check(_all_tensors(((result,), {})))
             check(result)
             return _owned(result, watch)
         except NotExact as refused:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -10,13 +9,25 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
-from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
-from domainpar.nn.adapt.calls import DRAWS, DROPS, TAKES_SIZES, TELLS_NO_VALUE, Call, flat, mapped, name_of, tensors_in
+from domainpar.nn.adapt.as_written import run_as_written
+from domainpar.nn.adapt.calls import (
+    DRAWS,
+    DROPS,
+    TAKES_SIZES,
+    TELLS_NO_VALUE,
+    Call,
+    flat,
+    mapped,
+    name_of,
+    tensors_in,
+    usual_arguments,
+)
 from domainpar.nn.adapt.numbering import Numbering
 from domainpar.nn.adapt.part import GraphPart
 from domainpar.nn.adapt.rows import UNKNOWN, Axis, Kept, NotExact, RowCount, Rows, mark, rows_of, version_of
+from domainpar.nn.adapt.versions import Versions
 
 Rule = Callable[["Watch", "Call"], Any]
 RULES: dict[str, Rule] = {}
@@ -52,34 +63,43 @@ class Watch(TorchFunctionMode):
         self._constants = constants
         self._copies: list[tuple[Tensor, object]] = []
         self.numbering = Numbering()
+        self.versions = Versions(constants)
         self.selected: dict[int, Axis] = {}
         self._filled: dict[int, Tensor] = {}
-        self._entered_in: Any = None
 
     def __enter__(self) -> Watch:
-        self._entered_in = sys._getframe(1).f_code
+        run_as_written(watching)
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
         name, in_place = name_of(func)
         if name in TELLS_NO_VALUE:
-            return func(*args, **kwargs)
-        if not args and "input" in kwargs:
-            args, kwargs = (kwargs["input"],), {key: value for key, value in kwargs.items() if key != "input"}
+            return func(*args, **(kwargs or {}))
+        args, kwargs = usual_arguments(func, args, kwargs or {})
         call = Call(func, name, list(args), kwargs, in_place)
+        given = tensors_in((args, kwargs))
+        self.versions.check(given)
+        made = self._made(call)
+        self.versions.seen(given)
+        self.versions.seen(tensors_in(made))
+        return made
+
+    def _made(self, call: Call) -> Any:
+        """What a call makes under its rule."""
         if not self._concerns_rows(call):
             return self._same_everywhere(call)
+        func, name, args, kwargs = call.func, call.name, tuple(call.args), call.kwargs
         if kwargs.get("out") is not None:
             raise NotExact(f"torch.{name} writes into a given tensor (out=); use the one it returns.")
         handle = RULES.get(name)
         if handle is None:
             raise NotExact(self._not_known(call))
-        number = None if self.alone else self.numbering.of_call(name, args, kwargs)
+        # Chance makes two values of equal calls, so it gives no number.
+        number = None if self.alone or name in DRAWS or name in DROPS else self.numbering.of_call(func, args, kwargs)
         made = handle(self, call)
         if number is not None:
-            self.numbering.give(tensors_in(args[:1] if in_place else made), number)
+            self.numbering.give(tensors_in(args[:1] if call.in_place else made), number)
         return made
 
     # What is known of a tensor
@@ -91,9 +111,9 @@ class Watch(TorchFunctionMode):
             NotExact: If nobody knows.
         """
         rows = rows_of(tensor)
+        if rows is UNKNOWN and id(tensor) in self._constants:
+            return None
         if rows is UNKNOWN or _of_foreign_function(tensor):
-            if type(tensor) is Parameter or id(tensor) in self._constants:
-                return None
             raise NotExact(
                 f"a tensor of shape {tuple(tensor.shape)} comes from where torch does not tell (an extension, an "
                 "autograd.Function, a global of a module), so nobody knows whether its rows are nodes, edges or the "
@@ -126,11 +146,11 @@ class Watch(TorchFunctionMode):
             return tensor
         if not rows.fresh and tensor.size(rows.dim) == self.part.plan.num_owned:
             return tensor
-        self.check_not_recomputed("leaves out nodes of other ranks")
         kept = _current(rows.without_ghosts, tensor)
         if kept is None:
             kept = mark(tensor.narrow(rows.dim, 0, self.part.plan.num_owned), rows.but(fresh=False))
             rows.without_ghosts = _kept(kept, tensor)
+            self.versions.seen((kept,))
         return kept
 
     def with_ghosts(self, tensor: Tensor) -> Tensor:
@@ -138,7 +158,6 @@ class Watch(TorchFunctionMode):
         rows = self.rows(tensor)
         if self.alone or rows is None or rows.fresh or rows.axis is not self.part.node_axis:
             return tensor
-        self.check_not_recomputed("reads nodes of other ranks")
         kept = _current(rows.with_ghosts, tensor)
         if kept is not None:
             return kept
@@ -151,6 +170,7 @@ class Watch(TorchFunctionMode):
         mark(filled, rows.but(fresh=True))
         rows.with_ghosts = _kept(filled, tensor)
         self._copies.append((filled, version_of(filled)))
+        self.versions.seen((filled,))
         if number is not None:
             self._filled[number] = filled
         return filled
@@ -159,9 +179,8 @@ class Watch(TorchFunctionMode):
         """The key of the next use of random numbers, the same on every rank.
 
         Raises:
-            NotExact: If none are allowed, or the step will be computed again unwatched.
+            NotExact: If none are allowed.
         """
-        self.check_not_recomputed("draws random numbers")
         if self.noise is None:
             raise NotExact("it draws random numbers where none were allowed (in evaluation, say).")
         return self.noise()
@@ -211,18 +230,6 @@ class Watch(TorchFunctionMode):
             {name: mapped(self.owned, arg) for name, arg in call.kwargs.items()},
             call.in_place,
         )
-
-    def check_not_recomputed(self, does: str) -> None:
-        """Refuse activation checkpointing around what only works while the model is watched."""
-        frame: Any = sys._getframe(1)
-        while frame is not None and frame.f_code is not self._entered_in:
-            if frame.f_code.co_filename.endswith("torch/utils/checkpoint.py"):
-                raise NotExact(
-                    f"activation checkpointing (torch.utils.checkpoint) goes round a step that {does}: computing it "
-                    "again in backward would not be watched. Switch it off in the model (the rows of a part are "
-                    "fewer than those of the whole graph), or use a network built on stages with --recompute-every."
-                )
-            frame = frame.f_back
 
     @contextmanager
     def in_other_words(self) -> Iterator[None]:

@@ -50,3 +50,22 @@ def value(watch: Watch, call: Call) -> Any:
         f"Python asks for values of {' and '.join(sorted(axes))} ({call.name}), of which each rank has its own; take a "
         "sum, mean, min, max, any or all over the rows first: those are the whole graph's."
     )
+
+
+@rule("data_ptr")
+def address(watch: Watch, call: Call) -> Any:
+    """Where rows lie in memory: what is read and written there, torch does not tell."""
+    raise NotExact(
+        f"the address of {watch.known(call.args[0]).axis.name} in memory is asked for (data_ptr, by a kernel of your own "
+        "or an extension): what it reads and writes there cannot be watched; switch to the torch form of that step."
+    )
+
+
+@rule("autograd.grad")
+def gradient_within(watch: Watch, call: Call) -> Any:
+    """Forces and penalties: a gradient that is itself differentiated, through the exchange."""
+    raise NotExact(
+        "torch.autograd.grad in a forward pass (forces, gradient penalties): a part has only its share of such a "
+        "gradient, and its own gradient would have to go through the exchange twice. Take gradients after the forward "
+        "pass, of the sum over ranks."
+    )

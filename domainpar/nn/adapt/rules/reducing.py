@@ -77,7 +77,6 @@ def add_up(watch: Watch, call: Call) -> Any:
 
 def total_over_rows(watch: Watch, of: Reduced) -> Tensor:
     """The sum over rows, of all ranks, and other dimensions."""
-    watch.check_not_recomputed("sums over ranks")
     mine = watch.counted(of.tensor).sum(of.dims, keepdim=of.keep, dtype=of.dtype)
     return summed(mine, watch.part)
 
@@ -148,7 +147,6 @@ def extreme_over_rows(watch: Watch, of: Reduced, sign: int, only_first: bool = F
 
     Those that are equal share the gradient; or the first of them, by its global number, has it.
     """
-    watch.check_not_recomputed("compares over ranks")
     mine = watch.counted(of.tensor)
     dtype = mine.dtype
     mine = mine if dtype.is_floating_point else mine.to(torch.int64)
@@ -185,7 +183,6 @@ def truth(watch: Watch, call: Call) -> Any:
     of = _reduced(watch, call)
     if not of.over_rows:
         return _local(call, of)
-    watch.check_not_recomputed("counts over ranks")
     holds = watch.counted(of.tensor).bool()
     wanted = ~holds if call.name == "all" else holds
     number = summed(wanted.sum(of.dims, keepdim=of.keep), watch.part)

@@ -135,7 +135,6 @@ def _at_graphs(watch: Watch, call: Call, into: Tensor, dim: int, index: Tensor, 
         )
     how = call.get(4, "reduce") if call.name in ("scatter_reduce", "index_reduce", "scatter") else "sum"
     alpha, include_self = call.kwargs.get("alpha", 1), call.get(5, "include_self", True)
-    watch.check_not_recomputed("sums over ranks")
     index, values = (
         watch.counted(index),
         watch.counted(values) if isinstance(values, Tensor) and watch.rows(values) else values,
@@ -274,7 +273,6 @@ def distinct(watch: Watch, call: Call) -> Any:
     tells_more = call.get(2, "return_inverse") or call.get(3, "return_counts") or call.get(4, "dim") is not None
     if tells_more or rows.names is not None:
         raise NotExact("torch.unique of rows tells which values occur, not where or how often, and not of row numbers.")
-    watch.check_not_recomputed("compares over ranks")
     mine = watch.counted(tensor).unique()
     watch.part.num_sums += 1
     counts = [int(count) for count in watch.part.gather(torch.tensor([len(mine)]))]
