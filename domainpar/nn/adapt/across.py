@@ -58,7 +58,7 @@ class _SumOverRanks(torch.autograd.Function):
 class _WithGradientOf(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: Tensor, carrier: Tensor) -> Tensor:
-        return value.view_as(value)
+        return value.clone()  # autograd lets nobody write into a view that a Function returned
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:

@@ -61,7 +61,7 @@ TELLS_NO_VALUE = frozenset(
 TAKES_SIZES = frozenset(
     words(
         "zeros ones empty full new_zeros new_ones new_empty new_full arange rand randn randint randperm expand "
-        "broadcast_to"
+        "broadcast_to repeat tile repeat_interleave bincount"
     )
 )
 DRAWS = frozenset(

@@ -6,6 +6,8 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
+from domainpar.nn.adapt.rows import NotExact
+
 _ONE_LIST = (
     "reads its rows as one list, in order and padded, which no rank has; use sum, mean, max, std, softmax or attention "
     "aggregations"
@@ -42,7 +44,13 @@ def check_module(module: nn.Module) -> None:
 
     Raises:
         ValueError: With what it is and what to do.
+        NotExact: If torch would not tell what happens inside it.
     """
+    if scripted := [name or "the model" for name, one in module.named_modules() if isinstance(one, torch.jit.ScriptModule)]:
+        raise NotExact(
+            f"{', '.join(scripted)}: a module of torch.jit.script, and torch tells nothing of what runs inside. Set the "
+            "environment variable PYTORCH_JIT=0 before torch is imported, or give the module as it was before."
+        )
     tensors = dict([*module.named_parameters(), *module.named_buffers()])
     for name, one in tensors.items():
         if isinstance(one, (UninitializedParameter, UninitializedBuffer)):

@@ -244,7 +244,7 @@ def _owned(result: Any, watch: Watch) -> Any:
 def _global_ids(numbers: Tensor, rows: Rows, watch: Watch) -> Tensor:
     """Row numbers as the numbers that the whole graph's rows have."""
     part = watch.part
-    of_rows = [part.local_ids if names.of is part.node_axis else names.of.keys for names in rows.names or ()]
+    of_rows = [part.local_ids if names.of is part.node_axis else names.of.places for names in rows.names or ()]
     one_kind = len(of_rows) == 1
     found = of_rows[0][numbers] if one_kind else torch.stack([ids[row] for ids, row in zip(of_rows, numbers)])
     return mark(found, rows.but(names=None))

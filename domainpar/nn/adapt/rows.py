@@ -32,6 +32,10 @@ class NotExact(Exception):
     """
 
 
+class Unhashable(NotExact, TypeError):
+    """A number of rows was to be a key; libraries that keep shapes take a TypeError as a reason not to."""
+
+
 class Axis:
     """Rows that are dealt over ranks: the nodes of a graph, its edges, or what a layer made of them.
 
@@ -67,6 +71,7 @@ class Axis:
         self.number: int | None = None  # of the mask that selected it: see `Numbering`
         self.each: tuple[Axis, int] | None = None
         self._total: int | None = None
+        self._places: Tensor | None = None
         self._split: dict[int, Axis] = {}
 
     @property
@@ -82,6 +87,25 @@ class Axis:
                 mine = self.length if self.counted is None else int(self.counted.sum())
                 self._total = sum(int(one) for one in self.part.gather(torch.tensor([mine])))
         return self._total
+
+    @property
+    def places(self) -> Tensor:
+        """The place of each row among those of the whole graph, int64 [length]. *Collective* when first asked.
+
+        Numbers of nodes and edges are their places. Rows that were selected, joined or split are told in the order of
+        their keys.
+        """
+        if self._places is None:
+            with unwatched():
+                whole = self is self.part.node_axis or self is self.part.edge_axis
+                self._places = self.keys if whole else torch.searchsorted(self._all_keys(), self.keys)
+        return self._places
+
+    def _all_keys(self) -> Tensor:
+        mine = self.keys if self.counted is None else self.keys[self.counted]
+        payloads = self.part.transport.all_gather(mine.cpu().numpy().tobytes())
+        everyone = torch.cat([torch.frombuffer(bytearray(one), dtype=torch.int64) for one in payloads if one] or [mine])
+        return everyone.sort().values.to(self.keys.device)
 
     def selected(self, mask: Tensor) -> Axis:
         """The rows where a mask is set, bool [length]."""
@@ -173,6 +197,7 @@ class Rows:
     without_ghosts: Kept | None = field(default=None, repr=False)
     selection: tuple[object, Axis] | None = field(default=None, repr=False)
     number: tuple[int, object] | None = field(default=None, repr=False)
+    used: bool = field(default=False, repr=False)  # by a tensor: what is kept here is of that one
 
     def without_numbers(self, does: str) -> Rows:
         """These rows, of which the content is to be computed with.
@@ -219,9 +244,31 @@ class RowCount(int):
         self.axis = axis
         return self
 
-    def __radd__(self, other: int) -> int:
-        # `sum` begins with 0, and PyG's `Data.num_nodes` is a sum over its one kind of nodes.
-        return self if type(other) is int and other == 0 else int(self) + other
+    # It stays what it is in sums that begin with 0 and products that begin with 1, as libraries compute shapes.
+
+    def __add__(self, other: int) -> int:
+        return self if _is(other, 0) else int(self) + other
+
+    __radd__ = __add__
+
+    def __sub__(self, other: int) -> int:
+        return self if _is(other, 0) else int(self) - other
+
+    def __mul__(self, other: int) -> int:
+        return self if _is(other, 1) else int(self) * other
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: int) -> int:
+        return self if _is(other, 1) else int(self) // other
+
+    def __hash__(self) -> int:
+        # What is found under 83 rows need not be of these 83 rows.
+        raise Unhashable("something is looked up by a number of rows; use int(x.size(0)) if only the number matters.")
+
+
+def _is(value: object, number: int) -> bool:
+    return type(value) is int and value == number
 
 
 _ATTRIBUTE = "_domainpar_rows"
@@ -240,5 +287,8 @@ def version_of(tensor: Tensor) -> object:
 
 def mark(tensor: Tensor, rows: Rows | None) -> Tensor:
     """Say what the rows of a tensor are; None: the same on every rank. Returns the tensor."""
+    if rows is not None:
+        rows = rows.but() if rows.used else rows
+        rows.used = True
     tensor.__dict__[_ATTRIBUTE] = rows
     return tensor

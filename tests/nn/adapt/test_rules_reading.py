@@ -17,11 +17,14 @@ EXACT = {
     "some numbers": lambda e: e * 2 if e.numel() == 0 else e * 3,
     "a sum over all rows as a number": lambda x: x * float(x.detach().sum()) + x.mean().item(),
     "a decision by all rows": lambda x: x * 2 if (x > 0).any() and not bool((x > 0).all()) else x,
+    "len of rows": lambda x, series: (x * len(x), x.sum(0) / len(x), series * len(series)),
+    "numbers of rows times one, plus zero": lambda x: x.view(0 + 1 * x.size(0) // 1 - 0, 2, -1),
     "len of what every rank has": lambda x, table: x * len(table),
 }
 
 REFUSED = {
-    "len of rows": (lambda x: x * len(x), "len()"),
+    "len of rows as a size": (lambda x: x + torch.ones(len(x), 1), "same on every rank, beside rows"),
+    "a cache by a number of rows": (lambda x: x * len({x.size(0): 1}), "looked up"),
     "an item of rows": (lambda v: v * v.item(), "Python asks for values"),
     "a list of values": (lambda x: x.tolist(), "Python asks for values"),
     "numpy": (lambda x: x.detach().numpy(), "Python asks for values"),

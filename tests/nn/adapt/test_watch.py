@@ -3,12 +3,15 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from whole_and_split import USUAL, cases, check, refusals, run_part
 
 from domainpar import World
+from domainpar.nn.adapt import as_written
 from domainpar.nn.adapt.calls import name_of
+from domainpar.nn.adapt.parallelize import parallelize
+from domainpar.nn.adapt.rows import NotExact
 from domainpar.nn.adapt.watch import RULES, rule
 from domainpar.testing import run_ranks
 
@@ -182,6 +185,33 @@ def layer_again(reentrant):
     return lambda x, net: checkpoint(net, x * 1, use_reentrant=reentrant)
 
 
+def asked_for_gradient(x, src):
+    h = x.detach().clone()
+    h.requires_grad = True
+    return h[src] * x[src]
+
+
+@torch.jit.script
+def scripted_softplus(x):
+    return F.softplus(x) - 0.5
+
+
+@torch.jit.script
+def scripted_centre_(x):
+    return x.sub_(x.mean(0))
+
+
+@torch.compile
+def compiled_relu(x, y):
+    return torch.relu(x) + y
+
+
+def hidden(function, tensor, *args):
+    """What an extension does to a tensor: no torch call that can be watched."""
+    with torch._C.DisableTorchFunction():
+        return function(tensor, *args)
+
+
 EXACT = {
     "buffers and states kept from call to call": (lambda x, net: net(x), {"net": Keeping, "calls": 3}),
     "unused, frozen and shared parameters; nested results": (
@@ -196,19 +226,61 @@ EXACT = {
     "None, numbers and words among results": lambda x: (x, [x * 2], {"a": (x.sum(),)}),
     "no gradient": lambda x, src, dst, e: x * torch.no_grad()(lambda: sums(sums(x, src, dst, e), src, dst, e))(),
     "steps computed again": (layer_again(False), {"net": lambda: nn.Linear(4, 4)}),
+    "sums computed again": again(lambda x, src, dst, e: sums(sums(x, src, dst, e), src, dst, e), False),
+    "means computed again": lambda x: checkpoint(lambda x: x - x.mean(0), x * 1, use_reentrant=False),
+    "means computed again, the old way": lambda x: checkpoint(lambda x: x - x.mean(0), x * 1, use_reentrant=True),
+    "a gradient asked for by assignment": asked_for_gradient,
+    "scripts": lambda x, src, dst, e: scripted_softplus(sums(scripted_softplus(x), src, dst, e)),
+    "scripts that change their argument": lambda x: scripted_centre_(x * 1) * 2,
+    "compiled functions": lambda x, src, dst, e: compiled_relu(sums(x, src, dst, e), x),
+    "compiled layers": (lambda x, net: net(x), {"net": lambda: torch.compile(nn.Linear(4, 4))}),
+    "zeros of both signs": lambda x, src: (
+        1 / torch.full_like(x, 0.0).detach()[src] + 2 / torch.full_like(x, -0.0).detach()[src],
+        x.sum(),
+    ),
+    "two functions of one name": lambda mask, z, src, x: (
+        x * 1,
+        (torch.where(mask, z[:, 0] > 0, mask)[src], mask.where(z[:, 0] > 0, mask)[src]),
+    ),
+}
+
+ALONE = {  # torch draws other numbers than the watch
+    "two draws of one tensor": lambda x, src: [F.dropout(x.detach(), 0.5)[src] for _ in range(2)],
+    "two masks": lambda x: sum(x[torch.rand(x.size(0)) > 0.3].mean(0) for _ in range(4)),
+    "two masks of edges": lambda x, edge_index, src: [
+        (lambda kept: x.new_zeros(x.size(0), 4).index_add(0, kept[1], x[kept[0]]))(
+            edge_index[:, torch.rand(src.size(0)) > 0.3]
+        )
+        for _ in range(2)
+    ],
+    "random numbers like others": lambda x, src: (x[src].sum(), torch.rand_like(x)[src]),
 }
 
 REFUSED = {
-    "scripts": (lambda x: SCRIPT(x) * 2, "nobody knows"),
-    "gradients within": (lambda x: torch.autograd.grad((x**2).sum(), x, create_graph=True)[0] * 2, "nobody knows"),
+    "traced scripts": (lambda x: SCRIPT(x) * 2, "traced"),
+    "gradients within": (lambda x: torch.autograd.grad((x**2).sum(), x, create_graph=True)[0] * 2, "autograd.grad"),
+    "parameters made of rows": (lambda x: nn.Parameter(x.detach()).sum(0), "nobody knows"),
+    "addresses of rows": (lambda x: x * (x.data_ptr() > 0), "data_ptr"),
+    "changes behind the watch": (lambda x: hidden(Tensor.sub_, x * 1, x.mean(0)) * 2, "changed in place where"),
+    "changes behind the watch of a view": (
+        lambda x: (lambda h: (hidden(Tensor.mul_, h[:, :2], 3), h * 2)[1])(x * 1),
+        "changed in place where",
+    ),
+    "changes behind the watch of a result": (
+        lambda x: (lambda h: (hidden(Tensor.mul_, h, 3), h)[1])(x * 1),
+        "changed in place where",
+    ),
+    "changes behind the watch of what every rank has": (
+        lambda x: (lambda total: (hidden(Tensor.add_, total, len(x.detach().clone())), total * 2)[1])(x.sum(0) * 1),
+        "changed in place where",
+    ),
+    "changes behind the watch of a buffer": (
+        lambda x, net: (hidden(Tensor.add_, net.running_mean, 1), x)[1],
+        "changed in place where",
+        {"net": lambda: nn.BatchNorm1d(4)},
+    ),
     "tensors of the module's file": (lambda x: x * GLOBAL, "nobody knows"),
     "batched functions": (lambda x: torch.vmap(lambda row: row - row.mean())(x) * 2, ""),
-    "sums computed again": (again(lambda x, src, dst, e: sums(sums(x, src, dst, e), src, dst, e), False), "checkpoint"),
-    "means computed again": (lambda x: checkpoint(lambda x: x - x.mean(0), x * 1, use_reentrant=False), "checkpoint"),
-    "means computed again, the old way": (
-        lambda x: checkpoint(lambda x: x - x.mean(0), x * 1, use_reentrant=True),
-        "checkpoint",
-    ),
     "an unknown call": (lambda x: torch.special.i1(x), "tell us"),
     "an attribute set": (lambda x: setattr(x, "data", x * 2), ""),
 }
@@ -259,6 +331,33 @@ WAITING = {}
 @cases(EXACT)
 def test_what_modules_keep_and_return_is_exact(function, more):
     check(function, **more)
+
+
+@cases(ALONE)
+def test_equal_calls_of_chance_are_two_draws(function, more):
+    check(function, against="alone", **more)
+
+
+def test_that_a_model_is_not_recomputed_or_compiled_is_said_once(monkeypatch):
+    monkeypatch.setattr(as_written, "_said", set())
+    with pytest.warns(UserWarning) as warned:
+        for _ in range(2):
+            check(lambda x: checkpoint(compiled_relu, x * 1, x, use_reentrant=False))
+    assert [str(one.message).split()[0] for one in warned] == ["activation", "torch.compile"]
+
+
+def test_outside_a_watch_functions_are_transformed_as_ever():
+    check(lambda x: scripted_centre_(x * 1))  # the places are taken now
+    seen = []
+    x = torch.ones(3, requires_grad=True)
+    checkpoint(lambda x: (seen.append(1), x**2)[1], x, use_reentrant=False).sum().backward()
+    assert len(seen) == 2
+    assert "prim" in str(scripted_centre_.graph)
+
+
+def test_a_scripted_module_is_refused_before_anything_runs():
+    with pytest.raises(NotExact, match=r"1: a module of torch.jit.script.*PYTORCH_JIT=0"):
+        parallelize(nn.Sequential(nn.ReLU(), torch.jit.script(nn.Linear(4, 4))), World.alone())
 
 
 @refusals(REFUSED)

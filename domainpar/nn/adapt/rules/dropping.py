@@ -48,7 +48,7 @@ def uniform(watch: Watch, call: Call) -> Any:
         shape, device, dtype = torch.Size(lengths), call.kwargs.get("device"), None
     dtype = call.kwargs.get("dtype") or dtype or torch.get_default_dtype()
     bits = _bits(watch, shape, rows, device or "cpu")
-    return mark((bits >> 8).to(dtype) * 2.0**-24, rows)
+    return mark((bits >> 8).to(dtype) * 2.0**-24, None if rows is None else rows.but())
 
 
 def _mask(watch: Watch, given: Tensor, rows: Rows | None, rate: float) -> Tensor:

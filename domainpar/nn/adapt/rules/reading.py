@@ -26,11 +26,9 @@ def size(watch: Watch, call: Call) -> Any:
 
 @rule("python len")
 def length(watch: Watch, call: Call) -> Any:
-    """Python insists on a plain number here, which no rank could agree on with another."""
-    rows = watch.rows(call.args[0])
-    if rows is not None and rows.dim == 0 and not watch.alone:
-        raise NotExact(f"len() of a tensor of {rows.axis.name}; use .size(0), which knows what it counts.")
-    return call()
+    """The whole graph's number. Python makes it a plain integer, which as a size is refused later."""
+    rows = watch.known(call.args[0])
+    return rows.axis.total if rows.dim == 0 else call()
 
 
 @rule("numel", "nelement")

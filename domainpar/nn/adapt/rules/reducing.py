@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import Any, NamedTuple
 
@@ -277,24 +278,30 @@ def only_features(watch: Watch, call: Call) -> Any:
 )
 def loss(watch: Watch, call: Call) -> Any:
     """Losses of rows: their sum or mean over the whole graph."""
-    how = call.kwargs.get("reduction", "mean")
+    if not inspect.isfunction(call.func):
+        raise NotExact(f"torch.{call.name}; use torch.nn.functional.{call.name}.")
+    given = inspect.signature(call.func).bind(*call.args, **call.kwargs).arguments
+    if given.pop("size_average", None) is not None or given.pop("reduce", None) is not None:
+        raise NotExact(f"{call.name} with size_average or reduce, which torch is to drop; pass reduction='sum' or 'mean'.")
+    how = given.pop("reduction", "mean")
     by_class = call.name in ("nll_loss", "cross_entropy")
-    if by_class and call.get(2, "weight") is not None and how == "mean":
+    if given.get("weight") is not None and how == "mean" and (by_class or call.name not in _WEIGHT_IN_SUMMANDS):
         raise NotExact(f"a weighted mean inside {call.name}; take reduction='none' and divide by the weights' sum.")
     if how not in ("none", "mean", "sum", "batchmean"):
         raise NotExact(f"{call.name} with reduction={how!r}.")
-    given, target = call.get(0, "input"), call.get(1, "target")
-    known = [watch.rows(tensor) for tensor in (given, target)]
-    if any(rows is None or rows.dim != 0 for rows in known) or not (by_class or given.dim() == target.dim()):
+    tensors = [given["input"], given["target"]]
+    known = [watch.rows(tensor) if isinstance(tensor, Tensor) else None for tensor in tensors]
+    if any(rows is None or rows.dim != 0 for rows in known) or not (by_class or tensors[0].dim() == tensors[1].dim()):
         raise NotExact(f"{call.name} compares rows with something else than the same rows.")
     found = [rows.without_numbers(call.name) for rows in known if rows]
     axis, fresh = one_axis((rows.axis for rows in found), call), all(rows.fresh for rows in found)
-    if len(call.args) < 2:
-        call = call.but(given, target, **{name: value for name, value in call.kwargs.items() if name != "target"})
-    call = watch.common(call)
-    kwargs = {name: value for name, value in call.kwargs.items() if name not in ("size_average", "reduce")}
-    each = mark(call.func(*call.args, **(kwargs | {"reduction": "none"})), Rows(axis, 0, fresh))
-    return each if how == "none" else _over_all(watch, call, each, target, how)
+    others = {name: value for name, value in given.items() if name not in ("input", "target")}
+    call = watch.common(call.but(*tensors, **others))
+    each = mark(call.func(*call.args, **call.kwargs, reduction="none"), Rows(axis, 0, fresh))
+    return each if how == "none" else _over_all(watch, call, each, tensors[1], how)
+
+
+_WEIGHT_IN_SUMMANDS = ("binary_cross_entropy", "binary_cross_entropy_with_logits")  # their mean is over all entries
 
 
 def _over_all(watch: Watch, call: Call, each: Tensor, target: Tensor, how: str) -> Tensor:
@@ -305,6 +312,6 @@ def _over_all(watch: Watch, call: Call, each: Tensor, target: Tensor, how: str) 
         return mark(total, None)
     if call.name in ("nll_loss", "cross_entropy") and not target.is_floating_point():
         with watch.in_other_words():
-            number = (target != call.get(4, "ignore_index", -100)).sum()
+            number = (target != call.kwargs.get("ignore_index", -100)).sum()
         return mark(total / number, None)
     return mark(total / (of.rows.axis.total if how == "batchmean" else of.num_summed()), None)

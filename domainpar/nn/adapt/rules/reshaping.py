@@ -197,11 +197,14 @@ def _given_to_each(watch: Watch, tensor: Tensor, wanted: list[Any], counts: list
 
 @rule("repeat", "tile")
 def repeat(watch: Watch, call: Call) -> Any:
-    """Copies beside each other; the rows themselves only once."""
-    tensor, rows = _known(watch, call)
+    """Copies beside each other; the rows themselves only once. Or a constant given to each row."""
+    tensor = call.get(0, "input")
     times = call.get(1, "dims", call.kwargs.get("repeats"))
     times = times if isinstance(times, (tuple, list)) else call.args[1:]
     times = [1] * (tensor.dim() - len(times)) + list(times)
+    rows = watch.rows(tensor)
+    if rows is None:
+        return _repeated_for_each(watch, tensor, times)
     dim = rows.dim + len(times) - tensor.dim()
     if any(type(count) is RowCount for count in times) or times[dim] != 1:
         raise NotExact(f"torch.{call.name} makes copies of rows of {rows.axis.name}, which would be rows of their own.")
@@ -212,6 +215,15 @@ def repeat(watch: Watch, call: Call) -> Any:
     elif names is not None and len(names) > 1:
         names = names * (made.size(0) // len(names)) if made.dim() == 2 else rows.without_numbers("torch.repeat").names
     return mark(made, rows.but(dim=dim, names=names))
+
+
+def _repeated_for_each(watch: Watch, tensor: Tensor, times: list[Any]) -> Tensor:
+    """Copies of a tensor that is the same on every rank, one for each row."""
+    counts = [at for at, count in enumerate(times) if type(count) is RowCount]
+    once = tensor.repeat([1 if at in counts else count for at, count in enumerate(times)])
+    wanted = [times[at] if at in counts else size for at, size in enumerate(once.shape)]
+    given = _given_to_each(watch, once, wanted, counts)
+    return mark(given.contiguous(), watch.known(given))
 
 
 @rule("unbind", "iter")
@@ -388,11 +400,14 @@ def narrow(watch: Watch, call: Call) -> Any:
 
 @rule("repeat_interleave")
 def repeat_interleave(watch: Watch, call: Call) -> Any:
-    """Features repeated."""
-    tensor, rows = _known(watch, call)
-    dim = call.get(2, "dim")
-    if not isinstance(call.get(1, "repeats"), int) or dim is None or dim % tensor.dim() == rows.dim:
-        raise NotExact(f"torch.repeat_interleave makes copies of rows of {rows.axis.name}.")
+    """Features repeated; or a constant for each row."""
+    tensor, count, dim = call.get(0, "input"), call.get(1, "repeats"), call.get(2, "dim")
+    rows = watch.rows(tensor)
+    if rows is None and type(count) is RowCount:
+        tensor, dim = (tensor.flatten(), 0) if dim is None else (tensor, dim % tensor.dim())
+        return _repeated_for_each(watch, tensor, [count if at == dim else 1 for at in range(tensor.dim())])
+    if rows is None or not isinstance(count, int) or dim is None or dim % tensor.dim() == rows.dim:
+        raise NotExact("torch.repeat_interleave makes copies of rows, or of something by rows; index with x[numbers].")
     return mark(call(), rows.without_numbers("torch.repeat_interleave").but())
 
 

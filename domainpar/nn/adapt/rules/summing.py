@@ -141,7 +141,8 @@ def _at_graphs(watch: Watch, call: Call, into: Tensor, dim: int, index: Tensor, 
     )
     call = Call(call.func, call.name, [into, dim, index, values], {}, call.in_place)
     if how == "sum" and call.name in ("scatter_add", "index_add"):
-        made = _add(into, dim, index, values) * alpha
+        made = _add(into, dim, index, values)
+        made = made if alpha == 1 else made * alpha
         total = into + summed(made, watch.part)
     elif how in ("amax", "amin") and not include_self:
         total = _extreme(watch, into, dim, index, values, how)

@@ -1,0 +1,394 @@
+"""Random programs of torch calls, run whole and split: a program is a seed, its statements are drawn one by one.
+
+Statements pick their operands from what the program has made so far, whatever it is. One that torch refuses on the whole
+graph, or the watch anywhere, is left out, and the program is run again without it; what is left has to be exact.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from whole_and_split import USUAL, Outcome, Sample, _compare, _together, run_part, run_whole
+
+from domainpar import World
+from domainpar.nn.adapt.rows import NotExact
+from domainpar.plan import EdgePolicy
+from domainpar.testing import run_ranks
+
+STATEMENTS = 14
+MOST_LEFT_OUT = 25
+
+Env = list[Tensor]
+Statement = Callable[["Draw", Env], Any]
+
+
+class Draw:
+    """What one statement draws: the same on every run of the program."""
+
+    def __init__(self, seed: str) -> None:
+        self._random = random.Random(seed)
+
+    def of(self, given: Sequence[Any]) -> Any:
+        return given[self._random.randrange(len(given))]
+
+    def tensor(self, env: Env, *, floats: bool = False) -> Tensor:
+        """One of the tensors, the later ones more often; places, not properties, so that all runs draw alike."""
+        tries = [env[max(self._random.randrange(len(env)), self._random.randrange(len(env)))] for _ in range(3)]
+        return next((one for one in tries if one.is_floating_point()), tries[0]) if floats else tries[0]
+
+
+def _unary(draw: Draw, env: Env) -> Any:
+    x = draw.tensor(env, floats=True)
+    return draw.of(
+        [
+            lambda: x.sigmoid(),
+            lambda: F.relu(x),
+            lambda: torch.neg(input=x),
+            lambda: x.abs() + 0.5,
+            lambda: x.detach(),
+            lambda: x.clone(),
+            lambda: x.data,
+            lambda: x > 0,
+            lambda: x.round().long(),
+            lambda: F.leaky_relu(x, negative_slope=draw.of([0.0, -0.0, 0.1])),
+            lambda: torch.clamp(x, min=draw.of([-1, 0.0]), max=1),
+        ]
+    )()
+
+
+def _binary(draw: Draw, env: Env) -> Any:
+    x, y = draw.tensor(env), draw.tensor(env)
+    return draw.of(
+        [
+            lambda: x + y,
+            lambda: torch.sub(x, other=y),
+            lambda: x * y,
+            lambda: torch.maximum(x, y),
+            lambda: torch.where(x > 0, x, y),
+            lambda: x.where(y > 0, y),
+            lambda: torch.atan2(x, y),
+            lambda: x == y,
+            lambda: torch.lerp(x, y, 0.25),
+        ]
+    )()
+
+
+def _in_place(draw: Draw, env: Env) -> None:
+    x, y = draw.tensor(env), draw.tensor(env)
+    draw.of(
+        [
+            lambda: x.add_(1),
+            lambda: x.mul_(y),
+            lambda: x.add_(y),
+            lambda: x.copy_(y),
+            lambda: x.zero_(),
+            lambda: x.fill_(draw.of([0.0, -0.0, 2])),
+            lambda: F.relu(x, inplace=True),
+            lambda: x.__setitem__(x > 0.5, 0),
+            lambda: x[..., :1].mul_(2),
+            lambda: torch.relu_(x),
+            lambda: x.masked_fill_(x < 0, 0.25),
+            lambda: x.clamp_(min=0),
+        ]
+    )()
+
+
+def _hidden(draw: Draw, env: Env) -> None:
+    """As an extension does that the watch cannot see."""
+    x = draw.tensor(env)
+    with torch._C.DisableTorchFunction():
+        draw.of([lambda: x.sub_(x.mean(0)), lambda: x.add_(x.sum()), lambda: x[:1].fill_(3), lambda: x.neg_()])()
+
+
+def _made(draw: Draw, env: Env) -> Any:
+    x = draw.tensor(env)
+    value = draw.of([0.0, -0.0, 1, 1.0, True])
+    return draw.of(
+        [
+            lambda: torch.full_like(x, value, dtype=torch.float64),
+            lambda: x.new_zeros(x.size(0)),
+            lambda: torch.zeros(x.size(0), 4),
+            lambda: torch.ones(x.shape[0], dtype=torch.float64),
+            lambda: x.new_full((x.size(0),), value),
+            lambda: torch.zeros_like(x),
+            lambda: torch.arange(x.size(0)),
+            lambda: torch.as_tensor(value),
+            lambda: 1 / torch.full_like(x, value, dtype=torch.float64),
+        ]
+    )()
+
+
+def _chance(draw: Draw, env: Env) -> Any:
+    x = draw.tensor(env, floats=True)
+    return draw.of(
+        [
+            lambda: F.dropout(x, 0.5),
+            lambda: F.dropout(x, p=0.5, training=True),
+            lambda: F.dropout(x, 0.5, training=False),
+            lambda: torch.dropout(x, 0.5, train=False),
+            lambda: torch.rand_like(x),
+            lambda: torch.rand(x.size(0)) > 0.4,
+            lambda: torch.rand(x.size(0), 2),
+            lambda: x[torch.rand(x.size(0)) > 0.4].sum(0),
+        ]
+    )()
+
+
+def _ends(draw: Draw, env: Env) -> Any:
+    x, src, dst = draw.tensor(env), *env[0].unbind(0)
+    end = draw.of([src, dst])
+    return draw.of(
+        [
+            lambda: x[end],
+            lambda: x.index_select(0, end),
+            lambda: x[src] - x[dst],
+            lambda: x[env[0]],
+            lambda: x[end, 0],
+            lambda: src == dst,
+            lambda: env[0][:, draw.tensor(env)],
+            lambda: x.gather(0, end.view(-1, 1).expand(-1, x.size(1))),
+        ]
+    )()
+
+
+def _sums(draw: Draw, env: Env) -> Any:
+    v, src, dst = draw.tensor(env), *env[0].unbind(0)
+    n, end = env[1].size(0), draw.of([dst, dst, src])
+    wide = end.view(-1, 1).expand_as(v) if v.dim() == 2 else end
+    return draw.of(
+        [
+            lambda: v.new_zeros(n, *v.shape[1:]).index_add(0, end, v),
+            lambda: v.new_zeros(n, *v.shape[1:]).index_add_(0, end, v, alpha=2),
+            lambda: v.new_zeros(n, *v.shape[1:]).scatter_add(0, wide, v),
+            lambda: v.new_zeros(n, *v.shape[1:]).scatter_reduce(0, wide, v, "amax", include_self=False),
+            lambda: v.new_zeros(n, *v.shape[1:]).scatter_reduce(0, wide, v, reduce="mean"),
+            lambda: v.new_zeros(n).index_add(0, end, v.new_ones(v.size(0))),
+            lambda: v.new_ones(3, *v.shape[1:]).index_add(0, env[2], v),
+            lambda: draw.tensor(env).index_add_(0, end, v),
+        ]
+    )()
+
+
+def _reduced(draw: Draw, env: Env) -> Any:
+    x, dim = draw.tensor(env), draw.of([0, 0, 1, -1])
+    return draw.of(
+        [
+            lambda: x.sum(dim),
+            lambda: x.mean(axis=dim, keepdims=True),
+            lambda: torch.sum(input=x, dim=dim, keepdim=True),
+            lambda: x.amax(dim),
+            lambda: x.max(dim).values,
+            lambda: x.std(dim, unbiased=draw.of([True, False])),
+            lambda: x.mean(),
+            lambda: x.norm(dim=dim),
+            lambda: torch.softmax(x, dim),
+            lambda: F.softmax(x, dim=dim, dtype=torch.float64),
+            lambda: (x > 0).any(axis=dim),
+            lambda: x.unique(),
+            lambda: F.mse_loss(x, x * 0.5, size_average=draw.of([True, False])),
+            lambda: F.mse_loss(x, x * 0.5, None, None, draw.of(["sum", "mean", "none"])),
+            lambda: x.size(0) * torch.ones(2),
+        ]
+    )()
+
+
+def _shaped(draw: Draw, env: Env) -> Any:
+    x, y, dim = draw.tensor(env), draw.tensor(env), draw.of([0, 1, -1])
+    return draw.of(
+        [
+            lambda: x.t(),
+            lambda: x.unsqueeze(dim),
+            lambda: x.squeeze(dim),
+            lambda: x.view(x.size(0), -1),
+            lambda: x.reshape(-1, 2),
+            lambda: x[:, 0],
+            lambda: x[:, 1:],
+            lambda: x[..., None],
+            lambda: torch.cat([x, y], dim),
+            lambda: torch.stack([x, y], axis=dim),
+            lambda: x.chunk(2, dim)[0],
+            lambda: x.expand(2, *x.shape)[1],
+            lambda: x.flip(dim),
+            lambda: x[x > 0] if x.dim() == 1 else x[x[:, 0] > 0],
+            lambda: x @ y.t() if x.dim() == 2 and y.dim() == 2 else x,
+            lambda: x.T @ y,
+            lambda: x.repeat(1, 2),
+            lambda: x[draw.of([0, -1, 2])],
+            lambda: x[draw.of([slice(3), slice(1, None), slice(None, None, 2)])],
+        ]
+    )()
+
+
+KINDS: tuple[Statement, ...] = (
+    _unary,
+    _binary,
+    _in_place,
+    _made,
+    _chance,
+    _ends,
+    _sums,
+    _reduced,
+    _shaped,
+    _hidden,
+)
+WEIGHTS = (5, 6, 5, 4, 3, 6, 5, 5, 6, 1)
+
+
+class _Stop(Exception):
+    """A statement could not be run."""
+
+    def __init__(self, number: int, why: BaseException) -> None:
+        super().__init__(f"statement {number}: {why}")
+        self.number, self.why = number, why
+
+
+class _Refused(_Stop, NotExact):
+    """The watch refused a statement."""
+
+
+@dataclass
+class Program:
+    """A random program.
+
+    Attributes:
+        seed: What it is drawn from.
+        left_out: Numbers of the statements that are not run.
+    """
+
+    seed: int
+    left_out: set[int] = field(default_factory=set)
+
+    def function(self) -> Callable[..., Any]:
+        """The program as a function of a sample's fields, as `whole_and_split` runs them."""
+
+        def run(edge_index: Any, x: Any, kind: Any, e: Any, v: Any, z: Any, mask: Any, c: Any) -> Any:
+            env = [edge_index.clone(), x * 1, kind.clone(), e * 1, v * 1, z * 1, mask.clone(), c * 1]
+            first = len(env)
+            for number in range(STATEMENTS):
+                if number not in self.left_out:
+                    self._run_one(number, env)
+            return tuple(one for one in env[first:] if one.dim() > 0 or one.dtype is not torch.bool)
+
+        return run
+
+    def _run_one(self, number: int, env: Env) -> None:
+        draw = Draw(f"{self.seed} {number}")
+        kind = draw._random.choices(KINDS, WEIGHTS)[0]
+        try:
+            made = kind(draw, env)
+        except NotExact as refused:
+            raise _Refused(number, refused) from refused
+        except Exception as error:
+            raise _Stop(number, error) from error
+        if isinstance(made, Tensor):
+            env.append(made)
+
+    def refused_at(self, error: BaseException | None) -> int:
+        """The statement that was refused; of a refusal at the end of a pass one that may be the reason."""
+        while error is not None:
+            if isinstance(error, _Stop):
+                return error.number
+            error = error.__cause__
+        return self.last_of(_hidden)
+
+    def last_of(self, *wanted: Statement) -> int:
+        """The last statement of some kinds, or else the last one."""
+        those = [at for at, kind in enumerate(self.kinds()) if kind in wanted and at not in self.left_out]
+        return (those or sorted(set(range(STATEMENTS)) - self.left_out))[-1]
+
+    def kinds(self) -> list[Statement]:
+        """The kind of each statement."""
+        return [Draw(f"{self.seed} {at}")._random.choices(KINDS, WEIGHTS)[0] for at in range(STATEMENTS)]
+
+    def __str__(self) -> str:
+        left = [f"{at} {kind.__name__}" for at, kind in enumerate(self.kinds()) if at not in self.left_out]
+        return f"program {self.seed}, statements {', '.join(left)}"
+
+
+def dealt(sample: Sample, num_ranks: int) -> Sample:
+    """A sample whose nodes are dealt to so many parts."""
+    return replace(sample, assignment=tuple(part % num_ranks for part in sample.assignment))
+
+
+def settled(program: Program) -> Outcome:
+    """Leave out what torch or the watch refuses on the whole graph; what the program gives on one rank.
+
+    Where no chance plays a part, that is compared with torch alone.
+    """
+    for _ in range(MOST_LEFT_OUT):
+        try:
+            bare = run_whole(program.function(), USUAL, None)
+        except _Stop as stop:
+            program.left_out.add(stop.number)
+            continue
+        except RuntimeError:  # backward: a value was changed in place after it was used
+            program.left_out.add(program.last_of(_in_place, _hidden))
+            continue
+        alone = run_part(World.alone(), program.function(), USUAL, None, "incoming")
+        if alone.error is None:
+            if not _by_chance(program):
+                _compare(f"{program} on one rank", alone, bare, 1e-9)
+            return alone
+        if not isinstance(alone.error, NotExact):
+            raise AssertionError(f"{program} on one rank: {alone.error}") from alone.error
+        program.left_out.add(program.refused_at(alone.error))
+    program.left_out = set(range(STATEMENTS))
+    return run_part(World.alone(), program.function(), USUAL, None, "incoming")
+
+
+def _by_chance(program: Program) -> bool:
+    return any(kind is _chance and at not in program.left_out for at, kind in enumerate(program.kinds()))
+
+
+def on_ranks(world: World, programs: Sequence[Program], sample: Sample, policy: EdgePolicy) -> list[Outcome]:
+    """Every program on this rank."""
+    return [run_part(world, program.function(), sample, None, policy) for program in programs]
+
+
+@dataclass
+class Tally:
+    """What became of programs that were split: how many were exact, how many statements the split was refused for."""
+
+    exact: int = 0
+    statements: int = 0
+    refused: int = 0
+
+
+def run_split(seeds: Mapping[int, set[int]], num_ranks: int, policy: EdgePolicy, tally: Tally) -> None:
+    """Run programs, with what `settled` left out of them, on so many ranks and compare.
+
+    Statements that are refused there only are left out as well, and the program is run again.
+
+    Raises:
+        AssertionError: If a program is not exact, ends in an error that is no refusal, or ranks disagree.
+    """
+    sample = dealt(USUAL, num_ranks)
+    waiting = [Program(seed, set(left_out)) for seed, left_out in seeds.items()]
+    for _ in range(STATEMENTS):
+        expected = [settled(program) for program in waiting]
+        found = list(zip(*run_ranks(on_ranks, num_ranks, waiting, sample, policy, timeout=60)))
+        again = []
+        for program, whole, of_all in zip(waiting, expected, found):
+            errors = [outcome.error for outcome in of_all]
+            if any(error is not None for error in errors):
+                numbers = {program.refused_at(error) for error in errors}
+                refused = all(isinstance(error, NotExact) for error in errors) and len(numbers) == 1
+                assert refused, f"{program} on {num_ranks} ranks, {policy}: {errors}"
+                (number,) = numbers
+                tally.refused += 1
+                again.append(replace(program, left_out=program.left_out | {number}))
+                continue
+            try:
+                _compare(policy, _together(list(of_all)), whole, 1e-9)
+            except AssertionError as wrong:
+                raise AssertionError(f"{program} on {num_ranks} ranks, {policy}: {wrong}") from wrong
+            tally.exact += 1
+            tally.statements += STATEMENTS - len(program.left_out)
+        waiting = again
+    assert not waiting
