@@ -1,4 +1,4 @@
-"""Functions that torch runs out of sight of the watch, run as they are written instead: scripted, checkpointed, compiled.
+"""Functions that torch runs out of sight of the watch, run as they are written: scripted, checkpointed, compiled.
 
 Torch calls of a scripted function happen in its own interpreter, those of a checkpointed one once more in backward, and
 a compiled one is traced. While a watch is on in this thread, the function that the user wrote is called instead: the
@@ -105,10 +105,10 @@ _PLACES: dict[str, Callable[[Watching], bool]] = {
     "compiled": _compiled,
 }
 _SAID = {
-    "checkpointed": "activation checkpointing (torch.utils.checkpoint) in the model: on a split graph its functions are "
-    "called as they are and nothing is computed again, so that it saves no memory here. The results are the same.",
-    "compiled": "torch.compile in the model: on a split graph its functions run eagerly, as they are written. The results "
-    "are the same, to rounding.",
+    "checkpointed": "activation checkpointing (torch.utils.checkpoint) in the model: on a split graph its functions "
+    "are called as they are and nothing is computed again, so that it saves no memory here. The results are the same.",
+    "compiled": "torch.compile in the model: on a split graph its functions run eagerly, as they are written. The "
+    "results are the same, to rounding.",
 }
 _said: set[str] = set()
 

@@ -64,6 +64,18 @@ TAKES_SIZES = frozenset(
         "broadcast_to repeat tile repeat_interleave bincount"
     )
 )
+KNOWS_NUMBERS = frozenset(  # calls whose rules know what row numbers are; to all others they are values like any other
+    words(
+        "eq ne not_equal getitem setitem index_select gather take_along_dim embedding scatter scatter_add "
+        "scatter_reduce index_add index_reduce index_copy index_fill index_put nonzero size shape numel "
+        "nelement cat concat concatenate stack vstack hstack column_stack dstack row_stack unbind iter chunk "
+        "split tensor_split split_with_sizes flip select view reshape view_as reshape_as flatten unsqueeze "
+        "squeeze transpose swapaxes swapdims t T mT permute movedim moveaxis adjoint expand expand_as "
+        "broadcast_to repeat tile clone contiguous cpu cuda data deepcopy detach int long short byte to type "
+        "type_as float double half bfloat16 bool bincount zeros_like ones_like empty_like full_like new_zeros "
+        "new_ones new_empty new_full masked_select isin unique"
+    )
+) | {"python len", "python index"}
 DRAWS = frozenset(
     words(
         "rand randn rand_like randn_like randint randint_like randperm bernoulli normal uniform multinomial "

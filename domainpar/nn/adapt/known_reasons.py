@@ -46,10 +46,12 @@ def check_module(module: nn.Module) -> None:
         ValueError: With what it is and what to do.
         NotExact: If torch would not tell what happens inside it.
     """
-    if scripted := [name or "the model" for name, one in module.named_modules() if isinstance(one, torch.jit.ScriptModule)]:
+    if scripted := [
+        name or "the model" for name, one in module.named_modules() if isinstance(one, torch.jit.ScriptModule)
+    ]:
         raise NotExact(
-            f"{', '.join(scripted)}: a module of torch.jit.script, and torch tells nothing of what runs inside. Set the "
-            "environment variable PYTORCH_JIT=0 before torch is imported, or give the module as it was before."
+            f"{', '.join(scripted)}: a module of torch.jit.script, and torch tells nothing of what runs inside. Set "
+            "the environment variable PYTORCH_JIT=0 before torch is imported, or give the module as it was before."
         )
     tensors = dict([*module.named_parameters(), *module.named_buffers()])
     for name, one in tensors.items():

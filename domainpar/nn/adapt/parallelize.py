@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from domainpar.nn.adapt import rules as _rules  # noqa: F401  registers them
 from domainpar.nn.adapt.across import counted_once
 from domainpar.nn.adapt.calls import tensors_in
+from domainpar.nn.adapt.data import is_data, with_fields
 from domainpar.nn.adapt.gradient_sums import GradientSums, take_from_root
 from domainpar.nn.adapt.known_reasons import check_module, reason_of
 from domainpar.nn.adapt.part import GraphPart
-from domainpar.nn.adapt.rows import UNKNOWN, NotExact, Rows, mark, rows_of, unwatched
+from domainpar.nn.adapt.rows import UNKNOWN, NotExact, Rows, rows_of, unwatched
 from domainpar.nn.adapt.watch import Watch
 from domainpar.nn.noise import key_of
 from domainpar.parallel.world import World
@@ -214,7 +215,7 @@ def _all_tensors(value: Any) -> Iterator[Tensor]:
     """Tensors of arguments, also inside a PyG `Data`."""
     yield from tensors_in(value)
     for item in [*value[0], *value[1].values()]:
-        if hasattr(item, "to_dict") and hasattr(item, "edge_index"):
+        if is_data(item):
             yield from tensors_in(item.to_dict())
 
 
@@ -223,7 +224,7 @@ def _owned(result: Any, watch: Watch) -> Any:
         rows = watch.rows(result)
         if rows is None:
             return counted_once(result, watch.part)
-        return watch.counted(_global_ids(result, rows, watch) if rows.names else result)
+        return watch.counted(watch.as_values(result))
     if isinstance(result, tuple) and hasattr(result, "_fields"):
         return type(result)(*(_owned(item, watch) for item in result))
     if isinstance(result, (tuple, list)):
@@ -233,21 +234,14 @@ def _owned(result: Any, watch: Watch) -> Any:
     if dataclasses.is_dataclass(result) and not isinstance(result, type):
         made = {one.name: _owned(getattr(result, one.name), watch) for one in dataclasses.fields(result)}
         return dataclasses.replace(result, **made)
+    if is_data(result):
+        return with_fields(result, {name: _owned(value, watch) for name, value in result.to_dict().items()})
     if result is None or isinstance(result, (bool, int, float, str)):
         return result
     raise NotExact(
         f"it returns a {type(result).__name__}, in which tensors cannot be found; return tensors, or tuples, lists, "
-        "dictionaries or dataclasses of them."
+        "dictionaries, dataclasses or a Data of them."
     )
-
-
-def _global_ids(numbers: Tensor, rows: Rows, watch: Watch) -> Tensor:
-    """Row numbers as the numbers that the whole graph's rows have."""
-    part = watch.part
-    of_rows = [part.local_ids if names.of is part.node_axis else names.of.places for names in rows.names or ()]
-    one_kind = len(of_rows) == 1
-    found = of_rows[0][numbers] if one_kind else torch.stack([ids[row] for ids, row in zip(of_rows, numbers)])
-    return mark(found, rows.but(names=None))
 
 
 def tensors_of(module: nn.Module) -> Iterator[Tensor]:

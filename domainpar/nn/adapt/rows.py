@@ -183,8 +183,8 @@ class Rows:
         axis: What the rows are.
         dim: The dimension they lie along, counted from 0.
         fresh: Whether ghosts have the values of their owners. Means something for the nodes of the graph only.
-        names: For integers that number rows: what they number; one entry, or one for each index of dimension 0 if the
-            rows lie along dimension 1. None for any other content.
+        names: For integers that number rows: what they number; one entry, or, of two dimensions, one for each index of
+            that which is not the rows' ([2, E] and [E, 2]). None for any other content.
         equal_ends: Of a mask of edges that compared their ends: the value it has where both are the same node only.
     """
 
@@ -224,10 +224,31 @@ class Rows:
 
     @property
     def named(self) -> Names:
-        """What a one-dimensional index numbers."""
+        """What an index numbers.
+
+        Raises:
+            NotExact: If it numbers several kinds of rows, or ends of edges of both kinds.
+        """
         assert self.names is not None
-        (names,) = self.names
-        return names
+        if len(self.names) > 1:
+            raise NotExact(
+                "row numbers of both ends of edges are used as one index; take edge_index[0] and edge_index[1]."
+            )
+        return self.names[0]
+
+    def names_at(self, dim: int, at: int) -> tuple[Names, ...] | None:
+        """What is numbered by one entry of a dimension that is not that of the rows."""
+        return self.names if self.names is None or len(self.names) == 1 else (self.names[at],)
+
+
+def check_enough_rows(table: Tensor, dim: int, by: Rows) -> None:
+    """Refuse a table that is too short for row numbers on every rank, not only where a number is too large."""
+    most = max((names.of.total for names in by.names or ()), default=0)
+    if table.size(dim) < most:
+        raise NotExact(
+            f"a tensor of shape {tuple(table.shape)}, the same on every rank, is read by numbers of {most} "
+            "rows, and has fewer rows; mark it with part.nodes if it holds a row for each."
+        )
 
 
 class RowCount(int):

@@ -34,6 +34,7 @@ class Versions:
             self._sharing.setdefault(_memory(one), []).append(key)
         # A weak reference keeps an address from being used again while it is a key here.
         self._of_memory: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._spoiled: dict[int, StorageWeakRef] = {}
 
     def check(self, tensors: Iterable[Tensor]) -> None:
         """Refuse a tensor that was changed since it was last seen.
@@ -44,12 +45,17 @@ class Versions:
         for tensor in tensors:
             if not _counts(tensor):
                 continue
+            if self._spoiled and _memory(tensor) in self._spoiled:
+                raise NotExact(
+                    f"a tensor of shape {tuple(tensor.shape)} is used after rows were summed into it in place; use "
+                    "what that call returned, or make the tensor as x.new_zeros(x.size(0), ...)."
+                )
             known = self._of_held.get(id(tensor)) if id(tensor) in self._held else self._last_seen(tensor)
             if known is not None and known != tensor._version:
                 raise NotExact(
-                    f"a tensor of shape {tuple(tensor.shape)} was changed in place where torch does not tell (a scripted "
-                    "function, an extension, a kernel of your own), so nobody knows what it holds now; use a torch "
-                    "function, or one that returns a new tensor."
+                    f"a tensor of shape {tuple(tensor.shape)} was changed in place where torch does not tell (a "
+                    "scripted function, an extension, a kernel of your own), so nobody knows what it holds now; use a "
+                    "torch function, or one that returns a new tensor."
                 )
 
     def seen(self, tensors: Iterable[Tensor]) -> None:
@@ -64,6 +70,15 @@ class Versions:
                 entry = self._of_memory.get(memory)
                 reference = StorageWeakRef(tensor.untyped_storage()) if entry is None else entry[0]
                 self._of_memory[memory] = (reference, tensor._version)
+
+    def spoil(self, tensor: Tensor) -> None:
+        """Refuse a tensor, and all its views, from now on: torch would have changed it in place, and we did not."""
+        storage = tensor.untyped_storage()
+        self._spoiled[int(storage._cdata)] = StorageWeakRef(storage)
+
+    def shares_memory_with_held(self, tensor: Tensor) -> bool:
+        """Whether it is, or is a view of, a tensor that the model held before."""
+        return _counts(tensor) and _memory(tensor) in self._sharing
 
     def check_held(self) -> None:
         """Refuse a change of what the model holds, at the end of a pass."""

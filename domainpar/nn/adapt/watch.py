@@ -15,6 +15,7 @@ from domainpar.nn.adapt.as_written import run_as_written
 from domainpar.nn.adapt.calls import (
     DRAWS,
     DROPS,
+    KNOWS_NUMBERS,
     TAKES_SIZES,
     TELLS_NO_VALUE,
     Call,
@@ -65,6 +66,7 @@ class Watch(TorchFunctionMode):
         self.numbering = Numbering()
         self.versions = Versions(constants)
         self.selected: dict[int, Axis] = {}
+        self.slices: dict[tuple[int, int, int, int], tuple[Axis, Tensor]] = {}
         self._filled: dict[int, Tensor] = {}
 
     def __enter__(self) -> Watch:
@@ -90,6 +92,10 @@ class Watch(TorchFunctionMode):
         if not self._concerns_rows(call):
             return self._same_everywhere(call)
         func, name, args, kwargs = call.func, call.name, tuple(call.args), call.kwargs
+        if name not in KNOWS_NUMBERS:
+            kept = args[: call.in_place]
+            others = (mapped(self.as_values, arg) for arg in args[call.in_place :])
+            call = call.but(*kept, *others, **_mapped(self.as_values, kwargs))
         if kwargs.get("out") is not None:
             raise NotExact(f"torch.{name} writes into a given tensor (out=); use the one it returns.")
         handle = RULES.get(name)
@@ -132,6 +138,26 @@ class Watch(TorchFunctionMode):
         rows = self.rows(tensor)
         assert rows is not None
         return rows
+
+    def as_values(self, tensor: Tensor) -> Tensor:
+        """Row numbers as the numbers that the whole graph's rows have: values like any other. *Collective*.
+
+        Ranks have to be asked only for rows that were selected, joined or split.
+        """
+        rows = self.rows(tensor)
+        if rows is None or rows.names is None:
+            return tensor
+        of = [self.part.local_ids if one.of is self.part.node_axis else one.of.places for one in rows.names]
+        if len(of) == 1:
+            values = of[0][tensor]
+        else:
+            columns = zip(of, tensor.unbind(1 - rows.dim))
+            values = torch.stack([ids[column] for ids, column in columns], 1 - rows.dim)
+        return mark(values.to(tensor.dtype), rows.but(names=None))
+
+    def is_held(self, tensor: Tensor) -> bool:
+        """Whether the model held the tensor, or what it is a view of, before the pass."""
+        return self.versions.shares_memory_with_held(tensor)
 
     def fresh_of(self, fresh: bool) -> bool:
         """Alone, there are no ghosts that could be out of date."""
@@ -222,14 +248,7 @@ class Watch(TorchFunctionMode):
         tensors = tensors_in((call.args, call.kwargs))
         if all(rows is None or rows.fresh for rows in map(self.rows, tensors)):
             return call
-        args = [mapped(self.owned, arg) for arg in call.args]
-        return Call(
-            call.func,
-            call.name,
-            args,
-            {name: mapped(self.owned, arg) for name, arg in call.kwargs.items()},
-            call.in_place,
-        )
+        return call.but(*(mapped(self.owned, arg) for arg in call.args), **_mapped(self.owned, call.kwargs))
 
     @contextmanager
     def in_other_words(self) -> Iterator[None]:
@@ -271,6 +290,10 @@ class Watch(TorchFunctionMode):
             f"torch.{call.name} on {' and '.join(sorted(axes)) or 'a number of rows'} has no exact form on a split "
             "graph that is known here; say the same in other torch functions, or tell us of it."
         )
+
+
+def _mapped(change: Callable[[Tensor], Tensor], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: mapped(change, value) for name, value in kwargs.items()}
 
 
 def watching() -> Watch | None:

@@ -1,4 +1,4 @@
-"""Random programs of torch calls: equal calls, draws, views, aliases and changes in place. None may be wrong in silence."""
+"""Random programs of torch calls: equal calls, draws, views, aliases, changes in place; none is wrong in silence."""
 
 import itertools
 
@@ -25,7 +25,9 @@ def check_programs(seeds):
     for program in programs.values():
         settled(program)
     for at, (num_ranks, policy) in enumerate(WAYS):
-        mine = {seed: one.left_out for seed, one in programs.items() if at in (seed % len(WAYS), (seed + 3) % len(WAYS))}
+        mine = {
+            seed: one.left_out for seed, one in programs.items() if at in (seed % len(WAYS), (seed + 3) % len(WAYS))
+        }
         run_split(mine, num_ranks, policy, tally)
     return tally
 

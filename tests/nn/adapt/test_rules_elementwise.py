@@ -75,6 +75,16 @@ EXACT = {
     ),
     "ends that are equal": lambda src, dst: (src == dst) | ~(src != dst),
     "single precision": (lambda x, src, dst, e: sums(x.float(), src, dst, e.float()) * 2, {"tolerance": 1e-6}),
+    "row numbers computed with": lambda src: src + 1,
+    "embeddings of row numbers": (
+        lambda src, edge_index, x, net: (net(src), net(edge_index).prod(0), x * net(torch.arange(x.size(0)))),
+        {"net": lambda: nn.Embedding(13, 4)},
+    ),
+    "rows as a table of embeddings": lambda x, src: F.embedding(src, x),
+    "small integers hold other numbers": lambda src: src.to(torch.int8),
+    "row numbers compared": lambda src, dst: src > dst,
+    "row numbers chosen from": lambda src, dst, kind: torch.where(kind > 0, src, dst),
+    "row numbers against others": lambda src, kind: src == kind,
 }
 
 REFUSED = {
@@ -89,11 +99,7 @@ REFUSED = {
     "a constant of all rows": (lambda x: x + torch.ones(13, 4, dtype=x.dtype), "same on every rank, beside rows"),
     "nodes and edges": (lambda x, e: x + e, "not the same rows", {"sample": ODD["as many edges as nodes"]}),
     "a constant changed by rows": (lambda x, c: c.clone().view(1, 4).expand(13, 4).clone().add_(x), ""),
-    "row numbers computed with": (lambda src: src + 1, "row numbers"),
-    "row numbers compared": (lambda src, dst: src > dst, "row numbers"),
-    "row numbers chosen from": (lambda src, dst, kind: torch.where(kind > 0, src, dst), "row numbers"),
     "row numbers changed": (lambda src: src.clone().add_(1), "row numbers"),
-    "row numbers against others": (lambda src, kind: src == kind, "row numbers"),
     "out=": (lambda x, z: torch.add(x.detach(), z.detach(), out=torch.empty_like(x)), "out="),
     "cumsum of rows": (lambda x: x.cumsum(0), "runs along the nodes"),
     "cumsum of a vector": (lambda v: v.cumsum(-1), "runs along the nodes"),
@@ -103,8 +109,12 @@ REFUSED = {
     "the third row": (lambda v: v.kthvalue(3), "runs along the nodes"),
     "columns normalised": (lambda x: F.normalize(x, dim=0), "runs along the nodes"),
     "differences of rows": (lambda x: x.diff(dim=0), "runs along the nodes"),
-    "an embedding of row numbers": (lambda src, net: net(src), "row numbers", {"net": lambda: nn.Embedding(13, 4)}),
-    "an embedding whose table is rows": (lambda batch, x: F.embedding(batch, x), "itself dealt"),
+    "an embedding of row numbers, too short": (
+        lambda src, net: net(src),
+        "has fewer rows",
+        {"net": lambda: nn.Embedding(12, 4)},
+    ),
+    "an embedding whose table is rows": (lambda batch, x: F.embedding(batch, x), "computed"),
     "classes not counted": (lambda batch: F.one_hot(batch), "num_classes"),
     "norms over rows": (lambda x: F.layer_norm(x, (13, 4)), "runs over the nodes"),
     "an unknown call": (lambda x: torch.special.bessel_j0(x), "has no exact form"),

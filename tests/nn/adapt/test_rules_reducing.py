@@ -7,6 +7,14 @@ from whole_and_split import ODD, cases, check, refusals
 
 SINGLE = {"tolerance": 2e-6}
 EXACT = {
+    "sums and extremes of row numbers": lambda src, edge_index, x: (
+        src.sum(),
+        edge_index.max(),
+        edge_index.min(1).values,
+        x.sum(),
+    ),
+    "a reduction by its place among the arguments": lambda x, z: F.mse_loss(x, z, None, None, "sum"),
+    "numpy's names": lambda series: (series.mean(axis=1, keepdims=True), torch.sum(a=series, axis=1)),
     "sums": lambda x, e: (x.sum(0), x.sum(), e.sum(0, keepdim=True), x.sum(1), torch.sum(x, dim=(0, 1))),
     "sums of sums": lambda x, e, dst: x.new_zeros(x.size(0), 4).index_add(0, dst, e).sum(0),
     "means": lambda x, e: (x.mean(0), x.mean(), e.mean((0, 1)), x.mean(-1), e.mean(0, True)),
@@ -83,7 +91,9 @@ REFUSED = {
     "the commonest": (lambda batch: batch.mode(0), "no exact form"),
     "sums without nan": (lambda x: x.nansum(0), "nansum"),
     "another norm": (lambda x: x.norm(p=1, dim=0), "norm of order 1"),
-    "the sum of row numbers": (lambda src: src.sum(), "row numbers"),
+    "losses in the old way": (lambda x, z: F.mse_loss(x, z, size_average=False), "reduction='sum'"),
+    "losses of torch itself": (lambda v, mask: torch.binary_cross_entropy_with_logits(v, mask.double()), "functional"),
+    "a weighted mean of squares": (lambda x, z, c: F.mse_loss(x, z, weight=c.abs()), "weighted mean"),
     "a weighted mean of classes": (
         lambda x, batch, c: F.cross_entropy(x, batch, weight=c[:4].detach().abs()),
         "weighted mean",

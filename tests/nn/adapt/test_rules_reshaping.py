@@ -1,5 +1,6 @@
 """Dimensions moved about: the rows stay apart, wherever they go."""
 
+import einops
 import pytest
 import torch
 from whole_and_split import ODD, cases, check, refusals
@@ -26,6 +27,19 @@ def loops_cut_off(x, edge_index, e):
 
 
 EXACT = {
+    "a constant repeated for each row": lambda x, c: (
+        c.repeat(x.size(0), 1) + torch.tile(c, (x.size(0), 1)) + c[None].repeat_interleave(x.size(0), dim=0)
+    ),
+    "both directions side by side": lambda e, w: (
+        torch.cat([e, e * 2]).view(2, -1, 4).mean(0),
+        torch.cat([w, w * 2]).reshape(2, w.size(0)),
+    ),
+    "shapes computed by a library": lambda x: (
+        einops.rearrange(x, "n (h d) -> n h d", h=2),
+        einops.rearrange(x.view(x.size(0), 2, 2), "n h d -> n (h d)"),
+        einops.reduce(x, "n (h d) -> n h", "sum", h=2),
+        einops.repeat(x, "n d -> n h d", h=3),
+    ),
     "views by a size": lambda x, src: (
         x.view(x.size(0), 2, 2)[src] + x.reshape(x.size(0), -1).view(x.size(0), 2, -1)[src]
     ),
@@ -87,6 +101,7 @@ EXACT = {
     "turned edges": lambda x, edge_index, e: x[edge_index.flip(0)[0]] - x[edge_index[[1, 0]][1]],
     "features backwards": lambda x: x.flip(1) + x.flip([-1]),
     "some features": lambda x: x.narrow(1, 1, 2) + x.select(1, 0).view(-1, 1) + x.select(-1, 3).unsqueeze(-1),
+    "ends turned": lambda edge_index: edge_index.t(),
 }
 
 REFUSED = {
@@ -109,7 +124,6 @@ REFUSED = {
     "flattened rows": (lambda x: x.flatten(), "merges rows"),
     "flattened steps": (lambda series: series.flatten(0, 1), "merges rows"),
     "ends flattened": (lambda edge_index: edge_index.flatten(), ""),
-    "ends turned": (lambda edge_index: edge_index.t(), "both ends"),
     "rows repeated": (lambda x: x.repeat(2, 1), "copies of rows"),
     "rows repeated one by one": (lambda x: x.repeat_interleave(2, 0), "copies of rows"),
     "rows repeated by their own numbers": (lambda x, batch: x.repeat_interleave(batch, 0), "copies of rows"),

@@ -16,7 +16,28 @@ def without_loops(x, edge_index, mask):
     return x.new_zeros(x.size(0), 4).index_add(0, ends[1], x[ends[0]])
 
 
+class Places(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("places", torch.tensor([3, 0, 3]))
+
+
 EXACT = {
+    "both ends at once": lambda x, edge_index, e: (x[edge_index].prod(0) * e, x[edge_index.t()].sum(1)),
+    "ends beside each other": lambda x, src, dst: x[torch.stack([src, dst], 1)],
+    "ends, turned and masked": lambda x, edge_index, edge_mask: x[edge_index.t()[edge_mask][:, 0]],
+    "a table that every rank has, by row numbers": (
+        lambda net, src, edge_index, x: (net.weight[src], net.weight[edge_index], x.sum()),
+        {"net": lambda: nn.Embedding(13, 4)},
+    ),
+    "rows by their places": lambda x, e, v, batch: (x[0], x[-1], e[3], v[2], x[-1, 1], x * batch[-1].item()),
+    "some rows by their places": lambda x, e: (x[[0, 2, 2]], e[torch.tensor([5, -1])], x[[1]] * 2),
+    "rows by slices": lambda x, e, v: (x[:5], x[1:], x[::2] * x[::2], x[2:4].sum(0), v * x[:5].size(0)),
+    "sums of the first edges": lambda x, edge_index, e: x.new_zeros(x.size(0), 4).index_add(
+        0, edge_index[:, :7][1], e[:7]
+    ),
+    "masked rows by their places": lambda x, mask: (x[mask][0], x[mask][1:], torch.arange(x[mask].size(0))),
+    "entries gathered from nodes": lambda x, v, src: (x.gather(0, src.view(-1, 1).expand(-1, 4)), v.gather(0, src)),
     "nodes at both ends": lambda x, src, dst: x[src] - x.index_select(0, dst),
     "sums at both ends": lambda x, src, dst, e: (lambda h: h[src] * h[dst])(sums(x, src, dst, e)),
     "rows along another dimension": lambda series, src: series[:, src] + series.index_select(1, src),
@@ -68,50 +89,40 @@ EXACT = {
         lambda x, src, dst, e: sums(x.float(), src, dst, e.float())[src],
         {"tolerance": 1e-6},
     ),
+    "the first node": lambda x: x[0],
+    "the last node": lambda x: x[-1],
+    "the first five": lambda x: x[:5],
+    "every other one": lambda x: x[::2],
+    "all but one": lambda x: x[1:],
+    "the first edges": lambda e: e[:3],
+    "the first, along another dimension": lambda series: series[:, 0],
+    "a list": lambda x: x[[0, 1]],
+    "a list of bools": lambda x: x[[True] * 13],
+    "an index that every rank has": (lambda x, net: x[net.places], {"net": Places}),
+    "edges by an index that every rank has": (lambda e, net: e.index_select(0, net.places), {"net": Places}),
+    "rows by gather": lambda v, src: v.gather(0, src),
+    "a larger row number": lambda src, dst: src < dst,
+    "a certain row": lambda src: src == 0,
+    "the largest row number": lambda x, dst: x.new_zeros(int(dst.max()) + 1),
 }
-
-
-class Places(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("places", torch.tensor([3, 0, 3]))
 
 
 EXACT["features by an index"] = (EXACT["features by an index"], {"net": Places})
 
 REFUSED = {
-    "the first node": (lambda x: x[0], "by their place"),
-    "the last node": (lambda x: x[-1], "by their place"),
-    "the first five": (lambda x: x[:5], "by their place"),
-    "every other one": (lambda x: x[::2], "by their place"),
-    "all but one": (lambda x: x[1:], "by their place"),
-    "the first edges": (lambda e: e[:3], "by their place"),
-    "the first, along another dimension": (lambda series: series[:, 0], "by their place"),
     "a range": (lambda x: x[range(2)], ""),
-    "a list": (lambda x: x[[0, 1]], "same on every rank"),
-    "a list of bools": (lambda x: x[[True] * 13], "same on every rank"),
-    "an index that every rank has": (lambda x, net: x[net.places], "same on every rank", {"net": Places}),
     "an index of nobody knows": (lambda x: x[torch.from_numpy(np.array([0, 1]))], "nobody knows"),
-    "edges by an index that every rank has": (
-        lambda e, net: e.index_select(0, net.places),
-        "same on every rank",
-        {"net": Places},
-    ),
     "computed numbers": (lambda x, batch: x[batch], "computed"),
     "edges by numbers of nodes": (lambda e, src: e[src], "number something else"),
     "a mask of edges on nodes": (lambda x, edge_mask: x[edge_mask], "not the same rows"),
     "a mask of two dimensions": (lambda x: x[x > 0], "several dimensions"),
-    "what every rank has, at ends": (lambda table, src: table[src], "mark it with part.nodes"),
+    "what every rank has, at ends": (lambda table, src: table[src], "has fewer rows"),
     "rows of two equal masks": (lambda x, mask: x[mask] + x[mask.clone()], "not the same rows"),
     "masked_select": (lambda x, mask: x.masked_select(mask.view(-1, 1)), "masked_select"),
     "where of numbers": (lambda v: v.nonzero(), "nonzero of numbers"),
     "where of a table": (lambda x: (x > 0).nonzero(), "features"),
     "take": (lambda x, src: x.take(src), "take"),
-    "rows by gather": (lambda v, src: v.gather(0, src), "picks rows"),
-    "a larger row number": (lambda src, dst: src < dst, "row numbers"),
-    "the next row": (lambda x, src: x[src + 1], "row numbers"),
-    "a certain row": (lambda src: src == 0, "row numbers"),
-    "the largest row number": (lambda x, dst: x.new_zeros(int(dst.max()) + 1), "num_nodes=x.size(0)"),
+    "the next row": (lambda x, src: x[src + 1], "computed"),
     "ends stacked into one": (lambda edge_index: edge_index.view(-1), ""),
 }
 INCOMING_ONLY = {

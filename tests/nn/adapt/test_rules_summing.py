@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from whole_and_split import ODD, cases, check, refusals
+from torch_geometric.utils import degree, scatter, softmax
+from whole_and_split import ODD, cases, check, refusals, sample
 
 
 def wide(index, like):
@@ -11,6 +12,34 @@ def wide(index, like):
 
 def sums(x, src, dst, e):
     return x.new_zeros(x.size(0), 4).index_add(0, dst, x[src] * e)
+
+
+NO_NODE_WITHOUT_EDGES = sample(
+    12, 40, edges=torch.stack([torch.arange(40) * 7 % 12, torch.cat([torch.arange(12).flip(0), torch.arange(28) % 5])])
+)
+GUESSED = {
+    "softmax": lambda w, dst: softmax(w, dst),
+    "sums": lambda e, dst: scatter(e, dst),
+    "maxima": lambda e, dst: scatter(e, dst, reduce="max"),
+    "degrees": lambda e, dst: (degree(dst), e.sum()),
+    "zeros of the largest number": lambda e, dst: e.new_zeros(int(dst.max()) + 1, 4).index_add_(0, dst, e),
+}
+
+
+@pytest.mark.parametrize("name", GUESSED)
+def test_a_size_guessed_from_row_numbers_is_that_of_the_nodes_or_refused(name):
+    check(GUESSED[name], sample=NO_NODE_WITHOUT_EDGES)
+    check(GUESSED[name], refused="num_nodes=x.size(0)")
+
+
+def test_a_constant_into_which_rows_were_summed_in_place_is_not_read_again():
+    def again(e, dst):
+        into = e.new_zeros(13, 4)
+        into.index_add_(0, dst, e)
+        return into[:, 0]
+
+    check(again, refused="after rows were summed")
+    check(lambda e, dst: e.new_zeros(13, 4).index_add_(0, dst, e))
 
 
 def put(tensor, where, values):
@@ -91,6 +120,18 @@ def alias(x, src, dst, e):
 
 
 EXACT = {
+    "how often numbers occur": lambda batch, dst, w, x: (
+        torch.bincount(batch, minlength=7),
+        torch.bincount(dst, minlength=x.size(0)),
+        torch.bincount(dst, minlength=x.size(0), weights=w.detach()),
+        x.new_zeros(int(batch[-1]) + 1, 4).index_add(0, batch, x),
+    ),
+    "values, how often and where": lambda batch, kind, x: (
+        *torch.unique(batch, return_counts=True),
+        *torch.unique(kind, return_inverse=True),
+        x.sum(),
+    ),
+    "bools summed at graphs": lambda mask, batch, x: (x.sum(), mask.new_ones(3).index_add(0, batch, mask)),
     "index_add at dst": lambda x, e, dst: x.new_zeros(x.size(0), 4).index_add(0, dst, e, alpha=2.0),
     "index_add in place": lambda x, e, dst: x.new_zeros(x.size(0), 4).index_add_(0, dst, e) * 2,
     "scatter_add at dst": lambda x, e, dst: x.new_zeros(x.size(0), 4).scatter_add(0, wide(dst, e), e),
@@ -152,40 +193,34 @@ EXACT = {
     "sums changed through a view": sums_changed_through_view,
     "sums changed under another name": alias,
     "sums changed without gradient": changed_detached,
+    "into something that has other rows": lambda x, e, dst: torch.zeros(13, 4, dtype=x.dtype).index_add(0, dst, e),
+    "row numbers summed": lambda x, src, dst: torch.zeros(x.size(0), dtype=torch.long).index_add(0, dst, src),
+    "bincount": lambda batch: batch.bincount(minlength=3),
 }
 
 REFUSED = {
-    "into something that has other rows": (
-        lambda x, e, dst: torch.zeros(13, 4, dtype=x.dtype).index_add(0, dst, e),
-        "other rows",
-    ),
     "sums of other rows": (lambda x, dst: x.new_zeros(x.size(0), 4).index_add(0, dst, x), "not the same rows"),
     "sums of what every rank has": (
         lambda x, dst, c: x.new_zeros(x.size(0)).index_add(0, dst, torch.ones(40, dtype=x.dtype)),
         "same on every rank",
     ),
     "at nodes that nobody named": (lambda x, batch: x.new_zeros(x.size(0), 4).index_add(0, batch, x), "nobody knows"),
-    "row numbers summed": (
-        lambda x, src, dst: torch.zeros(x.size(0), dtype=torch.long).index_add(0, dst, src),
-        "row numbers",
-    ),
     "means at graphs": (
         lambda x, batch: x.new_zeros(3, 4).scatter_reduce(0, wide(batch, x), x, "mean"),
         "no exact form",
     ),
     "the last at graphs": (lambda x, batch: x.new_zeros(3, 4).index_copy(0, batch, x), "no exact form"),
     "rows by a constant index": (lambda x: x.index_add(0, torch.zeros(13, dtype=torch.long), x), "does not number"),
-    "one row written": (lambda x: put(x, 0, 1.0), "by their place"),
-    "rows from a slice written": (lambda x: put(x, slice(0, 3), 1.0), "by their place"),
+    "one row written": (lambda x: put(x, 0, 1.0), "use torch.where"),
+    "rows from a slice written": (lambda x: put(x, slice(0, 3), 1.0), "use torch.where"),
     "written by computed numbers": (lambda x, batch: put(x, batch, 1.0), "nobody knows"),
     "rows written into a constant": (lambda x, c: put(c, 0, x), "same on every rank"),
     "other rows written": (lambda x, e, mask, edge_mask: put(x, mask, e[edge_mask]), "not the same rows"),
     "index_put": (lambda x, mask: x.index_put((mask,), x[mask]), "index_put"),
     "masked_scatter": (lambda x, mask: x.masked_scatter(mask.view(-1, 1), x), "masked_scatter"),
-    "bincount": (lambda batch: batch.bincount(minlength=3), "counts one rank's rows"),
-    "unique, and where": (lambda batch: batch.unique(return_inverse=True), "not where or how often"),
-    "runs": (lambda batch: batch.unique_consecutive(), "counts one rank's rows"),
-    "a histogram": (lambda v: v.detach().histc(5), "counts one rank's rows"),
+    "unique rows": (lambda x: x.unique(dim=0), "whole rows"),
+    "runs": (lambda batch: batch.unique_consecutive(), "looks at one rank's rows"),
+    "a histogram": (lambda v: v.detach().histc(5), "looks at one rank's rows"),
     "segment_reduce": (lambda x, batch: torch.segment_reduce(x, "sum", lengths=batch), "segment_reduce"),
 }
 

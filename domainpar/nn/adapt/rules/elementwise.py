@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from domainpar.nn.adapt.calls import Call, one_axis, tensors_in, words
-from domainpar.nn.adapt.rows import Axis, NotExact, Rows, mark
+from domainpar.nn.adapt.calls import Call, mapped, one_axis, tensors_in, words
+from domainpar.nn.adapt.rows import Axis, NotExact, Rows, check_enough_rows, mark
 from domainpar.nn.adapt.watch import RULES, Watch, rule
 
 ELEMENTWISE = words(
@@ -45,6 +45,7 @@ def elementwise(watch: Watch, call: Call) -> Any:
     """Arguments are broadcast against each other; rows must meet the same rows."""
     if call.name == "where" and len(call.args) + len(call.kwargs) == 1:
         return RULES["nonzero"](watch, call.but(call.get(0, "condition"), as_tuple=True))
+    call = _compared_or_values(watch, call)
     place = find_place(watch, call)
     if (
         call.name == "prelu"
@@ -58,8 +59,6 @@ def elementwise(watch: Watch, call: Call) -> Any:
     made = call()
     if call.in_place:
         assert isinstance(given, Tensor)
-        if (before := watch.rows(given)) is not None:
-            before.without_numbers(f"torch.{call.name}_")
         return changed(watch, given, place)
     marked(made, place)
     if equal_ends is not None:
@@ -128,21 +127,20 @@ def find_place(watch: Watch, call: Call) -> Place:
                 f"torch.{call.name} puts a tensor of shape {tuple(tensor.shape)}, the same on every rank, beside rows "
                 f"of {axis.name}; mark it with part.nodes or part.edges if it holds one row for each of them."
             )
-    _check_names(call, [rows for _, rows in known], len(tensors))
     return Place(axis, from_end, all(rows.fresh for _, rows in known))
 
 
-def _check_names(call: Call, known: list[Rows], num_tensors: int) -> None:
-    named = [rows for rows in known if rows.names is not None]
-    if not named:
-        return
-    numbered = {id(names.of) for rows in named for names in rows.names or ()}
-    compares = call.name in ("eq", "ne", "not_equal") and len(named) == num_tensors == 2 and len(numbered) == 1
-    if not compares:
-        raise NotExact(
-            f"torch.{call.name} computes with row numbers, which are others on each rank; whether two are equal is all "
-            "that may be asked of them."
-        )
+def _compared_or_values(watch: Watch, call: Call) -> Call:
+    """Row numbers of one kind may be compared as they are; for all else they are values like any other."""
+    named = [rows.names if rows else None for rows in map(watch.rows, tensors_in((call.args, call.kwargs)))]
+    if not any(named):
+        return call
+    kinds = {id(one.of) for names in named for one in names or ()}
+    if call.name in ("eq", "ne", "not_equal") and len(named) == 2 and all(named) and len(kinds) == 1:
+        return call
+    if call.in_place and named[0]:
+        raise NotExact(f"torch.{call.name}_ writes over row numbers, which are others on each rank; make a new tensor.")
+    return call.but(*(mapped(watch.as_values, arg) for arg in call.args), **call.kwargs)
 
 
 def marked(made: Any, place: Place) -> Any:
@@ -176,8 +174,8 @@ def keep(watch: Watch, call: Call) -> Any:
         return made
     if rows is None:  # another argument gave type or device
         return mark(made, None)
-    if made.is_floating_point() or made.is_complex() or made.dtype is torch.bool:
-        rows.without_numbers(f"torch.{call.name}")
+    if rows.names is not None and made.dtype not in (torch.int64, torch.int32):  # smaller ones hold other numbers
+        return keep(watch, call.but(watch.as_values(call.args[0]), *call.args[1:], **call.kwargs))
     return made if made is call.args[0] else mark(made, rows.but())
 
 
@@ -225,15 +223,11 @@ def embedding(watch: Watch, call: Call) -> Any:
     if call.get(3, "max_norm") is not None or call.get(5, "scale_grad_by_freq", False):
         raise NotExact("an embedding with max_norm or scale_grad_by_freq looks at one rank's numbers only.")
     if watch.rows(table) is not None:
-        raise NotExact("an embedding's table is itself dealt over the ranks; index it as x[numbers].")
-    rows = watch.rows(numbers)
-    assert rows is not None
-    if rows.names is not None:
-        raise NotExact(
-            "an embedding is looked up by row numbers, which are others on each rank; look up the table of all nodes "
-            "before: x = part.nodes(embedding.weight)."
-        )
-    return mark(call(), rows.but())
+        with watch.in_other_words():
+            return table[numbers]
+    check_enough_rows(table, 0, watch.known(numbers))
+    numbers = watch.as_values(numbers)
+    return mark(call.but(numbers, *call.args[1:], **call.kwargs)(), watch.known(numbers).but())
 
 
 @rule("one_hot")

@@ -37,7 +37,7 @@ def _with_rows(watch: Watch, call: Call, sizes: list[Any], dim: int, around: tup
 
     if axis is not watch.part.node_axis:
         return mark(make(axis.length), Rows(axis, dim))
-    return mark(make(_room(watch)), Rows(axis, dim, fresh=watch.alone))
+    return mark(make(room(watch)), Rows(axis, dim, fresh=watch.alone))
 
 
 def _sizes(call: Call, first: int) -> tuple[list[Any], list[Any]]:
@@ -67,12 +67,12 @@ def filled_like(watch: Watch, call: Call) -> Any:
         return mark(call(), None)
     if rows.axis is not watch.part.node_axis:
         return mark(call(), rows.but(names=None))
-    shape = [_room(watch) if dim == rows.dim else size for dim, size in enumerate(like.shape)]
+    shape = [room(watch) if dim == rows.dim else size for dim, size in enumerate(like.shape)]
     made = call.but(like.detach().new_empty(shape), *call.args[1:], **call.kwargs)()
     return mark(made, Rows(rows.axis, rows.dim, fresh=watch.alone))
 
 
-def _room(watch: Watch) -> int:
+def room(watch: Watch) -> int:
     """The length of new tensors of nodes: sums over edges at ghosts need a place, which nobody reads: `Watch.owned`."""
     plan = watch.part.plan
     return plan.num_local if plan.policy == "incident" else plan.num_owned
@@ -93,6 +93,9 @@ def arange(watch: Watch, call: Call) -> Any:
     kwargs = {name: value for name, value in call.kwargs.items() if name not in ("start", "end", "step")}
     numbers = torch.arange(axis.length, **kwargs)
     fresh = watch.fresh_of(axis is not watch.part.node_axis)
+    if numbers.dtype not in (torch.int64, torch.int32):
+        numbers = (watch.part.local_ids[: axis.length] if axis is watch.part.node_axis else axis.places).to(numbers)
+        return mark(numbers, Rows(axis, 0, fresh))
     return mark(numbers, Rows(axis, 0, fresh, names=(Names(axis, complete=True, only_owned=True),)))
 
 

@@ -54,8 +54,8 @@ def value(watch: Watch, call: Call) -> Any:
 def address(watch: Watch, call: Call) -> Any:
     """Where rows lie in memory: what is read and written there, torch does not tell."""
     raise NotExact(
-        f"the address of {watch.known(call.args[0]).axis.name} in memory is asked for (data_ptr, by a kernel of your own "
-        "or an extension): what it reads and writes there cannot be watched; switch to the torch form of that step."
+        f"the address of {watch.known(call.args[0]).axis.name} in memory is asked for (data_ptr, by a kernel of your "
+        "own or an extension): what it reads and writes there cannot be watched; switch to the torch form of that step."
     )
 
 

@@ -45,11 +45,6 @@ def _reduced(watch: Watch, call: Call) -> Reduced:
         raise NotExact(f"torch.{call.name} of a tensor that is the same on every rank takes an argument from rows.")
     dim = call.get(1, "dim", call.kwargs.get("axis"))
     dims = range(tensor.dim()) if dim is None or dim in ((), []) else (dim,) if isinstance(dim, int) else dim
-    if rows.names is not None:
-        raise NotExact(
-            f"torch.{call.name} of row numbers, which are others on each rank; if it guesses the number of nodes from "
-            "edge_index, pass num_nodes=x.size(0)."
-        )
     keep = call.get(2, "keepdim", False)
     return Reduced(tensor, rows, tuple(one % tensor.dim() for one in dims), bool(keep), call.kwargs.get("dtype"))
 
@@ -282,7 +277,9 @@ def loss(watch: Watch, call: Call) -> Any:
         raise NotExact(f"torch.{call.name}; use torch.nn.functional.{call.name}.")
     given = inspect.signature(call.func).bind(*call.args, **call.kwargs).arguments
     if given.pop("size_average", None) is not None or given.pop("reduce", None) is not None:
-        raise NotExact(f"{call.name} with size_average or reduce, which torch is to drop; pass reduction='sum' or 'mean'.")
+        raise NotExact(
+            f"{call.name} with size_average or reduce, which torch is to drop; pass reduction='sum' or 'mean'."
+        )
     how = given.pop("reduction", "mean")
     by_class = call.name in ("nll_loss", "cross_entropy")
     if given.get("weight") is not None and how == "mean" and (by_class or call.name not in _WEIGHT_IN_SUMMANDS):

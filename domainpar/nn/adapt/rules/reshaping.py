@@ -40,6 +40,10 @@ def view(watch: Watch, call: Call) -> Any:
         wanted = _sizes_of(watch, wanted)
     elif not isinstance(wanted, (tuple, list)):
         wanted = call.args[1:]
+    if _parts_the_pieces(tensor, rows, list(wanted)):
+        pieces = [piece_of(tensor, rows, at, at * rows.axis.pieces[0].length) for at in range(len(rows.axis.pieces))]
+        made = torch.stack(pieces)
+        return mark(made.view(*made.shape[:2], *wanted[2:]), Rows(rows.axis.pieces[0], 1, watch.known(pieces[0]).fresh))
     if (other := _split_or_merged(tensor, rows, list(wanted))) is not None:
         shape = [other.length, *wanted[1:]]
         tensor = watch.owned(tensor)
@@ -50,6 +54,16 @@ def view(watch: Watch, call: Call) -> Any:
     shape = [*_solved(list(wanted[:dim]), before), tensor.size(rows.dim), *_solved(list(wanted[dim + 1 :]), behind)]
     made = tensor.reshape(shape) if call.name.startswith("reshape") else tensor.view(shape)
     return _moved(rows, made, dim, keeps_names=dim == rows.dim and made.shape == tensor.shape)
+
+
+def _parts_the_pieces(tensor: Tensor, rows: Rows, wanted: list[Any]) -> bool:
+    """Whether `view(2, -1)` puts rows joined of two equal kinds, both directions of edges say, side by side."""
+    pieces = rows.axis.pieces
+    if rows.dim != 0 or rows.names is not None or len(wanted) < 2 or len({id(piece) for piece in pieces}) != 1:
+        return False
+    count, each, *behind = wanted
+    fits = (type(each) is RowCount and each.axis is pieces[0]) or (type(each) is not RowCount and each == -1)
+    return type(count) is int and count == len(pieces) and fits and _fits(behind, math.prod(tensor.shape[1:]))
 
 
 def _split_or_merged(tensor: Tensor, rows: Rows, wanted: list[Any]) -> Axis | None:
@@ -150,7 +164,7 @@ def reorder(watch: Watch, call: Call) -> Any:
     # Where the rows went is asked of a tensor of the same number of dimensions, all of different lengths.
     probe = torch.empty(tuple(range(2, 2 + tensor.dim())), device="meta")
     went = call.func(probe, *call.args[1:], **call.kwargs)
-    return _moved(rows, made, list(went.shape).index(2 + rows.dim))
+    return _moved(rows, made, list(went.shape).index(2 + rows.dim), keeps_names=made.dim() == 2)
 
 
 @rule("expand", "expand_as", "broadcast_to")
@@ -235,15 +249,9 @@ def unbind(watch: Watch, call: Call) -> Any:
         raise NotExact(f"it takes the {rows.axis.name} one by one; each rank has others.")
     pieces = tensor.unbind(dim)
     for at, piece in enumerate(pieces):
-        names = _names_at(rows, dim, at)
+        names = rows.names_at(dim, at)
         mark(piece, rows.but(dim=rows.dim - (dim < rows.dim), names=names))
     return pieces if call.name == "unbind" else iter(pieces)
-
-
-def _names_at(rows: Rows, dim: int, at: int) -> tuple[Names, ...] | None:
-    if rows.names is None or len(rows.names) == 1:
-        return rows.names
-    return (rows.names[at],) if dim == 0 else None
 
 
 @rule("chunk", "split", "tensor_split", "split_with_sizes")
@@ -310,9 +318,9 @@ def _beside(watch: Watch, call: Call, tensors: list[Tensor], dim: int, known: li
     made = torch.cat(tensors if fresh else [watch.owned(tensor) for tensor in tensors], dim)
     named = [rows.names for rows in known if rows]
     names = None
-    if all(names is not None for names in named) and dim == 0 and made.dim() == 2:
+    if all(names is not None for names in named) and made.dim() == 2:
         names = tuple(
-            name for one, tensor in zip(named, tensors) for name in (one or ()) * (tensor.size(0) // len(one or (1,)))
+            name for one, tensor in zip(named, tensors) for name in (one or ()) * (tensor.size(dim) // len(one or (1,)))
         )
     elif any(names is not None for names in named):
         raise NotExact("torch.cat puts row numbers beside other numbers.")
@@ -368,10 +376,10 @@ def stack(watch: Watch, call: Call) -> Any:
     made = torch.stack([tensor if fresh else watch.owned(tensor) for tensor in tensors], dim)
     named = [rows.names for rows in found]
     names = None
-    if all(names is not None for names in named) and made.dim() == 2 and dim == 0:
+    if all(names is not None for names in named) and made.dim() == 2:
         names = tuple(one[0] for one in named if one)
     elif any(one is not None for one in named):
-        raise NotExact("torch.stack puts row numbers on top of each other along another dimension than the first.")
+        raise NotExact("torch.stack puts row numbers beside other numbers (of graphs, of features); keep them apart.")
     return mark(made, Rows(axis, found[0].dim + (dim <= found[0].dim), fresh, names=names))
 
 
@@ -418,4 +426,4 @@ def select(watch: Watch, call: Call) -> Any:
     dim, at = call.get(1, "dim") % tensor.dim(), call.get(2, "index")
     if dim == rows.dim:
         raise NotExact(f"torch.select takes one of the {rows.axis.name} by its place, which is another on each rank.")
-    return mark(call(), rows.but(dim=rows.dim - (dim < rows.dim), names=_names_at(rows, dim, at)))
+    return mark(call(), rows.but(dim=rows.dim - (dim < rows.dim), names=rows.names_at(dim, at)))

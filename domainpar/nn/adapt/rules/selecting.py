@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from typing import Any
 
@@ -10,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from domainpar.nn.adapt.calls import Call, one_axis
-from domainpar.nn.adapt.rows import Axis, Names, NotExact, RowCount, Rows, mark, version_of
+from domainpar.nn.adapt.across import summed
+from domainpar.nn.adapt.calls import Call, mapped, one_axis
+from domainpar.nn.adapt.rows import Axis, Names, NotExact, RowCount, Rows, check_enough_rows, mark, version_of
 from domainpar.nn.adapt.rules.reshaping import piece_of
 from domainpar.nn.adapt.watch import Watch, rule
 
@@ -27,16 +27,12 @@ def read_rows(watch: Watch, tensor: Tensor, dim: int, index: Tensor) -> Tensor:
     """`tensor.index_select(dim, index)`: ghosts are brought up to date first, if the index may name one."""
     rows, by = watch.rows(tensor), watch.rows(index)
     if by is None:
-        return _same_for_each(tensor, dim, index, rows)
-    if rows is None or rows.dim != dim:
-        if by.names is not None:
-            raise NotExact(
-                f"a tensor of shape {tuple(tensor.shape)} is indexed by row numbers but nobody said that it holds a "
-                "row for each of them; mark it with part.nodes, or make it from a tensor that is marked."
-            )
-        if rows is not None:
-            raise NotExact(f"features of {rows.axis.name} are picked by an index that differs from row to row.")
-        return mark(tensor.index_select(dim, index), Rows(by.axis, dim, by.fresh))
+        return _same_for_each(watch, tensor, dim, index, rows)
+    if rows is None:  # row numbers are those of the whole graph here, as its table is
+        check_enough_rows(tensor, dim, by)
+        return mark(tensor.index_select(dim, watch.as_values(index)), Rows(by.axis, dim, by.fresh))
+    if rows.dim != dim:
+        raise NotExact(f"features of {rows.axis.name} are picked by an index that differs from row to row.")
     if by.names is None or by.named.of is not rows.axis:
         raise NotExact(
             f"{rows.axis.name} are picked by numbers that were computed, or that number something else; only "
@@ -49,19 +45,42 @@ def read_rows(watch: Watch, tensor: Tensor, dim: int, index: Tensor) -> Tensor:
     return mark(tensor.index_select(dim, index), Rows(by.axis, dim, by.fresh, names=names))
 
 
-def _same_for_each(tensor: Tensor, dim: int, index: Tensor, rows: Rows | None) -> Tensor:
-    """An index that is the same on every rank: it picks features."""
+def _same_for_each(watch: Watch, tensor: Tensor, dim: int, index: Tensor, rows: Rows | None) -> Tensor:
+    """An index that is the same on every rank: it picks features, or rows by their place in the whole graph."""
     if rows is None:
         return mark(tensor.index_select(dim, index), None)
     if dim == rows.dim:
-        raise NotExact(
-            f"{rows.axis.name} are picked by numbers that are the same on every rank, where rows have other numbers; "
-            "pick them with a mask: part.nodes(mask)."
-        )
+        return rows_at(watch, tensor, index)
     names = None
-    if rows.names is not None and len(rows.names) > 1 and dim == 0:
+    if rows.names is not None and len(rows.names) > 1:
         names = tuple(rows.names[at] for at in index.tolist())
     return mark(tensor.index_select(dim, index), rows.but(names=names))
+
+
+def rows_at(watch: Watch, tensor: Tensor, index: Tensor) -> Tensor:
+    """Rows by their places in the whole graph, which every rank asks for alike.
+
+    Each comes from the rank that counts it; the result is the same on every rank.
+    """
+    tensor = watch.as_values(tensor)
+    rows = watch.known(tensor)
+    total, dim = rows.axis.total, rows.dim
+    if index.numel() and not -total <= int(index.min()) <= int(index.max()) < total:
+        raise IndexError(f"{index.tolist()} are picked of {total} {rows.axis.name}.")
+    mine = watch.counted(tensor)
+    places = rows.axis.places if rows.axis.counted is None else rows.axis.places[rows.axis.counted]
+    order, wanted = places.argsort(), index % max(total, 1)
+    if places.numel():
+        at = order[torch.searchsorted(places[order], wanted).clamp(max=len(places) - 1)]
+        here = (places[at] == wanted).view([-1 if one == dim else 1 for one in range(tensor.dim())])
+        found = mine.index_select(dim, at)
+        found = torch.where(here, found, torch.zeros_like(found))
+    else:
+        found = mine.sum(dim, keepdim=True).expand(
+            [len(wanted) if one == dim else size for one, size in enumerate(mine.shape)]
+        )
+        found = found.to(tensor.dtype)
+    return mark(summed(found, watch.part).to(tensor.dtype), None)
 
 
 def select_by_mask(watch: Watch, tensor: Tensor, dim: int, mask: Tensor) -> Tensor:
@@ -144,21 +163,34 @@ def _plain(item: Any) -> Any:
 def _read_any_shape(watch: Watch, tensor: Tensor, dim: int, index: Tensor) -> Tensor:
     if index.dim() == 1:
         return read_rows(watch, tensor, dim, index)
-    if dim != 0 or index.dim() == 0:
-        raise NotExact("rows are picked by an index of several dimensions that is not the first one.")
-    by, flat = watch.rows(index), index.reshape(-1)
-    if by is None or by.dim != 0 or math.prod(index.shape[1:]) != 1:
-        raise NotExact("rows are picked by a table of row numbers; pick each column by itself.")
-    picked = read_rows(watch, tensor, 0, mark(flat, by.but(dim=0)))
-    return mark(picked.view(*index.shape, *picked.shape[1:]), watch.rows(picked))
+    by = watch.rows(index)
+    if by is None:  # features, or places of the whole graph
+        picked = read_rows(watch, tensor, dim, mark(index.reshape(-1), None))
+        left = watch.rows(picked)
+        if left is not None:
+            left = left.but(dim=left.dim + (index.dim() - 1) * (left.dim > dim))
+        return mark(picked.unflatten(dim, index.shape), left)
+    if index.dim() != 2:
+        raise NotExact("rows are picked by an index of more than two dimensions; pick each column by itself.")
+    columns = index.unbind(1 - by.dim)
+    if not columns:
+        raise NotExact("rows are picked by an index without columns.")
+    picked = [
+        read_rows(watch, tensor, dim, mark(column, by.but(dim=0, names=by.names_at(1 - by.dim, at))))
+        for at, column in enumerate(columns)
+    ]
+    rows = watch.known(picked[0])
+    place = dim + (1 - by.dim)
+    names = rows.names if tensor.dim() == 1 else None
+    return mark(torch.stack(picked, place), rows.but(dim=dim + by.dim, names=names and names * len(picked)))
 
 
 def _table(watch: Watch, tensor: Tensor, items: tuple[Any, ...], index: Tensor) -> Tensor:
     """A table that is the same on every rank, read by numbers that differ from row to row."""
     by = watch.rows(index)
-    if watch.rows(tensor) is not None or by is None or by.names is not None or not _takes_all(items[1:]):
+    if watch.rows(tensor) is not None or by is None or not _takes_all(items[1:]):
         raise NotExact("rows are picked by a mask or index of several dimensions.")
-    return mark(tensor[index], by.but())
+    return mark(tensor[watch.as_values(index)], by.but(names=None))
 
 
 def _place_of(tensor: Tensor, items: tuple[Any, ...], advanced: Any) -> int:
@@ -193,9 +225,8 @@ def _several(watch: Watch, tensor: Tensor, items: tuple[Any, ...]) -> Tensor:
         if rows.dim != 0 or first.names is None or first.named.of is not rows.axis or not first.named.only_owned:
             raise NotExact("rows are picked by several indices of which the first does not number owned rows in order.")
         tensor = watch.owned(tensor)
-    if any(by.names is not None for by in found[1:]) or (rows is None and first.names is not None):
-        raise NotExact("features are picked by row numbers.")
-    owned = tuple(watch.owned(item) for item in items)
+    values = [watch.as_values(item) if at or rows is None else item for at, item in enumerate(items)]
+    owned = tuple(watch.owned(item) for item in values)
     return mark(tensor[owned], Rows(axis, 0, watch.fresh_of(axis is not watch.part.node_axis)))
 
 
@@ -220,38 +251,53 @@ def _basic(watch: Watch, tensor: Tensor, items: tuple[Any, ...]) -> Tensor:
             if place == rows.dim:
                 row_dim, cut = dim, item
                 given[at] = slice(None)
-            if place == 0 and rows.dim == 1 and names is not None:
-                names = _names_of_item(names, item)
+            elif names is not None and len(names) > 1:
+                names = names[item] if isinstance(item, slice) else (names[item],)
             dim += not isinstance(item, int)
             place += 1
     if row_dim is None:
         row_dim = dim + rows.dim - place
     made = tensor[tuple(given)]
-    if names is not None and len(names) > 1 and (made.dim(), row_dim) != (2, 1):
-        rows.without_numbers("a view of both ends of edges")
+    if names is not None and len(names) > 1 and made.dim() != 2:
+        made, names = made_of_values(watch, tensor, given), None
     mark(made, rows.but(dim=row_dim, names=names))
     return made if cut is None or cut == slice(None) else _cut(watch, made, cut)
 
 
-def _names_of_item(names: tuple[Names, ...], item: Any) -> tuple[Names, ...] | None:
-    if len(names) == 1:
-        return names
-    return names[item] if isinstance(item, slice) else (names[item],)
+def made_of_values(watch: Watch, tensor: Tensor, items: list[Any]) -> Tensor:
+    """Row numbers in a shape that cannot say what each numbers: values like any other."""
+    return watch.as_values(tensor)[tuple(items)]
 
 
 def _cut(watch: Watch, tensor: Tensor, item: Any) -> Tensor:
-    """`x[:n]` and `x[n:]` where n is a number of rows: all rows, or one of the pieces that rows were joined from."""
-    rows = watch.rows(tensor)
-    assert rows is not None
+    """`x[:n]` and `x[n:]` where n is a number of rows: all rows, or one of the pieces that rows were joined from.
+
+    Any other number or slice picks rows by their place in the whole graph.
+    """
+    rows = watch.known(tensor)
     pieces = rows.axis.pieces
-    start, stop = (item.start, item.stop) if isinstance(item, slice) and item.step in (None, 1) else (0, 0)
+    if not isinstance(item, slice):
+        return mark(rows_at(watch, tensor, torch.tensor([item], device=tensor.device)).squeeze(rows.dim), None)
+    start, stop = (item.start, item.stop) if item.step in (None, 1) else (0, 0)
     if start in (None, 0) and type(stop) is RowCount and stop.axis is rows.axis:
         return tensor
     if start in (None, 0) and type(stop) is RowCount and pieces and stop.axis is pieces[0]:
         return piece_of(tensor, rows, 0, 0)
     if stop is None and type(start) is RowCount and len(pieces) == 2 and start.axis is pieces[0]:
         return piece_of(tensor, rows, 1, pieces[0].length)
-    raise NotExact(f"{rows.axis.name} are picked by their place ({item}), which is another on each rank; use a mask.")
+    return select_by_mask(watch, tensor, rows.dim, _mask_of_places(watch, rows.axis, item))
+
+
+def _mask_of_places(watch: Watch, axis: Axis, item: slice) -> Tensor:
+    """Which rows a slice of the whole graph picks; one mask for equal slices, so that they pick the same rows."""
+    start, stop, step = item.indices(axis.total)
+    key = (id(axis), start, stop, step)
+    if key not in watch.slices:
+        places = axis.places
+        picked = (places >= start) & (places < stop) & ((places - start) % step == 0)
+        fresh = watch.fresh_of(axis is not watch.part.node_axis)
+        watch.slices[key] = (axis, mark(picked, Rows(axis, 0, fresh)))
+    return watch.slices[key][1]
 
 
 @rule("nonzero")
@@ -283,6 +329,8 @@ def gather(watch: Watch, call: Call) -> Any:
     else:
         index, dim = call.get(1, "indices"), call.get(2, "dim")
     rows, by = watch.rows(tensor), watch.rows(index)
+    if rows and by and by.names and dim is not None and dim % tensor.dim() == rows.dim == by.dim:
+        return _gathered_rows(watch, tensor, rows, index, by)
     if (
         dim is None
         or rows is None
@@ -292,6 +340,15 @@ def gather(watch: Watch, call: Call) -> Any:
         or by.dim != rows.dim
     ):
         raise NotExact(f"torch.{call.name} picks rows; use index_select.")
-    rows.without_numbers(f"torch.{call.name}")
-    by.without_numbers(f"torch.{call.name}")
+    call = call.but(*(mapped(watch.as_values, one) for one in call.args), **call.kwargs)
     return mark(watch.common(call)(), Rows(rows.axis, rows.dim, rows.fresh and by.fresh))
+
+
+def _gathered_rows(watch: Watch, tensor: Tensor, rows: Rows, index: Tensor, by: Rows) -> Tensor:
+    """An entry of another row for each entry of the index."""
+    names = by.named
+    if names.of is not rows.axis:
+        raise NotExact(f"{rows.axis.name} are gathered by numbers that number something else.")
+    tensor = watch.as_values(tensor)
+    tensor = tensor if names.only_owned else watch.with_ghosts(tensor)
+    return mark(tensor.gather(rows.dim, index), Rows(by.axis, by.dim, by.fresh))

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from domainpar.nn.adapt.across import largest, summed, with_gradient_of
 from domainpar.nn.adapt.calls import Call, one_axis
-from domainpar.nn.adapt.rows import NotExact, Rows, mark
+from domainpar.nn.adapt.rows import Axis, NotExact, RowCount, Rows, mark
+from domainpar.nn.adapt.rules.making import room
+from domainpar.nn.adapt.rules.reducing import ValuesOnly
 from domainpar.nn.adapt.rules.selecting import selection_of
 from domainpar.nn.adapt.watch import Watch, rule
 
@@ -27,13 +29,21 @@ def scatter(watch: Watch, call: Call) -> Any:
         return _into_columns(watch, call, into, dim, target)
     if by.dim != (dim if index.dim() > 1 else 0):
         return _into_columns(watch, call, into, dim, target)
+    if isinstance(values, Tensor):
+        values = watch.as_values(values)
+        _put(call, 3, "value" if "value" in call.kwargs else "source" if "source" in call.kwargs else "src", values)
     _check_same_rows(watch, call, values, by, dim)
     if by.names is None:
         return _at_graphs(watch, call, into, dim, index, values)
+    if target is None and by.named.of.total == into.size(dim):
+        into = _dealt(watch, call, into, dim, by.named.of)
+        target = watch.known(into)
+        call = call.but(into, *call.args[1:], **call.kwargs)
     if target is None or target.dim != dim or by.named.of is not target.axis:
         raise NotExact(
-            f"torch.{call.name} sums at rows of {by.named.of.name} into something that has other rows; make it as "
-            "x.new_zeros(x.size(0), ...), so that it is known to have a row for each."
+            f"torch.{call.name} sums at the {by.named.of.total} {by.named.of.name} into a tensor of shape "
+            f"{tuple(into.shape)} that has other rows. If its size was guessed from the largest number in edge_index, "
+            "the last nodes have no edge: pass num_nodes=x.size(0), dim_size=x.size(0), or x.new_zeros(x.size(0), ...)."
         )
     if not by.named.complete:
         raise NotExact(
@@ -41,6 +51,24 @@ def scatter(watch: Watch, call: Call) -> Any:
             "the graph with edges='incident'."
         )
     return _at_rows(watch, call, into, target, index, values)
+
+
+def _dealt(watch: Watch, call: Call, into: Tensor, dim: int, axis: Axis) -> Tensor:
+    """This rank's rows of a tensor that is the same on every rank and has a row for each, as row numbers say.
+
+    What changes it in place makes a new tensor here; the one that was given holds no sum and may not be read any more.
+    """
+    of_nodes = axis is watch.part.node_axis
+    ids = watch.part.local_ids[: room(watch)] if of_nodes else axis.places
+    made = mark(into.index_select(dim, ids), Rows(axis, dim, watch.fresh_of(not of_nodes)))
+    if call.in_place:
+        if watch.is_held(into):
+            raise NotExact(
+                f"torch.{call.name}_ sums rows into a buffer of the model, of which each rank would have its own sums; "
+                "name it with parallelize(..., node_parameters=[...])."
+            )
+        watch.versions.spoil(into)
+    return made
 
 
 def _check_same_rows(watch: Watch, call: Call, values: Any, by: Rows, dim: int) -> None:
@@ -51,8 +79,6 @@ def _check_same_rows(watch: Watch, call: Call, values: Any, by: Rows, dim: int) 
         raise NotExact(f"torch.{call.name} sums a tensor that is the same on every rank by an index of {by.axis.name}.")
     if rows is not None:
         one_axis([rows.axis, by.axis], call)
-        if rows.names is not None:
-            raise NotExact(f"torch.{call.name} sums row numbers.")
 
 
 def _at_rows(watch: Watch, call: Call, into: Tensor, target: Rows, index: Tensor, values: Any) -> Tensor:
@@ -268,24 +294,70 @@ def _write_by_number(
 
 @rule("unique")
 def distinct(watch: Watch, call: Call) -> Any:
-    """The values that occur in the whole graph, increasing: the same on every rank."""
-    tensor = call.get(0, "input")
+    """The values that occur in the whole graph, increasing, and how often: the same on every rank."""
+    tensor = watch.as_values(call.get(0, "input"))
     rows = watch.known(tensor)
-    tells_more = call.get(2, "return_inverse") or call.get(3, "return_counts") or call.get(4, "dim") is not None
-    if tells_more or rows.names is not None:
-        raise NotExact("torch.unique of rows tells which values occur, not where or how often, and not of row numbers.")
-    mine = watch.counted(tensor).unique()
+    inverse, counts = bool(call.get(2, "return_inverse", False)), bool(call.get(3, "return_counts", False))
+    if call.get(4, "dim") is not None or (inverse and tensor.dim() != 1):
+        raise NotExact("torch.unique of whole rows; only that of numbers is known here.")
+    if not watch.alone and not call.get(1, "sorted", True):
+        raise NotExact("torch.unique with sorted=False has an order of its own on each rank.")
+    mine, number = watch.counted(tensor).unique(return_counts=True)
     watch.part.num_sums += 1
-    counts = [int(count) for count in watch.part.gather(torch.tensor([len(mine)]))]
-    padded = mine.new_zeros(max(counts))
-    padded[: len(mine)] = mine
-    found = [values[:count] for values, count in zip(watch.part.gather(padded), counts)]
-    return mark(torch.cat(found).unique(), None)
+    lengths = [int(length) for length in watch.part.gather(torch.tensor([len(mine)]))]
+    padded = [mine.new_zeros(max(lengths)), number.new_zeros(max(lengths))]
+    padded[0][: len(mine)], padded[1][: len(mine)] = mine, number
+    values, numbers = (
+        torch.cat([found[:length] for found, length in zip(watch.part.gather(one), lengths)]) for one in padded
+    )
+    every, place = values.unique(return_inverse=True)
+    made: list[Any] = [mark(every, None)]
+    if inverse:
+        made.append(mark(torch.searchsorted(every, tensor), rows.but()))
+    if counts:
+        made.append(mark(numbers.new_zeros(len(every)).index_add(0, place, numbers), None))
+    return made[0] if len(made) == 1 else tuple(made)
 
 
-@rule("bincount", "histc", "unique_consecutive")
+@rule("bincount")
+def bincount(watch: Watch, call: Call) -> Any:
+    """How often each number occurs in the whole graph; of row numbers, at its row."""
+    tensor, weights, least = call.get(0, "input"), call.get(1, "weights"), call.get(2, "minlength", 0)
+    rows = watch.rows(tensor)
+    if rows is None or (
+        weights is not None and (watch.rows(weights) is None or watch.known(weights).axis is not rows.axis)
+    ):
+        raise NotExact("torch.bincount of numbers that are the same on every rank, or weights that are no such rows.")
+    if rows.names is not None and type(least) is RowCount and least.axis is rows.named.of:
+        with watch.in_other_words():
+            each = torch.ones_like(tensor) if weights is None else weights.double()
+            return each.new_zeros(least).index_add(0, tensor, each)
+    tensor = watch.counted(watch.as_values(tensor))
+    weights = None if weights is None else watch.counted(weights)
+    length = int(largest(tensor.max().add(1) if tensor.numel() else torch.tensor(0), watch.part))
+    mine = torch.bincount(tensor, weights, max(int(least), length))
+    return mark(summed(mine, watch.part), None)
+
+
+@rule("histc", "unique_consecutive")
 def counts(watch: Watch, call: Call) -> Any:
     """Counting values of rows."""
-    raise NotExact(
-        f"torch.{call.name} counts one rank's rows; use torch.zeros(n).index_add(0, index, ones), a sum over all ranks."
-    )
+    raise NotExact(f"torch.{call.name} looks at one rank's rows; use torch.bincount or torch.unique.")
+
+
+@rule("torch_scatter.scatter_max", "torch_scatter.scatter_min", "torch_scatter.segment_max_coo")
+def scatter_extreme(watch: Watch, call: Call) -> Any:
+    """`scatter_max(src, index, dim, out, dim_size)` of torch_scatter in torch's words; which it was is not told."""
+    source, index, dim = call.get(0, "src"), call.get(1, "index"), call.get(2, "dim", -1) % call.args[0].dim()
+    if call.get(3, "out") is not None or call.name.endswith("coo"):
+        raise NotExact(f"{call.name} into a given tensor; use torch_geometric.utils.scatter(..., reduce='max').")
+    size = call.get(4, "dim_size")
+    how = "amax" if call.name.endswith("max") else "amin"
+    with watch.in_other_words():
+        if size is None:
+            size = int(index.max()) + 1 if index.numel() else 0
+        if index.dim() != source.dim():
+            index = index.view([-1 if at == dim else 1 for at in range(source.dim())])
+        shape = [size if at == dim else length for at, length in enumerate(source.shape)]
+        empty = source.new_zeros(shape)
+        return ValuesOnly(empty.scatter_reduce(dim, index.expand_as(source), source, how, include_self=False))

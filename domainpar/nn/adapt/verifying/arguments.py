@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from domainpar.nn.adapt.data import is_data, with_fields
 from domainpar.nn.adapt.part import GraphPart
-from domainpar.nn.adapt.verifying.data import is_data, with_fields
 
 Inputs = Callable[[GraphPart], Any]
 

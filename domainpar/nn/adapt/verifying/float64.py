@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from domainpar.nn.adapt.data import is_data, with_fields
 from domainpar.nn.adapt.rows import UNKNOWN, mark, rows_of
-from domainpar.nn.adapt.verifying.data import is_data, with_fields
 
 
 @contextmanager

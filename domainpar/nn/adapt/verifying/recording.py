@@ -11,8 +11,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from domainpar.nn.adapt.data import is_data
 from domainpar.nn.adapt.rows import unwatched
-from domainpar.nn.adapt.verifying.data import is_data
 from domainpar.nn.adapt.verifying.seeing import Seen, see
 from domainpar.nn.adapt.watch import watching
 
