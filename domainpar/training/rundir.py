@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from domainpar.lock import RUN, Claim
 from domainpar.problems import Problem
 from domainpar.training.checkpoint_files import CheckpointFiles
-from domainpar.training.lock import LOCK, Claim
 
 RUNS = Path("runs")
 FOLDERS = ("checkpoints", "logs", "faults")
@@ -51,7 +51,7 @@ class RunDirectory:
 
     def release(self) -> None:
         """Give the directory back: another run may go on in it."""
-        Claim(self.path / LOCK, self.key).release()
+        Claim(self.path / RUN.lock, self.key).release()
 
 
 def choose_directory(out: str | None, resume: Resume, overwrite: bool) -> RunDirectory:
@@ -166,7 +166,7 @@ def _next_number(runs: Path) -> Path:
 def _to_resume(directory: Path) -> RunDirectory:
     if not (directory / "run.json").is_file():
         raise Problem(f"{directory} holds no run to resume", "leave --resume out to start one")
-    claim = Claim.take(directory)
+    claim = Claim.take(directory, RUN)
     try:
         _try_to_write(directory)
         (directory / "faults").mkdir(exist_ok=True)
@@ -180,7 +180,7 @@ def _to_begin(out: str | None, restart: bool, overwrite: bool) -> RunDirectory:
     directory = _next_number(RUNS) if out is None else Path(out)
     _check_free(directory, restart, overwrite)
     directory.mkdir(parents=True, exist_ok=True)
-    claim = Claim.take(directory)
+    claim = Claim.take(directory, RUN)
     try:
         _check_free(directory, restart, overwrite)  # once more: another run may have come and gone in between
         _try_to_write(directory)
@@ -199,7 +199,7 @@ def _to_begin(out: str | None, restart: bool, overwrite: bool) -> RunDirectory:
 
 def _check_free(directory: Path, restart: bool, overwrite: bool) -> None:
     """Refuse a directory that belongs to something else."""
-    if not directory.exists() or all(path.name == LOCK for path in directory.iterdir()):
+    if not directory.exists() or all(path.name == RUN.lock for path in directory.iterdir()):
         return
     is_run = (directory / "run.json").is_file()
     if is_run and (overwrite or restart):
@@ -215,7 +215,7 @@ def _check_free(directory: Path, restart: bool, overwrite: bool) -> None:
 def _clear(directory: Path) -> None:
     """Remove a run, but for the lock that is ours."""
     for path in directory.iterdir():
-        if path.name == LOCK:
+        if path.name == RUN.lock:
             continue
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

@@ -129,9 +129,9 @@ def test_a_directory_in_which_a_run_is_at_work_is_never_touched(here, overwrite)
 
 
 def test_a_run_that_has_come_and_gone_before_the_directory_was_claimed_is_not_replaced(here, monkeypatch):
-    def take(directory, plain=rundir.Claim.take):
+    def take(directory, work, plain=rundir.Claim.take):
         (directory / "run.json").write_text("precious")
-        return plain(directory)
+        return plain(directory, work)
 
     monkeypatch.setattr(rundir.Claim, "take", take)
     with pytest.raises(Problem, match="run holds another run"):

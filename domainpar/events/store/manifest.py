@@ -30,7 +30,7 @@ LARGEST_MANIFEST = 2**28
 """Bytes of a manifest: some hundred times what a million events need."""
 
 _SPLITS = ("train", "val", "test")
-_KEYS = ("format", "schema_version", "settings", "settings_digest", "events", "content_sha256")
+_KEYS = ("format", "schema_version", "settings", "settings_digest", "events", "split_settings", "content_sha256")
 
 
 class EventStore:
@@ -41,6 +41,8 @@ class EventStore:
         check_files: Whether every file has to be there, in its size.
 
     Attributes:
+        settings: All that decides the bytes of an event's file, besides its input.
+        split_settings: What the splits were drawn with; None where the source told them, or nothing tells.
         unreadable: What is wrong with events that are known not to be readable and are to be left out, by name;
             filled by who looked. `open` raises it.
 
@@ -54,6 +56,7 @@ class EventStore:
         manifest = _read_manifest(self.path / MANIFEST)
         self.settings: dict[str, Any] = manifest["settings"]
         self.settings_digest: str = manifest["settings_digest"]
+        self.split_settings: dict[str, Any] | None = manifest.get("split_settings")
         self.records: tuple[EventRecord, ...] = manifest["events"]
         for record in self.records if check_files else ():
             _check_size(self.path / record.path, record)
@@ -127,7 +130,9 @@ class EventStore:
         return len(self.records)
 
 
-def write_manifest(directory: Path, records: Sequence[EventRecord], settings: Settings) -> None:
+def write_manifest(
+    directory: Path, records: Sequence[EventRecord], settings: Settings, split_settings: Settings | None = None
+) -> None:
     """Write the manifest of a store, the last file of a preparation. Replaces an old one in one step.
 
     Raises:
@@ -140,7 +145,7 @@ def write_manifest(directory: Path, records: Sequence[EventRecord], settings: Se
         "settings": dict(settings),
         "settings_digest": settings_digest(settings),
         "events": [asdict(record) for record in records],
-    }
+    } | ({} if split_settings is None else {"split_settings": dict(split_settings)})
     manifest["content_sha256"] = _digest(manifest)
     text = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
     write_whole(Path(directory) / MANIFEST, text.encode())
@@ -188,12 +193,12 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     try:
         if (size := path.stat().st_size) > LARGEST_MANIFEST:
             raise ValueError(f"it has {size} bytes, at most {LARGEST_MANIFEST} are read")
-        manifest = parsed_json(path.read_bytes())
+        manifest: dict[str, Any] = parsed_json(path.read_bytes())
         if manifest["schema_version"] != SCHEMA_VERSION:
             raise ValueError(f"schema version {manifest['schema_version']}, this program reads {SCHEMA_VERSION}")
         _check_unchanged(manifest)
         manifest["events"] = tuple(_record(item) for item in manifest["events"])
-        return {name: manifest[name] for name in ("settings", "settings_digest", "events")}
+        return manifest
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StoreError(
             f"{path.name} cannot be read: {type(error).__name__}: {error}",
