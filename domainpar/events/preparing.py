@@ -394,7 +394,7 @@ def _finish(job: _Job, records: Sequence[EventRecord], say: Callable[[str], None
     write_manifest(job.directory, records, job.settings, job.splits)
     found = {path.name for path in job.directory.glob(f"event*{SUFFIX}")}
     if others := sorted(found - {record.path for record in records}):
-        say(f"note: {several(len(others), 'file')} in {job.directory} no longer belong to the store: {_first(others)}")
+        say(f"note: {several(len(others), 'file')} in {job.directory} do not belong to the store: {_first(others)}")
 
 
 def _first(names: Sequence[str]) -> str:

@@ -9,6 +9,7 @@ import shutil
 import traceback
 import uuid
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -62,12 +63,17 @@ def choose_directory(out: str | None, resume: Resume, overwrite: bool) -> RunDir
             nothing to resume, if another run is at work in it, or it cannot be written.
     """
     try:
-        if resume is True or (resume == "auto" and can_go_on(Path(out or ""))):
+        if goes_on(out, resume):
             return _to_resume(Path(out or ""))
         return _to_begin(out, restart=resume == "auto", overwrite=overwrite)
     except OSError as error:
         what = f"cannot write the run to {error.filename or out or RUNS}: {error.strerror} (errno {error.errno})"
         raise Problem(what, "choose another --out, or make room there") from error
+
+
+def goes_on(out: str | None, resume: Resume) -> bool:
+    """Whether a run is to go on in its directory, or is begun there."""
+    return resume is True or (resume == "auto" and can_go_on(Path(out or "")))
 
 
 def can_go_on(directory: Path) -> bool:
@@ -76,15 +82,27 @@ def can_go_on(directory: Path) -> bool:
 
 
 def newest_run() -> Path:
-    """The numbered run that was started last.
+    """The run in `runs` that was started, or gone on with, last.
 
     Raises:
         ValueError: If there is none.
     """
-    runs = _numbered(RUNS)
-    if not runs:
+    runs = {path.parent: _started(path) for path in sorted(RUNS.glob("*/run.json"))}
+    begun = {run: started for run, started in runs.items() if started is not None}
+    if not begun:
         raise ValueError(f"no run in {RUNS}/; train one first (python -m domainpar.train), or name it with --run.")
-    return runs[-1]
+    return max(begun, key=lambda run: (begun[run], run))
+
+
+def _started(path: Path) -> float | None:
+    """When the run of a `run.json` was started, in seconds since 1970; None if it has not begun to train."""
+    with contextlib.suppress(Problem):  # damaged: whoever takes it says so
+        content = RunFile.read(path).content
+        if content.get("state") == "starting":
+            return None
+        with contextlib.suppress(KeyError, TypeError, ValueError):
+            return datetime.fromisoformat(content["started"]).timestamp()
+    return path.stat().st_mtime
 
 
 @dataclass

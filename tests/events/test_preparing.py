@@ -245,7 +245,7 @@ def test_a_store_is_made_smaller_only_on_request_and_what_stays_beside_it_is_nam
     assert [record.event for record in store.records] == ["000", "001", "002"]
     assert len(said) == 1
     assert "11 files in" in said[0]
-    assert "no longer belong to the store: event003.zarr.zip, event004.zarr.zip" in said[0]
+    assert "do not belong to the store: event003.zarr.zip, event004.zarr.zip" in said[0]
     assert files(tmp_path).keys() == before.keys()
 
 

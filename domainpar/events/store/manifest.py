@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -70,6 +71,12 @@ class EventStore:
     def readable(self) -> list[EventRecord]:
         """The events that are not known to be unreadable, in the order of the manifest."""
         return [record for record in self.records if record.event not in self.unreadable]
+
+    def only(self, records: Sequence[EventRecord]) -> EventStore:
+        """The same store as if it held these of its events only, in this order and in these splits."""
+        other = copy.copy(self)
+        other.records = tuple(records)
+        return other
 
     def open(self, record: EventRecord) -> StoredEvent:
         """Open one event. Its sizes are checked, its bytes only as they are read (see `verify`).
