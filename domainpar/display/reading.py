@@ -22,7 +22,7 @@ from domainpar.events.store import EventRecord, EventStore, StoreError
 from domainpar.reco.performance.counts import TrackCounts
 from domainpar.reco.performance.cuts import TrackCuts
 from domainpar.reco.performance.styles import STYLES
-from domainpar.training.own_events import Hashes, OwnEvents, difference, find_store, own_events, places
+from domainpar.training.own_events import Hashes, OwnEvents, difference, find_store, not_there, own_events, places
 from domainpar.words import this_python
 
 Table = Mapping[str, Any]
@@ -321,8 +321,8 @@ def _store(
         return None
     if path is None:
         missing.append(
-            f"No events: {' nor '.join(map(str, places(kept, beside)))} is not there, so neither the event display nor "
-            "the quality of the partition can be shown; name its place with --store."
+            f"No events: {not_there(kept, beside)}, so neither the event display nor the quality of the partition can "
+            "be shown; name its place with --store."
         )
         return None
     try:

@@ -150,6 +150,12 @@ def places(kept: Table, beside: Path) -> list[Path]:
     return [_from_here(Path(place)) for place in dict.fromkeys(map(os.path.normpath, found))] if told else []
 
 
+def not_there(kept: Table, beside: Path) -> str:
+    """That none of its `places` is there, in words."""
+    first, *others = map(str, places(kept, beside))
+    return f"neither {first} nor {others[0]} is there" if others else f"{first} is not there"
+
+
 def find_store(kept: Table, beside: Path, events: Iterable[tuple[str, str]]) -> Path | None:
     """Where a store lies that holds some events: the first of its `places` that does, or at least is there.
 
@@ -175,8 +181,8 @@ def store_of_run(run: Path, about: Table) -> Path:
     own = OwnEvents.read(about["store"])
     found = find_store(about["store"], run, () if own is None else own.train + own.val)
     if found is None:
-        tried = " nor ".join(map(str, places(about["store"], run)))
-        raise Problem(f"{run} was trained on {tried}, which is not there", "name its place with --store")
+        what = f"the store that {run} was trained on is not found: {not_there(about['store'], run)}"
+        raise Problem(what, "name its place with --store")
     return found
 
 

@@ -268,7 +268,7 @@ def test_a_store_that_has_moved_is_asked_for(place, tmp_path):
     store = write_store(tmp_path / "store", [random_event(0)], ["train"])
     trained(store, tmp_path / "run", epochs=1)
     store.rename(tmp_path / "moved")
-    with pytest.raises(Refused, match="which is not there\nhint: name its place with --store"):
+    with pytest.raises(Refused, match="is not there\nhint: name its place with --store"):
         inferred(tmp_path, tmp_path / "out")
     listed, _ = inferred(tmp_path, tmp_path / "out", store=str(tmp_path / "moved"))
     assert listed["trained_on"] == {"train": {"events": 1, "trained_on": 1, "same_name": 0}}
@@ -306,7 +306,7 @@ def test_events_that_were_trained_on_are_counted_by_their_content_and_else_by_th
     assert "which of these events were trained on is not known" in capsys.readouterr().out
 
 
-def test_scores_lie_anywhere_and_are_shown_from_anywhere_with_the_run_that_made_them(tmp_path, monkeypatch, capsys):
+def test_scores_lie_anywhere_and_are_shown_from_anywhere_with_the_run_that_made_them(tmp_path, monkeypatch, capfd):
     """Run and store are moved together, then the run alone; and each command is typed in another directory."""
     events = [random_event(seed, 100, 500) for seed in range(3)]
     (tmp_path / "a").mkdir()
@@ -321,16 +321,16 @@ def test_scores_lie_anywhere_and_are_shown_from_anywhere_with_the_run_that_made_
     assert list(Path.cwd().iterdir()) == []
     (tmp_path / "b" / "run").rename("x")
     monkeypatch.chdir("x")
-    capsys.readouterr()
+    capfd.readouterr()
     assert report.main(["."]) == 0
-    assert "No events" not in capsys.readouterr().out
+    assert "No events" not in capfd.readouterr().out
     assert "Event 000000001 (val split): 100 hits" in Path("report.html").read_text()
     (tmp_path / "b" / "store").rename(tmp_path / "b" / "gone")
     with pytest.raises(SystemExit):
         main(["--run", ".", "--overwrite"])
-    error = capsys.readouterr().err
-    assert f". was trained on {tmp_path}/elsewhere/store nor {tmp_path}/b/store, which is not there" in error
-    assert "hint: name its place with --store" in error
+    error = capfd.readouterr().err
+    assert f"error: the store that . was trained on is not found: neither {tmp_path}/elsewhere/store nor" in error
+    assert f" nor {tmp_path}/b/store is there\nhint: name its place with --store\n" in error
 
 
 def test_other_scores_stay_unless_they_are_to_be_replaced(place, tmp_path):

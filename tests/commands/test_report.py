@@ -119,7 +119,7 @@ def test_a_run_that_was_moved_is_shown_whole_and_what_is_missing_is_said(tmp_pat
     assert not any("No events" in line for line in printed)
     assert main([str(alone)]) == 0
     (said,) = (line for line in capsys.readouterr().out.splitlines() if "No events" in line)
-    assert f"missing: No events: {tmp_path}/far/away/store nor {tmp_path}/one/store is not there" in said
+    assert f"missing: No events: neither {tmp_path}/far/away/store nor {tmp_path}/one/store is there" in said
     assert "name its place with --store" in said
     (tmp_path / "deeper").rename(tmp_path / "one")
     assert main([str(alone)]) == 0
