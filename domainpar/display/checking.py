@@ -37,8 +37,8 @@ def check_scores(about: Table, path: Path, run: Path, of_run: Table) -> None:
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(_not_ours(path, error)) from error
     sha256, saved = str(about.get("parameters_sha256")), of_run.get("saved")
-    if saved is not None and sha256 not in saved.values():
-        told = f" ({os.path.normpath(path.parent / about['run'])})" if about.get("run") else ""
+    if isinstance(saved, dict) and sha256 not in saved.values():
+        told = f" ({os.path.normpath(path.parent / str(about['run']))})" if about.get("run") else ""
         raise ValueError(
             f"{path} holds the scores of another run{told}, with weights (sha256 {sha256[:12]}) that {run} never had; "
             "show that run, or infer with this one."

@@ -41,9 +41,21 @@ class OwnEvents:
 
     @classmethod
     def read(cls, kept: Table) -> OwnEvents | None:
-        """Those that `store` of a `run.json` tells; None for a run of a version that did not keep them."""
-        events = kept.get("events")
-        return events and cls(*(tuple((name, sha256) for name, sha256 in events[split]) for split in ("train", "val")))
+        """Those that `store` of a `run.json` tells; None for a run of a version that did not keep them.
+
+        Raises:
+            Problem: If it does not tell them as it should.
+        """
+        if (events := kept.get("events")) is None:
+            return None
+        try:
+            train, val = (
+                tuple((str(name), str(sha256)) for name, sha256 in events[split]) for split in ("train", "val")
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            what = f"run.json cannot be read: its events are listed otherwise: {type(error).__name__}: {error}"
+            raise Problem(what, "name another run") from error
+        return cls(train, val)
 
     def taken_from(self, store: EventStore, began_with: str) -> EventStore:
         """A store that may have grown since, as if it held these events only.
@@ -58,8 +70,8 @@ class OwnEvents:
         if (differs := difference(store, self.train + self.val)) is not None:
             event, what = differs
             raise StoreError(
-                f"an event of the run is not what it was: {what}",
-                f"the run can only go on with the events it began with; it took them from {began_with}",
+                f"the run was trained on other events: {what}",
+                f"it goes on with the events it began with only; it took them from {began_with}",
                 event=event,
             )
         records = {record.event: record for record in store.records}
@@ -88,10 +100,10 @@ class OwnEvents:
 
 
 def told_of(counts: Mapping[str, Mapping[str, int]] | None) -> list[str]:
-    """How many of the events that were scored the network was trained on, in words; nothing where none was."""
+    """How many of the events that were scored the network was trained on, in words."""
     if counts is None:
         return ["which of these events were trained on is not known: the run is of a version that did not keep it"]
-    lines = []
+    lines = [] if any(count["trained_on"] for count in counts.values()) else ["none of these events was trained on"]
     for split, count in counts.items():
         events = f"these {several(count['events'], f'{split} event')}"
         if known := count["trained_on"]:

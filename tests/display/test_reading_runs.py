@@ -105,6 +105,16 @@ def test_a_spoilt_file_is_refused_by_its_name(run, name, content):
         read_run_files(run)
 
 
+@pytest.mark.parametrize("events", [[1], {"train": [["a"]], "val": []}, {"train": []}])
+def test_events_of_a_run_that_are_listed_otherwise_are_refused(run, events):
+    content = json.loads((run / "run.json").read_text())
+    content["store"]["events"] = events
+    (run / "run.json").write_text(json.dumps(content))
+    shutil.rmtree(run / "scores")
+    with pytest.raises(ValueError, match=r"run\.json cannot be read: its events are listed otherwise"):
+        read_run_files(run)
+
+
 def test_a_line_that_is_being_written_is_left_out(run):
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"split": "train", "ste')

@@ -17,7 +17,7 @@ from refused import refused
 
 from domainpar.events.heptrkx import whole_event
 from domainpar.events.preparing import Source, open_source, prepare
-from domainpar.events.store import EventStore, StoredEvent
+from domainpar.events.store import EventStore, StoredEvent, StoreError
 from domainpar.lock import STORE, Claim, Holder
 from domainpar.problems import Problem
 
@@ -189,6 +189,15 @@ def test_events_keep_their_split_when_a_store_grows_and_only_what_was_forced_dif
     forced = {event for event in grown if grown[event] != at_once[event]}
     assert len(forced) <= 3
     assert set(grown.values()) == {"train", "val", "test"}
+
+
+def test_a_manifest_that_tells_of_its_splits_otherwise_is_refused(tmp_path):
+    prepared(source_of(2), tmp_path)
+    manifest = json.loads((tmp_path / "manifest.json").read_text()) | {"split_settings": [1]}
+    del manifest["content_sha256"]
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(StoreError, match=r"manifest.json cannot be read: TypeError"):
+        EventStore(tmp_path)
 
 
 def test_what_was_recorded_of_a_store_whose_event_file_was_lost_or_changed_stays(tmp_path):

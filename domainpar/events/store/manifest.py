@@ -57,7 +57,7 @@ class EventStore:
         manifest = _read_manifest(self.path / MANIFEST)
         self.settings: dict[str, Any] = manifest["settings"]
         self.settings_digest: str = manifest["settings_digest"]
-        self.split_settings: dict[str, Any] | None = manifest.get("split_settings")
+        self.split_settings: dict[str, Any] | None = manifest["split_settings"]
         self.records: tuple[EventRecord, ...] = manifest["events"]
         for record in self.records if check_files else ():
             _check_size(self.path / record.path, record)
@@ -205,6 +205,8 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             raise ValueError(f"schema version {manifest['schema_version']}, this program reads {SCHEMA_VERSION}")
         _check_unchanged(manifest)
         manifest["events"] = tuple(_record(item) for item in manifest["events"])
+        drawn = manifest.get("split_settings")  # an earlier version kept none
+        manifest["split_settings"] = None if drawn is None else dict(drawn)
         return manifest
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StoreError(
