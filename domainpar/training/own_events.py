@@ -109,8 +109,8 @@ def told_of(counts: Mapping[str, Mapping[str, int]] | None) -> list[str]:
         if known := count["trained_on"]:
             lines.append(f"{known:,} of {events} {'was' if known == 1 else 'were'} trained on")
         if named := count["same_name"]:
-            have = "has the name" if named == 1 else "have names"
-            lines.append(f"{named:,} of {events} {have} of events that were trained on, and other content")
+            have = "has the name of an event that was" if named == 1 else "have names of events that were"
+            lines.append(f"{named:,} of {events} {have} trained on, and other content")
     return lines
 
 

@@ -293,7 +293,7 @@ def test_events_that_were_trained_on_are_counted_by_their_content_and_else_by_th
     }
     out = capsys.readouterr().out.splitlines()
     assert "1 of these 3 test events was trained on" in out
-    assert "1 of these 3 test events has the name of events that were trained on, and other content" in out
+    assert "1 of these 3 test events has the name of an event that was trained on, and other content" in out
     assert not any("val event" in line for line in out)
     for run, told in (("as of before", True), ("of before, on another store", False)):
         shutil.copytree(place / "run", tmp_path / run)
