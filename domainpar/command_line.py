@@ -210,7 +210,8 @@ def _own_settings(config_class: type[Group], parser: Any, run: Path) -> dict[str
     if not (run / "config.yaml").is_file():
         raise ConfigError(f"{run} holds no run to resume", "name the directory of a run, or drop --resume to start one")
     values = _read_file(config_class, parser, run / "config.yaml")
-    return {name: value for name, value in values.items() if name not in _OF_THE_MACHINE}
+    # Its store is found by `run.json`, which knows what has to be in it.
+    return {name: value for name, value in values.items() if name not in (*_OF_THE_MACHINE, "store")}
 
 
 def _read_file(config_class: type[Group], parser: Any, path: Path, own_model: bool = False) -> dict[str, Any]:

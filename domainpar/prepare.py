@@ -1,6 +1,7 @@
 """Turn files or simulated collisions into a store: events with candidate edges, cut into tiles, ready for any ranks.
 
-Started again with the same flags it goes on where it stopped.
+Started again with the same flags it goes on where it stopped; with more events the store grows, and every event keeps
+the split it had (train, val or test: a hash of its name).
 
 Examples:
   python -m domainpar.prepare                                      built-in simulated events
@@ -54,7 +55,7 @@ def prepare_store(config: PrepareConfig, world: "World") -> Path:
         source = open_source(
             config.source,
             directory=config.input,
-            num_events=config.events,
+            num_events=_num_events(config, directory),
             cuts=cuts,
             num_hits=config.hits,
             seed=config.seed,
@@ -82,6 +83,7 @@ def prepare_store(config: PrepareConfig, world: "World") -> Path:
                 size=world.size,
                 all_gather=world.transport.all_gather,
                 on_event=advance,
+                say=bar.write,
             )
         except ValueError as error:  # on all ranks alike
             world.agree(error)
@@ -144,6 +146,19 @@ def _how_acorn_was_read(settings: "Settings") -> list[str]:
             "What is measured on such a store does not hold for real data, in which nobody can cut by truth.",
         ]
     return lines
+
+
+def _num_events(config: PrepareConfig, directory: Path) -> int | None:
+    """How many events are asked for: of simulated ones that nobody counted as many as the store holds already."""
+    from domainpar.events.preparing import DEFAULT_SIMULATED_EVENTS
+    from domainpar.events.store import EventStore, StoreError
+
+    if config.events is not None or config.source != "simulate":
+        return config.events
+    try:
+        return max(DEFAULT_SIMULATED_EVENTS, len(EventStore(directory, check_files=False)))
+    except StoreError:  # there is none yet, or it is prepared anew
+        return None
 
 
 def _default_store(config: PrepareConfig) -> Path:

@@ -45,7 +45,7 @@ def _work(config: ReportConfig) -> int:
     if not started_as_root():  # nothing is shared: the others have nothing to do
         return 0
     try:
-        path, size = write_report(config)
+        path, size, missing = write_report(config)
         pictures = [] if config.png is None else write_pictures(config)
     except ValueError as error:
         raise ConfigError(str(error), "python -m domainpar.report --help explains the flags") from error
@@ -55,13 +55,15 @@ def _work(config: ReportConfig) -> int:
             raise
         raise ConfigError(f"the report needs {needed}", "pip install 'domainpar[report]'") from error
     print(f"report: {path} ({size / 1e6:.1f} MB), one file; open it in a browser")
+    for sentence in missing:
+        print(f"missing: {sentence}")
     for picture in pictures:
         print(f"picture: {picture}")
     return 0
 
 
-def write_report(config: ReportConfig) -> tuple[Path, int]:
-    """Write the report of a run; returns its path and its size in bytes.
+def write_report(config: ReportConfig) -> tuple[Path, int, tuple[str, ...]]:
+    """Write the report of a run; returns its path, its size in bytes, and what it lacks.
 
     Raises:
         ValueError: If there is no run, or what it holds cannot be shown.
@@ -72,7 +74,8 @@ def write_report(config: ReportConfig) -> tuple[Path, int]:
     from domainpar.events.store import write_whole
 
     run, other = _runs(config)
-    content = render(build_page(run, other, config.event, config.parts)).encode()
+    page = build_page(run, other, config.event, config.parts)
+    content = render(page).encode()
     path = Path(config.out) if config.out is not None else run.directory / "report.html"
     if path.exists() and not _is_report(path):
         raise ValueError(f"{path} is there and is no report; choose another --out.")
@@ -80,7 +83,7 @@ def write_report(config: ReportConfig) -> tuple[Path, int]:
         write_whole(path, content)
     except OSError as error:
         raise ValueError(f"cannot write {path}: {error.strerror}; choose another --out.") from error
-    return path, len(content)
+    return path, len(content), page.missing
 
 
 def _is_report(path: Path) -> bool:

@@ -57,13 +57,13 @@ class _Work:
 
         from domainpar.parallel.world import World
         from domainpar.prepare import prepare_store
-        from domainpar.training.run import train
+        from domainpar.training.run import store_to_go_on_with, train
 
         torch.set_num_threads(1)  # ranks are the parallelism; more threads inside a kernel could change its bits
         with World.session(**session_arguments(config)) as world:
             self.ranks_met = True
-            store = Path(config.store) if config.store is not None else prepare_store(PrepareConfig(), world)
-            return train(config, store, world, allocator, self.stop).exit_code
+            store = config.store or store_to_go_on_with(config, world) or prepare_store(PrepareConfig(), world)
+            return train(config, Path(store), world, allocator, self.stop).exit_code
 
 
 if __name__ == "__main__":

@@ -15,9 +15,11 @@ from domainpar.events.store import EventStore, event_file_name, write_arrays, wr
 from domainpar.reco.performance.counting import count_tracks
 from domainpar.reco.performance.counts import total
 from domainpar.reco.performance.truth import truth_of
+from domainpar.training.own_events import OwnEvents, kept_events, kept_place
 from partitioners import Phi, Topology
 
 NUM_TILES = 8
+WEIGHTS = "ab" * 32
 SPLITS = ("train", "train", "val", "test")
 HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror=window.hacked=1>&\"'"
 
@@ -47,10 +49,18 @@ def write_run(directory, graphs=None, *, scores=True, tracks=True, naive=None, s
         "seconds": 12.5,
         "steps": steps,
         "bitwise_problem": None,
-        "parameters_sha256": "ab" * 32,
+        "parameters_sha256": WEIGHTS,
         "argv": ["train.py", "--out", "run"],
         "versions": {"domainpar": "0", "torch": "2"},
-        "store": {"path": str(store.path), "digest": store.digest, "feature_names": [], "edge_feature_names": []},
+        "saved": {"6": WEIGHTS},
+        "started": "2026-01-31T12:00:00.000+00:00",
+        "store": {
+            **kept_place(store.path, run),
+            "digest": store.digest,
+            "events": kept_events(store),
+            "feature_names": [],
+            "edge_feature_names": [],
+        },
         **about,
     }
     (run / "run.json").write_text(json.dumps(told))
@@ -119,7 +129,8 @@ def write_some_scores(directory, store, graphs, tracks=True, naive=None):
         arrays = score_arrays(graph, tracks, naive)
         path = f"event{event.event}.scores.zarr.zip"
         write_arrays(directory / path, arrays, {"event": event.event})
-        listed.append({"event": event.event, "path": path, "edges": graph.num_edges, "unscored": 0})
+        sizes = {"edges": graph.num_edges, "unscored": 0}
+        listed.append({"event": event.event, "path": path, "event_sha256": event.sha256, **sizes})
         with store.open(event) as stored:
             truth = truth_of(stored, NUM_TILES)
         if tracks and truth is not None:
@@ -135,8 +146,11 @@ def write_some_scores(directory, store, graphs, tracks=True, naive=None):
         "checkpoint": "best",
         "step": 6,
         "target": None,
-        "store": str(store.path),
+        "run": "..",
+        "parameters_sha256": WEIGHTS,
+        "store": kept_place(store.path, directory),
         "store_digest": store.digest,
+        "trained_on": OwnEvents.of(store).counted(store.events()),
         "metrics": {},
         "events": listed,
         "tracks": {"method": "walk", "matching_style": "atlas", "performance": performance} if tracks else None,

@@ -16,7 +16,7 @@ class Scoring(Group):
     """What to score, with which weights, and where scores go"""
 
     run: str | None = None
-    """Directory of a training run. Default: the newest in runs/."""
+    """Directory of a training run. Default: the one in runs/ that was started last."""
 
     checkpoint: Literal["best", "last"] = "best"
     """best: the weights with the best validation metric. last: the newest."""

@@ -20,7 +20,7 @@ class Source(Group):
     """Directory with the files of the source."""
 
     events: int | None = None
-    """How many events to prepare. Default: all in --input, or 10 simulated ones."""
+    """How many events to prepare. Default: all in --input, or 10 simulated ones (all of a store that holds more)."""
 
     hits: int = 20_000
     """Hits of a simulated event, from 500 to full density (about 100000)."""
@@ -131,13 +131,13 @@ class Storage(Group):
     """Directory of the store. Default: one named after the events, in stores/."""
 
     val_split: float = 0.1
-    """Share of the events kept for validation."""
+    """Share of the events kept for validation: those of which a hash of the name says so. One at least of two."""
 
     test_split: float = 0.1
-    """Share of the events kept for a final test."""
+    """Share of the events kept for a final test, likewise. One at least of three."""
 
     overwrite: bool = False
-    """Replace the store, if it was made with other flags."""
+    """Replace the store, if it was made with other flags, or holds events that these flags leave out."""
 
     report: bool = False
     """Print nodes, edges and predicted memory for each rank, and what each partitioner and grouping would cut."""

@@ -10,7 +10,7 @@ class Showing(Group):
     """What to show, and where the report goes"""
 
     run: str | None = None
-    """Directory of a training run; also without the flag. Default: the newest in runs/."""
+    """Directory of a training run; also without the flag. Default: the one in runs/ that was started last."""
 
     naive: str | None = None
     """Directory of a naive run, to be laid beside it."""

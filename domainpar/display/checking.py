@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,13 +15,14 @@ if TYPE_CHECKING:
 Table = Mapping[str, Any]
 
 
-def check_scores(about: Table, path: Path, run: Path) -> None:
-    """Look whether all that is shown of scores is there.
+def check_scores(about: Table, path: Path, run: Path, of_run: Table) -> None:
+    """Look whether all that is shown of scores is there, and that the run had their weights, wherever both lie now.
 
     Args:
         about: What the file says.
         path: The file.
         run: The run they are to be shown with.
+        of_run: What its `run.json` says. A run of an earlier version does not tell its weights; it is trusted.
 
     Raises:
         ValueError: Naming the file: if it is not what infer writes, names files elsewhere, or is of another run.
@@ -34,9 +36,13 @@ def check_scores(about: Table, path: Path, run: Path) -> None:
                 TrackCounts.from_json(counts)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(_not_ours(path, error)) from error
-    told = Path(str(about.get("run") or run))
-    if told.is_dir() and told.resolve() != run.resolve():
-        raise ValueError(f"{path} holds the scores of {told}, not of {run}; show that run, or infer with this one.")
+    sha256, saved = str(about.get("parameters_sha256")), of_run.get("saved")
+    if isinstance(saved, dict) and sha256 not in saved.values():
+        told = f" ({os.path.normpath(path.parent / str(about['run']))})" if about.get("run") else ""
+        raise ValueError(
+            f"{path} holds the scores of another run{told}, with weights (sha256 {sha256[:12]}) that {run} never had; "
+            "show that run, or infer with this one."
+        )
 
 
 def check_timings(timings: Table, path: Path) -> None:

@@ -33,7 +33,7 @@ def build_page(
         training(run, other),
         edges(run, other),
         tracks(run, other),
-        one_event(run, event, num_parts),
+        one_event(run, event, "" if record is None else run.known_as(record), num_parts),
         partition(run, event),
         ranks(run),
     )

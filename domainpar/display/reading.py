@@ -22,6 +22,7 @@ from domainpar.events.store import EventRecord, EventStore, StoreError
 from domainpar.reco.performance.counts import TrackCounts
 from domainpar.reco.performance.cuts import TrackCuts
 from domainpar.reco.performance.styles import STYLES
+from domainpar.training.own_events import Hashes, OwnEvents, difference, find_store, not_there, own_events, places
 from domainpar.words import this_python
 
 Table = Mapping[str, Any]
@@ -54,6 +55,12 @@ class ScoreFiles:
     def events(self) -> dict[str, Table]:
         """What `scores.json` says of each event, by name."""
         return {str(listed["event"]): listed for listed in self.about["events"]}
+
+    @property
+    def store(self) -> Table:
+        """What is kept of the store that was scored: places and digest; empty where nothing is."""
+        kept = self.about.get("store") or {}
+        return {"digest": self.about.get("store_digest"), **(kept if isinstance(kept, dict) else {"path": kept})}
 
     @property
     def tracks(self) -> Table | None:
@@ -143,6 +150,21 @@ class RunFiles:
         style = tracks.get("matching_style")
         return Tracking(cuts, style if style in STYLES else STYLES[0])
 
+    @cached_property
+    def own(self) -> OwnEvents | None:
+        """The events of the run; None where they are not known."""
+        return own_events(self.about, self.store)
+
+    def known_as(self, record: EventRecord) -> str:
+        """The split of an event, and what the event was to the training: by its bytes, whatever store it lies in."""
+        if self.own is None:
+            return f"{record.split} split of its store"
+        seen = self.own.split_of(record)
+        if seen == record.split:
+            return f"{seen} split"
+        what = {"train": "but trained on", "val": "but validated with"}.get(seen or "", "not seen in training")
+        return f"{record.split} split, {what}"
+
     @property
     def performance(self) -> dict[str, dict[str, TrackCounts]]:
         """`ScoreFiles.performance`; empty without scores."""
@@ -212,8 +234,8 @@ def read_run_files(directory: Path, scores: Path | None = None, store: Path | No
     about = _required(directory / "run.json")
     settings = _settings(directory / "config.yaml", missing)
     records = _records(directory / "metrics.jsonl", missing)
-    found_scores = _scores(directory, scores, missing)
-    found_store = _store(about, found_scores, store, missing)
+    found_scores = _scores(directory, about, scores, missing)
+    found_store = _store(directory, about, found_scores, store, missing)
     if found_scores is not None and found_scores.tracks is None:
         missing.append(
             f"No tracks, so no efficiency of tracks: {this_python()} -m domainpar.infer --run {directory} "
@@ -269,7 +291,7 @@ def _records(path: Path, missing: list[str]) -> tuple[Table, ...]:
     return records
 
 
-def _scores(run: Path, named: Path | None, missing: list[str]) -> ScoreFiles | None:
+def _scores(run: Path, of_run: Table, named: Path | None, missing: list[str]) -> ScoreFiles | None:
     directory = named or run / "scores"
     if not (directory / "scores.json").is_file():
         if named is not None:
@@ -280,7 +302,7 @@ def _scores(run: Path, named: Path | None, missing: list[str]) -> ScoreFiles | N
         )
         return None
     about = _json(directory / "scores.json")
-    check_scores(about, directory / "scores.json", run)
+    check_scores(about, directory / "scores.json", run, of_run)
     path = directory / "timings.json"
     timings = _json(path) if path.is_file() else None
     if timings is not None:
@@ -288,16 +310,19 @@ def _scores(run: Path, named: Path | None, missing: list[str]) -> ScoreFiles | N
     return ScoreFiles(directory, about, timings)
 
 
-def _store(about: Table, scores: ScoreFiles | None, named: Path | None, missing: list[str]) -> EventStore | None:
-    told, digest = _told_store(about, scores)
-    path = named or told
-    if path is None:
+def _store(
+    run: Path, about: Table, scores: ScoreFiles | None, named: Path | None, missing: list[str]
+) -> EventStore | None:
+    """The store that holds the events that were scored, or else those of the run, by their hashes."""
+    kept, beside, events = _kept_store(run, about, scores)
+    path = named or find_store(kept, beside, events)
+    if path is None and not places(kept, beside):
         missing.append("No events: the run does not say where they are; name their place with --store.")
         return None
-    if named is None and not path.is_dir():
+    if path is None:
         missing.append(
-            f"No events: {path} is not there, so neither the event display nor the quality of the partition can be "
-            "shown; name its place with --store."
+            f"No events: {not_there(kept, beside)}, so neither the event display nor the quality of the partition can "
+            "be shown; name its place with --store."
         )
         return None
     try:
@@ -307,8 +332,8 @@ def _store(about: Table, scores: ScoreFiles | None, named: Path | None, missing:
             raise
         missing.append(f"No events: {error}")
         return None
-    if digest is not None and store.digest != digest:
-        text = f"{path} holds other events than these (digest {store.digest[:12]}, not {digest[:12]})"
+    if (differs := difference(store, events, kept.get("digest"))) is not None:
+        text = f"{path} holds other events than these ({differs[1]})"
         if named is not None:
             raise ValueError(f"{text}; name the store that was used.")
         missing.append(f"No events: {text}; name the store that was used with --store.")
@@ -316,12 +341,14 @@ def _store(about: Table, scores: ScoreFiles | None, named: Path | None, missing:
     return store
 
 
-def _told_store(about: Table, scores: ScoreFiles | None) -> tuple[Path | None, str | None]:
-    """Where the scores, or else the run, say the events are, and their digest."""
-    if scores is not None and scores.about.get("store"):
-        return Path(str(scores.about["store"])), scores.about.get("store_digest")
-    told: Table = about.get("store") or {}
-    return (Path(str(told["path"])), told.get("digest")) if told.get("path") else (None, None)
+def _kept_store(run: Path, about: Table, scores: ScoreFiles | None) -> tuple[Table, Path, Hashes]:
+    """What the scores, or else the run, keep of their store; where they keep it; and the events it must hold."""
+    if scores is not None and scores.store:
+        hashes = tuple((name, str(listed.get("event_sha256") or "")) for name, listed in scores.events.items())
+        told = all(sha256 for _, sha256 in hashes)  # an earlier version kept the digest of the store alone
+        return scores.store, scores.directory, hashes if told else ()
+    own = OwnEvents.read(about.get("store") or {})
+    return about.get("store") or {}, run, () if own is None else own.train + own.val
 
 
 def _conditions(target: str) -> Table:

@@ -14,7 +14,7 @@ from domainpar.display.summary import Rows
 DEFAULT_PARTS = 8
 
 
-def one_event(run: RunFiles, event: EventData | None, num_parts: int | None) -> Section:
+def one_event(run: RunFiles, event: EventData | None, known_as: str, num_parts: int | None) -> Section:
     """The event display, split over the parts that were asked for; what each finder found of it."""
     title = "One event"
     if event is None:
@@ -24,9 +24,10 @@ def one_event(run: RunFiles, event: EventData | None, num_parts: int | None) -> 
     view = event_view(event, parts, run.tracking, _grouping(run), int(run.settings.get("seed") or 0))
     if view is None:
         return Section("event", title, absent=f"Event {event.event_id} has no positions of hits to draw.")
+    targets = "" if event.target is None else f" {target_words(run)}"  # without truth nothing is known of particles
     lead = (
-        f"Event {event.event_id} ({event.split} split): {event.num_hits:,} hits, {event.num_edges:,} candidate edges, "
-        f"split over {parts} {what}; {view.facts['cutEdges']:,} edges are cut. {target_words(run)}"
+        f"Event {event.event_id} ({known_as}): {event.num_hits:,} hits, {event.num_edges:,} candidate edges, "
+        f"split over {parts} {what}; {view.facts['cutEdges']:,} edges are cut.{targets}"
     )
     return Section("event", title, (lead,), approximate(run), tables=_found(view, run.tracking.style), event=view)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from domainpar.display.efficiency import how_scored
 from domainpar.display.reading import RunFiles, Table
+from domainpar.training.own_events import told_of
 from domainpar.words import its_mpiexec, several, this_python
 
 METRICS = ("edge_efficiency", "edge_purity", "edge_auc")
@@ -90,7 +91,8 @@ def command(run: RunFiles) -> str:
     ranks = run.about.get("ranks") or 1
     words = [this_python(), "-m", "domainpar.train", "--config", str(run.directory / "config.yaml")]
     words += ["--model", str(model)] if model else []
-    words += ["--out", str(run.directory.with_name(run.directory.name + "-again"))]
+    directory = run.directory if run.directory.name not in ("", "..") else run.directory.resolve()
+    words += ["--out", str(directory.with_name(f"{directory.name}-again"))]
     launcher = [its_mpiexec(), "-n", str(ranks)] if ranks != 1 else []
     return shlex.join(launcher + words)
 
@@ -135,11 +137,14 @@ def _events(about: Table, run: RunFiles) -> str:
     store = _mapping(about, "store")
     if not store:
         return ""
-    text = f"{store.get('path')}, digest {str(store.get('digest'))[:16]}"
-    if run.store is None or run.store.digest != store.get("digest"):
-        return text
-    splits = ", ".join(f"{len(run.store.events(split))} {split}" for split in ("train", "val", "test"))
-    return f"{text}: {several(len(run.store), 'event')} ({splits})"
+    own = run.own
+    events = "" if own is None else f": {several(len(own.train), 'event')}, and {len(own.val)} to validate with"
+    return f"{_store(store)}{events}"
+
+
+def _store(kept: Table) -> str:
+    """A store by its name and digest."""
+    return f"{kept.get('absolute') or kept.get('path')}, digest {str(kept.get('digest'))[:16]}"
 
 
 def _steps(run: RunFiles) -> str:
@@ -191,11 +196,14 @@ def _exactness(run: RunFiles) -> str:
 def _scored(run: RunFiles) -> str:
     if run.scores is None:
         return ""
-    about = run.scores.about
-    return (
+    about, kept = run.scores.about, run.scores.store
+    other = "" if kept.get("digest") == _mapping(run.about, "store").get("digest") else f", of {_store(kept)}"
+    seen = told_of(about["trained_on"]) if "trained_on" in about else []
+    text = (
         f"{several(len(run.scores.events), 'event')}, {how_scored(run)}, {about.get('checkpoint')} checkpoint "
-        f"(step {about.get('step')})"
+        f"(step {about.get('step')}){other}"
     )
+    return "; ".join([text, *seen])
 
 
 def _metric_rows(run: RunFiles) -> list[tuple[str, ...]]:

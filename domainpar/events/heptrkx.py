@@ -7,6 +7,7 @@ X holds r/1000, phi/(pi/n_phi) and z/1000 of each hit. Edge `Ro_cols[k]` starts 
 from __future__ import annotations
 
 import math
+import re
 import zipfile
 import zlib
 from pathlib import Path
@@ -40,6 +41,11 @@ def list_events(directory: str | Path) -> list[str]:
     if not names:
         raise Problem(f"{directory} holds no heptrkx graphs", "expected are files like event000001000_g000.npz")
     return sorted(name.removeprefix("event") for name in names)
+
+
+def whole_event(event_id: str) -> str:
+    """Name of the event that a graph is all or a sector of: `000001000` of `000001000_g003`."""
+    return re.sub(r"_g\d+$", "", event_id)
 
 
 def event_files(directory: str | Path, event_id: str) -> list[Path]:

@@ -14,11 +14,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from domainpar.events.construct import Cuts, build_graph
 from domainpar.events.graph import EventGraph
 from domainpar.events.place import Place
+from domainpar.events.splits import with_splits
 from domainpar.events.store import (
     MANIFEST,
     PARTIAL,
@@ -36,7 +35,9 @@ from domainpar.events.store import (
     write_manifest,
 )
 from domainpar.events.stored_order import default_num_tiles
+from domainpar.lock import STORE, Claim
 from domainpar.problems import Problem, told
+from domainpar.words import several
 from partitioners import Topology, get_partitioner
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class Source:
         files: The input files of one, empty for a simulated one.
         settings: All that decides what `read` returns, besides the files; plain JSON values.
         splits: Split of each event where the source itself tells; None: events are dealt into splits.
+        whole: Name of the event of which the one of a name is all or a sector.
     """
 
     names: tuple[str, ...]
@@ -66,6 +68,7 @@ class Source:
     files: Callable[[str], list[Path]]
     settings: Settings
     splits: Mapping[str, Split] | None = None
+    whole: Callable[[str], str] = str
 
 
 def open_source(
@@ -131,8 +134,12 @@ def prepare(
     size: int = 1,
     all_gather: AllGather | None = None,
     on_event: OnEvent | None = None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> EventStore:
     """Prepare a store. *Collective*: all ranks return the same store, or all raise.
+
+    Events that are in the store already stay in their split. A store that is finished as it is asked for is only read;
+    else it is locked, and another preparation of it is refused meanwhile.
 
     Args:
         source: The events; the same on all ranks.
@@ -143,65 +150,51 @@ def prepare(
         val_split: Share of the events kept for validation, where the source does not tell the splits.
         test_split: Share of the events kept for a final test, likewise.
         seed: Seed of the partitioner and of the split.
-        overwrite: Replace a store that was made with other settings.
+        overwrite: Replace a store that was made with other settings, or that holds events which the source has not.
         rank: This rank.
         size: Number of ranks.
         all_gather: Gives every rank the payloads of all, in their order. Needed with more than one rank.
         on_event: Called on every rank for every event, in order, with its record and whether it was kept as it was.
+        say: Called on rank 0 with what the user should know, a line each.
 
     Raises:
-        Problem: If the store was made with other settings and is not to be overwritten, or if an event cannot be
-            read, cut or written: naming the first such event, and how many there are. Finished events stay; there is
-            no manifest.
+        Problem: If the store was made with other settings, or holds more events, and is not to be overwritten; if
+            another preparation is at work in it; or if an event cannot be read, cut or written: naming the first such
+            event, and how many there are. Finished events stay; there is no manifest that lists unfinished ones.
     """
     if size > 1 and all_gather is None:
         raise ValueError(f"{size} ranks were given but no all_gather to join them.")
-    job = _Job(source, Path(directory), partitioner, num_tiles, seed)
+    splits = {"val_split": val_split, "test_split": test_split, "split_seed": seed}
+    job = _Job(source, Path(directory), partitioner, num_tiles, seed, None if source.splits is not None else splits)
     share = _Share(rank, size, all_gather or (lambda payload: [payload]))
     share.agree(lambda: _refuse_if_not_same(share, source))
-    share.agree(lambda: _make_ready(job, overwrite) if rank == 0 else None)
     records: list[EventRecord] = []
-    for start in range(0, len(source.names), size):
-        # One event a rank, then all meet: a long silence of one rank would look like a hang to the others.
-        mine = source.names[start + rank : start + rank + 1]
-        for found in share.agree(lambda mine=mine: job.event(mine[0]) if mine else None):  # type: ignore[misc]
-            if found is not None:
-                records.append(_record(found["record"]))
-                if on_event is not None:
-                    on_event(records[-1], found["kept"])
-    if source.splits is None:
-        records = with_splits(records, val_split, test_split, seed)
-    else:
-        records = [replace(record, split=source.splits[record.event]) for record in records]
-    share.agree(lambda: write_manifest(job.directory, records, job.settings) if rank == 0 else None)
+    with contextlib.ExitStack() as held:
+        recorded = share.on_root(job.recorded_if_finished)
+        locked = recorded is None
+        if locked:
+            recorded = share.on_root(lambda: _claim_and_make_ready(job, overwrite, held, say))
+        for start in range(0, len(source.names), size):
+            # One event a rank, then all meet: a long silence of one rank would look like a hang to the others.
+            mine = source.names[start + rank : start + rank + 1]
+            kept = share.agree(lambda mine=mine: job.kept(mine[0]) if mine else None)  # type: ignore[misc]
+            if not locked and None in kept[: len(source.names) - start]:  # a finished store that was damaged
+                locked = True
+                share.on_root(lambda: _claim(job, held, say))
+            here = kept[rank]
+            found = share.agree(lambda mine=mine, here=here: here or (job.made(mine[0]) if mine else None))  # type: ignore[misc]
+            for record, as_it_was in zip(found, kept):
+                if record is not None:
+                    records.append(_record(record))
+                    if on_event is not None:
+                        on_event(records[-1], as_it_was is not None)
+        if source.splits is None:
+            records = with_splits(records, val_split, test_split, seed, recorded, source.whole)
+        else:
+            records = [replace(record, split=source.splits[record.event]) for record in records]
+        if locked:
+            share.on_root(lambda: _finish(job, records, say))
     return EventStore(directory)
-
-
-def with_splits(records: Sequence[EventRecord], val_split: float, test_split: float, seed: int) -> list[EventRecord]:
-    """Deal events into train, val and test by a permutation that depends on their number and the seed only.
-
-    A share above 0 gets at least one event while at least one is left to train on; validation comes first. A single
-    event is trained on.
-
-    Raises:
-        ValueError: If the shares are not in [0, 1) or leave nothing to train on.
-    """
-    if not (0 <= val_split < 1 and 0 <= test_split < 1 and val_split + test_split < 1):
-        raise ValueError(f"val_split {val_split} and test_split {test_split} must be shares whose sum is below 1.")
-    left = len(records) - 1
-    num_val = min(_share_of(val_split, len(records)), left)
-    num_test = min(_share_of(test_split, len(records)), left - num_val)
-    splits: list[Split] = ["train"] * len(records)
-    order = np.random.default_rng(seed).permutation(len(records))
-    for place in order[:num_val]:
-        splits[place] = "val"
-    for place in order[num_val : num_val + num_test]:
-        splits[place] = "test"
-    return [replace(record, split=split) for record, split in zip(records, splits)]
-
-
-def _share_of(share: float, count: int) -> int:
-    return max(1, round(share * count)) if share > 0 and count > 0 else 0
 
 
 # --- sources ---------------------------------------------------------------------------------------------------------
@@ -239,6 +232,7 @@ def _heptrkx(directory: Path, num_phi_sectors: int) -> Source:
         lambda name: heptrkx.read_event(directory, name, num_phi_sectors),
         lambda name: heptrkx.event_files(directory, name),
         {"source": "heptrkx", "num_phi_sectors": num_phi_sectors},
+        whole=heptrkx.whole_event,
     )
 
 
@@ -289,6 +283,7 @@ class _Job:
     partitioner: str | None
     num_tiles: int | None
     seed: int
+    splits: Settings | None
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -300,14 +295,21 @@ class _Job:
             "seed": self.seed if self.partitioner in (None, "metis", "random") else None,
         }
 
-    def event(self, name: str) -> dict[str, Any]:
-        """Make one event's file, or keep the one that is there; its record as JSON."""
+    def kept(self, name: str) -> dict[str, Any] | None:
+        """The record, as JSON, of an event's file that is there, undamaged, and would be made the same again."""
         path = self.directory / event_file_name(name)
-        source_digest = self._source_digest(name)
-        kept = self._finished(path, source_digest)
-        return {"record": asdict(kept or self._write(path, name, source_digest)), "kept": kept is not None}
+        if not path.exists():
+            return None
+        try:
+            record, settings, source = inspect_event(path)
+        except StoreError:
+            return None  # damaged: it is made again
+        same = (settings, source) == (settings_digest(self.settings), self._source_digest(name))
+        return asdict(record) if same else None
 
-    def _write(self, path: Path, name: str, source_digest: str) -> EventRecord:
+    def made(self, name: str) -> dict[str, Any]:
+        """Make one event's file; its record as JSON."""
+        path = self.directory / event_file_name(name)
         graph = self.source.read(name)
         num_tiles = default_num_tiles(graph) if self.num_tiles is None else self.num_tiles
         try:
@@ -316,17 +318,16 @@ class _Job:
             assignment = get_partitioner(partitioner, self.seed)(topology, num_tiles)
         except (ValueError, RuntimeError) as error:  # partitioners see a graph, not whose it is
             raise Place(name).of(ValueError(error)) from error
-        return write_event(path, graph, assignment, num_tiles, settings=self.settings, source_digest=source_digest)
+        digest = self._source_digest(name)
+        return asdict(write_event(path, graph, assignment, num_tiles, settings=self.settings, source_digest=digest))
 
-    def _finished(self, path: Path, source_digest: str) -> EventRecord | None:
-        """The record of a file that is there, undamaged, and would be made the same again."""
-        if not path.exists():
+    def recorded_if_finished(self) -> dict[str, Split] | None:
+        """Splits of the events of a store that lies there and is just what is asked for; None where it is not."""
+        store = _store_in(self.directory)
+        asked = (self.source.names, self.splits, settings_digest(self.settings))
+        if store is None or asked != (_names(store), store.split_settings, store.settings_digest):
             return None
-        try:
-            record, settings, source = inspect_event(path)
-        except StoreError:
-            return None  # damaged: it is made again
-        return record if (settings, source) == (settings_digest(self.settings), source_digest) else None
+        return _recorded(store)
 
     def _source_digest(self, name: str) -> str:
         digest = hashlib.sha256()
@@ -337,47 +338,109 @@ class _Job:
         return digest.hexdigest() if files else ""
 
 
-def _make_ready(job: _Job, overwrite: bool) -> None:
-    """Make the directory, or see to it that what lies there may stay; with `overwrite`, remove what may not."""
+def _claim_and_make_ready(
+    job: _Job, overwrite: bool, held: contextlib.ExitStack, say: Callable[[str], None]
+) -> dict[str, Split]:
+    """Make the directory and lock it, see to it that what lies there may stay, or with `overwrite` remove it.
+
+    Returns:
+        Splits of the events that stay in the store.
+    """
     if job.partitioner is not None:
         get_partitioner(job.partitioner)  # refuses a name it does not know
     if job.directory.exists() and not job.directory.is_dir():
         raise Problem(f"{job.directory} is a file", "name a directory for the store")
     job.directory.mkdir(parents=True, exist_ok=True)
+    _claim(job, held, say)
     for partial in job.directory.glob(f"{PARTIAL}*"):
         partial.unlink(missing_ok=True)
-    foreign = _other_settings(job)
-    if foreign is None:
-        return
+    store = _store_in(job.directory)
+    foreign, drawn = _other_settings(job, store), _other_splits(job, store)
     if not overwrite:
-        raise Problem(
-            f"{job.directory} was prepared with other settings: {foreign}",
-            "name another --store, or replace this one with --overwrite",
-        )
-    # The manifest goes first: without it nobody takes the remains for a store.
-    (job.directory / MANIFEST).unlink(missing_ok=True)
-    for path in job.directory.glob(f"event*{SUFFIX}"):
+        if foreign or drawn:
+            raise Problem(
+                f"{job.directory} was prepared with other settings: {'; '.join(filter(None, (foreign, drawn)))}",
+                "name another --store, or replace this one with --overwrite",
+            )
+        _refuse_to_shrink(job, store)
+    if foreign or drawn:
+        # The manifest goes first: without it nobody takes the remains for a store.
+        (job.directory / MANIFEST).unlink(missing_ok=True)
+    for path in job.directory.glob(f"event*{SUFFIX}") if foreign else ():
         path.unlink()
+    return {} if foreign or drawn or store is None else _recorded(store)
 
 
-def _other_settings(job: _Job) -> str | None:
-    """How a store that lies there was made differently; None where there is none or it was made alike."""
-    for settings in _settings_found(job.directory):
-        if settings_digest(settings) != settings_digest(job.settings):
-            names = sorted(set(settings) | set(job.settings))
-            changes = [
-                f"{name} {_shown(settings.get(name))}, not {_shown(job.settings.get(name))}"
-                for name in names
-                if settings.get(name) != job.settings.get(name)
-            ]
-            return "; ".join(changes) or "by another version of this program"
+def _claim(job: _Job, held: contextlib.ExitStack, say: Callable[[str], None]) -> None:
+    claim = Claim.take(job.directory, STORE)
+    held.callback(claim.release)
+    if claim.note:
+        say(f"note: {claim.note}")
+
+
+def _refuse_to_shrink(job: _Job, store: EventStore | None) -> None:
+    """Refuse to take events out of a store that nobody asked to make smaller."""
+    left_out = sorted(set(_names(store) if store else ()) - set(job.source.names))
+    if store is not None and left_out:
+        raise Problem(
+            f"{job.directory} holds {several(len(store), 'event')}, and the {len(job.source.names)} that are asked for "
+            f"now leave out {len(left_out)} of them ({_first(left_out)})",
+            "ask for all of them (--events), name another --store, or leave them out with --overwrite",
+        )
+
+
+def _finish(job: _Job, records: Sequence[EventRecord], say: Callable[[str], None]) -> None:
+    """Write the manifest, and name what lies beside it and is no part of the store."""
+    write_manifest(job.directory, records, job.settings, job.splits)
+    found = {path.name for path in job.directory.glob(f"event*{SUFFIX}")}
+    if others := sorted(found - {record.path for record in records}):
+        say(f"note: {several(len(others), 'file')} in {job.directory} do not belong to the store: {_first(others)}")
+
+
+def _first(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+
+
+def _store_in(directory: Path) -> EventStore | None:
+    """The finished store that lies in a directory, whatever has become of its events; None where there is none."""
+    with contextlib.suppress(StoreError):  # what is damaged is made again
+        return EventStore(directory, check_files=False)
     return None
 
 
-def _settings_found(directory: Path) -> list[Settings]:
-    """Settings of a finished store, or of every event's file of an interrupted one. What is damaged is made again."""
-    with contextlib.suppress(StoreError):
-        return [EventStore(directory).settings]
+def _names(store: EventStore) -> tuple[str, ...]:
+    return tuple(record.event for record in store.records)
+
+
+def _recorded(store: EventStore) -> dict[str, Split]:
+    return {record.event: record.split for record in store.records}
+
+
+def _other_settings(job: _Job, store: EventStore | None) -> str | None:
+    """How a store that lies there was made differently; None where there is none or it was made alike."""
+    found = _settings_of_files(job.directory) if store is None else [store.settings]
+    for settings in found:
+        if settings_digest(settings) != settings_digest(job.settings):
+            return _changes(settings, job.settings) or "by another version of this program"
+    return None
+
+
+def _other_splits(job: _Job, store: EventStore | None) -> str | None:
+    """How the splits of a store that lies there were drawn differently; None where that is not so, or not known."""
+    drawn = store.split_settings if store is not None and job.splits is not None else None
+    return None if drawn is None else _changes(drawn, job.splits or {}) or None
+
+
+def _changes(before: Settings, now: Settings) -> str:
+    return "; ".join(
+        f"{name} {_shown(before.get(name))}, not {_shown(now.get(name))}"
+        for name in sorted(set(before) | set(now))
+        if before.get(name) != now.get(name)
+    )
+
+
+def _settings_of_files(directory: Path) -> list[Settings]:
+    """Settings of every event's file of an interrupted preparation. What is damaged is made again."""
     found: list[Settings] = []
     for path in sorted(directory.glob(f"event*{SUFFIX}")):
         with contextlib.suppress(StoreError), StoredEvent(path) as event:
@@ -412,6 +475,10 @@ class _Share:
         if errors:
             raise _first_of(errors, self.size)
         return [answer["value"] for answer in everyone]
+
+    def on_root(self, work: Callable[[], Any]) -> Any:
+        """Do work on rank 0 alone and return what it gave. *Collective*: if it fails, all raise."""
+        return self.agree(lambda: work() if self.rank == 0 else None)[0]
 
 
 def _first_of(errors: Mapping[int, Mapping[str, Any]], size: int) -> Problem:

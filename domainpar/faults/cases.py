@@ -469,13 +469,14 @@ KEEPING = (
     ),
     Case(
         48,
-        "Two runs in one directory",
+        "Two runs in one directory, two preparations of one store",
         "The second is refused; a stale lock is explained.",
         (
-            "training/test_lock.py::test_a_second_run_is_refused_naming_host_and_process",
-            "training/test_lock.py::test_the_lock_of_a_process_that_is_gone_is_taken_over_and_it_is_said",
-            "training/test_lock.py::test_a_run_on_another_host_is_never_taken_over_but_it_is_said_what_to_check_and_to_remove",
-            "training/test_lock.py::test_of_runs_that_start_at_once_exactly_one_wins",
+            "test_lock.py::test_a_second_run_is_refused_naming_host_and_process",
+            "test_lock.py::test_the_lock_of_a_process_that_is_gone_is_taken_over_and_it_is_said",
+            "test_lock.py::test_a_run_on_another_host_is_never_taken_over_but_it_is_said_what_to_check_and_to_remove",
+            "test_lock.py::test_of_runs_that_start_at_once_exactly_one_wins",
+            "events/test_preparing.py::test_a_second_preparation_is_refused_at_once_on_all_ranks_and_a_reader_is_not",
         ),
     ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -16,6 +17,7 @@ from domainpar.problems import Problem
 from domainpar.reco import summary
 from domainpar.reco.score_files import choose_directory, write_list, write_timings
 from domainpar.reco.scoring import LeftOut, Outcome, Scorer
+from domainpar.training.own_events import kept_place, told_of
 
 
 def score_store(config: InferConfig, world: World, allocator: str | None) -> None:
@@ -53,11 +55,18 @@ def _tell(config: InferConfig, job: Job, outcomes: dict[str, Outcome], left_out:
     records = [record for record in job.records if record.event in outcomes]
     in_order = [outcomes[record.event] for record in records]
     metrics, performance = metrics_of_splits(records, outcomes), performance_of_splits(records, outcomes)
-    told = {"metrics": metrics, "tracks": about_tracks(config, performance), "skipped": list(map(asdict, left_out))}
+    seen = None if job.own is None else job.own.counted(records)
+    told = {
+        "metrics": metrics,
+        "tracks": about_tracks(config, performance),
+        "skipped": list(map(asdict, left_out)),
+        "trained_on": seen,
+    }
     about, directory = {**job.about, **told}, job.scorer.directory
+    kept = {"run": os.path.relpath(about["run"], directory), "store": kept_place(job.scorer.store.path, directory)}
     write_timings(directory, job.scorer.world.size, [summary.timing(outcome) for outcome in in_order])
-    write_list(directory, [outcome.scored for outcome in in_order], about)
+    write_list(directory, [outcome.scored for outcome in in_order], about | kept)
     lines = summary.last_lines(in_order, metrics, directory, about)
     tables = summary.performance_lines(performance, config.matching_style, config.mode == "naive")
-    told_of = [*not_counted(records, outcomes), *summary.left_out_lines(left_out)]
-    print(*tables, *told_of, *lines, sep="\n", flush=True)
+    notes = [*told_of(seen), *not_counted(records, outcomes), *summary.left_out_lines(left_out)]
+    print(*tables, *notes, *lines, sep="\n", flush=True)

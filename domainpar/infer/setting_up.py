@@ -26,10 +26,11 @@ from domainpar.reco.classical.surfaces import surface_of
 from domainpar.reco.finishing import Finisher
 from domainpar.reco.scoring import LeftOut, Scorer
 from domainpar.reco.track_files import check_acorn_files_can_be_written
-from domainpar.training.checkpoint import TrainingState, parameters_sha256
+from domainpar.training.checkpoint import parameters_sha256
 from domainpar.training.opening import check_parts
+from domainpar.training.own_events import OwnEvents, own_events
 from domainpar.training.run import DTYPES
-from domainpar.training.trained import load_network
+from domainpar.training.trained import load_network, read_run
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,12 +42,14 @@ class Job:
         records: The events to score, in the order of the store.
         left_out: Events of the split that are known not to be readable.
         about: What `scores.json` says of run, network and events.
+        own: The events that the run was trained on; None if that is not known.
     """
 
     scorer: Scorer
     records: list[EventRecord]
     left_out: list[LeftOut]
     about: dict[str, Any]
+    own: OwnEvents | None
 
 
 def set_up(config: InferConfig, world: World) -> Job:
@@ -76,8 +79,9 @@ def set_up(config: InferConfig, world: World) -> Job:
     }
     directory = Path(config.out) if config.out is not None else run / "scores"
     scorer = _scorer(config, trained, world, store=store, model=model, directory=directory, origin=origin)
-    about = {**origin, **_about(config, trained, run, store, state), "bitwise_problem": _self_test(model, world)}
-    return Job(scorer, records, left_out, about)
+    about = {**origin, **_about(config, trained, run, store), "bitwise_problem": _self_test(model, world)}
+    own = world.on_all(lambda: own_events(read_run(run), store))
+    return Job(scorer, records, left_out, about, own)
 
 
 def _choose_events(config: InferConfig, store: EventStore, world: World) -> tuple[list[EventRecord], list[LeftOut]]:
@@ -120,17 +124,13 @@ def _scorer(
     )
 
 
-def _about(
-    config: InferConfig, trained: TrainConfig, run: Path, store: EventStore, state: TrainingState
-) -> dict[str, Any]:
+def _about(config: InferConfig, trained: TrainConfig, run: Path, store: EventStore) -> dict[str, Any]:
     return {
         "run": str(run),
         "checkpoint": config.checkpoint,
         "trained_mode": trained.mode,
         "target": trained.target,
-        "store": str(store.path),
         "store_digest": store.digest,
-        "trained_on_this_store": state.dataset == store.digest,
     }
 
 

@@ -12,6 +12,7 @@ from domainpar.events.store import EventStore
 from domainpar.parallel.world import World
 from domainpar.problems import Problem
 from domainpar.training.opening import open_store
+from domainpar.training.own_events import store_of_run
 from domainpar.training.rundir import newest_run
 from domainpar.training.trained import read_run
 
@@ -44,9 +45,6 @@ def open_events(config: InferConfig, run: Path, world: World) -> EventStore:
     def path() -> Path:
         if config.store is not None:
             return Path(config.store)
-        trained_on = Path(read_run(run)["store"]["path"])
-        if not trained_on.is_dir():
-            raise Problem(f"{run} was trained on {trained_on}, which is not there", "name its place with --store")
-        return trained_on
+        return store_of_run(run, read_run(run))
 
     return open_store(world.on_all(path), world, config.on_bad_event)

@@ -44,6 +44,7 @@ class ScoredEvent:
         edges: Its edges.
         unscored: Those of them that got no score.
         tracks: Tracks that the scores gave; None if none were built.
+        event_sha256: Hash of the event's own file, which tells what was scored.
     """
 
     event: str
@@ -53,6 +54,7 @@ class ScoredEvent:
     edges: int
     unscored: int
     tracks: int | None = None
+    event_sha256: str = ""
 
 
 def scores_file_name(event_id: str) -> str:
@@ -142,7 +144,8 @@ def write_scores(directory: Path, scores: EventScores, provenance: Mapping[str, 
     }
     sha256 = write_arrays(path, {name: getattr(scores, name) for name in names} | tracks, attributes)
     return ScoredEvent(
-        scores.event_id, path.name, sha256, logits_sha256, scores.num_edges, scores.num_unscored, num_tracks
+        scores.event_id, path.name, sha256, logits_sha256, scores.num_edges, scores.num_unscored, num_tracks,
+        str(provenance.get("event_sha256", "")),
     )  # fmt: skip
 
 

@@ -139,12 +139,11 @@ def _track_lines(outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def _metrics_line(split: str, values: Mapping[str, Any], about: Mapping[str, Any]) -> str:
-    seen = ", trained on these" if split == "train" and about["trained_on_this_store"] else ""
     shown = " ".join(f"{name}={_short(values[name])}" for name in ("edge_efficiency", "edge_purity", "edge_auc"))
     approximate = ", approximate" if about["mode"] == "naive" else ""
     return (
         f"split={split} events={values['events']} {shown} (score above 0.5, against {values['target_edges']:,} target "
-        f"edges among the candidates; AUC: mean over events{seen}{approximate})"
+        f"edges among the candidates; AUC: mean over events{approximate})"
     )
 
 

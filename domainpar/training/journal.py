@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
+from torch import nn
 from tqdm import tqdm
 
 from domainpar.config import TrainConfig, is_code, resolved_yaml
@@ -20,6 +22,7 @@ from domainpar.training.checkpoint import TrainingState, parameters_sha256, warn
 from domainpar.training.loop import Trainer
 from domainpar.training.memory import Expectation
 from domainpar.training.origin import describe_process
+from domainpar.training.own_events import kept_events, kept_place
 from domainpar.training.record import MetricsFile, keep_records, readable
 from domainpar.training.rundir import RunDirectory, RunFile
 from domainpar.training.watching.stragglers import lines as straggler_lines
@@ -36,7 +39,7 @@ class Journal:
     def __init__(self, config: TrainConfig, store: EventStore, world: World, directory: RunDirectory) -> None:
         self.config, self.store, self.world = config, store, world
         self.directory = directory.path
-        self.file = RunFile(self.directory / "run.json")
+        self.file = RunFile(self.directory / "run.json", {"saved": {}})
         self._metrics = MetricsFile(self.directory / "metrics.jsonl")
         self._said_who_owns_nothing = False
         if directory.resume and world.is_root:
@@ -59,7 +62,9 @@ class Journal:
         damaged = keep_records(self._metrics.path, state.step)
         if damaged:
             warn(f"{self._metrics.path}: {damaged} lines could not be read and were dropped")
-        (self.directory / "config.yaml").write_text(resolved_yaml(self.config))
+        # Where the store lies and not how that was typed: the file is read from any directory.
+        config = replace(self.config, store=os.path.abspath(self.store.path))
+        (self.directory / "config.yaml").write_text(resolved_yaml(config))
         for finished in ("error", "failed_saves", "lost_records"):
             self.file.content.pop(finished, None)
         self.file.update(**self._about(state, expected, exactness[1], allocator))
@@ -106,6 +111,14 @@ class Journal:
         sums = trainer.model.sums if isinstance(trainer.model, OnEvents) else 0
         self.note(exchanges={"forward": forward, "backward": backward, "sums": sums})
         self.say(summary.exchanged(forward, backward, sums))
+
+    def note_weights(self, step: int, model: nn.Module) -> None:
+        """Keep the hash of weights that are to be saved: scores of a run are known by it.
+
+        A run that an earlier version began does not know all of its own, and goes on without.
+        """
+        if self.world.is_root and "saved" in self.file.content:
+            self.note(saved=self.file.content["saved"] | {str(step): parameters_sha256(model)})
 
     def note(self, **changes: Any) -> None:
         """Change `run.json` while the run goes on, whether the disk takes it or not."""
@@ -167,8 +180,9 @@ class Journal:
         self, state: TrainingState, expected: Expectation | None, broken: str | None, allocator: str | None
     ) -> dict[str, Any]:
         store = {
-            "path": str(self.store.path),
-            "digest": self.store.digest,
+            **kept_place(self.store.path, self.directory),
+            "digest": state.dataset,
+            "events": kept_events(self.store),
             "feature_names": self.store.feature_names,
             "edge_feature_names": self.store.edge_feature_names,
         }

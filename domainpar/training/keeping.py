@@ -71,7 +71,7 @@ class Keeper:
         """Fill network and optimiser from the last good checkpoint. *Collective*.
 
         Args:
-            dataset: Digest of the events there are now.
+            dataset: Digest of the store that the run began with, as far as is known; else of the one there is now.
             strict: Refuse where the newest checkpoint is not good.
 
         Raises:
@@ -84,7 +84,8 @@ class Keeper:
                 Problem(
                     f"the run in {self.checkpoints.directory.parent} was trained on other events (digest "
                     f"{state.dataset[:12]}, these have {dataset[:12]})",
-                    "give the --store it began with",
+                    "give the --store it began with, as it was: run.json does not list the run's own events, or they "
+                    "are of another run",
                 )
             )
         self._loaded = state

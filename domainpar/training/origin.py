@@ -6,8 +6,8 @@ import os
 import platform
 import re
 import sys
-import time
 from collections.abc import Mapping
+from datetime import datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ def describe_process() -> dict[str, Any]:
         "host": platform.node(),
         "machine": f"{platform.machine()} {platform.system()}",
         "pid": os.getpid(),
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "started": datetime.now().astimezone().isoformat(timespec="milliseconds"),
         "versions": {"domainpar": domainpar.__version__, "python": platform.python_version()}
         | {name: _version(name) for name in _PACKAGES},
     }

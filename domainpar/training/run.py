@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -30,8 +31,9 @@ from domainpar.training.keeping import Keeper
 from domainpar.training.loop import Trainer
 from domainpar.training.memory import Expectation, MemoryWatch
 from domainpar.training.opening import check_parts, open_store
+from domainpar.training.own_events import OwnEvents, store_of_run
 from domainpar.training.parts import PartLoader
-from domainpar.training.rundir import RunDirectory, choose_directory, note_failure
+from domainpar.training.rundir import RunDirectory, RunFile, choose_directory, goes_on, note_failure
 from domainpar.training.sampler import samples_of, steps_of_epoch
 from domainpar.training.schedule import Schedule
 from domainpar.training.targets import EdgeClasses
@@ -66,6 +68,20 @@ def train(
     with StopFlag.listening() as stop:
         run.go(stop)
     return run
+
+
+def store_to_go_on_with(config: TrainConfig, world: World) -> str:
+    """The store of a run that goes on; nothing for one that begins. *Collective*.
+
+    Raises:
+        Refused: On all ranks alike, if it is not where it was.
+    """
+
+    def find() -> str:
+        kept = _began_with(config)
+        return str(store_of_run(Path(config.out or ""), {"store": kept})) if kept else ""
+
+    return world.on_root(find)
 
 
 def make_network(config: TrainConfig, store: EventStore) -> InteractionNetwork | OnEvents:
@@ -115,7 +131,9 @@ class Run:
     """
 
     def __init__(self, config: TrainConfig, store: EventStore, world: World, allocator: str | None = None) -> None:
-        self.config, self.store, self.world, self._allocator = config, store, world, allocator
+        self.config, self.world, self._allocator = config, world, allocator
+        store, self._dataset = self._own_of(store)
+        self.store = store
         self.exit_code = 0
         sectors = config.sectors if config.mode == "naive" else None
         self.train_samples = samples_of(store.events("train"), sectors)
@@ -138,7 +156,7 @@ class Run:
             self._broken = "this network is not built on stages"
             take_from_root(tensors_of(self.trainer.model), world.transport)
         self._verify()
-        self.state = TrainingState(dataset=store.digest)
+        self.state = TrainingState(dataset=self._dataset)
         self._claim_directory()
 
     @property
@@ -215,7 +233,7 @@ class Run:
         if self.state.step_in_epoch == len(steps):  # else --max-steps ended it early, and a resumed run goes on with it
             self.state = replace(self.state, epoch=epoch + 1, step_in_epoch=0)
         best = self._validate(epoch)
-        self.keeper.save(self.state, best, final=self.state.step >= self.total_steps)
+        self._save(best, final=self.state.step >= self.total_steps)
         return False
 
     def _stops(self, stop: StopFlag, may_save: bool = False) -> bool:
@@ -227,8 +245,13 @@ class Run:
         """
         ahead = self.keeper.ahead(stop, self.state.step)
         if ahead.stop or (ahead.save and may_save and self.state.step < self.total_steps):
-            self.keeper.save(self.state, best=False, final=ahead.stop)
+            self._save(best=False, final=ahead.stop)
         return ahead.stop
+
+    def _save(self, best: bool, final: bool) -> None:
+        # Noted first: there is never a checkpoint whose weights `run.json` does not know.
+        self.journal.note_weights(self.state.step, self.trainer.model)
+        self.keeper.save(self.state, best, final=final)
 
     def _validate(self, epoch: int) -> bool:
         """Look at the validation events; returns whether the model is the best so far. *Collective*."""
@@ -247,6 +270,18 @@ class Run:
         show = record["split"] == "val" or record["step"] in (1, self.total_steps)
         self.journal.write(record, min(self.config.events_per_step, len(self.train_samples)), show)
 
+    def _own_of(self, store: EventStore) -> tuple[EventStore, str]:
+        """What a store holds of the events that the run began with, and the digest it had then. *Collective*.
+
+        A run that begins takes all of them. One that goes on takes its own, whatever else there is by now.
+        """
+        text = self.world.on_root(lambda: json.dumps(_began_with(self.config)))
+        kept = json.loads(text)
+        own = OwnEvents.read(kept)
+        if own is None:  # an earlier version kept the digest only
+            return store, store.digest
+        return self.world.on_all(lambda: own.taken_from(store, kept["absolute"])), kept["digest"]
+
     def _claim_directory(self) -> None:
         """Choose and lock the run's directory, and load what it goes on from. *Collective*."""
         config, world = self.config, self.world
@@ -264,7 +299,7 @@ class Run:
                 self.journal.note,
             )
             if self._claimed.resume:
-                self.state = self.keeper.resume(self.store.digest, config.strict_resume)
+                self.state = self.keeper.resume(self._dataset, config.strict_resume)
         except BaseException:
             if world.is_root:
                 self._claimed.release()
@@ -354,6 +389,13 @@ class Run:
 
     def _no_bar(self) -> bool | None:
         return None if self.world.is_root else True
+
+
+def _began_with(config: TrainConfig) -> dict[str, Any]:
+    """What `run.json` keeps of the store of a run that goes on; nothing for one that begins."""
+    path = Path(config.out or "") / "run.json"
+    goes = config.resume and goes_on(config.out, config.resume) and path.is_file()
+    return dict(RunFile.read(path).content.get("store") or {}) if goes else {}
 
 
 def _say(world: World, *lines: str) -> None:

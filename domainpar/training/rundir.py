@@ -9,12 +9,13 @@ import shutil
 import traceback
 import uuid
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from domainpar.lock import RUN, Claim
 from domainpar.problems import Problem
 from domainpar.training.checkpoint_files import CheckpointFiles
-from domainpar.training.lock import LOCK, Claim
 
 RUNS = Path("runs")
 FOLDERS = ("checkpoints", "logs", "faults")
@@ -51,7 +52,7 @@ class RunDirectory:
 
     def release(self) -> None:
         """Give the directory back: another run may go on in it."""
-        Claim(self.path / LOCK, self.key).release()
+        Claim(self.path / RUN.lock, self.key).release()
 
 
 def choose_directory(out: str | None, resume: Resume, overwrite: bool) -> RunDirectory:
@@ -62,12 +63,17 @@ def choose_directory(out: str | None, resume: Resume, overwrite: bool) -> RunDir
             nothing to resume, if another run is at work in it, or it cannot be written.
     """
     try:
-        if resume is True or (resume == "auto" and can_go_on(Path(out or ""))):
+        if goes_on(out, resume):
             return _to_resume(Path(out or ""))
         return _to_begin(out, restart=resume == "auto", overwrite=overwrite)
     except OSError as error:
         what = f"cannot write the run to {error.filename or out or RUNS}: {error.strerror} (errno {error.errno})"
         raise Problem(what, "choose another --out, or make room there") from error
+
+
+def goes_on(out: str | None, resume: Resume) -> bool:
+    """Whether a run is to go on in its directory, or is begun there."""
+    return resume is True or (resume == "auto" and can_go_on(Path(out or "")))
 
 
 def can_go_on(directory: Path) -> bool:
@@ -76,15 +82,27 @@ def can_go_on(directory: Path) -> bool:
 
 
 def newest_run() -> Path:
-    """The numbered run that was started last.
+    """The run in `runs` that was started, or gone on with, last.
 
     Raises:
         ValueError: If there is none.
     """
-    runs = _numbered(RUNS)
-    if not runs:
+    runs = {path.parent: _started(path) for path in sorted(RUNS.glob("*/run.json"))}
+    begun = {run: started for run, started in runs.items() if started is not None}
+    if not begun:
         raise ValueError(f"no run in {RUNS}/; train one first (python -m domainpar.train), or name it with --run.")
-    return runs[-1]
+    return max(begun, key=lambda run: (begun[run], run))
+
+
+def _started(path: Path) -> float | None:
+    """When the run of a `run.json` was started, in seconds since 1970; None if it has not begun to train."""
+    with contextlib.suppress(Problem):  # damaged: whoever takes it says so
+        content = RunFile.read(path).content
+        if content.get("state") == "starting":
+            return None
+        with contextlib.suppress(KeyError, TypeError, ValueError):
+            return datetime.fromisoformat(content["started"]).timestamp()
+    return path.stat().st_mtime
 
 
 @dataclass
@@ -166,7 +184,7 @@ def _next_number(runs: Path) -> Path:
 def _to_resume(directory: Path) -> RunDirectory:
     if not (directory / "run.json").is_file():
         raise Problem(f"{directory} holds no run to resume", "leave --resume out to start one")
-    claim = Claim.take(directory)
+    claim = Claim.take(directory, RUN)
     try:
         _try_to_write(directory)
         (directory / "faults").mkdir(exist_ok=True)
@@ -180,7 +198,7 @@ def _to_begin(out: str | None, restart: bool, overwrite: bool) -> RunDirectory:
     directory = _next_number(RUNS) if out is None else Path(out)
     _check_free(directory, restart, overwrite)
     directory.mkdir(parents=True, exist_ok=True)
-    claim = Claim.take(directory)
+    claim = Claim.take(directory, RUN)
     try:
         _check_free(directory, restart, overwrite)  # once more: another run may have come and gone in between
         _try_to_write(directory)
@@ -199,7 +217,7 @@ def _to_begin(out: str | None, restart: bool, overwrite: bool) -> RunDirectory:
 
 def _check_free(directory: Path, restart: bool, overwrite: bool) -> None:
     """Refuse a directory that belongs to something else."""
-    if not directory.exists() or all(path.name == LOCK for path in directory.iterdir()):
+    if not directory.exists() or all(path.name == RUN.lock for path in directory.iterdir()):
         return
     is_run = (directory / "run.json").is_file()
     if is_run and (overwrite or restart):
@@ -215,7 +233,7 @@ def _check_free(directory: Path, restart: bool, overwrite: bool) -> None:
 def _clear(directory: Path) -> None:
     """Remove a run, but for the lock that is ours."""
     for path in directory.iterdir():
-        if path.name == LOCK:
+        if path.name == RUN.lock:
             continue
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

@@ -16,6 +16,8 @@ import zarr
 from marks import slow
 from random_events import random_assignment, random_event
 
+from domainpar import report
+from domainpar import train as train_command
 from domainpar.config import InferConfig, TrainConfig
 from domainpar.events.store import EventStore, event_file_name, write_event, write_manifest
 from domainpar.infer import infer, main
@@ -166,7 +168,8 @@ def test_the_summary_says_where_scores_lie_and_what_to_type_next(place, tmp_path
     out = capsys.readouterr().out
     assert out.count("scored 4 events") == 1
     assert "split=val events=1 edge_efficiency=" in out
-    assert "trained on these" in next(line for line in out.splitlines() if line.startswith("split=train"))
+    assert "2 of these 2 train events were trained on" in out.splitlines()
+    assert "test event" not in out
     read, following = out.splitlines()[-2:]
     assert following == f"next: {this_python()} -m domainpar.report {place / 'run'} --scores {tmp_path / 'out'}"
     program = read.removeprefix(f'read one: {this_python()} -c "').removesuffix('"')
@@ -265,10 +268,69 @@ def test_a_store_that_has_moved_is_asked_for(place, tmp_path):
     store = write_store(tmp_path / "store", [random_event(0)], ["train"])
     trained(store, tmp_path / "run", epochs=1)
     store.rename(tmp_path / "moved")
-    with pytest.raises(Refused, match="which is not there\nhint: name its place with --store"):
+    with pytest.raises(Refused, match="is not there\nhint: name its place with --store"):
         inferred(tmp_path, tmp_path / "out")
     listed, _ = inferred(tmp_path, tmp_path / "out", store=str(tmp_path / "moved"))
-    assert listed["trained_on_this_store"]
+    assert listed["trained_on"] == {"train": {"events": 1, "trained_on": 1, "same_name": 0}}
+
+
+def test_events_that_were_trained_on_are_counted_by_their_content_and_else_by_their_name(place, tmp_path, capsys):
+    known = EventStore(place / "store").events()
+    directory = shutil.copytree(place / "store", tmp_path / "grown")
+    other = write_store(tmp_path / "other", [random_event(9, event_id="000000001")], ["test"])
+    shutil.copy(other / event_file_name("000000001"), directory)
+    records = [
+        replace(known[0], split="test"),
+        *EventStore(other).records,
+        replace(known[2], split="test"),
+        replace(known[3], split="val"),
+    ]
+    write_manifest(directory, records, {})
+    listed, _ = inferred(place, tmp_path / "out", store=str(directory))
+    assert listed["trained_on"] == {
+        "test": {"events": 3, "trained_on": 1, "same_name": 1},
+        "val": {"events": 1, "trained_on": 0, "same_name": 0},
+    }
+    out = capsys.readouterr().out.splitlines()
+    assert "1 of these 3 test events was trained on" in out
+    assert "1 of these 3 test events has the name of an event that was trained on, and other content" in out
+    assert not any("val event" in line for line in out)
+    for run, told in (("as of before", True), ("of before, on another store", False)):
+        shutil.copytree(place / "run", tmp_path / run)
+        content = json.loads((tmp_path / run / "run.json").read_text())
+        del content["store"]["events"]
+        (tmp_path / run / "run.json").write_text(json.dumps(content))
+        store = str(place / "store" if told else directory)
+        listed, _ = inferred(place, tmp_path / f"{run} scores", run=str(tmp_path / run), store=store)
+        assert (listed["trained_on"] is not None) == told
+    assert "which of these events were trained on is not known" in capsys.readouterr().out
+
+
+def test_scores_lie_anywhere_and_are_shown_from_anywhere_with_the_run_that_made_them(tmp_path, monkeypatch, capfd):
+    """Run and store are moved together, then the run alone; and each command is typed in another directory."""
+    events = [random_event(seed, 100, 500) for seed in range(3)]
+    (tmp_path / "a").mkdir()
+    monkeypatch.chdir(tmp_path / "a")
+    store = write_store(Path("store"), events, ["train", "val", "test"])
+    trained(store, Path("run"), epochs=1)
+    (tmp_path / "a").rename(tmp_path / "b")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert main(["--run", str(tmp_path / "b" / "run"), "--tracks", "cc"]) == 0
+    assert train_command.main(["--out", str(tmp_path / "b" / "run"), "--resume", "--epochs", "2"]) == 0
+    assert list(Path.cwd().iterdir()) == []
+    (tmp_path / "b" / "run").rename("x")
+    monkeypatch.chdir("x")
+    capfd.readouterr()
+    assert report.main(["."]) == 0
+    assert "No events" not in capfd.readouterr().out
+    assert "Event 000000001 (val split): 100 hits" in Path("report.html").read_text()
+    (tmp_path / "b" / "store").rename(tmp_path / "b" / "gone")
+    with pytest.raises(SystemExit):
+        main(["--run", ".", "--overwrite"])
+    error = capfd.readouterr().err
+    assert f"error: the store that . was trained on is not found: neither {tmp_path}/elsewhere/store nor" in error
+    assert f" nor {tmp_path}/b/store is there\nhint: name its place with --store\n" in error
 
 
 def test_other_scores_stay_unless_they_are_to_be_replaced(place, tmp_path):

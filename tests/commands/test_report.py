@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -102,6 +103,28 @@ def test_without_a_run_the_newest_is_shown(tmp_path, monkeypatch, capfd):
     (tmp_path / "first").rename(tmp_path / "runs" / "0007")
     assert main([]) == 0
     assert (tmp_path / "runs" / "0007" / "report.html").is_file()
+
+
+def test_a_run_that_was_moved_is_shown_whole_and_what_is_missing_is_said(tmp_path, monkeypatch, capsys):
+    graphs = [drawn(6, num_edges=5, event_id=name) for name in "abc"]
+    run = write_run(tmp_path / "one", graphs, tracks=False)
+    alone = shutil.copytree(run, tmp_path / "far" / "away" / "x")
+    together = (tmp_path / "one").rename(tmp_path / "deeper") / "run"
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert main([str(together)]) == 0
+    assert "Event c (val split): 6 hits" in (together / "report.html").read_text()
+    printed = capsys.readouterr().out.splitlines()
+    assert [line for line in printed if line.startswith("missing: No")] == printed[1:]
+    assert not any("No events" in line for line in printed)
+    assert main([str(alone)]) == 0
+    (said,) = (line for line in capsys.readouterr().out.splitlines() if "No events" in line)
+    assert f"missing: No events: neither {tmp_path}/far/away/store nor {tmp_path}/one/store is there" in said
+    assert "name its place with --store" in said
+    (tmp_path / "deeper").rename(tmp_path / "one")
+    assert main([str(alone)]) == 0
+    assert "No events" not in capsys.readouterr().out
+    assert "Event c (val split): 6 hits" in (alone / "report.html").read_text()
 
 
 def test_of_several_ranks_the_first_writes_and_the_others_do_nothing(run, tmp_path, monkeypatch, capsys):

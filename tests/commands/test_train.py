@@ -41,7 +41,8 @@ def test_a_run_gets_the_next_number_and_leaves_everything_that_is_promised(store
     about = [run_json(tmp_path / "runs" / number) for number in ("0001", "0002")]
     assert about[0]["parameters_sha256"] == about[1]["parameters_sha256"]
     assert {"state": "done", "ranks": 1, "steps": 2, "bitwise_problem": None}.items() <= about[0].items()
-    assert about[0]["store"]["path"] == str(store)
+    assert about[0]["store"]["absolute"] == str(store)
+    assert (tmp_path / "runs" / "0001" / about[0]["store"]["path"]).samefile(store)
 
 
 BEGAN_WITH = TrainConfig(
@@ -64,12 +65,13 @@ def resumed_with(run, *argv):
 
 
 def test_a_run_goes_on_as_it_began_but_on_the_ranks_that_there_are(old_run):
-    assert resumed_with(old_run) == replace(BEGAN_WITH, **HERE, out=old_run)
+    assert resumed_with(old_run) == replace(BEGAN_WITH, **HERE, store=None, out=old_run)
+    assert resumed_with(old_run, "--store", "moved").store == "moved"
 
 
 def test_flags_win_over_the_file_they_name_and_both_over_what_the_run_began_with(old_run, tmp_path):
     (tmp_path / "more.yaml").write_text("max_steps: 20\nlog_every: 5\nresume: true\n")
-    expected = replace(BEGAN_WITH, **HERE | {"domain_size": 1}, out=old_run, max_steps=30, log_every=5)
+    expected = replace(BEGAN_WITH, **HERE | {"domain_size": 1}, store=None, out=old_run, max_steps=30, log_every=5)
     for config in (
         resumed_with(old_run, "--config", str(tmp_path / "more.yaml"), "--max-steps", "30", "--domain-size", "1"),
         parse(

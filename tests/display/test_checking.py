@@ -53,13 +53,14 @@ def test_spoilt_times_are_refused(run, events):
 
 
 def test_scores_of_another_run_are_refused(run, tmp_path):
-    other = write_run(tmp_path / "other", [drawn(6, num_edges=5, event_id="a")])
-    spoil(run / "scores" / "scores.json", lambda content: content.update(run=str(run)))
-    read_run_files(run)
-    with pytest.raises(ValueError, match=r"holds the scores of .*, not of .*; show that run, or infer with this one"):
+    other = write_run(tmp_path / "other", [drawn(6, num_edges=5, event_id="a")], saved={"3": "cd" * 32})
+    told = rf"scores.json holds the scores of another run \({run}\), with weights \(sha256 abababababab\) that "
+    with pytest.raises(ValueError, match=told + f"{other} never had; show that run, or infer with this one"):
         read_run_files(other, scores=run / "scores")
-    run.rename(run.with_name("moved"))
-    read_run_files(run.with_name("moved"))  # it cannot be told any more
+    moved = run.rename(run.with_name("moved"))
+    assert read_run_files(moved).scores is not None
+    spoil(other / "run.json", lambda content: content.pop("saved"))  # as of an earlier version: it cannot be told
+    read_run_files(other, scores=moved / "scores")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from small_run import HOSTILE, ODD, drawn, write_run
 from domainpar.display.html import embedded, render
 from domainpar.display.page import build_page
 from domainpar.display.reading import read_run_files
+from domainpar.events.store import EventStore
 
 
 class Page(HTMLParser):
@@ -131,6 +132,22 @@ def test_embedded_json_cannot_end_its_script(value):
 def test_numbers_that_json_does_not_know_are_refused():
     with pytest.raises(ValueError, match="not JSON compliant"):
         embedded([float("nan")])
+
+
+def test_scores_of_another_store_without_truth_are_told_from_the_runs_own_events(tmp_path):
+    """Its event has the name of one that was trained on."""
+    run = write_run(tmp_path / "own", [drawn(6, num_edges=5)])
+    other = write_run(tmp_path / "other", [drawn(6, num_edges=5, truth=False)]).parent
+    text = Page(render(build_page(read_run_files(run, scores=other / "run" / "scores")))).text
+    digests = [EventStore(of / "store").digest[:16] for of in (tmp_path / "own", other)]
+    assert f"trained on {tmp_path}/own/store, digest {digests[0]}: 1 event, and 0 to validate with" in text
+    assert f"(step 6), of {other}/store, digest {digests[1]}; " in text
+    assert "Event drawn (train split, not seen in training): 6 hits" in text
+    assert "Target particles" not in text
+    own = Page(report(run)).text
+    assert "Event drawn (train split): 6 hits" in own
+    assert "Target particles" in own
+    assert "(step 6); 1 of these 1 train event was trained on" in own
 
 
 @pytest.mark.parametrize("odd", ODD.values(), ids=ODD)

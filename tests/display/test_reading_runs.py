@@ -7,7 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
-from small_run import ODD, drawn, write_run
+from small_run import ODD, drawn, write_run, write_store
 
 from domainpar.display.reading import read_run_files
 from domainpar.events.store import EventStore, write_arrays
@@ -73,6 +73,23 @@ def test_a_store_of_other_events_is_not_taken_for_the_runs_own(tmp_path):
     assert any("holds other events" in sentence for sentence in files.missing)
 
 
+def test_a_store_that_has_grown_since_still_holds_what_was_scored(tmp_path):
+    graphs = [drawn(6, num_edges=5, event_id=name) for name in "ab"]
+    run = write_run(tmp_path / "a", graphs)
+    shutil.rmtree(tmp_path / "a" / "store")
+    write_store(tmp_path / "a" / "store", [drawn(7, num_edges=5, event_id="0"), *graphs])
+    files = read_run_files(run)
+    assert files.choose_event().event == "b"
+    assert {files.known_as(record) for record in files.store.records} == {
+        "train split, not seen in training", "train split", "val split, but trained on",
+    }  # fmt: skip
+    scores = json.loads((run / "scores" / "scores.json").read_text())
+    for listed in scores["events"]:
+        del listed["event_sha256"]  # as an earlier version: the digest is all there is
+    (run / "scores" / "scores.json").write_text(json.dumps(scores))
+    assert any("holds other events than these (digest" in sentence for sentence in read_run_files(run).missing)
+
+
 def test_no_run_and_named_directories_that_are_none_are_refused(run, tmp_path):
     with pytest.raises(ValueError, match="is not a run: it has no run.json"):
         read_run_files(tmp_path)
@@ -85,6 +102,16 @@ def test_no_run_and_named_directories_that_are_none_are_refused(run, tmp_path):
 def test_a_spoilt_file_is_refused_by_its_name(run, name, content):
     (run / name).write_bytes(content + b"\n" + content)
     with pytest.raises(ValueError, match=name.split("/")[-1]):
+        read_run_files(run)
+
+
+@pytest.mark.parametrize("events", [[1], {"train": [["a"]], "val": []}, {"train": []}])
+def test_events_of_a_run_that_are_listed_otherwise_are_refused(run, events):
+    content = json.loads((run / "run.json").read_text())
+    content["store"]["events"] = events
+    (run / "run.json").write_text(json.dumps(content))
+    shutil.rmtree(run / "scores")
+    with pytest.raises(ValueError, match=r"run\.json cannot be read: its events are listed otherwise"):
         read_run_files(run)
 
 

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import threading
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from random_events import random_event
 from refused import refused
 
-from domainpar.events.preparing import Source, open_source, prepare, with_splits
-from domainpar.events.store import EventRecord, EventStore, StoredEvent
+from domainpar.events.heptrkx import whole_event
+from domainpar.events.preparing import Source, open_source, prepare
+from domainpar.events.store import EventStore, StoredEvent, StoreError
+from domainpar.lock import STORE, Claim, Holder
 from domainpar.problems import Problem
 
 
@@ -118,7 +119,8 @@ def test_an_interrupted_preparation_goes_on_where_it_stopped(tmp_path):
 
 def test_more_events_can_be_added_later(tmp_path):
     prepared(source_of(2), tmp_path / "one")
-    assert prepared(source_of(4), tmp_path / "one").digest == prepared(source_of(4), tmp_path / "other").digest
+    grown, whole = prepared(source_of(4), tmp_path / "one"), prepared(source_of(4), tmp_path / "other")
+    assert [record.sha256 for record in grown.records] == [record.sha256 for record in whole.records]
 
 
 def test_damaged_and_truncated_events_are_made_again(tmp_path):
@@ -171,6 +173,127 @@ def test_a_stray_event_of_other_settings_is_made_again(tmp_path):
     shutil.copy(other.path / other.events()[4].path, tmp_path / "one")
     store = prepared(source_of(5), tmp_path / "one")
     assert [record.num_tiles for record in store.events()] == [3] * 5
+
+
+def splits_of(store: EventStore) -> dict[str, str]:
+    return {record.event: record.split for record in store.records}
+
+
+def test_events_keep_their_split_when_a_store_grows_and_only_what_was_forced_differs_from_all_at_once(tmp_path):
+    grown, forced = {}, set()
+    for count in (1, 2, 3, 9, 24):
+        store = prepared(source_of(count), tmp_path / "one", val_split=0.25, test_split=0.25)
+        assert splits_of(store).items() >= grown.items()
+        grown = splits_of(store)
+    at_once = splits_of(prepared(source_of(24), tmp_path / "other", val_split=0.25, test_split=0.25))
+    forced = {event for event in grown if grown[event] != at_once[event]}
+    assert len(forced) <= 3
+    assert set(grown.values()) == {"train", "val", "test"}
+
+
+def test_a_manifest_that_tells_of_its_splits_otherwise_is_refused(tmp_path):
+    prepared(source_of(2), tmp_path)
+    manifest = json.loads((tmp_path / "manifest.json").read_text()) | {"split_settings": [1]}
+    del manifest["content_sha256"]
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(StoreError, match=r"manifest.json cannot be read: TypeError"):
+        EventStore(tmp_path)
+
+
+def test_what_was_recorded_of_a_store_whose_event_file_was_lost_or_changed_stays(tmp_path):
+    store = prepared(source_of(8), tmp_path, val_split=0.4)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    for listed in manifest["events"]:
+        listed["split"] = "val"  # a manifest of an earlier version: drawn otherwise, and it does not tell how
+    del manifest["split_settings"], manifest["content_sha256"]
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    (tmp_path / store.records[2].path).unlink()
+    again = prepared(source_of(8), tmp_path, val_split=0.4)
+    assert set(splits_of(again).values()) == {"val"}
+    assert again.split_settings == {"val_split": 0.4, "test_split": 0.1, "split_seed": 0}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"val_split": 0.5}, "val_split 0.25, not 0.5"),
+        ({"test_split": 0.5}, "test_split 0.1, not 0.5"),
+        ({"seed": 3}, "split_seed 0, not 3"),
+    ],
+)
+def test_other_shares_or_another_seed_are_refused_and_drawn_anew_with_overwrite(tmp_path, options, message):
+    began_with = {"val_split": 0.25}
+    prepared(source_of(12), tmp_path, **began_with)
+    before = files(tmp_path)
+    with refused(f"prepared with other settings: {message}; name another --store, or replace this one with --overwr"):
+        prepared(source_of(12), tmp_path, **began_with | options)
+    assert files(tmp_path) == before
+    unread = source_of(12, read=lambda name: pytest.fail("its file would be the same, and was made again"))
+    again = prepared(unread, tmp_path, **began_with | options, overwrite=True)
+    assert splits_of(again) == splits_of(prepared(source_of(12), tmp_path / "fresh", **began_with | options))
+
+
+def test_sectors_of_one_event_stay_in_one_split_also_when_some_of_them_come_later(tmp_path):
+    names = tuple(f"{event:09d}_g{sector:03d}" for event in range(12) for sector in range(4))
+    source = source_of(read=lambda name: random_event(int(name[:9]), 40, 100, event_id=name), whole=whole_event)
+    prepared(replace(source, names=names[:30]), tmp_path, val_split=0.3, test_split=0.3)
+    splits = splits_of(prepared(replace(source, names=names), tmp_path, val_split=0.3, test_split=0.3))
+    assert [len({splits[name] for name in names[first : first + 4]}) for first in range(0, 48, 4)] == [1] * 12
+    assert set(splits.values()) == {"train", "val", "test"}
+
+
+def test_a_store_is_made_smaller_only_on_request_and_what_stays_beside_it_is_named(tmp_path):
+    prepared(source_of(14), tmp_path)
+    before, said = files(tmp_path), []
+    with refused(r"holds 14 events, and the 3 that are asked for now leave out 11 of them \(003, .*\); .*--overwrite"):
+        prepared(source_of(3), tmp_path)
+    with refused(r"holds 14 events, and the 14 that are asked for now leave out 1 of them \(000\)"):
+        prepared(source_of(14, names=tuple(f"{i:03d}" for i in range(1, 15))), tmp_path)
+    assert files(tmp_path) == before
+    store = prepared(source_of(3), tmp_path, overwrite=True, say=said.append)
+    assert [record.event for record in store.records] == ["000", "001", "002"]
+    assert len(said) == 1
+    assert "11 files in" in said[0]
+    assert "do not belong to the store: event003.zarr.zip, event004.zarr.zip" in said[0]
+    assert files(tmp_path).keys() == before.keys()
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_second_preparation_is_refused_at_once_on_all_ranks_and_a_reader_is_not(tmp_path, size):
+    def prepare_as(count):
+        return lambda rank, size, all_gather: prepared(
+            source_of(count), tmp_path, rank=rank, size=size, all_gather=all_gather
+        )
+
+    prepared(source_of(3), tmp_path)
+    claim, before = Claim.take(tmp_path, STORE), files(tmp_path)
+    for error in on_ranks(size, prepare_as(5)):
+        assert "another preparation is at work in" in str(error)
+        assert f"process {os.getpid()} on host" in str(error)
+    assert files(tmp_path) == before
+    assert [len(store) for store in on_ranks(size, prepare_as(3))] == [3] * size, "all of it is there: it is only read"
+    claim.release()
+    assert [len(store) for store in on_ranks(size, prepare_as(5))] == [5] * size
+    assert STORE.lock not in files(tmp_path)
+
+
+def test_a_preparation_holds_its_store_while_it_lasts_and_takes_over_what_a_killed_one_left(tmp_path):
+    seen, said = [], []
+
+    def read(name):
+        seen.append((tmp_path / STORE.lock).exists())
+        return random_event(int(name), event_id=name)
+
+    gone = replace(Holder.here({}), started=1.0)
+    (tmp_path / STORE.lock).write_text(json.dumps(asdict(gone)))
+    store = prepared(source_of(3, read=read), tmp_path, say=said.append)
+    assert "was left by an earlier preparation: process" in said[0]
+    (tmp_path / store.records[1].path).write_bytes(b"")  # of a finished store: noticed on the way
+    prepared(source_of(3, read=read), tmp_path)
+    assert seen == [True] * 4
+    with pytest.raises(KeyboardInterrupt):
+        prepared(source_of(4, read=lambda name: (_ for _ in ()).throw(KeyboardInterrupt)), tmp_path)
+    assert not (tmp_path / STORE.lock).exists()
 
 
 def test_overwrite_replaces_a_store_of_other_settings(tmp_path):
@@ -250,42 +373,6 @@ def test_tiles_by_default_are_as_many_as_the_edges_call_for(tmp_path):
 
     store = prepared(source_of(1, read=read), tmp_path, num_tiles=None)
     assert store.events()[0].num_tiles == 32
-
-
-records = st.integers(0, 40).map(
-    lambda count: [EventRecord(f"{i}", f"event{i}", 1, "", 1, 1, 1, True, (), ()) for i in range(count)]
-)
-
-
-@given(records, st.floats(0, 0.49), st.floats(0, 0.49), st.integers(0, 2**32))
-def test_splits_take_their_shares_and_leave_something_to_train_on(events, val_split, test_split, seed):
-    dealt = with_splits(events, val_split, test_split, seed)
-    assert [record.event for record in dealt] == [record.event for record in events]
-    counts = {split: sum(record.split == split for record in dealt) for split in ("train", "val", "test")}
-    assert counts["train"] >= min(1, len(events))
-    for split, share in (("val", val_split), ("test", test_split)):
-        assert counts[split] <= max(1, round(share * len(events))) if share else counts[split] == 0
-    if len(events) > 1 and val_split:
-        assert counts["val"] >= 1
-    assert dealt == with_splits(events, val_split, test_split, seed)
-
-
-def test_a_single_event_is_trained_on_and_two_are_train_and_val():
-    event = EventRecord("1", "event1", 1, "", 1, 1, 1, True, (), ())
-    assert [record.split for record in with_splits([event], 0.1, 0.1, 0)] == ["train"]
-    two = with_splits([event, replace(event, event="2")], 0.1, 0.1, 0)
-    assert sorted(record.split for record in two) == ["train", "val"]
-
-
-def test_splits_depend_on_the_seed():
-    events = [EventRecord(f"{i}", "", 1, "", 1, 1, 1, True, (), ()) for i in range(40)]
-    assert len({tuple(r.split for r in with_splits(events, 0.25, 0.25, seed)) for seed in range(5)}) == 5
-
-
-def test_splits_that_leave_nothing_are_refused():
-    for val_split, test_split in ((0.5, 0.5), (1, 0), (-0.1, 0.2)):
-        with pytest.raises(ValueError, match="sum is below 1"):
-            with_splits([], val_split, test_split, 0)
 
 
 def test_simulated_events_are_prepared_and_do_not_depend_on_how_many_there_are(tmp_path):

@@ -117,6 +117,7 @@ def test_the_list_names_every_event_and_what_it_was_made_with(tmp_path):
             "edges": 5,
             "unscored": 1,
             "tracks": None,
+            "event_sha256": "",
         }
     ]
 

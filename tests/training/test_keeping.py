@@ -11,10 +11,10 @@ from random_store import write_random_store
 
 from domainpar import faults, infer, train
 from domainpar.config import TrainConfig
+from domainpar.lock import RUN, Claim
 from domainpar.parallel.signals import StopFlag
 from domainpar.testing import run_ranks
 from domainpar.training.checkpoint import Checkpoints
-from domainpar.training.lock import LOCK, Claim
 from domainpar.training.loop import Trainer
 from domainpar.training.record import MetricsFile
 from domainpar.training.run import Run, open_store
@@ -94,7 +94,7 @@ def test_a_run_whose_last_checkpoint_could_not_be_saved_has_failed(store, tmp_pa
     assert content["state"] == "failed"
     assert "the checkpoint of step 6 could not be saved" in content["error"]
     assert saved(tmp_path / "run") == ["step_000003"]
-    assert not (tmp_path / "run" / LOCK).exists()
+    assert not (tmp_path / "run" / RUN.lock).exists()
 
 
 @pytest.mark.parametrize(("by", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 1)])
@@ -160,7 +160,7 @@ def test_a_run_holds_its_directory_while_it_lasts_and_gives_it_back_however_it_e
     seen = []
 
     def step(self, samples, step, plain=Trainer.step):
-        seen.append((tmp_path / "run" / LOCK).exists())
+        seen.append((tmp_path / "run" / RUN.lock).exists())
         if step == 4:
             raise KeyError("no luck")
         return plain(self, samples, step)
@@ -169,10 +169,10 @@ def test_a_run_holds_its_directory_while_it_lasts_and_gives_it_back_however_it_e
     with pytest.raises(KeyError):
         run(store, tmp_path / "run")
     assert seen == [True] * 10
-    assert not (tmp_path / "run" / LOCK).exists()
+    assert not (tmp_path / "run" / RUN.lock).exists()
     monkeypatch.undo()
     run(store, tmp_path / "run", resume=True)
-    assert not (tmp_path / "run" / LOCK).exists()
+    assert not (tmp_path / "run" / RUN.lock).exists()
 
 
 COMMAND = "--hidden 16 --graph-iters 1 --lr 0.01".split()
@@ -189,7 +189,7 @@ def test_a_second_run_in_the_same_directory_is_refused_before_anything_is_touche
     if not flags:  # another one has begun and has not written anything yet
         shutil.rmtree(out)
         out.mkdir()
-    Claim.take(out)
+    Claim.take(out, RUN)
     before = contents(tmp_path)
     capfd.readouterr()
     with pytest.raises(SystemExit) as ended:

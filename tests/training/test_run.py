@@ -2,16 +2,19 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import invariance
 import pytest
 import torch
 from marks import slow
-from random_store import write_random_store
+from random_events import random_assignment, random_event
+from random_store import NUM_TILES, write_graph, write_random_store
 from safetensors.torch import load_file
 
 from domainpar.config import TrainConfig
+from domainpar.events.store import EventStore, write_manifest
 from domainpar.parallel.signals import StopFlag
 from domainpar.parallel.world import Refused
 from domainpar.testing import run_ranks
@@ -201,6 +204,72 @@ def test_a_run_goes_on_with_another_grouping_or_domain_size_to_the_same_bits(
     run(store, tmp_path / "run", num_ranks=2, asked={0: 4})
     resumed = run(store, tmp_path / "run", num_ranks, domain_size, resume=True, **flags)
     assert [parameters for parameters, _ in resumed] == [expected] * num_ranks
+
+
+def grown(store, directory):
+    """The store with a new event before, between and behind the others, all of them for training."""
+    shutil.copytree(store, directory)
+    records = EventStore(store).events()
+    for place, name in ((0, "000"), (2, "0000000005"), (len(records) + 2, "9")):
+        graph = random_event(7 + place, 60, 200, event_id=name)
+        records.insert(
+            place, write_graph(directory, graph, random_assignment(place, 60, NUM_TILES), NUM_TILES, "train")
+        )
+    write_manifest(directory, records, {})
+    return directory
+
+
+def test_a_run_goes_on_with_its_own_events_of_a_store_that_has_grown_to_the_same_bits(store, tmp_path):
+    expected = run(store, tmp_path / "whole")[0][0]
+    run(store, tmp_path / "run", asked={0: 2})
+    resumed = run(grown(store, tmp_path / "grown"), tmp_path / "run", num_ranks=2, resume=True)
+    assert [parameters for parameters, _ in resumed] == [expected] * 2
+    last = "checkpoints/step_000006"
+    assert contents(tmp_path / "run" / last) == contents(tmp_path / "whole" / last)
+    of_runs = [run_json(tmp_path / name)["store"] for name in ("run", "whole")]
+    assert all(of_run["digest"] == EventStore(store).digest for of_run in of_runs)
+    assert of_runs[0]["events"] == of_runs[1]["events"]
+    assert [name for name, _ in of_runs[0]["events"]["train"]] == ["000000000", "000000001", "000000002"]
+
+
+@pytest.mark.parametrize("changed", ["gone", "made anew"])
+def test_a_run_that_lacks_one_of_its_events_names_it_and_what_the_store_holds(store, tmp_path, changed):
+    run(store, tmp_path / "run", asked={0: 2})
+    other = grown(store, tmp_path / "other")
+    records = EventStore(other).events()
+    place = next(number for number, record in enumerate(records) if record.event == "000000001")
+    gone = records.pop(place)
+    said = f"{other} does not hold event 000000001"
+    if changed == "made anew":
+        graph = random_event(99, 60, 200, event_id="000000001")
+        records.append(write_graph(other, graph, random_assignment(1, 60, NUM_TILES), NUM_TILES, "train"))
+        said = f"{other} holds event 000000001 with sha256 {records[-1].sha256[:12]}, then it was {gone.sha256[:12]}"
+    write_manifest(other, records, {})
+    before = contents(tmp_path / "run")
+    with pytest.raises(Refused, match=f"{said} | event 000000001\nhint: .* it took them from {store}") as refused:
+        run(other, tmp_path / "run", num_ranks=2, resume=True)
+    assert said in str(refused.value)
+    assert contents(tmp_path / "run") == before
+
+
+def test_a_run_of_a_version_that_kept_no_events_goes_on_with_the_very_same_store_only(store, tmp_path):
+    expected = run(store, tmp_path / "whole")[0][0]
+    run(store, tmp_path / "run", asked={0: 2})
+    content = run_json(tmp_path / "run")
+    del content["saved"], content["store"]["events"], content["store"]["absolute"]
+    content["store"]["path"] = str(store)
+    (tmp_path / "run" / "run.json").write_text(json.dumps(content))
+    with pytest.raises(Refused, match="was trained on other events .*\nhint: .* run.json does not list the run's own"):
+        run(grown(store, tmp_path / "grown"), tmp_path / "run", resume=True)
+    assert run(store, tmp_path / "run", resume=True)[0][0] == expected
+    assert "saved" not in run_json(tmp_path / "run"), "it would not be all of them"
+
+
+def test_every_weights_that_were_saved_are_known_by_their_hash(store, tmp_path):
+    run(store, tmp_path / "run", num_ranks=2)
+    content = run_json(tmp_path / "run")
+    assert list(content["saved"]) == ["3", "6"]
+    assert content["saved"]["6"] == content["parameters_sha256"]
 
 
 def _resumed(world, store, out, flags):

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+from pathlib import Path
 
 import pytest
 
@@ -28,15 +29,27 @@ def fresh(out=None):
     return chosen(out).path
 
 
-def test_runs_are_numbered_after_the_largest_number_and_the_newest_is_found():
-    with pytest.raises(ValueError, match=r"no run in runs/; train one first \(python -m domainpar.train\)"):
-        newest_run()
+def test_runs_are_numbered_after_the_largest_number():
     assert [str(fresh()) for _ in range(2)] == ["runs/0001", "runs/0002"]
     os.rename("runs/0001", "runs/9999")
     assert str(fresh()) == "runs/10000"
     fresh("runs/mine")
-    assert str(newest_run()) == "runs/10000"
     assert str(fresh()) == "runs/10001"
+
+
+def test_the_newest_run_is_the_one_that_was_started_last_whatever_it_is_called():
+    fresh()
+    with pytest.raises(ValueError, match=r"no run in runs/; train one first \(python -m domainpar.train\)"):
+        newest_run()  # it has not begun
+    for name, started in (("0007", "2026-03-01T12:00:00+0000"), ("on-8", "2026-03-01T14:00:00.500+02:00"), ("a", None)):
+        file = RunFile(fresh(f"runs/{name}") / "run.json")
+        file.update(state="done", **({} if started is None else {"started": started}))
+        os.utime(file.path, (0, 0))  # of a run that does not say when, the file's time has to do
+    assert str(newest_run()) == "runs/on-8"
+    RunFile.read(Path("runs/0007/run.json")).update(started="2026-03-01T12:00:00.501+00:00")
+    assert str(newest_run()) == "runs/0007"
+    Path("runs/a/run.json").write_text("{")  # damaged, and written last: it is taken, and whoever takes it says so
+    assert str(newest_run()) == "runs/a"
 
 
 def test_two_runs_that_start_at_once_get_two_directories(monkeypatch):
@@ -129,9 +142,9 @@ def test_a_directory_in_which_a_run_is_at_work_is_never_touched(here, overwrite)
 
 
 def test_a_run_that_has_come_and_gone_before_the_directory_was_claimed_is_not_replaced(here, monkeypatch):
-    def take(directory, plain=rundir.Claim.take):
+    def take(directory, work, plain=rundir.Claim.take):
         (directory / "run.json").write_text("precious")
-        return plain(directory)
+        return plain(directory, work)
 
     monkeypatch.setattr(rundir.Claim, "take", take)
     with pytest.raises(Problem, match="run holds another run"):

@@ -45,7 +45,8 @@ class EventDisplay extends Painter {
         "hits of other parts that the chosen part needs a copy of"),
       truth: layer("true tracks", COLOURS.truth, !tracks, this.particleRows !== undefined,
         "target particles, hit by hit"),
-      found: layer("found tracks", COLOURS.found, tracks, tracks, "tracks that belong to a target particle"),
+      found: judged ? layer("found tracks", COLOURS.found, true, true, "tracks that belong to a target particle")
+        : layer("tracks", COLOURS.found, tracks, tracks, "tracks; there is no truth to compare them with"),
       others: layer("other tracks", COLOURS.other, false, judged, "tracks that belong to another particle, or are short"),
       missed: layer("missed", COLOURS.missed, judged, judged, "target particles that no track belongs to"),
       fakes: layer("fakes", COLOURS.fake, judged && fakes < MANY_FAKES, judged, "tracks that belong to no particle"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -30,7 +31,7 @@ LARGEST_MANIFEST = 2**28
 """Bytes of a manifest: some hundred times what a million events need."""
 
 _SPLITS = ("train", "val", "test")
-_KEYS = ("format", "schema_version", "settings", "settings_digest", "events", "content_sha256")
+_KEYS = ("format", "schema_version", "settings", "settings_digest", "events", "split_settings", "content_sha256")
 
 
 class EventStore:
@@ -41,6 +42,8 @@ class EventStore:
         check_files: Whether every file has to be there, in its size.
 
     Attributes:
+        settings: All that decides the bytes of an event's file, besides its input.
+        split_settings: What the splits were drawn with; None where the source told them, or nothing tells.
         unreadable: What is wrong with events that are known not to be readable and are to be left out, by name;
             filled by who looked. `open` raises it.
 
@@ -54,6 +57,7 @@ class EventStore:
         manifest = _read_manifest(self.path / MANIFEST)
         self.settings: dict[str, Any] = manifest["settings"]
         self.settings_digest: str = manifest["settings_digest"]
+        self.split_settings: dict[str, Any] | None = manifest["split_settings"]
         self.records: tuple[EventRecord, ...] = manifest["events"]
         for record in self.records if check_files else ():
             _check_size(self.path / record.path, record)
@@ -67,6 +71,12 @@ class EventStore:
     def readable(self) -> list[EventRecord]:
         """The events that are not known to be unreadable, in the order of the manifest."""
         return [record for record in self.records if record.event not in self.unreadable]
+
+    def only(self, records: Sequence[EventRecord]) -> EventStore:
+        """The same store as if it held these of its events only, in this order and in these splits."""
+        other = copy.copy(self)
+        other.records = tuple(records)
+        return other
 
     def open(self, record: EventRecord) -> StoredEvent:
         """Open one event. Its sizes are checked, its bytes only as they are read (see `verify`).
@@ -127,7 +137,9 @@ class EventStore:
         return len(self.records)
 
 
-def write_manifest(directory: Path, records: Sequence[EventRecord], settings: Settings) -> None:
+def write_manifest(
+    directory: Path, records: Sequence[EventRecord], settings: Settings, split_settings: Settings | None = None
+) -> None:
     """Write the manifest of a store, the last file of a preparation. Replaces an old one in one step.
 
     Raises:
@@ -140,7 +152,7 @@ def write_manifest(directory: Path, records: Sequence[EventRecord], settings: Se
         "settings": dict(settings),
         "settings_digest": settings_digest(settings),
         "events": [asdict(record) for record in records],
-    }
+    } | ({} if split_settings is None else {"split_settings": dict(split_settings)})
     manifest["content_sha256"] = _digest(manifest)
     text = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
     write_whole(Path(directory) / MANIFEST, text.encode())
@@ -188,12 +200,14 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     try:
         if (size := path.stat().st_size) > LARGEST_MANIFEST:
             raise ValueError(f"it has {size} bytes, at most {LARGEST_MANIFEST} are read")
-        manifest = parsed_json(path.read_bytes())
+        manifest: dict[str, Any] = parsed_json(path.read_bytes())
         if manifest["schema_version"] != SCHEMA_VERSION:
             raise ValueError(f"schema version {manifest['schema_version']}, this program reads {SCHEMA_VERSION}")
         _check_unchanged(manifest)
         manifest["events"] = tuple(_record(item) for item in manifest["events"])
-        return {name: manifest[name] for name in ("settings", "settings_digest", "events")}
+        drawn = manifest.get("split_settings")  # an earlier version kept none
+        manifest["split_settings"] = None if drawn is None else dict(drawn)
+        return manifest
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StoreError(
             f"{path.name} cannot be read: {type(error).__name__}: {error}",

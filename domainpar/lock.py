@@ -1,4 +1,4 @@
-"""One run at a time in a directory: `run.lock` says which process holds it, and where."""
+"""One at a time in a directory, a run or a preparation: a lock says which process holds it, and where."""
 
 from __future__ import annotations
 
@@ -16,11 +16,29 @@ import psutil
 
 from domainpar.problems import Problem
 
-LOCK = "run.lock"
 SECONDS_TO_WRITE = 2.0  # given to a process that has made its lock but not filled it yet
 SAME_START = 2.0  # seconds; the clock of a machine may be set right while a process runs
 
 _MOST_OF_A_LOCK = 10_000  # bytes
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a directory is locked for.
+
+    Attributes:
+        lock: Name of the lock's file.
+        name: What one calls it.
+        flag: The flag that names its directory.
+    """
+
+    lock: str
+    name: str
+    flag: str
+
+
+RUN = Work("run.lock", "run", "--out")
+STORE = Work("store.lock", "preparation", "--store")
 
 
 @dataclass(frozen=True)
@@ -84,24 +102,24 @@ class Claim:
     note: str = ""
 
     @classmethod
-    def take(cls, directory: Path, holder: Holder | None = None) -> Claim:
-        """Claim a directory for a run of this process. Of several that try at once, exactly one succeeds.
+    def take(cls, directory: Path, work: Work, holder: Holder | None = None) -> Claim:
+        """Claim a directory for work of this process. Of several that try at once, exactly one succeeds.
 
         Raises:
-            Problem: If another run holds it, or may hold it.
+            Problem: If another process holds it for such work, or may hold it.
             OSError: If the lock cannot be written.
         """
-        mine, path = holder or Holder.here(), directory / LOCK
+        mine, path = holder or Holder.here(), directory / work.lock
         if _made(path, mine):
             return cls(path, mine.key)
         found, content = _read(path)
         if content == b"":  # it was given back just now
-            return cls.take(directory, mine)
+            return cls.take(directory, work, mine)
         reason = found.gone_for(mine) if found is not None else None
         if reason is None:
-            raise _held(path, found, mine)
-        _take_over(path, content, mine)
-        return cls(path, mine.key, f"{path} was left by an earlier run: {reason}; taken over")
+            raise _held(path, work, found, mine)
+        _take_over(path, work, content, mine)
+        return cls(path, mine.key, f"{path} was left by an earlier {work.name}: {reason}; taken over")
 
     def release(self) -> None:
         """Give the directory back, unless somebody else holds it by now."""
@@ -165,42 +183,44 @@ def _parsed(content: bytes) -> Holder | None:
         return None
 
 
-def _take_over(path: Path, content: bytes, mine: Holder) -> None:
+def _take_over(path: Path, work: Work, content: bytes, mine: Holder) -> None:
     """Replace a lock that was left behind. Others that try the same meanwhile are refused."""
-    turn = path.with_name(f"{LOCK}.takeover")
+    turn = path.with_name(f"{path.name}.takeover")
     if not _made(turn, mine):
         raise Problem(
-            f"another run is taking {path.parent} over right now",
+            f"another {work.name} is taking {path.parent} over right now",
             f"start again; if none is, remove {turn}",
             file=turn,
         )
     try:
         # Only who holds the turn replaces a lock, so that it cannot change between this look and the rename.
         if _read(path)[1] != content:
-            raise Problem(f"another run has just taken {path.parent} over", "choose another --out", file=path)
+            raise Problem(
+                f"another {work.name} has just taken {path.parent} over", f"choose another {work.flag}", file=path
+            )
         os.replace(turn, path)
     except BaseException:
         turn.unlink(missing_ok=True)
         raise
 
 
-def _held(path: Path, found: Holder | None, mine: Holder) -> Problem:
+def _held(path: Path, work: Work, found: Holder | None, mine: Holder) -> Problem:
     directory = path.parent
     if found is None:
         return Problem(
             f"{directory} is locked, but its lock cannot be read",
-            f"make sure that no run works there, then remove {path}",
+            f"make sure that no {work.name} works there, then remove {path}",
             file=path,
         )
     if found.host == mine.host:
         return Problem(
-            f"another run is at work in {directory}: {found}",
-            "wait for it, stop it, or choose another --out",
+            f"another {work.name} is at work in {directory}: {found}",
+            f"wait for it, stop it, or choose another {work.flag}",
             file=path,
         )
     check = f"squeue -j {found.job}" if found.job else f"ps -p {found.pid} on {found.host}"
     return Problem(
-        f"another run is, or was, at work in {directory}: {found}; from host {mine.host} it cannot be seen",
+        f"another {work.name} is, or was, at work in {directory}: {found}; from host {mine.host} it cannot be seen",
         f"check with {check}; if it is gone, remove {path}",
         file=path,
     )

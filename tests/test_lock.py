@@ -11,9 +11,11 @@ from dataclasses import asdict, replace
 import psutil
 import pytest
 
+from domainpar import lock
+from domainpar.lock import RUN, STORE, Claim, Holder
 from domainpar.problems import Problem
-from domainpar.training import lock
-from domainpar.training.lock import LOCK, Claim, Holder
+
+LOCK = RUN.lock
 
 
 def left_by(directory, **changes):
@@ -33,7 +35,7 @@ def ended():
 
 
 def test_a_lock_names_its_holder_and_goes_with_it(tmp_path):
-    claim = Claim.take(tmp_path)
+    claim = Claim.take(tmp_path, RUN)
     content = json.loads((tmp_path / LOCK).read_text())
     assert (content["pid"], content["host"]) == (os.getpid(), os.uname().nodename)
     assert claim.note == ""
@@ -43,16 +45,26 @@ def test_a_lock_names_its_holder_and_goes_with_it(tmp_path):
 
 
 def test_a_second_run_is_refused_naming_host_and_process(tmp_path):
-    Claim.take(tmp_path)
+    Claim.take(tmp_path, RUN)
     before = (tmp_path / LOCK).read_bytes()
     with pytest.raises(Problem, match=f"another run is at work in .*: process {os.getpid()} on host"):
-        Claim.take(tmp_path)
+        Claim.take(tmp_path, RUN)
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [before]
+
+
+def test_a_store_has_the_same_lock_under_another_name_and_its_own_words(tmp_path, ended):
+    left_by(tmp_path, **ended)
+    (tmp_path / LOCK).rename(tmp_path / STORE.lock)
+    assert "was left by an earlier preparation: process" in Claim.take(tmp_path, STORE).note
+    with pytest.raises(Problem, match=f"another preparation is at work in .*: process {os.getpid()} on") as refused:
+        Claim.take(tmp_path, STORE)
+    assert refused.value.hint == "wait for it, stop it, or choose another --store"
+    Claim.take(tmp_path, RUN)
 
 
 def test_the_lock_of_a_process_that_is_gone_is_taken_over_and_it_is_said(tmp_path, ended):
     left_by(tmp_path, **ended)
-    claim = Claim.take(tmp_path)
+    claim = Claim.take(tmp_path, RUN)
     assert f"process {ended['pid']} on {os.uname().nodename} is gone; taken over" in claim.note
     assert json.loads((tmp_path / LOCK).read_text())["key"] == claim.key
     assert [path.name for path in tmp_path.iterdir()] == [LOCK]
@@ -60,7 +72,7 @@ def test_the_lock_of_a_process_that_is_gone_is_taken_over_and_it_is_said(tmp_pat
 
 def test_a_process_number_that_was_used_again_is_another_process(tmp_path):
     left_by(tmp_path, started=psutil.Process().create_time() - 3600)
-    assert "is gone" in Claim.take(tmp_path).note
+    assert "is gone" in Claim.take(tmp_path, RUN).note
 
 
 def test_a_process_that_has_ended_and_was_not_waited_for_is_gone(tmp_path):
@@ -70,7 +82,7 @@ def test_a_process_that_has_ended_and_was_not_waited_for_is_gone(tmp_path):
         while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE:
             time.sleep(0.01)
         left_by(tmp_path, pid=process.pid, started=started)
-        assert "is gone" in Claim.take(tmp_path).note
+        assert "is gone" in Claim.take(tmp_path, RUN).note
     finally:
         process.wait()
 
@@ -78,13 +90,13 @@ def test_a_process_that_has_ended_and_was_not_waited_for_is_gone(tmp_path):
 def test_a_run_on_another_host_is_never_taken_over_but_it_is_said_what_to_check_and_to_remove(tmp_path, ended):
     left_by(tmp_path, host="elsewhere", **ended)
     with pytest.raises(Problem, match=f"process {ended['pid']} on host elsewhere; from host") as refused:
-        Claim.take(tmp_path)
+        Claim.take(tmp_path, RUN)
     assert refused.value.hint == (
         f"check with ps -p {ended['pid']} on elsewhere; if it is gone, remove {tmp_path / LOCK}"
     )
     left_by(tmp_path, host="elsewhere", job="77", **ended)
     with pytest.raises(Problem, match="of SLURM job 77") as refused:
-        Claim.take(tmp_path)
+        Claim.take(tmp_path, RUN)
     assert "check with squeue -j 77" in refused.value.hint
 
 
@@ -102,10 +114,10 @@ def test_a_job_that_slurm_has_requeued_elsewhere_goes_on_in_its_directory(tmp_pa
     left_by(tmp_path, host="elsewhere", job="77", restart=restart, **ended)
     mine = Holder.here(SLURM | environ)
     if taken:
-        assert "SLURM has requeued job 77 since" in Claim.take(tmp_path, mine).note
+        assert "SLURM has requeued job 77 since" in Claim.take(tmp_path, RUN, mine).note
     else:
         with pytest.raises(Problem, match="another run is, or was, at work"):
-            Claim.take(tmp_path, mine)
+            Claim.take(tmp_path, RUN, mine)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"host": 3}', b"\xff"])
@@ -113,13 +125,13 @@ def test_a_lock_that_cannot_be_read_is_left_alone_and_named(tmp_path, monkeypatc
     monkeypatch.setattr(lock, "SECONDS_TO_WRITE", 0.1)
     (tmp_path / LOCK).write_bytes(content)
     with pytest.raises(Problem, match="is locked, but its lock cannot be read") as refused:
-        Claim.take(tmp_path)
+        Claim.take(tmp_path, RUN)
     assert f"remove {tmp_path / LOCK}" in refused.value.hint
     assert (tmp_path / LOCK).read_bytes() == content
 
 
 def test_a_lock_that_somebody_else_holds_by_now_is_not_released(tmp_path, ended):
-    claim = Claim.take(tmp_path)
+    claim = Claim.take(tmp_path, RUN)
     left_by(tmp_path, **ended)
     claim.release()
     assert (tmp_path / LOCK).exists()
@@ -135,7 +147,7 @@ def test_a_lock_that_changed_since_it_was_found_stale_is_not_taken_over(tmp_path
 
     monkeypatch.setattr(lock, "_made", made)
     with pytest.raises(Problem, match="another run has just taken"):
-        Claim.take(tmp_path)
+        Claim.take(tmp_path, RUN)
     assert json.loads((tmp_path / LOCK).read_text())["started"] == 1.0
     assert [path.name for path in tmp_path.iterdir()] == [LOCK]
 
@@ -143,7 +155,7 @@ def test_a_lock_that_changed_since_it_was_found_stale_is_not_taken_over(tmp_path
 def _try_at_once(directory, gate, results):
     gate.wait()
     try:
-        Claim.take(directory)
+        Claim.take(directory, RUN)
         results.put("won")
     except Problem as refused:
         results.put(refused.what)

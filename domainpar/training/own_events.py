@@ -1,0 +1,208 @@
+"""Which events are a run's own and where their store lies, as `run.json` and `scores.json` keep it. No torch.
+
+Events are known by the hashes of their files, a store by its events. A path only says where to look: seen from the
+file that keeps it, so that run and store may be moved together, and from the root, so that one of them may be.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from domainpar.events.store import EventRecord, EventStore, Split, StoreError
+from domainpar.problems import Problem
+from domainpar.words import several
+
+Hashes = tuple[tuple[str, str], ...]
+Table = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class OwnEvents:
+    """The events of a run, name and sha256 of each, in the order in which it takes them.
+
+    Attributes:
+        train: Those it is trained on.
+        val: Those it is validated with.
+    """
+
+    train: Hashes
+    val: Hashes
+
+    @classmethod
+    def of(cls, store: EventStore) -> OwnEvents:
+        """Those of a run that is begun on a store."""
+        return cls(*(tuple((one.event, one.sha256) for one in store.events(split)) for split in ("train", "val")))
+
+    @classmethod
+    def read(cls, kept: Table) -> OwnEvents | None:
+        """Those that `store` of a `run.json` tells; None for a run of a version that did not keep them.
+
+        Raises:
+            Problem: If it does not tell them as it should.
+        """
+        if (events := kept.get("events")) is None:
+            return None
+        try:
+            train, val = (
+                tuple((str(name), str(sha256)) for name, sha256 in events[split]) for split in ("train", "val")
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            what = f"run.json cannot be read: its events are listed otherwise: {type(error).__name__}: {error}"
+            raise Problem(what, "name another run") from error
+        return cls(train, val)
+
+    def taken_from(self, store: EventStore, began_with: str) -> EventStore:
+        """A store that may have grown since, as if it held these events only.
+
+        Args:
+            store: The store.
+            began_with: The store they were taken from at first, to be named.
+
+        Raises:
+            StoreError: Naming the first of the events that it does not hold, or holds otherwise.
+        """
+        if (differs := difference(store, self.train + self.val)) is not None:
+            event, what = differs
+            raise StoreError(
+                f"the run was trained on other events: {what}",
+                f"it goes on with the events it began with only; it took them from {began_with}",
+                event=event,
+            )
+        records = {record.event: record for record in store.records}
+        splits: tuple[tuple[Split, Hashes], ...] = (("train", self.train), ("val", self.val))
+        return store.only([replace(records[name], split=split) for split, own in splits for name, _ in own])
+
+    @cached_property
+    def _split_of(self) -> dict[str, Split]:
+        return {**{sha256: "val" for _, sha256 in self.val}, **{sha256: "train" for _, sha256 in self.train}}
+
+    def split_of(self, record: EventRecord) -> Split | None:
+        """`train` or `val` if the run was trained on, or validated with, an event of these bytes; else None."""
+        return self._split_of.get(record.sha256)
+
+    def counted(self, records: Sequence[EventRecord]) -> dict[str, dict[str, int]]:
+        """How many events of each split were trained on: of the same bytes, or of the same name with other bytes."""
+        names = {name for name, _ in self.train}
+        counts: dict[str, dict[str, int]] = {}
+        for record in records:
+            count = counts.setdefault(record.split, {"events": 0, "trained_on": 0, "same_name": 0})
+            known = self.split_of(record) == "train"
+            count["events"] += 1
+            count["trained_on"] += known
+            count["same_name"] += not known and record.event in names
+        return counts
+
+
+def told_of(counts: Mapping[str, Mapping[str, int]] | None) -> list[str]:
+    """How many of the events that were scored the network was trained on, in words."""
+    if counts is None:
+        return ["which of these events were trained on is not known: the run is of a version that did not keep it"]
+    lines = [] if any(count["trained_on"] for count in counts.values()) else ["none of these events was trained on"]
+    for split, count in counts.items():
+        events = f"these {several(count['events'], f'{split} event')}"
+        if known := count["trained_on"]:
+            lines.append(f"{known:,} of {events} {'was' if known == 1 else 'were'} trained on")
+        if named := count["same_name"]:
+            have = "has the name of an event that was" if named == 1 else "have names of events that were"
+            lines.append(f"{named:,} of {events} {have} trained on, and other content")
+    return lines
+
+
+def own_events(about: Table, store: EventStore | None) -> OwnEvents | None:
+    """The events of a run by its `run.json`, or by its store where that is still the one it was trained on.
+
+    Returns:
+        The events; None if the run is of a version that did not keep them, and its store has changed or is not known.
+    """
+    kept: Table = about.get("store") or {}
+    own = OwnEvents.read(kept)
+    if own is None and store is not None and store.digest == kept.get("digest"):
+        return OwnEvents.of(store)
+    return own
+
+
+def difference(
+    store: EventStore, events: Iterable[tuple[str, str]], digest: str | None = None
+) -> tuple[str, str] | None:
+    """What a store lacks of some events: the first one's name, and what is wrong; None if it holds them all.
+
+    Args:
+        store: The store.
+        events: Name and sha256 of each. None of them: what was kept by an earlier version is known by its digest.
+        digest: Digest of the store that held them.
+    """
+    found = {record.event: record.sha256 for record in store.records}
+    events = list(events)
+    for event, sha256 in events:
+        if event not in found:
+            return event, f"{store.path} does not hold event {event}"
+        if found[event] != sha256:
+            return event, f"{store.path} holds event {event} with sha256 {found[event][:12]}, then it was {sha256[:12]}"
+    if not events and digest is not None and store.digest != digest:
+        return "", f"digest {store.digest[:12]}, not {digest[:12]}"
+    return None
+
+
+def kept_place(store: Path, beside: Path) -> dict[str, str]:
+    """Where a store lies, to be kept in a file in the directory `beside`."""
+    return {"path": os.path.relpath(store, beside), "absolute": os.path.abspath(store)}
+
+
+def places(kept: Table, beside: Path) -> list[Path]:
+    """Where a store may lie that a file in the directory `beside` keeps: as seen from there, and where it was."""
+    told = str(kept.get("path") or "")
+    # An earlier version kept the path as it was typed, seen from the directory of the command.
+    found = (os.path.join(os.path.abspath(beside), told), str(kept.get("absolute") or os.path.abspath(told)))
+    return [_from_here(Path(place)) for place in dict.fromkeys(map(os.path.normpath, found))] if told else []
+
+
+def not_there(kept: Table, beside: Path) -> str:
+    """That none of its `places` is there, in words."""
+    first, *others = map(str, places(kept, beside))
+    return f"neither {first} nor {others[0]} is there" if others else f"{first} is not there"
+
+
+def find_store(kept: Table, beside: Path, events: Iterable[tuple[str, str]]) -> Path | None:
+    """Where a store lies that holds some events: the first of its `places` that does, or at least is there.
+
+    Args:
+        kept: What is kept of the store: its places and digest.
+        beside: The directory of the file that keeps it.
+        events: Name and sha256 of events that it has to hold; none where a version did not keep them.
+    """
+    there = [place for place in places(kept, beside) if place.is_dir()]
+    for place in there:
+        with suppress(StoreError):  # whoever opens it says what is wrong with it
+            if difference(EventStore(place, check_files=False), events, kept.get("digest")) is None:
+                return place
+    return there[0] if there else None
+
+
+def store_of_run(run: Path, about: Table) -> Path:
+    """Where the store of a run lies.
+
+    Raises:
+        Problem: If it is in none of the places that its `run.json` knows.
+    """
+    own = OwnEvents.read(about["store"])
+    found = find_store(about["store"], run, () if own is None else own.train + own.val)
+    if found is None:
+        what = f"the store that {run} was trained on is not found: {not_there(about['store'], run)}"
+        raise Problem(what, "name its place with --store")
+    return found
+
+
+def kept_events(store: EventStore) -> dict[str, Any]:
+    """The events of a run that is begun on a store, to be kept in `run.json`."""
+    return asdict(OwnEvents.of(store))
+
+
+def _from_here(path: Path) -> Path:
+    """A path as one would type it: relative where it lies below this directory."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
