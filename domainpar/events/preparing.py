@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from domainpar.events.construct import Cuts, build_graph
-from domainpar.events.graph import EventGraph
+from domainpar.events.graph import EventGraph, Hits, IntArray
 from domainpar.events.place import Place
 from domainpar.events.store import (
     MANIFEST,
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 SourceKind = Literal["simulate", "trackml", "heptrkx", "pyg", "acorn"]
 AllGather = Callable[[bytes], list[bytes]]
 OnEvent = Callable[[EventRecord, bool], None]
+Look = Callable[[Hits, IntArray, IntArray | None], Any]
 
 DEFAULT_SIMULATED_EVENTS = 10
 
@@ -131,6 +132,8 @@ def prepare(
     size: int = 1,
     all_gather: AllGather | None = None,
     on_event: OnEvent | None = None,
+    look: Look | None = None,
+    on_look: Callable[[Any], None] | None = None,
 ) -> EventStore:
     """Prepare a store. *Collective*: all ranks return the same store, or all raise.
 
@@ -148,6 +151,9 @@ def prepare(
         size: Number of ranks.
         all_gather: Gives every rank the payloads of all, in their order. Needed with more than one rank.
         on_event: Called on every rank for every event, in order, with its record and whether it was kept as it was.
+        look: Given hits, `edge_index` and label of every event, on the rank that has it, in any order; returns what can
+            travel as JSON.
+        on_look: Called on every rank for every event, in order, with what `look` returned.
 
     Raises:
         Problem: If the store was made with other settings and is not to be overwritten, or if an event cannot be
@@ -156,7 +162,7 @@ def prepare(
     """
     if size > 1 and all_gather is None:
         raise ValueError(f"{size} ranks were given but no all_gather to join them.")
-    job = _Job(source, Path(directory), partitioner, num_tiles, seed)
+    job = _Job(source, Path(directory), partitioner, num_tiles, seed, look)
     share = _Share(rank, size, all_gather or (lambda payload: [payload]))
     share.agree(lambda: _refuse_if_not_same(share, source))
     share.agree(lambda: _make_ready(job, overwrite) if rank == 0 else None)
@@ -169,6 +175,8 @@ def prepare(
                 records.append(_record(found["record"]))
                 if on_event is not None:
                     on_event(records[-1], found["kept"])
+                if on_look is not None:
+                    on_look(found["seen"])
     if source.splits is None:
         records = with_splits(records, val_split, test_split, seed)
     else:
@@ -289,6 +297,7 @@ class _Job:
     partitioner: str | None
     num_tiles: int | None
     seed: int
+    look: Look | None = None
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -305,17 +314,40 @@ class _Job:
         path = self.directory / event_file_name(name)
         source_digest = self._source_digest(name)
         kept = self._finished(path, source_digest)
-        return {"record": asdict(kept or self._write(path, name, source_digest)), "kept": kept is not None}
-
-    def _write(self, path: Path, name: str, source_digest: str) -> EventRecord:
+        if kept is not None:
+            return {"record": asdict(kept), "kept": True, "seen": self._seen_again(path)}
         graph = self.source.read(name)
+        record = self._write(path, graph, source_digest)
+        seen = None if self.look is None else self.look(graph.hits, graph.edge_index, graph.label)
+        return {"record": asdict(record), "kept": False, "seen": seen}
+
+    def _seen_again(self, path: Path) -> Any:
+        """What is seen of an event that is there already."""
+        if self.look is None:
+            return None
+        with StoredEvent(path) as event:
+            nodes, edges = np.arange(event.num_nodes), np.arange(event.num_edges)
+            hits = Hits(
+                event_id=event.event_id,
+                hit_id=event.read_nodes("hit_id", nodes),
+                position=event.read_nodes("position", nodes) if event.has_positions else None,
+                volume=event.read_nodes("volume", nodes),
+                layer=event.read_nodes("layer", nodes),
+                module=event.read_nodes("module", nodes),
+                particle_id=event.read_nodes("particle_id", nodes) if event.has_particle_ids else None,
+                particles=event.particles(),
+            )
+            edge_index = np.stack([event.read_edges("src", edges), event.read_edges("dst", edges)])
+            return self.look(hits, edge_index, event.read_edges("label", edges) if event.has_labels else None)
+
+    def _write(self, path: Path, graph: EventGraph, source_digest: str) -> EventRecord:
         num_tiles = default_num_tiles(graph) if self.num_tiles is None else self.num_tiles
         try:
             topology = Topology(graph.edge_index, graph.num_nodes, graph.hits.position)
             partitioner = self.partitioner or ("metis" if graph.hits.position is None else "phi-eta")
             assignment = get_partitioner(partitioner, self.seed)(topology, num_tiles)
         except (ValueError, RuntimeError) as error:  # partitioners see a graph, not whose it is
-            raise Place(name).of(ValueError(error)) from error
+            raise Place(graph.hits.event_id).of(ValueError(error)) from error
         return write_event(path, graph, assignment, num_tiles, settings=self.settings, source_digest=source_digest)
 
     def _finished(self, path: Path, source_digest: str) -> EventRecord | None:

@@ -139,11 +139,20 @@ def _read_particles(directory: Path, event_id: str, particle_id: IntArray | None
     listed = table["particle_id"].to_numpy()
     _refuse_repeats(listed, "particle_id", place)
     if (listed == 0).any():
-        raise place.problem("lists a particle 0; 0 means noise and is no particle")
+        raise place.problem("lists a particle 0; 0 means noise and is no particle", _without_particle_0(particle_id))
     at_hits = np.zeros(0, np.int64) if particle_id is None else particle_id[particle_id != 0]
     unlisted = np.setdiff1d(at_hits, listed)
     table = pd.concat([table, pd.DataFrame({"particle_id": unlisted})], ignore_index=True)
     return _as_particles(table, _hits_of(table["particle_id"].to_numpy(), at_hits))
+
+
+def _without_particle_0(particle_id: IntArray | None) -> str:
+    if particle_id is None:
+        return "there is no truth file that could use the particles: remove this file"
+    return (
+        "if ids begin at 0 here, add 1 to every particle_id of a particle, in this file and in truth, and give hits of "
+        "noise 0; else remove this row"
+    )
 
 
 def _as_particles(table: pd.DataFrame, hits_left: IntArray) -> Particles:

@@ -38,7 +38,7 @@ class Journal:
         self.directory = directory.path
         self.file = RunFile(self.directory / "run.json")
         self._metrics = MetricsFile(self.directory / "metrics.jsonl")
-        self._said_who_owns_nothing = False
+        self._said_who_owns_nothing = self._said_squashed = False
         if directory.resume and world.is_root:
             self.file = RunFile.read(self.file.path)
 
@@ -106,6 +106,12 @@ class Journal:
         sums = trainer.model.sums if isinstance(trainer.model, OnEvents) else 0
         self.note(exchanges={"forward": forward, "backward": backward, "sums": sums})
         self.say(summary.exchanged(forward, backward, sums))
+
+    def say_once_if_squashed(self, trainer: Trainer) -> None:
+        """That a network of the user's own seems to end in a sigmoid, where logits are expected."""
+        if trainer.squashed and is_code(self.config.model) and not self._said_squashed:
+            self._said_squashed = True
+            self.say(summary.SQUASHED)
 
     def note(self, **changes: Any) -> None:
         """Change `run.json` while the run goes on, whether the disk takes it or not."""
