@@ -82,8 +82,7 @@ def build_graph(hits: Hits, cuts: Cuts) -> EventGraph:
 
     Raises:
         ValueError: If the event has no positions, columns of unequal length, positions that are not finite, hit ids
-            used twice, or layers that are neither TrackML's nor named by the pairs; if a pair names a layer that is not
-            TrackML's and has no hits.
+            used twice, or layers that are neither TrackML's nor named by the pairs.
     """
     cylinder = _cylindrical(_checked_position(hits))
     layers = _layers_by_phi(hits, cuts, cylinder)
@@ -201,11 +200,6 @@ def _check_layers(
     named = {layer for pair in cuts.layer_pairs for layer in pair}
     if unknown := sorted(present - named - detector.KNOWN_LAYERS):
         raise place.problem(*_unknown_layers(unknown, layer_of_hit, order, cuts))
-    for volume, layer in sorted(named - present - detector.KNOWN_LAYERS):
-        raise place.problem(
-            f"the layer pairs name volume {volume} layer {layer}, which is no TrackML layer and has no hits",
-            "remove the pairs with it from --layer-pairs, or correct its number",
-        )
 
 
 def _unknown_layers(

@@ -42,7 +42,7 @@ class EventFacts:
         hits: Hits.
         edges: Candidate edges.
         true_edges: Those with label 1.
-        volumes: Volume, layers with hits and hits of each volume; empty where hits have none.
+        layers: Volume, layer and hits of each layer with hits; empty where hits have none.
         radius: Smallest, median and largest radius of a hit in mm; None also without hits.
         length: Median and largest |z| in mm; None also without hits.
         scale: Median of the hits' places over those of their TrackML layers: 1 in mm; None without such layers.
@@ -63,7 +63,7 @@ class EventFacts:
     hits: int
     edges: int
     true_edges: int | None = None
-    volumes: Sequence[Sequence[int]] = ()
+    layers: Sequence[Sequence[int]] = ()
     radius: Sequence[float] | None = None
     length: Sequence[float] | None = None
     scale: float | None = None
@@ -89,7 +89,12 @@ def facts_of(hits: Hits, edge_index: IntArray, label: IntArray | None) -> EventF
         label: 1 for true ones, [E]; None when there is no truth.
     """
     surfaces, surface = np.unique(surface_numbers(hits.volume, hits.layer), return_inverse=True)
-    found: dict[str, Any] = _of_volumes(surfaces, surface)
+    found: dict[str, Any] = {}
+    if surfaces.any():
+        layers = np.stack(
+            [surfaces >> 32, surfaces & 0xFFFFFFFF, np.bincount(surface, minlength=len(surfaces))], axis=1
+        )
+        found["layers"] = layers.tolist()
     if hits.position is not None and len(hits):
         found |= _of_positions(hits.position, surfaces, surface)
     if label is not None:
@@ -101,13 +106,6 @@ def facts_of(hits: Hits, edge_index: IntArray, label: IntArray | None) -> EventF
         if held is not None:
             found |= {"segments": held.segments, "in_graph": held.in_graph}
     return EventFacts(event=hits.event_id, hits=len(hits), edges=edge_index.shape[1], **found)
-
-
-def _of_volumes(surfaces: IntArray, surface: IntArray) -> dict[str, Any]:
-    if not surfaces.any():
-        return {}
-    volume, hits = surfaces >> 32, np.bincount(surface)
-    return {"volumes": [[int(v), int(np.sum(volume == v)), int(hits[volume == v].sum())] for v in np.unique(volume)]}
 
 
 def _of_positions(position: FloatArray, surfaces: IntArray, surface: IntArray) -> dict[str, Any]:
@@ -185,21 +183,15 @@ def _hits(facts: Sequence[EventFacts]) -> list[str]:
 
 
 def _volumes(facts: Sequence[EventFacts]) -> list[str]:
-    hits: dict[int, list[int]] = {}
-    layers: dict[int, int] = {}
+    hits: dict[int, int] = {}
+    layers: dict[int, set[int]] = {}
     for one in facts:
-        for volume, num_layers, num_hits in one.volumes:
-            hits.setdefault(volume, []).append(num_hits)
-            layers[volume] = max(layers.get(volume, 0), num_layers)
-    if not hits:
-        return []
-    each = (
-        f"volume {volume}: {sum(hits[volume]) / len(facts):,.0f} in {several(layers[volume], 'layer')}"
-        for volume in sorted(hits)
-    )
-    return textwrap.wrap(
-        f"hits an event, by volume: {'; '.join(each)}", 118, subsequent_indent="  ", break_on_hyphens=False
-    )
+        for volume, layer, count in one.layers:
+            hits[volume] = hits.get(volume, 0) + count
+            layers.setdefault(volume, set()).add(layer)
+    each = (f"volume {of}: {hits[of] / len(facts):,.0f} in {several(len(layers[of]), 'layer')}" for of in sorted(hits))
+    text = f"hits an event, by volume: {'; '.join(each)}"
+    return textwrap.wrap(text, 118, subsequent_indent="  ", break_on_hyphens=False) if hits else []
 
 
 def _particles(facts: Sequence[EventFacts]) -> list[str]:
@@ -312,14 +304,25 @@ def _warnings(facts: Sequence[EventFacts], settings: Settings) -> list[str]:
     """One line for each kind of oddity: in how many events, and the values of the first of them."""
     # A plain graph may lie anywhere, on a sphere of radius 1 too.
     checks = _OF_TRUTH if settings.get("source") == "pyg" else _OF_PLACES + _OF_TRUTH
-    if settings.get("layer_pairs") not in (None, _TRACKML_PAIRS):  # its layers may be named as TrackML's, and are not
-        facts = [replace(one, scale=None) for one in facts]
+    lines = []
+    pairs = settings.get("layer_pairs")
+    if pairs not in (None, _TRACKML_PAIRS):
+        lines = _layers_without_hits(facts, pairs)
+        facts = [replace(one, scale=None) for one in facts]  # its layers may be named as TrackML's, and are not
     found: dict[str, list[tuple[str, _Oddity]]] = {}
     for check in checks:
         for one in facts:
             if (oddity := check(one)) is not None:
                 found.setdefault(oddity.what, []).append((one.event, oddity))
-    return [_warning(events, len(facts)) for events in found.values()]
+    return lines + [_warning(events, len(facts)) for events in found.values()]
+
+
+def _layers_without_hits(facts: Sequence[EventFacts], pairs: Sequence[Sequence[Sequence[int]]]) -> list[str]:
+    """Layers that --layer-pairs names and no event has hits on: one event may have none on a layer, all rarely do."""
+    present = {(volume, layer) for one in facts for volume, layer, _ in one.layers}
+    missing = sorted({(volume, layer) for pair in pairs for volume, layer in pair} - present)
+    names = ", ".join(f"{volume}.{layer}" for volume, layer in missing)
+    return [f"WARNING: --layer-pairs names layers without a hit in any event: {names}"] if missing and facts else []
 
 
 def _warning(events: Sequence[tuple[str, _Oddity]], of: int) -> str:

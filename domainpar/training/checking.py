@@ -71,22 +71,21 @@ def check_lessons(
         Refused: On all ranks alike.
     """
     records = [record for record in store.events("train") if record.event not in store.unreadable]
-    events = f"the {several(len(records), 'training event')}"
-    if not any(record.num_edges for record in records):
-        no_edge = Problem(
-            f"none of {events} of {store.path} has a candidate edge, so there is nothing to train on",
-            "prepare others; of hits, --phi-slope, --z0 and --layer-pairs of prepare decide what is joined",
-        )
-        world.agree(no_edge)
+    events = f"{several(len(records), 'training event')} of {store.path}"
+    no_edge = Problem(
+        f"no candidate edge in {events}: there is nothing to train on",
+        "of hits, --phi-slope, --z0 and --layer-pairs of prepare decide what is joined",
+    )
+    world.agree(None if any(record.num_edges for record in records) else no_edge)
     share = [record for record in records if record.num_edges][world.rank :: world.size]
     mine = world.on_all(lambda: _kinds_seen(store, share, target))
     true, targets = (
         any(kinds) for kinds in zip(*map(json.loads, world.transport.all_gather(json.dumps(mine).encode())))
     )
     if not true:
-        return [f"WARNING: no edge of {events} is true: the network learns to say no to every edge"]
+        return [f"WARNING: no true edge in {events}: the network learns to say no to every edge"]
     if not targets:
-        return [f"WARNING: no edge of {events} is one of a target (--target {target_text!r}): there is none to find"]
+        return [f"WARNING: no edge of a target (--target {target_text!r}) in {events}: there is none to find"]
     return []
 
 

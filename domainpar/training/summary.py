@@ -15,7 +15,6 @@ from domainpar.training.memory import Expectation, byte_size
 from domainpar.training.parts import Skip
 from domainpar.words import between, several, this_python
 
-
 SQUASHED = "WARNING: every output of the network lay in 0..1. Logits are expected: return what goes into a last sigmoid"
 
 
