@@ -77,9 +77,9 @@ def read_event(directory: str | Path, event_id: str) -> Hits:
         `particles` without a particles file. Particles that left hits but are not listed are appended as unknown.
 
     Raises:
-        Problem: Naming event, file, and what was found and expected: if a file is missing, truncated, or lacks a
-            column, or is there both plain and gzipped; if a hit or a particle is listed twice; if a value is not a finite number; or if hits and truth
-            do not list the same hits.
+        Problem: Naming event, file, and what was found and expected: if a file is missing, truncated, there both plain
+            and gzipped, or lacks a column; if a hit or a particle is listed twice; if a value is not a finite number;
+            or if hits and truth do not list the same hits.
     """
     directory = Path(directory)
     path = _find(directory, event_id, "hits")

@@ -12,6 +12,7 @@ from tqdm import tqdm
 from domainpar.config import TrainConfig, is_code, resolved_yaml
 from domainpar.events.store import EventStore
 from domainpar.nn.adapt.on_events import OnEvents
+from domainpar.nn.catalogue import options_of
 from domainpar.nn.team import team
 from domainpar.parallel.world import World
 from domainpar.problems import Where, error_text
@@ -186,6 +187,7 @@ class Journal:
             "allocator": allocator,
             "memory": None if expected is None else expected.as_record(),
             "model_code": self.config.model if is_code(self.config.model) else None,
+            "model_options": options_of(self.config.model),
             "began_at_step": state.step,
             "ranks": self.world.size,
             "domain_size": self.world.domain.size,

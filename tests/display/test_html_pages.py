@@ -12,6 +12,7 @@ from small_run import HOSTILE, ODD, drawn, write_run
 from domainpar.display.html import embedded, render
 from domainpar.display.page import build_page
 from domainpar.display.reading import read_run_files
+from domainpar.display.summary import facts
 
 
 class Page(HTMLParser):
@@ -131,6 +132,19 @@ def test_embedded_json_cannot_end_its_script(value):
 def test_numbers_that_json_does_not_know_are_refused():
     with pytest.raises(ValueError, match="not JSON compliant"):
         embedded([float("nan")])
+
+
+@pytest.mark.parametrize(
+    ("about", "shown"),
+    [
+        ({}, "interaction, width 32, 2 iterations"),
+        ({"model_code": "mynet:factory", "model_options": ["hidden"]}, "mynet:factory, width 32"),
+        ({"model_code": "mynet:factory", "model_options": []}, "mynet:factory"),
+    ],
+)
+def test_sizes_that_a_network_does_not_take_are_not_shown(tmp_path, about, shown):
+    run = write_run(tmp_path, [drawn(6, num_edges=5)], scores=False, **about)
+    assert dict(facts(read_run_files(run)).rows)["network"] == shown
 
 
 @pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
