@@ -190,8 +190,9 @@ def _volumes(facts: Sequence[EventFacts]) -> list[str]:
             hits[volume] = hits.get(volume, 0) + count
             layers.setdefault(volume, set()).add(layer)
     each = (f"volume {of}: {hits[of] / len(facts):,.0f} in {several(len(layers[of]), 'layer')}" for of in sorted(hits))
-    text = f"hits an event, by volume: {'; '.join(each)}"
-    return textwrap.wrap(text, 118, subsequent_indent="  ", break_on_hyphens=False) if hits else []
+    whole = "; ".join(text.replace(" ", "\xa0") for text in each)  # lines break between volumes only
+    lines = textwrap.wrap(f"hits an event, by volume: {whole}", 118, subsequent_indent="  ")
+    return [line.replace("\xa0", " ") for line in lines] if hits else []
 
 
 def _particles(facts: Sequence[EventFacts]) -> list[str]:
