@@ -232,7 +232,7 @@ EVENTS = (
     Case(
         22,
         "NaN or infinite features, hits on the beam, phi beyond pi, positions in cm, momenta in MeV",
-        "NaN and infinity are refused, phi is wrapped; of values that cannot be right `prepare` warns, once for a store.",
+        "NaN and infinity refused, phi wrapped; of values that cannot be right `prepare` warns, once for a store.",
         (
             "reco/test_facts.py::test_what_cannot_be_right_is_named_with_the_values_and_what_is_right_is_not",
             "events/test_trackml.py::test_bad_files_are_refused_with_event_and_file",
