@@ -70,7 +70,7 @@ def check_lessons(
     Raises:
         Refused: On all ranks alike.
     """
-    records = [record for record in store.events("train") if record.event not in store.unreadable]
+    records = [one for one in store.events("train") if one.has_labels and one.event not in store.unreadable]
     events = f"{several(len(records), 'training event')} of {store.path}"
     no_edge = Problem(
         f"no candidate edge in {events}: there is nothing to train on",
