@@ -91,9 +91,8 @@ def facts_of(hits: Hits, edge_index: IntArray, label: IntArray | None) -> EventF
     surfaces, surface = np.unique(surface_numbers(hits.volume, hits.layer), return_inverse=True)
     found: dict[str, Any] = {}
     if surfaces.any():
-        layers = np.stack(
-            [surfaces >> 32, surfaces & 0xFFFFFFFF, np.bincount(surface, minlength=len(surfaces))], axis=1
-        )
+        counts = np.bincount(surface, minlength=len(surfaces))
+        layers = np.stack([surfaces >> 32, surfaces & 0xFFFFFFFF, counts], axis=1)
         found["layers"] = layers.tolist()
     if hits.position is not None and len(hits):
         found |= _of_positions(hits.position, surfaces, surface)
@@ -198,16 +197,13 @@ def _volumes(facts: Sequence[EventFacts]) -> list[str]:
 def _particles(facts: Sequence[EventFacts]) -> list[str]:
     known = [one for one in facts if one.targets is not None]
     if not known:
-        return (
-            [] if all(one.seen is None for one in facts) else [f"particles: no pT is known, so no target ({_TARGET})"]
-        )
+        told = any(one.seen is not None for one in facts)
+        return [f"particles: no pT is known, so no target ({_TARGET})"] if told else []
     line = f"particles: {between([one.targets or 0 for one in known])} targets an event ({_TARGET})"
     pt = np.array([one.pt for one in known if one.pt is not None])
     if len(pt):
-        values, levels = (
-            ", ".join(f"{pt:,.4g}" for pt in np.median(pt, axis=0)),
-            ", ".join(f"{one:.0%}" for one in PT_LEVELS),
-        )
+        values = ", ".join(f"{value:,.4g}" for value in np.median(pt, axis=0))
+        levels = ", ".join(f"{level:.0%}" for level in PT_LEVELS)
         line += f"; pT {values} GeV ({levels})"
     return [line]
 
@@ -250,9 +246,8 @@ def _place(one: EventFacts) -> _Oddity | None:
         if not 0.5 < one.scale < 2:
             return _Oddity("hits are not where TrackML's layers are", seen, "another detector needs --layer-pairs")
     elif one.radius is not None and one.length is not None and 0 < max(one.radius[2], one.length[1]) < INNERMOST:
-        return _Oddity(
-            "positions look like cm or m, not mm,", f"no hit beyond {max(one.radius[2], one.length[1]):.3g} mm"
-        )
+        farthest = max(one.radius[2], one.length[1])
+        return _Oddity("positions look like cm or m, not mm,", f"no hit beyond {farthest:.3g} mm")
     return None
 
 
