@@ -15,6 +15,7 @@ from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_ty
 
 from domainpar.config import ConfigError, Group, InferConfig, PrepareConfig, TrainConfig, flag, groups, title
 from domainpar.config.acorn_keys import translate
+from domainpar.config.texts import loaded_yaml
 from domainpar.parallel.launcher import started_as_root
 from domainpar.problems import error_text
 
@@ -252,7 +253,7 @@ def _in_our_keys(config_class: type[Group], path: Path, own_model: bool) -> Mapp
     except ConfigError as error:
         if str(path) in str(error):
             raise
-        raise ConfigError(f"{path}: {error}", error.hint) from error
+        raise ConfigError(f"{path}: {error.what}", error.hint) from error
     for line in found.said if started_as_root() else ():
         print(f"{path}: {line}", flush=True)
     return found.values
@@ -262,7 +263,7 @@ def _load_mapping(path: Path) -> Mapping[Any, Any]:
     import yaml
 
     try:
-        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+        loaded = loaded_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read --config {path}: {error.strerror}", "give the path of a YAML file") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -15,9 +15,9 @@ Examples:
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from domainpar.command_line import run_command
 from domainpar.config import PrepareConfig, conditions_of, parse_layer_pairs, parse_names, parse_numbers
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from domainpar.events.acorn import AcornOptions
     from domainpar.events.store import Settings
     from domainpar.parallel.world import World
+    from domainpar.reco.facts import EventFacts
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,8 +35,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_command(PrepareConfig, _work, __doc__, argv)
 
 
-def prepare_store(config: PrepareConfig, world: "World") -> Path:
+def prepare_store(config: PrepareConfig, world: "World", facts: "list[EventFacts] | None" = None) -> Path:
     """Prepare a store with all ranks, events dealt to them, and show how it goes; returns its directory. *Collective*.
+
+    Args:
+        config: What to prepare.
+        world: The ranks.
+        facts: Takes what the values of each event look like, on every rank; None: they are not looked at.
 
     Raises:
         Refused: On all ranks alike, if an event cannot be read or the store holds other events.
@@ -84,10 +90,21 @@ def prepare_store(config: PrepareConfig, world: "World") -> Path:
                 all_gather=world.transport.all_gather,
                 on_event=advance,
                 say=bar.write,
+                **({} if facts is None else _looking(facts)),
             )
         except ValueError as error:  # on all ranks alike
             world.agree(error)
     return directory
+
+
+def _looking(facts: "list[EventFacts]") -> "dict[str, Any]":
+    """The arguments of `prepare` that collect what each event's values look like."""
+    from domainpar.reco.facts import EventFacts, facts_of
+
+    return {
+        "look": lambda *event: asdict(facts_of(*event)),
+        "on_look": lambda found: facts.append(EventFacts(**found)),
+    }
 
 
 def _acorn_options(config: PrepareConfig) -> "AcornOptions":
@@ -109,9 +126,10 @@ def _work(config: PrepareConfig) -> int:
     from domainpar.parallel.world import World
 
     with World.session("auto") as world:
-        directory = prepare_store(config, world)
+        facts: list[EventFacts] = []
+        directory = prepare_store(config, world, facts)
         if world.is_root:
-            _say_what_is_there(directory)
+            _say_what_is_there(directory, facts)
             if config.report:
                 from domainpar.events.reporting import print_report
 
@@ -119,8 +137,9 @@ def _work(config: PrepareConfig) -> int:
     return 0
 
 
-def _say_what_is_there(directory: Path) -> None:
+def _say_what_is_there(directory: Path, facts: "list[EventFacts]") -> None:
     from domainpar.events.store import EventStore
+    from domainpar.reco.facts import described
     from domainpar.words import between, its_mpiexec, several, this_python
 
     store = EventStore(directory)
@@ -135,6 +154,7 @@ def _say_what_is_there(directory: Path) -> None:
     with store.open(store.events()[0]) as event:
         if event.label_note is not None:
             print(f"labels: {event.label_note}")
+    print(*described(facts, store.settings), sep="\n")
     print(f"next: {its_mpiexec()} -n 8 {this_python()} -m domainpar.train --store {directory}")
 
 

@@ -76,6 +76,13 @@ def small():
     return filled(Small())
 
 
+class Squashed(Small):
+    """Ends in a sigmoid, where a logit is expected."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return torch.sigmoid(super().forward(x, edge_index))
+
+
 class WithBatch(Small):
     def forward(self, x, edge_index, edge_attr, batch, anything=None):
         assert edge_attr.size(1) == 6

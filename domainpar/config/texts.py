@@ -19,6 +19,36 @@ def is_code(model: str) -> bool:
     return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", model) is not None
 
 
+def loaded_yaml(text: str) -> Any:
+    """The plain values of a YAML text.
+
+    Raises:
+        ConfigError: If a key is given twice in one mapping: YAML itself lets the last one win in silence.
+        yaml.YAMLError: If it is not YAML.
+    """
+    loader = _EachKeyOnce(text)
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
+
+
+class _EachKeyOnce(yaml.SafeLoader):
+    """Plain values only, like yaml's own safe loader, and no key twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        lines: dict[tuple[str, str], int] = {}
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                line = key.start_mark.line + 1
+                if (key.tag, key.value) in lines:
+                    first = lines[key.tag, key.value]
+                    where = f", in lines {first} and {line}" if first != line else ""
+                    raise ConfigError(f"{key.value} is given twice{where}", "keep one of the two")
+                lines[key.tag, key.value] = line
+        return super().construct_mapping(node, deep)
+
+
 def target_conditions(text: str) -> dict[str, Any]:
     """Read `--target`: a YAML mapping from a particle's quantity to a condition, braces optional.
 
@@ -36,12 +66,29 @@ def conditions_of(name: str, text: str) -> dict[str, Any]:
     """
     hint = f"write it as {name} 'pt: [1, .inf], nhits: [3, .inf]'"
     try:
-        conditions = yaml.safe_load(text if text.lstrip().startswith("{") else "{" + text + "}")
+        conditions = loaded_yaml(text if text.lstrip().startswith("{") else "{" + text + "}")
+    except ConfigError as error:
+        raise ConfigError(f"{name} {text!r}: {error.what}", error.hint) from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{name} {text!r} is not YAML: {str(error).splitlines()[0]}", hint) from error
     if not isinstance(conditions, dict) or not conditions or None in conditions.values():
         raise ConfigError(f"{name} {text!r} is not a mapping from quantities to conditions", hint)
+    _refuse_equal_reals(name, conditions)
     return conditions
+
+
+# Of the quantities a condition can be about, those that are real numbers.
+_REAL = ("pt", "eta", "eta_particle", "radius", "vz")
+
+
+def _refuse_equal_reals(name: str, conditions: dict[str, Any]) -> None:
+    """Refuse `pt: 1`, which asks for a pT of 1 exactly: no particle has it, and nobody means it."""
+    for quantity, condition in conditions.items():
+        if quantity in _REAL and isinstance(condition, int | float):
+            raise ConfigError(
+                f"{name} asks for {quantity} equal to {condition}, and hardly a particle has exactly that",
+                f"for {condition} and more write '{quantity}: [{condition}, .inf]', for equal '[is, {condition}]'",
+            )
 
 
 WeightRules = list[tuple[float, dict[str, Any]]]
@@ -55,7 +102,9 @@ def parse_weighting(text: str) -> WeightRules:
     """
     hint = "write it as --weighting '[{weight: 2, conditions: {y: true, pt: [1, .inf]}}]'"
     try:
-        rules = yaml.safe_load(text)
+        rules = loaded_yaml(text)
+    except ConfigError as error:
+        raise ConfigError(f"--weighting {text!r}: {error.what}", error.hint) from error
     except yaml.YAMLError as error:
         raise ConfigError(f"--weighting {text!r} is not YAML: {str(error).splitlines()[0]}", hint) from error
     if not isinstance(rules, list) or not rules:
@@ -71,6 +120,7 @@ def _weight_rule(rule: Any, hint: str) -> tuple[float, dict[str, Any]]:
         raise ConfigError(f"--weighting has a weight {weight!r}, not a finite number", hint)
     if not isinstance(conditions, dict) or not conditions or None in conditions.values():
         raise ConfigError(f"--weighting has conditions {conditions!r}, not a mapping from quantities", hint)
+    _refuse_equal_reals("--weighting", conditions)
     return float(weight), conditions
 
 

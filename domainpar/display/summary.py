@@ -123,9 +123,15 @@ def _network(about: Table, settings: Table) -> str:
     if not settings:
         return ""
     model = about.get("model_code") or settings.get("model")
-    shared = ", shared weights" if settings.get("shared_weights") else ""
-    dropout = f", dropout {settings['dropout']}" if settings.get("dropout") else ""
-    return f"{model}, width {settings.get('hidden')}, {settings.get('graph_iters')} iterations{shared}{dropout}"
+    shown = {
+        "hidden": f", width {settings.get('hidden')}",
+        "graph_iters": f", {settings.get('graph_iters')} iterations",
+        "shared_weights": ", shared weights" if settings.get("shared_weights") else "",
+        "dropout": f", dropout {settings['dropout']}" if settings.get("dropout") else "",
+    }
+    options = about.get("model_options")
+    used = {"shared_weights", *(shown if options is None else options)}  # a user's own network may take none
+    return f"{model}" + "".join(text for name, text in shown.items() if name in used)
 
 
 def _hash(about: Table) -> str:

@@ -25,7 +25,7 @@ from domainpar.events.checks import check_graph
 from domainpar.events.graph import EventGraph, FloatArray, Hits, IntArray, Particles
 from domainpar.events.place import Place
 from domainpar.events.pyg import read_entries
-from domainpar.events.targets import passes
+from domainpar.events.targets import MEV_ABOVE, passes
 from domainpar.problems import Problem
 
 PtUnit = Literal["MeV", "GeV"]
@@ -133,9 +133,9 @@ def guess_pt_unit(paths: Iterable[Path]) -> PtUnit | None:
         if len(pt) == 0:
             continue
         median = float(np.median(pt))
-        if 20 <= median <= 50:
+        if 20 <= median <= MEV_ABOVE:
             raise columns.place.problem(f"the median pt is {median:.4g}", "is that MeV or GeV? Say pt_unit")
-        return "MeV" if median > 50 else "GeV"
+        return "MeV" if median > MEV_ABOVE else "GeV"
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,8 +82,7 @@ def build_graph(hits: Hits, cuts: Cuts) -> EventGraph:
 
     Raises:
         ValueError: If the event has no positions, columns of unequal length, positions that are not finite, hit ids
-            used twice, or layers that are neither TrackML's nor named by the pairs; if a pair names a layer that is not
-            TrackML's and has no hits.
+            used twice, or layers that are neither TrackML's nor named by the pairs.
     """
     cylinder = _cylindrical(_checked_position(hits))
     layers = _layers_by_phi(hits, cuts, cylinder)
@@ -198,16 +198,26 @@ def _check_layers(
 ) -> None:
     place = Place(hits.event_id)
     named = {layer for pair in cuts.layer_pairs for layer in pair}
-    for volume, layer in sorted(present - named - detector.KNOWN_LAYERS):
-        count = np.sum(layer_of_hit == np.flatnonzero((order == (volume, layer)).all(axis=1))[0])
-        raise place.problem(
-            f"{count} hits lie in volume {volume} layer {layer}, which is no TrackML layer and in no layer pair",
-            "name your detector's layer pairs",
-        )
-    for volume, layer in sorted(named - present - detector.KNOWN_LAYERS):
-        raise place.problem(
-            f"the layer pairs name volume {volume} layer {layer}, which is no TrackML layer and has no hits"
-        )
+    if unknown := sorted(present - named - detector.KNOWN_LAYERS):
+        raise place.problem(*_unknown_layers(unknown, layer_of_hit, order, cuts))
+
+
+def _unknown_layers(
+    unknown: Sequence[tuple[int, int]], layer_of_hit: npt.NDArray[Any], order: npt.NDArray[Any], cuts: Cuts
+) -> tuple[str, str]:
+    """What to say of layers that nothing joins: all of them, written as --layer-pairs takes them; and what to do."""
+    counts = [int(np.sum(layer_of_hit == np.flatnonzero((order == layer).all(axis=1))[0])) for layer in unknown]
+    names = [f"{volume}.{layer}" for volume, layer in unknown]
+    listed = ", ".join(f"{name} ({count:,})" for name, count in zip(names, counts))
+    given = cuts.layer_pairs != detector.DEFAULT_LAYER_PAIRS
+    what = (
+        f"{sum(counts):,} of {len(layer_of_hit):,} hits lie on layers that are "
+        f"{'in none of the --layer-pairs given' if given else 'in no layer pair'} and not TrackML's, "
+        f"VOLUME.LAYER (hits): {listed}"
+    )
+    pair = f"{names[0]}-{names[1] if len(names) > 1 else 'VOLUME.LAYER'}"
+    how = "name each in a pair too" if given else "name what to join, from the inside out"
+    return what, f"{how}: --layer-pairs '{pair}, ...'; docs/another_detector.md shows it, and how to find the pairs"
 
 
 # --- edges -----------------------------------------------------------------------------------------------------------

@@ -14,8 +14,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from domainpar.events.construct import Cuts, build_graph
-from domainpar.events.graph import EventGraph
+from domainpar.events.graph import EventGraph, Hits, IntArray
 from domainpar.events.place import Place
 from domainpar.events.splits import with_splits
 from domainpar.events.store import (
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
 SourceKind = Literal["simulate", "trackml", "heptrkx", "pyg", "acorn"]
 AllGather = Callable[[bytes], list[bytes]]
 OnEvent = Callable[[EventRecord, bool], None]
+Look = Callable[[Hits, IntArray, IntArray | None], Any]
 
 DEFAULT_SIMULATED_EVENTS = 10
 
@@ -135,6 +138,8 @@ def prepare(
     all_gather: AllGather | None = None,
     on_event: OnEvent | None = None,
     say: Callable[[str], None] = lambda line: None,
+    look: Look | None = None,
+    on_look: Callable[[Any], None] | None = None,
 ) -> EventStore:
     """Prepare a store. *Collective*: all ranks return the same store, or all raise.
 
@@ -156,6 +161,9 @@ def prepare(
         all_gather: Gives every rank the payloads of all, in their order. Needed with more than one rank.
         on_event: Called on every rank for every event, in order, with its record and whether it was kept as it was.
         say: Called on rank 0 with what the user should know, a line each.
+        look: Given hits, `edge_index` and label of every event, on the rank that has it, in any order; returns what can
+            travel as JSON.
+        on_look: Called on every rank for every event, in order, with what `look` returned.
 
     Raises:
         Problem: If the store was made with other settings, or holds more events, and is not to be overwritten; if
@@ -165,7 +173,8 @@ def prepare(
     if size > 1 and all_gather is None:
         raise ValueError(f"{size} ranks were given but no all_gather to join them.")
     splits = {"val_split": val_split, "test_split": test_split, "split_seed": seed}
-    job = _Job(source, Path(directory), partitioner, num_tiles, seed, None if source.splits is not None else splits)
+    own_splits = None if source.splits is not None else splits
+    job = _Job(source, Path(directory), partitioner, num_tiles, seed, own_splits, look)
     share = _Share(rank, size, all_gather or (lambda payload: [payload]))
     share.agree(lambda: _refuse_if_not_same(share, source))
     records: list[EventRecord] = []
@@ -182,12 +191,14 @@ def prepare(
                 locked = True
                 share.on_root(lambda: _claim(job, held, say))
             here = kept[rank]
-            found = share.agree(lambda mine=mine, here=here: here or (job.made(mine[0]) if mine else None))  # type: ignore[misc]
-            for record, as_it_was in zip(found, kept):
-                if record is not None:
-                    records.append(_record(record))
+            found = share.agree(lambda mine=mine, here=here: job.event(mine[0], here) if mine else None)  # type: ignore[misc]
+            for made, as_it_was in zip(found, kept):
+                if made is not None:
+                    records.append(_record(made["record"]))
                     if on_event is not None:
                         on_event(records[-1], as_it_was is not None)
+                    if on_look is not None:
+                        on_look(made["seen"])
         if source.splits is None:
             records = with_splits(records, val_split, test_split, seed, recorded, source.whole)
         else:
@@ -284,6 +295,7 @@ class _Job:
     num_tiles: int | None
     seed: int
     splits: Settings | None
+    look: Look | None = None
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -307,19 +319,44 @@ class _Job:
         same = (settings, source) == (settings_digest(self.settings), self._source_digest(name))
         return asdict(record) if same else None
 
-    def made(self, name: str) -> dict[str, Any]:
-        """Make one event's file; its record as JSON."""
+    def event(self, name: str, kept: dict[str, Any] | None) -> dict[str, Any]:
+        """An event's record, as JSON, and what is seen of it; its file is made unless it is kept."""
         path = self.directory / event_file_name(name)
+        if kept is not None:
+            return {"record": kept, "seen": self._seen_again(path)}
         graph = self.source.read(name)
+        record = self._write(path, graph, self._source_digest(name))
+        seen = None if self.look is None else self.look(graph.hits, graph.edge_index, graph.label)
+        return {"record": asdict(record), "seen": seen}
+
+    def _seen_again(self, path: Path) -> Any:
+        """What is seen of an event that is there already."""
+        if self.look is None:
+            return None
+        with StoredEvent(path) as event:
+            nodes, edges = np.arange(event.num_nodes), np.arange(event.num_edges)
+            hits = Hits(
+                event_id=event.event_id,
+                hit_id=event.read_nodes("hit_id", nodes),
+                position=event.read_nodes("position", nodes) if event.has_positions else None,
+                volume=event.read_nodes("volume", nodes),
+                layer=event.read_nodes("layer", nodes),
+                module=event.read_nodes("module", nodes),
+                particle_id=event.read_nodes("particle_id", nodes) if event.has_particle_ids else None,
+                particles=event.particles(),
+            )
+            edge_index = np.stack([event.read_edges("src", edges), event.read_edges("dst", edges)])
+            return self.look(hits, edge_index, event.read_edges("label", edges) if event.has_labels else None)
+
+    def _write(self, path: Path, graph: EventGraph, source_digest: str) -> EventRecord:
         num_tiles = default_num_tiles(graph) if self.num_tiles is None else self.num_tiles
         try:
             topology = Topology(graph.edge_index, graph.num_nodes, graph.hits.position)
             partitioner = self.partitioner or ("metis" if graph.hits.position is None else "phi-eta")
             assignment = get_partitioner(partitioner, self.seed)(topology, num_tiles)
         except (ValueError, RuntimeError) as error:  # partitioners see a graph, not whose it is
-            raise Place(name).of(ValueError(error)) from error
-        digest = self._source_digest(name)
-        return asdict(write_event(path, graph, assignment, num_tiles, settings=self.settings, source_digest=digest))
+            raise Place(graph.hits.event_id).of(ValueError(error)) from error
+        return write_event(path, graph, assignment, num_tiles, settings=self.settings, source_digest=source_digest)
 
     def recorded_if_finished(self) -> dict[str, Split] | None:
         """Splits of the events of a store that lies there and is just what is asked for; None where it is not."""

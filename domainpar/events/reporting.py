@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -200,11 +201,17 @@ def histogram(title: str, values: npt.NDArray[np.integer] | FloatArray) -> str:
     head = f"{title}: smallest {low:,.0f}, median {middle:,.0f}, largest {high:,.0f}"
     if low == high:
         return f"{head} (all {len(values)} alike)"
-    counts, borders = np.histogram(values, bins=BINS)
-    width = max(len(f"{border:,.0f}") for border in borders)
+    if np.issubdtype(values.dtype, np.integer) and high - low < BINS:  # narrower bins would hold no whole number
+        counts = np.bincount(np.asarray(values, np.int64) - int(low))
+        labels = [f"{int(low) + i:,}" for i in range(len(counts))]
+    else:
+        counts, borders = np.histogram(values, bins=BINS)
+        digits = max(0, -math.floor(math.log10((high - low) / BINS)))
+        labels = [f"{left:,.{digits}f} - {right:,.{digits}f}" for left, right in pairwise(borders)]
+    width = max(map(len, labels))
     bars = [
-        f"  {left:>{width},.0f} - {right:>{width},.0f} | {'#' * int(np.ceil(BAR * count / counts.max()))} {count}"
-        for (left, right), count in zip(pairwise(borders), counts)
+        f"  {label:>{width}} | {'#' * int(np.ceil(BAR * count / counts.max()))} {count}"
+        for label, count in zip(labels, counts)
     ]
     return "\n".join([head, *bars])
 

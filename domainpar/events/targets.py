@@ -25,6 +25,9 @@ QUANTITIES = ("pt", "eta", "nhits", "charge", "radius", "vz", "primary", "pdgId"
 """What a condition can be about: pt in GeV, eta, hits in the detector, charge, vertex radius and z in mm, whether it is
 primary (true or false), its kind by the numbers of the Particle Data Group, the id."""
 
+MEV_ABOVE = 50.0
+"""A median pT above this can only be one in MeV."""
+
 NO_PARTICLES = "--target needs a particle table, and this event has none; leave --target out."
 
 

@@ -72,13 +72,14 @@ def read_event(directory: str | Path, event_id: str) -> Hits:
         event_id: Name of the event as in `list_events`.
 
     Returns:
-        The hits in the order of the file. `particle_id` is None without truth, `weight` without truth weights,
+        The hits in the order of the file. `nhits` of a particle is the table's; where that does not tell, what truth
+        counts. `particle_id` is None without truth, `weight` without truth weights,
         `particles` without a particles file. Particles that left hits but are not listed are appended as unknown.
 
     Raises:
-        Problem: Naming event, file, and what was found and expected: if a file is missing, truncated, or lacks a
-            column; if a hit or a particle is listed twice; if a value is not a finite number; or if hits and truth
-            do not list the same hits.
+        Problem: Naming event, file, and what was found and expected: if a file is missing, truncated, there both plain
+            and gzipped, or lacks a column; if a hit or a particle is listed twice; if a value is not a finite number;
+            or if hits and truth do not list the same hits.
     """
     directory = Path(directory)
     path = _find(directory, event_id, "hits")
@@ -139,11 +140,20 @@ def _read_particles(directory: Path, event_id: str, particle_id: IntArray | None
     listed = table["particle_id"].to_numpy()
     _refuse_repeats(listed, "particle_id", place)
     if (listed == 0).any():
-        raise place.problem("lists a particle 0; 0 means noise and is no particle")
+        raise place.problem("lists a particle 0; 0 means noise and is no particle", _without_particle_0(particle_id))
     at_hits = np.zeros(0, np.int64) if particle_id is None else particle_id[particle_id != 0]
     unlisted = np.setdiff1d(at_hits, listed)
     table = pd.concat([table, pd.DataFrame({"particle_id": unlisted})], ignore_index=True)
     return _as_particles(table, _hits_of(table["particle_id"].to_numpy(), at_hits))
+
+
+def _without_particle_0(particle_id: IntArray | None) -> str:
+    if particle_id is None:
+        return "there is no truth file that could use the particles: remove this file"
+    return (
+        "if ids begin at 0 here, add 1 to every particle_id of a particle, in this file and in truth, and give hits of "
+        "noise 0; else remove this row"
+    )
 
 
 def _as_particles(table: pd.DataFrame, hits_left: IntArray) -> Particles:
@@ -180,7 +190,11 @@ def _hits_of(particle_id: IntArray, at_hits: IntArray) -> IntArray:
 
 def _find(directory: Path, event_id: str, part: str) -> Path | None:
     candidates = [directory / f"event{event_id}-{part}{suffix}" for suffix in _SUFFIXES]
-    return next((path for path in candidates if path.is_file()), None)
+    found = [path for path in candidates if path.is_file()]
+    if len(found) > 1:
+        what = f"{part} are there twice, as {' and as '.join(path.name for path in found)}"
+        raise Problem(what, "remove one of the two", event=event_id, file=found[0])
+    return found[0] if found else None
 
 
 def _read_table(path: Path, place: Place, needed: _Types, optional: _Types) -> pd.DataFrame:
@@ -192,7 +206,7 @@ def _read_table(path: Path, place: Place, needed: _Types, optional: _Types) -> p
         # index_col: else a row with one field too many would silently shift all columns by one.
         table = pd.read_csv(path, usecols=list(types), dtype=types, index_col=False)
     except (OSError, EOFError, UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
-        raise place.problem(f"cannot be read, {type(error).__name__}: {error}", "is it truncated?") from error
+        raise place.problem(f"cannot be read, {type(error).__name__}: {error}", _why_unreadable(path)) from error
     except Problem:
         raise
     except ValueError as error:
@@ -201,10 +215,41 @@ def _read_table(path: Path, place: Place, needed: _Types, optional: _Types) -> p
     return table
 
 
+def _why_unreadable(path: Path) -> str:
+    """What the first bytes of a file say about why it is no CSV."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(2)
+    except OSError:
+        return "is it truncated?"
+    gzipped = head == b"\x1f\x8b"
+    if not head:
+        return "the file is empty; without a truth or particles file the event is read without them"
+    if gzipped != (path.suffix == ".gz"):
+        return f"it is {'' if gzipped else 'not '}gzipped, and its name says otherwise: rename it"
+    if head in (b"\xff\xfe", b"\xfe\xff"):
+        return f"it is written in UTF-16: iconv -f UTF-16 -t UTF-8 {path.name} > as_utf8.csv"
+    return "is it truncated?"
+
+
 def _refuse_missing_columns(found: Sequence[str], expected: Sequence[str], place: Place) -> None:
     missing = [name for name in expected if name not in found]
     if missing:
-        raise place.problem(f"no column {', '.join(missing)}; found {list(found)}, expected {list(expected)}")
+        what = f"no column {', '.join(missing)}; found {list(found)}, expected {list(expected)}"
+        raise place.problem(what, _why_missing(found, missing))
+
+
+def _why_missing(found: Sequence[str], missing: Sequence[str]) -> str:
+    """What the names of the columns that were found say about why others were not."""
+    first = found[0] if found else ""
+    other = next((mark for mark in (";", "\t", "|") if mark in first), None)
+    if first.startswith("#"):
+        return "the first line is a comment: remove it, the names of the columns come first"
+    if other is not None:
+        return f"columns are separated by {other!r} here; write commas"
+    if set(missing) <= {name.strip() for name in found}:
+        return "there are blanks around names in the first line; remove them"
+    return ""
 
 
 def _refuse_non_finite(table: pd.DataFrame, place: Place) -> None:

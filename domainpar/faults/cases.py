@@ -129,9 +129,12 @@ CONFIG = (
     ),
     Case(
         12,
-        "An empty configuration file",
-        "config is empty, with its path.",
-        ("commands/test_flags.py::test_refused_files_name_the_file_the_key_and_what_to_do",),
+        "A configuration file that is empty, or gives a key twice",
+        "Refused: config is empty, with its path; the key with both its lines.",
+        (
+            "commands/test_flags.py::test_refused_files_name_the_file_the_key_and_what_to_do",
+            "commands/test_flags.py::test_a_key_given_twice_in_a_file_is_refused_with_both_lines",
+        ),
     ),
     Case(
         13,
@@ -228,9 +231,10 @@ EVENTS = (
     ),
     Case(
         22,
-        "NaN or infinite features, eta of a hit on the beam, phi beyond pi",
-        "Refused, or wrapped for phi.",
+        "NaN or infinite features, hits on the beam, phi beyond pi, positions in cm, momenta in MeV",
+        "NaN and infinity refused, phi wrapped; of values that cannot be right `prepare` warns, once for a store.",
         (
+            "reco/test_facts.py::test_what_cannot_be_right_is_named_with_the_values_and_what_is_right_is_not",
             "events/test_trackml.py::test_bad_files_are_refused_with_event_and_file",
             "events/test_acorn_reader.py::test_phi_from_0_to_two_pi_is_wrapped",
             "events/test_construct.py::test_features_stay_finite_and_clamped_at_equal_radius_and_on_the_beam",

@@ -133,17 +133,37 @@ def _own(name: str, options: dict[str, Any]) -> nn.Module:
     module_name, _, factory_name = name.partition(":")
     try:
         factory = getattr(import_module(module_name), factory_name)
-        plain = getattr(factory, "__init__", None) is nn.Module.__init__  # a class without one of its own
-        taken = {} if plain else dict(inspect.signature(factory).parameters)
-        open_ended = any(one.kind is one.VAR_KEYWORD for one in taken.values())
+        taken = _taken(factory)
         with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
             torch.manual_seed(options["seed"])
-            made = factory(**{option: value for option, value in options.items() if open_ended or option in taken})
+            made = factory(**{option: value for option, value in options.items() if option in taken})
     except (Exception, SystemExit) as error:  # whatever a user's code may raise is the user's to see, in one line
         raise ValueError(f"model {name!r} cannot be made: {said_by(error)}{_advice(error)}.") from error
     if not isinstance(made, nn.Module):
         raise ValueError(f"model {name!r} made a {type(made).__name__}; a factory returns a torch.nn.Module.")
     return made
+
+
+def _taken(factory: Callable[..., Any]) -> tuple[str, ...]:
+    """Those of `OPTIONS` that a factory takes."""
+    if getattr(factory, "__init__", None) is nn.Module.__init__:  # a class without one of its own
+        return ()
+    named = inspect.signature(factory).parameters
+    open_ended = any(one.kind is one.VAR_KEYWORD for one in named.values())
+    return tuple(option for option in OPTIONS if open_ended or option in named)
+
+
+def options_of(name: str) -> tuple[str, ...]:
+    """Those of `OPTIONS` that a network makes use of; of a user's own that cannot be found, all of them."""
+    if name in ON_STAGES:
+        return OPTIONS
+    if name in OF_THE_FIELD:
+        return tuple(option for option in OPTIONS if option != "dropout")
+    module_name, _, factory_name = name.partition(":")
+    try:
+        return _taken(getattr(import_module(module_name), factory_name))
+    except (Exception, SystemExit):  # `build_model` says what is wrong with it
+        return OPTIONS
 
 
 def said_by(error: BaseException) -> str:

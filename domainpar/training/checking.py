@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
+
+import numpy as np
 
 from domainpar.events.place import Place
 from domainpar.events.store import EventRecord, EventStore, StoreError
 from domainpar.events.targets import check_target
 from domainpar.parallel.world import World
 from domainpar.problems import Problem
-from domainpar.training.targets import EdgeWeights
+from domainpar.training.targets import TARGET, EdgeWeights, edge_classes
 from domainpar.training.weighting import EdgeRules
+from domainpar.words import several
 
 
 def check_events(
@@ -44,6 +49,64 @@ def check_events(
                     raise
             except ValueError as error:
                 raise place.of(error) from error
+
+
+def check_lessons(
+    store: EventStore, world: World, target: Mapping[str, Any] | None, target_text: str | None
+) -> list[str]:
+    """Refuse training events without any candidate edge; warn where none is true, or a target's. *Collective*.
+
+    Events are dealt to ranks, each of which reads no more of them than it needs to have seen every kind of edge.
+
+    Args:
+        store: The events.
+        world: The ranks.
+        target: Conditions of a target particle, if there are any.
+        target_text: They as they were given.
+
+    Returns:
+        Warnings, the same on all ranks.
+
+    Raises:
+        Refused: On all ranks alike.
+    """
+    records = [one for one in store.events("train") if one.has_labels and one.event not in store.unreadable]
+    events = f"{several(len(records), 'training event')} of {store.path}"
+    no_edge = Problem(
+        f"no candidate edge in {events}: there is nothing to train on",
+        "of hits, --phi-slope, --z0 and --layer-pairs of prepare decide what is joined",
+    )
+    world.agree(None if any(record.num_edges for record in records) else no_edge)
+    share = [record for record in records if record.num_edges][world.rank :: world.size]
+    mine = world.on_all(lambda: _kinds_seen(store, share, target))
+    true, targets = (
+        any(kinds) for kinds in zip(*map(json.loads, world.transport.all_gather(json.dumps(mine).encode())))
+    )
+    if not true:
+        return [f"WARNING: no true edge in {events}: the network learns to say no to every edge"]
+    if not targets:
+        return [f"WARNING: no edge of a target (--target {target_text!r}) in {events}: there is none to find"]
+    return []
+
+
+def _kinds_seen(
+    store: EventStore, records: Sequence[EventRecord], target: Mapping[str, Any] | None
+) -> tuple[bool, bool]:
+    """Whether there is a true edge, and one of a target, in these events; read until both are found."""
+    true = False
+    for record in records:
+        with suppress(StoreError), store.open(record) as event:  # damaged: it is told when it is loaded
+            edges = np.arange(event.num_edges)
+            label = event.read_edges("label", edges)
+            true = true or bool(label.any())
+            if not target:
+                targets = true
+            else:
+                particle = event.read_nodes("particle_id", event.read_edges("dst", edges[label > 0]))
+                targets = bool((edge_classes(label[label > 0], particle, event.particles(), target) == TARGET).any())
+            if true and targets:
+                return True, True
+    return true, False
 
 
 def _check_conditions(

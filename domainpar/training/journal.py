@@ -14,6 +14,7 @@ from tqdm import tqdm
 from domainpar.config import TrainConfig, is_code, resolved_yaml
 from domainpar.events.store import EventStore
 from domainpar.nn.adapt.on_events import OnEvents
+from domainpar.nn.catalogue import options_of
 from domainpar.nn.team import team
 from domainpar.parallel.world import World
 from domainpar.problems import Where, error_text
@@ -41,7 +42,7 @@ class Journal:
         self.directory = directory.path
         self.file = RunFile(self.directory / "run.json", {"saved": {}})
         self._metrics = MetricsFile(self.directory / "metrics.jsonl")
-        self._said_who_owns_nothing = False
+        self._said_who_owns_nothing = self._said_squashed = False
         if directory.resume and world.is_root:
             self.file = RunFile.read(self.file.path)
 
@@ -120,6 +121,12 @@ class Journal:
         if self.world.is_root and "saved" in self.file.content:
             self.note(saved=self.file.content["saved"] | {str(step): parameters_sha256(model)})
 
+    def say_once_if_squashed(self, trainer: Trainer) -> None:
+        """That a network of the user's own seems to end in a sigmoid, where logits are expected."""
+        if trainer.squashed and is_code(self.config.model) and not self._said_squashed:
+            self._said_squashed = True
+            self.say(summary.SQUASHED)
+
     def note(self, **changes: Any) -> None:
         """Change `run.json` while the run goes on, whether the disk takes it or not."""
         if self.world.is_root:
@@ -194,6 +201,7 @@ class Journal:
             "allocator": allocator,
             "memory": None if expected is None else expected.as_record(),
             "model_code": self.config.model if is_code(self.config.model) else None,
+            "model_options": options_of(self.config.model),
             "began_at_step": state.step,
             "ranks": self.world.size,
             "domain_size": self.world.domain.size,

@@ -52,6 +52,7 @@ class Trainer:
         offload: Keep what waits for the backward pass in the host's memory; on a GPU.
         check_replicas_every: Steps between two checks that all ranks hold the same; 0: never.
         exchanges: How often rows were exchanged on the way forward and on the way back of the last sample.
+        squashed: Whether all logits of the last step, or of the last evaluation, lay between 0 and 1.
     """
 
     model: nn.Module
@@ -65,6 +66,7 @@ class Trainer:
     seed: int = 0
     check_replicas_every: int = 0
     exchanges: tuple[int, int] | None = field(default=None, init=False)
+    squashed: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self._sink = self.model.gradient_sums() if isinstance(self.model, OnEvents) else GradientSink(self.model)
@@ -122,7 +124,7 @@ class Trainer:
         grad_norm, rate = self._clip(), self.schedule.at(step)
         if totals.loaded:  # else there is nothing to learn from: the optimiser would still decay weights
             self._optimise(rate, step)
-        counts = metrics.count(self.world.transport)
+        counts = self._counted(metrics)
         figures = {"loss": float(loss_sum.total()) if totals.loaded else None, "lr": rate, "grad_norm": grad_norm}
         return {**figures, **_metrics_of(counts, samples), **_left_out(totals), **watch.share(*_held(parts))}
 
@@ -162,8 +164,17 @@ class Trainer:
             "lr": self.schedule.at(max(step - 1, 0)),
             "grad_norm": None,
         }
-        counted = metrics.count(self.world.transport)
-        return {**figures, **_metrics_of(counted, samples), **_left_out(totals), **watch.share(*held.tolist())}
+        return {
+            **figures,
+            **_metrics_of(self._counted(metrics), samples),
+            **_left_out(totals),
+            **watch.share(*held.tolist()),
+        }
+
+    def _counted(self, metrics: EdgeMetrics) -> EdgeCounts:
+        counts = metrics.count(self.world.transport)
+        self.squashed = counts.in_unit == counts.edges > 0
+        return counts
 
     @torch.no_grad()
     def _look_at(self, part: LabelledPart, step: int, loss_sum: IntegerSums) -> Tensor:

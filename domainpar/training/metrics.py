@@ -30,6 +30,7 @@ class EdgeCounts:
         passing_other: True segments of other particles that pass: neither good nor bad.
         ordered: Twice the (target, other edge) pairs in the right order, plus the pairs that tie.
         not_scored: Edges that join two sectors of naive mode: no sector holds them, and they are not among `edges`.
+        in_unit: Edges whose logit lies between 0 and 1, where logits of a sigmoid's results do.
     """
 
     edges: int
@@ -39,6 +40,7 @@ class EdgeCounts:
     passing_other: int
     ordered: int
     not_scored: int = 0
+    in_unit: int = 0
 
     @property
     def efficiency(self) -> float:
@@ -87,6 +89,7 @@ class EdgeMetrics:
             np.sum(passing & (classes == OTHER)),
             _ordered_pairs(logits[classes == TARGET], logits[classes != TARGET], transport),
             self._not_scored,
+            np.sum((logits >= 0) & (logits <= 1)),
         ]
         counts = torch.tensor([int(count) for count in ours], dtype=torch.int64)
         transport.all_reduce(counts)

@@ -24,7 +24,7 @@ from domainpar.nn.team import set_threads
 from domainpar.parallel.signals import StopFlag
 from domainpar.parallel.transport import RanksFailed
 from domainpar.parallel.world import World
-from domainpar.training.checking import check_events
+from domainpar.training.checking import check_events, check_lessons
 from domainpar.training.checkpoint import Checkpoints, TrainingState
 from domainpar.training.journal import Journal
 from domainpar.training.keeping import Keeper
@@ -143,6 +143,7 @@ class Run:
         self._edge_weights = edge_weights_of(config)
         skips = config.on_bad_event == "skip"
         world.on_all(lambda: check_events(store, world, self._target, self._edge_weights, skips))
+        self._warnings = check_lessons(store, world, self._target, config.target)
         if config.strict:
             world.on_all(lambda: check_parts(store, world, config.grouping, sectors, config.seed))
         self.steps_per_epoch = -(-len(self.train_samples) // config.events_per_step)
@@ -193,6 +194,7 @@ class Run:
             exactness=(self._to_rounding, self._broken),
             allocator=self._allocator,
         )
+        self.journal.say(*self._warnings)
         began = time.perf_counter()
         with tqdm(total=self.total_steps, initial=self.state.step, disable=self._no_bar(), unit="step") as bar:
             stopped = self.state.step < self.total_steps and self._stops(stop)  # asked while the run was set up
@@ -262,6 +264,7 @@ class Run:
             auc = record["edge_auc"] if record["loss"] is not None else None
             if auc is not None and (self.state.best is None or auc > self.state.best):
                 best, self.state = True, replace(self.state, best=auc)
+        self.journal.say_once_if_squashed(self.trainer)
         if best:
             self.state = replace(self.state, best_step=self.state.step)
         return best
@@ -373,12 +376,8 @@ class Run:
         model = self.trainer.model
         if not (self.config.verify and is_code(self.config.model) and isinstance(model, OnEvents)):
             return
-        readable = {record.event for record in self.store.readable()}
-        records = [sample.record for sample in self.train_samples if sample.record.event in readable]
-        first = next((record for record in records if record.num_edges), None)
-        if first is None:
-            _say(self.world, "verify   : no training event has an edge, so nothing can be tried")
-            return
+        readable = {record.event for record in self.store.readable() if record.num_edges}  # `check_lessons` saw some
+        first = next(sample.record for sample in self.train_samples if sample.record.event in readable)
         _say(
             self.world,
             "verify   : the network whole and split over 3 ranks, on a piece of the first event (--no-verify: skip)",

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from domainpar.config import TrainConfig
+from domainpar.config import Network, TrainConfig, flag, is_code
 from domainpar.events.store import EventStore
+from domainpar.nn.catalogue import OPTIONS, options_of
 from domainpar.nn.team import team
 from domainpar.parallel.world import World
 from domainpar.training.checkpoint import TrainingState
 from domainpar.training.memory import Expectation, byte_size
 from domainpar.training.parts import Skip
 from domainpar.words import between, several, this_python
+
+SQUASHED = "WARNING: every output of the network lay in 0..1. Logits are expected: return what goes into a last sigmoid"
 
 
 def first_lines(
@@ -44,10 +47,10 @@ def first_lines(
         f"events   : {store.path}",
         f"           {samples} to train on, {validated} to validate with; "
         f"{between(edges)} candidate edges in {between(tiles)} tiles",
-        f"network  : {config.model}, hidden {config.hidden}, {config.graph_iters} iterations, "
-        f"{num_parameters:,} parameters, {config.dtype}"
+        f"network  : {config.model}, {_sizes(config)}{num_parameters:,} parameters, {config.dtype}"
         + (" with edges in bf16" if config.precision == "bf16" else ""),
     ]
+    lines += _flags_without_use(config)
     if config.mode == "naive":
         lines.append(
             f"naive    : APPROXIMATE: {config.sectors} sectors an event, no exchange, edges between them dropped"
@@ -55,6 +58,24 @@ def first_lines(
         if (config.sectors or 0) > min(tiles):
             lines.append(f"note: {config.sectors} sectors of an event with {min(tiles)} tiles leave some sectors empty")
     return lines if allocator is None else [*lines, f"allocator: {allocator}"]
+
+
+def _flags_without_use(config: TrainConfig) -> list[str]:
+    """A warning of the network's flags that were given, and that a network of the user's own does not take."""
+    used = options_of(config.model) if is_code(config.model) else OPTIONS
+    given = [
+        f"{flag(name)} {getattr(config, name)}"
+        for name in ("hidden", "graph_iters", "dropout")
+        if name not in used and getattr(config, name) != getattr(Network, name)
+    ]
+    return [f"WARNING: {config.model} does not take {', '.join(given)}: nothing changes by it"] if given else []
+
+
+def _sizes(config: TrainConfig) -> str:
+    """The sizes that the network makes use of; one of the user's own may not."""
+    sizes = {"hidden": f"hidden {config.hidden}, ", "graph_iters": f"{several(config.graph_iters, 'iteration')}, "}
+    used = options_of(config.model)
+    return "".join(text for name, text in sizes.items() if name in used)
 
 
 def memory_expected(expectation: Expectation | None) -> list[str]:

@@ -127,6 +127,16 @@ SPOILT = {
         [],
         "store {store} has no training events\nhint: prepare some, or lower --val-split",
     ),
+    "no edge at all": (
+        lambda store: write_random_store(store, num_train=1, num_val=1, num_edges=0),
+        [],
+        "no candidate edge in 1 training event of {store}: there is nothing to train on\nhint: of hits, --phi-slope",
+    ),
+    "a real number that is to be equal": (
+        kept,
+        ["--target", "pt: 1"],
+        "asks for pt equal to 1, and hardly a particle has exactly that\nhint: for 1 and more write 'pt: [1, .inf]'",
+    ),
     "an unknown quantity": (
         kept,
         ["--target", "pT: [1, .inf]"],

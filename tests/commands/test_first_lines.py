@@ -1,11 +1,11 @@
-"""What commands say before they work of the memory they use: one line for all ranks."""
+"""What commands say once for all ranks: of the memory they use, and of the values of the events that were prepared."""
 
 import sys
 
 import pytest
 from random_store import write_random_store
 
-from domainpar import infer, train
+from domainpar import infer, prepare, train
 from domainpar.parallel.allocator import set_up_allocator
 from domainpar.testing import find_mpiexec, run_command
 
@@ -48,3 +48,18 @@ def test_ranks_say_it_once(store, tmp_path):
     assert code == 0, text
     assert len(begins(text, "allocator: ")) == 1
     assert len(begins(text, "memory   : ")) == 2
+
+
+def test_prepare_says_once_what_the_events_look_like_and_what_their_candidate_edges_hold(tmp_path, capsys):
+    flags = ["--events", "3", "--hits", "1000", "--store", str(tmp_path / "store")]
+    printed = []
+    for _ in range(2):  # the second time the events are there already
+        assert prepare.main(flags) == 0
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1]
+    for word in ("hits: radius 3", "hits an event, by volume: volume 7: ", "particles: ", "edges: "):
+        assert len(begins(printed[0], word)) == 1
+    assert begins(printed[0], "edges: ")[0].endswith(" true segments of targets are among them")
+    assert begins(printed[0], "WARNING") == []
+    assert all(len(line) <= 120 for line in printed[0].splitlines() if str(tmp_path) not in line)
+    assert printed[0].splitlines()[-1].startswith("next: ")

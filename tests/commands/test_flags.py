@@ -143,6 +143,48 @@ def test_a_file_that_is_not_text_and_a_folder_are_refused(capfd, tmp_path):
     assert "directory" in refusal(capfd, "--config", str(tmp_path))[0]
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("hidden: 16\nlr: 0.1\nhidden: 32\n", "hidden is given twice, in lines 1 and 3"),
+        ("'hidden': 16\nhidden: 16\n", "hidden is given twice, in lines 1 and 2"),
+        (
+            "input_dir: d\nweighting:\n- weight: 2\n  conditions:\n    y: true\n    pt: [1, .inf]\n    y: false\n",
+            "y is given twice, in lines 5 and 7",
+        ),
+        ("target: 'pt: [1, 2], pt: [1, 3]'\n", "--target 'pt: [1, 2], pt: [1, 3]': pt is given twice"),
+    ],
+)
+def test_a_key_given_twice_in_a_file_is_refused_with_both_lines(capfd, tmp_path, text, said):
+    path = tmp_path / "twice.yaml"
+    path.write_text(text)
+    error, hint = refusal(capfd, "--config", str(path))
+    assert said in error
+    assert hint == "hint: keep one of the two"
+
+
+@pytest.mark.parametrize(
+    ("words", "said", "instead"),
+    [
+        (["--target", "pt: 1"], "--target asks for pt equal to 1", "'pt: [1, .inf]'"),
+        (["--target", "nhits: 5, eta: 0.5"], "--target asks for eta equal to 0.5", "'[is, 0.5]'"),
+        (
+            ["--weighting", "[{weight: 2, conditions: {y: true, pt: 1}}]"],
+            "--weighting asks for pt equal to 1",
+            "[1, .inf]",
+        ),
+    ],
+)
+def test_a_real_number_that_is_to_be_equal_is_refused_with_what_was_meant(capfd, words, said, instead):
+    error, hint = refusal(capfd, *words)
+    assert said in error
+    assert instead in hint
+
+
+def test_whole_numbers_and_what_says_that_it_is_equal_may_be_equal():
+    assert target_conditions("nhits: 5, charge: -1, pt: [is, 1.5], primary: true")["nhits"] == 5
+
+
 def test_every_flag_of_the_commands_is_understood():
     config = trained_with(
         *"--store s --out o --mode naive --sectors 8 --grouping metis --domain-size 2 --events-per-step 3".split(),

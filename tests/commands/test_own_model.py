@@ -13,7 +13,7 @@ import torch
 import yaml
 import zarr
 from random_events import random_event
-from random_store import write_graph, write_random_store
+from random_store import write_graph
 from safetensors.torch import load_file
 
 from domainpar import infer, train
@@ -426,10 +426,28 @@ def test_without_verification_a_result_of_the_wrong_shape_still_stops(store, tmp
         started(store, tmp_path / "run", name, verify=False)
 
 
-def test_without_an_edge_in_any_event_nothing_is_tried_and_that_is_said(tmp_path, capsys):
-    store = write_random_store(tmp_path / "store", num_train=1, num_val=0, num_edges=0, num_nodes=40)
-    started(store, tmp_path / "run", "small")
-    assert "no training event has an edge, so nothing can be tried" in capsys.readouterr().out
+@pytest.mark.parametrize(("name", "num_ranks", "times"), [("Squashed", 3, 1), ("Squashed", 1, 1), ("small", 1, 0)])
+def test_a_network_that_ends_in_a_sigmoid_is_told_once_to_return_logits(
+    store, tmp_path, capsys, name, num_ranks, times
+):
+    started(store, tmp_path / "run", name, num_ranks, verify=False, max_steps=8, epochs=2)
+    said = "WARNING: every output of the network lay in 0..1. Logits are expected: return what goes into a last sigmoid"
+    out = capsys.readouterr().out
+    assert (out.count(said), out.count("split=val")) == (times, 2)
+
+
+def test_the_header_shows_the_sizes_that_a_network_takes_and_others_that_were_given_are_named(store, tmp_path, capsys):
+    started(store, tmp_path / "small", "small", 1, verify=False, dropout=0.5)
+    out = capsys.readouterr().out
+    assert "network  : own_models:small, 25 parameters, float64" in out
+    assert json.loads((tmp_path / "small" / "run.json").read_text())["model_options"] == []
+    assert "WARNING: own_models:small does not take --hidden 8, --graph-iters 1, --dropout 0.5: nothing changes" in out
+    started(store, tmp_path / "plain", "small", 1, verify=False, hidden=64, graph_iters=4)
+    assert "does not take" not in capsys.readouterr().out
+    started(store, tmp_path / "evolving", "evolving", 1, verify=False)
+    out = capsys.readouterr().out
+    assert "network  : own_models:evolving, hidden 8, 1 iteration, " in out
+    assert "does not take" not in out
 
 
 @pytest.mark.parametrize("name", ["small", "with_spare", "WithBatch", "OfData"])

@@ -12,6 +12,7 @@ from small_run import HOSTILE, ODD, drawn, write_run
 from domainpar.display.html import embedded, render
 from domainpar.display.page import build_page
 from domainpar.display.reading import read_run_files
+from domainpar.display.summary import facts
 from domainpar.events.store import EventStore
 
 
@@ -148,6 +149,19 @@ def test_scores_of_another_store_without_truth_are_told_from_the_runs_own_events
     assert "Event drawn (train split): 6 hits" in own
     assert "Target particles" in own
     assert "(step 6); 1 of these 1 train event was trained on" in own
+
+
+@pytest.mark.parametrize(
+    ("about", "shown"),
+    [
+        ({}, "interaction, width 32, 2 iterations"),
+        ({"model_code": "mynet:factory", "model_options": ["hidden"]}, "mynet:factory, width 32"),
+        ({"model_code": "mynet:factory", "model_options": []}, "mynet:factory"),
+    ],
+)
+def test_sizes_that_a_network_does_not_take_are_not_shown(tmp_path, about, shown):
+    run = write_run(tmp_path, [drawn(6, num_edges=5)], scores=False, **about)
+    assert dict(facts(read_run_files(run)).rows)["network"] == shown
 
 
 @pytest.mark.parametrize("odd", ODD.values(), ids=ODD)

@@ -9,6 +9,7 @@ from domainpar.events.construct import EDGE_FEATURES, Cuts, build_graph, label_n
 from domainpar.events.detector import DEFAULT_LAYER_PAIRS, SURFACES
 from domainpar.events.graph import Hits, Particles
 from domainpar.events.simulate import simulate_event
+from domainpar.problems import Problem
 
 NO_PARTICLES = Particles(*(np.zeros(shape) for shape in (0, 0, 0, (0, 3), 0, 0)))
 
@@ -263,7 +264,7 @@ def test_an_event_without_hits_is_a_graph_without_edges():
         ({"position": np.zeros((5, 2), np.float32)}, r"shape \(5, 2\)"),
         ({"hit_id": np.array([1, 2, 2, 3, 4])}, "1 hit ids are repeated, such as 2"),
         ({"module": np.zeros(3, np.int32)}, "module has 3 rows for 5 hits"),
-        ({"layer": np.array([2, 4, 5, 8, 2], np.int32)}, "1 hits lie in volume 8 layer 5"),
+        ({"layer": np.array([2, 4, 5, 8, 2], np.int32)}, r"1 of 5 hits lie on layers .*: 8\.5 \(1\)"),
     ],
 )
 def test_hits_that_cannot_be_joined_are_refused_with_event_and_value(change, message):
@@ -285,8 +286,21 @@ def test_cuts_that_mean_nothing_are_refused_with_the_value(arguments, message):
         Cuts(**arguments)
 
 
-def test_layer_pairs_of_another_detector_work_and_their_misspellings_are_refused():
+def test_of_another_detector_all_layers_without_a_pair_are_named_with_the_flag_that_helps():
+    rows = [(101, 2, 1, 30, 0, 0, 7), (101, 4, 1, 60, 0, 0, 7), (101, 4, 2, 60, 1, 0, 7), (8, 8, 1, 172, 0, 0, 7)]
+    for pairs, hits, listed, whose in (
+        (Cuts().layer_pairs, 3, "101.2 (1), 101.4 (2)", "in no layer pair"),
+        ((((101, 2), (8, 8)),), 2, "101.4 (2)", "in none of the --layer-pairs given"),
+    ):
+        with pytest.raises(Problem) as refused:
+            build_graph(event(rows), Cuts(layer_pairs=pairs))
+        assert refused.value.what == (
+            f"{hits} of 4 hits lie on layers that are {whose} and not TrackML's, VOLUME.LAYER (hits): {listed}"
+        )
+        assert "--layer-pairs '101." in refused.value.hint
+
+
+def test_layer_pairs_of_another_detector_work_also_where_an_event_has_no_hits_on_one():
     rows = [(1, 1, 1, 30, 0, 0, 7), (1, 2, 1, 60, 0, 0, 7)]
     assert true_edges(event(rows), Cuts(layer_pairs=(((1, 1), (1, 2)),))) == {(0, 1)}
-    with pytest.raises(ValueError, match="name volume 1 layer 3"):
-        build_graph(event(rows), Cuts(layer_pairs=(((1, 1), (1, 2)), ((1, 2), (1, 3)))))
+    assert true_edges(event(rows), Cuts(layer_pairs=(((1, 1), (1, 2)), ((1, 2), (1, 3))))) == {(0, 1)}

@@ -91,6 +91,26 @@ def test_each_event_is_made_by_one_rank(tmp_path):
     assert sorted(made) == list(source.names)
 
 
+@pytest.mark.parametrize("size", [1, 3])
+def test_every_event_is_looked_at_once_and_all_ranks_hear_of_it_also_of_those_that_are_kept(tmp_path, size):
+    def look(hits, edge_index, label):
+        joined = hits.hit_id[edge_index]
+        return [hits.event_id, sorted(joined.T.tolist()), int(label.sum()), sorted(hits.particles.particle_id.tolist())]
+
+    def heard(rank, size, all_gather):
+        found = []
+        ranks = {"rank": rank, "size": size, "all_gather": all_gather}
+        prepared(source_of(), tmp_path, **ranks, look=look, on_look=found.append)
+        return found
+
+    for _ in range(2):  # the second time all are kept
+        everyone = on_ranks(size, heard)
+        assert [seen[0] for seen in everyone[0]] == list(source_of().names)
+        assert all(found == everyone[0] for found in everyone)
+        graph = source_of().read("003")
+        assert everyone[0][3] == look(graph.hits, graph.edge_index, graph.label)
+
+
 def test_a_finished_preparation_is_not_done_again(tmp_path):
     first = prepared(source_of(), tmp_path)
     reported: list[tuple[str, bool]] = []

@@ -106,6 +106,23 @@ def test_the_bars_of_a_histogram_hold_every_value():
     assert histogram("things", np.array([])) == "things: none"
 
 
+def test_no_two_bars_of_a_histogram_have_one_name():
+    for values in (
+        np.array([15, 16, 16, 17]),
+        np.array([15.0, 15.1, 15.4, 16.2]),
+        np.array([0.001, 0.002, 0.0021, 0.004]),
+    ):
+        names = [line.split("|")[0] for line in histogram("things", values).splitlines()[1:]]
+        assert len(set(names)) == len(names)
+        assert not any(left.strip() == right.strip() for left, _, right in (name.partition(" - ") for name in names))
+    assert histogram("things", np.array([15, 16, 16, 18])).splitlines()[1:] == [
+        f"  15 | {'#' * 20} 1",
+        f"  16 | {'#' * 40} 2",
+        "  17 |  0",
+        f"  18 | {'#' * 20} 1",
+    ]
+
+
 def test_predicted_memory_is_that_of_what_is_kept():
     """Of 8 iterations all; of segments 3 + 3 + 2, in the second: the input of the first, and three. And 2 besides."""
 

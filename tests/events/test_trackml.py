@@ -9,6 +9,7 @@ import pytest
 from refused import refused
 
 from domainpar.events.trackml import event_files, list_events, read_event
+from domainpar.problems import Problem
 
 HITS = """hit_id,x,y,z,volume_id,layer_id,module_id
 1,-69.5,-0.8,-1502.5,7,2,1
@@ -145,6 +146,49 @@ def test_bad_files_are_refused_with_event_and_file(event, part, text, message):
     faulty = "truth" if message.startswith("1 rows name no such hit") else part
     with refused(message, "000000042", event / f"event000000042-{faulty}.csv"):
         read_event(event, "000000042")
+
+
+HINTS = {
+    "another separator": (HITS.replace(",", ";").encode(), ".csv", "separated by ';' here; write commas"),
+    "a comment": (b"# made by me\n" + HITS.encode(), ".csv", "the first line is a comment: remove it"),
+    "blanks": (HITS.replace("y,z", "y, z").encode(), ".csv", "blanks around names in the first line"),
+    "nothing": (b"", ".csv", "the file is empty"),
+    "nothing, gzipped": (b"", ".csv.gz", "the file is empty"),
+    "UTF-16": (
+        HITS.encode("utf-16"),
+        ".csv",
+        "it is written in UTF-16: iconv -f UTF-16 -t UTF-8 event000000042-hits.csv",
+    ),
+    "gzipped and named plain": (gzip.compress(HITS.encode()), ".csv", "it is gzipped, and its name says otherwise"),
+    "plain and named gzipped": (HITS.encode(), ".csv.gz", "it is not gzipped, and its name says otherwise"),
+    "truncated": (gzip.compress(HITS.encode())[:-12], ".csv.gz", "is it truncated?"),
+}
+
+
+@pytest.mark.parametrize(("content", "suffix", "hint"), HINTS.values(), ids=HINTS)
+def test_a_file_that_is_no_csv_is_refused_with_what_its_first_bytes_say(tmp_path, content, suffix, hint):
+    (tmp_path / f"event000000042-hits{suffix}").write_bytes(content)
+    with pytest.raises(Problem) as error:
+        read_event(tmp_path, "000000042")
+    assert hint in error.value.hint
+
+
+def test_a_file_that_is_there_plain_and_gzipped_is_refused(event):
+    write(event, ".csv.gz", truth=TRUTH)
+    twice = "truth are there twice, as event000000042-truth.csv and as event000000042-truth.csv.gz"
+    with refused(twice, "000000042", event / "event000000042-truth.csv"):
+        read_event(event, "000000042")
+
+
+def test_a_particle_0_comes_with_what_to_do_about_it(event):
+    write(event, particles=PARTICLES.replace("4503668346847240", "0"))
+    with pytest.raises(Problem) as error:
+        read_event(event, "000000042")
+    assert "add 1 to every particle_id of a particle, in this file and in truth" in error.value.hint
+    (event / "event000000042-truth.csv").unlink()
+    with pytest.raises(Problem) as error:
+        read_event(event, "000000042")
+    assert error.value.hint == "there is no truth file that could use the particles: remove this file"
 
 
 @pytest.mark.parametrize("size", [0, 20, -12])

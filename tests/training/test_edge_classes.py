@@ -1,9 +1,16 @@
 """Every edge has the class that its particle gives it, and weighs what its class says."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from random_events import random_assignment, random_event
+from random_store import write_graph
 
 from domainpar.events.graph import Particles
+from domainpar.events.store import EventStore, write_manifest
+from domainpar.testing import run_ranks
+from domainpar.training.checking import check_lessons
 from domainpar.training.targets import FAKE, OTHER, TARGET, EdgeClasses, class_counts, edge_classes
 
 PARTICLES = Particles(
@@ -37,3 +44,37 @@ def test_weights_and_their_total_belong_to_the_classes():
     assert class_counts(classes).tolist() == [3, 2, 1]
     assert class_counts(classes[:0]).tolist() == [0, 0, 0]
     assert weights.total(class_counts(classes)) == weights.weights(classes).sum()
+
+
+def _lessons(world, directory, target):
+    return check_lessons(EventStore(directory), world, target, None if target is None else "pt: [2, .inf]")
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_training_events_without_a_true_edge_or_one_of_a_target_are_noticed_by_all_ranks(tmp_path, num_ranks):
+    """Of four events one has true edges, and one of them is of a target; a rank may read neither, or nothing at all."""
+    target = {"pt": [2.0, float("inf")]}
+
+    def warned(place, fast_event, true_event, conditions):
+        records = []
+        for seed in range(4):
+            graph = random_event(seed, 40, 0 if seed == 2 else 60)
+            particles = replace(
+                graph.hits.particles, pt=np.full_like(graph.hits.particles.pt, 3 if seed == fast_event else 1)
+            )
+            hits = replace(graph.hits, particles=particles)
+            hits.particle_id[:] = particles.particle_id[0]
+            graph = replace(graph, hits=hits, label=np.full(graph.num_edges, seed == true_event, np.uint8))
+            records.append(write_graph(tmp_path / place, graph, random_assignment(seed, 40, 3), 3, "train"))
+        write_manifest(tmp_path / place, records, {})
+        (found,) = {tuple(lines) for lines in run_ranks(_lessons, num_ranks, tmp_path / place, conditions)}
+        return [line.partition(f" of {tmp_path / place}: ")[::2] for line in found]
+
+    assert warned("good", 1, 1, target) == []
+    assert warned("slow", 0, 1, target) == [
+        ("WARNING: no edge of a target (--target 'pt: [2, .inf]') in 4 training events", "there is none to find")
+    ]
+    assert warned("slow for nobody", 0, 1, None) == []
+    assert warned("false", 1, 2, target) == [
+        ("WARNING: no true edge in 4 training events", "the network learns to say no to every edge")
+    ]

@@ -62,7 +62,7 @@ def _original(function: Any) -> Callable[..., Any]:
 
 
 def _checkpointed(watching: Watching) -> bool:
-    apply = checkpoint.CheckpointFunction.apply
+    apply: Callable[..., Any] = checkpoint.CheckpointFunction.apply
     generator = checkpoint._checkpoint_without_reentrant_generator
 
     def plain(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
@@ -78,7 +78,7 @@ def _checkpointed(watching: Watching) -> bool:
             _say(watch, "checkpointed")
             yield
 
-    checkpoint.CheckpointFunction.apply = plain
+    checkpoint.CheckpointFunction.apply = plain  # type: ignore[method-assign]
     checkpoint._checkpoint_without_reentrant_generator = unwrapped
     return True
 

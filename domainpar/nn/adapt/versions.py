@@ -7,7 +7,7 @@ somebody else.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ class Versions:
         held: Tensors that the model held before, by their `id`; the caller keeps them alive.
     """
 
-    def __init__(self, held: dict[int, Tensor]) -> None:
+    def __init__(self, held: Mapping[int, Tensor]) -> None:
         self._held = {key: one for key, one in held.items() if _counts(one)}
         self._of_held = {key: one._version for key, one in self._held.items()}
         self._sharing: dict[int, list[int]] = {}
@@ -93,7 +93,7 @@ def _counts(tensor: Tensor) -> bool:
     """Tensors of inference mode have no version; sparse ones and those of `vmap` have no memory of their own."""
     if tensor.is_inference() or tensor.layout is not torch.strided:
         return False
-    return not torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # type: ignore[attr-defined]
+    return not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def _memory(tensor: Tensor) -> int:

@@ -80,7 +80,7 @@ def edge_ceiling(
     if truth.position is None:
         return None
     place = _places_along_targets(truth, target)
-    src, dst = np.sort(edge_index, axis=0)
+    src, dst = np.minimum(*edge_index), np.maximum(*edge_index)
     joined = (place[src] >= 0) & (place[dst] >= 0) & (truth.particle_id[src] == truth.particle_id[dst])
     joined &= np.abs(place[src] - place[dst]) == 1
     pair = src * len(truth) + dst

@@ -175,14 +175,14 @@ def _read_any_shape(watch: Watch, tensor: Tensor, dim: int, index: Tensor) -> Te
     columns = index.unbind(1 - by.dim)
     if not columns:
         raise NotExact("rows are picked by an index without columns.")
-    picked = [
+    each = [
         read_rows(watch, tensor, dim, mark(column, by.but(dim=0, names=by.names_at(1 - by.dim, at))))
         for at, column in enumerate(columns)
     ]
-    rows = watch.known(picked[0])
+    rows = watch.known(each[0])
     place = dim + (1 - by.dim)
     names = rows.names if tensor.dim() == 1 else None
-    return mark(torch.stack(picked, place), rows.but(dim=dim + by.dim, names=names and names * len(picked)))
+    return mark(torch.stack(each, place), rows.but(dim=dim + by.dim, names=names and names * len(each)))
 
 
 def _table(watch: Watch, tensor: Tensor, items: tuple[Any, ...], index: Tensor) -> Tensor:
