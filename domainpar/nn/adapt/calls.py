@@ -17,6 +17,9 @@ def words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
+NUMPY_NAMES = {"dim": "axis", "keepdim": "keepdims", "other": "x2"}
+
+
 @dataclass
 class Call:
     """One call of a torch function under a rule.
@@ -36,8 +39,10 @@ class Call:
     in_place: bool
 
     def get(self, position: int, name: str, default: Any = None) -> Any:
-        """An argument, wherever it was given."""
-        return self.args[position] if len(self.args) > position else self.kwargs.get(name, default)
+        """An argument, wherever it was given, also by the name that numpy has for it."""
+        if len(self.args) > position:
+            return self.args[position]
+        return self.kwargs.get(name, self.kwargs.get(NUMPY_NAMES.get(name, name), default))
 
     def __call__(self) -> Any:
         return self.func(*self.args, **self.kwargs)
@@ -66,7 +71,7 @@ TAKES_SIZES = frozenset(
 DRAWS = frozenset(
     words(
         "rand randn rand_like randn_like randint randint_like randperm bernoulli normal uniform multinomial "
-        "exponential poisson rrelu cauchy geometric log_normal random"
+        "exponential poisson rrelu cauchy geometric log_normal random gumbel_softmax"
     )
 )
 DROPS = frozenset(
@@ -100,7 +105,7 @@ def _find_name(func: Any) -> tuple[str, bool]:
         return bare, bare == "setitem"
     if name in TELLS_NO_VALUE:
         return name, False
-    return name.rstrip("_"), name.endswith("_")
+    return name.removeprefix("special_").rstrip("_"), name.endswith("_")  # torch.special.expit and its kin
 
 
 ASKED_BY_PYTHON = frozenset(words("bool int float complex index len contains array"))

@@ -21,6 +21,7 @@ EXACT = {
 }
 
 REFUSED = {
+    "memory": (lambda x: x.untyped_storage(), "disable=True"),
     "len of rows": (lambda x: x * len(x), "len()"),
     "an item of rows": (lambda v: v * v.item(), "Python asks for values"),
     "a list of values": (lambda x: x.tolist(), "Python asks for values"),

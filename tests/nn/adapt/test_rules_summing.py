@@ -178,9 +178,12 @@ REFUSED = {
     "one row written": (lambda x: put(x, 0, 1.0), "by their place"),
     "rows from a slice written": (lambda x: put(x, slice(0, 3), 1.0), "by their place"),
     "written by computed numbers": (lambda x, batch: put(x, batch, 1.0), "nobody knows"),
+    "row numbers written into a list": (
+        lambda src: put(torch.zeros(41, dtype=torch.long), slice(1, None), src),
+        "before split_graph",
+    ),
     "rows written into a constant": (lambda x, c: put(c, 0, x), "same on every rank"),
     "other rows written": (lambda x, e, mask, edge_mask: put(x, mask, e[edge_mask]), "not the same rows"),
-    "index_put": (lambda x, mask: x.index_put((mask,), x[mask]), "index_put"),
     "masked_scatter": (lambda x, mask: x.masked_scatter(mask.view(-1, 1), x), "masked_scatter"),
     "bincount": (lambda batch: batch.bincount(minlength=3), "counts one rank's rows"),
     "unique, and where": (lambda batch: batch.unique(return_inverse=True), "not where or how often"),
