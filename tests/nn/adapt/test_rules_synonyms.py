@@ -34,6 +34,9 @@ EXACT = {
     )[src],
     "added by a mask": lambda x, mask, z, src: x.index_put((mask,), z[mask], accumulate=True)[src],
     "added at graphs": lambda x, batch, table: torch.zeros(3, 4, dtype=x.dtype).index_put((batch,), x, accumulate=True),
+    "numbers of the type of rows": lambda x, mask: (
+        x * x.new_tensor([1, 2, x.size(0), 3]) + mask.new_tensor(data=2.0, dtype=x.dtype) * x.new_tensor(x.size(0))
+    ),
     "a column by a mask": lambda v, mask: v.masked_select(mask) * 2,
     "a random choice": alike(
         lambda x, series, src: F.gumbel_softmax(x)[src] * F.gumbel_softmax(series, 0.5, dim=0).sum((0, 2))[src][:, None]
@@ -54,6 +57,7 @@ REFUSED = {
         {"sample": ODD["as many edges as nodes"]},
     ),
     "rows along a third dimension": (lambda vectors: torch.hstack([vectors[..., 0], vectors[..., 0].t()]), ""),
+    "rows made anew": (lambda x: x.new_tensor(x.detach()), "torch.tensor is given rows"),
     "put by computed numbers": (lambda x, batch: x.index_put((batch,), x), "nobody knows"),
     "added by computed numbers": (lambda x, batch: x.index_put((batch,), x, accumulate=True), "nobody knows"),
     "added at entries": (

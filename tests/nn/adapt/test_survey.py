@@ -28,7 +28,7 @@ OF_CONVOLUTIONS = {
     "GPSConv (GINE inside, norm off)": "attention between all rows",
     "GPSConv (GINE inside, layer norm)": "attention between all rows",
     "GPSConv (GINE inside, batch norm)": "attention between all rows",
-    "GPSConv (GINE inside, performer)": "torch.einsum of rows needs an equation with letters only",
+    "GPSConv (GINE inside, performer)": "mask or index of several dimensions",
     "GPSConv (three graphs)": "torch.sub computes with row numbers",
     "HEATConv": "nodes are picked by their place",
     "HEATConv (concat off)": "nodes are picked by their place",

@@ -209,7 +209,7 @@ REFUSED = {
         lambda x: checkpoint(lambda x: x - x.mean(0), x * 1, use_reentrant=True),
         "checkpoint",
     ),
-    "an unknown call": (lambda x: torch.special.i1(x), "tell us"),
+    "an unknown call": (lambda x: torch.cov(x), "tell us"),
     "an attribute set": (lambda x: setattr(x, "data", x * 2), ""),
 }
 

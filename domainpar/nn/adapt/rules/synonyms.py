@@ -63,3 +63,12 @@ def gumbel_softmax(watch: Watch, call: Call) -> Any:
             return soft
         chosen = torch.zeros_like(logits).scatter(dim, soft.detach().argmax(dim, keepdim=True), 1.0)
         return chosen - soft.detach() + soft
+
+
+@rule("new_tensor")
+def new_tensor(watch: Watch, call: Call) -> Any:
+    """Numbers as a tensor of the type of rows."""
+    like, data = call.args[0], call.get(1, "data")
+    kwargs = {name: value for name, value in call.kwargs.items() if name != "data" and value is not None}
+    with watch.in_other_words():
+        return torch.tensor(data, **({"dtype": like.dtype, "device": like.device} | kwargs))
