@@ -125,6 +125,7 @@ EXACT = {
 REFUSED = {
     "more rows": (lambda x: F.pad(x, (0, 0, 0, 1)), "runs along the nodes"),
     "more rows in a circle": (lambda square: F.pad(square.t()[None], (1, 0), mode="circular"), "runs along the nodes"),
+    "edges sorted": (lambda src: src.sort(), "before split_graph"),
     "row numbers padded": (lambda edge_index: F.pad(edge_index, (0, 0, 1, 0)), "row numbers"),
     "a matrix of rows": (lambda square: torch.linalg.inv(square), "runs along the nodes"),
     "a determinant of rows": (lambda square: torch.linalg.det(square), "runs along the nodes"),

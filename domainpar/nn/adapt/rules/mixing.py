@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from domainpar.nn.adapt.calls import Call, mapped, tensors_in, words
+from domainpar.nn.adapt.calls import Call, tensors_in, words
 from domainpar.nn.adapt.rows import NotExact, Rows, mark
 from domainpar.nn.adapt.rules.elementwise import changed, find_place, without_rows
 from domainpar.nn.adapt.rules.reducing import softmax_over_rows
@@ -95,6 +97,8 @@ def _mixed(call: Call, tensor: Tensor) -> Collection[int]:
 def _along_rows(watch: Watch, call: Call, rows: Rows) -> Any:
     if call.name in ("softmax", "log_softmax") and isinstance(call.get(1, "dim"), int):
         return softmax_over_rows(watch, call, rows.dim)
+    if rows.names is not None:
+        raise NotExact(f"torch.{call.name} runs along row numbers of {rows.axis.name}; sort edges before split_graph.")
     raise NotExact(
         f"torch.{call.name} runs along the {rows.axis.name}, whose order and number are the whole graph's, not one "
         "rank's; sums, means, maxima and softmax over rows have an exact form, and so has what is done along other "
@@ -102,25 +106,55 @@ def _along_rows(watch: Watch, call: Call, rows: Rows) -> Any:
     )
 
 
-def _dims_of_rows(watch: Watch, call: Call) -> list[int]:
-    """Where the rows of each tensor of the result are: along the dimension that another number of rows changes."""
+@dataclass(frozen=True)
+class Sketch:
+    """What a probe keeps of a tensor: its sizes, None for the number of rows, and its type."""
 
-    def shapes(length: int) -> list[torch.Size]:
-        def probe(tensor: Tensor) -> Tensor:
-            rows = watch.rows(tensor)
-            shape = [length if rows and at == rows.dim else size for at, size in enumerate(tensor.shape)]
-            return torch.empty(shape, dtype=tensor.dtype, device="meta")
+    sizes: tuple[int | None, ...]
+    dtype: torch.dtype
 
-        kwargs = {name: mapped(probe, value) for name, value in call.kwargs.items()}
-        return [tensor.shape for tensor in tensors_in(call.func(*(mapped(probe, arg) for arg in call.args), **kwargs))]
+    def drawn(self, num_rows: int) -> Tensor:
+        """A tensor without values."""
+        sizes = [num_rows if size is None else size for size in self.sizes]
+        return torch.empty(sizes, dtype=self.dtype, device="meta")
+
+
+def _dims_of_rows(watch: Watch, call: Call) -> tuple[int, ...]:
+    """Where the rows of each tensor of the result are."""
+
+    def sketched(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            rows = watch.rows(value)
+            return Sketch(
+                tuple(None if rows and at == rows.dim else n for at, n in enumerate(value.shape)), value.dtype
+            )
+        return tuple(map(sketched, value)) if isinstance(value, (list, tuple)) else value
+
+    kwargs = tuple((name, sketched(value)) for name, value in call.kwargs.items())
+    dims = _probed(call.func, tuple(map(sketched, call.args)), kwargs)
+    if None in dims:
+        raise NotExact(f"torch.{call.name} joins rows with other dimensions, or with other rows.")
+    return dims
+
+
+@lru_cache(maxsize=1024)  # as slow as the call itself; models ask the same again and again
+def _probed(func: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> tuple[Any, ...]:
+    """The one dimension of each result that changes with the number of rows; None if there is no such."""
+
+    def shapes(num_rows: int) -> list[torch.Size]:
+        def drawn(value: Any) -> Any:
+            if isinstance(value, Sketch):
+                return value.drawn(num_rows)
+            return tuple(map(drawn, value)) if isinstance(value, tuple) else value
+
+        made = func(*map(drawn, args), **{name: drawn(value) for name, value in kwargs})
+        return [tensor.shape for tensor in tensors_in(made)]
 
     found = []
     for few, more in zip(*map(shapes, PROBES)):
         changing = [dim for dim, (size, other) in enumerate(zip(few, more)) if size != other]
-        if len(changing) != 1:
-            raise NotExact(f"torch.{call.name} joins rows with other dimensions, or with other rows.")
-        found += changing
-    return found
+        found.append(changing[0] if len(changing) == 1 else None)
+    return tuple(found)
 
 
 @rule("linalg_solve")
