@@ -79,7 +79,7 @@ KNOWS_NUMBERS = frozenset(  # calls whose rules know what row numbers are; to al
 DRAWS = frozenset(
     words(
         "rand randn rand_like randn_like randint randint_like randperm bernoulli normal uniform multinomial "
-        "exponential poisson rrelu cauchy geometric log_normal random"
+        "exponential poisson rrelu cauchy geometric log_normal random gumbel_softmax"
     )
 )
 DROPS = frozenset(
@@ -115,7 +115,7 @@ def _find_name(func: Any) -> tuple[str, bool]:
         return bare, bare == "setitem"
     if name in TELLS_NO_VALUE:
         return name, False
-    return name.rstrip("_"), name.endswith("_")
+    return name.removeprefix("special_").rstrip("_"), name.endswith("_")  # torch.special.expit and its kin
 
 
 def _foreign_owner(func: Any) -> str | None:

@@ -17,6 +17,7 @@ REASONS = {
     "ClusterGCNConv": "takes the place of a self-loop in the list of edges for the number of its node; use GCNConv",
     "GRUAggregation": _ONE_LIST,
     "GraphMultisetTransformer": _ONE_LIST,
+    "GraphUNet": "keeps the best nodes of each graph and joins edges to longer ones, both of the whole graph",
     "HEATConv": _BY_TYPE,
     "HGTConv": _BY_TYPE,
     "LCMAggregation": _ONE_LIST,

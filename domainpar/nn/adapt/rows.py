@@ -247,7 +247,8 @@ def check_enough_rows(table: Tensor, dim: int, by: Rows) -> None:
     if table.size(dim) < most:
         raise NotExact(
             f"a tensor of shape {tuple(table.shape)}, the same on every rank, is read by numbers of {most} "
-            "rows, and has fewer rows; mark it with part.nodes if it holds a row for each."
+            "rows, and has fewer rows; mark it with part.nodes if it holds a row for each, pass num_nodes=x.size(0) if "
+            "its size was guessed from edge_index."
         )
 
 

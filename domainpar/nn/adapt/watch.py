@@ -277,6 +277,8 @@ class Watch(TorchFunctionMode):
             if handle is None:
                 raise NotExact(f"torch.{call.name} draws random numbers, which would differ between ranks.")
             return handle(self, call)
+        if call.name == "autograd.grad":  # also of what every rank has: through sums, each rank has a share
+            return RULES[call.name](self, call)
         if call.name == "register_hook":
             raise NotExact("register_hook in a forward pass: the hook would see one rank's share of a gradient.")
         made = call()

@@ -68,11 +68,17 @@ EXACT = {
     "gates": lambda x: F.glu(x) + F.glu(x, dim=-1),
     "an embedding": (lambda batch, kind, net: (net(batch), net(kind)), {"net": lambda: nn.Embedding(3, 4)}),
     "an embedding with padding": (lambda batch, net: net(batch), {"net": lambda: nn.Embedding(3, 4, padding_idx=0)}),
+    "rows as a table": lambda src, x: F.embedding(src, x) * 2,
     "one column for each class": lambda batch, x: F.one_hot(batch, 3) * x[:, :3] + F.one_hot(batch, num_classes=3),
     "norms of each row": (
         lambda x, vectors, net: net(x) + F.rms_norm(x, (4,)) + F.layer_norm(vectors, (3, 2)).sum((1, 2))[:, None],
         {"net": lambda: nn.LayerNorm(4)},
     ),
+    "special functions": lambda x, u: (
+        torch.special.expit(x) * torch.special.i0(x) + torch.special.ndtr(x) * x.asinh(),
+        torch.special.gammaln(u) + torch.special.xlog1py(u, u) + torch.special.entr(u) + torch.special.polygamma(1, u),
+    ),
+    "complex numbers": lambda x, z: torch.polar(x.exp(), z) * torch.complex(x, z) + torch.polar(z.exp(), x).conj(),
     "ends that are equal": lambda src, dst: (src == dst) | ~(src != dst),
     "single precision": (lambda x, src, dst, e: sums(x.float(), src, dst, e.float()) * 2, {"tolerance": 1e-6}),
     "row numbers computed with": lambda src: src + 1,
@@ -114,11 +120,15 @@ REFUSED = {
         "has fewer rows",
         {"net": lambda: nn.Embedding(12, 4)},
     ),
-    "an embedding whose table is rows": (lambda batch, x: F.embedding(batch, x), "computed"),
+    "an embedding with padding whose table is rows": (
+        lambda src, x: F.embedding(src, x, padding_idx=0),
+        "padding_idx",
+    ),
+    "a table of all rows": (lambda x, net: x + net.weight, "parameter[ids]", {"net": lambda: nn.Embedding(13, 4)}),
+    "an embedding whose table is rows": (lambda batch, x: F.embedding(batch, x), "are picked by numbers"),
     "classes not counted": (lambda batch: F.one_hot(batch), "num_classes"),
     "norms over rows": (lambda x: F.layer_norm(x, (13, 4)), "runs over the nodes"),
-    "an unknown call": (lambda x: torch.special.bessel_j0(x), "has no exact form"),
-    "data": (lambda x: torch.cdist(x, x), "cdist"),
+    "an unknown call": (lambda x: torch.cov(x), "has no exact form"),
 }
 
 

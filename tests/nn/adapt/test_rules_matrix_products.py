@@ -56,6 +56,21 @@ EXACT = {
         torch.einsum("nf->f", [x]),
     ),
     "einsum of sums": lambda x, src, dst, e: torch.einsum("nf,nf->n", x, sums(x, src, dst, e))[src],
+    "einsum with dots": lambda x, c, vectors, table, series: (
+        torch.einsum("...f,f->...", x, c),
+        torch.einsum("...f,kf", x, table),
+        torch.einsum("...ab,...cb->...ac", vectors, vectors),
+        torch.einsum("...ab,b->a...", vectors, c[:2]),
+        torch.einsum("...f,...f->...", series, c[:3].view(1, 1, 3)),
+        torch.einsum("... f, ... f -> f", x, c.view(1, 4)),
+    ),
+    "einsum whose result is not said": lambda x, z, table, v: (
+        torch.einsum("nf,kf", x, table),
+        torch.einsum("nf,nf", x, z),
+        torch.einsum("ba", x),
+        torch.einsum("nB,nA", x, z),
+        torch.einsum(x, [0, 1], table, [2, 1], [2, 0]),
+    ),
     "a sequence for each row": (lambda vectors, net: net(vectors)[0], {"net": lambda: nn.LSTM(2, 3, batch_first=True)}),
     "a sequence of steps": (lambda series, net: net(series)[0] + net(series)[1][0], {"net": lambda: nn.GRU(3, 3)}),
     "two directions": (lambda series, net: net(series)[0], {"net": lambda: nn.RNN(3, 2, bidirectional=True)}),
@@ -68,7 +83,63 @@ EXACT = {
     "pooling of features": lambda vectors: (
         F.max_pool1d(vectors, 2) + F.avg_pool1d(vectors, 2) + F.adaptive_avg_pool1d(vectors, 1)
     ),
-    "attention within each row": lambda vectors: F.scaled_dot_product_attention(vectors, vectors, vectors * 2),
+    "a convolution within rows of a picture": (
+        lambda series, net: (net(series), F.conv2d(series, net.weight, dilation=(3, 1), padding="valid")),
+        {"net": lambda: nn.Conv2d(2, 3, (1, 2))},
+    ),
+    "a convolution of one picture": (
+        lambda vectors, net: net(vectors.transpose(0, 1)),
+        {"net": lambda: nn.Conv2d(3, 4, (1, 2), padding=(0, 1), padding_mode="circular")},
+    ),
+    "a convolution within columns": (
+        lambda series, net: net(series.transpose(1, 2)),
+        {"net": lambda: nn.Conv2d(2, 3, (3, 1))},
+    ),
+    "a convolution backwards": (
+        lambda vectors, series, net: (net(vectors[:, None]), net(series[:1].repeat(1, 1, 2)[None])),
+        {"net": lambda: nn.ConvTranspose2d(1, 2, (1, 2), (1, 2))},
+    ),
+    "pooling of pictures": lambda series, vectors: (
+        F.max_pool2d(series, (1, 2)) + F.avg_pool2d(series, (1, 2), (1, 1))[..., :1],
+        F.adaptive_avg_pool2d(series, (None, 2)),
+        F.avg_pool1d(series.transpose(0, 1), 2),
+        F.max_pool2d(vectors, 2),
+        F.avg_pool1d(series[0], 2),
+    ),
+    "attention within each row": lambda vectors, mask: (
+        F.scaled_dot_product_attention(vectors, vectors, vectors * 2),
+        F.scaled_dot_product_attention(vectors, vectors, vectors, attn_mask=torch.ones(3, 3, dtype=torch.bool).tril()),
+        F.scaled_dot_product_attention(vectors, vectors, vectors, attn_mask=mask.view(-1, 1, 1).double()),
+    ),
+    "heads of each row": (
+        lambda vectors, net: (
+            *net(vectors, vectors, vectors * 2),
+            net(vectors, vectors, vectors, need_weights=False)[0],
+        ),
+        {"net": lambda: nn.MultiheadAttention(2, 2, batch_first=True)},
+    ),
+    "heads of each row, of sums and with masks": (
+        lambda x, src, dst, e, net, mask: net(
+            sums(x, src, dst, e).view(-1, 2, 2).transpose(0, 1),
+            x.view(-1, 2, 2).transpose(0, 1),
+            x.view(-1, 2, 2).transpose(0, 1),
+            key_padding_mask=torch.stack([mask & ~mask, mask], 1),
+            attn_mask=torch.ones(2, 2, dtype=torch.bool).triu(1),
+        ),
+        {"net": lambda: nn.MultiheadAttention(2, 1)},
+    ),
+    "a transformer of each row's entries": (
+        lambda x, src, net: net(x.view(-1, 2, 2))[src],
+        {"net": lambda: nn.TransformerEncoderLayer(2, 1, 8, dropout=0.0, batch_first=True)},
+    ),
+    "a transformer of several layers in evaluation": (
+        lambda vectors, net: net(vectors, is_causal=True, mask=nn.Transformer.generate_square_subsequent_mask(3)),
+        {
+            "net": lambda: nn.TransformerEncoder(
+                nn.TransformerEncoderLayer(2, 1, 8, batch_first=True), 2, None, False
+            ).eval()
+        },
+    ),
     "single precision": (lambda x, z: x.float().t() @ z.float(), {"tolerance": 1e-6}),
     "complex": lambda x: (x * 1j).t() @ (x + 1j),
 }
@@ -84,7 +155,11 @@ REFUSED = {
     "a layer over rows": (lambda square, net: net(square.t()), "sums over rows", {"net": lambda: nn.Linear(13, 2)}),
     "matrices of every rank": (lambda vectors: vectors @ torch.ones(13, 2, 2, dtype=vectors.dtype), "meets rows"),
     "einsum of all pairs": (lambda x: torch.einsum("nf,mf->nm", x, x), "with every other one"),
-    "einsum without letters": (lambda x, c: torch.einsum("...f,f->...", x, c), "letters only"),
+    "einsum of all pairs, not said": (lambda x: torch.einsum("...f,mf", x[:, None], x), "with every other one"),
+    "einsum with a constant of all rows, not said": (
+        lambda x: torch.einsum("...f,...f", x, torch.ones(13, 4, dtype=x.dtype)),
+        "beside rows",
+    ),
     "einsum with a constant of all rows": (
         lambda x: torch.einsum("nf,n->f", x, torch.ones(13, dtype=x.dtype)),
         "beside rows",
@@ -105,10 +180,70 @@ REFUSED = {
         "runs along the rows",
         {"net": lambda: nn.Conv1d(4, 4, 3)},
     ),
+    "a convolution along rows of a picture": (
+        lambda series, net: net(series),
+        "runs along the rows",
+        {"net": lambda: nn.Conv2d(2, 3, (2, 1))},
+    ),
+    "a convolution in steps of rows": (
+        lambda series, net: net(series),
+        "runs along the rows",
+        {"net": lambda: nn.Conv2d(2, 3, 1, stride=2)},
+    ),
+    "a convolution with rows more": (
+        lambda series, net: net(series),
+        "runs along the rows",
+        {"net": lambda: nn.Conv2d(2, 3, 1, padding=1)},
+    ),
+    "a convolution whose channels are rows": (
+        lambda vectors, net: net(vectors),
+        "runs along the rows",
+        {"net": lambda: nn.Conv2d(13, 3, 1)},
+    ),
+    "weights of a convolution that are rows": (lambda vectors: F.conv1d(vectors, vectors), "weights that are dealt"),
+    "rows in pools": (lambda series: F.adaptive_avg_pool2d(series, 2), "runs along the rows"),
     "pooling of rows": (lambda x: F.avg_pool1d(x.t(), 2), "runs along the rows"),
     "attention between rows": (
         lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None]),
         "attention between all rows",
+    ),
+    "heads of all rows": (
+        lambda x, net: net(x, x, x)[0],
+        "attention between all rows",
+        {"net": lambda: nn.MultiheadAttention(4, 1)},
+    ),
+    "heads of all rows of each step": (
+        lambda series, net: net(series, series, series)[0],
+        "attention between all rows",
+        {"net": lambda: nn.MultiheadAttention(3, 1, batch_first=True)},
+    ),
+    "heads that drop": (
+        lambda vectors, net: net(vectors, vectors, vectors)[0],
+        "dropout inside nn.MultiheadAttention",
+        {"net": lambda: nn.MultiheadAttention(2, 1, dropout=0.5, batch_first=True)},
+    ),
+    "heads of rows and of every rank": (
+        lambda vectors, net: net(vectors, *[torch.ones(13, 3, 2, dtype=vectors.dtype)] * 2)[0],
+        "the same on every rank",
+        {"net": lambda: nn.MultiheadAttention(2, 1, batch_first=True)},
+    ),
+    "attention with every rank's mask": (
+        lambda vectors: F.scaled_dot_product_attention(
+            vectors, vectors, vectors, attn_mask=torch.ones(13, 3, 3, dtype=vectors.dtype)
+        ),
+        "beside rows",
+    ),
+    "attention to a mask of pairs": (
+        lambda square, table: F.scaled_dot_product_attention(table, table, table, attn_mask=square[:, :3]),
+        "attention between all rows",
+    ),
+    "attention within each row that drops": (
+        lambda vectors: F.scaled_dot_product_attention(vectors, vectors, vectors, dropout_p=0.5),
+        "dropout inside",
+    ),
+    "a sparse matrix of edges": (
+        lambda x, edge_index, w: torch.sparse.mm(torch.sparse_coo_tensor(edge_index, w, (13, 13)), x),
+        "give the layer edge_index",
     ),
     "a transformer": (
         lambda x, net: net(x[None])[0],
@@ -120,9 +255,9 @@ REFUSED = {
         "",
         {"net": lambda: nn.TransformerEncoderLayer(4, 1, 8, dropout=0.0, batch_first=True).eval()},
     ),
-    "eigenvalues": (lambda square: torch.linalg.eigvalsh(square.detach()), "eigvalsh"),
-    "an inverse": (lambda square: square.inverse(), "inverse"),
-    "a singular value": (lambda x: torch.linalg.svdvals(x), "svdvals"),
+    "eigenvalues": (lambda square: torch.linalg.eigvalsh(square.detach()), "runs along the nodes"),
+    "an inverse": (lambda square: square.inverse(), "runs along the nodes"),
+    "a singular value": (lambda x: torch.linalg.svdvals(x), "runs along the nodes"),
 }
 
 LAW = {
@@ -156,27 +291,9 @@ LAW = {
         vectors, vectors, torch.ones(1, 2, 2, dtype=vectors.dtype).expand(vectors.size(0), 2, 2)
     ),
     "attention by keywords": lambda vectors: F.scaled_dot_product_attention(query=vectors, key=vectors, value=vectors),
-    "attention that drops": (
-        lambda vectors: F.scaled_dot_product_attention(vectors, vectors, vectors, dropout_p=0.5),
-        {"against": "alone"},
-    ),
     "attention that drops, of constants": (
         lambda x, table: x * F.scaled_dot_product_attention(table[None], table[None], table[None], dropout_p=0.5).sum(),
         {"against": "alone"},
-    ),
-    "attention with a mask of rows": lambda vectors, mask: F.scaled_dot_product_attention(
-        vectors, vectors, vectors, attn_mask=mask.view(-1, 1, 1).double()
-    ),
-    "attention with every rank's mask": lambda vectors: F.scaled_dot_product_attention(
-        vectors, vectors, vectors, attn_mask=torch.ones(13, 3, 3, dtype=vectors.dtype)
-    ),
-    "heads of each row": (
-        lambda vectors, net: net(vectors, vectors, vectors)[0],
-        {"net": lambda: nn.MultiheadAttention(2, 1, batch_first=True)},
-    ),
-    "a convolution of one picture": (
-        lambda vectors, net: net(vectors.transpose(1, 2)),
-        {"net": lambda: nn.Conv1d(2, 2, 1)},
     ),
     "a cell by rows and a constant": (lambda x, c, net: net(x, c.expand(13, 4)), {"net": lambda: nn.GRUCell(4, 4)}),
     "columns through a cell": (lambda columns, net: net(columns.t()), {"net": lambda: nn.GRUCell(4, 4)}),

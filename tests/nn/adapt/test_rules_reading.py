@@ -23,6 +23,7 @@ EXACT = {
 }
 
 REFUSED = {
+    "memory": (lambda x: x.untyped_storage(), "disable=True"),
     "len of rows as a size": (lambda x: x + torch.ones(len(x), 1), "same on every rank, beside rows"),
     "a cache by a number of rows": (lambda x: x * len({x.size(0): 1}), "looked up"),
     "an item of rows": (lambda v: v * v.item(), "Python asks for values"),

@@ -59,6 +59,27 @@ EXACT = {
         x.norm(1, 1),
         x.norm(p=3, dim=1),
     ),
+    "norms of vectors and matrices": lambda x, vectors, series: (
+        torch.linalg.norm(x),
+        torch.linalg.norm(x, dim=-1),
+        torch.linalg.norm(x, 1, 1, True),
+        torch.linalg.norm(x, dim=0),
+        torch.linalg.norm(x, "fro"),
+        torch.linalg.matrix_norm(x, dim=(0, 1), keepdim=True),
+        torch.linalg.matrix_norm(vectors)
+        + torch.linalg.matrix_norm(vectors, "nuc")
+        + torch.linalg.norm(vectors, 2, (1, 2)),
+        torch.linalg.norm(series, ord=torch.inf, dim=(0, 2)),
+    ),
+    "by the names that numpy has": lambda x: (
+        x.softmax(axis=0),
+        x.softmax(axis=1),
+        x.sum(axis=1, keepdims=True),
+        x.amax(axis=0, keepdims=True),
+        x.unsqueeze(axis=1),
+        x.index_select(axis=1, index=torch.tensor([0])),
+        torch.max(x, x2=-x),
+    ),
     "logsumexp": lambda x: (x.logsumexp(0), x.logsumexp(1), torch.logsumexp(x * 100, (0, 1), keepdim=True)),
     "softmax over rows": lambda x, src: (x.softmax(0)[src], F.log_softmax(x * 50, dim=0), x.softmax(1), x.softmax(-2)),
     "softmax over edges": lambda e: e.softmax(0),
@@ -94,6 +115,8 @@ REFUSED = {
     "losses in the old way": (lambda x, z: F.mse_loss(x, z, size_average=False), "reduction='sum'"),
     "losses of torch itself": (lambda v, mask: torch.binary_cross_entropy_with_logits(v, mask.double()), "functional"),
     "a weighted mean of squares": (lambda x, z, c: F.mse_loss(x, z, weight=c.abs()), "weighted mean"),
+    "a norm of a matrix of rows": (lambda x: torch.linalg.norm(x, 2), "norm of a matrix"),
+    "another norm of a matrix of rows": (lambda x: torch.linalg.matrix_norm(x, 1), "norm of a matrix"),
     "a weighted mean of classes": (
         lambda x, batch, c: F.cross_entropy(x, batch, weight=c[:4].detach().abs()),
         "weighted mean",
@@ -145,7 +168,6 @@ LAW = {
     "the mean of integers": (lambda kind: kind.mean(dtype=torch.float64), {}),
     "cosines": lambda x, z: (F.cosine_similarity(x, z, dim=1), F.cosine_similarity(x, z, dim=1).sum()),
     "an element by rank": lambda x: (x.kthvalue(2, 1).values, x.kthvalue(2, 1).values.sum()),
-    "norms as matrices": lambda vectors: torch.linalg.matrix_norm(vectors),
 }
 WAITING = {}
 TOO_FEW = ("no edges", "one node without edges")

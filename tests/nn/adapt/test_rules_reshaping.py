@@ -47,6 +47,8 @@ EXACT = {
     "views of a whole shape": lambda x, z: x.view(z.shape) + x.view_as(z) + x.reshape_as(z),
     "views along another dimension": lambda series: series.reshape(2, -1, 3, 1).view(2, series.size(1), 3),
     "views by keywords": lambda x: x.reshape(shape=(-1, 2, 2)),
+    "a vector in a row": lambda v: v.ravel() + v.view(-1, 1).ravel(),
+    "turned complex": lambda x: (x * 1j).H.mH,
     "flattened features": lambda vectors: vectors.flatten(1) + vectors.flatten(start_dim=1, end_dim=2),
     "a column flattened": lambda x: x[:, :1].flatten(),
     "a dimension more and less": lambda x, v: x.unsqueeze(0).squeeze(0) + v.unsqueeze(-1) + x.unsqueeze(1).squeeze(),
@@ -142,6 +144,10 @@ REFUSED = {
     "rows beside rows along another dimension": (lambda square: torch.cat([square, square.t()], 1), ""),
     "row numbers beside others": (lambda edge_index, kind: torch.cat([edge_index, kind[None]]), "row numbers"),
     "row numbers behind others": (lambda src, kind: torch.cat([src, kind]), "row numbers"),
+    "row numbers on top of others": (
+        lambda x, batch: torch.stack([torch.arange(x.size(0)), batch]),
+        "edges from nodes to graphs",
+    ),
     "a constant on top of rows": (lambda x: torch.stack([x, torch.ones(13, 4, dtype=x.dtype)]), "on top of rows"),
     "nodes on top of edges": (
         lambda x, e: torch.stack([x, e]),

@@ -214,9 +214,12 @@ REFUSED = {
     "one row written": (lambda x: put(x, 0, 1.0), "use torch.where"),
     "rows from a slice written": (lambda x: put(x, slice(0, 3), 1.0), "use torch.where"),
     "written by computed numbers": (lambda x, batch: put(x, batch, 1.0), "nobody knows"),
+    "row numbers written into a list": (
+        lambda src: put(torch.zeros(41, dtype=torch.long), slice(1, None), src),
+        "before split_graph",
+    ),
     "rows written into a constant": (lambda x, c: put(c, 0, x), "same on every rank"),
     "other rows written": (lambda x, e, mask, edge_mask: put(x, mask, e[edge_mask]), "not the same rows"),
-    "index_put": (lambda x, mask: x.index_put((mask,), x[mask]), "index_put"),
     "masked_scatter": (lambda x, mask: x.masked_scatter(mask.view(-1, 1), x), "masked_scatter"),
     "unique rows": (lambda x: x.unique(dim=0), "whole rows"),
     "runs": (lambda batch: batch.unique_consecutive(), "looks at one rank's rows"),

@@ -283,7 +283,7 @@ REFUSED = {
     ),
     "tensors of the module's file": (lambda x: x * GLOBAL, "nobody knows"),
     "batched functions": (lambda x: torch.vmap(lambda row: row - row.mean())(x) * 2, ""),
-    "an unknown call": (lambda x: torch.special.i1(x), "tell us"),
+    "an unknown call": (lambda x: torch.cov(x), "tell us"),
     "an attribute set": (lambda x: setattr(x, "data", x * 2), ""),
 }
 

@@ -5,12 +5,14 @@ from domainpar.nn.adapt.rules import (
     elementwise,
     making,
     matrix_products,
+    mixing,
     normalising,
     reading,
     reducing,
     reshaping,
     selecting,
     summing,
+    synonyms,
 )
 
 __all__ = [
@@ -18,10 +20,12 @@ __all__ = [
     "elementwise",
     "making",
     "matrix_products",
+    "mixing",
     "normalising",
     "reading",
     "reducing",
     "reshaping",
     "selecting",
     "summing",
+    "synonyms",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,8 +13,9 @@ from domainpar.nn.adapt.rows import Axis, NotExact, Rows, check_enough_rows, mar
 from domainpar.nn.adapt.watch import RULES, Watch, rule
 
 ELEMENTWISE = words(
-    "abs absolute acos add addcdiv addcmul and angle arccos arcsin arctan arctan2 asin atan atan2 bitwise_and "
-    "bitwise_not bitwise_or bitwise_xor ceil celu clamp clamp_max clamp_min clip conj copy copysign cos cosh "
+    "abs absolute acos acosh add addcdiv addcmul and angle arccos arccosh arcsin arcsinh arctan arctan2 arctanh asin "
+    "asinh atan atan2 atanh bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor ceil "
+    "celu clamp clamp_max clamp_min clip complex conj conj_physical copy copysign cos cosh "
     "deg2rad digamma div divide elu eq erf erfc exp exp2 expm1 fill float_power floor floor_divide floordiv fmax "
     "fmin fmod frac ge gelu greater greater_equal gt hardshrink hardsigmoid hardswish hardtanh heaviside hypot imag "
     "invert isclose isfinite isinf isnan ldexp le leaky_relu lerp less less_equal lgamma log log10 log1p log2 "
@@ -21,14 +23,15 @@ ELEMENTWISE = words(
     "minimum mish mod mul multiply nan_to_num ne neg negative not_equal or pos positive pow prelu rad2deg radd rdiv "
     "real reciprocal reflected_and relu relu6 remainder rfloordiv rmod rmul ror round rpow rshift rsqrt rsub "
     "rtruediv rxor selu sgn sigmoid sign silu sin sinc sinh softplus softshrink softsign sqrt square sub subtract "
-    "tan tanh tanhshrink threshold true_divide truediv trunc where xlogy xor zero"
+    "tan tanh tanhshrink threshold true_divide truediv trunc where xlogy xor zero "
+    # what else torch.special has, and kin of the above
+    "airy_ai bessel_j0 bessel_j1 bessel_y0 bessel_y1 entr erfcx erfinv expit fix frexp gammainc gammaincc gammaln gcd "
+    "i0 i0e i1 i1e isneginf isposinf isreal lcm log_ndtr modified_bessel_i0 modified_bessel_i1 modified_bessel_k0 "
+    "modified_bessel_k1 multigammaln mvlgamma ndtr ndtri nextafter polar polygamma psi scaled_modified_bessel_k0 "
+    "scaled_modified_bessel_k1 signbit spherical_bessel_j0 xlog1py zeta"
 )
 ONLY_KEEPS = words(
     "bfloat16 bool byte clone contiguous cpu cuda data deepcopy detach double float half int long short to type type_as"
-)
-ALONG_ONE_DIMENSION = words(
-    "argsort cosine_similarity cross cummax cummin cumprod cumsum diff glu kthvalue log_softmax logcumsumexp normalize "
-    "softmax softmin sort topk"
 )
 
 
@@ -66,23 +69,28 @@ def elementwise(watch: Watch, call: Call) -> Any:
     return made
 
 
-def without_rows(watch: Watch, call: Call) -> Any:
-    """The call; where this rank has no rows, which torch does not always allow, made of a row of zeros."""
+def without_rows(watch: Watch, call: Call, dims: Sequence[int]) -> Any:
+    """The call; where this rank has no rows, which torch does not always allow, made of a row of zeros.
+
+    Args:
+        dims: The dimension of the rows in each tensor of the result.
+    """
     tensor = call.get(0, "input")
     rows = watch.rows(tensor)
     if rows is None or tensor.size(rows.dim):
         return call()
-    args = [_one_row(watch, arg) for arg in call.args]
-    made = call.func(*args, **call.kwargs)
-    place = tensor.dim() - rows.dim
-    cut = [none_of(one, max(one.dim() - place, 0), tensor) for one in tensors_in(made)]
+    made = call.func(*(_one_row(watch, arg) for arg in call.args), **call.kwargs)
+    cut = [none_of(part, dim, tensor) for part, dim in zip(tensors_in(made), dims)]
     return type(made)(cut) if isinstance(made, tuple) else cut[0]
 
 
 def none_of(made: Tensor, dim: int, given: Tensor) -> Tensor:
     """No rows of a result, known to autograd as made of what was given: all ranks go the same way back."""
     empty = made.narrow(dim, 0, 0)
-    return empty + given.sum() * 0 if made.is_floating_point() and given.requires_grad else empty
+    if not given.requires_grad or not (made.is_floating_point() or made.is_complex()):
+        return empty
+    nothing = given.sum() * 0
+    return empty + (nothing if made.is_complex() else torch.real(nothing))
 
 
 def _one_row(watch: Watch, value: Any) -> Any:
@@ -125,7 +133,8 @@ def find_place(watch: Watch, call: Call) -> Place:
         if tensor.dim() >= from_end and tensor.size(-from_end) != 1:
             raise NotExact(
                 f"torch.{call.name} puts a tensor of shape {tuple(tensor.shape)}, the same on every rank, beside rows "
-                f"of {axis.name}; mark it with part.nodes or part.edges if it holds one row for each of them."
+                f"of {axis.name}; if it holds one row for each of them, pass it as an argument marked by part.nodes or "
+                "part.edges; a parameter: look it up, parameter[ids] with ids = part.nodes(torch.arange(num_nodes))."
             )
     return Place(axis, from_end, all(rows.fresh for _, rows in known))
 
@@ -179,43 +188,6 @@ def keep(watch: Watch, call: Call) -> Any:
     return made if made is call.args[0] else mark(made, rows.but())
 
 
-@rule(*ALONG_ONE_DIMENSION)
-def along_features(watch: Watch, call: Call) -> Any:
-    """Calls along one dimension, which may not be that of the rows."""
-    position, default = _DIMENSION.get(call.name, (1, -1))
-    dim = call.get(position, "dim", default)
-    for tensor in tensors_in((call.args, call.kwargs)):
-        rows = watch.rows(tensor)
-        if rows is not None and (dim is None or dim % tensor.dim() == rows.dim):
-            if call.name in ("softmax", "log_softmax") and dim is not None:
-                from domainpar.nn.adapt.rules.reducing import softmax_over_rows
-
-                return softmax_over_rows(watch, call, dim)
-            raise NotExact(
-                f"torch.{call.name} runs along the {rows.axis.name}, whose order and number are the whole graph's, not "
-                "one rank's; sums, means, maxima and softmax over rows have an exact form."
-            )
-    place = find_place(watch, call)
-    made = without_rows(watch, watch.common(call))
-    if call.name in ("cosine_similarity", "kthvalue"):  # these reduce it
-        num_dims = max(tensor.dim() for tensor in tensors_in((call.args, call.kwargs)))
-        if dim % num_dims > num_dims - place.from_end and not call.get(position + 1, "keepdim", False):
-            place = place._replace(from_end=place.from_end - 1)
-    return marked(made, place)
-
-
-_DIMENSION = {
-    "cross": (2, None),
-    "topk": (2, -1),
-    "normalize": (2, 1),
-    "kthvalue": (2, -1),
-    "cosine_similarity": (2, 1),
-    "diff": (2, -1),
-    "cumsum": (1, None),
-    "cumprod": (1, None),
-}
-
-
 @rule("embedding")
 def embedding(watch: Watch, call: Call) -> Any:
     """A row of a table for each number, `embedding(numbers, table)`."""
@@ -223,6 +195,8 @@ def embedding(watch: Watch, call: Call) -> Any:
     if call.get(3, "max_norm") is not None or call.get(5, "scale_grad_by_freq", False):
         raise NotExact("an embedding with max_norm or scale_grad_by_freq looks at one rank's numbers only.")
     if watch.rows(table) is not None:
+        if call.get(2, "padding_idx") not in (None, -1):
+            raise NotExact("an embedding with padding_idx whose table is dealt over the ranks; index it as x[numbers].")
         with watch.in_other_words():
             return table[numbers]
     check_enough_rows(table, 0, watch.known(numbers))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import string
 from typing import Any
 
 from torch import Tensor
 
 from domainpar.nn.adapt.across import summed
-from domainpar.nn.adapt.calls import Call, one_axis, tensors_in
+from domainpar.nn.adapt.calls import Call, one_axis, tensors_in, words
 from domainpar.nn.adapt.rows import NotExact, Rows, mark
+from domainpar.nn.adapt.rules.elementwise import find_place, without_rows
 from domainpar.nn.adapt.watch import Watch, rule
 
 
@@ -78,15 +80,27 @@ def add_and_multiply(watch: Watch, call: Call) -> Any:
         return added * call.kwargs.get("beta", 1) + (left @ right) * call.kwargs.get("alpha", 1)
 
 
+@rule(
+    *words(
+        "sparse_coo_tensor sparse_csr_tensor sparse_csc_tensor sparse_compressed_tensor to_sparse to_sparse_coo "
+        "to_sparse_csr _sparse_mm"
+    )
+)
+def sparse(watch: Watch, call: Call) -> Any:
+    """Matrices of all nodes by all nodes."""
+    raise NotExact(
+        f"torch.{call.name.lstrip('_')}: a sparse matrix has rows and columns of the whole graph, which no rank has; "
+        "give the layer edge_index, and weights of edges, which layers of PyG take as well."
+    )
+
+
 @rule("einsum")
 def einsum(watch: Watch, call: Call) -> Any:
     """Products in Einstein's notation; a letter of rows that is summed over is summed over all ranks."""
     equation, operands = call.args[0], call.args[1:]
     operands = list(operands[0]) if len(operands) == 1 and isinstance(operands[0], (tuple, list)) else operands
-    if not isinstance(equation, str) or "..." in equation or "->" not in equation:
-        raise NotExact("torch.einsum of rows needs an equation with letters only and '->'.")
-    inputs, output = equation.replace(" ", "").split("->")
-    letters = inputs.split(",")
+    letters, output = _letters(equation, [operand.dim() for operand in operands])
+    equation = f"{','.join(letters)}->{output}"
     known = [watch.rows(operand) for operand in operands]
     axis = one_axis((rows.axis for rows in known if rows), call)
     letter = {one[rows.dim] for one, rows in zip(letters, known) if rows}
@@ -95,13 +109,28 @@ def einsum(watch: Watch, call: Call) -> Any:
     row = letter.pop()
     if any(one.count(row) > 1 for one in letters):
         raise NotExact("torch.einsum takes the diagonal of rows by rows.")
-    if any(row in one for one, rows in zip(letters, known) if rows is None):
-        raise NotExact("torch.einsum puts a tensor that is the same on every rank beside rows.")
+    for one, operand, rows in zip(letters, operands, known):
+        if rows is None and row in one and operand.size(one.index(row)) != 1:
+            raise NotExact("torch.einsum puts a tensor that is the same on every rank beside rows.")
     fresh = all(rows.fresh for rows in known if rows)
     if row in output:
         args = operands if fresh else [watch.owned(operand) for operand in operands]
         return mark(call.func(equation, *args), Rows(axis, output.index(row), fresh))
     return mark(summed(call.func(equation, *(watch.counted(operand) for operand in operands)), watch.part), None)
+
+
+def _letters(equation: str, num_dims: list[int]) -> tuple[list[str], str]:
+    """The letters of each operand and of the result, also where "..." or no result is written."""
+    inputs, arrow, output = equation.replace(" ", "").partition("->")
+    operands = inputs.split(",")
+    if not arrow:  # what stands for other dimensions, then what occurs once, as torch sorts it
+        alone = sorted(letter for letter in set(inputs) - set(",.") if inputs.count(letter) == 1)
+        output = "..." * ("..." in inputs) + "".join(alone)
+    spare = "".join(letter for letter in string.ascii_letters if letter not in equation)
+    hidden = [num - len(one) + 3 for one, num in zip(operands, num_dims) if "..." in one]
+    spare = spare[: max(hidden, default=0)]
+    letters = [one.replace("...", spare[len(spare) - (num - len(one) + 3) :]) for one, num in zip(operands, num_dims)]
+    return letters, output.replace("...", spare)
 
 
 @rule("lstm", "gru", "rnn_tanh", "rnn_relu")
@@ -140,32 +169,87 @@ def recurrent_cell(watch: Watch, call: Call) -> Any:
     return made
 
 
-@rule("conv1d", "conv2d", "conv3d", "max_pool1d", "max_pool2d", "avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d")
+@rule(
+    *words(
+        "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d max_pool1d max_pool2d max_pool3d "
+        "avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d "
+        "adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d"
+    )
+)
 def convolution(watch: Watch, call: Call) -> Any:
-    """A convolution over features, a batch entry for each row."""
-    rows = watch.rows(call.args[0])
-    if rows is None or rows.dim != 0 or call.args[0].dim() < 3:
-        raise NotExact(f"torch.{call.name} runs along the rows; their order is the whole graph's, not one rank's.")
-    return mark(call(), rows.but())
+    """A batch entry for each row; or rows along a dimension of the picture, where the kernel stays within one row."""
+    given, count = call.get(0, "input"), int(call.name[-2])
+    rows = watch.rows(given)
+    if rows is None or any(watch.rows(weight) is not None for weight in tensors_in((call.args[1:], call.kwargs))):
+        raise NotExact(f"torch.{call.name} has weights that are dealt over the ranks.")
+    rows.without_numbers(f"torch.{call.name}")
+    first = given.dim() - count  # of the dimensions that the kernel runs along
+    mixes_channels = "conv" in call.name and rows.dim == first - 1
+    if mixes_channels or (rows.dim >= first and not _stays(call, rows.dim - first)):
+        raise NotExact(
+            f"torch.{call.name} runs along the rows; their order is the whole graph's, not one rank's. Rows may be the "
+            "batch, or lie along a dimension where the kernel has length 1, the stride 1 and the padding 0."
+        )
+    return mark(without_rows(watch, call, [rows.dim]), rows.but())
 
 
-@rule("scaled_dot_product_attention", "multi_head_attention_forward")
+def _stays(call: Call, along: int) -> bool:
+    """Whether a kernel makes each entry along one of its dimensions of that entry only."""
+
+    def of(value: Any) -> Any:
+        return value[min(along, len(value) - 1)] if isinstance(value, (tuple, list)) else value
+
+    if call.name.startswith("adaptive"):
+        return of(call.get(1, "output_size")) is None
+    is_conv = "conv" in call.name
+    kernel = call.get(1, "weight").size(2 + along) if is_conv else of(call.get(1, "kernel_size"))
+    stride = of(call.get(3, "stride", 1) if is_conv else call.get(2, "stride") or kernel)
+    padding = of(call.get(4 if is_conv else 3, "padding", 0))
+    added = of(call.get(5, "output_padding", 0)) if "transpose" in call.name else 0
+    return bool(kernel == stride == 1 and padding in (0, "same", "valid") and added == 0)
+
+
+BETWEEN_ROWS = (
+    "attention between all rows of a graph (a transformer over nodes): every rank would need every row; use attention "
+    "over edges (GATv2Conv, TransformerConv), or linear attention."
+)
+
+
+@rule("scaled_dot_product_attention")
 def attention(watch: Watch, call: Call) -> Any:
     """Attention between the entries of each row; between rows it would join everything with everything."""
-    tensors = call.args[:3]
-    known = [watch.rows(tensor) for tensor in tensors]
-    outer = call.name == "scaled_dot_product_attention" and all(
-        rows and tensor.dim() - rows.dim > 2 for rows, tensor in zip(known, tensors)
-    )
-    if call.get(4, "dropout_p", 0.0) and outer:
+    given = [call.get(at, name) for at, name in enumerate(("query", "key", "value", "attn_mask"))]
+    if any(rows.dim >= tensor.dim() - 2 for tensor in tensors_in(given) if (rows := watch.rows(tensor))):
+        raise NotExact(BETWEEN_ROWS)
+    if call.get(4, "dropout_p", 0.0):
         raise NotExact("dropout inside scaled_dot_product_attention; put an nn.Dropout behind it.")
-    if call.get(3, "attn_mask") is not None and outer:
-        raise NotExact("attention between the entries of rows with a mask; add the mask to the scores yourself.")
-    if not outer:
+    place = find_place(watch, call)
+    if call.kwargs.get("enable_gqa", False) and place.from_end == 3:
+        raise NotExact("rows are the heads of grouped attention; give the rows a dimension of their own.")
+    made = watch.common(call)()
+    return mark(made, Rows(place.axis, made.dim() - place.from_end, place.fresh))
+
+
+@rule("multi_head_attention_forward")
+def multi_head_attention(watch: Watch, call: Call) -> Any:
+    """`nn.MultiheadAttention`, whose inputs are [entries, batch, features] here: rows may be the batch."""
+    given, padding = call.args[:3], call.kwargs.get("key_padding_mask")
+    known = [watch.rows(tensor) for tensor in given]
+    if any(rows is not None and (tensor.dim() < 3 or rows.dim != 1) for rows, tensor in zip(known, given)):
+        raise NotExact(BETWEEN_ROWS)
+    others = tensors_in((call.args[3:], {**call.kwargs, "key_padding_mask": None}))
+    of_padding = watch.rows(padding) if padding is not None else None
+    if any(rows is None for rows in known) or (padding is not None and (of_padding is None or of_padding.dim != 0)):
+        raise NotExact("attention of rows to what is the same on every rank; expand that to the rows: x.size(0).")
+    if any(watch.rows(tensor) is not None for tensor in others) or (
+        (mask := call.kwargs.get("attn_mask")) is not None and mask.dim() > 2
+    ):
+        raise NotExact("attention with a mask or weights for each row; key_padding_mask may have rows.")
+    if call.get(10, "dropout_p", 0.0) and call.get(13, "training", True):
         raise NotExact(
-            "attention between all rows of a graph (a transformer over nodes): every rank would need every row; use "
-            "attention over edges (GATv2Conv, TransformerConv), or linear attention."
+            "dropout inside nn.MultiheadAttention; make it with dropout=0.0 and put an nn.Dropout behind it."
         )
-    found = [rows for rows in known if rows]
-    axis = one_axis((rows.axis for rows in found), call)
-    return mark(watch.common(call)(), Rows(axis, found[0].dim, all(rows.fresh for rows in found)))
+    found = [rows for rows in (*known, of_padding) if rows]
+    axis, fresh = one_axis((rows.axis for rows in found), call), all(rows.fresh for rows in found)
+    made, weights = watch.common(call)()
+    return mark(made, Rows(axis, 1, fresh)), None if weights is None else mark(weights, Rows(axis, 0, fresh))

@@ -31,6 +31,15 @@ def length(watch: Watch, call: Call) -> Any:
     return rows.axis.total if rows.dim == 0 else call()
 
 
+@rule("untyped_storage", "storage", "set data", "set", "resize")
+def memory(watch: Watch, call: Call) -> Any:
+    """What happens to memory no rule sees."""
+    raise NotExact(
+        f"torch.{call.name} takes rows by the memory they lie in, as invertible blocks do to give it back; switch that "
+        "off: disable=True in GroupAddRev and its kin."
+    )
+
+
 @rule("numel", "nelement")
 def number_of_elements(watch: Watch, call: Call) -> Any:
     """That of the whole graph."""

@@ -186,18 +186,23 @@ def truth(watch: Watch, call: Call) -> Any:
     return mark(made, None)
 
 
-@rule("norm", "linalg_vector_norm", "vector_norm")
+@rule("norm", "linalg_vector_norm", "vector_norm", "linalg_norm", "linalg_matrix_norm")
 def norm(watch: Watch, call: Call) -> Any:
-    """Norms of features; over rows the Euclidean one."""
-    power = call.get(1, "p", call.kwargs.get("ord", 2))
-    power = 2 if power in (None, "fro") else power
-    args = [call.args[0], *call.args[2:]]
-    kwargs = {name: value for name, value in call.kwargs.items() if name not in ("p", "ord", "x", "input")}
+    """Norms of features, of vectors and matrices; over rows the Euclidean one."""
+    of_matrix = call.name == "linalg_matrix_norm"
+    given = call.get(1, "p", call.kwargs.get("ord", "fro" if of_matrix else None))
+    power = 2 if given in (None, "fro") else given
+    args = [call.get(0, "x"), *call.args[2:]]
+    kwargs = {name: value for name, value in call.kwargs.items() if name not in ("p", "ord", "x")}
+    if of_matrix and len(args) < 2:
+        kwargs.setdefault("dim", (-2, -1))
     of = _reduced(watch, call.but(*args, **kwargs))
+    of_matrix |= call.name == "linalg_norm" and given is not None and len(of.dims) == 2
     if not of.over_rows:
         return _local(call, of)
-    if power != 2 or of.tensor.is_complex():
-        raise NotExact(f"a norm of order {power} over the {of.rows.axis.name}; only the Euclidean one is known here.")
+    if power != 2 or (of_matrix and given != "fro") or of.tensor.is_complex():
+        kind = "norm of a matrix" if of_matrix else "norm"
+        raise NotExact(f"a {kind} of order {power} over the {of.rows.axis.name}; only the Euclidean one is known here.")
     squares = of._replace(tensor=mark(of.tensor * of.tensor, of.rows.but()))
     return mark(_root(total_over_rows(watch, squares)), None)
 

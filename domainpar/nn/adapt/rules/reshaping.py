@@ -119,7 +119,7 @@ def _solved(sizes: list[Any], numbers: int) -> list[int]:
     return [numbers // fixed if size == -1 else size for size in sizes]
 
 
-@rule("flatten")
+@rule("flatten", "ravel")
 def flatten(watch: Watch, call: Call) -> Any:
     """Features joined; not with rows."""
     tensor, rows = _known(watch, call)
@@ -156,7 +156,7 @@ def squeeze(watch: Watch, call: Call) -> Any:
     )
 
 
-@rule("transpose", "swapaxes", "swapdims", "t", "T", "mT", "permute", "movedim", "moveaxis", "adjoint")
+@rule("transpose", "swapaxes", "swapdims", "t", "T", "mT", "H", "mH", "permute", "movedim", "moveaxis", "adjoint")
 def reorder(watch: Watch, call: Call) -> Any:
     """The same numbers with dimensions in another order."""
     tensor, rows = _known(watch, call)
@@ -379,7 +379,10 @@ def stack(watch: Watch, call: Call) -> Any:
     if all(names is not None for names in named) and made.dim() == 2:
         names = tuple(one[0] for one in named if one)
     elif any(one is not None for one in named):
-        raise NotExact("torch.stack puts row numbers beside other numbers (of graphs, of features); keep them apart.")
+        raise NotExact(
+            "torch.stack puts row numbers on top of what numbers something else: edges from nodes to graphs, say, "
+            "have no form here; sum at graphs with new_zeros(num_graphs, ...).index_add(0, batch, rows)."
+        )
     return mark(made, Rows(axis, found[0].dim + (dim <= found[0].dim), fresh, names=names))
 
 

@@ -226,15 +226,24 @@ def _extreme(watch: Watch, into: Tensor, dim: int, index: Tensor, values: Tensor
     return with_gradient_of(value, torch.where(ties > 0, carrier, into))
 
 
-@rule("setitem", "index_put", "masked_scatter")
+@rule("setitem", "masked_scatter")
 def write_rows(watch: Watch, call: Call) -> Any:
     """Rows written over by an index or a mask: `x[index] = values`."""
     if call.name != "setitem":
-        raise NotExact(f"torch.{call.name}; use x[index] = values or index_add.")
+        raise NotExact("torch.masked_scatter; use x[index] = values or index_add.")
     into, item, values = call.args
     rows = watch.rows(into)
     if rows is None:
-        raise NotExact("rows are written into a tensor that is the same on every rank.")
+        of_values = watch.rows(values) if isinstance(values, Tensor) else None
+        if of_values is not None and of_values.names is not None:
+            raise NotExact(
+                "row numbers are written into a list that every rank has, as to sort edges and take out equal ones "
+                "(coalesce, to_undirected); do that before split_graph, or in a transform of the data."
+            )
+        raise NotExact(
+            "rows are written into a tensor that is the same on every rank. Dense batches (to_dense_batch, attention "
+            "over all nodes of a graph) need every row on one rank."
+        )
     if isinstance(item, Tensor) and rows.dim == 0 and watch.rows(item) is not None:
         return _write(watch, into, rows, item, values)
     rows.without_numbers("writing into it")

@@ -1,0 +1,201 @@
+"""Calls that mix numbers along some dimensions: row by row, where the rows do not lie along one of these."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from domainpar.nn.adapt.calls import Call, tensors_in, words
+from domainpar.nn.adapt.rows import NotExact, Rows, mark
+from domainpar.nn.adapt.rules.elementwise import changed, find_place, without_rows
+from domainpar.nn.adapt.rules.reducing import softmax_over_rows
+from domainpar.nn.adapt.watch import Watch, rule
+
+
+class Mixed(NamedTuple):
+    """Which dimensions a call mixes.
+
+    Attributes:
+        default: Those that it mixes if it is not told; None for all.
+        position, name: The argument that tells, if there is one.
+    """
+
+    default: int | tuple[int, ...] | None
+    position: int = 99
+    name: str = ""
+
+    def of(self, call: Call, tensor: Tensor) -> Collection[int]:
+        """The dimensions of one of the call's tensors."""
+        dims = call.get(self.position, self.name, self.default)
+        dims = range(tensor.dim()) if dims is None else (dims,) if isinstance(dims, int) else dims
+        return {dim % tensor.dim() for dim in dims if -tensor.dim() <= dim < tensor.dim()}
+
+
+MATRICES = words(
+    "cholesky cholesky_inverse cholesky_solve det inverse linalg_cholesky linalg_cholesky_ex linalg_cond linalg_det "
+    "linalg_eig linalg_eigh linalg_eigvals linalg_eigvalsh linalg_inv linalg_inv_ex linalg_lu linalg_lu_factor "
+    "linalg_matrix_exp linalg_matrix_power linalg_matrix_rank linalg_pinv linalg_qr linalg_slogdet linalg_solve "
+    "linalg_solve_triangular linalg_svd linalg_svdvals logdet matrix_exp matrix_power pinverse qr slogdet svd tril triu"
+)
+MIXES = {
+    **dict.fromkeys(words("argsort cummax cummin glu log_softmax softmax softmin sort"), Mixed(-1, 1, "dim")),
+    **dict.fromkeys(words("cumprod cumsum logcumsumexp"), Mixed(None, 1, "dim")),
+    **dict.fromkeys(words("diff kthvalue topk linalg_cross linalg_vecdot"), Mixed(-1, 2, "dim")),
+    **dict.fromkeys(words("cosine_similarity normalize"), Mixed(1, 2, "dim")),
+    "cross": Mixed(None, 2, "dim"),
+    **dict.fromkeys((*MATRICES, "cdist", "fold", "linalg_diagonal"), Mixed((-2, -1))),
+    **dict.fromkeys(words("diag_embed pairwise_distance searchsorted view_as_complex"), Mixed(-1)),
+    **dict.fromkeys(words("pixel_shuffle pixel_unshuffle"), Mixed((-3, -2, -1))),
+    "view_as_real": Mixed(()),
+    **dict.fromkeys(words("fft_fft fft_ifft fft_rfft fft_irfft fft_hfft fft_ihfft"), Mixed(-1, 2, "dim")),
+    **dict.fromkeys(words("fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2"), Mixed((-2, -1), 2, "dim")),
+    **dict.fromkeys(words("fft_fftn fft_ifftn fft_rfftn fft_irfftn"), Mixed(None, 2, "dim")),
+    **dict.fromkeys(words("fft_fftshift fft_ifftshift unflatten"), Mixed(None, 1, "dim")),
+    "roll": Mixed(None, 2, "dims"),
+    "rot90": Mixed((0, 1), 2, "dims"),
+    "unfold": Mixed((-3, -2, -1), 1, "dimension"),
+}
+PROBES = 2, 3  # numbers of rows; any two will do
+
+
+@rule(*(MIXES.keys() - {"linalg_solve", "searchsorted"}), "pad", "diagonal", "interpolate")
+def mixing(watch: Watch, call: Call) -> Any:
+    """Each row by itself; where the rows are afterwards, dimensions being moved, made or taken away, a probe tells."""
+    for tensor in tensors_in((call.args, call.kwargs)):
+        rows = watch.rows(tensor)
+        if rows is not None and rows.dim in _mixed(call, tensor):
+            return _along_rows(watch, call, rows)
+    place = find_place(watch, call)
+    dims = _dims_of_rows(watch, call)
+    given = call.get(0, "input")
+    call = watch.common(call)
+    made = call() if call.name in MATRICES else without_rows(watch, call, dims)  # a row of zeros has no inverse
+    if call.in_place:
+        return changed(watch, given, place)
+    for tensor, dim in zip(tensors_in(made), dims):
+        mark(tensor, Rows(place.axis, dim, place.fresh))
+    return made
+
+
+def _mixed(call: Call, tensor: Tensor) -> Collection[int]:
+    if call.name == "pad":
+        return {tensor.dim() - 1 - at // 2 for at, width in enumerate(call.get(1, "pad")) if width}
+    if call.name == "diagonal":
+        return {call.get(at, name, at - 2) % tensor.dim() for at, name in ((2, "dim1"), (3, "dim2"))}
+    if call.name == "interpolate":
+        return range(2, tensor.dim())
+    if call.name == "unfold" and call.func is not Tensor.unfold:  # of pictures, in torch.nn.functional
+        return range(tensor.dim() - 3, tensor.dim())
+    return MIXES[call.name].of(call, tensor)
+
+
+def _along_rows(watch: Watch, call: Call, rows: Rows) -> Any:
+    if call.name in ("softmax", "log_softmax") and isinstance(call.get(1, "dim"), int):
+        return softmax_over_rows(watch, call, rows.dim)
+    raise NotExact(
+        f"torch.{call.name} runs along the {rows.axis.name}, whose order and number are the whole graph's, not one "
+        "rank's; sums, means, maxima and softmax over rows have an exact form, and so has what is done along other "
+        "dimensions, to each row by itself. Sort edges before split_graph."
+    )
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """What a probe keeps of a tensor: its sizes, None for the number of rows, and its type."""
+
+    sizes: tuple[int | None, ...]
+    dtype: torch.dtype
+
+    def drawn(self, num_rows: int) -> Tensor:
+        """A tensor of such sizes, of unit matrices, which have inverses and roots, in a type that the CPU knows.
+
+        Tensors of torch's `meta` device would do, but their first use takes seconds to import what it needs.
+        """
+        sizes = [num_rows if size is None else size for size in self.sizes]
+        dtype = torch.float32 if self.dtype in (torch.float16, torch.bfloat16) else self.dtype
+        unit = torch.eye(*[1, 1, *sizes][-2:], dtype=dtype, device="cpu")
+        return unit.view(unit.shape[2 - min(len(sizes), 2) :]).expand(sizes).contiguous()
+
+
+def _dims_of_rows(watch: Watch, call: Call) -> tuple[int, ...]:
+    """Where the rows of each tensor of the result are."""
+
+    def sketched(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            rows = watch.rows(value)
+            return Sketch(
+                tuple(None if rows and at == rows.dim else n for at, n in enumerate(value.shape)), value.dtype
+            )
+        return tuple(map(sketched, value)) if isinstance(value, (list, tuple)) else value
+
+    kwargs = tuple((name, sketched(value)) for name, value in call.kwargs.items())
+    dims = _probed(call.func, tuple(map(sketched, call.args)), kwargs)
+    if None in dims:
+        raise NotExact(f"torch.{call.name} joins rows with other dimensions, or with other rows.")
+    return dims
+
+
+@lru_cache(maxsize=1024)  # as slow as the call itself; models ask the same again and again
+def _probed(func: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> tuple[Any, ...]:
+    """The one dimension of each result that changes with the number of rows; None if there is no such."""
+
+    def shapes(num_rows: int) -> list[torch.Size]:
+        def drawn(value: Any) -> Any:
+            if isinstance(value, Sketch):
+                return value.drawn(num_rows)
+            return tuple(map(drawn, value)) if isinstance(value, tuple) else value
+
+        made = func(*map(drawn, args), **{name: drawn(value) for name, value in kwargs})
+        return [tensor.shape for tensor in tensors_in(made)]
+
+    found = []
+    for few, more in zip(*map(shapes, PROBES)):
+        changing = [dim for dim, (size, other) in enumerate(zip(few, more)) if size != other]
+        found.append(changing[0] if len(changing) == 1 else None)
+    return tuple(found)
+
+
+@rule("linalg_solve")
+def solve(watch: Watch, call: Call) -> Any:
+    """Of each row a system. Torch tells vectors from matrices by lengths, which are others on each rank."""
+    left, right = call.get(0, "A"), call.get(1, "B")
+    if right.dim() > 1 and right.dim() != left.dim() - 1:
+        return mixing(watch, call)
+    if right.dim() > 1 and watch.rows(right) is None:
+        raise NotExact("torch.linalg.solve for a matrix that is the same on every rank; give it as B.unsqueeze(0).")
+    with watch.in_other_words():
+        columns = right.view((1,) * (left.dim() - 2) + (-1, 1)) if right.dim() == 1 else right.unsqueeze(-1)
+        return torch.linalg.solve(left, columns).squeeze(-1)
+
+
+@rule("isin", "bucketize", "searchsorted")
+def among(watch: Watch, call: Call) -> Any:
+    """Each number of rows by a list that is the same on every rank."""
+    numbers = call.get(0, "elements")
+    if call.name == "searchsorted":
+        if call.get(0, "sorted_sequence").dim() > 1:  # a list for each row
+            return mixing(watch, call)
+        numbers = call.get(1, "input")
+    known = [rows for tensor in tensors_in((call.args, call.kwargs)) if (rows := watch.rows(tensor))]
+    rows = watch.rows(numbers) if isinstance(numbers, Tensor) else None
+    if rows is None or len(known) > 1:
+        raise NotExact(
+            f"torch.{call.name} looks something up among {known[-1].axis.name}, of which each rank has others; "
+            "give it a list that is the same on every rank, for example rows.unique(): the values of all of them."
+        )
+    return mark(call(), rows.without_numbers(f"torch.{call.name}").but())
+
+
+@rule("kron")
+def kron(watch: Watch, call: Call) -> Any:
+    """Each row times what every rank has."""
+    place = find_place(watch, call)
+    if all(watch.rows(tensor) is not None for tensor in tensors_in((call.args, call.kwargs))):
+        raise NotExact(f"torch.kron multiplies every one of the {place.axis.name} with every other one.")
+    made = watch.common(call)()
+    return mark(made, Rows(place.axis, made.dim() - place.from_end, place.fresh))

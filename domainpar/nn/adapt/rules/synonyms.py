@@ -1,0 +1,74 @@
+"""Calls that are said in other torch calls, whose rules then decide."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from domainpar.nn.adapt.calls import Call
+from domainpar.nn.adapt.rows import NotExact
+from domainpar.nn.adapt.watch import Watch, rule
+
+
+@rule("vstack", "row_stack", "hstack", "column_stack", "dstack")
+def stacks(watch: Watch, call: Call) -> Any:
+    """Along the first, second or third dimension, which is made where it is missing."""
+    tensors = list(call.get(0, "tensors"))
+    with watch.in_other_words():
+        if call.name == "hstack":
+            return torch.cat(tensors, min(1, tensors[0].dim() - 1))
+        if call.name == "column_stack":
+            return torch.cat([tensor if tensor.dim() > 1 else tensor.view(-1, 1) for tensor in tensors], 1)
+        tensors = [tensor if tensor.dim() > 1 else tensor.unsqueeze(0) for tensor in tensors]
+        if call.name == "dstack":
+            return torch.cat([tensor if tensor.dim() > 2 else tensor.unsqueeze(-1) for tensor in tensors], 2)
+        return torch.cat(tensors, 0)
+
+
+@rule("index_put")
+def index_put(watch: Watch, call: Call) -> Any:
+    """`x[indices] = values`, or `x[index] += values` for each time that a row is named."""
+    into, indices, values = (call.get(at, name) for at, name in enumerate(("input", "indices", "values")))
+    with watch.in_other_words():
+        if not call.get(3, "accumulate", False):
+            into = into if call.in_place else into.clone()
+            into[indices[0] if len(indices) == 1 else tuple(indices)] = values
+            return into
+        if len(indices) > 1:
+            raise NotExact("torch.index_put adds at several indices; use index_add at the rows.")
+        index = indices[0].nonzero().view(-1) if indices[0].dtype is torch.bool else indices[0]
+        values = values.expand(index.size(0), *into.shape[1:])
+        return (into.index_add_ if call.in_place else into.index_add)(0, index, values)
+
+
+@rule("masked_select")
+def masked_select(watch: Watch, call: Call) -> Any:
+    """A column by a mask of its rows; of several columns it makes one list, in the order of the whole graph."""
+    tensor, mask = call.get(0, "input"), call.get(1, "mask")
+    if tensor.dim() != 1 or mask.dim() != 1:
+        raise NotExact("torch.masked_select makes one list of rows and features; pick rows: x[mask] of a mask of rows.")
+    with watch.in_other_words():
+        return tensor[mask]
+
+
+@rule("gumbel_softmax")
+def gumbel_softmax(watch: Watch, call: Call) -> Any:
+    """A random choice of classes, drawn by the global numbers of rows as all that is drawn."""
+    logits, dim = call.get(0, "logits"), call.get(4, "dim", -1)
+    with watch.in_other_words():
+        uniform = torch.rand_like(logits).clamp(min=2.0**-25)  # neither 0 nor 1: what is made of it stays finite
+        soft = ((logits - (-uniform.log()).log()) / call.get(1, "tau", 1)).softmax(dim)
+        if not call.get(2, "hard", False):
+            return soft
+        chosen = torch.zeros_like(logits).scatter(dim, soft.detach().argmax(dim, keepdim=True), 1.0)
+        return chosen - soft.detach() + soft
+
+
+@rule("new_tensor")
+def new_tensor(watch: Watch, call: Call) -> Any:
+    """Numbers as a tensor of the type of rows."""
+    like, data = call.args[0], call.get(1, "data")
+    kwargs = {name: value for name, value in call.kwargs.items() if name != "data" and value is not None}
+    with watch.in_other_words():
+        return torch.tensor(data, **({"dtype": like.dtype, "device": like.device} | kwargs))

@@ -1,0 +1,195 @@
+"""Calls that mix numbers along some dimensions: exact where the rows lie along others."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from whole_and_split import ODD, cases, check, refusals
+
+
+def sums(x, src, dst, e):
+    return x.new_zeros(x.size(0), 4).index_add(0, dst, x[src] * e)
+
+
+def positive(vectors):
+    """A matrix with an inverse for each row, [N, 2, 2]."""
+    return vectors.transpose(1, 2) @ vectors + torch.diag_embed(torch.ones(2, dtype=vectors.dtype))
+
+
+def both(function):
+    """A function of the matrices of rows, along the first dimension and along another."""
+    return lambda vectors: (function(positive(vectors)), function(torch.stack([positive(vectors)] * 2)))
+
+
+EXACT = {
+    "row numbers padded": lambda edge_index, x: (F.pad(edge_index, (0, 0, 1, 0)), x.sum()),
+    "zeros beside features": lambda x, src, series: (
+        F.pad(x, (0, 2))[src] + F.pad(x, (1, 1, 0, 0), value=2.0)[src],
+        F.pad(series, (0, 0, 0, 0, 1, 0)) * 2 + F.pad(series, (0, -1, 0, 0, 1, 0))[..., :1],
+        F.pad(series, (1, 1), mode="reflect"),
+        nn.CircularPad1d(1)(series),
+    ),
+    "sums padded": lambda x, src, dst, e: F.pad(sums(x, src, dst, e), (0, 1))[src],
+    "inverses": both(lambda m: torch.linalg.inv(m) + m.inverse() + torch.linalg.pinv(m)),
+    "determinants": both(lambda m: torch.linalg.det(m) + torch.det(m) + torch.logdet(m) + torch.linalg.slogdet(m)[1]),
+    "decompositions": both(
+        lambda m: (
+            torch.linalg.cholesky(m),
+            torch.linalg.qr(m)[1],
+            torch.linalg.eigvalsh(m),
+            torch.linalg.svdvals(m),
+            torch.linalg.eigh(m)[0],
+            torch.linalg.eigh(m)[1].abs(),
+            torch.linalg.svd(m)[1],
+        )
+    ),
+    "ranks and powers": both(
+        lambda m: (torch.linalg.matrix_rank(m.detach()), torch.linalg.matrix_power(m, 3), torch.linalg.matrix_exp(m))
+    ),
+    "systems": lambda vectors, x, c: (
+        torch.linalg.solve(positive(vectors), vectors.transpose(1, 2)),
+        torch.linalg.solve(positive(vectors), x[:, :2]),
+        torch.linalg.solve(positive(vectors), c[:2]),
+        torch.linalg.solve(positive(vectors), c.view(1, 2, 2)),
+        torch.linalg.solve(c.view(2, 2), vectors.transpose(1, 2)),
+        torch.linalg.solve_triangular(positive(vectors), vectors.transpose(1, 2), upper=True),
+    ),
+    "sums inverted": lambda x, src, dst, e: torch.linalg.inv(positive(sums(x, src, dst, e).view(-1, 2, 2)))[src],
+    "triangles": lambda vectors, series: (
+        vectors.tril() + vectors.triu(1) + (vectors * 1).tril_(1) + (vectors * 1).mT.mT
+    ),
+    "diagonals": lambda x, vectors, src: (
+        torch.diag_embed(x)[src],
+        torch.diag_embed(x, dim1=0, dim2=2),
+        vectors.diagonal(dim1=1, dim2=2)[src],
+        torch.diagonal(vectors, 0, -2, -1),
+        torch.linalg.diagonal(vectors),
+    ),
+    "products of vectors": lambda series, c: (
+        torch.linalg.cross(series, series * series),
+        torch.cross(series, c[:3].expand_as(series), dim=-1),
+        torch.linalg.vecdot(series, series, dim=0) + torch.linalg.vecdot(series, series).sum(0)[:, None],
+    ),
+    "distances": lambda vectors, x, z: (
+        torch.cdist(vectors, vectors * 2 + 1),
+        torch.cdist(vectors, torch.ones(1, 2, 2, dtype=x.dtype), p=1),
+        F.pairwise_distance(x, z) + F.cosine_similarity(x, z),
+        F.pairwise_distance(x, z, keepdim=True),
+    ),
+    "unflattened": lambda x, series, src: (
+        x.unflatten(-1, (2, 2))[src],
+        x.unflatten(1, (2, -1)),
+        nn.Unflatten(1, (2, 2))(x),
+        series.unflatten(0, (2, 1)),
+    ),
+    "windows": lambda series, x, src: (
+        series.unfold(2, 2, 1),
+        series.unfold(0, 2, 1).sum(-1),
+        x.unfold(1, 3, 1)[src],
+    ),
+    "pieces of pictures": lambda vectors: (
+        F.fold(F.unfold(vectors[:, None], 2), (3, 2), 2),
+        F.interpolate(vectors, scale_factor=2) + F.interpolate(vectors, size=4, mode="linear"),
+        F.pixel_shuffle(vectors[:, :2].reshape(-1, 4, 1, 1), 2),
+    ),
+    "rolled": lambda x, series: x.roll(1, 1) + x.roll((1, 2), (1, -1)) + series.rot90(2, (0, 2)).sum((0, 2))[:, None],
+    "spectra": lambda x, series: (
+        torch.fft.rfft(x).abs(),
+        torch.fft.irfft(torch.fft.rfft(x), n=4) + torch.fft.fft(x).real + torch.fft.ifft(x, dim=1).imag,
+        torch.fft.fftn(series, dim=(0, 2)).real + torch.fft.fft2(series, dim=(2, 0)).imag,
+        torch.fft.fftshift(x, dim=1),
+    ),
+    "complex pairs": lambda x: (
+        torch.view_as_real(torch.view_as_complex(x.view(x.size(0), 2, 2)) * 1j),
+        torch.view_as_complex(x.view(x.size(0), 2, 2)).abs(),
+    ),
+    "among listed values": lambda z, batch, table: (
+        torch.isin(z, torch.tensor([0.0, 2.0], dtype=z.dtype)),
+        torch.isin(batch, 1) | torch.isin(batch, torch.tensor([2]), invert=True),
+        torch.isin(batch, batch.unique()),
+    ),
+    "bins": lambda x, v, c: (
+        torch.bucketize(x, c.detach().sort().values),
+        torch.bucketize(v, torch.tensor([0.0, 1.0], dtype=v.dtype), right=True),
+        torch.searchsorted(torch.tensor([-1.0, 0.0, 1.0], dtype=v.dtype), v),
+        torch.searchsorted(x.detach().sort(1).values, x, side="right"),
+    ),
+    "outer products": lambda x, series, c: torch.kron(x, c.view(1, 4)) + torch.kron(c[:1], x).repeat(1, 4),
+    "orders": lambda series: (
+        series.kthvalue(2, 2).values,
+        series.kthvalue(2, dim=0, keepdim=True)[0],
+        series.sort(0)[0] + series.cummax(2)[0],
+        series.topk(2, -1)[1],
+    ),
+}
+
+REFUSED = {
+    "more rows": (lambda x: F.pad(x, (0, 0, 0, 1)), "runs along the nodes"),
+    "more rows in a circle": (lambda square: F.pad(square.t()[None], (1, 0), mode="circular"), "runs along the nodes"),
+    "edges sorted": (lambda src: src.sort(), "before split_graph"),
+    "a matrix of rows": (lambda square: torch.linalg.inv(square), "runs along the nodes"),
+    "a determinant of rows": (lambda square: torch.linalg.det(square), "runs along the nodes"),
+    "a system of rows": (lambda square, x: torch.linalg.solve(square, x), "runs along the nodes"),
+    "systems of one matrix": (
+        lambda vectors: torch.linalg.solve(positive(vectors), torch.ones(2, 2, dtype=vectors.dtype)),
+        "unsqueeze",
+    ),
+    "systems with every rank's": (
+        lambda vectors: torch.linalg.solve(positive(vectors), torch.ones(13, 2, 2, dtype=vectors.dtype)),
+        "beside rows",
+    ),
+    "a triangle of rows": (lambda square: square.tril(), "runs along the nodes"),
+    "rows as a diagonal": (lambda v: torch.diag_embed(v), "runs along the nodes"),
+    "the diagonal of rows": (lambda square: square.diagonal(), "runs along the nodes"),
+    "distances of all rows": (lambda x: torch.cdist(x, x), "runs along the nodes"),
+    "distances to every rank's": (
+        lambda vectors: torch.cdist(vectors, torch.ones(13, 3, 2, dtype=vectors.dtype)),
+        "beside rows",
+    ),
+    "unflattened rows": (lambda x: x.unflatten(0, (-1, 1)), "runs along the nodes"),
+    "windows of rows": (lambda x: x.unfold(0, 2, 1), "runs along the nodes"),
+    "rows rolled": (lambda x: x.roll(1, 0), "runs along the nodes"),
+    "all rolled": (lambda x: x.roll(1), "runs along the nodes"),
+    "a spectrum of rows": (lambda x: torch.fft.fft(x, dim=0), "runs along the nodes"),
+    "a spectrum of all": (lambda x: torch.fft.fftn(x), "runs along the nodes"),
+    "pairs of rows": (
+        lambda series: torch.view_as_complex(series[:, :, 0].t().contiguous().t()),
+        "runs along the nodes",
+    ),
+    "among rows": (lambda batch: torch.isin(batch, batch), "rows.unique()"),
+    "a value among rows": (lambda batch: torch.isin(1, batch), "rows.unique()"),
+    "row numbers among values": (lambda src: torch.isin(src, torch.tensor([1, 2])), "row numbers"),
+    "bins of rows": (lambda x, v: torch.bucketize(x, v), "looks something up among nodes"),
+    "rows searched": (lambda x, v: torch.searchsorted(v, x[:, 0]), "looks something up among nodes"),
+    "all pairs": (lambda x, z: torch.kron(x, z), "every other one"),
+    "cross products over rows": (lambda series: torch.linalg.cross(series, series, dim=1), "runs along the nodes"),
+    "softmax along the first that fits": (lambda x: F.softmax(x), "runs along the nodes"),
+}
+
+
+@cases(EXACT)
+def test_what_mixes_features_is_exact(function, more):
+    check(function, **more)
+
+
+@refusals(REFUSED)
+def test_what_mixes_rows_is_refused(function, text, more):
+    check(function, refused=text, **more)
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_probe_does_not_mind_lengths(name):
+    def mixed(x, vectors, series, e, batch):
+        return (
+            torch.linalg.inv(positive(vectors)),
+            x.unflatten(1, (2, 2)),
+            torch.diag_embed(e),
+            vectors.diagonal(dim1=1, dim2=2),
+            torch.fft.rfft(x).abs(),
+            F.pad(e, (1, 1)),
+            series.unfold(0, 2, 1),
+            torch.cdist(vectors, vectors + 1),
+            torch.isin(batch, torch.tensor([1])),
+        )
+
+    check(mixed, ODD[name])
