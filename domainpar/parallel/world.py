@@ -301,7 +301,7 @@ class World:
         """
         everyone = [json.loads(text) for text in self.transport.all_gather(json.dumps(dict(values)).encode())]
         for name in dict.fromkeys(name for values_there in everyone for name in values_there):
-            found = [values_there.get(name) for values_there in everyone]
+            found = [values_there.get(name, "missing") for values_there in everyone]
             usual = max(found, key=found.count)
             others = [rank for rank, value in enumerate(found) if value != usual]
             if others:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from domainpar.parallel.integer_sums import IntegerSums
 from domainpar.parallel.transport import Transport
+from domainpar.parallel.world import World
 
 NOT_FINITE = 10_000  # larger than any exponent of a double
 LOWEST = -1022  # below it numbers lose bits anyway
@@ -87,13 +88,26 @@ def _exponent(values: Tensor) -> int:
     return max(int(torch.frexp(largest).exponent), LOWEST) if bool(largest) else LOWEST
 
 
-def take_from_root(tensors: Iterable[Tensor], transport: Transport) -> None:
-    """Give tensors, parameters and buffers say, the values they have on rank 0. *Collective*."""
+def take_from_root(tensors: Mapping[str, Tensor], world: World) -> None:
+    """Give tensors, parameters and buffers say, the values they have on rank 0. *Collective*.
+
+    Raises:
+        Refused: On all ranks alike, if a name, a shape or a type is another one on some rank.
+    """
+    kinds = {f"the module's {name}": _kind(tensor) for name, tensor in tensors.items()}
+    world.agree_on(
+        kinds,
+        "build the same module on every rank; of a tensor that holds rows of a part this is known if it comes from "
+        "part.nodes, part.edges or the like, or is part.edge_index itself",
+    )
     with torch.no_grad():
-        for tensor in tensors:
+        for _, tensor in sorted(tensors.items()):
             host = tensor.detach().contiguous().cpu()
-            is_root = transport.rank == 0
-            payload = host.view(-1).view(torch.uint8).numpy().tobytes() if is_root and host.numel() else b""
-            payload = transport.broadcast(payload if is_root else None)
-            if host.numel() and not is_root:
+            payload = host.view(-1).view(torch.uint8).numpy().tobytes() if world.is_root and host.numel() else b""
+            payload = world.transport.broadcast(payload if world.is_root else None)
+            if host.numel() and not world.is_root:
                 tensor.copy_(torch.frombuffer(bytearray(payload), dtype=host.dtype).view(host.shape))
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from domainpar.nn.adapt import rules as _rules  # noqa: F401  registers them
 from domainpar.nn.adapt.across import counted_once
 from domainpar.nn.adapt.calls import tensors_in
 from domainpar.nn.adapt.gradient_sums import GradientSums, take_from_root
+from domainpar.nn.adapt.held import common_tensors, owner_of, read_as_nodes
 from domainpar.nn.adapt.known_reasons import check_module, reason_of
 from domainpar.nn.adapt.part import GraphPart
 from domainpar.nn.adapt.rows import UNKNOWN, NotExact, Rows, mark, rows_of, unwatched
@@ -22,22 +23,27 @@ from domainpar.nn.noise import key_of
 from domainpar.parallel.world import World
 
 
-def parallelize(module: nn.Module, world: World, *, seed: int = 0) -> Parallel:
+def parallelize(module: nn.Module, world: World, *, seed: int = 0, node_parameters: Sequence[str] = ()) -> Parallel:
     """Let a module, unchanged, run on a split graph: the result of one rank, to rounding. *Collective*.
 
-    Its parameters and buffers are set to those of rank 0. Give the result tensors of a `GraphPart`; see `Parallel`.
+    Its parameters and buffers are set to those of rank 0; rows of a part that it keeps, a static graph say, stay what
+    they are. Give the result tensors of a `GraphPart`; see `Parallel`.
 
     Args:
         module: Any module of torch and torch_geometric functions.
         world: The ranks; gradients are summed over all of them.
         seed: Of dropout.
+        node_parameters: Names of parameters and buffers with a row for each node of the whole graph, such as
+            `embedding.weight`. Every rank holds them whole; what the module reads of them is this rank's rows.
 
     Raises:
-        ValueError: If sizes of parameters are not known yet, or there are hooks on gradients.
+        ValueError: If sizes of parameters are not known yet, there are hooks on gradients, or a name is none.
+        Refused: On all ranks alike, if the modules of the ranks differ in a name, a shape or a type.
     """
     check_module(module)
-    take_from_root(tensors_of(module), world.transport)
-    return Parallel(module, world, seed)
+    parallel = Parallel(module, world, seed, node_parameters)
+    take_from_root(common_tensors(module), world)
+    return parallel
 
 
 class Parallel(nn.Module):
@@ -54,6 +60,7 @@ class Parallel(nn.Module):
         module: The module itself; `state_dict` of it is what to save.
         world: The ranks; None if gradients are summed elsewhere.
         seed: Of dropout.
+        node_parameters: As for `parallelize`.
 
     Attributes:
         calls: Forward passes so far, int64: with `seed` it decides what is dropped, so it belongs in a checkpoint.
@@ -61,9 +68,12 @@ class Parallel(nn.Module):
 
     calls: Tensor
 
-    def __init__(self, module: nn.Module, world: World | None = None, seed: int = 0) -> None:
+    def __init__(
+        self, module: nn.Module, world: World | None = None, seed: int = 0, node_parameters: Sequence[str] = ()
+    ) -> None:
         super().__init__()
         self.module, self.world, self.seed = module, world, seed
+        self._node_parameters = {name: owner_of(module, name) for name in node_parameters}
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -104,12 +114,12 @@ class Parallel(nn.Module):
         """
         uses = itertools.count()
         noise = None if key is None else lambda: key_of(key, next(uses))
-        watch = Watch(part, {id(one): one for one in tensors_of(self.module)}, noise)
+        watch = Watch(part, {id(one): one for one in common_tensors(self.module).values()}, noise)
         watch.numbering.start(_all_tensors((args, kwargs)))
         hooks = [layer.register_forward_pre_hook(_Refresh(watch), with_kwargs=True) for layer in self._layers()]
         try:
             before = torch.get_rng_state()
-            with watch:
+            with read_as_nodes(self._node_parameters, part), watch:
                 result = self.module(*args, **kwargs)
             if not torch.equal(torch.get_rng_state(), before):
                 raise NotExact("it draws random numbers from torch's generator, which would be others on each rank.")
@@ -242,16 +252,3 @@ def _global_ids(numbers: Tensor, rows: Rows, watch: Watch) -> Tensor:
     one_kind = len(of_rows) == 1
     found = of_rows[0][numbers] if one_kind else torch.stack([ids[row] for ids, row in zip(of_rows, numbers)])
     return mark(found, rows.but(names=None))
-
-
-def tensors_of(module: nn.Module) -> Iterator[Tensor]:
-    """Every tensor that a module holds, also outside its parameters and buffers."""
-    for child in module.modules():
-        yield from (one for one in child._parameters.values() if one is not None)
-        yield from (one for one in child._buffers.values() if one is not None)
-        for name, value in vars(child).items():
-            if name not in _KEPT_APART and isinstance(value, (Tensor, list, tuple, dict)):
-                yield from tensors_in(value)
-
-
-_KEPT_APART = frozenset(("_parameters", "_buffers", "_modules"))

@@ -9,9 +9,9 @@ from weakref import WeakValueDictionary
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from domainpar.nn.adapt.rows import Axis, Names, Rows, mark
+from domainpar.nn.adapt.rows import Axis, Names, Rows, mark, rows_of
 from domainpar.parallel.halo import AdjointHalo, ask_owners
 from domainpar.parallel.transport import Transport
 from domainpar.parallel.world import World
@@ -54,7 +54,7 @@ class GraphPart:
         dst = Names(self.node_axis, complete=True, only_owned=not incident)
         self.ends = (src, dst)
         _ = self.node_axis.total, self.edge_axis.total  # asked now, together, not by whoever asks first
-        self.edge_index = mark(self._to_device(plan.edge_rows), Rows(self.edge_axis, 1, names=self.ends))
+        self.edge_index = _marked(self._to_device(plan.edge_rows), Rows(self.edge_axis, 1, names=self.ends))
 
     @property
     def part(self) -> int:
@@ -94,12 +94,12 @@ class GraphPart:
     def local_nodes(self, local: Tensor, dim: int = 0) -> Tensor:
         """Mark a tensor whose rows are this part's owned nodes and ghosts in the plan's order, ghosts up to date."""
         self._check(local, dim, self.plan.num_local, "owned nodes and ghosts")
-        return mark(local.to(self.device).view_as(local), Rows(self.node_axis, dim % local.dim()))
+        return _marked(local.to(self.device).view_as(local), Rows(self.node_axis, dim % local.dim()))
 
     def local_edges(self, local: Tensor, dim: int = 0) -> Tensor:
         """Mark a tensor whose rows are this part's local edges in the plan's order."""
         self._check(local, dim, self.plan.num_edges, "local edges")
-        return mark(local.to(self.device).view_as(local), Rows(self.edge_axis, dim % local.dim()))
+        return _marked(local.to(self.device).view_as(local), Rows(self.edge_axis, dim % local.dim()))
 
     def same_everywhere(self, tensor: Tensor) -> Tensor:
         """Mark a tensor that is the same on every rank: a time step, a condition of the whole graph."""
@@ -134,7 +134,9 @@ class GraphPart:
         return axis
 
     def _to_device(self, array: npt.NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+        tensor = torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+        tensor.untyped_storage().__dict__[_OF_A_PART] = True
+        return tensor
 
     def _rows(self, whole: Tensor, dim: int, expected: int, rows: Tensor, what: str) -> Tensor:
         self._check(whole, dim, expected, f"{what} of the whole graph")
@@ -187,6 +189,24 @@ def split_graph(
     local = world.on_all(lambda: select_edges(ends, assignment, transport.rank, edges))
     plan = build_plan(local, assignment, transport.rank, transport.size, edges, ask_owners(transport))
     return GraphPart(plan, transport, world.device)
+
+
+_OF_A_PART = "_domainpar_of_a_part"
+
+
+def _marked(tensor: Tensor, rows: Rows) -> Tensor:
+    """Say what the rows of a tensor are, and of its memory that there are rows of a part in it."""
+    tensor.untyped_storage().__dict__[_OF_A_PART] = True
+    return mark(tensor, rows)
+
+
+def holds_rows(tensor: Tensor) -> bool:
+    """Whether a tensor holds rows of a part: it is marked, or looks into the memory of one that is."""
+    if isinstance(rows_of(tensor), Rows):
+        return True
+    if isinstance(tensor, nn.Parameter) or tensor.layout is not torch.strided:
+        return False
+    return _OF_A_PART in tensor.untyped_storage().__dict__
 
 
 def _assignment(

@@ -17,6 +17,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from domainpar.nn.adapt.part import GraphPart
 
+MARK_IT = "mark it with part.nodes or part.edges (a parameter: parallelize(..., node_parameters=[its name]))"
 BITS_OF_KEY = 40  # a joined axis numbers its pieces above the ids of each
 
 

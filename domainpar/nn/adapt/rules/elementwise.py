@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from domainpar.nn.adapt.calls import Call, one_axis, tensors_in, words
-from domainpar.nn.adapt.rows import Axis, NotExact, Rows, mark
+from domainpar.nn.adapt.rows import MARK_IT, Axis, NotExact, Rows, mark
 from domainpar.nn.adapt.watch import RULES, Watch, rule
 
 ELEMENTWISE = words(
@@ -126,7 +126,7 @@ def find_place(watch: Watch, call: Call) -> Place:
         if tensor.dim() >= from_end and tensor.size(-from_end) != 1:
             raise NotExact(
                 f"torch.{call.name} puts a tensor of shape {tuple(tensor.shape)}, the same on every rank, beside rows "
-                f"of {axis.name}; mark it with part.nodes or part.edges if it holds one row for each of them."
+                f"of {axis.name}; {MARK_IT} if it holds one row for each of them."
             )
     _check_names(call, [rows for _, rows in known], len(tensors))
     return Place(axis, from_end, all(rows.fresh for _, rows in known))

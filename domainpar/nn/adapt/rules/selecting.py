@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from domainpar.nn.adapt.calls import Call, one_axis
-from domainpar.nn.adapt.rows import Axis, Names, NotExact, RowCount, Rows, mark, version_of
+from domainpar.nn.adapt.rows import MARK_IT, Axis, Names, NotExact, RowCount, Rows, mark, version_of
 from domainpar.nn.adapt.rules.reshaping import piece_of
 from domainpar.nn.adapt.watch import Watch, rule
 
@@ -32,7 +32,7 @@ def read_rows(watch: Watch, tensor: Tensor, dim: int, index: Tensor) -> Tensor:
         if by.names is not None:
             raise NotExact(
                 f"a tensor of shape {tuple(tensor.shape)} is indexed by row numbers but nobody said that it holds a "
-                "row for each of them; mark it with part.nodes, or make it from a tensor that is marked."
+                f"row for each of them; {MARK_IT}, or make it from a tensor that is marked."
             )
         if rows is not None:
             raise NotExact(f"features of {rows.axis.name} are picked by an index that differs from row to row.")
