@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -128,6 +128,9 @@ class World:
             device: Where this rank computes.
             domain_size: As for `launch`.
             deadline: As for `launch`; a shorter time limit of the group itself comes first.
+
+        Raises:
+            ValueError: If there is no such group.
         """
         from domainpar.parallel.bring_up import world_of_group
 
@@ -289,24 +292,26 @@ class World:
         if ranks_of:
             raise self._refusal([(json.loads(text), ranks) for text, ranks in ranks_of.items()])
 
-    def agree_on(self, values: Mapping[str, str], hint: str = "start all ranks alike") -> None:
+    def agree_on(
+        self, values: Mapping[str, str], hint: str = "start all ranks alike", among: Transport | None = None
+    ) -> None:
         """Refuse to go on where ranks differ; *collective*.
 
         Args:
             values: What must be the same on every rank, by name.
             hint: What to do about it.
+            among: Joins the ranks that are compared; None: all. If some refuse, all ranks of the world do.
 
         Raises:
             Refused: On every rank, naming the ranks that differ from most, the first name and both values.
         """
-        everyone = [json.loads(text) for text in self.transport.all_gather(json.dumps(dict(values)).encode())]
-        for name in dict.fromkeys(name for values_there in everyone for name in values_there):
-            found = [values_there.get(name, "missing") for values_there in everyone]
-            usual = max(found, key=found.count)
-            others = [rank for rank, value in enumerate(found) if value != usual]
-            if others:
-                ranks = self.transport.name_ranks(others)
-                raise Refused(f"{name} is {found[others[0]]} on {ranks}, but {usual} on the others", hint)
+        transport = among or self.transport
+        everyone = [json.loads(text) for text in transport.all_gather(json.dumps(dict(values)).encode())]
+        problem = _difference(everyone, transport, hint)
+        if transport is not self.transport:
+            self.agree(problem)
+        elif problem is not None:
+            raise Refused(problem.what, problem.hint)
 
     def on_all(self, make: Callable[[], T]) -> T:
         """Make something on every rank; if one cannot, all refuse; *collective*.
@@ -435,6 +440,20 @@ class World:
         step, phase = (None, None) if mark is None else (mark.step, mark.phase)
         event = event or (mark.event if mark is not None else None)
         return Where(event, self.rank, self.size, self.host, file, step, phase)
+
+
+def _difference(everyone: Sequence[Mapping[str, str]], transport: Transport, hint: str) -> Problem | None:
+    """The first name of which ranks have different values, those that differ from most first."""
+    for name in dict.fromkeys(name for values in everyone for name in values):
+        found = [values.get(name, "missing") for values in everyone]
+        usual = max(found, key=found.count)
+        odd = [rank for rank, value in enumerate(found) if value != usual]
+        if odd:
+            rest = [rank for rank in range(len(found)) if rank not in odd]
+            others = "the others" if len(rest) > 1 else transport.name_ranks(rest)
+            ranks = transport.name_ranks(odd)
+            return Problem(f"{name} is {found[odd[0]]} on {ranks}, but {usual} on {others}", hint)
+    return None
 
 
 def checked_domain_size(domain_size: int | None, size: int) -> int:

@@ -64,7 +64,7 @@ def _read_as_nodes(name: str, owner: nn.Module, part: GraphPart) -> Iterator[Non
     attribute = name.rpartition(".")[2]
     whole = getattr(owner, attribute)
     try:
-        rows = part.nodes(whole)
+        rows = part.read_nodes(whole)
     except ValueError as problem:
         raise ValueError(f"{name} is to have a row for each node: {problem}") from None
     version = version_of(rows)

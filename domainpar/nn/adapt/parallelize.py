@@ -37,9 +37,12 @@ def parallelize(module: nn.Module, world: World, *, seed: int = 0, node_paramete
             `embedding.weight`. Every rank holds them whole; what the module reads of them is this rank's rows.
 
     Raises:
-        ValueError: If sizes of parameters are not known yet, there are hooks on gradients, or a name is none.
+        ValueError: If it is parallel already, sizes of parameters are not known yet, there are hooks on gradients, or
+            nothing has a given name.
         Refused: On all ranks alike, if the modules of the ranks differ in a name, a shape or a type.
     """
+    if any(isinstance(one, Parallel) for one in module.modules()):
+        raise ValueError("the module is parallel already; give parallelize the module itself, once.")
     check_module(module)
     parallel = Parallel(module, world, seed, node_parameters)
     take_from_root(common_tensors(module), world)
@@ -91,9 +94,11 @@ class Parallel(nn.Module):
         Raises:
             NotExact: If the module does what has no exact form, or an argument is not marked.
         """
+        part = _part_of((args, kwargs))
+        part.given.compare()
         with torch.no_grad():
             self.calls += 1
-        return self.run(_part_of((args, kwargs)), args, kwargs, key_of(self.seed, "forward", int(self.calls)))
+        return self.run(part, args, kwargs, key_of(self.seed, "forward", int(self.calls)))
 
     def run(
         self,
