@@ -7,12 +7,17 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from domainpar.nn.adapt.rows import version_of
+from domainpar.parallel.alike import what_differs
 from domainpar.parallel.integer_sums import IntegerSums
 from domainpar.parallel.transport import Transport
 from domainpar.parallel.world import World
 
 NOT_FINITE = 10_000  # larger than any exponent of a double
 LOWEST = -1022  # below it numbers lose bits anyway
+_SUMMED = "_domainpar_summed"  # of a gradient that was summed: the version that was left
+LOOK_EVERY = 100  # passes
+ENOUGH_LOOKS = 3  # at parameters that changed without sums of ours, and are the same: somebody else sums
 
 
 class GradientSums:
@@ -38,10 +43,19 @@ class GradientSums:
 
         Returns:
             0; or, if a gradient of some rank or a sum is not finite, a larger number, and the gradients mean nothing.
+
+        Raises:
+            RuntimeError: On all ranks alike, if gradients hold what was summed before.
         """
         device = self._parameters[0].device if self._parameters else torch.device("cpu")
-        counts = torch.tensor([one.grad is not None for one in self._parameters], dtype=torch.int64)
+        again = any(_is_summed(one.grad) for one in self._parameters if one.grad is not None)
+        counts = torch.tensor([*(one.grad is not None for one in self._parameters), again], dtype=torch.int64)
         transport.all_reduce(counts)
+        if counts[-1]:
+            raise RuntimeError(
+                "the gradients hold what was summed over ranks before, which would count once for each rank: "
+                "sum_gradients() was called twice, or zero_grad() was left out since; call each once for every step."
+            )
         found = [_dense_gradient(parameter) for parameter in self._parameters]
         sums = sum_exactly(found, transport, device)
         if sums is None:
@@ -49,7 +63,68 @@ class GradientSums:
         put_back = [total.to(one.dtype) for total, one in zip(sums, self._parameters)]
         for one, total, count in zip(self._parameters, put_back, counts.tolist()):
             one.grad = total if count else None
+            if one.grad is not None:
+                one.grad.__dict__[_SUMMED] = one.grad._version
         return sum(not bool(total.isfinite().all()) for total in put_back)
+
+
+def _is_summed(gradient: Tensor) -> bool:
+    """Whether this very tensor was left by a sum, and at most one thing was done to it since.
+
+    More than one may be that it was filled with zeros and added to.
+    """
+    left = gradient.__dict__.get(_SUMMED)
+    return left is not None and gradient._version <= left + 1 and bool(gradient.count_nonzero())
+
+
+class Replicas:
+    """The parameters of a module, which every rank holds alike as long as each step's gradients are summed.
+
+    Args:
+        module: The module, as it is now on every rank.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._versions = self._look_at_versions()
+        self._summed, self._passes, self._same = False, 0, 0
+
+    def note_sum(self) -> None:
+        """Gradients were summed."""
+        self._summed = True
+
+    def doubt(self) -> int:
+        """How much this rank wants them to be compared, asked in every forward pass: 0, 1 to be sure, 2 with reason.
+
+        There is reason where parameters changed, though gradients were not summed since the last pass.
+        """
+        versions = self._look_at_versions()
+        changed, summed = versions != self._versions, self._summed
+        self._passes += 1
+        if changed:
+            self._versions, self._summed = versions, False
+            if not summed and self._same < ENOUGH_LOOKS:
+                return 2
+        return int(self._passes % LOOK_EVERY == 2)
+
+    def compare(self, transport: Transport, doubt: int) -> None:
+        """Compare them over ranks. *Collective*.
+
+        Raises:
+            RuntimeError: On all ranks alike, naming the ranks and the first parameter that differs.
+        """
+        found = what_differs(dict(self._module.named_parameters()), transport)
+        if found is None:
+            self._same += doubt == 2
+            return
+        if doubt == 2:
+            why = "parameters changed without sum_gradients(); call it after the last backward, before optimizer.step()"
+        else:
+            why = "something else than optimizer.step() on summed gradients changed them, or steps differ between ranks"
+        raise RuntimeError(f"{found[0]}: {why}, on every rank.")
+
+    def _look_at_versions(self) -> list[object]:
+        return [version_of(one) for one in self._module.parameters()]
 
 
 def _dense_gradient(parameter: nn.Parameter) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from domainpar.nn.adapt import rules as _rules  # noqa: F401  registers them
 from domainpar.nn.adapt.across import counted_once
 from domainpar.nn.adapt.calls import tensors_in
-from domainpar.nn.adapt.gradient_sums import GradientSums, take_from_root
+from domainpar.nn.adapt.gradient_sums import GradientSums, Replicas, take_from_root
 from domainpar.nn.adapt.held import common_tensors, owner_of, read_as_nodes
 from domainpar.nn.adapt.known_reasons import check_module, reason_of
 from domainpar.nn.adapt.part import GraphPart
@@ -76,6 +76,7 @@ class Parallel(nn.Module):
     ) -> None:
         super().__init__()
         self.module, self.world, self.seed = module, world, seed
+        self._replicas = Replicas(module)
         self._node_parameters = {name: owner_of(module, name) for name in node_parameters}
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
 
@@ -93,9 +94,14 @@ class Parallel(nn.Module):
 
         Raises:
             NotExact: If the module does what has no exact form, or an argument is not marked.
+            Refused: On all ranks alike, if they were given different tensors.
+            RuntimeError: On all ranks alike, if their parameters are no longer the same; looked at after parameters
+                changed without `sum_gradients`, and every 100th pass.
         """
         part = _part_of((args, kwargs))
-        part.given.compare()
+        doubt = self._replicas.doubt() if self.world is not None and torch.is_grad_enabled() else 0
+        if doubt := part.given.compare(doubt):
+            self._replicas.compare(part.transport, doubt)
         with torch.no_grad():
             self.calls += 1
         return self.run(part, args, kwargs, key_of(self.seed, "forward", int(self.calls)))
@@ -141,15 +147,17 @@ class Parallel(nn.Module):
         """Leave in each parameter's `grad` the sum over all ranks, the same bits on every rank. *Collective*.
 
         Every parameter takes part, also one that this rank had no use for. Call it once after the last backward pass of
-        a step: what it leaves is summed already, so a second call without `zero_grad` in between would count it again.
+        a step: what it leaves is summed already, so a second call without `zero_grad` in between is refused. Where it
+        was left out, the next forward pass finds parameters that differ between ranks.
 
         Raises:
-            RuntimeError: On all ranks alike, if a gradient is not finite.
+            RuntimeError: On all ranks alike, if a gradient is not finite, or was summed before.
         """
         if self.world is None:
             raise RuntimeError("no ranks to sum over; make it with parallelize(module, world).")
         if GradientSums(self.module).reduce(self.world.transport):
             raise RuntimeError("a gradient of some rank is not finite; look at the loss and the learning rate.")
+        self._replicas.note_sum()
 
     def _layers(self) -> list[nn.Module]:
         """The layers that pass messages."""

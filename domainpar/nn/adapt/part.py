@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from domainpar.nn.adapt.given import HINT, Given, in_words, tensor_given
+from domainpar.nn.adapt.given import HINT, given_on, in_words, tensor_given
 from domainpar.nn.adapt.rows import Axis, Names, Rows, mark, rows_of
 from domainpar.parallel.halo import AdjointHalo, ask_owners
 from domainpar.parallel.transport import Transport
@@ -38,14 +38,14 @@ class GraphPart:
         ends: What the two rows of `edge_index` number.
         num_exchanges: How often ghosts were filled in forward passes.
         num_sums: How often something was summed or compared over ranks in forward passes.
-        given: The whole tensors it was given, to be compared with those of other ranks.
+        given: The whole tensors that this rank's parts were given, to be compared with those of other ranks.
     """
 
     def __init__(self, plan: PartitionPlan, transport: Transport, device: torch.device | str = "cpu") -> None:
         self.plan, self.transport, self.device = plan, transport, torch.device(device)
         self.halo = AdjointHalo(plan, transport, device)
         self.num_exchanges = self.num_sums = 0
-        self.given = Given(transport)
+        self.given = given_on(transport)
         self.local_ids, self._edge_ids = self._to_device(plan.local_ids), self._to_device(plan.edge_ids)
         self._edge_owned = self._to_device(plan.edge_owned)
         owned = self.local_ids[: plan.num_owned]
