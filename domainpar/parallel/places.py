@@ -8,6 +8,7 @@ import runpy
 import sys
 import sysconfig
 import threading
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -15,48 +16,60 @@ from types import FrameType
 import torch
 
 _PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
-_NOT_THEIRS = (
-    _PACKAGE,
+_LIBRARIES = (
+    *(f"{sysconfig.get_paths()[name]}{os.sep}" for name in ("stdlib", "purelib", "platlib")),
     f"{Path(torch.__file__).parent}{os.sep}",
-    f"{sysconfig.get_paths()['stdlib']}{os.sep}importlib",
-    contextlib.__file__,
-    runpy.__file__,
-    threading.__file__,
+    *(str(module.__file__) for module in (contextlib, runpy, threading)),
     "<frozen ",
 )
+"""Frames that are neither ours nor the user's: those of Python, torch and whatever is installed beside them."""
+
 _CALLS = {
     "Parallel.forward": "model(...)",
     "Parallel.run": "model(...)",
     "Parallel.sum_gradients": "model.sum_gradients()",
-    "GraphPart.sum": "part.sum(...)",
-    "GraphPart.mean_loss": "part.mean_loss(...)",
-    "World.close": "world.close()",
     "World.__exit__": "world.close()",
+    "World.close": "world.close()",
     "World.session": "world.close()",
 }
 
 
-def place_of_caller() -> str:
-    """The line of the user's program that this thread is in, `train.py:41`; empty where all frames are ours."""
-    return _place(next(_theirs(sys._getframe()), None))
+def where(frame: FrameType | None = None) -> tuple[str, str]:
+    """Which call of ours the user's program is in, and the line of theirs that made it.
+
+    Args:
+        frame: The innermost frame of a thread; None for the one that asks.
+
+    Returns:
+        `("model(...)", "train.py:41")`. The call is empty where they compute by themselves, both are where no frame is
+        theirs, as in our commands.
+    """
+    theirs: FrameType | None = None
+    for one in reversed(list(_inside_out(frame or sys._getframe(1)))):  # the outermost call is the one they know
+        name = one.f_code.co_filename
+        if name.startswith(_PACKAGE):
+            if theirs is not None:
+                return _call(one), _place(theirs)
+        elif not name.startswith(_LIBRARIES):
+            theirs = one
+    return "", "" if theirs is None else _place(theirs)
 
 
-def here_in_words(frame: FrameType | None) -> str:
-    """Which call a thread is in and where, `model(...) at train.py:41`; empty where all frames are ours.
+def in_words(call: str, place: str) -> str:
+    """What `where` found: `model(...) at train.py:41`; empty where it found nothing."""
+    return f"{call} at {place}" if call else place
+
+
+def lines_of(frame: FrameType, most: int) -> str:
+    """Where a thread is, as lines of a traceback: those of the user's program if there are any.
 
     Args:
         frame: The innermost frame of the thread.
+        most: Frames to show, the innermost ones.
     """
-    theirs = next(_theirs(frame), None)
-    if theirs is None:
-        return ""
-    called = frame
-    inner: FrameType | None = None  # the frame of ours that theirs called
-    while called is not None and called is not theirs:
-        if called.f_code.co_filename.startswith(_PACKAGE):
-            inner = called
-        called = called.f_back
-    return _place(theirs) if inner is None else f"{_name(inner)} at {_place(theirs)}"
+    stack = traceback.extract_stack(frame)
+    theirs = [one for one in stack if not one.filename.startswith((_PACKAGE, *_LIBRARIES))]
+    return "".join(traceback.format_list((theirs or stack)[-most:]))
 
 
 def is_a_command() -> bool:
@@ -65,25 +78,21 @@ def is_a_command() -> bool:
     return os.path.abspath(main).startswith(_PACKAGE)
 
 
-def _name(frame: FrameType) -> str:
-    code = frame.f_code
-    name = code.co_qualname if hasattr(code, "co_qualname") else code.co_name
-    if code.co_name == "backward":
+def _call(frame: FrameType) -> str:
+    if frame.f_code.co_name == "backward":
         return "backward()"
-    return _CALLS.get(name, f"{name.removeprefix('GraphPart.').removeprefix('World.')}(...)")
+    name = frame.f_code.co_qualname
+    short = name.replace("GraphPart.", "part.").replace("World.", "world.").replace(".__init__", "")
+    return _CALLS.get(name, f"{short.removeprefix('_')}(...)")
 
 
-def _place(frame: FrameType | None) -> str:
-    if frame is None:
-        return ""
+def _place(frame: FrameType) -> str:
     path = Path(frame.f_code.co_filename)
     shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
     return f"{shown}:{frame.f_lineno}"
 
 
-def _theirs(frame: FrameType | None) -> Iterator[FrameType]:
-    """The user's frames, the innermost first."""
+def _inside_out(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
-        if not frame.f_code.co_filename.startswith(_NOT_THEIRS):
-            yield frame
+        yield frame
         frame = frame.f_back

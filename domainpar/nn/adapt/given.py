@@ -14,7 +14,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from domainpar.nn.adapt.rows import unwatched, version_of
 from domainpar.parallel.alike import digest, strays_among
 from domainpar.parallel.failing import Refused
-from domainpar.parallel.places import place_of_caller
+from domainpar.parallel.places import where
 from domainpar.parallel.transport import Transport
 
 HINT = (
@@ -74,7 +74,7 @@ class Given:
         if version is None or version != version_of(tensor):
             words = in_words(tensor)
             self._known[tensor] = (version_of(tensor), words)
-        self._calls.append((f"{call} of {words}", place_of_caller()))
+        self._calls.append((f"{call} of {words}", where()[1]))
 
     def compare(self, asked: int = 0) -> int:
         """Compare what all ranks were given since the last time. *Collective*.

@@ -49,9 +49,9 @@ class GradientSums:
         """
         device = self._parameters[0].device if self._parameters else torch.device("cpu")
         again = any(_is_summed(one.grad) for one in self._parameters if one.grad is not None)
-        counts = torch.tensor([*(one.grad is not None for one in self._parameters), again], dtype=torch.int64)
-        transport.all_reduce(counts)
-        if counts[-1]:
+        ours = bytes([*(one.grad is not None for one in self._parameters), again])
+        *exists, again = map(any, zip(*transport.all_gather(ours), strict=True))
+        if again:
             raise RuntimeError(
                 "the gradients hold what was summed over ranks before, which would count once for each rank: "
                 "sum_gradients() was called twice, or zero_grad() was left out since; call each once for every step."
@@ -61,8 +61,8 @@ class GradientSums:
         if sums is None:
             return 1
         put_back = [total.to(one.dtype) for total, one in zip(sums, self._parameters)]
-        for one, total, count in zip(self._parameters, put_back, counts.tolist()):
-            one.grad = total if count else None
+        for one, total, exist in zip(self._parameters, put_back, exists):
+            one.grad = total if exist else None
             if one.grad is not None:
                 one.grad.__dict__[_SUMMED] = one.grad._version
         return sum(not bool(total.isfinite().all()) for total in put_back)
