@@ -10,6 +10,7 @@ import sysconfig
 import threading
 import traceback
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import FrameType
 
@@ -87,9 +88,13 @@ def _call(frame: FrameType) -> str:
 
 
 def _place(frame: FrameType) -> str:
-    path = Path(frame.f_code.co_filename)
-    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-    return f"{shown}:{frame.f_lineno}"
+    return f"{_shown(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+@cache
+def _shown(name: str) -> str:
+    path, here = Path(name), Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def _inside_out(frame: FrameType | None) -> Iterator[FrameType]:
