@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import FrameType
+from typing import Literal
 
 import torch
 
@@ -47,12 +48,11 @@ def where(frame: FrameType | None = None) -> tuple[str, str]:
     """
     theirs: FrameType | None = None
     for one in reversed(list(_inside_out(frame or sys._getframe(1)))):  # the outermost call is the one they know
-        name = one.f_code.co_filename
-        if name.startswith(_PACKAGE):
-            if theirs is not None:
-                return _call(one), _place(theirs)
-        elif not name.startswith(_LIBRARIES):
+        whose = _whose(one.f_code.co_filename)
+        if whose == "theirs":
             theirs = one
+        elif whose == "ours" and theirs is not None:
+            return _call(one), _place(theirs)
     return "", "" if theirs is None else _place(theirs)
 
 
@@ -69,7 +69,7 @@ def lines_of(frame: FrameType, most: int) -> str:
         most: Frames to show, the innermost ones.
     """
     stack = traceback.extract_stack(frame)
-    theirs = [one for one in stack if not one.filename.startswith((_PACKAGE, *_LIBRARIES))]
+    theirs = [one for one in stack if _whose(one.filename) == "theirs"]
     return "".join(traceback.format_list((theirs or stack)[-most:]))
 
 
@@ -77,6 +77,14 @@ def is_a_command() -> bool:
     """Whether the program is a command of this package, so that its flags are what a user can set."""
     main = getattr(sys.modules.get("__main__"), "__file__", None) or ""
     return os.path.abspath(main).startswith(_PACKAGE)
+
+
+@cache
+def _whose(name: str) -> Literal["ours", "theirs", "nobody's"]:
+    """Who wrote a file."""
+    if name.startswith(_PACKAGE):
+        return "ours"
+    return "nobody's" if name.startswith(_LIBRARIES) else "theirs"
 
 
 def _call(frame: FrameType) -> str:
