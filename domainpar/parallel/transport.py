@@ -180,7 +180,7 @@ class Transport(ABC):
         """Give every rank the payload of each rank, in the order of ranks; *collective*. Any sizes, also zero.
 
         Raises:
-            CallsDiffer: On all ranks alike, if their programs are in different calls.
+            RanksDiffer: On all ranks alike, if their programs are in different calls.
         """
         call = self._next_call("all_gather")
         with self.waiting("all_gather"):
@@ -279,7 +279,7 @@ class Transport(ABC):
         odd = [rank for rank, name in enumerate(names) if name != usual]
         if odd:
             rest = [rank for rank, name in enumerate(names) if name == usual]
-            raise CallsDiffer(
+            raise RanksDiffer(
                 f"ranks are in different calls: {self.name_ranks(odd)} in {in_words(*calls[odd[0]])}, "
                 f"{self.name_ranks(rest)} in {in_words(*calls[rest[0]])}",
                 "every rank makes every call: look for one that a rank skips (continue, break, an error it catches) or "
@@ -400,8 +400,8 @@ class _Exchange:
             self.keep = None
 
 
-class CallsDiffer(Problem, RuntimeError):
-    """Ranks make different calls; says which, and where in the user's program. Raised on all of them."""
+class RanksDiffer(Problem, RuntimeError):
+    """Ranks do not make the same calls, or no longer hold the same; says which and where. Raised on all of them."""
 
 
 class RanksFailed(RuntimeError):

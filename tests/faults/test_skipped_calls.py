@@ -13,7 +13,7 @@ from torch import nn
 from domainpar.nn.adapt.parallelize import parallelize
 from domainpar.nn.adapt.part import split_graph
 from domainpar.parallel.failing import report
-from domainpar.parallel.transport import CallsDiffer
+from domainpar.parallel.transport import RanksDiffer
 from domainpar.problems import Where
 from domainpar.testing import find_mpiexec, run_command, run_ranks
 
@@ -49,7 +49,7 @@ def step(world, skips):
 def test_a_call_of_some_ranks_only_is_named_with_both_places_at_the_next_call(skips, calls):
     run_ranks(step, 3, "nothing")
     with pytest.raises(
-        CallsDiffer, match=rf"rank 1 in {calls[0]} at {HERE}, ranks 0, 2 in {calls[1]} at {HERE}"
+        RanksDiffer, match=rf"rank 1 in {calls[0]} at {HERE}, ranks 0, 2 in {calls[1]} at {HERE}"
     ) as raised:
         run_ranks(step, 3, skips)
     printed = report(raised.value, Where(rank=1, size=3))

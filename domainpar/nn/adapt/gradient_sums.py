@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from domainpar.nn.adapt.rows import version_of
 from domainpar.parallel.alike import what_differs
 from domainpar.parallel.integer_sums import IntegerSums
-from domainpar.parallel.transport import Transport
+from domainpar.parallel.places import in_words, where
+from domainpar.parallel.transport import RanksDiffer, Transport
 from domainpar.parallel.world import World
 
 NOT_FINITE = 10_000  # larger than any exponent of a double
@@ -45,16 +46,17 @@ class GradientSums:
             0; or, if a gradient of some rank or a sum is not finite, a larger number, and the gradients mean nothing.
 
         Raises:
-            RuntimeError: On all ranks alike, if gradients hold what was summed before.
+            RanksDiffer: On all ranks alike, if gradients hold what was summed before.
         """
         device = self._parameters[0].device if self._parameters else torch.device("cpu")
         again = any(_is_summed(one.grad) for one in self._parameters if one.grad is not None)
         ours = bytes([*(one.grad is not None for one in self._parameters), again])
         *exists, again = map(any, zip(*transport.all_gather(ours), strict=True))
         if again:
-            raise RuntimeError(
-                "the gradients hold what was summed over ranks before, which would count once for each rank: "
-                "sum_gradients() was called twice, or zero_grad() was left out since; call each once for every step."
+            raise RanksDiffer(
+                f"{in_words(*where()) or 'the sum of gradients'} finds gradients that were summed over ranks before, "
+                "which would count once for each rank",
+                "it was called twice, or zero_grad() was left out since; call each once for every step",
             )
         found = [_dense_gradient(parameter) for parameter in self._parameters]
         sums = sum_exactly(found, transport, device)
@@ -111,17 +113,19 @@ class Replicas:
         """Compare them over ranks. *Collective*.
 
         Raises:
-            RuntimeError: On all ranks alike, naming the ranks and the first parameter that differs.
+            RanksDiffer: On all ranks alike, naming the ranks and the first parameter that differs.
         """
         found = what_differs(dict(self._module.named_parameters()), transport)
         if found is None:
             self._same += doubt == 2
             return
         if doubt == 2:
-            why = "parameters changed without sum_gradients(); call it after the last backward, before optimizer.step()"
+            why = "parameters changed without sum_gradients()"
+            hint = "on every rank, call it after the last backward and before optimizer.step()"
         else:
             why = "something else than optimizer.step() on summed gradients changed them, or steps differ between ranks"
-        raise RuntimeError(f"{found[0]}: {why}, on every rank.")
+            hint = "change parameters on every rank alike: clip, decay, load and average them by what all ranks have"
+        raise RanksDiffer(f"{found[0]}: {why}", hint)
 
     def _look_at_versions(self) -> list[object]:
         return [version_of(one) for one in self._module.parameters()]

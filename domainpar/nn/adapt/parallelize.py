@@ -95,7 +95,7 @@ class Parallel(nn.Module):
         Raises:
             NotExact: If the module does what has no exact form, or an argument is not marked.
             Refused: On all ranks alike, if they were given different tensors.
-            RuntimeError: On all ranks alike, if their parameters are no longer the same; looked at after parameters
+            RanksDiffer: On all ranks alike, if their parameters are no longer the same; looked at after parameters
                 changed without `sum_gradients`, and every 100th pass.
         """
         part = _part_of((args, kwargs))
