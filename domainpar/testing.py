@@ -109,7 +109,7 @@ def _gloo_rank(call: bytes, rank: int, num_ranks: int, folder: str, results: Con
         where = Path(folder, "rendezvous").as_uri()
         dist.init_process_group("gloo", init_method=where, rank=rank, world_size=num_ranks)
         function, args, domain_size, timeout = pickle.loads(call)
-        world = World.from_process_group(domain_size=domain_size, deadline=timeout)
+        world = World.from_process_group(domain_size=domain_size, timeout=timeout)
         results.send((True, pickle.dumps(function(world, *args))))
     except BaseException:
         results.send((False, traceback.format_exc()))
@@ -201,7 +201,7 @@ def _mpi_rank(folder: Path) -> None:
     """One rank of `_run_mpi`, in a process that mpiexec started."""
     function, args, domain_size, timeout = pickle.loads((folder / "call.pkl").read_bytes())
     torch.set_num_threads(1)
-    world = World.launch("mpi", domain_size=domain_size, deadline=timeout)
+    world = World.launch("mpi", domain_size=domain_size, timeout=timeout)
     try:
         result = pickle.dumps(function(world, *args))
         (folder / f"result_{world.rank}.pkl").write_bytes(result)

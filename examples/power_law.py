@@ -46,7 +46,7 @@ with World.session() as world:
     nodes, mine, learn = part.nodes(x), part.owned_nodes(label), part.owned_nodes(is_train)
     for step in range(steps):
         logits = model(nodes, part.edge_index)
-        loss = cross_entropy(logits[learn], mine[learn], reduction="sum") / is_train.sum()
+        loss = part.mean_over_nodes(cross_entropy(logits, mine, reduction="none"), weights=learn)
         optimizer.zero_grad()
         loss.backward()
         model.sum_gradients()

@@ -48,8 +48,8 @@ model = parallelize(Forecast(), world)
 optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
 for time in times:
     before, now = (part.local_nodes(tracer(place, t)) for t in (time - 0.2, time))  # at this rank's points only
-    error = area * (model(before, now, place, part.edge_index) - tracer(mine, time + 0.2)) ** 2
-    loss = error.sum() / lat.cos().sum()  # a rank's own points over the area of the whole sphere
+    error = (model(before, now, place, part.edge_index) - tracer(mine, time + 0.2)) ** 2
+    loss = part.mean_over_nodes(error, weights=area)  # a rank's own points over the area of the whole sphere
     optimizer.zero_grad()
     loss.backward()
     model.sum_gradients()

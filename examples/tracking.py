@@ -49,8 +49,7 @@ with World.session() as world:
         part = split_graph(torch.tensor(event.edge_index), len(x), world, edges="incident")  # sums at both ends
         logits = model(part.nodes(x), part.edge_index, part.edges(edge_attr))
         each = binary_cross_entropy_with_logits(logits, part.owned_edges(label), reduction="none")
-        weight = 1 + label  # a true edge counts twice; a rank's own edges over the weight of the whole event
-        loss = (part.owned_edges(weight) * each).sum() / weight.sum()
+        loss = part.mean_over_edges(each, weights=1 + part.owned_edges(label))  # a true edge counts twice
         optimizer.zero_grad()
         loss.backward()
         model.sum_gradients()

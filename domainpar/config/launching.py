@@ -44,7 +44,7 @@ def session_arguments(config: Any) -> dict[str, Any]:
         "device": config.device,
         # Sectors are samples of their own: unless told otherwise, each rank takes others.
         "domain_size": 1 if config.mode == "naive" and config.domain_size is None else config.domain_size,
-        "deadline": config.first_timeout,
+        "timeout": config.first_timeout,
         "join_seconds": config.join_timeout,
         "share_gpu": config.share_gpu,
         "num_ranks": config.ranks,

@@ -41,7 +41,7 @@ def diagnose(config: DoctorConfig) -> int:
     allocator = set_up_allocator()
     try:
         launcher = detect()
-        world = World.launch(config.transport, config.device, deadline=_deadline(config), join_seconds=DEADLINE)
+        world = World.launch(config.transport, config.device, timeout=_deadline(config), join_seconds=DEADLINE)
     except (Refused, ValueError) as refused:
         return _without_world(config, refused, allocator)
     with world.guard():

@@ -20,7 +20,7 @@ DEADLINE = 20.0
 
 def probe(into: Path, transport: TransportName, seconds: float) -> None:
     """Look at a transport on the ranks that were started, and write down what was found. *Collective*."""
-    with World.session(transport, deadline=DEADLINE) as world:
+    with World.session(transport, timeout=DEADLINE) as world:
         findings = gathered([check_transport(world.transport, seconds), *check_halo(world)], world)
         if world.is_root:
             into.write_text(json.dumps([asdict(finding) for finding in findings]))

@@ -366,9 +366,15 @@ RUNNING = (
     ),
     Case(
         37,
-        "A rank skips a layer or a backward pass",
-        "With DOMAINPAR_CHECK_CALLS=1 it is named at the first call that differs; else at the deadline.",
-        ("faults/test_checked_calls.py::test_a_rank_that_skips_something_is_named_at_once",),
+        "A rank skips a layer, a backward pass or a call of the API",
+        "A call of the API (model, part.sum, split_graph, sum_gradients) is named at the next one, or when the rank "
+        "closes, with the lines of the program on both sides. What is skipped inside of a pass is named at the "
+        "deadline; with DOMAINPAR_CHECK_CALLS=1 at the first call that differs.",
+        (
+            "faults/test_checked_calls.py::test_a_rank_that_skips_something_is_named_at_once",
+            "faults/test_skipped_calls.py::test_a_call_of_some_ranks_only_is_named_with_both_places_at_the_next_call",
+            "faults/test_skipped_calls.py::test_a_rank_that_ends_while_another_waits_for_it_is_named_soon",
+        ),
     ),
     Case(
         38,

@@ -16,8 +16,8 @@ from domainpar.events.targets import check_conditions
 from domainpar.infer.judging import judge_of, track_options, track_target
 from domainpar.infer.taking import choose_run, open_events
 from domainpar.nn.adapt.gradient_sums import take_from_root
+from domainpar.nn.adapt.held import common_tensors
 from domainpar.nn.adapt.on_events import OnEvents
-from domainpar.nn.adapt.parallelize import tensors_of
 from domainpar.nn.selftest import rows_are_independent
 from domainpar.nn.team import set_threads
 from domainpar.parallel.world import World
@@ -66,7 +66,7 @@ def set_up(config: InferConfig, world: World) -> Job:
     if config.strict:
         world.on_all(lambda: check_parts(store, world, config.grouping, config.sectors, trained.seed))
     if isinstance(model, OnEvents):
-        take_from_root(tensors_of(model), world.transport)
+        take_from_root(common_tensors(model), world)
     model.to(world.device)
     set_threads(config.threads or world.cores_for_each())
     origin = {

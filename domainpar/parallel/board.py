@@ -50,16 +50,18 @@ class Life:
         calls: Collective calls it has begun.
         waiting: Seconds it has been waiting for other ranks; None if it is not.
         doing: What it waits in.
+        place: The user's line that it is in, with the call, `model(...) at train.py:41`; empty if none is theirs.
     """
 
     beat: int
     calls: int = 0
     waiting: float | None = None
     doing: str = ""
+    place: str = ""
 
     def text(self) -> str:
         """For the board, in one line."""
-        return json.dumps([self.beat, self.calls, self.waiting, self.doing])
+        return json.dumps([self.beat, self.calls, self.waiting, self.doing, self.place])
 
     @classmethod
     def parse(cls, text: str) -> Life:
@@ -94,9 +96,10 @@ class Entry:
             return "; no sign of life: ended, stopped, cut off, or deep in compiled code"
         if self.life is None:
             return ""
+        at = f", at {self.life.place}" if self.life.place else ""
         if self.life.waiting is None:
-            return "; not waiting for others"
-        return f"; waiting for others in {self.life.doing}, {self.life.waiting:.1f} s"
+            return f"; not waiting for others{at}"
+        return f"; waiting for others in {self.life.doing}, {self.life.waiting:.1f} s{at}"
 
 
 def missing(entries: Sequence[Entry]) -> list[Entry]:

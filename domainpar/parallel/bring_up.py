@@ -115,6 +115,13 @@ def _report_what_nobody_catches(world: World) -> None:
 
 def world_of_group(group: ProcessGroup | None, device: torch.device, domain_size: int | None, deadline: float) -> World:
     """Build the world of `World.from_process_group`, which see; *collective*."""
+    import torch.distributed as dist
+
+    if group is None and not dist.is_initialized():
+        raise ValueError(
+            "this program has no torch.distributed group; write `with World.session() as world:` or World.launch(), "
+            "which join what a launcher started, World.alone() for one rank, or call init_process_group before."
+        )
     transport = _group_transport(group, device, deadline)
     checked_domain_size(domain_size, transport.size)
     shared = side_channel.share_store(transport)

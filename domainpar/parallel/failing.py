@@ -6,13 +6,20 @@ import contextlib
 import os
 import sys
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
-from domainpar.parallel.board import Mark
+from domainpar.parallel.places import is_a_command
 from domainpar.parallel.transport import RankMissing
 from domainpar.problems import Problem, Where, error_text
 
+IN_A_COMMAND = "see the board above; --timeout gives ranks more time to come"
+IN_A_PROGRAM = (
+    "every rank makes every call, so look for one that this rank skips, or makes alone (if world.is_root); with "
+    "DOMAINPAR_CHECK_CALLS=1 in the environment the first call that differs is named; World.session(timeout=...) gives "
+    "ranks more time to come"
+)
 DOCTOR = "python -m domainpar.doctor, started the same way, tells what of this machine works"
 
 
@@ -72,11 +79,12 @@ def report(error: BaseException, where: Where) -> str:
 
 def _report_missing(error: RankMissing, size: int) -> str:
     """The report of a rank that did not come: whom the others wait for, where it was, and what all were doing."""
-    where, hint = Where(), "see the board above; --timeout gives ranks more time to come"
+    where, hint = Where(), IN_A_COMMAND if is_a_command() else IN_A_PROGRAM
     if error.first:
         entry = error.first[0]
-        mark = entry.mark or Mark(0, "start")
-        where = Where(mark.event, entry.rank, size, entry.host or None, None, mark.step, mark.phase)
+        where = Where(None, entry.rank, size, entry.host or None)
+        if entry.mark is not None:
+            where = replace(where, event=entry.mark.event, step=entry.mark.step, phase=entry.mark.phase)
     frames = f"rank {error.first[0].rank} is at:\n{error.frames}" if error.frames else ""
     board = f"{error.board}\n" if error.board else ""
     return f"\n{board}{frames}{error_text(error.what, where, hint)}"

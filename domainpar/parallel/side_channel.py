@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 Answer = TypeVar("Answer")
 
 MEETING_SECONDS = 0.005
+LOOKING_SECONDS = 1.0
 CONNECT_SECONDS = 60.0
 READING_SECONDS = 3.0  # a board that is not read by then lies on a rank that is gone or stopped
 ANSWER_SECONDS = 1.5
@@ -48,8 +49,13 @@ class SideChannel(Protocol):
     def claim_failure(self) -> bool:
         """Whether the caller is the first rank to report a failure; the others keep quiet."""
 
-    def meet(self, deadline: float) -> bool:
-        """Wait until every rank wants to leave, *collective*; False if some did not within `deadline` seconds."""
+    def meet(self, deadline: float, hopeless: Callable[[Sequence[Life | None]], bool]) -> bool:
+        """Wait until every rank wants to leave, *collective*; False if some did not within `deadline` seconds.
+
+        Args:
+            deadline: Seconds to wait.
+            hopeless: Asked now and then, with what the watchers of all ranks see: whether to give up.
+        """
 
     def leave(self, deadline: float) -> None:
         """Leave for good, after `meet` and once nobody watches any more; *collective*."""
@@ -80,7 +86,7 @@ class SharedMarks:
         """Whether the caller is the first rank to report a failure."""
         return self._unclaimed.acquire(blocking=False)
 
-    def meet(self, deadline: float) -> bool:
+    def meet(self, deadline: float, hopeless: Callable[[Sequence[Life | None]], bool]) -> bool:
         """Nothing to wait for: what is shared lives as long as it is used."""
         return True
 
@@ -156,13 +162,13 @@ class StoreMarks:
         if self.serves:
             time.sleep(LINGER_SECONDS)
 
-    def meet(self, deadline: float) -> bool:
+    def meet(self, deadline: float, hopeless: Callable[[Sequence[Life | None]], bool]) -> bool:
         """Wait until every rank wants to leave; *collective*. False if some did not within `deadline` seconds.
 
         gloo needs this: a rank that closes its connections while others still read their last message can cost them
         that message.
         """
-        return self._unless_lost(partial(self._meet, "leaving", time.monotonic() + deadline), True)
+        return self._unless_lost(partial(self._meet, "leaving", time.monotonic() + deadline, hopeless), True)
 
     def leave(self, deadline: float) -> None:
         """Leave the store for good; *collective*. The rank that serves it waits until all others have left it."""
@@ -171,14 +177,21 @@ class StoreMarks:
             self._unless_lost(partial(self._all_in, "left", time.monotonic() + deadline), True)
         self._lost = True
 
-    def _meet(self, counter: str, give_up_at: float) -> bool:
+    def _meet(self, counter: str, give_up_at: float, hopeless: Callable[[Sequence[Life | None]], bool]) -> bool:
         self.store.add(counter, 1)
-        return self._all_in(counter, give_up_at)
+        return self._all_in(counter, give_up_at, hopeless)
 
-    def _all_in(self, counter: str, give_up_at: float) -> bool:
+    def _all_in(
+        self, counter: str, give_up_at: float, hopeless: Callable[[Sequence[Life | None]], bool] = lambda lives: False
+    ) -> bool:
+        next_look = time.monotonic() + LOOKING_SECONDS
         while self.store.add(counter, 0) < self.num_ranks:
             if time.monotonic() > give_up_at:
                 return False
+            if time.monotonic() > next_look:
+                next_look = time.monotonic() + LOOKING_SECONDS
+                if hopeless([self._life(rank) for rank in range(self.num_ranks)]):
+                    return False
             time.sleep(MEETING_SECONDS)
         return True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from abc import ABC, abstractmethod
@@ -15,6 +16,8 @@ from torch import Tensor
 
 from domainpar import faults
 from domainpar.parallel.board import Entry, describe, missing
+from domainpar.parallel.places import in_words, where
+from domainpar.problems import Problem
 
 Reduction = Literal["sum", "max", "min"]
 
@@ -174,17 +177,24 @@ class Transport(ABC):
         self._reduce_later(values, op).finish()
 
     def all_gather(self, payload: bytes) -> list[bytes]:
-        """Give every rank the payload of each rank, in the order of ranks; *collective*. Any sizes, also zero."""
+        """Give every rank the payload of each rank, in the order of ranks; *collective*. Any sizes, also zero.
+
+        Raises:
+            RanksDiffer: On all ranks alike, if their programs are in different calls.
+        """
         call = self._next_call("all_gather")
-        with self._waiting("all_gather"):
-            return self._all_gather(payload, call)
+        with self.waiting("all_gather"):
+            letters = self._all_gather(json.dumps(where()).encode() + b"\n" + payload, call)
+        calls, payloads = zip(*(letter.split(b"\n", 1) for letter in letters), strict=True)
+        self._check_same([json.loads(text) for text in calls])
+        return list(payloads)
 
     def broadcast(self, payload: bytes | None, root: int = 0) -> bytes:
         """Give every rank the payload of `root`; *collective*. What other ranks pass is ignored."""
         if self.rank == root and payload is None:
             raise ValueError(f"rank {root} is the root of a broadcast but has nothing to broadcast.")
         call = self._next_call(f"broadcast from {self.name_ranks([root])}")
-        with self._waiting("broadcast"):
+        with self.waiting("broadcast"):
             return self._broadcast(payload or b"", root, call)
 
     def barrier(self) -> None:
@@ -204,7 +214,7 @@ class Transport(ABC):
             )
         number, members = next((i, list(group)) for i, group in enumerate(groups) if self.rank in group)
         call = self._next_call("split")
-        with self._waiting("split"):
+        with self.waiting("split"):
             child = self._split(number, members, call)
         child.board = self.board
         return child
@@ -252,20 +262,28 @@ class Transport(ABC):
     def _next_call(self, kind: str) -> int:
         self.num_calls += 1
         if self._checks_calls:
-            self._check_call(f"{kind} in {self.doing or 'no phase'}")
+            self._check_call(kind)
         return self.num_calls
 
-    def _check_call(self, ours: str) -> None:
+    def _check_call(self, kind: str) -> None:
         """Compare which call every rank is in. *Collective*."""
-        with self._waiting("check of calls"):
-            calls = [text.decode() for text in self._all_gather(ours.encode(), self.num_calls)]
-        usual = max(calls, key=calls.count)
-        others = [rank for rank, call in enumerate(calls) if call != usual]
-        if others:
-            raise RuntimeError(
-                f"ranks are in different calls (number {self.num_calls}): {self.name_ranks(others)} in "
-                f"{calls[others[0]]}, the others in {usual}; every rank runs every collective, so one of them skipped "
-                "some, or made one too many."
+        call, place = where()
+        ours = json.dumps([f"{kind} (number {self.num_calls}) in {self.doing or call or 'no phase'}", place])
+        with self.waiting("check of calls"):
+            self._check_same([json.loads(text) for text in self._all_gather(ours.encode(), self.num_calls)])
+
+    def _check_same(self, calls: Sequence[tuple[str, str]]) -> None:
+        """Refuse to take another call's data for one's own, given the call and the place of every rank."""
+        names = [name for name, _ in calls]
+        usual = max(names, key=names.count)
+        odd = [rank for rank, name in enumerate(names) if name != usual]
+        if odd:
+            rest = [rank for rank, name in enumerate(names) if name == usual]
+            raise RanksDiffer(
+                f"ranks are in different calls: {self.name_ranks(odd)} in {in_words(*calls[odd[0]])}, "
+                f"{self.name_ranks(rest)} in {in_words(*calls[rest[0]])}",
+                "every rank makes every call: look for one that a rank skips (continue, break, an error it catches) or "
+                "makes alone (if world.is_root)",
             )
 
     def _wire_device(self, rows: Tensor) -> torch.device:
@@ -307,7 +325,8 @@ class Transport(ABC):
             self.seconds_exchanging += time.perf_counter() - began
 
     @contextmanager
-    def _waiting(self, doing: str) -> Iterator[None]:
+    def waiting(self, doing: str) -> Iterator[None]:
+        """While it lasts, this rank waits for others."""
         began = time.perf_counter()
         self.waiting_in, self.waiting_since = doing, time.monotonic()
         try:
@@ -327,23 +346,27 @@ class Transport(ABC):
             doing: What this rank was waiting in.
         """
         parts = [f"{self.name_ranks([self.rank])} waited {self.deadline:g} s in {doing} ({self.name})"]
+        if here := in_words(*where()):
+            parts.append(f"it is in {here}")
         if silent:
             parts.append(f"nothing came from {self.name_ranks(silent)}")
         if owing:
             parts.append(f"{self.name_ranks(owing)} did not take what was sent")
         raise self.missing("; ".join(parts), [*silent, *owing])
 
-    def missing(self, seen: str, suspects: Sequence[int] = ()) -> RankMissing:
+    def missing(self, seen: str, suspects: Sequence[int] = (), known: bool = False) -> RankMissing:
         """The error that says which rank the others wait for, as far as the board or the suspects tell.
 
         Args:
             seen: What this rank saw, without a full stop.
             suspects: Ranks of this group that it may be, where the board does not know better.
+            known: Whether it is they, whatever the board says.
         """
         entries = [] if self.board is None else self.board.read()
-        first = missing(entries) or [entries[self.world_ranks[rank]] for rank in suspects if entries]
+        first = [] if known else missing(entries)
+        first = first or [entries[self.world_ranks[rank]] for rank in suspects if entries]
         frames = ""
-        if self.board is not None and len(first) == 1 and first[0].alive:
+        if self.board is not None and len(first) == 1 and first[0].alive and not known:
             frames = self.board.frames_of(first[0].rank)
         return RankMissing(seen, first, describe(entries, first) if entries else "", frames)
 
@@ -370,11 +393,15 @@ class _Exchange:
         if self.done:
             return
         self.done = True
-        with self.transport._waiting(self.doing):
+        with self.transport.waiting(self.doing):
             self.posted.finish()
             if self.arrived is not self.wanted:
                 self.wanted.copy_(self.arrived)
             self.keep = None
+
+
+class RanksDiffer(Problem, RuntimeError):
+    """Ranks do not make the same calls, or no longer hold the same; says which and where. Raised on all of them."""
 
 
 class RanksFailed(RuntimeError):

@@ -6,14 +6,16 @@ import os
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
+from dataclasses import replace
+from types import FrameType
 from typing import TYPE_CHECKING
 
 import psutil
 
 from domainpar.parallel.board import Life
 from domainpar.parallel.launcher import Kind, detect
+from domainpar.parallel.places import in_words, lines_of, where
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -58,7 +60,8 @@ class Watcher(threading.Thread):
             try:
                 if time.monotonic() >= next_beat:
                     beat, next_beat = beat + 1, time.monotonic() + max(BEAT_SECONDS, self._poll)
-                    self._store.set(f"life/{self._rank}", self._look(beat).text())
+                    life = replace(self._look(beat), place=in_words(*where(self._frame())))
+                    self._store.set(f"life/{self._rank}", life.text())
                     self._answer()
                 failed = self._store.check(["failed"])
             except RuntimeError:
@@ -71,13 +74,12 @@ class Watcher(threading.Thread):
     def _answer(self) -> None:
         """Leave the frames that this rank's main thread is in, if somebody wants to know."""
         if self._store.check([f"wanted/{self._rank}"]) and not self._store.check([f"frames/{self._rank}"]):
-            self._store.set(f"frames/{self._rank}", self._frames())
+            frame = self._frame()
+            self._store.set(f"frames/{self._rank}", "" if frame is None else lines_of(frame, SHOWN_FRAMES))
 
-    def _frames(self) -> str:
-        frame = sys._current_frames().get(self._watched or 0)
-        if frame is None:
-            return ""
-        return "".join(traceback.format_list(traceback.extract_stack(frame)[-SHOWN_FRAMES:]))
+    def _frame(self) -> FrameType | None:
+        """The innermost frame of the main thread."""
+        return sys._current_frames().get(self._watched or 0)
 
     def _end_without_store(self) -> None:
         """Whoever served the store ended without `close`: give this rank the time to end by itself, then end it."""

@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -17,9 +17,10 @@ from torch import Tensor
 
 from domainpar import faults
 from domainpar.parallel import launcher
-from domainpar.parallel.board import Life, Mark
+from domainpar.parallel.board import PATIENCE_SECONDS, Life, Mark
 from domainpar.parallel.failing import NobodyServes, exit_code, report, write_error
 from domainpar.parallel.failing import Refused as Refused  # what every caller of a world may meet
+from domainpar.parallel.places import in_words, where
 from domainpar.parallel.program import about_this_program, wrong_number
 from domainpar.parallel.side_channel import SharedMarks, SideChannel
 from domainpar.parallel.threads import Switchboard, ThreadTransport
@@ -88,7 +89,7 @@ class World:
         transport: TransportName = "auto",
         device: str = "cpu",
         domain_size: int | None = None,
-        deadline: float = DEFAULT_DEADLINE,
+        timeout: float = DEFAULT_DEADLINE,
         *,
         join_seconds: float = DEFAULT_JOIN_SECONDS,
         share_gpu: bool = False,
@@ -101,7 +102,7 @@ class World:
             transport: `auto` takes NCCL on GPUs, MPI under an MPI launcher, gloo otherwise.
             device: `cpu`, `cuda` (the GPU of this rank), or `auto` for `cuda` where there is one.
             domain_size: Ranks that share one event, a divisor of their number. Default: the largest up to 8.
-            deadline: Seconds that a rank may wait for the others before it raises (see `set_deadline`).
+            timeout: Seconds that a rank may wait for the others before it raises (see `set_deadline`).
             join_seconds: Seconds in which all ranks must have come.
             share_gpu: Let several ranks of a machine use one GPU.
 
@@ -111,7 +112,7 @@ class World:
         """
         from domainpar.parallel.bring_up import bring_up
 
-        return bring_up(transport, device, domain_size, deadline, join_seconds, share_gpu)
+        return bring_up(transport, device, domain_size, timeout, join_seconds, share_gpu)
 
     @classmethod
     def from_process_group(
@@ -119,7 +120,7 @@ class World:
         group: ProcessGroup | None = None,
         device: str | torch.device = "cpu",
         domain_size: int | None = None,
-        deadline: float = DEFAULT_DEADLINE,
+        timeout: float = DEFAULT_DEADLINE,
     ) -> World:
         """Use a `torch.distributed` group that the program already has; *collective* over that group.
 
@@ -127,11 +128,14 @@ class World:
             group: A gloo or NCCL group, None for the default one. It stays the caller's: `close` leaves it alone.
             device: Where this rank computes.
             domain_size: As for `launch`.
-            deadline: As for `launch`; a shorter time limit of the group itself comes first.
+            timeout: As for `launch`; a shorter time limit of the group itself comes first.
+
+        Raises:
+            ValueError: If there is no such group.
         """
         from domainpar.parallel.bring_up import world_of_group
 
-        return world_of_group(group, torch.device(device), domain_size, deadline)
+        return world_of_group(group, torch.device(device), domain_size, timeout)
 
     @classmethod
     @contextmanager
@@ -140,7 +144,7 @@ class World:
         transport: TransportName = "auto",
         device: str = "cpu",
         domain_size: int | None = None,
-        deadline: float = DEFAULT_DEADLINE,
+        timeout: float = DEFAULT_DEADLINE,
         *,
         join_seconds: float = DEFAULT_JOIN_SECONDS,
         share_gpu: bool = False,
@@ -155,14 +159,14 @@ class World:
             transport: As for `launch`.
             device: As for `launch`.
             domain_size: As for `launch`.
-            deadline: As for `launch`.
+            timeout: As for `launch`.
             join_seconds: As for `launch`.
             share_gpu: As for `launch`.
             num_ranks: How many ranks there must be; None: as many as there are.
             same: What must be the same on every rank, besides versions and code.
         """
         try:
-            world = cls.launch(transport, device, domain_size, deadline, join_seconds=join_seconds, share_gpu=share_gpu)
+            world = cls.launch(transport, device, domain_size, timeout, join_seconds=join_seconds, share_gpu=share_gpu)
         except (Refused, ValueError) as problem:
             refused = problem if isinstance(problem, Refused) else Refused(**told(problem))
             if launcher.started_as_root() or isinstance(problem, NobodyServes):
@@ -289,24 +293,26 @@ class World:
         if ranks_of:
             raise self._refusal([(json.loads(text), ranks) for text, ranks in ranks_of.items()])
 
-    def agree_on(self, values: Mapping[str, str], hint: str = "start all ranks alike") -> None:
+    def agree_on(
+        self, values: Mapping[str, str], hint: str = "start all ranks alike", among: Transport | None = None
+    ) -> None:
         """Refuse to go on where ranks differ; *collective*.
 
         Args:
             values: What must be the same on every rank, by name.
             hint: What to do about it.
+            among: Joins the ranks that are compared; None: all. If some refuse, all ranks of the world do.
 
         Raises:
             Refused: On every rank, naming the ranks that differ from most, the first name and both values.
         """
-        everyone = [json.loads(text) for text in self.transport.all_gather(json.dumps(dict(values)).encode())]
-        for name in dict.fromkeys(name for values_there in everyone for name in values_there):
-            found = [values_there.get(name) for values_there in everyone]
-            usual = max(found, key=found.count)
-            others = [rank for rank, value in enumerate(found) if value != usual]
-            if others:
-                ranks = self.transport.name_ranks(others)
-                raise Refused(f"{name} is {found[others[0]]} on {ranks}, but {usual} on the others", hint)
+        transport = among or self.transport
+        everyone = [json.loads(text) for text in transport.all_gather(json.dumps(dict(values)).encode())]
+        problem = _difference(everyone, transport, hint)
+        if transport is not self.transport:
+            self.agree(problem)
+        elif problem is not None:
+            raise Refused(problem.what, problem.hint)
 
     def on_all(self, make: Callable[[], T]) -> T:
         """Make something on every rank; if one cannot, all refuse; *collective*.
@@ -400,14 +406,42 @@ class World:
             return
         self._closed = True
         faults.reach("close")
-        if self.marks is not None and not self.marks.meet(self.transport.deadline):
-            self.transport.raise_timeout([], doing="close")
+        if self.marks is not None:
+            with self.transport.waiting("close"):
+                self._meet(self.marks)
         self.stop_watching()  # not before: until all have come, one may still fail
         if self.marks is not None:
             self.marks.leave(self.transport.deadline)
         if self.domain is not self.transport:
             self.domain.close()
         self.transport.close()
+
+    def _meet(self, marks: SideChannel) -> None:
+        """Wait until all ranks close. One that waits in a call that this rank will never make does not."""
+        ours = self.look(0).calls
+        waiting: list[tuple[int, Life]] = []
+
+        def hopeless(lives: Sequence[Life | None]) -> bool:
+            # Only of ranks that share events with this one is it known how many calls they make.
+            together = [(rank, lives[rank]) for rank in self.domain.world_ranks]
+            waiting[:] = [
+                (rank, life)
+                for rank, life in together
+                if life is not None and life.calls > ours and (life.waiting or 0.0) > PATIENCE_SECONDS
+            ]
+            return bool(waiting)
+
+        if marks.meet(self.transport.deadline, hopeless):
+            return
+        if not waiting:
+            self.transport.raise_timeout([], doing="close")
+        rank, life = waiting[0]
+        raise self.transport.missing(
+            f"it is in {in_words(*where()) or 'close'} and makes no more calls, but "
+            f"{self.transport.name_ranks([rank])} waits for it in {life.place or life.doing}",
+            [self.rank],
+            known=True,
+        )
 
     def _refusal(self, found: list[tuple[dict[str, Any], list[int]]]) -> Refused:
         """What ranks found wrong, in one: the first is told in full, of others what."""
@@ -435,6 +469,20 @@ class World:
         step, phase = (None, None) if mark is None else (mark.step, mark.phase)
         event = event or (mark.event if mark is not None else None)
         return Where(event, self.rank, self.size, self.host, file, step, phase)
+
+
+def _difference(everyone: Sequence[Mapping[str, str]], transport: Transport, hint: str) -> Problem | None:
+    """The first name of which ranks have different values, those that differ from most first."""
+    for name in dict.fromkeys(name for values in everyone for name in values):
+        found = [values.get(name, "missing") for values in everyone]
+        usual = max(found, key=found.count)
+        odd = [rank for rank, value in enumerate(found) if value != usual]
+        if odd:
+            rest = [rank for rank in range(len(found)) if rank not in odd]
+            others = "the others" if len(rest) > 1 else transport.name_ranks(rest)
+            ranks = transport.name_ranks(odd)
+            return Problem(f"{name} is {found[odd[0]]} on {ranks}, but {usual} on {others}", hint)
+    return None
 
 
 def checked_domain_size(domain_size: int | None, size: int) -> int:

@@ -15,8 +15,8 @@ from domainpar.config import TrainConfig, is_code, parse_weighting, target_condi
 from domainpar.events.reporting import ModelSize
 from domainpar.events.store import EventStore
 from domainpar.nn.adapt.gradient_sums import take_from_root
+from domainpar.nn.adapt.held import common_tensors
 from domainpar.nn.adapt.on_events import OnEvents
-from domainpar.nn.adapt.parallelize import tensors_of
 from domainpar.nn.catalogue import build_model
 from domainpar.nn.interaction import InteractionNetwork
 from domainpar.nn.selftest import rows_are_independent
@@ -155,7 +155,7 @@ class Run:
         self._broken = None if self._to_rounding else rows_are_independent(self.trainer.model, world.transport)
         if isinstance(self.trainer.model, OnEvents):
             self._broken = "this network is not built on stages"
-            take_from_root(tensors_of(self.trainer.model), world.transport)
+            take_from_root(common_tensors(self.trainer.model), world)
         self._verify()
         self.state = TrainingState(dataset=self._dataset)
         self._claim_directory()

@@ -11,7 +11,7 @@ from domainpar.parallel.world import World
 
 
 def main(how: str) -> None:
-    with World.session(domain_size=3 if how == "wrong grid" else None, deadline=100.0) as world:
+    with World.session(domain_size=3 if how == "wrong grid" else None, timeout=100.0) as world:
         world.mark("working", step=1)
         if how == "refuse":
             world.agree("event 7 has no truth" if world.rank == 1 else None)

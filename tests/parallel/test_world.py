@@ -230,3 +230,8 @@ def test_where_a_system_binds_nothing_all_its_cores_are_shared(monkeypatch):
 @pytest.mark.parametrize(("num_ranks", "expected"), [(1, 1), (7, 7), (8, 8), (11, 1), (12, 6), (16, 8)])
 def test_by_default_as_many_ranks_share_an_event_as_divide_them_up_to_8(num_ranks, expected):
     assert checked_domain_size(None, num_ranks) == expected
+
+
+def test_a_program_without_a_process_group_is_told_which_worlds_there_are():
+    with pytest.raises(ValueError, match=r"World.session\(\).*World.launch\(\).*World.alone\(\)"):
+        World.from_process_group()

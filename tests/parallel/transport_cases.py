@@ -334,7 +334,7 @@ def what_differs_between_ranks_is_named(world: World) -> None:
     if world.size > 2:
         with pytest.raises(Refused, match=rf"^--lr is 0.2 on rank {last}, but 0.1 on the others"):
             world.agree_on({"torch": "2.13.0", "--lr": "0.2" if world.rank == last else "0.1"})
-        with pytest.raises(Refused, match=rf"^--clip is None on rank {last}, but 1 on the others"):
+        with pytest.raises(Refused, match=rf"^--clip is missing on rank {last}, but 1 on the others"):
             world.agree_on({} if world.rank == last else {"--clip": "1"})
 
 

@@ -7,10 +7,11 @@ from random_store import write_random_store
 
 from domainpar.config import TrainConfig
 from domainpar.faults import switch
+from domainpar.parallel.alike import digest, strays_among
 from domainpar.testing import run_ranks
 from domainpar.training.run import train
 from domainpar.training.watching.failing import StepFailed
-from domainpar.training.watching.replicas import digest, replicated, strays_among
+from domainpar.training.watching.replicas import replicated
 
 FIRST_PARAMETER = "node_encoder.mlp.linears.0.weight"
 

@@ -9,8 +9,8 @@ import torch
 from domainpar import faults
 from domainpar.events.store import EventStore
 from domainpar.nn.adapt.gradient_sums import take_from_root
+from domainpar.nn.adapt.held import common_tensors
 from domainpar.nn.adapt.on_events import OnEvents
-from domainpar.nn.adapt.parallelize import tensors_of
 from domainpar.nn.adapt.rows import unwatched
 from domainpar.nn.catalogue import build_model
 from domainpar.parallel.transport import RanksFailed
@@ -37,7 +37,7 @@ def trainer_of(store, world, model="interaction", check_replicas_every=0, **size
     """A trainer as a run makes it."""
     network, store = network_of(store, model, **sizes), EventStore(store)
     if isinstance(network, OnEvents):
-        take_from_root(tensors_of(network), world.transport)
+        take_from_root(common_tensors(network), world)
     optimizer = torch.optim.AdamW(network.parameters(), lr=LEARNING_RATE)
     schedule = Schedule(LEARNING_RATE, "constant", 0, 100, 10)
     loader, weights = PartLoader(store, world), EdgeClasses()

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from domainpar.nn.adapt.rows import version_of
+from domainpar.parallel.alike import what_differs
 from domainpar.parallel.integer_sums import IntegerSums
-from domainpar.parallel.transport import Transport
+from domainpar.parallel.places import in_words, where
+from domainpar.parallel.transport import RanksDiffer, Transport
+from domainpar.parallel.world import World
 
 NOT_FINITE = 10_000  # larger than any exponent of a double
 LOWEST = -1022  # below it numbers lose bits anyway
+_SUMMED = "_domainpar_summed"  # of a gradient that was summed: the version that was left
+LOOK_EVERY = 100  # passes
+ENOUGH_LOOKS = 3  # at parameters that changed without sums of ours, and are the same: somebody else sums
 
 
 class GradientSums:
@@ -37,18 +44,91 @@ class GradientSums:
 
         Returns:
             0; or, if a gradient of some rank or a sum is not finite, a larger number, and the gradients mean nothing.
+
+        Raises:
+            RanksDiffer: On all ranks alike, if gradients hold what was summed before.
         """
         device = self._parameters[0].device if self._parameters else torch.device("cpu")
-        counts = torch.tensor([one.grad is not None for one in self._parameters], dtype=torch.int64)
-        transport.all_reduce(counts)
+        again = any(_is_summed(one.grad) for one in self._parameters if one.grad is not None)
+        ours = bytes([*(one.grad is not None for one in self._parameters), again])
+        *exists, again = map(any, zip(*transport.all_gather(ours), strict=True))
+        if again:
+            raise RanksDiffer(
+                f"{in_words(*where()) or 'the sum of gradients'} finds gradients that were summed over ranks before, "
+                "which would count once for each rank",
+                "it was called twice, or zero_grad() was left out since; call each once for every step",
+            )
         found = [_dense_gradient(parameter) for parameter in self._parameters]
         sums = sum_exactly(found, transport, device)
         if sums is None:
             return 1
         put_back = [total.to(one.dtype) for total, one in zip(sums, self._parameters)]
-        for one, total, count in zip(self._parameters, put_back, counts.tolist()):
-            one.grad = total if count else None
+        for one, total, exist in zip(self._parameters, put_back, exists):
+            one.grad = total if exist else None
+            if one.grad is not None:
+                one.grad.__dict__[_SUMMED] = one.grad._version
         return sum(not bool(total.isfinite().all()) for total in put_back)
+
+
+def _is_summed(gradient: Tensor) -> bool:
+    """Whether this very tensor was left by a sum, and at most one thing was done to it since.
+
+    More than one may be that it was filled with zeros and added to.
+    """
+    left = gradient.__dict__.get(_SUMMED)
+    return left is not None and gradient._version <= left + 1 and bool(gradient.count_nonzero())
+
+
+class Replicas:
+    """The parameters of a module, which every rank holds alike as long as each step's gradients are summed.
+
+    Args:
+        module: The module, as it is now on every rank.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._versions = self._look_at_versions()
+        self._summed, self._passes, self._same = False, 0, 0
+
+    def note_sum(self) -> None:
+        """Gradients were summed."""
+        self._summed = True
+
+    def doubt(self) -> int:
+        """How much this rank wants them to be compared, asked in every forward pass: 0, 1 to be sure, 2 with reason.
+
+        There is reason where parameters changed, though gradients were not summed since the last pass.
+        """
+        versions = self._look_at_versions()
+        changed, summed = versions != self._versions, self._summed
+        self._passes += 1
+        if changed:
+            self._versions, self._summed = versions, False
+            if not summed and self._same < ENOUGH_LOOKS:
+                return 2
+        return int(self._passes % LOOK_EVERY == 2)
+
+    def compare(self, transport: Transport, doubt: int) -> None:
+        """Compare them over ranks. *Collective*.
+
+        Raises:
+            RanksDiffer: On all ranks alike, naming the ranks and the first parameter that differs.
+        """
+        found = what_differs(dict(self._module.named_parameters()), transport)
+        if found is None:
+            self._same += doubt == 2
+            return
+        if doubt == 2:
+            why = "parameters changed without sum_gradients()"
+            hint = "on every rank, call it after the last backward and before optimizer.step()"
+        else:
+            why = "something else than optimizer.step() on summed gradients changed them, or steps differ between ranks"
+            hint = "change parameters on every rank alike: clip, decay, load and average them by what all ranks have"
+        raise RanksDiffer(f"{found[0]}: {why}", hint)
+
+    def _look_at_versions(self) -> list[object]:
+        return [version_of(one) for one in self._module.parameters()]
 
 
 def _dense_gradient(parameter: nn.Parameter) -> Tensor:
@@ -87,13 +167,26 @@ def _exponent(values: Tensor) -> int:
     return max(int(torch.frexp(largest).exponent), LOWEST) if bool(largest) else LOWEST
 
 
-def take_from_root(tensors: Iterable[Tensor], transport: Transport) -> None:
-    """Give tensors, parameters and buffers say, the values they have on rank 0. *Collective*."""
+def take_from_root(tensors: Mapping[str, Tensor], world: World) -> None:
+    """Give tensors, parameters and buffers say, the values they have on rank 0. *Collective*.
+
+    Raises:
+        Refused: On all ranks alike, if a name, a shape or a type is another one on some rank.
+    """
+    kinds = {f"the module's {name}": _kind(tensor) for name, tensor in tensors.items()}
+    world.agree_on(
+        kinds,
+        "build the same module on every rank; of a tensor that holds rows of a part this is known if it comes from "
+        "part.nodes, part.edges or the like, or is part.edge_index itself",
+    )
     with torch.no_grad():
-        for tensor in tensors:
+        for _, tensor in sorted(tensors.items()):
             host = tensor.detach().contiguous().cpu()
-            is_root = transport.rank == 0
-            payload = host.view(-1).view(torch.uint8).numpy().tobytes() if is_root and host.numel() else b""
-            payload = transport.broadcast(payload if is_root else None)
-            if host.numel() and not is_root:
+            payload = host.view(-1).view(torch.uint8).numpy().tobytes() if world.is_root and host.numel() else b""
+            payload = world.transport.broadcast(payload if world.is_root else None)
+            if host.numel() and not world.is_root:
                 tensor.copy_(torch.frombuffer(bytearray(payload), dtype=host.dtype).view(host.shape))
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +15,8 @@ from domainpar.nn.adapt import rules as _rules  # noqa: F401  registers them
 from domainpar.nn.adapt.across import counted_once
 from domainpar.nn.adapt.calls import tensors_in
 from domainpar.nn.adapt.data import is_data, with_fields
-from domainpar.nn.adapt.gradient_sums import GradientSums, take_from_root
+from domainpar.nn.adapt.gradient_sums import GradientSums, Replicas, take_from_root
+from domainpar.nn.adapt.held import common_tensors, owner_of, read_as_nodes
 from domainpar.nn.adapt.known_reasons import check_module, reason_of
 from domainpar.nn.adapt.part import GraphPart
 from domainpar.nn.adapt.rows import UNKNOWN, NotExact, Rows, rows_of, unwatched
@@ -23,22 +25,30 @@ from domainpar.nn.noise import key_of
 from domainpar.parallel.world import World
 
 
-def parallelize(module: nn.Module, world: World, *, seed: int = 0) -> Parallel:
+def parallelize(module: nn.Module, world: World, *, seed: int = 0, node_parameters: Sequence[str] = ()) -> Parallel:
     """Let a module, unchanged, run on a split graph: the result of one rank, to rounding. *Collective*.
 
-    Its parameters and buffers are set to those of rank 0. Give the result tensors of a `GraphPart`; see `Parallel`.
+    Its parameters and buffers are set to those of rank 0; rows of a part that it keeps, a static graph say, stay what
+    they are. Give the result tensors of a `GraphPart`; see `Parallel`.
 
     Args:
         module: Any module of torch and torch_geometric functions.
         world: The ranks; gradients are summed over all of them.
         seed: Of dropout.
+        node_parameters: Names of parameters and buffers with a row for each node of the whole graph, such as
+            `embedding.weight`. Every rank holds them whole; what the module reads of them is this rank's rows.
 
     Raises:
-        ValueError: If sizes of parameters are not known yet, or there are hooks on gradients.
+        ValueError: If it is parallel already, sizes of parameters are not known yet, there are hooks on gradients, or
+            nothing has a given name.
+        Refused: On all ranks alike, if the modules of the ranks differ in a name, a shape or a type.
     """
+    if any(isinstance(one, Parallel) for one in module.modules()):
+        raise ValueError("the module is parallel already; give parallelize the module itself, once.")
     check_module(module)
-    take_from_root(tensors_of(module), world.transport)
-    return Parallel(module, world, seed)
+    parallel = Parallel(module, world, seed, node_parameters)
+    take_from_root(common_tensors(module), world)
+    return parallel
 
 
 class Parallel(nn.Module):
@@ -55,6 +65,7 @@ class Parallel(nn.Module):
         module: The module itself; `state_dict` of it is what to save.
         world: The ranks; None if gradients are summed elsewhere.
         seed: Of dropout.
+        node_parameters: As for `parallelize`.
 
     Attributes:
         calls: Forward passes so far, int64: with `seed` it decides what is dropped, so it belongs in a checkpoint.
@@ -62,9 +73,13 @@ class Parallel(nn.Module):
 
     calls: Tensor
 
-    def __init__(self, module: nn.Module, world: World | None = None, seed: int = 0) -> None:
+    def __init__(
+        self, module: nn.Module, world: World | None = None, seed: int = 0, node_parameters: Sequence[str] = ()
+    ) -> None:
         super().__init__()
         self.module, self.world, self.seed = module, world, seed
+        self._replicas = Replicas(module)
+        self._node_parameters = {name: owner_of(module, name) for name in node_parameters}
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -81,10 +96,17 @@ class Parallel(nn.Module):
 
         Raises:
             NotExact: If the module does what has no exact form, or an argument is not marked.
+            Refused: On all ranks alike, if they were given different tensors.
+            RanksDiffer: On all ranks alike, if their parameters are no longer the same; looked at after parameters
+                changed without `sum_gradients`, and every 100th pass.
         """
+        part = _part_of((args, kwargs))
+        doubt = self._replicas.doubt() if self.world is not None and torch.is_grad_enabled() else 0
+        if doubt := part.given.compare(doubt):
+            self._replicas.compare(part.transport, doubt)
         with torch.no_grad():
             self.calls += 1
-        return self.run(_part_of((args, kwargs)), args, kwargs, key_of(self.seed, "forward", int(self.calls)))
+        return self.run(part, args, kwargs, key_of(self.seed, "forward", int(self.calls)))
 
     def run(
         self,
@@ -105,7 +127,7 @@ class Parallel(nn.Module):
         """
         uses = itertools.count()
         noise = None if key is None else lambda: key_of(key, next(uses))
-        watch = Watch(part, {id(one): one for one in tensors_of(self.module)}, noise)
+        watch = Watch(part, {id(one): one for one in common_tensors(self.module).values()}, noise)
         arguments = list(_all_tensors((args, kwargs)))
         watch.numbering.start(arguments)
         watch.versions.seen(arguments)
@@ -113,8 +135,12 @@ class Parallel(nn.Module):
         hooks = [layer.register_forward_pre_hook(_Refresh(watch), with_kwargs=True) for layer in self._layers()]
         try:
             before = torch.get_rng_state()
-            # In inference mode tensors do not count their changes, so that nobody would see one.
-            with torch.inference_mode(False), torch.set_grad_enabled(gradients), watch:
+            with contextlib.ExitStack() as around:
+                # In inference mode tensors do not count their changes, so that nobody would see one.
+                around.enter_context(torch.inference_mode(False))
+                around.enter_context(torch.set_grad_enabled(gradients))
+                around.enter_context(read_as_nodes(self._node_parameters, part))
+                around.enter_context(watch)
                 result = self.module(*args, **kwargs)
             if not torch.equal(torch.get_rng_state(), before):
                 raise NotExact("it draws random numbers from torch's generator, which would be others on each rank.")
@@ -133,15 +159,17 @@ class Parallel(nn.Module):
         """Leave in each parameter's `grad` the sum over all ranks, the same bits on every rank. *Collective*.
 
         Every parameter takes part, also one that this rank had no use for. Call it once after the last backward pass of
-        a step: what it leaves is summed already, so a second call without `zero_grad` in between would count it again.
+        a step: what it leaves is summed already, so a second call without `zero_grad` in between is refused. Where it
+        was left out, the next forward pass finds parameters that differ between ranks.
 
         Raises:
-            RuntimeError: On all ranks alike, if a gradient is not finite.
+            RuntimeError: On all ranks alike, if a gradient is not finite, or was summed before.
         """
         if self.world is None:
             raise RuntimeError("no ranks to sum over; make it with parallelize(module, world).")
         if GradientSums(self.module).reduce(self.world.transport):
             raise RuntimeError("a gradient of some rank is not finite; look at the loss and the learning rate.")
+        self._replicas.note_sum()
 
     def _layers(self) -> list[nn.Module]:
         """The layers that pass messages."""
@@ -202,7 +230,8 @@ def _part_of(arguments: Any) -> GraphPart:
         if rows is UNKNOWN:
             raise NotExact(
                 f"an argument of shape {tuple(tensor.shape)} is not marked; say what its rows are with part.nodes, "
-                "part.edges or, for a tensor that every rank has, part.same_everywhere."
+                "part.edges or, for a tensor that every rank has, part.same_everywhere; edges are part.edge_index, or "
+                "part.src and part.dst by themselves."
             )
         if rows is not None:
             found[id(rows.axis.part)] = rows.axis.part
@@ -242,16 +271,3 @@ def _owned(result: Any, watch: Watch) -> Any:
         f"it returns a {type(result).__name__}, in which tensors cannot be found; return tensors, or tuples, lists, "
         "dictionaries, dataclasses or a Data of them."
     )
-
-
-def tensors_of(module: nn.Module) -> Iterator[Tensor]:
-    """Every tensor that a module holds, also outside its parameters and buffers."""
-    for child in module.modules():
-        yield from (one for one in child._parameters.values() if one is not None)
-        yield from (one for one in child._buffers.values() if one is not None)
-        for name, value in vars(child).items():
-            if name not in _KEPT_APART and isinstance(value, (Tensor, list, tuple, dict)):
-                yield from tensors_in(value)
-
-
-_KEPT_APART = frozenset(("_parameters", "_buffers", "_modules"))

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal, get_args
 from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from domainpar.nn.adapt.rows import Axis, Names, Rows, mark
+from domainpar.nn.adapt.given import HINT, given_on, in_words, tensor_given
+from domainpar.nn.adapt.rows import Axis, Names, Rows, mark, rows_of
 from domainpar.parallel.halo import AdjointHalo, ask_owners
 from domainpar.parallel.transport import Transport
 from domainpar.parallel.world import World
@@ -37,12 +38,14 @@ class GraphPart:
         ends: What the two rows of `edge_index` number.
         num_exchanges: How often ghosts were filled in forward passes.
         num_sums: How often something was summed or compared over ranks in forward passes.
+        given: The whole tensors that this rank's parts were given, to be compared with those of other ranks.
     """
 
     def __init__(self, plan: PartitionPlan, transport: Transport, device: torch.device | str = "cpu") -> None:
         self.plan, self.transport, self.device = plan, transport, torch.device(device)
         self.halo = AdjointHalo(plan, transport, device)
         self.num_exchanges = self.num_sums = 0
+        self.given = given_on(transport)
         self.local_ids, self._edge_ids = self._to_device(plan.local_ids), self._to_device(plan.edge_ids)
         self._edge_owned = self._to_device(plan.edge_owned)
         owned = self.local_ids[: plan.num_owned]
@@ -54,7 +57,7 @@ class GraphPart:
         dst = Names(self.node_axis, complete=True, only_owned=not incident)
         self.ends = (src, dst)
         _ = self.node_axis.total, self.edge_axis.total  # asked now, together, not by whoever asks first
-        self.edge_index = mark(self._to_device(plan.edge_rows), Rows(self.edge_axis, 1, names=self.ends))
+        self.edge_index = _marked(self._to_device(plan.edge_rows), Rows(self.edge_axis, 1, names=self.ends))
 
     @property
     def part(self) -> int:
@@ -66,48 +69,98 @@ class GraphPart:
         """Parts the graph is split into."""
         return self.plan.num_parts
 
-    def nodes(self, whole: Tensor, dim: int = 0) -> Tensor:
+    @property
+    def src(self) -> Tensor:
+        """Local rows of `src` of the local edges, int64 [num_edges], marked: for models that take the ends apart."""
+        return self._end(0)
+
+    @property
+    def dst(self) -> Tensor:
+        """Local rows of `dst` of the local edges, int64 [num_edges], marked."""
+        return self._end(1)
+
+    def _end(self, end: int) -> Tensor:
+        return mark(self.edge_index[end], Rows(self.edge_axis, 0, names=(self.ends[end],)))
+
+    def nodes(self, whole: Tensor | npt.ArrayLike, dim: int = 0) -> Tensor:
         """This part's rows of a tensor of all nodes, ghosts included, marked as nodes.
 
         Args:
-            whole: One row for each node of the whole graph, the same on every rank; gradients flow back to it.
+            whole: One row for each node of the whole graph, the same on every rank, which the next forward pass checks;
+                gradients flow back to it. An array of numpy will do.
             dim: The dimension along which the nodes lie.
 
         Raises:
             ValueError: If its number of rows is not that of the graph's nodes.
         """
-        return self.local_nodes(self._rows(whole, dim, self.node_axis.total, self.local_ids, "nodes"), dim)
+        return self.read_nodes(self._taken("part.nodes", whole, dim, self.node_axis), dim)
 
-    def edges(self, whole: Tensor, dim: int = 0) -> Tensor:
+    def read_nodes(self, whole: Tensor, dim: int = 0) -> Tensor:
+        """The same of what need not be compared, since all ranks have it: a parameter."""
+        self._check(whole, dim, self.node_axis.total, "nodes of the whole graph")
+        return self.local_nodes(whole.index_select(dim, self.local_ids.to(whole.device)), dim)
+
+    def edges(self, whole: Tensor | npt.ArrayLike, dim: int = 0) -> Tensor:
         """This part's rows of a tensor of all edges, marked as edges; arguments as for `nodes`."""
-        return self.local_edges(self._rows(whole, dim, self.edge_axis.total, self._edge_ids, "edges"), dim)
+        taken = self._taken("part.edges", whole, dim, self.edge_axis)
+        return self.local_edges(taken.index_select(dim, self._edge_ids.to(taken.device)), dim)
 
-    def owned_nodes(self, whole: Tensor, dim: int = 0) -> Tensor:
+    def owned_nodes(self, whole: Tensor | npt.ArrayLike, dim: int = 0) -> Tensor:
         """The rows of a tensor of all nodes that this part owns, as in a model's result: targets, masks, weights."""
-        owned = self.local_ids[: self.plan.num_owned]
-        return self._rows(whole, dim, self.node_axis.total, owned, "nodes")
+        taken = self._taken("part.owned_nodes", whole, dim, self.node_axis)
+        return taken.index_select(dim, self.local_ids[: self.plan.num_owned].to(taken.device))
 
-    def owned_edges(self, whole: Tensor, dim: int = 0) -> Tensor:
+    def owned_edges(self, whole: Tensor | npt.ArrayLike, dim: int = 0) -> Tensor:
         """The rows of a tensor of all edges that this part owns, as in a model's result."""
-        return self._rows(whole, dim, self.edge_axis.total, self._edge_ids[self._edge_owned], "edges")
+        taken = self._taken("part.owned_edges", whole, dim, self.edge_axis)
+        return taken.index_select(dim, self._edge_ids[self._edge_owned].to(taken.device))
 
     def local_nodes(self, local: Tensor, dim: int = 0) -> Tensor:
         """Mark a tensor whose rows are this part's owned nodes and ghosts in the plan's order, ghosts up to date."""
         self._check(local, dim, self.plan.num_local, "owned nodes and ghosts")
-        return mark(local.to(self.device).view_as(local), Rows(self.node_axis, dim % local.dim()))
+        return _marked(local.to(self.device).view_as(local), Rows(self.node_axis, dim % local.dim()))
 
     def local_edges(self, local: Tensor, dim: int = 0) -> Tensor:
         """Mark a tensor whose rows are this part's local edges in the plan's order."""
         self._check(local, dim, self.plan.num_edges, "local edges")
-        return mark(local.to(self.device).view_as(local), Rows(self.edge_axis, dim % local.dim()))
+        return _marked(local.to(self.device).view_as(local), Rows(self.edge_axis, dim % local.dim()))
 
-    def same_everywhere(self, tensor: Tensor) -> Tensor:
+    def same_everywhere(self, tensor: Tensor | npt.ArrayLike) -> Tensor:
         """Mark a tensor that is the same on every rank: a time step, a condition of the whole graph."""
-        return mark(tensor.view_as(tensor), None)
+        taken = tensor_given(tensor, "what is the same everywhere")
+        self.given.remember("part.same_everywhere", taken)
+        return mark(taken.view_as(taken), None)
 
     def sum(self, owned: Tensor) -> Tensor:
         """Add up a tensor over all parts, without gradient: a loss to print, a count. *Collective*."""
         return self.sum_over_ranks(owned.detach())
+
+    def mean_over_nodes(self, each: Tensor, weights: Tensor | None = None) -> Tensor:
+        """This rank's share of the mean over all nodes of the graph; the shares of all ranks add up to it.
+
+        A loss of this kind is what backward, `sum_gradients` and `sum` want. *Collective* if there are weights.
+
+        Args:
+            each: A loss for each node that this part owns, [num_owned, ...].
+            weights: Of each of these nodes, [num_owned], or a mask; the mean is divided by their sum over all ranks.
+
+        Raises:
+            ValueError: If there is not one row for each owned node.
+        """
+        return self._mean(each, weights, self.node_axis, self.plan.num_owned)
+
+    def mean_over_edges(self, each: Tensor, weights: Tensor | None = None) -> Tensor:
+        """The same over all edges of the graph, of a loss for each edge that this part owns."""
+        return self._mean(each, weights, self.edge_axis, int(self.plan.edge_owned.sum()))
+
+    def _mean(self, each: Tensor, weights: Tensor | None, axis: Axis, num_owned: int) -> Tensor:
+        for tensor in [each] if weights is None else [each, weights]:
+            self._check(tensor, 0, num_owned, f"owned {axis.name}")
+        numbers_each = each.shape[1:].numel()
+        if weights is None:
+            return each.sum() / (axis.total * numbers_each)
+        beside = weights.view(-1, *(1 for _ in each.shape[1:]))
+        return (each * beside).sum() / (self.sum(weights.sum()) * numbers_each)
 
     def sum_over_ranks(self, local: Tensor) -> Tensor:
         """The sum over ranks, added in their order, so the same bits on every rank. *Collective*."""
@@ -134,11 +187,16 @@ class GraphPart:
         return axis
 
     def _to_device(self, array: npt.NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+        tensor = torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+        tensor.untyped_storage().__dict__[_OF_A_PART] = True
+        return tensor
 
-    def _rows(self, whole: Tensor, dim: int, expected: int, rows: Tensor, what: str) -> Tensor:
-        self._check(whole, dim, expected, f"{what} of the whole graph")
-        return whole.index_select(dim, rows.to(whole.device))
+    def _taken(self, call: str, whole: Any, dim: int, axis: Axis) -> Tensor:
+        """What was given of all rows of the graph, as a tensor, and remembered."""
+        tensor = tensor_given(whole, f"what {call} takes")
+        self._check(tensor, dim, axis.total, f"{axis.name} of the whole graph")
+        self.given.remember(call, tensor)
+        return tensor
 
     def _check(self, tensor: Tensor, dim: int, expected: int, what: str) -> None:
         if not -tensor.dim() <= dim < tensor.dim() or tensor.size(dim) != expected:
@@ -148,13 +206,13 @@ class GraphPart:
 
 
 def split_graph(
-    edge_index: Tensor,
+    edge_index: Tensor | npt.ArrayLike,
     num_nodes: int,
     world: World,
     *,
     edges: EdgePolicy = "incoming",
     partitioner: str | IntArray = "metis",
-    position: Tensor | None = None,
+    position: Tensor | npt.ArrayLike | None = None,
     seed: int = 0,
     among: Literal["all", "domain"] = "all",
 ) -> GraphPart:
@@ -163,7 +221,7 @@ def split_graph(
     The plan is made once; call it again for another graph.
 
     Args:
-        edge_index: `src` and `dst` of each edge, int64 [2, E], the same on every rank.
+        edge_index: `src` and `dst` of each edge, int64 [2, E], the same on every rank. An array of numpy will do.
         num_nodes: Nodes of the graph, N.
         world: The ranks.
         edges: Which edges a part computes on. `incoming`: those that end at its nodes, for models that sum where edges
@@ -178,15 +236,64 @@ def split_graph(
         This rank's part. Parts may own nothing.
 
     Raises:
-        Refused: On all ranks alike, if the graph or the assignment does not fit.
+        Refused: On all ranks alike, if the graph or the assignment does not fit, or ranks were given different ones.
     """
-    ends = edge_index.detach().cpu().numpy()
-    topology = world.on_all(lambda: Topology(ends, num_nodes, None if position is None else position.cpu().numpy()))
     transport = world.transport if among == "all" else world.domain
+    topology = world.on_all(lambda: _topology(edge_index, num_nodes, edges, position))
+    if transport.size > 1:
+        world.agree_on(_split_by(topology, edges, partitioner, seed), HINT, among=transport)
+    ends = topology.edge_index
     assignment = _assignment(topology, world, transport, partitioner, seed)
     local = world.on_all(lambda: select_edges(ends, assignment, transport.rank, edges))
     plan = build_plan(local, assignment, transport.rank, transport.size, edges, ask_owners(transport))
     return GraphPart(plan, transport, world.device)
+
+
+def _topology(edge_index: Any, num_nodes: int, edges: str, position: Any) -> Topology:
+    """The graph to be split, looked at.
+
+    Raises:
+        ValueError: If it will not do.
+    """
+    if edges not in get_args(EdgePolicy):
+        raise ValueError(f"edges={edges!r} is no choice; write edges='incoming' or, for both ends, edges='incident'.")
+    ends, *where = (
+        tensor_given(value, f"the {name} of split_graph").detach().cpu().numpy()
+        for name, value in (("edge_index", edge_index), ("position", position))
+        if value is not None
+    )
+    return Topology(ends, num_nodes, *where)
+
+
+def _split_by(topology: Topology, edges: EdgePolicy, partitioner: str | IntArray, seed: int) -> dict[str, str]:
+    """In words, what all ranks that share a graph must have been given."""
+    named, position = isinstance(partitioner, str), topology.position
+    return {
+        "split_graph's number of nodes": str(topology.num_nodes),
+        "split_graph's edge_index": in_words(torch.from_numpy(topology.edge_index)),
+        "split_graph's edges": edges,
+        "split_graph's partitioner": str(partitioner) if named else in_words(torch.as_tensor(np.asarray(partitioner))),
+        "split_graph's position": "None" if position is None else in_words(torch.from_numpy(position)),
+        "split_graph's seed": str(seed),
+    }
+
+
+_OF_A_PART = "_domainpar_of_a_part"
+
+
+def _marked(tensor: Tensor, rows: Rows) -> Tensor:
+    """Say what the rows of a tensor are, and of its memory that there are rows of a part in it."""
+    tensor.untyped_storage().__dict__[_OF_A_PART] = True
+    return mark(tensor, rows)
+
+
+def holds_rows(tensor: Tensor) -> bool:
+    """Whether a tensor holds rows of a part: it is marked, or looks into the memory of one that is."""
+    if isinstance(rows_of(tensor), Rows):
+        return True
+    if isinstance(tensor, nn.Parameter) or tensor.layout is not torch.strided:
+        return False
+    return _OF_A_PART in tensor.untyped_storage().__dict__
 
 
 def _assignment(

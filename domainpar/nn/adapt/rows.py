@@ -17,6 +17,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from domainpar.nn.adapt.part import GraphPart
 
+MARK_IT = "mark it with part.nodes or part.edges (a parameter: parallelize(..., node_parameters=[its name]))"
 BITS_OF_KEY = 40  # a joined axis numbers its pieces above the ids of each
 
 
@@ -247,8 +248,8 @@ def check_enough_rows(table: Tensor, dim: int, by: Rows) -> None:
     if table.size(dim) < most:
         raise NotExact(
             f"a tensor of shape {tuple(table.shape)}, the same on every rank, is read by numbers of {most} "
-            "rows, and has fewer rows; mark it with part.nodes if it holds a row for each, pass num_nodes=x.size(0) if "
-            "its size was guessed from edge_index."
+            f"rows, and has fewer rows; {MARK_IT} if it holds a row for each, pass num_nodes=x.size(0) if its size "
+            "was guessed from edge_index."
         )
 
 

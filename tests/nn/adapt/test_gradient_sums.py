@@ -122,7 +122,7 @@ def _taken(world):
         torch.full((2, 3), number), torch.tensor(number), torch.tensor([world.rank]), torch.zeros(0),
         torch.full((2,), number > 0), torch.full((2, 3), number).t(),
     ]  # fmt: skip
-    take_from_root(tensors, world.transport)
+    take_from_root({f"t{number}": tensor for number, tensor in enumerate(tensors)}, world)
     return [tensor.tolist() for tensor in tensors]
 
 

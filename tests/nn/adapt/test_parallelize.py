@@ -192,6 +192,12 @@ def test_sizes_that_are_not_known_yet_are_refused_on_all_ranks():
     run_ranks(work, 4)
 
 
+@pytest.mark.parametrize("nest", [lambda model: model, nn.Sequential])
+def test_what_is_parallel_already_is_not_made_so_again(nest):
+    with pytest.raises(ValueError, match="is parallel already"):
+        parallelize(nest(parallelize(nn.Linear(2, 2), World.alone())), World.alone())
+
+
 def learnt(world, use, steps=3, sample=USUAL):
     """Weights after some steps of a small network, with a loss of each kind."""
     net = copy.deepcopy(NETWORK)

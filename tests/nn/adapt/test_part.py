@@ -8,6 +8,7 @@ from whole_and_split import ODD, USUAL
 from domainpar import World
 from domainpar.nn.adapt.part import split_graph
 from domainpar.nn.adapt.rows import Rows, rows_of
+from domainpar.parallel.world import Refused
 from domainpar.testing import run_ranks
 
 
@@ -194,3 +195,78 @@ def test_groups_of_ranks_may_take_graphs_of_their_own():
         return group.num_parts, split_graph(USUAL.edge_index, USUAL.num_nodes, world).num_parts
 
     assert run_ranks(work, 4, domain_size=2) == [(2, 4)] * 4
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"edge_index": USUAL.edge_index[:, :20]}, r"edge_index is \(2, 20\) int64, .* on rank 1, but \(2, 40\)"),
+        ({"edge_index": USUAL.edge_index.flip(1)}, r"checksum \w+ on rank 1, but \(2, 40\) int64, checksum \w+ on the"),
+        ({"edge_index": USUAL.edge_index.int()}, r"edge_index is \(2, 40\) int32, .* on rank 1, but \(2, 40\) int64"),
+        ({"num_nodes": 14}, "number of nodes is 14 on rank 1, but 13 on the others"),
+        ({"edges": "incident"}, "edges is incident on rank 1, but incoming on the others"),
+        ({"partitioner": "contiguous"}, "partitioner is contiguous on rank 1, but metis on the others"),
+        ({"partitioner": np.zeros(13, int)}, r"partitioner is \(13,\) int64, .* on rank 1, but metis on the others"),
+        ({"position": torch.ones(13, 3)}, r"position is \(13, 3\) float32, .* on rank 1, but None on the others"),
+        ({"seed": 1}, "seed is 1 on rank 1, but 0 on the others"),
+        ({"edges": "both"}, "edges='both' is no choice; write edges='incoming' or, for both ends, edges='incident'"),
+        ({"edge_index": [[0], [1, 2]]}, "the edge_index of split_graph is to be a tensor, but it is a list"),
+    ],
+)  # fmt: skip
+def test_ranks_that_were_given_different_graphs_are_refused_on_all_of_them(change, text):
+    def work(world):
+        usual = {"edge_index": USUAL.edge_index, "num_nodes": 13}
+        with pytest.raises(Refused, match=text):
+            split_graph(**(usual | change if world.rank == 1 else usual), world=world)
+
+    run_ranks(work, 3)
+
+
+def test_groups_of_ranks_that_were_given_different_graphs_stop_all_groups():
+    def work(world):
+        graph = USUAL.edge_index[:, : 30 if world.rank == 3 else 40]
+        with pytest.raises(Refused, match=r"edge_index is \(2, 30\) .* on rank 3, but \(2, 40\) .* on rank 2"):
+            split_graph(graph, 13, world, among="domain")
+        split_graph(USUAL.edge_index[:, : 30 + world.data_group], 13, world, among="domain")
+
+    run_ranks(work, 4, domain_size=2)
+
+
+def test_arrays_and_lists_do_as_well_as_tensors():
+    def rows(part):
+        return part.nodes(USUAL.x.numpy()), part.owned_edges(USUAL.e.tolist()), part.same_everywhere(np.ones(3))
+
+    def work(world):
+        array = np.array(USUAL.assignment)
+        return rows(
+            split_graph(USUAL.edge_index.numpy(), 13, world, partitioner=array, position=USUAL.x[:, :3].numpy())
+        )
+
+    for mine, (nodes, edges, ones) in zip(parts_of(rows), run_ranks(work, 4)):
+        assert torch.equal(mine[0], nodes)
+        assert torch.equal(mine[1], edges)
+        assert torch.equal(ones, torch.ones(3, dtype=torch.float64))
+    with pytest.raises(ValueError, match=r"what part.nodes takes is to be a tensor, but it is a dict"):
+        split_graph(USUAL.edge_index, 13, World.alone()).nodes({})
+
+
+@pytest.mark.parametrize("weights", [None, USUAL.u, USUAL.mask], ids=["none", "numbers", "mask"])
+def test_shares_of_a_mean_add_up_to_the_mean_of_the_whole(weights):
+    def share(part):
+        own = None if weights is None else part.owned_nodes(weights)
+        return part.mean_over_nodes(part.owned_nodes(USUAL.x), own), part.mean_over_edges(part.owned_edges(USUAL.w))
+
+    whole = USUAL.x.mean(1)
+    whole = whole.mean() if weights is None else (whole * weights).sum() / weights.sum()
+    for edges in ("incoming", "incident"):
+        shares = parts_of(share, edges=edges)
+        assert torch.allclose(sum(one[0] for one in shares), whole)
+        assert torch.allclose(sum(one[1] for one in shares), USUAL.w.mean())
+
+
+def test_a_mean_of_what_are_not_the_owned_rows_is_refused():
+    part = split_graph(USUAL.edge_index, 13, World.alone())
+    with pytest.raises(ValueError, match=r"shape \(\) .* 13 owned nodes"):
+        part.mean_over_nodes(torch.tensor(1.0))
+    with pytest.raises(ValueError, match=r"shape \(12,\) .* 40 owned edges"):
+        part.mean_over_edges(torch.ones(40), torch.ones(12))

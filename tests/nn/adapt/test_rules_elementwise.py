@@ -124,7 +124,7 @@ REFUSED = {
         lambda src, x: F.embedding(src, x, padding_idx=0),
         "padding_idx",
     ),
-    "a table of all rows": (lambda x, net: x + net.weight, "parameter[ids]", {"net": lambda: nn.Embedding(13, 4)}),
+    "a table of all rows": (lambda x, net: x + net.weight, "node_parameters", {"net": lambda: nn.Embedding(13, 4)}),
     "an embedding whose table is rows": (lambda batch, x: F.embedding(batch, x), "are picked by numbers"),
     "classes not counted": (lambda batch: F.one_hot(batch), "num_classes"),
     "norms over rows": (lambda x: F.layer_norm(x, (13, 4)), "runs over the nodes"),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from domainpar.nn.adapt.calls import Call, mapped, one_axis, tensors_in, words
-from domainpar.nn.adapt.rows import Axis, NotExact, Rows, check_enough_rows, mark
+from domainpar.nn.adapt.rows import MARK_IT, Axis, NotExact, Rows, check_enough_rows, mark
 from domainpar.nn.adapt.watch import RULES, Watch, rule
 
 ELEMENTWISE = words(
@@ -133,8 +133,7 @@ def find_place(watch: Watch, call: Call) -> Place:
         if tensor.dim() >= from_end and tensor.size(-from_end) != 1:
             raise NotExact(
                 f"torch.{call.name} puts a tensor of shape {tuple(tensor.shape)}, the same on every rank, beside rows "
-                f"of {axis.name}; if it holds one row for each of them, pass it as an argument marked by part.nodes or "
-                "part.edges; a parameter: look it up, parameter[ids] with ids = part.nodes(torch.arange(num_nodes))."
+                f"of {axis.name}; {MARK_IT} if it holds one row for each of them."
             )
     return Place(axis, from_end, all(rows.fresh for _, rows in known))
 

@@ -36,7 +36,7 @@ def read_rows(watch: Watch, tensor: Tensor, dim: int, index: Tensor) -> Tensor:
     if by.names is None or by.named.of is not rows.axis:
         raise NotExact(
             f"{rows.axis.name} are picked by numbers that were computed, or that number something else; only "
-            "edge_index as it was given, self-loops, and the results of nonzero are known to number them."
+            "part.edge_index, part.src, part.dst, self-loops, and the results of nonzero are known to number them."
         )
     if not by.named.only_owned:
         rows.without_numbers("reading it at the ends of edges")

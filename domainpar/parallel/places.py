@@ -1,0 +1,111 @@
+"""Where the user's program is: the line of theirs that called, and which call of ours it is in, in their words."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import runpy
+import sys
+import sysconfig
+import threading
+import traceback
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import Literal
+
+import torch
+
+_PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
+_LIBRARIES = (
+    *(f"{sysconfig.get_paths()[name]}{os.sep}" for name in ("stdlib", "purelib", "platlib")),
+    f"{Path(torch.__file__).parent}{os.sep}",
+    *(str(module.__file__) for module in (contextlib, runpy, threading)),
+    "<frozen ",
+)
+"""Frames that are neither ours nor the user's: those of Python, torch and whatever is installed beside them."""
+
+_CALLS = {
+    "Parallel.forward": "model(...)",
+    "Parallel.run": "model(...)",
+    "Parallel.sum_gradients": "model.sum_gradients()",
+    "World.__exit__": "world.close()",
+    "World.close": "world.close()",
+    "World.session": "world.close()",
+}
+
+
+def where(frame: FrameType | None = None) -> tuple[str, str]:
+    """Which call of ours the user's program is in, and the line of theirs that made it.
+
+    Args:
+        frame: The innermost frame of a thread; None for the one that asks.
+
+    Returns:
+        `("model(...)", "train.py:41")`. The call is empty where they compute by themselves, both are where no frame is
+        theirs, as in our commands.
+    """
+    theirs: FrameType | None = None
+    for one in reversed(list(_inside_out(frame or sys._getframe(1)))):  # the outermost call is the one they know
+        whose = _whose(one.f_code.co_filename)
+        if whose == "theirs":
+            theirs = one
+        elif whose == "ours" and theirs is not None:
+            return _call(one), _place(theirs)
+    return "", "" if theirs is None else _place(theirs)
+
+
+def in_words(call: str, place: str) -> str:
+    """What `where` found: `model(...) at train.py:41`; empty where it found nothing."""
+    return f"{call} at {place}" if call else place
+
+
+def lines_of(frame: FrameType, most: int) -> str:
+    """Where a thread is, as lines of a traceback: those of the user's program if there are any.
+
+    Args:
+        frame: The innermost frame of the thread.
+        most: Frames to show, the innermost ones.
+    """
+    stack = traceback.extract_stack(frame)
+    theirs = [one for one in stack if _whose(one.filename) == "theirs"]
+    return "".join(traceback.format_list((theirs or stack)[-most:]))
+
+
+def is_a_command() -> bool:
+    """Whether the program is a command of this package, so that its flags are what a user can set."""
+    main = getattr(sys.modules.get("__main__"), "__file__", None) or ""
+    return os.path.abspath(main).startswith(_PACKAGE)
+
+
+@cache
+def _whose(name: str) -> Literal["ours", "theirs", "nobody's"]:
+    """Who wrote a file."""
+    if name.startswith(_PACKAGE):
+        return "ours"
+    return "nobody's" if name.startswith(_LIBRARIES) else "theirs"
+
+
+def _call(frame: FrameType) -> str:
+    if frame.f_code.co_name == "backward":
+        return "backward()"
+    name = frame.f_code.co_qualname
+    short = name.replace("GraphPart.", "part.").replace("World.", "world.").replace(".__init__", "")
+    return _CALLS.get(name, f"{short.removeprefix('_')}(...)")
+
+
+def _place(frame: FrameType) -> str:
+    return f"{_shown(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+@cache
+def _shown(name: str) -> str:
+    path, here = Path(name), Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def _inside_out(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back

@@ -1,0 +1,83 @@
+"""A call of the API that some ranks skip is named with its place in the user's program, on both sides and soon."""
+
+import re
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from marks import slow_fault
+from torch import nn
+
+from domainpar.nn.adapt.parallelize import parallelize
+from domainpar.nn.adapt.part import split_graph
+from domainpar.parallel.failing import report
+from domainpar.parallel.transport import RanksDiffer
+from domainpar.problems import Where
+from domainpar.testing import find_mpiexec, run_command, run_ranks
+
+HERE = r"\S*test_skipped_calls.py:\d+"
+PROGRAM = Path(__file__).with_name("skipping_program.py")
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+MPIEXEC = [find_mpiexec(), "-n", "2", sys.executable]
+needs_mpi = pytest.mark.skipif(MPIEXEC[0] is None, reason="no mpiexec or no mpi4py")
+
+
+def step(world, skips):
+    part = split_graph(torch.arange(12).view(2, 6), 12, world, partitioner="contiguous")
+    model = parallelize(nn.Linear(2, 2), world)
+    for _ in range(2):
+        if world.rank != 1 or skips != "model":
+            loss = model(part.nodes(torch.ones(12, 2))).sum()
+            loss.backward()
+        if world.rank != 1 or skips != "sum_gradients":
+            model.sum_gradients()
+        model.zero_grad()
+        if world.rank != 1 or skips != "sum":
+            part.sum(loss)
+
+
+@pytest.mark.parametrize(
+    ("skips", "calls"),
+    [
+        ("model", [r"model.sum_gradients\(\)", r"model\(...\)"]),
+        ("sum_gradients", [r"part.sum\(...\)", r"model.sum_gradients\(\)"]),
+        ("sum", [r"model\(...\)", r"part.sum\(...\)"]),
+    ],
+)
+def test_a_call_of_some_ranks_only_is_named_with_both_places_at_the_next_call(skips, calls):
+    run_ranks(step, 3, "nothing")
+    with pytest.raises(
+        RanksDiffer, match=rf"rank 1 in {calls[0]} at {HERE}, ranks 0, 2 in {calls[1]} at {HERE}"
+    ) as raised:
+        run_ranks(step, 3, skips)
+    printed = report(raised.value, Where(rank=1, size=3))
+    assert printed.startswith("domainpar: error: ranks are in different calls: ")
+    assert "Traceback" not in printed
+    assert "hint: every rank makes every call" in printed
+
+
+@pytest.mark.parametrize(
+    ("launcher", "skips", "call"),
+    [
+        pytest.param(MPIEXEC, "a step", "model(...)", marks=needs_mpi),
+        pytest.param(MPIEXEC, "the graph", "split_graph(...)", marks=[needs_mpi, pytest.mark.faults]),
+        slow_fault(TORCHRUN, "a step", "model(...)"),
+    ],
+    ids=["mpi", "mpi, a graph", "gloo"],
+)
+def test_a_rank_that_ends_while_another_waits_for_it_is_named_soon(launcher, skips, call):
+    began = time.monotonic()
+    code, output = run_command([*launcher, str(PROGRAM), skips], 50)  # its own time limit is 60 s
+    assert time.monotonic() - began < 45
+    assert code != 0
+    lines = PROGRAM.read_text().splitlines()
+    used = 1 + next(at for at, line in enumerate(lines) if line.strip().startswith((call[:6], f"part = {call[:6]}")))
+    (error,) = re.findall("domainpar: error: (.*)", output)
+    assert error.startswith("rank 1 did not come: it is in world.close() at ")
+    assert f"makes no more calls, but rank 0 waits for it in {call} at " in error
+    assert f"skipping_program.py:{used} | rank 1/2 host " in error
+    assert "waiting for others in close" in output
+    assert "World.session(timeout=...) gives ranks more time" in output
+    assert "--timeout" not in output

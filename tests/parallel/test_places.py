@@ -1,0 +1,52 @@
+"""The user's line, and the call of ours that it made, are told apart from frames of ours, of torch and of Python."""
+
+import sys
+
+import torch
+from torch import nn
+
+from domainpar import World, parallelize, split_graph
+from domainpar.parallel import places
+from domainpar.parallel.places import in_words, lines_of, where
+from domainpar.parallel.transport import Transport
+
+
+def here():
+    return f"{places._shown(__file__)}:{sys._getframe(1).f_lineno}"
+
+
+class Sees(nn.Module):
+    """Asks where the program is."""
+
+    def forward(self, x):
+        self.seen = [where(sys._getframe())]
+        return x
+
+
+def test_in_a_call_it_is_the_outermost_call_of_ours_and_the_line_that_made_it(monkeypatch):
+    seen = []
+    monkeypatch.setattr(Transport, "all_gather", lambda self, payload: [seen.append(where()), payload][1:])
+    world = World.alone()
+    part, line = split_graph(torch.arange(4).view(2, 2), 4, world), here()
+    assert set(seen) == {("split_graph(...)", line)}
+    model = parallelize(Sees(), world)
+    _, line = model(part.nodes(torch.ones(4, 1))), here()
+    assert model.module.seen == [("model(...)", line)]
+    seen.clear()
+    _, line = model.sum_gradients(), here()
+    assert seen == [("model.sum_gradients()", line)]
+    seen.clear()
+    _, line = world.agree(None), here()
+    assert in_words(*seen[0]) == f"world.agree(...) at {line}"
+
+
+def test_where_the_program_computes_it_is_its_own_line():
+    found, line = where(), here()
+    assert in_words(*found) == line
+    frame = sys._getframe()
+    assert f'File "{__file__}", line {frame.f_lineno}' in lines_of(frame, 1)
+
+
+def test_where_no_frame_is_the_users_there_is_nothing_to_tell(monkeypatch):
+    monkeypatch.setattr(places, "_whose", lambda name: "ours")
+    assert where() == ("", "")
