@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from domainpar.display import summary
 from domainpar.display.curves import training_curves
-from domainpar.display.efficiency import how_scored
+from domainpar.display.efficiency import how_scored, how_trained
 from domainpar.display.figures_ranks import rank_figures
 from domainpar.display.figures_training import training_figures
 from domainpar.display.ranks import PHASES, RankTimes, rank_times
@@ -36,7 +36,7 @@ def about_run(run: RunFiles, other: RunFiles | None) -> Section:
 def training(run: RunFiles, other: RunFiles | None) -> Section:
     """Loss, metrics and learning rate along the steps."""
     title = "Training"
-    theirs = (training_curves(other), how_scored(other)) if other else (None, "")
+    theirs = (training_curves(other), how_trained(other)) if other else (None, "")
     figures = training_figures(training_curves(run), *theirs)
     if not figures:
         return Section("training", title, absent="No step was finished yet.")

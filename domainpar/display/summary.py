@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from domainpar.display.efficiency import how_scored
+from domainpar.display.efficiency import how_scored, how_trained
 from domainpar.display.reading import RunFiles, Table
 from domainpar.words import its_mpiexec, several, this_python
 
@@ -209,7 +209,7 @@ def _metric_rows(run: RunFiles) -> list[tuple[str, ...]]:
     validated = run.records_of("val")
     if not validated:
         return []
-    how = how_scored(run) + f", step {validated[-1]['step']}"
+    how = how_trained(run) + f", step {validated[-1]['step']}"
     return [_metric_row("val", how, validated[-1], "in training")]
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 from tqdm import tqdm
 
 from domainpar.config import InferConfig
+from domainpar.display.checking import run_beside
 from domainpar.events.store import EventRecord
 from domainpar.infer.judging import about_tracks, metrics_of_splits, not_counted, performance_of_splits
 from domainpar.infer.setting_up import Job, set_up
@@ -57,7 +59,9 @@ def _tell(config: InferConfig, job: Job, outcomes: dict[str, Outcome], left_out:
     about, directory = {**job.about, **told}, job.scorer.directory
     write_timings(directory, job.scorer.world.size, [summary.timing(outcome) for outcome in in_order])
     write_list(directory, [outcome.scored for outcome in in_order], about)
-    lines = summary.last_lines(in_order, metrics, directory, about)
+    run = Path(about["run"])
+    beside = run_beside(run) if directory == run / "scores" else None
+    lines = summary.last_lines(in_order, metrics, directory, about, beside)
     tables = summary.performance_lines(performance, config.matching_style, config.mode == "naive")
     told_of = [*not_counted(records, outcomes), *summary.left_out_lines(left_out)]
     print(*tables, *told_of, *lines, sep="\n", flush=True)

@@ -127,6 +127,7 @@ def _about(
         "run": str(run),
         "checkpoint": config.checkpoint,
         "trained_mode": trained.mode,
+        "trained_sectors": trained.sectors,
         "target": trained.target,
         "store": str(store.path),
         "store_digest": store.digest,

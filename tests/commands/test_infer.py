@@ -192,7 +192,33 @@ def test_a_run_with_float64_and_naive_sectors_is_scored_whole_in_float64(place, 
     listed, _ = inferred(tmp_path, tmp_path / "out", store=str(place / "store"))
     assert (listed["dtype"], listed["mode"], listed["trained_mode"]) == ("float64", "halo", "naive")
     assert opened(tmp_path / "out" / listed["events"][0]["path"])["edge_logit"].dtype == np.float64
-    assert "trained in naive mode" in capsys.readouterr().out
+    (told,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("note: "))
+    assert told == (
+        "note: trained on 4 sectors of an event, scored on whole events here; "
+        "as it was trained: --mode naive --sectors 4"
+    )
+    inferred(tmp_path, tmp_path / "sectors", store=str(place / "store"), mode="naive", sectors=4)
+    assert "note: " not in capsys.readouterr().out
+
+
+def test_a_naive_run_leads_to_the_report_beside_the_run_on_whole_events(place, tmp_path, capsys):
+    runs = tmp_path / "runs"
+    shutil.copytree(place / "run", runs / "0001")
+    trained(place / "store", runs / "0002", mode="naive", sectors=4, epochs=1)
+    capsys.readouterr()
+    flags = {"store": str(place / "store"), "tracks": "cc", "border_sectors": 4}
+
+    def proposed(name, **more):
+        infer(InferConfig(run=str(runs / name), overwrite=True, **flags, **more), World.alone())
+        return capsys.readouterr().out.splitlines()[-1].split("domainpar.report ")[1]
+
+    sectors = {"mode": "naive", "sectors": 4}
+    both = f"{runs / '0001'} --naive {runs / '0002'} --png pictures"
+    assert proposed("0002", **sectors) == str(runs / "0002")  # nothing is beside it yet
+    assert proposed("0001") == both
+    assert proposed("0002", **sectors) == both
+    assert proposed("0002") == str(runs / "0002")  # trained on sectors, scored whole: unlike with unlike
+    assert proposed("0001") == str(runs / "0001")
 
 
 def damaged(place, tmp_path, what):
