@@ -25,7 +25,7 @@ LONGEST_WAIT = 100.0
 _SOON = 1.0  # seconds within which kernels are loaded, so that nobody needs to be told
 
 
-class _Watch(event.Listener):  # type: ignore[misc]
+class _Watch(event.Listener):
     """Holds the lock of this machine while numba loads or compiles, and measures how long that takes."""
 
     def __init__(self) -> None:
