@@ -96,8 +96,8 @@ def watch_compiling(talks: bool) -> None:
     _WATCH.talks = talks
     for kind in ("numba:compiler_lock", "numba:compile"):
         with suppress(ValueError):  # it is no listener yet
-            event.unregister(kind, _WATCH)
-        event.register(kind, _WATCH)
+            event.unregister(kind, _WATCH)  # type: ignore[no-untyped-call]
+        event.register(kind, _WATCH)  # type: ignore[no-untyped-call]
 
 
 def clock() -> float:
