@@ -11,6 +11,7 @@ from typing import Any
 
 from domainpar.display.efficiency import how_scored, how_trained
 from domainpar.display.reading import RunFiles, Table
+from domainpar.parallel.launcher import detect
 from domainpar.words import its_mpiexec, several, this_python
 
 METRICS = ("edge_efficiency", "edge_purity", "edge_auc")
@@ -101,7 +102,20 @@ def started_as(run: RunFiles) -> str | None:
     if not isinstance(argv, list) or not argv:
         return None
     name = Path(str(argv[0])).stem
-    return shlex.join(["python", "-m", f"domainpar.{name}", *map(str, argv[1:])])
+    return shlex.join([*_launcher(run.about), "-m", f"domainpar.{name}", *map(str, argv[1:])])
+
+
+def _launcher(about: Table) -> list[str]:
+    """What was typed before `-m`: the launcher that the run's environment tells of, with the number of ranks."""
+    environment = {str(name): str(value) for name, value in _mapping(about, "environment").items()}
+    try:
+        launcher = detect(environment)
+    except ValueError:  # not as a launcher leaves it
+        return ["python"]
+    if launcher.kind == "torchrun":
+        return ["torchrun", "..."]  # how many on each of how many machines, its environment does not tell
+    known = launcher.command in ("mpiexec", "srun")
+    return [*([launcher.command, "-n", str(launcher.size)] if known else []), "python"]
 
 
 def _state(about: Table) -> str:

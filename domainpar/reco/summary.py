@@ -124,11 +124,11 @@ def last_lines(
     first = directory / min(outcome.scored.path for outcome in outcomes)
     shown = "edge_score" if about["tracks"] is None else "track_id"
     elsewhere = "" if directory == Path(about["run"]) / "scores" else f" --scores {directory}"
-    opened = f"zarr.open(zarr.storage.ZipStore('{first}'), mode='r')"
+    opened = f"from domainpar import read_scores; print(read_scores('{first}').{shown}[:10])"
     return [
         *lines,
         f"scores in {directory}: {LIST} and one event<name>{SCORES_SUFFIX} an event, edges in the order of your files",
-        f"""read one: {this_python()} -c "import zarr; print({opened}['{shown}'][:10])\"""",
+        f'read one: {this_python()} -c "{opened}"',
         f"next: {this_python()} -m domainpar.report {_compared(about, beside)}{elsewhere}",
     ]
 
@@ -166,7 +166,9 @@ def _metrics_line(split: str, values: Mapping[str, Any], about: Mapping[str, Any
 
 def _ceiling_line(split: str, found: Mapping[str, int]) -> str:
     """What edge metrics, counted in the graph, do not see."""
-    segments = max(found["segments"], 1)
+    segments = found["segments"]
+    if segments == 0:
+        return f"split={split} against the truth: the target particles of tracks have no segments"
     return (
         f"split={split} against the truth: {found['in_graph'] / segments:.4f} of {found['segments']:,} segments of the "
         f"target particles of tracks are candidate edges, {found['passing'] / segments:.4f} pass as well"

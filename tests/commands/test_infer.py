@@ -21,6 +21,9 @@ from domainpar.events.store import EventStore, event_file_name, write_event, wri
 from domainpar.infer import infer, main
 from domainpar.parallel.loading import BadEvent
 from domainpar.parallel.world import Refused, World
+from domainpar.reco import summary
+from domainpar.reco.score_files import ScoredEvent
+from domainpar.reco.scoring import Outcome
 from domainpar.testing import find_mpiexec, run_command, run_ranks
 from domainpar.training.run import train
 from domainpar.words import this_python
@@ -172,6 +175,20 @@ def test_the_summary_says_where_scores_lie_and_what_to_type_next(place, tmp_path
     program = read.removeprefix(f'read one: {this_python()} -c "').removesuffix('"')
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert ended.stdout.startswith("[")
+
+
+def test_events_without_a_segment_of_a_target_are_not_divided_by():
+    told = summary._ceiling_line("test", {"segments": 0, "in_graph": 0, "passing": 0})
+    assert told == "split=test against the truth: the target particles of tracks have no segments"
+
+
+def test_times_of_tracks_are_a_share_of_the_networks_where_they_are_less():
+    def told(tracks, network):
+        scored = ScoredEvent("1", "event1.scores.zarr.zip", "", "", 4, 0, 2)
+        return summary._track_lines([Outcome(scored, 3.0, None, 5, network, tracks)])
+
+    assert told(0.5, 2.0) == ["built 2 tracks an event in 0.500 s; the network took 2.000 s, 25.0% of that"]
+    assert told(24.896, 0.231) == ["built 2 tracks an event in 24.896 s; the network took 0.231 s"]
 
 
 def test_targets_are_those_of_training_and_an_event_that_does_not_know_them_is_scored_all_the_same(tmp_path):
