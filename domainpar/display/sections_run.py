@@ -11,7 +11,7 @@ from domainpar.display.ranks import PHASES, RankTimes, rank_times
 from domainpar.display.reading import RunFiles
 from domainpar.display.sections import Section, approximate
 from domainpar.display.summary import Rows
-from domainpar.words import several
+from domainpar.words import several, this_python
 
 
 def about_run(run: RunFiles, other: RunFiles | None) -> Section:
@@ -23,6 +23,12 @@ def about_run(run: RunFiles, other: RunFiles | None) -> Section:
     lead = []
     if other is not None:
         lead.append(f"Compared with {other.directory}: {how_scored(other)}.")
+        if other.approximate and other.scores is not None and not other.scores.approximate:
+            lead.append(
+                "To see what sectors lose at their borders, score it as it was trained: "
+                f"{this_python()} -m domainpar.infer --run {other.directory} --mode naive "
+                f"--sectors {other.settings.get('sectors')} --tracks walk --overwrite"
+            )
     return Section(
         "summary",
         "Run",
