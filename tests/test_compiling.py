@@ -1,5 +1,6 @@
 """Compiling: said once, done once for all processes of a machine, and no time of the work."""
 
+import shutil
 import subprocess
 import sys
 import time
@@ -69,15 +70,30 @@ def test_the_clock_stands_still_while_a_kernel_is_compiled_and_goes_on_after_it(
     assert compiling.clock() - ours == pytest.approx(time.perf_counter() - real, abs=0.01)
 
 
-def test_a_lock_that_nobody_gives_back_or_that_cannot_be_had_stops_nothing(watched, monkeypatch, tmp_path):
-    @njit
-    def double(count):
-        return count * 2
-
-    monkeypatch.setattr(compiling, "LONGEST_WAIT", 0.2)
-    monkeypatch.setattr(compiling, "_lock_file", lambda: tmp_path / "held")
+def test_a_lock_that_nobody_gives_back_or_that_cannot_be_had_stops_nothing(monkeypatch, tmp_path):
+    (tmp_path / "slow_kernel.py").write_text(KERNEL)
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kept"))
+    program = (
+        "import time\nfrom pathlib import Path\nfrom domainpar import compiling\nfrom slow_kernel import add\n"
+        "compiling.LONGEST_WAIT, compiling._lock_file = 1.0, lambda: Path({file!r})\n"
+        "compiling.watch_compiling(talks=True)\nbegan = time.perf_counter()\n"
+        "assert (add(1, 2), add(1.0, 2.0)) == (3, 3.0)\nassert time.perf_counter() - began > {least}\n"
+        "assert compiling._WATCH._alone == ({least} > 0)\n"
+    )
     with (tmp_path / "held").open("w") as held:
         compiling.fcntl.flock(held, compiling.fcntl.LOCK_EX)
-        assert double(2) == 4
-    monkeypatch.setattr(compiling, "_lock_file", lambda: tmp_path / "no such directory" / "held")
-    assert double(2.0) == 4.0
+        for file, least in (("held", 1.0), ("no such directory/held", 0.0)):
+            text = program.format(file=str(tmp_path / file), least=least)
+            ended = subprocess.run([sys.executable, "-c", text], cwd=tmp_path, capture_output=True, timeout=60)
+            assert ended.returncode == 0, ended.stderr.decode()
+            shutil.rmtree(tmp_path / "kept")
+
+
+def test_kernels_that_are_kept_are_loaded_without_the_lock(tmp_path, monkeypatch):
+    """Ranks load some sixty kernels at every start: one after the other, many ranks would wait for long."""
+    (tmp_path / "slow_kernel.py").write_text(KERNEL)
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kept"))
+    program = "from domainpar import compiling\ncompiling.watch_compiling(True)\nfrom slow_kernel import add\nadd(1, 2)"
+    text = "from domainpar import compiling\ncompiling.fcntl.flock = None\n" + program
+    for code in (program, text):
+        subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=60)
