@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from domainpar.parallel.local import LocalGraph, localise
     from domainpar.parallel.world import World
     from domainpar.plan import PartitionPlan, build_plan, build_plans
+    from domainpar.reco.reading import Scores, read_scores
 
 __version__ = "0.1.0"
 
@@ -38,12 +39,14 @@ _HOMES = {
     "Parallel": "domainpar.nn.adapt.parallelize",
     "Particles": "domainpar.events.graph",
     "PartitionPlan": "domainpar.plan",
+    "Scores": "domainpar.reco.reading",
     "Verification": "domainpar.nn.adapt.verify",
     "World": "domainpar.parallel.world",
     "build_plan": "domainpar.plan",
     "build_plans": "domainpar.plan",
     "localise": "domainpar.parallel.local",
     "parallelize": "domainpar.nn.adapt.parallelize",
+    "read_scores": "domainpar.reco.reading",
     "simulate_event": "domainpar.events.simulate",
     "split_graph": "domainpar.nn.adapt.part",
     "verify": "domainpar.nn.adapt.verify",
@@ -65,12 +68,14 @@ __all__ = [
     "Parallel",
     "Particles",
     "PartitionPlan",
+    "Scores",
     "Verification",
     "World",
     "build_plan",
     "build_plans",
     "localise",
     "parallelize",
+    "read_scores",
     "simulate_event",
     "split_graph",
     "verify",

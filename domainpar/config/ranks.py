@@ -12,7 +12,8 @@ class Ranks(Group):
     """Ranks and how an event is split over them"""
 
     mode: Literal["halo", "naive"] = "halo"
-    """halo: the answer of one rank, exactly. naive: independent sectors, cut edges dropped (approximate)."""
+    """halo: the answer of one rank, exactly. naive: independent sectors, cut edges dropped (approximate). infer scores
+    as it is told here, however the run was trained."""
 
     sectors: int | None = None
     """Sectors of an event in naive mode, each a sample of its own; independent of the number of ranks."""

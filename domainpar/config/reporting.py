@@ -13,7 +13,7 @@ class Showing(Group):
     """Directory of a training run; also without the flag. Default: the one in runs/ that was started last."""
 
     naive: str | None = None
-    """Directory of a naive run, to be laid beside it."""
+    """Directory of a naive run, also scored with --mode naive, to be laid beside it."""
 
     event: str | None = None
     """Name of the event to look into. Default: the first that training did not see."""

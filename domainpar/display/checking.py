@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     from domainpar.display.reading import RunFiles
 
 Table = Mapping[str, Any]
+
+MOST_LOOKED_AT = 8
+"""Runs among which one to compare with is looked for: of hundreds, the last ones."""
 
 
 def check_scores(about: Table, path: Path, run: Path, of_run: Table) -> None:
@@ -84,6 +88,31 @@ COUNTED = {
     "border_sectors": "--border-sectors",
 }
 """What counts of two runs must share, and the flag of infer that decides it."""
+
+
+def run_beside(run: Path) -> Path | None:
+    """Of the runs beside one, the last scored that may lie at its side: one of whole events beside one of sectors.
+
+    Args:
+        run: A run with scores.
+
+    Returns:
+        The other run; None if there is none, or this one was not scored as it was trained.
+    """
+    from domainpar.display.reading import read_run_files
+
+    lists = sorted(run.parent.glob("*/scores/scores.json"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    for path in lists[:MOST_LOOKED_AT]:
+        with suppress(ValueError):  # a run that cannot be read, or not be compared, is none that is looked for
+            ours, other = read_run_files(run), read_run_files(path.parents[1])
+            if _scored_as_trained(ours) and _scored_as_trained(other) and ours.approximate != other.approximate:
+                check_comparable(ours, other)
+                return other.directory
+    return None
+
+
+def _scored_as_trained(files: RunFiles) -> bool:
+    return files.scores is not None and files.scores.approximate == files.approximate
 
 
 def _counted(files: RunFiles) -> dict[str, Any]:

@@ -82,12 +82,16 @@ def label_of(finder: str, run: RunFiles) -> str:
 
 def how_scored(run: RunFiles) -> str:
     """How a run trained and scored: exactly on whole events, or approximately on sectors, and of which kind."""
-    scored_naive = run.scores is not None and run.scores.approximate
-    if scored_naive and run.scores is not None:
+    if run.scores is not None and run.scores.approximate:
         return f"naive, {run.scores.about.get('sectors')} sectors (approximate)"
-    if run.approximate:
+    if run.scores is not None and run.approximate:
         return f"trained naive on {run.settings.get('sectors')} sectors (approximate), scored whole"
-    return "halo (exact)"
+    return how_trained(run)
+
+
+def how_trained(run: RunFiles) -> str:
+    """How a run trained and validated, which need not be how it scored."""
+    return f"naive, {run.settings.get('sectors')} sectors (approximate)" if run.approximate else "halo (exact)"
 
 
 def rate_curve(counts: TrackCounts, style: str, quantity: str, rate: str) -> RateCurve:

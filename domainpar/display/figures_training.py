@@ -16,6 +16,9 @@ CURVES = {
     "edge_purity": ("Edge purity", "Share of target edges among the edges with a score above 0.5."),
 }
 
+LOG: dict[str, object] = {"type": "log", "dtick": "D2", "tickformat": "~g"}
+"""A log axis whose ticks are whole numbers: without a format, plotly writes 0.2 and 20 as 2."""
+
 
 def training_figures(
     curves: Mapping[str, Mapping[str, Curve]],
@@ -45,7 +48,7 @@ def _width(split: str) -> float:
 
 
 def _range(quantity: str) -> dict[str, object]:
-    return {"type": "log"} if quantity == "loss" else {"rangemode": "normal"}
+    return LOG if quantity == "loss" else {"rangemode": "normal"}
 
 
 def _rate_and_norm(curves: Mapping[str, Mapping[str, Curve]]) -> list[Figure]:
@@ -60,6 +63,6 @@ def _rate_and_norm(curves: Mapping[str, Mapping[str, Curve]]) -> list[Figure]:
         curve = curves["grad_norm"]["train"]
         plot = blank()
         plot.add_trace(line(curve.step, curve.value, "norm of the gradient", GREEN, width=1.2))
-        axes(plot, "optimiser steps", "gradient norm", yaxis={"type": "log", "dtick": "D2"})
+        axes(plot, "optimiser steps", "gradient norm", yaxis=LOG)
         figures.append(Figure("training-grad-norm", "Norm of the gradient before clipping.", {"only": plot}))
     return figures

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from domainpar.display import summary
 from domainpar.display.curves import training_curves
-from domainpar.display.efficiency import how_scored
+from domainpar.display.efficiency import how_scored, how_trained
 from domainpar.display.figures_ranks import rank_figures
 from domainpar.display.figures_training import training_figures
 from domainpar.display.ranks import PHASES, RankTimes, rank_times
 from domainpar.display.reading import RunFiles
 from domainpar.display.sections import Section, approximate
 from domainpar.display.summary import Rows
-from domainpar.words import several
+from domainpar.words import several, this_python
 
 
 def about_run(run: RunFiles, other: RunFiles | None) -> Section:
@@ -23,6 +23,12 @@ def about_run(run: RunFiles, other: RunFiles | None) -> Section:
     lead = []
     if other is not None:
         lead.append(f"Compared with {other.directory}: {how_scored(other)}.")
+        if other.approximate and other.scores is not None and not other.scores.approximate:
+            lead.append(
+                "To see what sectors lose at their borders, score it as it was trained: "
+                f"{this_python()} -m domainpar.infer --run {other.directory} --mode naive "
+                f"--sectors {other.settings.get('sectors')} --tracks walk --overwrite"
+            )
     return Section(
         "summary",
         "Run",
@@ -36,7 +42,7 @@ def about_run(run: RunFiles, other: RunFiles | None) -> Section:
 def training(run: RunFiles, other: RunFiles | None) -> Section:
     """Loss, metrics and learning rate along the steps."""
     title = "Training"
-    theirs = (training_curves(other), how_scored(other)) if other else (None, "")
+    theirs = (training_curves(other), how_trained(other)) if other else (None, "")
     figures = training_figures(training_curves(run), *theirs)
     if not figures:
         return Section("training", title, absent="No step was finished yet.")

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from domainpar.display.efficiency import how_scored
+from domainpar.display.efficiency import how_scored, how_trained
 from domainpar.display.reading import RunFiles, Table
+from domainpar.parallel.launcher import detect
 from domainpar.training.own_events import told_of
 from domainpar.words import its_mpiexec, several, this_python
 
@@ -103,7 +104,20 @@ def started_as(run: RunFiles) -> str | None:
     if not isinstance(argv, list) or not argv:
         return None
     name = Path(str(argv[0])).stem
-    return shlex.join(["python", "-m", f"domainpar.{name}", *map(str, argv[1:])])
+    return shlex.join([*_launcher(run.about), "-m", f"domainpar.{name}", *map(str, argv[1:])])
+
+
+def _launcher(about: Table) -> list[str]:
+    """What was typed before `-m`: the launcher that the run's environment tells of, with the number of ranks."""
+    environment = {str(name): str(value) for name, value in _mapping(about, "environment").items()}
+    try:
+        launcher = detect(environment)
+    except ValueError:  # not as a launcher leaves it
+        return ["python"]
+    if launcher.kind == "torchrun":
+        return ["torchrun", "..."]  # how many on each of how many machines, its environment does not tell
+    known = launcher.command in ("mpiexec", "srun")
+    return [*([launcher.command, "-n", str(launcher.size)] if known else []), "python"]
 
 
 def _state(about: Table) -> str:
@@ -223,7 +237,7 @@ def _metric_rows(run: RunFiles) -> list[tuple[str, ...]]:
     validated = run.records_of("val")
     if not validated:
         return []
-    how = how_scored(run) + f", step {validated[-1]['step']}"
+    how = how_trained(run) + f", step {validated[-1]['step']}"
     return [_metric_row("val", how, validated[-1], "in training")]
 
 

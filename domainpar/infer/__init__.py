@@ -8,6 +8,7 @@ Examples:
   mpiexec -n 8 python -m domainpar.infer --run runs/0001 --store stores/full --out scores
   python -m domainpar.infer --run runs/0001 --split val --checkpoint last
   mpiexec -n 8 python -m domainpar.infer --tracks walk --classical --split test    tracks, held against helix following
+  python -m domainpar.infer --run runs/0002 --mode naive --sectors 8 --tracks walk   a naive run, as it was trained
   python -m domainpar.infer --tracks walk --format acorn          also files for acorn's evaluation
   torchrun --nproc-per-node 8 -m -- domainpar.infer --run runs/0001      `--`, or torchrun takes --run for its own
 """

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 from tqdm import tqdm
 
 from domainpar.config import InferConfig
+from domainpar.display.checking import run_beside
 from domainpar.events.store import EventRecord
 from domainpar.infer.judging import about_tracks, metrics_of_splits, not_counted, performance_of_splits
 from domainpar.infer.setting_up import Job, set_up
@@ -66,7 +68,9 @@ def _tell(config: InferConfig, job: Job, outcomes: dict[str, Outcome], left_out:
     kept = {"run": os.path.relpath(about["run"], directory), "store": kept_place(job.scorer.store.path, directory)}
     write_timings(directory, job.scorer.world.size, [summary.timing(outcome) for outcome in in_order])
     write_list(directory, [outcome.scored for outcome in in_order], about | kept)
-    lines = summary.last_lines(in_order, metrics, directory, about)
+    run = Path(about["run"])
+    beside = run_beside(run) if directory == run / "scores" else None
+    lines = summary.last_lines(in_order, metrics, directory, about, beside)
     tables = summary.performance_lines(performance, config.matching_style, config.mode == "naive")
     notes = [*told_of(seen), *not_counted(records, outcomes), *summary.left_out_lines(left_out)]
     print(*tables, *notes, *lines, sep="\n", flush=True)

@@ -129,6 +129,7 @@ def _about(config: InferConfig, trained: TrainConfig, run: Path, store: EventSto
         "run": str(run),
         "checkpoint": config.checkpoint,
         "trained_mode": trained.mode,
+        "trained_sectors": trained.sectors,
         "target": trained.target,
         "store_digest": store.digest,
     }

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from domainpar import faults
+from domainpar.compiling import watch_compiling
 from domainpar.parallel import launcher
 from domainpar.parallel.board import PATIENCE_SECONDS, Life, Mark
 from domainpar.parallel.failing import NobodyServes, exit_code, report, write_error
@@ -174,6 +175,7 @@ class World:
             else:
                 time.sleep(SECONDS_TO_REPORT)  # launchers end all ranks when the first is gone
             raise SystemExit(2) from None
+        watch_compiling(talks=world.is_root)
         with world.guard():
             world.agree(wrong_number(num_ranks, world.size))
             world.agree_on({**about_this_program(), **(same or {})})

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from domainpar.compiling import clock
 from domainpar.events.detector import field_of_surfaces
 from domainpar.events.store import StoredEvent
 from domainpar.parallel.loading import Part
@@ -34,7 +34,7 @@ class EventTracks:
         event: The stored event.
         transport: Joins the ranks that share it.
         options: How tracks are built.
-        seconds: What building tracks from the network's scores took on this rank.
+        seconds: What building tracks from the network's scores took on this rank, compiling left out.
     """
 
     event: StoredEvent
@@ -53,10 +53,10 @@ class EventTracks:
         Raises:
             ValueError: If the event cannot be walked through.
         """
-        began = time.perf_counter()
+        began = clock()
         builder = TrackBuilder.of(part, self.event, self.options)
         self._keep(NETWORK, builder.build(logits), part)
-        self.seconds += time.perf_counter() - began
+        self.seconds += clock() - began
         if part.graph.label is not None:
             label = part.graph.label.cpu().numpy()
             self._keep(CEILING, builder.build(np.where(label > 0, CERTAIN, -CERTAIN)), part)
@@ -74,10 +74,10 @@ class EventTracks:
         ids = self.event.ids_in_users_order()
         found = {}
         for finder, names in self._named.items():
-            began = time.perf_counter()
+            began = clock()
             found[finder] = self._stitched(number_tracks(names[ids]), ids)
             if finder == NETWORK:
-                self.seconds += time.perf_counter() - began
+                self.seconds += clock() - began
         return found
 
     def _stitched(self, track_id: IntArray, ids: IntArray) -> IntArray:

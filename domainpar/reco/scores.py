@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from domainpar import faults
+from domainpar.compiling import clock
 from domainpar.events.store import StoredEvent
 from domainpar.parallel.loading import Part, Sector, load_part, sector_of_tiles, together
 from domainpar.parallel.transport import RanksFailed, Transport
@@ -36,7 +36,7 @@ class EventScores:
         edge_scored: False where the network cannot say anything: the edge joins two sectors. bool [E].
         original_position: Place in this order of each stored edge, int64 [E].
         tracks: Track of each hit, -1 for none, int64 [N], by who found them (see `finding`).
-        seconds: What the network and track building took on this rank.
+        seconds: What the network and track building took on this rank, compiling left out.
     """
 
     event_id: str
@@ -98,10 +98,10 @@ def score_event(
         part = load_part(
             event, transport, grouping=grouping, sector=sector, device=device, dtype=dtype, seed=seed
         )  # fmt: skip
-        began = time.perf_counter()
+        began = clock()
         with torch.no_grad():
             local = model(part.graph, part.halo)
-        whole.seconds += time.perf_counter() - began
+        whole.seconds += clock() - began
         whole.add(part, local, number)
     return whole.scores()
 

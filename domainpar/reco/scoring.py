@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from torch import nn
 
 from domainpar import faults
+from domainpar.compiling import clock
 from domainpar.events.store import EventRecord, EventStore, StoredEvent
 from domainpar.parallel.loading import BadEvent, open_together
 from domainpar.parallel.world import World
@@ -33,7 +33,7 @@ class Outcome:
 
     Attributes:
         scored: Its file.
-        seconds: Time from opening the event to its scores and tracks; comparing and writing are not in it.
+        seconds: Time from opening the event to its scores and tracks; compiling, comparing and writing are not in it.
         judgement: What the judge said of it.
         hits: Its hits.
         seconds_network, seconds_tracks: Of these the network, and building tracks from its scores; on one rank.
@@ -118,7 +118,7 @@ class Scorer:
 
     def _answer(self, record: EventRecord) -> dict[str, Any] | None:
         """What became of one event, on the first rank of this group."""
-        began = time.perf_counter()
+        began = clock()
         # All of it is read, so all of it is looked through first: later nobody waits for one that cannot read on.
         with open_together(self.store, record, self.world.domain, check_bytes=True) as event:
             scores = score_event(
@@ -132,7 +132,7 @@ class Scorer:
                 seed=self.seed,
                 tracks=self.tracks,
             )
-            return None if scores is None else self._finished(event, scores, record, time.perf_counter() - began)
+            return None if scores is None else self._finished(event, scores, record, clock() - began)
 
     def _finished(self, event: StoredEvent, scores: EventScores, record: EventRecord, seconds: float) -> dict[str, Any]:
         """Write and judge the scores of an event; on one rank."""

@@ -30,11 +30,17 @@ def first_lines(
         mode = f"APPROXIMATE: {about['sectors']} sectors, no exchange, edges between them get no score"
     in_bf16 = " with edges in bf16" if about["precision"] == "bf16" else ""
     trained = "" if about["trained_mode"] == about["mode"] else f", trained in {about['trained_mode']} mode"
+    sectors = about.get("trained_sectors")
+    otherwise = (
+        f"note: trained on {several(sectors or 1, 'sector')} of an event, scored on whole events here; "
+        f"as it was trained: --mode naive --sectors {sectors}"
+    )
     return [
         f"domainpar: {several(world.size, 'rank')} over {world.transport.name}, {world.domain.size} to an event, "
         f"{several(team().size, 'thread')} each, {mode}",
         f"network  : {about['run']}, {about['checkpoint']} checkpoint (step {about['step']}){trained}, "
         f"{about['dtype']}{in_bf16}, parameters sha256 {about['parameters_sha256'][:16]}",
+        *([otherwise] if sectors and about["mode"] == "halo" else []),
         *([] if allocator is None else [f"allocator: {allocator}"]),
         f"exactness: {_exactness(world, about)}",
         f"events   : {store.path}: {len(sizes)} of its {several(len(store), 'event')}, "
@@ -98,8 +104,9 @@ def last_lines(
     metrics: Mapping[str, Mapping[str, Any]],
     directory: Path,
     about: Mapping[str, Any],
+    beside: Path | None = None,
 ) -> list[str]:
-    """What was scored, how well, where it lies and what to do with it."""
+    """What was scored, how well, where it lies and what to do with it; `beside`, a run to compare this one with."""
     seconds = [outcome.seconds for outcome in outcomes]
     edges = sum(outcome.scored.edges for outcome in outcomes)
     unscored = sum(outcome.scored.unscored for outcome in outcomes)
@@ -117,13 +124,21 @@ def last_lines(
     first = directory / min(outcome.scored.path for outcome in outcomes)
     shown = "edge_score" if about["tracks"] is None else "track_id"
     elsewhere = "" if directory == Path(about["run"]) / "scores" else f" --scores {directory}"
-    opened = f"zarr.open(zarr.storage.ZipStore('{first}'), mode='r')"
+    opened = f"from domainpar import read_scores; print(read_scores('{first}').{shown}[:10])"
     return [
         *lines,
         f"scores in {directory}: {LIST} and one event<name>{SCORES_SUFFIX} an event, edges in the order of your files",
-        f"""read one: {this_python()} -c "import zarr; print({opened}['{shown}'][:10])\"""",
-        f"next: {this_python()} -m domainpar.report {about['run']}{elsewhere}",
+        f'read one: {this_python()} -c "{opened}"',
+        f"next: {this_python()} -m domainpar.report {_compared(about, beside)}{elsewhere}",
     ]
+
+
+def _compared(about: Mapping[str, Any], beside: Path | None) -> str:
+    """What to show: the run, or the one on whole events with the naive one at its side."""
+    if beside is None:
+        return str(about["run"])
+    whole, naive = (beside, about["run"]) if about["mode"] == "naive" else (about["run"], beside)
+    return f"{whole} --naive {naive} --png pictures"
 
 
 def _track_lines(outcomes: Sequence[Outcome]) -> list[str]:
@@ -132,9 +147,10 @@ def _track_lines(outcomes: Sequence[Outcome]) -> list[str]:
     built = [outcome.scored.tracks or 0 for outcome in outcomes]
     network = sum(outcome.seconds_network for outcome in outcomes)
     tracks = sum(outcome.seconds_tracks or 0.0 for outcome in outcomes)
+    share = f", {tracks / network:.1%} of that" if tracks <= network else ""
     return [
-        f"built {between(built)} tracks an event in {tracks / len(outcomes):.3f} s, "
-        f"{tracks / network:.1%} of the network's {network / len(outcomes):.3f} s"
+        f"built {between(built)} tracks an event in {tracks / len(outcomes):.3f} s; the network took "
+        f"{network / len(outcomes):.3f} s{share}"
     ]
 
 
@@ -149,7 +165,9 @@ def _metrics_line(split: str, values: Mapping[str, Any], about: Mapping[str, Any
 
 def _ceiling_line(split: str, found: Mapping[str, int]) -> str:
     """What edge metrics, counted in the graph, do not see."""
-    segments = max(found["segments"], 1)
+    segments = found["segments"]
+    if segments == 0:
+        return f"split={split} against the truth: the target particles of tracks have no segments"
     return (
         f"split={split} against the truth: {found['in_graph'] / segments:.4f} of {found['segments']:,} segments of the "
         f"target particles of tracks are candidate edges, {found['passing'] / segments:.4f} pass as well"

@@ -26,6 +26,7 @@ from domainpar.training.origin import describe_process
 from domainpar.training.own_events import kept_events, kept_place
 from domainpar.training.record import MetricsFile, keep_records, readable
 from domainpar.training.rundir import RunDirectory, RunFile
+from domainpar.training.sampler import Sample
 from domainpar.training.watching.stragglers import lines as straggler_lines
 
 
@@ -42,7 +43,8 @@ class Journal:
         self.directory = directory.path
         self.file = RunFile(self.directory / "run.json", {"saved": {}})
         self._metrics = MetricsFile(self.directory / "metrics.jsonl")
-        self._said_who_owns_nothing = self._said_squashed = False
+        self._said_squashed = False
+        self._said_of_idle_ranks: set[str] = set()
         if directory.resume and world.is_root:
             self.file = RunFile.read(self.file.path)
 
@@ -83,12 +85,13 @@ class Journal:
             summary.where_to(self.directory, state, total_steps),
         )
 
-    def write(self, record: dict[str, Any], num_samples: int, show: bool) -> None:
+    def write(self, record: dict[str, Any], samples: Sequence[Sample], more: bool, show: bool) -> None:
         """Add one record to the metrics, and print it where that is due.
 
         Args:
             record: What a step leaves behind.
-            num_samples: Samples of a step.
+            samples: The samples it is about.
+            more: Whether a step could take more samples than these.
             show: Whether to print it whatever its step.
         """
         if not self.world.is_root:
@@ -99,7 +102,7 @@ class Journal:
             if not lost_before:
                 warn(f"{self._metrics.path} cannot be written: {problem}; training goes on, its lines are lost")
             self.note(lost_records=self._metrics.lost)
-        self._say_once_who_owns_nothing(record, num_samples)
+        self._say_once_who_owns_nothing(record, samples, more)
         if show or record["step"] % self.config.log_every == 0:
             self.say(readable(record))
         self.say(*straggler_lines(record))
@@ -157,7 +160,8 @@ class Journal:
             self.file.update(skipped=[asdict(skip) for skip in skipped])
         self.say(summary.memory_taken(expected, taken), *self._lost(), *summary.left_out(skipped))
         geometry = self._has_geometry(trainer)
-        self.say(*summary.last_lines(self.directory, state, how, seconds, sha256, exact, self._own_model(), geometry))
+        own, sectors = self._own_model(), self.config.sectors
+        self.say(*summary.last_lines(self.directory, state, how, seconds, sha256, exact, own, geometry, sectors))
 
     def _has_geometry(self, trainer: Trainer) -> bool:
         """Whether hits have positions: asked of the first event that could be read so far."""
@@ -208,10 +212,10 @@ class Journal:
             "threads": team().size,
         }
 
-    def _say_once_who_owns_nothing(self, record: dict[str, Any], num_samples: int) -> None:
-        if not self._said_who_owns_nothing:
-            lines = summary.idle_ranks(record["owned_nodes"], record["step"], num_samples, self.world)
-            self._said_who_owns_nothing = bool(lines)
+    def _say_once_who_owns_nothing(self, record: dict[str, Any], samples: Sequence[Sample], more: bool) -> None:
+        kind, lines = summary.idle_ranks(record, samples, more, self.world)
+        if kind not in self._said_of_idle_ranks:
+            self._said_of_idle_ranks.add(kind)
             self.say(*lines)
 
     def _lost(self) -> list[str]:

@@ -8,12 +8,12 @@ import math
 import os
 import resource
 import sys
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from domainpar.compiling import clock
 from domainpar.parallel.world import World
 from domainpar.training.metrics import EdgeCounts
 
@@ -29,13 +29,13 @@ AGAINST = {False: "candidate edges", True: "candidate edges inside sectors (appr
 
 @dataclass
 class Stopwatch:
-    """Seconds of one step on this rank, from making it until `share`."""
+    """Seconds of one step on this rank, from making it until `share`; those of compiling are not among them."""
 
     world: World
 
     def __post_init__(self) -> None:
         self.world.take_counters()
-        self._began = time.perf_counter()
+        self._began = clock()
 
     def share(self, owned_nodes: int, ghost_nodes: int, local_edges: int) -> dict[str, Any]:
         """What ranks took and held since; lists hold one value a rank. *Collective*.
@@ -47,7 +47,7 @@ class Stopwatch:
             ghost_nodes: Ghosts it held.
             local_edges: Edges it computed on.
         """
-        seconds = time.perf_counter() - self._began
+        seconds = clock() - self._began
         counters = self.world.take_counters()
         ours = {
             "seconds": seconds,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from domainpar.training.opening import check_parts, open_store
 from domainpar.training.own_events import OwnEvents, store_of_run
 from domainpar.training.parts import PartLoader
 from domainpar.training.rundir import RunDirectory, RunFile, choose_directory, goes_on, note_failure
-from domainpar.training.sampler import samples_of, steps_of_epoch
+from domainpar.training.sampler import Sample, samples_of, steps_of_epoch
 from domainpar.training.schedule import Schedule
 from domainpar.training.targets import EdgeClasses
 from domainpar.training.verifying import verified
@@ -224,7 +225,7 @@ class Run:
             self.state = replace(self.state, step=self.state.step + 1, step_in_epoch=self.state.step_in_epoch + 1)
             self.world.set_deadline(self.config.timeout)  # the first step may take longer
             self.journal.say_once_what_is_exchanged(self.trainer)
-            self._write({"split": "train", "epoch": epoch, "step": self.state.step, **record})
+            self._write({"split": "train", "epoch": epoch, "step": self.state.step, **record}, samples)
             if record["loss"] is not None:
                 bar.set_postfix_str(f"loss {record['loss']:.4f}", refresh=False)
             bar.update()
@@ -260,7 +261,7 @@ class Run:
         best = self.state.best is None  # without a figure, the newest is
         if self.val_samples:
             record = self.trainer.evaluate(self.val_samples, self.state.step)
-            self._write({"split": "val", "epoch": epoch, "step": self.state.step, **record})
+            self._write({"split": "val", "epoch": epoch, "step": self.state.step, **record}, self.val_samples)
             auc = record["edge_auc"] if record["loss"] is not None else None
             if auc is not None and (self.state.best is None or auc > self.state.best):
                 best, self.state = True, replace(self.state, best=auc)
@@ -269,9 +270,9 @@ class Run:
             self.state = replace(self.state, best_step=self.state.step)
         return best
 
-    def _write(self, record: dict[str, Any]) -> None:
+    def _write(self, record: dict[str, Any], samples: Sequence[Sample]) -> None:
         show = record["split"] == "val" or record["step"] in (1, self.total_steps)
-        self.journal.write(record, min(self.config.events_per_step, len(self.train_samples)), show)
+        self.journal.write(record, samples, len(samples) < len(self.train_samples), show)
 
     def _own_of(self, store: EventStore) -> tuple[EventStore, str]:
         """What a store holds of the events that the run began with, and the digest it had then. *Collective*.

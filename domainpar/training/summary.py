@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from domainpar.config import Network, TrainConfig, flag, is_code
 from domainpar.events.store import EventStore
@@ -13,6 +14,7 @@ from domainpar.parallel.world import World
 from domainpar.training.checkpoint import TrainingState
 from domainpar.training.memory import Expectation, byte_size
 from domainpar.training.parts import Skip
+from domainpar.training.sampler import Sample, deal
 from domainpar.words import between, several, this_python
 
 SQUASHED = "WARNING: every output of the network lay in 0..1. Logits are expected: return what goes into a last sigmoid"
@@ -143,20 +145,39 @@ def exchanged(forward: int, backward: int, sums: int) -> str:
     return f"exchanges: {forward} on the way forward, {backward} on the way back of an event{over_all}"
 
 
-def idle_ranks(owned_nodes: Sequence[int], step: int, num_samples: int, world: World) -> list[str]:
-    """Which ranks owned nothing in a step and what to do about it; nothing if all had work, or there was none."""
-    idle = [rank for rank, owned in enumerate(owned_nodes) if owned == 0]
+def idle_ranks(record: Mapping[str, Any], samples: Sequence[Sample], more: bool, world: World) -> tuple[str, list[str]]:
+    """Which ranks owned nothing and what to do about it: the kind of the note and its lines; none if all had work.
+
+    Args:
+        record: What the training step, or the validation, leaves behind.
+        samples: Its samples.
+        more: Whether a step could take more samples than these.
+        world: The ranks.
+    """
+    idle = [rank for rank, owned in enumerate(record["owned_nodes"]) if owned == 0]
     if len(idle) in (0, world.size):
-        return []
-    names = ", ".join(map(str, idle[:8])) + (", ..." if len(idle) > 8 else "")
-    lines = [f"note: {len(idle)} of {world.size} ranks own nothing in step {step} ({names}). The result is the same;"]
-    if num_samples < world.num_data_groups:
-        return [
-            *lines,
-            f"      {world.num_data_groups} groups of ranks for {several(num_samples, 'sample')} a step: "
-            "more --events-per-step or fewer ranks give each some work",
-        ]
-    return [*lines, "      fewer ranks, a smaller --domain-size or more tiles (prepare --tiles) give each some work"]
+        return "", []
+    hands = deal(samples, world.num_data_groups)
+    groups = sorted({rank // world.domain.size for rank in idle})
+    few, validates = not all(hands[group] for group in groups), record["split"] == "val"
+    theirs = samples if few else hands[groups[0]]
+    name = theirs[0].name + (", ..." if len(theirs) > 1 else "")
+    when = f"the validation after step {record['step']}" if validates else f"training step {record['step']}"
+    ranks = ", ".join(map(str, idle[:8])) + (", ..." if len(idle) > 8 else "")
+    of_groups = f"{world.num_data_groups} groups of ranks, {several(len(samples), 'sample')} ({name})"
+    if few and validates:
+        why = f"{of_groups}; training steps are not slower for it"
+    elif few:
+        why = f"{of_groups}: " + ("more --events-per-step, " if more else "") + "fewer ranks or a larger --domain-size"
+    elif any(record["owned_nodes"][groups[0] * world.domain.size : (groups[0] + 1) * world.domain.size]):
+        why = f"no tile of {name} is theirs: fewer ranks, a smaller --domain-size or more tiles (prepare --tiles)"
+    else:
+        why = f"{name} has no hits, or was left out"
+    lines = [
+        f"note: {len(idle)} of {world.size} ranks own nothing in {when} ({ranks}). The result is the same;",
+        f"      {why}",
+    ]
+    return f"{record['split']}, {'few samples' if few else 'few tiles'}", lines
 
 
 def left_out(skipped: Sequence[Skip]) -> list[str]:
@@ -177,6 +198,7 @@ def last_lines(
     exact: bool,
     own: str = "",
     geometry: bool = False,
+    sectors: int | None = None,
 ) -> list[str]:
     """How the run ended, what was learned, where it lies and what to type next.
 
@@ -189,10 +211,12 @@ def last_lines(
         exact: Whether it is the hash on any number of ranks.
         own: The flag that names a network of the user's own, which must be repeated.
         geometry: Whether hits have positions, so that tracks can be walked.
+        sectors: Sectors of an event in naive mode: scores that compare like with like are those of sectors, too.
     """
     best = "" if state.best is None else f"; best validation edge AUC {state.best:.4f} at step {state.best_step}"
     walk = " --tracks walk" if geometry else ""
-    score = f"{this_python()} -m domainpar.infer --run {directory}{own}{walk}"
+    naive = "" if sectors is None else f" --mode naive --sectors {sectors}"
+    score = f"{this_python()} -m domainpar.infer --run {directory}{own}{naive}{walk}"
     return [
         f"{how} after {several(state.step, 'step')}, {seconds:.0f} s{best}",
         f"parameters sha256 {sha256[:16]}" + (": another number of ranks ends with the same" if exact else ""),

@@ -23,6 +23,9 @@ from domainpar.events.store import EventStore, event_file_name, write_event, wri
 from domainpar.infer import infer, main
 from domainpar.parallel.loading import BadEvent
 from domainpar.parallel.world import Refused, World
+from domainpar.reco import summary
+from domainpar.reco.score_files import ScoredEvent
+from domainpar.reco.scoring import Outcome
 from domainpar.testing import find_mpiexec, run_command, run_ranks
 from domainpar.training.run import train
 from domainpar.words import this_python
@@ -177,6 +180,20 @@ def test_the_summary_says_where_scores_lie_and_what_to_type_next(place, tmp_path
     assert ended.stdout.startswith("[")
 
 
+def test_events_without_a_segment_of_a_target_are_not_divided_by():
+    told = summary._ceiling_line("test", {"segments": 0, "in_graph": 0, "passing": 0})
+    assert told == "split=test against the truth: the target particles of tracks have no segments"
+
+
+def test_times_of_tracks_are_a_share_of_the_networks_where_they_are_less():
+    def told(tracks, network):
+        scored = ScoredEvent("1", "event1.scores.zarr.zip", "", "", 4, 0, 2)
+        return summary._track_lines([Outcome(scored, 3.0, None, 5, network, tracks)])
+
+    assert told(0.5, 2.0) == ["built 2 tracks an event in 0.500 s; the network took 2.000 s, 25.0% of that"]
+    assert told(24.896, 0.231) == ["built 2 tracks an event in 24.896 s; the network took 0.231 s"]
+
+
 def test_targets_are_those_of_training_and_an_event_that_does_not_know_them_is_scored_all_the_same(tmp_path):
     events = [random_event(seed, 80, 400) for seed in range(2)]
     events.append(replace(events[0], hits=replace(events[0].hits, event_id="blind", particles=None)))
@@ -195,7 +212,33 @@ def test_a_run_with_float64_and_naive_sectors_is_scored_whole_in_float64(place, 
     listed, _ = inferred(tmp_path, tmp_path / "out", store=str(place / "store"))
     assert (listed["dtype"], listed["mode"], listed["trained_mode"]) == ("float64", "halo", "naive")
     assert opened(tmp_path / "out" / listed["events"][0]["path"])["edge_logit"].dtype == np.float64
-    assert "trained in naive mode" in capsys.readouterr().out
+    (told,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("note: "))
+    assert told == (
+        "note: trained on 4 sectors of an event, scored on whole events here; "
+        "as it was trained: --mode naive --sectors 4"
+    )
+    inferred(tmp_path, tmp_path / "sectors", store=str(place / "store"), mode="naive", sectors=4)
+    assert "note: " not in capsys.readouterr().out
+
+
+def test_a_naive_run_leads_to_the_report_beside_the_run_on_whole_events(place, tmp_path, capsys):
+    runs = tmp_path / "runs"
+    shutil.copytree(place / "run", runs / "0001")
+    trained(place / "store", runs / "0002", mode="naive", sectors=4, epochs=1)
+    capsys.readouterr()
+    flags = {"store": str(place / "store"), "tracks": "cc", "border_sectors": 4}
+
+    def proposed(name, **more):
+        infer(InferConfig(run=str(runs / name), overwrite=True, **flags, **more), World.alone())
+        return capsys.readouterr().out.splitlines()[-1].split("domainpar.report ")[1]
+
+    sectors = {"mode": "naive", "sectors": 4}
+    both = f"{runs / '0001'} --naive {runs / '0002'} --png pictures"
+    assert proposed("0002", **sectors) == str(runs / "0002")  # nothing is beside it yet
+    assert proposed("0001") == both
+    assert proposed("0002", **sectors) == both
+    assert proposed("0002") == str(runs / "0002")  # trained on sectors, scored whole: unlike with unlike
+    assert proposed("0001") == str(runs / "0001")
 
 
 def damaged(place, tmp_path, what):

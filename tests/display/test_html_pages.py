@@ -58,6 +58,9 @@ def place(tmp_path_factory):
     place = tmp_path_factory.mktemp("pages")
     write_run(place / "halo")
     write_run(place / "naive", naive=4)
+    run = write_run(place / "naive scored whole", naive=4)
+    scores = json.loads((run / "scores" / "scores.json").read_text())
+    (run / "scores" / "scores.json").write_text(json.dumps({**scores, "mode": "halo", "sectors": None}))
     return place
 
 
@@ -87,6 +90,17 @@ def test_whatever_is_naive_is_called_approximate(place):
     assert "APPROXIMATE" in text
     assert text.count("approximate: naive mode") >= 4
     assert "network, naive, 4 sectors (approximate)" in text
+
+
+def test_curves_of_a_naive_training_are_those_of_sectors_however_it_was_scored(place):
+    """It was validated on sectors; here its scores are those of whole events."""
+    page = Page(report(place / "halo" / "run", place / "naive scored whole" / "run"))
+    of_training = [script for script in page.scripts if '"validation, ' in script]
+    assert len(of_training) == 4
+    assert all('"validation, naive, 4 sectors (approximate)"' in script for script in of_training)
+    assert "trained naive on 4 sectors (approximate), scored whole" in page.text
+    assert "score it as it was trained: " in page.text
+    assert "--mode naive --sectors 4 --tracks walk --overwrite" in page.text
 
 
 def test_an_exact_run_is_not_called_approximate(place):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ pytest.importorskip("plotly", reason="plotly is not installed (pip install '.[re
 from PIL import Image  # noqa: E402  # comes with matplotlib
 
 from domainpar.display.efficiency import QUANTITIES, RATES, found_tracks, rate_curve  # noqa: E402
-from domainpar.display.pictures import drawing, style  # noqa: E402
+from domainpar.display.pictures import drawing, particles, style  # noqa: E402
 from domainpar.display.pictures.drawing import draw_pictures, pictures_of  # noqa: E402
 from domainpar.display.pictures.edges import draw_edges  # noqa: E402
 from domainpar.display.pictures.particles import draw_particles  # noqa: E402
@@ -222,6 +223,17 @@ def test_found_and_missed_targets_are_all_the_targets(figures, runs):
     counts = [int(text.split(": ")[1]) for text in words(figures["event-tracks"]) if text.startswith("targets")]
     assert sum(counts) == wanted.sum()
     assert min(counts) > 0
+
+
+def test_of_more_paths_than_can_be_told_apart_a_sample_is_drawn_and_named(runs, monkeypatch):
+    event = runs[0].read_event(runs[0].choose_event())
+    monkeypatch.setattr(particles, "MOST_LINES", 2)
+    figure = particles.draw_particles(runs[0], event).figure
+    for text in (text for text in words(figure) if text.startswith("targets")):
+        count, every = (int(number) for number in re.findall(r"\d+", text))
+        assert text.endswith(f", one in {every} drawn")
+        assert count / every <= 2 < count
+    assert all(0 < len(lines.get_segments()) <= 2 for axes in figure.axes for lines in axes.collections[1:])
 
 
 def test_ghosts_of_a_part_are_the_hits_of_others_at_its_cut_edges():

@@ -10,9 +10,11 @@ from small_run import ODD, drawn, record, write_run
 
 from domainpar.display.curves import MOST_POINTS, training_curves
 from domainpar.display.efficiency import QUANTITIES, RATES, found_tracks, rate_curve
+from domainpar.display.figures_training import training_figures
 from domainpar.display.partitions import NUM_PARTS, splits_of
 from domainpar.display.ranks import PHASES, rank_times
 from domainpar.display.reading import read_run_files
+from domainpar.display.summary import started_as
 from domainpar.reco.performance.styles import STYLES
 
 
@@ -45,6 +47,35 @@ def test_times_are_medians_without_the_first_step_and_on_the_last_number_of_rank
     assert times.phases[PHASES[0]].tolist() == pytest.approx([0.5, 0.6, 0.7])
     assert times.peak_bytes.tolist() == [4_000_000, 5_000_000, 6_000_000]
     assert times.compute_imbalance == pytest.approx(0.7 / 0.6)
+
+
+@pytest.mark.parametrize(
+    ("environment", "typed"),
+    [
+        ({}, "python -m domainpar.train --out run"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "8"}, "mpiexec -n 8 python -m domainpar.train --out run"),
+        (
+            {"SLURM_PROCID": "0", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "4"},
+            "srun -n 4 python -m domainpar.train --out run",
+        ),
+        (
+            {"TORCHELASTIC_RUN_ID": "none", "RANK": "0", "WORLD_SIZE": "2"},
+            "torchrun ... -m domainpar.train --out run",
+        ),
+        ({"PMI_SIZE": "many"}, "python -m domainpar.train --out run"),
+    ],
+    ids=["alone", "mpiexec", "srun", "torchrun", "spoilt"],
+)
+def test_what_was_typed_begins_with_the_launcher(tmp_path, environment, typed):
+    run = write_run(tmp_path, [drawn(6, num_edges=5)], scores=False, environment=environment)
+    assert started_as(read_run_files(run)) == typed
+
+
+def test_ticks_of_logarithmic_axes_of_the_training_are_whole_numbers(files):
+    """Without a format plotly writes 0.2, 2 and 20 as 2."""
+    figures = {figure.name: figure.variants["only"] for figure in training_figures(training_curves(files))}
+    logarithmic = {name: plot.layout.yaxis.tickformat for name, plot in figures.items() if plot.layout.yaxis.type}
+    assert logarithmic == {"training-loss": "~g", "training-grad-norm": "~g"}
 
 
 def test_without_a_step_there_are_no_times_and_no_curves(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 
@@ -145,23 +146,42 @@ def test_the_first_screen_is_twelve_lines_that_fit(store, tmp_path, monkeypatch,
     assert first + 1 <= 12
     limit = 130 if flags else 120  # "approximate=yes" at the end of a line that is full already
     assert max(map(len, printed)) <= limit, max(printed, key=len)
-    assert printed[-1] == f"next: {this_python()} -m domainpar.infer --run runs/0001 --tracks walk"
+    as_trained = "--mode naive --sectors 20 " if flags else ""  # scored otherwise, naive shows no loss at its borders
+    assert printed[-1] == f"next: {this_python()} -m domainpar.infer --run runs/0001 {as_trained}--tracks walk"
     assert printed[-3].endswith(": another number of ranks ends with the same")
 
 
 def test_more_ranks_than_tiles_run_and_it_is_said_who_owns_nothing(store, tmp_path, capsys):
     run(store, tmp_path / "run", num_ranks=14, domain_size=14, max_steps=1)
     said = capsys.readouterr().out
-    assert "of 14 ranks own nothing in step 1" in said
-    assert "fewer ranks, a smaller --domain-size or more tiles" in said
+    assert "of 14 ranks own nothing in training step 1" in said
+    names = "|".join(record.event for record in EventStore(store).events("train"))
+    assert re.search(f"no tile of ({names}) is theirs: fewer ranks, a smaller --domain-size or more tiles", said)
     assert 0 in lines(tmp_path / "run")[0]["owned_nodes"]
 
 
 def test_groups_of_ranks_without_events_are_told_to_take_more_a_step(store, tmp_path, capsys):
     run(store, tmp_path / "run", num_ranks=2, domain_size=1, max_steps=2)
     said = capsys.readouterr().out
-    assert said.count("note: 1 of 2 ranks own nothing in step 1 (1)") == 1
-    assert "2 groups of ranks for 1 sample a step: more --events-per-step" in said
+    assert said.count("note: 1 of 2 ranks own nothing in training step 1 (1)") == said.count("in training step") == 1
+    assert "): more --events-per-step, fewer ranks or a larger --domain-size" in said
+    assert "smaller --domain-size" not in said
+
+
+def test_a_validation_of_fewer_events_than_groups_is_named_and_called_no_problem_of_training(store, tmp_path, capsys):
+    (validated,) = EventStore(store).events("val")
+    run(store, tmp_path / "run", num_ranks=2, domain_size=1, events_per_step=2)
+    said = capsys.readouterr().out.splitlines()
+    notes = [number for number, line in enumerate(said) if line.startswith("note: ") and "validation" in line]
+    (first,) = notes  # once, though each epoch ends with a validation
+    assert said[first].startswith("note: 1 of 2 ranks own nothing in the validation after step 2 (1).")
+    assert said[first + 1].endswith(f"1 sample ({validated.event}); training steps are not slower for it")
+
+
+def test_a_step_that_takes_every_event_is_not_told_to_take_more(tmp_path, capsys):
+    store = write_random_store(tmp_path / "store", num_train=1, num_val=0)
+    run(store, tmp_path / "run", num_ranks=2, domain_size=1, max_steps=1)
+    assert "): fewer ranks or a larger --domain-size" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("step", [slow(0), slow(1), 3, slow(5)])

@@ -38,6 +38,9 @@ from domainpar.words import several
 
 NAME = "event-tracks"
 
+MOST_LINES = 200
+"""Paths of one colour that are drawn: more of them fill the detector, and nothing is seen."""
+
 
 def draw_particles(run: RunFiles, event: EventData | None) -> Picture:
     """True paths of the target particles from hit to hit: those that were found and those that were missed.
@@ -85,14 +88,16 @@ def _draw(axes: Axes, place: FloatArray, paths: Paths, matches: Matches) -> None
     width = min(1.0, math.sqrt(500 / max(int(matches.wanted.sum()), 1)))
     draw_hits(axes, place, 0.5, color=PALE, label="hits")
     found, missed = matches.wanted & matches.found, matches.wanted & ~matches.found
-    _draw_paths(axes, _lines(place, paths, found), f"targets found: {found.sum():,}", BLUE, 0.6 * width)
-    _draw_paths(axes, _lines(place, paths, missed), f"targets missed: {missed.sum():,}", VERMILION, 1.1 * width)
+    _draw_paths(axes, place, paths, found, "targets found", BLUE, 0.6 * width)
+    _draw_paths(axes, place, paths, missed, "targets missed", VERMILION, 1.1 * width)
 
 
-def _lines(place: FloatArray, paths: Paths, which: BoolArray) -> list[FloatArray]:
-    return [place[paths.rows[paths.ptr[one] : paths.ptr[one + 1]]] for one in np.flatnonzero(which)]
-
-
-def _draw_paths(axes: Axes, lines: list[FloatArray], name: str, colour: str, width: float) -> None:
+def _draw_paths(
+    axes: Axes, place: FloatArray, paths: Paths, which: BoolArray, name: str, colour: str, width: float
+) -> None:
+    rows = np.flatnonzero(which)
+    every = max(1, -(-len(rows) // MOST_LINES))
+    name = f"{name}: {len(rows):,}" + (f", one in {every} drawn" if every > 1 else "")
+    lines = [place[paths.rows[paths.ptr[one] : paths.ptr[one + 1]]] for one in rows[::every]]
     axes.add_collection(LineCollection(lines, colors=colour, linewidths=width, alpha=0.85), autolim=False)
     axes.plot([], [], color=colour, linewidth=1.5, label=name)  # the legend's, as wide as the eye needs

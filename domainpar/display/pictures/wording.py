@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from domainpar.display.efficiency import how_scored
+from domainpar.display import efficiency
 from domainpar.display.pictures.style import plain
 from domainpar.display.reading import RunFiles
 
@@ -23,12 +23,12 @@ def kind_of(run: RunFiles) -> str:
 
 def how(run: RunFiles) -> str:
     """How a run was scored, in full."""
-    return plain(how_scored(run))
+    return plain(efficiency.how_scored(run))
 
 
 def how_trained(run: RunFiles) -> str:
     """How a run was trained, which need not be how it was scored."""
-    return plain(f"naive, {run.settings.get('sectors')} sectors (approximate)") if run.approximate else "halo (exact)"
+    return plain(efficiency.how_trained(run))
 
 
 def target_text(conditions: Mapping[str, Any]) -> str:
