@@ -16,7 +16,7 @@ from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_ty
 from domainpar.config import ConfigError, Group, InferConfig, PrepareConfig, TrainConfig, flag, groups, title
 from domainpar.config.acorn_keys import translate
 from domainpar.parallel.launcher import started_as_root
-from domainpar.problems import error_text
+from domainpar.problems import Problem, Where, error_text, expected
 
 Config = TypeVar("Config", bound=Group)
 
@@ -39,7 +39,8 @@ def run_command(
         argv: The words after the command. Default: those of this process.
 
     Returns:
-        The exit code: that of the work, or 2 when it was refused before it began; rank 0 has then printed why.
+        The exit code: that of the work; 2 when it was refused before it began, and rank 0 has printed why; 1 after
+        another expected error outside a session of ranks (`problems.expected`).
 
     Raises:
         SystemExit: With code 0 after `--help`.
@@ -50,9 +51,18 @@ def run_command(
         return work(config)
     except ConfigError as error:
         if started_as_root():
-            sys.stderr.write(error_text(error.what, hint=error.hint))
-            sys.stderr.flush()
+            _print_error(error)
         return 2
+    except (ValueError, OSError) as error:
+        if (problem := expected(error)) is None:
+            raise
+        _print_error(problem)
+        return 1
+
+
+def _print_error(problem: Problem) -> None:
+    sys.stderr.write(error_text(problem.what, Where(event=problem.event, file=problem.file), problem.hint))
+    sys.stderr.flush()
 
 
 def _quieten_torch(config: Group) -> None:
@@ -207,10 +217,22 @@ def _own_settings(config_class: type[Group], parser: Any, run: Path) -> dict[str
     Raises:
         ConfigError: If there is no such run, or its file has been spoilt.
     """
-    if not (run / "config.yaml").is_file():
-        raise ConfigError(f"{run} holds no run to resume", "name the directory of a run, or drop --resume to start one")
-    values = _read_file(config_class, parser, run / "config.yaml")
+    values = _read_file(config_class, parser, settings_of_run(run))
     return {name: value for name, value in values.items() if name not in _OF_THE_MACHINE}
+
+
+def settings_of_run(run: Path) -> Path:
+    """The file that says what a run was asked to do.
+
+    Raises:
+        ConfigError: If there is no run, or it has lost this file.
+    """
+    path = run / "config.yaml"
+    if not path.is_file() and (run / "run.json").is_file():
+        raise ConfigError(f"{run} holds a run without its {path.name}", "copy it back, or name another run")
+    if not path.is_file():
+        raise ConfigError(f"{run} holds no run to resume", "name the directory of a run, or drop --resume to start one")
+    return path
 
 
 def _read_file(config_class: type[Group], parser: Any, path: Path, own_model: bool = False) -> dict[str, Any]:

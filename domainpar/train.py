@@ -14,7 +14,7 @@ Examples:
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from domainpar.command_line import run_command
@@ -29,41 +29,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Train as the command line says; returns the exit code. Collective."""
     # From the first moment, so that a signal while ranks start or events are read stops the run with a checkpoint.
     with StopFlag.listening() as stop:
-        work = _Work(stop)
         try:
-            return run_command(TrainConfig, work, __doc__, argv)
-        except KeyboardInterrupt:
-            if not work.ranks_met and started_as_root():
+            return run_command(TrainConfig, partial(_work, stop=stop), __doc__, argv)
+        except KeyboardInterrupt:  # ranks that have met say so themselves
+            if started_as_root():
                 sys.stderr.write(error_text("interrupted before the ranks met"))
             return 130
 
 
-@dataclass
-class _Work:
-    """The work of the command.
+def _work(config: TrainConfig, stop: StopFlag) -> int:
+    allocator = set_up_allocator(config.allocator)
 
-    Attributes:
-        stop: Whether the run was asked to stop.
-        ranks_met: Whether ranks have met: from then on they say themselves what ends them.
-    """
+    import torch
 
-    stop: StopFlag
-    ranks_met: bool = False
+    from domainpar.parallel.world import World
+    from domainpar.prepare import prepare_store
+    from domainpar.training.run import train
 
-    def __call__(self, config: TrainConfig) -> int:
-        allocator = set_up_allocator(config.allocator)
-
-        import torch
-
-        from domainpar.parallel.world import World
-        from domainpar.prepare import prepare_store
-        from domainpar.training.run import train
-
-        torch.set_num_threads(1)  # ranks are the parallelism; more threads inside a kernel could change its bits
-        with World.session(**session_arguments(config)) as world:
-            self.ranks_met = True
-            store = Path(config.store) if config.store is not None else prepare_store(PrepareConfig(), world)
-            return train(config, store, world, allocator, self.stop).exit_code
+    torch.set_num_threads(1)  # ranks are the parallelism; more threads inside a kernel could change its bits
+    with World.session(**session_arguments(config)) as world:
+        store = Path(config.store) if config.store is not None else prepare_store(PrepareConfig(), world)
+        return train(config, store, world, allocator, stop).exit_code
 
 
 if __name__ == "__main__":

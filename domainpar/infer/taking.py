@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from domainpar.command_line import parse
+from domainpar.command_line import parse, settings_of_run
 from domainpar.config import ConfigError, InferConfig, TrainConfig, resolved_yaml
 from domainpar.events.store import EventStore
 from domainpar.parallel.world import World
@@ -25,7 +25,7 @@ def choose_run(config: InferConfig, world: World) -> tuple[Path, TrainConfig]:
         try:
             return resolved_yaml(trained_as(run, config))
         except ConfigError as error:
-            raise Problem(str(error), error.hint) from error
+            raise Problem(error.what, error.hint) from error
 
     # Read and checked by one rank: the others get values that are known to be good.
     values = yaml.safe_load(world.on_root(trained))
@@ -35,7 +35,7 @@ def choose_run(config: InferConfig, world: World) -> tuple[Path, TrainConfig]:
 def trained_as(run: Path, config: InferConfig) -> TrainConfig:
     """What a run was trained as, by its `config.yaml`; a network of the user's own is named by `config.model`."""
     own = [] if config.model is None else ["--model", config.model]
-    return parse(TrainConfig, "", ["--config", str(run / "config.yaml"), *own])
+    return parse(TrainConfig, "", ["--config", str(settings_of_run(run)), *own])
 
 
 def open_events(config: InferConfig, run: Path, world: World) -> EventStore:

@@ -1,8 +1,10 @@
 """What cannot be trained on is refused by all ranks: naming event, file and rank, exit code 2, nothing written."""
 
 import json
+import re
 import shutil
 import sys
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -163,7 +165,11 @@ def test_a_run_that_is_to_be_replaced_survives_a_new_one_that_is_refused(copy, c
 OUTPUTS = {
     "another run": ("run", [], "run holds another run\nhint: choose another --out, or --resume or --overwrite it"),
     "a store": ("store", [], "store holds other files\nhint: choose another --out"),
-    "a store to overwrite": ("store", ["--overwrite"], "holds files that are not a run; --overwrite does not remove"),
+    "a store to overwrite": (
+        "store",
+        ["--overwrite"],
+        "holds files that are not a run (event000000000.zarr.zip); ",
+    ),
     "a file": ("run/run.json", [], "cannot write the run to {place}/run/run.json: Not a directory"),
     "nothing to resume": ("none", ["--resume"], "{place}/none holds no run to resume"),
     "no run to resume": ("store", ["--resume"], "{place}/store holds no run to resume"),
@@ -194,6 +200,11 @@ RUNS = {
     "damaged weights": (spoilt_weights, "", "model.safetensors has sha256 "),
     "no checkpoint": (lambda run: shutil.rmtree(run / "checkpoints"), "", "no last checkpoint in "),
     "a damaged run.json": (lambda run: (run / "run.json").write_text("{"), "", "run.json cannot be read: "),
+    "no config.yaml": (
+        lambda run: (run / "config.yaml").unlink(),
+        "",
+        "{run} holds a run without its config.yaml\nhint: copy it back, ",
+    ),
     "a strange config.yaml": (lambda run: rewritten(run / "config.yaml", "lr:", "rl:"), "", "unknown key 'rl'"),
 }
 
@@ -205,7 +216,7 @@ def test_a_run_that_cannot_go_on_like_this_says_why_and_stays(copy, capfd, spoil
     assert exit_code(["--out", str(copy / "run"), "--resume", *flags.split()]) == 2
     out, err = capfd.readouterr()
     assert (out, contents(copy)) == ("", before)
-    assert error in err
+    assert error.format(run=copy / "run") in err
 
 
 def test_a_run_does_not_go_on_with_other_events(place, tmp_path, capfd):
@@ -234,6 +245,19 @@ def test_what_one_rank_finds_all_refuse_and_it_is_named(copy):
     )
     assert f"| file {event_file(copy / 'store')}\nhint: the file is damaged or incomplete" in found[0]
     assert not (copy / "new").exists()
+
+
+def test_an_event_with_a_flipped_bit_ends_one_process_with_two_lines(copy, capfd):
+    for path in (copy / "store").glob("event*"):
+        with zipfile.ZipFile(path) as archive:
+            info = archive.getinfo("nodes/features/c/0/0")
+        content = bytearray(path.read_bytes())
+        content[info.header_offset + 30 + len(info.filename) + info.file_size // 2] ^= 1
+        path.write_bytes(content)
+    assert exit_code(["--store", str(copy / "store"), "--out", str(copy / "new"), *SMALL]) == 1
+    error, hint = capfd.readouterr().err.splitlines()
+    assert re.match("domainpar: error: cannot read nodes/features: BadZipFile: Bad CRC-32 .* phase load$", error)
+    assert hint == "hint: the file is damaged or incomplete; prepare the event again or copy it anew"
 
 
 def launch(program, *flags):
