@@ -14,15 +14,14 @@ from domainpar.infer.setting_up import Job, set_up
 from domainpar.parallel.world import World
 from domainpar.problems import Problem
 from domainpar.reco import summary
-from domainpar.reco.score_files import choose_directory, write_list, write_timings
+from domainpar.reco.score_files import choose_directory, publish, write_list, write_timings
 from domainpar.reco.scoring import LeftOut, Outcome, Scorer
 
 
 def score_store(config: InferConfig, world: World, allocator: str | None) -> None:
     """Score the events of a store and show how it goes (`domainpar.infer.infer`). *Collective*."""
     job = set_up(config, world)
-    directory = job.scorer.directory
-    world.on_root(lambda: str(choose_directory(directory, config.overwrite)))
+    world.on_root(lambda: str(choose_directory(job.scorer.directory.parent, config.overwrite)))
     if world.is_root:
         print(*summary.first_lines(world, job.scorer.store, job.records, job.about, allocator), sep="\n", flush=True)
     outcomes, left_out = _score(job.scorer, job.records, config.timeout)
@@ -50,6 +49,7 @@ def _score(scorer: Scorer, records: Sequence[EventRecord], timeout: float) -> tu
 
 def _tell(config: InferConfig, job: Job, outcomes: dict[str, Outcome], left_out: Sequence[LeftOut]) -> None:
     """Write what is said of all events together, and print it; on rank 0."""
+    job.scorer.world.mark("write", len(outcomes))
     records = [record for record in job.records if record.event in outcomes]
     in_order = [outcomes[record.event] for record in records]
     metrics, performance = metrics_of_splits(records, outcomes), performance_of_splits(records, outcomes)
@@ -57,6 +57,7 @@ def _tell(config: InferConfig, job: Job, outcomes: dict[str, Outcome], left_out:
     about, directory = {**job.about, **told}, job.scorer.directory
     write_timings(directory, job.scorer.world.size, [summary.timing(outcome) for outcome in in_order])
     write_list(directory, [outcome.scored for outcome in in_order], about)
+    directory = publish(directory)
     lines = summary.last_lines(in_order, metrics, directory, about)
     tables = summary.performance_lines(performance, config.matching_style, config.mode == "naive")
     told_of = [*not_counted(records, outcomes), *summary.left_out_lines(left_out)]

@@ -20,6 +20,7 @@ from domainpar.nn.adapt.on_events import OnEvents
 from domainpar.nn.adapt.parallelize import tensors_of
 from domainpar.nn.selftest import rows_are_independent
 from domainpar.nn.team import set_threads
+from domainpar.own_files import UNFINISHED
 from domainpar.parallel.world import World
 from domainpar.problems import Problem
 from domainpar.reco.classical.surfaces import surface_of
@@ -74,8 +75,8 @@ def set_up(config: InferConfig, world: World) -> Job:
         "step": state.step,
         "parameters_sha256": parameters_sha256(model),
     }
-    directory = Path(config.out) if config.out is not None else run / "scores"
-    scorer = _scorer(config, trained, world, store=store, model=model, directory=directory, origin=origin)
+    unfinished = (Path(config.out) if config.out is not None else run / "scores") / UNFINISHED
+    scorer = _scorer(config, trained, world, store=store, model=model, directory=unfinished, origin=origin)
     about = {**origin, **_about(config, trained, run, store, state), "bitwise_problem": _self_test(model, world)}
     return Job(scorer, records, left_out, about)
 
