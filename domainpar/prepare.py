@@ -38,12 +38,15 @@ def prepare_store(config: PrepareConfig, world: "World") -> Path:
 
     Raises:
         Refused: On all ranks alike, if an event cannot be read or the store holds other events.
+        NotWritten: If events or the list of them cannot be written; RanksFailed on all ranks but the first.
     """
     from tqdm import tqdm
 
     from domainpar.events.construct import Cuts
     from domainpar.events.preparing import open_source, prepare
     from domainpar.events.store import EventRecord
+    from domainpar.problems import NotWritten
+    from domainpar.training.watching.failing import fail_alike
 
     cuts = Cuts(phi_slope=config.phi_slope, z0=config.z0, same_layer=config.same_layer)
     if config.layer_pairs is not None:
@@ -83,7 +86,9 @@ def prepare_store(config: PrepareConfig, world: "World") -> Path:
                 all_gather=world.transport.all_gather,
                 on_event=advance,
             )
-        except ValueError as error:  # on all ranks alike
+        except NotWritten as error:  # on all ranks alike, as below
+            fail_alike(world, error, spokesman=0)
+        except ValueError as error:
             world.agree(error)
     return directory
 

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_NO_ENTRY = (errno.EROFS, errno.EACCES, errno.EPERM)
+_NO_PLACE = (
+    errno.EROFS, errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG,
+)  # fmt: skip
 
 
 class Problem(ValueError):
@@ -33,6 +35,10 @@ class Problem(ValueError):
     def __str__(self) -> str:
         line = self.what + str(Where(event=self.event, file=self.file))
         return f"{line}\nhint: {self.hint}" if self.hint else line
+
+
+class NotWritten(Problem):
+    """A disk is full, or a place cannot be written: found while work was under way."""
 
 
 @dataclass(frozen=True)
@@ -71,15 +77,15 @@ def expected(error: BaseException | str, flag: str = "--out") -> Problem | None:
     """An error that a user can mend, as a problem: it is told without a traceback. None for any other.
 
     Args:
-        error: A problem; or an OSError, of which a full disk and a place that may not be written are such errors.
+        error: A problem; or an OSError, of which those that `NotWritten` stands for are such errors.
         flag: The flag that names another place.
     """
     if isinstance(error, Problem):
         return error
-    if not isinstance(error, OSError) or error.errno not in (*_NO_ROOM, *_NO_ENTRY):
+    if not isinstance(error, OSError) or error.errno not in (*_NO_ROOM, *_NO_PLACE):
         return None
     hint = f"make room there, or choose another {flag}" if error.errno in _NO_ROOM else f"choose another {flag}"
-    return Problem(f"{error.strerror} (errno {error.errno})", hint, file=error.filename)
+    return NotWritten(f"{error.strerror} (errno {error.errno})", hint, file=error.filename)
 
 
 def told(error: BaseException | str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from domainpar.command_line import run_command
 from domainpar.config import PrepareConfig, TrainConfig, session_arguments
@@ -23,6 +24,9 @@ from domainpar.parallel.allocator import set_up_allocator
 from domainpar.parallel.launcher import started_as_root
 from domainpar.parallel.signals import StopFlag
 from domainpar.problems import error_text
+
+if TYPE_CHECKING:
+    from domainpar.parallel.world import World
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,13 +47,25 @@ def _work(config: TrainConfig, stop: StopFlag) -> int:
     import torch
 
     from domainpar.parallel.world import World
-    from domainpar.prepare import prepare_store
     from domainpar.training.run import train
 
     torch.set_num_threads(1)  # ranks are the parallelism; more threads inside a kernel could change its bits
     with World.session(**session_arguments(config)) as world:
-        store = Path(config.store) if config.store is not None else prepare_store(PrepareConfig(), world)
+        store = Path(config.store) if config.store is not None else _built_in_events(world)
         return train(config, store, world, allocator, stop).exit_code
+
+
+def _built_in_events(world: "World") -> Path:
+    """The store of the built-in simulated events, prepared where it is not there yet. *Collective*."""
+    from domainpar.parallel.world import Refused
+    from domainpar.prepare import prepare_store
+
+    try:
+        return prepare_store(PrepareConfig(), world)
+    except Refused as refused:
+        what = f"the built-in simulated events cannot be prepared: {refused.problem.what}"
+        hint = "name a store of your own with --store, and a place for the run with --out"
+        raise Refused(what, hint, event=refused.problem.event, file=refused.problem.file) from refused
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ from domainpar.events.store import (
     write_manifest,
 )
 from domainpar.events.stored_order import default_num_tiles
-from domainpar.problems import Problem, told
+from domainpar.problems import NotWritten, Problem, expected, told
 from partitioners import Topology, get_partitioner
 
 if TYPE_CHECKING:
@@ -151,8 +151,9 @@ def prepare(
 
     Raises:
         Problem: If the store was made with other settings and is not to be overwritten, or if an event cannot be
-            read, cut or written: naming the first such event, and how many there are. Finished events stay; there is
-            no manifest.
+            read or cut: naming the first such event, and how many there are. Finished events stay; there is no
+            manifest.
+        NotWritten: If an event or the manifest cannot be written; finished events stay likewise.
     """
     if size > 1 and all_gather is None:
         raise ValueError(f"{size} ranks were given but no all_gather to join them.")
@@ -343,9 +344,13 @@ def _make_ready(job: _Job, overwrite: bool) -> None:
         get_partitioner(job.partitioner)  # refuses a name it does not know
     if job.directory.exists() and not job.directory.is_dir():
         raise Problem(f"{job.directory} is a file", "name a directory for the store")
-    job.directory.mkdir(parents=True, exist_ok=True)
-    for partial in job.directory.glob(f"{PARTIAL}*"):
-        partial.unlink(missing_ok=True)
+    try:
+        job.directory.mkdir(parents=True, exist_ok=True)
+        for partial in job.directory.glob(f"{PARTIAL}*"):
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        what = f"cannot write a store to {job.directory}: {error.strerror} (errno {error.errno})"
+        raise Problem(what, "choose another --store") from error
     foreign = _other_settings(job)
     if foreign is None:
         return
@@ -406,22 +411,27 @@ class _Share:
         try:
             mine: dict[str, Any] = {"value": work()}
         except (ValueError, RuntimeError, OSError, MemoryError) as error:
-            mine = {"error": told(error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}")}
+            problem = expected(error, "--store")
+            mine = {
+                "error": told(problem or f"{type(error).__name__}: {error}"),
+                "running": isinstance(problem, NotWritten),
+            }
         everyone = [json.loads(payload) for payload in self.all_gather(json.dumps(mine).encode())]
         errors = {rank: answer["error"] for rank, answer in enumerate(everyone) if "error" in answer}
         if errors:
-            raise _first_of(errors, self.size)
+            running = any(answer.get("running") for answer in everyone)
+            raise _first_of(errors, self.size, NotWritten if running else Problem)
         return [answer["value"] for answer in everyone]
 
 
-def _first_of(errors: Mapping[int, Mapping[str, Any]], size: int) -> Problem:
+def _first_of(errors: Mapping[int, Mapping[str, Any]], size: int, kind: type[Problem]) -> Problem:
     """One error for those of all ranks: the first and whose it is, and which other events have one."""
     rank, first = next(iter(errors.items()))
     others = [error["event"] or error["what"] for error in errors.values() if error != first]
     what = str(first["what"]).rstrip(".") + (f" (on rank {rank})" if 1 < size != len(errors) else "")
     if others:
         what += f"; and {len(others)} more: {', '.join(others)}"
-    return Problem(what, first["hint"], event=first["event"], file=first["file"])
+    return kind(what, first["hint"], event=first["event"], file=first["file"])
 
 
 def _refuse_if_not_same(share: _Share, source: Source) -> None:

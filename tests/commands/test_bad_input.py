@@ -1,6 +1,8 @@
 """What cannot be trained on is refused by all ranks: naming event, file and rank, exit code 2, nothing written."""
 
+import errno
 import json
+import os
 import re
 import shutil
 import sys
@@ -12,9 +14,9 @@ import pytest
 from random_events import random_assignment, random_event
 from random_store import NUM_TILES, write_graph, write_random_store
 
-from domainpar import train
+from domainpar import prepare, train
 from domainpar.config import TrainConfig
-from domainpar.events.store import write_manifest
+from domainpar.events.store import write_manifest, zip_files
 from domainpar.parallel.world import Refused
 from domainpar.testing import find_mpiexec, run_command, run_ranks
 from domainpar.training.run import train as train_on_ranks
@@ -258,6 +260,31 @@ def test_an_event_with_a_flipped_bit_ends_one_process_with_two_lines(copy, capfd
     error, hint = capfd.readouterr().err.splitlines()
     assert re.match("domainpar: error: cannot read nodes/features: BadZipFile: Bad CRC-32 .* phase load$", error)
     assert hint == "hint: the file is damaged or incomplete; prepare the event again or copy it anew"
+
+
+def test_events_of_its_own_that_train_cannot_prepare_are_told_with_the_flags_that_help(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "stores").touch()
+    assert exit_code(SMALL) == 2
+    error, hint = capfd.readouterr().err.splitlines()
+    cannot = "cannot write a store to stores/simulate-20000: Not a directory (errno 20)"
+    assert error == f"domainpar: error: the built-in simulated events cannot be prepared: {cannot}"
+    assert hint == "hint: name a store of your own with --store, and a place for the run with --out"
+    assert [path.name for path in tmp_path.iterdir()] == ["stores"]
+
+
+def test_a_preparation_that_fills_the_disk_has_failed_while_it_ran(tmp_path, monkeypatch, capfd):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(zip_files.os, "replace", full)
+    with pytest.raises(SystemExit) as ended:
+        prepare.main(["--events", "1", "--hits", "500", "--store", str(tmp_path / "new")])
+    assert ended.value.code == 1
+    error, hint = capfd.readouterr().err.splitlines()
+    assert error.startswith("domainpar: error: No space left on device (errno 28) | rank 0/1 host ")
+    assert error.endswith(f" | file {tmp_path / 'new' / 'event000000000.zarr.zip'}")
+    assert hint == "hint: make room there, or choose another --store"
 
 
 def launch(program, *flags):
