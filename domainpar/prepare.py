@@ -12,6 +12,7 @@ Examples:
   python -m domainpar.prepare --events 2 --hits 100000 --store stores/full
 """
 
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -124,7 +125,7 @@ def _work(config: PrepareConfig) -> int:
 
 def _say_what_is_there(directory: Path) -> None:
     from domainpar.events.store import EventStore
-    from domainpar.words import between, its_mpiexec, several, this_python
+    from domainpar.words import between, on_ranks, several, some_of, this_python
 
     store = EventStore(directory)
     splits = ", ".join(f"{len(store.events(split))} {split}" for split in ("train", "val", "test"))
@@ -135,10 +136,17 @@ def _say_what_is_there(directory: Path) -> None:
     print(f"each with {between(nodes)} hits, {between(edges)} candidate edges, {between(tiles)} tiles")
     if store.settings["source"] == "acorn":
         print(*_how_acorn_was_read(store.settings), sep="\n")
-    with store.open(store.events()[0]) as event:
-        if event.label_note is not None:
-            print(f"labels: {event.label_note}")
-    print(f"next: {its_mpiexec()} -n 8 {this_python()} -m domainpar.train --store {directory}")
+    no_truth = [record.event for record in store.events() if not record.has_labels]
+    labelled = [record for record in store.events() if record.has_labels]
+    if labelled:
+        with store.open(labelled[0]) as event:
+            if event.label_note is not None:
+                print(f"labels: {event.label_note}")
+    if no_truth:
+        print(f"truth: none in {len(no_truth):,} of {several(len(store), 'event')}: {some_of(no_truth)}")
+    command = [*on_ranks(), this_python(), "-m", "domainpar.train" if labelled else "domainpar.infer"]
+    skipping = ["--on-bad-event", "skip"] if labelled and no_truth else []
+    print(f"next: {shlex.join([*command, '--store', str(directory), *skipping])}")
 
 
 def _how_acorn_was_read(settings: "Settings") -> list[str]:

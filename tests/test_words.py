@@ -12,6 +12,17 @@ def test_one_is_said_without_an_s_and_equal_numbers_are_said_once():
     assert [words.between([7, 7]), words.between([9, 1000])] == ["7", "9 to 1,000"]
 
 
+def test_the_first_of_many_names_are_told():
+    assert words.some_of(["a", "b"]) == "a, b"
+    assert words.some_of([*"abcdefghij"]) == "a, b, c, d, e, f, g, h and 2 more"
+
+
+@pytest.mark.parametrize(("cores", "ranks"), [(1, []), (2, ["2"]), (64, ["8"])])
+def test_no_more_ranks_are_proposed_than_the_machine_has_cores(monkeypatch, cores, ranks):
+    monkeypatch.setattr(words.os, "sched_getaffinity", lambda _: set(range(cores)))
+    assert words.on_ranks()[2:] == ranks
+
+
 @pytest.fixture
 def environment(tmp_path, monkeypatch):
     """A virtual environment in the working directory, with an mpiexec; another Python on the path."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from domainpar.events.store import EventRecord, EventStore
@@ -116,13 +117,13 @@ def last_lines(
         lines.append(f"{several(blind, 'event')} without truth to count against{wanted}")
     first = directory / min(outcome.scored.path for outcome in outcomes)
     shown = "edge_score" if about["tracks"] is None else "track_id"
-    elsewhere = "" if directory == Path(about["run"]) / "scores" else f" --scores {directory}"
+    elsewhere = "" if directory == Path(about["run"]) / "scores" else f" --scores {quote(str(directory))}"
     opened = f"zarr.open(zarr.storage.ZipStore('{first}'), mode='r')"
     return [
         *lines,
         f"scores in {directory}: {LIST} and one event<name>{SCORES_SUFFIX} an event, edges in the order of your files",
         f"""read one: {this_python()} -c "import zarr; print({opened}['{shown}'][:10])\"""",
-        f"next: {this_python()} -m domainpar.report {about['run']}{elsewhere}",
+        f"next: {this_python()} -m domainpar.report {quote(about['run'])}{elsewhere}",
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,13 +31,14 @@ from domainpar.training.keeping import Keeper
 from domainpar.training.loop import Trainer
 from domainpar.training.memory import Expectation, MemoryWatch
 from domainpar.training.opening import check_parts, open_store
-from domainpar.training.parts import PartLoader
+from domainpar.training.parts import PartLoader, Skip
 from domainpar.training.rundir import RunDirectory, choose_directory, note_failure
-from domainpar.training.sampler import samples_of, steps_of_epoch
+from domainpar.training.sampler import Sample, samples_of, steps_of_epoch
 from domainpar.training.schedule import Schedule
 from domainpar.training.targets import EdgeClasses
 from domainpar.training.verifying import verified
 from domainpar.training.weighting import EdgeRules
+from domainpar.words import several, some_of
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -118,13 +120,17 @@ class Run:
         self.config, self.store, self.world, self._allocator = config, store, world, allocator
         self.exit_code = 0
         sectors = config.sectors if config.mode == "naive" else None
-        self.train_samples = samples_of(store.events("train"), sectors)
-        self.val_samples = samples_of(store.events("val"), sectors)
+        self.train_samples, no_truth = _by_truth(samples_of(store.events("train"), sectors))
+        self.val_samples, no_truth_to_validate = _by_truth(samples_of(store.events("val"), sectors))
+        self._no_truth = no_truth + no_truth_to_validate
         set_threads(config.threads or world.cores_for_each())
         self._target = target_conditions(config.target) if config.target else None
         self._edge_weights = edge_weights_of(config)
         skips = config.on_bad_event == "skip"
         world.on_all(lambda: check_events(store, world, self._target, self._edge_weights, skips))
+        if self._no_truth:
+            events = sorted({sample.record.event for sample in self._no_truth})
+            _say(world, f"WARNING: {several(len(events), 'event')} without truth left out: {some_of(events)}")
         if config.strict:
             world.on_all(lambda: check_parts(store, world, config.grouping, sectors, config.seed))
         self.steps_per_epoch = -(-len(self.train_samples) // config.events_per_step)
@@ -287,6 +293,9 @@ class Run:
             seed=config.seed,
             on_bad_event=config.on_bad_event,
         )
+        loader.skipped |= {
+            sample.name: Skip(sample.name, sample.record.event, "it has no truth") for sample in self._no_truth
+        }
         planned = config.epochs * self.steps_per_epoch  # not --max-steps: a run that goes on later keeps its schedule
         warmup = config.warmup if config.warmup_epochs is None else config.warmup_epochs * self.steps_per_epoch
         schedule = Schedule(config.lr, config.lr_schedule, warmup, planned, self.steps_per_epoch)
@@ -354,6 +363,12 @@ class Run:
 
     def _no_bar(self) -> bool | None:
         return None if self.world.is_root else True
+
+
+def _by_truth(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
+    """The samples whose events have a truth to learn from, and the others."""
+    truths = [sample for sample in samples if sample.record.has_labels]
+    return truths, [sample for sample in samples if not sample.record.has_labels]
 
 
 def _say(world: World, *lines: str) -> None:

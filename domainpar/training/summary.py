@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 
 from domainpar.config import TrainConfig
 from domainpar.events.store import EventStore
@@ -171,7 +172,7 @@ def last_lines(
     """
     best = "" if state.best is None else f"; best validation edge AUC {state.best:.4f} at step {state.best_step}"
     walk = " --tracks walk" if geometry else ""
-    score = f"{this_python()} -m domainpar.infer --run {directory}{own}{walk}"
+    score = f"{this_python()} -m domainpar.infer --run {quote(str(directory))}{own}{walk}"
     return [
         f"{how} after {several(state.step, 'step')}, {seconds:.0f} s{best}",
         f"parameters sha256 {sha256[:16]}" + (": another number of ranks ends with the same" if exact else ""),
@@ -182,7 +183,7 @@ def last_lines(
 
 def resume_command(directory: Path, own: str) -> str:
     """What to type to go on with a run; `own` is the flag that names a network of the user's own, or nothing."""
-    return f"{this_python()} -m domainpar.train --out {directory} --resume{own}"
+    return f"{this_python()} -m domainpar.train --out {quote(str(directory))} --resume{own}"
 
 
 def lost(failed_saves: int, lost_records: int) -> list[str]:

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import shlex
 import shutil
 import sys
 import zipfile
@@ -20,6 +21,7 @@ from domainpar.events.store import write_manifest, zip_files
 from domainpar.parallel.world import Refused
 from domainpar.testing import find_mpiexec, run_command, run_ranks
 from domainpar.training.run import train as train_on_ranks
+from domainpar.words import on_ranks, this_python
 
 PROGRAM = str(Path(__file__).with_name("damaged_while_training.py"))
 MPIEXEC = find_mpiexec()
@@ -124,7 +126,7 @@ SPOILT = {
     "no truth": (
         without_truth,
         [],
-        "it has no truth; it can be inferred on, not trained on | event 000000000 | file {store}/event000000000.",
+        "none of 1 training event of store {store} has truth; they can be inferred on, not trained on\nhint: prepare ",
     ),
     "nothing to train on": (
         emptied,
@@ -271,6 +273,45 @@ def test_events_of_its_own_that_train_cannot_prepare_are_told_with_the_flags_tha
     assert error == f"domainpar: error: the built-in simulated events cannot be prepared: {cannot}"
     assert hint == "hint: name a store of your own with --store, and a place for the run with --out"
     assert [path.name for path in tmp_path.iterdir()] == ["stores"]
+
+
+HITS = "hit_id,x,y,z,volume_id,layer_id,module_id\n1,32,1,5,8,2,1\n2,72,3,11,8,4,1\n3,116,5,18,8,6,1\n"
+TRUTH = (
+    "hit_id,particle_id,tx,ty,tz,tpx,tpy,tpz,weight\n1,7,32,1,5,1,0,0,.3\n2,7,72,3,11,1,0,0,.3\n3,7,116,5,18,1,0,0,.3\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("with_truth", "lines"),
+    [
+        ((1, 2, 3), ["next: {started} -m domainpar.train --store '{store}'"]),
+        (
+            (2, 3),
+            [
+                "truth: none in 1 of 3 events: 000000001",
+                "next: {started} -m domainpar.train --store '{store}' --on-bad-event skip",
+            ],
+        ),
+        (
+            (),
+            [
+                "truth: none in 3 of 3 events: 000000001, 000000002, 000000003",
+                "next: {started} -m domainpar.infer --store '{store}'",
+            ],
+        ),
+    ],
+    ids=["all", "some", "none"],
+)
+def test_prepare_tells_which_events_have_no_truth_and_what_comes_next(tmp_path, capsys, with_truth, lines):
+    for number in (1, 2, 3):
+        (tmp_path / f"event{number:09d}-hits.csv").write_text(HITS)
+        if number in with_truth:
+            (tmp_path / f"event{number:09d}-truth.csv").write_text(TRUTH)
+    store = tmp_path / "mit Umlaut: ä"
+    assert prepare.main(["--source", "trackml", "--input", str(tmp_path), "--store", str(store)]) == 0
+    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("truth:", "next:"))]
+    started = shlex.join([*on_ranks(), this_python()])
+    assert printed == [line.format(started=started, store=store) for line in lines]
 
 
 def test_a_preparation_that_fills_the_disk_has_failed_while_it_ran(tmp_path, monkeypatch, capfd):
