@@ -17,9 +17,11 @@ from domainpar.config import ConfigError, Group, InferConfig, PrepareConfig, Tra
 from domainpar.config.acorn_keys import translate
 from domainpar.parallel.launcher import started_as_root
 from domainpar.problems import Problem, Where, error_text, expected
+from domainpar.words import some_of
 
 Config = TypeVar("Config", bound=Group)
 
+_COMMANDS = (PrepareConfig, TrainConfig, InferConfig)
 _DIRECTORIES = ("store", "out", "input", "run", "naive", "scores", "png", "verify")
 
 # How ranks are laid out on a machine: a run that is resumed may find another one.
@@ -243,11 +245,9 @@ def _read_file(config_class: type[Group], parser: Any, path: Path, own_model: bo
     """
     hints = dict(_fields(config_class))
     values: dict[str, Any] = {}
-    for key, value in _in_our_keys(config_class, path, own_model).items():
-        if key not in hints:
-            raise ConfigError(
-                f"{path}: unknown key {key!r}", _nearest(str(key), hints, f"{_help(config_class)} lists them")
-            )
+    given = _in_our_keys(config_class, path, own_model)
+    _refuse_unknown_keys(config_class, path, [str(key) for key in given if key not in hints])
+    for key, value in given.items():
         if key == "model" and ":" in str(value):
             raise ConfigError(
                 f"{path}: model is {value!r}: a file is data and never names code",
@@ -265,8 +265,21 @@ def _read_file(config_class: type[Group], parser: Any, path: Path, own_model: bo
     return values
 
 
+def _refuse_unknown_keys(config_class: type[Config], path: Path, unknown: Sequence[str]) -> None:
+    if not unknown:
+        return
+    lists_them = f"{_help(config_class)} lists those of {_command(config_class)}"
+    for other in _COMMANDS:
+        if set(unknown) <= {name for name, _ in _fields(other)}:
+            which = f"{some_of(unknown, 3)} {'is a flag' if len(unknown) == 1 else 'are flags'}"
+            raise ConfigError(f"{path}: {which} of {_command(other)}, not of {_command(config_class)}", lists_them)
+    raise ConfigError(
+        f"{path}: unknown key {unknown[0]!r}", _nearest(unknown[0], dict(_fields(config_class)), lists_them)
+    )
+
+
 def _in_our_keys(config_class: type[Group], path: Path, own_model: bool) -> Mapping[Any, Any]:
-    everything = [name for of in (PrepareConfig, TrainConfig, InferConfig) for name, _ in _fields(of)]
+    everything = [name for of in _COMMANDS for name, _ in _fields(of)]
     fields = [name for name, _ in _fields(config_class)]
     try:
         found = translate(_load_mapping(path), _command(config_class), fields, everything, own_model)

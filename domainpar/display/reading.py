@@ -22,6 +22,7 @@ from domainpar.events.store import EventRecord, EventStore, StoreError
 from domainpar.reco.performance.counts import TrackCounts
 from domainpar.reco.performance.cuts import TrackCuts
 from domainpar.reco.performance.styles import STYLES
+from domainpar.training.rundir import state_of
 from domainpar.words import this_python
 
 Table = Mapping[str, Any]
@@ -210,6 +211,7 @@ def read_run_files(directory: Path, scores: Path | None = None, store: Path | No
     """
     missing: list[str] = []
     about = _required(directory / "run.json")
+    about["state"] = state_of(directory, about)
     settings = _settings(directory / "config.yaml", missing)
     records = _records(directory / "metrics.jsonl", missing)
     found_scores = _scores(directory, scores, missing)

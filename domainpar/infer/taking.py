@@ -12,7 +12,7 @@ from domainpar.events.store import EventStore
 from domainpar.parallel.world import World
 from domainpar.problems import Problem
 from domainpar.training.opening import open_store
-from domainpar.training.rundir import newest_run
+from domainpar.training.rundir import newest_run, state_of
 from domainpar.training.trained import read_run
 
 
@@ -29,6 +29,8 @@ def choose_run(config: InferConfig, world: World) -> tuple[Path, TrainConfig]:
 
     # Read and checked by one rank: the others get values that are known to be good.
     values = yaml.safe_load(world.on_root(trained))
+    if world.is_root and state_of(run, read_run(run)) == "died":
+        print(f"note: the training in {run} ended without a word, as a killed process does", flush=True)
     return run, TrainConfig(**values | ({} if config.model is None else {"model": config.model}))
 
 

@@ -111,6 +111,12 @@ class Claim:
                 self.path.unlink()
 
 
+def left_behind(directory: Path) -> bool:
+    """Whether nobody works in a directory any more, as far as can be told from here: no lock, or its holder is gone."""
+    holder, content = _read(directory / LOCK)
+    return content == b"" or (holder is not None and holder.gone_for(Holder.here()) is not None)
+
+
 def _runs(pid: int, started: float) -> bool:
     try:
         process = psutil.Process(pid)

@@ -7,6 +7,7 @@ import json
 import os
 import traceback
 import uuid
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +16,7 @@ from domainpar.events.store import write_whole
 from domainpar.own_files import remove, strangers_in_run
 from domainpar.problems import Problem
 from domainpar.training.checkpoint_files import CheckpointFiles
-from domainpar.training.lock import LOCK, Claim
+from domainpar.training.lock import LOCK, Claim, left_behind
 
 RUNS = Path("runs")
 _BYTES_TO_TRY = 65536
@@ -85,6 +86,12 @@ def newest_run() -> Path:
     if not runs:
         raise ValueError(f"no run in {RUNS}/; train one first (python -m domainpar.train), or name it with --run.")
     return runs[-1]
+
+
+def state_of(directory: Path, content: Mapping[str, Any]) -> str:
+    """How a run stands by its `run.json`; `died` if that says that it is at work, and its process is gone."""
+    state = str(content.get("state") or "unknown")
+    return "died" if state in ("starting", "running") and left_behind(directory) else state
 
 
 @dataclass

@@ -303,7 +303,7 @@ def test_the_report_says_what_was_left_out(store, tmp_path):
     cut_off(file_of(store))
     outcome(store, tmp_path / "run", 1)
     found = dict(facts(read_run_files(tmp_path / "run")).rows)
-    assert found["left out"] == "1 sample in training: 000000001 (could not be read)"
+    assert found["left out"] == "1 sample in training: 000000001 (could not be used)"
 
 
 def test_sectors_of_a_damaged_event_are_left_out_alike_on_any_grid_of_ranks(store, tmp_path):

@@ -3,12 +3,22 @@
 import errno
 import json
 import os
+from dataclasses import asdict, replace
 
 import pytest
 
 from domainpar.problems import Problem
 from domainpar.training import rundir
-from domainpar.training.rundir import RunDirectory, RunFile, can_go_on, choose_directory, newest_run, note_failure
+from domainpar.training.lock import LOCK, Holder
+from domainpar.training.rundir import (
+    RunDirectory,
+    RunFile,
+    can_go_on,
+    choose_directory,
+    newest_run,
+    note_failure,
+    state_of,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -182,6 +192,21 @@ def test_resume_auto_begins_where_there_is_nothing_and_goes_on_where_there_is_a_
     (here / "notes" / "thesis.tex").write_text("precious")
     with pytest.raises(Problem, match="notes holds other files"):
         chosen("notes", resume="auto")
+
+
+@pytest.mark.parametrize("state", ["starting", "running"])
+def test_a_run_whose_process_is_gone_has_ended_without_a_word(here, state):
+    directory = choose_directory("run", resume=False, overwrite=False)
+    assert state_of(directory.path, {"state": state}) == state
+    gone = replace(Holder.here(), started=0.0)  # another process had this number
+    (directory.path / LOCK).write_text(json.dumps(asdict(gone)))
+    assert state_of(directory.path, {"state": state}) == "died"
+    elsewhere = replace(gone, host="elsewhere")
+    (directory.path / LOCK).write_text(json.dumps(asdict(elsewhere)))
+    assert state_of(directory.path, {"state": state}) == state, "who is there cannot be seen from here"
+    (directory.path / LOCK).unlink()
+    assert state_of(directory.path, {"state": state}) == "died"
+    assert [state_of(directory.path, {"state": "done"}), state_of(directory.path, {})] == ["done", "unknown"]
 
 
 def test_the_choice_travels_to_other_ranks_as_text():
