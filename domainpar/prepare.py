@@ -133,7 +133,7 @@ def _say_what_is_there(directory: Path) -> None:
         [getattr(record, name) for record in store.events()] for name in ("num_nodes", "num_edges", "num_tiles")
     )
     print(f"{directory}: {several(len(store), 'event')} ({splits}), digest {store.digest[:16]}")
-    print(f"each with {between(nodes)} hits, {between(edges)} candidate edges, {between(tiles)} tiles")
+    print(f"each with {between(nodes, 'hit')}, {between(edges, 'candidate edge')}, {between(tiles, 'tile')}")
     if store.settings["source"] == "acorn":
         print(*_how_acorn_was_read(store.settings), sep="\n")
     no_truth = [record.event for record in store.events() if not record.has_labels]

@@ -14,10 +14,10 @@ def several(count: int, what: str) -> str:
     return f"{count:,} {what}" + ("" if count == 1 else "s")
 
 
-def between(counts: Sequence[int]) -> str:
-    """`854,270 to 1,224,025`, or the one number when all are equal. Needs at least one."""
+def between(counts: Sequence[int], what: str) -> str:
+    """`854,270 to 1,224,025 hits`, or `1 hit` when all are equal. Needs at least one count."""
     least, most = min(counts), max(counts)
-    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
+    return several(most, what) if least == most else f"{least:,} to {several(most, what)}"
 
 
 def some_of(names: Sequence[str], most: int = 8) -> str:

@@ -210,8 +210,8 @@ def read_run_files(directory: Path, scores: Path | None = None, store: Path | No
             is not what it should be.
     """
     missing: list[str] = []
-    about = _required(directory / "run.json")
-    about["state"] = state_of(directory, about)
+    written = _required(directory / "run.json")
+    about = {**written, "state": state_of(directory, written)}
     settings = _settings(directory / "config.yaml", missing)
     records = _records(directory / "metrics.jsonl", missing)
     found_scores = _scores(directory, scores, missing)

@@ -37,6 +37,7 @@ from domainpar.events.store import (
 )
 from domainpar.events.stored_order import default_num_tiles
 from domainpar.problems import NotWritten, Problem, expected, told
+from domainpar.words import several
 from partitioners import Topology, get_partitioner
 
 if TYPE_CHECKING:
@@ -112,7 +113,8 @@ def open_source(
         raise ValueError(f"unknown source {kind!r}; known: simulate, trackml, heptrkx, pyg, acorn.")
     if num_events is not None and num_events > len(source.names):
         raise Problem(
-            f"{num_events} events were asked for but {directory} holds {len(source.names)}", "ask for fewer --events"
+            f"{several(num_events, 'event')} asked for, but {directory} holds {len(source.names)}",
+            "ask for fewer --events",
         )
     return replace(source, names=source.names[:num_events])
 

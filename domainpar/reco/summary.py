@@ -39,7 +39,7 @@ def first_lines(
         *([] if allocator is None else [f"allocator: {allocator}"]),
         f"exactness: {_exactness(world, about)}",
         f"events   : {store.path}: {len(sizes)} of its {several(len(store), 'event')}, "
-        f"{between(sizes)} candidate edges",
+        f"{between(sizes, 'candidate edge')}",
     ]
 
 
@@ -134,7 +134,7 @@ def _track_lines(outcomes: Sequence[Outcome]) -> list[str]:
     network = sum(outcome.seconds_network for outcome in outcomes)
     tracks = sum(outcome.seconds_tracks or 0.0 for outcome in outcomes)
     return [
-        f"built {between(built)} tracks an event in {tracks / len(outcomes):.3f} s, "
+        f"built {between(built, 'track')} an event in {tracks / len(outcomes):.3f} s, "
         f"{tracks / network:.1%} of the network's {network / len(outcomes):.3f} s"
     ]
 

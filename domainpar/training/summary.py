@@ -44,17 +44,16 @@ def first_lines(
         f"{several(team().size, 'thread')} each",
         f"events   : {store.path}",
         f"           {samples} to train on, {validated} to validate with; "
-        f"{between(edges)} candidate edges in {between(tiles)} tiles",
+        f"{between(edges, 'candidate edge')} in {between(tiles, 'tile')}",
         f"network  : {config.model}, hidden {config.hidden}, {config.graph_iters} iterations, "
         f"{num_parameters:,} parameters, {config.dtype}"
         + (" with edges in bf16" if config.precision == "bf16" else ""),
     ]
     if config.mode == "naive":
-        lines.append(
-            f"naive    : APPROXIMATE: {config.sectors} sectors an event, no exchange, edges between them dropped"
-        )
+        sectors = several(config.sectors or 0, "sector")
+        lines.append(f"naive    : APPROXIMATE: {sectors} an event, no exchange, edges between them dropped")
         if (config.sectors or 0) > min(tiles):
-            lines.append(f"note: {config.sectors} sectors of an event with {min(tiles)} tiles leave some sectors empty")
+            lines.append(f"note: {sectors} of an event with {several(min(tiles), 'tile')} leave some sectors empty")
     return lines if allocator is None else [*lines, f"allocator: {allocator}"]
 
 
@@ -113,7 +112,7 @@ def where_to(directory: Path, state: TrainingState, total_steps: int) -> str:
     """What is to be done, and how to stop it."""
     if state.step >= total_steps:
         return f"run      : {directory}, all {state.step} steps are done; give more --epochs or --max-steps to go on"
-    steps = f"steps {state.step + 1} to {total_steps}" if state.step else f"{total_steps} steps"
+    steps = f"steps {state.step + 1} to {total_steps}" if state.step else several(total_steps, "step")
     return f"run      : {directory}, {steps}; Ctrl-C or kill -USR1 stops it with a checkpoint"
 
 

@@ -326,7 +326,7 @@ def test_trackml_heptrkx_and_pyg_files_are_prepared(tmp_path):
     with StoredEvent(store.path / store.events()[0].path) as event:
         assert event.read_edges("label", np.arange(event.num_edges)).tolist() == [1]
         assert event.source_digest
-    with pytest.raises(ValueError, match=r"3 events were asked for but .* holds 1"):
+    with pytest.raises(ValueError, match=r"3 events asked for, but .* holds 1"):
         open_source("trackml", directory=trackml, num_events=3)
 
 
