@@ -17,10 +17,12 @@ from domainpar.config import ConfigError, Group, InferConfig, PrepareConfig, Tra
 from domainpar.config.acorn_keys import translate
 from domainpar.config.texts import loaded_yaml
 from domainpar.parallel.launcher import started_as_root
-from domainpar.problems import error_text
+from domainpar.problems import Problem, Where, error_text, expected
+from domainpar.words import some_of
 
 Config = TypeVar("Config", bound=Group)
 
+_COMMANDS = (PrepareConfig, TrainConfig, InferConfig)
 _DIRECTORIES = ("store", "out", "input", "run", "naive", "scores", "png", "verify")
 
 # How ranks are laid out on a machine: a run that is resumed may find another one.
@@ -40,7 +42,8 @@ def run_command(
         argv: The words after the command. Default: those of this process.
 
     Returns:
-        The exit code: that of the work, or 2 when it was refused before it began; rank 0 has then printed why.
+        The exit code: that of the work; 2 when it was refused before it began, and rank 0 has printed why; 1 after
+        another expected error outside a session of ranks (`problems.expected`).
 
     Raises:
         SystemExit: With code 0 after `--help`.
@@ -51,9 +54,18 @@ def run_command(
         return work(config)
     except ConfigError as error:
         if started_as_root():
-            sys.stderr.write(error_text(error.what, hint=error.hint))
-            sys.stderr.flush()
+            _print_error(error)
         return 2
+    except (ValueError, OSError) as error:
+        if (problem := expected(error)) is None:
+            raise
+        _print_error(problem)
+        return 1
+
+
+def _print_error(problem: Problem) -> None:
+    sys.stderr.write(error_text(problem.what, Where(event=problem.event, file=problem.file), problem.hint))
+    sys.stderr.flush()
 
 
 def _quieten_torch(config: Group) -> None:
@@ -208,11 +220,23 @@ def _own_settings(config_class: type[Group], parser: Any, run: Path) -> dict[str
     Raises:
         ConfigError: If there is no such run, or its file has been spoilt.
     """
-    if not (run / "config.yaml").is_file():
-        raise ConfigError(f"{run} holds no run to resume", "name the directory of a run, or drop --resume to start one")
-    values = _read_file(config_class, parser, run / "config.yaml")
+    values = _read_file(config_class, parser, settings_of_run(run))
     # Its store is found by `run.json`, which knows what has to be in it.
     return {name: value for name, value in values.items() if name not in (*_OF_THE_MACHINE, "store")}
+
+
+def settings_of_run(run: Path) -> Path:
+    """The file that says what a run was asked to do.
+
+    Raises:
+        ConfigError: If there is no run, or it has lost this file.
+    """
+    path = run / "config.yaml"
+    if not path.is_file() and (run / "run.json").is_file():
+        raise ConfigError(f"{run} holds a run without its {path.name}", "copy it back, or name another run")
+    if not path.is_file():
+        raise ConfigError(f"{run} holds no run to resume", "name the directory of a run, or drop --resume to start one")
+    return path
 
 
 def _read_file(config_class: type[Group], parser: Any, path: Path, own_model: bool = False) -> dict[str, Any]:
@@ -223,11 +247,9 @@ def _read_file(config_class: type[Group], parser: Any, path: Path, own_model: bo
     """
     hints = dict(_fields(config_class))
     values: dict[str, Any] = {}
-    for key, value in _in_our_keys(config_class, path, own_model).items():
-        if key not in hints:
-            raise ConfigError(
-                f"{path}: unknown key {key!r}", _nearest(str(key), hints, f"{_help(config_class)} lists them")
-            )
+    given = _in_our_keys(config_class, path, own_model)
+    _refuse_unknown_keys(config_class, path, [str(key) for key in given if key not in hints])
+    for key, value in given.items():
         if key == "model" and ":" in str(value):
             raise ConfigError(
                 f"{path}: model is {value!r}: a file is data and never names code",
@@ -245,8 +267,21 @@ def _read_file(config_class: type[Group], parser: Any, path: Path, own_model: bo
     return values
 
 
+def _refuse_unknown_keys(config_class: type[Config], path: Path, unknown: Sequence[str]) -> None:
+    if not unknown:
+        return
+    lists_them = f"{_help(config_class)} lists those of {_command(config_class)}"
+    for other in _COMMANDS:
+        if set(unknown) <= {name for name, _ in _fields(other)}:
+            which = f"{some_of(unknown, 3)} {'is a flag' if len(unknown) == 1 else 'are flags'}"
+            raise ConfigError(f"{path}: {which} of {_command(other)}, not of {_command(config_class)}", lists_them)
+    raise ConfigError(
+        f"{path}: unknown key {unknown[0]!r}", _nearest(unknown[0], dict(_fields(config_class)), lists_them)
+    )
+
+
 def _in_our_keys(config_class: type[Group], path: Path, own_model: bool) -> Mapping[Any, Any]:
-    everything = [name for of in (PrepareConfig, TrainConfig, InferConfig) for name, _ in _fields(of)]
+    everything = [name for of in _COMMANDS for name, _ in _fields(of)]
     fields = [name for name, _ in _fields(config_class)]
     try:
         found = translate(_load_mapping(path), _command(config_class), fields, everything, own_model)

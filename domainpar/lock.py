@@ -129,6 +129,12 @@ class Claim:
                 self.path.unlink()
 
 
+def left_behind(directory: Path, work: Work) -> bool:
+    """Whether nobody works in a directory any more, as far as can be told from here: no lock, or its holder is gone."""
+    holder, content = _read(directory / work.lock)
+    return content == b"" or (holder is not None and holder.gone_for(Holder.here()) is not None)
+
+
 def _runs(pid: int, started: float) -> bool:
     try:
         process = psutil.Process(pid)

@@ -13,6 +13,7 @@ Examples:
   python -m domainpar.prepare --events 2 --hits 100000 --store stores/full
 """
 
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -45,12 +46,15 @@ def prepare_store(config: PrepareConfig, world: "World", facts: "list[EventFacts
 
     Raises:
         Refused: On all ranks alike, if an event cannot be read or the store holds other events.
+        NotWritten: If events or the list of them cannot be written; RanksFailed on all ranks but the first.
     """
     from tqdm import tqdm
 
     from domainpar.events.construct import Cuts
     from domainpar.events.preparing import open_source, prepare
     from domainpar.events.store import EventRecord
+    from domainpar.problems import NotWritten
+    from domainpar.training.watching.failing import fail_alike
 
     cuts = Cuts(phi_slope=config.phi_slope, z0=config.z0, same_layer=config.same_layer)
     if config.layer_pairs is not None:
@@ -92,7 +96,9 @@ def prepare_store(config: PrepareConfig, world: "World", facts: "list[EventFacts
                 say=bar.write,
                 **({} if facts is None else _looking(facts)),
             )
-        except ValueError as error:  # on all ranks alike
+        except NotWritten as error:  # on all ranks alike, as below
+            fail_alike(world, error, spokesman=0)
+        except ValueError as error:
             world.agree(error)
     return directory
 
@@ -140,7 +146,7 @@ def _work(config: PrepareConfig) -> int:
 def _say_what_is_there(directory: Path, facts: "list[EventFacts]") -> None:
     from domainpar.events.store import EventStore
     from domainpar.reco.facts import described
-    from domainpar.words import between, its_mpiexec, several, this_python
+    from domainpar.words import between, on_ranks, several, this_python
 
     store = EventStore(directory)
     splits = ", ".join(f"{len(store.events(split))} {split}" for split in ("train", "val", "test"))
@@ -148,14 +154,18 @@ def _say_what_is_there(directory: Path, facts: "list[EventFacts]") -> None:
         [getattr(record, name) for record in store.events()] for name in ("num_nodes", "num_edges", "num_tiles")
     )
     print(f"{directory}: {several(len(store), 'event')} ({splits}), digest {store.digest[:16]}")
-    print(f"each with {between(nodes)} hits, {between(edges)} candidate edges, {between(tiles)} tiles")
+    print(f"each with {between(nodes, 'hit')}, {between(edges, 'candidate edge')}, {between(tiles, 'tile')}")
     if store.settings["source"] == "acorn":
         print(*_how_acorn_was_read(store.settings), sep="\n")
-    with store.open(store.events()[0]) as event:
-        if event.label_note is not None:
-            print(f"labels: {event.label_note}")
+    labelled = [record for record in store.events() if record.has_labels]
+    if labelled:
+        with store.open(labelled[0]) as event:
+            if event.label_note is not None:
+                print(f"labels: {event.label_note}")
     print(*described(facts, store.settings), sep="\n")
-    print(f"next: {its_mpiexec()} -n 8 {this_python()} -m domainpar.train --store {directory}")
+    command = [*on_ranks(), this_python(), "-m", "domainpar.train" if labelled else "domainpar.infer"]
+    skipping = ["--on-bad-event", "skip"] if labelled and len(labelled) < len(store) else []
+    print(f"next: {shlex.join([*command, '--store', str(directory), *skipping])}")
 
 
 def _how_acorn_was_read(settings: "Settings") -> list[str]:

@@ -6,9 +6,15 @@ hint: <what to do>
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_PLACE = (
+    errno.EROFS, errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG,
+)  # fmt: skip
 
 
 class Problem(ValueError):
@@ -29,6 +35,10 @@ class Problem(ValueError):
     def __str__(self) -> str:
         line = self.what + str(Where(event=self.event, file=self.file))
         return f"{line}\nhint: {self.hint}" if self.hint else line
+
+
+class NotWritten(Problem):
+    """A disk is full, or a place cannot be written: found while work was under way."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +73,24 @@ def error_text(what: str, where: Where | None = None, hint: str = "") -> str:
     return line + (f"hint: {hint}\n" if hint else "")
 
 
+def expected(error: BaseException | str, flag: str = "--out") -> Problem | None:
+    """An error that a user can mend, as a problem: it is told without a traceback. None for any other.
+
+    Args:
+        error: A problem; or an OSError, of which those that `NotWritten` stands for are such errors.
+        flag: The flag that names another place.
+    """
+    if isinstance(error, Problem):
+        return error
+    if not isinstance(error, OSError) or error.errno not in (*_NO_ROOM, *_NO_PLACE):
+        return None
+    hint = f"make room there, or choose another {flag}" if error.errno in _NO_ROOM else f"choose another {flag}"
+    return NotWritten(f"{error.strerror} (errno {error.errno})", hint, file=error.filename)
+
+
 def told(error: BaseException | str) -> dict[str, Any]:
     """An error as plain values that can travel between ranks: `what`, `hint`, `event`, `file`."""
-    if isinstance(error, Problem):
-        return {"what": error.what, "hint": error.hint, "event": error.event, "file": error.file}
+    if (problem := expected(error)) is not None:
+        return {"what": problem.what, "hint": problem.hint, "event": problem.event, "file": problem.file}
     what = error if isinstance(error, str) else str(error) or type(error).__name__
     return {"what": what, "hint": "", "event": None, "file": None}

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from domainpar.command_line import run_command
 from domainpar.config import ConfigError, ReportConfig
 from domainpar.parallel.launcher import started_as_root
+from domainpar.problems import NotWritten, expected, told
 
 if TYPE_CHECKING:
     from domainpar.display.reading import RunFiles
@@ -47,8 +48,12 @@ def _work(config: ReportConfig) -> int:
     try:
         path, size, missing = write_report(config)
         pictures = [] if config.png is None else write_pictures(config)
+    except NotWritten:
+        raise
     except ValueError as error:
-        raise ConfigError(str(error), "python -m domainpar.report --help explains the flags") from error
+        about = told(error)
+        hint = about.pop("hint") or "python -m domainpar.report --help explains the flags"
+        raise ConfigError(hint=hint, **about) from error
     except ModuleNotFoundError as error:
         needed = str(error.name).split(".")[0]
         if needed not in ("plotly", "jinja2", "matplotlib"):
@@ -67,6 +72,7 @@ def write_report(config: ReportConfig) -> tuple[Path, int, tuple[str, ...]]:
 
     Raises:
         ValueError: If there is no run, or what it holds cannot be shown.
+        OSError: If the file cannot be written.
         ModuleNotFoundError: If plotly or jinja2 is not installed.
     """
     from domainpar.display.html import render
@@ -79,10 +85,7 @@ def write_report(config: ReportConfig) -> tuple[Path, int, tuple[str, ...]]:
     path = Path(config.out) if config.out is not None else run.directory / "report.html"
     if path.exists() and not _is_report(path):
         raise ValueError(f"{path} is there and is no report; choose another --out.")
-    try:
-        write_whole(path, content)
-    except OSError as error:
-        raise ValueError(f"cannot write {path}: {error.strerror}; choose another --out.") from error
+    write_whole(path, content)
     return path, len(content), page.missing
 
 
@@ -96,7 +99,7 @@ def write_pictures(config: ReportConfig) -> list[Path]:
     """Draw the same as PNG pictures; returns their paths.
 
     Raises:
-        ValueError: As `write_report`.
+        ValueError: As `write_report`; NotWritten if a disk does not take them.
         ModuleNotFoundError: If matplotlib is not installed.
     """
     from domainpar.display.pictures.drawing import draw_pictures
@@ -106,7 +109,7 @@ def write_pictures(config: ReportConfig) -> list[Path]:
     try:
         return draw_pictures(run, directory, other, config.event, config.parts)
     except OSError as error:
-        raise ValueError(f"cannot write to {directory}: {error.strerror}; choose another --png.") from error
+        raise expected(error, "--png") or error from error
 
 
 def _runs(config: ReportConfig) -> "tuple[RunFiles, RunFiles | None]":

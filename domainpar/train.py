@@ -14,8 +14,9 @@ Examples:
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from domainpar.command_line import run_command
 from domainpar.config import PrepareConfig, TrainConfig, session_arguments
@@ -24,46 +25,47 @@ from domainpar.parallel.launcher import started_as_root
 from domainpar.parallel.signals import StopFlag
 from domainpar.problems import error_text
 
+if TYPE_CHECKING:
+    from domainpar.parallel.world import World
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train as the command line says; returns the exit code. Collective."""
     # From the first moment, so that a signal while ranks start or events are read stops the run with a checkpoint.
     with StopFlag.listening() as stop:
-        work = _Work(stop)
         try:
-            return run_command(TrainConfig, work, __doc__, argv)
-        except KeyboardInterrupt:
-            if not work.ranks_met and started_as_root():
+            return run_command(TrainConfig, partial(_work, stop=stop), __doc__, argv)
+        except KeyboardInterrupt:  # ranks that have met say so themselves
+            if started_as_root():
                 sys.stderr.write(error_text("interrupted before the ranks met"))
             return 130
 
 
-@dataclass
-class _Work:
-    """The work of the command.
+def _work(config: TrainConfig, stop: StopFlag) -> int:
+    allocator = set_up_allocator(config.allocator)
 
-    Attributes:
-        stop: Whether the run was asked to stop.
-        ranks_met: Whether ranks have met: from then on they say themselves what ends them.
-    """
+    import torch
 
-    stop: StopFlag
-    ranks_met: bool = False
+    from domainpar.parallel.world import World
+    from domainpar.training.run import store_to_go_on_with, train
 
-    def __call__(self, config: TrainConfig) -> int:
-        allocator = set_up_allocator(config.allocator)
+    torch.set_num_threads(1)  # ranks are the parallelism; more threads inside a kernel could change its bits
+    with World.session(**session_arguments(config)) as world:
+        store = config.store or store_to_go_on_with(config, world) or _built_in_events(world)
+        return train(config, Path(store), world, allocator, stop).exit_code
 
-        import torch
 
-        from domainpar.parallel.world import World
-        from domainpar.prepare import prepare_store
-        from domainpar.training.run import store_to_go_on_with, train
+def _built_in_events(world: "World") -> Path:
+    """The store of the built-in simulated events, prepared where it is not there yet. *Collective*."""
+    from domainpar.parallel.world import Refused
+    from domainpar.prepare import prepare_store
 
-        torch.set_num_threads(1)  # ranks are the parallelism; more threads inside a kernel could change its bits
-        with World.session(**session_arguments(config)) as world:
-            self.ranks_met = True
-            store = config.store or store_to_go_on_with(config, world) or prepare_store(PrepareConfig(), world)
-            return train(config, Path(store), world, allocator, self.stop).exit_code
+    try:
+        return prepare_store(PrepareConfig(), world)
+    except Refused as refused:
+        what = f"the built-in simulated events cannot be prepared: {refused.problem.what}"
+        hint = "name a store of your own with --store, and a place for the run with --out"
+        raise Refused(what, hint, event=refused.problem.event, file=refused.problem.file) from refused
 
 
 if __name__ == "__main__":

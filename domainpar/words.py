@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -13,10 +14,22 @@ def several(count: int, what: str) -> str:
     return f"{count:,} {what}" + ("" if count == 1 else "s")
 
 
-def between(counts: Sequence[int]) -> str:
-    """`854,270 to 1,224,025`, or the one number when all are equal. Needs at least one."""
+def between(counts: Sequence[int], what: str) -> str:
+    """`854,270 to 1,224,025 hits`, or `1 hit` when all are equal. Needs at least one count."""
     least, most = min(counts), max(counts)
-    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
+    return several(most, what) if least == most else f"{least:,} to {several(most, what)}"
+
+
+def some_of(names: Sequence[str], most: int = 8) -> str:
+    """`a, b, c`, or the first of many: `a, b, c and 97 more`."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def on_ranks() -> list[str]:
+    """What starts a command on several ranks of this machine, 8 at most; nothing where there is one core."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return [its_mpiexec(), "-n", str(min(8, cores))] if cores > 1 else []
 
 
 def this_python() -> str:

@@ -9,7 +9,19 @@ from domainpar import words
 
 def test_one_is_said_without_an_s_and_equal_numbers_are_said_once():
     assert [words.several(1, "step"), words.several(1200, "step")] == ["1 step", "1,200 steps"]
-    assert [words.between([7, 7]), words.between([9, 1000])] == ["7", "9 to 1,000"]
+    told = [words.between(counts, "hit") for counts in ([1, 1], [7, 7], [0, 1], [9, 1000])]
+    assert told == ["1 hit", "7 hits", "0 to 1 hit", "9 to 1,000 hits"]
+
+
+def test_the_first_of_many_names_are_told():
+    assert words.some_of(["a", "b"]) == "a, b"
+    assert words.some_of([*"abcdefghij"]) == "a, b, c, d, e, f, g, h and 2 more"
+
+
+@pytest.mark.parametrize(("cores", "ranks"), [(1, []), (2, ["2"]), (64, ["8"])])
+def test_no_more_ranks_are_proposed_than_the_machine_has_cores(monkeypatch, cores, ranks):
+    monkeypatch.setattr(words.os, "sched_getaffinity", lambda _: set(range(cores)))
+    assert words.on_ranks()[2:] == ranks
 
 
 @pytest.fixture

@@ -26,11 +26,12 @@ class Group:
             if check := vars(group).get("check"):
                 check(self)
 
-    def _bounded(self, *names: str, least: float = 0, below: float = math.inf) -> None:
+    def _bounded(self, *names: str, least: float = 0, below: float = math.inf, most: int | None = None) -> None:
         for name in names:
             value = getattr(self, name)
-            if value is not None and not least <= value < below:
+            if value is not None and not (least <= value < below and (most is None or value <= most)):
                 upper = "" if below == math.inf else f" and below {below:g}"
+                upper = upper if most is None else f" and at most {most:,}"
                 bound = f"a finite number of at least {least:g}" if isinstance(value, float) else f"at least {least:g}"
                 raise ConfigError(
                     f"{flag(name)} is {value}; it must be {bound}{upper}",

@@ -31,7 +31,7 @@ class Source(Group):
     def check(self) -> None:
         """Refuse a source without its files, and files without their source."""
         self._bounded("events", least=1)
-        self._bounded("hits", least=500)
+        self._bounded("hits", least=500, most=1_000_000)  # ten times as dense as a collider will be
         self._bounded("seed", below=2**63)
         if self.source == "simulate" and self.input is not None:
             raise ConfigError(
@@ -120,7 +120,7 @@ class Tiles(Group):
 
     def check(self) -> None:
         """Refuse an event without tiles."""
-        self._bounded("tiles", least=1)
+        self._bounded("tiles", least=1, most=65_536)  # of some thousand edges each, more than a machine can hold
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -64,7 +64,7 @@ def check_ranks(places: Sequence[Place], transport: str) -> Finding:
     hosts = Counter(place.host for place in places)
     told = f"{several(len(places), 'rank')} on {several(len(hosts), 'host')} met by {transport}"
     if len(places) > 1:
-        told += f"; {between(list(hosts.values()))} a host"
+        told += f"; {between(list(hosts.values()), 'rank')} a host"
     cpus = sorted({place.cpu for place in places})
     figures: dict[str, Any] = {"ranks": len(places), "hosts": dict(hosts), "cpus": cpus}
     if len(cpus) > 1:

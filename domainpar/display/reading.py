@@ -23,6 +23,7 @@ from domainpar.reco.performance.counts import TrackCounts
 from domainpar.reco.performance.cuts import TrackCuts
 from domainpar.reco.performance.styles import STYLES
 from domainpar.training.own_events import Hashes, OwnEvents, difference, find_store, not_there, own_events, places
+from domainpar.training.rundir import state_of
 from domainpar.words import this_python
 
 Table = Mapping[str, Any]
@@ -231,7 +232,8 @@ def read_run_files(directory: Path, scores: Path | None = None, store: Path | No
             is not what it should be.
     """
     missing: list[str] = []
-    about = _required(directory / "run.json")
+    written = _required(directory / "run.json")
+    about = {**written, "state": state_of(directory, written)}
     settings = _settings(directory / "config.yaml", missing)
     records = _records(directory / "metrics.jsonl", missing)
     found_scores = _scores(directory, about, scores, missing)

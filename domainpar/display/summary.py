@@ -23,6 +23,7 @@ STATES = {
     "running": "under way when this was written, or killed",
     "failed": "failed",
     "starting": "had not begun",
+    "died": "ended without a word, as a killed process does",
 }
 
 
@@ -76,7 +77,7 @@ def _left_out(run: RunFiles) -> str:
         if skipped:
             names = ", ".join(skipped[:4]) + (", ..." if len(skipped) > 4 else "")
             told.append(f"{several(len(skipped), name)} {what}: {names}")
-    return "; ".join(told) + (" (could not be read)" if told else "")
+    return "; ".join(told) + (" (could not be used)" if told else "")
 
 
 def final_metrics(run: RunFiles, other: RunFiles | None = None) -> Rows | None:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from domainpar.events.graph import EventGraph, FloatArray, Hits
 from domainpar.events.place import Place
+from domainpar.words import several
 
 
 def check_graph(graph: EventGraph, place: Place) -> None:
@@ -45,7 +46,7 @@ def check_finite(place: Place, name: str, values: FloatArray) -> None:
     if len(bad):
         first = tuple(int(i) for i in bad[0])
         raise place.problem(
-            f"{name} holds {len(bad)} values that are not finite, the first is {values[first]} at {list(first)}",
+            f"{name} holds {several(len(bad), 'value')} not finite, the first is {values[first]} at {list(first)}",
             "repair or remove it in the input",
         )
 

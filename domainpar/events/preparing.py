@@ -38,7 +38,7 @@ from domainpar.events.store import (
 )
 from domainpar.events.stored_order import default_num_tiles
 from domainpar.lock import STORE, Claim
-from domainpar.problems import Problem, told
+from domainpar.problems import NotWritten, Problem, expected, told
 from domainpar.words import several
 from partitioners import Topology, get_partitioner
 
@@ -118,7 +118,8 @@ def open_source(
         raise ValueError(f"unknown source {kind!r}; known: simulate, trackml, heptrkx, pyg, acorn.")
     if num_events is not None and num_events > len(source.names):
         raise Problem(
-            f"{num_events} events were asked for but {directory} holds {len(source.names)}", "ask for fewer --events"
+            f"{several(num_events, 'event')} asked for, but {directory} holds {len(source.names)}",
+            "ask for fewer --events",
         )
     return replace(source, names=source.names[:num_events])
 
@@ -167,8 +168,9 @@ def prepare(
 
     Raises:
         Problem: If the store was made with other settings, or holds more events, and is not to be overwritten; if
-            another preparation is at work in it; or if an event cannot be read, cut or written: naming the first such
-            event, and how many there are. Finished events stay; there is no manifest that lists unfinished ones.
+            another preparation is at work in it; or if an event cannot be read or cut: naming the first such event, and
+            how many there are. Finished events stay; there is no manifest that lists unfinished ones.
+        NotWritten: If an event or the manifest cannot be written; finished events stay likewise.
     """
     if size > 1 and all_gather is None:
         raise ValueError(f"{size} ranks were given but no all_gather to join them.")
@@ -387,10 +389,14 @@ def _claim_and_make_ready(
         get_partitioner(job.partitioner)  # refuses a name it does not know
     if job.directory.exists() and not job.directory.is_dir():
         raise Problem(f"{job.directory} is a file", "name a directory for the store")
-    job.directory.mkdir(parents=True, exist_ok=True)
-    _claim(job, held, say)
-    for partial in job.directory.glob(f"{PARTIAL}*"):
-        partial.unlink(missing_ok=True)
+    try:
+        job.directory.mkdir(parents=True, exist_ok=True)
+        _claim(job, held, say)
+        for partial in job.directory.glob(f"{PARTIAL}*"):
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        what = f"cannot write a store to {job.directory}: {error.strerror} (errno {error.errno})"
+        raise Problem(what, "choose another --store") from error
     store = _store_in(job.directory)
     foreign, drawn = _other_settings(job, store), _other_splits(job, store)
     if not overwrite:
@@ -506,11 +512,16 @@ class _Share:
         try:
             mine: dict[str, Any] = {"value": work()}
         except (ValueError, RuntimeError, OSError, MemoryError) as error:
-            mine = {"error": told(error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}")}
+            problem = expected(error, "--store")
+            mine = {
+                "error": told(problem or f"{type(error).__name__}: {error}"),
+                "running": isinstance(problem, NotWritten),
+            }
         everyone = [json.loads(payload) for payload in self.all_gather(json.dumps(mine).encode())]
         errors = {rank: answer["error"] for rank, answer in enumerate(everyone) if "error" in answer}
         if errors:
-            raise _first_of(errors, self.size)
+            running = any(answer.get("running") for answer in everyone)
+            raise _first_of(errors, self.size, NotWritten if running else Problem)
         return [answer["value"] for answer in everyone]
 
     def on_root(self, work: Callable[[], Any]) -> Any:
@@ -518,14 +529,14 @@ class _Share:
         return self.agree(lambda: work() if self.rank == 0 else None)[0]
 
 
-def _first_of(errors: Mapping[int, Mapping[str, Any]], size: int) -> Problem:
+def _first_of(errors: Mapping[int, Mapping[str, Any]], size: int, kind: type[Problem]) -> Problem:
     """One error for those of all ranks: the first and whose it is, and which other events have one."""
     rank, first = next(iter(errors.items()))
     others = [error["event"] or error["what"] for error in errors.values() if error != first]
     what = str(first["what"]).rstrip(".") + (f" (on rank {rank})" if 1 < size != len(errors) else "")
     if others:
         what += f"; and {len(others)} more: {', '.join(others)}"
-    return Problem(what, first["hint"], event=first["event"], file=first["file"])
+    return kind(what, first["hint"], event=first["event"], file=first["file"])
 
 
 def _refuse_if_not_same(share: _Share, source: Source) -> None:

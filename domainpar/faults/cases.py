@@ -271,9 +271,12 @@ EVENTS = (
     Case(
         27,
         "No labels",
-        "Inference works; training is refused by name.",
+        "Inference works; prepare tells the events; training refuses by name, or leaves them out with "
+        "--on-bad-event skip.",
         (
             "training/test_parts.py::test_an_event_without_truth_is_refused_by_name",
+            "training/test_bad_events.py::test_events_without_truth_are_left_out_as_if_they_were_not_there",
+            "commands/test_bad_input.py::test_prepare_tells_which_events_have_no_truth_and_what_comes_next",
             "commands/test_bad_input.py::test_events_that_will_not_do_are_named_and_nothing_is_written",
         ),
     ),

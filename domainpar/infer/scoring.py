@@ -17,7 +17,7 @@ from domainpar.infer.setting_up import Job, set_up
 from domainpar.parallel.world import World
 from domainpar.problems import Problem
 from domainpar.reco import summary
-from domainpar.reco.score_files import choose_directory, write_list, write_timings
+from domainpar.reco.score_files import choose_directory, publish, write_list, write_timings
 from domainpar.reco.scoring import LeftOut, Outcome, Scorer
 from domainpar.training.own_events import kept_place, told_of
 
@@ -25,8 +25,7 @@ from domainpar.training.own_events import kept_place, told_of
 def score_store(config: InferConfig, world: World, allocator: str | None) -> None:
     """Score the events of a store and show how it goes (`domainpar.infer.infer`). *Collective*."""
     job = set_up(config, world)
-    directory = job.scorer.directory
-    world.on_root(lambda: str(choose_directory(directory, config.overwrite)))
+    world.on_root(lambda: str(choose_directory(job.scorer.directory.parent, config.overwrite)))
     if world.is_root:
         print(*summary.first_lines(world, job.scorer.store, job.records, job.about, allocator), sep="\n", flush=True)
     outcomes, left_out = _score(job.scorer, job.records, config.timeout)
@@ -54,6 +53,7 @@ def _score(scorer: Scorer, records: Sequence[EventRecord], timeout: float) -> tu
 
 def _tell(config: InferConfig, job: Job, outcomes: dict[str, Outcome], left_out: Sequence[LeftOut]) -> None:
     """Write what is said of all events together, and print it; on rank 0."""
+    job.scorer.world.mark("write", len(outcomes))
     records = [record for record in job.records if record.event in outcomes]
     in_order = [outcomes[record.event] for record in records]
     metrics, performance = metrics_of_splits(records, outcomes), performance_of_splits(records, outcomes)
@@ -65,9 +65,11 @@ def _tell(config: InferConfig, job: Job, outcomes: dict[str, Outcome], left_out:
         "trained_on": seen,
     }
     about, directory = {**job.about, **told}, job.scorer.directory
-    kept = {"run": os.path.relpath(about["run"], directory), "store": kept_place(job.scorer.store.path, directory)}
+    place = directory.parent  # where they are published
+    kept = {"run": os.path.relpath(about["run"], place), "store": kept_place(job.scorer.store.path, place)}
     write_timings(directory, job.scorer.world.size, [summary.timing(outcome) for outcome in in_order])
     write_list(directory, [outcome.scored for outcome in in_order], about | kept)
+    directory = publish(directory)
     run = Path(about["run"])
     beside = run_beside(run) if directory == run / "scores" else None
     lines = summary.last_lines(in_order, metrics, directory, about, beside)

@@ -20,6 +20,7 @@ from domainpar.nn.adapt.held import common_tensors
 from domainpar.nn.adapt.on_events import OnEvents
 from domainpar.nn.selftest import rows_are_independent
 from domainpar.nn.team import set_threads
+from domainpar.own_files import UNFINISHED
 from domainpar.parallel.world import World
 from domainpar.problems import Problem
 from domainpar.reco.classical.surfaces import surface_of
@@ -77,8 +78,8 @@ def set_up(config: InferConfig, world: World) -> Job:
         "step": state.step,
         "parameters_sha256": parameters_sha256(model),
     }
-    directory = Path(config.out) if config.out is not None else run / "scores"
-    scorer = _scorer(config, trained, world, store=store, model=model, directory=directory, origin=origin)
+    unfinished = (Path(config.out) if config.out is not None else run / "scores") / UNFINISHED
+    scorer = _scorer(config, trained, world, store=store, model=model, directory=unfinished, origin=origin)
     about = {**origin, **_about(config, trained, run, store), "bitwise_problem": _self_test(model, world)}
     own = world.on_all(lambda: own_events(read_run(run), store))
     return Job(scorer, records, left_out, about, own)

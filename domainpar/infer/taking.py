@@ -6,14 +6,14 @@ from pathlib import Path
 
 import yaml
 
-from domainpar.command_line import parse
+from domainpar.command_line import parse, settings_of_run
 from domainpar.config import ConfigError, InferConfig, TrainConfig, resolved_yaml
 from domainpar.events.store import EventStore
 from domainpar.parallel.world import World
 from domainpar.problems import Problem
 from domainpar.training.opening import open_store
 from domainpar.training.own_events import store_of_run
-from domainpar.training.rundir import newest_run
+from domainpar.training.rundir import newest_run, state_of
 from domainpar.training.trained import read_run
 
 
@@ -26,17 +26,19 @@ def choose_run(config: InferConfig, world: World) -> tuple[Path, TrainConfig]:
         try:
             return resolved_yaml(trained_as(run, config))
         except ConfigError as error:
-            raise Problem(str(error), error.hint) from error
+            raise Problem(error.what, error.hint) from error
 
     # Read and checked by one rank: the others get values that are known to be good.
     values = yaml.safe_load(world.on_root(trained))
+    if world.is_root and state_of(run, read_run(run)) == "died":
+        print(f"note: the training in {run} ended without a word, as a killed process does", flush=True)
     return run, TrainConfig(**values | ({} if config.model is None else {"model": config.model}))
 
 
 def trained_as(run: Path, config: InferConfig) -> TrainConfig:
     """What a run was trained as, by its `config.yaml`; a network of the user's own is named by `config.model`."""
     own = [] if config.model is None else ["--model", config.model]
-    return parse(TrainConfig, "", ["--config", str(run / "config.yaml"), *own])
+    return parse(TrainConfig, "", ["--config", str(settings_of_run(run)), *own])
 
 
 def open_events(config: InferConfig, run: Path, world: World) -> EventStore:

@@ -26,7 +26,7 @@ from domainpar.parallel.program import about_this_program, wrong_number
 from domainpar.parallel.side_channel import SharedMarks, SideChannel
 from domainpar.parallel.threads import Switchboard, ThreadTransport
 from domainpar.parallel.transport import RanksFailed, Transport
-from domainpar.problems import Problem, Where, told
+from domainpar.problems import Problem, Where, expected, told
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -154,7 +154,7 @@ class World:
     ) -> Iterator[World]:
         """`launch`, `agree_on`, `guard` and `close` in one, for programs; *collective*. Arguments as for `launch`.
 
-        What is refused before work is printed once and becomes exit code 2.
+        What is refused before work is printed once and becomes exit code 2, another expected error exit code 1.
 
         Args:
             transport: As for `launch`.
@@ -176,11 +176,16 @@ class World:
                 time.sleep(SECONDS_TO_REPORT)  # launchers end all ranks when the first is gone
             raise SystemExit(2) from None
         watch_compiling(talks=world.is_root)
-        with world.guard():
-            world.agree(wrong_number(num_ranks, world.size))
-            world.agree_on({**about_this_program(), **(same or {})})
-            yield world
-            world.close()
+        try:
+            with world.guard():
+                world.agree(wrong_number(num_ranks, world.size))
+                world.agree_on({**about_this_program(), **(same or {})})
+                yield world
+                world.close()
+        except (Exception, KeyboardInterrupt) as error:  # only of a rank that is alone: others have ended by now
+            if expected(error) is None and not isinstance(error, KeyboardInterrupt):
+                raise
+            raise SystemExit(exit_code(error)) from None  # it has been told; a traceback would bury it
 
     @classmethod
     def alone(cls, device: str | torch.device = "cpu") -> World:
@@ -459,7 +464,8 @@ class World:
     def _report_once(self, error: BaseException) -> None:
         """Print what went wrong, unless another rank has: one failure makes others, which would only hide it."""
         if self.marks is None or self.marks.claim_failure():
-            write_error(report(error, self._here(error if isinstance(error, Problem) else None)))
+            problem = expected(error)
+            write_error(report(problem or error, self._here(problem)))
         else:
             time.sleep(SECONDS_TO_REPORT)
 

@@ -199,7 +199,7 @@ def _particles(facts: Sequence[EventFacts]) -> list[str]:
     if not known:
         told = any(one.seen is not None for one in facts)
         return [f"particles: no pT is known, so no target ({_TARGET})"] if told else []
-    line = f"particles: {between([one.targets or 0 for one in known])} targets an event ({_TARGET})"
+    line = f"particles: {between([one.targets or 0 for one in known], 'target')} an event ({_TARGET})"
     pt = np.array([one.pt for one in known if one.pt is not None])
     if len(pt):
         values = ", ".join(f"{value:,.4g}" for value in np.median(pt, axis=0))

@@ -7,7 +7,7 @@ A directory of scores holds
     event000001001.scores.zarr.zip             hit_id [N], edge_index [2, E], edge_logit, edge_score, edge_scored [E];
                                                with tracks track_id [N], and classical_track_id [N] if asked for
 
-Files appear under their name only when they are complete, and `scores.json` last of all.
+While they are written they lie in its folder `unfinished`; `scores.json` appears last of all.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from domainpar.events.store import PARTIAL, SUFFIX, event_file_name, write_arrays, write_whole
+from domainpar.events.store import SUFFIX, event_file_name, write_arrays, write_whole
+from domainpar.own_files import UNFINISHED, remove, strangers_in_scores
 from domainpar.problems import Problem
 from domainpar.reco.finding import CLASSICAL, NETWORK
 from domainpar.reco.scores import EventScores
-from domainpar.reco.track_files import ACORN_FOLDERS, CSV_SUFFIX
 
 LIST = "scores.json"
 TIMINGS = "timings.json"
@@ -69,6 +69,9 @@ def scores_file_name(event_id: str) -> str:
 def choose_directory(path: Path, overwrite: bool) -> Path:
     """Make the directory of scores ready to be written to; called on rank 0.
 
+    Returns:
+        The folder in it that scores are written to. Until they are all there, nobody takes them for finished.
+
     Raises:
         Problem: If it holds other scores that are not to be replaced, or other files, or cannot be written.
     """
@@ -76,46 +79,33 @@ def choose_directory(path: Path, overwrite: bool) -> Path:
         if path.exists() and not path.is_dir():
             raise Problem(f"{path} is a file", "name a directory with --out")
         path.mkdir(parents=True, exist_ok=True)
-        found = sorted(path.iterdir())
-        strangers = [file.name for file in found if not _is_ours(file)]
-        if strangers:
-            raise Problem(f"{path} holds files that are not scores ({strangers[0]})", "choose another --out")
+        found = [file for file in path.iterdir() if file.name != UNFINISHED or any(file.iterdir())]
+        if (stranger := next(strangers_in_scores(path), None)) is not None:
+            name = stranger.relative_to(path)
+            raise Problem(f"{path} holds files that are not scores ({name})", "move them away, or choose another --out")
         if found and not overwrite:
             raise Problem(f"{path} holds scores already", "choose another --out, or replace them with --overwrite")
         # The list goes first: without it nobody takes the remains for finished scores.
-        for file in sorted(found, key=lambda file: file.name != LIST):
-            _remove(file)
+        remove(sorted(found, key=lambda file: file.name != LIST))
+        (path / UNFINISHED).mkdir(exist_ok=True)
     except OSError as error:
         raise Problem(f"cannot write scores to {path}: {error.strerror}", "choose another --out") from error
-    return path
+    return path / UNFINISHED
 
 
-def _is_ours(path: Path) -> bool:
-    """Whether this program wrote it: scores, or what `track_files` makes of them.
+def publish(unfinished: Path) -> Path:
+    """Give finished scores their place: the files of all events appear, and `scores.json` last; called on rank 0.
 
-    A folder named as acorn names its own may be a user's only copy: it is ours if finished scores of the same events
-    lie beside it.
+    Args:
+        unfinished: What `choose_directory` gave, full.
+
+    Returns:
+        The directory of the scores.
     """
-    if path.is_dir():
-        return path.name in ACORN_FOLDERS and (path.parent / LIST).is_file() and all(map(_has_scores, path.iterdir()))
-    return _of_event(path, SCORES_SUFFIX, CSV_SUFFIX) or path.name in (LIST, TIMINGS) or path.name.startswith(PARTIAL)
-
-
-def _has_scores(file: Path) -> bool:
-    beside = file.parents[1] / f"{file.stem}{SCORES_SUFFIX}"
-    return file.is_file() and _of_event(file, ".pyg", ".txt") and (file.name.startswith(PARTIAL) or beside.is_file())
-
-
-def _of_event(file: Path, *suffixes: str) -> bool:
-    return file.name.startswith(("event", PARTIAL)) and file.name.endswith(suffixes)
-
-
-def _remove(path: Path) -> None:
-    if not path.is_dir():
-        return path.unlink()
-    for file in path.iterdir():
-        file.unlink()
-    return path.rmdir()
+    for path in sorted(unfinished.iterdir(), key=lambda path: path.name == LIST):
+        path.rename(unfinished.parent / path.name)
+    unfinished.rmdir()
+    return unfinished.parent
 
 
 def write_scores(directory: Path, scores: EventScores, provenance: Mapping[str, Any]) -> ScoredEvent:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from domainpar.events.store import EventRecord, EventStore
@@ -44,7 +45,7 @@ def first_lines(
         *([] if allocator is None else [f"allocator: {allocator}"]),
         f"exactness: {_exactness(world, about)}",
         f"events   : {store.path}: {len(sizes)} of its {several(len(store), 'event')}, "
-        f"{between(sizes)} candidate edges",
+        f"{between(sizes, 'candidate edge')}",
     ]
 
 
@@ -123,7 +124,7 @@ def last_lines(
         lines.append(f"{several(blind, 'event')} without truth to count against{wanted}")
     first = directory / min(outcome.scored.path for outcome in outcomes)
     shown = "edge_score" if about["tracks"] is None else "track_id"
-    elsewhere = "" if directory == Path(about["run"]) / "scores" else f" --scores {directory}"
+    elsewhere = "" if directory == Path(about["run"]) / "scores" else f" --scores {quote(str(directory))}"
     opened = f"from domainpar import read_scores; print(read_scores('{first}').{shown}[:10])"
     return [
         *lines,
@@ -136,9 +137,9 @@ def last_lines(
 def _compared(about: Mapping[str, Any], beside: Path | None) -> str:
     """What to show: the run, or the one on whole events with the naive one at its side."""
     if beside is None:
-        return str(about["run"])
+        return quote(str(about["run"]))
     whole, naive = (beside, about["run"]) if about["mode"] == "naive" else (about["run"], beside)
-    return f"{whole} --naive {naive} --png pictures"
+    return f"{quote(str(whole))} --naive {quote(str(naive))} --png pictures"
 
 
 def _track_lines(outcomes: Sequence[Outcome]) -> list[str]:
@@ -149,7 +150,7 @@ def _track_lines(outcomes: Sequence[Outcome]) -> list[str]:
     tracks = sum(outcome.seconds_tracks or 0.0 for outcome in outcomes)
     share = f", {tracks / network:.1%} of that" if tracks <= network else ""
     return [
-        f"built {between(built)} tracks an event in {tracks / len(outcomes):.3f} s; the network took "
+        f"built {between(built, 'track')} an event in {tracks / len(outcomes):.3f} s; the network took "
         f"{network / len(outcomes):.3f} s{share}"
     ]
 

@@ -30,7 +30,6 @@ Dataset = Literal["trainset", "valset", "testset"]
 DATASETS: dict[str, Dataset] = {"train": "trainset", "val": "valset", "test": "testset"}
 """acorn's name of each split."""
 
-ACORN_FOLDERS = (*DATASETS.values(), *(f"{dataset}_tracks" for dataset in DATASETS.values()))
 CSV_SUFFIX = "-tracks.csv"
 
 

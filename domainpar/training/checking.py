@@ -29,18 +29,26 @@ def check_events(
         world: The ranks.
         target: Conditions of a target particle, if there are any.
         edge_weights: Weights of edges.
-        skips: Whether events that cannot be read are left out, and so not looked at.
+        skips: Whether events that cannot be used are left out, and so not looked at.
 
     Raises:
         Problem: If one of this rank's events, or the store, will not do.
     """
-    if not store.events("train"):
+    if not (training := store.events("train")):
         raise Problem(f"store {store.path} has no training events", "prepare some, or lower --val-split")
+    if not any(record.has_labels for record in training):
+        what = f"none of {several(len(training), 'training event')} of store {store.path} has truth"
+        raise Problem(f"{what}; they can be inferred on, not trained on", "prepare events whose files tell the truth")
     records = [record for record in store.events("train") + store.events("val") if record.event not in store.unreadable]
     for record in records[world.rank :: world.size]:
         place = Place(record.event, store.path / record.path)
         if not record.has_labels:
-            raise place.problem("it has no truth; it can be inferred on, not trained on")
+            if skips:
+                continue
+            raise place.problem(
+                "it has no truth; it can be inferred on, not trained on",
+                "--on-bad-event skip leaves events without truth out of training",
+            )
         if target or isinstance(edge_weights, EdgeRules):
             try:
                 _check_conditions(store, record, target, edge_weights)

@@ -33,13 +33,14 @@ from domainpar.training.loop import Trainer
 from domainpar.training.memory import Expectation, MemoryWatch
 from domainpar.training.opening import check_parts, open_store
 from domainpar.training.own_events import OwnEvents, store_of_run
-from domainpar.training.parts import PartLoader
+from domainpar.training.parts import PartLoader, Skip
 from domainpar.training.rundir import RunDirectory, RunFile, choose_directory, goes_on, note_failure
 from domainpar.training.sampler import Sample, samples_of, steps_of_epoch
 from domainpar.training.schedule import Schedule
 from domainpar.training.targets import EdgeClasses
 from domainpar.training.verifying import verified
 from domainpar.training.weighting import EdgeRules
+from domainpar.words import several, some_of
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -137,14 +138,18 @@ class Run:
         self.store = store
         self.exit_code = 0
         sectors = config.sectors if config.mode == "naive" else None
-        self.train_samples = samples_of(store.events("train"), sectors)
-        self.val_samples = samples_of(store.events("val"), sectors)
+        self.train_samples, no_truth = _by_truth(samples_of(store.events("train"), sectors))
+        self.val_samples, no_truth_to_validate = _by_truth(samples_of(store.events("val"), sectors))
+        self._no_truth = no_truth + no_truth_to_validate
         set_threads(config.threads or world.cores_for_each())
         self._target = target_conditions(config.target) if config.target else None
         self._edge_weights = edge_weights_of(config)
         skips = config.on_bad_event == "skip"
         world.on_all(lambda: check_events(store, world, self._target, self._edge_weights, skips))
         self._warnings = check_lessons(store, world, self._target, config.target)
+        if self._no_truth:
+            events = sorted({sample.record.event for sample in self._no_truth})
+            _say(world, f"WARNING: {several(len(events), 'event')} without truth left out: {some_of(events)}")
         if config.strict:
             world.on_all(lambda: check_parts(store, world, config.grouping, sectors, config.seed))
         self.steps_per_epoch = -(-len(self.train_samples) // config.events_per_step)
@@ -326,6 +331,9 @@ class Run:
             seed=config.seed,
             on_bad_event=config.on_bad_event,
         )
+        loader.skipped |= {
+            sample.name: Skip(sample.name, sample.record.event, "it has no truth") for sample in self._no_truth
+        }
         planned = config.epochs * self.steps_per_epoch  # not --max-steps: a run that goes on later keeps its schedule
         warmup = config.warmup if config.warmup_epochs is None else config.warmup_epochs * self.steps_per_epoch
         schedule = Schedule(config.lr, config.lr_schedule, warmup, planned, self.steps_per_epoch)
@@ -396,6 +404,12 @@ def _began_with(config: TrainConfig) -> dict[str, Any]:
     path = Path(config.out or "") / "run.json"
     goes = config.resume and goes_on(config.out, config.resume) and path.is_file()
     return dict(RunFile.read(path).content.get("store") or {}) if goes else {}
+
+
+def _by_truth(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
+    """The samples whose events have a truth to learn from, and the others."""
+    truths = [sample for sample in samples if sample.record.has_labels]
+    return truths, [sample for sample in samples if not sample.record.has_labels]
 
 
 def _say(world: World, *lines: str) -> None:

@@ -5,20 +5,21 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import traceback
 import uuid
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from domainpar.lock import RUN, Claim
+from domainpar.events.store import write_whole
+from domainpar.lock import RUN, Claim, left_behind
+from domainpar.own_files import remove, strangers_in_run
 from domainpar.problems import Problem
 from domainpar.training.checkpoint_files import CheckpointFiles
 
 RUNS = Path("runs")
-FOLDERS = ("checkpoints", "logs", "faults")
 _BYTES_TO_TRY = 65536
 
 Resume = bool | Literal["auto"]
@@ -105,6 +106,12 @@ def _started(path: Path) -> float | None:
     return path.stat().st_mtime
 
 
+def state_of(directory: Path, content: Mapping[str, Any]) -> str:
+    """How a run stands by its `run.json`; `died` if that says that it is at work, and its process is gone."""
+    state = str(content.get("state") or "unknown")
+    return "died" if state in ("starting", "running") and left_behind(directory, RUN) else state
+
+
 @dataclass
 class RunFile:
     """`run.json`: what a run is and how it stands.
@@ -136,16 +143,7 @@ class RunFile:
             OSError: If that is impossible; the file is as it was then.
         """
         self.content |= changes
-        temporary = self.path.with_name(f".run-{uuid.uuid4().hex}.json")
-        try:
-            with temporary.open("w") as file:
-                file.write(json.dumps(self.content, indent=1, sort_keys=True) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, self.path)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
+        write_whole(self.path, (json.dumps(self.content, indent=1, sort_keys=True) + "\n").encode())
 
 
 def note_failure(directory: Path, rank: int, error: BaseException) -> None:
@@ -154,13 +152,18 @@ def note_failure(directory: Path, rank: int, error: BaseException) -> None:
     If a rank did not come, `faults/` gets what all ranks were doing, as rank N saw it.
     """
     with contextlib.suppress(OSError, ValueError):  # why it failed matters more than that this cannot be written
-        (directory / "logs" / f"rank_{rank}.txt").write_text("".join(traceback.format_exception(error)))
+        _leave(directory / "logs" / f"rank_{rank}.txt", "".join(traceback.format_exception(error)))
         if board := getattr(error, "board", ""):
-            (directory / "faults" / f"board_of_rank_{rank}.txt").write_text(f"{board}\n{getattr(error, 'frames', '')}")
+            _leave(directory / "faults" / f"board_of_rank_{rank}.txt", f"{board}\n{getattr(error, 'frames', '')}")
         file = RunFile.read(directory / "run.json")
         if file.content.get("state") != "failed":
             text = str(error).splitlines()[0] if board else str(error)
             file.update(state="failed", error=f"rank {rank}: {type(error).__name__}: {text}")
+
+
+def _leave(path: Path, text: str) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
 
 
 def _numbered(runs: Path) -> list[Path]:
@@ -187,7 +190,6 @@ def _to_resume(directory: Path) -> RunDirectory:
     claim = Claim.take(directory, RUN)
     try:
         _try_to_write(directory)
-        (directory / "faults").mkdir(exist_ok=True)
     except BaseException:
         claim.release()
         raise
@@ -203,16 +205,14 @@ def _to_begin(out: str | None, restart: bool, overwrite: bool) -> RunDirectory:
         _check_free(directory, restart, overwrite)  # once more: another run may have come and gone in between
         _try_to_write(directory)
         restarted = restart and (directory / "run.json").is_file()
-        if overwrite:
-            _clear(directory)
-        for name in FOLDERS:
-            (directory / name).mkdir(exist_ok=True)
+        cleared = _clear(directory) if overwrite else ""
+        (directory / "checkpoints").mkdir(exist_ok=True)
         RunFile(directory / "run.json").update(state="starting")
     except BaseException:
         claim.release()
         raise
     note = f"{directory} holds a run that never saved a checkpoint; starting anew" if restarted else ""
-    return RunDirectory(directory, False, claim.key, _lines(claim.note, note))
+    return RunDirectory(directory, False, claim.key, _lines(claim.note, note, cleared))
 
 
 def _check_free(directory: Path, restart: bool, overwrite: bool) -> None:
@@ -220,25 +220,26 @@ def _check_free(directory: Path, restart: bool, overwrite: bool) -> None:
     if not directory.exists() or all(path.name == RUN.lock for path in directory.iterdir()):
         return
     is_run = (directory / "run.json").is_file()
-    if is_run and (overwrite or restart):
+    if is_run and restart and not overwrite:
         return
     if overwrite:
+        stranger = next(strangers_in_run(directory) if is_run else iter(sorted(directory.iterdir())), None)
+        if stranger is None:
+            return
         raise Problem(
-            f"{directory} holds files that are not a run; --overwrite does not remove those", "move them away"
+            f"{directory} holds files that are not a run ({stranger.relative_to(directory)}); --overwrite does not "
+            "remove those",
+            "move them away, or choose another --out",
         )
     what, instead = ("another run", ", or --resume or --overwrite it") if is_run else ("other files", "")
     raise Problem(f"{directory} holds {what}", f"choose another --out{instead}")
 
 
-def _clear(directory: Path) -> None:
-    """Remove a run, but for the lock that is ours."""
-    for path in directory.iterdir():
-        if path.name == RUN.lock:
-            continue
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+def _clear(directory: Path) -> str:
+    """Remove a run, but for the lock that is ours; says what it was. `run.json` goes last: until then it is a run."""
+    paths = sorted(directory.iterdir(), key=lambda path: (path.name == "run.json", path.name))
+    removed = remove(path for path in paths if path.name != RUN.lock)
+    return f"--overwrite removed the run in {directory}: {', '.join(removed)}" if removed else ""
 
 
 def _try_to_write(directory: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from domainpar.config import Network, TrainConfig, flag, is_code
@@ -48,17 +49,16 @@ def first_lines(
         f"{several(team().size, 'thread')} each",
         f"events   : {store.path}",
         f"           {samples} to train on, {validated} to validate with; "
-        f"{between(edges)} candidate edges in {between(tiles)} tiles",
+        f"{between(edges, 'candidate edge')} in {between(tiles, 'tile')}",
         f"network  : {config.model}, {_sizes(config)}{num_parameters:,} parameters, {config.dtype}"
         + (" with edges in bf16" if config.precision == "bf16" else ""),
     ]
     lines += _flags_without_use(config)
     if config.mode == "naive":
-        lines.append(
-            f"naive    : APPROXIMATE: {config.sectors} sectors an event, no exchange, edges between them dropped"
-        )
+        sectors = several(config.sectors or 0, "sector")
+        lines.append(f"naive    : APPROXIMATE: {sectors} an event, no exchange, edges between them dropped")
         if (config.sectors or 0) > min(tiles):
-            lines.append(f"note: {config.sectors} sectors of an event with {min(tiles)} tiles leave some sectors empty")
+            lines.append(f"note: {sectors} of an event with {several(min(tiles), 'tile')} leave some sectors empty")
     return lines if allocator is None else [*lines, f"allocator: {allocator}"]
 
 
@@ -135,7 +135,7 @@ def where_to(directory: Path, state: TrainingState, total_steps: int) -> str:
     """What is to be done, and how to stop it."""
     if state.step >= total_steps:
         return f"run      : {directory}, all {state.step} steps are done; give more --epochs or --max-steps to go on"
-    steps = f"steps {state.step + 1} to {total_steps}" if state.step else f"{total_steps} steps"
+    steps = f"steps {state.step + 1} to {total_steps}" if state.step else several(total_steps, "step")
     return f"run      : {directory}, {steps}; Ctrl-C or kill -USR1 stops it with a checkpoint"
 
 
@@ -216,7 +216,7 @@ def last_lines(
     best = "" if state.best is None else f"; best validation edge AUC {state.best:.4f} at step {state.best_step}"
     walk = " --tracks walk" if geometry else ""
     naive = "" if sectors is None else f" --mode naive --sectors {sectors}"
-    score = f"{this_python()} -m domainpar.infer --run {directory}{own}{naive}{walk}"
+    score = f"{this_python()} -m domainpar.infer --run {quote(str(directory))}{own}{naive}{walk}"
     return [
         f"{how} after {several(state.step, 'step')}, {seconds:.0f} s{best}",
         f"parameters sha256 {sha256[:16]}" + (": another number of ranks ends with the same" if exact else ""),
@@ -227,7 +227,7 @@ def last_lines(
 
 def resume_command(directory: Path, own: str) -> str:
     """What to type to go on with a run; `own` is the flag that names a network of the user's own, or nothing."""
-    return f"{this_python()} -m domainpar.train --out {directory} --resume{own}"
+    return f"{this_python()} -m domainpar.train --out {quote(str(directory))} --resume{own}"
 
 
 def lost(failed_saves: int, lost_records: int) -> list[str]:

@@ -181,7 +181,7 @@ def test_files_of_our_own_are_read_as_ever_and_nothing_is_said(read, capsys):
     assert read(PrepareConfig, resolved_yaml(PrepareConfig())) == PrepareConfig()
     assert read(InferConfig, resolved_yaml(InferConfig())) == InferConfig()
     assert capsys.readouterr().out == ""
-    with pytest.raises(ConfigError, match="unknown key 'lr'"):
+    with pytest.raises(ConfigError, match="lr is a flag of train, not of prepare"):
         read(PrepareConfig, "lr: 0.1\n")
 
 

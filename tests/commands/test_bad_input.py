@@ -1,8 +1,13 @@
 """What cannot be trained on is refused by all ranks: naming event, file and rank, exit code 2, nothing written."""
 
+import errno
 import json
+import os
+import re
+import shlex
 import shutil
 import sys
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,12 +15,13 @@ import pytest
 from random_events import random_assignment, random_event
 from random_store import NUM_TILES, write_graph, write_random_store
 
-from domainpar import train
+from domainpar import prepare, train
 from domainpar.config import TrainConfig
-from domainpar.events.store import write_manifest
+from domainpar.events.store import write_manifest, zip_files
 from domainpar.parallel.world import Refused
 from domainpar.testing import find_mpiexec, run_command, run_ranks
 from domainpar.training.run import train as train_on_ranks
+from domainpar.words import on_ranks, this_python
 
 PROGRAM = str(Path(__file__).with_name("damaged_while_training.py"))
 MPIEXEC = find_mpiexec()
@@ -120,7 +126,7 @@ SPOILT = {
     "no truth": (
         without_truth,
         [],
-        "it has no truth; it can be inferred on, not trained on | event 000000000 | file {store}/event000000000.",
+        "none of 1 training event of store {store} has truth; they can be inferred on, not trained on\nhint: prepare ",
     ),
     "nothing to train on": (
         emptied,
@@ -173,7 +179,11 @@ def test_a_run_that_is_to_be_replaced_survives_a_new_one_that_is_refused(copy, c
 OUTPUTS = {
     "another run": ("run", [], "run holds another run\nhint: choose another --out, or --resume or --overwrite it"),
     "a store": ("store", [], "store holds other files\nhint: choose another --out"),
-    "a store to overwrite": ("store", ["--overwrite"], "holds files that are not a run; --overwrite does not remove"),
+    "a store to overwrite": (
+        "store",
+        ["--overwrite"],
+        "holds files that are not a run (event000000000.zarr.zip); ",
+    ),
     "a file": ("run/run.json", [], "cannot write the run to {place}/run/run.json: Not a directory"),
     "nothing to resume": ("none", ["--resume"], "{place}/none holds no run to resume"),
     "no run to resume": ("store", ["--resume"], "{place}/store holds no run to resume"),
@@ -204,6 +214,11 @@ RUNS = {
     "damaged weights": (spoilt_weights, "", "model.safetensors has sha256 "),
     "no checkpoint": (lambda run: shutil.rmtree(run / "checkpoints"), "", "no last checkpoint in "),
     "a damaged run.json": (lambda run: (run / "run.json").write_text("{"), "", "run.json cannot be read: "),
+    "no config.yaml": (
+        lambda run: (run / "config.yaml").unlink(),
+        "",
+        "{run} holds a run without its config.yaml\nhint: copy it back, ",
+    ),
     "a strange config.yaml": (lambda run: rewritten(run / "config.yaml", "lr:", "rl:"), "", "unknown key 'rl'"),
 }
 
@@ -215,7 +230,7 @@ def test_a_run_that_cannot_go_on_like_this_says_why_and_stays(copy, capfd, spoil
     assert exit_code(["--out", str(copy / "run"), "--resume", *flags.split()]) == 2
     out, err = capfd.readouterr()
     assert (out, contents(copy)) == ("", before)
-    assert error in err
+    assert error.format(run=copy / "run") in err
 
 
 def test_a_run_does_not_go_on_with_other_events(place, tmp_path, capfd):
@@ -244,6 +259,83 @@ def test_what_one_rank_finds_all_refuse_and_it_is_named(copy):
     )
     assert f"| file {event_file(copy / 'store')}\nhint: the file is damaged or incomplete" in found[0]
     assert not (copy / "new").exists()
+
+
+def test_an_event_with_a_flipped_bit_ends_one_process_with_two_lines(copy, capfd):
+    for path in (copy / "store").glob("event*"):
+        with zipfile.ZipFile(path) as archive:
+            info = archive.getinfo("nodes/features/c/0/0")
+        content = bytearray(path.read_bytes())
+        content[info.header_offset + 30 + len(info.filename) + info.file_size // 2] ^= 1
+        path.write_bytes(content)
+    assert exit_code(["--store", str(copy / "store"), "--out", str(copy / "new"), *SMALL]) == 1
+    error, hint = capfd.readouterr().err.splitlines()
+    assert re.match("domainpar: error: cannot read nodes/features: BadZipFile: Bad CRC-32 .* phase load$", error)
+    assert hint == "hint: the file is damaged or incomplete; prepare the event again or copy it anew"
+
+
+def test_events_of_its_own_that_train_cannot_prepare_are_told_with_the_flags_that_help(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "stores").touch()
+    assert exit_code(SMALL) == 2
+    error, hint = capfd.readouterr().err.splitlines()
+    cannot = "cannot write a store to stores/simulate-20000: Not a directory (errno 20)"
+    assert error == f"domainpar: error: the built-in simulated events cannot be prepared: {cannot}"
+    assert hint == "hint: name a store of your own with --store, and a place for the run with --out"
+    assert [path.name for path in tmp_path.iterdir()] == ["stores"]
+
+
+HITS = "hit_id,x,y,z,volume_id,layer_id,module_id\n1,32,1,5,8,2,1\n2,72,3,11,8,4,1\n3,116,5,18,8,6,1\n"
+TRUTH = (
+    "hit_id,particle_id,tx,ty,tz,tpx,tpy,tpz,weight\n1,7,32,1,5,1,0,0,.3\n2,7,72,3,11,1,0,0,.3\n3,7,116,5,18,1,0,0,.3\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("with_truth", "lines"),
+    [
+        ((1, 2, 3), ["next: {started} -m domainpar.train --store '{store}'"]),
+        (
+            (2, 3),
+            [
+                "truth: none in 1 of 3 events: 000000001",
+                "next: {started} -m domainpar.train --store '{store}' --on-bad-event skip",
+            ],
+        ),
+        (
+            (),
+            [
+                "truth: none in 3 of 3 events: 000000001, 000000002, 000000003",
+                "next: {started} -m domainpar.infer --store '{store}'",
+            ],
+        ),
+    ],
+    ids=["all", "some", "none"],
+)
+def test_prepare_tells_which_events_have_no_truth_and_what_comes_next(tmp_path, capsys, with_truth, lines):
+    for number in (1, 2, 3):
+        (tmp_path / f"event{number:09d}-hits.csv").write_text(HITS)
+        if number in with_truth:
+            (tmp_path / f"event{number:09d}-truth.csv").write_text(TRUTH)
+    store = tmp_path / "mit Umlaut: ä"
+    assert prepare.main(["--source", "trackml", "--input", str(tmp_path), "--store", str(store)]) == 0
+    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("truth:", "next:"))]
+    started = shlex.join([*on_ranks(), this_python()])
+    assert printed == [line.format(started=started, store=store) for line in lines]
+
+
+def test_a_preparation_that_fills_the_disk_has_failed_while_it_ran(tmp_path, monkeypatch, capfd):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(zip_files.os, "replace", full)
+    with pytest.raises(SystemExit) as ended:
+        prepare.main(["--events", "1", "--hits", "500", "--store", str(tmp_path / "new")])
+    assert ended.value.code == 1
+    error, hint = capfd.readouterr().err.splitlines()
+    assert error.startswith("domainpar: error: No space left on device (errno 28) | rank 0/1 host ")
+    assert error.endswith(f" | file {tmp_path / 'new' / 'event000000000.zarr.zip'}")
+    assert hint == "hint: make room there, or choose another --store"
 
 
 def launch(program, *flags):

@@ -94,6 +94,8 @@ REFUSED_FILES = {
     "code": ("model: os:system\n", "a file is data and never names code", "as a flag: --model os:system"),
     "a list of code": ("model: [os:system]\n", "a file is data and never names code", "as a flag"),
     "a target that is not quoted": ("target: {pt: [1, .inf]}\n", "target is not text", "quote it"),
+    "keys of another command": ("tiles: 3\nhits: 600\n", "tiles, hits are flags of prepare, not of train", "--help"),
+    "a key of another command": ("tracks: walk\n", "tracks is a flag of infer, not of train", "--help"),
     "another file": ("config: more.yaml\n", "unknown key 'config'", "--help"),
     "values that exclude each other": ("mode: naive\n", "--mode naive needs --sectors", "--sectors"),
 }
@@ -306,13 +308,22 @@ def test_what_the_work_refuses_ends_like_a_wrong_flag_and_its_exit_code_is_passe
         ({"phi_slope": 0.0}, "above 0"),
         ({"z0": float("nan")}, "above 0"),
         ({"layer_pairs": "8.2-8.4, 8-9"}, "'8-9'"),
-        ({"tiles": 0}, "at least 1"),
+        ({"tiles": 0}, "at least 1 and at most 65,536"),
+        ({"tiles": 100_000}, "at least 1 and at most 65,536"),
+        ({"hits": 499_999_999}, "at least 500 and at most 1,000,000"),
     ],
 )
 def test_prepare_refuses_what_cannot_be_prepared(given, error):
     with pytest.raises(ConfigError, match=error) as refused:
         PrepareConfig(**given)
     assert refused.value.hint
+
+
+@pytest.mark.parametrize("given", [{"tracks": "cc", "walk_min": 0.3}, {"tracks": "junction", "walk_add": 0.3}])
+def test_what_only_walking_reads_is_refused_without_it(given):
+    with pytest.raises(ConfigError, match=rf"--walk-{[*given][1][5:]} means nothing without --tracks walk"):
+        InferConfig(**given)
+    assert InferConfig(**given | {"tracks": "walk"}).tracks == "walk"
 
 
 def test_layer_pairs_and_target_are_read_as_they_are_written():

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -19,7 +22,7 @@ from random_events import random_assignment, random_event
 from domainpar import report
 from domainpar import train as train_command
 from domainpar.config import InferConfig, TrainConfig
-from domainpar.events.store import EventStore, event_file_name, write_event, write_manifest
+from domainpar.events.store import EventStore, event_file_name, write_event, write_manifest, zip_files
 from domainpar.infer import infer, main
 from domainpar.parallel.loading import BadEvent
 from domainpar.parallel.world import Refused, World
@@ -277,7 +280,7 @@ def other_store(place, tmp_path, what):
 
 REFUSED = {
     "no such run": (lambda place, tmp: {"run": str(tmp / "none")}, "none is not a run: it has no run.json"),
-    "no config": (lambda place, tmp: damaged(place, tmp, "no config.yaml"), "config.yaml: No such file"),
+    "no config": (lambda place, tmp: damaged(place, tmp, "no config.yaml"), "holds a run without its config.yaml"),
     "strange config": (lambda place, tmp: damaged(place, tmp, "strange config.yaml"), "hidden is 'wide'; expected"),
     "damaged run": (lambda place, tmp: damaged(place, tmp, "damaged run.json"), "run.json cannot be read"),
     "flipped bit": (lambda place, tmp: damaged(place, tmp, "flipped bit"), "the file is damaged"),
@@ -467,3 +470,57 @@ def test_an_event_that_cannot_be_read_ends_the_work_unless_it_is_to_be_left_out(
         inferred(place, tmp_path / "out", 3, store=str(store))
     assert (error.value.event, error.value.file) == ("000000001", str(store / event_file_name("000000001")))
     assert not (tmp_path / "out" / "scores.json").exists()
+
+
+# --- errors while it runs: two lines, no traceback --------------------------------------------------------------------
+
+
+def error_lines(capfd, *argv):
+    """The two lines on standard error of a command that fails while it runs."""
+    with pytest.raises(SystemExit) as ended:
+        main([*map(str, argv)])
+    assert ended.value.code == 1
+    error, hint = capfd.readouterr().err.splitlines()
+    return error, hint
+
+
+def test_a_flipped_bit_is_told_in_two_lines(place, tmp_path, capfd):
+    store = a_damaged_store(place, tmp_path / "store")
+    error, hint = error_lines(capfd, "--run", place / "run", "--store", store, "--out", tmp_path / "out")
+    assert error.startswith("domainpar: error: cannot read its bytes: BadZipFile: Bad CRC-32 for file ")
+    assert (
+        f" | event 000000001 | rank 0/1 host {platform.node()} | file {store / event_file_name('000000001')} | "
+        in error
+    )
+    assert hint == "hint: the file is damaged or incomplete; prepare the event again or copy it anew"
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["unfinished"]
+
+
+@pytest.mark.parametrize(
+    ("file", "flags"),
+    [
+        ("event000000001.scores.zarr.zip", []),
+        ("event000000001-tracks.csv", ["--tracks", "cc", "--format", "csv"]),
+        ("scores.json", []),
+    ],
+)
+def test_a_full_disk_names_the_file_and_leaves_nothing_that_looks_finished(
+    place, tmp_path, capfd, monkeypatch, file, flags
+):
+    def replace_unless_full(source, target, plain=os.replace):
+        if Path(target).name == file:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        plain(source, target)
+
+    monkeypatch.setattr(zip_files.os, "replace", replace_unless_full)
+    out = tmp_path / "out"
+    error, hint = error_lines(capfd, "--run", place / "run", "--split", "train", "--out", out, *flags)
+    event = "" if file == "scores.json" else " | event 000000001"
+    assert error.startswith(f"domainpar: error: No space left on device (errno 28){event} | rank 0/1 host ")
+    assert f" | file {out / 'unfinished' / file} | " in error
+    assert hint == "hint: make room there, or choose another --out"
+    assert [path.name for path in out.iterdir()] == ["unfinished"]
+    assert not list(out.rglob(".partial-*"))
+    monkeypatch.undo()
+    assert main(["--run", str(place / "run"), "--split", "train", "--out", str(out), "--overwrite"]) == 0
+    assert not (out / "unfinished").exists()

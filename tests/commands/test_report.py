@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import subprocess
 import sys
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 from small_run import drawn, write_run
 
+from domainpar.events.store import zip_files
 from domainpar.report import main, named
 
 ROOT = Path(__file__).parents[2]
@@ -67,8 +70,19 @@ def test_pictures_are_drawn_on_request_and_what_is_left_out_is_named(run, tmp_pa
         assert f"picture: {tmp_path / 'p' / name}" in printed
     assert "track-efficiency.png left out: " in printed
     (tmp_path / "a file").touch()
-    assert main([str(run), "--png", str(tmp_path / "a file"), "--out", str(tmp_path / "page.html")]) == 2
-    assert "choose another --png" in capsys.readouterr().err
+    assert main([str(run), "--png", str(tmp_path / "a file"), "--out", str(tmp_path / "page.html")]) == 1
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error == f"domainpar: error: File exists (errno 17) | file {tmp_path / 'a file'}"
+    assert hint == "hint: choose another --png"
+    pictures = tmp_path / "p"
+    assert main([str(run), "--png", str(pictures), "--out", str(tmp_path / "page.html")]) == 0
+    (pictures / "training.png").write_bytes(b"of somebody else")
+    for name in set(drawn_ones) - {"training.png"}:
+        (pictures / name).unlink()
+    capsys.readouterr()
+    assert main([str(run), "--png", str(pictures), "--out", str(tmp_path / "page.html")]) == 2
+    assert f"{pictures / 'training.png'} is there and is no picture of ours\nhint: move" in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in pictures.iterdir()} == {"training.png": b"of somebody else"}
 
 
 @pytest.mark.parametrize(
@@ -81,7 +95,6 @@ def test_pictures_are_drawn_on_request_and_what_is_left_out_is_named(run, tmp_pa
         (["{run}", "--scores", "{run}"], "holds no scores"),
         (["{run}", "another"], "belong to no flag: another"),
         (["{run}", "--even", "z"], "unknown flag --even"),
-        (["{run}", "--out", "{run}/run.json/x.html"], "choose another --out"),
     ],
 )
 def test_what_cannot_be_shown_is_refused_once(run, capfd, words, told):
@@ -165,6 +178,20 @@ def test_reading_a_run_loads_no_torch_and_no_figures():
     program = "import sys, domainpar.display.reading; print(sorted({'torch', 'plotly', 'jinja2'} & set(sys.modules)))"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert ended.stdout.strip() == "[]", ended.stderr
+
+
+def test_a_full_disk_is_told_with_the_file(run, tmp_path, capsys, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(zip_files.os, "replace", full)
+    assert main([str(run), "--out", str(tmp_path / "page.html")]) == 1
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error == f"domainpar: error: No space left on device (errno 28) | file {tmp_path / 'page.html'}"
+    assert hint == "hint: make room there, or choose another --out"
+    assert list(tmp_path.iterdir()) == []
+    assert main([str(run), "--out", str(run / "run.json" / "page.html")]) == 1
+    assert capsys.readouterr().err.endswith("run.json\nhint: choose another --out\n")
 
 
 @pytest.mark.parametrize("name", ["run.json", "config.yaml", "metrics.jsonl"])

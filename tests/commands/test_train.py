@@ -11,6 +11,7 @@ from random_store import write_random_store
 from domainpar import infer, train
 from domainpar.command_line import parse
 from domainpar.config import TrainConfig, resolved_yaml
+from domainpar.own_files import strangers_in_run
 from domainpar.words import this_python
 
 SMALL = "--hidden 16 --graph-iters 1 --lr 0.01".split()
@@ -37,7 +38,7 @@ def test_a_run_gets_the_next_number_and_leaves_everything_that_is_promised(store
         last_line = capsys.readouterr().out.splitlines()[-1]
         assert last_line == f"next: {this_python()} -m domainpar.infer --run runs/{number} --tracks walk"
     left = {path.name for path in (tmp_path / "runs" / "0001").iterdir()}
-    assert left == {"config.yaml", "run.json", "metrics.jsonl", "checkpoints", "logs", "faults"}
+    assert left == {"config.yaml", "run.json", "metrics.jsonl", "checkpoints"}
     about = [run_json(tmp_path / "runs" / number) for number in ("0001", "0002")]
     assert about[0]["parameters_sha256"] == about[1]["parameters_sha256"]
     assert {"state": "done", "ranks": 1, "steps": 2, "bitwise_problem": None}.items() <= about[0].items()
@@ -122,6 +123,7 @@ def test_what_saves_time_and_memory_is_said_kept_and_used_for_scores(store, tmp_
     assert (scores["precision"], scores["step"]) == ("bf16", 2)
     validated = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()][-1]
     assert scores["metrics"]["val"]["edge_auc"] == validated["edge_auc"], "other scores than training had"
+    assert list(strangers_in_run(tmp_path / "run")) == [], "--overwrite would not know it for a run"
 
 
 def test_a_run_of_two_parts_ends_with_the_bits_of_one_without_naming_its_flags_again(store, tmp_path):

@@ -108,7 +108,7 @@ def place(rank, host="one", clock=100.0, cpu="cpu", **versions):
 def test_ranks_are_counted_by_host():
     places = [place(0), place(1), place(2, "two")]
     assert [local_ranks(places, rank) for rank in range(3)] == [2, 2, 1]
-    assert check_ranks(places, "mpi").found == "3 ranks on 2 hosts met by mpi; 1 to 2 a host"
+    assert check_ranks(places, "mpi").found == "3 ranks on 2 hosts met by mpi; 1 to 2 ranks a host"
     assert check_ranks([place(0), place(1, cpu="other")], "mpi").verdict is Verdict.WARN
 
 

@@ -96,11 +96,12 @@ def test_all_pictures_of_a_run_are_drawn_and_not_empty(pictures):
         assert 0.5 < (pixels == 255).all(axis=1).mean() < 0.99, name
 
 
-def test_pictures_are_wide_enough_for_a_page_and_name_neither_a_time_nor_a_program(runs):
+def test_pictures_are_wide_enough_for_a_page_and_name_no_time(runs):
     with in_style():
         picture = Image.open(io.BytesIO(png(draw_ranks(runs[0]).figure)))
     assert picture.size[0] == style.WIDTH * style.DOTS_PER_INCH >= 900 / 2
-    assert set(picture.info) == {"dpi"}
+    assert set(picture.info) == {"dpi", "Software"}
+    assert picture.info["Software"] == "domainpar", "without a version: the bytes would change with it"
 
 
 def test_pictures_are_the_same_bytes_whatever_the_users_settings(runs):

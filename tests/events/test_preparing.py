@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -17,9 +18,9 @@ from refused import refused
 
 from domainpar.events.heptrkx import whole_event
 from domainpar.events.preparing import Source, open_source, prepare
-from domainpar.events.store import EventStore, StoredEvent, StoreError
+from domainpar.events.store import EventStore, StoredEvent, StoreError, event_file_name, zip_files
 from domainpar.lock import STORE, Claim, Holder
-from domainpar.problems import Problem
+from domainpar.problems import NotWritten, Problem
 
 
 def source_of(num_events: int = 5, **changes) -> Source:
@@ -431,7 +432,7 @@ def test_trackml_heptrkx_and_pyg_files_are_prepared(tmp_path):
     with StoredEvent(store.path / store.events()[0].path) as event:
         assert event.read_edges("label", np.arange(event.num_edges)).tolist() == [1]
         assert event.source_digest
-    with pytest.raises(ValueError, match=r"3 events were asked for but .* holds 1"):
+    with pytest.raises(ValueError, match=r"3 events asked for, but .* holds 1"):
         open_source("trackml", directory=trackml, num_events=3)
 
 
@@ -461,3 +462,36 @@ def test_a_store_tells_how_its_labels_were_made(tmp_path):
     store = prepare(open_source("simulate", num_events=1, num_hits=500), tmp_path)
     with store.open(store.events()[0]) as event:
         assert event.label_note == "hits ordered along a particle by distance from its production vertex"
+
+
+@pytest.mark.parametrize("file", [event_file_name("003"), "manifest.json"])
+def test_a_full_disk_names_the_file_on_all_ranks_and_what_is_finished_is_kept(tmp_path, monkeypatch, file):
+    def replace_unless_full(source, target, plain=os.replace):
+        if Path(target).name == file:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        plain(source, target)
+
+    monkeypatch.setattr(zip_files.os, "replace", replace_unless_full)
+
+    def two(rank, size, gather):
+        return prepared(source_of(), tmp_path, rank=rank, size=size, all_gather=gather)
+
+    errors = on_ranks(2, two)
+    assert [type(error) for error in errors] == [NotWritten, NotWritten], "work had begun: it is not refused"
+    assert {(error.what.split(" (on")[0], error.file) for error in errors} == {
+        ("No space left on device (errno 28)", str(tmp_path / file))
+    }
+    assert errors[0].hint == "make room there, or choose another --store"
+    finished = {path.name for path in tmp_path.iterdir()}
+    assert finished == {event_file_name(f"{i:03d}") for i in range(5 if file == "manifest.json" else 3)}
+    monkeypatch.undo()
+    assert len(prepared(source_of(), tmp_path)) == 5
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_read(tmp_path):
+    (tmp_path / "file").touch()
+    source = source_of(read=lambda name: pytest.fail("read"))
+    with pytest.raises(Problem, match=r"cannot write a store to .*file/store: Not a directory \(errno 20\)") as refused:
+        prepared(source, tmp_path / "file" / "store")
+    assert type(refused.value) is Problem
+    assert refused.value.hint == "choose another --store"

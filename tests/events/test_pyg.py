@@ -87,7 +87,7 @@ def test_graphs_without_edges_are_read(tmp_path):
         ({"edge_index": torch.zeros(4, 2, dtype=torch.long)}, r"edge_index is int64 of shape \[4, 2\]"),
         ({"edge_index": torch.zeros(2, 4)}, "edge_index is float64"),
         ({"x": torch.full((3, 2), torch.nan)}, r"features holds 6 values .*the first is nan at \[0, 0\]"),
-        ({"x": torch.full((3, 2), 1e300, dtype=torch.float64)}, "features holds 6 values that are not finite"),
+        ({"x": torch.full((3, 2), 1e300, dtype=torch.float64)}, "features holds 6 values not finite"),
         ({"edge_attr": torch.tensor([0.0, 1.0, torch.inf, 2.0])}, r"edge_features holds 1 .* inf at \[2, 0\]"),
         ({"edge_attr": torch.zeros(3, 2)}, r"edge_features has shape \[3, 2\], expected \[4, 2\]"),
         ({"x": torch.zeros(3, 2, 2)}, r"x has shape \[3, 2, 2\]"),

@@ -1,9 +1,12 @@
 """The grid of ranks, and worlds from somebody else's process group."""
 
+import errno
+import platform
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +17,7 @@ from domainpar.parallel.bring_up import choose_device, choose_transport, join_mp
 from domainpar.parallel.launcher import Launcher
 from domainpar.parallel.transport import RanksFailed
 from domainpar.parallel.world import Refused, World, checked_domain_size
+from domainpar.problems import Problem
 from domainpar.testing import run_ranks
 
 
@@ -103,6 +107,35 @@ def test_a_guarded_error_is_printed_once_with_its_rank(capfd):
     assert printed.count("Traceback") == 1
     assert "--- rank 2 of 4 failed ---" in printed
     assert "parallel/world.py" not in printed
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (
+            Problem("it is spoilt", "mend it", event="7"),
+            "it is spoilt | event 7 | rank 0/1 host {host}\nhint: mend it\n",
+        ),
+        (
+            OSError(errno.EROFS, "Read-only file system", "/there"),
+            "Read-only file system (errno 30) | rank 0/1 host {host} | file /there\nhint: choose another --out\n",
+        ),
+        (KeyboardInterrupt(), "interrupted; ending all ranks | rank 0/1 host {host}\n"),
+    ],
+    ids=["a problem", "a disk", "an interrupt"],
+)
+def test_a_rank_that_is_alone_ends_as_many_do_when_an_error_is_expected(capfd, error, text):
+    with pytest.raises(SystemExit) as ended, World.session():
+        raise error
+    assert ended.value.code == (130 if isinstance(error, KeyboardInterrupt) else 1)
+    assert ended.value.__suppress_context__, "Python would print a traceback below"
+    assert capfd.readouterr().err == "domainpar: error: " + text.format(host=platform.node())
+
+
+def test_what_nobody_expects_goes_on_to_the_caller_of_a_session(capfd):
+    with pytest.raises(FileNotFoundError), World.session():
+        Path("/no/such/file").read_text()
+    assert "FileNotFoundError: [Errno 2]" in capfd.readouterr().err
 
 
 def test_ranks_that_work_for_too_long_are_named():

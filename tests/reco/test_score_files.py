@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 import zarr
 
-from domainpar.reco.score_files import ScoredEvent, choose_directory, scores_file_name, write_list, write_scores
+from domainpar.reco.score_files import (
+    ScoredEvent,
+    choose_directory,
+    publish,
+    scores_file_name,
+    write_list,
+    write_scores,
+)
 from domainpar.reco.scores import EventScores
 
 
@@ -60,6 +67,11 @@ def test_a_name_that_leaves_the_directory_is_refused():
         scores_file_name("../7")
 
 
+def is_ready(directory):
+    """Whether it is empty but for the folder that new scores go to, which is."""
+    return [path.name for path in directory.rglob("*")] == ["unfinished"]
+
+
 def finished(directory):
     write_list(directory, [write_scores(directory, some_scores(), {})], {})
     return directory
@@ -67,8 +79,8 @@ def finished(directory):
 
 def test_a_new_directory_is_made_and_an_empty_one_taken(tmp_path):
     new = tmp_path / "a" / "b"
-    assert choose_directory(new, overwrite=False) == new
-    assert choose_directory(new, overwrite=False) == new
+    assert choose_directory(new, overwrite=False) == new / "unfinished"
+    assert choose_directory(new, overwrite=False) == new / "unfinished"
 
 
 @pytest.mark.parametrize("leftover", ["scores.json", "event7.scores.zarr.zip", ".partial-0123"])
@@ -82,7 +94,7 @@ def test_other_scores_are_refused_and_replaced_when_asked_for(tmp_path, leftover
         choose_directory(tmp_path, overwrite=False)
     assert [file.name for file in tmp_path.iterdir()] == [leftover]
     choose_directory(tmp_path, overwrite=True)
-    assert list(tmp_path.iterdir()) == []
+    assert is_ready(tmp_path)
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -133,4 +145,22 @@ def test_folders_of_acorn_are_removed_with_the_scores_they_belong_to_and_never_w
     assert (tmp_path / "trainset" / "event7.pyg").is_file()
     (tmp_path / "event7.scores.zarr.zip").touch()
     choose_directory(tmp_path, overwrite=True)
-    assert list(tmp_path.iterdir()) == []
+    assert is_ready(tmp_path)
+
+
+def test_scores_lie_in_a_folder_of_their_own_until_all_are_there(tmp_path):
+    unfinished = choose_directory(tmp_path / "out", overwrite=False)
+    scored = write_scores(unfinished, some_scores(), {})
+    (unfinished / "trainset").mkdir()
+    (unfinished / "trainset" / "event7.pyg").touch()
+    with pytest.raises(ValueError, match="out holds scores already"):
+        choose_directory(tmp_path / "out", overwrite=False)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["unfinished"]
+    write_list(unfinished, [scored], {})
+    assert publish(unfinished) == tmp_path / "out"
+    names = ["event7.scores.zarr.zip", "scores.json", "trainset"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == names
+    unfinished = choose_directory(tmp_path / "out", overwrite=True)
+    (unfinished / "notes.txt").touch()
+    with pytest.raises(ValueError, match=r"holds files that are not scores \(unfinished/notes.txt\)"):
+        choose_directory(tmp_path / "out", overwrite=True)

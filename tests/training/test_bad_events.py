@@ -5,10 +5,11 @@ import shutil
 import zipfile
 
 import pytest
-from random_store import write_random_store
+from random_events import random_assignment, random_event
+from random_store import NUM_TILES, write_graph, write_random_store
 
 from domainpar.config import TrainConfig
-from domainpar.events.store import EventStore, event_file_name
+from domainpar.events.store import EventStore, event_file_name, write_manifest
 from domainpar.parallel.loading import BadEvent
 from domainpar.parallel.transport import RanksFailed
 from domainpar.parallel.world import Refused
@@ -245,6 +246,37 @@ def test_what_is_left_out_is_said_at_the_start_and_in_the_end(store, tmp_path, c
     assert "WARNING: 1 sample left out that could not be used:\n         000000001: " in printed
 
 
+def partly_labelled(directory, splits, labelled):
+    """A store of these events only, some of them without truth."""
+    records = []
+    for seed, split in splits.items():
+        graph = random_event(seed, 150, 700, labels=seed in labelled)
+        tiles = random_assignment(seed, graph.num_nodes, NUM_TILES)
+        records.append(write_graph(directory, graph, tiles, NUM_TILES, split))
+    write_manifest(directory, records, {})
+    return directory
+
+
+@pytest.mark.parametrize("sectors", [None, 3])
+def test_events_without_truth_are_left_out_as_if_they_were_not_there(tmp_path, capsys, sectors):
+    splits = {0: "train", 1: "train", 2: "train", 3: "val", 4: "val"}
+    mixed = partly_labelled(tmp_path / "mixed", splits, labelled={0, 2, 4})
+    naive = {} if sectors is None else {"mode": "naive", "sectors": sectors}
+    with pytest.raises(Refused) as error:
+        run_ranks(trained, 2, mixed, tmp_path / "refused", {"on_bad_event": "fail", **naive})
+    assert (error.value.problem.what, error.value.problem.event) == (
+        "it has no truth; it can be inferred on, not trained on",
+        "000000001",
+    )
+    assert "--on-bad-event skip" in error.value.problem.hint
+    weights, figures, about = outcome(mixed, tmp_path / "run", 2, **naive)
+    assert "WARNING: 2 events without truth left out: 000000001, 000000003\n" in capsys.readouterr().out
+    assert {skip["event"] for skip in about["skipped"]} == {"000000001", "000000003"}
+    assert {skip["why"] for skip in about["skipped"]} == {"it has no truth"}
+    others = partly_labelled(tmp_path / "others", {0: "train", 2: "train", 4: "val"}, labelled={0, 2, 4})
+    assert (weights, figures) == outcome(others, tmp_path / "whole", 1, **naive)[:2]
+
+
 @pytest.mark.parametrize("sectors", [None, 3])
 def test_strict_refuses_an_event_of_which_a_rank_would_own_nothing(tmp_path, sectors):
     store = write_random_store(tmp_path / "store", num_tiles=2)
@@ -271,7 +303,7 @@ def test_the_report_says_what_was_left_out(store, tmp_path):
     cut_off(file_of(store))
     outcome(store, tmp_path / "run", 1)
     found = dict(facts(read_run_files(tmp_path / "run")).rows)
-    assert found["left out"] == "1 sample in training: 000000001 (could not be read)"
+    assert found["left out"] == "1 sample in training: 000000001 (could not be used)"
 
 
 def test_sectors_of_a_damaged_event_are_left_out_alike_on_any_grid_of_ranks(store, tmp_path):

@@ -3,13 +3,23 @@
 import errno
 import json
 import os
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
+from domainpar.lock import RUN, Holder
 from domainpar.problems import Problem
 from domainpar.training import rundir
-from domainpar.training.rundir import RunDirectory, RunFile, can_go_on, choose_directory, newest_run, note_failure
+from domainpar.training.rundir import (
+    RunDirectory,
+    RunFile,
+    can_go_on,
+    choose_directory,
+    newest_run,
+    note_failure,
+    state_of,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +71,7 @@ def test_two_runs_that_start_at_once_get_two_directories(monkeypatch):
 def test_a_new_directory_is_a_run_from_the_first_moment():
     directory = fresh("deep/down/run")
     assert json.loads((directory / "run.json").read_text()) == {"state": "starting"}
-    assert sorted(path.name for path in directory.iterdir()) == ["checkpoints", "faults", "logs", "run.json"]
+    assert sorted(path.name for path in directory.iterdir()) == ["checkpoints", "run.json"]
     os.mkdir("empty")
     assert str(fresh("empty")) == "empty"
 
@@ -78,12 +88,36 @@ def test_another_run_is_refused_and_left_as_it_is():
     assert not (directory / "metrics.jsonl").exists()
 
 
+@pytest.mark.parametrize("name", ["notes.txt", "pictures/tracks.png", "scores/notes.txt", "checkpoints/step_000001/a"])
+def test_a_file_of_ones_own_in_a_run_is_named_and_nothing_is_removed(here, name):
+    directory = fresh("run")
+    own = directory / name
+    own.parent.mkdir(parents=True, exist_ok=True)
+    own.write_text("precious")
+    before = contents(here)
+    shown = name if name != "pictures/tracks.png" else "pictures"
+    with pytest.raises(Problem, match=rf"run holds files that are not a run \({shown}\); --overwrite does not remove"):
+        choose_directory("run", resume=False, overwrite=True)
+    assert contents(here) == before
+    own.unlink()
+
+
+def test_what_is_removed_of_a_run_is_said(here):
+    directory = fresh("run")
+    for name in ("scores/scores.json", "scores/event7.scores.zarr.zip", "report.html", "logs/rank_0.txt"):
+        (directory / name).parent.mkdir(exist_ok=True)
+        (directory / name).touch()
+    found = chosen("run", overwrite=True)
+    assert found.notes == ("--overwrite removed the run in run: checkpoints/, logs/, report.html, scores/, run.json",)
+    assert sorted(path.name for path in directory.iterdir()) == ["checkpoints", "run.json"]
+
+
 def test_files_that_are_no_run_are_never_removed(here):
     (here / "notes").mkdir()
     (here / "notes" / "thesis.tex").write_text("precious")
     with pytest.raises(ValueError, match="notes holds other files\nhint: choose another --out"):
         fresh("notes")
-    with pytest.raises(ValueError, match="notes holds files that are not a run; --overwrite does not remove those"):
+    with pytest.raises(ValueError, match=r"notes holds files that are not a run \(thesis.tex\); --overwrite "):
         choose_directory("notes", resume=False, overwrite=True)
     assert (here / "notes" / "thesis.tex").read_text() == "precious"
 
@@ -157,13 +191,13 @@ def test_resume_auto_begins_where_there_is_nothing_and_goes_on_where_there_is_a_
     for out in ("new", "empty"):
         begun = chosen(out, resume="auto")
         assert (begun.resume, begun.notes) == (False, ())
-        (begun.path / "logs" / "rank_0.txt").write_text("why it failed")
+        (begun.path / "metrics.jsonl").write_text("of the run that was killed")
         again = chosen(out, resume="auto")
         assert (again.resume, again.notes) == (
             False,
             (f"{out} holds a run that never saved a checkpoint; starting anew",),
         )
-        assert (begun.path / "logs" / "rank_0.txt").read_text() == "why it failed"
+        assert (begun.path / "metrics.jsonl").read_text() == "of the run that was killed"
         assert not can_go_on(begun.path)
         (begun.path / "checkpoints" / "step_000003").mkdir()  # damaged: to be refused later, never to be begun again
         assert chosen(out, resume="auto").resume
@@ -171,6 +205,21 @@ def test_resume_auto_begins_where_there_is_nothing_and_goes_on_where_there_is_a_
     (here / "notes" / "thesis.tex").write_text("precious")
     with pytest.raises(Problem, match="notes holds other files"):
         chosen("notes", resume="auto")
+
+
+@pytest.mark.parametrize("state", ["starting", "running"])
+def test_a_run_whose_process_is_gone_has_ended_without_a_word(here, state):
+    directory = choose_directory("run", resume=False, overwrite=False)
+    assert state_of(directory.path, {"state": state}) == state
+    gone = replace(Holder.here(), started=0.0)  # another process had this number
+    (directory.path / RUN.lock).write_text(json.dumps(asdict(gone)))
+    assert state_of(directory.path, {"state": state}) == "died"
+    elsewhere = replace(gone, host="elsewhere")
+    (directory.path / RUN.lock).write_text(json.dumps(asdict(elsewhere)))
+    assert state_of(directory.path, {"state": state}) == state, "who is there cannot be seen from here"
+    (directory.path / RUN.lock).unlink()
+    assert state_of(directory.path, {"state": state}) == "died"
+    assert [state_of(directory.path, {"state": "done"}), state_of(directory.path, {})] == ["done", "unknown"]
 
 
 def test_the_choice_travels_to_other_ranks_as_text():

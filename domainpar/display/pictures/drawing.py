@@ -9,11 +9,12 @@ from domainpar.display.pictures.edges import draw_edges
 from domainpar.display.pictures.particles import draw_particles
 from domainpar.display.pictures.parts import draw_parts
 from domainpar.display.pictures.ranks import draw_ranks
-from domainpar.display.pictures.style import Picture, in_style, png
+from domainpar.display.pictures.style import Picture, in_style, is_own, png
 from domainpar.display.pictures.tracks import draw_tracks
 from domainpar.display.pictures.training import draw_training
 from domainpar.display.reading import RunFiles
 from domainpar.events.store import write_whole
+from domainpar.problems import Problem
 
 
 def draw_pictures(
@@ -31,8 +32,8 @@ def draw_pictures(
 
     Args:
         run: The run, as `reading.read_run_files` gives it.
-        directory: Where they go; made if it is not there. Older pictures of the same names are replaced; one that can
-            no longer be drawn is left as it was, and `tell` names it.
+        directory: Where they go; made if it is not there. Older pictures of the same names are replaced, other files
+            never; a picture that can no longer be drawn is left as it was, and `tell` names it.
         other: A run to lay beside it where both have the same: naive beside halo.
         event_name: The event to draw. Default: the first one that training did not see.
         num_parts: Parts to split it into. Default: the run's own, or its sectors, or 8.
@@ -45,17 +46,21 @@ def draw_pictures(
         OSError: If one cannot be written.
         StoreError: If the file of an event is damaged.
         ValueError: If there is no such event, or scores and events do not belong together.
+        Problem: If a file of the name of a picture is not one of ours; nothing is written then.
     """
-    paths = []
+    content: dict[Path, bytes] = {}
     with in_style():
         for picture in pictures_of(run, other, event_name, num_parts):
             path = directory / f"{picture.name}.png"
             if picture.figure is None:
                 tell(f"{path.name} left out: {picture.absent}")
                 continue
-            write_whole(path, png(picture.figure))
-            paths.append(path)
-    return paths
+            if path.exists() and not is_own(path):
+                raise Problem(f"{path} is there and is no picture of ours", "move it away, or choose another --png")
+            content[path] = png(picture.figure)
+    for path, picture_file in content.items():
+        write_whole(path, picture_file)
+    return list(content)
 
 
 def pictures_of(

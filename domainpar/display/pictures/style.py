@@ -7,13 +7,14 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import matplotlib.style
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from PIL import Image  # comes with matplotlib, which needs it
+from PIL import Image, PngImagePlugin  # comes with matplotlib, which needs it
 
 # Okabe and Ito's palette: told apart by colour-blind readers, also in print.
 BLUE, SKY, GREEN, ORANGE, VERMILION, PURPLE, YELLOW, BLACK = (
@@ -132,9 +133,17 @@ def plain(text: str) -> str:
 
 
 def png(figure: Figure) -> bytes:
-    """The figure as a PNG file: 256 colours, a third of the bytes; it names neither a time nor a program."""
+    """The figure as a PNG file: 256 colours, a third of the bytes; it says whose it is (`is_own`), and no time."""
     drawn, file = io.BytesIO(), io.BytesIO()
     figure.savefig(drawn, format="png", dpi=DOTS_PER_INCH)
     pixels = Image.open(drawn).convert("RGB").quantize(256, dither=Image.Dither.NONE)
-    pixels.save(file, "png", optimize=True, dpi=(DOTS_PER_INCH, DOTS_PER_INCH))
+    text = PngImagePlugin.PngInfo()
+    text.add_text("Software", "domainpar")
+    pixels.save(file, "png", optimize=True, dpi=(DOTS_PER_INCH, DOTS_PER_INCH), pnginfo=text)
     return file.getvalue()
+
+
+def is_own(path: Path) -> bool:
+    """Whether a file is a picture that `png` made."""
+    with path.open("rb") as file:
+        return b"tEXtSoftware\0domainpar" in file.read(4096)

@@ -103,7 +103,11 @@ def _zipped(members: Mapping[str, bytes]) -> bytes:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write under a temporary name, then rename: a killed writer leaves the old file or none."""
+    """Write under a temporary name, then rename: a killed writer leaves the old file or none.
+
+    Raises:
+        OSError: If that is impossible, naming the file; what was there is there still.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{PARTIAL}{uuid.uuid4().hex}")
     try:
@@ -112,6 +116,9 @@ def write_whole(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
+    except OSError as error:
+        error.filename = str(path)  # a failing write names no file, another one the temporary
+        raise
     finally:
         partial.unlink(missing_ok=True)
     _sync_directory(path.parent)

@@ -13,7 +13,7 @@ class StepFailed(Problem, RuntimeError):
     """A step of training went wrong; says what, of which event, and what to do. No checkpoint holds its results."""
 
 
-def fail_alike(world: World, failed: StepFailed, spokesman: int) -> NoReturn:
+def fail_alike(world: World, failed: Problem, spokesman: int) -> NoReturn:
     """End all ranks with what they found together; called by all of them with the same arguments.
 
     Args:
@@ -22,7 +22,7 @@ def fail_alike(world: World, failed: StepFailed, spokesman: int) -> NoReturn:
         spokesman: The rank that it happened on, which says so.
 
     Raises:
-        StepFailed: On the spokesman.
+        Problem: What `failed` is, on the spokesman.
         RanksFailed: On all others.
     """
     raise failed if world.rank == spokesman else RanksFailed(f"{world.transport.name_ranks([spokesman])}: {failed}")
