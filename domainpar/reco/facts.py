@@ -19,7 +19,7 @@ from domainpar.events.targets import MEV_ABOVE
 from domainpar.reco.performance.ceiling import edge_ceiling
 from domainpar.reco.performance.cuts import DEFAULT_TARGET, TrackCuts
 from domainpar.reco.performance.truth import EventTruth, targets_among
-from domainpar.words import between, several
+from domainpar.words import between, several, some_of
 
 FAR = 10_000.0
 """No tracker reaches so far from the origin, in mm along one coordinate."""
@@ -162,10 +162,8 @@ def described(facts: Sequence[EventFacts], settings: Settings) -> list[str]:
     lines = [*_hits(facts), *_volumes(facts), *_particles(facts), *_edges(facts)]
     unlabelled = [one for one in facts if one.true_edges is None]
     if unlabelled:
-        lines.append(
-            f"labels: none in {len(unlabelled)} of {several(len(facts), 'event')} (first: {unlabelled[0].event}), "
-            "which can be inferred on, not trained on"
-        )
+        names = some_of([one.event for one in unlabelled])
+        lines.append(f"truth: none in {len(unlabelled)} of {several(len(facts), 'event')}: {names}")
     return [*lines, *_warnings(facts, settings)]
 
 

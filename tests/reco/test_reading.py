@@ -118,6 +118,6 @@ def test_positions_are_never_taken_from_another_event_of_the_same_name(place, tm
     told = json.loads((place / "run" / "scores" / "scores.json").read_text())
     (tmp_path / "scores").mkdir()
     (tmp_path / "scores" / "event000.scores.zarr.zip").symlink_to(place / "run" / "scores" / "event000.scores.zarr.zip")
-    kept = {"path": "../store", "absolute": str(tmp_path)}
+    kept = {"path": "../store", "absolute": str(tmp_path / "gone")}
     (tmp_path / "scores" / "scores.json").write_text(json.dumps({**told, "store": kept}))
     assert domainpar.read_scores(tmp_path, "000").position is None
