@@ -19,7 +19,7 @@ help:
 	@echo "make test-faults   ranks killed, frozen and cut off, disks full, files spoilt, at every place: some twenty minutes"
 	@echo "make lint    style, types and the direction of imports"
 	@echo "make bench   short runs of all benchmarks, minutes, into bench/RESULTS.md (ARGS=--help for real events and more)"
-	@echo "make table   run every convolution of torch_geometric whole and split, into docs/convolutions.md"
+	@echo "make table   run convolutions and models of torch_geometric whole and split, into docs/"
 
 train: $(VENV)/.train-stamp
 	OMP_NUM_THREADS=1 $(VENV)/bin/mpiexec -n $(RANKS) $(VENV)/bin/python -m domainpar.train $(ARGS)
@@ -43,10 +43,12 @@ lint: $(VENV)/.test-stamp
 bench: $(VENV)/.test-stamp
 	OMP_NUM_THREADS=1 $(VENV)/bin/python bench/everything.py $(ARGS)
 
-# Into another file first, so that a survey that finds something wrong leaves the table as it was.
+# Into other files first, so that a survey that finds something wrong leaves the tables as they were.
 table: $(VENV)/.test-stamp
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m domainpar.nn.adapt.survey > docs/convolutions.md.new
 	mv docs/convolutions.md.new docs/convolutions.md
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m domainpar.nn.adapt.survey models > docs/models.md.new
+	mv docs/models.md.new docs/models.md
 
 $(VENV)/.train-stamp: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing into $(VENV): torch and some 40 packages, one to five minutes ..."

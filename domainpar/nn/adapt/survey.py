@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from torch_geometric.nn import conv
 from domainpar.nn.adapt.parallelize import parallelize
 from domainpar.nn.adapt.part import GraphPart, split_graph
 from domainpar.nn.adapt.rows import NotExact
-from domainpar.nn.adapt.survey_cases import CANNOT_RUN, CONVOLUTIONS, TOLERANCE
+from domainpar.nn.adapt.survey_cases import CANNOT_RUN, CONVOLUTIONS, TOLERANCE, WHOLE_MODELS
 from domainpar.nn.adapt.survey_cases.case import Case
 from domainpar.nn.adapt.survey_samples import EDGE_FIELDS, NODE_FIELDS, Sample
 from domainpar.nn.adapt.survey_table import table
@@ -215,24 +215,32 @@ def _difference(found: Found, whole: Found) -> float:
     return worst
 
 
-def survey(names: Iterable[str] | None = None) -> dict[str, list[Outcome]]:
-    """Every case of every convolution under both edge policies, by name."""
-    chosen = sorted(CONVOLUTIONS) if names is None else names
+def survey(cases: Mapping[str, Sequence[Case]], names: Iterable[str] | None = None) -> dict[str, list[Outcome]]:
+    """Every case of every class, or of some, under both edge policies, by name."""
+    chosen = sorted(cases) if names is None else names
     return {
-        name: [survey_case(case, policy) for case in CONVOLUTIONS[name] for policy in ("incoming", "incident")]
+        name: [survey_case(case, policy) for case in cases[name] for policy in ("incoming", "incident")]
         for name in chosen
     }
 
 
 def main() -> int:
-    """Print the table; exit code 1 if a layer is wrong, or has neither a case nor a reason why not."""
+    """Print the table, of `models` if that is asked for, or a line for each case of some convolutions.
+
+    Returns:
+        1 if a class is wrong, or a convolution has neither a case nor a reason why not.
+    """
     torch.set_num_threads(1)
-    names = sys.argv[1:]
-    found = survey(names or None)
+    of_models = sys.argv[1:] == ["models"]
+    names = [] if of_models else sys.argv[1:]
+    found = survey(WHOLE_MODELS) if of_models else survey(CONVOLUTIONS, names or None)
     outcomes = [outcome for of_class in found.values() for outcome in of_class]
-    print("\n".join(map(_line, outcomes)) if names else table(found, CANNOT_RUN))
+    if names:
+        print("\n".join(map(_line, outcomes)))
+    else:
+        print(table(found, {}, "models") if of_models else table(found, CANNOT_RUN))
     wrong = [_line(outcome) for outcome in outcomes if outcome.verdict == "wrong"]
-    forgotten = [] if names else sorted({*conv.__all__} - {*found} - {*CANNOT_RUN})
+    forgotten = [] if names or of_models else sorted({*conv.__all__} - {*found} - {*CANNOT_RUN})
     wrong += [f"{name} has neither a case nor a reason why it has none" for name in forgotten]
     if wrong:
         print("\n".join(wrong), file=sys.stderr)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch_geometric
@@ -35,21 +35,35 @@ whole and split over four ranks, of which one owns nothing, and compares. torch_
 """
 
 
-def table(found: Mapping[str, Sequence[Outcome]], cannot_run: Mapping[str, str]) -> str:
+_OF_MODELS = """\
+# Whole models on a split graph
+
+Made by `make table`, not by hand: whole models of torch_geometric, and modules that are made of its layers, run as
+[convolutions](convolutions.md) are, where the words of the table are explained. Models of other repositories are in
+[models_of_others.md](models_of_others.md). torch_geometric {pyg}, torch {torch}.
+
+{counts}
+"""
+
+
+def table(
+    found: Mapping[str, Sequence[Outcome]], cannot_run: Mapping[str, str], of: Literal["layers", "models"] = "layers"
+) -> str:
     """The whole document, Markdown; the same text for the same outcomes.
 
     Args:
         found: Outcomes of each class, under one edge policy or both. Where `incoming` is not refused it is what counts.
         cannot_run: Why a class could not be tried.
+        of: What the classes are: convolutions, of which all have to be there, or whole models.
     """
     rows = [_Row(name, found[name]) for name in sorted(found)]
     exact = [row for row in rows if row.passed and not row.of("global")]
     with_statistics = [row for row in rows if row.passed and row.of("global")]
     refused = [row for row in rows if not row.passed and not row.of("wrong")]
     wrong = [row for row in rows if row.of("wrong")]
-    forgotten = [name for name in conv.__all__ if name not in {*found, *cannot_run}]
+    forgotten = [name for name in conv.__all__ if name not in {*found, *cannot_run}] if of == "layers" else []
     untried = dict.fromkeys(forgotten, "has no case here") | dict(cannot_run)
-    header = _HEADER.format(
+    header = (_HEADER if of == "layers" else _OF_MODELS).format(
         pyg=torch_geometric.__version__,
         torch=torch.__version__.split("+")[0],
         counts=_counts(rows, exact, with_statistics, refused, len(untried)),
@@ -60,8 +74,10 @@ def table(found: Mapping[str, Sequence[Outcome]], cannot_run: Mapping[str, str])
         _section("Exact", _COLUMNS, [row.cells() for row in exact]),
         _section("Exact with global statistics", _COLUMNS, [row.cells() for row in with_statistics]),
         _section("Refused", ("Class", "Why", "Tested"), [row.cells_refused() for row in refused]),
-        _section("Cannot run here", ("Class", "Why"), [(f"`{name}`", untried[name]) for name in sorted(untried)]),
     ]
+    if untried:
+        cells = [(f"`{name}`", untried[name]) for name in sorted(untried)]
+        blocks.append(_section("Cannot run here", ("Class", "Why"), cells))
     if wrong:
         blocks.insert(1, _section("WRONG", _COLUMNS, [row.cells() for row in wrong]))
     return "\n".join(blocks).rstrip("\n")

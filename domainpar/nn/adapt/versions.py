@@ -35,6 +35,7 @@ class Versions:
         # A weak reference keeps an address from being used again while it is a key here.
         self._of_memory: dict[int, tuple[StorageWeakRef, int]] = {}
         self._spoiled: dict[int, StorageWeakRef] = {}
+        self._in_place_of_views: dict[int, tuple[StorageWeakRef, int, Tensor, int]] = {}
 
     def check(self, tensors: Iterable[Tensor]) -> None:
         """Refuse a tensor that was changed since it was last seen.
@@ -50,6 +51,7 @@ class Versions:
                     f"a tensor of shape {tuple(tensor.shape)} is used after rows were summed into it in place; use "
                     "what that call returned, or make the tensor as x.new_zeros(x.size(0), ...)."
                 )
+            self._check_in_place_of_view(tensor)
             known = self._of_held.get(id(tensor)) if id(tensor) in self._held else self._last_seen(tensor)
             if known is not None and known != tensor._version:
                 raise NotExact(
@@ -63,6 +65,7 @@ class Versions:
         for tensor in tensors:
             if not _counts(tensor):
                 continue
+            self._check_in_place_of_view(tensor)
             memory = _memory(tensor)
             for key in self._sharing.get(memory, ()):
                 self._of_held[key] = self._held[key]._version
@@ -75,6 +78,23 @@ class Versions:
         """Refuse a tensor, and all its views, from now on: torch would have changed it in place, and we did not."""
         storage = tensor.untyped_storage()
         self._spoiled[int(storage._cdata)] = StorageWeakRef(storage)
+
+    def stands_for_view(self, made: Tensor, of: Tensor) -> None:
+        """Refuse the use of a new tensor where torch has a view, once one of the two is changed in place."""
+        if _counts(made) and _counts(of):
+            storage = made.untyped_storage()
+            key = int(storage._cdata)
+            self._in_place_of_views[key] = (StorageWeakRef(storage), made._version, of, of._version)
+
+    def _check_in_place_of_view(self, tensor: Tensor) -> None:
+        if not self._in_place_of_views or (kept := self._in_place_of_views.get(_memory(tensor))) is None:
+            return
+        _, version, of, version_of_it = kept
+        if (tensor._version, of._version) != (version, version_of_it):
+            raise NotExact(
+                f"a tensor of shape {tuple(tensor.shape)} is a view of another one (rows picked by their place, row "
+                "numbers in another shape), and one of the two is changed in place; clone() it where it is made."
+            )
 
     def shares_memory_with_held(self, tensor: Tensor) -> bool:
         """Whether it is, or is a view of, a tensor that the model held before."""

@@ -153,7 +153,9 @@ class Watch(TorchFunctionMode):
         else:
             columns = zip(of, tensor.unbind(1 - rows.dim))
             values = torch.stack([ids[column] for ids, column in columns], 1 - rows.dim)
-        return mark(values.to(tensor.dtype), rows.but(names=None))
+        values = mark(values.to(tensor.dtype), rows.but(names=None))
+        self.versions.stands_for_view(values, tensor)
+        return values
 
     def is_held(self, tensor: Tensor) -> bool:
         """Whether the model held the tensor, or what it is a view of, before the pass."""

@@ -109,7 +109,27 @@ EXACT = {
 
 EXACT["features by an index"] = (EXACT["features by an index"], {"net": Places})
 
+
+def changed_after(view, change_view):
+    def run(x):
+        base = x * 1
+        seen = view(base)
+        (seen if change_view else base).mul_(2)
+        return base * 1, seen * 1
+
+    return run
+
+
 REFUSED = {
+    "a single truth value": (lambda x: x[(x > 0).any()], "single truth value"),
+    "a row changed in place": (changed_after(lambda x: x[0], True), "clone()"),
+    "a row whose rows are changed in place": (changed_after(lambda x: x[0], False), "clone()"),
+    "a slice changed in place": (changed_after(lambda x: x[1:], True), "clone()"),
+    "a slice whose rows are changed in place": (changed_after(lambda x: x[1:], False), "clone()"),
+    "both directions changed in place": (
+        lambda e: (lambda both: (both.view(2, -1, 4).mul_(2), both * 1)[1])(torch.cat([e, e])),
+        "clone()",
+    ),
     "a range": (lambda x: x[range(2)], ""),
     "an index of nobody knows": (lambda x: x[torch.from_numpy(np.array([0, 1]))], "nobody knows"),
     "computed numbers": (lambda x, batch: x[batch], "computed"),

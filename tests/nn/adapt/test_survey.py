@@ -14,7 +14,7 @@ from domainpar.nn.adapt import across, survey  # noqa: E402  # imports PyG itsel
 from domainpar.nn.adapt.rows import mark  # noqa: E402
 from domainpar.nn.adapt.rules import dropping  # noqa: E402
 from domainpar.nn.adapt.survey import Outcome, survey_case  # noqa: E402
-from domainpar.nn.adapt.survey_cases import CANNOT_RUN, CONVOLUTIONS, MODELS, MODULES, TOLERANCE  # noqa: E402
+from domainpar.nn.adapt.survey_cases import CANNOT_RUN, CONVOLUTIONS, MODELS, MODULES, TOLERANCE, WHOLE_MODELS  # noqa: E402
 from domainpar.nn.adapt.survey_table import first_clause, table  # noqa: E402
 from domainpar.nn.adapt.watch import Watch  # noqa: E402
 
@@ -158,6 +158,14 @@ def test_the_table_in_docs_is_what_the_survey_finds():
         pytest.skip(f"the table was made with others than {versions}")
     found = {name: [outcome for case in cases for outcome in settled(case)] for name, cases in CONVOLUTIONS.items()}
     assert text == table(found, CANNOT_RUN) + "\n", "run make table"
+
+
+def test_the_table_of_models_is_what_the_survey_finds():
+    text = TABLE.with_name("models.md").read_text()
+    if f"torch_geometric {torch_geometric.__version__}, torch {torch.__version__.split('+')[0]}." not in text:
+        pytest.skip("the table was made with other versions")
+    found = {name: [outcome for case in cases for outcome in settled(case)] for name, cases in WHOLE_MODELS.items()}
+    assert text == table(found, {}, "models") + "\n", "run make table"
 
 
 def test_the_table_has_a_row_for_every_convolution():

@@ -43,6 +43,7 @@ def view(watch: Watch, call: Call) -> Any:
     if _parts_the_pieces(tensor, rows, list(wanted)):
         pieces = [piece_of(tensor, rows, at, at * rows.axis.pieces[0].length) for at in range(len(rows.axis.pieces))]
         made = torch.stack(pieces)
+        watch.versions.stands_for_view(made, tensor)
         return mark(made.view(*made.shape[:2], *wanted[2:]), Rows(rows.axis.pieces[0], 1, watch.known(pieces[0]).fresh))
     if (other := _split_or_merged(tensor, rows, list(wanted))) is not None:
         shape = [other.length, *wanted[1:]]

@@ -131,6 +131,8 @@ def getitem(watch: Watch, call: Call) -> Any:
     if isinstance(index, list):
         index = mark(torch.tensor(index, device=tensor.device), None)
     is_mask = index.dtype is torch.bool or index.dtype is torch.uint8
+    if is_mask and index.dim() == 0:  # adds a dimension, of length 1 or 0
+        raise NotExact("rows are picked by a single truth value; use torch.where, or a Python if.")
     if is_mask and watch.rows(index) is None:
         index, is_mask = mark(index.nonzero().view(-1), None), False
     if index.dim() != 1 and (rows is None or is_mask):
@@ -277,7 +279,9 @@ def _cut(watch: Watch, tensor: Tensor, item: Any) -> Tensor:
     rows = watch.known(tensor)
     pieces = rows.axis.pieces
     if not isinstance(item, slice):
-        return mark(rows_at(watch, tensor, torch.tensor([item], device=tensor.device)).squeeze(rows.dim), None)
+        made = rows_at(watch, tensor, torch.tensor([item], device=tensor.device)).squeeze(rows.dim)
+        watch.versions.stands_for_view(made, tensor)
+        return mark(made, None)
     start, stop = (item.start, item.stop) if item.step in (None, 1) else (0, 0)
     if start in (None, 0) and type(stop) is RowCount and stop.axis is rows.axis:
         return tensor
@@ -285,7 +289,9 @@ def _cut(watch: Watch, tensor: Tensor, item: Any) -> Tensor:
         return piece_of(tensor, rows, 0, 0)
     if stop is None and type(start) is RowCount and len(pieces) == 2 and start.axis is pieces[0]:
         return piece_of(tensor, rows, 1, pieces[0].length)
-    return select_by_mask(watch, tensor, rows.dim, _mask_of_places(watch, rows.axis, item))
+    made = select_by_mask(watch, tensor, rows.dim, _mask_of_places(watch, rows.axis, item))
+    watch.versions.stands_for_view(made, tensor)
+    return made
 
 
 def _mask_of_places(watch: Watch, axis: Axis, item: slice) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 import torch_geometric.nn as pyg
 from torch import nn
 from torch_geometric.nn import norm as pyg_norm
+from torch_geometric.nn.models.schnet import InteractionBlock
 
 from domainpar.nn.adapt.survey_cases.case import (
     DEGREES,
@@ -98,6 +99,25 @@ def other_gnns() -> Iterable[Case]:
     yield case("GraphSAGE", "norm batch, eval", lambda: first().eval())
     for norm in ("graph_norm", "layer_norm", "pair_norm"):
         yield case("GIN", f"norm {norm}, three graphs", functools.partial(pyg.GIN, f, h, 3, norm=norm), _three_graphs)
+
+
+def with_shapes_of_their_own() -> Iterable[Case]:
+    """Models that pool, keep a row for each node, or attend over all of them."""
+    f, h = FEATURES, HIDDEN
+    yield case("LINKX", "", lambda: pyg.LINKX(60, f, h, 5, 2))
+    yield case(
+        "SchNet's InteractionBlock", "given edges", lambda: InteractionBlock(f, EDGE_FEATURES, f, 10.0), _by_distance
+    )
+    yield case("AttentiveFP", "", lambda: pyg.AttentiveFP(f, h, 5, EDGE_FEATURES, 2, 2), _attentive, rows="graph")
+    yield case("GraphUNet", "", lambda: pyg.GraphUNet(f, h, 5, 2))
+
+
+def _by_distance(m: Module, s: Sample) -> Any:
+    return m(s.x, s.edge_index, s.edge_weight, s.edge_attr)
+
+
+def _attentive(m: Module, s: Sample) -> Any:
+    return m(s.x, s.edge_index, s.edge_attr, s.batch)
 
 
 def made_of_layers() -> Iterable[Case]:
