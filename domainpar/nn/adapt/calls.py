@@ -75,7 +75,7 @@ KNOWS_NUMBERS = frozenset(  # calls whose rules know what row numbers are; to al
         "type_as float double half bfloat16 bool bincount zeros_like ones_like empty_like full_like new_zeros "
         "new_ones new_empty new_full masked_select isin unique"
     )
-) | {"python len", "python index"}
+) | {"python len", "python index", "torch_scatter.scatter_max", "torch_scatter.scatter_min"}
 DRAWS = frozenset(
     words(
         "rand randn rand_like randn_like randint randint_like randperm bernoulli normal uniform multinomial "

@@ -14,6 +14,40 @@ def sums(x, src, dst, e):
     return x.new_zeros(x.size(0), 4).index_add(0, dst, x[src] * e)
 
 
+@pytest.fixture(scope="module")
+def scatter_ops():
+    """The two operators of torch_scatter as it declares them; the library itself has no wheel here."""
+    library = torch.library.Library("torch_scatter", "DEF")
+
+    def extreme(how):
+        def run(src, index, dim, out, dim_size):
+            assert out is None
+            shape = list(src.shape)
+            shape[dim] = int(index.max()) + 1 if dim_size is None else dim_size
+            found = src.new_zeros(shape).scatter_reduce(dim, index, src, how, include_self=False)
+            return found, torch.zeros_like(found, dtype=torch.int64)
+
+        return run
+
+    for name, how in (("scatter_max", "amax"), ("scatter_min", "amin")):
+        library.define(f"{name}(Tensor src, Tensor index, int dim, Tensor? out, int? dim_size) -> (Tensor, Tensor)")
+        library.impl(name, extreme(how), "CompositeImplicitAutograd")
+    yield torch.ops.torch_scatter
+    library._destroy()
+
+
+def test_the_extremes_of_torch_scatter_are_exact_and_do_not_tell_which_it_was(scatter_ops):
+    def both(x, e, dst):
+        wide = dst.view(-1, 1).expand_as(e)
+        top = scatter_ops.scatter_max(e, wide, 0, None, x.size(0))[0]
+        low, _ = scatter_ops.scatter_min(e, wide, 0, None, x.size(0))
+        weight = (e - top.gather(0, wide)).exp()
+        return top - low, weight / x.new_zeros(x.size(0), 4).scatter_add(0, wide, weight).gather(0, wide)
+
+    check(both)
+    check(lambda e, dst: scatter_ops.scatter_max(e, dst.view(-1, 1).expand_as(e), 0, None, 13)[0])
+
+
 NO_NODE_WITHOUT_EDGES = sample(
     12, 40, edges=torch.stack([torch.arange(40) * 7 % 12, torch.cat([torch.arange(12).flip(0), torch.arange(28) % 5])])
 )

@@ -354,11 +354,11 @@ def counts(watch: Watch, call: Call) -> Any:
     raise NotExact(f"torch.{call.name} looks at one rank's rows; use torch.bincount or torch.unique.")
 
 
-@rule("torch_scatter.scatter_max", "torch_scatter.scatter_min", "torch_scatter.segment_max_coo")
+@rule("torch_scatter.scatter_max", "torch_scatter.scatter_min")
 def scatter_extreme(watch: Watch, call: Call) -> Any:
     """`scatter_max(src, index, dim, out, dim_size)` of torch_scatter in torch's words; which it was is not told."""
     source, index, dim = call.get(0, "src"), call.get(1, "index"), call.get(2, "dim", -1) % call.args[0].dim()
-    if call.get(3, "out") is not None or call.name.endswith("coo"):
+    if call.get(3, "out") is not None:
         raise NotExact(f"{call.name} into a given tensor; use torch_geometric.utils.scatter(..., reduce='max').")
     size = call.get(4, "dim_size")
     how = "amax" if call.name.endswith("max") else "amin"
