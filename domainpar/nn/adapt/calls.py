@@ -40,6 +40,11 @@ class Call:
         """An argument, wherever it was given."""
         return self.args[position] if len(self.args) > position else self.kwargs.get(name, default)
 
+    @property
+    def drops(self) -> bool:
+        """Whether a dropout is one: torch's own calls `train` what `torch.nn.functional` calls `training`."""
+        return bool(self.get(2, "training", self.kwargs.get("train", True)))
+
     def __call__(self) -> Any:
         return self.func(*self.args, **self.kwargs)
 
@@ -129,7 +134,18 @@ def _foreign_owner(func: Any) -> str | None:
     return None if not isinstance(module, str) or module.split(".")[0] == "torch" else module
 
 
-_FIRST = ("input", "self", "x", "x1", "a", "A", "tensors", "condition")  # of torch's own, which tell no signature
+_FIRST = (
+    "condition",
+    "sorted_sequence",
+    "input",
+    "self",
+    "x",
+    "x1",
+    "a",
+    "A",
+    "tensors",
+)  # of torch's own, which tell no signature
+_TWO_SAMPLES = ("cosine_similarity", "pairwise_distance", "cdist")  # x1 and x2 are their own names there
 _NUMPY_NAMES = {"axis": "dim", "keepdims": "keepdim", "x2": "other"}
 
 
@@ -141,10 +157,11 @@ def usual_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     if not kwargs:
         return args, kwargs
     written_in_python = inspect.isfunction(func)
-    names = tuple(inspect.signature(func).parameters)[:1] if written_in_python else _FIRST
+    name = getattr(func, "__name__", "")
+    names = tuple(inspect.signature(func).parameters)[:1] if written_in_python else _FIRST * ("polygamma" not in name)
     if not args and (first := next((name for name in names if name in kwargs), None)) is not None:
         args, kwargs = (kwargs[first],), {name: value for name, value in kwargs.items() if name != first}
-    if not written_in_python and not _NUMPY_NAMES.keys().isdisjoint(kwargs):
+    if not written_in_python and name not in _TWO_SAMPLES and not _NUMPY_NAMES.keys().isdisjoint(kwargs):
         kwargs = {_NUMPY_NAMES.get(name, name): value for name, value in kwargs.items()}
     return args, kwargs
 

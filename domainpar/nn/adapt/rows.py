@@ -50,6 +50,8 @@ class Axis:
         keys: A number for each row that is the same wherever the row is, int64 [length].
         pieces: The axes it was joined from, in order; empty for one that was not.
         each: If each row of another axis was split into several: that axis, and into how many.
+        leaves: Keys are below `leaves << BITS_OF_KEY`.
+        selected_from: If it was selected: the axis whose rows it has, and which of them, bool [its length].
     """
 
     def __init__(
@@ -71,18 +73,22 @@ class Axis:
         )
         self.number: int | None = None  # of the mask that selected it: see `Numbering`
         self.each: tuple[Axis, int] | None = None
+        self.leaves = 1
+        self.selected_from: tuple[Axis, Tensor] | None = None
         self._total: int | None = None
         self._places: Tensor | None = None
         self._split: dict[int, Axis] = {}
 
     @property
-    def num_leaves(self) -> int:
-        """Of how many axes that were not joined it consists."""
-        return sum(piece.num_leaves for piece in self.pieces) or 1
-
-    @property
     def total(self) -> int:
-        """Rows of the whole graph, each counted once. *Collective* when first asked."""
+        """Rows of the whole graph, each counted once. *Collective* when first asked of rows that were selected.
+
+        What was joined or split is computed: such an axis may outlive a pass on one rank and not on another.
+        """
+        if self.pieces:
+            return sum(piece.total for piece in self.pieces)
+        if self.each is not None:
+            return self.each[0].total * self.each[1]
         if self._total is None:
             with unwatched():
                 mine = self.length if self.counted is None else int(self.counted.sum())
@@ -91,19 +97,29 @@ class Axis:
 
     @property
     def places(self) -> Tensor:
-        """The place of each row among those of the whole graph, int64 [length]. *Collective* when first asked.
+        """The place of each row among those of the whole graph, int64 [length].
 
-        Numbers of nodes and edges are their places. Rows that were selected, joined or split are told in the order of
-        their keys.
+        *Collective* when first asked of rows that were selected; numbers of nodes and edges are their places.
         """
         if self._places is None:
             with unwatched():
-                whole = self is self.part.node_axis or self is self.part.edge_axis
-                self._places = self.keys if whole else torch.searchsorted(self._all_keys(), self.keys)
+                self._places = self._find_places()
         return self._places
 
-    def _all_keys(self) -> Tensor:
-        mine = self.keys if self.counted is None else self.keys[self.counted]
+    def _find_places(self) -> Tensor:
+        if self.pieces:
+            firsts = itertools.accumulate((piece.total for piece in self.pieces), initial=0)
+            return torch.cat([piece.places + first for first, piece in zip(firsts, self.pieces)])
+        if self.each is not None:
+            return _split_keys(self.each[0].places, self.each[1])
+        if self.selected_from is None:
+            return self.keys
+        parent, mask = self.selected_from
+        there = parent.places[mask]
+        return torch.searchsorted(self._of_everyone(there), there)
+
+    def _of_everyone(self, places: Tensor) -> Tensor:
+        mine = places if self.counted is None else places[self.counted]
         payloads = self.part.transport.all_gather(mine.cpu().numpy().tobytes())
         everyone = torch.cat([torch.frombuffer(bytearray(one), dtype=torch.int64) for one in payloads if one] or [mine])
         return everyone.sort().values.to(self.keys.device)
@@ -112,7 +128,9 @@ class Axis:
         """The rows where a mask is set, bool [length]."""
         counted = None if self.counted is None else self.counted[mask]
         name = self.name if self.name.startswith("some of the ") else f"some of the {self.name}"
-        return Axis(self.part, name, int(mask.sum()), counted, self.keys[mask])
+        made = Axis(self.part, name, int(mask.sum()), counted, self.keys[mask])
+        made.leaves, made.selected_from = self.leaves, (self, mask)
+        return made
 
     def split(self, count: int) -> Axis:
         """Rows that are so many pieces of each of these rows, side by side: `[N, k F]` seen as `[N k, F]`.
@@ -121,9 +139,9 @@ class Axis:
         """
         if count not in self._split:
             counted = None if self.counted is None else self.counted.repeat_interleave(count)
-            keys = (self.keys.unsqueeze(1) * count + torch.arange(count, device=self.keys.device)).view(-1)
+            keys = _split_keys(self.keys, count)
             made = Axis(self.part, f"{count} pieces of each of the {self.name}", self.length * count, counted, keys)
-            made.each = (self, count)
+            made.each, made.leaves = (self, count), self.leaves * count
             self._split[count] = made
         return self._split[count]
 
@@ -133,13 +151,21 @@ class Axis:
         counted = None
         if any(piece.counted is not None for piece in pieces):
             counted = torch.cat([_counted(piece) for piece in pieces])
-        firsts = itertools.accumulate((piece.num_leaves for piece in pieces), initial=0)
+        *firsts, leaves = itertools.accumulate((piece.leaves for piece in pieces), initial=0)
+        if leaves >= 1 << (63 - BITS_OF_KEY):
+            raise NotExact(f"{leaves} kinds of rows are joined behind each other, more than their keys can tell apart.")
         keys = torch.cat([piece.keys + (first << BITS_OF_KEY) for first, piece in zip(firsts, pieces)])
         name = " + ".join(piece.name for piece in pieces)
-        return Axis(pieces[0].part, name, sum(piece.length for piece in pieces), counted, keys, pieces)
+        made = Axis(pieces[0].part, name, sum(piece.length for piece in pieces), counted, keys, pieces)
+        made.leaves = leaves
+        return made
 
     def __repr__(self) -> str:
         return f"<{self.name}: {self.length} here>"
+
+
+def _split_keys(keys: Tensor, count: int) -> Tensor:
+    return (keys.unsqueeze(1) * count + torch.arange(count, device=keys.device)).view(-1)
 
 
 def _counted(axis: Axis) -> Tensor:

@@ -95,6 +95,7 @@ class Versions:
                 f"a tensor of shape {tuple(tensor.shape)} is a view of another one (rows picked by their place, row "
                 "numbers in another shape), and one of the two is changed in place; clone() it where it is made."
             )
+        self._check_in_place_of_view(of)  # which may stand for a view itself
 
     def shares_memory_with_held(self, tensor: Tensor) -> bool:
         """Whether it is, or is a view of, a tensor that the model held before."""

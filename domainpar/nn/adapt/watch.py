@@ -78,7 +78,7 @@ class Watch(TorchFunctionMode):
         name, in_place = name_of(func)
         if name in TELLS_NO_VALUE:
             return func(*args, **(kwargs or {}))
-        args, kwargs = usual_arguments(func, args, kwargs or {})
+        kwargs = kwargs or {}
         call = Call(func, name, list(args), kwargs, in_place)
         given = tensors_in((args, kwargs))
         self.versions.check(given)
@@ -91,7 +91,9 @@ class Watch(TorchFunctionMode):
         """What a call makes under its rule."""
         if not self._concerns_rows(call):
             return self._same_everywhere(call)
-        func, name, args, kwargs = call.func, call.name, tuple(call.args), call.kwargs
+        func, name = call.func, call.name
+        args, kwargs = usual_arguments(func, tuple(call.args), call.kwargs)
+        call = call.but(*args, **kwargs)
         if name not in KNOWS_NUMBERS:
             kept = args[: call.in_place]
             others = (mapped(self.as_values, arg) for arg in args[call.in_place :])
@@ -274,7 +276,7 @@ class Watch(TorchFunctionMode):
 
     def _same_everywhere(self, call: Call) -> Any:
         """A call on what every rank has gives what every rank has, unless chance plays a part."""
-        if call.name in DRAWS or (call.name in DROPS and call.get(2, "training", True)):
+        if call.name in DRAWS or (call.name in DROPS and call.drops):
             handle = RULES.get(call.name)
             if handle is None:
                 raise NotExact(f"torch.{call.name} draws random numbers, which would differ between ranks.")

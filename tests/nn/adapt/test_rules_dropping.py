@@ -77,6 +77,7 @@ class Initialised(nn.Module):
 
 
 LAW = {
+    "dropout of torch itself, not in training": lambda x: torch.dropout(x, 0.5, train=False),
     "Gumbel of every rank": like_one_rank(lambda x, c: x * F.gumbel_softmax(c, dim=0)),
     "Gumbel of rows": like_one_rank(lambda x: F.gumbel_softmax(x, dim=1)),
     "Gamma of every rank": like_one_rank(

@@ -27,6 +27,10 @@ def loops_cut_off(x, edge_index, e):
 
 
 EXACT = {
+    "squeezed in place": lambda x, series: (
+        (lambda a: (a.squeeze_(1), a.sum(-1))[1])(x[:, :1].clone()),
+        (lambda a: (a.squeeze_(), a * a)[1])(series[:1] * 1),
+    ),
     "a constant repeated for each row": lambda x, c: (
         c.repeat(x.size(0), 1) + torch.tile(c, (x.size(0), 1)) + c[None].repeat_interleave(x.size(0), dim=0)
     ),

@@ -16,6 +16,13 @@ def without_loops(x, edge_index, mask):
     return x.new_zeros(x.size(0), 4).index_add(0, ends[1], x[ends[0]])
 
 
+def looped_twice(x, edge_index):
+    loops = torch.stack([torch.arange(x.size(0)), torch.arange(x.size(0))])
+    ends = torch.cat([edge_index, loops], 1)
+    ends = torch.cat([ends[:, x[ends[0]].sum(1) > 0], loops], 1)
+    return (x[ends[0]] - 2 * x[ends[1]])[:25]
+
+
 class Places(nn.Module):
     def __init__(self):
         super().__init__()
@@ -23,6 +30,11 @@ class Places(nn.Module):
 
 
 EXACT = {
+    "places of rows that were joined, selected and joined again": lambda x, v, u, z, edge_index: (
+        (lambda j: (lambda k: (k[7], k[5:20], k[13:26]))(torch.cat([j[j > 0], v])))(torch.cat([v, u])),
+        (lambda j: torch.cat([j, j * 2, j * 3])[30:100])(torch.cat([x, z]).view(-1, 2)),
+        looped_twice(x, edge_index),
+    ),
     "both ends at once": lambda x, edge_index, e: (x[edge_index].prod(0) * e, x[edge_index.t()].sum(1)),
     "ends beside each other": lambda x, src, dst: x[torch.stack([src, dst], 1)],
     "ends, turned and masked": lambda x, edge_index, edge_mask: x[edge_index.t()[edge_mask][:, 0]],
@@ -121,6 +133,11 @@ def changed_after(view, change_view):
 
 
 REFUSED = {
+    "a slice of a slice whose rows are changed in place": (
+        changed_after(lambda x: x[2:8][1:3], False),
+        "clone()",
+    ),
+    "a row of a slice whose rows are changed in place": (changed_after(lambda x: x[2:8][1], False), "clone()"),
     "a single truth value": (lambda x: x[(x > 0).any()], "single truth value"),
     "a row changed in place": (changed_after(lambda x: x[0], True), "clone()"),
     "a row whose rows are changed in place": (changed_after(lambda x: x[0], False), "clone()"),

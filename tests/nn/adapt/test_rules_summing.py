@@ -160,6 +160,20 @@ EXACT = {
         torch.bincount(dst, minlength=x.size(0), weights=w.detach()),
         x.new_zeros(int(batch[-1]) + 1, 4).index_add(0, batch, x),
     ),
+    "how often, by weights and of small integers": lambda kind, w, batch, dst, x: (
+        torch.bincount(kind, w.detach()),
+        torch.bincount(kind, w.detach().float()),
+        torch.bincount(kind.int()),
+        torch.bincount(batch.to(torch.uint8)),
+        torch.bincount(dst, w.detach().float(), x.size(0)),
+        x.sum(),
+    ),
+    "extremes that are no number": lambda x, batch: (
+        x.sum(),
+        torch.zeros(3, 4, dtype=x.dtype).scatter_reduce(
+            0, batch.view(-1, 1).expand(-1, 4), x.detach().log(), "amax", include_self=False
+        ),
+    ),
     "values, how often and where": lambda batch, kind, x: (
         *torch.unique(batch, return_counts=True),
         *torch.unique(kind, return_inverse=True),

@@ -284,7 +284,7 @@ def test_the_command_fails_and_names_what_is_wrong(sabotage, capsys):
 
 def test_the_command_fails_if_a_convolution_was_forgotten(sabotage, capsys):
     sabotage.setattr(sys, "argv", ["survey"])
-    sabotage.setattr(survey, "survey", lambda names: {})
+    sabotage.setattr(survey, "survey", lambda cases, names: {})
     assert survey.main() == 1
     out, err = capsys.readouterr()
     assert "| `GCNConv` | has no case here |" in out

@@ -17,7 +17,7 @@ from domainpar.nn.noise import dropout_mask, random_bits
 @rule("dropout", "native_dropout")
 def dropout(watch: Watch, call: Call) -> Any:
     """Numbers that are dropped by the global number of their row, so that ghosts agree with their owners."""
-    given, rate, training = call.get(0, "input"), call.get(1, "p", 0.5), call.get(2, "training", True)
+    given, rate, training = call.get(0, "input"), call.get(1, "p", 0.5), call.drops
     rows = watch.rows(given)
     if call.name == "native_dropout":
         raise NotExact("torch.native_dropout; use torch.nn.functional.dropout.")
@@ -106,7 +106,7 @@ def _ids(watch: Watch, axis: Axis, length: int) -> Tensor:
 )
 def other_draws(watch: Watch, call: Call) -> Any:
     """All other random numbers; nothing is drawn in evaluation."""
-    if call.name in DROPS and not call.get(2, "training", True):
+    if call.name in DROPS and not call.drops:
         return call.get(0, "input")
     if call.name == "rrelu" and not call.get(3, "training", False):
         return RULES["leaky_relu"](watch, call)

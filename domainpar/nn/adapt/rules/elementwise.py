@@ -79,22 +79,25 @@ def without_rows(watch: Watch, call: Call, dims: Sequence[int]) -> Any:
     rows = watch.rows(tensor)
     if rows is None or tensor.size(rows.dim):
         return call()
-    made = call.func(*(_one_row(watch, arg) for arg in call.args), **call.kwargs)
-    cut = [none_of(part, dim, tensor) for part, dim in zip(tensors_in(made), dims)]
+    kwargs = {name: mapped(lambda one: _one_row(watch, one), value) for name, value in call.kwargs.items()}
+    made = call.func(*(mapped(lambda one: _one_row(watch, one), arg) for arg in call.args), **kwargs)
+    given = tensors_in((call.args, call.kwargs))
+    cut = [none_of(part, dim, given) for part, dim in zip(tensors_in(made), dims)]
     return type(made)(cut) if isinstance(made, tuple) else cut[0]
 
 
-def none_of(made: Tensor, dim: int, given: Tensor) -> Tensor:
-    """No rows of a result, known to autograd as made of what was given: all ranks go the same way back."""
+def none_of(made: Tensor, dim: int, given: Sequence[Tensor]) -> Tensor:
+    """No rows of a result, known to autograd as made of all that was given: all ranks go the same way back."""
     empty = made.narrow(dim, 0, 0)
-    if not given.requires_grad or not (made.is_floating_point() or made.is_complex()):
+    if not (made.is_floating_point() or made.is_complex()):
         return empty
-    nothing = given.sum() * 0
-    return empty + (nothing if made.is_complex() else torch.real(nothing))
+    for nothing in (one.sum() * 0 for one in given if one.requires_grad):
+        empty = empty + (nothing if made.is_complex() else torch.real(nothing)).to(made.dtype)
+    return empty
 
 
-def _one_row(watch: Watch, value: Any) -> Any:
-    if not isinstance(value, Tensor) or (rows := watch.rows(value)) is None:
+def _one_row(watch: Watch, value: Tensor) -> Tensor:
+    if (rows := watch.rows(value)) is None:
         return value
     return value.new_zeros([1 if dim == rows.dim else size for dim, size in enumerate(value.shape)])
 

@@ -258,7 +258,7 @@ def only_features(watch: Watch, call: Call) -> Any:
     if tensor.size(rows.dim) == 0:  # torch reduces nothing of this
         call = call.but(tensor.new_zeros([size or 1 for size in tensor.shape]), *call.args[1:], **call.kwargs)
         made = call()
-        cut = [none_of(one, of.row_dim_after(), tensor) for one in tensors_in(made)]
+        cut = [none_of(one, of.row_dim_after(), [tensor]) for one in tensors_in(made)]
         made = type(made)(cut) if isinstance(made, tuple) else cut[0]
     else:
         made = call()

@@ -150,9 +150,10 @@ def squeeze(watch: Watch, call: Call) -> Any:
     if rows.dim in gone and rows.axis.total == 1:
         raise NotExact("torch.squeeze of a graph of one node, where it would take the dimension of the rows away.")
     gone = [at for at in gone if at != rows.dim and tensor.size(at) == 1]
+    squeezed = tensor.squeeze_ if call.in_place else tensor.squeeze
     return _moved(
         rows,
-        tensor.squeeze(tuple(gone)) if gone else tensor.view_as(tensor),
+        squeezed(tuple(gone)) if gone else tensor if call.in_place else tensor.view_as(tensor),
         rows.dim - sum(at < rows.dim for at in gone),
     )
 

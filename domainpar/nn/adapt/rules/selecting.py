@@ -192,6 +192,7 @@ def _table(watch: Watch, tensor: Tensor, items: tuple[Any, ...], index: Tensor) 
     by = watch.rows(index)
     if watch.rows(tensor) is not None or by is None or not _takes_all(items[1:]):
         raise NotExact("rows are picked by a mask or index of several dimensions.")
+    check_enough_rows(tensor, 0, by)
     return mark(tensor[watch.as_values(index)], by.but(names=None))
 
 
@@ -227,6 +228,9 @@ def _several(watch: Watch, tensor: Tensor, items: tuple[Any, ...]) -> Tensor:
         if rows.dim != 0 or first.names is None or first.named.of is not rows.axis or not first.named.only_owned:
             raise NotExact("rows are picked by several indices of which the first does not number owned rows in order.")
         tensor = watch.owned(tensor)
+    for place, by in enumerate(found):
+        if place or rows is None:
+            check_enough_rows(tensor, place, by)
     values = [watch.as_values(item) if at or rows is None else item for at, item in enumerate(items)]
     owned = tuple(watch.owned(item) for item in values)
     return mark(tensor[owned], Rows(axis, 0, watch.fresh_of(axis is not watch.part.node_axis)))

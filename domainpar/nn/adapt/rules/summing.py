@@ -215,7 +215,8 @@ def _extreme(watch: Watch, into: Tensor, dim: int, index: Tensor, values: Tensor
     known, floating = values.detach(), values.is_floating_point()
     lowest = torch.full_like(into, -torch.inf if floating else torch.iinfo(into.dtype).min + 1, requires_grad=False)
     best = largest(lowest.scatter_reduce(dim, index, sign * known, "amax", include_self=True), watch.part)
-    here = sign * known == best.gather(dim, index)
+    best_there = best.gather(dim, index)
+    here = (sign * known == best_there) | (known.isnan() & best_there.isnan())
     zeros = torch.zeros_like(into, requires_grad=False)
     ties = summed(zeros.scatter_add(dim, index, here.to(into.dtype)), watch.part)
     value = torch.where(ties > 0, sign * best, into)
@@ -337,15 +338,22 @@ def bincount(watch: Watch, call: Call) -> Any:
         weights is not None and (watch.rows(weights) is None or watch.known(weights).axis is not rows.axis)
     ):
         raise NotExact("torch.bincount of numbers that are the same on every rank, or weights that are no such rows.")
+    # As torch has it: no gradient, whole numbers without weights, float32 for those, float64 for all others.
+    of_weights = torch.int64 if weights is None else torch.float32 if weights.dtype is torch.float32 else torch.float64
+    each = (torch.ones_like(tensor) if weights is None else weights.detach()).to(of_weights)
+    each = mark(
+        each, None if (by := watch.rows(tensor if weights is None else weights)) is None else by.but(names=None)
+    )
     if rows.names is not None and type(least) is RowCount and least.axis is rows.named.of:
         with watch.in_other_words():
-            each = torch.ones_like(tensor) if weights is None else weights.double()
             return each.new_zeros(least).index_add(0, tensor, each)
-    tensor = watch.counted(watch.as_values(tensor))
-    weights = None if weights is None else watch.counted(weights)
-    length = int(largest(tensor.max().add(1) if tensor.numel() else torch.tensor(0), watch.part))
-    mine = torch.bincount(tensor, weights, max(int(least), length))
-    return mark(summed(mine, watch.part), None)
+    tensor, each = watch.counted(watch.as_values(tensor)), watch.counted(each)
+    ends = torch.stack([-tensor.long().min(), tensor.long().max()]) if tensor.numel() else torch.tensor([0, -1])
+    lowest, highest = largest(ends.to(tensor.device), watch.part).tolist()
+    if lowest > 0:
+        raise ValueError(f"torch.bincount of a negative number, {-lowest}.")
+    mine = torch.zeros(max(int(least), highest + 1), dtype=of_weights, device=tensor.device)
+    return mark(summed(mine.index_add(0, tensor.long(), each), watch.part), None)
 
 
 @rule("histc", "unique_consecutive")
