@@ -130,7 +130,7 @@ class Parallel(nn.Module):
         watch = Watch(part, {id(one): one for one in common_tensors(self.module).values()}, noise)
         arguments = list(_all_tensors((args, kwargs)))
         watch.numbering.start(arguments)
-        watch.versions.seen(arguments)
+        watch.versions.given(arguments)
         gradients = torch.is_grad_enabled()
         hooks = [layer.register_forward_pre_hook(_Refresh(watch), with_kwargs=True) for layer in self._layers()]
         try:

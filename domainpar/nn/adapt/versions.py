@@ -35,6 +35,7 @@ class Versions:
         # A weak reference keeps an address from being used again while it is a key here.
         self._of_memory: dict[int, tuple[StorageWeakRef, int]] = {}
         self._spoiled: dict[int, StorageWeakRef] = {}
+        self._given: set[int] = set()
         self._in_place_of_views: dict[int, tuple[StorageWeakRef, int, Tensor, int]] = {}
 
     def check(self, tensors: Iterable[Tensor]) -> None:
@@ -97,9 +98,15 @@ class Versions:
             )
         self._check_in_place_of_view(of)  # which may stand for a view itself
 
-    def shares_memory_with_held(self, tensor: Tensor) -> bool:
-        """Whether it is, or is a view of, a tensor that the model held before."""
-        return _counts(tensor) and _memory(tensor) in self._sharing
+    def given(self, arguments: Iterable[Tensor]) -> None:
+        """Note the arguments of the pass, which the caller has before and afterwards."""
+        arguments = list(arguments)
+        self.seen(arguments)
+        self._given.update(_memory(one) for one in arguments if _counts(one))
+
+    def outlives_the_pass(self, tensor: Tensor) -> bool:
+        """Whether it is, or is a view of, an argument or what the model held before."""
+        return _counts(tensor) and (_memory(tensor) in self._sharing or _memory(tensor) in self._given)
 
     def check_held(self) -> None:
         """Refuse a change of what the model holds, at the end of a pass."""

@@ -159,10 +159,6 @@ class Watch(TorchFunctionMode):
         self.versions.stands_for_view(values, tensor)
         return values
 
-    def is_held(self, tensor: Tensor) -> bool:
-        """Whether the model held the tensor, or what it is a view of, before the pass."""
-        return self.versions.shares_memory_with_held(tensor)
-
     def fresh_of(self, fresh: bool) -> bool:
         """Alone, there are no ghosts that could be out of date."""
         return fresh or self.alone

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 from torch_geometric.utils import degree, scatter, softmax
 from whole_and_split import ODD, cases, check, refusals, sample
 
@@ -73,6 +74,11 @@ def test_a_constant_into_which_rows_were_summed_in_place_is_not_read_again():
         return into[:, 0]
 
     check(again, refused="after rows were summed")
+    check(
+        lambda x, dst, w, net: net.running_mean.index_add_(0, dst, w),
+        refused="sum into a new",
+        net=lambda: nn.BatchNorm1d(13),
+    )
     check(lambda e, dst: e.new_zeros(13, 4).index_add_(0, dst, e))
 
 

@@ -62,10 +62,10 @@ def _dealt(watch: Watch, call: Call, into: Tensor, dim: int, axis: Axis) -> Tens
     ids = watch.part.local_ids[: room(watch)] if of_nodes else axis.places
     made = mark(into.index_select(dim, ids), Rows(axis, dim, watch.fresh_of(not of_nodes)))
     if call.in_place:
-        if watch.is_held(into):
+        if watch.versions.outlives_the_pass(into):
             raise NotExact(
-                f"torch.{call.name}_ sums rows into a buffer of the model, of which each rank would have its own sums; "
-                "name it with parallelize(..., node_parameters=[...])."
+                f"torch.{call.name}_ sums rows into an argument or a buffer of the model, of which each rank "
+                "would have its own sums; sum into a new tensor."
             )
         watch.versions.spoil(into)
     return made
