@@ -1,12 +1,9 @@
 """Random programs of torch calls: equal calls, draws, views, aliases, changes in place; none is wrong in silence."""
 
-import itertools
-
 import pytest
 import torch
-from random_programs import Program, Tally, run_split, settled
+from random_programs import WAYS, Program, Tally, run_split, settled
 
-WAYS = tuple(itertools.product((1, 2, 3), ("incoming", "incident")))
 AT_A_TIME = 20
 
 
