@@ -3,8 +3,8 @@
 Statements pick their operands from what the program has made so far, whatever it is. One that torch refuses on the
 whole graph, or the watch anywhere, is left out, and the program is run again without it; what is left has to be exact.
 
-After a change of the watch: `PYTHONPATH=.:tests .venv/bin/python tests/nn/adapt/random_programs.py 0 2000` runs so many, each
-on 1, 2 and 3 ranks with both edge policies, some three minutes a thousand, and names the seeds of those that are wrong.
+After a change of the watch: `PYTHONPATH=.:tests .venv/bin/python tests/nn/adapt/random_programs.py 0 2000` runs so
+many, each on 1, 2 and 3 ranks with both edge policies, some three minutes a thousand, and names those that are wrong.
 """
 
 from __future__ import annotations

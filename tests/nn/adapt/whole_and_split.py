@@ -485,7 +485,8 @@ def _compare(where: str, found: Outcome, whole: Outcome, tolerance: float, gradi
         assert apart <= tolerance, f"{where}: buffer {name} differs by {apart:.1e}"
     if not gradients:
         return
-    scale = max([float(one.abs().max()) for one in whole.gradients.values() if one.numel()], default=0.0) or 1.0
+    finite = [torch.nan_to_num(one, 0.0, 0.0, 0.0) for one in whole.gradients.values() if one.numel()]
+    scale = max([float(one.abs().max()) for one in finite], default=0.0) or 1.0
     for name, one in whole.gradients.items():
         apart = difference(found.gradients[name], one, scale)
         assert apart <= tolerance, f"{where}: gradient of {name} differs by {apart:.1e}"
