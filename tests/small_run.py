@@ -10,12 +10,12 @@ import numpy as np
 
 from domainpar.events.construct import Cuts, build_graph
 from domainpar.events.graph import EventGraph, Hits, Particles
+from domainpar.events.own_events import OwnEvents, kept_events, kept_place
 from domainpar.events.simulate import simulate_event
 from domainpar.events.store import EventStore, event_file_name, write_arrays, write_event, write_manifest
 from domainpar.reco.performance.counting import count_tracks
 from domainpar.reco.performance.counts import total
 from domainpar.reco.performance.truth import truth_of
-from domainpar.training.own_events import OwnEvents, kept_events, kept_place
 from partitioners import Phi, Topology
 
 NUM_TILES = 8

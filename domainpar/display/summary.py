@@ -11,8 +11,8 @@ from typing import Any
 
 from domainpar.display.efficiency import how_scored, how_trained
 from domainpar.display.reading import RunFiles, Table
+from domainpar.events.own_events import told_of
 from domainpar.parallel.launcher import detect
-from domainpar.training.own_events import told_of
 from domainpar.words import its_mpiexec, several, this_python
 
 METRICS = ("edge_efficiency", "edge_purity", "edge_auc")

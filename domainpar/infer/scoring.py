@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from domainpar.config import InferConfig
 from domainpar.display.checking import run_beside
+from domainpar.events.own_events import kept_place, told_of
 from domainpar.events.store import EventRecord
 from domainpar.infer.judging import about_tracks, metrics_of_splits, not_counted, performance_of_splits
 from domainpar.infer.setting_up import Job, set_up
@@ -19,7 +20,6 @@ from domainpar.problems import Problem
 from domainpar.reco import summary
 from domainpar.reco.score_files import choose_directory, publish, write_list, write_timings
 from domainpar.reco.scoring import LeftOut, Outcome, Scorer
-from domainpar.training.own_events import kept_place, told_of
 
 
 def score_store(config: InferConfig, world: World, allocator: str | None) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from torch import nn
 
 from domainpar.config import InferConfig, TrainConfig, target_conditions
+from domainpar.events.own_events import OwnEvents, own_events
 from domainpar.events.store import EventRecord, EventStore
 from domainpar.events.targets import check_conditions
 from domainpar.infer.judging import judge_of, track_options, track_target
@@ -29,7 +30,6 @@ from domainpar.reco.scoring import LeftOut, Scorer
 from domainpar.reco.track_files import check_acorn_files_can_be_written
 from domainpar.training.checkpoint import parameters_sha256
 from domainpar.training.opening import check_parts
-from domainpar.training.own_events import OwnEvents, own_events
 from domainpar.training.run import DTYPES
 from domainpar.training.trained import load_network, read_run
 

@@ -8,11 +8,11 @@ import yaml
 
 from domainpar.command_line import parse, settings_of_run
 from domainpar.config import ConfigError, InferConfig, TrainConfig, resolved_yaml
+from domainpar.events.own_events import store_of_run
 from domainpar.events.store import EventStore
 from domainpar.parallel.world import World
 from domainpar.problems import Problem
 from domainpar.training.opening import open_store
-from domainpar.training.own_events import store_of_run
 from domainpar.training.rundir import newest_run, state_of
 from domainpar.training.trained import read_run
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from domainpar.events.graph import FloatArray, IntArray
+from domainpar.events.own_events import places
 from domainpar.events.store import EventStore, StoredEvent, read_arrays
 from domainpar.plan import BoolArray
 from domainpar.problems import Problem
@@ -100,8 +101,8 @@ def read_scores(path: str | Path, event: str | None = None, store: str | Path | 
         raise Problem(f"it is {kind}, not scores of version {SCHEMA_VERSION}", "name what infer wrote", file=file)
     if store is None:  # as seen from the scores, and where it was
         kept: Mapping[str, str] = about_all.get("store") or {}
-        tried = [file.parent / kept["path"], Path(kept["absolute"])] if kept else []
-        known = next(filter(None, (_of_the_store(about, place, named=False) for place in tried)), {})
+        tried = (_of_the_store(about, place, named=False) for place in places(kept, file.parent))
+        known = next(filter(None, tried), {})
     else:
         known = _of_the_store(about, Path(store), named=True)
     return Scores(about["event"], **arrays, about=about, **known)

@@ -12,6 +12,7 @@ from torch import nn
 from tqdm import tqdm
 
 from domainpar.config import TrainConfig, is_code, resolved_yaml
+from domainpar.events.own_events import kept_events, kept_place
 from domainpar.events.store import EventStore
 from domainpar.nn.adapt.on_events import OnEvents
 from domainpar.nn.catalogue import options_of
@@ -23,7 +24,6 @@ from domainpar.training.checkpoint import TrainingState, parameters_sha256, warn
 from domainpar.training.loop import Trainer
 from domainpar.training.memory import Expectation
 from domainpar.training.origin import describe_process
-from domainpar.training.own_events import kept_events, kept_place
 from domainpar.training.record import MetricsFile, keep_records, readable
 from domainpar.training.rundir import RunDirectory, RunFile
 from domainpar.training.sampler import Sample

@@ -13,6 +13,7 @@ import torch
 from tqdm import tqdm
 
 from domainpar.config import TrainConfig, is_code, parse_weighting, target_conditions
+from domainpar.events.own_events import OwnEvents, store_of_run
 from domainpar.events.reporting import ModelSize
 from domainpar.events.store import EventStore
 from domainpar.nn.adapt.gradient_sums import take_from_root
@@ -32,7 +33,6 @@ from domainpar.training.keeping import Keeper
 from domainpar.training.loop import Trainer
 from domainpar.training.memory import Expectation, MemoryWatch
 from domainpar.training.opening import check_parts, open_store
-from domainpar.training.own_events import OwnEvents, store_of_run
 from domainpar.training.parts import PartLoader, Skip
 from domainpar.training.rundir import RunDirectory, RunFile, choose_directory, goes_on, note_failure
 from domainpar.training.sampler import Sample, samples_of, steps_of_epoch

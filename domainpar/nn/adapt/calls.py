@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,18 +69,6 @@ TAKES_SIZES = frozenset(
         "broadcast_to repeat tile repeat_interleave bincount"
     )
 )
-KNOWS_NUMBERS = frozenset(  # calls whose rules know what row numbers are; to all others they are values like any other
-    words(
-        "eq ne not_equal getitem setitem index_select gather take_along_dim embedding scatter scatter_add "
-        "scatter_reduce index_add index_reduce index_copy index_fill index_put nonzero size shape numel "
-        "nelement cat concat concatenate stack vstack hstack column_stack dstack row_stack unbind iter chunk "
-        "split tensor_split split_with_sizes flip select view reshape view_as reshape_as flatten unsqueeze "
-        "squeeze transpose swapaxes swapdims t T mT permute movedim moveaxis adjoint expand expand_as "
-        "broadcast_to repeat tile clone contiguous cpu cuda data deepcopy detach int long short byte to type "
-        "type_as float double half bfloat16 bool bincount zeros_like ones_like empty_like full_like new_zeros "
-        "new_ones new_empty new_full masked_select isin unique"
-    )
-) | {"python len", "python index", "torch_scatter.scatter_max", "torch_scatter.scatter_min"}
 DRAWS = frozenset(
     words(
         "rand randn rand_like randn_like randint randint_like randperm bernoulli normal uniform multinomial "
@@ -134,18 +122,10 @@ def _foreign_owner(func: Any) -> str | None:
     return None if not isinstance(module, str) or module.split(".")[0] == "torch" else module
 
 
-_FIRST = (
-    "condition",
-    "sorted_sequence",
-    "input",
-    "self",
-    "x",
-    "x1",
-    "a",
-    "A",
-    "tensors",
-)  # of torch's own, which tell no signature
-_TWO_SAMPLES = ("cosine_similarity", "pairwise_distance", "cdist")  # x1 and x2 are their own names there
+# Of torch's own functions, which tell no signature.
+_FIRST = frozenset(words("condition sorted_sequence input self x x1 a A tensors"))
+_INPUT_IS_SECOND = frozenset(words("where searchsorted polygamma special_polygamma"))
+_TWO_SAMPLES = frozenset(words("cosine_similarity pairwise_distance cdist"))  # x1 and x2 are their own names there
 _NUMPY_NAMES = {"axis": "dim", "keepdims": "keepdim", "x2": "other"}
 
 
@@ -156,14 +136,22 @@ def usual_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     """
     if not kwargs:
         return args, kwargs
-    written_in_python = inspect.isfunction(func)
+    if inspect.isfunction(func):
+        first = tuple(inspect.signature(func).parameters)[:1]
+        return _first_in_place(args, kwargs, first)
     name = getattr(func, "__name__", "")
-    names = tuple(inspect.signature(func).parameters)[:1] if written_in_python else _FIRST * ("polygamma" not in name)
-    if not args and (first := next((name for name in names if name in kwargs), None)) is not None:
-        args, kwargs = (kwargs[first],), {name: value for name, value in kwargs.items() if name != first}
-    if not written_in_python and name not in _TWO_SAMPLES and not _NUMPY_NAMES.keys().isdisjoint(kwargs):
+    if name not in _TWO_SAMPLES and not _NUMPY_NAMES.keys().isdisjoint(kwargs):
         kwargs = {_NUMPY_NAMES.get(name, name): value for name, value in kwargs.items()}
-    return args, kwargs
+    return _first_in_place(args, kwargs, _FIRST - {"input"} if name in _INPUT_IS_SECOND else _FIRST)
+
+
+def _first_in_place(
+    args: tuple[Any, ...], kwargs: dict[str, Any], names: Collection[str]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    found = [] if args else [name for name in kwargs if name in names]
+    if not found:
+        return args, kwargs
+    return (kwargs[found[0]],), {name: value for name, value in kwargs.items() if name != found[0]}
 
 
 ASKED_BY_PYTHON = frozenset(words("bool int float complex index len contains array"))

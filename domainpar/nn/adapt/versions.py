@@ -7,13 +7,32 @@ somebody else.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from domainpar.nn.adapt.rows import NotExact
+
+_STANDS_IN = (
+    "one tensor stands for another or a view of it here (node values with those of other ranks, rows picked by their "
+    "place, row numbers in another shape), and one of the two is changed in place; use an operation that makes a new "
+    "tensor, or clone() it first."
+)
+
+
+class _StandIn(NamedTuple):
+    """A tensor that is a new one here, and in torch another one or a view of it; nothing of both is kept alive."""
+
+    reference: StorageWeakRef
+    made: weakref.ref[Tensor]
+    version: int
+    memory_of_it: int
+    of: weakref.ref[Tensor]
+    version_of_it: int
 
 
 class Versions:
@@ -36,7 +55,7 @@ class Versions:
         self._of_memory: dict[int, tuple[StorageWeakRef, int]] = {}
         self._spoiled: dict[int, StorageWeakRef] = {}
         self._given: set[int] = set()
-        self._in_place_of_views: dict[int, tuple[StorageWeakRef, int, Tensor, int]] = {}
+        self._stand_ins: dict[int, _StandIn] = {}
 
     def check(self, tensors: Iterable[Tensor]) -> None:
         """Refuse a tensor that was changed since it was last seen.
@@ -52,7 +71,7 @@ class Versions:
                     f"a tensor of shape {tuple(tensor.shape)} is used after rows were summed into it in place; use "
                     "what that call returned, or make the tensor as x.new_zeros(x.size(0), ...)."
                 )
-            self._check_in_place_of_view(tensor)
+            self._check_stand_in(_memory(tensor), tensor._version)
             known = self._of_held.get(id(tensor)) if id(tensor) in self._held else self._last_seen(tensor)
             if known is not None and known != tensor._version:
                 raise NotExact(
@@ -66,8 +85,8 @@ class Versions:
         for tensor in tensors:
             if not _counts(tensor):
                 continue
-            self._check_in_place_of_view(tensor)
             memory = _memory(tensor)
+            self._check_stand_in(memory, tensor._version)
             for key in self._sharing.get(memory, ()):
                 self._of_held[key] = self._held[key]._version
             if memory not in self._sharing:
@@ -80,23 +99,27 @@ class Versions:
         storage = tensor.untyped_storage()
         self._spoiled[int(storage._cdata)] = StorageWeakRef(storage)
 
-    def stands_for_view(self, made: Tensor, of: Tensor) -> None:
-        """Refuse the use of a new tensor where torch has a view, once one of the two is changed in place."""
-        if _counts(made) and _counts(of):
-            storage = made.untyped_storage()
-            key = int(storage._cdata)
-            self._in_place_of_views[key] = (StorageWeakRef(storage), made._version, of, of._version)
+    def stands_in(self, made: Tensor, of: Tensor) -> None:
+        """Note a new tensor where torch has a view of another one, or that one itself.
 
-    def _check_in_place_of_view(self, tensor: Tensor) -> None:
-        if not self._in_place_of_views or (kept := self._in_place_of_views.get(_memory(tensor))) is None:
-            return
-        _, version, of, version_of_it = kept
-        if (tensor._version, of._version) != (version, version_of_it):
-            raise NotExact(
-                f"a tensor of shape {tuple(tensor.shape)} is a view of another one (rows picked by their place, row "
-                "numbers in another shape), and one of the two is changed in place; clone() it where it is made."
+        What is written into one of the two, torch writes into both. So from then on the new one is refused.
+        """
+        if _counts(made) and _counts(of) and _memory(of) not in self._sharing:
+            self.seen((of,))
+            storage = made.untyped_storage()
+            self._stand_ins[int(storage._cdata)] = _StandIn(
+                StorageWeakRef(storage), weakref.ref(made), made._version, _memory(of), weakref.ref(of), of._version
             )
-        self._check_in_place_of_view(of)  # which may stand for a view itself
+
+    def _check_stand_in(self, memory: int, version: int) -> None:
+        stand_in = self._stand_ins.get(memory)
+        if stand_in is None:
+            return
+        of = stand_in.of()
+        version_of_it = self._of_memory[stand_in.memory_of_it][1] if of is None else of._version
+        if (version, version_of_it) != (stand_in.version, stand_in.version_of_it):
+            raise NotExact(_STANDS_IN)
+        self._check_stand_in(stand_in.memory_of_it, version_of_it)  # which may stand for another one itself
 
     def given(self, arguments: Iterable[Tensor]) -> None:
         """Note the arguments of the pass, which the caller has before and afterwards."""
@@ -108,9 +131,12 @@ class Versions:
         """Whether it is, or is a view of, an argument or what the model held before."""
         return _counts(tensor) and (_memory(tensor) in self._sharing or _memory(tensor) in self._given)
 
-    def check_held(self) -> None:
-        """Refuse a change of what the model holds, at the end of a pass."""
-        self.check(self._held.values())
+    def check_at_the_end(self, result: Iterable[Tensor]) -> None:
+        """Refuse what was changed since it was last seen: the result, what the model holds, what stands for another."""
+        self.check([*self._held.values(), *result])
+        for one in self._stand_ins.values():
+            if (made := one.made()) is not None and made._version != one.version:
+                raise NotExact(_STANDS_IN)
 
     def _last_seen(self, tensor: Tensor) -> int | None:
         entry = self._of_memory.get(_memory(tensor))

@@ -15,7 +15,6 @@ from domainpar.nn.adapt.as_written import run_as_written
 from domainpar.nn.adapt.calls import (
     DRAWS,
     DROPS,
-    KNOWS_NUMBERS,
     TAKES_SIZES,
     TELLS_NO_VALUE,
     Call,
@@ -32,15 +31,23 @@ from domainpar.nn.adapt.versions import Versions
 
 Rule = Callable[["Watch", "Call"], Any]
 RULES: dict[str, Rule] = {}
+_KNOW_NUMBERS: set[str] = set()
 
 
-def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Make a function the rule of torch calls, by their names without underscores at the ends."""
+def rule(*names: str, knows_numbers: bool = False) -> Callable[[Rule], Rule]:
+    """Make a function the rule of torch calls, by their names without underscores at the ends.
+
+    Args:
+        names: The calls.
+        knows_numbers: Whether it knows row numbers from other integers. To all other rules they are given as values
+            like any other: those of the whole graph.
+    """
 
     def register(made: Rule) -> Rule:
         for name in names:
             assert name not in RULES, name
             RULES[name] = made
+        _KNOW_NUMBERS.update(names if knows_numbers else ())
         return made
 
     return register
@@ -62,7 +69,6 @@ class Watch(TorchFunctionMode):
         self.part, self.noise = part, noise
         self.alone = part.num_parts == 1
         self._constants = constants
-        self._copies: list[tuple[Tensor, object]] = []
         self.numbering = Numbering()
         self.versions = Versions(constants)
         self.selected: dict[int, Axis] = {}
@@ -94,10 +100,8 @@ class Watch(TorchFunctionMode):
         func, name = call.func, call.name
         args, kwargs = usual_arguments(func, tuple(call.args), call.kwargs)
         call = call.but(*args, **kwargs)
-        if name not in KNOWS_NUMBERS:
-            kept = args[: call.in_place]
-            others = (mapped(self.as_values, arg) for arg in args[call.in_place :])
-            call = call.but(*kept, *others, **_mapped(self.as_values, kwargs))
+        if name not in _KNOW_NUMBERS:
+            call = self.with_values(call)
         if kwargs.get("out") is not None:
             raise NotExact(f"torch.{name} writes into a given tensor (out=); use the one it returns.")
         handle = RULES.get(name)
@@ -141,6 +145,12 @@ class Watch(TorchFunctionMode):
         assert rows is not None
         return rows
 
+    def with_values(self, call: Call) -> Call:
+        """A call whose row numbers are values like any other, but in a tensor that it changes."""
+        kept = call.args[: call.in_place]
+        others = (mapped(self.as_values, arg) for arg in call.args[call.in_place :])
+        return call.but(*kept, *others, **_mapped(self.as_values, call.kwargs))
+
     def as_values(self, tensor: Tensor) -> Tensor:
         """Row numbers as the numbers that the whole graph's rows have: values like any other. *Collective*.
 
@@ -156,7 +166,7 @@ class Watch(TorchFunctionMode):
             columns = zip(of, tensor.unbind(1 - rows.dim))
             values = torch.stack([ids[column] for ids, column in columns], 1 - rows.dim)
         values = mark(values.to(tensor.dtype), rows.but(names=None))
-        self.versions.stands_for_view(values, tensor)
+        self.versions.stands_in(values, tensor)
         return values
 
     def fresh_of(self, fresh: bool) -> bool:
@@ -195,8 +205,8 @@ class Watch(TorchFunctionMode):
         filled = self.part.halo.extend(first.contiguous()).movedim(0, rows.dim)
         mark(filled, rows.but(fresh=True))
         rows.with_ghosts = _kept(filled, tensor)
-        self._copies.append((filled, version_of(filled)))
         self.versions.seen((filled,))
+        self.versions.stands_in(filled, tensor)
         if number is not None:
             self._filled[number] = filled
         return filled
@@ -221,15 +231,6 @@ class Watch(TorchFunctionMode):
         filled = self.with_ghosts(owned)
         tensor.narrow(rows.dim, num_owned, num_ghosts).copy_(filled.narrow(rows.dim, num_owned, num_ghosts))
         rows.with_ghosts = rows.without_ghosts = None
-
-    def check_copies(self) -> None:
-        """Refuse a layer that changed its argument in place, if that was a copy with ghosts of the caller's tensor."""
-        for filled, version in self._copies:
-            if not filled.is_inference() and version_of(filled) != version:
-                raise NotExact(
-                    "node values are changed in place after they were read at the ends of edges, or inside a layer "
-                    "that got them as an argument; use an operation that makes a new tensor."
-                )
 
     def counted(self, tensor: Tensor) -> Tensor:
         """The rows that this rank counts, as a plain tensor."""

@@ -87,6 +87,7 @@ EXACT = {
     "ends that are equal": lambda src, dst: (src == dst) | ~(src != dst),
     "single precision": (lambda x, src, dst, e: sums(x.float(), src, dst, e.float()) * 2, {"tolerance": 1e-6}),
     "row numbers computed with": lambda src: src + 1,
+    "row numbers named": lambda x, src: (torch.sub(x[:, 0], other=torch.arange(x.size(0))), torch.add(1, other=src)),
     "embeddings of row numbers": (
         lambda src, edge_index, x, net: (net(src), net(edge_index).prod(0), x * net(torch.arange(x.size(0)))),
         {"net": lambda: nn.Embedding(13, 4)},

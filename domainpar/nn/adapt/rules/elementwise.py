@@ -43,7 +43,7 @@ class Place(NamedTuple):
     fresh: bool
 
 
-@rule(*ELEMENTWISE)
+@rule(*ELEMENTWISE, knows_numbers=True)
 def elementwise(watch: Watch, call: Call) -> Any:
     """Arguments are broadcast against each other; rows must meet the same rows."""
     if call.name == "where" and len(call.args) + len(call.kwargs) == 1:
@@ -151,7 +151,7 @@ def _compared_or_values(watch: Watch, call: Call) -> Call:
         return call
     if call.in_place and named[0]:
         raise NotExact(f"torch.{call.name}_ writes over row numbers, which are others on each rank; make a new tensor.")
-    return call.but(*(mapped(watch.as_values, arg) for arg in call.args), **call.kwargs)
+    return watch.with_values(call)
 
 
 def marked(made: Any, place: Place) -> Any:
@@ -172,7 +172,7 @@ def changed(watch: Watch, given: Tensor, place: Place) -> Tensor:
     return given
 
 
-@rule(*ONLY_KEEPS)
+@rule(*ONLY_KEEPS, knows_numbers=True)
 def keep(watch: Watch, call: Call) -> Any:
     """The same values in another place or of another type."""
     rows = watch.rows(call.args[0])
@@ -190,7 +190,7 @@ def keep(watch: Watch, call: Call) -> Any:
     return made if made is call.args[0] else mark(made, rows.but())
 
 
-@rule("embedding")
+@rule("embedding", knows_numbers=True)
 def embedding(watch: Watch, call: Call) -> Any:
     """A row of a table for each number, `embedding(numbers, table)`."""
     numbers, table = call.get(0, "input"), call.get(1, "weight")
@@ -213,7 +213,7 @@ def one_hot(watch: Watch, call: Call) -> Any:
     assert rows is not None
     if call.get(1, "num_classes", -1) == -1:
         raise NotExact("one_hot without num_classes counts the classes of one rank only; pass num_classes.")
-    return mark(call(), rows.without_numbers("one_hot").but())
+    return mark(call(), rows.but())
 
 
 @rule("layer_norm", "rms_norm")
@@ -221,7 +221,6 @@ def layer_norm(watch: Watch, call: Call) -> Any:
     """Statistics of each row by itself."""
     rows = watch.rows(call.args[0])
     assert rows is not None
-    rows.without_numbers(f"torch.{call.name}")
     if rows.dim >= call.args[0].dim() - len(call.get(1, "normalized_shape")):
         raise NotExact(f"torch.{call.name} runs over the {rows.axis.name}; normalise over features only.")
     return mark(call(), rows.but())

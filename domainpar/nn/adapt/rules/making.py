@@ -12,7 +12,7 @@ from domainpar.nn.adapt.rows import Axis, Names, NotExact, RowCount, Rows, mark
 from domainpar.nn.adapt.watch import Watch, rule
 
 
-@rule("zeros", "ones", "empty", "full", "new_zeros", "new_ones", "new_empty", "new_full")
+@rule("zeros", "ones", "empty", "full", "new_zeros", "new_ones", "new_empty", "new_full", knows_numbers=True)
 def filled(watch: Watch, call: Call) -> Any:
     """A tensor of one value; where a size is a number of rows, it has those rows."""
     first = 1 if call.name.startswith("new_") else 0
@@ -58,7 +58,7 @@ def _without_size(call: Call) -> dict[str, Any]:
     return {name: value for name, value in call.kwargs.items() if name != "size"}
 
 
-@rule("zeros_like", "ones_like", "empty_like", "full_like")
+@rule("zeros_like", "ones_like", "empty_like", "full_like", knows_numbers=True)
 def filled_like(watch: Watch, call: Call) -> Any:
     """A tensor of one value, with the rows of another."""
     like = call.get(0, "input")

@@ -182,7 +182,6 @@ def convolution(watch: Watch, call: Call) -> Any:
     rows = watch.rows(given)
     if rows is None or any(watch.rows(weight) is not None for weight in tensors_in((call.args[1:], call.kwargs))):
         raise NotExact(f"torch.{call.name} has weights that are dealt over the ranks.")
-    rows.without_numbers(f"torch.{call.name}")
     first = given.dim() - count  # of the dimensions that the kernel runs along
     mixes_channels = "conv" in call.name and rows.dim == first - 1
     if mixes_channels or (rows.dim >= first and not _stays(call, rows.dim - first)):

@@ -188,7 +188,7 @@ def among(watch: Watch, call: Call) -> Any:
             f"torch.{call.name} looks something up among {known[-1].axis.name}, of which each rank has others; "
             "give it a list that is the same on every rank, for example rows.unique(): the values of all of them."
         )
-    return mark(call(), rows.without_numbers(f"torch.{call.name}").but())
+    return mark(call(), rows.but())
 
 
 @rule("kron")

@@ -12,7 +12,7 @@ from domainpar.nn.adapt.rows import NotExact, RowCount
 from domainpar.nn.adapt.watch import Watch, rule
 
 
-@rule("size", "shape")
+@rule("size", "shape", knows_numbers=True)
 def size(watch: Watch, call: Call) -> Any:
     """Sizes, in which the number of rows knows what it counts."""
     tensor, dim = call.args[0], call.get(1, "dim")
@@ -24,7 +24,7 @@ def size(watch: Watch, call: Call) -> Any:
     return count if dim % tensor.dim() == rows.dim else tensor.size(dim)
 
 
-@rule("python len")
+@rule("python len", knows_numbers=True)
 def length(watch: Watch, call: Call) -> Any:
     """The whole graph's number. Python makes it a plain integer, which as a size is refused later."""
     rows = watch.known(call.args[0])
@@ -40,7 +40,7 @@ def memory(watch: Watch, call: Call) -> Any:
     )
 
 
-@rule("numel", "nelement")
+@rule("numel", "nelement", knows_numbers=True)
 def number_of_elements(watch: Watch, call: Call) -> Any:
     """That of the whole graph."""
     tensor = call.args[0]

@@ -295,7 +295,7 @@ def loss(watch: Watch, call: Call) -> Any:
     known = [watch.rows(tensor) if isinstance(tensor, Tensor) else None for tensor in tensors]
     if any(rows is None or rows.dim != 0 for rows in known) or not (by_class or tensors[0].dim() == tensors[1].dim()):
         raise NotExact(f"{call.name} compares rows with something else than the same rows.")
-    found = [rows.without_numbers(call.name) for rows in known if rows]
+    found = [rows for rows in known if rows]
     axis, fresh = one_axis((rows.axis for rows in found), call), all(rows.fresh for rows in found)
     others = {name: value for name, value in given.items() if name not in ("input", "target")}
     call = watch.common(call.but(*tensors, **others))

@@ -29,7 +29,7 @@ def _moved(rows: Rows, made: Tensor, dim: int, keeps_names: bool = False) -> Ten
     return mark(made, rows.but(dim=dim, names=names))
 
 
-@rule("view", "reshape", "view_as", "reshape_as")
+@rule("view", "reshape", "view_as", "reshape_as", knows_numbers=True)
 def view(watch: Watch, call: Call) -> Any:
     """Another shape that leaves the rows apart: the numbers before and behind them stay as many."""
     tensor, rows = _known(watch, call)
@@ -43,7 +43,7 @@ def view(watch: Watch, call: Call) -> Any:
     if _parts_the_pieces(tensor, rows, list(wanted)):
         pieces = [piece_of(tensor, rows, at, at * rows.axis.pieces[0].length) for at in range(len(rows.axis.pieces))]
         made = torch.stack(pieces)
-        watch.versions.stands_for_view(made, tensor)
+        watch.versions.stands_in(made, tensor)
         return mark(made.view(*made.shape[:2], *wanted[2:]), Rows(rows.axis.pieces[0], 1, watch.known(pieces[0]).fresh))
     if (other := _split_or_merged(tensor, rows, list(wanted))) is not None:
         shape = [other.length, *wanted[1:]]
@@ -120,7 +120,7 @@ def _solved(sizes: list[Any], numbers: int) -> list[int]:
     return [numbers // fixed if size == -1 else size for size in sizes]
 
 
-@rule("flatten", "ravel")
+@rule("flatten", "ravel", knows_numbers=True)
 def flatten(watch: Watch, call: Call) -> Any:
     """Features joined; not with rows."""
     tensor, rows = _known(watch, call)
@@ -132,7 +132,7 @@ def flatten(watch: Watch, call: Call) -> Any:
     return _moved(rows, call(), dim)
 
 
-@rule("unsqueeze")
+@rule("unsqueeze", knows_numbers=True)
 def unsqueeze(watch: Watch, call: Call) -> Any:
     """A dimension of length 1 more."""
     tensor, rows = _known(watch, call)
@@ -140,7 +140,7 @@ def unsqueeze(watch: Watch, call: Call) -> Any:
     return _moved(rows, call(), rows.dim + (dim <= rows.dim))
 
 
-@rule("squeeze")
+@rule("squeeze", knows_numbers=True)
 def squeeze(watch: Watch, call: Call) -> Any:
     """Dimensions of length 1 less; that of the rows stays, however few one rank has."""
     tensor, rows = _known(watch, call)
@@ -158,7 +158,21 @@ def squeeze(watch: Watch, call: Call) -> Any:
     )
 
 
-@rule("transpose", "swapaxes", "swapdims", "t", "T", "mT", "H", "mH", "permute", "movedim", "moveaxis", "adjoint")
+@rule(
+    "transpose",
+    "swapaxes",
+    "swapdims",
+    "t",
+    "T",
+    "mT",
+    "H",
+    "mH",
+    "permute",
+    "movedim",
+    "moveaxis",
+    "adjoint",
+    knows_numbers=True,
+)
 def reorder(watch: Watch, call: Call) -> Any:
     """The same numbers with dimensions in another order."""
     tensor, rows = _known(watch, call)
@@ -169,7 +183,7 @@ def reorder(watch: Watch, call: Call) -> Any:
     return _moved(rows, made, list(went.shape).index(2 + rows.dim), keeps_names=made.dim() == 2)
 
 
-@rule("expand", "expand_as", "broadcast_to")
+@rule("expand", "expand_as", "broadcast_to", knows_numbers=True)
 def expand(watch: Watch, call: Call) -> Any:
     """The same rows beside themselves; also a constant given to each row."""
     tensor = call.get(0, "input")
@@ -211,7 +225,7 @@ def _given_to_each(watch: Watch, tensor: Tensor, wanted: list[Any], counts: list
     return mark(tensor.expand(shape), Rows(axis, counts[0], watch.fresh_of(axis is not watch.part.node_axis)))
 
 
-@rule("repeat", "tile")
+@rule("repeat", "tile", knows_numbers=True)
 def repeat(watch: Watch, call: Call) -> Any:
     """Copies beside each other; the rows themselves only once. Or a constant given to each row."""
     tensor = call.get(0, "input")
@@ -242,7 +256,7 @@ def _repeated_for_each(watch: Watch, tensor: Tensor, times: list[Any]) -> Tensor
     return mark(given.contiguous(), watch.known(given))
 
 
-@rule("unbind", "iter")
+@rule("unbind", "iter", knows_numbers=True)
 def unbind(watch: Watch, call: Call) -> Any:
     """The slices of a dimension that is not that of the rows."""
     tensor, rows = _known(watch, call)
@@ -256,7 +270,7 @@ def unbind(watch: Watch, call: Call) -> Any:
     return pieces if call.name == "unbind" else iter(pieces)
 
 
-@rule("chunk", "split", "tensor_split", "split_with_sizes")
+@rule("chunk", "split", "tensor_split", "split_with_sizes", knows_numbers=True)
 def split(watch: Watch, call: Call) -> Any:
     """Pieces of the features; or, of rows that were joined, the pieces they were joined from."""
     tensor, rows = _known(watch, call)
@@ -291,7 +305,7 @@ def piece_of(tensor: Tensor, rows: Rows, number: int, start: int) -> Tensor:
     return mark(tensor.narrow(rows.dim, start, axis.length), Rows(axis, rows.dim, fresh, names=rows.names))
 
 
-@rule("cat", "concat", "concatenate")
+@rule("cat", "concat", "concatenate", knows_numbers=True)
 def cat(watch: Watch, call: Call) -> Any:
     """Features beside each other; or rows behind each other, which makes rows of a new kind."""
     tensors = [
@@ -362,7 +376,7 @@ def _names_of_joined(named: list[tuple[Names, ...] | None]) -> tuple[Names, ...]
     return tuple(joined)
 
 
-@rule("stack")
+@rule("stack", knows_numbers=True)
 def stack(watch: Watch, call: Call) -> Any:
     """Tensors of the same rows on top of each other."""
     tensors, dim = call.get(0, "tensors"), call.get(1, "dim", 0)
@@ -388,7 +402,7 @@ def stack(watch: Watch, call: Call) -> Any:
     return mark(made, Rows(axis, found[0].dim + (dim <= found[0].dim), fresh, names=names))
 
 
-@rule("flip")
+@rule("flip", knows_numbers=True)
 def flip(watch: Watch, call: Call) -> Any:
     """Another order of features; of ends, if it is those of edges."""
     tensor, rows = _known(watch, call)
@@ -408,7 +422,7 @@ def narrow(watch: Watch, call: Call) -> Any:
         raise NotExact(
             f"torch.narrow takes {rows.axis.name} by their place, which is another on each rank; use a mask."
         )
-    return mark(call(), rows.without_numbers("torch.narrow").but())
+    return mark(call(), rows.but())
 
 
 @rule("repeat_interleave")
@@ -421,10 +435,10 @@ def repeat_interleave(watch: Watch, call: Call) -> Any:
         return _repeated_for_each(watch, tensor, [count if at == dim else 1 for at in range(tensor.dim())])
     if rows is None or not isinstance(count, int) or dim is None or dim % tensor.dim() == rows.dim:
         raise NotExact("torch.repeat_interleave makes copies of rows, or of something by rows; index with x[numbers].")
-    return mark(call(), rows.without_numbers("torch.repeat_interleave").but())
+    return mark(call(), rows.but())
 
 
-@rule("select")
+@rule("select", knows_numbers=True)
 def select(watch: Watch, call: Call) -> Any:
     """One index of a dimension that is not that of the rows."""
     tensor, rows = _known(watch, call)

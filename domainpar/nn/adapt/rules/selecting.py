@@ -16,7 +16,7 @@ from domainpar.nn.adapt.rules.reshaping import piece_of
 from domainpar.nn.adapt.watch import Watch, rule
 
 
-@rule("index_select")
+@rule("index_select", knows_numbers=True)
 def index_select(watch: Watch, call: Call) -> Any:
     """Rows by number, `index_select(tensor, dim, index)`."""
     tensor, dim, index = call.get(0, "input"), call.get(1, "dim"), call.get(2, "index")
@@ -39,10 +39,9 @@ def read_rows(watch: Watch, tensor: Tensor, dim: int, index: Tensor) -> Tensor:
             "part.edge_index, part.src, part.dst, self-loops, and the results of nonzero are known to number them."
         )
     if not by.named.only_owned:
-        rows.without_numbers("reading it at the ends of edges")
-        tensor = watch.with_ghosts(tensor)
-    names = rows.names if rows.names is not None and len(rows.names) == 1 else None
-    return mark(tensor.index_select(dim, index), Rows(by.axis, dim, by.fresh, names=names))
+        tensor = watch.with_ghosts(watch.as_values(tensor))
+    names = watch.known(tensor).names
+    return mark(tensor.index_select(dim, index), Rows(by.axis, dim, by.fresh, names=names if dim == 0 else None))
 
 
 def _same_for_each(watch: Watch, tensor: Tensor, dim: int, index: Tensor, rows: Rows | None) -> Tensor:
@@ -115,7 +114,7 @@ def selection_of(watch: Watch, mask: Tensor) -> Axis:
     return of.selection[1]
 
 
-@rule("getitem")
+@rule("getitem", knows_numbers=True)
 def getitem(watch: Watch, call: Call) -> Any:
     """Square brackets: each dimension by a slice, a number, a mask or an index."""
     tensor, items = call.args[0], call.args[1]
@@ -284,7 +283,7 @@ def _cut(watch: Watch, tensor: Tensor, item: Any) -> Tensor:
     pieces = rows.axis.pieces
     if not isinstance(item, slice):
         made = rows_at(watch, tensor, torch.tensor([item], device=tensor.device)).squeeze(rows.dim)
-        watch.versions.stands_for_view(made, tensor)
+        watch.versions.stands_in(made, tensor)
         return mark(made, None)
     start, stop = (item.start, item.stop) if item.step in (None, 1) else (0, 0)
     if start in (None, 0) and type(stop) is RowCount and stop.axis is rows.axis:
@@ -294,7 +293,7 @@ def _cut(watch: Watch, tensor: Tensor, item: Any) -> Tensor:
     if stop is None and type(start) is RowCount and len(pieces) == 2 and start.axis is pieces[0]:
         return piece_of(tensor, rows, 1, pieces[0].length)
     made = select_by_mask(watch, tensor, rows.dim, _mask_of_places(watch, rows.axis, item))
-    watch.versions.stands_for_view(made, tensor)
+    watch.versions.stands_in(made, tensor)
     return made
 
 
@@ -310,7 +309,7 @@ def _mask_of_places(watch: Watch, axis: Axis, item: slice) -> Tensor:
     return watch.slices[key][1]
 
 
-@rule("nonzero")
+@rule("nonzero", knows_numbers=True)
 def nonzero(watch: Watch, call: Call) -> Any:
     """The numbers of the rows where a mask is set, [n, 1]."""
     mask = watch.owned(call.args[0])
@@ -330,7 +329,7 @@ def nonzero(watch: Watch, call: Call) -> Any:
     return mark(made, Rows(axis, 0, names=named))
 
 
-@rule("gather", "take_along_dim")
+@rule("gather", "take_along_dim", knows_numbers=True)
 def gather(watch: Watch, call: Call) -> Any:
     """Features of each row by numbers of its own."""
     tensor = call.get(0, "input")

@@ -16,7 +16,16 @@ from domainpar.nn.adapt.rules.selecting import selection_of
 from domainpar.nn.adapt.watch import Watch, rule
 
 
-@rule("scatter_add", "scatter_reduce", "scatter", "index_add", "index_reduce", "index_copy", "index_fill")
+@rule(
+    "scatter_add",
+    "scatter_reduce",
+    "scatter",
+    "index_add",
+    "index_reduce",
+    "index_copy",
+    "index_fill",
+    knows_numbers=True,
+)
 def scatter(watch: Watch, call: Call) -> Any:
     """Rows combined where an index says: `scatter_add(into, dim, index, rows)`."""
     into, dim, index = call.get(0, "input"), call.get(1, "dim"), call.get(2, "index")
@@ -227,7 +236,7 @@ def _extreme(watch: Watch, into: Tensor, dim: int, index: Tensor, values: Tensor
     return with_gradient_of(value, torch.where(ties > 0, carrier, into))
 
 
-@rule("setitem", "masked_scatter")
+@rule("setitem", "masked_scatter", knows_numbers=True)
 def write_rows(watch: Watch, call: Call) -> Any:
     """Rows written over by an index or a mask: `x[index] = values`."""
     if call.name != "setitem":
@@ -305,7 +314,7 @@ def _write_by_number(
 @rule("unique")
 def distinct(watch: Watch, call: Call) -> Any:
     """The values that occur in the whole graph, increasing, and how often: the same on every rank."""
-    tensor = watch.as_values(call.get(0, "input"))
+    tensor = call.get(0, "input")
     rows = watch.known(tensor)
     inverse, counts = bool(call.get(2, "return_inverse", False)), bool(call.get(3, "return_counts", False))
     if call.get(4, "dim") is not None or (inverse and tensor.dim() != 1):
@@ -329,7 +338,7 @@ def distinct(watch: Watch, call: Call) -> Any:
     return made[0] if len(made) == 1 else tuple(made)
 
 
-@rule("bincount")
+@rule("bincount", knows_numbers=True)
 def bincount(watch: Watch, call: Call) -> Any:
     """How often each number occurs in the whole graph; of row numbers, at its row."""
     tensor, weights, least = call.get(0, "input"), call.get(1, "weights"), call.get(2, "minlength", 0)
@@ -362,7 +371,7 @@ def counts(watch: Watch, call: Call) -> Any:
     raise NotExact(f"torch.{call.name} looks at one rank's rows; use torch.bincount or torch.unique.")
 
 
-@rule("torch_scatter.scatter_max", "torch_scatter.scatter_min")
+@rule("torch_scatter.scatter_max", "torch_scatter.scatter_min", knows_numbers=True)
 def scatter_extreme(watch: Watch, call: Call) -> Any:
     """`scatter_max(src, index, dim, out, dim_size)` of torch_scatter in torch's words; which it was is not told."""
     source, index, dim = call.get(0, "src"), call.get(1, "index"), call.get(2, "dim", -1) % call.args[0].dim()

@@ -11,7 +11,7 @@ from domainpar.nn.adapt.rows import NotExact
 from domainpar.nn.adapt.watch import Watch, rule
 
 
-@rule("vstack", "row_stack", "hstack", "column_stack", "dstack")
+@rule("vstack", "row_stack", "hstack", "column_stack", "dstack", knows_numbers=True)
 def stacks(watch: Watch, call: Call) -> Any:
     """Along the first, second or third dimension, which is made where it is missing."""
     tensors = list(call.get(0, "tensors"))
@@ -26,7 +26,7 @@ def stacks(watch: Watch, call: Call) -> Any:
         return torch.cat(tensors, 0)
 
 
-@rule("index_put")
+@rule("index_put", knows_numbers=True)
 def index_put(watch: Watch, call: Call) -> Any:
     """`x[indices] = values`, or `x[index] += values` for each time that a row is named."""
     into, indices, values = (call.get(at, name) for at, name in enumerate(("input", "indices", "values")))
@@ -42,7 +42,7 @@ def index_put(watch: Watch, call: Call) -> Any:
         return (into.index_add_ if call.in_place else into.index_add)(0, index, values)
 
 
-@rule("masked_select")
+@rule("masked_select", knows_numbers=True)
 def masked_select(watch: Watch, call: Call) -> Any:
     """A column by a mask of its rows; of several columns it makes one list, in the order of the whole graph."""
     tensor, mask = call.get(0, "input"), call.get(1, "mask")
