@@ -3,84 +3,47 @@
 The names below are loaded when they are first used: importing the package starts nothing and loads no torch.
 """
 
+# ruff: noqa: I001
+
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from domainpar.events.graph import EventGraph, Hits, Particles
-    from domainpar.events.simulate import simulate_event
-    from domainpar.events.store import EventStore, write_event
-    from domainpar.nn.adapt.parallelize import Parallel, parallelize
-    from domainpar.nn.adapt.part import GraphPart, split_graph
-    from domainpar.nn.adapt.rows import NotExact
-    from domainpar.nn.adapt.verify import Verification, verify
-    from domainpar.nn.interaction import InteractionNetwork
-    from domainpar.nn.stages import EdgeStage, NodeStage
-    from domainpar.parallel.halo import AdjointHalo, CompleteHalo
-    from domainpar.parallel.local import LocalGraph, localise
-    from domainpar.parallel.world import World
-    from domainpar.plan import PartitionPlan, build_plan, build_plans
-    from domainpar.reco.reading import Scores, read_scores
+if TYPE_CHECKING:  # the same names as below, for type checkers
+    from domainpar.events.graph import EventGraph as EventGraph, Hits as Hits, Particles as Particles
+    from domainpar.events.simulate import simulate_event as simulate_event
+    from domainpar.events.store import EventStore as EventStore, write_event as write_event
+    from domainpar.nn.adapt.parallelize import Parallel as Parallel, parallelize as parallelize
+    from domainpar.nn.adapt.part import GraphPart as GraphPart, split_graph as split_graph
+    from domainpar.nn.adapt.rows import NotExact as NotExact
+    from domainpar.nn.adapt.verify import Verification as Verification, verify as verify
+    from domainpar.nn.interaction import InteractionNetwork as InteractionNetwork
+    from domainpar.nn.stages import EdgeStage as EdgeStage, NodeStage as NodeStage
+    from domainpar.parallel.halo import AdjointHalo as AdjointHalo, CompleteHalo as CompleteHalo
+    from domainpar.parallel.local import LocalGraph as LocalGraph, localise as localise
+    from domainpar.parallel.world import World as World
+    from domainpar.plan import PartitionPlan as PartitionPlan, build_plan as build_plan, build_plans as build_plans
+    from domainpar.reco.reading import Scores as Scores, read_scores as read_scores
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "AdjointHalo": "domainpar.parallel.halo",
-    "CompleteHalo": "domainpar.parallel.halo",
-    "EdgeStage": "domainpar.nn.stages",
-    "EventGraph": "domainpar.events.graph",
-    "EventStore": "domainpar.events.store",
-    "GraphPart": "domainpar.nn.adapt.part",
-    "Hits": "domainpar.events.graph",
-    "InteractionNetwork": "domainpar.nn.interaction",
-    "LocalGraph": "domainpar.parallel.local",
-    "NodeStage": "domainpar.nn.stages",
-    "NotExact": "domainpar.nn.adapt.rows",
-    "Parallel": "domainpar.nn.adapt.parallelize",
-    "Particles": "domainpar.events.graph",
-    "PartitionPlan": "domainpar.plan",
-    "Scores": "domainpar.reco.reading",
-    "Verification": "domainpar.nn.adapt.verify",
-    "World": "domainpar.parallel.world",
-    "build_plan": "domainpar.plan",
-    "build_plans": "domainpar.plan",
-    "localise": "domainpar.parallel.local",
-    "parallelize": "domainpar.nn.adapt.parallelize",
-    "read_scores": "domainpar.reco.reading",
-    "simulate_event": "domainpar.events.simulate",
-    "split_graph": "domainpar.nn.adapt.part",
-    "verify": "domainpar.nn.adapt.verify",
-    "write_event": "domainpar.events.store",
+_MODULES = {
+    "domainpar.events.graph": "EventGraph Hits Particles",
+    "domainpar.events.simulate": "simulate_event",
+    "domainpar.events.store": "EventStore write_event",
+    "domainpar.nn.adapt.parallelize": "Parallel parallelize",
+    "domainpar.nn.adapt.part": "GraphPart split_graph",
+    "domainpar.nn.adapt.rows": "NotExact",
+    "domainpar.nn.adapt.verify": "Verification verify",
+    "domainpar.nn.interaction": "InteractionNetwork",
+    "domainpar.nn.stages": "EdgeStage NodeStage",
+    "domainpar.parallel.halo": "AdjointHalo CompleteHalo",
+    "domainpar.parallel.local": "LocalGraph localise",
+    "domainpar.parallel.world": "World",
+    "domainpar.plan": "PartitionPlan build_plan build_plans",
+    "domainpar.reco.reading": "Scores read_scores",
 }
-
-__all__ = [
-    "AdjointHalo",
-    "CompleteHalo",
-    "EdgeStage",
-    "EventGraph",
-    "EventStore",
-    "GraphPart",
-    "Hits",
-    "InteractionNetwork",
-    "LocalGraph",
-    "NodeStage",
-    "NotExact",
-    "Parallel",
-    "Particles",
-    "PartitionPlan",
-    "Scores",
-    "Verification",
-    "World",
-    "build_plan",
-    "build_plans",
-    "localise",
-    "parallelize",
-    "read_scores",
-    "simulate_event",
-    "split_graph",
-    "verify",
-    "write_event",
-]
+_HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

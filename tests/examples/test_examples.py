@@ -156,7 +156,7 @@ def with_known_weights(module):
 
 def loop_of_the_readme(world, signs):
     """The loss of the last step of the loop in the README: as it was (signs " -"), or as it is then (" +")."""
-    text = (EXAMPLES / "README.md").read_text(encoding="utf-8").split("```diff\n")[1].split("```")[0]
+    text = (EXAMPLES.parent / "docs/your_model.md").read_text(encoding="utf-8").split("```diff\n")[1].split("```")[0]
     x, edge_index, *_ = graph(0)
     names = {
         "World": SimpleNamespace(from_process_group=lambda: world),
