@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from domainpar.nn.interaction import InteractionNetwork
     from domainpar.nn.stages import EdgeStage, NodeStage
     from domainpar.parallel.halo import AdjointHalo, CompleteHalo
+    from domainpar.parallel.launch import World
     from domainpar.parallel.local import LocalGraph, localise
-    from domainpar.parallel.world import World
     from domainpar.plan import PartitionPlan, build_plan, build_plans
     from domainpar.reco.reading import Scores, read_scores
 
@@ -41,7 +41,7 @@ _HOMES = {
     "PartitionPlan": "domainpar.plan",
     "Scores": "domainpar.reco.reading",
     "Verification": "domainpar.nn.adapt.verify",
-    "World": "domainpar.parallel.world",
+    "World": "domainpar.parallel.launch",
     "build_plan": "domainpar.plan",
     "build_plans": "domainpar.plan",
     "localise": "domainpar.parallel.local",

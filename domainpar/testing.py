@@ -20,8 +20,8 @@ from typing import Any, Literal
 
 import torch
 
+from domainpar.parallel.launch import World
 from domainpar.parallel.thread_ranks import run_threads
-from domainpar.parallel.world import World
 from domainpar.programs import started
 
 SECONDS_TO_LEAVE = 5.0
@@ -207,7 +207,7 @@ def _mpi_rank(folder: Path) -> None:
         (folder / f"result_{world.rank}.pkl").write_bytes(result)
     except BaseException:
         (folder / f"error_{world.rank}.txt").write_text(f"rank {world.rank} failed:\n{traceback.format_exc()}")
-        world.abort(1)
+        world.transport.abort(1)
     world.close()
 
 

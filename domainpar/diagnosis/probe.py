@@ -13,7 +13,8 @@ from pathlib import Path
 from domainpar.diagnosis.selftests import check_halo
 from domainpar.diagnosis.transports import check_transport
 from domainpar.diagnosis.verdicts import gathered
-from domainpar.parallel.world import TransportName, World
+from domainpar.parallel.launch import World
+from domainpar.parallel.meeting import TransportName
 
 DEADLINE = 20.0
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from domainpar.parallel.board import Entry, Life, Mark
-from domainpar.parallel.hosts import network_here
 from domainpar.parallel.transport import Transport
 from domainpar.parallel.watcher import BEAT_SECONDS, LINGER_SECONDS
 
@@ -20,6 +23,9 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 Answer = TypeVar("Answer")
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+NETWORK = Path("/proc/self/ns/net")
 
 MEETING_SECONDS = 0.005
 LOOKING_SECONDS = 1.0
@@ -104,15 +110,16 @@ class StoreMarks:
         num_ranks: Ranks that leave marks.
         serves: Whether the store lives in this process.
         hosts: Host of each rank.
+        connect: Opens another connection to the store, for another thread.
     """
 
     between_processes = True
 
-    def __init__(self, store: Store, num_ranks: int, serves: bool, hosts: Sequence[str] = ()) -> None:
-        self.store = store
-        self.num_ranks = num_ranks
-        self.serves = serves
-        self.hosts = list(hosts) or [""] * num_ranks
+    def __init__(
+        self, store: Store, num_ranks: int, serves: bool, hosts: Sequence[str], connect: Callable[[], Store]
+    ) -> None:
+        self.store, self.num_ranks, self.serves, self.hosts = store, num_ranks, serves, list(hosts)
+        self.connect = connect
         self._lost = False  # not tried again: torch prints a page of C++ frames at every attempt
 
     def post(self, rank: int, mark: Mark) -> None:
@@ -238,11 +245,11 @@ def prefixed(prefix: str, store: Store) -> Store:
     return apart
 
 
-def share_store(transport: Transport) -> tuple[StoreMarks, Callable[[], Store]] | None:
+def share_store(transport: Transport) -> StoreMarks | None:
     """Serve a store on rank 0, at a free port, and connect all ranks to it; *collective*.
 
     Returns:
-        This rank's marks and a way to connect once more; None on all ranks if one of them cannot reach rank 0.
+        This rank's marks; None on all ranks if one of them cannot reach rank 0.
     """
     serves = transport.rank == 0
     hosts = [host.decode() for host in transport.all_gather(socket.gethostname().encode())]
@@ -253,7 +260,18 @@ def share_store(transport: Transport) -> tuple[StoreMarks, Callable[[], Store]] 
         store = _try_to_connect(host, port)
     if not all(transport.all_gather(b"" if store is None else b"connected")) or store is None:
         return None
-    return StoreMarks(store, transport.size, serves, hosts), lambda: connect(host, port)
+    return StoreMarks(store, transport.size, serves, hosts, partial(connect, host, port))
+
+
+def network_here() -> str:
+    """A name for what this process calls the loopback: equal on two ranks if they reach each other through it.
+
+    Host names are not enough: containers and cloned machines often share one.
+    """
+    boot, network = "", ""
+    with suppress(OSError):
+        boot, network = BOOT_ID.read_text().strip(), os.readlink(NETWORK)
+    return f"{platform.node()} {boot} {network}"
 
 
 def share_network(networks: Sequence[bytes | str]) -> bool:
