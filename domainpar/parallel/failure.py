@@ -13,13 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
+from domainpar import timeouts
 from domainpar.agreement import Refused
 from domainpar.parallel.places import is_a_command
 from domainpar.parallel.presence import Presence
 from domainpar.parallel.transport import RankMissing, RanksFailed
 from domainpar.problems import Problem, Where, error_text, expected
-
-SECONDS_TO_REPORT = 1.0  # given to the one rank that prints what is wrong, before others end the job
 
 IN_A_COMMAND = "see the board above; --timeout gives ranks more time to come"
 IN_A_PROGRAM = (
@@ -55,12 +54,12 @@ def fail(presence: Presence, error: BaseException) -> None:
     """Say why this rank fails, unless another one has, and end all of them. On processes this does not return."""
     marks = presence.marks
     if isinstance(error, RanksFailed):
-        time.sleep(SECONDS_TO_REPORT * (marks is not None and marks.between_processes))
+        time.sleep(timeouts.REPORT * (marks is not None and marks.between_processes))
     elif marks is None or marks.claim_failure():
         problem = expected(error)
         write_error(report(problem or error, presence.where(problem)))
     else:  # one failure makes others, which would only hide it
-        time.sleep(SECONDS_TO_REPORT)
+        time.sleep(timeouts.REPORT)
     presence.transport.abort(exit_code(error))
 
 

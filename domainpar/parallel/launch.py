@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from domainpar import faults
+from domainpar import faults, timeouts
 from domainpar.agreement import Refused, agree, agree_on
 from domainpar.compiling import watch_compiling
 from domainpar.parallel import launcher, world
 from domainpar.parallel.alike import about_this_program, wrong_number
-from domainpar.parallel.failure import SECONDS_TO_REPORT, exit_code, fail, guard, write_error
+from domainpar.parallel.failure import exit_code, fail, guard, write_error
 from domainpar.parallel.meeting import (
-    DEFAULT_DEADLINE,
-    DEFAULT_JOIN_SECONDS,
     Launch,
     NobodyServes,
     TransportName,
@@ -43,9 +41,9 @@ class World(world.World):
         transport: TransportName = "auto",
         device: str = "cpu",
         domain_size: int | None = None,
-        timeout: float = DEFAULT_DEADLINE,
+        timeout: float = timeouts.FIRST_STEP,
         *,
-        join_seconds: float = DEFAULT_JOIN_SECONDS,
+        join_seconds: float = timeouts.JOIN,
         share_gpu: bool = False,
     ) -> Self:
         """Join the other processes that a launcher started (mpiexec, torchrun, srun); alone without one; *collective*.
@@ -67,7 +65,7 @@ class World(world.World):
         group: ProcessGroup | None = None,
         device: str | torch.device = "cpu",
         domain_size: int | None = None,
-        timeout: float = DEFAULT_DEADLINE,
+        timeout: float = timeouts.FIRST_STEP,
     ) -> Self:
         """Use a `torch.distributed` group that the program already has; *collective* over that group.
 
@@ -91,9 +89,9 @@ class World(world.World):
         transport: TransportName = "auto",
         device: str = "cpu",
         domain_size: int | None = None,
-        timeout: float = DEFAULT_DEADLINE,
+        timeout: float = timeouts.FIRST_STEP,
         *,
-        join_seconds: float = DEFAULT_JOIN_SECONDS,
+        join_seconds: float = timeouts.JOIN,
         share_gpu: bool = False,
         num_ranks: int | None = None,
         same: Mapping[str, str] | None = None,
@@ -114,7 +112,7 @@ class World(world.World):
             if launcher.started_as_root() or isinstance(problem, NobodyServes):
                 write_error(refused.text)
             else:
-                time.sleep(SECONDS_TO_REPORT)  # launchers end all ranks when the first is gone
+                time.sleep(timeouts.REPORT)  # launchers end all ranks when the first is gone
             raise SystemExit(2) from None
         watch_compiling(talks=ranks.is_root)
         try:

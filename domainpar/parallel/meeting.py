@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import psutil
 import torch
 
-from domainpar import faults
+from domainpar import faults, timeouts
 from domainpar.agreement import Refused, name_ranks
 from domainpar.parallel import launcher as launchers
 from domainpar.parallel import side_channel
@@ -29,9 +29,6 @@ from domainpar.problems import Problem
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
     from torch.distributed import ProcessGroup
-
-DEFAULT_DEADLINE = 300.0
-DEFAULT_JOIN_SECONDS = 300.0
 
 TransportName = Literal["auto", "mpi", "gloo", "nccl"]
 
@@ -56,8 +53,8 @@ class Launch:
     transport: TransportName = "auto"
     device: str = "cpu"
     domain_size: int | None = None
-    timeout: float = DEFAULT_DEADLINE
-    join_seconds: float = DEFAULT_JOIN_SECONDS
+    timeout: float = timeouts.FIRST_STEP
+    join_seconds: float = timeouts.JOIN
     share_gpu: bool = False
 
 
@@ -253,7 +250,7 @@ def _wait_for_all(store: Store, rank: int, size: int, seconds: float) -> list[st
         store.set(f"host/{rank}", platform.node())
         while absent and time.monotonic() < give_up_at:
             absent = [other for other in absent if not store.check([f"host/{other}"])]
-            time.sleep(side_channel.MEETING_SECONDS if absent else 0.0)
+            time.sleep(timeouts.MEETING_POLL if absent else 0.0)
         if not absent:
             return [store.get(f"host/{other}").decode() for other in range(size)]
     except RuntimeError as error:

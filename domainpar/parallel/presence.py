@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from domainpar import faults
-from domainpar.parallel.board import PATIENCE_SECONDS, Life, Mark
+from domainpar import faults, timeouts
+from domainpar.parallel.board import Life, Mark
 from domainpar.parallel.places import in_words, where
 from domainpar.parallel.side_channel import SideChannel
 from domainpar.parallel.transport import Transport
@@ -97,7 +97,7 @@ class Presence:
             waiting[:] = [
                 (rank, life)
                 for rank, life in sharing
-                if life is not None and life.calls > ours and (life.waiting or 0.0) > PATIENCE_SECONDS
+                if life is not None and life.calls > ours and (life.waiting or 0.0) > timeouts.PATIENCE
             ]
             return bool(waiting)
 

@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from domainpar import timeouts
 from domainpar.parallel.board import Entry, Life, Mark
 from domainpar.parallel.transport import Transport
-from domainpar.parallel.watcher import BEAT_SECONDS, LINGER_SECONDS
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -26,12 +26,6 @@ Answer = TypeVar("Answer")
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 NETWORK = Path("/proc/self/ns/net")
-
-MEETING_SECONDS = 0.005
-LOOKING_SECONDS = 1.0
-CONNECT_SECONDS = 60.0
-READING_SECONDS = 3.0  # a board that is not read by then lies on a rank that is gone or stopped
-ANSWER_SECONDS = 1.5
 
 
 class SideChannel(Protocol):
@@ -137,7 +131,7 @@ class StoreMarks:
     def _read_all(self) -> list[Entry]:
         before = [self._life(rank) for rank in range(self.num_ranks)]
         if any(before):  # else nobody watches
-            time.sleep(2.5 * BEAT_SECONDS)
+            time.sleep(timeouts.SIGNS_OF_LIFE)
         entries = []
         for rank, life_before in enumerate(before):
             mark, life = self._get(f"mark/{rank}"), self._life(rank)
@@ -152,11 +146,11 @@ class StoreMarks:
 
     def _ask_for_frames(self, rank: int) -> str:
         self.store.set(f"wanted/{rank}", "yes")
-        give_up_at = time.monotonic() + ANSWER_SECONDS
+        give_up_at = time.monotonic() + timeouts.FRAMES
         while time.monotonic() < give_up_at:
             if self.store.check([f"frames/{rank}"]):
                 return self.store.get(f"frames/{rank}").decode()
-            time.sleep(0.05)
+            time.sleep(timeouts.ANSWER_POLL)
         return ""
 
     def claim_failure(self) -> bool:
@@ -167,7 +161,7 @@ class StoreMarks:
         """Let the `FailureWatch` of all other ranks end their processes."""
         self._in_time(lambda: self.store.set("failed", "yes"), None)
         if self.serves:
-            time.sleep(LINGER_SECONDS)
+            time.sleep(timeouts.LINGER)
 
     def meet(self, deadline: float, hopeless: Callable[[Sequence[Life | None]], bool]) -> bool:
         """Wait until every rank wants to leave; *collective*. False if some did not within `deadline` seconds.
@@ -191,15 +185,15 @@ class StoreMarks:
     def _all_in(
         self, counter: str, give_up_at: float, hopeless: Callable[[Sequence[Life | None]], bool] = lambda lives: False
     ) -> bool:
-        next_look = time.monotonic() + LOOKING_SECONDS
+        next_look = time.monotonic() + timeouts.LOOK
         while self.store.add(counter, 0) < self.num_ranks:
             if time.monotonic() > give_up_at:
                 return False
             if time.monotonic() > next_look:
-                next_look = time.monotonic() + LOOKING_SECONDS
+                next_look = time.monotonic() + timeouts.LOOK
                 if hopeless([self._life(rank) for rank in range(self.num_ranks)]):
                     return False
-            time.sleep(MEETING_SECONDS)
+            time.sleep(timeouts.MEETING_POLL)
         return True
 
     def _get(self, key: str) -> str | None:
@@ -210,7 +204,7 @@ class StoreMarks:
         answers: list[Answer] = []
         asking = threading.Thread(target=lambda: answers.append(self._unless_lost(ask, otherwise)), daemon=True)
         asking.start()
-        asking.join(READING_SECONDS)
+        asking.join(timeouts.BOARD)
         self._lost = self._lost or not answers
         return answers[0] if answers else otherwise
 
@@ -224,7 +218,7 @@ class StoreMarks:
             return otherwise
 
 
-def connect(host: str, port: int, serves: bool = False, timeout: float = CONNECT_SECONDS) -> Store:
+def connect(host: str, port: int, serves: bool = False, timeout: float = timeouts.CONNECT) -> Store:
     """Connect to the store at an address, or serve it there.
 
     Raises:
