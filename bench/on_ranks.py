@@ -101,7 +101,7 @@ class PhaseClock:
     def __init__(self, world: World) -> None:
         self._world = world
         self._marks: list[tuple[str, float, float]] = []
-        world.mark = self._mark  # type: ignore[method-assign]
+        world.presence.mark = self._mark  # type: ignore[method-assign]
 
     def step(self, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Run one step; returns its record with seconds and seconds without waiting for each phase, on this rank."""

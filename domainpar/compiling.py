@@ -22,10 +22,7 @@ from typing import Any
 from numba.core import caching, event
 from tqdm import tqdm
 
-LONGEST_WAIT = 100.0
-"""Seconds after which a rank compiles for itself from then on: the one that holds the lock may be frozen."""
-
-_SOON = 1.0  # seconds within which kernels are loaded, so that nobody needs to be told
+from domainpar import timeouts
 
 
 class _Watch(event.Listener):
@@ -69,11 +66,11 @@ class _Watch(event.Listener):
                 return False
             self._file = os.open(_lock_file(), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             came = time.perf_counter()
-            while (waited := time.perf_counter() - came) < LONGEST_WAIT:
+            while (waited := time.perf_counter() - came) < timeouts.COMPILING:  # its owner may be frozen
                 with suppress(BlockingIOError):
                     fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     return True
-                if waited > _SOON:
+                if waited > timeouts.COMPILING_SILENCE:
                     self._say()
                 time.sleep(0.01)
             self._alone = True

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import psutil
 
+from domainpar import timeouts
 from domainpar.problems import Problem
 
-SECONDS_TO_WRITE = 2.0  # given to a process that has made its lock but not filled it yet
 SAME_START = 2.0  # seconds; the clock of a machine may be set right while a process runs
 
 _MOST_OF_A_LOCK = 10_000  # bytes
@@ -166,7 +166,7 @@ def _text(holder: Holder) -> bytes:
 
 def _read(path: Path) -> tuple[Holder | None, bytes]:
     """Who holds a lock, and the bytes that say so; no holder if they say nothing, no bytes if there is no lock."""
-    give_up_at = time.monotonic() + SECONDS_TO_WRITE
+    give_up_at = time.monotonic() + timeouts.LOCK_FILLING
     while True:
         try:
             with path.open("rb") as file:
@@ -176,7 +176,7 @@ def _read(path: Path) -> tuple[Holder | None, bytes]:
         holder = _parsed(content)
         if holder is not None or time.monotonic() > give_up_at:
             return holder, content or b"\n"
-        time.sleep(0.05)
+        time.sleep(timeouts.ANSWER_POLL)
 
 
 def _parsed(content: bytes) -> Holder | None:

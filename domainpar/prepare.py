@@ -20,6 +20,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from domainpar.agreement import Refused, agree
 from domainpar.command_line import run_command
 from domainpar.config import PrepareConfig, conditions_of, parse_layer_pairs, parse_names, parse_numbers
 from domainpar.config.acorn_keys import default_store
@@ -27,7 +28,7 @@ from domainpar.config.acorn_keys import default_store
 if TYPE_CHECKING:
     from domainpar.events.acorn import AcornOptions
     from domainpar.events.store import Settings
-    from domainpar.parallel.world import World
+    from domainpar.parallel.launch import World
     from domainpar.reco.facts import EventFacts
 
 
@@ -73,7 +74,7 @@ def prepare_store(config: PrepareConfig, world: "World", facts: "list[EventFacts
         )
     except (ValueError, OSError) as error:
         problem = error
-    world.agree(problem)
+    agree(world.transport, problem)
     with tqdm(total=len(source.names), desc=f"prepare {directory}", unit="event", disable=_no_bar(world)) as bar:
 
         def advance(record: EventRecord, kept: bool) -> None:
@@ -96,10 +97,13 @@ def prepare_store(config: PrepareConfig, world: "World", facts: "list[EventFacts
                 say=bar.write,
                 **({} if facts is None else _looking(facts)),
             )
-        except NotWritten as error:  # on all ranks alike, as below
-            fail_alike(world, error, spokesman=0)
-        except ValueError as error:
-            world.agree(error)
+        except Refused as refused:
+            if refused.not_written:  # work had begun
+                problem = NotWritten(refused.what, refused.hint, event=refused.event, file=refused.file)
+                fail_alike(world, problem, spokesman=0)
+            raise
+        except ValueError as error:  # on all ranks alike
+            agree(world.transport, error)
     return directory
 
 
@@ -129,7 +133,7 @@ def _acorn_options(config: PrepareConfig) -> "AcornOptions":
 
 
 def _work(config: PrepareConfig) -> int:
-    from domainpar.parallel.world import World
+    from domainpar.parallel.launch import World
 
     with World.session("auto") as world:
         facts: list[EventFacts] = []

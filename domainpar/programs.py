@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-SECONDS_TO_LEAVE = 2.0
+from domainpar import timeouts
 
 
 @contextmanager
@@ -49,7 +49,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
-            process.wait(SECONDS_TO_LEAVE)
+            process.wait(timeouts.LEAVING)
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

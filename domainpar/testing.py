@@ -20,11 +20,10 @@ from typing import Any, Literal
 
 import torch
 
+from domainpar import timeouts
+from domainpar.parallel.launch import World
 from domainpar.parallel.thread_ranks import run_threads
-from domainpar.parallel.world import World
 from domainpar.programs import started
-
-SECONDS_TO_LEAVE = 5.0
 
 RankTransport = Literal["threads", "gloo", "mpi"]
 
@@ -93,7 +92,7 @@ def _run_gloo(call: bytes, num_ranks: int, timeout: float) -> list[Any]:
         try:
             results = _collect(ranks, [reader for reader, _ in pipes], timeout)
             for rank in ranks:
-                rank.join(SECONDS_TO_LEAVE)
+                rank.join(timeouts.RANKS_LEAVING)
             return results
         finally:
             for rank in ranks:
@@ -207,7 +206,7 @@ def _mpi_rank(folder: Path) -> None:
         (folder / f"result_{world.rank}.pkl").write_bytes(result)
     except BaseException:
         (folder / f"error_{world.rank}.txt").write_text(f"rank {world.rank} failed:\n{traceback.format_exc()}")
-        world.abort(1)
+        world.transport.abort(1)
     world.close()
 
 

@@ -26,7 +26,7 @@ from domainpar.parallel.signals import StopFlag
 from domainpar.problems import error_text
 
 if TYPE_CHECKING:
-    from domainpar.parallel.world import World
+    from domainpar.parallel.launch import World
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,7 +46,7 @@ def _work(config: TrainConfig, stop: StopFlag) -> int:
 
     import torch
 
-    from domainpar.parallel.world import World
+    from domainpar.parallel.launch import World
     from domainpar.training.run import store_to_go_on_with, train
 
     torch.set_num_threads(1)  # ranks are the parallelism; more threads inside a kernel could change its bits
@@ -57,15 +57,15 @@ def _work(config: TrainConfig, stop: StopFlag) -> int:
 
 def _built_in_events(world: "World") -> Path:
     """The store of the built-in simulated events, prepared where it is not there yet. *Collective*."""
-    from domainpar.parallel.world import Refused
+    from domainpar.agreement import Refused
     from domainpar.prepare import prepare_store
 
     try:
         return prepare_store(PrepareConfig(), world)
     except Refused as refused:
-        what = f"the built-in simulated events cannot be prepared: {refused.problem.what}"
+        what = f"the built-in simulated events cannot be prepared: {refused.what}"
         hint = "name a store of your own with --store, and a place for the run with --out"
-        raise Refused(what, hint, event=refused.problem.event, file=refused.problem.file) from refused
+        raise Refused(what, hint, event=refused.event, file=refused.file) from refused
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ lock = compiling.fcntl.flock
 def slow(*how):
     lock(*how)
     time.sleep(0.5)  # so that the other process comes meanwhile
-compiling.fcntl.flock, compiling._SOON = slow, 0.1
+compiling.fcntl.flock, compiling.timeouts.COMPILING_SILENCE = slow, 0.1
 compiling.watch_compiling(talks=True)
 assert add(1, 2) == 3
 print(sum(add.stats.cache_misses.values()), sum(add.stats.cache_hits.values()))
@@ -75,7 +75,7 @@ def test_a_lock_that_nobody_gives_back_or_that_cannot_be_had_stops_nothing(monke
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kept"))
     program = (
         "import time\nfrom pathlib import Path\nfrom domainpar import compiling\nfrom slow_kernel import add\n"
-        "compiling.LONGEST_WAIT, compiling._lock_file = 1.0, lambda: Path({file!r})\n"
+        "compiling.timeouts.COMPILING, compiling._lock_file = 1.0, lambda: Path({file!r})\n"
         "compiling.watch_compiling(talks=True)\nbegan = time.perf_counter()\n"
         "assert (add(1, 2), add(1.0, 2.0)) == (3, 3.0)\nassert time.perf_counter() - began > {least}\n"
         "assert compiling._WATCH._alone == ({least} > 0)\n"

@@ -122,7 +122,7 @@ def test_a_job_that_slurm_has_requeued_elsewhere_goes_on_in_its_directory(tmp_pa
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"host": 3}', b"\xff"])
 def test_a_lock_that_cannot_be_read_is_left_alone_and_named(tmp_path, monkeypatch, content):
-    monkeypatch.setattr(lock, "SECONDS_TO_WRITE", 0.1)
+    monkeypatch.setattr("domainpar.timeouts.LOCK_FILLING", 0.1)
     (tmp_path / LOCK).write_bytes(content)
     with pytest.raises(Problem, match="is locked, but its lock cannot be read") as refused:
         Claim.take(tmp_path, RUN)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import Any
 
+from domainpar import timeouts
 from domainpar.config.group import Group, flag
 
 _MAY_DIFFER = ("threads",)
@@ -16,13 +17,13 @@ class Launch(Group):
     ranks: int | None = None
     """How many ranks there must be; any other number is refused. Default: as many as are started."""
 
-    join_timeout: float = 300.0
+    join_timeout: float = timeouts.JOIN
     """Seconds in which all ranks must have come."""
 
-    first_timeout: float = 300.0
+    first_timeout: float = timeouts.FIRST_STEP
     """Seconds a rank waits for the others up to the end of the first step (in infer: event)."""
 
-    timeout: float = 120.0
+    timeout: float = timeouts.STEP
     """Seconds a rank waits for the others after that; then all end, and the one that did not come is named."""
 
     share_gpu: bool = False

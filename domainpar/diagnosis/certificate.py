@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import json
 import re
 import sys
 import time
@@ -12,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from domainpar.agreement import gather
 from domainpar.config.doctoring import DoctorConfig
 from domainpar.diagnosis import layout, machine
 from domainpar.diagnosis.budget import Budget
@@ -68,7 +68,7 @@ def certify(
 
 def _machines(world: World) -> dict[str, Any]:
     """What each host is, once each. *Collective*."""
-    found = [json.loads(text) for text in world.transport.all_gather(json.dumps(machine.describe()).encode())]
+    found = gather(world.transport, machine.describe())
     return {told["host"]: told for told in reversed(found)}
 
 

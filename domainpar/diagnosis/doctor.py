@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from domainpar import timeouts
+from domainpar.agreement import agree
 from domainpar.config.doctoring import DoctorConfig
 from domainpar.diagnosis import beside, layout, machine, selftests
 from domainpar.diagnosis.files import check_run, check_store
@@ -17,14 +19,13 @@ from domainpar.diagnosis.table import as_record, show, write_json
 from domainpar.diagnosis.transports import check_transport
 from domainpar.diagnosis.verdicts import Finding, exit_code, failed, gathered
 from domainpar.parallel.allocator import set_up_allocator
-from domainpar.parallel.failing import NobodyServes, Refused
+from domainpar.parallel.failure import guard
+from domainpar.parallel.launch import World
 from domainpar.parallel.launcher import Launcher, detect, started_as_root
+from domainpar.parallel.meeting import NobodyServes
 from domainpar.parallel.thread_ranks import run_threads
-from domainpar.parallel.world import World
 from domainpar.problems import Problem, told
 
-DEADLINE = 60.0
-SECONDS_TO_REPORT = 30.0
 THREAD_RANKS = 3
 CERTIFICATE = "certificate.json"
 
@@ -41,11 +42,11 @@ def diagnose(config: DoctorConfig) -> int:
     allocator = set_up_allocator()
     try:
         launcher = detect()
-        world = World.launch(config.transport, config.device, timeout=_deadline(config), join_seconds=DEADLINE)
-    except (Refused, ValueError) as refused:
+        world = World.launch(config.transport, config.device, timeout=_deadline(config), join_seconds=timeouts.DOCTOR)
+    except ValueError as refused:
         return _without_world(config, refused, allocator)
-    with world.guard():
-        world.agree(_cannot_write(config) if world.is_root else None)
+    with guard(world.presence):
+        agree(world.transport, _cannot_write(config) if world.is_root else None)
         findings = _looked(config, launcher, world, allocator)
         if world.is_root:
             _tell(config, findings)
@@ -57,7 +58,7 @@ def diagnose(config: DoctorConfig) -> int:
 
 def _deadline(config: DoctorConfig) -> float:
     """Longest wait for another rank: with a certificate, rank 0 computes alone for a while."""
-    return DEADLINE + (60.0 * config.minutes if config.certify else 0.0)
+    return timeouts.DOCTOR + (60.0 * config.minutes if config.certify else 0.0)
 
 
 def _cannot_write(config: DoctorConfig) -> Problem | None:
@@ -68,13 +69,12 @@ def _cannot_write(config: DoctorConfig) -> Problem | None:
     return None
 
 
-def _without_world(config: DoctorConfig, refused: Refused | ValueError, allocator: str) -> int:
+def _without_world(config: DoctorConfig, refused: ValueError, allocator: str) -> int:
     """The ranks cannot meet: say so, with what one process can find out alone."""
     if not started_as_root() and not isinstance(refused, NobodyServes):
-        time.sleep(SECONDS_TO_REPORT)  # launchers end all ranks when the first is gone: that must be rank 0
+        time.sleep(timeouts.DOCTOR_REPORT)  # launchers end all ranks when the first is gone: that must be rank 0
         return 1
-    problem = refused.problem if isinstance(refused, Refused) else refused
-    reason = told(problem)
+    reason = told(refused)
     advice = reason["hint"] or "nothing that needs several ranks works until this is mended"
     of_mpi = machine.attempted("MPI", lambda: check_mpi(Launcher("none", "")))  # by a process of its own: safely
     own = _of_this_process(1, allocator, started=True)
@@ -160,7 +160,7 @@ def _of_transports(config: DoctorConfig, launcher: Launcher, world: World, local
 def _selftests(config: DoctorConfig, world: World) -> list[Finding]:
     """The halo and a network on it; on ranks that are threads where there is one process only. *Collective*."""
     if world.size == 1:
-        found: list[list[Finding]] = run_threads(_on_threads, THREAD_RANKS, config.seconds, timeout=DEADLINE)
+        found: list[list[Finding]] = run_threads(_on_threads, THREAD_RANKS, config.seconds, timeout=timeouts.DOCTOR)
         return [*found[0], selftests.check_rows(world)]
     return [*selftests.check_halo(world), selftests.check_split(world), selftests.check_rows(world)]
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from domainpar.agreement import gather
 from domainpar.diagnosis.verdicts import Finding, failed, passed
 from domainpar.events.store import EDGE_ARRAYS, MANIFEST, NODE_ARRAYS, StoredEvent, StoreError, file_sha256
 from domainpar.parallel.world import World
@@ -135,7 +136,7 @@ def _first(bad: Sequence[str]) -> str:
 
 
 def _of_all(world: World, own: list[str]) -> list[list[str]]:
-    return [json.loads(text) for text in world.transport.all_gather(json.dumps(own).encode())]
+    return gather(world.transport, own)
 
 
 def _on_any(world: World, problem: str) -> bool:

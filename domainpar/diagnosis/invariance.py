@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
+from domainpar import timeouts
 from domainpar.diagnosis.budget import Budget
 from domainpar.diagnosis.toy import ring_event, toy_store
 from domainpar.diagnosis.training import DTYPES, Way, same_on_all, trained_sha256
@@ -19,7 +20,6 @@ from domainpar.words import several
 TRACKS = (60, 43)
 THREAD_RANKS = (1, 2, 3, 4, 8)
 OTHER_GROUPINGS = ("metis", "random")
-SECONDS_OF_THREADS = 120.0
 
 Train = Callable[[Way, EventStore, World], list[str]]
 """Train on some layout of the ranks; returns the hashes that came of it. *Collective*."""
@@ -137,6 +137,6 @@ def _as_threads(num_ranks: int, way: Way, store: EventStore, world: World) -> li
 
     own = ""
     if world.is_root:
-        found = run_threads(train, num_ranks, timeout=SECONDS_OF_THREADS, domain_size=num_ranks)
+        found = run_threads(train, num_ranks, timeout=timeouts.SMALL_GRAPH, domain_size=num_ranks)
         own = ",".join(sorted(set(found)))
     return world.transport.broadcast(own.encode()).decode().split(",")

@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
+from domainpar import timeouts
 from domainpar.diagnosis.starting import run_limited
 from domainpar.diagnosis.verdicts import Finding, failed, passed, skipped, warned
 from domainpar.parallel.launcher import Launcher
 from domainpar.words import several
-
-SECONDS_TO_ANSWER = 20.0
 
 # What launchers and MPI libraries leave in the environment of what they start; a program started from there must not
 # take itself for one of their ranks.
@@ -70,7 +69,7 @@ def mpi_library(inside: bool) -> str:
 
         return library_of(import_mpi())
     path = {"PYTHONPATH": os.pathsep.join(place for place in sys.path if place)}
-    ended = run_limited([sys.executable, "-c", ASK_FOR_LIBRARY], SECONDS_TO_ANSWER, [path], OF_LAUNCHERS)
+    ended = run_limited([sys.executable, "-c", ASK_FOR_LIBRARY], timeouts.LAUNCHER_ANSWER, [path], OF_LAUNCHERS)
     if ended.code != 0:
         raise RuntimeError(ended.last_lines)
     return ended.output.strip().splitlines()[-1]
@@ -86,7 +85,7 @@ def mpiexecs() -> list[str]:
 def version_of(mpiexec: str) -> str:
     """What an `mpiexec` says of itself, in one line."""
     try:
-        ended = run_limited([mpiexec, "--version"], SECONDS_TO_ANSWER)
+        ended = run_limited([mpiexec, "--version"], timeouts.LAUNCHER_ANSWER)
     except OSError as error:
         return f"cannot be started: {error.strerror}"
     said = re.search(r"(hydra).*?version:\s*(\S+)", ended.output, re.IGNORECASE | re.DOTALL)

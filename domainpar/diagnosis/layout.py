@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import time
 from collections import Counter
@@ -12,9 +11,10 @@ from typing import Any
 
 import torch
 
+from domainpar.agreement import gather
 from domainpar.diagnosis.machine import OPTIONAL, cores_here, cpu_model, installed, needed_versions
 from domainpar.diagnosis.verdicts import Finding, failed, passed, skipped, warned
-from domainpar.parallel.program import about_this_program
+from domainpar.parallel.alike import about_this_program
 from domainpar.parallel.world import World
 from domainpar.words import between, several
 
@@ -51,7 +51,7 @@ def places_of(world: World) -> list[Place]:
     world.transport.barrier()
     gpus = torch.cuda.device_count()
     own = Place(world.rank, platform.node(), cpu_model(), cores_here(), gpus, time.time(), versions)
-    return [Place(**json.loads(text)) for text in world.transport.all_gather(json.dumps(asdict(own)).encode())]
+    return [Place(**place) for place in gather(world.transport, asdict(own))]
 
 
 def local_ranks(places: Sequence[Place], rank: int) -> int:

@@ -10,17 +10,17 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from domainpar import timeouts
 from domainpar.diagnosis.selftests import check_halo
 from domainpar.diagnosis.transports import check_transport
 from domainpar.diagnosis.verdicts import gathered
-from domainpar.parallel.world import TransportName, World
-
-DEADLINE = 20.0
+from domainpar.parallel.launch import World
+from domainpar.parallel.meeting import TransportName
 
 
 def probe(into: Path, transport: TransportName, seconds: float) -> None:
     """Look at a transport on the ranks that were started, and write down what was found. *Collective*."""
-    with World.session(transport, timeout=DEADLINE) as world:
+    with World.session(transport, timeout=timeouts.PROBE) as world:
         findings = gathered([check_transport(world.transport, seconds), *check_halo(world)], world)
         if world.is_root:
             into.write_text(json.dumps([asdict(finding) for finding in findings]))

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from domainpar import timeouts
 from domainpar.diagnosis.launchers import OF_LAUNCHERS
 from domainpar.diagnosis.starting import Ended, run_limited
 from domainpar.diagnosis.verdicts import Finding, Verdict, failed, passed, skipped
 
 NUM_RANKS = 2
-SECONDS_TO_START = 60.0  # starting Python and torch from a cold network disk takes its time
 LOOPBACK = "127.0.0.1"
 
 # In containers and on small machines Open MPI refuses to start without these; MPICH does not look at them.
@@ -64,7 +64,7 @@ def _probed(
         words = [word.replace("{file}", str(file)) for word in command]
         try:
             ended = run_limited(
-                words, SECONDS_TO_START + 2 * seconds, [shared | dict(own) for own in environments], OF_LAUNCHERS
+                words, timeouts.STARTING + 2 * seconds, [shared | dict(own) for own in environments], OF_LAUNCHERS
             )
         except OSError as error:
             return failed(check, f"{words[0]} cannot be started: {error.strerror}", advice)

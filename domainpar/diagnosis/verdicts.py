@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from domainpar.agreement import gather
 from domainpar.parallel.world import World
 from domainpar.words import several
 
@@ -77,10 +77,9 @@ def gathered(findings: Sequence[Finding], world: World) -> list[Finding]:
 
     The worst verdict wins and its ranks are named; what all ranks found alike is said once.
     """
-    told = world.transport.all_gather(json.dumps([asdict(finding) for finding in findings]).encode())
     by_check: dict[str, dict[int, Finding]] = {}
-    for rank, text in enumerate(told):
-        for values in json.loads(text):
+    for rank, theirs in enumerate(gather(world.transport, [asdict(finding) for finding in findings])):
+        for values in theirs:
             by_check.setdefault(values["check"], {})[rank] = Finding.read(values)
     return [_merged(of_ranks) for of_ranks in by_check.values()]
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from domainpar.agreement import Gathering, Ranks, agree_on, gather, on_all
 from domainpar.events.construct import Cuts, build_graph
 from domainpar.events.graph import EventGraph, Hits, IntArray
 from domainpar.events.place import Place
@@ -38,7 +39,7 @@ from domainpar.events.store import (
 )
 from domainpar.events.stored_order import default_num_tiles
 from domainpar.lock import STORE, Claim
-from domainpar.problems import NotWritten, Problem, expected, told
+from domainpar.problems import Problem, expected
 from domainpar.words import several
 from partitioners import Topology, get_partitioner
 
@@ -167,33 +168,33 @@ def prepare(
         on_look: Called on every rank for every event, in order, with what `look` returned.
 
     Raises:
-        Problem: If the store was made with other settings, or holds more events, and is not to be overwritten; if
-            another preparation is at work in it; or if an event cannot be read or cut: naming the first such event, and
-            how many there are. Finished events stay; there is no manifest that lists unfinished ones.
-        NotWritten: If an event or the manifest cannot be written; finished events stay likewise.
+        Refused: On all ranks alike, if the store was made with other settings, or holds more events, and is not to be
+            overwritten; if another preparation is at work in it; or if events cannot be read, cut or written, naming
+            them. Finished events stay; there is no manifest that lists unfinished ones.
     """
     if size > 1 and all_gather is None:
         raise ValueError(f"{size} ranks were given but no all_gather to join them.")
     splits = {"val_split": val_split, "test_split": test_split, "split_seed": seed}
     own_splits = None if source.splits is not None else splits
     job = _Job(source, Path(directory), partitioner, num_tiles, seed, own_splits, look)
-    share = _Share(rank, size, all_gather or (lambda payload: [payload]))
-    share.agree(lambda: _refuse_if_not_same(share, source))
+    ranks = Gathering(rank, size, all_gather or (lambda payload: [payload]))
+    # A shared file system may not show the same files everywhere; events would be dealt twice or not at all.
+    agree_on(ranks, _source_values(source), "let all ranks see the same files, and give all the same flags")
     records: list[EventRecord] = []
     with contextlib.ExitStack() as held:
-        recorded = share.on_root(job.recorded_if_finished)
+        recorded = _of_root(ranks, job.recorded_if_finished)
         locked = recorded is None
         if locked:
-            recorded = share.on_root(lambda: _claim_and_make_ready(job, overwrite, held, say))
+            recorded = _of_root(ranks, lambda: _claim_and_make_ready(job, overwrite, held, say))
         for start in range(0, len(source.names), size):
             # One event a rank, then all meet: a long silence of one rank would look like a hang to the others.
             mine = source.names[start + rank : start + rank + 1]
-            kept = share.agree(lambda mine=mine: job.kept(mine[0]) if mine else None)  # type: ignore[misc]
+            kept = _of_all(ranks, lambda mine=mine: job.kept(mine[0]) if mine else None)  # type: ignore[misc]
             if not locked and None in kept[: len(source.names) - start]:  # a finished store that was damaged
                 locked = True
-                share.on_root(lambda: _claim(job, held, say))
+                _of_root(ranks, lambda: _claim(job, held, say))
             here = kept[rank]
-            found = share.agree(lambda mine=mine, here=here: job.event(mine[0], here) if mine else None)  # type: ignore[misc]
+            found = _of_all(ranks, lambda mine=mine, here=here: job.event(mine[0], here) if mine else None)  # type: ignore[misc]
             for made, as_it_was in zip(found, kept):
                 if made is not None:
                     records.append(_record(made["record"]))
@@ -206,7 +207,7 @@ def prepare(
         else:
             records = [replace(record, split=source.splits[record.event]) for record in records]
         if locked:
-            share.on_root(lambda: _finish(job, records, say))
+            _of_root(ranks, lambda: _finish(job, records, say))
     return EventStore(directory)
 
 
@@ -499,60 +500,27 @@ def _shown(value: object) -> str:
 # --- ranks -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Share:
-    """This rank among the ranks that prepare together."""
+def _of_all(ranks: Ranks, work: Callable[[], Any]) -> list[Any]:
+    """Do every rank's own work and return what it gave on all; if any fails, all refuse. *Collective*."""
 
-    rank: int
-    size: int
-    all_gather: AllGather
-
-    def agree(self, work: Callable[[], Any]) -> list[Any]:
-        """Do this rank's work and return what all ranks' work gave. *Collective*: if one rank fails, all raise."""
+    def attempt() -> Any:
         try:
-            mine: dict[str, Any] = {"value": work()}
-        except (ValueError, RuntimeError, OSError, MemoryError) as error:
-            problem = expected(error, "--store")
-            mine = {
-                "error": told(problem or f"{type(error).__name__}: {error}"),
-                "running": isinstance(problem, NotWritten),
-            }
-        everyone = [json.loads(payload) for payload in self.all_gather(json.dumps(mine).encode())]
-        errors = {rank: answer["error"] for rank, answer in enumerate(everyone) if "error" in answer}
-        if errors:
-            running = any(answer.get("running") for answer in everyone)
-            raise _first_of(errors, self.size, NotWritten if running else Problem)
-        return [answer["value"] for answer in everyone]
+            return work()
+        except (RuntimeError, OSError, MemoryError) as error:
+            raise expected(error, "--store") or Problem(f"{type(error).__name__}: {error}") from error
 
-    def on_root(self, work: Callable[[], Any]) -> Any:
-        """Do work on rank 0 alone and return what it gave. *Collective*: if it fails, all raise."""
-        return self.agree(lambda: work() if self.rank == 0 else None)[0]
+    return gather(ranks, on_all(ranks, attempt))
 
 
-def _first_of(errors: Mapping[int, Mapping[str, Any]], size: int, kind: type[Problem]) -> Problem:
-    """One error for those of all ranks: the first and whose it is, and which other events have one."""
-    rank, first = next(iter(errors.items()))
-    others = [error["event"] or error["what"] for error in errors.values() if error != first]
-    what = str(first["what"]).rstrip(".") + (f" (on rank {rank})" if 1 < size != len(errors) else "")
-    if others:
-        what += f"; and {len(others)} more: {', '.join(others)}"
-    return kind(what, first["hint"], event=first["event"], file=first["file"])
+def _of_root(ranks: Ranks, work: Callable[[], Any]) -> Any:
+    """Do work on rank 0 alone and return on every rank what it gave. *Collective*."""
+    return _of_all(ranks, lambda: work() if ranks.rank == 0 else None)[0]
 
 
-def _refuse_if_not_same(share: _Share, source: Source) -> None:
-    """A shared file system may not show the same files everywhere; events would be dealt twice or not at all."""
-    mine = _sha(source)
-    others = [payload.decode() for payload in share.all_gather(mine.encode())]
-    if len(set(others)) > 1:
-        differing = [rank for rank, other in enumerate(others) if other != others[0]]
-        raise Problem(
-            f"ranks {differing} see other events or settings than rank 0 ({len(source.names)} events here)",
-            "let all ranks see the same files, and give all the same flags",
-        )
-
-
-def _sha(source: Source) -> str:
-    return hashlib.sha256(json.dumps([source.names, dict(source.settings)], sort_keys=True).encode()).hexdigest()
+def _source_values(source: Source) -> dict[str, str]:
+    """The events and settings of a source, as ranks compare them."""
+    digest = hashlib.sha256(json.dumps([source.names, dict(source.settings)], sort_keys=True).encode()).hexdigest()
+    return {"the list of events and settings": f"{digest[:12]} ({several(len(source.names), 'event')})"}
 
 
 def _record(item: dict[str, Any]) -> EventRecord:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from domainpar.agreement import on_root
 from domainpar.config import InferConfig
 from domainpar.display.checking import run_beside
 from domainpar.events.own_events import kept_place, told_of
@@ -25,7 +26,7 @@ from domainpar.reco.scoring import LeftOut, Outcome, Scorer
 def score_store(config: InferConfig, world: World, allocator: str | None) -> None:
     """Score the events of a store and show how it goes (`domainpar.infer.infer`). *Collective*."""
     job = set_up(config, world)
-    world.on_root(lambda: str(choose_directory(job.scorer.directory.parent, config.overwrite)))
+    on_root(world.transport, lambda: str(choose_directory(job.scorer.directory.parent, config.overwrite)))
     if world.is_root:
         print(*summary.first_lines(world, job.scorer.store, job.records, job.about, allocator), sep="\n", flush=True)
     outcomes, left_out = _score(job.scorer, job.records, config.timeout)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from domainpar.agreement import agree, on_all
 from domainpar.config import InferConfig, TrainConfig, target_conditions
 from domainpar.events.own_events import OwnEvents, own_events
 from domainpar.events.store import EventRecord, EventStore
@@ -63,9 +64,9 @@ def set_up(config: InferConfig, world: World) -> Job:
     store = open_events(config, run, world)
     records, left_out = _choose_events(config, store, world)
     model, state = load_network(run, trained, config.checkpoint, store, world)
-    world.on_all(lambda: _check_tracks(config, store, records))
+    on_all(world.transport, lambda: _check_tracks(config, store, records))
     if config.strict:
-        world.on_all(lambda: check_parts(store, world, config.grouping, config.sectors, trained.seed))
+        on_all(world.transport, lambda: check_parts(store, world, config.grouping, config.sectors, trained.seed))
     if isinstance(model, OnEvents):
         take_from_root(common_tensors(model), world)
     model.to(world.device)
@@ -81,7 +82,7 @@ def set_up(config: InferConfig, world: World) -> Job:
     unfinished = (Path(config.out) if config.out is not None else run / "scores") / UNFINISHED
     scorer = _scorer(config, trained, world, store=store, model=model, directory=unfinished, origin=origin)
     about = {**origin, **_about(config, trained, run, store), "bitwise_problem": _self_test(model, world)}
-    own = world.on_all(lambda: own_events(read_run(run), store))
+    own = on_all(world.transport, lambda: own_events(read_run(run), store))
     return Job(scorer, records, left_out, about, own)
 
 
@@ -89,10 +90,13 @@ def _choose_events(config: InferConfig, store: EventStore, world: World) -> tupl
     """The events to score, and those of them that are left out from the start. *Collective*."""
     chosen = store.events(None if config.split == "all" else config.split)
     if not chosen:
-        world.agree(Problem(f"store {store.path} has no {config.split} events", "take another --split"))
+        agree(world.transport, Problem(f"store {store.path} has no {config.split} events", "take another --split"))
     records = [record for record in chosen if record.event not in store.unreadable]
     if not records:
-        world.agree(Problem(f"no {config.split} event of store {store.path} can be read", "take another --split"))
+        agree(
+            world.transport,
+            Problem(f"no {config.split} event of store {store.path} can be read", "take another --split"),
+        )
     left_out = [record.event for record in chosen if record.event in store.unreadable]
     return records, [LeftOut(event, store.unreadable[event].what) for event in left_out]
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import yaml
 
+from domainpar.agreement import on_all, on_root
 from domainpar.command_line import parse, settings_of_run
 from domainpar.config import ConfigError, InferConfig, TrainConfig, resolved_yaml
 from domainpar.events.own_events import store_of_run
@@ -19,7 +20,7 @@ from domainpar.training.trained import read_run
 
 def choose_run(config: InferConfig, world: World) -> tuple[Path, TrainConfig]:
     """The run to take the network from, and what it was trained as. *Collective*."""
-    run = Path(world.on_root(lambda: config.run or str(newest_run())))
+    run = Path(on_root(world.transport, lambda: config.run or str(newest_run())))
 
     def trained() -> str:
         read_run(run)  # says it better than a missing file does
@@ -29,7 +30,7 @@ def choose_run(config: InferConfig, world: World) -> tuple[Path, TrainConfig]:
             raise Problem(error.what, error.hint) from error
 
     # Read and checked by one rank: the others get values that are known to be good.
-    values = yaml.safe_load(world.on_root(trained))
+    values = yaml.safe_load(on_root(world.transport, trained))
     if world.is_root and state_of(run, read_run(run)) == "died":
         print(f"note: the training in {run} ended without a word, as a killed process does", flush=True)
     return run, TrainConfig(**values | ({} if config.model is None else {"model": config.model}))
@@ -49,4 +50,4 @@ def open_events(config: InferConfig, run: Path, world: World) -> EventStore:
             return Path(config.store)
         return store_of_run(run, read_run(run))
 
-    return open_store(world.on_all(path), world, config.on_bad_event)
+    return open_store(on_all(world.transport, path), world, config.on_bad_event)

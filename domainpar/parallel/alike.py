@@ -1,17 +1,24 @@
-"""What all ranks should hold alike, compared by checksums of its bits."""
+"""Values that all ranks must hold alike: the program with what it was asked to do, and tensors, by their checksums."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import platform
 import zlib
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import cache
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from domainpar.agreement import gather, strays
 from domainpar.parallel.transport import Transport
+from domainpar.problems import Problem
+from domainpar.words import several
 
 
 def digest(tensors: Mapping[str, Tensor]) -> int:
@@ -36,27 +43,49 @@ def what_differs(ours: Mapping[str, Tensor], transport: Transport) -> tuple[str,
     """
     if len(set(transport.all_gather(digest(ours).to_bytes(4, "little")))) == 1:
         return None
-    checksums = _of_all_ranks(ours, transport)
-    differing = [name for name in checksums[0] if len({one.get(name) for one in checksums}) > 1]
+    checksums = gather(transport, {name: digest({name: tensor}) for name, tensor in ours.items()})
+    differing = [name for name in checksums[0] if len({theirs.get(name) for theirs in checksums}) > 1]
     if not differing:  # a rank that lacks tensors has others than rank 0
-        differing = sorted({name for one in checksums for name in one} - set(checksums[0]))
-    strays = strays_among([json.dumps(one, sort_keys=True) for one in checksums])
-    others = "the others" if 2 * len(strays) < transport.size else "rank 0"
+        differing = sorted({name for theirs in checksums for name in theirs} - set(checksums[0]))
+    drifted = strays([json.dumps(theirs, sort_keys=True) for theirs in checksums])
+    others = "the others" if 2 * len(drifted) < transport.size else "rank 0"
     more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
     what = (
-        f"{transport.name_ranks(strays)} no longer {'holds' if len(strays) == 1 else 'hold'} what {others} "
+        f"{transport.name_ranks(drifted)} no longer {'holds' if len(drifted) == 1 else 'hold'} what {others} "
         f"{'hold' if others == 'the others' else 'holds'}: {differing[0]}{more} of {len(checksums[0])} tensors differ"
     )
-    return what, strays
+    return what, drifted
 
 
-def _of_all_ranks(ours: Mapping[str, Tensor], transport: Transport) -> list[dict[str, int]]:
-    mine = {name: digest({name: tensor}) for name, tensor in ours.items()}
-    return [json.loads(text) for text in transport.all_gather(json.dumps(mine).encode())]
+def wrong_number(wanted: int | None, started: int) -> Problem | None:
+    """What is wrong with the number of ranks, if anything is."""
+    if wanted in (None, started):
+        return None
+    return Problem(
+        f"config wants {several(wanted, 'rank')}, {started} started",
+        f"mpiexec -n {wanted} python -m ..., or leave --ranks away to take as many as are started",
+    )
 
 
-def strays_among(held: Sequence[str]) -> list[int]:
-    """Ranks that hold something else than most do; without a majority, something else than rank 0 does."""
-    (commonest, count), *_ = Counter(held).most_common()
-    most = commonest if 2 * count > len(held) else held[0]
-    return [rank for rank, one in enumerate(held) if one != most]
+def about_this_program() -> dict[str, str]:
+    """What decides results and must be the same on every rank: versions, and the code itself."""
+    versions = {name: _version(name) for name in ("torch", "numpy", "numba")}
+    return {"the code of domainpar": code_digest(), "Python": platform.python_version(), **versions}
+
+
+@cache
+def code_digest() -> str:
+    """Hash of the source files of `domainpar` and `partitioners`, as far as they are files here."""
+    digest = hashlib.sha256()
+    package = Path(__file__).parents[1]
+    for folder in (package, package.parent / "partitioners"):
+        for path in sorted(folder.rglob("*.py")):
+            digest.update(str(path.relative_to(folder)).encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"

@@ -7,8 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-PATIENCE_SECONDS = 1.0
-"""A rank that has waited for others this long counts as waiting, not as the one they wait for."""
+from domainpar import timeouts
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,7 @@ def missing(entries: Sequence[Entry]) -> list[Entry]:
     if dead:
         return dead
     lives = [(entry, entry.life) for entry in entries if entry.life is not None]
-    busy = [entry for entry, life in lives if life.waiting is None or life.waiting < PATIENCE_SECONDS]
+    busy = [entry for entry, life in lives if life.waiting is None or life.waiting < timeouts.PATIENCE]
     if busy or not lives:
         return busy if len(busy) < len(entries) else []
     least = min(life.calls for _, life in lives)

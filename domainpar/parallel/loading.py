@@ -6,30 +6,31 @@ before any of them waits for what will not come: after each piece of reading the
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
 import torch
 
 from domainpar import faults
+from domainpar.agreement import Refused, agree, on_all
 from domainpar.events.place import Place
 from domainpar.events.store import EventRecord, EventStore, StoredEvent
 from domainpar.parallel.halo import CompleteHalo, ask_owners
 from domainpar.parallel.local import LocalGraph, TileRanges, localise
 from domainpar.parallel.transport import RanksFailed, Transport
 from domainpar.plan import EdgePolicy, IntArray, LocalEdges, PartitionPlan, build_plan
-from domainpar.problems import Problem, told
+from domainpar.problems import Problem
 from partitioners.grouping import TileGraph, group
 
 T = TypeVar("T")
 
 
 class BadEvent(Problem):
-    """An event that a rank could not read or compute on, as all ranks that share it know.
+    """An event that a rank could not read or compute on: all ranks that share it give it up.
 
     Attributes:
         rank: The first rank of the run that could not.
@@ -41,7 +42,7 @@ class BadEvent(Problem):
         self.rank, self.here = rank, here
 
     def for_this_rank(self) -> Exception:
-        """What this rank raises to end the run: the error itself where it was found, so that it is told once."""
+        """The error with which this rank ends the run: the rank that has the problem reports it, the others do not."""
         return self if self.here else RanksFailed(f"rank {self.rank}: {self.what}")
 
 
@@ -56,33 +57,24 @@ def together(transport: Transport, place: Place, work: Callable[[], T]) -> T:
     Raises:
         BadEvent: On all of them alike, if the work raised a ValueError or OSError on any.
     """
-    made: list[T] = []
-    problem: Exception | None = None
-    try:
-        made.append(work())
-    except (ValueError, OSError) as error:
-        problem = error
-    _agree(transport, place, problem)
-    return made[0]
+    return on_all(transport, work, partial(_settle, place))
 
 
-def _agree(transport: Transport, place: Place, problem: Exception | None) -> None:
+def _settle(place: Place, transport: Transport, error: ValueError | OSError | None) -> None:
     """Raise a BadEvent on all ranks if one has a problem. *Collective*; costs one small sum where none has."""
-    failed = torch.tensor([int(problem is not None)], dtype=torch.int64)
+    failed = torch.tensor([int(error is not None)], dtype=torch.int64)
     transport.all_reduce(failed)
     if not failed[0]:
         return
-    mine = b"" if problem is None else json.dumps(told(_about(place, problem))).encode()
-    found = transport.all_gather(mine)
-    first = next(rank for rank, text in enumerate(found) if text)
-    error = BadEvent(Problem(**json.loads(found[first])), transport.world_ranks[first], problem is not None)
-    raise error from problem
-
-
-def _about(place: Place, problem: Exception) -> Problem:
-    if isinstance(problem, OSError):
-        return place.problem(f"cannot be read: {problem.strerror or problem}")
-    return place.of(problem if isinstance(problem, ValueError) else ValueError(str(problem)))
+    problem: Problem | None = None
+    if isinstance(error, OSError):
+        problem = place.problem(f"cannot be read: {error.strerror or error}")
+    elif error is not None:
+        problem = place.of(error)
+    try:
+        agree(transport, problem)
+    except Refused as refused:
+        raise BadEvent(refused.first, refused.ranks[0], error is not None) from error
 
 
 @contextmanager
@@ -180,7 +172,7 @@ def _plan(
     """Read the edges of this rank's part and plan its exchanges. *Collective*."""
 
     def ask(wanted: list[IntArray]) -> list[IntArray]:
-        _agree(transport, event.place, None)  # this rank's edges are there and fit; nobody asks where another's do not
+        _settle(event.place, transport, None)  # this rank's edges are there and fit; nobody asks where another's do not
         return ask_owners(transport)(wanted)
 
     try:
@@ -189,7 +181,7 @@ def _plan(
     except BadEvent:
         raise
     except (ValueError, OSError) as error:
-        _agree(transport, event.place, error)
+        _settle(event.place, transport, error)
         raise
 
 

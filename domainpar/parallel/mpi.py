@@ -13,12 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from domainpar import timeouts
 from domainpar.parallel.transport import MAX_MESSAGE_BYTES, Message, Pending, Reduction, Transport
 
 NUM_TAGS = 32_000  # MPI promises tags up to 32767; more exchanges than this are never in flight
-SPIN_SECONDS = 2e-4
-LONGEST_NAP = 5e-4
-FORWARDING_SECONDS = 0.5  # mpiexec passes on what ranks print, but not once it has been told to abort
 
 
 def import_mpi() -> Any:
@@ -71,7 +69,7 @@ class MpiTransport(Transport):
     def __init__(
         self,
         comm: Any,
-        deadline: float = 300.0,
+        deadline: float = timeouts.FIRST_STEP,
         world_ranks: Sequence[int] | None = None,
         own_cores: bool | None = None,
     ) -> None:
@@ -84,7 +82,7 @@ class MpiTransport(Transport):
 
     def abort(self, code: int) -> None:
         """End the processes of the whole job. Does not return."""
-        time.sleep(FORWARDING_SECONDS)
+        time.sleep(timeouts.FORWARDING)
         self._mpi.COMM_WORLD.Abort(code)
         os._exit(code)  # MPICH may return before it has killed us
 
@@ -151,7 +149,7 @@ class MpiTransport(Transport):
 
     def _poll(self, requests: list[_Request]) -> list[_Request]:
         """Wait until all are complete or the deadline has passed; returns those that are not complete."""
-        spin = SPIN_SECONDS if self._own_cores else 0.0
+        spin = timeouts.SPIN if self._own_cores else 0.0
         began = time.perf_counter()
         while requests := [request for request in requests if not self._is_complete(request)]:
             waited = time.perf_counter() - began
@@ -160,7 +158,7 @@ class MpiTransport(Transport):
                 break
             if waited >= spin:
                 # A tenth of the time waited so far: short waits stay short, long ones cost no core.
-                time.sleep(min(0.1 * waited, LONGEST_NAP))
+                time.sleep(min(0.1 * waited, timeouts.LONGEST_NAP))
         return requests
 
     def _is_complete(self, request: _Request) -> bool:

@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from domainpar import timeouts
 from domainpar.parallel.transport import MAX_MESSAGE_BYTES, Message, Pending, Reduction, Transport
 
 NUM_CALLS, NUM_ROW_BYTES = 2**17, 2**13  # together a tag, below 2^30; more exchanges are never in flight
-GRACE_SECONDS = 60.0  # the library's own deadline comes after ours, which names ranks
 
 
 def form_group(backend: str, store: Any, rank: int, size: int, deadline: float) -> None:
@@ -32,7 +32,7 @@ def form_group(backend: str, store: Any, rank: int, size: int, deadline: float) 
     Raises:
         RuntimeError: If they cannot reach each other.
     """
-    timeout = timedelta(seconds=deadline + GRACE_SECONDS)
+    timeout = timedelta(seconds=deadline + timeouts.GRACE)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
 
 
@@ -52,7 +52,7 @@ class ProcessGroupTransport(Transport):
         self,
         group: dist.ProcessGroup | None = None,
         device: torch.device | str = "cpu",
-        deadline: float = 300.0,
+        deadline: float = timeouts.FIRST_STEP,
         world_ranks: Sequence[int] | None = None,
         on_abort: Callable[[], None] | None = None,
         owned: bool = False,
@@ -112,7 +112,7 @@ class ProcessGroupTransport(Transport):
 
     def _split(self, number: int, members: list[int], call: int) -> Transport:
         ranks = [member if self._group is None else dist.get_global_rank(self._group, member) for member in members]
-        timeout = timedelta(seconds=self.deadline + GRACE_SECONDS)
+        timeout = timedelta(seconds=self.deadline + timeouts.GRACE)
         group = dist.new_group(ranks, timeout, dist.get_backend(self._group), use_local_synchronization=True)
         world_ranks = [self.world_ranks[member] for member in members]
         return type(self)(group, self._device, self.deadline, world_ranks, self.on_abort)

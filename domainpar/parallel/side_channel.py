@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from domainpar import timeouts
 from domainpar.parallel.board import Entry, Life, Mark
-from domainpar.parallel.hosts import network_here
 from domainpar.parallel.transport import Transport
-from domainpar.parallel.watcher import BEAT_SECONDS, LINGER_SECONDS
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 Answer = TypeVar("Answer")
 
-MEETING_SECONDS = 0.005
-LOOKING_SECONDS = 1.0
-CONNECT_SECONDS = 60.0
-READING_SECONDS = 3.0  # a board that is not read by then lies on a rank that is gone or stopped
-ANSWER_SECONDS = 1.5
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+NETWORK = Path("/proc/self/ns/net")
 
 
 class SideChannel(Protocol):
@@ -104,15 +104,16 @@ class StoreMarks:
         num_ranks: Ranks that leave marks.
         serves: Whether the store lives in this process.
         hosts: Host of each rank.
+        connect: Opens another connection to the store, for another thread.
     """
 
     between_processes = True
 
-    def __init__(self, store: Store, num_ranks: int, serves: bool, hosts: Sequence[str] = ()) -> None:
-        self.store = store
-        self.num_ranks = num_ranks
-        self.serves = serves
-        self.hosts = list(hosts) or [""] * num_ranks
+    def __init__(
+        self, store: Store, num_ranks: int, serves: bool, hosts: Sequence[str], connect: Callable[[], Store]
+    ) -> None:
+        self.store, self.num_ranks, self.serves, self.hosts = store, num_ranks, serves, list(hosts)
+        self.connect = connect
         self._lost = False  # not tried again: torch prints a page of C++ frames at every attempt
 
     def post(self, rank: int, mark: Mark) -> None:
@@ -130,7 +131,7 @@ class StoreMarks:
     def _read_all(self) -> list[Entry]:
         before = [self._life(rank) for rank in range(self.num_ranks)]
         if any(before):  # else nobody watches
-            time.sleep(2.5 * BEAT_SECONDS)
+            time.sleep(timeouts.SIGNS_OF_LIFE)
         entries = []
         for rank, life_before in enumerate(before):
             mark, life = self._get(f"mark/{rank}"), self._life(rank)
@@ -145,11 +146,11 @@ class StoreMarks:
 
     def _ask_for_frames(self, rank: int) -> str:
         self.store.set(f"wanted/{rank}", "yes")
-        give_up_at = time.monotonic() + ANSWER_SECONDS
+        give_up_at = time.monotonic() + timeouts.FRAMES
         while time.monotonic() < give_up_at:
             if self.store.check([f"frames/{rank}"]):
                 return self.store.get(f"frames/{rank}").decode()
-            time.sleep(0.05)
+            time.sleep(timeouts.ANSWER_POLL)
         return ""
 
     def claim_failure(self) -> bool:
@@ -160,7 +161,7 @@ class StoreMarks:
         """Let the `FailureWatch` of all other ranks end their processes."""
         self._in_time(lambda: self.store.set("failed", "yes"), None)
         if self.serves:
-            time.sleep(LINGER_SECONDS)
+            time.sleep(timeouts.LINGER)
 
     def meet(self, deadline: float, hopeless: Callable[[Sequence[Life | None]], bool]) -> bool:
         """Wait until every rank wants to leave; *collective*. False if some did not within `deadline` seconds.
@@ -184,15 +185,15 @@ class StoreMarks:
     def _all_in(
         self, counter: str, give_up_at: float, hopeless: Callable[[Sequence[Life | None]], bool] = lambda lives: False
     ) -> bool:
-        next_look = time.monotonic() + LOOKING_SECONDS
+        next_look = time.monotonic() + timeouts.LOOK
         while self.store.add(counter, 0) < self.num_ranks:
             if time.monotonic() > give_up_at:
                 return False
             if time.monotonic() > next_look:
-                next_look = time.monotonic() + LOOKING_SECONDS
+                next_look = time.monotonic() + timeouts.LOOK
                 if hopeless([self._life(rank) for rank in range(self.num_ranks)]):
                     return False
-            time.sleep(MEETING_SECONDS)
+            time.sleep(timeouts.MEETING_POLL)
         return True
 
     def _get(self, key: str) -> str | None:
@@ -203,7 +204,7 @@ class StoreMarks:
         answers: list[Answer] = []
         asking = threading.Thread(target=lambda: answers.append(self._unless_lost(ask, otherwise)), daemon=True)
         asking.start()
-        asking.join(READING_SECONDS)
+        asking.join(timeouts.BOARD)
         self._lost = self._lost or not answers
         return answers[0] if answers else otherwise
 
@@ -217,7 +218,7 @@ class StoreMarks:
             return otherwise
 
 
-def connect(host: str, port: int, serves: bool = False, timeout: float = CONNECT_SECONDS) -> Store:
+def connect(host: str, port: int, serves: bool = False, timeout: float = timeouts.CONNECT) -> Store:
     """Connect to the store at an address, or serve it there.
 
     Raises:
@@ -238,11 +239,11 @@ def prefixed(prefix: str, store: Store) -> Store:
     return apart
 
 
-def share_store(transport: Transport) -> tuple[StoreMarks, Callable[[], Store]] | None:
+def share_store(transport: Transport) -> StoreMarks | None:
     """Serve a store on rank 0, at a free port, and connect all ranks to it; *collective*.
 
     Returns:
-        This rank's marks and a way to connect once more; None on all ranks if one of them cannot reach rank 0.
+        This rank's marks; None on all ranks if one of them cannot reach rank 0.
     """
     serves = transport.rank == 0
     hosts = [host.decode() for host in transport.all_gather(socket.gethostname().encode())]
@@ -253,7 +254,18 @@ def share_store(transport: Transport) -> tuple[StoreMarks, Callable[[], Store]] 
         store = _try_to_connect(host, port)
     if not all(transport.all_gather(b"" if store is None else b"connected")) or store is None:
         return None
-    return StoreMarks(store, transport.size, serves, hosts), lambda: connect(host, port)
+    return StoreMarks(store, transport.size, serves, hosts, partial(connect, host, port))
+
+
+def network_here() -> str:
+    """A name for what this process calls the loopback: equal on two ranks if they reach each other through it.
+
+    Host names are not enough: containers and cloned machines often share one.
+    """
+    boot, network = "", ""
+    with suppress(OSError):
+        boot, network = BOOT_ID.read_text().strip(), os.readlink(NETWORK)
+    return f"{platform.node()} {boot} {network}"
 
 
 def share_network(networks: Sequence[bytes | str]) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 import torch
 from torch import Tensor
 
+from domainpar import timeouts
 from domainpar.parallel.transport import Message, Pending, RanksFailed, Reduction, Transport
 
 _COMBINE: dict[Reduction, Callable[[Tensor, Tensor], Tensor]] = {
@@ -91,7 +92,7 @@ class ThreadTransport(Transport):
         self,
         switchboard: Switchboard,
         rank: int,
-        deadline: float = 300.0,
+        deadline: float = timeouts.FIRST_STEP,
         members: Sequence[int] | None = None,
         context: Hashable = (),
     ) -> None:

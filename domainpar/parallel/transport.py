@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from domainpar import faults
+from domainpar.agreement import name_ranks, strays
 from domainpar.parallel.board import Entry, describe, missing
 from domainpar.parallel.places import in_words, where
 from domainpar.problems import Problem
@@ -221,8 +222,7 @@ class Transport(ABC):
 
     def name_ranks(self, ranks: Sequence[int]) -> str:
         """Words for some ranks of this group: `rank 3` or `ranks 0, 2`."""
-        names = ", ".join(str(self.world_ranks[rank]) for rank in ranks)
-        return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
+        return name_ranks([self.world_ranks[rank] for rank in ranks])
 
     @abstractmethod
     def abort(self, code: int) -> None:
@@ -274,11 +274,8 @@ class Transport(ABC):
 
     def _check_same(self, calls: Sequence[tuple[str, str]]) -> None:
         """Refuse to take another call's data for one's own, given the call and the place of every rank."""
-        names = [name for name, _ in calls]
-        usual = max(names, key=names.count)
-        odd = [rank for rank, name in enumerate(names) if name != usual]
-        if odd:
-            rest = [rank for rank, name in enumerate(names) if name == usual]
+        if odd := strays([name for name, _ in calls]):
+            rest = [rank for rank in range(len(calls)) if rank not in odd]
             raise RanksDiffer(
                 f"ranks are in different calls: {self.name_ranks(odd)} in {in_words(*calls[odd[0]])}, "
                 f"{self.name_ranks(rest)} in {in_words(*calls[rest[0]])}",
@@ -427,5 +424,4 @@ class RankMissing(RuntimeError):
         """The error in one line, the rank that is waited for first."""
         if not self.first:
             return self.seen
-        names = ", ".join(str(entry.rank) for entry in self.first)
-        return f"rank{'' if len(self.first) == 1 else 's'} {names} did not come: {self.seen}"
+        return f"{name_ranks([entry.rank for entry in self.first])} did not come: {self.seen}"

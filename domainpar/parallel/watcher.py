@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from domainpar import timeouts
 from domainpar.parallel.board import Life
 from domainpar.parallel.launcher import Kind, detect
 from domainpar.parallel.places import in_words, lines_of, where
@@ -20,11 +21,6 @@ from domainpar.parallel.places import in_words, lines_of, where
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-POLL_SECONDS = 0.1
-POLL_SECONDS_PER_RANK = 5e-4  # one process serves all of them
-BEAT_SECONDS = 0.5
-LINGER_SECONDS = 0.5  # some polls long: whoever serves the store goes last
-ORPHAN_SECONDS = 2.0
 SHOWN_FRAMES = 6
 LAUNCHERS = ("mpiexec", "mpirun", "hydra", "orterun", "prterun", "prted", "orted", "torchrun", "srun")
 
@@ -46,7 +42,7 @@ class Watcher(threading.Thread):
     def __init__(self, store: Store, rank: int, size: int, serves: bool, look: Callable[[int], Life]) -> None:
         super().__init__(name="watcher", daemon=True)
         self._store, self._rank, self._serves, self._look = store, rank, serves, look
-        self._poll = max(POLL_SECONDS, POLL_SECONDS_PER_RANK * size)
+        self._poll = max(timeouts.WATCH_POLL, timeouts.POLL_PER_RANK * size)
         self._stopped = threading.Event()
         self._launchers = _launchers(detect().kind)
         self._watched = threading.main_thread().ident
@@ -59,7 +55,7 @@ class Watcher(threading.Thread):
                 _end(f"what started rank {self._rank} is gone; ending this rank")
             try:
                 if time.monotonic() >= next_beat:
-                    beat, next_beat = beat + 1, time.monotonic() + max(BEAT_SECONDS, self._poll)
+                    beat, next_beat = beat + 1, time.monotonic() + max(timeouts.BEAT, self._poll)
                     life = replace(self._look(beat), place=in_words(*where(self._frame())))
                     self._store.set(f"life/{self._rank}", life.text())
                     self._answer()
@@ -68,7 +64,7 @@ class Watcher(threading.Thread):
                 self._end_without_store()
                 return
             if failed:
-                time.sleep(LINGER_SECONDS if self._serves else 0.0)
+                time.sleep(timeouts.LINGER if self._serves else 0.0)
                 os._exit(1)
 
     def _answer(self) -> None:
@@ -83,7 +79,7 @@ class Watcher(threading.Thread):
 
     def _end_without_store(self) -> None:
         """Whoever served the store ended without `close`: give this rank the time to end by itself, then end it."""
-        if not self._stopped.wait(ORPHAN_SECONDS):
+        if not self._stopped.wait(timeouts.ORPHAN):
             _end(f"rank 0, which serves the board, is gone; ending rank {self._rank}")
 
     def stop(self) -> None:

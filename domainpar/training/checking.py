@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
+from domainpar.agreement import agree, gather, on_all
 from domainpar.events.place import Place
 from domainpar.events.store import EventRecord, EventStore, StoreError
 from domainpar.events.targets import check_target
@@ -84,12 +84,10 @@ def check_lessons(
         f"no candidate edge in {events}: there is nothing to train on",
         "of hits, --phi-slope, --z0 and --layer-pairs of prepare decide what is joined",
     )
-    world.agree(None if any(record.num_edges for record in records) else no_edge)
+    agree(world.transport, None if any(record.num_edges for record in records) else no_edge)
     share = [record for record in records if record.num_edges][world.rank :: world.size]
-    mine = world.on_all(lambda: _kinds_seen(store, share, target))
-    true, targets = (
-        any(kinds) for kinds in zip(*map(json.loads, world.transport.all_gather(json.dumps(mine).encode())))
-    )
+    mine = on_all(world.transport, lambda: _kinds_seen(store, share, target))
+    true, targets = (any(kinds) for kinds in zip(*gather(world.transport, mine)))
     if not true:
         return [f"WARNING: no true edge in {events}: the network learns to say no to every edge"]
     if not targets:

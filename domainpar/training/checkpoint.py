@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from domainpar import faults
+from domainpar.agreement import on_all, on_root
 from domainpar.parallel.world import World
 from domainpar.problems import Problem
 from domainpar.training.checkpoint_files import CheckpointFiles, Choice, json_bytes, name_of
@@ -162,11 +163,11 @@ def load_agreed(
         Refused: On all ranks alike, if there is none, none is good, or it belongs to another network.
     """
     if which != "last":
-        return world.on_all(lambda: checkpoints.load(which, model, optimizer))
-    choice = Choice(**json.loads(world.on_root(lambda: json.dumps(asdict(checkpoints.files.choose(strict))))))
+        return on_all(world.transport, lambda: checkpoints.load(which, model, optimizer))
+    choice = Choice(**on_root(world.transport, lambda: asdict(checkpoints.files.choose(strict))))
     if choice.problems and world.is_root:
         warn(f"{'; '.join(choice.problems)}; going on from {choice.name}")
-    return world.on_all(lambda: checkpoints.load_chosen(choice, model, optimizer))
+    return on_all(world.transport, lambda: checkpoints.load_chosen(choice, model, optimizer))
 
 
 def first_not_finite(model: nn.Module, optimizer: torch.optim.Optimizer) -> str | None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from domainpar import faults
+from domainpar.agreement import agree
 from domainpar.parallel.signals import StopFlag
 from domainpar.parallel.world import World
 from domainpar.problems import Problem
@@ -80,13 +81,14 @@ class Keeper:
         trainer = self.trainer
         state = load_agreed(self.checkpoints, "last", self.world, trainer.model, trainer.optimizer, strict=strict)
         if state.dataset != dataset:
-            self.world.agree(
+            agree(
+                self.world.transport,
                 Problem(
                     f"the run in {self.checkpoints.directory.parent} was trained on other events (digest "
                     f"{state.dataset[:12]}, these have {dataset[:12]})",
                     "give the --store it began with, as it was: run.json does not list the run's own events, or they "
                     "are of another run",
-                )
+                ),
             )
         self._loaded = state
         return state

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import platform
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ import numpy as np
 import psutil
 import torch
 
+from domainpar.agreement import gather
 from domainpar.events.reporting import ModelSize
 from domainpar.parallel.allocator import give_back_freed
 from domainpar.parallel.world import World
@@ -134,8 +134,7 @@ class MemoryWatch:
         of_others = max(kept_edges - edges, 0) * size.data_bytes
         where, free = free_memory(self._device)
         share = Share(owned, ghosts, edges, int(one_step[0]) + of_others + OF_PROCESS, self._bare, where, free)
-        shares = world.transport.all_gather(json.dumps(asdict(share)).encode())
-        return Expectation(part.name, size, tuple(Share(**json.loads(text)) for text in shares))
+        return Expectation(part.name, size, tuple(Share(**each) for each in gather(world.transport, asdict(share))))
 
     def taken(self, world: World) -> list[int | None]:
         """Bytes of each rank's peak above its bare process. *Collective*.
@@ -145,7 +144,7 @@ class MemoryWatch:
         """
         peak = self._peak()
         ours = peak - self._bare if peak > self._peak_before else None
-        return [json.loads(text) for text in world.transport.all_gather(json.dumps(ours).encode())]
+        return gather(world.transport, ours)
 
     def _held(self) -> int:
         if self._device.type == "cuda":

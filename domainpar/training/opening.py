@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Literal
 
+from domainpar.agreement import agree, agree_on, gather, on_all
 from domainpar.events.place import Place
 from domainpar.events.store import EventStore, StoreError
 from domainpar.parallel.loading import empty_parts
@@ -27,16 +27,19 @@ def open_store(path: Path, world: World, on_bad_event: Literal["fail", "skip"] =
             no event is left.
     """
     skips = on_bad_event == "skip"
-    store = world.on_all(lambda: EventStore(path, check_files=not skips))
-    world.agree_on({"the content of the store": store.digest[:12]}, "let all ranks see the same files")
+    store = on_all(world.transport, lambda: EventStore(path, check_files=not skips))
+    agree_on(world.transport, {"the content of the store": store.digest[:12]}, "let all ranks see the same files")
     if not skips:
-        return world.on_all(lambda: _look(store, world))
+        return on_all(world.transport, lambda: _look(store, world))
     share = {name: told(problem) for name, problem in _bad_ones(store, world).items()}
-    for payload in world.transport.all_gather(json.dumps(share).encode()):
-        store.unreadable |= {name: Problem(**problem) for name, problem in json.loads(payload).items()}
+    for problems in gather(world.transport, share):
+        store.unreadable |= {name: Problem(**problem) for name, problem in problems.items()}
     if len(store) and not store.readable():
         first = store.unreadable[store.records[0].event]
-        world.agree(Problem(f"none of {several(len(store), 'event')} can be read: {first.what}", first.hint, file=path))
+        agree(
+            world.transport,
+            Problem(f"none of {several(len(store), 'event')} can be read: {first.what}", first.hint, file=path),
+        )
     for event in sorted(store.unreadable) if world.is_root else ():
         problem = store.unreadable[event]
         print(f"WARNING: an event is left out: {problem.what}{Where(event=event, file=problem.file)}", flush=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -12,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from domainpar.agreement import gather
 from domainpar.events.graph import IntArray
 from domainpar.events.store import EventStore, StoredEvent
 from domainpar.parallel.loading import (
@@ -177,8 +177,8 @@ class PartLoader:
         """Tell all ranks what was newly left out on any. *Collective* over all ranks."""
         ours = [asdict(skip) for skip in self._new] if speaks else []
         self._new.clear()
-        for payload in self._world.transport.all_gather(json.dumps(ours).encode()):
-            self.skipped |= {told["sample"]: Skip(**told) for told in json.loads(payload)}
+        for skips in gather(self._world.transport, ours):
+            self.skipped |= {skip["sample"]: Skip(**skip) for skip in skips}
 
     def _read(self, sample: Sample) -> LabelledPart:
         domain = self._world.domain

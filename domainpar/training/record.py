@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from domainpar.agreement import gather
 from domainpar.compiling import clock
 from domainpar.parallel.world import World
 from domainpar.training.metrics import EdgeCounts
@@ -60,7 +61,7 @@ class Stopwatch:
             "halo_bytes": counters.bytes_sent,
             "peak_rss_bytes": peak_rss_bytes(),
         }
-        ranks = [json.loads(text) for text in self.world.transport.all_gather(json.dumps(ours).encode())]
+        ranks = gather(self.world.transport, ours)
         shared = {name: [rank[name] for rank in ranks] for name in ours}
         return {"ranks": self.world.size, **shared, "seconds": max(shared["seconds"])}
 

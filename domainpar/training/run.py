@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from domainpar.agreement import on_all, on_root
 from domainpar.config import TrainConfig, is_code, parse_weighting, target_conditions
 from domainpar.events.own_events import OwnEvents, store_of_run
 from domainpar.events.reporting import ModelSize
@@ -83,7 +84,7 @@ def store_to_go_on_with(config: TrainConfig, world: World) -> str:
         kept = _began_with(config)
         return str(store_of_run(Path(config.out or ""), {"store": kept})) if kept else ""
 
-    return world.on_root(find)
+    return on_root(world.transport, find)
 
 
 def make_network(config: TrainConfig, store: EventStore) -> InteractionNetwork | OnEvents:
@@ -145,18 +146,18 @@ class Run:
         self._target = target_conditions(config.target) if config.target else None
         self._edge_weights = edge_weights_of(config)
         skips = config.on_bad_event == "skip"
-        world.on_all(lambda: check_events(store, world, self._target, self._edge_weights, skips))
+        on_all(world.transport, lambda: check_events(store, world, self._target, self._edge_weights, skips))
         self._warnings = check_lessons(store, world, self._target, config.target)
         if self._no_truth:
             events = sorted({sample.record.event for sample in self._no_truth})
             _say(world, f"WARNING: {several(len(events), 'event')} without truth left out: {some_of(events)}")
         if config.strict:
-            world.on_all(lambda: check_parts(store, world, config.grouping, sectors, config.seed))
+            on_all(world.transport, lambda: check_parts(store, world, config.grouping, sectors, config.seed))
         self.steps_per_epoch = -(-len(self.train_samples) // config.events_per_step)
         self.total_steps = config.epochs * self.steps_per_epoch
         if config.max_steps is not None:
             self.total_steps = min(self.total_steps, config.max_steps)
-        self.trainer = world.on_all(self._make_trainer)
+        self.trainer = on_all(world.transport, self._make_trainer)
         self._to_rounding = world.device.type != "cpu" or isinstance(self.trainer.model, OnEvents)
         self._broken = None if self._to_rounding else rows_are_independent(self.trainer.model, world.transport)
         if isinstance(self.trainer.model, OnEvents):
@@ -284,21 +285,21 @@ class Run:
 
         A run that begins takes all of them. One that goes on takes its own, whatever else there is by now.
         """
-        text = self.world.on_root(lambda: json.dumps(_began_with(self.config)))
+        text = on_root(self.world.transport, lambda: json.dumps(_began_with(self.config)))
         kept = json.loads(text)
         own = OwnEvents.read(kept)
         if own is None:  # an earlier version kept the digest only
             return store, store.digest
-        return self.world.on_all(lambda: own.taken_from(store, kept["absolute"])), kept["digest"]
+        return on_all(self.world.transport, lambda: own.taken_from(store, kept["absolute"])), kept["digest"]
 
     def _claim_directory(self) -> None:
         """Choose and lock the run's directory, and load what it goes on from. *Collective*."""
         config, world = self.config, self.world
-        text = world.on_root(lambda: choose_directory(config.out, config.resume, config.overwrite).to_text())
+        text = on_root(world.transport, lambda: choose_directory(config.out, config.resume, config.overwrite).to_text())
         self._claimed = RunDirectory.of_text(text)
         self.checkpoints = Checkpoints(self.directory / "checkpoints")
         try:
-            self.journal = world.on_all(lambda: Journal(config, self.store, world, self._claimed))
+            self.journal = on_all(world.transport, lambda: Journal(config, self.store, world, self._claimed))
             self.keeper = Keeper(
                 self.checkpoints,
                 self.trainer,
@@ -392,7 +393,7 @@ class Run:
             "verify   : the network whole and split over 3 ranks, on a piece of the first event (--no-verify: skip)",
         )
         self.world.mark("verify", 0)
-        said = self.world.on_root(lambda: verified(model, self.store, first))
+        said = on_root(self.world.transport, lambda: verified(model, self.store, first))
         _say(self.world, *(f"           {line}" for line in said.splitlines()))
 
     def _no_bar(self) -> bool | None:

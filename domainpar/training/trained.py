@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from domainpar.agreement import on_all
 from domainpar.config import TrainConfig
 from domainpar.events.store import EventStore, StoredEvent
 from domainpar.nn.adapt.on_events import OnEvents
@@ -60,7 +61,7 @@ def load_network(
             raise Problem(f"{directory} has no best checkpoint yet", "take its newest with --checkpoint last")
         return make_network(config, store)
 
-    network = world.on_all(build)
+    network = on_all(world.transport, build)
     return network, load_agreed(checkpoints, which, world, network)
 
 

@@ -16,9 +16,9 @@ from random_events import random_assignment, random_event
 from random_store import NUM_TILES, write_graph, write_random_store
 
 from domainpar import prepare, train
+from domainpar.agreement import Refused
 from domainpar.config import TrainConfig
 from domainpar.events.store import write_manifest, zip_files
-from domainpar.parallel.world import Refused
 from domainpar.testing import find_mpiexec, run_command, run_ranks
 from domainpar.training.run import train as train_on_ranks
 from domainpar.words import on_ranks, this_python

@@ -21,11 +21,12 @@ from random_events import random_assignment, random_event
 
 from domainpar import report
 from domainpar import train as train_command
+from domainpar.agreement import Refused
 from domainpar.config import InferConfig, TrainConfig
 from domainpar.events.store import EventStore, event_file_name, write_event, write_manifest, zip_files
 from domainpar.infer import infer, main
 from domainpar.parallel.loading import BadEvent
-from domainpar.parallel.world import Refused, World
+from domainpar.parallel.world import World
 from domainpar.reco import summary
 from domainpar.reco.score_files import ScoredEvent
 from domainpar.reco.scoring import Outcome

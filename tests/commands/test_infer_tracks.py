@@ -10,10 +10,10 @@ import pytest
 from random_events import random_event
 from test_infer import inferred, opened, trained, write_store
 
+from domainpar.agreement import Refused
 from domainpar.config import ConfigError, InferConfig
 from domainpar.events.construct import Cuts, build_graph
 from domainpar.events.simulate import simulate_event
-from domainpar.parallel.world import Refused
 from domainpar.reco.performance.counts import TrackCounts
 
 

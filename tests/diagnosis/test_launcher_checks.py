@@ -137,7 +137,7 @@ def test_ranks_that_see_only_themselves_fail_the_probe(tmp_path):
 def test_a_probe_without_mpi_is_left_out_and_one_that_hangs_is_ended(tmp_path, monkeypatch):
     assert probing.probe_mpi(None, 0.1).verdict is Verdict.SKIP
     assert "cannot be started" in probing.probe_mpi(str(tmp_path / "none"), 0.1).found
-    monkeypatch.setattr(probing, "SECONDS_TO_START", 1.0)
+    monkeypatch.setattr("domainpar.timeouts.STARTING", 1.0)
     hanging = fake_mpiexec(tmp_path, "import time; print('waiting', flush=True); time.sleep(100)")
     finding = probing.probe_mpi(hanging, 0.1)
     assert finding.verdict is Verdict.FAIL

@@ -15,6 +15,7 @@ import pytest
 from marks import slow_fault
 
 import domainpar
+from domainpar.agreement import agree_on
 from domainpar.testing import find_mpiexec, run_command
 
 PROGRAM = str(Path(__file__).with_name("meeting_program.py"))
@@ -55,7 +56,7 @@ def test_without_an_mpi_library_mpiexec_is_refused_and_one_process_works():
 @pytest.mark.faults
 def test_another_mpis_launcher_is_refused_at_once():
     began = time.monotonic()
-    bare = subprocess.run([sys.executable, "-c", "import torch, domainpar.parallel.bring_up"], check=True)
+    bare = subprocess.run([sys.executable, "-c", "import torch, domainpar.parallel.meeting"], check=True)
     importing, began = time.monotonic() - began, time.monotonic()
     pretended = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "8"}
     code, output = run_command([sys.executable, PROGRAM], timeout=90, **pretended)
@@ -150,13 +151,13 @@ def test_another_checkout_on_one_rank_is_refused(tmp_path):
 
 
 def test_another_torch_on_one_rank_is_refused(monkeypatch):
-    from domainpar.parallel import program
-    from domainpar.parallel.world import Refused
+    from domainpar.agreement import Refused
+    from domainpar.parallel import alike
     from domainpar.testing import run_ranks
 
     def work(world):
-        ours = program.about_this_program()
-        world.agree_on(ours | ({"torch": "2.10.0"} if world.rank == 1 else {}))
+        ours = alike.about_this_program()
+        agree_on(world.transport, ours | ({"torch": "2.10.0"} if world.rank == 1 else {}))
 
     with pytest.raises(Refused, match=r"torch is 2\.10\.0 on rank 1, but .* on the others"):
         run_ranks(work, 3)
@@ -188,7 +189,7 @@ def test_a_gpu_that_is_not_there_is_refused():
 def test_other_events_on_one_rank_are_refused(tmp_path):
     from random_store import write_random_store
 
-    from domainpar.parallel.world import Refused
+    from domainpar.agreement import Refused
     from domainpar.testing import run_ranks
     from domainpar.training.opening import open_store
 

@@ -7,14 +7,15 @@ import time
 
 import torch
 
-from domainpar.parallel.world import World
+from domainpar.agreement import agree
+from domainpar.parallel.launch import World
 
 
 def main(how: str) -> None:
     with World.session(domain_size=3 if how == "wrong grid" else None, timeout=100.0) as world:
         world.mark("working", step=1)
         if how == "refuse":
-            world.agree("event 7 has no truth" if world.rank == 1 else None)
+            agree(world.transport, "event 7 has no truth" if world.rank == 1 else None)
         if how == "fail" and world.rank == 1:
             raise KeyError("no such thing")
         if how == "fail while others compute":

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from domainpar import World, parallelize, split_graph
+from domainpar.agreement import agree
 from domainpar.parallel import places
 from domainpar.parallel.places import in_words, lines_of, where
 from domainpar.parallel.transport import Transport
@@ -36,8 +37,8 @@ def test_in_a_call_it_is_the_outermost_call_of_ours_and_the_line_that_made_it(mo
     _, line = model.sum_gradients(), here()
     assert seen == [("model.sum_gradients()", line)]
     seen.clear()
-    _, line = world.agree(None), here()
-    assert in_words(*seen[0]) == f"world.agree(...) at {line}"
+    _, line = agree(world.transport, None), here()
+    assert in_words(*seen[0]) == f"agree(...) at {line}"
 
 
 def test_where_the_program_computes_it_is_its_own_line():

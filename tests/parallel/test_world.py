@@ -12,11 +12,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from domainpar.agreement import Refused, agree
 from domainpar.parallel import mpi
-from domainpar.parallel.bring_up import choose_device, choose_transport, join_mpi
+from domainpar.parallel.failure import guard
+from domainpar.parallel.launch import World
 from domainpar.parallel.launcher import Launcher
+from domainpar.parallel.meeting import choose_device, choose_transport, join_mpi
 from domainpar.parallel.transport import RanksFailed
-from domainpar.parallel.world import Refused, World, checked_domain_size
+from domainpar.parallel.world import checked_domain_size
 from domainpar.problems import Problem
 from domainpar.testing import run_ranks
 
@@ -48,15 +51,15 @@ def test_a_domain_size_that_does_not_divide_the_ranks_is_refused(num_ranks, doma
 def test_one_rank_is_a_world_like_any_other():
     world = World.alone()
     assert place(world) == (0, 1, 0, 1)
-    world.agree(None)
+    agree(world.transport, None)
     with pytest.raises(Refused, match="^bad flag$"):
-        world.agree("bad flag")
+        agree(world.transport, "bad flag")
 
 
 def test_a_world_closes_at_the_end_of_its_block():
     with World.alone() as world:
-        assert not world._closed
-    assert world._closed
+        assert not world.presence.closed
+    assert world.presence.closed
 
 
 def test_an_error_inside_the_block_of_a_world_ends_all_its_ranks():
@@ -96,7 +99,7 @@ def test_an_error_on_one_thread_ends_all_at_once_and_is_the_one_raised():
 
 
 def fail_guarded(world: World) -> None:
-    with world.guard():
+    with guard(world.presence):
         fail_on_rank_two(world)
 
 
@@ -106,7 +109,7 @@ def test_a_guarded_error_is_printed_once_with_its_rank(capfd):
     printed = capfd.readouterr().err
     assert printed.count("Traceback") == 1
     assert "--- rank 2 of 4 failed ---" in printed
-    assert "parallel/world.py" not in printed
+    assert "domainpar/parallel/" not in printed
 
 
 @pytest.mark.parametrize(
@@ -226,7 +229,7 @@ def test_ranks_without_a_gpu_of_their_own_are_refused_for_nccl(monkeypatch):
 
 def test_importing_the_room_starts_no_mpi_and_no_process_group():
     code = (
-        "import sys, domainpar.parallel.world, domainpar.parallel.bring_up, domainpar.parallel.mpi\n"
+        "import sys, domainpar.parallel.launch, domainpar.parallel.mpi\n"
         "assert 'mpi4py' not in sys.modules\n"
         "import torch.distributed as dist; assert not dist.is_initialized()"
     )

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from domainpar.agreement import Refused, agree, agree_on, on_root
 from domainpar.parallel.integer_sums import IntegerSums
 from domainpar.parallel.transport import Pending, Transport
-from domainpar.parallel.world import Refused, World
+from domainpar.parallel.world import World
 from domainpar.problems import Problem
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64]
@@ -315,39 +316,39 @@ def backward_passes_may_exchange(world: World) -> None:
 
 
 def a_problem_of_one_rank_is_refused_by_all(world: World) -> None:
-    world.agree(None)
+    agree(world.transport, None)
     last = world.size - 1
     with pytest.raises(Refused, match=r"event 7 has no truth") as refused:
-        world.agree(ValueError("event 7 has no truth") if world.rank == last else None)
+        agree(world.transport, ValueError("event 7 has no truth") if world.rank == last else None)
     texts = world.transport.all_gather(str(refused.value).encode())
     assert len(set(texts)) == 1
     assert (f"rank {last}" in str(refused.value)) == (world.size > 1)
     with pytest.raises(Refused, match=r"^no store$"):
-        world.agree("no store")
+        agree(world.transport, "no store")
     with pytest.raises(Refused, match=r"^it is bad \| event 7 \| (rank 0/\d+ \| )?file x.zip\nhint: copy it$"):
-        world.agree(Problem("it is bad", "copy it", event="7", file="x.zip") if world.is_root else None)
+        agree(world.transport, Problem("it is bad", "copy it", event="7", file="x.zip") if world.is_root else None)
 
 
 def what_differs_between_ranks_is_named(world: World) -> None:
-    world.agree_on({"torch": "2.13.0", "--lr": "0.1"})
+    agree_on(world.transport, {"torch": "2.13.0", "--lr": "0.1"})
     last = world.size - 1
     if world.size > 2:
         with pytest.raises(Refused, match=rf"^--lr is 0.2 on rank {last}, but 0.1 on the others"):
-            world.agree_on({"torch": "2.13.0", "--lr": "0.2" if world.rank == last else "0.1"})
+            agree_on(world.transport, {"torch": "2.13.0", "--lr": "0.2" if world.rank == last else "0.1"})
         with pytest.raises(Refused, match=rf"^--clip is missing on rank {last}, but 1 on the others"):
-            world.agree_on({} if world.rank == last else {"--clip": "1"})
+            agree_on(world.transport, {} if world.rank == last else {"--clip": "1"})
 
 
 def what_only_the_root_can_decide_reaches_all(world: World) -> None:
     asked = []
-    assert world.on_root(lambda: asked.append(world.rank) or "runs/7") == "runs/7"
+    assert on_root(world.transport, lambda: asked.append(world.rank) or "runs/7") == "runs/7"
     assert asked == [0] * world.is_root
 
     def refuse() -> str:
         raise FileExistsError("runs/7 is another run")
 
     with pytest.raises(Refused, match="another run"):
-        world.on_root(refuse)
+        on_root(world.transport, refuse)
 
 
 def step_boundaries_add_counts(world: World) -> None:
@@ -360,7 +361,7 @@ def every_rank_sees_the_last_mark_of_all(world: World) -> None:
     world.mark("forward", step=11, event=str(world.rank))
     world.transport.barrier()
     time.sleep(0.05)  # a mark may still be on its way
-    marks = world.marks.read()
+    marks = world.transport.board.read()
     for rank in range(world.size):
         assert f"rank {rank}" in str(marks[rank])
         assert f"step 11, forward of event {rank}, " in str(marks[rank])

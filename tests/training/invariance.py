@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from domainpar.agreement import gather
 from domainpar.config import TrainConfig
 from domainpar.training.run import train
 from domainpar.training.sampler import samples_of
@@ -59,7 +60,7 @@ def scores_of_all_edges(run, world):
                 "ids": plan.edge_ids[plan.edge_owned].tolist(),
                 "logits": logits[torch.from_numpy(plan.edge_owned)].tolist(),
             }
-        everyone = [json.loads(text) for text in world.transport.all_gather(json.dumps(mine).encode())]
+        everyone = gather(world.transport, mine)
         ids = np.concatenate([np.array(one["ids"], int) for one in everyone if one])
         logits = np.concatenate([np.array(one["logits"], float) for one in everyone if one])
         assert len(ids) == sample.record.num_edges

@@ -8,11 +8,11 @@ import pytest
 from random_events import random_assignment, random_event
 from random_store import NUM_TILES, write_graph, write_random_store
 
+from domainpar.agreement import Refused
 from domainpar.config import TrainConfig
 from domainpar.events.store import EventStore, event_file_name, write_manifest
 from domainpar.parallel.loading import BadEvent
 from domainpar.parallel.transport import RanksFailed
-from domainpar.parallel.world import Refused
 from domainpar.testing import run_ranks
 from domainpar.training.parts import PartLoader
 from domainpar.training.run import train
@@ -221,7 +221,7 @@ def test_without_being_asked_to_leave_events_out_a_run_with_a_bad_one_is_refused
     def refused(world):
         with pytest.raises(Refused) as error:
             train(TrainConfig(**{**SMALL, "on_bad_event": "fail"}, out=str(tmp_path / "run")), store, world)
-        problem = error.value.problem
+        problem = error.value
         return problem.event, problem.file, problem.what
 
     found = set(run_ranks(refused, 3))
@@ -264,11 +264,11 @@ def test_events_without_truth_are_left_out_as_if_they_were_not_there(tmp_path, c
     naive = {} if sectors is None else {"mode": "naive", "sectors": sectors}
     with pytest.raises(Refused) as error:
         run_ranks(trained, 2, mixed, tmp_path / "refused", {"on_bad_event": "fail", **naive})
-    assert (error.value.problem.what, error.value.problem.event) == (
+    assert (error.value.what, error.value.event) == (
         "it has no truth; it can be inferred on, not trained on",
         "000000001",
     )
-    assert "--on-bad-event skip" in error.value.problem.hint
+    assert "--on-bad-event skip" in error.value.hint
     weights, figures, about = outcome(mixed, tmp_path / "run", 2, **naive)
     assert "WARNING: 2 events without truth left out: 000000001, 000000003\n" in capsys.readouterr().out
     assert {skip["event"] for skip in about["skipped"]} == {"000000001", "000000003"}
@@ -286,8 +286,8 @@ def test_strict_refuses_an_event_of_which_a_rank_would_own_nothing(tmp_path, sec
     assert len(weights) == 1
     with pytest.raises(Refused) as error:
         run_ranks(trained, 3, store, tmp_path / "strict", {**flags, "strict": True})
-    assert "of the 3 ranks that share it would own nothing" in error.value.problem.what
-    assert "prepare --tiles" in error.value.problem.hint
+    assert "of the 3 ranks that share it would own nothing" in error.value.what
+    assert "prepare --tiles" in error.value.hint
     assert not (tmp_path / "strict").exists()
     run_ranks(trained, 1, store, tmp_path / "one", {**flags, "strict": sectors is None})
 

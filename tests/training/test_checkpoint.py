@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from domainpar import faults
+from domainpar.agreement import Refused
 from domainpar.nn.interaction import InteractionNetwork
-from domainpar.parallel.world import Refused
 from domainpar.testing import run_ranks
 from domainpar.training import checkpoint_files
 from domainpar.training.checkpoint import Checkpoints, TrainingState, first_not_finite, load_agreed, parameters_sha256

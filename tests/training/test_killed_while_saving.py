@@ -10,7 +10,8 @@ import pytest
 import torch
 from saving_forever import network, save_forever, weights_of_step
 
-from domainpar.parallel.world import Refused, World
+from domainpar.agreement import Refused
+from domainpar.parallel.world import World
 from domainpar.training.checkpoint import Checkpoints, TrainingState, load_agreed, parameters_sha256
 
 FORK = multiprocessing.get_context("fork")  # torch is there at once; the children compute on one thread

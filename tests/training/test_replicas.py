@@ -5,9 +5,10 @@ import torch
 import watched
 from random_store import write_random_store
 
+from domainpar.agreement import strays
 from domainpar.config import TrainConfig
 from domainpar.faults import switch
-from domainpar.parallel.alike import digest, strays_among
+from domainpar.parallel.alike import digest
 from domainpar.testing import run_ranks
 from domainpar.training.run import train
 from domainpar.training.watching.failing import StepFailed
@@ -145,8 +146,8 @@ def test_parameters_buffers_and_the_optimisers_state_are_all_looked_at():
 
 
 @pytest.mark.parametrize(
-    ("held", "strays"),
+    ("held", "drifted"),
     [("aaba", [2]), ("baa", [0]), ("ab", [1]), ("aabb", [2, 3]), ("abc", [1, 2]), ("abbb", [0])],
 )
-def test_those_who_differ_from_most_have_drifted(held, strays):
-    assert strays_among(held) == strays
+def test_those_who_differ_from_most_have_drifted(held, drifted):
+    assert strays(held) == drifted

@@ -14,10 +14,10 @@ from random_events import random_assignment, random_event
 from random_store import NUM_TILES, write_graph, write_random_store
 from safetensors.torch import load_file
 
+from domainpar.agreement import Refused
 from domainpar.config import TrainConfig
 from domainpar.events.store import EventStore, write_manifest
 from domainpar.parallel.signals import StopFlag
-from domainpar.parallel.world import Refused
 from domainpar.testing import run_ranks
 from domainpar.training.checkpoint import optimizer_tensors
 from domainpar.training.loop import Trainer

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from domainpar.agreement import Refused, gather, strays
 from domainpar.nn.adapt.rows import unwatched, version_of
-from domainpar.parallel.alike import digest, strays_among
-from domainpar.parallel.failing import Refused
+from domainpar.parallel.alike import digest
 from domainpar.parallel.places import where
 from domainpar.parallel.transport import Transport
 
@@ -95,13 +95,13 @@ class Given:
         answers = self._transport.all_gather(bytes([asked, *checksum.to_bytes(4, "little")]))
         if len({answer[1:] for answer in answers}) == 1:
             return max(answer[0] for answer in answers)
-        of_ranks = [json.loads(text) for text in self._transport.all_gather(json.dumps(calls).encode())]
+        of_ranks = gather(self._transport, calls)
         nothing_more = ["nothing more", "the next forward pass"]
         for number in range(max(map(len, of_ranks))):
             here = [given[number] if number < len(given) else nothing_more for given in of_ranks]
-            if strays := strays_among([what for what, _ in here]):
-                usual = next(rank for rank in range(len(here)) if rank not in strays)
-                odd = strays[0]
+            if drifted := strays([what for what, _ in here]):
+                usual = next(rank for rank in range(len(here)) if rank not in drifted)
+                odd = drifted[0]
                 raise Refused(
                     f"the ranks were given different tensors: {self._transport.name_ranks([odd])} {here[odd][0]} at "
                     f"{here[odd][1]}, {self._transport.name_ranks([usual])} {here[usual][0]} at {here[usual][1]}",

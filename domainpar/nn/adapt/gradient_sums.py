@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from domainpar.agreement import agree_on
 from domainpar.nn.adapt.rows import version_of
 from domainpar.parallel.alike import what_differs
 from domainpar.parallel.integer_sums import IntegerSums
@@ -174,7 +175,8 @@ def take_from_root(tensors: Mapping[str, Tensor], world: World) -> None:
         Refused: On all ranks alike, if a name, a shape or a type is another one on some rank.
     """
     kinds = {f"the module's {name}": _kind(tensor) for name, tensor in tensors.items()}
-    world.agree_on(
+    agree_on(
+        world.transport,
         kinds,
         "build the same module on every rank; of a tensor that holds rows of a part this is known if it comes from "
         "part.nodes, part.edges or the like, or is part.edge_index itself",

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from domainpar.agreement import agree, difference, on_all
 from domainpar.nn.adapt.given import HINT, given_on, in_words, tensor_given
 from domainpar.nn.adapt.rows import Axis, Names, Rows, mark, rows_of
 from domainpar.parallel.halo import AdjointHalo, ask_owners
@@ -239,12 +240,12 @@ def split_graph(
         Refused: On all ranks alike, if the graph or the assignment does not fit, or ranks were given different ones.
     """
     transport = world.transport if among == "all" else world.domain
-    topology = world.on_all(lambda: _topology(edge_index, num_nodes, edges, position))
+    topology = on_all(world.transport, lambda: _topology(edge_index, num_nodes, edges, position))
     if transport.size > 1:
-        world.agree_on(_split_by(topology, edges, partitioner, seed), HINT, among=transport)
+        agree(world.transport, difference(transport, _split_by(topology, edges, partitioner, seed), HINT))
     ends = topology.edge_index
     assignment = _assignment(topology, world, transport, partitioner, seed)
-    local = world.on_all(lambda: select_edges(ends, assignment, transport.rank, edges))
+    local = on_all(world.transport, lambda: select_edges(ends, assignment, transport.rank, edges))
     plan = build_plan(local, assignment, transport.rank, transport.size, edges, ask_owners(transport))
     return GraphPart(plan, transport, world.device)
 
@@ -310,7 +311,7 @@ def _assignment(
         check_assignment(made, topology.num_nodes, transport.size)
         return made.astype(np.int32).tobytes()
 
-    return np.frombuffer(transport.broadcast(world.on_all(make)), dtype=np.int32)
+    return np.frombuffer(transport.broadcast(on_all(world.transport, make)), dtype=np.int32)
 
 
 def _from_bytes(payload: bytes, like: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
+from domainpar import timeouts
 from domainpar.nn.adapt.parallelize import Parallel
 from domainpar.nn.adapt.verifying.arguments import Inputs, edges_and_size, inputs_from
 from domainpar.nn.adapt.verifying.float64 import on_our_terms
@@ -22,8 +23,6 @@ from domainpar.nn.adapt.verifying.running import Trial
 from domainpar.plan import EdgePolicy, IntArray
 
 __all__ = ["LayerCheck", "Verification", "Worst", "verify"]
-
-SECONDS_TO_WAIT = 120.0  # of a rank for the others: a small graph, but any model
 
 
 def verify(
@@ -81,7 +80,7 @@ def verify(
         seed=seed,
         assignment=_at_random(num_nodes, parts, seed),
         num_parts=parts,
-        patience=SECONDS_TO_WAIT,
+        patience=timeouts.SMALL_GRAPH,
     )
     with on_our_terms():
         return judged(trial, tolerance)

@@ -5,13 +5,13 @@ The keys of random numbers are those of the first pass, so the second one drops 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
 
+from domainpar.agreement import gather
 from domainpar.parallel.integer_sums import LARGEST_PARTIAL, IntegerSums
 from domainpar.parallel.world import World
 from domainpar.training.loss import edge_loss
@@ -159,7 +159,7 @@ def stop(found: Finding | None, suspects: Sequence[Suspect], world: World) -> No
         StepFailed: On the first rank that it is about.
         RanksFailed: On all others.
     """
-    told = [json.loads(text) for text in world.transport.all_gather(json.dumps([found, list(suspects)]).encode())]
+    told = gather(world.transport, [found, list(suspects)])
     findings = {rank: Finding(*one) for rank, (one, _) in enumerate(told) if one is not None}
     if not findings:
         met = {rank: [Suspect(*one) for one in of_rank] for rank, (_, of_rank) in enumerate(told)}

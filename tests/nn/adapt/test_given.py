@@ -9,10 +9,10 @@ from torch import nn
 from whole_and_split import USUAL
 
 from domainpar import World
+from domainpar.agreement import Refused
 from domainpar.nn.adapt import given
 from domainpar.nn.adapt.parallelize import parallelize
 from domainpar.nn.adapt.part import split_graph
-from domainpar.parallel.world import Refused
 from domainpar.testing import run_ranks
 
 

@@ -10,10 +10,10 @@ from torch_geometric.nn import LINKX, GCNConv, LightGCN, SchNet
 from whole_and_split import USUAL, difference
 
 from domainpar import World
+from domainpar.agreement import Refused
 from domainpar.nn.adapt.parallelize import parallelize
 from domainpar.nn.adapt.part import split_graph
 from domainpar.nn.adapt.rows import NotExact
-from domainpar.parallel.world import Refused
 from domainpar.testing import run_ranks
 
 RING = torch.stack([torch.arange(12), (torch.arange(12) + 1) % 12])  # four edges a rank, so that all have as many

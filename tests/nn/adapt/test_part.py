@@ -6,9 +6,9 @@ import torch
 from whole_and_split import ODD, USUAL
 
 from domainpar import World
+from domainpar.agreement import Refused
 from domainpar.nn.adapt.part import split_graph
 from domainpar.nn.adapt.rows import Rows, rows_of
-from domainpar.parallel.world import Refused
 from domainpar.testing import run_ranks
 
 

@@ -6,7 +6,6 @@ import pytest
 from torch import nn
 from verified_networks import NUM_NODES, ByLocalRows, Net, local_rows, on_rank_1, verified
 
-from domainpar.nn.adapt import verify as room
 from domainpar.nn.adapt.rows import NotExact
 from domainpar.nn.adapt.verifying.failing import first_failure
 
@@ -51,7 +50,7 @@ def test_a_model_that_fails_only_where_it_is_split_says_where():
 
 
 def test_ranks_that_call_other_collectives_end_with_the_layer(monkeypatch):
-    monkeypatch.setattr(room, "SECONDS_TO_WAIT", 0.3)
+    monkeypatch.setattr("domainpar.timeouts.SMALL_GRAPH", 0.3)
     found = verified(Net(SumsOnOneRank()), parts=2)
     assert not found.exact
     assert "middle" in f"{found.failed} {found.first_difference}"

@@ -1,18 +1,24 @@
-"""How a rank fails: what it refuses, what it prints, with which exit code it ends."""
+"""How a rank fails: what it prints, how it ends the others, and with which exit code."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
+import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
+from domainpar import timeouts
+from domainpar.agreement import Refused
 from domainpar.parallel.places import is_a_command
-from domainpar.parallel.transport import RankMissing
-from domainpar.problems import Problem, Where, error_text
+from domainpar.parallel.presence import Presence
+from domainpar.parallel.transport import RankMissing, RanksFailed
+from domainpar.problems import Problem, Where, error_text, expected
 
 IN_A_COMMAND = "see the board above; --timeout gives ranks more time to come"
 IN_A_PROGRAM = (
@@ -23,40 +29,38 @@ IN_A_PROGRAM = (
 DOCTOR = "python -m domainpar.doctor, started the same way, tells what of this machine works"
 
 
-class Refused(Exception):
-    """The work was refused before it began, by all ranks alike; the text is for the user, the exit code is 2.
+@contextmanager
+def guard(presence: Presence) -> Iterator[None]:
+    """Around the work of a program: an error on one rank ends all of them, at once and with one message.
 
-    Attributes:
-        problem: What is wrong, of which event and file, and what to do.
-        rank: The rank that found it, if one alone did.
-        size: Ranks of the run.
+    What all ranks refused together (`agree`) is printed by rank 0 and becomes exit code 2. Any other error is printed
+    with its rank and aborts the whole job with exit code 1.
     """
-
-    def __init__(
-        self,
-        what: str,
-        hint: str = "",
-        *,
-        event: str | None = None,
-        file: str | None = None,
-        rank: int | None = None,
-        size: int | None = None,
-    ) -> None:
-        self.problem, self.rank, self.size = Problem(what, hint, event=event, file=file), rank, size
-        super().__init__(what)
-
-    def __str__(self) -> str:
-        return self.text.removeprefix("domainpar: error: ").rstrip()
-
-    @property
-    def text(self) -> str:
-        """As it is printed."""
-        of = self.problem
-        return error_text(of.what, Where(event=of.event, file=of.file, rank=self.rank, size=self.size), of.hint)
+    try:
+        yield
+    except Refused as refused:
+        if presence.transport.rank == 0:
+            write_error(refused.text)
+        presence.close()
+        raise SystemExit(2) from None
+    except BaseException as error:
+        if isinstance(error, SystemExit) and not error.code:
+            raise
+        fail(presence, error)
+        raise
 
 
-class NobodyServes(Refused):
-    """Rank 0, which would print what is wrong, cannot be met: every rank says so itself."""
+def fail(presence: Presence, error: BaseException) -> None:
+    """Say why this rank fails, unless another one has, and end all of them. On processes this does not return."""
+    marks = presence.marks
+    if isinstance(error, RanksFailed):
+        time.sleep(timeouts.REPORT * (marks is not None and marks.between_processes))
+    elif marks is None or marks.claim_failure():
+        problem = expected(error)
+        write_error(report(problem or error, presence.where(problem)))
+    else:  # one failure makes others, which would only hide it
+        time.sleep(timeouts.REPORT)
+    presence.transport.abort(exit_code(error))
 
 
 def report(error: BaseException, where: Where) -> str:
@@ -93,8 +97,8 @@ def _report_missing(error: RankMissing, size: int) -> str:
 def _without_own_frames(error: BaseException) -> TracebackType | None:
     """The traceback from the caller's own code on."""
     trace = error.__traceback__
-    own = (__file__, str(Path(__file__).with_name("world.py")), contextlib.__file__)
-    while trace is not None and trace.tb_frame.f_code.co_filename in own:
+    own = {str(Path(__file__).with_name(name)) for name in ("failure.py", "world.py", "launch.py")}
+    while trace is not None and trace.tb_frame.f_code.co_filename in own | {contextlib.__file__}:
         trace = trace.tb_next
     return trace
 

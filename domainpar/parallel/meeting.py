@@ -1,131 +1,100 @@
-"""How the ranks of a world find each other: from a launcher, or from a group that a program already has."""
+"""How the ranks of a run find each other: by MPI, or at an address where rank 0 serves a store."""
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import platform
+import socket
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
+import psutil
 import torch
 
-from domainpar import faults
-from domainpar.parallel import hosts, side_channel
+from domainpar import faults, timeouts
+from domainpar.agreement import Refused, name_ranks
 from domainpar.parallel import launcher as launchers
-from domainpar.parallel.failing import NobodyServes, Refused
+from domainpar.parallel import side_channel
 from domainpar.parallel.launcher import Launcher
-from domainpar.parallel.side_channel import StoreMarks
+from domainpar.parallel.side_channel import SharedMarks, SideChannel, StoreMarks
+from domainpar.parallel.threads import Switchboard, ThreadTransport
 from domainpar.parallel.transport import Transport
-from domainpar.parallel.watcher import Watcher
-from domainpar.parallel.world import TransportName, World, checked_domain_size
+from domainpar.parallel.world import checked_domain_size
 from domainpar.problems import Problem
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
     from torch.distributed import ProcessGroup
 
-    Connect = Callable[[], Store]
+TransportName = Literal["auto", "mpi", "gloo", "nccl"]
 
 
-def bring_up(
-    transport: TransportName,
-    device: str,
-    domain_size: int | None,
-    deadline: float,
-    join_seconds: float,
-    share_gpu: bool,
-) -> World:
-    """Build the world of `World.launch`, which see; *collective*."""
-    if transport not in get_args(TransportName):
-        raise ValueError(f"unknown --transport {transport!r}; known are {', '.join(get_args(TransportName))}.")
-    launcher = launchers.detect()
-    faults.arm(launcher.rank)
-    faults.reach("init")
-    here = choose_device(device, transport, launcher, share_gpu)
-    if launcher.size is not None:
-        checked_domain_size(domain_size, launcher.size)
-    world = _join(transport, launcher, here, domain_size, deadline, join_seconds)
-    faults.reach("joined")
-    return world
+class NobodyServes(Refused):
+    """Rank 0, which would print what is wrong, cannot be met: every rank says so itself."""
 
 
-def _join(
-    transport: TransportName,
-    launcher: Launcher,
-    device: torch.device,
-    domain_size: int | None,
-    deadline: float,
-    join_seconds: float,
-) -> World:
-    if launcher.kind == "none":
-        return World.alone(device)
-    comm = join_mpi(transport, launcher)
-    name = choose_transport(transport, device, has_mpi=comm is not None)
-    meeting = Meeting(name, device, domain_size, deadline)
-    if comm is None:
-        return _without_mpi(meeting, launcher, join_seconds)
-    return _with_mpi(meeting, comm)
+@dataclass(frozen=True)
+class Launch:
+    """How ranks that a launcher started shall become a world.
+
+    Attributes:
+        transport: `auto` takes NCCL on GPUs, MPI under an MPI launcher, gloo otherwise.
+        device: `cpu`, `cuda` (the GPU of this rank), or `auto` for `cuda` where there is one.
+        domain_size: Ranks that share one event, a divisor of their number. Default: the largest up to 8.
+        timeout: Seconds that a rank may wait for the others before it raises (see `World.set_deadline`).
+        join_seconds: Seconds in which all ranks must have come.
+        share_gpu: Let several ranks of a machine use one GPU.
+    """
+
+    transport: TransportName = "auto"
+    device: str = "cpu"
+    domain_size: int | None = None
+    timeout: float = timeouts.FIRST_STEP
+    join_seconds: float = timeouts.JOIN
+    share_gpu: bool = False
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """What ranks that can reach each other make of it.
+    """Ranks that have met.
 
     Attributes:
-        transport: `mpi`, `gloo` or `nccl`.
+        transport: Joins all of them.
         device: Where this rank computes.
-        domain_size: Ranks that share one event; None: chosen by their number.
-        deadline: Seconds that a rank may wait for the others.
+        marks: The side channel; None where there is none.
     """
 
-    transport: str
+    transport: Transport
     device: torch.device
-    domain_size: int | None
-    deadline: float
-
-    def world(self, transport: Transport, marks: StoreMarks | None, connect: Connect | None) -> World:
-        """The world over a transport, watched where there is a store. *Collective*."""
-        world = World.over(transport, self.device, self.domain_size, marks)
-        if marks is not None and connect is not None:
-            watcher = Watcher(connect(), world.rank, world.size, marks.serves, world.look)
-            watcher.start()
-            world.stop_watching = watcher.stop
-        _report_what_nobody_catches(world)
-        return world
+    marks: SideChannel | None
 
 
-def _report_what_nobody_catches(world: World) -> None:
-    """End all ranks when this one ends by an error outside of `guard`, and say where a crash in C++ happened."""
-    usual = sys.excepthook
+def meet(launch: Launch) -> Meeting:
+    """Join the other processes that a launcher started; alone without one. *Collective*.
 
-    def hook(kind: Any, error: BaseException, trace: Any) -> None:
-        if not issubclass(kind, Exception):
-            usual(kind, error, trace)
-            return
-        world.fail(error)
-
-    sys.excepthook = hook
-    if not faulthandler.is_enabled() and sys.__stderr__ is not None:
-        faulthandler.enable(sys.__stderr__)
-
-
-def world_of_group(group: ProcessGroup | None, device: torch.device, domain_size: int | None, deadline: float) -> World:
-    """Build the world of `World.from_process_group`, which see; *collective*."""
-    import torch.distributed as dist
-
-    if group is None and not dist.is_initialized():
-        raise ValueError(
-            "this program has no torch.distributed group; write `with World.session() as world:` or World.launch(), "
-            "which join what a launcher started, World.alone() for one rank, or call init_process_group before."
-        )
-    transport = _group_transport(group, device, deadline)
-    checked_domain_size(domain_size, transport.size)
-    shared = side_channel.share_store(transport)
-    return World.over(transport, device, domain_size, shared[0] if shared else None)
+    Raises:
+        ValueError: If an argument is wrong, on every rank alike.
+        Refused: If launcher and MPI library do not belong together, or the ranks cannot meet.
+    """
+    if launch.transport not in get_args(TransportName):
+        raise ValueError(f"unknown --transport {launch.transport!r}; known are {', '.join(get_args(TransportName))}.")
+    launcher = launchers.detect()
+    faults.arm(launcher.rank)
+    faults.reach("init")
+    device = choose_device(launch.device, launch.transport, launcher, launch.share_gpu)
+    if launcher.size is not None:
+        checked_domain_size(launch.domain_size, launcher.size)
+    if launcher.kind == "none":
+        return Meeting(ThreadTransport(Switchboard(1), 0), device, SharedMarks(1))
+    comm = join_mpi(launch.transport, launcher)
+    name = choose_transport(launch.transport, device, has_mpi=comm is not None)
+    if comm is None:
+        return _without_mpi(name, device, launch, launcher)
+    return _with_mpi(name, device, launch, comm)
 
 
 def choose_transport(transport: TransportName, device: torch.device, has_mpi: bool) -> str:
@@ -216,24 +185,24 @@ def _mpi_world(launcher: Launcher) -> tuple[Any | None, Refused | None]:
     return comm, None
 
 
-def _with_mpi(meeting: Meeting, comm: Any) -> World:
+def _with_mpi(name: str, device: torch.device, launch: Launch, comm: Any) -> Meeting:
     from domainpar.parallel.mpi import MpiTransport
 
-    by_mpi = MpiTransport(comm.Dup(), meeting.deadline)
-    checked_domain_size(meeting.domain_size, by_mpi.size)
-    shared = side_channel.share_store(by_mpi)
-    if meeting.transport == "mpi":
-        return meeting.world(by_mpi, *(shared or (None, None)))
-    if shared is None:
+    by_mpi = MpiTransport(comm.Dup(), launch.timeout)
+    checked_domain_size(launch.domain_size, by_mpi.size)
+    marks = side_channel.share_store(by_mpi)
+    if name == "mpi":
+        return Meeting(by_mpi, device, marks)
+    if marks is None:
         raise Refused(
             "not all ranks can open a connection to the host of rank 0; gloo and NCCL need one",
             "check names and firewalls between the hosts, or take --transport mpi",
         )
-    marks, connect = shared
-    return _of_store(meeting, marks, connect, by_mpi.rank, by_mpi.size, (marks.hosts[0], 1))
+    transport = _of_store(name, device, launch.timeout, marks, by_mpi.rank, (marks.hosts[0], 1))
+    return Meeting(transport, device, marks)
 
 
-def _without_mpi(meeting: Meeting, launcher: Launcher, join_seconds: float) -> World:
+def _without_mpi(name: str, device: torch.device, launch: Launch, launcher: Launcher) -> Meeting:
     assert launcher.size is not None, "only PMIx leaves the size to MPI"
     host, port = launchers.address(launcher)
     # torchrun serves a store itself, and uses the same one again when it restarts the ranks.
@@ -241,15 +210,16 @@ def _without_mpi(meeting: Meeting, launcher: Launcher, join_seconds: float) -> W
     prefix = f"domainpar/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
     def connect(serves: bool = False) -> Store:
-        return side_channel.prefixed(prefix, side_channel.connect(host, port, serves, join_seconds))
+        return side_channel.prefixed(prefix, side_channel.connect(host, port, serves, launch.join_seconds))
 
     try:
         store = connect(serves)
     except RuntimeError as error:
-        raise _cannot_meet(launcher, host, port, serves, join_seconds, error) from None
-    names = _wait_for_all(store, launcher.rank, launcher.size, join_seconds)
-    marks = StoreMarks(store, launcher.size, serves, names)
-    return _of_store(meeting, marks, connect, launcher.rank, launcher.size, (host, port))
+        raise _cannot_meet(launcher, host, port, serves, launch.join_seconds, error) from None
+    hosts = _wait_for_all(store, launcher.rank, launcher.size, launch.join_seconds)
+    marks = StoreMarks(store, launcher.size, serves, hosts, connect)
+    transport = _of_store(name, device, launch.timeout, marks, launcher.rank, (host, port))
+    return Meeting(transport, device, marks)
 
 
 def _cannot_meet(
@@ -280,44 +250,41 @@ def _wait_for_all(store: Store, rank: int, size: int, seconds: float) -> list[st
         store.set(f"host/{rank}", platform.node())
         while absent and time.monotonic() < give_up_at:
             absent = [other for other in absent if not store.check([f"host/{other}"])]
-            time.sleep(side_channel.MEETING_SECONDS if absent else 0.0)
+            time.sleep(timeouts.MEETING_POLL if absent else 0.0)
         if not absent:
             return [store.get(f"host/{other}").decode() for other in range(size)]
     except RuntimeError as error:
         raise Refused(f"rank 0 left while the ranks met: {_first_line(error)}", "look at its output") from None
     here = [other for other in range(size) if other not in absent]
     raise Refused(
-        f"rank{'' if len(absent) == 1 else 's'} {', '.join(map(str, absent))} did not join within {seconds:g} s; "
-        f"joined: {', '.join(map(str, here))}",
+        f"{name_ranks(absent)} did not join within {seconds:g} s; joined: {', '.join(map(str, here))}",
         "look at the output of those that did not; --join-timeout waits longer",
     )
 
 
 def _of_store(
-    meeting: Meeting, marks: StoreMarks, connect: Connect, rank: int, size: int, towards: tuple[str, int]
-) -> World:
-    """Form a gloo or NCCL group of processes that share a store."""
+    name: str, device: torch.device, deadline: float, marks: StoreMarks, rank: int, towards: tuple[str, int]
+) -> Transport:
+    """Form a gloo or NCCL group of processes that share a store. *Collective*."""
     import torch.distributed as dist
 
     from domainpar.parallel.process_group import form_group
 
     if dist.is_initialized():
         raise Refused("torch.distributed is in use by this program already", "use World.from_process_group")
+    size = marks.num_ranks
     choose_interface(marks.store, rank, size, towards)
     try:
-        form_group(meeting.transport, side_channel.prefixed("group", marks.store), rank, size, meeting.deadline)
+        form_group(name, side_channel.prefixed("group", marks.store), rank, size, deadline)
     except RuntimeError as error:
         interface = os.environ.get("GLOO_SOCKET_IFNAME", "chosen by gloo")
         raise Refused(
-            f"rank {rank} on {platform.node()} could not form a {meeting.transport} group of {size} ranks (interface "
+            f"rank {rank} on {platform.node()} could not form a {name} group of {size} ranks (interface "
             f"{interface}): {_first_line(error)}",
             "set GLOO_SOCKET_IFNAME (NCCL_SOCKET_IFNAME) to the interface that reaches the other hosts; `ip address` "
             "lists them",
         ) from None
-    transport = _group_transport(None, meeting.device, meeting.deadline, on_abort=marks.announce_failure, owned=True)
-    world = meeting.world(transport, marks, connect)
-    transport.barrier()  # a rank that fails from here on is noticed by all
-    return world
+    return of_group(None, device, deadline, on_abort=marks.announce_failure, owned=True)
 
 
 def choose_interface(store: Store, rank: int, size: int, towards: tuple[str, int]) -> None:
@@ -325,25 +292,50 @@ def choose_interface(store: Store, rank: int, size: int, towards: tuple[str, int
 
     gloo itself looks up this machine's name, which may not resolve, or to an address that others cannot reach.
     """
-    store.set(f"network/{rank}", hosts.network_here())
+    store.set(f"network/{rank}", side_channel.network_here())
     alone = side_channel.share_network([store.get(f"network/{other}") for other in range(size)])
     loopback = "lo" if sys.platform == "linux" else None
-    interface = loopback if alone else hosts.interface_towards(*towards)
+    interface = loopback if alone else _interface_towards(*towards)
     if interface is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
 
 
-def _group_transport(
+def _interface_towards(host: str, port: int) -> str | None:
+    """The network interface from which packets to a host leave; None where that cannot be known. Sends nothing."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with closing(socket.socket(family, kind)) as towards:
+            towards.connect(address)
+            own = towards.getsockname()[0]
+    except OSError:
+        return None
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(address.address.split("%")[0] == own for address in addresses):
+            return name
+    return None
+
+
+def of_group(
     group: ProcessGroup | None,
     device: torch.device,
     deadline: float,
     on_abort: Callable[[], None] | None = None,
     owned: bool = False,
 ) -> Transport:
+    """The transport over a process group; None for the default one.
+
+    Raises:
+        ValueError: If there is no such group, or it is neither gloo nor NCCL between GPUs.
+    """
     import torch.distributed as dist
 
     from domainpar.parallel.process_group import GlooTransport, NcclTransport
 
+    if group is None and not dist.is_initialized():
+        raise ValueError(
+            "this program has no torch.distributed group; write `with World.session() as world:` or World.launch(), "
+            "which join what a launcher started, World.alone() for one rank, or call init_process_group before."
+        )
     backend = dist.get_backend(group)
     if backend == "nccl":
         if device.type != "cuda":
