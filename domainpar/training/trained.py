@@ -14,8 +14,7 @@ import numpy.typing as npt
 
 from domainpar.config import TrainConfig
 from domainpar.events.store import EventStore, StoredEvent
-from domainpar.nn.adapt.on_events import OnEvents
-from domainpar.nn.interaction import InteractionNetwork
+from domainpar.nn.classifier import EdgeClassifier
 from domainpar.parallel.world import World
 from domainpar.problems import Problem
 from domainpar.training.checkpoint import Checkpoints, TrainingState, load_agreed
@@ -43,7 +42,7 @@ def read_run(directory: Path) -> dict[str, Any]:
 
 def load_network(
     directory: Path, config: TrainConfig, which: str, store: EventStore, world: World
-) -> tuple[InteractionNetwork | OnEvents, TrainingState]:
+) -> tuple[EdgeClassifier, TrainingState]:
     """The network of a run with its `best` or `last` weights, for the events of a store. *Collective*.
 
     If the last checkpoint is damaged, the newest good one before it is taken, loudly; a damaged best one is refused.
@@ -54,7 +53,7 @@ def load_network(
     """
     checkpoints = Checkpoints(directory / "checkpoints")
 
-    def build() -> InteractionNetwork | OnEvents:
+    def build() -> EdgeClassifier:
         _check_features(directory, store)
         if which == "best" and not _has(checkpoints, "best") and _has(checkpoints, "last"):
             raise Problem(f"{directory} has no best checkpoint yet", "take its newest with --checkpoint last")
