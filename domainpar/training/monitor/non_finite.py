@@ -81,47 +81,23 @@ class Suspect(NamedTuple):
     in_logits: bool
 
 
-class Spoilt(NamedTuple):
-    """A layer with a result or gradient that is not finite, or too large.
-
-    Attributes:
-        position: Its place in the order of the pass; the same layer has the same on every rank.
-        what: `layer edge_stages.2`.
-        largest: The largest magnitude, if that is what is wrong; None for numbers that are not finite.
-    """
-
-    position: int
-    what: str
-    largest: float | None = None
-
-
 class Finding(NamedTuple):
     """Where it began on this rank; the smallest of all ranks is where it began at all.
 
     Attributes:
-        sample: Position of the sample in the step; -1 for the parameters, which concern all samples.
-        stage: Number of the check among those of a sample.
-        position: The layer's place in the order of the pass.
-        what: In words.
-        phase: `forward` or `backward`.
+        order: Position of the sample in the step (-1 for the parameters, which concern all samples), number of the
+            check among those of a sample, and place in the pass; the same layer has the same on every rank.
+        what: In words, such as `layer edge_stages.2 (forward)`.
         event: The sample's name.
-        largest: The largest magnitude, if that is what is wrong.
+        largest: The largest magnitude, if that is what is wrong; None for numbers that are not finite.
         hint: What to do about it.
     """
 
-    sample: int
-    stage: int
-    position: int
+    order: tuple[int, int, int]
     what: str
-    phase: str
-    event: str | None
+    event: str | None = None
     largest: float | None = None
     hint: str = GO_ON
-
-    @property
-    def order(self) -> tuple[int, int, int]:
-        """Its place in the order of the computation."""
-        return self.sample, self.stage, self.position
 
 
 class LayerMonitor:
@@ -131,16 +107,18 @@ class LayerMonitor:
 
     Args:
         model: The network.
+        number: Position of the sample in the step.
+        event: The sample's name.
 
     Attributes:
         forward: The first layer whose result is not finite; None if all are.
         gradients: Layers that got a gradient that is not finite or too large, in no order.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self.forward: Spoilt | None = None
-        self.gradients: list[Spoilt] = []
+    def __init__(self, model: nn.Module, number: int = 0, event: str | None = None) -> None:
+        self._model, self._number, self._event = model, number, event
+        self.forward: Finding | None = None
+        self.gradients: list[Finding] = []
         self._num_calls = 0
         self._last_call: dict[str, int] = {}
         self._times: dict[str, int] = {}
@@ -171,9 +149,9 @@ class LayerMonitor:
                 stage.sink = sink
 
     @property
-    def backward(self) -> Spoilt | None:
+    def backward(self) -> Finding | None:
         """Of the layers in `gradients` the first on the way back."""
-        return min(self.gradients, default=None)
+        return min(self.gradients, key=lambda finding: finding.order, default=None)
 
     def _look_at_result(self, name: str, module: nn.Module, arguments: Any, result: Any) -> None:
         with unwatched(), torch.no_grad():
@@ -182,16 +160,19 @@ class LayerMonitor:
             self._last_call[name] = self._num_calls
             if self.forward is None and not all(is_finite(_without_ghosts(tensor)) for tensor in tensors(result)):
                 again = f", call {self._times[name]}" if self._times[name] > 1 else ""
-                self.forward = Spoilt(self._num_calls, _in_words(name) + again)
+                what = f"layer {name}{again} (forward)" if name else "the logits"
+                self.forward = Finding((self._number, 1, self._num_calls), what, self._event)
 
     def _look_back(self, name: str, gradients: Sequence[Tensor], largest: float | None = None) -> None:
         """May be called by several threads."""
-        position = -self._last_call.get(name, 0)  # the last on the way forward is the first on the way back
+        place = -self._last_call.get(name, 0)  # the last on the way forward is the first on the way back
+        what = f"layer {name} (backward)" if name else "the logits"
         for gradient in gradients:
+            size = float(gradient.abs().max()) if largest is not None and gradient.numel() else 0.0
             if not is_finite(gradient):
-                self.gradients.append(Spoilt(position, _in_words(name)))
-            elif largest is not None and gradient.numel() and (size := float(gradient.abs().max())) >= largest:
-                self.gradients.append(Spoilt(position, _in_words(name), size))
+                self.gradients.append(Finding((self._number, 3, place), what, self._event))
+            elif largest is not None and size >= largest:
+                self.gradients.append(Finding((self._number, 3, place), what, self._event, size))
 
 
 class _Onlooker:
@@ -202,10 +183,6 @@ class _Onlooker:
 
     def add(self, parameters: Sequence[nn.Parameter], partials: Sequence[Tensor]) -> None:
         self._look(partials)
-
-
-def _in_words(name: str) -> str:
-    return f"layer {name}" if name else "the logits"
 
 
 def _without_ghosts(tensor: Tensor) -> Tensor:
@@ -244,7 +221,7 @@ class SecondPass:
         Ends after the first sample in which any rank of the domain group finds something.
         """
         spoilt = _spoilt_parameters(self._layers)
-        finding = None if spoilt is None else Finding(-1, 0, 0, spoilt, "forward", None)
+        finding = None if spoilt is None else Finding((-1, 0, 0), spoilt)
         for number, part in enumerate(parts):
             finding = finding or _of_inputs(number, part)
             if self._any_of_domain(finding):
@@ -254,21 +231,18 @@ class SecondPass:
 
     def _of_passes(self, number: int, part: LabelledPart) -> Finding | None:
         """One sample forward and, if no rank finds anything on the way, back."""
-        with LayerMonitor(self._layers).attached() as monitor:
+        with LayerMonitor(self._layers, number, part.name).attached() as monitor:
             self._now.begin("forward", self._step, part=part)
             logits = self._forward(part)
             loss = IntegerSums(1, self._now.world.device)
             gradient = edge_loss(logits, part.graph, part.weights, self._step_weight, loss)
-            finding = None
-            if (spoilt := monitor.forward) is not None:
-                finding = Finding(number, 1, spoilt.position, spoilt.what, "forward", part.name)
-            elif loss.rejected:  # of finite logits: it can only be too large
-                finding = Finding(number, 2, 0, "the loss", "forward", part.name, LARGEST_PARTIAL)
+            finding = monitor.forward
+            if finding is None and loss.rejected:  # of finite logits: it can only be too large
+                finding = Finding((number, 2, 0), "the loss", part.name, LARGEST_PARTIAL)
             if not self._any_of_domain(finding):
                 self._now.begin("backward", self._step, part=part)
                 logits.backward(gradient)
-                if (spoilt := monitor.backward) is not None:
-                    finding = Finding(number, 3, *spoilt[:2], "backward", part.name, spoilt.largest)
+                finding = monitor.backward
         return finding
 
     def _any_of_domain(self, finding: Finding | None) -> bool:
@@ -280,9 +254,9 @@ class SecondPass:
 def _of_inputs(number: int, part: LabelledPart) -> Finding | None:
     graph = part.graph
     inputs = {"node features": graph.features, "edge features": graph.edge_features, "weights of edges": part.weights}
-    for position, (name, tensor) in enumerate(inputs.items()):
+    for place, (name, tensor) in enumerate(inputs.items()):
         if not is_finite(tensor):
-            return Finding(number, 0, position, f"the {name}", "forward", part.name, hint=OF_INPUT)
+            return Finding((number, 0, place), f"the {name}", part.name, hint=OF_INPUT)
     return None
 
 
@@ -306,11 +280,10 @@ def stop_all(finding: Finding | None, suspects: Sequence[Suspect], world: World)
     first = min(findings.values(), key=lambda finding: finding.order)
     ranks = [rank for rank, finding in findings.items() if finding.order == first.order]
     on = "" if len(ranks) == world.size else f" on {world.transport.name_ranks(ranks)}"
-    layer = f"{first.what} ({first.phase})" if first.what.startswith("layer") else first.what
     wrong = "the loss or a gradient is not finite"
     if first.largest is not None:
         wrong = f"the loss or a gradient is too large, {first.largest:.3g} where 2^26 = 6.71e+07 is the most"
-    fail_alike(world, StepFailed(f"{wrong}: first in {layer}{on}", first.hint, event=first.event), ranks[0])
+    fail_alike(world, StepFailed(f"{wrong}: first in {first.what}{on}", first.hint, event=first.event), ranks[0])
 
 
 def _not_again(suspects: Sequence[Sequence[Suspect]], world: World) -> tuple[StepFailed, int]:
