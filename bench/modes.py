@@ -46,7 +46,7 @@ from domainpar.training.metrics import EdgeCounts, EdgeMetrics
 from domainpar.training.parts import LabelledPart, PartLoader
 from domainpar.training.sampler import Sample, samples_of, steps_of_epoch
 from domainpar.training.schedule import Schedule
-from domainpar.training.targets import EdgeClasses, class_counts, edge_classes
+from domainpar.training.targets import edge_classes
 
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.floating]
@@ -160,8 +160,10 @@ class ReplicateLoader(PartLoader):
         assert part.graph.label is not None
         owned = part.graph.plan.edge_owned
         classes = edge_classes(part.graph.label.numpy(), None, None, None)
-        weights = torch.from_numpy(EdgeClasses().weights(classes) * owned).to(torch.float32)
-        return LabelledPart(part, classes, class_counts(classes[owned]), weights, sample.name)
+        kinds = self.edge_weights.kinds(classes, None, None)
+        counts = self.edge_weights.count(kinds[owned])
+        weights = torch.from_numpy(self.edge_weights.weights(kinds) * owned).to(torch.float32)
+        return LabelledPart(part.graph, part.halo, classes, counts, weights, sample.name)
 
 
 def sector_with_border(event: StoredEvent, sector: Sector, hops: int, world: World) -> Part:
@@ -223,7 +225,7 @@ class Bench:
         per_epoch = -(-len(store.events("train")) // options.events_per_step)
         steps = options.epochs * per_epoch
         schedule = Schedule(options.lr, "cosine", max(1, steps // 20), steps, per_epoch)
-        self.trainer = Trainer(model, optimizer, self.loader, world, EdgeClasses(), schedule, options.clip)
+        self.trainer = Trainer(model, optimizer, self.loader, world, schedule, options.clip)
 
     def train(self, records: Sequence[EventRecord]) -> float:
         """Train on some events; returns the seconds it took, loading included."""
@@ -240,7 +242,7 @@ class Bench:
         """Logit of every edge of an event, [E]; `UNSCORED` where the mode has none."""
         logits = np.full(record.num_edges, UNSCORED)
         for sample in samples_of([record], self.mode.num_sectors):
-            part = self.loader.load(sample).part
+            part = self.loader.load(sample)
             with torch.no_grad():
                 found = self.trainer.model(part.graph, part.halo).numpy()
             ours = part.graph.plan.edge_owned
@@ -255,7 +257,7 @@ class Bench:
                 edges += truth.record.num_edges + int(truth.regions["cut"].sum())
                 nodes += truth.record.num_nodes + truth.ghosts
             for sample in samples_of([truth.record], self.mode.num_sectors) if self.mode.num_sectors else []:
-                plan = self.loader.load(sample).part.graph.plan
+                plan = self.loader.load(sample).graph.plan
                 edges += plan.num_edges
                 nodes += plan.num_local
         records = [truth.record for truth in truths]

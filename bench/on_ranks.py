@@ -33,7 +33,6 @@ from domainpar.training.parts import PartLoader
 from domainpar.training.record import peak_rss_bytes
 from domainpar.training.sampler import samples_of
 from domainpar.training.schedule import Schedule
-from domainpar.training.targets import EdgeClasses
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 PRODUCTS = ("multiply", "outer")
@@ -92,7 +91,7 @@ def make_trainer(settings: StepSettings, world: World, loader: PartLoader | None
     model = make_model(settings)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
     loader = loader or PartLoader(store, world, grouping=settings.grouping, dtype=dtype, seed=settings.seed)
-    return Trainer(model, optimizer, loader, world, EdgeClasses(), Schedule(1e-3, "constant", 0, 1, 1))
+    return Trainer(model, optimizer, loader, world, Schedule(1e-3, "constant", 0, 1, 1))
 
 
 class PhaseClock:
@@ -134,7 +133,7 @@ def training_steps(world: World, settings: StepSettings) -> dict[str, Any]:
     for step in range(settings.warmup + settings.repeats):
         world.transport.barrier()
         steps.append(clock.step(lambda step=step: trainer.step(samples, step)))
-    part = trainer.loader.load(samples[0]).part
+    part = trainer.loader.load(samples[0])
     rank, measured = world.rank, steps[settings.warmup :]
     plan = part.graph.plan
     return {

@@ -93,7 +93,7 @@ def _one_step(trainer: Trainer, samples: Sequence[Sample], step: int) -> dict[st
 
 
 def _record(trainer: Trainer, sample: Sample, steps: Sequence[dict[str, float]]) -> Record:
-    plan = trainer.loader.load(sample).part.graph.plan
+    plan = trainer.loader.load(sample).graph.plan
     return {
         **{name: [step[name] for step in steps] for name in steps[0]},
         "owned_nodes": plan.num_owned,

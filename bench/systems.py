@@ -18,9 +18,9 @@ from cases import Case
 from formulas import Network
 from measuring import Spread
 
-from domainpar.events.reporting import ModelSize
 from domainpar.events.store import EventStore
 from domainpar.nn.catalogue import ON_STAGES
+from domainpar.nn.memory import ModelSize
 from domainpar.testing import run_ranks
 
 GIB = 2**30

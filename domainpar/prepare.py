@@ -55,7 +55,7 @@ def prepare_store(config: PrepareConfig, world: "World", facts: "list[EventFacts
     from domainpar.events.preparing import open_source, prepare
     from domainpar.events.store import EventRecord
     from domainpar.problems import NotWritten
-    from domainpar.training.watching.failing import fail_alike
+    from domainpar.training.monitor.failure import fail_alike
 
     cuts = Cuts(phi_slope=config.phi_slope, z0=config.z0, same_layer=config.same_layer)
     if config.layer_pairs is not None:
@@ -142,8 +142,9 @@ def _work(config: PrepareConfig) -> int:
             _say_what_is_there(directory, facts)
             if config.report:
                 from domainpar.events.reporting import print_report
+                from domainpar.nn.memory import ModelSize
 
-                print_report(directory)
+                print_report(directory, ModelSize().bytes_of, str(ModelSize()))
     return 0
 
 

@@ -10,11 +10,11 @@ from domainpar.diagnosis.budget import Budget
 from domainpar.diagnosis.toy import NUM_LAYERS, REACH, ring_event, toy_store
 from domainpar.diagnosis.training import Way, make_trainer
 from domainpar.diagnosis.verdicts import Finding, passed, skipped, warned
-from domainpar.events.reporting import ModelSize
 from domainpar.events.store import EventStore
+from domainpar.nn.memory import ModelSize
 from domainpar.nn.team import set_threads
 from domainpar.parallel.world import World
-from domainpar.training.memory import Expectation, MemoryWatch
+from domainpar.training.memory import Expectation, MemoryMeter
 from domainpar.training.sampler import samples_of
 
 WAY = Way(hidden=64, graph_iters=4)
@@ -73,7 +73,7 @@ def several_steps(store: EventStore, world: World, threads: int) -> Steps:
     """Some steps on the one event of a store, shared by all ranks. *Collective*."""
     one_domain = World.over(world.transport, world.device, domain_size=world.size)
     set_threads(threads)
-    memory = MemoryWatch(world.device)
+    memory = MemoryMeter(world.device)
     trainer = make_trainer(WAY, store, one_domain)
     samples = samples_of(store.events(), None)
     size = ModelSize(WAY.hidden, WAY.graph_iters)

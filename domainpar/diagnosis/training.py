@@ -19,7 +19,6 @@ from domainpar.training.loop import Trainer
 from domainpar.training.parts import PartLoader
 from domainpar.training.sampler import samples_of
 from domainpar.training.schedule import Schedule
-from domainpar.training.targets import EdgeClasses
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bf16": torch.float32}
 SAME_FOR_ALL = ("loss", "grad_norm", "edge_auc", "edges")
@@ -61,7 +60,6 @@ def make_trainer(way: Way, store: EventStore, world: World) -> Trainer:
         optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2),
         loader=PartLoader(store, world, grouping=way.grouping, dtype=DTYPES[way.precision]),
         world=world,
-        edge_weights=EdgeClasses(),
         schedule=Schedule(1e-2, "constant", 0, 100, 10),
     )
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,59 +23,8 @@ NUM_PARTS = (2, 4, 8, 16, 32)
 BINS = 8
 BAR = 40
 
-
-@dataclass(frozen=True)
-class ModelSize:
-    """What the memory of a rank depends on, besides its part: an interaction network in training.
-
-    Attributes:
-        hidden: Width of node and edge states.
-        graph_iters: Message-passing iterations.
-        item_bytes: Bytes of one number, 4 or 8.
-        edge_item_bytes: Bytes of one number of an edge state, if not the same: 2 for bfloat16.
-        recompute_every: Iterations of which only the first one's input is kept; None: every iteration's is.
-    """
-
-    hidden: int = 64
-    graph_iters: int = 4
-    item_bytes: int = 4
-    edge_item_bytes: int | None = None
-    recompute_every: int | None = None
-
-    data_bytes: ClassVar[int] = 72
-    """Of a local edge: features, ends, pair, ids, label, class and weight."""
-
-    def bytes_of(self, num_nodes: IntArray, num_edges: IntArray, num_pairs: IntArray | None = None) -> IntArray:
-        """Predicted peak of one training step above the bare process.
-
-        It comes early in backward. All that autograd keeps is still there: of each iteration the edge states and,
-        per node, its state, the same with ghosts, and two sums. Besides, the edge states that the head took and a
-        gradient of edge states, or two gradients; and what one stage works with: per node two products of its state,
-        two gradients of sums and one of the state, and a partial sum per (tile, node) pair. The blocks that one tile
-        works in are small against it.
-
-        Args:
-            num_nodes: Owned nodes and ghosts of each part.
-            num_edges: Local edges of each part.
-            num_pairs: (tile, owned `src`) pairs of each part. Default: as many as nodes.
-        """
-        node_state, edge_state = self.hidden * self.item_bytes, self.hidden * (self.edge_item_bytes or self.item_bytes)
-        nodes, edges = np.asarray(num_nodes, np.int64), np.asarray(num_edges, np.int64)
-        pairs = nodes if num_pairs is None else np.asarray(num_pairs, np.int64)
-        kept = self._kept(self.recompute_every)
-        of_edges = edges * ((kept + 2) * edge_state + self.data_bytes)
-        return of_edges + nodes * (4 * kept + 5) * node_state + pairs * node_state
-
-    def leanest_recompute(self) -> int | None:
-        """The `recompute_every` that takes least memory; None if it is no less than now."""
-        best = min(range(1, self.graph_iters + 1), key=self._kept)
-        return best if self._kept(best) < self._kept(self.recompute_every) else None
-
-    def _kept(self, recompute_every: int | None) -> int:
-        """Most iterations whose input is there at once: of the segments before, one each, of this segment, all."""
-        length = recompute_every or self.graph_iters
-        starts = range(0, self.graph_iters, length)
-        return max(segment + min(length, self.graph_iters - start) for segment, start in enumerate(starts))
+Memory = Callable[[IntArray, IntArray], IntArray]
+"""Predicted bytes of each part, given its nodes with ghosts and its local edges."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,33 +38,38 @@ class Cut:
     truth: TruthCut | None
 
 
-def print_report(directory: str | Path) -> None:
+def print_report(directory: str | Path, memory: Memory, network: str) -> None:
     """Print what a store holds, and what each partitioner, grouping and number of parts would cut.
+
+    Args:
+        directory: The store.
+        memory: Predicts the memory of a training step.
+        network: The network that it predicts for, in words.
 
     Raises:
         StoreError: If the store or an event cannot be read.
     """
     store = EventStore(directory)
-    print(describe_store(store), compare_cuts(store), sep="\n\n")
+    print(describe_store(store, memory, network), compare_cuts(store), sep="\n\n")
 
 
-def describe_store(store: EventStore, size: ModelSize | None = None, num_parts: int = 8) -> str:
+def describe_store(store: EventStore, memory: Memory, network: str, num_parts: int = 8) -> str:
     """Histograms of nodes and edges per event, and of nodes, edges and predicted memory per rank.
 
     Args:
         store: The store; every event is read.
-        size: The model whose memory is predicted.
+        memory: Predicts the memory of a training step.
+        network: The network that it predicts for, in words.
         num_parts: Ranks that share an event; tiles are grouped as they are stored, contiguously.
 
     Raises:
         StoreError: If an event cannot be read.
     """
-    size = size or ModelSize()
     records = store.events()
     parts = [_stored_parts(store, record, num_parts) for record in records]
     nodes = np.concatenate([q.owned_nodes + q.incident_ghosts for q in parts]) if parts else np.zeros(0, np.int64)
     edges = np.concatenate([q.incident_edges for q in parts]) if parts else np.zeros(0, np.int64)
-    megabytes = size.bytes_of(nodes, edges) / 2**20
+    megabytes = memory(nodes, edges) / 2**20
     return "\n".join(
         [
             _summary(store, records),
@@ -124,11 +78,7 @@ def describe_store(store: EventStore, size: ModelSize | None = None, num_parts: 
             f"With {num_parts} ranks on an event, tiles as stored, grouped contiguously:",
             histogram("nodes per rank, ghosts included", nodes),
             histogram("local edges per rank", edges),
-            histogram(
-                f"predicted MiB per rank, one training step, hidden {size.hidden}, {size.graph_iters} iterations, "
-                f"{8 * size.item_bytes} bit, bare process not counted",
-                megabytes,
-            ),
+            histogram(f"predicted MiB per rank, one training step, {network}, bare process not counted", megabytes),
         ]
     )
 

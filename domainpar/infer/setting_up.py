@@ -17,10 +17,6 @@ from domainpar.events.store import EventRecord, EventStore
 from domainpar.events.targets import check_conditions
 from domainpar.infer.judging import judge_of, track_options, track_target
 from domainpar.infer.taking import choose_run, open_events
-from domainpar.nn.adapt.gradient_sums import take_from_root
-from domainpar.nn.adapt.held import common_tensors
-from domainpar.nn.adapt.on_events import OnEvents
-from domainpar.nn.selftest import rows_are_independent
 from domainpar.nn.team import set_threads
 from domainpar.own_files import UNFINISHED
 from domainpar.parallel.world import World
@@ -30,7 +26,7 @@ from domainpar.reco.finishing import Finisher
 from domainpar.reco.scoring import LeftOut, Scorer
 from domainpar.reco.track_files import check_acorn_files_can_be_written
 from domainpar.training.checkpoint import parameters_sha256
-from domainpar.training.opening import check_parts
+from domainpar.training.inputs import check_parts
 from domainpar.training.run import DTYPES
 from domainpar.training.trained import load_network, read_run
 
@@ -67,8 +63,7 @@ def set_up(config: InferConfig, world: World) -> Job:
     on_all(world.transport, lambda: _check_tracks(config, store, records))
     if config.strict:
         on_all(world.transport, lambda: check_parts(store, world, config.grouping, config.sectors, trained.seed))
-    if isinstance(model, OnEvents):
-        take_from_root(common_tensors(model), world)
+    model.take_from_root(world)
     model.to(world.device)
     set_threads(config.threads or world.cores_for_each())
     origin = {
@@ -81,7 +76,8 @@ def set_up(config: InferConfig, world: World) -> Job:
     }
     unfinished = (Path(config.out) if config.out is not None else run / "scores") / UNFINISHED
     scorer = _scorer(config, trained, world, store=store, model=model, directory=unfinished, origin=origin)
-    about = {**origin, **_about(config, trained, run, store), "bitwise_problem": _self_test(model, world)}
+    problem = model.exactness(world.transport).problem
+    about = {**origin, **_about(config, trained, run, store), "bitwise_problem": problem}
     own = on_all(world.transport, lambda: own_events(read_run(run), store))
     return Job(scorer, records, left_out, about, own)
 
@@ -138,13 +134,6 @@ def _about(config: InferConfig, trained: TrainConfig, run: Path, store: EventSto
         "target": trained.target,
         "store_digest": store.digest,
     }
-
-
-def _self_test(model: nn.Module, world: World) -> str | None:
-    """Why scores are the same to rounding only; None if they are to the last bit, or on a GPU. *Collective*."""
-    if isinstance(model, OnEvents):
-        return "this network is not built on stages"
-    return rows_are_independent(model, world.transport) if world.device.type == "cpu" else None
 
 
 def _check_tracks(config: InferConfig, store: EventStore, records: Sequence[EventRecord]) -> None:

@@ -13,7 +13,7 @@ from domainpar.events.own_events import store_of_run
 from domainpar.events.store import EventStore
 from domainpar.parallel.world import World
 from domainpar.problems import Problem
-from domainpar.training.opening import open_store
+from domainpar.training.inputs import open_store
 from domainpar.training.rundir import newest_run, state_of
 from domainpar.training.trained import read_run
 

@@ -19,6 +19,7 @@ from domainpar.nn.acorn import InteractionGNN, InteractionGNN2
 from domainpar.nn.adapt.on_events import OnEvents
 from domainpar.nn.adapt.rows import NotExact
 from domainpar.nn.agnn import AttentionNetwork, MessagePassingNetwork
+from domainpar.nn.classifier import EdgeClassifier
 from domainpar.nn.gcn import GraphConvolutionalNetwork
 from domainpar.nn.interaction import InteractionNetwork
 from domainpar.nn.resin import ResidualInteractionNetwork
@@ -83,7 +84,7 @@ def build_model(
     products: torch.dtype | None = None,
     recompute_every: int | None = None,
     dropout: float = 0.0,
-) -> InteractionNetwork | OnEvents:
+) -> EdgeClassifier:
     """Build a network; the same weights on every rank.
 
     Args:

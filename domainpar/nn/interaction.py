@@ -8,22 +8,29 @@ LayerNorm and ReLU after every layer and no residual.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from domainpar.nn.classifier import EdgeClassifier, Exactness
+from domainpar.nn.gradients import GradientSink
+from domainpar.nn.memory import ModelSize
 from domainpar.nn.mlp import MLP
 from domainpar.nn.noise import key_of
 from domainpar.nn.recompute import Spreads, recomputed
+from domainpar.nn.selftest import rows_are_independent
 from domainpar.nn.stages import EdgeStage, NodeStage
 from domainpar.parallel.halo import CompleteHalo, Spread
 from domainpar.parallel.local import LocalGraph
+from domainpar.parallel.transport import Transport
+from domainpar.parallel.world import World
 
 Order = Literal["edge-first", "node-first"]
 
 
-class InteractionNetwork(nn.Module):
+class InteractionNetwork(EdgeClassifier):
     """Scores every edge of an event.
 
     With x, e the node and edge states, S_dst and S_src the sums of edge states at nodes, and [ , ] concatenation:
@@ -101,7 +108,31 @@ class InteractionNetwork(nn.Module):
         columns = (3 if self.node_first else 1) * hidden
         of_head = MLP(columns, (*widths, 1), generator, plain_output=True, dropout=dropout)
         self.head = EdgeStage(of_head, products)
+        edge_item_bytes = None if products is None else products.itemsize
+        self.size = ModelSize(hidden, graph_iters, dtype.itemsize, edge_item_bytes, recompute_every)
         self.to(dtype)
+
+    @property
+    def layers(self) -> nn.Module:
+        """This network itself."""
+        return self
+
+    def gradients(self) -> GradientSink:
+        """Where its stages add their partial gradients."""
+        return GradientSink(self)
+
+    def exactness(self, transport: Transport) -> Exactness:
+        """The same bits on CPUs, if the self-test of the compiled kernels passes. *Collective*."""
+        if next(self.parameters()).device.type != "cpu":
+            return Exactness(bitwise=False)
+        return Exactness(bitwise=True, problem=rows_are_independent(self, transport))
+
+    def take_from_root(self, world: World) -> None:
+        """Nothing to take: its tensors are a function of the seed."""
+
+    def verify(self, edge_index: Tensor, x: Tensor, edge_attr: Tensor) -> str:
+        """Nothing to compare: split and whole are the same stages, and the self-test tries those."""
+        return "built on stages: the self-test tries it"
 
     def forward(self, graph: LocalGraph, halo: CompleteHalo, key: int | None = None) -> Tensor:
         """Logits of all local edges, [num_edges]. *Collective*, forward and backward.
@@ -116,7 +147,9 @@ class InteractionNetwork(nn.Module):
         edges, sums = self.edge_encoder(nodes, graph.edge_features, graph, self.node_first, of("edge encoder"))
         states = States(nodes, edges, sums)
         for iterations in self._in_segments():
-            states = self._segment(iterations, states, graph, halo, of)
+            run = partial(self._iterate, iterations, states, graph, of)
+            is_last = iterations.stop == len(self.edge_stages)  # its backward follows at once: keeping it is free
+            states = run(halo) if is_last or not torch.is_grad_enabled() else recomputed(run, halo)
         at_ends = states.nodes if self.node_first else None
         logits: Tensor = self.head(at_ends, states.edges, graph, False, of("head"))[0]
         return logits.squeeze(1)
@@ -133,29 +166,20 @@ class InteractionNetwork(nn.Module):
 
     def _segment(self, iterations: range, states: States, graph: LocalGraph, halo: CompleteHalo, of: _Keys) -> States:
         """Some iterations; all but the last ones are computed again in backward, if so asked."""
-
-        def run(halo: Spreads) -> States:
-            made = states
-            for iteration in iterations:
-                made = self._iterate(iteration, made, graph, halo, of)
-            return made
-
+        run = partial(self._iterate, iterations, states, graph, of)
         is_last = iterations.stop == len(self.edge_stages)  # its backward follows at once: keeping it costs no memory
         return run(halo) if is_last or not torch.is_grad_enabled() else recomputed(run, halo)
 
-    def _iterate(self, iteration: int, states: States, graph: LocalGraph, halo: Spreads, of: _Keys) -> States:
+    def _iterate(self, iterations: range, states: States, graph: LocalGraph, of: _Keys, halo: Spreads) -> States:
         nodes, edges, sums = states
-        last, edge_stage = len(self.edge_stages) - 1, self.edge_stages[iteration]
-
-        def new_nodes() -> Spread:
-            made = self.node_stages[iteration]([nodes.owned, sums], graph, of("nodes", iteration))
-            return halo.spread(made)
-
-        if self.node_first:
-            nodes = new_nodes()
-        edges, sums = edge_stage(nodes, edges, graph, iteration < last, of("edges", iteration))
-        if not self.node_first and iteration < last:
-            nodes, sums = new_nodes(), sums.new_empty(0)  # no later iteration takes these: keep them no longer
+        last = len(self.edge_stages) - 1
+        for iteration in iterations:
+            if self.node_first:
+                nodes = halo.spread(self.node_stages[iteration]([nodes.owned, sums], graph, of("nodes", iteration)))
+            edges, sums = self.edge_stages[iteration](nodes, edges, graph, iteration < last, of("edges", iteration))
+            if not self.node_first and iteration < last:
+                nodes = halo.spread(self.node_stages[iteration]([nodes.owned, sums], graph, of("nodes", iteration)))
+                sums = sums.new_empty(0)  # no later iteration takes these: keep them no longer
         return States(nodes, edges, sums)
 
 

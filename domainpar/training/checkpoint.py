@@ -1,7 +1,7 @@
 """Checkpoints: weights, optimiser and place of a run, the same bytes from 1 and from 8 ranks.
 
-Rank 0 writes. Nothing that depends on ranks, times or hosts goes in, so that a run can go on on any other ranks.
-How they become files, and how damage is found, is told in `checkpoint_files`.
+Rank 0 writes. Nothing that depends on ranks, times or hosts goes in, so that a run can resume on any other ranks.
+`checkpoint_files` writes the files, and checks them when they are read.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class TrainingState:
 
 
 def parameters_sha256(model: nn.Module) -> str:
-    """One hash of all parameters, by name: what rank invariance is shown with."""
+    """One hash of all parameters, by name: the evidence of rank invariance."""
     digest = hashlib.sha256()
     for name, value in sorted(model.state_dict().items()):
         digest.update(name.encode())
@@ -128,12 +128,27 @@ class Checkpoints:
         self, name: str, files: dict[str, bytes], model: nn.Module, optimizer: torch.optim.Optimizer | None
     ) -> TrainingState:
         weights = tensors_from_bytes(files["model.safetensors"])
-        _check_same_shapes(self.files.place(name), weights, model)
+        tensors = _model_tensors(model)
+        needed, there = (
+            {tensor: (tuple(value.shape), value.dtype) for tensor, value in held.items()} for held in (tensors, weights)
+        )
+        for tensor in sorted(needed.keys() | there.keys()):
+            if needed.get(tensor) != there.get(tensor):
+                raise Problem(
+                    f"checkpoint {self.files.place(name)} belongs to another network: {tensor} is "
+                    f"{there.get(tensor, 'not there')}, this network has {needed.get(tensor, 'no such parameter')}",
+                    "give the flags the run was trained with",
+                )
         with torch.no_grad():
-            for tensor, value in _model_tensors(model).items():
+            for tensor, value in tensors.items():
                 value.copy_(weights[tensor])
         if optimizer is not None:
-            _fill_optimizer(model, optimizer, tensors_from_bytes(files["optimizer.safetensors"]))
+            parameters = dict(model.named_parameters())
+            # Sorted: the order in which they were read differs between ranks.
+            for label, value in sorted(tensors_from_bytes(files["optimizer.safetensors"]).items()):
+                of_parameter, key = label.rsplit(":", 1)
+                parameter = parameters[of_parameter]
+                optimizer.state[parameter][key] = value.clone() if key == "step" else value.to(parameter.device).clone()
         return TrainingState(**json.loads(files["state.json"]))
 
 
@@ -148,8 +163,8 @@ def load_agreed(
 ) -> TrainingState:
     """Load one checkpoint on all ranks, the same that rank 0 has verified. *Collective*.
 
-    If `last` is damaged, the newest good one before it is taken and rank 0 says so loudly. There is no such way out for
-    `best`: another network in its place would be a change nobody asked for.
+    If `last` is damaged, the newest good one before it is taken and rank 0 warns. A damaged `best` is refused: another
+    network in its place would be a change nobody asked for.
 
     Args:
         checkpoints: Those of the run.
@@ -188,18 +203,6 @@ def warn(text: str) -> None:
     sys.stderr.flush()
 
 
-def _check_same_shapes(directory: Path, weights: dict[str, Tensor], model: nn.Module) -> None:
-    expected = {name: (tuple(value.shape), value.dtype) for name, value in _model_tensors(model).items()}
-    found = {name: (tuple(value.shape), value.dtype) for name, value in weights.items()}
-    for name in sorted(expected.keys() | found.keys()):
-        if expected.get(name) != found.get(name):
-            raise Problem(
-                f"checkpoint {directory} belongs to another network: {name} is {found.get(name, 'not there')}, this "
-                f"network has {expected.get(name, 'no such parameter')}",
-                "give the flags the run was trained with",
-            )
-
-
 def _model_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers by name, each once: a network with shared weights has fewer than one without."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -213,14 +216,6 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
         for parameter, state in optimizer.state.items()
         for key, value in state.items()
     }
-
-
-def _fill_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    parameters = dict(model.named_parameters())
-    for name, value in sorted(tensors.items()):  # the order in which they were read differs between ranks
-        parameter_name, key = name.rsplit(":", 1)
-        parameter = parameters[parameter_name]
-        optimizer.state[parameter][key] = value.clone() if key == "step" else value.to(parameter.device).clone()
 
 
 def _cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from domainpar import faults
+from domainpar.events.store import PARTIAL, write_whole
 from domainpar.problems import Problem
 
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
 MANIFEST = "manifest.json"
 KEEP = 3
-PARTIAL = ".partial-"  # being written
 REPLACED = ".replaced-"  # about to be replaced by another one of the same step
 
 _NAME = re.compile(r"step_(\d{6,18})")
@@ -39,19 +39,19 @@ def name_of(step: int) -> str:
 
 
 def step_of(name: str) -> int:
-    """The step of a checkpoint, by its name; -1 for what is no name of a checkpoint."""
-    found = _NAME.fullmatch(name)
-    return int(found[1]) if found else -1
+    """The step of a checkpoint, by its name; -1 for any other name."""
+    match = _NAME.fullmatch(name)
+    return int(match[1]) if match else -1
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Which checkpoint a run goes on from.
+    """The checkpoint that a run resumes from.
 
     Attributes:
         name: Its name.
-        manifest: Hash of its manifest: what every rank must find under that name.
-        problems: What is wrong with those that should have been taken before it, or with the pointer; empty if nothing.
+        manifest: Hash of its manifest, which every rank must see under that name.
+        problems: Problems of those that should have been taken before it, or of the pointer.
     """
 
     name: str
@@ -72,8 +72,8 @@ class CheckpointFiles:
 
     def names(self) -> list[str]:
         """Names of the checkpoints there are, whole or not, by step."""
-        found = {path.name.removeprefix(REPLACED) for path in self.directory.glob("*step_*") if path.is_dir()}
-        return sorted((name for name in found if step_of(name) >= 0), key=step_of)
+        names = {path.name.removeprefix(REPLACED) for path in self.directory.glob("*step_*") if path.is_dir()}
+        return sorted((name for name in names if step_of(name) >= 0), key=step_of)
 
     def pointed(self, which: str) -> str:
         """The name that `last` or `best` holds.
@@ -89,16 +89,15 @@ class CheckpointFiles:
             hint = "train first, or name another run" if not self.names() else f"its checkpoints: {self._listed()}"
             raise Problem(f"no {which} checkpoint in {self.directory}", hint) from error
         except OSError as error:
-            raise Problem(
-                f"{pointer} cannot be read: {error.strerror}", f"its checkpoints: {self._listed()}"
-            ) from error
-        name = text.rstrip(" \r\n")
+            hint = f"its checkpoints: {self._listed()}"
+            raise Problem(f"{pointer} cannot be read: {error.strerror}", hint) from error
+        name, another = text.rstrip(" \r\n"), "take --checkpoint last"
+        if which == "last":
+            another = f"write the name of one of these into it: {self._listed()}"
         if step_of(name) < 0:
-            raise Problem(
-                f"{pointer} holds {text[:40]!r}, which is no name of a checkpoint", self._write_another(which)
-            )
+            raise Problem(f"{pointer} holds {text[:40]!r}, which is no name of a checkpoint", another)
         if name not in self.names():
-            raise Problem(f"{pointer} names {name}, which is not there", self._write_another(which))
+            raise Problem(f"{pointer} names {name}, which is not there", another)
         return name
 
     def place(self, name: str) -> Path:
@@ -120,14 +119,14 @@ class CheckpointFiles:
         hint = f"copy it anew, or write the name of another step into {self.directory / 'last'}"
         try:
             described = (place / MANIFEST).read_bytes()
-            listed = _hashes(described)
+            hashes = {file: str(json.loads(described)[file]) for file in FILES}
             files = {file: (place / file).read_bytes() for file in FILES}
         except (OSError, ValueError, KeyError, TypeError) as error:
             what = f"checkpoint {place} cannot be read: {type(error).__name__}: {error}"
             raise Problem(what, hint) from error
         for file, content in files.items():
-            if (found := _sha256(content)) != listed[file]:
-                what = f"{file} has sha256 {found[:12]}, its manifest says {listed[file][:12]}; the file is damaged"
+            if (sha256 := _sha256(content)) != hashes[file]:
+                what = f"{file} has sha256 {sha256[:12]}, its manifest says {hashes[file][:12]}; the file is damaged"
                 raise Problem(f"checkpoint {place}: {what}", hint)
         if manifest is not None and _sha256(described) != manifest:
             what = f"checkpoint {place}: its manifest is another one than rank 0 has read"
@@ -136,18 +135,26 @@ class CheckpointFiles:
         return files
 
     def choose(self, strict: bool = False) -> Choice:
-        """The checkpoint to go on from: that of `last`, or if it is damaged the newest good one before it.
+        """The checkpoint to resume from: that of `last`, or if it is damaged the newest good one before it.
 
-        A pointer that leads nowhere makes all candidates, newest first. One step by hand is respected: newer ones than
-        `last` names are looked at only when none before it is good.
+        A pointer that leads nowhere makes all candidates, newest first. A pointer set back by hand is respected:
+        checkpoints newer than `last` are looked at only when none before it is good.
 
         Raises:
             Problem: If none is good; with `strict` also if it is another one than `last` names, or not the newest.
         """
         if not self.names():
             self.pointed("last")
-        problems: list[str] = []
-        for name in self._candidates(problems):
+        names, problems = self.names(), []
+        try:
+            first = names.index(self.pointed("last"))
+            if first != len(names) - 1:
+                problems.append(f"{self.directory / 'last'} names {names[first]} though {names[-1]} is there")
+            candidates = names[first::-1] + names[first + 1 :]
+        except Problem as wrong:
+            problems.append(wrong.what)
+            candidates = names[::-1]
+        for name in candidates:
             try:
                 self.read(name)
             except Problem as damaged:
@@ -180,10 +187,17 @@ class CheckpointFiles:
                     faults.reach("save:files")
             _sync(partial)
             faults.reach("save:rename")
-            self._put(partial, final)
+            # A checkpoint that has this name already stays whole beside the new one until that has it.
+            replaced = self.directory / f"{REPLACED}{final.name}"
+            if final.exists():
+                final.rename(replaced)
+            partial.rename(final)
+            _sync(self.directory)
+            if replaced.exists():
+                _remove(replaced)
             faults.reach("save:pointer")
             for pointer in ("last", "best") if best else ("last",):
-                self._point(pointer, final.name)
+                write_whole(self.directory / pointer, f"{final.name}\n".encode())
         except OSError:
             with suppress(OSError):  # why it could not be saved matters more than what is left behind
                 self._tidy_up()
@@ -209,18 +223,6 @@ class CheckpointFiles:
                 shutil.rmtree(self.place(name))
                 self._whole.discard(name)
 
-    def _candidates(self, problems: list[str]) -> list[str]:
-        """All checkpoints in the order to try them; says what is wrong with the pointer."""
-        names = self.names()
-        try:
-            first = names.index(self.pointed("last"))
-        except Problem as wrong:
-            problems.append(wrong.what)
-            return names[::-1]
-        if first != len(names) - 1:
-            problems.append(f"{self.directory / 'last'} names {names[first]} though {names[-1]} is there")
-        return names[first::-1] + names[first + 1 :]
-
     def _is_whole(self, name: str) -> bool:
         if name not in self._whole:
             try:
@@ -232,29 +234,8 @@ class CheckpointFiles:
     def _listed(self) -> str:
         return ", ".join(reversed(self.names())) or "none"
 
-    def _write_another(self, which: str) -> str:
-        return (
-            f"write the name of one of these into it: {self._listed()}" if which == "last" else "take --checkpoint last"
-        )
-
-    def _put(self, partial: Path, final: Path) -> None:
-        """Give a whole checkpoint its name. One that has it already stays whole beside it until then."""
-        replaced = self.directory / f"{REPLACED}{final.name}"
-        if final.exists():
-            final.rename(replaced)
-        partial.rename(final)
-        _sync(self.directory)
-        if replaced.exists():
-            _remove(replaced)
-
-    def _point(self, pointer: str, name: str) -> None:
-        temporary = self.directory / f"{PARTIAL}{pointer}"
-        _write(temporary, f"{name}\n".encode())
-        os.replace(temporary, self.directory / pointer)
-        _sync(self.directory)
-
     def _tidy_up(self) -> None:
-        """Remove what a killed save left, once everything that is pointed to has its name back."""
+        """Remove the remains of a killed save, once every checkpoint that is pointed to has its name back."""
         for replaced in self.directory.glob(f"{REPLACED}*"):
             final = self.directory / replaced.name.removeprefix(REPLACED)
             if final.exists():
@@ -268,11 +249,6 @@ class CheckpointFiles:
 def json_bytes(values: object) -> bytes:
     """JSON with sorted keys, a value a line: the same bytes for the same values."""
     return (json.dumps(values, indent=1, sort_keys=True) + "\n").encode()
-
-
-def _hashes(manifest: bytes) -> dict[str, str]:
-    listed = json.loads(manifest)
-    return {name: str(listed[name]) for name in FILES}
 
 
 def _sha256(content: bytes) -> str:

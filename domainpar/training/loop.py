@@ -1,65 +1,56 @@
-"""The training loop: every step is collective, every figure a sum over ranks divided once."""
+"""The training step: collective, every figure a sum over ranks divided once."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import save_on_cpu
 
 from domainpar import faults
-from domainpar.nn.adapt.on_events import OnEvents
 from domainpar.nn.adapt.step_buffers import StepBuffers
-from domainpar.nn.gradients import GradientSink
+from domainpar.nn.classifier import EdgeClassifier
 from domainpar.nn.noise import key_of
 from domainpar.parallel.integer_sums import IntegerSums
 from domainpar.parallel.world import World
 from domainpar.training.loss import edge_loss
-from domainpar.training.metrics import EdgeCounts, EdgeMetrics
+from domainpar.training.metrics import EdgeMetrics
+from domainpar.training.monitor.failure import Now
+from domainpar.training.monitor.non_finite import SecondPass, Suspect, check_parameters, is_finite, stop_all
+from domainpar.training.monitor.out_of_memory import memory_explained
+from domainpar.training.monitor.ranks import Stragglers, as_records, check_replicas
 from domainpar.training.parts import LabelledPart, PartLoader, Totals
 from domainpar.training.record import Stopwatch, metrics_of
 from domainpar.training.sampler import Sample, deal
 from domainpar.training.schedule import Schedule
-from domainpar.training.targets import EdgeWeights
-from domainpar.training.watching import not_finite
-from domainpar.training.watching.layers import is_finite
-from domainpar.training.watching.not_finite import SecondPass, Suspect
-from domainpar.training.watching.now import Now
-from domainpar.training.watching.out_of_memory import memory_explained
-from domainpar.training.watching.parameters import check_parameters
-from domainpar.training.watching.replicas import check_replicas
-from domainpar.training.watching.stragglers import Stragglers, as_records
 
 
 @dataclass
 class Trainer:
-    """One model on its way through the events.
+    """A model with all that changes it: one optimiser step, or one evaluation, at a time.
 
     Attributes:
-        model: Built from stages, or `OnEvents`; the same parameters on every rank.
+        model: The network; the same parameters on every rank.
         optimizer: Steps on gradients that are the same bits on every rank.
         loader: Parts of samples.
         world: The ranks.
-        edge_weights: Weights of edges.
         schedule: Learning rate of each step.
         clip: Largest norm of the gradient, or None.
         seed: Of all that is dropped at random.
-        offload: Keep what waits for the backward pass in the host's memory; on a GPU.
+        offload: Keep saved activations in host memory; on a GPU.
         check_replicas_every: Steps between two checks that all ranks hold the same; 0: never.
-        exchanges: How often rows were exchanged on the way forward and on the way back of the last sample.
+        exchanges: Exchanges of rows on the way forward and on the way back of the last sample.
         squashed: Whether all logits of the last step, or of the last evaluation, lay between 0 and 1.
     """
 
-    model: nn.Module
+    model: EdgeClassifier
     optimizer: torch.optim.Optimizer
     loader: PartLoader
     world: World
-    edge_weights: EdgeWeights
     schedule: Schedule
     clip: float | None = None
     offload: bool = False
@@ -69,7 +60,7 @@ class Trainer:
     squashed: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        self._sink = self.model.gradient_sums() if isinstance(self.model, OnEvents) else GradientSink(self.model)
+        self._gradients = self.model.gradients()
         self._now, self._stragglers = Now(self.world), Stragglers()
         self._first = next(one for one in self.model.parameters() if one.requires_grad)
 
@@ -85,52 +76,35 @@ class Trainer:
                 before any parameter changes; if a parameter is not finite afterwards; if ranks no longer hold the same;
                 or if this rank runs out of memory.
         """
+        stopwatch, tally = Stopwatch(self.world), Tally(self.world)
         with memory_explained(self._now, self.model):
-            record = self._step(samples, step)
+            ours = deal(samples, self.world.num_data_groups)[self.world.data_group]
+            parts = list(self._load(ours, step))
+            totals = self.loader.total([part.kind_counts for part in parts], len(ours))
+            weight = self.loader.edge_weights.total(totals.kinds) or 1.0
+            self.optimizer.zero_grad()
+            buffers = StepBuffers(self.model)
+            suspects: list[Suspect] = []
+            for part in parts:
+                with buffers.sample(counts=self.world.domain.rank == 0):
+                    suspects += self._forward_and_back(part, step, weight, tally)
+            self._now.begin("reduce", step)
+            faults.reach("reduce")
+            tally.loss.reduce(self.world.transport)
+            if self._gradients.reduce(self.world.transport) + tally.loss.rejected:
+                again = SecondPass(self.model, self._now, step, lambda part: self._logits(part, step), weight)
+                stop_all(again.look(parts), suspects, self.world)
+            buffers.end(self.world.transport, max(1, totals.loaded))
+            grad_norm, rate = self._clip(), self.schedule.at(step)
+            if totals.loaded:  # else there is nothing to learn from: the optimiser would still decay weights
+                self._optimise(rate, step)
+            loss = float(tally.loss.total()) if totals.loaded else None
+            record = self._record({"loss": loss, "lr": rate, "grad_norm": grad_norm}, samples, totals, tally, stopwatch)
         if self.check_replicas_every and (step + 1) % self.check_replicas_every == 0:
             self.check_replicas()
         if slow := self._stragglers.look(record["seconds_compute"], record["local_edges"]):
             record["straggler"] = as_records(slow, self.world)
         return record
-
-    def check_replicas(self) -> None:
-        """Compare the parameters and the optimiser's state of all ranks, unless that is switched off. *Collective*.
-
-        Raises:
-            StepFailed: If they are not the same bits; RanksFailed on ranks that others speak for.
-        """
-        if self.check_replicas_every:
-            check_replicas(self.model, self.optimizer, self.world)
-
-    def _step(self, samples: Sequence[Sample], step: int) -> dict[str, Any]:
-        watch = Stopwatch(self.world)
-        ours = deal(samples, self.world.num_data_groups)[self.world.data_group]
-        parts = [part for sample in ours if (part := self._load(sample, step)) is not None]
-        totals = self.loader.total([part.kind_counts for part in parts], len(ours))
-        self.optimizer.zero_grad()
-        step_weight = self.edge_weights.total(totals.kinds) or 1.0
-        loss_sum, metrics = IntegerSums(1, self.world.device), EdgeMetrics()
-        buffers = StepBuffers(self.model)
-        suspects = []
-        for part in parts:
-            with buffers.sample(counts=self.world.domain.rank == 0):
-                suspects += self._back_and_forth(part, step, step_weight, loss_sum, metrics)
-        self._now.begin("reduce", step)
-        faults.reach("reduce")
-        loss_sum.reduce(self.world.transport)
-        if self._sink.reduce(self.world.transport) + loss_sum.rejected:
-            self._stop_on_non_finite(parts, suspects, step, step_weight)
-        buffers.end(self.world.transport, max(1, totals.loaded))
-        grad_norm, rate = self._clip(), self.schedule.at(step)
-        if totals.loaded:  # else there is nothing to learn from: the optimiser would still decay weights
-            self._optimise(rate, step)
-        counts = self._counted(metrics)
-        figures = {"loss": float(loss_sum.total()) if totals.loaded else None, "lr": rate, "grad_norm": grad_norm}
-        return {**figures, **_metrics_of(counts, samples), **_left_out(totals), **watch.share(*_held(parts))}
-
-    def _load(self, sample: Sample, step: int) -> LabelledPart | None:
-        self._now.begin("load", step, sample.name)
-        return self.loader.load(sample)
 
     def evaluate(self, samples: Sequence[Sample], step: int) -> dict[str, Any]:
         """Loss and metrics over some samples, as one set; returns their record. *Collective*.
@@ -143,72 +117,66 @@ class Trainer:
             The fields of a training record. `lr` is that of the last step, `grad_norm` None, and the loss None if it is
             not finite.
         """
-        watch = Stopwatch(self.world)
-        loss_sum, metrics = IntegerSums(1, self.world.device), EdgeMetrics()
-        kind_counts, held = [], np.zeros(3, np.int64)
+        stopwatch, tally = Stopwatch(self.world), Tally(self.world)
+        kind_counts = []
         ours = deal(samples, self.world.num_data_groups)[self.world.data_group]
-        for sample in ours:
-            with memory_explained(self._now, self.model):
-                part = self._load(sample, step)
-                if part is None:
-                    continue
-                logits = self._look_at(part, step, loss_sum)
-            _collect(metrics, part, logits)
-            kind_counts.append(part.kind_counts)
-            held += _held([part])
-        loss_sum.reduce(self.world.transport)
+        with memory_explained(self._now, self.model), torch.no_grad():
+            for part in self._load(ours, step):
+                self._now.begin("evaluate", step, part=part)
+                faults.reach("evaluate")
+                logits = self.model(part.graph, part.halo)
+                edge_loss(logits, part.graph, part.weights, 1.0, tally.loss)
+                tally.add(part, logits)
+                kind_counts.append(part.kind_counts)
+        tally.loss.reduce(self.world.transport)
         totals = self.loader.total(kind_counts, len(ours))
-        loss = float(loss_sum.total()) / (self.edge_weights.total(totals.kinds) or 1.0)
+        loss = float(tally.loss.total()) / (self.loader.edge_weights.total(totals.kinds) or 1.0)
         figures = {
-            "loss": None if loss_sum.rejected or not totals.loaded else loss,
+            "loss": None if tally.loss.rejected or not totals.loaded else loss,
             "lr": self.schedule.at(max(step - 1, 0)),
             "grad_norm": None,
         }
-        return {
-            **figures,
-            **_metrics_of(self._counted(metrics), samples),
-            **_left_out(totals),
-            **watch.share(*held.tolist()),
-        }
+        return self._record(figures, samples, totals, tally, stopwatch)
 
-    def _counted(self, metrics: EdgeMetrics) -> EdgeCounts:
-        counts = metrics.count(self.world.transport)
-        self.squashed = counts.in_unit == counts.edges > 0
-        return counts
+    def check_replicas(self) -> None:
+        """Compare the parameters and the optimiser's state of all ranks, unless that is switched off. *Collective*.
 
-    @torch.no_grad()
-    def _look_at(self, part: LabelledPart, step: int, loss_sum: IntegerSums) -> Tensor:
-        """Logits of a part for validation, and its loss."""
-        self._now.begin("evaluate", step, part=part)
-        faults.reach("evaluate")
-        logits: Tensor = self.model(part.part.graph, part.part.halo)
-        edge_loss(logits, part.part.graph, part.weights, 1.0, loss_sum)
-        return logits
+        Raises:
+            StepFailed: If they are not the same bits; RanksFailed on ranks that others speak for.
+        """
+        if self.check_replicas_every:
+            check_replicas(self.model.layers, self.optimizer, self.world)
 
-    def _back_and_forth(
-        self, part: LabelledPart, step: int, step_weight: float, loss_sum: IntegerSums, metrics: EdgeMetrics
-    ) -> list[Suspect]:
-        """Forward and backward on one part; returns it if its loss or gradients were not finite on this rank."""
-        of_loss, of_gradients = loss_sum.rejected, self._sink.rejected
+    def _load(self, samples: Sequence[Sample], step: int) -> Iterator[LabelledPart]:
+        """Parts of samples, one after the other, but for those that are left out."""
+        for sample in samples:
+            self._now.begin("load", step, sample.name)
+            if (part := self.loader.load(sample)) is not None:
+                yield part
+
+    def _forward_and_back(self, part: LabelledPart, step: int, weight: float, tally: Tally) -> list[Suspect]:
+        """Both passes over a part, which is returned if its loss or gradients were not finite on this rank."""
+        rejected, transport = (tally.loss.rejected, self._gradients.rejected), part.halo.transport
+        began = transport.num_exchanges
         self._now.begin("forward", step, part=part)
         faults.reach("forward")
-        transport = part.part.halo.transport
-        began = transport.num_exchanges
-        logits = faults.reach("loss", self._forward(part, step))
-        gradient = edge_loss(logits, part.part.graph, part.weights, step_weight, loss_sum)
+        logits = self._logits(part, step)
+        faults.reach("loss", logits)
+        gradient = edge_loss(logits, part.graph, part.weights, weight, tally.loss)
         self._now.begin("backward", step, part=part)
         faults.reach("backward")
         between = transport.num_exchanges
         logits.backward(gradient)
         self.exchanges = between - began, transport.num_exchanges - between
-        _collect(metrics, part, logits)
-        if loss_sum.rejected > of_loss or self._sink.rejected > of_gradients:
+        tally.add(part, logits)
+        if (tally.loss.rejected, self._gradients.rejected) != rejected:
             return [Suspect(part.name, in_logits=not is_finite(logits))]
         return []
 
-    def _forward(self, part: LabelledPart, step: int) -> Tensor:
+    def _logits(self, part: LabelledPart, step: int) -> Tensor:
+        """Logits of a part in training; the same random numbers whenever a step computes them again."""
         with save_on_cpu(pin_memory=True) if self.offload else nullcontext():
-            logits: Tensor = self.model(part.part.graph, part.part.halo, key_of(self.seed, step, part.name))
+            logits: Tensor = self.model(part.graph, part.halo, key_of(self.seed, step, part.name))
             return logits
 
     def _clip(self) -> float:
@@ -227,34 +195,39 @@ class Trainer:
         faults.reach("optimizer", self._first.grad)
         self.optimizer.step()
         faults.reach("stepped", self._first)
-        check_parameters(self.model, rate)
+        check_parameters(self.model.layers, rate)
 
-    def _stop_on_non_finite(
-        self, parts: Sequence[LabelledPart], suspects: list[Suspect], step: int, step_weight: float
-    ) -> NoReturn:
-        """Find out where it began, and stop all ranks. *Collective*."""
-        again = SecondPass(self.model, self._now, step, lambda part: self._forward(part, step), step_weight)
-        not_finite.stop(again.look(parts), suspects, self.world)
-
-
-def _held(parts: Sequence[LabelledPart]) -> tuple[int, int, int]:
-    """Owned nodes, ghosts and local edges of some parts."""
-    plans = [part.part.graph.plan for part in parts]
-    return (
-        sum(plan.num_owned for plan in plans),
-        sum(plan.num_ghosts for plan in plans),
-        sum(len(plan.edge_ids) for plan in plans),
-    )
+    def _record(
+        self, figures: dict[str, Any], samples: Sequence[Sample], totals: Totals, tally: Tally, stopwatch: Stopwatch
+    ) -> dict[str, Any]:
+        """The record of a step or an evaluation. *Collective*."""
+        counts = tally.metrics.count(self.world.transport)
+        self.squashed = counts.in_unit == counts.edges > 0
+        metrics = metrics_of(counts, in_sectors=any(sample.sector is not None for sample in samples))
+        skipped = {"skipped_events": totals.skipped} if totals.skipped else {}
+        return {**figures, **metrics, **skipped, **stopwatch.share(tally.owned_nodes, tally.ghosts, tally.local_edges)}
 
 
-def _collect(metrics: EdgeMetrics, part: LabelledPart, logits: torch.Tensor) -> None:
-    owned = part.part.graph.plan.edge_owned
-    metrics.add(logits.detach().cpu().numpy()[owned], part.classes[owned], part.num_not_scored)
+class Tally:
+    """Sums over the parts of a step or an evaluation, on this rank.
 
+    Attributes:
+        loss: Weighted loss of owned edges.
+        metrics: Scores of owned edges.
+        owned_nodes: Owned nodes of all parts.
+        ghosts: Their ghosts.
+        local_edges: Their local edges.
+    """
 
-def _left_out(totals: Totals) -> dict[str, int]:
-    return {"skipped_events": totals.skipped} if totals.skipped else {}
+    def __init__(self, world: World) -> None:
+        self.loss, self.metrics = IntegerSums(1, world.device), EdgeMetrics()
+        self.owned_nodes = self.ghosts = self.local_edges = 0
 
-
-def _metrics_of(counts: EdgeCounts, samples: Sequence[Sample]) -> dict[str, Any]:
-    return metrics_of(counts, in_sectors=any(sample.sector is not None for sample in samples))
+    def add(self, part: LabelledPart, logits: Tensor) -> None:
+        """Count a part and its logits, [num_edges]; the loss is added by `edge_loss`."""
+        plan = part.graph.plan
+        owned = plan.edge_owned
+        self.metrics.add(logits.detach().cpu().numpy()[owned], part.classes[owned], part.num_not_scored)
+        self.owned_nodes += plan.num_owned
+        self.ghosts += plan.num_ghosts
+        self.local_edges += len(plan.edge_ids)

@@ -14,7 +14,7 @@ import psutil
 import torch
 
 from domainpar.agreement import gather
-from domainpar.events.reporting import ModelSize
+from domainpar.nn.memory import ModelSize
 from domainpar.parallel.allocator import give_back_freed
 from domainpar.parallel.world import World
 from domainpar.training.parts import LabelledPart
@@ -106,7 +106,7 @@ class Expectation:
         return [shortage for shortage in found if shortage.expected > shortage.free]
 
 
-class MemoryWatch:
+class MemoryMeter:
     """Watches the memory of this rank. Make it before events are loaded: what is held then is the bare process.
 
     Args:
@@ -128,7 +128,7 @@ class MemoryWatch:
             kept_edges: Local edges of all samples whose data this rank will keep from step to step.
             world: The ranks.
         """
-        graph = part.part.graph
+        graph = part.graph
         owned, ghosts, edges = graph.num_owned, graph.plan.num_ghosts, graph.num_edges
         one_step = size.bytes_of(np.array([owned + ghosts]), np.array([edges]), np.array([len(graph.tiles.pair_rows)]))
         of_others = max(kept_edges - edges, 0) * size.data_bytes

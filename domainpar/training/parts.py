@@ -1,4 +1,4 @@
-"""What training needs of a sample on one rank: its part of the graph, and the class and weight of each edge."""
+"""A rank's part of a sample for training: its graph and halo, and the class and weight of each edge."""
 
 from __future__ import annotations
 
@@ -25,24 +25,22 @@ from domainpar.parallel.loading import (
 )
 from domainpar.parallel.world import World
 from domainpar.training.sampler import Sample
-from domainpar.training.targets import EdgeClasses, EdgeWeights, class_counts, edge_classes
+from domainpar.training.targets import EdgeRules, edge_classes
 
 
 @dataclass(frozen=True, eq=False)
-class LabelledPart:
+class LabelledPart(Part):
     """One rank's part of a sample, with what its loss counts.
 
     Attributes:
-        part: The graph and its halo.
         classes: Class of each local edge, int8 [num_edges].
-        kind_counts: How many of the edges this part counts are of each kind of weight, int64 [num_kinds].
+        kind_counts: Edges that this part counts, by kind of weight, int64 [num_kinds].
         weights: Weight of each local edge in the loss, [num_edges].
         name: Name of the sample.
         num_not_scored: Edges that end in this sector of naive mode and start in another one: no sector holds them.
             Counted on the first rank that shares the sample, 0 on others.
     """
 
-    part: Part
     classes: IntArray
     kind_counts: IntArray
     weights: Tensor
@@ -57,7 +55,7 @@ class Skip:
     Attributes:
         sample: The sample.
         event: Its event.
-        why: What is wrong with it.
+        why: The reason.
     """
 
     sample: str
@@ -87,16 +85,17 @@ class PartLoader:
         store: Where the events lie.
         world: The ranks; those of a domain group load the same sample together.
         grouping: How tiles are grouped into parts.
-        edge_weights: Weights of edges. Default: those of `EdgeClasses`.
+        edge_weights: Weights of edges. Default: those of `EdgeRules.of_classes`.
         target: Conditions of a target particle; None: every particle is one.
         dtype: Type of features and weights.
         seed: Seed of the grouping.
         keep_edges: Keep parts until they hold more local edges than this.
-        on_bad_event: What becomes of a sample whose event cannot be used. `fail`: loading it raises. `skip`: it is left
+        on_bad_event: The fate of a sample whose event cannot be used. `fail`: loading it raises. `skip`: it is left
             out, this time and for as long as this loader lives.
 
     Attributes:
-        skipped: What was left out on any rank, by name of the sample; as of the last `total`.
+        edge_weights: Weights of edges.
+        skipped: Samples that any rank left out, by name; as of the last `total`.
     """
 
     def __init__(
@@ -105,7 +104,7 @@ class PartLoader:
         world: World,
         *,
         grouping: str = "contiguous",
-        edge_weights: EdgeWeights | None = None,
+        edge_weights: EdgeRules | None = None,
         target: Mapping[str, Any] | None = None,
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
@@ -114,7 +113,7 @@ class PartLoader:
     ) -> None:
         self._store, self._world = store, world
         self._grouping, self._dtype, self._seed = grouping, dtype, seed
-        self._edge_weights: EdgeWeights = edge_weights or EdgeClasses()
+        self.edge_weights = edge_weights or EdgeRules.of_classes()
         self._target = target
         self._keep_edges = keep_edges
         self._kept: OrderedDict[Sample, LabelledPart] = OrderedDict()
@@ -127,8 +126,8 @@ class PartLoader:
         """One rank's part of a sample, None if it is left out. *Collective* over the domain group.
 
         Raises:
-            BadEvent: If the event cannot be used and is not to be left out, on the ranks that found it so; RanksFailed
-                on those that share it with them.
+            BadEvent: If the event cannot be used and is not to be left out, on the ranks that cannot; RanksFailed on
+                those that share it with them.
             Problem: If it holds no truth.
         """
         if sample in self._bad:
@@ -156,7 +155,7 @@ class PartLoader:
         return min(sum(sample.cost for sample in samples) // self._world.domain.size, self._keep_edges)
 
     def total(self, kind_counts: Sequence[IntArray], num_samples: int) -> Totals:
-        """Add up what all ranks loaded of some samples, and note what was left out. *Collective* over all ranks.
+        """Add up edges and samples over all ranks, and note the samples left out. *Collective* over all ranks.
 
         Args:
             kind_counts: Those of each part that this rank loaded.
@@ -164,8 +163,8 @@ class PartLoader:
         """
         speaks = self._world.domain.rank == 0  # one for those that share a sample
         ours = [len(kind_counts), num_samples - len(kind_counts), len(self._new)] if speaks else [0, 0, 0]
-        kinds = self._edge_weights.num_kinds
-        counts = np.sum([np.zeros(kinds, np.int64), *kind_counts], axis=0)
+        no_edges = self.edge_weights.count(np.zeros(0, np.int16))
+        counts = np.sum([no_edges, *kind_counts], axis=0)
         totals = torch.from_numpy(np.concatenate([counts, np.array(ours, np.int64)]))
         self._world.transport.all_reduce(totals)
         *of_kinds, loaded, skipped, new = totals.tolist()
@@ -174,7 +173,7 @@ class PartLoader:
         return Totals(np.array(of_kinds, np.int64), loaded, skipped)
 
     def _share(self, speaks: bool) -> None:
-        """Tell all ranks what was newly left out on any. *Collective* over all ranks."""
+        """Give all ranks the samples newly left out on any. *Collective* over all ranks."""
         ours = [asdict(skip) for skip in self._new] if speaks else []
         self._new.clear()
         for skips in gather(self._world.transport, ours):
@@ -198,19 +197,24 @@ class PartLoader:
 
     def _label(self, event: StoredEvent, part: Part, sample: Sample) -> LabelledPart:
         assert part.graph.label is not None
-        particle_of_edge = None
-        plan = part.graph.plan
-        if (self._target or self._edge_weights.needs_particles) and event.has_particle_ids:
+        plan, rules = part.graph.plan, self.edge_weights
+        particle_of_edge, particles = None, event.particles()
+        if (self._target or rules.on_particles) and event.has_particle_ids:
             particle_of_edge = event.read_nodes("particle_id", plan.local_ids)[plan.edge_rows[1]]
-        label, particles = part.graph.label.cpu().numpy(), event.particles()
-        classes = edge_classes(label, particle_of_edge, particles, self._target)
-        kinds = self._edge_weights.kinds(classes, label, particle_of_edge, particles)
-        kind_counts = class_counts(kinds[plan.edge_owned], self._edge_weights.num_kinds)
-        weights = torch.from_numpy(self._edge_weights.weights(kinds)).to(self._world.device, self._dtype)
+        classes = edge_classes(part.graph.label.cpu().numpy(), particle_of_edge, particles, self._target)
+        kinds = rules.kinds(classes, particle_of_edge, particles)
         num_not_scored = 0
         if sample.sector is not None and self._world.domain.rank == 0:
             num_not_scored = _num_from_other_sectors(event, sample.sector)
-        return LabelledPart(part, classes, kind_counts, weights, sample.name, num_not_scored)
+        return LabelledPart(
+            graph=part.graph,
+            halo=part.halo,
+            classes=classes,
+            kind_counts=rules.count(kinds[plan.edge_owned]),
+            weights=torch.from_numpy(rules.weights(kinds)).to(self._world.device, self._dtype),
+            name=sample.name,
+            num_not_scored=num_not_scored,
+        )
 
 
 def _num_from_other_sectors(event: StoredEvent, sector: Sector) -> int:

@@ -1,4 +1,4 @@
-"""What a step leaves behind: one JSON object a line in `metrics.jsonl`, and one line to read."""
+"""The record of a step: one JSON object a line in `metrics.jsonl`, and one line to read."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 
 from domainpar.agreement import gather
 from domainpar.compiling import clock
+from domainpar.events.store import write_whole
 from domainpar.parallel.world import World
 from domainpar.training.metrics import EdgeCounts
 
@@ -22,15 +23,15 @@ SHOWN = {
     "split": "", "epoch": "", "step": "", "loss": ".5g",
     "edge_efficiency": ".4f", "edge_purity": ".4f", "edge_auc": ".4f", "seconds": ".3g",
 }  # fmt: skip
-"""What the readable line of a record holds, and how; the rest is in `metrics.jsonl`."""
+"""The fields of the readable line of a record, with their formats; the rest is in `metrics.jsonl`."""
 
 AGAINST = {False: "candidate edges", True: "candidate edges inside sectors (approximate: naive mode)"}
-"""What edges are counted against: of whole events, or of independent sectors."""
+"""The edges that are counted: of whole events, or of independent sectors."""
 
 
 @dataclass
 class Stopwatch:
-    """Seconds of one step on this rank, from making it until `share`; those of compiling are not among them."""
+    """Seconds of one step on this rank, from its making until `share`, without those of compiling."""
 
     world: World
 
@@ -39,7 +40,7 @@ class Stopwatch:
         self._began = clock()
 
     def share(self, owned_nodes: int, ghost_nodes: int, local_edges: int) -> dict[str, Any]:
-        """What ranks took and held since; lists hold one value a rank. *Collective*.
+        """Seconds, bytes and sizes of all ranks since then; lists hold one value a rank. *Collective*.
 
         `halo_bytes` are all rows handed to other ranks. While a part is loaded, requests for its ghosts are among them.
 
@@ -113,14 +114,14 @@ class MetricsFile:
 
 
 def keep_records(path: Path, last_step: int) -> int:
-    """Drop from `metrics.jsonl` what a run that goes on from an earlier step will do once more.
+    """Drop from `metrics.jsonl` the steps that a run does again when it resumes from an earlier one.
 
     Args:
         path: The file; may be missing.
-        last_step: Step of the checkpoint that the run goes on from. A line that was not finished goes as well.
+        last_step: Step of the checkpoint that the run resumes from. A line that was not finished goes as well.
 
     Returns:
-        How many finished lines were dropped because they could not be read.
+        The number of finished lines that were dropped because they could not be read.
     """
     if not path.exists():
         return 0
@@ -128,9 +129,7 @@ def keep_records(path: Path, last_step: int) -> int:
     steps = [_step_of(line) for line in lines]
     kept = [line for line, step in zip(lines, steps) if step is not None and step <= last_step]
     if kept != lines:
-        temporary = path.with_suffix(".partial")
-        temporary.write_bytes(b"".join(kept))
-        os.replace(temporary, path)
+        write_whole(path, b"".join(kept))
     return sum(step is None for step, line in zip(steps, lines) if line.endswith(b"\n"))
 
 

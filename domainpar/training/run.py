@@ -2,92 +2,190 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import torch
 from tqdm import tqdm
 
 from domainpar.agreement import on_all, on_root
-from domainpar.config import TrainConfig, is_code, parse_weighting, target_conditions
-from domainpar.events.own_events import OwnEvents, store_of_run
-from domainpar.events.reporting import ModelSize
-from domainpar.events.store import EventStore
-from domainpar.nn.adapt.gradient_sums import take_from_root
-from domainpar.nn.adapt.held import common_tensors
-from domainpar.nn.adapt.on_events import OnEvents
-from domainpar.nn.catalogue import build_model
-from domainpar.nn.interaction import InteractionNetwork
-from domainpar.nn.selftest import rows_are_independent
+from domainpar.config import TrainConfig, is_code
+from domainpar.events.store import EventRecord, EventStore
+from domainpar.nn.catalogue import build_model, said_by
+from domainpar.nn.classifier import Differs, EdgeClassifier
 from domainpar.nn.team import set_threads
 from domainpar.parallel.signals import StopFlag
 from domainpar.parallel.transport import RanksFailed
 from domainpar.parallel.world import World
-from domainpar.training.checking import check_events, check_lessons
 from domainpar.training.checkpoint import Checkpoints, TrainingState
+from domainpar.training.inputs import Lessons, open_lessons
 from domainpar.training.journal import Journal
-from domainpar.training.keeping import Keeper
+from domainpar.training.keeper import Keeper
 from domainpar.training.loop import Trainer
-from domainpar.training.memory import Expectation, MemoryWatch
-from domainpar.training.opening import check_parts, open_store
+from domainpar.training.memory import Expectation, MemoryMeter
 from domainpar.training.parts import PartLoader, Skip
-from domainpar.training.rundir import RunDirectory, RunFile, choose_directory, goes_on, note_failure
-from domainpar.training.sampler import Sample, samples_of, steps_of_epoch
+from domainpar.training.rundir import RunDirectory, choose_directory, note_failure
+from domainpar.training.sampler import steps_of_epoch
 from domainpar.training.schedule import Schedule
-from domainpar.training.targets import EdgeClasses
-from domainpar.training.verifying import verified
-from domainpar.training.weighting import EdgeRules
-from domainpar.words import several, some_of
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
+MOST_EDGES_TO_VERIFY = 10_000
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A run as it ended.
+
+    Attributes:
+        directory: Its results.
+        store: Its events.
+        trainer: Holds the trained network.
+        state: Where training stands.
+        exit_code: 0, or 1 (143 after SIGTERM) if the run ended without its last checkpoint.
+    """
+
+    directory: Path
+    store: EventStore
+    trainer: Trainer
+    state: TrainingState
+    exit_code: int
 
 
 def train(
     config: TrainConfig, store: Path, world: World, allocator: str | None = None, stop: StopFlag | None = None
 ) -> Run:
-    """Train as a configuration says. *Collective*.
+    """Train as a configuration says, until the last step or until asked to stop. *Collective*.
+
+    If it fails, `run.json` says so.
 
     Args:
-        config: What to do.
+        config: The configuration.
         store: The prepared events.
         world: The ranks.
-        allocator: What was done about the C library's allocator, to be shown; None if nothing was.
+        allocator: The set-up of the C library's allocator, to be shown; None if there is none.
         stop: Asks the run to stop. Default: the signals that do, listened to while it trains.
 
     Returns:
         The run as it ended, with its trained model.
 
     Raises:
-        Refused: On all ranks alike, before anything was trained, if the events or the output directory will not do.
+        Refused: On all ranks alike, before a file is touched, if the events, the network or the output directory will
+            not do.
     """
-    run = Run(config, open_store(store, world, config.on_bad_event), world, allocator)
-    if stop is not None:
-        run.go(stop)
-        return run
-    with StopFlag.listening() as stop:
-        run.go(stop)
-    return run
+    with ExitStack() as stack:
+        stop = stop or stack.enter_context(StopFlag.listening())
+        # Open and refuse.
+        lessons = open_lessons(config, store, world)
+        # Build.
+        set_threads(config.threads or world.cores_for_each())
+        trainer = on_all(world.transport, lambda: make_trainer(config, lessons, world))
+        exactness = trainer.model.exactness(world.transport)
+        trainer.model.take_from_root(world)
+        _verify(config, trainer.model, lessons, world)
+        # Claim and resume.
+        claim = on_root(
+            world.transport, lambda: choose_directory(config.out, config.resume, config.overwrite).to_text()
+        )
+        directory = RunDirectory.of_text(claim)
+        if world.is_root:
+            stack.callback(directory.release)
+        journal = on_all(world.transport, lambda: Journal(config, lessons, trainer, directory))
+        checkpoints = Checkpoints(directory.path / "checkpoints")
+        keeper = Keeper(checkpoints, trainer, journal, config.checkpoint_every, config.save_every_minutes)
+        state = TrainingState(dataset=lessons.digest)
+        if directory.resume:
+            state = keeper.resume(lessons.digest, config.strict_resume)
+        journal.say(*(f"note: {note}" for note in directory.notes))
+        stack.enter_context(_failures_noted(directory, world))
+        # Steps.
+        memory = MemoryMeter(world.device)
+        expected = _expected_memory(trainer, lessons, memory, state)
+        journal.begin(state, expected, exactness, allocator)
+        began = time.perf_counter()
+        state, stopped = _steps(config, lessons, trainer, journal, keeper, state, stop)
+        seconds, taken = time.perf_counter() - began, memory.taken(world)
+        # Report.
+        exit_code = 0
+        if keeper.unsaved is not None:
+            exit_code = 143 if keeper.terminated else 1
+            journal.end_unsaved(keeper.unsaved, state.step)
+        else:
+            journal.end("preempted" if stopped else "done", state, seconds, expected, taken, exactness)
+        return Run(directory.path, lessons.store, trainer, state, exit_code)
 
 
-def store_to_go_on_with(config: TrainConfig, world: World) -> str:
-    """The store of a run that goes on; nothing for one that begins. *Collective*.
+@contextmanager
+def _failures_noted(directory: RunDirectory, world: World) -> Iterator[None]:
+    """Around training: the rank that fails says so in `run.json`, and gives the directory back.
 
-    Raises:
-        Refused: On all ranks alike, if it is not where it was.
+    It ends all ranks, and rank 0 may have no time for it.
     """
+    try:
+        yield
+    except RanksFailed:  # the rank that failed says why
+        raise
+    except BaseException as error:
+        note_failure(directory.path, world.rank, error)
+        directory.release()
+        raise
 
-    def find() -> str:
-        kept = _began_with(config)
-        return str(store_of_run(Path(config.out or ""), {"store": kept})) if kept else ""
 
-    return on_root(world.transport, find)
+def _steps(
+    config: TrainConfig,
+    lessons: Lessons,
+    trainer: Trainer,
+    journal: Journal,
+    keeper: Keeper,
+    state: TrainingState,
+    stop: StopFlag,
+) -> tuple[TrainingState, bool]:
+    """Train from where the run stands; returns where it ended, and whether it was asked to stop. *Collective*."""
+    total, talks = lessons.total_steps, trainer.world.is_root
+    with tqdm(total=total, initial=state.step, disable=None if talks else True, unit="step") as bar:
+        stopped = state.step < total and keeper.boundary(stop, state)  # asked while the run was set up
+        while state.step < total and not stopped:
+            epoch = state.epoch
+            steps = steps_of_epoch(lessons.train, config.events_per_step, config.seed, epoch)
+            for samples in steps[state.step_in_epoch :]:
+                record = trainer.step(samples, state.step)
+                state = replace(state, step=state.step + 1, step_in_epoch=state.step_in_epoch + 1)
+                trainer.world.set_deadline(config.timeout)  # the first step may take longer
+                journal.write({"split": "train", "epoch": epoch, "step": state.step, **record}, samples)
+                if record["loss"] is not None:
+                    bar.set_postfix_str(f"loss {record['loss']:.4f}", refresh=False)
+                bar.update()
+                may_save = state.step_in_epoch < len(steps) and state.step < total
+                stopped = keeper.boundary(stop, state, may_save)
+                if stopped or state.step >= total:
+                    break
+            if not stopped:
+                if state.step_in_epoch == len(steps):  # else --max-steps ended it early: a resumed run finishes it
+                    state = replace(state, epoch=epoch + 1, step_in_epoch=0)
+                state, best = _validated(lessons, trainer, journal, state, epoch)
+                keeper.save(state, best, final=state.step >= total)
+    return state, stopped
 
 
-def make_network(config: TrainConfig, store: EventStore) -> InteractionNetwork | OnEvents:
+def _validated(
+    lessons: Lessons, trainer: Trainer, journal: Journal, state: TrainingState, epoch: int
+) -> tuple[TrainingState, bool]:
+    """Evaluate the validation samples; returns the state, and whether it is the best so far. *Collective*."""
+    best = state.best is None  # without a figure, the newest is
+    if lessons.val:
+        record = trainer.evaluate(lessons.val, state.step)
+        journal.write({"split": "val", "epoch": epoch, "step": state.step, **record}, lessons.val)
+        auc = record["edge_auc"] if record["loss"] is not None else None
+        if auc is not None and (state.best is None or auc > state.best):
+            best, state = True, replace(state, best=auc)
+    journal.say_once_if_squashed()
+    return (replace(state, best_step=state.step) if best else state), best
+
+
+def make_network(config: TrainConfig, store: EventStore) -> EdgeClassifier:
     """The network of a configuration with its first weights, for the features of a store.
 
     Raises:
@@ -108,311 +206,102 @@ def make_network(config: TrainConfig, store: EventStore) -> InteractionNetwork |
     )
 
 
-def edge_weights_of(config: TrainConfig) -> EdgeClasses | EdgeRules:
-    """How much each edge weighs in the loss, as a configuration says."""
-    if config.weighting is not None:
-        return EdgeRules.of(parse_weighting(config.weighting))
-    return EdgeClasses(config.true_weight, config.fake_weight, config.other_weight)
-
-
-class Run:
-    """A run under way: the trainer and its way through the epochs.
-
-    Making a run is *collective*. What cannot be trained is refused before a file is touched.
-
-    Args:
-        config: What to do.
-        store: The events.
-        world: The ranks.
-        allocator: What was done about the C library's allocator, to be shown; None if nothing was.
-
-    Attributes:
-        exit_code: 0, or 1 (143 after SIGTERM) if the run ended without its last checkpoint.
+def make_trainer(config: TrainConfig, lessons: Lessons, world: World) -> Trainer:
+    """The network of a configuration with all that trains it.
 
     Raises:
-        Refused: On all ranks alike, if the events, the network or the output directory will not do.
+        ValueError: If the network cannot be made, or has nothing to train.
     """
+    model = make_network(config, lessons.store).to(world.device)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ValueError(f"model {config.model!r} has no parameter to train: all of them are frozen.")
+    loader = PartLoader(
+        lessons.store,
+        world,
+        grouping=config.grouping,
+        edge_weights=lessons.edge_weights,
+        target=lessons.target,
+        dtype=DTYPES[config.dtype],
+        seed=config.seed,
+        on_bad_event=config.on_bad_event,
+    )
+    for sample in lessons.without_truth:
+        loader.skipped[sample.name] = Skip(sample.name, sample.record.event, "it has no truth")
+    per_epoch = lessons.steps_per_epoch
+    planned = config.epochs * per_epoch  # not --max-steps: a run that is resumed later keeps its schedule
+    warmup = config.warmup if config.warmup_epochs is None else config.warmup_epochs * per_epoch
+    return Trainer(
+        model=model,
+        optimizer=torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=config.weight_decay),
+        loader=loader,
+        world=world,
+        schedule=Schedule(config.lr, config.lr_schedule, warmup, planned, per_epoch),
+        clip=config.clip,
+        offload=config.offload,
+        seed=config.seed,
+        check_replicas_every=config.check_replicas_every,
+    )
 
-    def __init__(self, config: TrainConfig, store: EventStore, world: World, allocator: str | None = None) -> None:
-        self.config, self.world, self._allocator = config, world, allocator
-        store, self._dataset = self._own_of(store)
-        self.store = store
-        self.exit_code = 0
-        sectors = config.sectors if config.mode == "naive" else None
-        self.train_samples, no_truth = _by_truth(samples_of(store.events("train"), sectors))
-        self.val_samples, no_truth_to_validate = _by_truth(samples_of(store.events("val"), sectors))
-        self._no_truth = no_truth + no_truth_to_validate
-        set_threads(config.threads or world.cores_for_each())
-        self._target = target_conditions(config.target) if config.target else None
-        self._edge_weights = edge_weights_of(config)
-        skips = config.on_bad_event == "skip"
-        on_all(world.transport, lambda: check_events(store, world, self._target, self._edge_weights, skips))
-        self._warnings = check_lessons(store, world, self._target, config.target)
-        if self._no_truth:
-            events = sorted({sample.record.event for sample in self._no_truth})
-            _say(world, f"WARNING: {several(len(events), 'event')} without truth left out: {some_of(events)}")
-        if config.strict:
-            on_all(world.transport, lambda: check_parts(store, world, config.grouping, sectors, config.seed))
-        self.steps_per_epoch = -(-len(self.train_samples) // config.events_per_step)
-        self.total_steps = config.epochs * self.steps_per_epoch
-        if config.max_steps is not None:
-            self.total_steps = min(self.total_steps, config.max_steps)
-        self.trainer = on_all(world.transport, self._make_trainer)
-        self._to_rounding = world.device.type != "cpu" or isinstance(self.trainer.model, OnEvents)
-        self._broken = None if self._to_rounding else rows_are_independent(self.trainer.model, world.transport)
-        if isinstance(self.trainer.model, OnEvents):
-            self._broken = "this network is not built on stages"
-            take_from_root(common_tensors(self.trainer.model), world)
-        self._verify()
-        self.state = TrainingState(dataset=self._dataset)
-        self._claim_directory()
 
-    @property
-    def directory(self) -> Path:
-        """Where the run writes."""
-        return self._claimed.path
+def _expected_memory(
+    trainer: Trainer, lessons: Lessons, memory: MemoryMeter, state: TrainingState
+) -> Expectation | None:
+    """The memory that the largest event will take, if that can be predicted. *Collective*.
 
-    def go(self, stop: StopFlag) -> None:
-        """Train until the last step, or until asked to stop. *Collective*.
+    The part that is loaded is kept for its step.
+    """
+    size, world = trainer.model.size, trainer.world
+    if size is None:
+        return None
+    world.mark("load", state.step)
+    readable = [sample for sample in lessons.train if sample.record.event not in lessons.store.unreadable]
+    if not readable:
+        return None
+    kept_edges = trainer.loader.kept_edges(lessons.train + lessons.val)
+    part = trainer.loader.load(max(readable, key=lambda sample: sample.cost))
+    # Groups of ranks load it each for itself; one that must leave it out leaves all without a prediction.
+    missing = world.step_boundary(torch.tensor([int(part is None)], dtype=torch.int64))
+    return None if part is None or missing[0] else memory.expect(size, part, kept_edges, world)
 
-        If it fails, `run.json` says so.
-        """
-        culprit = False
-        try:
-            self._go(stop)
-        except BaseException as error:
-            if not isinstance(error, RanksFailed):  # else the rank that failed says why
-                culprit = True
-                note_failure(self.directory, self.world.rank, error)
-            raise
-        finally:
-            if culprit or self.world.is_root:  # a rank that failed ends them all; rank 0 may have no time for it
-                self._claimed.release()
 
-    def _go(self, stop: StopFlag) -> None:
-        memory = MemoryWatch(self.world.device)
-        expected = self._expect(memory)
-        self.journal.begin(
-            self.trainer,
-            self.state,
-            self.total_steps,
-            num_samples=(len(self.train_samples), len(self.val_samples)),
-            expected=expected,
-            exactness=(self._to_rounding, self._broken),
-            allocator=self._allocator,
+def _verify(config: TrainConfig, model: EdgeClassifier, lessons: Lessons, world: World) -> None:
+    """Compare a user's own network whole and split before anything is trained. *Collective*.
+
+    Raises:
+        Refused: On all ranks alike, if it does not compute the same.
+    """
+    if not (config.verify and is_code(config.model)):
+        return
+    readable = {record.event for record in lessons.store.readable() if record.num_edges}  # `check_lessons` saw some
+    first = next(sample.record for sample in lessons.train if sample.record.event in readable)
+    if world.is_root:
+        tqdm.write(
+            "verify   : the network whole and split over 3 ranks, on a piece of the first event (--no-verify: skip)"
         )
-        self.journal.say(*self._warnings)
-        began = time.perf_counter()
-        with tqdm(total=self.total_steps, initial=self.state.step, disable=self._no_bar(), unit="step") as bar:
-            stopped = self.state.step < self.total_steps and self._stops(stop)  # asked while the run was set up
-            while self.state.step < self.total_steps and not stopped:
-                stopped = self._epoch(stop, bar)
-        seconds, taken = time.perf_counter() - began, memory.taken(self.world)
-        if self.keeper.unsaved is not None:
-            self.exit_code = 143 if self.keeper.terminated else 1
-            self.journal.end_unsaved(self.keeper.unsaved, self.state.step)
-            return
-        self.journal.end(
-            "preempted" if stopped else "done",
-            self.trainer,
-            self.state,
-            seconds=seconds,
-            expected=expected,
-            taken=taken,
-            exact=not self._to_rounding and self._broken is None,
-        )
-
-    def _epoch(self, stop: StopFlag, bar: Any) -> bool:
-        """The rest of one epoch; returns whether the run was asked to stop. *Collective*."""
-        epoch = self.state.epoch
-        steps = steps_of_epoch(self.train_samples, self.config.events_per_step, self.config.seed, epoch)
-        for samples in steps[self.state.step_in_epoch :]:
-            record = self.trainer.step(samples, self.state.step)
-            self.state = replace(self.state, step=self.state.step + 1, step_in_epoch=self.state.step_in_epoch + 1)
-            self.world.set_deadline(self.config.timeout)  # the first step may take longer
-            self.journal.say_once_what_is_exchanged(self.trainer)
-            self._write({"split": "train", "epoch": epoch, "step": self.state.step, **record}, samples)
-            if record["loss"] is not None:
-                bar.set_postfix_str(f"loss {record['loss']:.4f}", refresh=False)
-            bar.update()
-            if self._stops(stop, may_save=self.state.step_in_epoch < len(steps)):
-                return True
-            if self.state.step >= self.total_steps:
-                break
-        if self.state.step_in_epoch == len(steps):  # else --max-steps ended it early, and a resumed run goes on with it
-            self.state = replace(self.state, epoch=epoch + 1, step_in_epoch=0)
-        best = self._validate(epoch)
-        self._save(best, final=self.state.step >= self.total_steps)
-        return False
-
-    def _stops(self, stop: StopFlag, may_save: bool = False) -> bool:
-        """At a step boundary: stop with a checkpoint if any rank was asked to, or save one if it is time. *Collective*.
-
-        Args:
-            stop: Asked on this rank or not.
-            may_save: Whether no other checkpoint follows at once.
-        """
-        ahead = self.keeper.ahead(stop, self.state.step)
-        if ahead.stop or (ahead.save and may_save and self.state.step < self.total_steps):
-            self._save(best=False, final=ahead.stop)
-        return ahead.stop
-
-    def _save(self, best: bool, final: bool) -> None:
-        # Noted first: there is never a checkpoint whose weights `run.json` does not know.
-        self.journal.note_weights(self.state.step, self.trainer.model)
-        self.keeper.save(self.state, best, final=final)
-
-    def _validate(self, epoch: int) -> bool:
-        """Look at the validation events; returns whether the model is the best so far. *Collective*."""
-        best = self.state.best is None  # without a figure, the newest is
-        if self.val_samples:
-            record = self.trainer.evaluate(self.val_samples, self.state.step)
-            self._write({"split": "val", "epoch": epoch, "step": self.state.step, **record}, self.val_samples)
-            auc = record["edge_auc"] if record["loss"] is not None else None
-            if auc is not None and (self.state.best is None or auc > self.state.best):
-                best, self.state = True, replace(self.state, best=auc)
-        self.journal.say_once_if_squashed(self.trainer)
-        if best:
-            self.state = replace(self.state, best_step=self.state.step)
-        return best
-
-    def _write(self, record: dict[str, Any], samples: Sequence[Sample]) -> None:
-        show = record["split"] == "val" or record["step"] in (1, self.total_steps)
-        self.journal.write(record, samples, len(samples) < len(self.train_samples), show)
-
-    def _own_of(self, store: EventStore) -> tuple[EventStore, str]:
-        """What a store holds of the events that the run began with, and the digest it had then. *Collective*.
-
-        A run that begins takes all of them. One that goes on takes its own, whatever else there is by now.
-        """
-        text = on_root(self.world.transport, lambda: json.dumps(_began_with(self.config)))
-        kept = json.loads(text)
-        own = OwnEvents.read(kept)
-        if own is None:  # an earlier version kept the digest only
-            return store, store.digest
-        return on_all(self.world.transport, lambda: own.taken_from(store, kept["absolute"])), kept["digest"]
-
-    def _claim_directory(self) -> None:
-        """Choose and lock the run's directory, and load what it goes on from. *Collective*."""
-        config, world = self.config, self.world
-        text = on_root(world.transport, lambda: choose_directory(config.out, config.resume, config.overwrite).to_text())
-        self._claimed = RunDirectory.of_text(text)
-        self.checkpoints = Checkpoints(self.directory / "checkpoints")
-        try:
-            self.journal = on_all(world.transport, lambda: Journal(config, self.store, world, self._claimed))
-            self.keeper = Keeper(
-                self.checkpoints,
-                self.trainer,
-                world,
-                config.checkpoint_every,
-                config.save_every_minutes,
-                self.journal.note,
-            )
-            if self._claimed.resume:
-                self.state = self.keeper.resume(self._dataset, config.strict_resume)
-        except BaseException:
-            if world.is_root:
-                self._claimed.release()
-            raise
-        self.journal.say(*(f"note: {note}" for note in self._claimed.notes))
-
-    def _make_trainer(self) -> Trainer:
-        config, dtype = self.config, DTYPES[self.config.dtype]
-        model = make_network(config, self.store).to(self.world.device)
-        if not any(parameter.requires_grad for parameter in model.parameters()):
-            raise ValueError(f"model {config.model!r} has no parameter to train: all of them are frozen.")
-        optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
-        loader = PartLoader(
-            self.store,
-            self.world,
-            grouping=config.grouping,
-            edge_weights=self._edge_weights,
-            target=self._target,
-            dtype=dtype,
-            seed=config.seed,
-            on_bad_event=config.on_bad_event,
-        )
-        loader.skipped |= {
-            sample.name: Skip(sample.name, sample.record.event, "it has no truth") for sample in self._no_truth
-        }
-        planned = config.epochs * self.steps_per_epoch  # not --max-steps: a run that goes on later keeps its schedule
-        warmup = config.warmup if config.warmup_epochs is None else config.warmup_epochs * self.steps_per_epoch
-        schedule = Schedule(config.lr, config.lr_schedule, warmup, planned, self.steps_per_epoch)
-        return Trainer(
-            model,
-            optimizer,
-            loader,
-            self.world,
-            self._edge_weights,
-            schedule,
-            config.clip,
-            config.offload,
-            config.seed,
-            config.check_replicas_every,
-        )
-
-    def _expect(self, memory: MemoryWatch) -> Expectation | None:
-        """How much memory the largest event will take, if that is known of the network. *Collective*.
-
-        The part that is loaded is kept for its step.
-        """
-        if isinstance(self.trainer.model, OnEvents):
-            return None
-        self.world.mark("load", self.state.step)
-        readable = [sample for sample in self.train_samples if sample.record.event not in self.store.unreadable]
-        if not readable:
-            return None
-        largest = max(readable, key=lambda sample: sample.cost)
-        loader, config = self.trainer.loader, self.config
-        size = ModelSize(
-            config.hidden,
-            config.graph_iters,
-            DTYPES[config.dtype].itemsize,
-            edge_item_bytes=2 if config.precision == "bf16" else None,
-            recompute_every=config.recompute_every,
-        )
-        kept_edges = loader.kept_edges(self.train_samples + self.val_samples)
-        part = loader.load(largest)
-        # Groups of ranks load it each for itself; one that must leave it out leaves all without a prediction.
-        missing = self.world.step_boundary(torch.tensor([int(part is None)], dtype=torch.int64))
-        return None if part is None or missing[0] else memory.expect(size, part, kept_edges, self.world)
-
-    def _verify(self) -> None:
-        """Try a user's own network whole and split before anything is trained. *Collective*.
-
-        Raises:
-            Refused: On all ranks alike, if it does not compute the same.
-        """
-        model = self.trainer.model
-        if not (self.config.verify and is_code(self.config.model) and isinstance(model, OnEvents)):
-            return
-        readable = {record.event for record in self.store.readable() if record.num_edges}  # `check_lessons` saw some
-        first = next(sample.record for sample in self.train_samples if sample.record.event in readable)
-        _say(
-            self.world,
-            "verify   : the network whole and split over 3 ranks, on a piece of the first event (--no-verify: skip)",
-        )
-        self.world.mark("verify", 0)
-        said = on_root(self.world.transport, lambda: verified(model, self.store, first))
-        _say(self.world, *(f"           {line}" for line in said.splitlines()))
-
-    def _no_bar(self) -> bool | None:
-        return None if self.world.is_root else True
+    world.mark("verify", 0)
+    conclusion = on_root(world.transport, lambda: verified(model, lessons.store, first))
+    for line in conclusion.splitlines() if world.is_root else ():
+        tqdm.write(f"           {line}")
 
 
-def _began_with(config: TrainConfig) -> dict[str, Any]:
-    """What `run.json` keeps of the store of a run that goes on; nothing for one that begins."""
-    path = Path(config.out or "") / "run.json"
-    goes = config.resume and goes_on(config.out, config.resume) and path.is_file()
-    return dict(RunFile.read(path).content.get("store") or {}) if goes else {}
+def verified(model: EdgeClassifier, store: EventStore, record: EventRecord) -> str:
+    """Compare a network whole and split on the first tiles of an event; returns the conclusion, for the user.
 
-
-def _by_truth(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
-    """The samples whose events have a truth to learn from, and the others."""
-    truths = [sample for sample in samples if sample.record.has_labels]
-    return truths, [sample for sample in samples if not sample.record.has_labels]
-
-
-def _say(world: World, *lines: str) -> None:
-    for line in lines if world.is_root else ():
-        tqdm.write(line)
+    Raises:
+        ValueError: If the network does not compute the same, or does what has no exact form.
+    """
+    with store.open(record) as event:
+        # Whole tiles with some thousand edges; all of a small event.
+        tiles = int(np.searchsorted(event.edge_ptr, min(MOST_EDGES_TO_VERIFY, event.edge_ptr[-1]), side="left"))
+        nodes = int(event.node_ptr[min(tiles, event.num_tiles)])
+        ids = np.arange(event.edge_ptr[np.searchsorted(event.node_ptr, nodes)])
+        ends = np.stack([event.read_edges("src", ids), event.read_edges("dst", ids)]).astype(np.int64)
+        inside = (ends < nodes).all(axis=0)
+        x = torch.from_numpy(event.read_nodes("features", np.arange(nodes))).double()
+        edge_attr = torch.from_numpy(event.read_edges("features", ids[inside])).double()
+    try:
+        return model.verify(torch.from_numpy(ends[:, inside]), x, edge_attr)
+    except Differs:
+        raise
+    except Exception as error:  # a user's own code may raise anything: it is a reason like any other
+        raise ValueError(f"the network cannot be run on a piece of event {record.event}: {said_by(error)}") from error

@@ -31,9 +31,9 @@ class RunDirectory:
 
     Attributes:
         path: Where it lies.
-        resume: Whether the run goes on from a checkpoint that lies there.
-        key: That of its lock.
-        notes: What the user should know of the choice, a line each.
+        resume: Whether the run continues from a checkpoint that lies there.
+        key: The key of its lock.
+        notes: Notes for the user on the choice, a line each.
     """
 
     path: Path
@@ -43,16 +43,16 @@ class RunDirectory:
 
     def to_text(self) -> str:
         """As text, for the other ranks."""
-        return json.dumps(asdict(self) | {"path": str(self.path)})
+        return json.dumps(asdict(self), default=str)
 
     @classmethod
     def of_text(cls, text: str) -> RunDirectory:
-        """What `to_text` has written."""
+        """Read the output of `to_text`."""
         values = json.loads(text)
-        return cls(**values | {"path": Path(values["path"]), "notes": tuple(values["notes"])})
+        return cls(Path(values["path"]), values["resume"], values["key"], tuple(values["notes"]))
 
     def release(self) -> None:
-        """Give the directory back: another run may go on in it."""
+        """Give the directory back: another run may continue in it."""
         Claim(self.path / RUN.lock, self.key).release()
 
 
@@ -60,8 +60,8 @@ def choose_directory(out: str | None, resume: Resume, overwrite: bool) -> RunDir
     """Pick, claim and make the directory of a run, with a `run.json` that says it is one; called on rank 0.
 
     Raises:
-        Problem: If it holds another run and neither `resume` nor `overwrite` says what to do with it, if there is
-            nothing to resume, if another run is at work in it, or it cannot be written.
+        Problem: If it holds another run and neither `resume` nor `overwrite` is given, if there is nothing to resume,
+            if another run is at work in it, or it cannot be written.
     """
     try:
         if goes_on(out, resume):
@@ -73,8 +73,14 @@ def choose_directory(out: str | None, resume: Resume, overwrite: bool) -> RunDir
 
 
 def goes_on(out: str | None, resume: Resume) -> bool:
-    """Whether a run is to go on in its directory, or is begun there."""
+    """Whether a run is to continue in its directory, or is begun there."""
     return resume is True or (resume == "auto" and can_go_on(Path(out or "")))
+
+
+def began_with(out: str | None, resume: Resume) -> dict[str, Any]:
+    """The entry `store` in `run.json` of a run that continues; nothing for one that begins."""
+    path = Path(out or "") / "run.json"
+    return dict(RunFile.read(path).content.get("store") or {}) if goes_on(out, resume) and path.is_file() else {}
 
 
 def can_go_on(directory: Path) -> bool:

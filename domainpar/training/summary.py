@@ -10,6 +10,7 @@ from typing import Any
 from domainpar.config import Network, TrainConfig, flag, is_code
 from domainpar.events.store import EventStore
 from domainpar.nn.catalogue import OPTIONS, options_of
+from domainpar.nn.classifier import Exactness
 from domainpar.nn.team import team
 from domainpar.parallel.world import World
 from domainpar.training.checkpoint import TrainingState
@@ -120,14 +121,17 @@ def memory_taken(expectation: Expectation | None, taken: Sequence[int | None]) -
     return f"memory   : {byte_size(peak)} at most{who}, above the bare process; {byte_size(expected)} were expected"
 
 
-def exactness(to_rounding: bool, broken: str | None) -> list[str]:
-    """What this run promises of other numbers of ranks, after the self-test of networks built on stages."""
-    if to_rounding:
+def exactness(promise: Exactness) -> list[str]:
+    """The promise of this run on other numbers of ranks, after the self-test of networks built on stages."""
+    if not promise.bitwise:
         return [
             "exactness: the answer of any number of ranks to rounding (to the last bit: --model interaction on cpu)"
         ]
-    if broken:
-        return ["exactness: WARNING: the answer of any number of ranks to rounding only, since", f"           {broken}"]
+    if promise.problem:
+        return [
+            "exactness: WARNING: the answer of any number of ranks to rounding only, since",
+            f"           {promise.problem}",
+        ]
     return ["exactness: the same bits on any number of ranks (self-test passed)"]
 
 

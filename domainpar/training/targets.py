@@ -1,79 +1,34 @@
-"""What each edge is in the loss: a segment one wants to find, no segment, or one of a particle nobody asked for."""
+"""Classes of edges, and their weights in the loss.
+
+An edge is a true segment of a target particle, a true segment of another one, or false. Metrics count classes. The
+loss weighs edges by a list of rules: acorn's `weighting`, with its documented meaning.
+
+Each rule has a weight and conditions, in the grammar of `events.targets`, on `y` (the label of an edge) or on a
+quantity of its particle. A rule holds for an edge that meets all its conditions; of the rules that hold the last one
+wins. Where none holds a true edge weighs 0 and a false one 1. A false edge has no particle: it meets no condition on
+one, nor the opposite. One weight for each class is three rules (`EdgeRules.of_classes`).
+
+With a negative weight an edge is taught as false, with the size of the weight. The loss is divided by the sum of the
+sizes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from domainpar.events.graph import IntArray, Particles
-from domainpar.events.targets import NO_PARTICLES, target_particles
-
-
-class EdgeWeights(Protocol):
-    """How much each edge weighs in the loss: by its kind, so that a step's weight is a sum over whole counts."""
-
-    @property
-    def num_kinds(self) -> int:
-        """How many kinds of edges there are."""
-
-    @property
-    def needs_particles(self) -> bool:
-        """Whether `kinds` needs to know the particle of each edge."""
-
-    def kinds(
-        self, classes: IntArray, label: IntArray, particle_of_edge: IntArray | None, particles: Particles | None
-    ) -> IntArray:
-        """The kind of each edge, [num_edges], given what is known of it."""
-
-    def weights(self, kinds: IntArray) -> npt.NDArray[np.float64]:
-        """The weight of each edge, given its kind, [num_edges]; negative: it is taught as false."""
-
-    def total(self, counts: IntArray) -> float:
-        """The size of the weights of some edges together, given how many there are of each kind."""
-
-
-@dataclass(frozen=True)
-class EdgeClasses:
-    """Weights of the three classes of edges in the loss.
-
-    Attributes:
-        target: A true segment of a target particle.
-        fake: Not a true segment.
-        other: A true segment of any other particle.
-    """
-
-    target: float = 1.0
-    fake: float = 1.0
-    other: float = 0.0
-
-    num_kinds: ClassVar[int] = 3
-    needs_particles: ClassVar[bool] = False
-
-    def kinds(
-        self, classes: IntArray, label: IntArray, particle_of_edge: IntArray | None, particles: Particles | None
-    ) -> IntArray:
-        """What the weight of each edge is looked up by: its class."""
-        return classes
-
-    def weights(self, classes: IntArray) -> npt.NDArray[np.float64]:
-        """The weight of each edge, given its class, [num_edges]."""
-        return np.array([self.fake, self.target, self.other])[classes]
-
-    def total(self, counts: IntArray) -> float:
-        """The weight of some edges together, given how many there are of each class."""
-        return float(counts[FAKE] * self.fake + counts[TARGET] * self.target + counts[OTHER] * self.other)
-
+from domainpar.events.targets import NO_PARTICLES, BoolArray, check_target, passes, target_particles
 
 FAKE, TARGET, OTHER = 0, 1, 2
-
-
-def class_counts(classes: IntArray, num_classes: int = EdgeClasses.num_kinds) -> IntArray:
-    """How many edges there are of each class, or of each kind, int64 [num_classes]."""
-    return np.bincount(classes, minlength=num_classes)
+LABEL = "y"
+# Of acorn's names for a particle's quantities, those that are not ours.
+_OUR_NAME = {"eta_particle": "eta"}
+_FALSE, _TRUE, _FIRST_RULE = 0, 1, 2  # kinds of edges: without any rule, then one for each rule
 
 
 def edge_classes(
@@ -100,3 +55,116 @@ def edge_classes(
         targets = particles.particle_id[target_particles(particles, conditions)]
         classes[(label > 0) & ~np.isin(particle_of_edge, targets)] = OTHER
     return classes
+
+
+@dataclass(frozen=True)
+class WeightRule:
+    """One rule.
+
+    Attributes:
+        weight: Of the edges for which it holds.
+        conditions: On `y` and the particle's quantities; all must be met.
+        edge_class: The class that an edge must have; None: any.
+    """
+
+    weight: float
+    conditions: Mapping[str, Any]
+    edge_class: int | None = None
+
+    @property
+    def on_particle(self) -> dict[str, Any]:
+        """The conditions on the particle, by our names."""
+        return {_OUR_NAME.get(name, name): of for name, of in self.conditions.items() if name != LABEL}
+
+
+@dataclass(frozen=True)
+class EdgeRules:
+    """Weights of edges by rules.
+
+    The kind of an edge is the rule that gives its weight: 0 and 1 are false and true edges without any. The weight of a
+    step is a sum over counts of kinds, which are integers: the same on any number of ranks.
+
+    Attributes:
+        rules: In order; later ones win.
+    """
+
+    rules: tuple[WeightRule, ...]
+
+    @classmethod
+    def of(cls, rules: Iterable[tuple[float, Mapping[str, Any]]]) -> EdgeRules:
+        """Rules from (weight, conditions) each."""
+        return cls(tuple(WeightRule(weight, conditions) for weight, conditions in rules))
+
+    @classmethod
+    def of_classes(cls, target: float = 1.0, fake: float = 1.0, other: float = 0.0) -> EdgeRules:
+        """One weight for each class.
+
+        Args:
+            target: Of a true segment of a target particle.
+            fake: Of an edge that is no true segment.
+            other: Of a true segment of any other particle.
+        """
+        weights = {FAKE: fake, TARGET: target, OTHER: other}
+        return cls(tuple(WeightRule(weight, {}, edge_class) for edge_class, weight in weights.items()))
+
+    @property
+    def on_particles(self) -> bool:
+        """Whether a rule has a condition on an edge's particle."""
+        return any(rule.on_particle for rule in self.rules)
+
+    def check(self, particles: Particles | None) -> None:
+        """Refuse rules whose conditions an event cannot answer.
+
+        Raises:
+            ValueError: If it cannot, or a condition cannot be understood.
+        """
+        for rule in self.rules:
+            if LABEL in rule.conditions:
+                passes(np.zeros(0), rule.conditions[LABEL])
+            if rule.on_particle:
+                check_target(particles, rule.on_particle)
+
+    def kinds(self, classes: IntArray, particle_of_edge: IntArray | None, particles: Particles | None) -> IntArray:
+        """The kind of each edge, int16 [num_edges].
+
+        Args:
+            classes: Class of each edge, [num_edges].
+            particle_of_edge: Particle of each edge's `dst` hit; needed with conditions on particles.
+            particles: The event's particle table; needed with conditions on particles.
+
+        Raises:
+            ValueError: If a rule has a condition on particles and the event has no particle table.
+        """
+        true = classes != FAKE
+        kinds = np.where(true, _TRUE, _FALSE).astype(np.int16)
+        for number, rule in enumerate(self.rules, start=_FIRST_RULE):
+            holds = np.ones(len(true), np.bool_) if rule.edge_class is None else classes == rule.edge_class
+            if LABEL in rule.conditions:
+                holds &= passes(true.astype(np.int8), rule.conditions[LABEL])
+            if rule.on_particle:
+                holds &= true & _particle_passes(rule.on_particle, particle_of_edge, particles)
+            kinds[holds] = number
+        return kinds
+
+    def count(self, kinds: IntArray) -> IntArray:
+        """The number of edges of each kind, int64 [2 + number of rules]."""
+        return np.bincount(kinds, minlength=_FIRST_RULE + len(self.rules))
+
+    def weights(self, kinds: IntArray) -> npt.NDArray[np.float64]:
+        """The weight of each edge, given its kind, [num_edges]."""
+        return np.array([1.0, 0.0, *(rule.weight for rule in self.rules)])[kinds]
+
+    def total(self, counts: IntArray) -> float:
+        """The sum of the sizes of the weights of some edges, given their counts by kind."""
+        sizes = np.abs(self.weights(np.arange(len(counts))))
+        return float(sum(int(count) * float(size) for count, size in zip(counts, sizes)))
+
+
+def _particle_passes(
+    conditions: Mapping[str, Any], particle_of_edge: IntArray | None, particles: Particles | None
+) -> BoolArray:
+    if particles is None or particle_of_edge is None:
+        raise ValueError(
+            f"--weighting asks for {', '.join(conditions)} of particles, and this event has no particle table."
+        )
+    return np.isin(particle_of_edge, particles.particle_id[target_particles(particles, conditions)])

@@ -1,4 +1,4 @@
-"""What a finished run leaves to others: its network with its weights, and what it counts as a target."""
+"""A finished run, for those who use it: its network with its weights, and its counts of target edges."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ import numpy.typing as npt
 from domainpar.agreement import on_all
 from domainpar.config import TrainConfig
 from domainpar.events.store import EventStore, StoredEvent
-from domainpar.nn.adapt.on_events import OnEvents
-from domainpar.nn.interaction import InteractionNetwork
+from domainpar.nn.classifier import EdgeClassifier
 from domainpar.parallel.world import World
 from domainpar.problems import Problem
 from domainpar.training.checkpoint import Checkpoints, TrainingState, load_agreed
@@ -26,7 +25,7 @@ from domainpar.training.targets import edge_classes
 
 
 def read_run(directory: Path) -> dict[str, Any]:
-    """What `run.json` says of a run.
+    """The content of a run's `run.json`.
 
     Raises:
         ValueError: If there is no run, or its file cannot be read.
@@ -44,10 +43,11 @@ def read_run(directory: Path) -> dict[str, Any]:
 
 def load_network(
     directory: Path, config: TrainConfig, which: str, store: EventStore, world: World
-) -> tuple[InteractionNetwork | OnEvents, TrainingState]:
+) -> tuple[EdgeClassifier, TrainingState]:
     """The network of a run with its `best` or `last` weights, for the events of a store. *Collective*.
 
-    If the last checkpoint is damaged, the newest good one before it is taken, loudly; a damaged best one is refused.
+    If the last checkpoint is damaged, the newest good one before it is taken, with a warning; a damaged best one is
+    refused.
 
     Raises:
         Refused: On all ranks alike, if the store has other features than the network was trained on, or there is no
@@ -55,29 +55,22 @@ def load_network(
     """
     checkpoints = Checkpoints(directory / "checkpoints")
 
-    def build() -> InteractionNetwork | OnEvents:
-        _check_features(directory, store)
-        if which == "best" and not _has(checkpoints, "best") and _has(checkpoints, "last"):
+    def build() -> EdgeClassifier:
+        trained_on = read_run(directory)["store"]
+        for name in ("feature_names", "edge_feature_names"):
+            expected, names = trained_on[name], list(getattr(store, name))
+            if names != expected:
+                raise ValueError(
+                    f"the network of {directory} was trained on {name} {expected} but the events of {store.path} have "
+                    f"{names}; prepare them from the same kind of source, or name another --store."
+                )
+        has_best, has_last = ((checkpoints.directory / pointer).is_file() for pointer in ("best", "last"))
+        if which == "best" and has_last and not has_best:
             raise Problem(f"{directory} has no best checkpoint yet", "take its newest with --checkpoint last")
         return make_network(config, store)
 
     network = on_all(world.transport, build)
     return network, load_agreed(checkpoints, which, world, network)
-
-
-def _has(checkpoints: Checkpoints, which: str) -> bool:
-    return (checkpoints.directory / which).is_file()
-
-
-def _check_features(directory: Path, store: EventStore) -> None:
-    trained_on = read_run(directory)["store"]
-    for name in ("feature_names", "edge_feature_names"):
-        expected, found = trained_on[name], list(getattr(store, name))
-        if found != expected:
-            raise ValueError(
-                f"the network of {directory} was trained on {name} {expected} but the events of {store.path} have "
-                f"{found}; prepare them from the same kind of source, or name another --store."
-            )
 
 
 def count_event(
@@ -114,8 +107,8 @@ def metrics_over(counts: Sequence[EdgeCounts]) -> dict[str, Any]:
     Efficiency and purity are those of all edges together; the AUC is the mean over events, so that no event's scores
     need to be kept.
     """
-    total = EdgeCounts(*np.sum([astuple(one) for one in counts], axis=0, dtype=object).tolist())
-    areas = [one.auc for one in counts if not math.isnan(one.auc)]
+    total = EdgeCounts(*np.sum([astuple(of_event) for of_event in counts], axis=0, dtype=object).tolist())
+    areas = [of_event.auc for of_event in counts if not math.isnan(of_event.auc)]
     ratios = {
         "edge_efficiency": total.efficiency,
         "edge_purity": total.purity,

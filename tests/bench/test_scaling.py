@@ -67,7 +67,7 @@ def step_of_a_rank(world, settings, muted):
         world = World.over(transport, domain_size=world.size)
     trainer = on_ranks.make_trainer(settings, world)
     samples = samples_of(EventStore(settings.store).events(), None)
-    plan = trainer.loader.load(samples[0]).part.graph.plan
+    plan = trainer.loader.load(samples[0]).graph.plan
     transport.muted = True
     record, traffic = trainer.step(samples, 0), transport.traffic
     return {

@@ -17,15 +17,14 @@ from random_store import write_graph
 from safetensors.torch import load_file
 
 from domainpar import infer, train
-from domainpar.agreement import Refused
 from domainpar.command_line import parse
 from domainpar.config import InferConfig, TrainConfig
 from domainpar.events.store import write_manifest
 from domainpar.nn.adapt.rows import NotExact
 from domainpar.nn.catalogue import OF_THE_FIELD
-from domainpar.parallel.signals import StopFlag
+from domainpar.parallel.world import Refused
 from domainpar.testing import find_mpiexec, run_command, run_ranks
-from domainpar.training.run import Run, open_store
+from domainpar.training.run import train as train_on_ranks
 
 ROUNDING = 1e-10
 BASE = {"hidden": 8, "graph_iters": 1, "epochs": 3, "max_steps": 8, "lr": 1e-2, "dtype": "float64", "warmup": 2}
@@ -57,8 +56,7 @@ class Trained:
 
 
 def _run(world, store, out, flags):
-    run = Run(TrainConfig(**{**BASE, "verify": False, **flags}, out=str(out)), open_store(store, world), world)
-    run.go(StopFlag())
+    run = train_on_ranks(TrainConfig(**{**BASE, "verify": False, **flags}, out=str(out)), store, world)
     world.transport.barrier()
     return {name: value.clone() for name, value in run.trainer.model.state_dict().items()}
 

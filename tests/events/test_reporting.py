@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import pytest
 from random_events import random_event
 
 from domainpar.events.preparing import Source, prepare
 from domainpar.events.reporting import (
-    ModelSize,
     compare_cuts,
     cuts_of,
     describe_store,
@@ -77,24 +75,29 @@ def test_the_event_of_the_table_is_the_one_of_median_size(tmp_path):
     assert median_event(prepare(Source((), random_event, lambda _: [], {}), tmp_path / "empty")) is None
 
 
+def as_many_bytes(nodes, edges):
+    return nodes + edges
+
+
 def test_the_description_counts_events_splits_nodes_and_edges(tmp_path):
-    text = describe_store(store_of(tmp_path), num_parts=2)
+    text = describe_store(store_of(tmp_path), as_many_bytes, "a network", num_parts=2)
     assert "4 events (3 train, 1 val, 0 test)" in text
     assert "edges per event: smallest 200, median 215, largest 230" in text
     assert "nodes per event: smallest 60, median 60, largest 60 (all 4 alike)" in text
     assert "With 2 ranks" in text
-    assert "predicted MiB per rank" in text
+    assert "predicted MiB per rank, one training step, a network, bare process not counted: smallest 0, " in text
 
 
 def test_the_printed_report_is_the_description_and_the_table(tmp_path, capsys):
     store = store_of(tmp_path)
-    print_report(tmp_path)
-    assert capsys.readouterr().out == f"{describe_store(store)}\n\n{compare_cuts(store)}\n"
+    prediction = as_many_bytes, "a network"
+    print_report(tmp_path, *prediction)
+    assert capsys.readouterr().out == f"{describe_store(store, *prediction)}\n\n{compare_cuts(store)}\n"
 
 
 def test_an_empty_store_is_described(tmp_path):
     empty = prepare(Source((), random_event, lambda _: [], {}), tmp_path)
-    assert "0 events" in describe_store(empty)
+    assert "0 events" in describe_store(empty, as_many_bytes, "a network")
     assert "no events" in compare_cuts(empty)
 
 
@@ -121,30 +124,3 @@ def test_no_two_bars_of_a_histogram_have_one_name():
         "  17 |  0",
         f"  18 | {'#' * 20} 1",
     ]
-
-
-def test_predicted_memory_is_that_of_what_is_kept():
-    """Of 8 iterations all; of segments 3 + 3 + 2, in the second: the input of the first, and three. And 2 besides."""
-
-    def tables(**changed):
-        return ModelSize(graph_iters=8, **changed).bytes_of(0, 1000) - 72_000
-
-    assert tables() == (8 + 2) * 64 * 4 * 1000
-    assert tables(recompute_every=3) == (1 + 3 + 2) * 64 * 4 * 1000
-    assert tables(recompute_every=1) == tables()
-    assert tables(edge_item_bytes=2) == tables() / 2
-    more = ModelSize().bytes_of(100, 1000, 700) - ModelSize().bytes_of(100, 1000)
-    assert more == 600 * 64 * 4
-
-
-@pytest.mark.parametrize(("graph_iters", "best"), [(1, None), (2, None), (4, 2), (8, 3)])
-def test_the_recompute_that_takes_least_is_known(graph_iters, best):
-    size = ModelSize(graph_iters=graph_iters)
-    assert size.leanest_recompute() == best
-    assert replace(size, recompute_every=best).leanest_recompute() is None
-
-
-@pytest.mark.parametrize("larger", [{"hidden": 128}, {"graph_iters": 8}, {"item_bytes": 8}])
-def test_predicted_memory_grows_with_the_model(larger):
-    nodes, edges = np.array([1000]), np.array([10_000])
-    assert ModelSize(**larger).bytes_of(nodes, edges) > 1.5 * ModelSize().bytes_of(nodes, edges)

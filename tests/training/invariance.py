@@ -9,6 +9,7 @@ import torch
 
 from domainpar.agreement import gather
 from domainpar.config import TrainConfig
+from domainpar.training.checkpoint import Checkpoints
 from domainpar.training.run import train
 from domainpar.training.sampler import samples_of
 
@@ -22,7 +23,7 @@ def results(world, store, out, **flags):
     world.transport.barrier()  # rank 0 writes its last line after the last collective
     written = [json.loads(line) for line in (Path(out) / "metrics.jsonl").read_text().splitlines()]
     told = [{name: record.get(name) for name in TOLD} for record in written]
-    checkpoint = run.checkpoints.find("last") if world.is_root else None
+    checkpoint = Checkpoints(run.directory / "checkpoints").find("last") if world.is_root else None
     world.transport.barrier()
     return {
         "steps": json.dumps(told),
@@ -50,7 +51,7 @@ def scores_of_all_edges(run, world):
     """Logits of every edge of every event in global order, as bytes, whoever computed them."""
     pieces = []
     for number, sample in enumerate(samples_of(run.store.events(), None)):
-        part = run.trainer.loader.load(sample).part if number % world.num_data_groups == world.data_group else None
+        part = run.trainer.loader.load(sample) if number % world.num_data_groups == world.data_group else None
         mine = {}
         if part is not None:
             with torch.no_grad():

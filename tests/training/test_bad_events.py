@@ -117,7 +117,7 @@ def test_what_is_learned_without_a_bad_event_is_what_is_learned_where_it_does_no
 
 
 def make(world, store):
-    from watched import EdgeClasses, Schedule, Trainer, build_model, torch
+    from watched import Schedule, Trainer, build_model, torch
 
     network = build_model(
         "interaction", 3, 6, hidden=16, graph_iters=1, shared_weights=False, recompute_every=None, dropout=0.0, seed=0,
@@ -125,7 +125,7 @@ def make(world, store):
     )  # fmt: skip
     optimizer = torch.optim.AdamW(network.parameters(), lr=0.1, weight_decay=0.5)
     loader = PartLoader(EventStore(store, False), world, on_bad_event="skip")
-    return Trainer(network, optimizer, loader, world, EdgeClasses(), Schedule(0.1, "constant", 0, 100, 10))
+    return Trainer(network, optimizer, loader, world, Schedule(0.1, "constant", 0, 100, 10))
 
 
 @pytest.mark.parametrize("num_ranks", [1, 3])

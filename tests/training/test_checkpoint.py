@@ -117,6 +117,7 @@ def kill_at(monkeypatch, number):
         return operation
 
     monkeypatch.setattr(checkpoint_files, "_write", counted(checkpoint_files._write))
+    monkeypatch.setattr(checkpoint_files, "write_whole", counted(checkpoint_files.write_whole))
     monkeypatch.setattr(checkpoint_files.os, "replace", counted(checkpoint_files.os.replace))
     monkeypatch.setattr(checkpoint_files.shutil, "rmtree", counted(shutil.rmtree))
     monkeypatch.setattr(Path, "rename", counted(Path.rename))

@@ -2,13 +2,16 @@
 
 import pytest
 import torch
+import watched
 from random_store import write_random_store
 
 from domainpar.config import TrainConfig
+from domainpar.events.store import EventStore
 from domainpar.nn.interaction import InteractionNetwork
 from domainpar.nn.noise import key_of
 from domainpar.testing import run_ranks
-from domainpar.training.run import Run, open_store, train
+from domainpar.training.run import train
+from domainpar.training.sampler import samples_of
 
 SMALL = {"hidden": 16, "graph_iters": 1, "epochs": 2, "dropout": 0.5, "events_per_step": 2}
 
@@ -63,13 +66,12 @@ def test_keys_of_sectors_and_of_another_seed_are_others(store, tmp_path, keys):
     assert len(set(keys[True])) == len(keys[True]) == 6 + 6 + 12
 
 
-def _evaluated(world, store, out, dropout):
-    config = TrainConfig(**SMALL | {"dropout": dropout}, store=str(store), out=str(out))
-    run = Run(config, open_store(store, world), world)
-    record = run.trainer.evaluate(run.val_samples, 0)
+def _evaluated(world, store, dropout):
+    samples = samples_of(EventStore(store).events("val"), None)
+    record = watched.trainer_of(store, world, dropout=dropout).evaluate(samples, 0)
     return {name: record[name] for name in ("loss", "edge_auc", "edge_efficiency")}
 
 
-def test_validation_drops_nothing(store, tmp_path):
-    results = [run_ranks(_evaluated, 2, store, tmp_path / str(dropout), dropout) for dropout in (0.0, 0.9)]
+def test_validation_drops_nothing(store):
+    results = [run_ranks(_evaluated, 2, store, dropout) for dropout in (0.0, 0.9)]
     assert results[0] == results[1]

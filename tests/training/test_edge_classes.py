@@ -10,8 +10,8 @@ from random_store import write_graph
 from domainpar.events.graph import Particles
 from domainpar.events.store import EventStore, write_manifest
 from domainpar.testing import run_ranks
-from domainpar.training.checking import check_lessons
-from domainpar.training.targets import FAKE, OTHER, TARGET, EdgeClasses, class_counts, edge_classes
+from domainpar.training.inputs import check_lessons
+from domainpar.training.targets import FAKE, OTHER, TARGET, EdgeRules, edge_classes
 
 PARTICLES = Particles(
     particle_id=np.array([11, 12, 2**60, 14]),
@@ -38,12 +38,19 @@ def test_edges_are_fake_or_target_or_of_other_particles():
 
 
 def test_weights_and_their_total_belong_to_the_classes():
-    weights = EdgeClasses(target=3.0, fake=0.5, other=0.25)
-    classes = np.array([FAKE, OTHER, TARGET, TARGET, FAKE, FAKE], np.int8)
-    assert weights.weights(classes).tolist() == [0.5, 0.25, 3.0, 3.0, 0.5, 0.5]
-    assert class_counts(classes).tolist() == [3, 2, 1]
-    assert class_counts(classes[:0]).tolist() == [0, 0, 0]
-    assert weights.total(class_counts(classes)) == weights.weights(classes).sum()
+    rules = EdgeRules.of_classes(target=3.0, fake=0.5, other=0.25)
+    kinds = rules.kinds(np.array([FAKE, OTHER, TARGET, TARGET, FAKE, FAKE], np.int8), None, None)
+    assert rules.weights(kinds).tolist() == [0.5, 0.25, 3.0, 3.0, 0.5, 0.5]
+    assert rules.count(kinds).tolist() == [0, 0, 3, 2, 1]
+    assert rules.count(kinds[:0]).tolist() == [0, 0, 0, 0, 0]
+    assert rules.total(rules.count(kinds)) == rules.weights(kinds).sum()
+
+
+def test_the_weight_of_a_step_is_added_up_in_one_order_whatever_the_weights():
+    """Fake, then target, then other: another order could end in another last bit."""
+    fake, target, other = 0.1, 0.7, 0.3
+    total = EdgeRules.of_classes(target, fake, other).total(np.array([0, 0, 1_234_567, 89_123, 77_777]))
+    assert total == 1_234_567 * fake + 89_123 * target + 77_777 * other
 
 
 def _lessons(world, directory, target):

@@ -16,9 +16,9 @@ from domainpar.parallel.signals import StopFlag
 from domainpar.testing import run_ranks
 from domainpar.training.checkpoint import Checkpoints
 from domainpar.training.loop import Trainer
+from domainpar.training.monitor.failure import StepFailed
 from domainpar.training.record import MetricsFile
-from domainpar.training.run import Run, open_store
-from domainpar.training.watching.failing import StepFailed
+from domainpar.training.run import train as train_on_ranks
 
 SMALL = {"hidden": 16, "graph_iters": 1, "epochs": 2, "lr": 1e-2}
 
@@ -29,8 +29,8 @@ def store(tmp_path_factory):
 
 
 def _run(world, store, out, flags, stop):
-    run = Run(TrainConfig(**{**SMALL, **flags}, out=str(out)), open_store(store, world), world)
-    run.go(StopFlag(**stop) if world.is_root else StopFlag())
+    config, stop = TrainConfig(**{**SMALL, **flags}, out=str(out)), StopFlag(**stop if world.is_root else {})
+    run = train_on_ranks(config, store, world, stop=stop)
     world.transport.barrier()
     return run.exit_code
 

@@ -8,11 +8,10 @@ from random_store import NUM_TILES, write_graph
 
 from domainpar.config import TrainConfig
 from domainpar.events.store import write_manifest
-from domainpar.parallel.signals import StopFlag
 from domainpar.testing import run_ranks
 from domainpar.training import memory
 from domainpar.training.loop import Trainer
-from domainpar.training.run import Run, open_store
+from domainpar.training.run import train
 
 LARGE = "000000001"
 
@@ -31,9 +30,7 @@ def store(tmp_path_factory):
 
 
 def _run(world, store, out):
-    Run(TrainConfig(hidden=16, graph_iters=1, max_steps=1, out=str(out)), open_store(store, world), world).go(
-        StopFlag()
-    )
+    train(TrainConfig(hidden=16, graph_iters=1, max_steps=1, out=str(out)), store, world)
 
 
 def test_the_largest_event_is_named_with_its_part_before_the_first_step(store, tmp_path, monkeypatch, capsys):

@@ -15,15 +15,14 @@ from random_events import random_assignment, random_event
 from random_store import write_graph, write_random_store
 
 from domainpar.config import TrainConfig
-from domainpar.events.reporting import ModelSize
 from domainpar.events.store import EventStore, write_manifest
+from domainpar.nn.memory import ModelSize
 from domainpar.parallel.allocator import set_up_allocator
-from domainpar.parallel.signals import StopFlag
 from domainpar.testing import run_ranks
 from domainpar.training import memory, summary
-from domainpar.training.memory import Expectation, MemoryWatch, Share, free_in_cgroup, free_memory
+from domainpar.training.memory import Expectation, MemoryMeter, Share, free_in_cgroup, free_memory
 from domainpar.training.parts import PartLoader
-from domainpar.training.run import Run, open_store
+from domainpar.training.run import train
 from domainpar.training.sampler import samples_of
 
 MIB, GIB = 2**20, 2**30
@@ -41,8 +40,8 @@ def store(tmp_path_factory):
 def _expect(world, store, size, kept_edges):
     samples = samples_of(EventStore(store).events("train"), None)
     part = PartLoader(EventStore(store), world).load(samples[-1])
-    expected = MemoryWatch(CPU).expect(size, part, kept_edges, world)
-    graph = part.part.graph
+    expected = MemoryMeter(CPU).expect(size, part, kept_edges, world)
+    graph = part.graph
     bytes_of_part = size.bytes_of(
         np.array([graph.plan.num_local]), np.array([graph.num_edges]), np.array([len(graph.tiles.pair_rows)])
     )
@@ -123,7 +122,7 @@ def hold(count):
 
 def _taken(world, before, during):
     hold(before)
-    watch = MemoryWatch(CPU)
+    watch = MemoryMeter(CPU)
     hold(during)
     return watch.taken(world)
 
@@ -135,7 +134,7 @@ def test_a_peak_is_counted_from_when_it_is_watched():
 
 
 def test_a_peak_that_cannot_be_told_from_an_earlier_one_is_not_claimed(monkeypatch):
-    monkeypatch.setattr(MemoryWatch, "_forget_peak", lambda self: None)
+    monkeypatch.setattr(MemoryMeter, "_forget_peak", lambda self: None)
     assert run_ranks(_taken, 1, 300 * MIB, 100 * MIB)[0] == [None]
 
 
@@ -148,10 +147,7 @@ def test_what_was_taken_is_said_beside_what_was_expected():
 
 
 def _run(world, store, out, flags):
-    run = Run(
-        TrainConfig(hidden=16, graph_iters=1, epochs=1, out=str(out), **flags), open_store(store, world), world, "so"
-    )
-    run.go(StopFlag())
+    train(TrainConfig(hidden=16, graph_iters=1, epochs=1, out=str(out), **flags), store, world, "so")
 
 
 @pytest.mark.parametrize("flags", [{}, {"mode": "naive", "sectors": 2}], ids=["halo", "naive"])
@@ -191,7 +187,7 @@ def test_on_a_gpu_it_is_the_gpus_memory(monkeypatch):
     }
     for name, function in faked.items():
         monkeypatch.setattr(torch.cuda, name, function)
-    watch = MemoryWatch(torch.device("cuda", 1))
+    watch = MemoryMeter(torch.device("cuda", 1))
     assert free_memory(torch.device("cuda", 1))[0].startswith("GPU 1 of ")
     assert free_memory(torch.device("cuda", 1))[1] == 3 * GIB
     held["peak"] = 7 * MIB

@@ -56,7 +56,7 @@ def scores(run, num_sectors):
     """Logits of all edges of the first event in global order, NaN for those that no sector holds."""
     samples = samples_of(run.store.events()[:1], num_sectors)
     logits = torch.full((samples[0].record.num_edges,), torch.nan)
-    for part in (run.trainer.loader.load(sample).part for sample in samples):
+    for part in (run.trainer.loader.load(sample) for sample in samples):
         with torch.no_grad():
             logits[torch.from_numpy(part.graph.plan.edge_ids)] = run.trainer.model(part.graph, part.halo)
     return logits

@@ -10,10 +10,9 @@ from torch import nn
 from domainpar.events.store import EventStore
 from domainpar.nn.gradients import TakesGradients
 from domainpar.testing import run_ranks
+from domainpar.training.monitor.failure import StepFailed
+from domainpar.training.monitor.non_finite import LayerMonitor, check_parameters
 from domainpar.training.sampler import deal, samples_of
-from domainpar.training.watching.failing import StepFailed
-from domainpar.training.watching.layers import LayerWatch
-from domainpar.training.watching.parameters import check_parameters
 
 FIRST = "000000000"
 
@@ -146,7 +145,7 @@ def test_features_of_an_event_are_looked_at_first(store):
         def loaded(sample):
             part = load(sample)
             if world.rank == 1:
-                part.part.graph.features[0, 0] = torch.nan
+                part.graph.features[0, 0] = torch.nan
             return part
 
         trainer.loader.load = loaded
@@ -167,7 +166,7 @@ def test_what_a_second_pass_does_not_find_is_said_to_be_of_the_first_only(store,
 
     def nan(logits):
         if point == "loss":
-            foreign = ~trainers[1]._now.part.part.graph.plan.edge_owned
+            foreign = ~trainers[1]._now.part.graph.plan.edge_owned
             logits.detach()[int(foreign.nonzero()[0][0])] = torch.nan  # its loss is another rank's
         else:
             stage, given = trainers[1].model.head, []
@@ -206,7 +205,7 @@ def test_a_watched_network_is_left_as_it_was(store, model):
     for module in network.modules():
         if isinstance(module, TakesGradients):
             module.sink = "a sink"
-    with LayerWatch(network).watching():
+    with LayerMonitor(network.layers).attached():
         assert not set(hooks_and_sinks(network)) & {(0, 0, "a sink"), (0, 0, None)}
     assert set(hooks_and_sinks(network)) <= {(0, 0, "a sink"), (0, 0, None)}
 

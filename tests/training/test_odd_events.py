@@ -15,7 +15,6 @@ from domainpar.training.loop import Trainer
 from domainpar.training.parts import PartLoader
 from domainpar.training.sampler import samples_of
 from domainpar.training.schedule import Schedule
-from domainpar.training.targets import EdgeClasses
 from partitioners import Phi, Topology
 
 NUM_TILES = 8
@@ -87,13 +86,13 @@ def _step(world, store):
     )  # fmt: skip
     optimizer = torch.optim.AdamW(network.parameters(), lr=0.01)
     loader = PartLoader(EventStore(store), world)
-    trainer = Trainer(network, optimizer, loader, world, EdgeClasses(), Schedule(0.01, "constant", 0, 100, 10))
+    trainer = Trainer(network, optimizer, loader, world, Schedule(0.01, "constant", 0, 100, 10))
     samples = samples_of(EventStore(store).events(), None)
     records = [trainer.step(samples, step) for step in range(2)]
     part = loader.load(samples[0])
     weights = torch.cat([one.detach().reshape(-1) for one in network.parameters()])
     assert weights.isfinite().all()
-    cut = int((~part.part.graph.plan.edge_owned).sum()) + part.part.graph.plan.num_ghosts
+    cut = int((~part.graph.plan.edge_owned).sum()) + part.graph.plan.num_ghosts
     return [record["loss"] for record in records], weights.numpy().tobytes(), cut
 
 

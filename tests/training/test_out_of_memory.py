@@ -11,8 +11,8 @@ from random_store import write_random_store
 from domainpar.events.store import EventStore
 from domainpar.parallel.transport import RanksFailed
 from domainpar.testing import run_ranks
+from domainpar.training.monitor.out_of_memory import asked_for, is_out_of_memory
 from domainpar.training.sampler import samples_of
-from domainpar.training.watching.out_of_memory import asked_for, is_out_of_memory
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_how_large_the_part_is_and_what_to_try(store):
 
     def spoil(trainer):
         def noted(parameters, partials):
-            graph = trainer._now.part.part.graph
+            graph = trainer._now.part.graph
             sizes.append((graph.num_owned, graph.plan.num_ghosts, graph.num_edges))
             too_much()
 

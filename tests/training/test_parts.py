@@ -14,7 +14,7 @@ from domainpar.testing import run_ranks
 from domainpar.training import parts
 from domainpar.training.parts import PartLoader
 from domainpar.training.sampler import samples_of
-from domainpar.training.targets import FAKE, OTHER, TARGET, EdgeClasses, class_counts, edge_classes
+from domainpar.training.targets import FAKE, OTHER, TARGET, EdgeRules, edge_classes
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_data_groups_keep_what_they_themselves_load(store, loads):
 
 
 TARGET_PARTICLES = {"pt": [0.5, float("inf")]}
-WEIGHTS = EdgeClasses(target=3.0, fake=0.5, other=0.25)
+WEIGHTS = EdgeRules.of_classes(target=3.0, fake=0.5, other=0.25)
 
 
 def _classes(world, path):
@@ -80,7 +80,7 @@ def _classes(world, path):
     loader = PartLoader(store, world, edge_weights=WEIGHTS, target=TARGET_PARTICLES, dtype=torch.float64)
     loaded = [loader.load(sample) for sample in samples_of(store.events(), None)]
     of_edges = [
-        dict(zip(part.part.graph.plan.edge_ids.tolist(), zip(part.classes.tolist(), part.weights.tolist())))
+        dict(zip(part.graph.plan.edge_ids.tolist(), zip(part.classes.tolist(), part.weights.tolist())))
         for part in loaded
     ]
     return (
@@ -94,7 +94,7 @@ def _classes(world, path):
 def test_every_copy_of_an_edge_has_its_class_and_weight_and_is_counted_once(store, num_ranks):
     events = EventStore(store)
     found = run_ranks(_classes, num_ranks, store)
-    total = np.zeros(3, int)
+    total = np.zeros(5, int)
     for number, record in enumerate(events.events()):
         with events.open(record) as event:
             every_edge = np.arange(event.num_edges)
@@ -102,8 +102,9 @@ def test_every_copy_of_an_edge_has_its_class_and_weight_and_is_counted_once(stor
             label = event.read_edges("label", every_edge)
             classes = edge_classes(label, particle, event.particles(), TARGET_PARTICLES)
         assert {FAKE, TARGET, OTHER} == set(classes.tolist())
-        total += class_counts(classes)
-        weights = WEIGHTS.weights(classes)
+        kinds = WEIGHTS.kinds(classes, None, None)
+        total += WEIGHTS.count(kinds)
+        weights = WEIGHTS.weights(kinds)
         seen = set()
         for of_edges, _, _ in found:
             seen |= of_edges[number].keys()

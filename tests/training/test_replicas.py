@@ -10,9 +10,9 @@ from domainpar.config import TrainConfig
 from domainpar.faults import switch
 from domainpar.parallel.alike import digest
 from domainpar.testing import run_ranks
+from domainpar.training.monitor.failure import StepFailed
+from domainpar.training.monitor.ranks import replicated
 from domainpar.training.run import train
-from domainpar.training.watching.failing import StepFailed
-from domainpar.training.watching.replicas import replicated
 
 FIRST_PARAMETER = "node_encoder.mlp.linears.0.weight"
 

@@ -21,7 +21,7 @@ from domainpar.parallel.signals import StopFlag
 from domainpar.testing import run_ranks
 from domainpar.training.checkpoint import optimizer_tensors
 from domainpar.training.loop import Trainer
-from domainpar.training.run import Run, open_store
+from domainpar.training.run import train
 from domainpar.words import this_python
 
 
@@ -33,17 +33,22 @@ def store(tmp_path_factory):
 SMALL = {"hidden": 16, "graph_iters": 1, "epochs": 2, "lr": 1e-2}
 
 
+class AskedInStep(StopFlag):
+    """Asks a rank to stop in a step, counted from 1; 0: before the first; None: never."""
+
+    def __init__(self, world, step):
+        self._world, self._step = world, step
+
+    @property
+    def asked(self):
+        mark = self._world.last_mark
+        return self._step == 0 or (mark is not None and (mark.phase, mark.step + 1) == ("optimizer", self._step))
+
+
 def _run(world, store, out, flags, asked):
     """One run on a rank, which is asked to stop in the step that `asked` names for it; 0: before the first."""
-    run = Run(TrainConfig(**{**SMALL, **flags}, out=str(out)), open_store(store, world), world)
-    stop, plain = StopFlag(asked=asked.get(world.rank) == 0), run.trainer.step
-
-    def step(samples, step):
-        stop.asked |= step + 1 == asked.get(world.rank)
-        return plain(samples, step)
-
-    run.trainer.step = step
-    run.go(stop)
+    stop = AskedInStep(world, asked.get(world.rank))
+    run = train(TrainConfig(**{**SMALL, **flags}, out=str(out)), store, world, stop=stop)
     world.transport.barrier()
     return invariance.parameters_of(run), run.state
 
@@ -292,20 +297,20 @@ def test_every_weights_that_were_saved_are_known_by_their_hash(store, tmp_path):
     assert content["saved"]["6"] == content["parameters_sha256"]
 
 
-def _resumed(world, store, out, flags):
-    """What the optimiser of a run holds before its first step."""
-    run = Run(TrainConfig(**{**SMALL, **flags}, out=str(out), resume=True), open_store(store, world), world)
-    tensors = optimizer_tensors(run.trainer.model, run.trainer.optimizer)
-    held = {name: value.clone() for name, value in tensors.items()}
-    run.go(StopFlag())
-    return held, run.state
-
-
-def test_a_run_goes_on_in_another_mode_with_the_state_of_its_optimiser(store, tmp_path):
+def test_a_run_goes_on_in_another_mode_with_the_state_of_its_optimiser(store, tmp_path, monkeypatch):
     run(store, tmp_path / "run", asked={0: 3})
+    held_by_rank = {}
+
+    def step(self, samples, step, plain=Trainer.step):
+        tensors = optimizer_tensors(self.model, self.optimizer)
+        held_by_rank.setdefault(self.world.rank, {name: value.clone() for name, value in tensors.items()})
+        return plain(self, samples, step)
+
+    monkeypatch.setattr(Trainer, "step", step)
     saved = load_file(tmp_path / "run" / "checkpoints" / "step_000003" / "optimizer.safetensors")
-    found = run_ranks(_resumed, 2, store, tmp_path / "run", {"mode": "naive", "sectors": 2}, domain_size=1)
-    for held, state in found:
+    found = run(store, tmp_path / "run", 2, domain_size=1, mode="naive", sectors=2, resume=True)
+    for rank, (_, state) in enumerate(found):
+        held = held_by_rank[rank]
         assert held.keys() == saved.keys()
         assert all(torch.equal(held[name], saved[name]) for name in saved)
         assert {float(value) for name, value in held.items() if name.endswith(":step")} == {3.0}

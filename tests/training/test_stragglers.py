@@ -9,12 +9,11 @@ from random_store import write_random_store
 
 from domainpar.config import TrainConfig
 from domainpar.events.store import EventStore
-from domainpar.parallel.signals import StopFlag
 from domainpar.testing import run_ranks
+from domainpar.training.monitor.ranks import STEPS, Stragglers, lines
 from domainpar.training.record import Stopwatch
-from domainpar.training.run import Run, open_store
+from domainpar.training.run import train
 from domainpar.training.sampler import samples_of
-from domainpar.training.watching.stragglers import STEPS, Stragglers, lines
 
 EVEN = [1000, 1000, 1000, 1000]
 
@@ -88,7 +87,7 @@ def test_without_a_straggler_there_is_nothing_to_say():
 
 def _run(world, store, out):
     config = TrainConfig(hidden=16, graph_iters=1, epochs=10, out=str(out))
-    Run(config, open_store(store, world), world).go(StopFlag())
+    train(config, store, world)
 
 
 def test_a_run_prints_and_keeps_it(tmp_path, monkeypatch, capsys):

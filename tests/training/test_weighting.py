@@ -16,12 +16,11 @@ from domainpar.events.graph import Particles
 from domainpar.events.store import EventStore
 from domainpar.parallel.integer_sums import IntegerSums
 from domainpar.testing import run_ranks
+from domainpar.training.inputs import edge_weights_of
 from domainpar.training.loss import edge_loss
 from domainpar.training.parts import PartLoader
-from domainpar.training.run import edge_weights_of
 from domainpar.training.sampler import samples_of
-from domainpar.training.targets import EdgeClasses, edge_classes
-from domainpar.training.weighting import EdgeRules
+from domainpar.training.targets import FAKE, TARGET, EdgeRules, edge_classes
 
 INF = float("inf")
 NAN = float("nan")
@@ -97,31 +96,30 @@ def test_an_edge_weighs_what_the_last_rule_says_that_holds_for_it(rules, edges):
     label = np.array([label for label, _ in edges], np.uint8)
     particle = np.array([particle for _, particle in edges], np.int64)
     weighting = EdgeRules.of(rules)
-    kinds = weighting.kinds(label, label, particle, PARTICLES)
+    kinds = weighting.kinds(edge_classes(label, None, None, None), particle, PARTICLES)
     expected = [weight_of(*edge, rules) for edge in edges]
     assert weighting.weights(kinds).tolist() == expected
-    counts = np.bincount(kinds, minlength=weighting.num_kinds)
-    assert weighting.total(counts) == pytest.approx(sum(map(abs, expected)))
+    assert weighting.total(weighting.count(kinds)) == pytest.approx(sum(map(abs, expected)))
 
 
 def test_a_false_edge_meets_no_condition_on_a_particle_nor_its_opposite():
     for condition in ([0, INF], ["not_within", [0, 1]]):
         rules = EdgeRules.of([(5.0, {"pt": condition})])
-        assert rules.weights(rules.kinds(None, np.array([0]), np.array([11]), PARTICLES)).tolist() == [1.0]
+        assert rules.weights(rules.kinds(np.array([FAKE]), np.array([11]), PARTICLES)).tolist() == [1.0]
 
 
 def test_rules_on_labels_alone_need_no_particles():
     rules = EdgeRules.of(parse_weighting("[{weight: 3, conditions: {y: true}}, {weight: 0.5, conditions: {y: false}}]"))
-    assert not rules.needs_particles
+    assert not rules.on_particles
     rules.check(None)
-    kinds = rules.kinds(None, np.array([1, 0]), None, None)
+    kinds = rules.kinds(np.array([TARGET, FAKE]), None, None)
     assert rules.weights(kinds).tolist() == [3.0, 0.5]
 
 
 def test_what_an_event_does_not_tell_is_refused():
     rules = EdgeRules.of([(2.0, {"y": True, "pt": [1, INF]})])
     with pytest.raises(ValueError, match="asks for pt of particles, and this event has no particle table"):
-        rules.kinds(None, np.array([1]), None, PARTICLES)
+        rules.kinds(np.array([TARGET]), None, PARTICLES)
     with pytest.raises(ValueError, match="particle table"):
         rules.check(None)
     with pytest.raises(ValueError, match="on 'colour', which is unknown"):
@@ -132,8 +130,8 @@ def test_what_an_event_does_not_tell_is_refused():
 
 # --- in a step -------------------------------------------------------------------------------------------------------
 
-THREE_CLASSES = EdgeClasses(target=3.0, fake=0.5, other=0.25)
-TARGET = {"pt": [0.5, INF]}
+THREE_CLASSES = EdgeRules.of_classes(target=3.0, fake=0.5, other=0.25)
+FAST = {"pt": [0.5, INF]}
 SAME_BY_RULES = EdgeRules.of([(0.5, {"y": False}), (0.25, {"y": True}), (3.0, {"y": True, "pt": [0.5, INF]})])
 
 
@@ -143,7 +141,7 @@ def store(tmp_path_factory):
 
 
 def _loaded(world, path, edge_weights):
-    loader = PartLoader(EventStore(path), world, edge_weights=edge_weights, target=TARGET, dtype=torch.float64)
+    loader = PartLoader(EventStore(path), world, edge_weights=edge_weights, target=FAST, dtype=torch.float64)
     parts = [loader.load(sample) for sample in samples_of(EventStore(path).events(), None)]
     total = edge_weights.total(loader.total([part.kind_counts for part in parts], len(parts)).kinds)
     return [(part.weights.tolist(), part.classes.tolist()) for part in parts], total
@@ -162,7 +160,7 @@ def test_an_empty_share_of_a_step_counts_as_many_kinds_as_others(store):
     def kinds(world):
         return PartLoader(EventStore(store), world, edge_weights=SAME_BY_RULES).total([], 0).kinds.tolist()
 
-    assert run_ranks(kinds, 2) == [[0] * SAME_BY_RULES.num_kinds] * 2
+    assert run_ranks(kinds, 2) == [[0] * (2 + len(SAME_BY_RULES.rules))] * 2
 
 
 def _loss(world, event, logits, weights):
@@ -194,7 +192,7 @@ def test_an_edge_of_negative_weight_is_taught_as_false(num_ranks):
 
 
 def test_a_configuration_gives_classes_or_rules():
-    assert edge_weights_of(TrainConfig(true_weight=2.0)) == EdgeClasses(2.0, 1.0, 0.0)
+    assert edge_weights_of(TrainConfig(true_weight=2.0)) == EdgeRules.of_classes(2.0, 1.0, 0.0)
     text = "[{weight: 2, conditions: {y: true, pt: [1, .inf]}}]"
     assert edge_weights_of(TrainConfig(weighting=text)) == EdgeRules.of([(2.0, {"y": True, "pt": [1, INF]})])
 
@@ -206,5 +204,5 @@ def test_classes_of_metrics_are_those_of_the_target_whatever_the_weights(store):
         with events.open(record) as event:
             every = np.arange(event.num_edges)
             particle = event.read_nodes("particle_id", event.read_edges("dst", every))
-            expected = edge_classes(event.read_edges("label", every), particle, event.particles(), TARGET)
+            expected = edge_classes(event.read_edges("label", every), particle, event.particles(), FAST)
         assert classes == expected.tolist()

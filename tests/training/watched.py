@@ -8,18 +8,14 @@ import torch
 
 from domainpar import faults
 from domainpar.events.store import EventStore
-from domainpar.nn.adapt.gradient_sums import take_from_root
-from domainpar.nn.adapt.held import common_tensors
-from domainpar.nn.adapt.on_events import OnEvents
 from domainpar.nn.catalogue import build_model
 from domainpar.parallel.transport import RanksFailed
 from domainpar.testing import run_ranks
 from domainpar.training.loop import Trainer
+from domainpar.training.monitor.failure import StepFailed
 from domainpar.training.parts import PartLoader
 from domainpar.training.sampler import samples_of
 from domainpar.training.schedule import Schedule
-from domainpar.training.targets import EdgeClasses
-from domainpar.training.watching.failing import StepFailed
 
 SMALL = {"hidden": 16, "graph_iters": 2, "shared_weights": False, "recompute_every": None, "dropout": 0.0}
 LEARNING_RATE = 1e-2
@@ -35,12 +31,11 @@ def network_of(store, model, **sizes):
 def trainer_of(store, world, model="interaction", check_replicas_every=0, **sizes):
     """A trainer as a run makes it."""
     network, store = network_of(store, model, **sizes), EventStore(store)
-    if isinstance(network, OnEvents):
-        take_from_root(common_tensors(network), world)
+    network.take_from_root(world)
     optimizer = torch.optim.AdamW(network.parameters(), lr=LEARNING_RATE)
     schedule = Schedule(LEARNING_RATE, "constant", 0, 100, 10)
-    loader, weights = PartLoader(store, world), EdgeClasses()
-    return Trainer(network, optimizer, loader, world, weights, schedule, check_replicas_every=check_replicas_every)
+    loader = PartLoader(store, world)
+    return Trainer(network, optimizer, loader, world, schedule, check_replicas_every=check_replicas_every)
 
 
 def _steps(world, store, spoil, options, num_steps, events_per_step):

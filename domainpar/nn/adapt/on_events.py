@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -9,18 +10,23 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from domainpar.nn.adapt.gradient_sums import GradientSums
+from domainpar.nn.adapt.gradient_sums import GradientSums, take_from_root
+from domainpar.nn.adapt.held import common_tensors
 from domainpar.nn.adapt.known_reasons import check_module
 from domainpar.nn.adapt.parallelize import Parallel
-from domainpar.nn.adapt.part import GraphPart
+from domainpar.nn.adapt.part import GraphPart, split_graph
 from domainpar.nn.adapt.rows import Rows, rows_of
+from domainpar.nn.adapt.verify import verify
+from domainpar.nn.classifier import Differs, EdgeClassifier, Exactness
 from domainpar.parallel.halo import Halo
 from domainpar.parallel.local import LocalGraph
+from domainpar.parallel.transport import Transport
+from domainpar.parallel.world import World
 
 KNOWN = ("x", "edge_index", "edge_attr", "batch")
 
 
-class OnEvents(nn.Module):
+class OnEvents(EdgeClassifier):
     """A module that scores edges, run on parts of stored events: the result of one rank, to rounding.
 
     Args:
@@ -65,9 +71,39 @@ class OnEvents(nn.Module):
         zeros = graph.features.new_zeros(graph.num_edges)
         return zeros.index_copy(0, owned, found.reshape(-1).to(zeros.dtype))
 
-    def gradient_sums(self) -> GradientSums:
-        """What sums the gradients that backward leaves in the parameters."""
+    @property
+    def layers(self) -> nn.Module:
+        """The user's module."""
+        return self.module
+
+    def gradients(self) -> GradientSums:
+        """The gradients that backward leaves in the parameters."""
         return GradientSums(self)
+
+    def exactness(self, transport: Transport) -> Exactness:
+        """To rounding."""
+        return Exactness(bitwise=False, problem="this network is not built on stages")
+
+    def take_from_root(self, world: World) -> None:
+        """Give every rank all tensors that the module holds on rank 0. *Collective*."""
+        take_from_root(common_tensors(self), world)
+
+    def verify(self, edge_index: Tensor, x: Tensor, edge_attr: Tensor) -> str:
+        """Run the module on one rank, in training and in evaluation, then compare it whole and split over 3 ranks."""
+
+        def inputs(part: GraphPart) -> dict[str, Any]:
+            return self.arguments(part, part.nodes(x), part.edges(edge_attr))
+
+        alone = split_graph(edge_index, len(x), World.alone(), edges="incident")
+        module = copy.deepcopy(self.module).double()
+        for key in (1, None):
+            module.train(key is not None)
+            with torch.no_grad():
+                Parallel(module).run(alone, (), inputs(alone), key, lambda result: check_logits(result, alone))
+        verification = verify(self.module, (edge_index, len(x)), parts=3, inputs=inputs, edges="incident")
+        if not verification.exact:
+            raise Differs(f"the network is not the same whole and split:\n{verification}")
+        return verification.conclusion
 
     def arguments(self, part: GraphPart, x: Tensor, edge_attr: Tensor) -> dict[str, Any]:
         """What the module is called with, by name.

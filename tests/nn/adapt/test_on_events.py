@@ -37,7 +37,7 @@ def _answer(world, make, key):
     ids = torch.from_numpy(plan.edge_ids)
     upstream = torch.sin(1.3 * ids.double())
     logits.backward(upstream)
-    assert model.gradient_sums().reduce(world.transport) == 0
+    assert model.gradients().reduce(world.transport) == 0
     gradients = {name: one.grad for name, one in model.named_parameters()}
     owned = torch.from_numpy(plan.edge_owned)
     return ids[owned], logits.detach()[owned], gradients, dict(model.named_buffers()), (model.exchanges, model.sums)
@@ -231,7 +231,7 @@ def test_events_without_edges_or_nodes_go_through(num_ranks, num_nodes, num_edge
         part, model = part_of(world, event), OnEvents(own_models.small().double())
         logits = model(part.graph, part.halo, 1)
         logits.backward(torch.ones_like(logits))
-        assert model.gradient_sums().reduce(world.transport) == 0
+        assert model.gradients().reduce(world.transport) == 0
         return len(logits), model.module.lin.weight.grad is not None
 
     found = run_ranks(run, num_ranks)
@@ -245,7 +245,7 @@ def test_a_network_without_edges_that_reach_its_parameters_has_a_gradient_of_zer
     def run(world):
         part, model = part_of(world, event), OnEvents(own_models.small().double())
         model(part.graph, part.halo, 1).sum().backward()
-        model.gradient_sums().reduce(world.transport)
+        model.gradients().reduce(world.transport)
         return model.module.lin.weight.grad.abs().sum().item()
 
     assert run_ranks(run, 2) == [0.0, 0.0]

@@ -1,0 +1,96 @@
+"""A network that scores the edges of a part, be it built on stages or a user's own, as a run sees it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple, Protocol
+
+from torch import Tensor, nn
+
+from domainpar.nn.memory import ModelSize
+from domainpar.parallel.halo import CompleteHalo
+from domainpar.parallel.local import LocalGraph
+from domainpar.parallel.transport import Transport
+from domainpar.parallel.world import World
+
+
+class Exactness(NamedTuple):
+    """The promise of a network on any number of ranks.
+
+    Attributes:
+        bitwise: Whether it is built for the same bits on this device; else its results are the same to rounding.
+        problem: Why its bits depend on the ranks all the same; None if nothing is known against them.
+    """
+
+    bitwise: bool
+    problem: str | None = None
+
+
+class Differs(ValueError):
+    """A network does not compute the same whole and split; says in which layer it begins."""
+
+
+class Gradients(Protocol):
+    """The gradients of a network's parameters, to be summed over tiles and ranks."""
+
+    @property
+    def rejected(self) -> int:
+        """Partial gradients so far that were not finite or too large, on this rank."""
+
+    def reduce(self, transport: Transport) -> int:
+        """Sum over ranks into each parameter's `grad`; 0, or larger if they mean nothing. *Collective*."""
+
+
+class EdgeClassifier(nn.Module, ABC):
+    """Scores the local edges of parts of events; the same parameters on every rank.
+
+    Attributes:
+        size: The sizes that its memory depends on; None where memory is not predicted.
+        sums: Sums over all ranks in the last forward pass.
+    """
+
+    size: ModelSize | None = None
+    sums: int = 0
+
+    @abstractmethod
+    def forward(self, graph: LocalGraph, halo: CompleteHalo, key: int | None = None) -> Tensor:
+        """Logits of all local edges, [num_edges]. *Collective*, forward and backward.
+
+        Args:
+            graph: The part.
+            halo: Joins the parts.
+            key: Of the random numbers of this call, the same on every rank, for training; None: nothing is dropped.
+        """
+
+    @property
+    @abstractmethod
+    def layers(self) -> nn.Module:
+        """The module whose layers have the names that their author gave them."""
+
+    @abstractmethod
+    def gradients(self) -> Gradients:
+        """The sums of gradients that backward passes fill; made once, before the first of them."""
+
+    @abstractmethod
+    def exactness(self, transport: Transport) -> Exactness:
+        """The promise of this network on this machine, the same on every rank. *Collective*."""
+
+    @abstractmethod
+    def take_from_root(self, world: World) -> None:
+        """Give every rank the tensors of rank 0, where making the network may leave others. *Collective*."""
+
+    @abstractmethod
+    def verify(self, edge_index: Tensor, x: Tensor, edge_attr: Tensor) -> str:
+        """Compare the network whole and split on a small graph.
+
+        Args:
+            edge_index: `src` and `dst` of each edge, int64 [2, E].
+            x: Node features, float64 [N, node features].
+            edge_attr: Edge features, float64 [E, edge features].
+
+        Returns:
+            The conclusion, for the user.
+
+        Raises:
+            Differs: If the results do, with the first layer.
+        """

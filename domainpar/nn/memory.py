@@ -1,0 +1,67 @@
+"""The memory of a training step on one rank, predicted from the sizes of a network and of a part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from domainpar.plan import IntArray
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """The memory of a rank that trains an interaction network, as a function of its part.
+
+    Attributes:
+        hidden: Width of node and edge states.
+        graph_iters: Message-passing iterations.
+        item_bytes: Bytes of one number, 4 or 8.
+        edge_item_bytes: Bytes of one number of an edge state, if not the same: 2 for bfloat16.
+        recompute_every: Iterations of which only the first one's input is kept; None: every iteration's is.
+    """
+
+    hidden: int = 64
+    graph_iters: int = 4
+    item_bytes: int = 4
+    edge_item_bytes: int | None = None
+    recompute_every: int | None = None
+
+    data_bytes: ClassVar[int] = 72
+    """Of a local edge: features, ends, pair, ids, label, class and weight."""
+
+    def __str__(self) -> str:
+        return f"hidden {self.hidden}, {self.graph_iters} iterations, {8 * self.item_bytes} bit"
+
+    def bytes_of(self, num_nodes: IntArray, num_edges: IntArray, num_pairs: IntArray | None = None) -> IntArray:
+        """Predicted peak of one training step above the bare process.
+
+        It comes early in backward. All that autograd keeps is still there: of each iteration the edge states and,
+        per node, its state, the same with ghosts, and two sums. Besides, the edge states that the head took and a
+        gradient of edge states, or two gradients; and the working memory of one stage: per node two products of its
+        state, two gradients of sums and one of the state, and a partial sum per (tile, node) pair. The blocks that one
+        tile works in are small against it.
+
+        Args:
+            num_nodes: Owned nodes and ghosts of each part.
+            num_edges: Local edges of each part.
+            num_pairs: (tile, owned `src`) pairs of each part. Default: as many as nodes.
+        """
+        node_state, edge_state = self.hidden * self.item_bytes, self.hidden * (self.edge_item_bytes or self.item_bytes)
+        nodes, edges = np.asarray(num_nodes, np.int64), np.asarray(num_edges, np.int64)
+        pairs = nodes if num_pairs is None else np.asarray(num_pairs, np.int64)
+        kept = self._kept(self.recompute_every)
+        of_edges = edges * ((kept + 2) * edge_state + self.data_bytes)
+        return of_edges + nodes * (4 * kept + 5) * node_state + pairs * node_state
+
+    def leanest_recompute(self) -> int | None:
+        """The `recompute_every` that takes least memory; None if it is no less than now."""
+        best = min(range(1, self.graph_iters + 1), key=self._kept)
+        return best if self._kept(best) < self._kept(self.recompute_every) else None
+
+    def _kept(self, recompute_every: int | None) -> int:
+        """Most iterations whose input is there at once: of the segments before, one each, of this segment, all."""
+        length = recompute_every or self.graph_iters
+        starts = range(0, self.graph_iters, length)
+        return max(segment + min(length, self.graph_iters - start) for segment, start in enumerate(starts))

@@ -1,0 +1,288 @@
+"""The events of a run: opened, and refused where they cannot be used, before anything is computed.
+
+Events are dealt to ranks; a problem that one rank finds is agreed on by all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from tqdm import tqdm
+
+from domainpar.agreement import agree, agree_on, gather, on_all, on_root
+from domainpar.config import TrainConfig, parse_weighting, target_conditions
+from domainpar.events.own_events import OwnEvents, store_of_run
+from domainpar.events.place import Place
+from domainpar.events.store import EventRecord, EventStore, StoreError
+from domainpar.events.targets import check_target
+from domainpar.parallel.loading import empty_parts
+from domainpar.parallel.world import World
+from domainpar.problems import Problem, Where, told
+from domainpar.training.rundir import began_with
+from domainpar.training.sampler import Sample, samples_of
+from domainpar.training.targets import TARGET, EdgeRules, edge_classes
+from domainpar.words import several, some_of
+
+Conditions = Mapping[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Lessons:
+    """The samples of a run, and what is to be learned from them.
+
+    Attributes:
+        store: The events; of a run that continues, those that it began with.
+        digest: Digest of the store that the run began with.
+        train: Samples to train on.
+        val: Samples to validate with.
+        without_truth: Samples that are left out, since their events have no truth.
+        target: Conditions of a target particle; None: every particle is one.
+        edge_weights: Weights of edges in the loss.
+        steps_per_epoch: Steps that take every training sample once.
+        total_steps: Steps of the whole run.
+        warnings: Lines for the user about events without edges to learn from.
+    """
+
+    store: EventStore
+    digest: str
+    train: list[Sample]
+    val: list[Sample]
+    without_truth: list[Sample]
+    target: Conditions | None
+    edge_weights: EdgeRules
+    steps_per_epoch: int
+    total_steps: int
+    warnings: list[str]
+
+
+def open_lessons(config: TrainConfig, path: Path, world: World) -> Lessons:
+    """Open the events of a run. *Collective*; touches no file.
+
+    A run that begins takes all events of a store. One that continues takes its own, however the store has grown.
+
+    Raises:
+        Refused: On all ranks alike, if the events cannot be trained on.
+    """
+    store, skips = open_store(path, world, config.on_bad_event), config.on_bad_event == "skip"
+    kept = on_root(world.transport, lambda: began_with(config.out, config.resume))
+    own, digest = OwnEvents.read(kept), store.digest
+    if own is not None:  # an earlier version kept the digest only
+        store, digest = on_all(world.transport, lambda: own.taken_from(store, kept["absolute"])), kept["digest"]
+    sectors = config.sectors if config.mode == "naive" else None
+    samples = {split: samples_of(store.events(split), sectors) for split in ("train", "val")}
+    without_truth = [sample for split in samples.values() for sample in split if not sample.record.has_labels]
+    train, val = ([sample for sample in split if sample.record.has_labels] for split in samples.values())
+    target, edge_weights = target_conditions(config.target) if config.target else None, edge_weights_of(config)
+    on_all(world.transport, lambda: check_events(store, world, target, edge_weights, skips))
+    warnings = check_lessons(store, world, target, config.target)
+    if without_truth and world.is_root:
+        events = sorted({sample.record.event for sample in without_truth})
+        tqdm.write(f"WARNING: {several(len(events), 'event')} without truth left out: {some_of(events)}")
+    if config.strict:
+        on_all(world.transport, lambda: check_parts(store, world, config.grouping, sectors, config.seed))
+    steps_per_epoch = -(-len(train) // config.events_per_step)
+    total_steps = config.epochs * steps_per_epoch
+    return Lessons(
+        store=store,
+        digest=digest,
+        train=train,
+        val=val,
+        without_truth=without_truth,
+        target=target,
+        edge_weights=edge_weights,
+        steps_per_epoch=steps_per_epoch,
+        total_steps=total_steps if config.max_steps is None else min(total_steps, config.max_steps),
+        warnings=warnings,
+    )
+
+
+def store_to_resume(config: TrainConfig, world: World) -> str:
+    """The store of a run that continues; nothing for one that begins. *Collective*.
+
+    Raises:
+        Refused: On all ranks alike, if it is not where it was.
+    """
+
+    def find() -> str:
+        kept = began_with(config.out, config.resume)
+        return str(store_of_run(Path(config.out or ""), {"store": kept})) if kept else ""
+
+    return on_root(world.transport, find)
+
+
+def edge_weights_of(config: TrainConfig) -> EdgeRules:
+    """Weights of edges in the loss, by a configuration."""
+    if config.weighting is not None:
+        return EdgeRules.of(parse_weighting(config.weighting))
+    return EdgeRules.of_classes(config.true_weight, config.fake_weight, config.other_weight)
+
+
+def open_store(path: Path, world: World, on_bad_event: Literal["fail", "skip"] = "fail") -> EventStore:
+    """Open a store on every rank and look into each of its events, dealt over the ranks. *Collective*.
+
+    Args:
+        path: The store.
+        world: The ranks.
+        on_bad_event: The fate of an event that cannot be opened. `skip`: rank 0 warns, and `unreadable` lists it.
+
+    Raises:
+        Refused: On all ranks alike, if the store, or an event that is not to be left out, is missing or damaged; or if
+            no event is left.
+    """
+    skips = on_bad_event == "skip"
+    store = on_all(world.transport, lambda: EventStore(path, check_files=not skips))
+    agree_on(world.transport, {"the content of the store": store.digest[:12]}, "let all ranks see the same files")
+    share: dict[str, dict[str, Any]] = {}
+
+    def look() -> None:
+        for record in store.events()[world.rank :: world.size]:
+            try:
+                store.open(record).close()
+            except StoreError as error:
+                if not skips:
+                    raise
+                share[record.event] = told(error)
+
+    on_all(world.transport, look)
+    if not skips:
+        return store
+    for problems in gather(world.transport, share):
+        store.unreadable |= {event: Problem(**problem) for event, problem in problems.items()}
+    if len(store) and not store.readable():
+        first = store.unreadable[store.records[0].event]
+        agree(
+            world.transport,
+            Problem(f"none of {several(len(store), 'event')} can be read: {first.what}", first.hint, file=path),
+        )
+    for event in sorted(store.unreadable) if world.is_root else ():
+        problem = store.unreadable[event]
+        print(f"WARNING: an event is left out: {problem.what}{Where(event=event, file=problem.file)}", flush=True)
+    return store
+
+
+def check_parts(store: EventStore, world: World, grouping: str, sectors: int | None, seed: int) -> None:
+    """Refuse events of which some of the ranks that share them would own nothing. Events are dealt to ranks.
+
+    Args:
+        store: The events.
+        world: The ranks.
+        grouping: How tiles are grouped into parts.
+        sectors: Sectors of an event in naive mode; None for whole events.
+        seed: Seed of the grouping.
+
+    Raises:
+        Problem: Naming one of this rank's events, and the ranks of a domain group that would own nothing.
+    """
+    size = world.domain.size
+    for record in store.readable()[world.rank :: world.size]:
+        with store.open(record) as event:
+            empty = empty_parts(event, size, grouping, sectors, seed)
+        if empty:
+            names = ", ".join(map(str, empty[:8])) + (", ..." if len(empty) > 8 else "")
+            raise Place(record.event, store.path / record.path).problem(
+                f"{len(empty)} of the {several(size, 'rank')} that share it would own nothing ({names}): it has "
+                f"{several(record.num_nodes, 'node')} in {several(record.num_tiles, 'tile')}",
+                "fewer ranks, a smaller --domain-size or more tiles (prepare --tiles) give each some work; without "
+                "--strict it is computed all the same",
+            )
+
+
+def check_events(
+    store: EventStore, world: World, target: Conditions | None, edge_weights: EdgeRules, skips: bool = False
+) -> None:
+    """Refuse a store without training events or truth, or a target it does not know. Events are dealt to ranks.
+
+    Args:
+        store: The events.
+        world: The ranks.
+        target: Conditions of a target particle, if there are any.
+        edge_weights: Weights of edges.
+        skips: Whether events that cannot be used are left out, and so not looked at.
+
+    Raises:
+        Problem: If one of this rank's events, or the store, will not do.
+    """
+    if not (training := store.events("train")):
+        raise Problem(f"store {store.path} has no training events", "prepare some, or lower --val-split")
+    if not any(record.has_labels for record in training):
+        what = f"none of {several(len(training), 'training event')} of store {store.path} has truth"
+        raise Problem(f"{what}; they can be inferred on, not trained on", "prepare events whose files tell the truth")
+    records = [record for record in store.events("train") + store.events("val") if record.event not in store.unreadable]
+    has_conditions = target or any(rule.conditions for rule in edge_weights.rules)
+    for record in records[world.rank :: world.size]:
+        place = Place(record.event, store.path / record.path)
+        if not record.has_labels:
+            if skips:
+                continue
+            raise place.problem(
+                "it has no truth; it can be inferred on, not trained on",
+                "--on-bad-event skip leaves events without truth out of training",
+            )
+        try:
+            if has_conditions:
+                with store.open(record) as event:
+                    particles = event.particles() if event.has_particle_ids else None
+                if target:
+                    check_target(particles, target)
+                edge_weights.check(particles)
+        except StoreError:
+            if not skips:
+                raise
+        except ValueError as error:
+            raise place.of(error) from error
+
+
+def check_lessons(store: EventStore, world: World, target: Conditions | None, target_text: str | None) -> list[str]:
+    """Refuse training events without any candidate edge; warn where none is true, or a target's. *Collective*.
+
+    Events are dealt to ranks, each of which stops reading once it has seen every kind of edge.
+
+    Args:
+        store: The events.
+        world: The ranks.
+        target: Conditions of a target particle, if there are any.
+        target_text: The same conditions, as the user wrote them.
+
+    Returns:
+        Warnings, the same on all ranks.
+
+    Raises:
+        Refused: On all ranks alike.
+    """
+    records = [record for record in store.events("train") if record.has_labels and record.event not in store.unreadable]
+    events = f"{several(len(records), 'training event')} of {store.path}"
+    no_edge = Problem(
+        f"no candidate edge in {events}: there is nothing to train on",
+        "of hits, --phi-slope, --z0 and --layer-pairs of prepare decide what is joined",
+    )
+    agree(world.transport, None if any(record.num_edges for record in records) else no_edge)
+    share = [record for record in records if record.num_edges][world.rank :: world.size]
+    kinds = on_all(world.transport, lambda: _kinds_seen(store, share, target))
+    true, targets = (any(seen) for seen in zip(*gather(world.transport, kinds)))
+    if not true:
+        return [f"WARNING: no true edge in {events}: the network learns to say no to every edge"]
+    if not targets:
+        return [f"WARNING: no edge of a target (--target {target_text!r}) in {events}: there is none to find"]
+    return []
+
+
+def _kinds_seen(store: EventStore, records: Sequence[EventRecord], target: Conditions | None) -> tuple[bool, bool]:
+    """Whether these events have a true edge, and one of a target; read until both are seen."""
+    true = False
+    for record in records:
+        with suppress(StoreError), store.open(record) as event:  # a damaged event is named when it is loaded
+            edges = np.arange(event.num_edges)
+            label = event.read_edges("label", edges)
+            true = true or bool(label.any())
+            targets = not target
+            if target:
+                particle = event.read_nodes("particle_id", event.read_edges("dst", edges[label > 0]))
+                targets = bool((edge_classes(label[label > 0], particle, event.particles(), target) == TARGET).any())
+            if true and targets:
+                return True, True
+    return true, False

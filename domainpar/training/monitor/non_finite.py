@@ -1,0 +1,298 @@
+"""Non-finite losses, gradients and parameters: the layer, rank and event where they began.
+
+An ordinary step only counts non-finite partials and looks at one norm of the parameters. Where something is wrong a
+second pass over the same samples looks at everything it makes. The keys of its random numbers are those of the first
+pass, so it drops the same and meets the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple, NoReturn, cast
+
+import torch
+from torch import Tensor, nn
+
+from domainpar.agreement import gather
+from domainpar.nn.adapt.rows import Rows, rows_of, unwatched
+from domainpar.nn.adapt.verifying.recording import tensors
+from domainpar.nn.classifier import EdgeClassifier
+from domainpar.nn.gradients import GradientSink, TakesGradients
+from domainpar.parallel.integer_sums import LARGEST_PARTIAL, IntegerSums
+from domainpar.parallel.world import World
+from domainpar.training.loss import edge_loss
+from domainpar.training.monitor.failure import Now, StepFailed, fail_alike
+from domainpar.training.parts import LabelledPart
+
+SAFE = "no parameter was changed"
+GO_ON = f"{SAFE}; go on from the last checkpoint with a smaller --lr or with --clip"
+OF_INPUT = f"{SAFE}; look at this event, prepare it again or leave it out"
+AGAIN = "a second pass of the step"
+OF_MACHINE = f"{SAFE}; look at the memory of that rank's machine, then go on from the last checkpoint with --resume"
+OF_PARAMETERS = (
+    "go on from the last checkpoint with a smaller --lr or with --clip; if only one rank says this, look at its memory"
+)
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether all its numbers are; those that are no floats are."""
+    return not (tensor.is_floating_point() or tensor.is_complex()) or bool(torch.isfinite(tensor).all())
+
+
+def _spoilt_parameters(model: nn.Module) -> str | None:
+    """The first parameter that is not finite, and the number of the others; None if all are."""
+    names = [name for name, parameter in model.named_parameters() if not is_finite(parameter)]
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"parameter {names[0]}{more}" if names else None
+
+
+def check_parameters(model: nn.Module, rate: float) -> None:
+    """Refuse to go on with parameters that are not finite, after a step of the optimiser.
+
+    One norm over all of them. Without talk: ranks hold the same parameters, and the next collective call of a step
+    ends the others where one rank alone has spoilt ones.
+
+    Args:
+        model: The network.
+        rate: The learning rate of the step, for the message.
+
+    Raises:
+        StepFailed: With the first of them.
+    """
+    # The norm overflows for some finite parameters, so it is only a reason to look closer.
+    if bool(torch.nn.utils.get_total_norm([parameter.detach() for parameter in model.parameters()]).isfinite()):
+        return
+    if spoilt := _spoilt_parameters(model):
+        what = f"{spoilt} is not finite after a step with learning rate {rate:g}; nothing was saved"
+        raise StepFailed(what, OF_PARAMETERS)
+
+
+class Suspect(NamedTuple):
+    """A sample of which this rank met something not finite in the first pass.
+
+    Attributes:
+        event: Its name.
+        in_logits: Whether its logits were not finite; else its loss was too large, or a gradient was the first.
+    """
+
+    event: str
+    in_logits: bool
+
+
+class Finding(NamedTuple):
+    """Where it began on this rank; the smallest of all ranks is where it began at all.
+
+    Attributes:
+        order: Position of the sample in the step (-1 for the parameters, which concern all samples), number of the
+            check among those of a sample, and place in the pass; the same layer has the same on every rank.
+        what: In words, such as `layer edge_stages.2 (forward)`.
+        event: The sample's name.
+        largest: The largest magnitude, if that is what is wrong; None for numbers that are not finite.
+        hint: What to do about it.
+    """
+
+    order: tuple[int, int, int]
+    what: str
+    event: str | None = None
+    largest: float | None = None
+    hint: str = GO_ON
+
+
+class LayerMonitor:
+    """Looks at the results of all layers of a model, and at the gradients that come back to them.
+
+    Made before the forward pass and left after the backward one (`attached`).
+
+    Args:
+        model: The network.
+        number: Position of the sample in the step.
+        event: The sample's name.
+
+    Attributes:
+        forward: The first layer whose result is not finite; None if all are.
+        gradients: Layers that got a gradient that is not finite or too large, in no order.
+    """
+
+    def __init__(self, model: nn.Module, number: int = 0, event: str | None = None) -> None:
+        self._model, self._number, self._event = model, number, event
+        self.forward: Finding | None = None
+        self.gradients: list[Finding] = []
+        self._num_calls = 0
+        self._last_call: dict[str, int] = {}
+        self._times: dict[str, int] = {}
+
+    @contextmanager
+    def attached(self) -> Iterator[LayerMonitor]:
+        """Around one pass forward and back."""
+        hooks = [
+            module.register_forward_hook(partial(self._look_at_result, name))
+            for name, module in self._model.named_modules()
+        ]
+        stages = [(name, one) for name, one in self._model.named_modules() if isinstance(one, TakesGradients)]
+        # Gradients of stages go to a sink; those of other layers are left in their parameters.
+        of_stages = {id(parameter) for _, stage in stages for parameter in stage.parameters()}
+        for name, parameter in self._model.named_parameters():
+            if parameter.requires_grad and id(parameter) not in of_stages:
+                layer = name.rpartition(".")[0]
+                hooks.append(parameter.register_hook(lambda gradient, layer=layer: self._look_back(layer, [gradient])))
+        sinks = [stage.sink for _, stage in stages]
+        for name, stage in stages:
+            stage.sink = cast(GradientSink, _Onlooker(partial(self._look_back, name, largest=LARGEST_PARTIAL)))
+        try:
+            yield self
+        finally:
+            for hook in hooks:
+                hook.remove()
+            for (_, stage), sink in zip(stages, sinks):
+                stage.sink = sink
+
+    @property
+    def backward(self) -> Finding | None:
+        """Of the layers in `gradients` the first on the way back."""
+        return min(self.gradients, key=lambda finding: finding.order, default=None)
+
+    def _look_at_result(self, name: str, module: nn.Module, arguments: Any, result: Any) -> None:
+        with unwatched(), torch.no_grad():
+            self._num_calls += 1
+            self._times[name] = self._times.get(name, 0) + 1
+            self._last_call[name] = self._num_calls
+            if self.forward is None and not all(is_finite(_without_ghosts(tensor)) for tensor in tensors(result)):
+                again = f", call {self._times[name]}" if self._times[name] > 1 else ""
+                what = f"layer {name}{again} (forward)" if name else "the logits"
+                self.forward = Finding((self._number, 1, self._num_calls), what, self._event)
+
+    def _look_back(self, name: str, gradients: Sequence[Tensor], largest: float | None = None) -> None:
+        """May be called by several threads."""
+        place = -self._last_call.get(name, 0)  # the last on the way forward is the first on the way back
+        what = f"layer {name} (backward)" if name else "the logits"
+        for gradient in gradients:
+            size = float(gradient.abs().max()) if largest is not None and gradient.numel() else 0.0
+            if not is_finite(gradient):
+                self.gradients.append(Finding((self._number, 3, place), what, self._event))
+            elif largest is not None and size >= largest:
+                self.gradients.append(Finding((self._number, 3, place), what, self._event, size))
+
+
+class _Onlooker:
+    """Stands in for a `GradientSink`: looks at gradients, and adds nothing."""
+
+    def __init__(self, look: Callable[[Sequence[Tensor]], None]) -> None:
+        self._look = look
+
+    def add(self, parameters: Sequence[nn.Parameter], partials: Sequence[Tensor]) -> None:
+        self._look(partials)
+
+
+def _without_ghosts(tensor: Tensor) -> Tensor:
+    """A tensor without rows of ghosts, which may be out of date."""
+    rows = rows_of(tensor)
+    if isinstance(rows, Rows) and rows.axis is rows.axis.part.node_axis:
+        return tensor.narrow(rows.dim, 0, min(rows.axis.length, tensor.size(rows.dim)))
+    return tensor
+
+
+class SecondPass:
+    """Does the passes of a step again and looks at everything they make.
+
+    Args:
+        model: The network.
+        now: Takes note of the phases that are done again.
+        step: The step.
+        forward: Logits of a part, with the random numbers of the first pass. *Collective* over the domain group.
+        step_weight: Weight of all edges of the step, by which its loss is divided.
+    """
+
+    def __init__(
+        self,
+        model: EdgeClassifier,
+        now: Now,
+        step: int,
+        forward: Callable[[LabelledPart], Tensor],
+        step_weight: float,
+    ) -> None:
+        self._layers, self._now, self._step, self._forward = model.layers, now, step, forward
+        self._step_weight = step_weight
+
+    def look(self, parts: Sequence[LabelledPart]) -> Finding | None:
+        """Where it begins on this rank; None if all is finite here. *Collective* over the domain group.
+
+        Ends after the first sample in which any rank of the domain group finds something.
+        """
+        spoilt = _spoilt_parameters(self._layers)
+        finding = None if spoilt is None else Finding((-1, 0, 0), spoilt)
+        for number, part in enumerate(parts):
+            finding = finding or _of_inputs(number, part)
+            if self._any_of_domain(finding):
+                return finding
+            finding = self._of_passes(number, part)
+        return finding
+
+    def _of_passes(self, number: int, part: LabelledPart) -> Finding | None:
+        """One sample forward and, if no rank finds anything on the way, back."""
+        with LayerMonitor(self._layers, number, part.name).attached() as monitor:
+            self._now.begin("forward", self._step, part=part)
+            logits = self._forward(part)
+            loss = IntegerSums(1, self._now.world.device)
+            gradient = edge_loss(logits, part.graph, part.weights, self._step_weight, loss)
+            finding = monitor.forward
+            if finding is None and loss.rejected:  # of finite logits: it can only be too large
+                finding = Finding((number, 2, 0), "the loss", part.name, LARGEST_PARTIAL)
+            if not self._any_of_domain(finding):
+                self._now.begin("backward", self._step, part=part)
+                logits.backward(gradient)
+                finding = monitor.backward
+        return finding
+
+    def _any_of_domain(self, finding: Finding | None) -> bool:
+        flag = torch.tensor([int(finding is not None)])
+        self._now.world.domain.all_reduce(flag)
+        return bool(flag)
+
+
+def _of_inputs(number: int, part: LabelledPart) -> Finding | None:
+    graph = part.graph
+    inputs = {"node features": graph.features, "edge features": graph.edge_features, "weights of edges": part.weights}
+    for place, (name, tensor) in enumerate(inputs.items()):
+        if not is_finite(tensor):
+            return Finding((number, 0, place), f"the {name}", part.name, hint=OF_INPUT)
+    return None
+
+
+def stop_all(finding: Finding | None, suspects: Sequence[Suspect], world: World) -> NoReturn:
+    """Stop all ranks, with the finding that is the first in the order of the computation. *Collective*.
+
+    Args:
+        finding: The second pass's finding on this rank.
+        suspects: Samples that were not finite in the first pass on this rank.
+        world: The ranks.
+
+    Raises:
+        StepFailed: On the first rank that it is about.
+        RanksFailed: On all others.
+    """
+    of_ranks = gather(world.transport, [finding, list(suspects)])
+    findings = {rank: Finding(*values) for rank, (values, _) in enumerate(of_ranks) if values is not None}
+    if not findings:
+        fail_alike(world, *_not_again([[Suspect(*suspect) for suspect in of_rank] for _, of_rank in of_ranks], world))
+    first = min(findings.values(), key=lambda finding: finding.order)
+    ranks = [rank for rank, finding in findings.items() if finding.order == first.order]
+    on = "" if len(ranks) == world.size else f" on {world.transport.name_ranks(ranks)}"
+    wrong = "the loss or a gradient is not finite"
+    if first.largest is not None:
+        wrong = f"the loss or a gradient is too large, {first.largest:.3g} where 2^26 = 6.71e+07 is the most"
+    fail_alike(world, StepFailed(f"{wrong}: first in {first.what}{on}", first.hint, event=first.event), ranks[0])
+
+
+def _not_again(suspects: Sequence[Sequence[Suspect]], world: World) -> tuple[StepFailed, int]:
+    """The error where a second pass finds nothing, and the rank that it is about; from the suspects of each rank."""
+    in_logits = [[suspect.event for suspect in of_rank if suspect.in_logits] for of_rank in suspects]
+    in_gradients = [[suspect.event for suspect in of_rank] for of_rank in suspects]
+    for where, events in (("the logits", in_logits), ("a gradient", in_gradients)):
+        if ranks := [rank for rank, names in enumerate(events) if names]:
+            on = world.transport.name_ranks(ranks)
+            what = f"the loss or a gradient was not finite, first in {where} on {on}; {AGAIN} is finite"
+            return StepFailed(what, OF_MACHINE, event=events[ranks[0]][0]), ranks[0]
+    what = f"a gradient was not finite once summed over events and ranks; {AGAIN} is finite on each rank"
+    return StepFailed(what, GO_ON), 0
