@@ -4,9 +4,9 @@
     python bench/tracks.py --run runs/0001 --case large      with the scores of a trained network
     python bench/tracks.py --case small --hidden 16 --repeats 3
 
-One forward pass of the interaction network over the whole event, against building tracks from scores by each method:
-reading what it needs of the hits, building, and bringing the names of tracks to rank 0. Seconds of the slowest rank.
-`stitching` comes on top: pieces of one helix are joined on rank 0, however many there are.
+One forward pass of the interaction network over the whole event, against building tracks from its scores by each
+method, on rank 0 however many there are. Seconds of the slowest rank. `stitching`, which joins pieces of one helix,
+comes on top. `infer` builds the tracks of as many events at a time as there are ranks.
 
 How long a walk takes depends on the scores. Without `--run` the pass is that of fresh weights, and scores are drawn
 from the labels: logits of true edges around 3.5, of false ones around -7, with a spread of `--spread` each, much as a

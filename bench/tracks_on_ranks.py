@@ -15,16 +15,16 @@ import torch
 
 from domainpar.config import InferConfig
 from domainpar.events.detector import field_of_surfaces
+from domainpar.events.graph import surface_numbers
 from domainpar.events.store import EventStore
 from domainpar.infer.taking import trained_as
 from domainpar.nn.interaction import InteractionNetwork
 from domainpar.nn.team import set_threads
 from domainpar.parallel.loading import Part, load_part
 from domainpar.parallel.world import World
-from domainpar.reco.numbering import number_tracks
+from domainpar.reco.scores import score_event
 from domainpar.reco.stitching import stitch
-from domainpar.reco.tracks import TrackBuilder, TrackOptions, gather_tracks
-from domainpar.reco.tracks.options import logit
+from domainpar.reco.tracks import TrackOptions, build_tracks, logit
 from domainpar.training.trained import load_network
 
 TRUE, FALSE = 3.5, -7.0  # logits to draw around
@@ -52,24 +52,25 @@ def measure(world: World, settings: Settings) -> dict[str, Any]:
         model = network_for(settings, store, world)
         network = [timed(world, lambda: forward(model, part)) for _ in range(settings.repeats + 1)][1:]
         logits = forward(model, part) if settings.run else drawn(part, event.event_id, settings.spread)
+        scores = score_event(lambda graph, halo: torch.from_numpy(logits), event, world.domain)
         seconds: dict[str, list[float]] = {}
         stitching: dict[str, list[float]] = {}
         tracks: dict[str, int] = {}
-        everything = np.arange(event.num_nodes)
-        position = event.read_nodes("position", everything)
-        field = field_of_surfaces(event.read_nodes("volume", everything), event.read_nodes("layer", everything))
+        ids = event.ids_in_users_order()
+        position, volume, layer = (event.read_nodes(name, ids) for name in ("position", "volume", "layer"))
+        surface, field = surface_numbers(volume, layer), field_of_surfaces(volume, layer)
         for method in settings.methods:
             chosen = TrackOptions(method=method)  # type: ignore[arg-type]
 
             def build(chosen: TrackOptions = chosen) -> npt.NDArray[Any]:
-                found = TrackBuilder.of(part, event, chosen).build(logits)
-                gathered = gather_tracks(found, part.graph.plan, world.domain)
-                return np.full(event.num_nodes, -1) if gathered is None else gathered[1][np.argsort(gathered[0])]
+                if scores is None:  # rank 0 has them
+                    return np.full(event.num_nodes, -1)
+                return build_tracks(scores.edge_index, scores.edge_logit, surface, position, chosen)
 
             seconds[method] = [timed(world, build) for _ in range(settings.repeats + 1)][1:]
-            names = number_tracks(build())
+            names = build()
             tracks[method] = int(names.max(initial=-1)) + 1
-            join = partial(stitch, names, position, field=field)  # rank 0 has them; the others have none
+            join = partial(stitch, names, position, field=field)
             stitching[method] = [timed(world, join) for _ in range(settings.repeats + 1)][1:]
     owned = part.graph.plan.edge_owned
     passing = int((logits[owned] > logit(0.01)).sum())

@@ -15,8 +15,8 @@ from domainpar.events.store import EventRecord, StoredEvent
 from domainpar.reco.judging import TrackJudge, left_out, sum_segments, sum_tracks
 from domainpar.reco.performance.counts import TrackCounts
 from domainpar.reco.performance.cuts import TrackCuts
+from domainpar.reco.scorer import Judge, Outcome
 from domainpar.reco.scores import EventScores
-from domainpar.reco.scoring import Judge, Outcome
 from domainpar.reco.tracks import TrackOptions
 from domainpar.training.metrics import EdgeCounts
 from domainpar.training.trained import count_event, metrics_over
@@ -67,7 +67,7 @@ def about_tracks(config: InferConfig, performance: dict[str, dict[str, TrackCoun
     options = track_options(config)
     if options is None:
         return None
-    told = options.told()
+    told = options.to_json()
     return {
         "method": told.pop("method"),
         "options": told,

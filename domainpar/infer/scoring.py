@@ -20,7 +20,7 @@ from domainpar.parallel.world import World
 from domainpar.problems import Problem
 from domainpar.reco import summary
 from domainpar.reco.score_files import choose_directory, publish, write_list, write_timings
-from domainpar.reco.scoring import LeftOut, Outcome, Scorer
+from domainpar.reco.scorer import LeftOut, Outcome, Scorer
 
 
 def score_store(config: InferConfig, world: World, allocator: str | None) -> None:

@@ -22,8 +22,8 @@ from domainpar.own_files import UNFINISHED
 from domainpar.parallel.world import World
 from domainpar.problems import Problem
 from domainpar.reco.classical.surfaces import surface_of
-from domainpar.reco.finishing import Finisher
-from domainpar.reco.scoring import LeftOut, Scorer
+from domainpar.reco.event_tracks import TrackFinders
+from domainpar.reco.scorer import LeftOut, Scorer
 from domainpar.reco.track_files import check_acorn_files_can_be_written
 from domainpar.training.checkpoint import parameters_sha256
 from domainpar.training.inputs import check_parts
@@ -119,8 +119,7 @@ def _scorer(
         seed=trained.seed,
         origin=origin,
         judge=judge_of(config, target_conditions(trained.target) if trained.target else None),
-        tracks=track_options(config),
-        finish=Finisher(directory, config.format, config.classical, splits),
+        finish=TrackFinders(track_options(config), directory, config.format, config.classical, splits),
         on_bad_event=config.on_bad_event,
     )
 

@@ -22,8 +22,7 @@ from typing import Any
 from domainpar.events.store import SUFFIX, event_file_name, write_arrays, write_whole
 from domainpar.own_files import UNFINISHED, remove, strangers_in_scores
 from domainpar.problems import Problem
-from domainpar.reco.finding import CLASSICAL, NETWORK
-from domainpar.reco.scores import EventScores
+from domainpar.reco.scores import CLASSICAL, NETWORK, EventScores
 
 LIST = "scores.json"
 TIMINGS = "timings.json"

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from domainpar import faults
 from domainpar.compiling import clock
 from domainpar.events.store import StoredEvent
-from domainpar.parallel.loading import Part, Sector, load_part, sector_of_tiles, together
+from domainpar.parallel.loading import Sector, load_part, sector_of_tiles, together
 from domainpar.parallel.transport import RanksFailed, Transport
 from domainpar.plan import BoolArray, IntArray, PartitionPlan
-from domainpar.reco.finding import EventTracks
-from domainpar.reco.tracks import TrackOptions
 
 BETWEEN_SECTORS = -1
+
+NETWORK, CEILING, CLASSICAL = "network", "ceiling", "classical"
+"""Finders of tracks: the network's scores; perfect scores of the same edges, built alike; helices through the hits."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,8 +36,8 @@ class EventScores:
         edge_score: The sigmoid of it, [E]; 0 where the network cannot say anything.
         edge_scored: False where the network cannot say anything: the edge joins two sectors. bool [E].
         original_position: Place in this order of each stored edge, int64 [E].
-        tracks: Track of each hit, -1 for none, int64 [N], by who found them (see `finding`).
-        seconds: What the network and track building took on this rank, compiling left out.
+        tracks: Track of each hit, -1 for none, int64 [N], by finder.
+        seconds: Time of the network, and of building tracks from its scores, on this rank; compiling is left out.
     """
 
     event_id: str
@@ -57,42 +58,48 @@ class EventScores:
     def num_unscored(self) -> int:
         return int(np.count_nonzero(~self.edge_scored))
 
+    def in_users_order(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Values of all edges in stored order, [E], in the user's order."""
+        return _scattered(values, self.original_position)
+
 
 def score_event(
     model: nn.Module,
     event: StoredEvent,
     transport: Transport,
     *,
+    root: int = 0,
     num_sectors: int | None = None,
     grouping: str = "contiguous",
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
-    tracks: TrackOptions | None = None,
 ) -> EventScores | None:
-    """Score every edge of an event, and build its tracks. *Collective* over the ranks that share it.
+    """Score every edge of an event. *Collective* over the ranks that share it.
 
     Args:
         model: Called with (graph, halo) of a part; returns the logits of its local edges, [num_edges].
         event: The stored event.
         transport: Joins the ranks that share the event.
-        num_sectors: Cut the event into so many independent sectors (naive mode, approximate): edges between them get
-            no score. None: the whole event at once.
+        root: The rank that gets the scores.
+        num_sectors: Number of independent sectors that the event is cut into (naive mode, approximate): edges between
+            them get no score. None: the whole event at once.
         grouping: How tiles are grouped into parts.
         device: Where to compute.
         dtype: Type of features, weights and logits.
         seed: Seed of the grouping.
-        tracks: How to build tracks; None: do not.
 
     Returns:
-        The scores on rank 0, None elsewhere.
+        The scores on `root`, None elsewhere.
 
     Raises:
         BadEvent: On all ranks alike, if the event holds values that cannot be computed on, or cannot be read, on any.
-        Problem: If it has no positions for a walk.
         RuntimeError: If an edge got no score or several, or one that is not finite; on all ranks.
     """
-    whole = _WholeEvent(event, transport, num_sectors, torch.zeros(event.num_edges, dtype=dtype), tracks)
+    is_root = transport.rank == root
+    ends = together(transport, event.place, lambda: _Ends.read(event, num_sectors) if is_root else None)
+    logits = torch.zeros(event.num_edges if is_root else 0, dtype=dtype)
+    seconds = 0.0
     for number in range(num_sectors or 1):
         sector = None if num_sectors is None else Sector(number, num_sectors)
         part = load_part(
@@ -101,72 +108,34 @@ def score_event(
         began = clock()
         with torch.no_grad():
             local = model(part.graph, part.halo)
-        whole.seconds += clock() - began
-        whole.add(part, local, number)
-    return whole.scores()
-
-
-class _WholeEvent:
-    """An event on its way back from its parts: logits on rank 0, tracks where they are built. *Collective* to make.
-
-    Attributes:
-        seconds: What the network took on this rank.
-    """
-
-    def __init__(
-        self,
-        event: StoredEvent,
-        transport: Transport,
-        num_sectors: int | None,
-        logits: Tensor,
-        how: TrackOptions | None,
-    ) -> None:
-        self.seconds = 0.0
-        self._event, self._transport, self._num_sectors = event, transport, num_sectors
-        self._ends = together(
-            transport, event.place, lambda: _Ends.read(event, num_sectors) if transport.rank == 0 else None
-        )
-        self._logits = logits
-        self._tracks = None if how is None else EventTracks(event, transport, how)
-
-    def add(self, part: Part, local: Tensor, number: int) -> None:
-        """Take the logits of a part of the event, or of a part of one sector of it. *Collective*."""
-        wanted = None if self._ends is None else self._ends.sector == number
+        seconds += clock() - began
+        wanted = None if ends is None else ends.sector == number
         faults.reach("score")
         try:
-            gathered = gather_scores(local, part.graph.plan, self._transport, wanted)
+            gathered = gather_scores(local, part.graph.plan, transport, wanted, root)
         except RuntimeError as error:
-            of_sector = f", sector {number} of {self._num_sectors}" if self._num_sectors else ""
-            error.add_note(f"event {self._event.event_id}{of_sector}")
+            of_sector = f", sector {number} of {num_sectors}" if num_sectors else ""
+            error.add_note(f"event {event.event_id}{of_sector}")
             raise
         if gathered is not None and wanted is not None:
-            self._logits[torch.from_numpy(wanted)] = gathered
-        if self._tracks is not None:
-            faults.reach("tracks")
-            self._tracks.add(part, local.detach().cpu().numpy())
-
-    def scores(self) -> EventScores | None:
-        """What was collected, on rank 0."""
-        if self._ends is None:
-            return None
-        scores = self._ends.in_users_order(self._event, self._logits)
-        if self._tracks is None:
-            return replace(scores, seconds={"network": self.seconds})
-        seconds = {"network": self.seconds, "tracks": self._tracks.seconds}
-        return replace(scores, tracks=self._tracks.in_users_order(), seconds=seconds)
+            logits[torch.from_numpy(wanted)] = gathered
+    return None if ends is None else replace(ends.in_users_order(event, logits), seconds={"network": seconds})
 
 
-def gather_scores(logits: Tensor, plan: PartitionPlan, transport: Transport, wanted: BoolArray | None) -> Tensor | None:
-    """Bring the logits of all owned edges to rank 0, each edge exactly once. *Collective*; no float is added.
+def gather_scores(
+    logits: Tensor, plan: PartitionPlan, transport: Transport, wanted: BoolArray | None, root: int = 0
+) -> Tensor | None:
+    """Bring the logits of all owned edges to one rank, each edge exactly once. *Collective*; no float is added.
 
     Args:
         logits: Logits of this part's local edges, [num_edges].
         plan: This part's plan.
         transport: Joins the ranks that share the event.
-        wanted: Which edges of the event the parts own together, bool [E]; looked at on rank 0 only.
+        wanted: Which edges of the event the parts own together, bool [E]; needed on `root` only.
+        root: The rank that gets them.
 
     Returns:
-        On rank 0 the logits of the wanted edges by increasing global id, [wanted.sum()], on the CPU; None elsewhere.
+        On `root` the logits of the wanted edges by increasing global id, [wanted.sum()], on the CPU; None elsewhere.
 
     Raises:
         RuntimeError: On all ranks, if an edge got no logit or several, or one that is not finite.
@@ -175,26 +144,26 @@ def gather_scores(logits: Tensor, plan: PartitionPlan, transport: Transport, wan
     # On the logits' device: NCCL carries nothing else, the other transports take either.
     edge_ids = torch.from_numpy(plan.edge_ids[owned]).to(logits.device)
     owned_logits = logits.detach().index_select(0, torch.from_numpy(owned).to(logits.device))
-    edge_ids, owned_logits = _to_root(edge_ids, owned_logits, transport)
+    edge_ids, owned_logits = _to_root(edge_ids, owned_logits, transport, root)
     problem = b""
-    if transport.rank == 0:
-        assert wanted is not None, "rank 0 knows which edges are to be scored"
+    if transport.rank == root:
+        assert wanted is not None, "the root knows which edges are to be scored"
         problem = _problem(edge_ids.numpy(), owned_logits, wanted).encode()
-    if text := transport.broadcast(problem).decode():
-        raise RuntimeError(text) if transport.rank == 0 else RanksFailed(text)
-    return owned_logits[torch.argsort(edge_ids)] if transport.rank == 0 else None
+    if text := transport.broadcast(problem, root).decode():
+        raise RuntimeError(text) if transport.rank == root else RanksFailed(text)
+    return owned_logits[torch.argsort(edge_ids)] if transport.rank == root else None
 
 
-def _to_root(edge_ids: Tensor, logits: Tensor, transport: Transport) -> tuple[Tensor, Tensor]:
-    """Rows of all ranks on rank 0, in the order of ranks, on the CPU; nothing on the others. *Collective*."""
+def _to_root(edge_ids: Tensor, logits: Tensor, transport: Transport, root: int) -> tuple[Tensor, Tensor]:
+    """Rows of all ranks on `root`, its own first, on the CPU; nothing on the others. *Collective*."""
     counts = [int.from_bytes(count, "little") for count in transport.all_gather(len(logits).to_bytes(8, "little"))]
-    root = transport.rank == 0
-    send_counts = [0 if root or peer else len(logits) for peer in range(transport.size)]
-    receive_counts = [counts[peer] if root and peer else 0 for peer in range(transport.size)]
+    is_root = transport.rank == root
+    send_counts = [0 if is_root or peer != root else len(logits) for peer in range(transport.size)]
+    receive_counts = [count if is_root and peer != root else 0 for peer, count in enumerate(counts)]
     tables, pending = [], []
     for values in (edge_ids, logits):
-        kept, sent = (values, values[:0]) if root else (values[:0], values)
-        table = values.new_empty(sum(counts) if root else 0, 1)
+        kept, sent = (values, values[:0]) if is_root else (values[:0], values)
+        table = values.new_empty(sum(counts) if is_root else 0, 1)
         table[: len(kept), 0] = kept
         pending.append(transport.start(sent.reshape(-1, 1), send_counts, table[len(kept) :], receive_counts))
         tables.append(table[:, 0])

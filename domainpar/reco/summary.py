@@ -13,7 +13,7 @@ from domainpar.parallel.world import World
 from domainpar.reco.performance.counts import TrackCounts
 from domainpar.reco.performance.table import lines as table_lines
 from domainpar.reco.score_files import LIST, SCORES_SUFFIX
-from domainpar.reco.scoring import LeftOut, Outcome
+from domainpar.reco.scorer import LeftOut, Outcome
 from domainpar.words import between, several, this_python
 
 

@@ -29,7 +29,7 @@ from domainpar.parallel.loading import BadEvent
 from domainpar.parallel.world import World
 from domainpar.reco import summary
 from domainpar.reco.score_files import ScoredEvent
-from domainpar.reco.scoring import Outcome
+from domainpar.reco.scorer import Outcome
 from domainpar.testing import find_mpiexec, run_command, run_ranks
 from domainpar.training.run import train
 from domainpar.words import this_python

@@ -34,16 +34,17 @@ def network(dtype=torch.float32):
 
 
 def scores_on(event, num_ranks, **flags):
-    """Scores from rank 0; every other rank must have None."""
+    """Scores from the last rank; every other rank must have None."""
 
     def score(world):
-        return score_event(network(flags.get("dtype", torch.float32)), event, world.domain, **flags)
+        model = network(flags.get("dtype", torch.float32))
+        return score_event(model, event, world.domain, root=num_ranks - 1, **flags)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # parts that own nothing are among the cases
-        first, *others = run_ranks(score, num_ranks)
+        *others, last = run_ranks(score, num_ranks)
     assert others == [None] * (num_ranks - 1)
-    return first
+    return last
 
 
 def logits_in_stored_order(event, dtype=torch.float32):
@@ -137,7 +138,7 @@ def test_more_ranks_than_tiles_score_the_same(tmp_path):
     assert one.edge_logit.tobytes() == four.edge_logit.tobytes()
 
 
-def gathered(owned_by_rank, logits=None, num_edges=12):
+def gathered(owned_by_rank, logits=None, num_edges=12, root=0):
     """What each rank gets from plans of the drawn event in which it owns these nodes; errors as text."""
 
     def gather(world):
@@ -146,22 +147,24 @@ def gathered(owned_by_rank, logits=None, num_edges=12):
         plan = build_plans(drawn.EDGE_INDEX, assignment, world.size, "incident")[world.rank]
         values = torch.arange(12.0) if logits is None else logits
         try:
-            return gather_scores(values[plan.edge_ids], plan, world.domain, np.ones(num_edges, bool))
+            return gather_scores(values[plan.edge_ids], plan, world.domain, np.ones(num_edges, bool), root)
         except RuntimeError as error:
             return str(error)
 
     return run_ranks(gather, len(owned_by_rank))
 
 
-def test_gathered_logits_lie_in_global_order_on_the_first_rank():
-    first, *others = gathered([[3, 4, 8], [1, 5, 7], [0, 2, 6]])
-    assert first.tolist() == list(range(12))
-    assert others == [None, None]
+@pytest.mark.parametrize("root", [0, 1, 2])
+def test_gathered_logits_lie_in_global_order_on_the_rank_that_is_to_have_them(root):
+    logits = gathered([[3, 4, 8], [1, 5, 7], [0, 2, 6]], root=root)
+    assert logits.pop(root).tolist() == list(range(12))
+    assert logits == [None, None]
 
 
-def test_edges_that_two_parts_or_none_own_are_counted_and_stop_all_ranks():
+@pytest.mark.parametrize("root", [0, 1])
+def test_edges_that_two_parts_or_none_own_are_counted_and_stop_all_ranks(root):
     # Node 3 (two incoming edges) is owned twice, node 4 (one incoming edge) by nobody.
-    first, second = gathered([[0, 1, 2, 3], [3, 5, 6, 7, 8]])
+    first, second = gathered([[0, 1, 2, 3], [3, 5, 6, 7, 8]], root=root)
     assert first == second
     assert first == (
         "1 of 12 edges got no score and 2 got two; the plans of this event do not come from one assignment."

@@ -15,7 +15,7 @@ from domainpar.reco.classical.passes import Pass, passes
 from domainpar.reco.classical.seeds import find_seeds
 from domainpar.reco.classical.states import GEV_PER_TESLA_MM, STATE_DTYPE
 from domainpar.reco.classical.surfaces import HitTable, layout, table_of
-from domainpar.reco.numbering import number_tracks
+from domainpar.reco.tracks import number_tracks
 
 
 def find_tracks(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from domainpar.events.graph import FloatArray, IntArray
-from domainpar.reco.numbering import number_tracks
 from domainpar.reco.stitching.common_helix import mismatch
 from domainpar.reco.stitching.options import StitchOptions
 from domainpar.reco.stitching.pairs import find_pairs
 from domainpar.reco.stitching.pieces import Pieces
+from domainpar.reco.tracks import number_tracks
 
 
 def stitch(

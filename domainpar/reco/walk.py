@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from domainpar.plan import IntArray
+from domainpar.reco.segments import grouped
 
 FREE = -1
 SPENT = -2  # on a road too short to be a track
@@ -42,27 +43,13 @@ def walk(
         min_logit, add_logit: What the best and every other neighbour must exceed.
         min_hits: Shorter roads take their hits, but are no tracks.
     """
-    first, outward = _grouped(inner, num_hits)
-    first_in, inward = _grouped(outer, num_hits)
+    first, outward = grouped(inner, num_hits)
+    first_in, inward = grouped(outer, num_hits)
     logits = np.asarray(logits, np.float64)[outward]
     track: IntArray = _walk(
         first, outer[outward], logits, first_in, inner[inward], min_logit, add_logit, min_hits
     )  # fmt: skip
     return np.where(track == SPENT, FREE, track)
-
-
-@numba.njit(cache=True)
-def _grouped(ends: Any, num_hits: int) -> Any:
-    """First place of each hit's segments in a list grouped by hits, [num_hits + 1], and that list, in stable order."""
-    first = np.zeros(num_hits + 1, np.int64)
-    for hit in ends:
-        first[hit + 1] += 1
-    first = np.cumsum(first)
-    listed, place = np.empty(len(ends), np.int64), first.copy()
-    for s in range(len(ends)):
-        listed[place[ends[s]]] = s
-        place[ends[s]] += 1
-    return first, listed
 
 
 @numba.njit(cache=True)

@@ -6,8 +6,8 @@ import numpy as np
 import plainly
 import pytest
 
-from domainpar.reco.tracks.options import TrackOptions, logit
-from domainpar.reco.tracks.walking import walk
+from domainpar.reco.tracks import TrackOptions, logit
+from domainpar.reco.walk import walk
 
 
 def walked(edges, scores, num_hits, low=0.1, high=0.6, min_hits=3):
@@ -119,6 +119,6 @@ def test_impossible_options_are_refused(wrong, said):
 
 
 def test_options_tell_what_their_method_looks_at():
-    assert TrackOptions(method="cc").told() == {"method": "cc", "score_cut": 0.5, "min_hits": 3, "stitch": True}
-    assert TrackOptions(method="walk").told()["score_cut"] == 0.01
-    assert set(TrackOptions(method="junction").told()) >= {"chain_cut", "double_hits"}
+    assert TrackOptions(method="cc").to_json() == {"method": "cc", "score_cut": 0.5, "min_hits": 3, "stitch": True}
+    assert TrackOptions(method="walk").to_json()["score_cut"] == 0.01
+    assert set(TrackOptions(method="junction").to_json()) >= {"chain_cut", "double_hits"}

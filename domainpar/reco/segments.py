@@ -1,0 +1,144 @@
+"""The candidate segments of an event that a track may take: each pair of hits once, pointing outward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from domainpar.events.graph import FloatArray, IntArray
+from domainpar.plan import BoolArray
+
+
+@dataclass(frozen=True, eq=False)
+class Segments:
+    """Segments that exceed a score, in the user's order of edges: of equally good ones the first counts.
+
+    Attributes:
+        inner, outer: Rows of the two hits, int64 [S], never the same one. Outward from the origin; where hits have no
+            positions, as the edge ran.
+        logit: What the network says of each, float64 [S].
+        num_hits: Hits of the event, on segments or not.
+    """
+
+    inner: IntArray
+    outer: IntArray
+    logit: npt.NDArray[np.float64]
+    num_hits: int
+
+    @classmethod
+    def of(
+        cls, edge_index: IntArray, logits: FloatArray, distance: FloatArray | None, num_hits: int, min_logit: float
+    ) -> Segments:
+        """The edges that exceed a logit, as segments; self-loops are left out.
+
+        Of several edges between two hits, also of opposite ones, the best stands for all.
+
+        Args:
+            edge_index: `src` and `dst` of each edge as rows of the hits, int64 [2, E].
+            logits: Logit of each edge, [E].
+            distance: Of each hit from the origin, [N]; of hits equally far out the first is the inner one.
+            num_hits: Hits of the event, N.
+            min_logit: What a segment must exceed.
+        """
+        src, dst = edge_index
+        values = logits.astype(np.float64)
+        kept = np.flatnonzero((values > min_logit) & (src != dst))
+        src, dst = src[kept], dst[kept]
+        low, high = np.minimum(src, dst), np.maximum(src, dst)
+        inner, outer = src, dst
+        if distance is not None:
+            outward = distance[low] <= distance[high]
+            inner, outer = np.where(outward, low, high), np.where(outward, high, low)
+        segments = cls(inner, outer, values[kept], num_hits)
+        return segments.take(_best_of_each_pair(low, high, segments.logit, num_hits))
+
+    def take(self, kept: BoolArray) -> Segments:
+        """Some of them."""
+        return replace(self, inner=self.inner[kept], outer=self.outer[kept], logit=self.logit[kept])
+
+    def above(self, min_logit: float) -> Segments:
+        """Those that exceed a logit."""
+        return self.take(self.logit > min_logit)
+
+    def ways(self, ends: IntArray) -> IntArray:
+        """How many of them have each hit for this end, int64 [N]."""
+        return np.bincount(ends, minlength=self.num_hits)
+
+    def best_at(self, ends: IntArray) -> BoolArray:
+        """Whether each is the best of those that have the same hit for this end, bool [S]."""
+        best: IntArray = _best_at(ends, self.logit, self.num_hits)
+        return np.asarray(best[ends] == np.arange(len(ends)))
+
+
+def smallest_connected(segments: Segments) -> IntArray:
+    """The smallest hit that each hit is connected to, int64 [N]; itself where nothing is."""
+    roots: IntArray = _roots(segments.inner, segments.outer, segments.num_hits)
+    return roots
+
+
+@numba.njit(cache=True)
+def grouped(ends: Any, num_hits: int) -> Any:
+    """First place of each hit's segments in a list grouped by hits, [num_hits + 1], and that list, in stable order."""
+    first = np.zeros(num_hits + 1, np.int64)
+    for hit in ends:
+        first[hit + 1] += 1
+    first = np.cumsum(first)
+    listed, place = np.empty(len(ends), np.int64), first.copy()
+    for s in range(len(ends)):
+        listed[place[ends[s]]] = s
+        place[ends[s]] += 1
+    return first, listed
+
+
+@numba.njit(cache=True)
+def _best_of_each_pair(low: Any, high: Any, logits: Any, num_hits: int) -> Any:
+    """Whether each segment is the one with the largest logit of those with the same two hits, the first of equals."""
+    first, listed = grouped(low, num_hits)
+    kept = np.ones(len(low), np.bool_)
+    best = np.full(num_hits, -1, np.int64)  # segment to each hit; stale where it does not start at the hit in turn
+    for hit in range(num_hits):
+        for s in listed[first[hit] : first[hit + 1]]:
+            other = best[high[s]]
+            if other < 0 or low[other] != hit:
+                best[high[s]] = s
+            elif logits[s] > logits[other]:
+                kept[other] = False
+                best[high[s]] = s
+            else:
+                kept[s] = False
+    return kept
+
+
+@numba.njit(cache=True)
+def _best_at(ends: Any, logits: Any, num_hits: int) -> Any:
+    """The best segment at each hit, the first of equals; -1 without any."""
+    best = np.full(num_hits, -1, np.int64)
+    for s in range(len(ends)):
+        if best[ends[s]] < 0 or logits[s] > logits[best[ends[s]]]:
+            best[ends[s]] = s
+    return best
+
+
+@numba.njit(cache=True)
+def _roots(first: Any, second: Any, num_hits: int) -> Any:
+    """Union-find. A root is never larger than what hangs below it, so it is the smallest of its component."""
+    parent = np.arange(num_hits)
+    for i in range(len(first)):
+        a, b = first[i], second[i]
+        while parent[a] != a:
+            parent[a] = parent[parent[a]]
+            a = parent[a]
+        while parent[b] != b:
+            parent[b] = parent[parent[b]]
+            b = parent[b]
+        if a < b:
+            parent[b] = a
+        else:
+            parent[a] = b
+    for hit in range(num_hits):
+        parent[hit] = parent[parent[hit]]  # what is smaller already points at its root
+    return parent

@@ -1,0 +1,244 @@
+"""Tracks of one event from the scores of its edges: plain arrays on one rank, hits and edges in the user's order.
+
+Three methods, in the words of the acorn framework:
+
+    cc          connected components of the segments above a score
+    walk        components; simple chains are tracks as they are, the others are walked (`walk.py`)
+    junction    simple chains are tracks as they are; then only the best way in and the best way out of each hit is left
+
+A simple chain is a component in which no hit has two ways in or two ways out.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from domainpar.events.graph import FloatArray, IntArray
+from domainpar.plan import BoolArray
+from domainpar.reco.segments import Segments, smallest_connected
+from domainpar.reco.walk import walk
+
+Method = Literal["cc", "walk", "junction"]
+METHODS = ("cc", "walk", "junction")
+
+SCORE_CUT = {"cc": 0.5, "walk": 0.01, "junction": 0.5}
+"""Score that a segment must exceed to be looked at at all, where none is given."""
+
+NO_TRACK = -1
+
+
+@dataclass(frozen=True)
+class TrackOptions:
+    """What makes a track.
+
+    A score is compared as a logit, in float64: two scores that round to 1 are still told apart.
+
+    Attributes:
+        method: `cc`, `walk` or `junction`.
+        score_cut: Segments at or below it are dropped; None: the method's own, `SCORE_CUT`.
+        chain_cut: `junction` only: segments above it are looked at for simple chains.
+        walk_min: `walk` only: a road is followed along its best segment if that exceeds this.
+        walk_add: `walk` only: it branches to every other segment above this.
+        min_hits: Tracks with fewer hits are dropped.
+        double_hits: Give a hit that no track has to the track that has another hit of the same surface, next to the
+            same neighbour. `walk` and `junction` follow one hit a surface; modules overlap, and a quarter of the
+            surfaces that a particle crosses give two. Nothing is given where no hit of the event has a layer.
+        double_cut: Score that the segment to that neighbour must exceed.
+        stitch: Join pieces of one helix (`reco.stitching`); hits without positions have none.
+
+    Raises:
+        ValueError: If the method is unknown or a number impossible.
+    """
+
+    method: Method = "walk"
+    score_cut: float | None = None
+    chain_cut: float = 0.01
+    walk_min: float = 0.1
+    walk_add: float = 0.6
+    min_hits: int = 3
+    double_hits: bool = True
+    double_cut: float = 0.5
+    stitch: bool = True
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise ValueError(f"track method is {self.method!r}; known: {', '.join(METHODS)}.")
+        if self.min_hits < 1:
+            raise ValueError(f"min_hits is {self.min_hits}; a track has at least 1 hit.")
+        for name in ("score_cut", "chain_cut", "walk_min", "walk_add", "double_cut"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < 1:
+                raise ValueError(f"{name} is {value}; a score is compared with a number from 0 to below 1.")
+
+    @property
+    def floor(self) -> float:
+        """Score that a segment must exceed to be looked at at all."""
+        return SCORE_CUT[self.method] if self.score_cut is None else self.score_cut
+
+    def to_json(self) -> dict[str, Any]:
+        """The options that this method looks at, as plain JSON values."""
+        of_method = {"cc": (), "walk": ("walk_min", "walk_add"), "junction": ("chain_cut",)}[self.method]
+        doubles = () if self.method == "cc" else ("double_hits", "double_cut")
+        values = asdict(self) | {"score_cut": self.floor}
+        return {name: values[name] for name in ("method", "score_cut", "min_hits", *of_method, *doubles, "stitch")}
+
+
+def build_tracks(
+    edge_index: IntArray,
+    logits: FloatArray,
+    surface: IntArray,
+    position: FloatArray | None,
+    options: TrackOptions,
+) -> IntArray:
+    """Build the tracks of one event from the scores of its edges.
+
+    Where two choices are equally good, the one that comes first in the user's order is taken. So neither the tiles of
+    an event nor the ranks that scored it matter.
+
+    Args:
+        edge_index: `src` and `dst` of each edge as rows of the hits, int64 [2, E].
+        logits: Logit of each edge, [E].
+        surface: Volume and layer of each hit as one number, int64 [N]; 0 for all where there are none.
+        position: x, y, z of each hit in mm, [N, 3]; None without a geometry: segments then point as the edges run.
+        options: The method and its numbers; stitching is left to `reco.stitching`.
+
+    Returns:
+        Track of each hit, int64 [N]: 0, 1, ... by their first hit, or -1 for none.
+
+    Raises:
+        ValueError: If a walk is asked for without positions.
+    """
+    distance = None
+    if position is not None:
+        x, y, z = position.astype(np.float64).T
+        distance = x * x + y * y + z * z  # squared, from the origin
+    floor = min(options.floor, options.chain_cut) if options.method == "junction" else options.floor
+    segments = Segments.of(edge_index, logits, distance, len(surface), logit(floor))
+    if options.method == "cc":
+        return number_tracks(_long_components(segments, options.min_hits))
+    if options.method == "junction":
+        tracks = _without_junctions(segments, options)
+    elif distance is None:
+        raise ValueError("a walk goes outward, but its hits have no positions")
+    else:
+        tracks = _walked(segments, distance, options)
+    if options.double_hits and surface.any():
+        tracks = _with_double_hits(number_tracks(tracks), segments, surface, logit(options.double_cut))
+    return number_tracks(tracks)
+
+
+def number_tracks(tracks: IntArray) -> IntArray:
+    """Number tracks from 0, in the order of their first hits, int64 [N]; -1 stays.
+
+    Args:
+        tracks: Name of each hit's track, any number from 0, in the order that decides; -1 for none.
+    """
+    names, first, track = np.unique(tracks, return_index=True, return_inverse=True)
+    number = np.full(len(names), NO_TRACK, np.int64)
+    order = np.argsort(first)
+    order = order[names[order] >= 0]
+    number[order] = np.arange(len(order))
+    return number[track]
+
+
+def logit(score: float) -> float:
+    """The logit of a score from 0 to below 1; -inf of 0."""
+    return math.log(score) - math.log1p(-score) if score > 0 else -math.inf
+
+
+def _long_components(segments: Segments, min_hits: int) -> IntArray:
+    """The first hit of each hit's component, int64 [N]; -1 where that has too few hits."""
+    component = smallest_connected(segments)
+    return np.where(np.bincount(component)[component] >= min_hits, component, NO_TRACK)
+
+
+def _chains(segments: Segments) -> tuple[BoolArray, IntArray]:
+    """Whether each hit's component is a simple chain, bool [N], and the first hit of that component, int64 [N]."""
+    component = smallest_connected(segments)
+    branches = np.maximum(segments.ways(segments.outer), segments.ways(segments.inner)) > 1
+    return np.bincount(component, branches)[component] == 0, component
+
+
+def _walked(segments: Segments, distance: npt.NDArray[np.float64], options: TrackOptions) -> IntArray:
+    """Track of each hit by the walk, int64 [N]; any names."""
+    simple, component = _chains(segments)
+    size = np.bincount(component)[component]
+    followed = min(options.walk_min, options.walk_add)  # no road takes a segment at or below it
+    walked = segments.take(~simple[segments.inner] & (segments.logit > logit(followed)))
+    visited = np.argsort(distance, kind="stable")
+    place = np.empty(len(visited), np.int64)
+    place[visited] = np.arange(len(visited))
+    road = walk(
+        place[walked.inner],
+        place[walked.outer],
+        walked.logit,
+        len(visited),
+        min_logit=logit(options.walk_min),
+        add_logit=logit(options.walk_add),
+        min_hits=options.min_hits,
+    )[place]
+    road[road >= 0] += len(visited)  # behind the names of components
+    return np.where(simple & (size >= options.min_hits), component, road)
+
+
+def _without_junctions(segments: Segments, options: TrackOptions) -> IntArray:
+    """Track of each hit by the method `junction`, int64 [N]; any names."""
+    simple, component = _chains(segments.above(logit(options.chain_cut)))
+    whole = simple & (np.bincount(component)[component] >= options.min_hits)
+    tight = segments.above(logit(options.floor))
+    best = tight.take(tight.best_at(tight.inner) & tight.best_at(tight.outer))
+    rest = _long_components(best.take(~(whole[best.inner] | whole[best.outer])), options.min_hits)
+    return np.where(whole, component, rest)
+
+
+def _with_double_hits(tracks: IntArray, segments: Segments, surface: IntArray, min_logit: float) -> IntArray:
+    """Give hits that no track has to tracks that have another hit of their surface.
+
+    Where two modules of a surface overlap a particle leaves a hit on each, and a road takes only one. A free hit
+    belongs to a track if a segment above `min_logit` joins it to a hit of the track that another segment joins, on the
+    same side, to one of the track's hits on the free hit's own surface. Of several tracks the one with the most such
+    segments has it, then the one with the best, then the one with the first hit.
+
+    Args:
+        tracks: Number of each hit's track, by first hits, int64 [N].
+        segments: All segments.
+        surface: Surface of each hit, int64 [N].
+        min_logit: What the segment to the hit must exceed.
+
+    Returns:
+        Track of each hit, int64 [N].
+    """
+    outward = _offers(segments.inner, segments.outer, segments.logit, tracks, surface, min_logit)
+    inward = _offers(segments.outer, segments.inner, segments.logit, tracks, surface, min_logit)
+    hit, track, logits = (np.concatenate(columns) for columns in zip(outward, inward))
+    order = np.lexsort((-logits, track, hit))
+    hit, track, logits = hit[order], track[order], logits[order]
+    starts = np.ones(len(hit), np.bool_)
+    starts[1:] = (hit[1:] != hit[:-1]) | (track[1:] != track[:-1])
+    first = np.flatnonzero(starts)  # of the offers of one track to one hit: the best
+    support = np.diff(np.append(first, len(hit)))
+    hit, track, logits = hit[first], track[first], logits[first]
+    ranked = np.lexsort((track, -logits, -support, hit))
+    chosen = ranked[np.diff(hit[ranked], prepend=-1) != 0]
+    given = tracks.copy()
+    given[hit[chosen]] = track[chosen]
+    return given
+
+
+def _offers(
+    near: IntArray, far: IntArray, logits: FloatArray, tracks: IntArray, surface: IntArray, min_logit: float
+) -> tuple[IntArray, IntArray, FloatArray]:
+    """Free hits that may join the track of a hit beside them, that track, and the logit of the segment, [n] each."""
+    on_track = tracks[near] != NO_TRACK
+    inside = np.flatnonzero(on_track & (tracks[near] == tracks[far]))
+    offered = np.flatnonzero(on_track & (tracks[far] == NO_TRACK) & (logits > min_logit))
+    looked_at = np.concatenate([inside, offered])
+    surfaces, number = np.unique(surface[far[looked_at]], return_inverse=True)
+    near_and_surface = near[looked_at] * len(surfaces) + number
+    offered = offered[np.isin(near_and_surface[len(inside) :], near_and_surface[: len(inside)])]
+    return far[offered], tracks[near[offered]], logits[offered]

@@ -1,0 +1,99 @@
+"""Many events: scored by all ranks of a group together, finished by one rank each."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from random_events import random_assignment, random_event
+
+from domainpar.events.store import EventStore, event_file_name, write_event, write_manifest
+from domainpar.parallel.transport import RanksFailed
+from domainpar.reco.scorer import Scorer
+from domainpar.testing import run_ranks
+
+
+@pytest.fixture
+def store(tmp_path):
+    """Seven events, the later ones larger."""
+    records = []
+    for seed in range(7):
+        graph = random_event(seed, 40, 60 + 10 * seed)
+        path = tmp_path / "store" / event_file_name(graph.hits.event_id)
+        records.append(replace(write_event(path, graph, random_assignment(1, 40, 4), 4), split="test"))
+    write_manifest(tmp_path / "store", records, {})
+    return EventStore(tmp_path / "store")
+
+
+def ids_as_logits(graph, halo):
+    return torch.from_numpy(graph.plan.edge_ids.astype(np.float32) + 1)
+
+
+def scored(world, store, directory, finish):
+    """Events by round, in the order in which every rank heard of them."""
+    scorer = Scorer(ids_as_logits, store, world, directory, finish, judge=lambda event, scores: None)
+    return [[outcome.scored.event for outcome in outcomes] for outcomes in scorer.rounds(store.events())]
+
+
+@pytest.mark.parametrize(("num_ranks", "domain_size"), [(1, None), (3, None), (4, 2), (3, 1), (8, None)])
+def test_every_rank_finishes_an_event_of_its_own_and_all_hear_of_each_in_the_same_order(
+    tmp_path, store, num_ranks, domain_size
+):
+    finished = []
+
+    def run(world):
+        def finish(event, scores):
+            finished.append((world.rank, event.event_id))
+            assert scores.edge_logit.tolist() == (scores.original_position.argsort() + 1).tolist()
+            return scores
+
+        return scored(world, store, tmp_path, finish)
+
+    first, *others = run_ranks(run, num_ranks, domain_size=domain_size)
+    assert others == [first] * (num_ranks - 1)
+    events = [event for outcomes in first for event in outcomes]
+    assert events == [f"{event:09d}" for event in reversed(range(7))]  # the largest first, on any grid
+    assert {len(outcomes) for outcomes in first[:-1]} <= {num_ranks}
+    assert sorted(event for _, event in finished) == sorted(events)
+    of_rank = Counter(rank for rank, _ in finished).values()
+    assert max(of_rank) - min(of_rank) <= 1
+    assert len(of_rank) == min(7, num_ranks)
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_rank_that_cannot_finish_its_event_ends_all(tmp_path, store, failing):
+    def finish_on(world):
+        def finish(event, scores):
+            if world.rank == failing:
+                raise OSError(28, "No space left on device")
+            return scores
+
+        try:
+            with world.guard():
+                scored(world, store, tmp_path, finish)
+        except RanksFailed:
+            return "ended by another"
+        except OSError as error:
+            return error.strerror
+        return "done"
+
+    ends = run_ranks(finish_on, 2)
+    assert ends[failing] == "No space left on device"
+    assert ends[1 - failing] == "ended by another"
+
+
+def test_no_rank_reserves_memory_for_the_scores_of_an_event_that_another_rank_finishes(tmp_path, store, monkeypatch):
+    reserved = []
+    plain = torch.zeros
+
+    def zeros(*size, **kinds):
+        reserved.append(size[0])
+        return plain(*size, **kinds)
+
+    monkeypatch.setattr("domainpar.reco.scores.torch.zeros", zeros)
+    run_ranks(lambda world: scored(world, store, tmp_path, lambda event, scores: scores), 3)
+    edges = [record.num_edges for record in store.events()]
+    assert sorted(size for size in reserved if size in edges) == sorted(edges)
