@@ -194,7 +194,8 @@ class Trainer:
         faults.reach("forward")
         transport = part.part.halo.transport
         began = transport.num_exchanges
-        logits = faults.reach("loss", self._forward(part, step))
+        logits = self._forward(part, step)
+        faults.reach("loss", logits)
         gradient = edge_loss(logits, part.part.graph, part.weights, step_weight, loss_sum)
         self._now.begin("backward", step, part=part)
         faults.reach("backward")

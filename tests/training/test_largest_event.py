@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from marks import fault
 from random_events import random_assignment, random_event
 from random_store import NUM_TILES, write_graph
 
@@ -36,6 +37,7 @@ def _run(world, store, out):
     )
 
 
+@fault(28)
 def test_the_largest_event_is_named_with_its_part_before_the_first_step(store, tmp_path, monkeypatch, capsys):
     before = []
     step = Trainer.step
@@ -54,6 +56,7 @@ def test_the_largest_event_is_named_with_its_part_before_the_first_step(store, t
     assert "WARNING" not in about
 
 
+@fault(28)
 def test_where_it_will_not_fit_the_warning_comes_before_the_first_step(store, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(memory, "free_memory", lambda device: ("n2", 2**20))
     monkeypatch.setattr(Trainer, "step", lambda self, samples, step: pytest.fail("so far and no further"))
