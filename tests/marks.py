@@ -1,4 +1,4 @@
-"""Cases of a test that `make test` leaves out."""
+"""Marks of tests: cases that `make test` leaves out, and the faults that a test shows."""
 
 from functools import partial
 
@@ -9,3 +9,8 @@ slow = partial(pytest.param, marks=pytest.mark.slow)
 
 slow_fault = partial(pytest.param, marks=pytest.mark.faults)
 """A case for `make test-faults`."""
+
+
+def fault(*numbers: int) -> pytest.MarkDecorator:
+    """Mark a test that shows faults of docs/faults.md, by their numbers there."""
+    return pytest.mark.fault(*numbers)

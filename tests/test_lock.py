@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 
 import psutil
 import pytest
+from marks import fault
 
 from domainpar import lock
 from domainpar.lock import RUN, STORE, Claim, Holder
@@ -44,6 +45,7 @@ def test_a_lock_names_its_holder_and_goes_with_it(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@fault(47)
 def test_a_second_run_is_refused_naming_host_and_process(tmp_path):
     Claim.take(tmp_path, RUN)
     before = (tmp_path / LOCK).read_bytes()
@@ -62,6 +64,7 @@ def test_a_store_has_the_same_lock_under_another_name_and_its_own_words(tmp_path
     Claim.take(tmp_path, RUN)
 
 
+@fault(47)
 def test_the_lock_of_a_process_that_is_gone_is_taken_over_and_it_is_said(tmp_path, ended):
     left_by(tmp_path, **ended)
     claim = Claim.take(tmp_path, RUN)
@@ -87,6 +90,7 @@ def test_a_process_that_has_ended_and_was_not_waited_for_is_gone(tmp_path):
         process.wait()
 
 
+@fault(47)
 def test_a_run_on_another_host_is_never_taken_over_but_it_is_said_what_to_check_and_to_remove(tmp_path, ended):
     left_by(tmp_path, host="elsewhere", **ended)
     with pytest.raises(Problem, match=f"process {ended['pid']} on host elsewhere; from host") as refused:
@@ -164,6 +168,7 @@ def _try_at_once(directory, gate, results):
     time.sleep(30)  # alive, or its lock could be taken over
 
 
+@fault(47)
 @pytest.mark.parametrize("stale", [False, True], ids=["no lock", "a lock left behind"])
 def test_of_runs_that_start_at_once_exactly_one_wins(tmp_path, ended, stale):
     context = multiprocessing.get_context("fork")

@@ -1,9 +1,9 @@
-"""Faults on purpose: one environment switch that makes one rank fail at one place, to see what becomes of the others.
+"""Faults on purpose: an environment variable makes one rank fail at one place, to test how the others end.
 
     DOMAINPAR_FAULT="rank=2,at=halo_bwd:1,step=3,do=kill" mpiexec -n 4 python -m domainpar.train
 
-Unset, every place costs one look at a variable. `points` lists the places and what can be done there; `cases` the
-faults that are defended against, each with its test; `python -m domainpar.faults` writes both as docs/faults.md.
+Unset, every place costs one look at a variable. `points` lists places and actions; docs/faults.md has them too, and
+the faults that are defended against. A test carries the number of its fault there: `@fault(29)`.
 """
 
 from domainpar.faults.switch import SWITCH, arm, at, reach

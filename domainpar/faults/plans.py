@@ -1,4 +1,4 @@
-"""Plans that are wrong on one rank only: what gloo and MPI would exchange without a word."""
+"""Plans that are wrong on one rank only: gloo and MPI would exchange their rows without an error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 def _first_with(plan: Any, least: int) -> int:
-    """A receiver of at least so many of this rank's rows."""
+    """The first receiver of at least `least` of this rank's rows."""
     peers = np.flatnonzero(np.asarray(plan.send_counts) >= least)
     if not len(peers):
         raise RuntimeError(f"a fault on purpose needs a rank that sends {least} rows to another; take another rank.")
@@ -21,15 +21,12 @@ def _starts(plan: Any) -> Any:
     return np.concatenate([[0], np.cumsum(plan.send_counts)])
 
 
-def _sending(plan: Any, rows: Any, counts: Any) -> Any:
-    return replace(plan, send_rows=rows, send_counts=counts)
-
-
 def _short(plan: Any) -> Any:
     peer = _first_with(plan, 1)
     counts = np.array(plan.send_counts)
     counts[peer] -= 1
-    return _sending(plan, np.delete(plan.send_rows, _starts(plan)[peer + 1] - 1), counts)
+    rows = np.delete(plan.send_rows, _starts(plan)[peer + 1] - 1)
+    return replace(plan, send_rows=rows, send_counts=counts)
 
 
 def _long(plan: Any) -> Any:
@@ -37,14 +34,14 @@ def _long(plan: Any) -> Any:
     counts = np.array(plan.send_counts)
     counts[peer] += 1
     end = _starts(plan)[peer + 1]
-    return _sending(plan, np.insert(plan.send_rows, end, plan.send_rows[end - 1]), counts)
+    return replace(plan, send_rows=np.insert(plan.send_rows, end, plan.send_rows[end - 1]), send_counts=counts)
 
 
 def _swap(plan: Any) -> Any:
     start = _starts(plan)[_first_with(plan, 2)]
     rows = np.array(plan.send_rows)
     rows[[start, start + 1]] = rows[[start + 1, start]]
-    return _sending(plan, rows, plan.send_counts)
+    return replace(plan, send_rows=rows)
 
 
 def _peer(plan: Any) -> Any:
@@ -54,7 +51,8 @@ def _peer(plan: Any) -> Any:
         raise RuntimeError("a fault on purpose: rows for the wrong rank need at least 3 ranks.")
     blocks = np.split(plan.send_rows, _starts(plan)[1:-1])
     blocks[wrong], blocks[others[0]] = blocks[others[0]], blocks[wrong]
-    return _sending(plan, np.concatenate(blocks), np.array([len(block) for block in blocks]))
+    counts = np.array([len(block) for block in blocks])
+    return replace(plan, send_rows=np.concatenate(blocks), send_counts=counts)
 
 
 def _stale(plan: Any) -> Any:
@@ -65,7 +63,7 @@ def _id(plan: Any) -> Any:
     rows = np.array(plan.send_rows)
     start = _starts(plan)[_first_with(plan, 1)]
     rows[start] = (rows[start] + 1) % plan.num_owned
-    return _sending(plan, rows, plan.send_counts)
+    return replace(plan, send_rows=rows)
 
 
 PLAN_FAULTS: dict[str, Callable[[Any], Any]] = {

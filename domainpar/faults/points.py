@@ -1,4 +1,4 @@
-"""Where a fault can be made to happen, and what it can be."""
+"""The places of faults on purpose, and their actions. docs/faults.md has the same two tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ POINTS: dict[str, str] = {
     "plan": "before the plans of all ranks are compared",
     "forward": "before the forward pass of an event",
     "halo_fwd": "an exchange of the forward pass; `halo_fwd:1` is its second one",
-    "loss": "the logits of an event are there",
+    "loss": "the logits of an event are computed",
     "backward": "before the backward pass of an event",
     "halo_bwd": "an exchange of the backward pass; `halo_bwd:1` is its second one",
     "reduce": "before gradients are summed over the ranks",
@@ -32,8 +32,8 @@ POINTS: dict[str, str] = {
 ACTIONS: dict[str, str] = {
     "kill": "the process ends as by kill -9",
     "raise": "an exception",
-    "exit": "the process leaves with exit code 3, without a word",
-    "sleep": "nothing for so many seconds: `sleep:30`",
+    "exit": "the process leaves with exit code 3, without a message",
+    "sleep": "nothing happens for some seconds: `sleep:30`",
     "freeze": "the whole process stops, as by kill -STOP",
     "signal": "the process sends itself a signal: `signal:USR1`",
     "oom": "more memory is asked for than there is",
@@ -47,7 +47,7 @@ ACTIONS: dict[str, str] = {
     "stale": "the plan is that of another event (`plan`)",
     "id": "one row is that of another node (`plan`)",
 }
-"""What can happen there, by the name that `do=` takes."""
+"""The actions, by the name that `do=` takes."""
 
 OF_PLANS = ("short", "long", "swap", "peer", "stale", "id")
 """Actions that spoil a plan."""

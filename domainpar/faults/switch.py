@@ -1,4 +1,4 @@
-"""The switch: which rank does what, where; and doing it."""
+"""The switch: parses the environment variable, and lets its fault happen at its place."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 SWITCH = "DOMAINPAR_FAULT"
 
 _EXCHANGES = {"forward": "halo_fwd", "backward": "halo_bwd"}
-"""What an exchange is called in each phase; in other phases it is no place of its own."""
+"""Name of an exchange in each phase; in other phases it is no place of its own."""
 
 
 @dataclass
@@ -28,10 +28,10 @@ class Fault:
     """One fault on purpose.
 
     Attributes:
-        rank: Which rank fails.
-        at: Where, one of `POINTS`.
-        do: What happens, one of `ACTIONS`.
-        argument: What the action takes: seconds, or the name of a signal.
+        rank: The rank that fails.
+        at: The place, one of `POINTS`.
+        do: The action, one of `ACTIONS`.
+        argument: Argument of the action: seconds, or the name of a signal.
         step: Only at this step; None: the first time the place is reached.
         index: Only at this exchange of the phase, from 0; None: the first.
     """
@@ -48,24 +48,24 @@ class Fault:
         """Read `rank=2,at=halo_bwd:1,step=3,do=sleep:30`.
 
         Raises:
-            Problem: If something is missing or unknown.
+            Problem: If a key is missing, or a key or value unknown.
         """
         hint = f"write {SWITCH}=rank=2,at=halo_bwd:1,step=3,do=kill (docs/faults.md lists places and actions)"
-        given = dict(word.split("=", 1) for word in text.split(",") if "=" in word)
-        if set(given) - {"step"} != {"rank", "at", "do"} or len(given) != text.count(",") + 1:
+        values = dict(word.split("=", 1) for word in text.split(",") if "=" in word)
+        if set(values) - {"step"} != {"rank", "at", "do"} or len(values) != text.count(",") + 1:
             raise Problem(f"{SWITCH} is {text!r}: it needs rank, at and do", hint)
-        place, index = given["at"], None
-        if found := re.fullmatch(r"(halo_fwd|halo_bwd):L?(\d+)", place):
-            place, index = found[1], int(found[2])
-        do, _, argument = given["do"].partition(":")
+        place, index = values["at"], None
+        if exchange := re.fullmatch(r"(halo_fwd|halo_bwd):L?(\d+)", place):
+            place, index = exchange[1], int(exchange[2])
+        do, _, argument = values["do"].partition(":")
         for name, value, known in (("at", place, POINTS), ("do", do, ACTIONS)):
             if value not in known:
                 raise Problem(f"{SWITCH} has {name}={value}; known: {', '.join(known)}", hint)
         if (do in OF_PLANS) != (place == "plan") and do not in ("kill", "raise", "sleep", "exit"):
             raise Problem(f"{SWITCH}: do={do} does not go with at={place}", hint)
         try:
-            step = int(given["step"]) if "step" in given else None
-            return cls(int(given["rank"]), place, do, argument, step, index)
+            step = int(values["step"]) if "step" in values else None
+            return cls(int(values["rank"]), place, do, argument, step, index)
         except ValueError as error:
             raise Problem(f"{SWITCH} is {text!r}: rank and step are whole numbers", hint) from error
 
@@ -81,7 +81,7 @@ class _Armed:
         self.phase, self.step, self.exchanges = phase, step, 0
 
     def reach(self, point: str, at_hand: Any) -> Any:
-        """Let the fault happen if this is its place and its step; what is at hand comes back, spoilt or as it was."""
+        """Let the fault happen if this is its place and its step; returns what is at hand, as `_happen` does."""
         index = 0
         if point == "exchange":
             index, self.exchanges = self.exchanges, self.exchanges + 1
@@ -116,7 +116,15 @@ def at(phase: str, step: int) -> None:
 
 
 def reach(point: str, at_hand: T = None) -> T:  # type: ignore[assignment]
-    """Pass one of `POINTS`, or an `exchange`; returns what is at hand there, spoilt if that is the fault."""
+    """Pass one of `POINTS`, or an `exchange`.
+
+    Args:
+        point: Name of the place.
+        at_hand: A tensor, which is spoilt in place, or a plan, which is frozen.
+
+    Returns:
+        What is at hand: the same object, but for a spoilt plan.
+    """
     if _armed is None:
         return at_hand
     changed: T = _armed.reach(point, at_hand)
@@ -124,15 +132,15 @@ def reach(point: str, at_hand: T = None) -> T:  # type: ignore[assignment]
 
 
 def _happen(fault: Fault, at_hand: Any) -> Any:
-    said = f"domainpar: fault on purpose: rank {fault.rank} does {fault.do} at {fault.at}, time {time.time():.3f}\n"
-    os.write(2, said.encode())
+    line = f"domainpar: fault on purpose: rank {fault.rank} does {fault.do} at {fault.at}, time {time.time():.3f}\n"
+    os.write(2, line.encode())
     if fault.do in OF_PLANS:
         from domainpar.faults.plans import PLAN_FAULTS
 
         return PLAN_FAULTS[fault.do](at_hand)
     if fault.do in ("nan", "flip"):
-        return _spoil(fault.do, at_hand)
-    if fault.do == "kill":
+        _spoil(fault.do, at_hand)
+    elif fault.do == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif fault.do == "freeze":
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -145,27 +153,18 @@ def _happen(fault: Fault, at_hand: Any) -> Any:
     elif fault.do == "full":
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     elif fault.do == "oom":
-        _ask_for_too_much()
+        torch = sys.modules.get("torch")  # not imported: rooms without torch have places too
+        bytearray(2**60) if torch is None else torch.empty(2**60, dtype=torch.uint8)
     else:
         raise RuntimeError(f"fault on purpose at {fault.at}")
     return at_hand
 
 
-def _ask_for_too_much() -> None:
-    """More memory than any machine has, from the allocator that real work would ask."""
-    torch = sys.modules.get("torch")  # not imported here: rooms without torch have places too
-    if torch is None:
-        bytearray(2**60)
-    else:
-        torch.empty(2**60, dtype=torch.uint8)
-
-
-def _spoil(do: str, tensor: Any) -> Any:
-    """The tensor (on the host) with its first value NaN, or with the lowest bit of that flipped; in place."""
+def _spoil(do: str, tensor: Any) -> None:
+    """Make the first value of a tensor on the host NaN, or flip its lowest bit; in place."""
     first = tensor.detach().view(-1)[:1].numpy()
     if do == "nan":
         first[:] = float("nan")
     else:
         bits = first.view(f"i{first.itemsize}")
         bits ^= 1
-    return tensor

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from marks import fault
 from random_events import random_assignment, random_event
 from random_store import NUM_TILES, write_graph, write_random_store
 
@@ -162,6 +163,7 @@ SPOILT = {
 }
 
 
+@fault(27)
 @pytest.mark.parametrize(("spoil", "flags", "error"), SPOILT.values(), ids=SPOILT)
 def test_events_that_will_not_do_are_named_and_nothing_is_written(copy, capfd, spoil, flags, error):
     spoil(copy / "store")
@@ -291,6 +293,7 @@ TRUTH = (
 )
 
 
+@fault(27)
 @pytest.mark.parametrize(
     ("with_truth", "lines"),
     [

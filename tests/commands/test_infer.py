@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
-from marks import slow
+from marks import fault, slow
 from random_events import random_assignment, random_event
 
 from domainpar import report
@@ -437,6 +437,7 @@ def a_damaged_store(place, directory):
     return directory
 
 
+@fault(16)
 @pytest.mark.parametrize(("num_ranks", "domain_size"), [slow(1, None), (2, None), slow(3, 1), (4, 2)])
 def test_an_event_that_cannot_be_read_is_left_out_by_all_ranks_and_listed(
     place, tmp_path, capsys, num_ranks, domain_size

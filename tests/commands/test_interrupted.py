@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from jobs import MPIEXEC, started
-from marks import slow_fault
+from marks import fault, slow_fault
 from random_store import write_random_store
 
 from domainpar import train
@@ -57,6 +57,7 @@ def assert_goes_on(store, out, step):
     assert steps(out) == steps(out.with_name("whole"))
 
 
+@fault(40, 41)
 @needs_mpi
 @pytest.mark.faults
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM, signal.SIGINT])
@@ -72,6 +73,7 @@ def test_a_signal_to_the_launcher_stops_all_ranks_at_one_step_and_the_run_goes_o
     assert_goes_on(store, out, assert_preempted(out, job.text))
 
 
+@fault(40)
 @needs_mpi
 def test_one_of_two_processes_that_gets_sigusr1_stops_both_with_a_checkpoint_to_go_on_from(store, tmp_path):
     out = tmp_path / "run"
@@ -95,6 +97,7 @@ MOMENTS = {
 }
 
 
+@fault(42)
 @pytest.mark.faults
 @needs_mpi
 @pytest.mark.parametrize(("fault", "step"), MOMENTS.values(), ids=MOMENTS)
@@ -109,6 +112,7 @@ def test_a_signal_at_an_awkward_moment_stops_the_run_at_the_next_step_with_a_who
     assert train.main(["--out", str(out), "--resume", "--epochs", "2"]) == 0
 
 
+@fault(41)
 @pytest.mark.parametrize("first", [signal.SIGINT, slow_fault(signal.SIGUSR1)])
 def test_ctrl_c_after_a_first_signal_ends_at_once_with_one_line(store, tmp_path, first):
     out = tmp_path / "run"

@@ -4,6 +4,7 @@ import sys
 import textwrap
 
 import pytest
+from marks import fault
 
 from domainpar.diagnosis import launchers, probing
 from domainpar.diagnosis.launchers import (
@@ -78,6 +79,7 @@ def test_no_mpi_library_at_all_fails_and_no_mpi4py_does_not_matter(monkeypatch):
     assert check_mpi(ALONE).verdict is Verdict.SKIP
 
 
+@fault(3)
 def test_open_mpi_is_given_its_flags():
     assert check_open_mpi(MPICH, 4).verdict is Verdict.SKIP
     finding = check_open_mpi("Open MPI v5.0.11", 4, is_superuser=True)

@@ -7,6 +7,7 @@ import re
 from html.parser import HTMLParser
 
 import pytest
+from marks import fault
 from small_run import HOSTILE, ODD, drawn, write_run
 
 from domainpar.display.html import embedded, render
@@ -85,6 +86,7 @@ def test_every_figure_has_data_of_its_own(page):
     assert {f"{figure}-data" for figure in figures} < set(page.ids("script"))
 
 
+@fault(15)
 def test_whatever_is_naive_is_called_approximate(place):
     text = Page(report(place / "naive" / "run")).text
     assert "APPROXIMATE" in text

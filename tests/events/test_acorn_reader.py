@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 from acorn_files import EDGES, LABEL, PHI, TRUE_EDGES, R, Z, columns, save
+from marks import fault
 from refused import refused
 from test_pyg import payloads, save_bare, save_old
 
@@ -230,6 +231,7 @@ def test_x_and_y_do_for_r_and_phi_when_y_has_its_prefix(tmp_path):
     np.testing.assert_allclose(graph.features, expected.features, rtol=1e-5)
 
 
+@fault(22)
 def test_phi_from_0_to_two_pi_is_wrapped(tmp_path):
     graph = read_event(save(tmp_path, phi=torch.tensor(PHI) % (2 * math.pi)))
     np.testing.assert_allclose(graph.features[:, 1], np.array(PHI) / math.pi, rtol=1e-5)
@@ -268,6 +270,7 @@ def test_noise_only_and_no_edges_are_read(tmp_path):
     assert read_event(save(tmp_path, edge_index=NO_EDGES, y=torch.zeros(0))).num_edges == 0
 
 
+@fault(21)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -313,6 +316,7 @@ def test_features_and_scales_belong_together():
         AcornOptions(("r",), (0.0,))
 
 
+@fault(20)
 def test_numpy_values_and_strings_need_no_permission(tmp_path):
     path = save(tmp_path, event_id=np.str_("7"), names=np.array(["a", "b"]), mean=np.float32(1), config=[np.int8(1)])
     assert read_event(path).num_edges == 6

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
+from marks import fault
 from random_events import random_assignment, random_event
 
 from domainpar.events.store import (
@@ -99,12 +100,14 @@ def of_event(store, num_flips, seed=0):
     return flip(path, all_of_an_event, bits.tolist())
 
 
+@fault(17)
 def test_a_flipped_bit_of_an_event_is_found_or_changes_nothing(store):
     tally = of_event(store, 20)
     assert (tally.silent, tally.found + tally.harmless) == ([], 20)
     assert tally.found > 5
 
 
+@fault(17)
 @pytest.mark.faults
 def test_no_bit_of_many_of_an_event_flips_in_silence(store):
     tally = of_event(store, NUM_FLIPS, seed=1)
@@ -150,6 +153,7 @@ def test_no_bit_of_the_manifest_flips_in_silence(store):
     assert tally.silent == []
 
 
+@fault(17)
 def test_a_flipped_bit_anywhere_in_an_event_is_found_by_its_hash(store):
     path = store.path / store.records[0].path
     bits = np.random.default_rng(4).choice(8 * path.stat().st_size, 100, replace=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from marks import fault
 from refused import refused
 
 from domainpar.events.heptrkx import event_files, list_events, read_event
@@ -65,6 +66,7 @@ def test_hit_ids_that_do_not_fit_are_refused(tmp_path, ids, message):
         read_event(tmp_path, "000001000_g000")
 
 
+@fault(21)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

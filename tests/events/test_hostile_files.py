@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from marks import fault
 from random_events import random_assignment, random_event
 from refused import refused
 from test_pyg import GRAPH, payloads, save_bare, save_old
@@ -62,6 +63,7 @@ WAYS = {
 }
 
 
+@fault(19)
 def test_of_all_hostile_files_none_is_run_and_what_pickles_ask_for_is_named(tmp_path):
     mark, executed, tried = tmp_path / "was-run", 0, 0
     for save, name, reader in WAYS.values():
@@ -246,6 +248,7 @@ ABSURD = {
 }
 
 
+@fault(18)
 @pytest.mark.parametrize(("changes", "message"), ABSURD.values(), ids=ABSURD)
 def test_an_event_that_claims_absurd_sizes_is_refused_before_anything_is_allocated(store, changes, message):
     path = rewritten(event_file(store), changes)

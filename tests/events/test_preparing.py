@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from marks import fault
 from random_events import random_event
 from refused import refused
 
@@ -279,6 +280,7 @@ def test_a_store_is_made_smaller_only_on_request_and_what_stays_beside_it_is_nam
     assert files(tmp_path).keys() == before.keys()
 
 
+@fault(47)
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_second_preparation_is_refused_at_once_on_all_ranks_and_a_reader_is_not(tmp_path, size):
     def prepare_as(count):

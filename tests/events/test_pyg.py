@@ -9,6 +9,7 @@ import timeit
 
 import numpy as np
 import pytest
+from marks import fault
 from refused import refused
 
 torch = pytest.importorskip("torch")
@@ -41,6 +42,7 @@ def test_a_dict_of_tensors_is_read_as_it_was_saved(tmp_path):
     assert graph.hits.hit_id.tolist() == [0, 1, 2]
 
 
+@fault(20)
 @pytest.mark.parametrize("zipped", [True, False])
 def test_a_pyg_data_is_read_even_with_numpy_values_and_strings_in_it(tmp_path, zipped):
     data = pytest.importorskip("torch_geometric.data").Data(
@@ -77,6 +79,7 @@ def test_graphs_without_edges_are_read(tmp_path):
     assert read_event(save(tmp_path, **changes)).num_edges == 0
 
 
+@fault(21)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from marks import fault
 from random_events import random_assignment, random_event, tiled_events
 from refused import refused
 
@@ -219,6 +220,7 @@ def test_a_truncated_event_is_refused(event_file, size):
         StoredEvent(event_file)
 
 
+@fault(18)
 @pytest.mark.parametrize("member", ["edges/src/c/0", "edges/label/zarr.json", "zarr.json", "tiles/node_ptr/c/0"])
 def test_an_event_that_lost_a_member_is_refused(event_file, member):
     with zipfile.ZipFile(event_file) as archive:
@@ -231,6 +233,7 @@ def test_an_event_that_lost_a_member_is_refused(event_file, member):
         StoredEvent(event_file)
 
 
+@fault(18)
 @pytest.mark.parametrize(("listed", "other"), [('"shape": [40, 3]', '"shape": [41, 3]'), ('"uint8"', '"uint16"')])
 def test_an_array_of_another_shape_or_type_than_described_is_refused(event_file, listed, other):
     with zipfile.ZipFile(event_file) as archive:
@@ -245,6 +248,7 @@ def test_an_array_of_another_shape_or_type_than_described_is_refused(event_file,
         StoredEvent(event_file)
 
 
+@fault(18)
 def test_arrays_of_zeros_are_stored_and_pass_the_check_for_missing_chunks(tmp_path):
     event = random_event(1)
     event = replace(event, label=np.zeros_like(event.label))

@@ -4,7 +4,7 @@ import time
 
 import pytest
 import torch
-from marks import slow_fault
+from marks import fault, slow_fault
 
 from domainpar.parallel.transport import CHECK_CALLS
 from domainpar.testing import find_mpiexec, run_ranks
@@ -42,6 +42,7 @@ def a_step(world, skip: str) -> str:
     return ""
 
 
+@fault(37)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_rank_that_skips_something_is_named_at_once(transport):
     assert run_ranks(a_step, 3, "nothing", transport=transport) == [""] * 3
@@ -54,6 +55,7 @@ def test_a_rank_that_skips_something_is_named_at_once(transport):
         assert all("step 5, " in text for text in told)
 
 
+@fault(36)
 def test_rows_of_another_type_are_named(monkeypatch):
     def work(world):
         send = [0 if rank == world.rank else 2 for rank in range(world.size)]
@@ -77,6 +79,7 @@ def rows_of_another_type(world) -> str:
     return str(raised.value)
 
 
+@fault(36)
 @pytest.mark.faults
 def test_gloo_never_takes_rows_of_another_width_for_its_own():
     told = run_ranks(rows_of_another_type, 2, transport="gloo")

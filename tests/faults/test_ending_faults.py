@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from jobs import MPIEXEC, TORCHRUN, small_training, started
-from marks import slow_fault
+from marks import fault, slow_fault
 
 from domainpar.events.store import EventStore
 
@@ -42,6 +42,7 @@ def check_raised(text: str, rank: int, num_ranks: int) -> None:
     assert f"| rank {rank}/{num_ranks} host " in text
 
 
+@fault(29)
 @pytest.mark.parametrize("launcher", [MPI, slow_fault(TORCHRUN)])
 def test_an_error_on_one_rank_ends_all_and_names_rank_step_phase_and_event(launcher, store, tmp_path, measured):
     job, text = train(launcher, 2, store, tmp_path / "run", "rank=1,at=forward,step=2,do=raise")
@@ -52,6 +53,7 @@ def test_an_error_on_one_rank_ends_all_and_names_rank_step_phase_and_event(launc
     assert "| step 2 phase forward\n" in text
 
 
+@fault(29)
 @long
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 @pytest.mark.parametrize("at", PHASES)
@@ -63,6 +65,7 @@ def test_an_error_anywhere_ends_eight_ranks(launcher, at, store, tmp_path, measu
     check_raised(text, 5, 8)
 
 
+@fault(30)
 @long
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 @pytest.mark.parametrize("rank", [0, 2])
@@ -82,6 +85,7 @@ def test_a_killed_rank_ends_all_and_nothing_is_lost(launcher, rank, at, store, t
         nothing_is_lost(store, out)
 
 
+@fault(31)
 @long
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_ranks_do_not_outlive_a_killed_launcher(launcher, store, tmp_path, measured):
@@ -94,6 +98,7 @@ def test_ranks_do_not_outlive_a_killed_launcher(launcher, store, tmp_path, measu
         assert job.ended - began < 10
 
 
+@fault(33)
 @long
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 @pytest.mark.parametrize("at", ["forward", "halo_bwd:0", "optimizer"])
@@ -113,6 +118,7 @@ def test_a_rank_that_hangs_is_named_first_with_the_line_it_is_in(launcher, at, s
     assert job.seconds < 4 + 15, "5 s where nothing else runs"
 
 
+@fault(33)
 @long
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 @pytest.mark.parametrize("rank", [0, 1])

@@ -1,35 +1,59 @@
-"""The table of faults is whole, its tests exist, its switches are understood, and the page says what it says."""
+"""docs/faults.md and the tests belong together: numbers, switches, places and actions."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
 
-from domainpar.faults.cases import CASES
-from domainpar.faults.page import page
+from domainpar.faults.points import ACTIONS, POINTS
 from domainpar.faults.switch import Fault
 
 ROOT = Path(__file__).parents[2]
-ALL = [case for cases in CASES.values() for case in cases]
+PAGE = (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")
+FAULTS = {
+    int(number): switch
+    for number, switch in re.findall(r"^\| (\d+) \| [^|]+ \| [^|]+ \| (?:`(\S+)`)? *\|$", PAGE, re.MULTILINE)
+}
 
 
-def test_there_are_forty_eight():
-    assert [case.number for case in ALL] == list(range(1, 49))
+def marked_numbers():
+    """The numbers in `@fault(...)` of each test, by `file::name`."""
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef):
+                for call in node.decorator_list:
+                    if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "fault":
+                        yield f"{path.name}::{node.name}", [ast.literal_eval(number) for number in call.args]
 
 
-@pytest.mark.parametrize("case", ALL, ids=lambda case: str(case.number))
-def test_every_fault_has_a_test_that_exists_or_a_reason(case):
-    assert case.tests or case.missing
-    for named in case.tests:
-        file, _, name = named.partition("::")
-        tree = ast.parse((ROOT / "tests" / file).read_text())
-        assert name in {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}, named
+MARKED = dict(marked_numbers())
 
 
-@pytest.mark.parametrize("case", [case for case in ALL if case.inject], ids=lambda case: str(case.number))
-def test_every_switch_is_understood(case):
-    assert Fault.parse(case.inject)
+def table(name):
+    """A table of two columns of the page, by its heading."""
+    rows = PAGE.partition(f"| `{name}` | |\n| --- | --- |\n")[2].partition("\n\n")[0]
+    return dict(re.findall(r"^\| `(\S+)` \| (.*) \|$", rows, re.MULTILINE))
 
 
-def test_the_page_is_up_to_date():
-    assert (ROOT / "docs" / "faults.md").read_text() == page(), "python -m domainpar.faults > docs/faults.md"
+def test_faults_are_numbered_from_one_without_a_gap():
+    assert list(FAULTS) == list(range(1, 48))
+
+
+def test_every_fault_of_the_page_has_a_test():
+    assert set(FAULTS) - {number for numbers in MARKED.values() for number in numbers} == set()
+
+
+def test_every_marked_number_is_on_the_page_and_marks_a_test():
+    assert all(name.partition("::")[2].startswith("test_") for name in MARKED)
+    assert {name: numbers for name, numbers in MARKED.items() if not numbers or set(numbers) - set(FAULTS)} == {}
+
+
+@pytest.mark.parametrize(("number", "switch"), [pair for pair in FAULTS.items() if pair[1]])
+def test_every_switch_of_the_page_is_understood(number, switch):
+    assert Fault.parse(switch)
+
+
+@pytest.mark.parametrize(("name", "known"), [("at=", POINTS), ("do=", ACTIONS)])
+def test_the_page_lists_every_place_and_action(name, known):
+    assert table(name) == known

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from marks import slow_fault
+from marks import fault, slow_fault
 
 import domainpar
 from domainpar.agreement import agree_on
@@ -39,6 +39,7 @@ def by_hand(ranks: Sequence[int], size: int, *words: str, **more: str) -> tuple[
     return codes.split(), said
 
 
+@fault(2)
 @needs_mpi
 @pytest.mark.faults
 def test_without_an_mpi_library_mpiexec_is_refused_and_one_process_works():
@@ -52,6 +53,7 @@ def test_without_an_mpi_library_mpiexec_is_refused_and_one_process_works():
     assert (code, output) == (0, "rank 0 of 1 over threads\n")
 
 
+@fault(1)
 @pytest.mark.skipif(find_spec("mpi4py") is None, reason="no mpi4py")
 @pytest.mark.faults
 def test_another_mpis_launcher_is_refused_at_once():
@@ -65,6 +67,7 @@ def test_another_mpis_launcher_is_refused_at_once():
     assert time.monotonic() - began - importing < 10, "2 s where nothing else runs"
 
 
+@fault(4)
 @pytest.mark.parametrize("launcher", ["none", slow_fault("mpiexec")])
 def test_another_number_of_ranks_than_asked_for_is_refused(launcher):
     if launcher == "mpiexec" and MPIEXEC is None:
@@ -76,6 +79,7 @@ def test_another_number_of_ranks_than_asked_for_is_refused(launcher):
     assert "hint: mpiexec -n 8 " in output
 
 
+@fault(6)
 def test_a_port_that_is_taken_is_named():
     with closing(socket.socket()) as taken:
         taken.bind(("127.0.0.1", 0))
@@ -86,6 +90,7 @@ def test_a_port_that_is_taken_is_named():
     assert f"domainpar: error: port {port} of 127.0.0.1 is taken\nhint: set MASTER_PORT to a free port" in output
 
 
+@fault(6)
 @needs_mpi
 @pytest.mark.faults
 def test_under_mpiexec_a_stale_port_is_not_even_looked_at():
@@ -99,6 +104,7 @@ def test_under_mpiexec_a_stale_port_is_not_even_looked_at():
     assert sorted(output.splitlines()) == ["rank 0 of 2 over gloo", "rank 1 of 2 over gloo"]
 
 
+@fault(7)
 @pytest.mark.faults
 def test_ranks_that_never_start_are_named():
     codes, output = by_hand([0, 2], 4, "join=2")
@@ -107,6 +113,7 @@ def test_ranks_that_never_start_are_named():
     assert "domainpar: error: ranks 1, 3 did not join within 2 s; joined: 0, 2" in output
 
 
+@fault(7)
 @pytest.mark.faults
 def test_a_rank_zero_that_never_starts_is_named():
     codes, output = by_hand([1], 2, "join=2")
@@ -116,6 +123,7 @@ def test_a_rank_zero_that_never_starts_is_named():
     assert "frame #" not in output, "torch's C++ frames say nothing to a user"
 
 
+@fault(9)
 @pytest.mark.faults
 def test_a_name_that_does_not_resolve_is_named():
     codes, output = by_hand([1], 2, "join=2", MASTER_ADDR="no-such-host.invalid")
@@ -124,6 +132,7 @@ def test_a_name_that_does_not_resolve_is_named():
     assert "set MASTER_ADDR" in output or "check that rank 0 was started" in output
 
 
+@fault(8, 36)
 @needs_mpi
 def test_another_configuration_on_one_rank_is_refused_with_both_values():
     usual = [sys.executable, PROGRAM]
@@ -134,6 +143,7 @@ def test_another_configuration_on_one_rank_is_refused_with_both_values():
     assert output.count("domainpar: error") == 1
 
 
+@fault(8)
 @needs_mpi
 @pytest.mark.faults
 def test_another_checkout_on_one_rank_is_refused(tmp_path):
@@ -150,6 +160,7 @@ def test_another_checkout_on_one_rank_is_refused(tmp_path):
     assert "on rank 2, but " in output
 
 
+@fault(8)
 def test_another_torch_on_one_rank_is_refused(monkeypatch):
     from domainpar.agreement import Refused
     from domainpar.parallel import alike
@@ -163,6 +174,7 @@ def test_another_torch_on_one_rank_is_refused(monkeypatch):
         run_ranks(work, 3)
 
 
+@fault(9)
 @pytest.mark.skipif(os.name != "posix" or shutil.which("unshare") is None, reason="no unshare")
 @pytest.mark.faults
 def test_a_host_whose_own_name_does_not_resolve_is_no_trouble():
@@ -179,6 +191,7 @@ def test_a_host_whose_own_name_does_not_resolve_is_no_trouble():
     assert "rank 1 of 2 over gloo" in output
 
 
+@fault(10)
 @pytest.mark.skipif(os.path.exists("/dev/nvidia0"), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_refused():
     code, output = run_command([sys.executable, PROGRAM, "device=cuda"], timeout=90)

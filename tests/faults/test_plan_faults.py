@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from marks import fault
 
 from domainpar.faults.plans import PLAN_FAULTS
 from domainpar.parallel.halo import Halo
@@ -17,6 +18,7 @@ def make_halo(world, plans, fault):
     return Halo(PLAN_FAULTS[fault](plan) if world.rank == 1 and fault else plan, world.transport)
 
 
+@fault(35)
 @pytest.mark.parametrize("fault", [*PLAN_FAULTS])
 def test_a_wrong_plan_on_one_rank_is_named_with_both_sides(fault):
     plans = build_plans(EDGES, np.repeat([0, 1, 2], 3), RANKS, "incident")

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 
 import pytest
 from jobs import Job, running, small_training, started
+from marks import fault
 
 pytestmark = pytest.mark.faults
 
@@ -60,6 +61,7 @@ def started_on(number: int, words: list[str]) -> AbstractContextManager[Job]:
     return running(["ip", "netns", "exec", SPACES[number], *named, "-m", "--", f"domainpar.{words[0]}", *words[1:]])
 
 
+@fault(9)
 def test_two_hosts_train_to_the_bits_of_one(cable, store, tmp_path):
     words = small_training(store, tmp_path / "two")
     with started_on(0, words) as first, started_on(1, words) as second:
@@ -72,6 +74,7 @@ def test_two_hosts_train_to_the_bits_of_one(cable, store, tmp_path):
     assert of_two["parameters_sha256"] == of_one["parameters_sha256"]
 
 
+@fault(33)
 def test_a_pulled_cable_is_noticed_and_the_ranks_behind_it_are_named(cable, store, tmp_path, measured):
     timeout = 5
     words = small_training(store, tmp_path / "run", "--timeout", str(timeout), epochs=100_000)

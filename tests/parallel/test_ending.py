@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from marks import fault
 
 from domainpar.testing import find_mpiexec, run_command
 
@@ -65,6 +66,7 @@ def launch_by_hand(num_ranks: int, how: str) -> tuple[list[str], str, float]:
     return output.splitlines()[-1].split()[1:], output, time.monotonic() - began
 
 
+@fault(29)
 def test_without_help_from_a_launcher_an_error_ends_even_those_that_compute():
     codes, output, seconds = launch_by_hand(3, "fail while others compute")
     assert codes == ["1", "1", "1"]

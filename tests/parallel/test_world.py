@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from marks import fault
 
 from domainpar.agreement import Refused, agree
 from domainpar.parallel import mpi
@@ -197,6 +198,7 @@ class AloneMPI:
     Is_initialized = staticmethod(lambda: True)
 
 
+@fault(1)
 def test_a_library_that_sees_one_process_of_eight_is_refused(monkeypatch):
     monkeypatch.setattr(mpi, "import_mpi", lambda: AloneMPI)
     monkeypatch.setenv("PMI_RANK", "0")
@@ -214,6 +216,7 @@ def test_under_srun_auto_does_without_an_mpi_that_does_not_work(monkeypatch):
         join_mpi("mpi", srun)
 
 
+@fault(10)
 def test_ranks_without_a_gpu_of_their_own_are_refused_for_nccl(monkeypatch):
     launcher = Launcher("torchrun", "torchrun", rank=1, size=2, local_rank=1)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)

@@ -5,6 +5,7 @@ import shutil
 import zipfile
 
 import pytest
+from marks import fault
 from random_events import random_assignment, random_event
 from random_store import NUM_TILES, write_graph, write_random_store
 
@@ -88,6 +89,7 @@ WAYS = [
 ]
 
 
+@fault(16)
 @pytest.mark.parametrize("damage", WAYS)
 def test_a_bad_event_is_left_out_alike_on_any_grid_of_ranks(store, tmp_path, damage):
     damage(file_of(store))
@@ -161,6 +163,7 @@ def test_a_bad_event_is_tried_once(store, monkeypatch):
     assert opened == [BAD] * 2
 
 
+@fault(16)
 @pytest.mark.parametrize("rank", [0, 1, 2])
 @pytest.mark.parametrize("stage", ["open", "read_part_edges", "read_nodes"])
 def test_what_one_rank_alone_cannot_read_is_left_out_by_all(good, monkeypatch, rank, stage):
@@ -177,6 +180,7 @@ def test_what_one_rank_alone_cannot_read_is_left_out_by_all(good, monkeypatch, r
     assert found == [([True, False, True, True], ["cannot be read: the disk is gone"])] * 3
 
 
+@fault(16)
 @pytest.mark.parametrize("stage", ["open", "read_part_edges", "read_nodes"])
 def test_a_rank_that_cannot_read_says_so_and_the_others_do_not(good, monkeypatch, stage):
     fail_on(monkeypatch, 1, stage)
@@ -257,6 +261,7 @@ def partly_labelled(directory, splits, labelled):
     return directory
 
 
+@fault(27)
 @pytest.mark.parametrize("sectors", [None, 3])
 def test_events_without_truth_are_left_out_as_if_they_were_not_there(tmp_path, capsys, sectors):
     splits = {0: "train", 1: "train", 2: "train", 3: "val", 4: "val"}
@@ -277,6 +282,7 @@ def test_events_without_truth_are_left_out_as_if_they_were_not_there(tmp_path, c
     assert (weights, figures) == outcome(others, tmp_path / "whole", 1, **naive)[:2]
 
 
+@fault(5)
 @pytest.mark.parametrize("sectors", [None, 3])
 def test_strict_refuses_an_event_of_which_a_rank_would_own_nothing(tmp_path, sectors):
     store = write_random_store(tmp_path / "store", num_tiles=2)
@@ -292,6 +298,7 @@ def test_strict_refuses_an_event_of_which_a_rank_would_own_nothing(tmp_path, sec
     run_ranks(trained, 1, store, tmp_path / "one", {**flags, "strict": sectors is None})
 
 
+@fault(16)
 def test_the_report_says_what_was_left_out(store, tmp_path):
     pytest.importorskip("plotly")
     from domainpar.display.reading import read_run_files

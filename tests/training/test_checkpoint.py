@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from marks import fault
 
 from domainpar import faults
 from domainpar.agreement import Refused
@@ -260,6 +261,7 @@ def load_on(num_ranks, checkpoints, which="last", strict=False):
     return run_ranks(load, num_ranks)
 
 
+@fault(44)
 @pytest.mark.parametrize("name", DAMAGE)
 def test_if_the_newest_checkpoint_is_damaged_all_ranks_take_the_one_before_and_it_is_said_once(
     checkpoints, capsys, name
@@ -275,6 +277,7 @@ def test_if_the_newest_checkpoint_is_damaged_all_ranks_take_the_one_before_and_i
     assert f"going on from step_{taken:06d}" in err
 
 
+@fault(44)
 @pytest.mark.parametrize("name", DAMAGE)
 def test_strict_refuses_in_place_of_taking_another(checkpoints, name):
     three(checkpoints)
@@ -285,6 +288,7 @@ def test_strict_refuses_in_place_of_taking_another(checkpoints, name):
     assert "--strict-resume" in str(refused.value)
 
 
+@fault(44)
 def test_if_none_is_good_all_are_named(checkpoints):
     three(checkpoints)
     for number, file in ((1, "state.json"), (2, "manifest.json"), (3, "model.safetensors")):

@@ -7,6 +7,7 @@ import shutil
 import signal
 
 import pytest
+from marks import fault
 from random_store import write_random_store
 
 from domainpar import faults, infer, train
@@ -49,7 +50,7 @@ def saved(out):
 
 
 @pytest.fixture
-def fault(monkeypatch):
+def inject(monkeypatch):
     """Make one fault happen in this process, whose ranks are threads."""
 
     def arm(**what):
@@ -61,8 +62,9 @@ def fault(monkeypatch):
     faults.arm(0)
 
 
-def test_a_full_disk_costs_a_checkpoint_and_not_the_run(store, tmp_path, capsys, fault):
-    fault(at="save:files", do="full", step=4)
+@fault(46)
+def test_a_full_disk_costs_a_checkpoint_and_not_the_run(store, tmp_path, capsys, inject):
+    inject(at="save:files", do="full", step=4)
     assert run(store, tmp_path / "run", checkpoint_every=2) == [0, 0]
     out, err = capsys.readouterr()
     warning = (
@@ -77,15 +79,16 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(store, tmp_path, capsys,
     assert not list((tmp_path / "run" / "checkpoints").glob(".*")), "the partial one is removed"
 
 
-def test_old_checkpoints_that_cannot_be_removed_cost_nothing(store, tmp_path, capsys, fault):
-    fault(at="save:drop", do="full", step=6)
+def test_old_checkpoints_that_cannot_be_removed_cost_nothing(store, tmp_path, capsys, inject):
+    inject(at="save:drop", do="full", step=6)
     assert run(store, tmp_path / "run") == [0, 0]
     assert "checkpoint of step 6 saved, but old ones could not be removed" in capsys.readouterr().err
     assert "failed_saves" not in run_json(tmp_path / "run")
 
 
-def test_a_run_whose_last_checkpoint_could_not_be_saved_has_failed(store, tmp_path, capsys, fault):
-    fault(at="save:files", do="full", step=6)
+@fault(46)
+def test_a_run_whose_last_checkpoint_could_not_be_saved_has_failed(store, tmp_path, capsys, inject):
+    inject(at="save:files", do="full", step=6)
     assert run(store, tmp_path / "run") == [1, 1]
     err = capsys.readouterr().err
     assert "domainpar: error: the checkpoint of step 6 could not be saved: [Errno 28] No space left on device |" in err
@@ -97,9 +100,10 @@ def test_a_run_whose_last_checkpoint_could_not_be_saved_has_failed(store, tmp_pa
     assert not (tmp_path / "run" / RUN.lock).exists()
 
 
+@fault(41)
 @pytest.mark.parametrize(("by", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 1)])
-def test_a_run_that_was_asked_to_stop_and_cannot_save_does_not_call_itself_preempted(store, tmp_path, fault, by, code):
-    fault(at="save:rename", do="full")
+def test_a_run_that_was_asked_to_stop_and_cannot_save_does_not_call_itself_preempted(store, tmp_path, inject, by, code):
+    inject(at="save:rename", do="full")
     assert run(store, tmp_path / "run", stop={"asked": True, "by": by}) == [code, code]
     assert run_json(tmp_path / "run")["state"] == "failed"
 
@@ -116,6 +120,7 @@ def spoil_after_step(monkeypatch, number, rank):
     monkeypatch.setattr(Trainer, "step", step)
 
 
+@fault(38)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_what_is_not_finite_is_never_saved_and_the_rank_that_has_it_is_named(store, tmp_path, monkeypatch, rank):
     spoil_after_step(monkeypatch, 6, rank)
@@ -137,6 +142,7 @@ def test_time_alone_makes_a_run_save_and_none_makes_it_save_at_the_end_of_epochs
         assert saved(tmp_path / name) == ["step_000003", "step_000006"]
 
 
+@fault(46)
 def test_lines_of_metrics_that_a_full_disk_does_not_take_are_counted_and_training_goes_on(
     store, tmp_path, monkeypatch, capsys
 ):
@@ -219,6 +225,7 @@ def damage(out, step):
     path.write_bytes(content)
 
 
+@fault(44)
 def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one_to_the_same_bits(store, tmp_path, capfd):
     flags = ["--store", str(store), *COMMAND]
     assert train.main([*flags, "--epochs", "3", "--out", str(tmp_path / "whole")]) == 0

@@ -8,6 +8,7 @@ import time
 
 import pytest
 import torch
+from marks import fault
 from saving_forever import network, save_forever, weights_of_step
 
 from domainpar.agreement import Refused
@@ -65,15 +66,18 @@ def kill_often(directory, number):
     return survived
 
 
+@fault(43)
 def test_whenever_a_process_is_killed_while_it_saves_the_run_loads(tmp_path):
     assert kill_often(tmp_path / "checkpoints", 8) == 8
 
 
+@fault(43)
 @pytest.mark.faults
 def test_fifty_kills_while_saving_leave_no_run_that_does_not_load(tmp_path):
     assert kill_often(tmp_path / "checkpoints", 50) == 50
 
 
+@fault(43)
 @pytest.mark.parametrize("place", ["save", "save:files", "save:rename", "save:pointer", "save:drop"])
 def test_a_process_that_is_killed_at_a_place_of_saving_leaves_what_loads(tmp_path, place):
     directory = tmp_path / "checkpoints"
@@ -144,5 +148,6 @@ def _noticed(directory, file, capsys):
     return warned and state.step in (before, 1, 2) and parameters_sha256(model) == parameters_sha256(expected)
 
 
+@fault(44)
 def test_no_flipped_bit_goes_unseen_and_the_checkpoint_before_is_used(three, tmp_path, capsys):
     assert unnoticed_flips(three, tmp_path / "copy", 100, capsys) == []

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import watched
+from marks import fault
 from random_store import write_random_store
 
 from domainpar.events.store import EventStore
@@ -44,6 +45,7 @@ def _fails(world, *args):
         raise error
 
 
+@fault(32)
 @pytest.mark.parametrize("layer", ["node_encoder", "edge_stages.1", "head"])
 def test_in_a_forward_pass_the_layer_is_named(store, layer):
     def spoil(trainer):
@@ -57,6 +59,7 @@ def test_in_a_forward_pass_the_layer_is_named(store, layer):
     assert " free on " in said.what
 
 
+@fault(32)
 @pytest.mark.parametrize("layer", ["node_encoder", "edge_stages.1", "head"])
 def test_in_a_backward_pass_too(store, layer):
     def spoil(trainer):
@@ -66,6 +69,7 @@ def test_in_a_backward_pass_too(store, layer):
     assert said.what.startswith(f"out of memory in layer {layer} (backward): ")
 
 
+@fault(32)
 def test_how_large_the_part_is_and_what_to_try(store):
     sizes = []
 
@@ -86,6 +90,7 @@ def test_how_large_the_part_is_and_what_to_try(store):
     assert sparing.hint == "try more ranks on more machines, or a smaller --hidden"
 
 
+@fault(32)
 def test_while_an_event_is_loaded_and_in_numpy(store):
     def spoil(trainer):
         trainer.loader.load = lambda sample: np.empty(2**60, np.uint8)

@@ -6,6 +6,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 import torch
+from marks import fault
 from random_store import write_random_store
 from refused import refused
 
@@ -115,6 +116,7 @@ def test_every_copy_of_an_edge_has_its_class_and_weight_and_is_counted_once(stor
         assert not_scored == [0] * 4
 
 
+@fault(27)
 def test_an_event_without_truth_is_refused_by_name(tmp_path):
     store = EventStore(write_random_store(tmp_path, num_train=1, num_val=0, labels=False))
     with refused(

@@ -5,6 +5,8 @@ import json
 import resource
 import signal
 
+from marks import fault
+
 from domainpar.training.record import AGAINST, MetricsFile, keep_records, peak_rss_bytes, readable
 
 
@@ -48,6 +50,7 @@ def test_the_printed_line_is_short_and_made_of_key_equals_value():
     assert len(line) <= 120
 
 
+@fault(15)
 def test_the_printed_line_leaves_out_what_is_not_known_and_says_what_is_approximate():
     line = readable({**RECORD, "loss": None, "edge_purity": None, "counted_against": AGAINST[True]})
     assert line == (

@@ -9,7 +9,7 @@ from pathlib import Path
 import invariance
 import pytest
 import torch
-from marks import slow
+from marks import fault, slow
 from random_events import random_assignment, random_event
 from random_store import NUM_TILES, write_graph, write_random_store
 from safetensors.torch import load_file
@@ -156,6 +156,7 @@ def test_the_first_screen_is_twelve_lines_that_fit(store, tmp_path, monkeypatch,
     assert printed[-3].endswith(": another number of ranks ends with the same")
 
 
+@fault(5)
 def test_more_ranks_than_tiles_run_and_it_is_said_who_owns_nothing(store, tmp_path, capsys):
     run(store, tmp_path / "run", num_ranks=14, domain_size=14, max_steps=1)
     said = capsys.readouterr().out
@@ -189,6 +190,7 @@ def test_a_step_that_takes_every_event_is_not_told_to_take_more(tmp_path, capsys
     assert "): fewer ranks or a larger --domain-size" in capsys.readouterr().out
 
 
+@fault(40)
 @pytest.mark.parametrize("step", [slow(0), slow(1), 3, slow(5)])
 def test_one_rank_that_is_asked_to_stop_stops_all_and_the_run_goes_on_to_the_same_bits(store, tmp_path, step):
     """0: while the run was set up. 3: in the last step of an epoch, before its validation."""
@@ -221,6 +223,7 @@ OTHER_RANKS = {
 }
 
 
+@fault(45)
 @pytest.mark.parametrize(("num_ranks", "domain_size", "flags"), OTHER_RANKS.values(), ids=OTHER_RANKS)
 def test_a_run_goes_on_with_another_grouping_or_domain_size_to_the_same_bits(
     store, tmp_path, num_ranks, domain_size, flags
@@ -297,6 +300,7 @@ def test_every_weights_that_were_saved_are_known_by_their_hash(store, tmp_path):
     assert content["saved"]["6"] == content["parameters_sha256"]
 
 
+@fault(45)
 def test_a_run_goes_on_in_another_mode_with_the_state_of_its_optimiser(store, tmp_path, monkeypatch):
     run(store, tmp_path / "run", asked={0: 3})
     held_by_rank = {}

@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from marks import fault
 
 from domainpar.lock import RUN, Holder
 from domainpar.problems import Problem
@@ -76,6 +77,7 @@ def test_a_new_directory_is_a_run_from_the_first_moment():
     assert str(fresh("empty")) == "empty"
 
 
+@fault(14)
 def test_another_run_is_refused_and_left_as_it_is():
     directory = fresh("run")
     (directory / "metrics.jsonl").write_text("precious\n")
@@ -112,6 +114,7 @@ def test_what_is_removed_of_a_run_is_said(here):
     assert sorted(path.name for path in directory.iterdir()) == ["checkpoints", "run.json"]
 
 
+@fault(14)
 def test_files_that_are_no_run_are_never_removed(here):
     (here / "notes").mkdir()
     (here / "notes" / "thesis.tex").write_text("precious")
@@ -133,6 +136,7 @@ def test_a_run_is_resumed_where_it_lies_and_nothing_is_made_where_there_is_none(
     assert not (here / "none").exists()
 
 
+@fault(13)
 def test_a_file_in_the_way_is_named(here):
     (here / "file").write_text("")
     for out in ("file", "file/run"):
@@ -144,6 +148,7 @@ def contents(directory):
     return {str(path): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
+@fault(13)
 @pytest.mark.parametrize("resume", [False, True, "auto"])
 def test_a_disk_that_is_full_is_found_before_training_and_nothing_is_left(here, monkeypatch, resume):
     directory = fresh("run")
@@ -186,6 +191,7 @@ def test_a_run_that_has_come_and_gone_before_the_directory_was_claimed_is_not_re
     assert {path.name: path.read_text() for path in (here / "run").iterdir()} == {"run.json": "precious"}
 
 
+@fault(14)
 def test_resume_auto_begins_where_there_is_nothing_and_goes_on_where_there_is_a_checkpoint(here):
     (here / "empty").mkdir()
     for out in ("new", "empty"):

@@ -5,6 +5,7 @@ import platform
 
 import pytest
 import watched
+from marks import fault
 from random_store import write_random_store
 
 from domainpar.config import TrainConfig
@@ -28,6 +29,7 @@ def slow(times, rank=3, usual=0.1, num_ranks=4):
     return [usual * (times if one == rank else 1) for one in range(num_ranks)]
 
 
+@fault(34)
 def test_a_rank_that_is_slow_for_20_steps_is_told_of_once():
     ((step, found),) = told([slow(2.1)] * 60)
     assert (step, found.rank, found.times, found.times_edges) == (STEPS, 3, 2.1, 1.0)
@@ -90,6 +92,7 @@ def _run(world, store, out):
     train(config, store, world)
 
 
+@fault(34)
 def test_a_run_prints_and_keeps_it(tmp_path, monkeypatch, capsys):
     share = Stopwatch.share
 
