@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from domainpar.nn.adapt.nested import every_tensor
 from domainpar.nn.adapt.on_events import OnEvents
 from domainpar.nn.adapt.rows import Rows, rows_of, unwatched
-from domainpar.nn.adapt.verifying.recording import tensors
 from domainpar.nn.gradients import GradientSink, TakesGradients
 from domainpar.parallel.integer_sums import LARGEST_PARTIAL
 
@@ -94,7 +94,7 @@ class LayerWatch:
             self._num_calls += 1
             self._times[name] = self._times.get(name, 0) + 1
             self._last_call[name] = self._num_calls
-            if self.forward is None and not all(is_finite(_counted(one)) for one in tensors(made)):
+            if self.forward is None and not all(is_finite(_counted(one)) for one in every_tensor(made)):
                 again = f", call {self._times[name]}" if self._times[name] > 1 else ""
                 self.forward = Spoilt(self._num_calls, _in_words(name) + again)
 
