@@ -45,9 +45,9 @@ bench: $(VENV)/.test-stamp
 
 # Into other files first, so that a survey that finds something wrong leaves the tables as they were.
 table: $(VENV)/.test-stamp
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m domainpar.nn.adapt.survey > docs/convolutions.md.new
+	OMP_NUM_THREADS=1 $(VENV)/bin/python tests/nn/adapt/survey.py > docs/convolutions.md.new
 	mv docs/convolutions.md.new docs/convolutions.md
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m domainpar.nn.adapt.survey models > docs/models.md.new
+	OMP_NUM_THREADS=1 $(VENV)/bin/python tests/nn/adapt/survey.py models > docs/models.md.new
 	mv docs/models.md.new docs/models.md
 
 $(VENV)/.train-stamp: pyproject.toml constraints.txt | $(VENV)/bin/python

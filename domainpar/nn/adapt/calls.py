@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from domainpar.nn.adapt.rows import Axis, NotExact
 
@@ -156,38 +155,6 @@ def _first_in_place(
 
 ASKED_BY_PYTHON = frozenset(words("bool int float complex index len contains array"))
 IN_PLACE_OPERATORS = frozenset(words("add sub mul div truediv floordiv mod pow and or xor lshift rshift matmul"))
-
-
-def flat(value: Any) -> list[Any]:
-    """The values in nested lists, tuples and dictionaries."""
-    found: list[Any] = []
-    _collect((value,), found)
-    return found
-
-
-def _collect(values: Iterable[Any], found: list[Any]) -> None:
-    for value in values:
-        if isinstance(value, (list, tuple)):
-            _collect(value, found)
-        elif isinstance(value, dict):
-            _collect(value.values(), found)
-        else:
-            found.append(value)
-
-
-def tensors_in(value: Any) -> list[Tensor]:
-    """The tensors in nested lists, tuples and dictionaries."""
-    return [item for item in flat(value) if isinstance(item, Tensor)]
-
-
-def mapped(change: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """A value with every tensor in it, at any depth of lists and tuples, changed."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
-        made: Iterable[Any] = [mapped(change, item) for item in value]
-        return made if isinstance(value, list) else tuple(made)
-    return value
 
 
 def one_axis(axes: Iterable[Axis], call: Call) -> Axis:

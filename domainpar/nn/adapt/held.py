@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 
 from torch import Tensor, nn
 
-from domainpar.nn.adapt.calls import tensors_in
+from domainpar.nn.adapt.nested import tensors_in
 from domainpar.nn.adapt.part import GraphPart, holds_rows
 from domainpar.nn.adapt.rows import NotExact, version_of
 

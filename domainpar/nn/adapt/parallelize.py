@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,11 +12,10 @@ from torch import Tensor, nn
 
 from domainpar.nn.adapt import rules as _rules  # noqa: F401  registers them
 from domainpar.nn.adapt.across import counted_once
-from domainpar.nn.adapt.calls import tensors_in
-from domainpar.nn.adapt.data import is_data, with_fields
 from domainpar.nn.adapt.gradient_sums import GradientSums, Replicas, take_from_root
 from domainpar.nn.adapt.held import common_tensors, owner_of, read_as_nodes
 from domainpar.nn.adapt.known_reasons import check_module, reason_of
+from domainpar.nn.adapt.nested import every_tensor, rebuilt
 from domainpar.nn.adapt.part import GraphPart
 from domainpar.nn.adapt.rows import UNKNOWN, NotExact, Rows, rows_of, unwatched
 from domainpar.nn.adapt.watch import Watch
@@ -128,7 +126,7 @@ class Parallel(nn.Module):
         uses = itertools.count()
         noise = None if key is None else lambda: key_of(key, next(uses))
         watch = Watch(part, {id(one): one for one in common_tensors(self.module).values()}, noise)
-        arguments = list(_all_tensors((args, kwargs)))
+        arguments = list(every_tensor((args, kwargs)))
         watch.numbering.start(arguments)
         watch.versions.given(arguments)
         gradients = torch.is_grad_enabled()
@@ -144,9 +142,9 @@ class Parallel(nn.Module):
                 result = self.module(*args, **kwargs)
             if not torch.equal(torch.get_rng_state(), before):
                 raise NotExact("it draws random numbers from torch's generator, which would be others on each rank.")
-            watch.versions.check_at_the_end(_all_tensors(((result,), {})))
+            watch.versions.check_at_the_end(every_tensor(((result,), {})))
             check(result)
-            return _owned(result, watch)
+            return rebuilt(result, lambda item: _owned(item, watch))
         except NotExact as refused:
             raise NotExact(self._explained(refused)) from refused
         finally:
@@ -223,7 +221,7 @@ def _part_of(arguments: Any) -> GraphPart:
         if getattr(item, "is_sparse", False) or type(item).__name__ == "SparseTensor":
             raise NotExact("an adjacency matrix (adj_t) is given; give part.edge_index instead.")
     found: dict[int, GraphPart] = {}
-    for tensor in _all_tensors(arguments):
+    for tensor in every_tensor(arguments):
         rows = rows_of(tensor)
         if rows is UNKNOWN:
             raise NotExact(
@@ -238,31 +236,11 @@ def _part_of(arguments: Any) -> GraphPart:
     return next(iter(found.values()))
 
 
-def _all_tensors(value: Any) -> Iterator[Tensor]:
-    """Tensors of arguments, also inside a PyG `Data`."""
-    yield from tensors_in(value)
-    for item in [*value[0], *value[1].values()]:
-        if is_data(item):
-            yield from tensors_in(item.to_dict())
-
-
 def _owned(result: Any, watch: Watch) -> Any:
     if isinstance(result, Tensor):
-        rows = watch.rows(result)
-        if rows is None:
+        if watch.rows(result) is None:
             return counted_once(result, watch.part)
         return watch.counted(watch.as_values(result))
-    if isinstance(result, tuple) and hasattr(result, "_fields"):
-        return type(result)(*(_owned(item, watch) for item in result))
-    if isinstance(result, (tuple, list)):
-        return type(result)(_owned(item, watch) for item in result)
-    if isinstance(result, dict):
-        return {name: _owned(item, watch) for name, item in result.items()}
-    if dataclasses.is_dataclass(result) and not isinstance(result, type):
-        made = {one.name: _owned(getattr(result, one.name), watch) for one in dataclasses.fields(result)}
-        return dataclasses.replace(result, **made)
-    if is_data(result):
-        return with_fields(result, {name: _owned(value, watch) for name, value in result.to_dict().items()})
     if result is None or isinstance(result, (bool, int, float, str)):
         return result
     raise NotExact(

@@ -12,18 +12,8 @@ from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from domainpar.nn.adapt.as_written import run_as_written
-from domainpar.nn.adapt.calls import (
-    DRAWS,
-    DROPS,
-    TAKES_SIZES,
-    TELLS_NO_VALUE,
-    Call,
-    flat,
-    mapped,
-    name_of,
-    tensors_in,
-    usual_arguments,
-)
+from domainpar.nn.adapt.calls import DRAWS, DROPS, TAKES_SIZES, TELLS_NO_VALUE, Call, name_of, usual_arguments
+from domainpar.nn.adapt.nested import flat, mapped, tensors_in
 from domainpar.nn.adapt.numbering import Numbering
 from domainpar.nn.adapt.part import GraphPart
 from domainpar.nn.adapt.rows import UNKNOWN, Axis, Kept, NotExact, RowCount, Rows, mark, rows_of, version_of

@@ -12,19 +12,18 @@ from __future__ import annotations
 import itertools
 import random
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from whole_and_split import USUAL, Outcome, Sample, _compare, _together, run_part, run_whole
+from whole_and_split import USUAL, Sample, check_same, trial_of
 
-from domainpar import World
 from domainpar.nn.adapt.rows import NotExact
+from domainpar.nn.adapt.trial import Run
 from domainpar.plan import EdgePolicy
-from domainpar.testing import run_ranks
 
 STATEMENTS = 14
 MOST_LEFT_OUT = 25
@@ -321,87 +320,77 @@ def dealt(sample: Sample, num_ranks: int) -> Sample:
     return replace(sample, assignment=tuple(part % num_ranks for part in sample.assignment))
 
 
-def settled(program: Program) -> Outcome:
-    """Leave out what torch or the watch refuses on the whole graph; what the program gives on one rank.
+def settled(program: Program) -> Run:
+    """Leave out what torch or the watch refuses on the whole graph; the run of the program on one rank.
 
     Where no chance plays a part, that is compared with torch alone.
     """
     for _ in range(MOST_LEFT_OUT):
+        trial = trial_of(program.function())
         try:
-            bare = run_whole(program.function(), USUAL, None)
+            (rank,) = trial.bare()[0].ranks
+            rank.learn(rank.results())
         except _Stop as stop:
             program.left_out.add(stop.number)
             continue
         except RuntimeError:  # backward: a value was changed in place after it was used
             program.left_out.add(program.last_of(_in_place, _hidden))
             continue
-        alone = run_part(World.alone(), program.function(), USUAL, None, "incoming")
-        if alone.error is None:
-            if not _by_chance(program):
-                _compare(f"{program} on one rank", alone, bare, 1e-9)
-            return alone
-        if isinstance(alone.error, RuntimeError) and "inplace operation" in str(alone.error):
-            program.left_out.add(
-                program.last_of(_in_place, _hidden)
-            )  # autograd kept what a rule read: it says so itself
+        alone = trial.split(1)
+        if alone.refused is not None:
+            assert alone.failure is not None
+            program.left_out.add(program.refused_at(alone.failure.error))
             continue
-        if not isinstance(alone.error, NotExact):
-            raise AssertionError(f"{program} on one rank: {alone.error}") from alone.error
-        program.left_out.add(program.refused_at(alone.error))
+        if alone.failure is not None and "inplace operation" in str(alone.failure.error):
+            program.left_out.add(program.last_of(_in_place, _hidden))  # autograd kept what a rule read: it says so
+            continue
+        if alone.failure is not None:
+            raise AssertionError(f"{program} on one rank: {alone.failure}") from alone.failure.error
+        if not _by_chance(program):
+            check_same(f"{program} on one rank", alone, trial.bare()[0], 1e-9)
+        return alone
     program.left_out = set(range(STATEMENTS))
-    return run_part(World.alone(), program.function(), USUAL, None, "incoming")
+    return trial_of(program.function()).split(1)
 
 
 def _by_chance(program: Program) -> bool:
     return any(kind is _chance and at not in program.left_out for at, kind in enumerate(program.kinds()))
 
 
-def on_ranks(world: World, programs: Sequence[Program], sample: Sample, policy: EdgePolicy) -> list[Outcome]:
-    """Every program on this rank."""
-    return [run_part(world, program.function(), sample, None, policy) for program in programs]
-
-
 @dataclass
 class Tally:
-    """What became of programs that were split: how many were exact, how many statements the split was refused for."""
+    """Programs that were split: how many were exact, and how many statements the split was refused for."""
 
     exact: int = 0
     statements: int = 0
     refused: int = 0
 
 
-def run_split(seeds: Mapping[int, set[int]], num_ranks: int, policy: EdgePolicy, tally: Tally) -> None:
-    """Run programs, with what `settled` left out of them, on so many ranks and compare.
+def run_split(program: Program, num_ranks: int, policy: EdgePolicy, tally: Tally) -> None:
+    """Run a program, with what `settled` left out of it, on several ranks and compare.
 
     Statements that are refused there only are left out as well, and the program is run again.
 
     Raises:
         AssertionError: If a program is not exact, ends in an error that is no refusal, or ranks disagree.
     """
-    sample = dealt(USUAL, num_ranks)
-    waiting = [Program(seed, set(left_out)) for seed, left_out in seeds.items()]
+    program = replace(program, left_out=set(program.left_out))
     for _ in range(STATEMENTS):
-        expected = [settled(program) for program in waiting]
-        found = list(zip(*run_ranks(on_ranks, num_ranks, waiting, sample, policy, timeout=60)))
-        again = []
-        for program, whole, of_all in zip(waiting, expected, found):
-            errors = [outcome.error for outcome in of_all]
-            if any(error is not None for error in errors):
-                numbers = {program.refused_at(error) for error in errors}
-                refused = all(isinstance(error, NotExact) for error in errors) and len(numbers) == 1
-                assert refused, f"{program} on {num_ranks} ranks, {policy}: {errors}"
-                (number,) = numbers
-                tally.refused += 1
-                again.append(replace(program, left_out=program.left_out | {number}))
-                continue
-            try:
-                _compare(policy, _together(list(of_all)), whole, 1e-9)
-            except AssertionError as wrong:
-                raise AssertionError(f"{program} on {num_ranks} ranks, {policy}: {wrong}") from wrong
+        where = f"{program} on {num_ranks} ranks, {policy}"
+        whole = settled(program)
+        split = trial_of(program.function(), dealt(USUAL, num_ranks), policy=policy).split(num_ranks)
+        if split.refused is None:
+            check_same(where, split, whole, 1e-9)
             tally.exact += 1
             tally.statements += STATEMENTS - len(program.left_out)
-        waiting = again
-    assert not waiting
+            return
+        numbers = {program.refused_at(failure.error) for failure in split.failures}
+        alike = all(failure.refuses for failure in split.failures) and len(split.failures) == num_ranks
+        alike = alike and len(numbers) == 1 and split.uneven is None
+        assert alike, f"{where}: {split.failures}, {split.uneven}"
+        tally.refused += 1
+        program.left_out |= numbers
+    raise AssertionError(f"{program}: nothing is left of it")
 
 
 WAYS = tuple(itertools.product((1, 2, 3), ("incoming", "incident")))
@@ -416,7 +405,7 @@ def main(first: int, last: int) -> int:
         try:
             settled(program)
             for num_ranks, policy in WAYS:
-                run_split({seed: program.left_out}, num_ranks, policy, tally)
+                run_split(program, num_ranks, policy, tally)
         except Exception as error:
             wrong += 1
             print(f"{seed}: {type(error).__name__}: {error}", flush=True)

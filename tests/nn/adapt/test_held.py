@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 from torch_geometric.nn import LINKX, GCNConv, LightGCN, SchNet
-from whole_and_split import USUAL, difference
+from whole_and_split import USUAL
 
 from domainpar import World
-from domainpar.agreement import Refused
+from domainpar.nn.adapt.differences import gap
 from domainpar.nn.adapt.parallelize import parallelize
 from domainpar.nn.adapt.part import split_graph
 from domainpar.nn.adapt.rows import NotExact
@@ -57,7 +57,7 @@ def test_a_graph_and_rows_of_nodes_that_a_module_keeps_stay_each_ranks_own():
         assert torch.equal(part.edge_index, own)
         return result
 
-    assert difference(on_ring(work), Static(RING, VALUES.cos())(VALUES)) < 1e-14
+    assert gap(on_ring(work), Static(RING, VALUES.cos())(VALUES)) < 1e-14
 
 
 def test_a_layer_that_keeps_its_graph_may_be_made_parallel_again():
@@ -73,7 +73,7 @@ def test_a_layer_that_keeps_its_graph_may_be_made_parallel_again():
             again(other.nodes(VALUES), other.edge_index)
         return result.detach()
 
-    assert difference(on_ring(work), copy.deepcopy(layer)(VALUES, RING).detach()) < 1e-14
+    assert gap(on_ring(work), copy.deepcopy(layer)(VALUES, RING).detach()) < 1e-14
 
 
 class Given(nn.Module):
@@ -102,7 +102,7 @@ def test_a_hook_of_schnet_may_keep_the_graph():
 
     whole = schnet(atoms, VALUES, torch.zeros(12, dtype=torch.int64)).detach()
     for found in on_ring(work).split(1):
-        assert difference(found, whole) < 1e-14
+        assert gap(found, whole) < 1e-14
 
 
 @pytest.mark.parametrize("view", [lambda part: part.edge_index[0], lambda part: part.nodes(VALUES)[:, :1]])
@@ -204,7 +204,7 @@ def whole_and_split(module, names, result, sample=USUAL, optimiser=torch.optim.A
     whole = learnt(bare, lambda: result(bare, sample.edge_index, sample.x, weights), lambda: None, optimiser)
     for found in [*run_ranks(work, 4), *run_ranks(work, 1)]:
         for mine, yours in zip(found, whole, strict=True):
-            assert difference(mine, yours) < 1e-9
+            assert gap(mine, yours) < 1e-9
 
 
 def test_parameters_and_buffers_with_a_row_for_each_node_are_read_as_nodes_and_learnt():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from whole_and_split import ODD, USUAL, check, run_part
+from whole_and_split import ODD, USUAL, check, trial_of
 
 from domainpar import World
 from domainpar.nn.adapt.parallelize import parallelize
@@ -345,7 +345,7 @@ def test_exchanges_and_sums_are_counted():
         h = x.new_zeros(x.size(0), 4).index_add(0, dst, x[src])
         return h[src] + h.mean(0), h[src] * 2
 
-    assert {one.counts for one in run_ranks(run_part, 4, twice, USUAL, None, "incoming")} == {(1, 1)}
+    assert {(rank.exchanges, rank.sums) for rank in trial_of(twice).split(4).ranks} == {(1, 1)}
 
 
 def test_graphs_with_several_sets_of_nodes_are_refused_by_name():

@@ -22,10 +22,9 @@ def check_programs(seeds):
     for program in programs.values():
         settled(program)
     for at, (num_ranks, policy) in enumerate(WAYS):
-        mine = {
-            seed: one.left_out for seed, one in programs.items() if at in (seed % len(WAYS), (seed + 3) % len(WAYS))
-        }
-        run_split(mine, num_ranks, policy, tally)
+        for seed, program in programs.items():
+            if at in (seed % len(WAYS), (seed + 3) % len(WAYS)):
+                run_split(program, num_ranks, policy, tally)
     return tally
 
 

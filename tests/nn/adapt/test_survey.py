@@ -10,12 +10,14 @@ import torch
 
 torch_geometric = pytest.importorskip("torch_geometric")
 
-from domainpar.nn.adapt import across, survey  # noqa: E402  # imports PyG itself
+import survey  # noqa: E402  # imports PyG itself
+from survey import Outcome, survey_case  # noqa: E402
+from survey_cases import CANNOT_RUN, CONVOLUTIONS, MODELS, MODULES, TOLERANCE, WHOLE_MODELS  # noqa: E402
+from survey_table import first_clause, table  # noqa: E402
+
+from domainpar.nn.adapt import across  # noqa: E402
 from domainpar.nn.adapt.rows import mark  # noqa: E402
 from domainpar.nn.adapt.rules import dropping  # noqa: E402
-from domainpar.nn.adapt.survey import Outcome, survey_case  # noqa: E402
-from domainpar.nn.adapt.survey_cases import CANNOT_RUN, CONVOLUTIONS, MODELS, MODULES, TOLERANCE, WHOLE_MODELS  # noqa: E402
-from domainpar.nn.adapt.survey_table import first_clause, table  # noqa: E402
 from domainpar.nn.adapt.watch import Watch  # noqa: E402
 
 TABLE = Path(__file__).parents[3] / "docs" / "convolutions.md"
@@ -218,9 +220,9 @@ def test_a_reason_is_shortened_to_its_first_clause(reason, clause):
 
 @pytest.fixture
 def sabotage(monkeypatch):
-    survey._run_alone.cache_clear()
+    survey._whole.cache_clear()
     yield monkeypatch
-    survey._run_alone.cache_clear()
+    survey._whole.cache_clear()
 
 
 def verdicts(*cases, policy="incoming"):

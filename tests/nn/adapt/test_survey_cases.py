@@ -8,13 +8,13 @@ import torch
 
 pyg = pytest.importorskip("torch_geometric.nn")
 
-from domainpar.nn.adapt.survey_cases import (  # noqa: E402  # imports PyG itself
+from survey_cases import (  # noqa: E402  # imports PyG itself
     CANNOT_RUN,
     CONVOLUTIONS,
     MODELS,
     MODULES,
 )
-from domainpar.nn.adapt.survey_samples import (  # noqa: E402
+from survey_samples import (  # noqa: E402
     EDGE_FIELDS,
     NODE_FIELDS,
     NUM_GRAPHS,

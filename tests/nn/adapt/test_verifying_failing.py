@@ -7,7 +7,7 @@ from torch import nn
 from verified_networks import NUM_NODES, ByLocalRows, Net, local_rows, on_rank_1, verified
 
 from domainpar.nn.adapt.rows import NotExact
-from domainpar.nn.adapt.verifying.failing import first_failure
+from domainpar.nn.adapt.trial import failures_of
 
 
 class Sorts(nn.Module):
@@ -61,15 +61,15 @@ def test_a_refusal_is_told_before_what_others_met_meanwhile():
         time.sleep(0.05 * world.rank)
         raise (NotExact if world.rank else KeyError)("no")
 
-    failure = first_failure(work, 2, patience=5.0)
+    failure = failures_of(work, 2, patience=5.0)[0]
     assert (failure.refuses, failure.rank) == (True, 1)
 
 
 def test_an_error_is_known_to_be_of_a_talk_of_ranks_or_of_their_own_code():
-    waits = first_failure(lambda world: world.is_root and world.transport.barrier(), 2, patience=0.1)
+    waits = failures_of(lambda world: world.is_root and world.transport.barrier(), 2, patience=0.1)[0]
     assert waits.talking
     assert str(waits).startswith("RankMissing: rank 0 waited 0.1 s")
     assert "\n" not in str(waits)
-    own = first_failure(lambda world: {}["no"], 2, patience=0.1)
+    own = failures_of(lambda world: {}["no"], 2, patience=0.1)[0]
     assert (own.talking, str(own)) == (False, "KeyError: 'no'")
-    assert first_failure(lambda world: world.transport.barrier(), 2, patience=5.0) is None
+    assert failures_of(lambda world: world.transport.barrier(), 2, patience=5.0) == []

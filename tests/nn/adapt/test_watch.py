@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from whole_and_split import USUAL, cases, check, refusals, run_part
+from whole_and_split import cases, check, refusals, trial_of
 
 from domainpar import World
 from domainpar.nn.adapt import as_written
@@ -15,7 +15,6 @@ from domainpar.nn.adapt.calls import name_of
 from domainpar.nn.adapt.parallelize import parallelize
 from domainpar.nn.adapt.rows import NotExact
 from domainpar.nn.adapt.watch import RULES, rule
-from domainpar.testing import run_ranks
 
 
 def sums(x, src, dst, e):
@@ -392,18 +391,14 @@ def test_a_call_has_one_rule():
 def test_refusals_name_the_module_on_every_rank():
     net = nn.Sequential(nn.Linear(4, 4), nn.ModuleDict())
     net[1].forward = lambda x: x.cumsum(0)
-    outcomes = run_ranks(run_part, 4, lambda x, net: net(x), USUAL, net.double(), "incoming")
-    for outcome in outcomes:
-        assert str(outcome.error).startswith("net"), outcome.error
-        assert "torch.cumsum" in str(outcome.error)
+    failures = trial_of(lambda x, net: net(x), net=net.double()).split(4).failures
+    assert [failure.refuses for failure in failures] == [True] * 4
+    for failure in failures:
+        assert str(failure.error).startswith("net"), failure.error
+        assert "torch.cumsum" in str(failure.error)
 
 
 def test_one_rank_alone_exchanges_nothing():
-    outcome = run_part(
-        World.alone(),
-        lambda x, src, dst, e: (sums(sums(x, src, dst, e), src, dst, e), x.sum(0)),
-        USUAL,
-        None,
-        "incoming",
-    )
-    assert outcome.counts == (0, 0)
+    trial = trial_of(lambda x, src, dst, e: (sums(sums(x, src, dst, e), src, dst, e), x.sum(0)))
+    (rank,) = trial.split(1).ranks
+    assert (rank.exchanges, rank.sums) == (0, 0)

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from domainpar.nn.adapt.calls import Call, mapped, one_axis, tensors_in, words
+from domainpar.nn.adapt.calls import Call, one_axis, words
+from domainpar.nn.adapt.nested import mapped, tensors_in
 from domainpar.nn.adapt.rows import MARK_IT, Axis, NotExact, Rows, check_enough_rows, mark
 from domainpar.nn.adapt.watch import RULES, Watch, rule
 

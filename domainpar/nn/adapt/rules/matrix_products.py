@@ -8,7 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from domainpar.nn.adapt.across import summed
-from domainpar.nn.adapt.calls import Call, one_axis, tensors_in, words
+from domainpar.nn.adapt.calls import Call, one_axis, words
+from domainpar.nn.adapt.nested import tensors_in
 from domainpar.nn.adapt.rows import NotExact, Rows, mark
 from domainpar.nn.adapt.rules.elementwise import find_place, without_rows
 from domainpar.nn.adapt.watch import Watch, rule

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from domainpar.nn.adapt.calls import ASKED_BY_PYTHON, Call, tensors_in
+from domainpar.nn.adapt.calls import ASKED_BY_PYTHON, Call
+from domainpar.nn.adapt.nested import tensors_in
 from domainpar.nn.adapt.rows import NotExact, RowCount
 from domainpar.nn.adapt.watch import Watch, rule
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from domainpar.nn.adapt.across import largest, summed, with_gradient_of
-from domainpar.nn.adapt.calls import Call, one_axis, tensors_in
+from domainpar.nn.adapt.calls import Call, one_axis
+from domainpar.nn.adapt.nested import tensors_in
 from domainpar.nn.adapt.rows import NotExact, Rows, mark
 from domainpar.nn.adapt.rules.elementwise import none_of
 from domainpar.nn.adapt.watch import Watch, rule

@@ -8,8 +8,8 @@ this package.
 
 from __future__ import annotations
 
-from domainpar.nn.adapt.survey_cases import attention, gcn_family, messages, models, norms_and_readouts, relations
-from domainpar.nn.adapt.survey_cases.case import Case, by_name
+from survey_cases import attention, gcn_family, messages, models, norms_and_readouts, relations
+from survey_cases.case import Case, by_name
 
 TOLERANCE = 1e-12
 """How far a result may be off and still be called exact, relative to the largest number of its kind; in float64."""

@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 import torch_geometric.nn as pyg
+from survey_layers import mlp
+from survey_samples import EDGE_FEATURES, FEATURES, HIDDEN, NUM_GRAPHS, NUM_TYPES, Sample
 from torch import Tensor, nn
 from torch_geometric.nn import aggr as pyg_aggr
 from torch_geometric.nn import norm as pyg_norm
 
-from domainpar.nn.adapt.survey_cases.case import (
+from survey_cases.case import (
     NODES,
     Case,
     Module,
@@ -23,8 +25,6 @@ from domainpar.nn.adapt.survey_cases.case import (
     nodes_only,
     one_event,
 )
-from domainpar.nn.adapt.survey_layers import mlp
-from domainpar.nn.adapt.survey_samples import EDGE_FEATURES, FEATURES, HIDDEN, NUM_GRAPHS, NUM_TYPES, Sample
 
 
 def norms() -> Iterable[Case]:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 import torch_geometric
+from survey_cases import TOLERANCE
+from survey_cases.case import Outcome
 from torch_geometric.nn import conv
-
-from domainpar.nn.adapt.survey_cases import TOLERANCE
-
-if TYPE_CHECKING:
-    from domainpar.nn.adapt.survey import Outcome
 
 _HEADER = """\
 # Convolutions of torch_geometric on a split graph
 
-Made by `make table`, not by hand: `python -m domainpar.nn.adapt.survey` runs each class of `torch_geometric.nn.conv`
+Made by `make table`, not by hand: `python tests/nn/adapt/survey.py` runs each class of `torch_geometric.nn.conv`
 whole and split over four ranks, of which one owns nothing, and compares. torch_geometric {pyg}, torch {torch}.
 
 {counts}

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from survey_samples import Sample, sample
 from torch import Tensor, nn
 
-from domainpar.nn.adapt.survey_samples import Sample, sample
+from domainpar.plan import EdgePolicy
 
 Module = Any  # what a case makes: torch.nn.Module says nothing of how it is called
 Call = Callable[[Module, Sample], Tensor]
 Order = Literal["nodes", "edges"]
+Verdict = Literal["exact", "global", "refused", "wrong"]
 
 NODES: frozenset[Order] = frozenset({"nodes"})
 EDGES: frozenset[Order] = frozenset({"edges"})
@@ -54,6 +56,27 @@ class Case:
 
     def __str__(self) -> str:
         return f"{self.name} ({self.variant})" if self.variant else self.name
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of one case under one edge policy.
+
+    Attributes:
+        case: The case.
+        policy: Which edges a part computes on.
+        verdict: `exact`; `global`: exact, with sums over all nodes or edges; `refused`; or `wrong`.
+        error: Largest difference of outputs, gradients and buffers, relative to the largest value of each kind.
+        reason: Why it was refused.
+        exchanges: How often ghosts were filled in one forward pass.
+    """
+
+    case: Case
+    policy: EdgePolicy
+    verdict: Verdict
+    error: float = 0.0
+    reason: str = ""
+    exchanges: int = 0
 
 
 def plain(m: Module, s: Sample) -> Any:

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 import torch_geometric.nn as pyg
+from survey_samples import EDGE_FEATURES, FEATURES, HIDDEN, NUM_TYPES, Sample
 from torch import nn
 
-from domainpar.nn.adapt.survey_cases.case import NODES, Case, Module, case, typed
-from domainpar.nn.adapt.survey_samples import EDGE_FEATURES, FEATURES, HIDDEN, NUM_TYPES, Sample
+from survey_cases.case import NODES, Case, Module, case, typed
 
 _HIT = "hit"
 _FORTH, _BACK = (_HIT, "to", _HIT), (_HIT, "from", _HIT)

@@ -1,4 +1,4 @@
-"""What came of a verification, and the words for it: a table of layers, one line of conclusion, one of advice."""
+"""The result of a verification, and the words for it: a table of layers, one line of conclusion, one of advice."""
 
 from __future__ import annotations
 
@@ -37,15 +37,16 @@ class LayerCheck:
 
 
 class Worst(NamedTuple):
-    """The parameter or buffer that differs most, relative to its largest value."""
+    """The result, parameter or buffer that differs most, relative to its largest value."""
 
     difference: float
     name: str
+    note: str = ""
 
 
 @dataclass(frozen=True)
 class Verification:
-    """What came of running a model whole and split; print it.
+    """A model compared whole and split; print it.
 
     Attributes:
         exact: Whether results, gradients and buffers agree within the tolerance.
@@ -54,8 +55,10 @@ class Verification:
             and only have been given wrong values.
         refused: Why the model has no exact form (`NotExact`), None if it was not refused.
         failed: What else the model raised on the split graph, and where; None if nothing.
-        gradients: The worst of the parameters' gradients; None if there are none or they were not compared.
-        buffers: The worst of the buffers after the pass, such as running means; None if there are none.
+        gradients: The worst of the gradients, of parameters and of fields of the graph that want one; None if there are
+            none or they were not compared.
+        buffers: The worst of the buffers and parameters after the pass, such as running means; None if there are none.
+        results: The worst of the tensors that the model returns; None if they were not compared.
         exchanges: How often ghosts were filled in one forward pass.
         sums: How often something was summed over ranks in one forward pass.
         tolerance: What differences were judged by.
@@ -70,6 +73,7 @@ class Verification:
     failed: str | None = None
     gradients: Worst | None = None
     buffers: Worst | None = None
+    results: Worst | None = None
     exchanges: int = 0
     sums: int = 0
     tolerance: float = 0.0
@@ -98,10 +102,12 @@ class Verification:
             return f"refused: {self.refused}"
         if self.failed is not None:
             return f"not exact: it fails where the graph is split: {self.failed}"
-        for what, worst in (("gradient", self.gradients), ("buffer", self.buffers)):
+        kinds = (("gradient of ", self.gradients), ("buffer of ", self.buffers), ("", self.results))
+        for kind, worst in kinds:
             if worst is not None and not agrees(worst, self.tolerance):
+                why = f" ({worst.note})" if worst.note else ""
                 by = _number(worst.difference)
-                return f"not exact: all layers agree, but the {what} of {worst.name} differs by {by}."
+                return f"not exact: all layers agree, but the {kind}{worst.name} differs by {by}{why}."
         if not self.exact:
             return "not known: the model returns nothing that could be compared."
         gradients = f", gradients too ({_number(self.gradients.difference)})" if self.gradients else ""

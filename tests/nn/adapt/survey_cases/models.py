@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 import torch_geometric.nn as pyg
+from survey_layers import EdgeClassifier, Jumping, SharedLayer, VirtualNode
+from survey_samples import EDGE_FEATURES, FEATURES, HIDDEN, Sample
 from torch import nn
 from torch_geometric.nn import norm as pyg_norm
 from torch_geometric.nn.models.schnet import InteractionBlock
 
-from domainpar.nn.adapt.survey_cases.case import (
+from survey_cases.case import (
     DEGREES,
     Case,
     Module,
@@ -23,8 +25,6 @@ from domainpar.nn.adapt.survey_cases.case import (
     weighted,
     with_edge_attr,
 )
-from domainpar.nn.adapt.survey_layers import EdgeClassifier, Jumping, SharedLayer, VirtualNode
-from domainpar.nn.adapt.survey_samples import EDGE_FEATURES, FEATURES, HIDDEN, Sample
 
 _KINDS: tuple[tuple[str, Callable[..., Module], dict[str, Any]], ...] = (
     ("GCN", pyg.GCN, {}),

@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 import torch_geometric.nn as pyg
+from survey_samples import EDGE_FEATURES, FEATURES, HIDDEN
 from torch import Tensor, nn
-
-from domainpar.nn.adapt.survey_samples import EDGE_FEATURES, FEATURES, HIDDEN
 
 
 def mlp(width: int = FEATURES, out: int = HIDDEN) -> nn.Sequential:
@@ -16,7 +15,7 @@ def mlp(width: int = FEATURES, out: int = HIDDEN) -> nn.Sequential:
     return nn.Sequential(nn.Linear(width, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, out))
 
 
-class Messages(pyg.MessagePassing):  # type: ignore[misc]  # PyG has no types
+class Messages(pyg.MessagePassing):
     """A layer as users write one: a message from both ends and the edge, any aggregation, a root weight."""
 
     def __init__(self, aggregation: Any = "sum", width: int = HIDDEN, **options: Any) -> None:
@@ -32,7 +31,7 @@ class Messages(pyg.MessagePassing):  # type: ignore[misc]  # PyG has no types
         return torch.tanh(self.message_net(torch.cat([x_i, x_j, edge_attr], dim=-1)))
 
 
-class Neighbours(pyg.MessagePassing):  # type: ignore[misc]
+class Neighbours(pyg.MessagePassing):
     """The sum of what the neighbours hold, without weights: the least a layer can be.
 
     Of the base class itself no object is ever made: that replaces `propagate` in the class, for every layer made later.
@@ -46,7 +45,7 @@ class Neighbours(pyg.MessagePassing):  # type: ignore[misc]
         return x_j
 
 
-class EdgeUpdates(pyg.MessagePassing):  # type: ignore[misc]
+class EdgeUpdates(pyg.MessagePassing):
     """Weights of edges from `edge_updater`, before `propagate`; a softmax over what arrives at a node by hand."""
 
     def __init__(self) -> None:

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch_geometric.nn as pyg
+from survey_layers import EdgeUpdates, Messages, Neighbours, mlp
+from survey_samples import EDGE_FEATURES, FEATURES, HIDDEN, Sample, mesh, sorted_by_dst
 from torch import nn
 
-from domainpar.nn.adapt.survey_cases.case import EDGES, Case, Module, attributed, case, degrees, weighted
-from domainpar.nn.adapt.survey_layers import EdgeUpdates, Messages, Neighbours, mlp
-from domainpar.nn.adapt.survey_samples import EDGE_FEATURES, FEATURES, HIDDEN, Sample, mesh, sorted_by_dst
+from survey_cases.case import EDGES, Case, Module, attributed, case, degrees, weighted
 
 _DENSE: dict[str, Any] = {"graph": sorted_by_dst, "needs_sorted": "edges"}
 _AGGREGATIONS: tuple[tuple[str, dict[str, Any]], ...] = (

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 import torch_geometric.nn as pyg
+from survey_samples import EDGE_FEATURES, FEATURES, HIDDEN, Sample, undirected
 from torch import nn
 
-from domainpar.nn.adapt.survey_cases.case import NODES, Case, Module, attributed, case, weighted
-from domainpar.nn.adapt.survey_samples import EDGE_FEATURES, FEATURES, HIDDEN, Sample, undirected
+from survey_cases.case import NODES, Case, Module, attributed, case, weighted
 
 
 def cases() -> Iterable[Case]:

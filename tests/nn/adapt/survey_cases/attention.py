@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 import torch_geometric.nn as pyg
+from survey_layers import mlp
+from survey_samples import EDGE_FEATURES, FEATURES, HIDDEN, Sample
 from torch import nn
 
-from domainpar.nn.adapt.survey_cases.case import Case, Module, attributed, case, with_edge_attr
-from domainpar.nn.adapt.survey_layers import mlp
-from domainpar.nn.adapt.survey_samples import EDGE_FEATURES, FEATURES, HIDDEN, Sample
+from survey_cases.case import Case, Module, attributed, case, with_edge_attr
 
 
 def cases() -> Iterable[Case]:

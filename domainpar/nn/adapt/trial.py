@@ -1,0 +1,313 @@
+"""A module run bare on a whole graph, and on ranks that are threads: its results, gradients, buffers and failures."""
+
+from __future__ import annotations
+
+import copy
+import math
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from domainpar.nn.adapt.gradient_sums import GradientSums
+from domainpar.nn.adapt.nested import every_tensor
+from domainpar.nn.adapt.parallelize import parallelize
+from domainpar.nn.adapt.part import GraphPart, split_graph
+from domainpar.nn.adapt.recorder import Layer, Recorder, Seen, as_numbers
+from domainpar.nn.adapt.rows import NotExact
+from domainpar.nn.adapt.verification import LayerCheck
+from domainpar.parallel.thread_ranks import run_threads
+from domainpar.parallel.transport import RanksFailed
+from domainpar.parallel.world import World
+from domainpar.plan import EdgePolicy, IntArray
+
+Inputs = Callable[[GraphPart, Mapping[str, Tensor]], Any]
+
+REFUSAL_SECONDS = 5.0  # in which all ranks come to the same refusal, before those that wait for others are stopped
+
+
+class Failure(NamedTuple):
+    """An error of a rank.
+
+    Attributes:
+        error: The error.
+        rank: On which rank.
+        talking: Whether it was raised by a talk of ranks.
+    """
+
+    error: BaseException
+    rank: int
+    talking: bool
+
+    @property
+    def refuses(self) -> bool:
+        """Whether it says that the model has no exact form."""
+        return isinstance(self.error, NotExact)
+
+    def __str__(self) -> str:
+        return f"{type(self.error).__name__}: {self.error}"
+
+
+def failures_of(work: Callable[[World], None], num_ranks: int, patience: float) -> list[Failure]:
+    """Run something on ranks that are threads; the errors of ranks: refusals first, those caused by others last.
+
+    Args:
+        work: The work of each rank.
+        num_ranks: Ranks to run.
+        patience: Seconds that a rank waits for the others; how long it computes itself is nobody's business.
+    """
+    failures: list[Failure] = []
+    everyone = threading.Barrier(num_ranks)
+
+    def attempt(world: World) -> None:
+        world.transport.board = None  # nobody makes marks here: where a rank was is told by its layer
+        try:
+            work(world)
+        except BaseException as error:
+            talking = any(
+                "parallel" in Path(frame.filename).parts for frame in traceback.extract_tb(error.__traceback__)
+            )
+            failures.append(Failure(error, world.rank, talking))
+            if not isinstance(error, NotExact):
+                everyone.abort()
+                raise
+            # A rank that fails stops the others. They are to come to a refusal of the whole model by themselves.
+            try:
+                everyone.wait(min(patience, REFUSAL_SECONDS))
+            except threading.BrokenBarrierError:
+                raise error from None
+        else:
+            try:
+                everyone.wait(patience)
+            except threading.BrokenBarrierError:
+                return
+
+    try:
+        run_threads(attempt, num_ranks, timeout=math.inf, deadline=patience, domain_size=num_ranks)
+    except BaseException as error:
+        if all(error is not failure.error for failure in failures):
+            raise
+    return sorted(failures, key=lambda failure: (not failure.refuses, isinstance(failure.error, RanksFailed)))
+
+
+@dataclass
+class OneRank:
+    """The run of one rank.
+
+    Attributes:
+        module: Its copy of the model.
+        leaves: Its copies of the inputs whose gradients are compared.
+        recorder: The record of its layers.
+        result: The result of the module, as its caller got it.
+        gradients: Of inputs and parameters, by name, after the backward pass of this rank.
+        summed: Those of parameters summed over ranks; None if some are not finite, or not computed.
+        exchanges: How often ghosts were filled in the forward pass.
+        sums: How often something was summed over ranks in it.
+        calls: Collective calls that were made.
+    """
+
+    module: nn.Module
+    leaves: Mapping[str, Tensor]
+    recorder: Recorder
+    result: Any = None
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+    summed: dict[str, Tensor] | None = None
+    exchanges: int = 0
+    sums: int = 0
+    calls: int = 0
+
+    def results(self) -> list[Seen]:
+        """The tensors of the result."""
+        return [
+            seen.returned_as(tensor)
+            for tensor, seen in zip(every_tensor(self.result), self.recorder.result(), strict=True)
+        ]
+
+    def state(self) -> dict[str, Tensor]:
+        """Buffers and parameters as the run left them."""
+        named = [*self.module.named_buffers(), *self.module.named_parameters()]
+        return {name: as_numbers(tensor) for name, tensor in named}
+
+    def call_of(self, layer: Layer) -> LayerCheck:
+        """A call of a layer with its class, nothing compared yet."""
+        return LayerCheck(layer.name, self.recorder.kinds[layer.name], layer.number, None)
+
+    def learn(self, whole: Sequence[Seen]) -> None:
+        """The backward pass of a sum of all results, with weights that depend on the key of each row.
+
+        So the loss is the same, whole and split.
+
+        Args:
+            whole: The results with their keys: of this rank, or merged from all ranks for a run on the whole graph.
+        """
+        terms = [
+            _weighted_sum(tensor, seen)
+            for tensor, seen in zip(every_tensor(self.result), whole, strict=True)
+            if tensor.requires_grad
+        ]
+        if terms:
+            sum(terms[1:], terms[0]).backward()
+        self.gradients = {f"input {name}": _gradient(leaf) for name, leaf in self.leaves.items()}
+        self.gradients |= self.of_parameters()
+
+    def of_parameters(self) -> dict[str, Tensor]:
+        """The gradients that are in the parameters now."""
+        return {name: _gradient(one) for name, one in self.module.named_parameters() if one.requires_grad}
+
+
+def _gradient(tensor: Tensor) -> Tensor:
+    if tensor.grad is None:
+        return torch.zeros_like(tensor, dtype=torch.float64)
+    return as_numbers(tensor.grad.to_dense() if tensor.grad.is_sparse else tensor.grad)
+
+
+def _weighted_sum(tensor: Tensor, seen: Seen) -> Tensor:
+    first = tensor.flatten() if seen.dim is None else tensor.movedim(seen.dim, 0)
+    table = first.flatten(1) if first.dim() > 1 else first.unsqueeze(1)
+    keys = torch.arange(len(table)) if seen.dim is None else seen.keys
+    weights = torch.sin(1.7 * keys.double()[:, None] + 0.9 * torch.arange(table.size(1)) + 0.3)
+    return (table * weights).abs().sum() if tensor.is_complex() else (table * weights).sum()
+
+
+@dataclass
+class Run:
+    """One run of a module, bare or on several ranks.
+
+    Attributes:
+        ranks: The run of each of them; one if it was bare.
+        failures: Errors of ranks: refusals first, those caused by others last.
+    """
+
+    ranks: Sequence[OneRank]
+    failures: Sequence[Failure] = ()
+
+    @property
+    def failure(self) -> Failure | None:
+        """The first of the errors."""
+        return next(iter(self.failures), None)
+
+    @property
+    def refused(self) -> str | None:
+        """Why the model has no exact form, None if it was not refused."""
+        return str(self.failure.error) if self.failure is not None and self.failure.refuses else None
+
+    @property
+    def failed(self) -> str | None:
+        """Where it failed; if in a talk of ranks, also where that rank was which is behind the others."""
+        failure = self.failure
+        if failure is None or failure.refuses:
+            return self.uneven if failure is None else None
+        here = str(_running(self.ranks[failure.rank]))
+        behind = min(range(len(self.ranks)), key=lambda rank: len(self.ranks[rank].recorder.moments))
+        there = str(_running(self.ranks[behind]))
+        if failure.talking and there != here:
+            return f"{here}: {failure}; rank {behind} was in {there} then, where it called for what others did not"
+        return f"{here}: {failure}"
+
+    @property
+    def uneven(self) -> str | None:
+        """How the ranks came to different ends; None if they did not."""
+        kinds = {failure.rank: type(failure.error).__name__ for failure in self.failures}
+        ends = [
+            f"{kinds.get(number, 'a result')} after {rank.exchanges} exchanges, {rank.sums} sums, {rank.calls} calls"
+            for number, rank in enumerate(self.ranks)
+        ]
+        return None if len(set(ends)) == 1 else f"ranks came to different ends: {ends}"
+
+
+def _running(rank: OneRank) -> LayerCheck:
+    """The layer that a rank is in, or was in when it failed."""
+    running = rank.recorder.running
+    return rank.call_of(running[-1] if running else Layer("", 1))
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A module to be run, and a graph to run it on.
+
+    Attributes:
+        module: The module, which is copied.
+        edge_index: `src` and `dst` of each edge, int64 [2, E].
+        num_nodes: Nodes of the graph.
+        inputs: Makes the arguments from a part and its copies of the leaves: a tuple, a dictionary, or the only one.
+        assignment: The part of each node, [N].
+        edges: Which edges a part computes on.
+        leaves: Whole tensors, by name, whose gradients are compared.
+        backward: Whether gradients are computed, too.
+        seed: Of random numbers.
+        patience: Seconds that a rank waits for the others.
+        calls: How often the module is called; the last one counts.
+    """
+
+    module: nn.Module
+    edge_index: Tensor
+    num_nodes: int
+    inputs: Inputs
+    assignment: IntArray
+    edges: EdgePolicy = "incoming"
+    leaves: Mapping[str, Tensor] = field(default_factory=dict)
+    backward: bool = True
+    seed: int = 0
+    patience: float = 60.0
+    calls: int = 1
+
+    def bare(self) -> tuple[Run, bool]:
+        """The module itself on the whole graph, and whether torch drew random numbers for it."""
+        rank, part = self._one_rank(), self._part(World.alone())
+        torch.manual_seed(self.seed)
+        before = torch.get_rng_state()
+        for _ in range(self.calls):
+            args, kwargs = self._arguments(part, rank)
+            try:
+                rank.result = rank.module(*args, **kwargs)
+            except Exception as error:
+                error.add_note("This was the whole graph, not split; verify takes a copy in float64 on the CPU.")
+                raise
+        rank.recorder.stop()
+        return Run([rank]), not torch.equal(before, torch.get_rng_state())
+
+    def split(self, num_ranks: int) -> Run:
+        """The module on a split graph, forward and backward, up to where it fails."""
+        ranks = [self._one_rank() for _ in range(num_ranks)]
+        return Run(ranks, failures_of(partial(self._on_rank, ranks), num_ranks, self.patience))
+
+    def _on_rank(self, ranks: Sequence[OneRank], world: World) -> None:
+        rank = ranks[world.rank]
+        try:
+            parallel = parallelize(rank.module, world, seed=self.seed)
+            part = self._part(world)
+            args, kwargs = self._arguments(part, rank)
+            try:
+                for _ in range(self.calls):
+                    rank.result = parallel(*args, **kwargs)
+            finally:
+                rank.exchanges, rank.sums = part.num_exchanges, part.num_sums
+            rank.recorder.stop()
+            world.transport.all_gather(b"")  # every rank to the end of its forward pass, before one fails in backward
+            if self.backward:
+                rank.learn(rank.results())
+                if not GradientSums(rank.module).reduce(world.transport):
+                    rank.summed = rank.of_parameters()
+        finally:
+            rank.calls = world.transport.num_calls
+
+    def _one_rank(self) -> OneRank:
+        module = copy.deepcopy(self.module)
+        leaves = {name: leaf.detach().clone().requires_grad_() for name, leaf in self.leaves.items()}
+        return OneRank(module, leaves, Recorder(module))
+
+    def _part(self, world: World) -> GraphPart:
+        assignment = self.assignment if world.size > 1 else self.assignment * 0
+        return split_graph(self.edge_index, self.num_nodes, world, edges=self.edges, partitioner=assignment)
+
+    def _arguments(self, part: GraphPart, rank: OneRank) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        given = self.inputs(part, rank.leaves)
+        if isinstance(given, dict):
+            return (), given
+        return (given if isinstance(given, tuple) else (given,)), {}
