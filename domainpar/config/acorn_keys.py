@@ -42,7 +42,7 @@ ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
 """Keys with one possible meaning here: the values that have it, and why no other."""
 _OF_FILES = ("input_cut", "transform")
 
-_OWN_NETWORK = "give the network as a model of your own (domainpar.nn.acorn has these options)"
+_OWN_NETWORK = "give acorn's network as a model of your own: --model package.module:factory"
 _NEVER = ("output_layer_norm", "output_batch_norm", "bn_track_running_stats", "edge_output_transform_final_layer_norm",
           "edge_output_transform_final_batch_norm")  # fmt: skip
 _OF_BOTH = {
