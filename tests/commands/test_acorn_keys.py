@@ -18,7 +18,7 @@ from domainpar.config import (
     parse_weighting,
     resolved_yaml,
 )
-from domainpar.config.acorn_keys import KNOWN, NETWORKS, NOT_USED, ONLY, TRANSLATIONS
+from domainpar.config.acorn import KNOWN, NETWORKS, NOT_USED, ONLY, TRANSLATIONS
 
 INF = math.inf
 
@@ -155,17 +155,28 @@ def test_a_network_of_the_edge_classifier_is_scored_where_it_was_trained(read):
 
 def test_what_is_translated_and_what_is_not_used_is_said_once_each(read, capsys):
     read(TrainConfig, TRAIN)
-    translated, holding, unused = capsys.readouterr().out.splitlines()
-    assert "acorn.yaml: from acorn: " in translated
-    assert "n_graph_iters -> graph_iters: 6" in translated
-    assert "warmup -> warmup_epochs: 5" in translated
+    *ours, holding, unused = capsys.readouterr().out.splitlines()
+    assert "acorn.yaml: from acorn's keys, in our own:" in ours[0]
+    assert "  graph_iters: 6  # n_graph_iters" in ours
+    assert "  warmup_epochs: 5  # warmup" in ours
+    assert "  lr_schedule: step  # factor, patience" in ours
     names = unused.split("not used: ")[1].split(", ")
     assert {"stage", "project", "accelerator", "devices", "data_split", "hard_cuts", "node_features"} <= set(names)
     assert not {"hidden", "lr", "weighting", "n_graph_iters", "factor"} & set(names)
-    keys = set(yaml.safe_load(TRAIN))
     names += holding.split("so here anyway: ")[1].split(", ")
     assert {"layernorm", "edge_cut", "undirected"} <= set(names)
-    assert keys - {"hidden", "lr"} == {key for key in keys if key in names or f"{key} -> " in translated}
+    origins = [origin for line in ours[1:] if "  # " in line for origin in line.split("  # ")[1].split(", ")]
+    assert {*names, *origins} == set(yaml.safe_load(TRAIN)) - {"hidden", "lr"}, "those two are keys of ours as well"
+
+
+@pytest.mark.parametrize(
+    ("config_class", "text"), [(TrainConfig, TRAIN), (PrepareConfig, TRAIN), (InferConfig, TRACKS)]
+)
+def test_what_is_printed_is_a_file_of_ours_that_asks_for_the_same(read, capsys, config_class, text):
+    config = read(config_class, text)
+    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    assert read(config_class, "\n".join(printed)) == config
+    assert capsys.readouterr().out == ""
 
 
 def test_other_ranks_say_nothing(read, capsys, monkeypatch):
