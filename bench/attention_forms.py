@@ -9,7 +9,7 @@ import torch
 from heptrkx_sectors import Graph
 from torch import Tensor
 
-from domainpar.nn.agnn import AttentionNetwork
+from domainpar.nn.published import AttentionNetwork
 
 
 class ByIndex:

@@ -18,7 +18,7 @@ from heptrkx_sectors import Divided, Graph
 from measuring import Spread
 from torch.nn import functional as F
 
-from domainpar.nn.agnn import AttentionNetwork
+from domainpar.nn.published import AttentionNetwork
 from domainpar.parallel.world import World
 from domainpar.testing import run_ranks
 from domainpar.training.record import peak_rss_bytes

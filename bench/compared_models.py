@@ -16,7 +16,7 @@ import torch
 import torch_geometric.nn as pyg
 from torch import Tensor, nn
 
-from domainpar.nn.agnn import AttentionNetwork
+from domainpar.nn.published import AttentionNetwork
 
 SIZES: dict[str, dict[str, Any]] = {
     "small": {"hits": 2_000, "phi_slope": 6e-3, "z0": 1000.0, "data": None},

@@ -8,13 +8,16 @@ import difflib
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
+import yaml
+
 from domainpar.config import ConfigError, Group, InferConfig, PrepareConfig, TrainConfig, flag, groups, title
-from domainpar.config.acorn_keys import translate
+from domainpar.config.acorn import converted
 from domainpar.config.texts import loaded_yaml
 from domainpar.parallel.launcher import started_as_root
 from domainpar.problems import Problem, Where, error_text, expected
@@ -50,7 +53,10 @@ def run_command(
     """
     try:
         config = parse(config_class, text or "", sys.argv[1:] if argv is None else argv)
-        _quieten_torch(config)
+        # Keep torch's pages of C++ frames about ranks that have gone from burying the one line that says why.
+        # What NCCL has to say about a GPU stays.
+        on_gpu = getattr(config, "device", "cpu") != "cpu"
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR" if on_gpu else "FATAL")
         return work(config)
     except ConfigError as error:
         if started_as_root():
@@ -66,15 +72,6 @@ def run_command(
 def _print_error(problem: Problem) -> None:
     sys.stderr.write(error_text(problem.what, Where(event=problem.event, file=problem.file), problem.hint))
     sys.stderr.flush()
-
-
-def _quieten_torch(config: Group) -> None:
-    """Keep torch's pages of C++ frames about ranks that have gone from burying the one line that says why.
-
-    What NCCL has to say about a GPU stays.
-    """
-    on_gpu = getattr(config, "device", "cpu") != "cpu"
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR" if on_gpu else "FATAL")
 
 
 def parse(config_class: type[Config], text: str, argv: Sequence[str]) -> Config:
@@ -99,9 +96,13 @@ def parse(config_class: type[Config], text: str, argv: Sequence[str]) -> Config:
         given = _read_file(config_class, parser, Path(values["config"]), own_model)
         parser.set_defaults(given)
         values = _read_flags(config_class, parser, argv)
-    if values.get("resume") and values["out"] is not None and not values["overwrite"] and _goes_on(values):
-        parser.set_defaults(_own_settings(config_class, parser, Path(values["out"])) | given)
-        values = _read_flags(config_class, parser, argv)
+    if values.get("resume") and values["out"] is not None and not values["overwrite"]:
+        from domainpar.training.rundir import can_go_on
+
+        run = Path(values["out"])
+        if values["resume"] != "auto" or can_go_on(run):
+            parser.set_defaults(_own_settings(config_class, parser, run) | given)
+            values = _read_flags(config_class, parser, argv)
     del values["config"]
     return config_class(**values)
 
@@ -154,8 +155,8 @@ def _reading(name: str, hint: Any, description: str) -> dict[str, Any]:
         return {"action": ActionYesNo(yes_prefix=on, no_prefix=off)}
     if get_origin(hint) is Literal:
         return {"type": hint}
-    if _is_switch_with_words(hint):
-        return {"type": hint, "nargs": "?", "const": True, "metavar": "|".join(_words(hint))}
+    if words := _words(hint):
+        return {"type": hint, "nargs": "?", "const": True, "metavar": "|".join(words)}
     if choices := _choices(hint):
         return {"type": hint, "metavar": "{" + ",".join(choices) + "}"}
     is_file = description.startswith("File")
@@ -194,24 +195,15 @@ def _read_flags(config_class: type[Group], parser: Any, argv: Sequence[str]) -> 
     try:
         values: dict[str, Any] = parser.parse_args(list(argv)).as_dict()
     except argparse.ArgumentError as error:
-        _explain(config_class, str(error))
+        # Say in one line, with the flag's own name, what the parser says in many.
+        text = str(error)
+        key, given = re.search(r'Parser key "(\w+)"', text), re.findall(r"(?:Got|Given) value: (.*)", text)
+        if key and given:
+            _refuse_value(config_class, key[1], given[-1], where="--")
+        what = text.replace("unrecognized arguments:", "words that belong to no flag:").removeprefix("argument ")
+        hint = f"{_help(config_class)} lists the flags; each takes one value, quoted if it has spaces"
+        raise ConfigError(what, hint) from None
     return values
-
-
-def _explain(config_class: type[Group], error: str) -> NoReturn:
-    """Say in one line, with the flag's own name, what the parser says in many."""
-    key, given = re.search(r'Parser key "(\w+)"', error), re.findall(r"(?:Got|Given) value: (.*)", error)
-    if key and given:
-        _refuse_value(config_class, key[1], given[-1], where="--")
-    what = error.replace("unrecognized arguments:", "words that belong to no flag:").removeprefix("argument ")
-    raise ConfigError(what, f"{_help(config_class)} lists the flags; each takes one value, quoted if it has spaces")
-
-
-def _goes_on(values: Mapping[str, Any]) -> bool:
-    """Whether a run that is to be resumed is there; `--resume auto` begins one where it is not."""
-    from domainpar.training.rundir import can_go_on
-
-    return values["resume"] != "auto" or can_go_on(Path(values["out"]))
 
 
 def _own_settings(config_class: type[Group], parser: Any, run: Path) -> dict[str, Any]:
@@ -247,7 +239,7 @@ def _read_file(config_class: type[Group], parser: Any, path: Path, own_model: bo
     """
     hints = dict(_fields(config_class))
     values: dict[str, Any] = {}
-    given = _in_our_keys(config_class, path, own_model)
+    given = _converted(config_class, path, _load_mapping(path), own_model)
     _refuse_unknown_keys(config_class, path, [str(key) for key in given if key not in hints])
     for key, value in given.items():
         if key == "model" and ":" in str(value):
@@ -257,9 +249,7 @@ def _read_file(config_class: type[Group], parser: Any, path: Path, own_model: bo
             )
         # The parser takes a missing value for any type.
         if value is None and NoneType not in get_args(hints[key]):
-            raise ConfigError(
-                f"{path}: {key} is null; expected {_expected(hints[key])}", "leave it away to have the default"
-            )
+            raise ConfigError(f"{path}: {key} is null; expected {_expected(hints[key])}", "omit it to have the default")
         try:
             values[key] = parser.parse_object({key: value}, defaults=False)[key]
         except argparse.ArgumentError:
@@ -280,25 +270,29 @@ def _refuse_unknown_keys(config_class: type[Config], path: Path, unknown: Sequen
     )
 
 
-def _in_our_keys(config_class: type[Group], path: Path, own_model: bool) -> Mapping[Any, Any]:
+def _converted(config_class: type[Group], path: Path, keys: Mapping[str, Any], own_model: bool) -> Mapping[str, Any]:
+    """The keys of a file in our own; a file with acorn's is converted, and the result printed."""
     everything = [name for of in _COMMANDS for name, _ in _fields(of)]
     fields = [name for name, _ in _fields(config_class)]
     try:
-        found = translate(_load_mapping(path), _command(config_class), fields, everything, own_model)
+        conversion = converted(keys, _command(config_class), fields, everything, own_model)
     except ConfigError as error:
-        if str(path) in str(error):
-            raise
         raise ConfigError(f"{path}: {error.what}", error.hint) from error
-    for line in found.said if started_as_root() else ():
-        print(f"{path}: {line}", flush=True)
-    return found.values
+    if conversion is None:
+        return keys
+    text, said = conversion
+    if started_as_root():
+        print(f"{path}: from acorn's keys, in our own:\n" + textwrap.indent(text, "  "), end="")
+        print(*(f"{path}: {line}" for line in said), sep="\n", flush=True)
+    values: Mapping[str, Any] = loaded_yaml(text)  # what was printed is what is read
+    return values
 
 
 def _load_mapping(path: Path) -> Mapping[Any, Any]:
-    import yaml
-
     try:
         loaded = loaded_yaml(path.read_text(encoding="utf-8"))
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error.what}", error.hint) from error
     except OSError as error:
         raise ConfigError(f"cannot read --config {path}: {error.strerror}", "give the path of a YAML file") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -308,7 +302,7 @@ def _load_mapping(path: Path) -> Mapping[Any, Any]:
         what = getattr(error, "problem", None) or "not text in UTF-8"
         raise ConfigError(f"{path}{place}: not YAML: {what}", "write one 'key: value' on a line") from error
     if loaded is None:
-        raise ConfigError(f"config is empty: {path}", "write one 'key: value' on a line, or leave --config away")
+        raise ConfigError(f"config is empty: {path}", "write one 'key: value' on a line, or omit --config")
     if not isinstance(loaded, dict):
         raise ConfigError(
             f"{path} holds a {type(loaded).__name__}, not keys with values", "write one 'key: value' on a line"
@@ -333,8 +327,8 @@ def _refuse_value(config_class: type[Group], key: str, value: Any, where: str) -
 def _expected(hint: Any) -> str:
     if choices := _choices(hint):
         return "one of " + ", ".join(choices)
-    if _is_switch_with_words(hint):
-        return "true or false, or " + ", ".join(_words(hint))
+    if words := _words(hint):
+        return "true or false, or " + ", ".join(words)
     return {int: "a whole number", float: "a number", bool: "true or false"}.get(_plain(hint), "text")
 
 
@@ -351,13 +345,10 @@ def _choices(hint: Any) -> tuple[Any, ...]:
     return get_args(_plain(hint)) if get_origin(_plain(hint)) is Literal else ()
 
 
-def _is_switch_with_words(hint: Any) -> bool:
-    """Whether a flag may stand alone, or be followed by one of a few words."""
-    return bool in get_args(hint) and bool(_words(hint))
-
-
 def _words(hint: Any) -> list[str]:
-    return [str(word) for part in get_args(hint) if get_origin(part) is Literal for word in get_args(part)]
+    """The words that may follow a flag which may also stand alone; none for other types."""
+    parts = get_args(hint) if bool in get_args(hint) else ()
+    return [str(word) for part in parts if get_origin(part) is Literal for word in get_args(part)]
 
 
 def _nearest(word: str, known: Iterable[str], otherwise: str) -> str:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from domainpar.command_line import run_command
-from domainpar.config.doctoring import DoctorConfig
+from domainpar.config import DoctorConfig
 
 
 def main(argv: Sequence[str] | None = None) -> int:

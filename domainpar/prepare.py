@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from domainpar.agreement import Refused, agree
 from domainpar.command_line import run_command
 from domainpar.config import PrepareConfig, conditions_of, parse_layer_pairs, parse_names, parse_numbers
-from domainpar.config.acorn_keys import default_store
+from domainpar.config.acorn import default_store
 
 if TYPE_CHECKING:
     from domainpar.events.acorn import AcornOptions

@@ -5,78 +5,25 @@ What is wrong in a group, or between groups, is found when the object is made, b
 Only commands and the rooms' entry points read these objects; everything below takes plain arguments.
 """
 
-from domainpar.config.bad_events import BadEvents
-from domainpar.config.errors import ConfigError
-from domainpar.config.group import Group, flag, groups, resolved_yaml, title
-from domainpar.config.inference import InferConfig, Scoring
-from domainpar.config.launching import Launch, session_arguments
-from domainpar.config.preparing import AcornFiles, CandidateEdges, PrepareConfig, Source, Storage, Tiles
-from domainpar.config.ranks import Ranks
-from domainpar.config.reporting import ReportConfig, Showing
+from domainpar.config.doctor import DoctorConfig
+from domainpar.config.group import OWN_MODEL, ConfigError, Group, flag, groups, is_code, resolved_yaml, title
+from domainpar.config.infer import InferConfig
+from domainpar.config.prepare import PrepareConfig
+from domainpar.config.ranks import session_arguments
+from domainpar.config.report import ReportConfig
 from domainpar.config.texts import (
-    OWN_MODEL,
-    LayerPair,
-    WeightRules,
     conditions_of,
-    is_code,
     parse_layer_pairs,
     parse_names,
     parse_numbers,
     parse_weighting,
     target_conditions,
 )
-from domainpar.config.training import (
-    COLUMN_BLOCK,
-    MODELS,
-    ON_STAGES,
-    Learning,
-    Loss,
-    Memory,
-    Network,
-    Record,
-    Run,
-    TrainConfig,
-)
+from domainpar.config.train import MODELS, ON_STAGES, Network, TrainConfig
 
 __all__ = [
-    "COLUMN_BLOCK",
-    "MODELS",
-    "ON_STAGES",
-    "OWN_MODEL",
-    "AcornFiles",
-    "BadEvents",
-    "CandidateEdges",
-    "ConfigError",
-    "Group",
-    "InferConfig",
-    "Launch",
-    "LayerPair",
-    "Learning",
-    "Loss",
-    "Memory",
-    "Network",
-    "PrepareConfig",
-    "Ranks",
-    "Record",
-    "ReportConfig",
-    "Run",
-    "Scoring",
-    "Showing",
-    "Source",
-    "Storage",
-    "Tiles",
-    "TrainConfig",
-    "WeightRules",
-    "conditions_of",
-    "flag",
-    "groups",
-    "is_code",
-    "parse_layer_pairs",
-    "parse_names",
-    "parse_numbers",
-    "parse_weighting",
-    "resolved_yaml",
-    "session_arguments",
-    "target_conditions",
+    "MODELS", "ON_STAGES", "OWN_MODEL", "ConfigError", "DoctorConfig", "Group", "InferConfig", "Network",
+    "PrepareConfig", "ReportConfig", "TrainConfig", "conditions_of", "flag", "groups", "is_code", "parse_layer_pairs",
+    "parse_names", "parse_numbers", "parse_weighting", "resolved_yaml", "session_arguments", "target_conditions",
     "title",
-]
+]  # fmt: skip

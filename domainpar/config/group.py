@@ -1,15 +1,25 @@
 """What all configurations share: groups of fields, the error that refuses, and the file that repeats a command."""
 
 import math
+import re
 from dataclasses import dataclass
 
 import yaml
 
-from domainpar.config.errors import ConfigError
-from domainpar.config.texts import OWN_MODEL, is_code
+from domainpar.problems import Problem
+
+OWN_MODEL = "own"
+"""What a run's `config.yaml` says in place of a user's own network: a file is data and never names code."""
 
 # How a command was started, not what it computes: left out of a run's `config.yaml`.
 _NOT_KEPT = ("out", "resume", "overwrite", "report", "verify")
+
+
+class ConfigError(Problem):
+    """What was asked cannot be done, found before work began: commands print it once and end with exit code 2.
+
+    Every rank raises it together, or none: rank 0 alone prints.
+    """
 
 
 def flag(name: str) -> str:
@@ -35,7 +45,7 @@ class Group:
                 bound = f"a finite number of at least {least:g}" if isinstance(value, float) else f"at least {least:g}"
                 raise ConfigError(
                     f"{flag(name)} is {value}; it must be {bound}{upper}",
-                    f"leave {flag(name)} away to have its default",
+                    f"omit {flag(name)} to have its default",
                 )
 
     def _above_zero(self, *names: str) -> None:
@@ -44,8 +54,13 @@ class Group:
             if not 0 < value < math.inf:
                 raise ConfigError(
                     f"{flag(name)} is {value}; it must be a finite number above 0",
-                    f"leave {flag(name)} away to have its default",
+                    f"omit {flag(name)} to have its default",
                 )
+
+
+def is_code(model: str) -> bool:
+    """Whether the name of a model is that of a user's own, `package.module:factory`."""
+    return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", model) is not None
 
 
 def groups(config_class: type[Group]) -> tuple[type[Group], ...]:

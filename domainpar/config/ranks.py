@@ -1,10 +1,10 @@
-"""Ranks and how an event is split over them: asked of every command that runs a network."""
+"""Ranks and what becomes of bad events: asked of every command that runs a network."""
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
-from domainpar.config.errors import ConfigError
-from domainpar.config.group import Group
+from domainpar import timeouts
+from domainpar.config.group import ConfigError, Group, flag
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,3 +45,58 @@ class Ranks(Group):
             raise ConfigError(f"--sectors {self.sectors} means nothing with --mode halo", "add --mode naive or drop it")
         if self.transport == "nccl" and self.device == "cpu":
             raise ConfigError("--transport nccl moves GPU memory, but --device is cpu", "add --device cuda or drop it")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch(Group):
+    """How ranks meet, and how long they wait for each other"""
+
+    ranks: int | None = None
+    """How many ranks there must be; any other number is refused. Default: as many as are started."""
+
+    join_timeout: float = timeouts.JOIN
+    """Seconds in which all ranks must have come."""
+
+    first_timeout: float = timeouts.FIRST_STEP
+    """Seconds a rank waits for the others up to the end of the first step (in infer: event)."""
+
+    timeout: float = timeouts.STEP
+    """Seconds a rank waits for the others after that; then all end, and the one that did not come is named."""
+
+    share_gpu: bool = False
+    """Let several ranks of a machine use one GPU (with --transport mpi or gloo)."""
+
+    def check(self) -> None:
+        """Refuse times and numbers that are none."""
+        self._bounded("ranks", least=1)
+        self._above_zero("join_timeout")
+        self._above_zero("first_timeout")
+        self._above_zero("timeout")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BadEvents(Group):
+    """Events that are damaged, without truth, or too small for the ranks"""
+
+    on_bad_event: Literal["fail", "skip"] = "fail"
+    """An event that cannot be read, or has no truth to train on. fail: the command ends. skip: it is left out, said."""
+
+    strict: bool = False
+    """Refuse events of which a rank would own nothing, such as those with fewer tiles than ranks."""
+
+
+def session_arguments(config: Any) -> dict[str, Any]:
+    """Arguments of `World.session`, from a configuration that has the groups `Ranks` and `Launch`."""
+    # All flags must be the same on every rank but one.
+    given = {flag(field.name): str(getattr(config, field.name)) for field in fields(config)}
+    return {
+        "transport": config.transport,
+        "device": config.device,
+        # Sectors are samples of their own: unless told otherwise, each rank takes others.
+        "domain_size": 1 if config.mode == "naive" and config.domain_size is None else config.domain_size,
+        "timeout": config.first_timeout,
+        "join_seconds": config.join_timeout,
+        "share_gpu": config.share_gpu,
+        "num_ranks": config.ranks,
+        "same": {name: value for name, value in given.items() if name != "--threads"},
+    }

@@ -1,4 +1,4 @@
-"""Values of flags that are one piece of text and mean more: conditions, layer pairs, names of code."""
+"""Values of flags that are one piece of text and mean more: conditions, weights, names, numbers, layer pairs."""
 
 import math
 import re
@@ -6,17 +6,10 @@ from typing import Any
 
 import yaml
 
-from domainpar.config.errors import ConfigError
+from domainpar.config.group import ConfigError
 
 LayerPair = tuple[tuple[int, int], tuple[int, int]]
-
-OWN_MODEL = "own"
-"""What a run's `config.yaml` says in place of a user's own network: a file is data and never names code."""
-
-
-def is_code(model: str) -> bool:
-    """Whether the name of a model is that of a user's own, `package.module:factory`."""
-    return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", model) is not None
+WeightRules = list[tuple[float, dict[str, Any]]]
 
 
 def loaded_yaml(text: str) -> Any:
@@ -65,16 +58,22 @@ def conditions_of(name: str, text: str) -> dict[str, Any]:
         ConfigError: If the text is no mapping from quantities to conditions.
     """
     hint = f"write it as {name} 'pt: [1, .inf], nhits: [3, .inf]'"
-    try:
-        conditions = loaded_yaml(text if text.lstrip().startswith("{") else "{" + text + "}")
-    except ConfigError as error:
-        raise ConfigError(f"{name} {text!r}: {error.what}", error.hint) from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{name} {text!r} is not YAML: {str(error).splitlines()[0]}", hint) from error
+    in_braces = text if text.lstrip().startswith("{") else "{" + text + "}"
+    conditions = _value_of_flag(name, text, in_braces, hint)
     if not isinstance(conditions, dict) or not conditions or None in conditions.values():
         raise ConfigError(f"{name} {text!r} is not a mapping from quantities to conditions", hint)
     _refuse_equal_reals(name, conditions)
     return conditions
+
+
+def _value_of_flag(name: str, text: str, as_yaml: str, hint: str) -> Any:
+    """The value of a flag whose text is YAML, errors naming the flag."""
+    try:
+        return loaded_yaml(as_yaml)
+    except ConfigError as error:
+        raise ConfigError(f"{name} {text!r}: {error.what}", error.hint) from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{name} {text!r} is not YAML: {str(error).splitlines()[0]}", hint) from error
 
 
 # Of the quantities a condition can be about, those that are real numbers.
@@ -91,9 +90,6 @@ def _refuse_equal_reals(name: str, conditions: dict[str, Any]) -> None:
             )
 
 
-WeightRules = list[tuple[float, dict[str, Any]]]
-
-
 def parse_weighting(text: str) -> WeightRules:
     """Read `--weighting`: a YAML list of a weight and conditions each.
 
@@ -101,12 +97,7 @@ def parse_weighting(text: str) -> WeightRules:
         ConfigError: If the text is no such list.
     """
     hint = "write it as --weighting '[{weight: 2, conditions: {y: true, pt: [1, .inf]}}]'"
-    try:
-        rules = loaded_yaml(text)
-    except ConfigError as error:
-        raise ConfigError(f"--weighting {text!r}: {error.what}", error.hint) from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"--weighting {text!r} is not YAML: {str(error).splitlines()[0]}", hint) from error
+    rules = _value_of_flag("--weighting", text, text, hint)
     if not isinstance(rules, list) or not rules:
         raise ConfigError(f"--weighting {text!r} is not a list of rules", hint)
     return [_weight_rule(rule, hint) for rule in rules]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from domainpar.agreement import gather
-from domainpar.config.doctoring import DoctorConfig
+from domainpar.config import DoctorConfig
 from domainpar.diagnosis import layout, machine
 from domainpar.diagnosis.budget import Budget
 from domainpar.diagnosis.gpu import check_gpu

@@ -10,7 +10,7 @@ from typing import Any
 
 from domainpar import timeouts
 from domainpar.agreement import agree
-from domainpar.config.doctoring import DoctorConfig
+from domainpar.config import DoctorConfig
 from domainpar.diagnosis import beside, layout, machine, selftests
 from domainpar.diagnosis.files import check_run, check_store
 from domainpar.diagnosis.launchers import check_launcher, check_mpi, check_open_mpi, mpiexec_for

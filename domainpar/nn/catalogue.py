@@ -6,7 +6,7 @@ import importlib
 import inspect
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -15,14 +15,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from domainpar.nn.acorn import InteractionGNN, InteractionGNN2
 from domainpar.nn.adapt.on_events import OnEvents
 from domainpar.nn.adapt.rows import NotExact
-from domainpar.nn.agnn import AttentionNetwork, MessagePassingNetwork
 from domainpar.nn.classifier import EdgeClassifier
-from domainpar.nn.gcn import GraphConvolutionalNetwork
 from domainpar.nn.interaction import InteractionNetwork
-from domainpar.nn.resin import ResidualInteractionNetwork
+from domainpar.nn.published import OF_THE_FIELD
 
 ON_STAGES: dict[str, Callable[..., InteractionNetwork]] = {
     "interaction": partial(InteractionNetwork, order="edge-first"),
@@ -30,45 +27,10 @@ ON_STAGES: dict[str, Callable[..., InteractionNetwork]] = {
 }
 """The same bits on any number of ranks."""
 
-Options = Mapping[str, Any]
+OPTIONS = ("node_features", "edge_features", "hidden", "graph_iters", "dropout", "seed")
+"""What a network may be told; a user's factory is called with those of them that it takes."""
 
 _ONE_AT_A_TIME = threading.Lock()  # ranks may be threads, and torch has one generator a process
-
-
-def _iterated(network: type[nn.Module]) -> Callable[[int, int, Options], nn.Module]:
-    def make(nodes: int, edges: int, options: Options) -> nn.Module:
-        return network(nodes, hidden=options["hidden"], graph_iters=options["graph_iters"], seed=options["seed"])
-
-    return make
-
-
-def _gcn(nodes: int, edges: int, options: Options) -> nn.Module:
-    return GraphConvolutionalNetwork(
-        nodes, hidden=options["hidden"], layers=options["graph_iters"], seed=options["seed"]
-    )
-
-
-def _resin(nodes: int, edges: int, options: Options) -> nn.Module:
-    width = options["hidden"]
-    layers, seed = options["graph_iters"], options["seed"]
-    return ResidualInteractionNetwork(nodes, edges, node_dim=width, edge_dim=width, layers=layers, seed=seed)
-
-
-def _acorn2(nodes: int, edges: int, options: Options) -> nn.Module:
-    return InteractionGNN2(
-        nodes, edges, hidden=options["hidden"], graph_iters=options["graph_iters"], seed=options["seed"]
-    )
-
-
-OF_THE_FIELD: dict[str, Callable[[int, int, Options], nn.Module]] = {
-    "agnn": _iterated(AttentionNetwork),
-    "mpnn": _iterated(MessagePassingNetwork),
-    "gcn": _gcn,
-    "resin": _resin,
-    "acorn": _iterated(InteractionGNN),
-    "acorn2": _acorn2,
-}
-"""Plain modules, the same result on any number of ranks to rounding."""
 
 
 def build_model(
@@ -88,8 +50,8 @@ def build_model(
     """Build a network; the same weights on every rank.
 
     Args:
-        name: A name, or `package.module:factory`. A factory is called with those of node_features, edge_features,
-            hidden, graph_iters, dropout, seed that it takes, and returns a module for `OnEvents`.
+        name: A name, or `package.module:factory`. A factory is called with those of `OPTIONS` that it takes, and
+            returns a module for `OnEvents`.
         node_features: Columns of node features.
         edge_features: Columns of edge features.
         hidden: Width of states.
@@ -104,7 +66,7 @@ def build_model(
     Raises:
         ValueError: If there is no network of this name, or it cannot have these sizes or options.
     """
-    options = {"hidden": hidden, "graph_iters": graph_iters, "seed": seed}
+    options: dict[str, Any] = {"hidden": hidden, "graph_iters": graph_iters, "seed": seed}
     of_stages = {"shared_weights": shared_weights, "products": products, "recompute_every": recompute_every}
     if name in ON_STAGES:
         make = ON_STAGES[name]
@@ -115,7 +77,7 @@ def build_model(
     if given:
         raise ValueError(f"--model {name} has no {', '.join(given)}; {' and '.join(ON_STAGES)} have.")
     if name in OF_THE_FIELD:
-        module = OF_THE_FIELD[name](node_features, edge_features, options)
+        module: nn.Module = OF_THE_FIELD[name](node_features, edge_features, **options)
     else:
         sizes = {"node_features": node_features, "edge_features": edge_features, "dropout": dropout}
         module = _own(name, sizes | options)
@@ -137,12 +99,12 @@ def _own(name: str, options: dict[str, Any]) -> nn.Module:
         taken = _taken(factory)
         with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
             torch.manual_seed(options["seed"])
-            made = factory(**{option: value for option, value in options.items() if option in taken})
+            module = factory(**{option: value for option, value in options.items() if option in taken})
     except (Exception, SystemExit) as error:  # whatever a user's code may raise is the user's to see, in one line
         raise ValueError(f"model {name!r} cannot be made: {said_by(error)}{_advice(error)}.") from error
-    if not isinstance(made, nn.Module):
-        raise ValueError(f"model {name!r} made a {type(made).__name__}; a factory returns a torch.nn.Module.")
-    return made
+    if not isinstance(module, nn.Module):
+        raise ValueError(f"model {name!r} made a {type(module).__name__}; a factory returns a torch.nn.Module.")
+    return module
 
 
 def _taken(factory: Callable[..., Any]) -> tuple[str, ...]:
@@ -185,6 +147,3 @@ def _advice(error: BaseException) -> str:
     if isinstance(error, (ImportError, AttributeError)):
         return "; write package.module:factory, with the package on the Python path (the current directory is)"
     return f"; a factory may take {', '.join(OPTIONS)}" if isinstance(error, TypeError) else ""
-
-
-OPTIONS = ("node_features", "edge_features", "hidden", "graph_iters", "dropout", "seed")

@@ -16,7 +16,7 @@ from heptrkx_sectors import RECIPES, Recipe
 
 from domainpar.events.graph import Hits, Particles
 from domainpar.events.simulate import simulate_event
-from domainpar.nn.agnn import AttentionNetwork
+from domainpar.nn.published import AttentionNetwork
 from domainpar.testing import run_ranks
 
 NO_EDGES = np.zeros((2, 0), np.int64)
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in 
 
 def found(edge_index, logits_of):
     """Logits, and gradients at the features and at all weights."""
-    network = AttentionNetwork(3, hidden=8, graph_iters=3, seed=1, dtype=torch.float64)
+    network = AttentionNetwork(3, hidden=8, graph_iters=3, seed=1).double()
     generator = torch.Generator().manual_seed(2)
     x = torch.randn(NUM_NODES, 3, generator=generator, dtype=torch.float64, requires_grad=True)
     edge_index = torch.from_numpy(edge_index)

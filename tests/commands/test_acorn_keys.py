@@ -18,7 +18,7 @@ from domainpar.config import (
     parse_weighting,
     resolved_yaml,
 )
-from domainpar.config.acorn_keys import KNOWN, NETWORKS, NOT_USED, ONLY, TRANSLATIONS
+from domainpar.config.acorn import KNOWN, NETWORKS, NOT_USED, ONLY, TRANSLATIONS
 
 INF = math.inf
 
@@ -155,17 +155,28 @@ def test_a_network_of_the_edge_classifier_is_scored_where_it_was_trained(read):
 
 def test_what_is_translated_and_what_is_not_used_is_said_once_each(read, capsys):
     read(TrainConfig, TRAIN)
-    translated, holding, unused = capsys.readouterr().out.splitlines()
-    assert "acorn.yaml: from acorn: " in translated
-    assert "n_graph_iters -> graph_iters: 6" in translated
-    assert "warmup -> warmup_epochs: 5" in translated
+    *ours, holding, unused = capsys.readouterr().out.splitlines()
+    assert "acorn.yaml: from acorn's keys, in our own:" in ours[0]
+    assert "  graph_iters: 6  # n_graph_iters" in ours
+    assert "  warmup_epochs: 5  # warmup" in ours
+    assert "  lr_schedule: step  # factor, patience" in ours
     names = unused.split("not used: ")[1].split(", ")
     assert {"stage", "project", "accelerator", "devices", "data_split", "hard_cuts", "node_features"} <= set(names)
     assert not {"hidden", "lr", "weighting", "n_graph_iters", "factor"} & set(names)
-    keys = set(yaml.safe_load(TRAIN))
     names += holding.split("so here anyway: ")[1].split(", ")
     assert {"layernorm", "edge_cut", "undirected"} <= set(names)
-    assert keys - {"hidden", "lr"} == {key for key in keys if key in names or f"{key} -> " in translated}
+    origins = [origin for line in ours[1:] if "  # " in line for origin in line.split("  # ")[1].split(", ")]
+    assert {*names, *origins} == set(yaml.safe_load(TRAIN)) - {"hidden", "lr"}, "those two are keys of ours as well"
+
+
+@pytest.mark.parametrize(
+    ("config_class", "text"), [(TrainConfig, TRAIN), (PrepareConfig, TRAIN), (InferConfig, TRACKS)]
+)
+def test_what_is_printed_is_a_file_of_ours_that_asks_for_the_same(read, capsys, config_class, text):
+    config = read(config_class, text)
+    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    assert read(config_class, "\n".join(printed)) == config
+    assert capsys.readouterr().out == ""
 
 
 def test_other_ranks_say_nothing(read, capsys, monkeypatch):
@@ -259,7 +270,7 @@ def test_the_target_of_metrics_is_that_of_the_weighting_if_one_rule_tells(read, 
 
 REFUSED = {
     "a doubled graph": ("undirected: true", "undirected: True is not an option", "model of your own"),
-    "another norm": ("layernorm: false", "layernorm: False is not an option", "domainpar.nn.acorn"),
+    "another norm": ("layernorm: false", "layernorm: False is not an option", "package.module:factory"),
     "more aggregations": ("aggregation: [sum, mean]", "aggregation: ['sum', 'mean']", "model of your own"),
     "another model": ("model: Filter", "model 'Filter' of acorn has no equal", "take one of InteractionGNN"),
     "another cut of edges": ("edge_cut: 0.6", "edge_cut: 0.6 has no equal", "edges pass above 0.5"),
@@ -310,20 +321,27 @@ def test_every_key_is_in_one_table_and_networks_have_our_names():
     assert {TrainConfig(model=name).model for name, _ in NETWORKS.values()} == {"acorn", "acorn2"}
 
 
-def test_the_options_of_our_networks_are_those_the_tables_say():
-    """A configuration that names its options gets the network that it describes."""
-    import inspect
+def test_a_configuration_that_names_its_options_gets_the_network_that_it_describes():
+    from domainpar.nn.published import OF_THE_FIELD
 
-    from domainpar.nn import acorn
-
-    ours = {"nb_node_layer": "node_layers", "n_node_net_layers": "node_layers", "nb_edge_layer": "edge_layers",
-            "n_edge_net_layers": "edge_layers", "n_edge_decoder_layers": "decoder_layers"}  # fmt: skip
-    for name, (_, options) in NETWORKS.items():
-        defaults = {key: of.default for key, of in inspect.signature(getattr(acorn, name)).parameters.items()}
-        for key, allowed in options.items():
-            if ours.get(key, key) in defaults:
-                assert defaults[ours.get(key, key)] in allowed, (name, key)
-        assert defaults["aggregations"] == ("sum",)
+    for ours, options in NETWORKS.values():
+        network = OF_THE_FIELD[ours](3, hidden=4, graph_iters=2)
+        (batchnorm,), (layernorm,) = options["batchnorm"], options["layernorm"]
+        between = ["LayerNorm"] * layernorm + ["BatchNorm1d"] * batchnorm + list(options["hidden_activation"])
+        for of in ("node", "edge"):
+            (layers,) = options.get(f"nb_{of}_layer") or options[f"n_{of}_net_layers"]
+            (recurrent,) = options[f"{of}_net_recurrent"]
+            nets = getattr(network, f"{of}_networks")
+            assert len(nets) == (1 if recurrent else 2)
+            assert [type(module).__name__ for module in nets[0]] == [
+                *(layers - 1) * ["Linear", *between], "Linear", *options["output_activation"]
+            ]  # fmt: skip
+        assert [type(module).__name__ for module in network.node_encoder] == [type(m).__name__ for m in nets[0]]
+    assert [type(module).__name__ for module in network.edge_decoder].count("Linear") == options[
+        "n_edge_decoder_layers"
+    ][0]
+    assert network.edge_networks[0][0].in_features == 6 * 4, "concat"
+    assert network.node_networks[0][0].in_features == 4 * 4, "in_out_diff_agg and one aggregation"
 
 
 # --- from files of acorn to a trained network ------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from pathlib import Path
 import garbling
 import pytest
 
-from domainpar.config.doctoring import DoctorConfig
+from domainpar.config import DoctorConfig
 from domainpar.diagnosis import gpu, invariance, scaling, toy
 from domainpar.diagnosis.budget import Budget
 from domainpar.diagnosis.certificate import certify, without_names

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from domainpar.config.errors import ConfigError
-from domainpar.config.group import Group, flag
+from domainpar.config.group import ConfigError, Group, flag
 from domainpar.config.texts import conditions_of, parse_layer_pairs, parse_names, parse_numbers
 
 
@@ -79,7 +78,7 @@ class AcornFiles(Group):
                 f"--node-features {self.node_features!r} have no scales", "say what each is divided by: --node-scales"
             )
         if self.node_features is not None and not parse_names(self.node_features):
-            raise ConfigError("--node-features names none", "leave it away to have 'r, phi, z'")
+            raise ConfigError("--node-features names none", "omit it to have 'r, phi, z'")
         if self.hard_cuts is not None:
             conditions_of("--hard-cuts", self.hard_cuts)
 

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from domainpar.config.errors import ConfigError
-from domainpar.config.group import Group
+from domainpar.config.group import ConfigError, Group
 
 
 @dataclass(frozen=True, kw_only=True)

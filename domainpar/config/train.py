@@ -4,15 +4,10 @@ import difflib
 from dataclasses import dataclass
 from typing import Literal
 
-from domainpar.config.bad_events import BadEvents
-from domainpar.config.errors import ConfigError
-from domainpar.config.group import Group, flag
-from domainpar.config.launching import Launch
-from domainpar.config.ranks import Ranks
-from domainpar.config.texts import OWN_MODEL, is_code, parse_weighting, target_conditions
-
-# Kernels take so many numbers of a row at once (`nn.lanes`).
-COLUMN_BLOCK = 16
+from domainpar.config.group import OWN_MODEL, ConfigError, Group, flag, is_code
+from domainpar.config.ranks import BadEvents, Launch, Ranks
+from domainpar.config.texts import parse_weighting, target_conditions
+from domainpar.nn import COLUMN_BLOCK
 
 # Networks by name. The first two are built on stages; `nn.catalogue` makes them all.
 ON_STAGES = ("interaction", "interaction-node-first")

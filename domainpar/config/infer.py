@@ -3,11 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from domainpar.config.bad_events import BadEvents
-from domainpar.config.errors import ConfigError
-from domainpar.config.group import Group, flag
-from domainpar.config.launching import Launch
-from domainpar.config.ranks import Ranks
+from domainpar.config.group import ConfigError, Group, flag
+from domainpar.config.ranks import BadEvents, Launch, Ranks
 from domainpar.config.texts import conditions_of
 
 
@@ -76,7 +73,7 @@ class Tracks(Group):
         self._bounded("min_hits", least=1)
         for name in ("walk_min", "walk_add"):
             if self.tracks != "walk" and getattr(self, name) != getattr(Tracks, name):
-                raise ConfigError(f"{flag(name)} means nothing without --tracks walk", "add it, or leave the flag away")
+                raise ConfigError(f"{flag(name)} means nothing without --tracks walk", "add it, or omit the flag")
         if self.tracks is None and self.classical:
             raise ConfigError("--classical compares tracks, but none are built", "add --tracks walk")
         if self.tracks is None and self.format == "csv":
