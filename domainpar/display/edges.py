@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from domainpar.display.chart import BLACK, BLUE, GREY, ORANGE, VERMILION, Axis, Chart, Panel, Series, log_axis
 from domainpar.display.event_data import EventData
-from domainpar.display.reading import RunFiles
+from domainpar.display.run_files import RunFiles
 from domainpar.events.graph import FloatArray, IntArray
 from domainpar.events.store import EventRecord
 from domainpar.reco.performance.ceiling import EdgeCeiling, edge_ceiling
 from domainpar.training.targets import FAKE, OTHER, TARGET
+from domainpar.words import several
 
 NUM_BINS = 50
 NUM_CUTS = 101
@@ -192,3 +194,64 @@ def _ceiling_of(event: EventData, track_target: Mapping[str, Any]) -> EdgeCeilin
         return edge_ceiling(event.truth, event.edge_index, track_target, passing)
     except ValueError:  # its source does not tell what the conditions ask; the other curves are worth having
         return None
+
+
+def edge_chart(run: RunFiles, curves: EdgeCurves, other: RunFiles | None, beside: EdgeCurves | None) -> Chart:
+    """ROC curve, scores of either kind, efficiency and purity at every cut; another run's curves beside them.
+
+    Args:
+        run: The run.
+        curves: Its curves.
+        other: The run beside it.
+        beside: Its curves; None where it has none.
+    """
+    runs = [(curves, run.kind)] + ([(beside, other.kind)] if other is not None and beside is not None else [])
+    title = f"Edges of {several(len(curves.events), f'{curves.split} event')}, {run.how_scored}"
+    return Chart("edges", title, (_roc_panel(runs), _score_panel(curves), _cut_panel(runs)), columns=3)
+
+
+def _roc_panel(runs: Sequence[tuple[EdgeCurves, str]]) -> Panel:
+    series = []
+    for (curves, kind), colour in zip(runs, (BLUE, VERMILION)):
+        area = "" if curves.auc is None else f", AUC {curves.auc:.4f}"
+        others, targets = curves.roc[:, curves.roc[0] > 0]  # a log axis has no zero
+        series.append(Series(kind + area, "line", colour, others, targets, dashed=colour == VERMILION))
+    floor = min(float(one.x.min(initial=1.0)) for one in series)
+    x = log_axis("share of other edges that pass", np.array([floor, 1.0]), max(floor, 1e-5) if floor < 1 else 1e-3, 1.0)
+    caption = (
+        "ROC curve: target edges against all other candidate edges, counted in the graph. The lower the cut on the "
+        "score, the further right."
+    )
+    return Panel("roc", tuple(series), x, Axis("share of target edges that pass", 0.0, 1.02), "", caption)
+
+
+def _score_panel(curves: EdgeCurves) -> Panel:
+    kinds = [("target", curves.targets, BLUE), ("not true", curves.fakes, ORANGE)]
+    if curves.others.any():
+        kinds.append(("true, no target", curves.others, GREY))
+    # Nothing is drawn where nothing was counted: a log axis has no zero.
+    series = tuple(
+        Series(name, "steps", colour, curves.bins, np.where(counts > 0, counts, np.nan), dashed=colour == GREY)
+        for name, counts, colour in kinds
+    )
+    y = log_axis(f"edges per {curves.bins[1]:.2g} of score", np.concatenate([one.y for one in series]))
+    caption = "Scores of target edges and of those that are not true."
+    return Panel("scores", series, Axis("score of the edge", 0.0, 1.0), y, "", caption)
+
+
+def _cut_panel(runs: Sequence[tuple[EdgeCurves, str]]) -> Panel:
+    series = []
+    for (curves, kind), (blue, orange) in zip(runs, ((BLUE, ORANGE), (VERMILION, BLACK))):
+        words = f", {kind.split(' (')[0]}" if len(runs) > 1 else ""
+        for name, values, colour in (("efficiency", curves.efficiency, blue), ("purity", curves.purity, orange)):
+            series.append(Series(name + words, "line", colour, curves.cuts, values, dashed=blue == VERMILION))
+    caption = "Edge efficiency and purity of all edges with at least this score, counted in the graph."
+    ceiling = runs[0][0].ceiling
+    if ceiling is not None and ceiling.construction_efficiency is not None:
+        caption += (
+            f" The graph holds {ceiling.construction_efficiency:.1%} of the true segments of the targets of tracks; no "
+            "cut finds more of them."
+        )
+    return Panel(
+        "cuts", tuple(series), Axis("cut on the score", 0.0, 1.0), Axis("share of edges", 0.0, 1.02), "", caption
+    )

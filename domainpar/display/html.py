@@ -12,13 +12,14 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from domainpar import __version__
+from domainpar.display.paint_plotly import figures_of
 from domainpar.display.sections import Page
 
 SCRIPTS = ("figures.js", "canvas.js", "painting.js", "event.js")
 
 
 def render(page: Page) -> str:
-    """The report. Whatever comes from a run is escaped: its names and paths may be anybody's."""
+    """The HTML of a page. All words of a run are escaped: its names and paths may be anybody's."""
     environment = Environment(
         loader=PackageLoader("domainpar.display", "templates"),
         autoescape=True,
@@ -33,6 +34,7 @@ def render(page: Page) -> str:
         script=Markup("\n").join(_ours(name) for name in SCRIPTS),
         plotly=_safe_script(get_plotlyjs()),
         embedded=embedded,
+        figures_of=figures_of,
     )
 
 
