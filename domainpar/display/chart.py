@@ -1,4 +1,4 @@
-"""A chart as plain values: described once by what it is about, painted by `paint_plotly` for the page and by
+"""A chart as plain values: described once beside its numbers, painted by `paint_plotly` for the page and by
 `paint_matplotlib` for a picture. Whatever a reader could compare between the two stands here: numbers, names, colours,
 limits, ticks of logarithmic axes. A painter decides on fonts, sizes and margins only.
 
@@ -16,15 +16,8 @@ import numpy as np
 from domainpar.events.graph import FloatArray
 
 # Okabe and Ito's palette: colour-blind readers tell its colours apart, also in print.
-BLUE, SKY, GREEN, ORANGE, VERMILION, PURPLE, BLACK = (
-    "#0072B2",
-    "#56B4E9",
-    "#009E73",
-    "#E69F00",
-    "#D55E00",
-    "#CC79A7",
-    "#000000",
-)
+BLUE, SKY, GREEN = "#0072B2", "#56B4E9", "#009E73"
+ORANGE, VERMILION, PURPLE, BLACK = "#E69F00", "#D55E00", "#CC79A7", "#000000"
 GREY, PALE, GRID, FRAME, TEXT = "#7a828b", "#c9ced6", "#e6e9ed", "#4c545d", "#2b333d"
 
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -39,14 +32,14 @@ class Series:
         kind: `line` joins its points, `steps` has a level for each bin, `points` a marker for each bin, `bars` stand
             upon those of the series before.
         colour: `#rrggbb`.
-        x: Where the values are, [n]; of steps the borders of the bins, [n + 1].
+        x: Places of the values, [n]; of steps the borders of the bins, [n + 1].
         y: The values, [n]; NaN where nothing is drawn.
         interval: Lower and upper ends of the values' intervals, [2, n]; None without.
         bins: Lower and upper border of the bin of each point, [2, n]; None where points have no width.
         marker: Shape of its points: `circle`, `diamond`, `square`, `triangle` or `cross`; empty for none.
         dashed: Whether its line is dashed: what belongs to the run beside.
         width: Of its line, in points.
-        notes: What the page says of each point under the pointer; none: its coordinates.
+        notes: Words of the page on each point under the pointer; none: its coordinates.
     """
 
     name: str
@@ -67,8 +60,8 @@ class Axis:
     """One axis of a panel.
 
     Attributes:
-        label: What is along it, with its unit.
-        low, high: Where it begins and ends; None: where the numbers do.
+        label: The quantity along it, with its unit.
+        low, high: Its ends; None: those of the numbers.
         log: Whether it is logarithmic.
         ticks: Their places and texts; none: as a painter likes, which a reader may zoom into.
     """
@@ -88,8 +81,8 @@ class Panel:
         name: Unique in its chart.
         series: From the lowest layer to the highest.
         x, y: Its axes.
-        title: What is special about it; may be empty.
-        caption: What it shows, in a sentence or two, where the chart has no caption for all.
+        title: A remark above it; may be empty.
+        caption: Its content, in a sentence or two; empty where the chart has a caption for all panels.
     """
 
     name: str
@@ -102,15 +95,15 @@ class Panel:
 
 @dataclass(frozen=True, eq=False)
 class Chart:
-    """One picture of the report; on the page one figure, or a figure for each panel.
+    """A picture of the report; on the page a figure, or a figure for each panel.
 
     Attributes:
         name: Its file, without `.png`, and its id in the page.
-        title: What was counted, a line above the picture. The page says it in the text of the section.
+        title: A line above the picture on the events and cuts. The page has them in the text of the section.
         panels: Its frames, row by row.
         columns: Frames side by side.
-        caption: What all panels show together: the page makes one figure of them. Empty: each has its own.
-        variant: Which of several charts of this name it is; of these the first is the picture.
+        caption: The content of all panels, of which the page makes one figure. Empty: each panel has its own.
+        variant: Tells it from other charts of this name; the first of these is the picture.
         on_page: False where all of its panels are on the page already.
     """
 
@@ -135,9 +128,9 @@ def log_axis(label: str, values: FloatArray, low: float | None = None, high: flo
     """A logarithmic axis with its limits and ticks; a linear one where a value is not positive, or none is there.
 
     Args:
-        label: What is along it.
+        label: The quantity along it.
         values: All that is drawn; may hold NaN.
-        low, high: Where it ends, if not a little beyond the values.
+        low, high: Its ends, if not a little beyond the values.
     """
     finite = values[np.isfinite(values)]
     if len(finite) == 0 or finite.min() <= 0:

@@ -1,5 +1,5 @@
-"""The content of the event display and of the pictures of an event: arrays of one event that several ranks share, as
-small as they go, and the lists to choose from."""
+"""The content of the event display and of the pictures of an event: arrays of one event and its split, as small as they
+go."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class Split:
-    """How an event is split to be shown.
+    """The split of an event over ranks or sectors.
 
     Attributes:
         num_parts: Ranks or sectors that share it.
         words: Their kind, in a sentence.
         naive: Whether these are the sectors of naive mode, whose edges to each other are dropped.
-        grouping: How its tiles are grouped.
+        grouping: The way its tiles are grouped.
         seed: Seed of the grouping.
     """
 
@@ -44,7 +44,7 @@ class Split:
 
     @property
     def word(self) -> str:
-        """The kind of one of them."""
+        """The name of such a part, in a sentence."""
         return "sector" if self.naive else "part"
 
 
@@ -101,10 +101,10 @@ class EventView:
     Attributes:
         facts: Names and counts, plain JSON values.
         arrays: Arrays by name, each of a type in `SMALL`.
-        split: How it is split.
+        split: Its split.
         borrowed: The first part that borrows; pictures show it.
         targets: The conditions on target particles, as a physicist writes them.
-        how_scored: How the network's tracks were made, in a few words.
+        how_scored: The way the network's tracks were made, in a few words.
     """
 
     facts: dict[str, Any]
@@ -129,32 +129,31 @@ def event_view(event: EventData, split: Split, tracking: Tracking, how_scored: s
 
     Args:
         event: The event.
-        split: How it is split.
-        tracking: How tracks are matched to particles.
-        how_scored: How the network's tracks were made, in a few words.
+        split: Its split.
+        tracking: The matching of tracks and particles.
+        how_scored: The way the network's tracks were made, in a few words.
     """
     if event.position is None:
         return None
     part = event.part_of_hits(split.num_parts, split.grouping, split.seed)
     cut = np.flatnonzero(part[event.edge_index[0]] != part[event.edge_index[1]])
     drawn = cut[:: -(-len(cut) // MOST_CUT_EDGES) or 1]
-    layers, layer_of_hit = _layers(event)
+    layers, layer_of_hit = np.unique(np.stack([event.volume, event.layer]), axis=1, return_inverse=True)
+    few = event.num_hits == 0 or (event.hit_id.min() >= -(2**31) and event.hit_id.max() < 2**31)
     facts: dict[str, Any] = {
         "event": event.event_id,
-        "split": event.split,
         "parts": split.num_parts,
         "hits": event.num_hits,
         "edges": event.num_edges,
         "cutEdges": len(cut),
         "cutEdgesDrawn": len(drawn),
-        "layers": layers,
-        "noise": event.particle_id is not None,
+        "layers": [f"volume {volume}, layer {layer}" for volume, layer in layers.T],
     }
     arrays: Arrays = {
         **dict(zip("xyz", event.position.T.astype(np.float32))),
-        "hitId": _numbers(event.hit_id),
+        "hitId": event.hit_id.astype(np.int32 if few else np.float64),  # the numbers of a browser
         "part": part.astype(np.uint8 if split.num_parts < 256 else np.uint16),
-        "layer": layer_of_hit,
+        "layer": layer_of_hit.reshape(-1).astype(np.uint16),
         "cut": event.edge_index[:, drawn].T.astype(np.int32).reshape(-1),
     }
     kept = _add_particles(event, facts, arrays)
@@ -208,12 +207,6 @@ def _paths(owner: IntArray, num_owners: int, distance: FloatArray) -> Paths:
     return Paths(rows, np.concatenate([[0], np.cumsum(counts)]))
 
 
-def _layers(event: EventData) -> tuple[list[str], npt.NDArray[np.uint16]]:
-    """Names of the layers, and the layer of each hit as a row of them."""
-    pairs, which = np.unique(np.stack([event.volume, event.layer]), axis=1, return_inverse=True)
-    return [f"volume {volume}, layer {layer}" for volume, layer in pairs.T], which.reshape(-1).astype(np.uint16)
-
-
 def _add_particles(event: EventData, facts: dict[str, Any], arrays: Arrays) -> IntArray:
     """Add the particles that left hits, and the path of each; returns their rows in the particle table."""
     paths = particle_paths(event)
@@ -256,8 +249,8 @@ def _add_tracks(
     facts[f"{name}Counts"] = {
         "tracks": int((matches.kind != SHORT).sum()),
         "short": int((matches.kind == SHORT).sum()),
-        "targets": int(matches.wanted.sum()),
-        "found": int((matches.wanted & matches.found).sum()),
+        "targets": int(matches.target.sum()),
+        "found": int((matches.target & matches.found).sum()),
         "fakes": int((matches.kind == FAKE_TRACK).sum()),
         "duplicates": int((matches.kind == DUPLICATE).sum()),
     }
@@ -268,12 +261,6 @@ def _places(kept: IntArray, num_rows: int) -> npt.NDArray[np.int32]:
     place = np.full(num_rows + 1, -1, np.int32)
     place[kept] = np.arange(len(kept))
     return place
-
-
-def _numbers(ids: IntArray) -> npt.NDArray[Any]:
-    """Ids as numbers of a browser."""
-    fits = len(ids) == 0 or (ids.min() >= -(2**31) and ids.max() < 2**31)
-    return ids.astype(np.int32 if fits else np.float64)
 
 
 def _path_arrays(name: str, rows: IntArray, sizes: IntArray) -> Arrays:

@@ -27,12 +27,15 @@ def render(page: Page) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    folder, plotly = resources.files("domainpar.display") / "templates", get_plotlyjs()
+    assert not re.search(r"</script", plotly, re.IGNORECASE), "plotly.js cannot be put into a page as it is"
+    style, *scripts = ((folder / name).read_text(encoding="utf-8") for name in ("report.css", *SCRIPTS))
     return environment.get_template("report.html.j2").render(
         page=page,
         version=__version__,
-        style=_ours("report.css"),
-        script=Markup("\n").join(_ours(name) for name in SCRIPTS),
-        plotly=_safe_script(get_plotlyjs()),
+        style=Markup(style),
+        script=Markup("\n".join(scripts)),
+        plotly=Markup(plotly),
         embedded=embedded,
         figures_of=figures_of,
     )
@@ -46,13 +49,3 @@ def embedded(value: Any) -> Markup:
     """
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
-
-
-def _ours(name: str) -> Markup:
-    text = resources.files("domainpar.display").joinpath("templates", name).read_text(encoding="utf-8")
-    return Markup(text)
-
-
-def _safe_script(text: str) -> Markup:
-    assert not re.search(r"</script", text, re.IGNORECASE), "plotly.js cannot be put into a page as it is"
-    return Markup(text)

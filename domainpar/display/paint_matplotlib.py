@@ -22,7 +22,7 @@ WIDTH = 9.0
 """Inches. A page shows a picture some 900 pixels wide, so that a point of type is 1.4 pixels there."""
 
 ROW, ONLY_ROW = 2.9, 3.6
-"""Inches of each row of panels, and of one alone."""
+"""Inches of each row of panels, and of a single row."""
 
 DOTS_PER_INCH = 160
 
@@ -86,7 +86,7 @@ def paint(chart: Chart) -> Figure:
 
 
 def new_figure(height: float, title: str) -> Figure:
-    """An empty figure of so many inches, with a line above it that says what it shows."""
+    """An empty figure of a height in inches, with a title above it."""
     figure = Figure(figsize=(WIDTH, height), dpi=DOTS_PER_INCH)
     figure.set_layout_engine("constrained", w_pad=0.07, h_pad=0.05)
     FigureCanvasAgg(figure)
@@ -96,13 +96,13 @@ def new_figure(height: float, title: str) -> Figure:
 
 
 def legend_below(figure: Figure, axes: Axes, columns: int, names: Sequence[str] = (), **more: Any) -> None:
-    """One legend for all frames of a figure, below them, of what is drawn in one of them.
+    """A legend for all frames of a figure, below them, of the names in one of its frames.
 
     Args:
         figure: The figure.
         axes: That frame.
         columns: Columns of the legend.
-        names: What comes first, in this order.
+        names: Those that come first, in this order.
         more: Further arguments of matplotlib's legend.
     """
     handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
@@ -133,7 +133,7 @@ def is_own(path: Path) -> bool:
 
 
 def _columns(panel: Panel, letters: int) -> int:
-    """Columns of a legend in the room for so many letters."""
+    """Columns of a legend that has room for some letters."""
     widths = [len(series.name) + 5 for series in panel.series]
     return len(widths) if sum(widths) <= letters else max(1, letters // max(widths))
 

@@ -13,7 +13,7 @@ from domainpar.display.chart import FRAME, GRID, TEXT, Axis, Chart, Panel, Serie
 from domainpar.events.graph import FloatArray
 
 HEIGHT, ROW = 340, 310
-"""Pixels of a figure of one panel, and of each row of several."""
+"""Pixels of a figure with a single panel, and of each row of several."""
 
 GAP_X, GAP_Y = 0.1, 0.16
 """Between panels, as a share of the figure."""
@@ -49,7 +49,7 @@ class Figure:
 
     Attributes:
         name: Its id.
-        caption: What it shows.
+        caption: The text below it.
         variants: Data and layout of the plots to choose from, by name; the first is shown first.
         height: In pixels.
         wide: Whether it takes the whole width.

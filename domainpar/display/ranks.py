@@ -36,7 +36,7 @@ class RankTimes:
         peak_bytes: The most memory that each rank's process held in the whole run.
         node_imbalance: Largest owned / mean, median over steps.
         compute_imbalance: Slowest computing / mean, median over steps.
-        num_steps: Steps that were looked at; the first one, in which kernels are compiled, is left out.
+        num_steps: Steps in these numbers; the first, in which kernels are compiled, is left out.
         other_sizes: Steps of this run that were done on another number of ranks, and are not in these numbers.
     """
 
@@ -57,7 +57,7 @@ class RankTimes:
 
 
 def rank_times(run: RunFiles) -> RankTimes | None:
-    """Where a step's time goes on each rank, on the number of ranks the run had last; None before the first step."""
+    """Times and memory of each rank, on the number of ranks the run had last; None before the first step."""
     records = [record for record in run.records_of("train") if record.get("ranks")]
     if not records:
         return None

@@ -20,7 +20,7 @@ import yaml
 from domainpar.config import ConfigError, target_conditions
 from domainpar.display.event_data import EventData, read_event_data
 from domainpar.events.own_events import Hashes, OwnEvents, difference, find_store, not_there, own_events, places
-from domainpar.events.store import EventRecord, EventStore, StoreError
+from domainpar.events.store import EventRecord, EventStore
 from domainpar.reco.performance.counts import TrackCounts
 from domainpar.reco.performance.cuts import TrackCuts
 from domainpar.reco.performance.styles import STYLES
@@ -36,7 +36,7 @@ SPLITS = ("val", "test", "train")
 
 @dataclass(frozen=True, eq=False)
 class ScoreFiles:
-    """The directory that `infer` wrote.
+    """A directory of scores.
 
     Attributes:
         directory: Its path.
@@ -86,11 +86,11 @@ class ScoreFiles:
 
 @dataclass(frozen=True)
 class Tracking:
-    """How tracks are compared with particles.
+    """The comparison of tracks with particles.
 
     Attributes:
-        cuts: Which tracks and particles count, and how much of their hits must agree.
-        style: The one of `styles.STYLES` that was asked for.
+        cuts: Conditions on tracks and particles, and the share of their hits that must agree.
+        style: One of `styles.STYLES`.
     """
 
     cuts: TrackCuts
@@ -241,7 +241,7 @@ def read_run_files(directory: Path, scores: Path | None = None, store: Path | No
     Args:
         directory: The run.
         scores: Directory of its scores. Default: `scores` in the run.
-        store: The events. Default: where the scores, or else the run, say they are.
+        store: The events. Default: those that the scores, or else the run, name.
 
     Raises:
         ValueError: If there is no run, or one of its files is there but cannot be read; if a directory that was named
@@ -250,9 +250,13 @@ def read_run_files(directory: Path, scores: Path | None = None, store: Path | No
     if not (directory / "run.json").is_file():
         raise ValueError(f"{directory} is not a run: it has no run.json; name the directory of one.")
     missing: list[str] = []
-    written = _json(directory / "run.json")
+    written = _object(directory / "run.json")
     about = {**written, "state": state_of(directory, written)}
-    settings = _settings(directory / "config.yaml", missing)
+    settings: Table = {}
+    if (directory / "config.yaml").is_file():
+        settings = _object(directory / "config.yaml", yaml.safe_load)
+    else:
+        missing.append("No config.yaml: the run ended before it wrote its configuration.")
     records = _records(directory / "metrics.jsonl", missing)
     score_files = _scores(directory, about, scores, missing)
     event_store = _store(directory, about, score_files, store, missing)
@@ -266,10 +270,10 @@ def read_run_files(directory: Path, scores: Path | None = None, store: Path | No
     return RunFiles(directory, about, settings, records, score_files, event_store, tuple(missing))
 
 
-def _json(path: Path) -> Table:
-    content = _read(path, json.loads)
+def _object(path: Path, parse: Callable[[str], Any] = json.loads) -> Table:
+    content = _read(path, parse)
     if not isinstance(content, dict):
-        raise ValueError(f"{path} holds a {type(content).__name__}, expected an object.")
+        raise ValueError(f"{path} holds a {type(content).__name__}, expected names with values.")
     return content
 
 
@@ -278,16 +282,6 @@ def _read(path: Path, parse: Callable[[str], T]) -> T:
         return parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ValueError(f"{path} cannot be read: {type(error).__name__}: {error}.") from error
-
-
-def _settings(path: Path, missing: list[str]) -> Table:
-    if not path.is_file():
-        missing.append("No config.yaml: the run ended before it wrote its configuration.")
-        return {}
-    settings: Any = _read(path, yaml.safe_load)
-    if not isinstance(settings, dict):
-        raise ValueError(f"{path} holds no settings.")
-    return settings
 
 
 def _records(path: Path, missing: list[str]) -> tuple[Table, ...]:
@@ -315,13 +309,15 @@ def _scores(run: Path, of_run: Table, named: Path | None, missing: list[str]) ->
             f"{this_python()} -m domainpar.infer --run {run} --tracks walk"
         )
         return None
-    about = _json(directory / "scores.json")
-    _check_scores(about, directory / "scores.json")
+    about = _object(directory / "scores.json")
+    with _as_infer_writes(directory / "scores.json"):
+        _check_scores(about)
     _check_weights(about, directory / "scores.json", run, of_run)
     path = directory / "timings.json"
-    timings = _json(path) if path.is_file() else None
-    if timings is not None:
-        _check_timings(timings, path)
+    timings = _object(path) if path.is_file() else None
+    with _as_infer_writes(path):
+        for event in timings["events"] if timings is not None else ():
+            _ = (event["event"], float(event["seconds_network"]), float(event["seconds_all"]))
     return ScoreFiles(directory, about, timings)
 
 
@@ -331,25 +327,21 @@ def _as_infer_writes(path: Path) -> Iterator[None]:
     try:
         yield
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ValueError(
-            f"{path} is not what infer writes: {type(error).__name__}: {error}; run infer again."
-        ) from error
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{path} is not what infer writes: {reason}; run infer again.") from error
 
 
-def _check_scores(about: Table, path: Path) -> None:
+def _check_scores(about: Table) -> None:
     """Everything of scores that is shown must be there, and name no files elsewhere."""
-    with _as_infer_writes(path):
-        for listed in about["events"]:
-            name = str(listed["path"])
-            if Path(name).name != name or not isinstance(listed["event"], str):
-                raise ValueError(
-                    f"the file of event {listed['event']!r} is {name!r}, expected a name in this directory"
-                )
-        for split, metrics in about["metrics"].items():
-            _ = (str(split), int(metrics["events"]))
-        for by_finder in ((about.get("tracks") or {}).get("performance") or {}).values():
-            for counts in by_finder.values():
-                TrackCounts.from_json(counts)
+    for listed in about["events"]:
+        name, event = str(listed["path"]), listed["event"]
+        if Path(name).name != name or not isinstance(event, str):
+            raise ValueError(f"the file of event {event!r} is {name!r}, expected a name in this directory")
+    for split, metrics in about["metrics"].items():
+        _ = (str(split), int(metrics["events"]))
+    for by_finder in ((about.get("tracks") or {}).get("performance") or {}).values():
+        for counts in by_finder.values():
+            TrackCounts.from_json(counts)
 
 
 def _check_weights(about: Table, path: Path, run: Path, of_run: Table) -> None:
@@ -364,41 +356,30 @@ def _check_weights(about: Table, path: Path, run: Path, of_run: Table) -> None:
         )
 
 
-def _check_timings(timings: Table, path: Path) -> None:
-    with _as_infer_writes(path):
-        for event in timings["events"]:
-            _ = (event["event"], float(event["seconds_network"]), float(event["seconds_all"]))
-
-
 def _store(
     run: Path, about: Table, scores: ScoreFiles | None, named: Path | None, missing: list[str]
 ) -> EventStore | None:
     """The store that holds the events that were scored, or else those of the run, by their hashes."""
-    kept, beside, events = _kept_store(run, about, scores)
-    path = named or find_store(kept, beside, events)
-    if path is None and not places(kept, beside):
-        missing.append("No events: the run does not say where they are; name their place with --store.")
-        return None
+    kept, beside, hashes = _kept_store(run, about, scores)
+    path = named or find_store(kept, beside, hashes)
     if path is None:
-        missing.append(
-            f"No events: {not_there(kept, beside)}, so neither the event display nor the quality of the partition can "
-            "be shown; name its place with --store."
-        )
+        reason = "the run does not say where its store is"
+        if places(kept, beside):
+            reason = f"{not_there(kept, beside)}, so neither an event nor the quality of the partition can be shown"
+        missing.append(f"No events: {reason}; name its place with --store.")
         return None
     try:
         store = EventStore(path)
-    except StoreError as error:
+        if (differs := difference(store, hashes, kept.get("digest"))) is None:
+            return store
+        raise ValueError(
+            f"{path} holds other events than these ({differs[1]}); name with --store the one that was used."
+        )
+    except ValueError as error:
         if named is not None:
             raise
         missing.append(f"No events: {error}")
         return None
-    if (differs := difference(store, events, kept.get("digest"))) is not None:
-        text = f"{path} holds other events than these ({differs[1]})"
-        if named is not None:
-            raise ValueError(f"{text}; name the store that was used.")
-        missing.append(f"No events: {text}; name the store that was used with --store.")
-        return None
-    return store
 
 
 def _kept_store(run: Path, about: Table, scores: ScoreFiles | None) -> tuple[Table, Path, Hashes]:

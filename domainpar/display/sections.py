@@ -158,14 +158,8 @@ def _summary(run: RunFiles, other: RunFiles | None) -> Section:
                 f"{this_python()} -m domainpar.infer --run {other.directory} --mode naive "
                 f"--sectors {other.settings.get('sectors')} --tracks walk --overwrite"
             )
-    return Section(
-        "summary",
-        "Run",
-        tuple(lead),
-        _approximate(run, other),
-        tables=(summary.facts(run), *([metrics] if metrics else [])),
-        commands=tuple(commands),
-    )
+    tables = (summary.facts(run), *([metrics] if metrics else []))
+    return Section("summary", "Run", tuple(lead), _approximate(run, other), tables, commands=tuple(commands))
 
 
 def _training(run: RunFiles, other: RunFiles | None) -> Section:
@@ -209,16 +203,11 @@ def _edge_lead(curves: EdgeCurves) -> str:
 
 
 def _ceilings(run: RunFiles, both: Sequence[tuple[RunFiles | None, EdgeCurves | None]]) -> tuple[Rows, ...]:
-    rows = tuple(
-        (
-            files.how_scored,
-            f"{curves.ceiling.segments:,}",
-            percent(curves.ceiling.construction_efficiency),
-            percent(curves.ceiling.cumulative_efficiency),
-        )
-        for files, curves in both
-        if files is not None and curves is not None and curves.ceiling is not None
-    )
+    rows = []
+    for files, curves in both:
+        if files is not None and curves is not None and (ceiling := curves.ceiling) is not None:
+            shares = (percent(ceiling.construction_efficiency), percent(ceiling.cumulative_efficiency))
+            rows.append((files.how_scored, f"{ceiling.segments:,}", *shares))
     head = (
         "scores",
         "true segments of target particles",
@@ -226,7 +215,7 @@ def _ceilings(run: RunFiles, both: Sequence[tuple[RunFiles | None, EdgeCurves | 
         "in the graph, score > 0.5",
     )
     note = f"{SEGMENT[0].upper()}{SEGMENT[1:]}. {_targets(run)}"
-    return (Rows(head, rows, note),) if rows else ()
+    return (Rows(head, tuple(rows), note),) if rows else ()
 
 
 def _tracks(run: RunFiles, other: RunFiles | None) -> Section:
@@ -269,20 +258,13 @@ def _track_lead(run: RunFiles, finders: Sequence[Finder], split: str) -> str:
 def _rates(finders: Sequence[Finder]) -> Rows:
     rows = []
     for finder in finders:
-        for row, style in enumerate(STYLES):
+        for style in STYLES:
             counts = finder.counts.styles[style]
             interval = wilson(counts.reconstructed, counts.targets)
-            rows.append(
-                (
-                    "" if row else finder.label,
-                    style,
-                    f"{counts.reconstructed:,} of {counts.targets:,}",
-                    short(efficiency(counts)),
-                    "–" if interval is None else f"{interval[0]:.4f} to {interval[1]:.4f}",
-                    short(fake_rate(counts)),
-                    short(duplicate_rate(counts)),
-                )
-            )
+            ends = "–" if interval is None else f"{interval[0]:.4f} to {interval[1]:.4f}"
+            rates = (short(efficiency(counts)), ends, short(fake_rate(counts)), short(duplicate_rate(counts)))
+            label = finder.label if style == STYLES[0] else ""
+            rows.append((label, style, f"{counts.reconstructed:,} of {counts.targets:,}", *rates))
     head = ("found by", "matching", "targets found", "efficiency", "68.3 % interval", "fake rate", "duplicates")
     return Rows(head, tuple(rows), words=2)
 
@@ -291,14 +273,8 @@ def _majorities(finders: Sequence[Finder]) -> Rows:
     rows = []
     for finder in finders:
         rates = majority_rates(finder.counts.majority)
-        rows.append(
-            (
-                finder.label,
-                f"{finder.counts.tracks:,}",
-                *(short(rates[name]) for name in ("perfect", "double_majority", "lhc")),
-                short(mean_trackml_score(finder.counts)),
-            )
-        )
+        shares = (*(rates[name] for name in ("perfect", "double_majority", "lhc")), mean_trackml_score(finder.counts))
+        rows.append((finder.label, f"{finder.counts.tracks:,}", *map(short, shares)))
     return Rows(("found by", "tracks", "perfect", "double majority", "LHC", "TrackML score"), tuple(rows))
 
 
@@ -331,12 +307,9 @@ def _event(run: RunFiles, event: EventData | None, known_as: str, num_parts: int
 def _finder_table(view: EventView, style: str) -> tuple[Rows, ...]:
     """The counts of each finder in this event; no table without tracks and truth."""
     counted = {name: view.facts.get(f"{name}Counts") for name in view.facts.get("finders", [])}
+    kinds = ("tracks", "fakes", "duplicates", "short")
     rows = tuple(
-        (
-            name,
-            f"{counts['found']:,} of {counts['targets']:,}",
-            *(f"{counts[kind]:,}" for kind in ("tracks", "fakes", "duplicates", "short")),
-        )
+        (name, f"{counts['found']:,} of {counts['targets']:,}", *(f"{counts[kind]:,}" for kind in kinds))
         for name, counts in counted.items()
         if counts
     )
@@ -356,28 +329,23 @@ def partition(run: RunFiles, event: EventData | None) -> Section:
         quality, truth = measure(event.edge_index, part, num_parts), None
         if event.label is not None and event.particle_id is not None:
             truth = measure_truth(event.edge_index, part, event.label, event.particle_id)
-        rows.append(
-            (
-                str(num_parts),
-                percent(quality.cut_share),
-                f"{quality.cut_edges:,}",
-                percent(quality.incident_ghost_ratio),
-                f"{quality.node_imbalance:.3f}",
-                f"{quality.incident_imbalance:.3f}",
-                str(int(quality.neighbours.max())),
-                percent(truth.segments_cut / truth.segments if truth and truth.segments else None),
-                percent(truth.tracks_cut / truth.tracks if truth and truth.tracks else None),
-            )
-        )
-    head = (
-        *("parts", "cut edges", "number", "ghosts / owned", "imbalance of hits", "imbalance of edges"),
-        *("most neighbours", "true segments cut", "tracks cut"),
-    )
+        cells = {
+            "parts": str(num_parts),
+            "cut edges": percent(quality.cut_share),
+            "number": f"{quality.cut_edges:,}",
+            "ghosts / owned": percent(quality.incident_ghost_ratio),
+            "imbalance of hits": f"{quality.node_imbalance:.3f}",
+            "imbalance of edges": f"{quality.incident_imbalance:.3f}",
+            "most neighbours": str(int(quality.neighbours.max())),
+            "true segments cut": percent(truth.segments_cut / truth.segments if truth and truth.segments else None),
+            "tracks cut": percent(truth.tracks_cut / truth.tracks if truth and truth.tracks else None),
+        }
+        rows.append(tuple(cells.values()))
     lead = (
         f"Event {event.event_id}, its {event.tiles.num_tiles} tiles (grouping: {own.grouping}). Imbalance: largest "
         "part / mean part. An exact halo loses nothing of what is cut; independent sectors lose all of it."
     )
-    return Section("partition", "Partition", (lead,), tables=(Rows(head, tuple(rows)),))
+    return Section("partition", "Partition", (lead,), tables=(Rows(tuple(cells), tuple(rows)),))
 
 
 def _ranks(run: RunFiles) -> Section:
@@ -396,31 +364,27 @@ def _ranks(run: RunFiles) -> Section:
 
 
 def _rank_table(times: RankTimes) -> Rows:
-    rows = tuple(
-        (
-            str(rank),
-            *(f"{times.phases[phase][rank]:.4g} s" for phase in PHASES),
-            f"{times.owned[rank]:,.0f}",
-            f"{times.ghosts[rank]:,.0f}",
-            f"{times.halo_bytes[rank] / MIB:.2f} MiB",
-            f"{times.peak_bytes[rank] / MIB:,.0f} MiB",
-        )
-        for rank in range(times.num_ranks)
-    )
+    columns = [
+        [str(rank) for rank in range(times.num_ranks)],
+        *([f"{seconds:.4g} s" for seconds in times.phases[phase]] for phase in PHASES),
+        *([f"{number:,.0f}" for number in numbers] for numbers in (times.owned, times.ghosts)),
+        [f"{sent / MIB:.2f} MiB" for sent in times.halo_bytes],
+        [f"{held / MIB:,.0f} MiB" for held in times.peak_bytes],
+    ]
     head = ("rank", "computing", "handing on", "waiting", "hits owned", "ghosts", "sent in a step", "peak memory")
-    return Rows(head, rows)
+    return Rows(head, tuple(zip(*columns, strict=True)))
 
 
 def _inference(run: RunFiles) -> tuple[Rows, ...]:
     if run.scores is None or run.scores.timings is None:
         return ()
     events = run.scores.timings.get("events") or []
-    names = ("seconds_network", "seconds_tracks", "seconds_all")
+    formats = dict.fromkeys(("seconds_network", "seconds_tracks", "seconds_all"), "{:.3g} s")
+    formats |= dict.fromkeys(("hits", "edges", "tracks"), "{:,}")
     rows = tuple(
         (
             str(event.get("event")),
-            *(f"{event[name]:.3g} s" if event.get(name) is not None else "–" for name in names),
-            *(f"{event[name]:,}" if event.get(name) is not None else "–" for name in ("hits", "edges", "tracks")),
+            *("–" if event.get(key) is None else form.format(event[key]) for key, form in formats.items()),
         )
         for event in events[:12]
     )

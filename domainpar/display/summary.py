@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from domainpar.display.run_files import RunFiles, Table
+from domainpar.display.run_files import SPLITS, RunFiles, Table
 from domainpar.events.own_events import told_of
 from domainpar.parallel.launcher import detect
 from domainpar.words import its_mpiexec, several, this_python
@@ -46,18 +46,20 @@ class Rows:
 def facts(run: RunFiles) -> Rows:
     """Network, events, duration, machine and promise of a run; only what its files hold."""
     about, settings = run.about, run.settings
+    state = str(about.get("state") or "unknown")
     facts = {
-        "state": _state(about),
+        "state": STATES.get(state, state) + (f": {about['error']}" if about.get("error") else ""),
         "mode": _mode(run),
         "network": _network(about, settings),
-        "parameters": _hash(about),
+        "parameters": f"sha256 {about['parameters_sha256']}" if about.get("parameters_sha256") else "",
         "trained on": _events(about, run),
         "target particles": run.target or "every particle",
         "left out": _left_out(run),
         "steps": _steps(run),
         "time": _duration(about.get("seconds")),
         "ranks": _ranks(about, settings),
-        "precision": _precision(settings),
+        "precision": str(settings.get("dtype") or "")
+        + (", edges in bf16" if settings.get("precision") == "bf16" else ""),
         "exactness": _exactness(run),
         "scored": _scored(run),
         "started": str(about.get("started") or ""),
@@ -120,12 +122,6 @@ def _launcher(about: Table) -> list[str]:
     return [*([launcher.command, "-n", str(launcher.size)] if known else []), "python"]
 
 
-def _state(about: Table) -> str:
-    state = str(about.get("state") or "unknown")
-    error = about.get("error")
-    return STATES.get(state, state) + (f": {error}" if error else "")
-
-
 def _mode(run: RunFiles) -> str:
     if run.approximate:
         sectors = run.settings.get("sectors")
@@ -146,11 +142,6 @@ def _network(about: Table, settings: Table) -> str:
     options = about.get("model_options")
     used = {"shared_weights", *(shown if options is None else options)}  # a user's own network may take none
     return f"{model}" + "".join(text for name, text in shown.items() if name in used)
-
-
-def _hash(about: Table) -> str:
-    sha256 = about.get("parameters_sha256")
-    return f"sha256 {sha256}" if sha256 else ""
 
 
 def _events(about: Table, run: RunFiles) -> str:
@@ -196,12 +187,6 @@ def _ranks(about: Table, settings: Table) -> str:
     )
 
 
-def _precision(settings: Table) -> str:
-    if not settings.get("dtype"):
-        return ""
-    return f"{settings['dtype']}" + (", edges in bf16" if settings.get("precision") == "bf16" else "")
-
-
 def _exactness(run: RunFiles) -> str:
     if "bitwise_problem" not in run.about:
         return ""
@@ -216,39 +201,30 @@ def _exactness(run: RunFiles) -> str:
 def _scored(run: RunFiles) -> str:
     if run.scores is None:
         return ""
-    about, kept = run.scores.about, run.scores.store
-    other = "" if kept.get("digest") == _mapping(run.about, "store").get("digest") else f", of {_store(kept)}"
-    seen = told_of(about["trained_on"]) if "trained_on" in about else []
+    about, store = run.scores.about, run.scores.store
+    other = "" if store.get("digest") == _mapping(run.about, "store").get("digest") else f", of {_store(store)}"
     text = (
         f"{several(len(run.scores.events), 'event')}, {run.how_scored}, {about.get('checkpoint')} checkpoint "
         f"(step {about.get('step')}){other}"
     )
-    return "; ".join([text, *seen])
+    return "; ".join([text, *(told_of(about["trained_on"]) if "trained_on" in about else [])])
 
 
 def _metric_rows(run: RunFiles) -> list[tuple[str, ...]]:
     if run.scores is not None and run.scores.about.get("metrics"):
         metrics: Table = run.scores.about["metrics"]
-        return [
-            _metric_row(split, run.how_scored, metrics[split], several(int(metrics[split]["events"]), "event"))
-            for split in ("val", "test", "train")
+        counted = [
+            (split, run.how_scored, several(int(metrics[split]["events"]), "event"), metrics[split])
+            for split in SPLITS
             if split in metrics
         ]
-    validated = run.records_of("val")
-    if not validated:
-        return []
-    how = run.how_trained + f", step {validated[-1]['step']}"
-    return [_metric_row("val", how, validated[-1], "in training")]
-
-
-def _metric_row(split: str, how: str, values: Table, counted: str) -> tuple[str, ...]:
-    return (
-        split,
-        how,
-        counted,
-        *(short(values.get(name)) for name in METRICS),
-        f"{values.get('target_edges') or 0:,}",
-    )
+    else:
+        last = run.records_of("val")[-1:]
+        counted = [("val", f"{run.how_trained}, step {record['step']}", "in training", record) for record in last]
+    return [
+        (*words, *(short(values.get(name)) for name in METRICS), f"{values.get('target_edges') or 0:,}")
+        for *words, values in counted
+    ]
 
 
 def short(value: Any) -> str:

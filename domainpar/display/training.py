@@ -34,7 +34,7 @@ FEW = 60
 def training_curves(run: RunFiles) -> dict[str, dict[str, FloatArray]]:
     """Optimiser steps done and the value after them, float64 [2, n], by quantity and split (`train`, `val`).
 
-    What no record has is left out.
+    Quantities that no record has are left out.
     """
     curves: dict[str, dict[str, FloatArray]] = {}
     for quantity in QUANTITIES:
@@ -65,7 +65,7 @@ def training_chart(run: RunFiles, other: RunFiles | None = None) -> Chart | None
         label, caption = QUANTITIES[quantity]
         y = Axis(label, low=0.0 if quantity == "lr" else None, high=1.0 if quantity.startswith("edge") else None)
         if quantity in ("loss", "grad_norm"):
-            y = log_axis(label, np.concatenate([one.y for one in series]))
+            y = log_axis(label, np.concatenate([line.y for line in series]))
         panels.append(Panel(quantity.replace("_", "-"), tuple(series), Axis("optimiser step", low=0.0), y, "", caption))
     return Chart("training", f"Training, {_how_trained(run)}", tuple(panels))
 

@@ -1,4 +1,4 @@
-"""What the event display draws: the parts, ghosts and cut edges of the partition, and tracks as they are counted."""
+"""The event display draws the parts, ghosts and cut edges of the partition, and tracks as they are counted."""
 
 from __future__ import annotations
 
@@ -111,8 +111,8 @@ def test_found_missed_and_fake_are_those_of_the_efficiency(event, style):
     matches = match_tracks(event, track_id, cuts, style)
     counts = count_tracks(track_id, event.truth, cuts).styles[style]
     assert 0 < counts.reconstructed < counts.targets
-    assert int(matches.wanted.sum()) == counts.targets
-    assert int((matches.wanted & matches.found).sum()) == counts.reconstructed
+    assert int(matches.target.sum()) == counts.targets
+    assert int((matches.target & matches.found).sum()) == counts.reconstructed
     assert int((matches.kind == FAKE_TRACK).sum()) == counts.matchable - counts.matched > 0
     assert int((matches.kind != SHORT).sum()) == counts.matchable
 
@@ -126,7 +126,7 @@ def test_the_second_track_of_a_particle_is_a_duplicate():
     assert matches.best_track.tolist() == [0, 2]
     assert matches.best_shared.tolist() == [5, 3]
     assert matches.found.tolist() == [True, True]
-    assert matches.wanted.tolist() == [True, False]
+    assert matches.target.tolist() == [True, False]
 
 
 def hand_made(particle, targets):

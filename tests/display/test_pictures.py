@@ -17,7 +17,7 @@ pytest.importorskip("plotly", reason="plotly is not installed (pip install '.[re
 
 from PIL import Image  # noqa: E402  # comes with matplotlib
 
-from domainpar.display import event_pictures, paint_matplotlib, pictures  # noqa: E402
+from domainpar.display import paint_matplotlib, pictures  # noqa: E402
 from domainpar.display.event_view import first_that_borrows, split_of  # noqa: E402
 from domainpar.display.paint_matplotlib import in_style, paint, png  # noqa: E402
 from domainpar.display.pictures import draw_pictures, pictures_of  # noqa: E402
@@ -224,7 +224,7 @@ def test_found_and_missed_targets_are_all_the_targets(figures, runs):
 
 
 def test_of_more_paths_than_can_be_told_apart_a_sample_is_drawn_and_named(runs, monkeypatch):
-    monkeypatch.setattr(event_pictures, "MOST_LINES", 2)
+    monkeypatch.setattr(pictures, "MOST_LINES", 2)
     with in_style():
         figure = dict(pictures_of(build_page(runs[0])))["event-tracks"]
     for text in (text for text in words(figure) if text.startswith("targets")):
