@@ -19,17 +19,19 @@ import sys
 import tempfile
 from pathlib import Path
 
-from domainpar.display.pictures.drawing import draw_pictures
-from domainpar.display.reading import RunFiles, read_run_files
+from domainpar.display.pictures import draw_pictures
+from domainpar.display.run_files import read_run_files
+from domainpar.display.sections import build_page
 
 SHOWN = ("track-efficiency", "borders", "event-parts", "event-tracks")
 PARTS = 8
 
 
-def draw(run: RunFiles, naive: RunFiles, directory: Path) -> None:
+def draw(run: Path, naive: Path, directory: Path) -> None:
     """Write the pictures that are shown as `report-<name>.png`."""
+    page = build_page(read_run_files(run), read_run_files(naive), num_parts=PARTS)
     with tempfile.TemporaryDirectory() as folder:
-        for path in draw_pictures(run, Path(folder), naive, num_parts=PARTS):
+        for path in draw_pictures(page, Path(folder)):
             if path.stem in SHOWN:
                 (directory / f"report-{path.name}").write_bytes(path.read_bytes())
 
@@ -37,5 +39,4 @@ def draw(run: RunFiles, naive: RunFiles, directory: Path) -> None:
 if __name__ == "__main__":
     if len(sys.argv) != 4:
         sys.exit("usage: python docs/draw_report.py RUN NAIVE_RUN DIRECTORY")
-    run, naive, place = map(Path, sys.argv[1:])
-    draw(read_run_files(run), read_run_files(naive), place)
+    draw(*map(Path, sys.argv[1:]))

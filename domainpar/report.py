@@ -20,7 +20,7 @@ from domainpar.parallel.launcher import started_as_root
 from domainpar.problems import NotWritten, expected, told
 
 if TYPE_CHECKING:
-    from domainpar.display.reading import RunFiles
+    from domainpar.display.sections import Page
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,8 +46,9 @@ def _work(config: ReportConfig) -> int:
     if not started_as_root():  # nothing is shared: the others have nothing to do
         return 0
     try:
-        path, size, missing = write_report(config)
-        pictures = [] if config.png is None else write_pictures(config)
+        page = build_report(config)
+        path, size = write_report(page, Path(config.out or page.directory / "report.html"))
+        pictures = [] if config.png is None else write_pictures(page, Path(config.png))
     except NotWritten:
         raise
     except ValueError as error:
@@ -60,33 +61,52 @@ def _work(config: ReportConfig) -> int:
             raise
         raise ConfigError(f"the report needs {needed}", "pip install 'domainpar[report]'") from error
     print(f"report: {path} ({size / 1e6:.1f} MB), one file; open it in a browser")
-    for sentence in missing:
+    for sentence in page.missing:
         print(f"missing: {sentence}")
     for picture in pictures:
         print(f"picture: {picture}")
     return 0
 
 
-def write_report(config: ReportConfig) -> tuple[Path, int, tuple[str, ...]]:
-    """Write the report of a run; returns its path, its size in bytes, and what it lacks.
+def build_report(config: ReportConfig) -> "Page":
+    """Read a run, and the naive one beside it, and lay out their report.
 
     Raises:
-        ValueError: If there is no run, or what it holds cannot be shown.
+        ValueError: If there is no run, or its files cannot be shown, or the other run is not naive or cannot be
+            compared.
+    """
+    from domainpar.display.comparison import check_comparable
+    from domainpar.display.run_files import read_run_files
+    from domainpar.display.sections import build_page
+    from domainpar.training.rundir import newest_run
+
+    scores, store = (None if named is None else Path(named) for named in (config.scores, config.store))
+    run = read_run_files(newest_run() if config.run is None else Path(config.run), scores, store)
+    other = None
+    if config.naive is not None:
+        other = read_run_files(Path(config.naive))
+        if not (other.approximate or (other.scores and other.scores.approximate)):
+            raise ValueError(f"--naive {config.naive} is no naive run: it was trained and scored on whole events.")
+        check_comparable(run, other)
+    return build_page(run, other, config.event, config.parts)
+
+
+def write_report(page: "Page", path: Path) -> tuple[Path, int]:
+    """Write a report as HTML; returns its path and its size in bytes.
+
+    Raises:
+        ValueError: If a file of this name is no report.
         OSError: If the file cannot be written.
         ModuleNotFoundError: If plotly or jinja2 is not installed.
     """
     from domainpar.display.html import render
-    from domainpar.display.page import build_page
     from domainpar.events.store import write_whole
 
-    run, other = _runs(config)
-    page = build_page(run, other, config.event, config.parts)
     content = render(page).encode()
-    path = Path(config.out) if config.out is not None else run.directory / "report.html"
     if path.exists() and not _is_report(path):
         raise ValueError(f"{path} is there and is no report; choose another --out.")
     write_whole(path, content)
-    return path, len(content), page.missing
+    return path, len(content)
 
 
 def _is_report(path: Path) -> bool:
@@ -95,55 +115,19 @@ def _is_report(path: Path) -> bool:
         return file.read(64).lstrip().lower().startswith(b"<!doctype html")
 
 
-def write_pictures(config: ReportConfig) -> list[Path]:
-    """Draw the same as PNG pictures; returns their paths.
+def write_pictures(page: "Page", directory: Path) -> list[Path]:
+    """Write the same as PNG pictures; returns their paths.
 
     Raises:
-        ValueError: As `write_report`; NotWritten if a disk does not take them.
+        ValueError: If a file of the name of a picture is none of ours; NotWritten if a disk does not take them.
         ModuleNotFoundError: If matplotlib is not installed.
     """
-    from domainpar.display.pictures.drawing import draw_pictures
+    from domainpar.display.pictures import draw_pictures
 
-    directory = Path(config.png or "pictures")
-    run, other = _runs(config)
     try:
-        return draw_pictures(run, directory, other, config.event, config.parts)
+        return draw_pictures(page, directory)
     except OSError as error:
         raise expected(error, "--png") or error from error
-
-
-def _runs(config: ReportConfig) -> "tuple[RunFiles, RunFiles | None]":
-    """The run, and the naive one beside it."""
-    from domainpar.display.checking import check_comparable
-    from domainpar.display.reading import read_run_files
-
-    run = read_run_files(_directory(config.run), _path(config.scores), _path(config.store))
-    if config.naive is None:
-        return run, None
-    other = _naive(Path(config.naive))
-    check_comparable(run, other)
-    return run, other
-
-
-def _directory(named: str | None) -> Path:
-    if named is not None:
-        return Path(named)
-    from domainpar.training.rundir import newest_run
-
-    return newest_run()
-
-
-def _naive(directory: Path) -> "RunFiles":
-    from domainpar.display.reading import read_run_files
-
-    other = read_run_files(directory)
-    if not (other.approximate or (other.scores and other.scores.approximate)):
-        raise ValueError(f"--naive {directory} is no naive run: it was trained and scored on whole events.")
-    return other
-
-
-def _path(named: str | None) -> Path | None:
-    return None if named is None else Path(named)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""How well edges are told apart: ROC curve, scores of either kind, efficiency and purity at every cut.
+"""Scores of edges: ROC curve, histograms, efficiency and purity at every cut, and the chart of them.
 
-Everything is counted in the graph: against the candidate edges. What the graph itself lacks is told beside it, as the
-share of true segments that it holds.
+Everything is counted in the graph: against the candidate edges. The share of true segments that the graph holds stands
+beside it.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from domainpar.display.event_data import EventData
-from domainpar.display.reading import RunFiles
+from domainpar.display.chart import BLACK, BLUE, GREY, ORANGE, VERMILION, Axis, Chart, Panel, Series, log_axis
+from domainpar.display.event_data import BoolArray, EventData
+from domainpar.display.run_files import RunFiles
 from domainpar.events.graph import FloatArray, IntArray
-from domainpar.events.store import EventRecord
 from domainpar.reco.performance.ceiling import EdgeCeiling, edge_ceiling
 from domainpar.training.targets import FAKE, OTHER, TARGET
+from domainpar.words import several
 
 NUM_BINS = 50
 NUM_CUTS = 101
@@ -47,7 +47,7 @@ class EdgeCurves:
         unscored_targets: Targets without a score: they join two sectors of naive mode, and are lost.
         unscored: Edges without a score.
         ceiling: True segments of the targets of the tracks, those the graph holds, and those that pass at 0.5; None
-            where the truth does not tell.
+            where the truth does not know them.
     """
 
     split: str
@@ -72,51 +72,38 @@ def edge_curves(run: RunFiles) -> EdgeCurves | None:
     split = run.split_to_judge()
     if split is None:
         return None
-    records = _as_many_as_fit(run.events(split))
-    events = [event for event in map(run.read_event, records) if event.edge_class is not None]
+    records = run.events(split)
+    total = np.cumsum([record.num_edges for record in records])
+    few = [record for record, edges in zip(records, total) if edges <= MOST_EDGES or record is records[0]]
+    events = [event for event in map(run.read_event, few) if event.edge_class is not None]
     if not events:
         return None
-    return curves_of(events, run.tracking.cuts.target, left_out=len(run.events(split)) - len(events))
-
-
-def curves_of(events: Sequence[EventData], track_target: Mapping[str, Any], left_out: int = 0) -> EdgeCurves:
-    """Curves over some scored events of one split, at least one, each with truth.
-
-    Args:
-        events: The events.
-        track_target: Particles whose segments the ceiling counts.
-        left_out: Events of the split that are not among these.
-    """
     logit, classes = _joined(events)
-    ranks = _Ranked.of(logit, classes)
+    roc, auc = _roc(logit, classes == TARGET)
     scored = logit > -np.inf
     score = 1 / (1 + np.exp(-logit[scored]))
     bins, cuts = np.linspace(0, 1, NUM_BINS + 1), np.linspace(0, 1, NUM_CUTS)
-    histograms = [np.histogram(score[classes[scored] == one], bins)[0] for one in (TARGET, FAKE, OTHER)]
-    passing = [_passing(score[classes[scored] == one], cuts) for one in (TARGET, FAKE)]
+    histograms = [np.histogram(score[classes[scored] == kind], bins)[0] for kind in (TARGET, FAKE, OTHER)]
+    by_kind = [np.sort(score[classes[scored] == kind]) for kind in (TARGET, FAKE)]
+    targets, fakes = (len(values) - np.searchsorted(values, cuts, side="left") for values in by_kind)  # that pass
     num_targets = int(np.count_nonzero(classes == TARGET))
     return EdgeCurves(
-        split=events[0].split,
+        split=split,
         events=tuple(event.event_id for event in events),
-        left_out=left_out,
-        roc=ranks.roc(),
-        auc=ranks.auc(),
+        left_out=len(records) - len(events),
+        roc=roc,
+        auc=auc,
         cuts=cuts,
-        efficiency=_ratio(passing[0], np.full(NUM_CUTS, num_targets)),
-        purity=_ratio(passing[0], passing[0] + passing[1]),
+        efficiency=_ratio(targets, np.full(NUM_CUTS, num_targets)),
+        purity=_ratio(targets, targets + fakes),
         bins=bins,
         targets=histograms[0],
         fakes=histograms[1],
         others=histograms[2],
         unscored_targets=int(np.count_nonzero(~scored & (classes == TARGET))),
         unscored=int(np.count_nonzero(~scored)),
-        ceiling=_ceiling(events, track_target),
+        ceiling=_ceiling(events, run.tracking.cuts.target),
     )
-
-
-def _as_many_as_fit(records: Sequence[EventRecord]) -> list[EventRecord]:
-    total = np.cumsum([record.num_edges for record in records])
-    return [record for record, edges in zip(records, total) if edges <= MOST_EDGES or record is records[0]]
 
 
 def _joined(events: Sequence[EventData]) -> tuple[FloatArray, IntArray]:
@@ -130,65 +117,105 @@ def _joined(events: Sequence[EventData]) -> tuple[FloatArray, IntArray]:
     return np.concatenate(logits), np.concatenate(classes)
 
 
-@dataclass(frozen=True, eq=False)
-class _Ranked:
-    """Targets and other edges that pass, as the cut falls from one logit to the next, int64 [n + 1] each."""
+def _roc(logit: FloatArray, is_target: BoolArray) -> tuple[FloatArray, float | None]:
+    """The ROC curve, as the cut falls from one logit to the next, and the area under it.
 
-    targets: IntArray
-    others: IntArray
-
-    @classmethod
-    def of(cls, logit: FloatArray, classes: IntArray) -> _Ranked:
-        order = np.argsort(-logit, kind="stable")
-        ordered = logit[order]
-        last = np.flatnonzero(np.append(ordered[1:] != ordered[:-1], True)) if len(ordered) else np.zeros(0, np.int64)
-        is_target = classes[order] == TARGET
-        targets, others = (np.append(0, np.cumsum(mask)[last]) for mask in (is_target, ~is_target))
-        return cls(targets, others)
-
-    def auc(self) -> float | None:
-        pairs = int(self.targets[-1]) * int(self.others[-1])
-        area = np.sum(np.diff(self.others) * (self.targets[1:] + self.targets[:-1]) / 2)
-        return float(area) / pairs if pairs else None
-
-    def roc(self) -> FloatArray:
-        """Thinned to points that are evenly spread along the curve, both ends among them."""
-        curve = np.stack([self.others / max(self.others[-1], 1), self.targets / max(self.targets[-1], 1)])
-        if curve.shape[1] <= ROC_POINTS:
-            return curve
-        length = curve.sum(axis=0)  # both rise
-        # Half of the points by length, half by the logarithm of the share of fakes, which is drawn on a log axis.
-        floor = 1 / max(self.others[-1], 1)
-        steps = np.linspace(0, length[-1], ROC_POINTS // 2)
-        decades = np.geomspace(floor, 1, ROC_POINTS // 2)
-        chosen = np.concatenate([np.searchsorted(length, steps), np.searchsorted(curve[0], decades)])
-        thinned: FloatArray = curve[:, np.unique(np.minimum(chosen, curve.shape[1] - 1))]
-        return thinned
+    The curve is thinned to points that are evenly spread along it, both ends among them.
+    """
+    order = np.argsort(-logit, kind="stable")
+    ordered = logit[order]
+    last = np.flatnonzero(np.append(ordered[1:] != ordered[:-1], True)) if len(ordered) else np.zeros(0, np.int64)
+    targets, others = (np.append(0, np.cumsum(mask)[last]) for mask in (is_target[order], ~is_target[order]))
+    pairs = int(targets[-1]) * int(others[-1])
+    area = float(np.sum(np.diff(others) * (targets[1:] + targets[:-1]) / 2))
+    auc = area / pairs if pairs else None
+    curve = np.stack([others / max(others[-1], 1), targets / max(targets[-1], 1)])
+    if curve.shape[1] <= ROC_POINTS:
+        return curve, auc
+    length = curve.sum(axis=0)  # both rise
+    # Half of the points by length, half by the logarithm of the share of fakes, which is drawn on a log axis.
+    steps = np.linspace(0, length[-1], ROC_POINTS // 2)
+    decades = np.geomspace(1 / max(others[-1], 1), 1, ROC_POINTS // 2)
+    chosen = np.concatenate([np.searchsorted(length, steps), np.searchsorted(curve[0], decades)])
+    return curve[:, np.unique(np.minimum(chosen, curve.shape[1] - 1))], auc
 
 
-def _passing(score: FloatArray, cuts: FloatArray) -> IntArray:
-    """Scores at or above each cut."""
-    return np.asarray(len(score) - np.searchsorted(np.sort(score), cuts, side="left"))
-
-
-def _ratio(part: npt.NDArray[np.integer], whole: npt.NDArray[np.integer]) -> FloatArray:
+def _ratio(part: IntArray, whole: IntArray) -> FloatArray:
     ratio: FloatArray = np.divide(part, whole, out=np.full(len(part), np.nan), where=whole > 0)
     return ratio
 
 
 def _ceiling(events: Sequence[EventData], track_target: Mapping[str, Any]) -> EdgeCeiling | None:
     """Over all events; None if one of them does not know what the conditions ask."""
-    ceilings = [_ceiling_of(event, track_target) for event in events]
-    known = [ceiling for ceiling in ceilings if ceiling is not None]
-    return functools.reduce(operator.add, known) if len(known) == len(events) else None
+    ceilings = []
+    for event in events:
+        assert event.scores is not None, "only scored events are counted"
+        if event.truth is None:
+            return None
+        passing = event.scores.scored & (event.scores.logit > 0)
+        try:
+            ceilings.append(edge_ceiling(event.truth, event.edge_index, track_target, passing))
+        except ValueError:  # the other curves are worth having
+            return None
+    return functools.reduce(operator.add, ceilings)
 
 
-def _ceiling_of(event: EventData, track_target: Mapping[str, Any]) -> EdgeCeiling | None:
-    assert event.scores is not None, "only scored events are counted"
-    if event.truth is None:
-        return None
-    passing = event.scores.scored & (event.scores.logit > 0)
-    try:
-        return edge_ceiling(event.truth, event.edge_index, track_target, passing)
-    except ValueError:  # its source does not tell what the conditions ask; the other curves are worth having
-        return None
+def edge_chart(run: RunFiles, curves: EdgeCurves, other: RunFiles | None, beside: EdgeCurves | None) -> Chart:
+    """ROC curve, scores of either kind, efficiency and purity at every cut; another run's curves beside them.
+
+    Args:
+        run: The run.
+        curves: Its curves.
+        other: The run beside it.
+        beside: Its curves; None where it has none.
+    """
+    runs = [(curves, run.kind)] + ([(beside, other.kind)] if other is not None and beside is not None else [])
+    title = f"Edges of {several(len(curves.events), f'{curves.split} event')}, {run.how_scored}"
+    return Chart("edges", title, (_roc_panel(runs), _score_panel(curves), _cut_panel(runs)), columns=3)
+
+
+def _roc_panel(runs: Sequence[tuple[EdgeCurves, str]]) -> Panel:
+    series = []
+    for (curves, kind), colour in zip(runs, (BLUE, VERMILION)):
+        area = "" if curves.auc is None else f", AUC {curves.auc:.4f}"
+        others, targets = curves.roc[:, curves.roc[0] > 0]  # a log axis has no zero
+        series.append(Series(kind + area, "line", colour, others, targets, dashed=colour == VERMILION))
+    floor = min(float(line.x.min(initial=1.0)) for line in series)
+    x = log_axis("share of other edges that pass", np.array([floor, 1.0]), max(floor, 1e-5) if floor < 1 else 1e-3, 1.0)
+    caption = (
+        "ROC curve: target edges against all other candidate edges, counted in the graph. The lower the cut on the "
+        "score, the further right."
+    )
+    return Panel("roc", tuple(series), x, Axis("share of target edges that pass", 0.0, 1.02), "", caption)
+
+
+def _score_panel(curves: EdgeCurves) -> Panel:
+    kinds = [("target", curves.targets, BLUE), ("not true", curves.fakes, ORANGE)]
+    if curves.others.any():
+        kinds.append(("true, no target", curves.others, GREY))
+    # Nothing is drawn where nothing was counted: a log axis has no zero.
+    series = tuple(
+        Series(name, "steps", colour, curves.bins, np.where(counts > 0, counts, np.nan), dashed=colour == GREY)
+        for name, counts, colour in kinds
+    )
+    y = log_axis(f"edges per {curves.bins[1]:.2g} of score", np.concatenate([steps.y for steps in series]))
+    caption = "Scores of target edges and of those that are not true."
+    return Panel("scores", series, Axis("score of the edge", 0.0, 1.0), y, "", caption)
+
+
+def _cut_panel(runs: Sequence[tuple[EdgeCurves, str]]) -> Panel:
+    series = []
+    for (curves, kind), (blue, orange) in zip(runs, ((BLUE, ORANGE), (VERMILION, BLACK))):
+        words = f", {kind.split(' (')[0]}" if len(runs) > 1 else ""
+        for name, values, colour in (("efficiency", curves.efficiency, blue), ("purity", curves.purity, orange)):
+            series.append(Series(name + words, "line", colour, curves.cuts, values, dashed=blue == VERMILION))
+    caption = "Edge efficiency and purity of all edges with at least this score, counted in the graph."
+    ceiling = runs[0][0].ceiling
+    if ceiling is not None and ceiling.construction_efficiency is not None:
+        caption += (
+            f" The graph holds {ceiling.construction_efficiency:.1%} of the true segments of the targets of tracks; no "
+            "cut finds more of them."
+        )
+    return Panel(
+        "cuts", tuple(series), Axis("cut on the score", 0.0, 1.0), Axis("share of edges", 0.0, 1.02), "", caption
+    )

@@ -23,11 +23,11 @@ Conditions = Mapping[str, Any]
 
 @dataclass(frozen=True, eq=False)
 class EdgeScores:
-    """What the network says of each edge of an event, in the user's order.
+    """Scores of the edges of an event, in the user's order.
 
     Attributes:
-        logit: Its logit; 0 where it cannot say anything, [E].
-        scored: False where it cannot say anything, bool [E].
+        logit: The network's logit of each; 0 without a score, [E].
+        scored: False for an edge without a score: it joins two sectors of naive mode, bool [E].
     """
 
     logit: FloatArray
@@ -50,7 +50,7 @@ class EventData:
         label: 1 for a true segment, uint8 [E]; None without truth.
         particle_id: Particle of each hit, 0 for noise, int64 [N]; None without truth.
         particles: The particle table; None where it is unknown.
-        target: Whether each particle of the table is one that tracks are wanted of, bool [M]; None without a table.
+        target: Whether each particle of the table is a target of tracks, bool [M]; None without a table.
         edge_class: `FAKE`, `TARGET` or `OTHER` of `training.targets`, int8 [E]; None without truth. Its targets are
             those of the training.
         scores: The scores; None where the event was not scored.
@@ -97,14 +97,14 @@ class EventData:
 
     @cached_property
     def truth(self) -> EventTruth | None:
-        """What tracks are compared with; None where the particles of hits are unknown."""
+        """The truth that tracks are compared with; None where the particles of hits are unknown."""
         if self.particle_id is None:
             return None
         surface = surface_numbers(self.volume, self.layer)
         return EventTruth(self.particle_id, surface, position=self.position, particles=self.particles)
 
     def part_of_hits(self, num_parts: int, grouping: str = "contiguous", seed: int = 0) -> IntArray:
-        """Part of each hit when so many ranks share the event, int32 [N]."""
+        """Part of each hit when `num_parts` ranks share the event, int32 [N]."""
         return group(self.tiles, num_parts, grouping, seed)[self.tile]
 
 
@@ -117,19 +117,22 @@ def read_event_data(
         store: The store.
         record: The event.
         scores: File of its scores; None without.
-        edge_target: What makes a particle a target of the training; empty: every particle is one.
-        track_target: What makes a particle one that tracks are wanted of. What its source does not tell is not asked.
+        edge_target: Conditions on the target particles of the training; empty: every particle is one.
+        track_target: Those on the targets of tracks. A condition is left out where its source does not know the values.
 
     Raises:
         StoreError: If a file is missing or damaged.
-        ValueError: If the scores are not those of this event, or the conditions of the training cannot be looked at.
+        ValueError: If the scores are not those of this event, or it lacks values that the training's conditions ask.
     """
     with store.open(record) as event:
-        hits = _hits(event)
-        edges = _edges(event, hits.pop("original_row"))
+        hits, edges = _hits(event), _edges(event)
         particles = event.particles() if event.has_particle_ids else None
         tiles = event.tile_graph()
-    found, edge_scores = _scores(scores, record.event, hits["hit_id"], edges["edge_index"])
+    arrays: Mapping[str, Any] = {} if scores is None else _score_arrays(scores, record.event, hits, edges)
+    edge_class = None
+    if edges["label"] is not None and (particles is not None or not edge_target):
+        of_edge = None if hits["particle_id"] is None else hits["particle_id"][edges["edge_index"][1]]
+        edge_class = edge_classes(edges["label"], of_edge, particles, edge_target)
     return EventData(
         event_id=record.event,
         split=record.split,
@@ -138,82 +141,55 @@ def read_event_data(
         tiles=tiles,
         particles=particles,
         target=None if particles is None else _targets(particles, track_target),
-        edge_class=_edge_class(edges["edge_index"], edges["label"], hits["particle_id"], particles, edge_target),
-        scores=edge_scores,
-        track_id=found.get("track_id"),
-        classical_track_id=found.get("classical_track_id"),
+        edge_class=edge_class,
+        scores=EdgeScores(arrays["edge_logit"], arrays["edge_scored"]) if arrays else None,
+        track_id=arrays.get("track_id"),
+        classical_track_id=arrays.get("classical_track_id"),
     )
 
 
 def _hits(event: StoredEvent) -> dict[str, Any]:
-    """Arrays of the hits in the user's order, and `original_row` of the stored ones."""
-    nodes = np.arange(event.num_nodes)
-    row = event.read_nodes("original_row", nodes)
-
-    def read(name: str) -> Any:
-        return _undone(event.read_nodes(name, nodes), row)
-
+    ids = event.ids_in_users_order()
+    tile = np.repeat(np.arange(event.num_tiles), np.diff(event.node_ptr))
     return {
-        "original_row": row,
-        "hit_id": read("hit_id"),
-        "position": read("position") if event.has_positions else None,
-        "volume": read("volume"),
-        "layer": read("layer"),
-        "particle_id": read("particle_id") if event.has_particle_ids else None,
-        "tile": _undone(np.repeat(np.arange(event.num_tiles), np.diff(event.node_ptr)), row),
+        "hit_id": event.read_nodes("hit_id", ids),
+        "position": event.read_nodes("position", ids) if event.has_positions else None,
+        "volume": event.read_nodes("volume", ids),
+        "layer": event.read_nodes("layer", ids),
+        "particle_id": event.read_nodes("particle_id", ids) if event.has_particle_ids else None,
+        "tile": tile[ids],
     }
 
 
-def _edges(event: StoredEvent, row: IntArray) -> dict[str, Any]:
+def _edges(event: StoredEvent) -> dict[str, Any]:
     every = np.arange(event.num_edges)
-    place = event.read_edges("original_position", every)
-    ends = [_undone(row[event.read_edges(end, every)], place) for end in ("src", "dst")]
-    label = _undone(event.read_edges("label", every), place) if event.has_labels else None
+    order = np.argsort(event.read_edges("original_position", every))
+    row = event.read_nodes("original_row", np.arange(event.num_nodes))
+    ends = [row[event.read_edges(end, every)][order] for end in ("src", "dst")]
+    label = event.read_edges("label", every)[order] if event.has_labels else None
     return {"edge_index": np.stack(ends), "label": label}
 
 
-def _undone(values: npt.NDArray[Any], place: IntArray) -> npt.NDArray[Any]:
-    """Values of stored rows, put where the user had them."""
-    original = np.empty_like(values)
-    original[place] = values
-    return original
-
-
-def _scores(
-    path: Path | None, event_id: str, hit_id: IntArray, edge_index: IntArray
-) -> tuple[Mapping[str, Any], EdgeScores | None]:
-    if path is None:
-        return {}, None
-    found, about = read_arrays(path)
-    if lacking := {"hit_id", "edge_index", "edge_logit", "edge_scored"} - set(found):
+def _score_arrays(
+    path: Path, event_id: str, hits: Mapping[str, Any], edges: Mapping[str, Any]
+) -> Mapping[str, npt.NDArray[Any]]:
+    """Scores and tracks of an event; they must be those of its hits and edges."""
+    arrays, about = read_arrays(path)
+    if lacking := {"hit_id", "edge_index", "edge_logit", "edge_scored"} - set(arrays):
         raise ValueError(f"{path} holds no scores: it lacks {', '.join(sorted(lacking))}; run infer again.")
-    same = np.array_equal(found["hit_id"], hit_id) and np.array_equal(found["edge_index"], edge_index)
-    if not same:
+    if not all(np.array_equal(arrays[name], own[name]) for name, own in (("hit_id", hits), ("edge_index", edges))):
         raise ValueError(
             f"{path} holds scores of event {about.get('event')} as it was prepared another time: its hits or edges are "
             f"not those of event {event_id} in this store; run infer again."
         )
-    return found, EdgeScores(found["edge_logit"], found["edge_scored"])
-
-
-def _edge_class(
-    edge_index: IntArray,
-    label: IntArray | None,
-    particle_id: IntArray | None,
-    particles: Particles | None,
-    conditions: Conditions,
-) -> IntArray | None:
-    if label is None or (conditions and particles is None):
-        return None
-    of_edge = None if particle_id is None else particle_id[edge_index[1]]
-    return edge_classes(label, of_edge, particles, conditions)
+    return arrays
 
 
 def _targets(particles: Particles, conditions: Conditions) -> BoolArray:
-    told = {name: condition for name, condition in conditions.items() if _is_told(particles, name)}
-    return targets_among(particles.particle_id, particles, told)
-
-
-def _is_told(particles: Particles, name: str) -> bool:
-    values = getattr(particles, name, None)
-    return values is None or values.dtype.kind != "f" or not bool(np.isnan(values).all())
+    """The targets by those of the conditions that the source of the event knows the values of."""
+    known = {}
+    for name, condition in conditions.items():
+        values = getattr(particles, name, None)
+        if values is None or values.dtype.kind != "f" or not np.isnan(values).all():
+            known[name] = condition
+    return targets_among(particles.particle_id, particles, known)

@@ -12,13 +12,14 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from domainpar import __version__
+from domainpar.display.paint_plotly import figures_of
 from domainpar.display.sections import Page
 
 SCRIPTS = ("figures.js", "canvas.js", "painting.js", "event.js")
 
 
 def render(page: Page) -> str:
-    """The report. Whatever comes from a run is escaped: its names and paths may be anybody's."""
+    """The HTML of a page. All words of a run are escaped: its names and paths may be anybody's."""
     environment = Environment(
         loader=PackageLoader("domainpar.display", "templates"),
         autoescape=True,
@@ -26,13 +27,17 @@ def render(page: Page) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    folder, plotly = resources.files("domainpar.display") / "templates", get_plotlyjs()
+    assert not re.search(r"</script", plotly, re.IGNORECASE), "plotly.js cannot be put into a page as it is"
+    style, *scripts = ((folder / name).read_text(encoding="utf-8") for name in ("report.css", *SCRIPTS))
     return environment.get_template("report.html.j2").render(
         page=page,
         version=__version__,
-        style=_ours("report.css"),
-        script=Markup("\n").join(_ours(name) for name in SCRIPTS),
-        plotly=_safe_script(get_plotlyjs()),
+        style=Markup(style),
+        script=Markup("\n".join(scripts)),
+        plotly=Markup(plotly),
         embedded=embedded,
+        figures_of=figures_of,
     )
 
 
@@ -44,13 +49,3 @@ def embedded(value: Any) -> Markup:
     """
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
-
-
-def _ours(name: str) -> Markup:
-    text = resources.files("domainpar.display").joinpath("templates", name).read_text(encoding="utf-8")
-    return Markup(text)
-
-
-def _safe_script(text: str) -> Markup:
-    assert not re.search(r"</script", text, re.IGNORECASE), "plotly.js cannot be put into a page as it is"
-    return Markup(text)

@@ -1,4 +1,4 @@
-"""Where the time and the memory of a training went, rank by rank."""
+"""Time and memory of a training, rank by rank: the numbers, and the chart of them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from domainpar.display.reading import RunFiles, Table
+from domainpar.display.chart import BLUE, GREEN, ORANGE, PALE, Axis, Chart, Panel, Series
+from domainpar.display.run_files import RunFiles, Table
 from domainpar.events.graph import FloatArray
+from domainpar.words import several
 from partitioners.quality import imbalance
 
-PHASES = ("seconds_compute", "seconds_exchange", "seconds_wait")
-"""Computing, handing rows to others, waiting for others."""
+PHASES = {
+    "seconds_compute": ("computing", BLUE),
+    "seconds_exchange": ("handing rows on", ORANGE),
+    "seconds_wait": ("waiting", PALE),
+}
+"""Phases of a step by their keys in a record: name and colour."""
+
+MIB = 2.0**20
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +36,7 @@ class RankTimes:
         peak_bytes: The most memory that each rank's process held in the whole run.
         node_imbalance: Largest owned / mean, median over steps.
         compute_imbalance: Slowest computing / mean, median over steps.
-        num_steps: Steps that were looked at; the first one, in which kernels are compiled, is left out.
+        num_steps: Steps in these numbers; the first, in which kernels are compiled, is left out.
         other_sizes: Steps of this run that were done on another number of ranks, and are not in these numbers.
     """
 
@@ -49,7 +57,7 @@ class RankTimes:
 
 
 def rank_times(run: RunFiles) -> RankTimes | None:
-    """Where a step's time goes on each rank, on the number of ranks the run had last; None before the first step."""
+    """Times and memory of each rank, on the number of ranks the run had last; None before the first step."""
     records = [record for record in run.records_of("train") if record.get("ranks")]
     if not records:
         return None
@@ -70,6 +78,25 @@ def rank_times(run: RunFiles) -> RankTimes | None:
         num_steps=len(steps),
         other_sizes=len(records) - len(alike),
     )
+
+
+def rank_chart(times: RankTimes) -> Chart:
+    """Seconds of a training step by phase, and the most memory held, on each rank."""
+    ranks = np.arange(times.num_ranks, dtype=np.float64)
+    # Whole numbers, not more than fit; bars no wider than with four ranks.
+    ticks = tuple((float(rank), str(rank)) for rank in range(0, times.num_ranks, -(-times.num_ranks // 16)))
+    spare = max(0.5, (4 - times.num_ranks) / 2)
+    x = Axis("rank", -spare, times.num_ranks - 1 + spare, ticks=ticks)
+    phases = tuple(Series(name, "bars", colour, ranks, times.phases[key]) for key, (name, colour) in PHASES.items())
+    memory = Series("peak memory", "bars", GREEN, ranks, times.peak_bytes / MIB)
+    steps = several(times.num_steps, "step")
+    caption = f"Where the time of a training step goes on each rank: medians over {steps}."
+    panels = (
+        Panel("time", phases, x, Axis("time of a training step [s]", low=0.0), "", caption),
+        Panel("memory", (memory,), x, Axis("peak memory [MiB]", low=0.0), "",
+              "The most memory that the process of each rank ever held."),
+    )  # fmt: skip
+    return Chart("ranks", f"{several(times.num_ranks, 'rank')}, medians over {steps}", panels)
 
 
 def _table(records: Sequence[Table], name: str) -> FloatArray:

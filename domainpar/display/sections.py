@@ -1,16 +1,42 @@
-"""What the report consists of: sections of tables and figures. And what is said wherever something is approximate."""
+"""The page of a run, section by section, in the order in which a physicist asks. No HTML, no plotly, no matplotlib."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
-from domainpar.display.event_view import EventView
-from domainpar.display.reading import RunFiles
-from domainpar.display.summary import Rows
+from domainpar.display import summary
+from domainpar.display.chart import Chart
+from domainpar.display.edges import EdgeCurves, edge_chart, edge_curves
+from domainpar.display.event_data import EventData
+from domainpar.display.event_view import EventView, event_view, split_of
+from domainpar.display.ranks import MIB, PHASES, RankTimes, rank_chart, rank_times
+from domainpar.display.run_files import SPLITS, RunFiles
+from domainpar.display.summary import Rows, percent, short
+from domainpar.display.tracks import BORDERS, RATES, Finder, finders_of, track_charts
+from domainpar.display.training import training_chart
+from domainpar.reco.performance.ceiling import SEGMENT
+from domainpar.reco.performance.rates import (
+    duplicate_rate,
+    efficiency,
+    fake_rate,
+    majority_rates,
+    mean_trackml_score,
+    wilson,
+)
+from domainpar.reco.performance.styles import STYLES
+from domainpar.words import several, this_python
+from partitioners.quality import measure, measure_truth
 
-if TYPE_CHECKING:
-    from domainpar.display.figures import Figure  # plotly, which pictures do without
+NUM_PARTS = (2, 4, 8, 16)
+"""Ranks for which the cost of a split is shown."""
+
+STYLE_MEANINGS = {
+    "atlas": "atlas: most hits of the track are of the particle",
+    "one_way": "one_way: most hits of the particle are on the track",
+    "two_way": "two_way: both",
+}
 
 
 @dataclass(frozen=True)
@@ -20,14 +46,15 @@ class Section:
     Attributes:
         name: Its id in the page.
         title: Its heading.
-        lead: What one sees, and what it was counted against: one paragraph each.
-        approximate: What of it is an approximation, said beside the heading; empty where nothing is.
+        lead: An introduction: one paragraph each.
+        approximate: The approximation in it, named beside the heading; empty where there is none.
         tables: Its tables.
-        styles: Buttons that choose a variant of the figures: value and label; none without variants.
-        figures: Its figures.
-        commands: What to type, by what it does.
-        event: What the event display draws.
+        styles: Buttons that choose a variant of the charts: value and label; none without variants.
+        charts: Its charts.
+        commands: Commands to type, by their purpose.
+        event: The event display.
         absent: Why there is nothing to show, and what to do; empty where there is.
+        left_out: Pictures without content by name, and why.
     """
 
     name: str
@@ -36,10 +63,11 @@ class Section:
     approximate: str = ""
     tables: tuple[Rows, ...] = ()
     styles: tuple[tuple[str, str], ...] = ()
-    figures: tuple[Figure, ...] = ()
+    charts: tuple[Chart, ...] = ()
     commands: tuple[tuple[str, str], ...] = ()
     event: EventView | None = None
     absent: str = ""
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -47,42 +75,320 @@ class Page:
     """The whole report.
 
     Attributes:
-        title: The name of the run.
-        facts: What it is, in a line.
+        directory: The run.
+        facts: The run in a line.
         sections: Its parts.
-        missing: What the run lacks and how to get it.
+        missing: A sentence for each part that the run lacks, with how to get it.
     """
 
-    title: str
+    directory: Path
     facts: str
     sections: tuple[Section, ...]
     missing: tuple[str, ...] = ()
 
 
-def approximate(run: RunFiles, other: RunFiles | None = None) -> str:
-    """What is approximate of a run, or of the one beside it; empty where both are exact."""
-    if is_approximate(run):
-        return "approximate: naive mode"
-    return "the run beside it is approximate: naive mode" if other is not None and is_approximate(other) else ""
+def build_page(
+    run: RunFiles, other: RunFiles | None = None, event_name: str | None = None, num_parts: int | None = None
+) -> Page:
+    """The report of a run, from which both the page and the pictures are made.
+
+    Args:
+        run: The run.
+        other: A run to lay beside it where both have the same: naive beside halo.
+        event_name: The event to draw. Default: the first one that training did not see.
+        num_parts: Ranks to split it over. Default: the run's own, or its sectors, or 8.
+
+    Raises:
+        StoreError: If the file of an event is damaged.
+        ValueError: If there is no such event, or scores and events do not belong together.
+    """
+    record = run.choose_event(event_name)
+    event = None if record is None else run.read_event(record)
+    sections = (
+        _summary(run, other),
+        _training(run, other),
+        _edges(run, other),
+        _tracks(run, other),
+        _event(run, event, "" if record is None else run.known_as(record), num_parts),
+        partition(run, event),
+        _ranks(run),
+    )
+    facts = f"{run.how_scored} · {summary.STATES.get(str(run.about.get('state')), 'state unknown')}"
+    missing = run.missing + (() if other is None else tuple(f"{other.directory}: {text}" for text in other.missing))
+    return Page(run.directory, facts, sections, missing)
 
 
-def is_approximate(run: RunFiles) -> bool:
-    """Whether a run was trained or scored on independent sectors."""
-    return run.approximate or (run.scores is not None and run.scores.approximate)
+def _absent(name: str, title: str, why: str, *pictures: str) -> Section:
+    return Section(name, title, absent=why, left_out=dict.fromkeys(pictures, why))
 
 
-def why_missing(run: RunFiles, *subjects: str, otherwise: str) -> str:
+def _why_missing(run: RunFiles, *subjects: str, otherwise: str) -> str:
     """The sentence that says why there is nothing to show: the first that is about one of the subjects."""
-    found = (text for subject in subjects for text in run.missing if text.startswith(f"No {subject}"))
-    return next(found, otherwise)
+    sentences = (text for subject in subjects for text in run.missing if text.startswith(f"No {subject}"))
+    return next(sentences, otherwise)
 
 
-def target_words(run: RunFiles) -> str:
-    """Which particles tracks are wanted of, in a sentence."""
-    target = run.tracking.cuts.target_text
-    return f"Target particles: {target}." if target else "Target particles: all."
+def _approximate(run: RunFiles, other: RunFiles | None = None) -> str:
+    """The approximation of a run, or of the one beside it; empty where both are exact."""
+    ours, beside = (
+        files is not None and (files.approximate or (files.scores is not None and files.scores.approximate))
+        for files in (run, other)
+    )
+    if ours:
+        return "approximate: naive mode"
+    return "the run beside it is approximate: naive mode" if beside else ""
 
 
-def percent(share: float | None) -> str:
-    """A share for a table; a dash where there was nothing to divide by."""
-    return "–" if share is None else f"{share:.2%}"
+def _targets(run: RunFiles) -> str:
+    return f"Target particles: {run.tracking.cuts.target_text or 'all'}."
+
+
+def _summary(run: RunFiles, other: RunFiles | None) -> Section:
+    """The run, how it ended, and how to do it again."""
+    metrics = summary.final_metrics(run, other)
+    commands = [("Train the same again", summary.command(run))]
+    if started := summary.started_as(run):
+        commands.append(("It was started with", started))
+    lead = []
+    if other is not None:
+        lead.append(f"Compared with {other.directory}: {other.how_scored}.")
+        if other.approximate and other.scores is not None and not other.scores.approximate:
+            lead.append(
+                "To see what sectors lose at their borders, score it as it was trained: "
+                f"{this_python()} -m domainpar.infer --run {other.directory} --mode naive "
+                f"--sectors {other.settings.get('sectors')} --tracks walk --overwrite"
+            )
+    tables = (summary.facts(run), *([metrics] if metrics else []))
+    return Section("summary", "Run", tuple(lead), _approximate(run, other), tables, commands=tuple(commands))
+
+
+def _training(run: RunFiles, other: RunFiles | None) -> Section:
+    """Loss, metrics and learning rate along the steps."""
+    chart = training_chart(run, other)
+    if chart is None:
+        return _absent("training", "Training", "No step of the training was finished.", "training")
+    against = (run.records_of("train") or run.records_of("val") or [{}])[-1].get("counted_against")
+    lead = f"Edge metrics are counted in the graph: against {against or 'candidate edges'}. "
+    lead += "A true segment that no candidate edge joins is in none of these numbers."
+    return Section("training", "Training", (lead,), _approximate(run, other), charts=(chart,))
+
+
+def _edges(run: RunFiles, other: RunFiles | None) -> Section:
+    """Target edges against others, and the share of the true segments that the graph holds."""
+    title = "Scores of edges"
+    curves = edge_curves(run)
+    if curves is None:
+        otherwise = "None of the scored events has truth to count against."
+        return _absent("edges", title, _why_missing(run, "scores", "events", otherwise=otherwise), "edges")
+    beside = edge_curves(other) if other is not None else None
+    chart = edge_chart(run, curves, other, beside)
+    tables = _ceilings(run, [(run, curves), (other, beside)])
+    return Section("edges", title, (_edge_lead(curves),), _approximate(run, other), tables=tables, charts=(chart,))
+
+
+def _edge_lead(curves: EdgeCurves) -> str:
+    counts = [int(kind.sum()) for kind in (curves.targets, curves.fakes, curves.others)]
+    text = (
+        f"{several(len(curves.events), 'event')} of the {curves.split} split: {sum(counts):,} scored edges, "
+        f"{counts[0] + curves.unscored_targets:,} target edges among the candidates. Counted in the graph."
+    )
+    if curves.unscored:
+        text += (
+            f" {curves.unscored:,} edges join two sectors and got no score (approximate: naive mode); "
+            f"{curves.unscored_targets:,} of them are targets, and count as lost."
+        )
+    if curves.left_out:
+        text += f" {several(curves.left_out, 'more event')} of the split not counted here."
+    return text
+
+
+def _ceilings(run: RunFiles, both: Sequence[tuple[RunFiles | None, EdgeCurves | None]]) -> tuple[Rows, ...]:
+    rows = []
+    for files, curves in both:
+        if files is not None and curves is not None and (ceiling := curves.ceiling) is not None:
+            shares = (percent(ceiling.construction_efficiency), percent(ceiling.cumulative_efficiency))
+            rows.append((files.how_scored, f"{ceiling.segments:,}", *shares))
+    head = (
+        "scores",
+        "true segments of target particles",
+        "of them in the graph (ceiling)",
+        "in the graph, score > 0.5",
+    )
+    note = f"{SEGMENT[0].upper()}{SEGMENT[1:]}. {_targets(run)}"
+    return (Rows(head, tuple(rows), note),) if rows else ()
+
+
+def _tracks(run: RunFiles, other: RunFiles | None) -> Section:
+    """Efficiency, fakes and duplicates of every finder."""
+    title = "Tracks"
+    names = [*(name for name, *_ in RATES.values()), *([BORDERS] if other is not None else [])]
+    split = next((split for split in SPLITS if run.performance.get(split)), None)
+    if split is None:
+        otherwise = "No event with tracks has truth to count against."
+        return _absent("tracks", title, _why_missing(run, "scores", "tracks", otherwise=otherwise), *names)
+    finders = finders_of(run, split, other)
+    styles = sorted(STYLES, key=lambda style: style != run.tracking.style)  # the one that was asked for comes first
+    charts = tuple(track_charts(run, split, finders, styles))
+    drawn = {chart.name for chart in charts}
+    return Section(
+        "tracks",
+        title,
+        (_track_lead(run, finders, split),),
+        _approximate(run, other),
+        tables=(_rates(finders), _majorities(finders)),
+        styles=tuple((style, STYLE_MEANINGS[style]) for style in styles),
+        charts=charts,
+        left_out={
+            name: f"The run beside it has no tracks in the {split} split." for name in names if name not in drawn
+        },
+    )
+
+
+def _track_lead(run: RunFiles, finders: Sequence[Finder], split: str) -> str:
+    counts = finders[0].counts
+    share = "more than half" if counts.fraction == 0.5 else f"at least {counts.fraction:g}"
+    sectors = counts.border_sectors
+    border = f" Distances are to the borders of {sectors} sectors." if sectors else ""
+    return (
+        f"{several(counts.events, 'event')} of the {split} split. {_targets(run)} Matching takes {share} of the "
+        f"hits; tracks with fewer than {counts.min_hits} hits are not counted. Intervals are Wilson's, 68.3 %.{border}"
+    )
+
+
+def _rates(finders: Sequence[Finder]) -> Rows:
+    rows = []
+    for finder in finders:
+        for style in STYLES:
+            counts = finder.counts.styles[style]
+            interval = wilson(counts.reconstructed, counts.targets)
+            ends = "–" if interval is None else f"{interval[0]:.4f} to {interval[1]:.4f}"
+            rates = (short(efficiency(counts)), ends, short(fake_rate(counts)), short(duplicate_rate(counts)))
+            label = finder.label if style == STYLES[0] else ""
+            rows.append((label, style, f"{counts.reconstructed:,} of {counts.targets:,}", *rates))
+    head = ("found by", "matching", "targets found", "efficiency", "68.3 % interval", "fake rate", "duplicates")
+    return Rows(head, tuple(rows), words=2)
+
+
+def _majorities(finders: Sequence[Finder]) -> Rows:
+    rows = []
+    for finder in finders:
+        rates = majority_rates(finder.counts.majority)
+        shares = (*(rates[name] for name in ("perfect", "double_majority", "lhc")), mean_trackml_score(finder.counts))
+        rows.append((finder.label, f"{finder.counts.tracks:,}", *map(short, shares)))
+    return Rows(("found by", "tracks", "perfect", "double majority", "LHC", "TrackML score"), tuple(rows))
+
+
+def _event(run: RunFiles, event: EventData | None, known_as: str, num_parts: int | None) -> Section:
+    """The event display, split over the parts that were asked for; the targets and fakes of each finder."""
+    title, pictures = "One event", ("event-parts", "event-tracks")
+    if event is None:
+        why = _why_missing(run, "events", otherwise="There is no event to show.")
+        return _absent("event", title, why, *pictures)
+    view = event_view(event, split_of(run, num_parts), run.tracking, run.kind)
+    if view is None:
+        return _absent("event", title, f"Event {event.event_id} has no positions of hits to draw.", *pictures)
+    targets = "" if event.target is None else f" {_targets(run)}"  # without truth nothing is known of particles
+    lead = (
+        f"Event {event.event_id} ({known_as}): {event.num_hits:,} hits, {event.num_edges:,} candidate edges, "
+        f"split over {view.split.num_parts} {view.split.words}; {view.facts['cutEdges']:,} edges are cut.{targets}"
+    )
+    left_out = {}
+    if event.num_hits == 0:
+        left_out = dict.fromkeys(pictures, f"Event {event.event_id} has no hits to draw.")
+    elif not view.finder:
+        otherwise = f"Event {event.event_id} has no tracks."
+        left_out = {"event-tracks": _why_missing(run, "scores", "tracks", otherwise=otherwise)}
+    elif f"{view.finder}Found" not in view.arrays:
+        left_out = {"event-tracks": f"The particles of event {event.event_id} are unknown."}
+    tables = _finder_table(view, run.tracking.style)
+    return Section("event", title, (lead,), _approximate(run), tables=tables, event=view, left_out=left_out)
+
+
+def _finder_table(view: EventView, style: str) -> tuple[Rows, ...]:
+    """The counts of each finder in this event; no table without tracks and truth."""
+    counted = {name: view.facts.get(f"{name}Counts") for name in view.facts.get("finders", [])}
+    kinds = ("tracks", "fakes", "duplicates", "short")
+    rows = tuple(
+        (name, f"{counts['found']:,} of {counts['targets']:,}", *(f"{counts[kind]:,}" for kind in kinds))
+        for name, counts in counted.items()
+        if counts
+    )
+    head = ("found by", "targets found", "tracks", "fakes", "duplicates", "too short to count")
+    return (Rows(head, rows, f"Matching: {style}."),) if rows else ()
+
+
+def partition(run: RunFiles, event: EventData | None) -> Section:
+    """The cost of splitting the event over 2 to 16 ranks, with its tiles as they are stored: cut edges and ghosts."""
+    if event is None:
+        why = _why_missing(run, "events", otherwise="There is no event to split.")
+        return _absent("partition", "Partition", why)
+    own = split_of(run, 1)
+    rows = []
+    for num_parts in NUM_PARTS:
+        part = event.part_of_hits(num_parts, own.grouping, own.seed)
+        quality, truth = measure(event.edge_index, part, num_parts), None
+        if event.label is not None and event.particle_id is not None:
+            truth = measure_truth(event.edge_index, part, event.label, event.particle_id)
+        cells = {
+            "parts": str(num_parts),
+            "cut edges": percent(quality.cut_share),
+            "number": f"{quality.cut_edges:,}",
+            "ghosts / owned": percent(quality.incident_ghost_ratio),
+            "imbalance of hits": f"{quality.node_imbalance:.3f}",
+            "imbalance of edges": f"{quality.incident_imbalance:.3f}",
+            "most neighbours": str(int(quality.neighbours.max())),
+            "true segments cut": percent(truth.segments_cut / truth.segments if truth and truth.segments else None),
+            "tracks cut": percent(truth.tracks_cut / truth.tracks if truth and truth.tracks else None),
+        }
+        rows.append(tuple(cells.values()))
+    lead = (
+        f"Event {event.event_id}, its {event.tiles.num_tiles} tiles (grouping: {own.grouping}). Imbalance: largest "
+        "part / mean part. An exact halo loses nothing of what is cut; independent sectors lose all of it."
+    )
+    return Section("partition", "Partition", (lead,), tables=(Rows(tuple(cells), tuple(rows)),))
+
+
+def _ranks(run: RunFiles) -> Section:
+    """Time and memory of each rank, and the times of the inference."""
+    title = "Time and memory"
+    times = rank_times(run)
+    if times is None:
+        return _absent("ranks", title, "No step of the training was finished.", "ranks")
+    lead = (
+        f"{several(times.num_ranks, 'rank')}; a step takes {times.step_seconds:.3g} s (median of the slowest rank). "
+        f"Imbalance: {times.node_imbalance:.3f} in hits, {times.compute_imbalance:.3f} in computing time."
+    )
+    if times.other_sizes:
+        lead += f" {several(times.other_sizes, 'earlier step')} on another number of ranks are not in it."
+    return Section("ranks", title, (lead,), tables=(_rank_table(times), *_inference(run)), charts=(rank_chart(times),))
+
+
+def _rank_table(times: RankTimes) -> Rows:
+    columns = [
+        [str(rank) for rank in range(times.num_ranks)],
+        *([f"{seconds:.4g} s" for seconds in times.phases[phase]] for phase in PHASES),
+        *([f"{number:,.0f}" for number in numbers] for numbers in (times.owned, times.ghosts)),
+        [f"{sent / MIB:.2f} MiB" for sent in times.halo_bytes],
+        [f"{held / MIB:,.0f} MiB" for held in times.peak_bytes],
+    ]
+    head = ("rank", "computing", "handing on", "waiting", "hits owned", "ghosts", "sent in a step", "peak memory")
+    return Rows(head, tuple(zip(*columns, strict=True)))
+
+
+def _inference(run: RunFiles) -> tuple[Rows, ...]:
+    if run.scores is None or run.scores.timings is None:
+        return ()
+    events = run.scores.timings.get("events") or []
+    formats = dict.fromkeys(("seconds_network", "seconds_tracks", "seconds_all"), "{:.3g} s")
+    formats |= dict.fromkeys(("hits", "edges", "tracks"), "{:,}")
+    rows = tuple(
+        (
+            str(event.get("event")),
+            *("–" if event.get(key) is None else form.format(event[key]) for key, form in formats.items()),
+        )
+        for event in events[:12]
+    )
+    head = ("event", "network", "tracks", "all", "hits", "edges", "tracks found")
+    more = f", the first {len(rows)} of {several(len(events), 'event')}" if len(rows) < len(events) else ""
+    note = f"Inference on {several(int(run.scores.timings.get('ranks') or 1), 'rank')}{more}."
+    return (Rows(head, rows, note),) if rows else ()

@@ -1,4 +1,4 @@
-"""The first thing one wants to know of a run: what it was, how it went, and how to do it again."""
+"""The facts of a run: its configuration, how it ended, its final metrics, and how to do it again."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from domainpar.display.efficiency import how_scored, how_trained
-from domainpar.display.reading import RunFiles, Table
+from domainpar.display.run_files import SPLITS, RunFiles, Table
 from domainpar.events.own_events import told_of
 from domainpar.parallel.launcher import detect
 from domainpar.words import its_mpiexec, several, this_python
@@ -34,8 +33,8 @@ class Rows:
     Attributes:
         head: Headings; none for a table of facts.
         rows: Its cells.
-        note: What to know of it.
-        words: How many of its first columns hold words; the others hold numbers.
+        note: A remark below it.
+        words: Number of columns, the first ones, that hold words; the others hold numbers.
     """
 
     head: tuple[str, ...]
@@ -45,39 +44,41 @@ class Rows:
 
 
 def facts(run: RunFiles) -> Rows:
-    """What was trained on what, by whom, for how long, and with which promise; only what the run tells."""
+    """Network, events, duration, machine and promise of a run; only what its files hold."""
     about, settings = run.about, run.settings
-    told = {
-        "state": _state(about),
+    state = str(about.get("state") or "unknown")
+    facts = {
+        "state": STATES.get(state, state) + (f": {about['error']}" if about.get("error") else ""),
         "mode": _mode(run),
         "network": _network(about, settings),
-        "parameters": _hash(about),
+        "parameters": f"sha256 {about['parameters_sha256']}" if about.get("parameters_sha256") else "",
         "trained on": _events(about, run),
         "target particles": run.target or "every particle",
         "left out": _left_out(run),
         "steps": _steps(run),
         "time": _duration(about.get("seconds")),
         "ranks": _ranks(about, settings),
-        "precision": _precision(settings),
+        "precision": str(settings.get("dtype") or "")
+        + (", edges in bf16" if settings.get("precision") == "bf16" else ""),
         "exactness": _exactness(run),
         "scored": _scored(run),
-        "started": _text(about.get("started")),
-        "machine": ", ".join(filter(None, (_text(about.get("host")), _text(about.get("machine"))))),
+        "started": str(about.get("started") or ""),
+        "machine": ", ".join(str(about[name]) for name in ("host", "machine") if about.get(name)),
         "versions": ", ".join(f"{name} {version}" for name, version in _mapping(about, "versions").items() if version),
     }
-    return Rows((), tuple((name, text) for name, text in told.items() if text))
+    return Rows((), tuple((name, text) for name, text in facts.items() if text))
 
 
 def _left_out(run: RunFiles) -> str:
     """Events that training or inference left out since they could not be used; empty if none were."""
-    told: list[str] = []
+    texts: list[str] = []
     scored = run.scores.about if run.scores else {}
-    for what, about, name in (("in training", run.about, "sample"), ("in scoring", scored, "event")):
-        skipped = [str(one.get(name)) for one in about.get("skipped") or () if isinstance(one, dict)]
+    for work, about, name in (("in training", run.about, "sample"), ("in scoring", scored, "event")):
+        skipped = [str(entry.get(name)) for entry in about.get("skipped") or () if isinstance(entry, dict)]
         if skipped:
             names = ", ".join(skipped[:4]) + (", ..." if len(skipped) > 4 else "")
-            told.append(f"{several(len(skipped), name)} {what}: {names}")
-    return "; ".join(told) + (" (could not be used)" if told else "")
+            texts.append(f"{several(len(skipped), name)} {work}: {names}")
+    return "; ".join(texts) + (" (could not be used)" if texts else "")
 
 
 def final_metrics(run: RunFiles, other: RunFiles | None = None) -> Rows | None:
@@ -88,7 +89,7 @@ def final_metrics(run: RunFiles, other: RunFiles | None = None) -> Rows | None:
 
 
 def command(run: RunFiles) -> str:
-    """What to type to do the same again, from the run's own configuration, into another directory."""
+    """The command that does the same again, from the run's own configuration, into another directory."""
     model = run.about.get("model_code")
     ranks = run.about.get("ranks") or 1
     words = [this_python(), "-m", "domainpar.train", "--config", str(run.directory / "config.yaml")]
@@ -100,7 +101,7 @@ def command(run: RunFiles) -> str:
 
 
 def started_as(run: RunFiles) -> str | None:
-    """What was typed to start the run; None where it does not say."""
+    """The command that started the run; None where it is not kept."""
     argv = run.about.get("argv")
     if not isinstance(argv, list) or not argv:
         return None
@@ -109,22 +110,16 @@ def started_as(run: RunFiles) -> str | None:
 
 
 def _launcher(about: Table) -> list[str]:
-    """What was typed before `-m`: the launcher that the run's environment tells of, with the number of ranks."""
+    """The words before `-m`: the launcher that the run's environment shows, with the number of ranks."""
     environment = {str(name): str(value) for name, value in _mapping(about, "environment").items()}
     try:
         launcher = detect(environment)
     except ValueError:  # not as a launcher leaves it
         return ["python"]
     if launcher.kind == "torchrun":
-        return ["torchrun", "..."]  # how many on each of how many machines, its environment does not tell
+        return ["torchrun", "..."]  # its environment does not hold the number of machines
     known = launcher.command in ("mpiexec", "srun")
     return [*([launcher.command, "-n", str(launcher.size)] if known else []), "python"]
-
-
-def _state(about: Table) -> str:
-    state = str(about.get("state") or "unknown")
-    error = about.get("error")
-    return STATES.get(state, state) + (f": {error}" if error else "")
 
 
 def _mode(run: RunFiles) -> str:
@@ -147,11 +142,6 @@ def _network(about: Table, settings: Table) -> str:
     options = about.get("model_options")
     used = {"shared_weights", *(shown if options is None else options)}  # a user's own network may take none
     return f"{model}" + "".join(text for name, text in shown.items() if name in used)
-
-
-def _hash(about: Table) -> str:
-    sha256 = about.get("parameters_sha256")
-    return f"sha256 {sha256}" if sha256 else ""
 
 
 def _events(about: Table, run: RunFiles) -> str:
@@ -197,59 +187,44 @@ def _ranks(about: Table, settings: Table) -> str:
     )
 
 
-def _precision(settings: Table) -> str:
-    if not settings.get("dtype"):
-        return ""
-    return f"{settings['dtype']}" + (", edges in bf16" if settings.get("precision") == "bf16" else "")
-
-
 def _exactness(run: RunFiles) -> str:
     if "bitwise_problem" not in run.about:
         return ""
-    what = "of sectors, not of whole events: approximate; " if run.approximate else ""
+    naive = "of sectors, not of whole events: approximate; " if run.approximate else ""
     if run.settings.get("device", "cpu") != "cpu":
-        return f"{what}the answer of any number of ranks to rounding (on GPU)"
+        return f"{naive}the answer of any number of ranks to rounding (on GPU)"
     if problem := run.about["bitwise_problem"]:
-        return f"{what}the answer of any number of ranks to rounding only: {problem}"
-    return f"{what}the same bits on any number of ranks (self-test passed)"
+        return f"{naive}the answer of any number of ranks to rounding only: {problem}"
+    return f"{naive}the same bits on any number of ranks (self-test passed)"
 
 
 def _scored(run: RunFiles) -> str:
     if run.scores is None:
         return ""
-    about, kept = run.scores.about, run.scores.store
-    other = "" if kept.get("digest") == _mapping(run.about, "store").get("digest") else f", of {_store(kept)}"
-    seen = told_of(about["trained_on"]) if "trained_on" in about else []
+    about, store = run.scores.about, run.scores.store
+    other = "" if store.get("digest") == _mapping(run.about, "store").get("digest") else f", of {_store(store)}"
     text = (
-        f"{several(len(run.scores.events), 'event')}, {how_scored(run)}, {about.get('checkpoint')} checkpoint "
+        f"{several(len(run.scores.events), 'event')}, {run.how_scored}, {about.get('checkpoint')} checkpoint "
         f"(step {about.get('step')}){other}"
     )
-    return "; ".join([text, *seen])
+    return "; ".join([text, *(told_of(about["trained_on"]) if "trained_on" in about else [])])
 
 
 def _metric_rows(run: RunFiles) -> list[tuple[str, ...]]:
     if run.scores is not None and run.scores.about.get("metrics"):
         metrics: Table = run.scores.about["metrics"]
-        return [
-            _metric_row(split, how_scored(run), metrics[split], several(int(metrics[split]["events"]), "event"))
-            for split in ("val", "test", "train")
+        counted = [
+            (split, run.how_scored, several(int(metrics[split]["events"]), "event"), metrics[split])
+            for split in SPLITS
             if split in metrics
         ]
-    validated = run.records_of("val")
-    if not validated:
-        return []
-    how = how_trained(run) + f", step {validated[-1]['step']}"
-    return [_metric_row("val", how, validated[-1], "in training")]
-
-
-def _metric_row(split: str, how: str, values: Table, counted: str) -> tuple[str, ...]:
-    return (
-        split,
-        how,
-        counted,
-        *(short(values.get(name)) for name in METRICS),
-        f"{values.get('target_edges') or 0:,}",
-    )
+    else:
+        last = run.records_of("val")[-1:]
+        counted = [("val", f"{run.how_trained}, step {record['step']}", "in training", record) for record in last]
+    return [
+        (*words, *(short(values.get(name)) for name in METRICS), f"{values.get('target_edges') or 0:,}")
+        for *words, values in counted
+    ]
 
 
 def short(value: Any) -> str:
@@ -257,8 +232,9 @@ def short(value: Any) -> str:
     return f"{value:.4f}" if isinstance(value, int | float) else "–"
 
 
-def _text(value: Any) -> str:
-    return "" if value is None else str(value)
+def percent(share: float | None) -> str:
+    """A share for a table; a dash where there was nothing to divide by."""
+    return "–" if share is None else f"{share:.2%}"
 
 
 def _mapping(about: Table, name: str) -> Mapping[str, Any]:

@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from domainpar.agreement import on_root
 from domainpar.config import InferConfig
-from domainpar.display.checking import run_beside
+from domainpar.display.comparison import run_beside
 from domainpar.events.own_events import kept_place, told_of
 from domainpar.events.store import EventRecord
 from domainpar.infer.judging import about_tracks, metrics_of_splits, not_counted, performance_of_splits

@@ -7,7 +7,7 @@ import pytest
 from small_run import ODD, drawn, write_run
 
 from domainpar.display.edges import ROC_POINTS, edge_curves
-from domainpar.display.reading import read_run_files
+from domainpar.display.run_files import read_run_files
 from domainpar.parallel.world import World
 from domainpar.training.metrics import EdgeMetrics
 

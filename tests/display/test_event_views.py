@@ -1,4 +1,4 @@
-"""What the event display draws: the parts, ghosts and cut edges of the partition, and tracks as they are counted."""
+"""The event display draws the parts, ghosts and cut edges of the partition, and tracks as they are counted."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 from small_run import ODD, drawn, write_run
 
-from domainpar.display.event_view import SMALL, event_view
-from domainpar.display.matching import DUPLICATE, FAKE_TRACK, OF_OTHER, OF_TARGET, SHORT, match_tracks
-from domainpar.display.paths import particle_paths, track_paths
-from domainpar.display.reading import read_run_files
+from domainpar.display.event_view import SMALL, Split, event_view, particle_paths, track_paths
+from domainpar.display.matches import DUPLICATE, FAKE_TRACK, OF_OTHER, OF_TARGET, SHORT, match_tracks
+from domainpar.display.run_files import read_run_files
 from domainpar.events.graph import Particles
 from domainpar.reco.performance.counting import count_tracks
 from domainpar.reco.performance.cuts import TrackCuts
@@ -43,7 +42,7 @@ def decoded(view):
 
 @pytest.mark.parametrize("num_parts", [1, 2, 5])
 def test_cut_edges_and_ghosts_are_those_of_the_partition(files, event, num_parts):
-    facts, arrays = decoded(event_view(event, num_parts, files.tracking))
+    facts, arrays = decoded(event_view(event, Split(num_parts), files.tracking))
     quality = measure(event.edge_index, event.part_of_hits(num_parts), num_parts)
     assert facts["cutEdges"] == facts["cutEdgesDrawn"] == quality.cut_edges
     src, dst = arrays["cut"].reshape(-1, 2).T
@@ -55,7 +54,7 @@ def test_cut_edges_and_ghosts_are_those_of_the_partition(files, event, num_parts
 
 
 def test_hits_keep_their_names_and_places(files, event):
-    facts, arrays = decoded(event_view(event, 4, files.tracking))
+    facts, arrays = decoded(event_view(event, Split(4), files.tracking))
     assert np.array_equal(arrays["hitId"], event.hit_id)
     assert np.array_equal(np.stack([arrays[axis] for axis in "xyz"], axis=1), event.position)
     some = 17
@@ -74,7 +73,7 @@ def test_a_particle_without_hits_takes_no_row(tmp_path):
     absent["particle_id"][0] = 3
     graph = replace(graph, hits=replace(graph.hits, particles=Particles(**absent)))
     files = read_run_files(write_run(tmp_path, [graph]))
-    facts, arrays = decoded(event_view(files.read_event(files.choose_event()), 2, files.tracking))
+    facts, arrays = decoded(event_view(files.read_event(files.choose_event()), Split(2), files.tracking))
     assert facts["particleIds"] == ["7"]
     assert arrays["particle"].tolist() == [0] * 6
     assert arrays["particlePtr"].tolist() == [0, 6]
@@ -85,7 +84,7 @@ def test_a_particle_without_hits_takes_no_row(tmp_path):
 def test_ids_beyond_32_bits_arrive_whole(files, event):
     huge = 2**40 + event.hit_id
     object.__setattr__(event, "hit_id", huge)
-    assert np.array_equal(decoded(event_view(event, 4, files.tracking))[1]["hitId"], huge)
+    assert np.array_equal(decoded(event_view(event, Split(4), files.tracking))[1]["hitId"], huge)
     object.__setattr__(event, "hit_id", huge - 2**40)
 
 
@@ -112,8 +111,8 @@ def test_found_missed_and_fake_are_those_of_the_efficiency(event, style):
     matches = match_tracks(event, track_id, cuts, style)
     counts = count_tracks(track_id, event.truth, cuts).styles[style]
     assert 0 < counts.reconstructed < counts.targets
-    assert int(matches.wanted.sum()) == counts.targets
-    assert int((matches.wanted & matches.found).sum()) == counts.reconstructed
+    assert int(matches.target.sum()) == counts.targets
+    assert int((matches.target & matches.found).sum()) == counts.reconstructed
     assert int((matches.kind == FAKE_TRACK).sum()) == counts.matchable - counts.matched > 0
     assert int((matches.kind != SHORT).sum()) == counts.matchable
 
@@ -127,7 +126,7 @@ def test_the_second_track_of_a_particle_is_a_duplicate():
     assert matches.best_track.tolist() == [0, 2]
     assert matches.best_shared.tolist() == [5, 3]
     assert matches.found.tolist() == [True, True]
-    assert matches.wanted.tolist() == [True, False]
+    assert matches.target.tolist() == [True, False]
 
 
 def hand_made(particle, targets):
@@ -149,7 +148,7 @@ def hand_made(particle, targets):
 @pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
 def test_odd_events_are_drawn_or_left_out(tmp_path, odd, num_parts):
     files = read_run_files(write_run(tmp_path, [drawn(**odd)]))
-    view = event_view(files.read_event(files.choose_event()), num_parts, files.tracking)
+    view = event_view(files.read_event(files.choose_event()), Split(num_parts), files.tracking)
     if not odd.get("positions", True):
         assert view is None
         return

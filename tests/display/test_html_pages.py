@@ -11,8 +11,8 @@ from marks import fault
 from small_run import HOSTILE, ODD, drawn, write_run
 
 from domainpar.display.html import embedded, render
-from domainpar.display.page import build_page
-from domainpar.display.reading import read_run_files
+from domainpar.display.run_files import read_run_files
+from domainpar.display.sections import build_page
 from domainpar.display.summary import facts
 from domainpar.events.store import EventStore
 
@@ -99,7 +99,9 @@ def test_curves_of_a_naive_training_are_those_of_sectors_however_it_was_scored(p
     page = Page(report(place / "halo" / "run", place / "naive scored whole" / "run"))
     of_training = [script for script in page.scripts if '"validation, ' in script]
     assert len(of_training) == 4
-    assert all('"validation, naive, 4 sectors (approximate)"' in script for script in of_training)
+    assert all(
+        '"validation, naive, 4 sectors (approximate), edges inside sectors only"' in script for script in of_training
+    )
     assert "trained naive on 4 sectors (approximate), scored whole" in page.text
     assert "score it as it was trained: " in page.text
     assert "--mode naive --sectors 4 --tracks walk --overwrite" in page.text

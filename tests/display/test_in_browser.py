@@ -17,8 +17,8 @@ from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.support.ui import Select, WebDriverWait  # noqa: E402
 
 from domainpar.display.html import render  # noqa: E402
-from domainpar.display.page import build_page  # noqa: E402
-from domainpar.display.reading import read_run_files  # noqa: E402
+from domainpar.display.run_files import read_run_files  # noqa: E402
+from domainpar.display.sections import build_page  # noqa: E402
 
 FLAGS = (
     "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
@@ -103,10 +103,10 @@ def test_every_figure_comes_by_itself_when_it_comes_into_view(browser):
 
 def test_matching_styles_change_all_figures_of_tracks(browser):
     browser.execute_script("domainpar.drawAll()")
-    heights = "return document.getElementById('tracks-efficiency').data.map((one) => [...one.customdata].join())"
+    heights = "return document.getElementById('track-efficiency').data.map((one) => [...(one.text || [])].join())"
     before = browser.execute_script(heights)
     browser.execute_script("document.querySelector('[data-switches] button[value=two_way]').click()")
-    assert browser.execute_script("return domainpar.figures.get('tracks-fake-rate').shown") == "two_way"
+    assert browser.execute_script("return domainpar.figures.get('track-fakes').shown") == "two_way"
     pressed = "return document.querySelector('[data-switches] [aria-pressed=true]').value"
     assert browser.execute_script(pressed) == "two_way"
     browser.execute_script("document.querySelector('[data-switches] button[value=atlas]').click()")

@@ -10,25 +10,22 @@ import numpy as np
 import pytest
 from small_run import ODD, drawn, simulated, write_run
 
-from domainpar.display.reading import read_run_files
+from domainpar.display.run_files import read_run_files
 
 matplotlib = pytest.importorskip("matplotlib", reason="matplotlib is not installed (pip install '.[report]')")
 pytest.importorskip("plotly", reason="plotly is not installed (pip install '.[report]')")
 
 from PIL import Image  # noqa: E402  # comes with matplotlib
 
-from domainpar.display.efficiency import QUANTITIES, RATES, found_tracks, rate_curve  # noqa: E402
-from domainpar.display.pictures import drawing, particles, style  # noqa: E402
-from domainpar.display.pictures.drawing import draw_pictures, pictures_of  # noqa: E402
-from domainpar.display.pictures.edges import draw_edges  # noqa: E402
-from domainpar.display.pictures.particles import draw_particles  # noqa: E402
-from domainpar.display.pictures.parts import draw_parts, first_that_borrows, split_to_draw  # noqa: E402
-from domainpar.display.pictures.ranks import draw_ranks  # noqa: E402
-from domainpar.display.pictures.style import in_style, png  # noqa: E402
-from domainpar.display.pictures.tracks import FEWEST, NAMES, draw_tracks  # noqa: E402
-from domainpar.display.pictures.training import draw_training  # noqa: E402
-from domainpar.display.pictures.wording import kind_of, target_text  # noqa: E402
+from domainpar.display import paint_matplotlib, pictures  # noqa: E402
+from domainpar.display.event_view import first_that_borrows, split_of  # noqa: E402
+from domainpar.display.paint_matplotlib import in_style, paint, png  # noqa: E402
+from domainpar.display.pictures import draw_pictures, pictures_of  # noqa: E402
+from domainpar.display.ranks import rank_chart, rank_times  # noqa: E402
+from domainpar.display.sections import Page, Section, build_page  # noqa: E402
+from domainpar.display.tracks import FEWEST, QUANTITIES, RATES, finders_of, rate_curve, target_text  # noqa: E402
 
+TRACKS = [name for name, *_ in RATES.values()]
 ALL = ["training", "edges", "track-efficiency", "track-fakes", "track-duplicates", "borders",
        "event-parts", "event-tracks", "ranks"]  # fmt: skip
 ALONE = [name for name in ALL if name != "borders"]
@@ -43,7 +40,7 @@ def runs(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def pictures(runs, tmp_path_factory):
+def drawn_pictures(runs, tmp_path_factory):
     """All figures by the names of their files, laid out as they were written, and the bytes of these files."""
     place, figures = tmp_path_factory.mktemp("drawn") / "new" / "place", []
 
@@ -52,8 +49,8 @@ def pictures(runs, tmp_path_factory):
         return png(figure)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(style, "DOTS_PER_INCH", 50)  # fewer pixels say as much, sooner
-        patch.setattr(drawing, "png", png_of)
+        patch.setattr(paint_matplotlib, "DOTS_PER_INCH", 50)  # fewer pixels say as much, sooner
+        patch.setattr(pictures, "png", png_of)
         names, told = draw(runs[0], place, other=runs[1], num_parts=4)
     assert (names, told) == (ALL, [])
     with in_style():
@@ -61,20 +58,20 @@ def pictures(runs, tmp_path_factory):
 
 
 @pytest.fixture
-def figures(pictures):
-    return pictures[0]
+def figures(drawn_pictures):
+    return drawn_pictures[0]
 
 
 @pytest.fixture
 def hasty(monkeypatch):
     """Pictures are made of their frames and lines, but not laid out, which takes longest."""
-    monkeypatch.setattr(drawing, "png", lambda _: b"a picture")
+    monkeypatch.setattr(pictures, "png", lambda _: b"a picture")
 
 
 def draw(run, directory, **how):
-    """The names of the pictures that were written, and what was told of the others."""
+    """The names of the pictures that were written, and the sentences on the others."""
     told = []
-    paths = draw_pictures(run, directory, tell=told.append, **how)
+    paths = draw_pictures(build_page(run, **how), directory, tell=told.append)
     assert sorted(paths) == sorted(directory.glob("*"))
     return [path.stem for path in paths], told
 
@@ -88,9 +85,9 @@ def words(figure):
     return [text.get_text() for legend in legends(figure) for text in legend.get_texts()] + [figure.get_suptitle()]
 
 
-def test_all_pictures_of_a_run_are_drawn_and_not_empty(pictures):
-    assert list(pictures[1]) == ALL
-    for name, content in pictures[1].items():
+def test_all_pictures_of_a_run_are_drawn_and_not_empty(drawn_pictures):
+    assert list(drawn_pictures[1]) == ALL
+    for name, content in drawn_pictures[1].items():
         pixels = np.asarray(Image.open(io.BytesIO(content)).convert("RGB")).reshape(-1, 3)
         assert len(np.unique(pixels, axis=0)) > 20, name
         assert 0.5 < (pixels == 255).all(axis=1).mean() < 0.99, name
@@ -98,8 +95,8 @@ def test_all_pictures_of_a_run_are_drawn_and_not_empty(pictures):
 
 def test_pictures_are_wide_enough_for_a_page_and_name_no_time(runs):
     with in_style():
-        picture = Image.open(io.BytesIO(png(draw_ranks(runs[0]).figure)))
-    assert picture.size[0] == style.WIDTH * style.DOTS_PER_INCH >= 900 / 2
+        picture = Image.open(io.BytesIO(png(paint(rank_chart(rank_times(runs[0]))))))
+    assert picture.size[0] == paint_matplotlib.WIDTH * paint_matplotlib.DOTS_PER_INCH >= 900 / 2
     assert set(picture.info) == {"dpi", "Software"}
     assert picture.info["Software"] == "domainpar", "without a version: the bytes would change with it"
 
@@ -107,7 +104,7 @@ def test_pictures_are_wide_enough_for_a_page_and_name_no_time(runs):
 def test_pictures_are_the_same_bytes_whatever_the_users_settings(runs):
     def bytes_of_ranks():
         with in_style():
-            return png(draw_ranks(runs[0]).figure)
+            return png(paint(rank_chart(rank_times(runs[0]))))
 
     with matplotlib.rc_context({"font.size": 30, "axes.grid": False, "figure.facecolor": "red"}):
         changed = bytes_of_ranks()
@@ -123,7 +120,7 @@ def test_the_users_settings_come_back(tmp_path):
 
 
 def test_no_picture_needs_a_window():
-    for file in Path(drawing.__file__).parent.glob("*.py"):
+    for file in Path(pictures.__file__).parent.glob("*.py"):
         assert "pyplot" not in file.read_text(encoding="utf-8"), file.name
 
 
@@ -189,7 +186,7 @@ def test_what_is_approximate_says_so_wherever_it_is_drawn(figures, runs):
     for name in ("training", "edges", "track-efficiency", "track-fakes", "track-duplicates", "borders"):
         assert any("approximate" in text for text in words(figures[name])), name
     with in_style():
-        naive = {picture.name: picture.figure for picture in pictures_of(runs[1])}
+        naive = dict(pictures_of(build_page(runs[1])))
     for name in ("training", "edges", "track-efficiency", "event-parts", "event-tracks"):
         assert any("approximate" in text for text in words(naive[name])), name
     assert "edges that are dropped" in " ".join(words(naive["event-parts"]))
@@ -197,14 +194,14 @@ def test_what_is_approximate_says_so_wherever_it_is_drawn(figures, runs):
 
 def test_a_run_is_called_by_its_scores_and_by_its_training_where_that_was_naive(runs, tmp_path):
     trained_naive = read_run_files(write_run(tmp_path, [drawn(2)], naive=4, scores=False))
-    found = [kind_of(run) for run in (*runs, trained_naive)]
-    assert found == ["halo (exact)", "naive (approximate)", "trained naive (approximate)"]
+    kinds = [run.kind for run in (*runs, trained_naive)]
+    assert kinds == ["halo (exact)", "naive (approximate)", "trained naive (approximate)"]
 
 
 @pytest.mark.parametrize("rate", RATES)
 def test_points_are_the_counted_rates_with_their_intervals(figures, runs, rate):
-    network = found_tracks(runs[0], "val", runs[1])[0]
-    for axes, quantity in zip(figures[NAMES[rate]].axes, QUANTITIES, strict=True):
+    network = finders_of(runs[0], "val", runs[1])[0]
+    for axes, quantity in zip(figures[RATES[rate][0]].axes, QUANTITIES, strict=True):
         points = next(one for one in axes.containers if one.get_label() == network.label)
         curve = rate_curve(network.counts, runs[0].tracking.style, quantity, rate)
         enough = curve.whole >= FEWEST
@@ -227,9 +224,9 @@ def test_found_and_missed_targets_are_all_the_targets(figures, runs):
 
 
 def test_of_more_paths_than_can_be_told_apart_a_sample_is_drawn_and_named(runs, monkeypatch):
-    event = runs[0].read_event(runs[0].choose_event())
-    monkeypatch.setattr(particles, "MOST_LINES", 2)
-    figure = particles.draw_particles(runs[0], event).figure
+    monkeypatch.setattr(pictures, "MOST_LINES", 2)
+    with in_style():
+        figure = dict(pictures_of(build_page(runs[0])))["event-tracks"]
     for text in (text for text in words(figure) if text.startswith("targets")):
         count, every = (int(number) for number in re.findall(r"\d+", text))
         assert text.endswith(f", one in {every} drawn")
@@ -250,19 +247,19 @@ def test_ghosts_of_a_part_are_the_hits_of_others_at_its_cut_edges():
 
 
 def test_an_event_is_split_as_asked_or_as_the_run_did(runs):
-    halo, naive = (split_to_draw(run, None) for run in runs)
+    halo, naive = (split_of(run, None) for run in runs)
     assert (halo.num_parts, halo.naive) == (2, False)
     assert (naive.num_parts, naive.naive) == (4, True)
-    assert (split_to_draw(runs[1], 16).num_parts, split_to_draw(runs[1], 16).naive) == (16, False)
+    assert (split_of(runs[1], 16).num_parts, split_of(runs[1], 16).naive) == (16, False)
 
 
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize(
     ("how", "left_out", "told"),
     [
-        ({"scores": False}, {"edges", *NAMES.values(), "event-tracks"}, "domainpar.infer"),
-        ({"tracks": False}, {*NAMES.values(), "event-tracks"}, "--tracks walk --overwrite"),
-        ({"steps": 0}, {"training", "ranks"}, "no step of the training was finished"),
+        ({"scores": False}, {"edges", *TRACKS, "event-tracks"}, "domainpar.infer"),
+        ({"tracks": False}, {*TRACKS, "event-tracks"}, "--tracks walk --overwrite"),
+        ({"steps": 0}, {"training", "ranks"}, "No step of the training was finished"),
     ],
 )
 def test_what_a_run_lacks_is_left_out_and_told(tmp_path, how, left_out, told):
@@ -278,7 +275,7 @@ def test_without_events_the_training_and_the_counted_tracks_are_still_drawn(tmp_
     run = write_run(tmp_path, [drawn(6, num_edges=5)])
     (tmp_path / "store").rename(tmp_path / "elsewhere")
     names, told = draw(read_run_files(run), tmp_path / "out")
-    assert names == ["training", *NAMES.values(), "ranks"]
+    assert names == ["training", *TRACKS, "ranks"]
     assert [sentence.split(".png")[0] for sentence in told] == ["edges", "event-parts", "event-tracks"]
     assert all("--store" in sentence for sentence in told)
 
@@ -294,24 +291,26 @@ def test_an_event_without_hits_leaves_everything_else_as_it_is(tmp_path):
 @pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
 def test_odd_events_are_drawn_or_left_out(tmp_path, odd):
     run = read_run_files(write_run(tmp_path, [drawn(**odd)], steps=1))
-    event = run.read_event(run.choose_event())
     with in_style():
-        edges, parts, tracks = draw_edges(run), draw_parts(run, event, 3), draw_particles(run, event)
-        for figure in filter(None, (edges.figure, parts.figure, tracks.figure)):
-            figure.set_layout_engine("none")
-            figure.canvas.draw()
+        figures = dict(pictures_of(build_page(run, num_parts=3)))
+    left_out = {name for name, figure in figures.items() if isinstance(figure, str)}
+    for name in set(figures) - left_out:
+        figures[name].set_layout_engine("none")
+        figures[name].canvas.draw()
     drawable = odd["num_hits"] > 0 and odd.get("positions", True)
-    assert bool(edges.figure) == odd.get("truth", True)
-    assert bool(parts.figure) == drawable
-    assert bool(tracks.figure) == (drawable and odd.get("truth", True))
-    assert all(bool(picture.figure) != bool(picture.absent) for picture in (edges, parts, tracks))
+    assert set(figures) == set(ALONE)
+    assert ("edges" in left_out) != odd.get("truth", True)
+    assert ("event-parts" in left_out) != drawable
+    assert ("event-tracks" in left_out) != (drawable and odd.get("truth", True))
+    assert all(figures[name] for name in left_out), "without a reason"
 
 
 def test_words_of_a_run_are_never_taken_for_a_formula(tmp_path):
     run = read_run_files(write_run(tmp_path, [drawn(6, num_edges=5)], naive="$\\nothing{$"))
     with in_style():
-        for figure in (draw_training(run).figure, draw_edges(run).figure, draw_tracks(run)[0].figure):
-            figure.canvas.draw()
+        for name, figure in pictures_of(build_page(run, num_parts=2)):
+            if name in ("training", "edges", "track-efficiency"):
+                figure.canvas.draw()
 
 
 def test_an_event_that_is_not_there_is_refused(runs, tmp_path):
@@ -323,20 +322,20 @@ def test_an_event_that_is_not_there_is_refused(runs, tmp_path):
     ("conditions", "text"),
     [
         ({}, "all"),
-        ({"pt": [1.0, float("inf")], "nhits": [5, float("inf")]}, "$p_T$ ≥ 1 GeV, hits ≥ 5"),
+        ({"pt": [1.0, float("inf")], "nhits": [5, float("inf")]}, "p_T ≥ 1 GeV, hits ≥ 5"),
         ({"eta": [-4, 4], "radius": [float("-inf"), 260]}, "vertex radius ≤ 260 mm, -4 ≤ η ≤ 4"),
         ({"charge": 1, "vz": ["not_within", [0, 1]]}, "vertex z not_within [0, 1] mm, charge = 1"),
-        ({"$x$": "$y$"}, r"\$x\$ = \$y\$"),
+        ({"$x$": "$y$"}, "$x$ = $y$"),
     ],
 )
 def test_conditions_read_as_physicists_write_them(conditions, text):
     assert target_text(conditions) == text
 
 
-def test_an_old_picture_stays_where_no_new_one_can_be_drawn(runs, tmp_path, monkeypatch):
-    monkeypatch.setattr(drawing, "pictures_of", lambda *_: iter([style.Picture("ranks", absent="no reason")]))
+def test_an_old_picture_stays_where_no_new_one_can_be_drawn(tmp_path):
+    page = Page(tmp_path, "", (Section("ranks", "Ranks", left_out={"ranks": "no reason"}),))
     (tmp_path / "ranks.png").write_bytes(b"old")
     told = []
-    assert draw_pictures(runs[0], tmp_path, tell=told.append) == []
+    assert draw_pictures(page, tmp_path, tell=told.append) == []
     assert told == ["ranks.png left out: no reason"]
     assert (tmp_path / "ranks.png").read_bytes() == b"old"

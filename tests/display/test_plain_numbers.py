@@ -1,4 +1,4 @@
-"""Curves, times of ranks and binned rates: what the figures show, as plain numbers."""
+"""Curves, times of ranks and binned rates: the plain numbers behind the charts."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from small_run import ODD, drawn, record, write_run
 
-from domainpar.display.curves import MOST_POINTS, training_curves
-from domainpar.display.efficiency import QUANTITIES, RATES, found_tracks, rate_curve
-from domainpar.display.figures_training import training_figures
-from domainpar.display.partitions import NUM_PARTS, splits_of
-from domainpar.display.ranks import PHASES, rank_times
-from domainpar.display.reading import read_run_files
+from domainpar.display.chart import log_axis
+from domainpar.display.ranks import rank_times
+from domainpar.display.run_files import read_run_files
+from domainpar.display.sections import NUM_PARTS, partition
 from domainpar.display.summary import started_as
+from domainpar.display.tracks import QUANTITIES, RATES, finders_of, rate_curve
+from domainpar.display.training import MOST_POINTS, training_chart, training_curves
 from domainpar.reco.performance.styles import STYLES
 
 
@@ -25,16 +25,16 @@ def files(tmp_path_factory):
 
 def test_curves_hold_what_was_recorded_and_leave_out_what_was_not(files):
     curves = training_curves(files)
-    assert curves["loss"]["train"].value.tolist() == [1 / step for step in range(1, 7)]
-    assert curves["edge_purity"]["train"].step.tolist() == [2, 3, 4, 5, 6]  # the first is null
+    assert curves["loss"]["train"][1].tolist() == [1 / step for step in range(1, 7)]
+    assert curves["edge_purity"]["train"][0].tolist() == [2, 3, 4, 5, 6]  # the first is null
     assert set(curves["loss"]) == {"train", "val"}
     assert set(curves["lr"]) == {"train"}
 
 
 def test_a_long_training_is_thinned_and_keeps_its_last_step(tmp_path):
     curve = training_curves(read_run_files(write_run(tmp_path, scores=False, steps=4502)))["loss"]["train"]
-    assert len(curve.step) <= MOST_POINTS
-    assert curve.step[-1] == 4502
+    assert curve.shape[1] <= MOST_POINTS
+    assert curve[0, -1] == 4502
 
 
 def test_times_are_medians_without_the_first_step_and_on_the_last_number_of_ranks(tmp_path):
@@ -44,7 +44,7 @@ def test_times_are_medians_without_the_first_step_and_on_the_last_number_of_rank
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     times = rank_times(read_run_files(run))
     assert (times.num_ranks, times.num_steps, times.other_sizes) == (3, 2, 1)
-    assert times.phases[PHASES[0]].tolist() == pytest.approx([0.5, 0.6, 0.7])
+    assert times.phases["seconds_compute"].tolist() == pytest.approx([0.5, 0.6, 0.7])
     assert times.peak_bytes.tolist() == [4_000_000, 5_000_000, 6_000_000]
     assert times.compute_imbalance == pytest.approx(0.7 / 0.6)
 
@@ -71,11 +71,34 @@ def test_what_was_typed_begins_with_the_launcher(tmp_path, environment, typed):
     assert started_as(read_run_files(run)) == typed
 
 
-def test_ticks_of_logarithmic_axes_of_the_training_are_whole_numbers(files):
-    """Without a format plotly writes 0.2, 2 and 20 as 2."""
-    figures = {figure.name: figure.variants["only"] for figure in training_figures(training_curves(files))}
-    logarithmic = {name: plot.layout.yaxis.tickformat for name, plot in figures.items() if plot.layout.yaxis.type}
-    assert logarithmic == {"training-loss": "~g", "training-grad-norm": "~g"}
+def test_loss_and_gradient_are_on_logarithmic_axes(files):
+    panels = training_chart(files).panels
+    assert {panel.name for panel in panels if panel.y.log} == {"loss", "grad-norm"}
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [
+        (0.15, 30, ["0.2", "0.5", "1", "2", "5", "10", "20"]),
+        (0.679, 0.701, ["0.68", "0.69", "0.7"]),
+        (0.00002, 1, ["10⁻⁴", "10⁻³", "10⁻²", "10⁻¹", "10⁰"]),
+        (1, 100_000, ["10⁰", "10¹", "10²", "10³", "10⁴", "10⁵"]),
+    ],
+)
+def test_ticks_of_logarithmic_axes_are_whole_numbers_whose_texts_are_their_places(low, high, ticks):
+    """By itself plotly writes 0.2, 2 and 20 as 2."""
+    axis = log_axis("", np.array([low, high]), low, high)
+    assert [text for _, text in axis.ticks] == ticks
+    plain = str.maketrans("⁻⁰¹²³⁴⁵", "-012345")
+    values = [
+        float(f"1e{text[2:].translate(plain)}" if text[2:].translate(plain) != text[2:] else text) for text in ticks
+    ]
+    assert [place for place, _ in axis.ticks] == pytest.approx(values)
+
+
+@pytest.mark.parametrize("values", [[], [np.nan], [0.0, 1.0], [-1.0]])
+def test_values_without_a_logarithm_get_a_linear_axis(values):
+    assert not log_axis("", np.array(values)).log
 
 
 def test_without_a_step_there_are_no_times_and_no_curves(tmp_path):
@@ -87,7 +110,7 @@ def test_without_a_step_there_are_no_times_and_no_curves(tmp_path):
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("quantity", QUANTITIES)
 def test_rates_are_counts_divided_within_their_intervals(files, style, quantity):
-    network = found_tracks(files, "val")[0]
+    network = finders_of(files, "val")[0]
     binned = network.counts.binned[style][quantity]
     curve = rate_curve(network.counts, style, quantity, "efficiency")
     there = curve.whole > 0
@@ -105,7 +128,7 @@ def test_rates_are_counts_divided_within_their_intervals(files, style, quantity)
 
 def test_another_run_lies_beside_the_network_and_is_called_approximate(files, tmp_path):
     naive = read_run_files(write_run(tmp_path, naive=4))
-    labels = [one.label for one in found_tracks(files, "val", naive)]
+    labels = [finder.label for finder in finders_of(files, "val", naive)]
     assert labels == [
         "network, halo (exact)",
         "network, naive, 4 sectors (approximate)",
@@ -116,6 +139,7 @@ def test_another_run_lies_beside_the_network_and_is_called_approximate(files, tm
 @pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
 def test_odd_events_are_split(tmp_path, odd):
     files = read_run_files(write_run(tmp_path, [drawn(**odd)]))
-    splits = splits_of(files.read_event(files.choose_event()))
-    assert [split.num_parts for split in splits] == list(NUM_PARTS)
-    assert all(split.quality.num_edges == odd.get("num_edges", 0) for split in splits)
+    event = files.read_event(files.choose_event())
+    rows = partition(files, event).tables[0].rows
+    assert [int(row[0]) for row in rows] == list(NUM_PARTS)
+    assert all(0 <= int(row[2].replace(",", "")) <= event.num_edges == odd.get("num_edges", 0) for row in rows)

@@ -301,7 +301,7 @@ def test_strict_refuses_an_event_of_which_a_rank_would_own_nothing(tmp_path, sec
 @fault(16)
 def test_the_report_says_what_was_left_out(store, tmp_path):
     pytest.importorskip("plotly")
-    from domainpar.display.reading import read_run_files
+    from domainpar.display.run_files import read_run_files
     from domainpar.display.summary import facts
 
     whole = tmp_path / "whole"

@@ -1,4 +1,4 @@
-"""What lies in the directory of a run: read once; what is missing is told with how to get it."""
+"""The files of a run are read once; whatever is missing is named with the way to get it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from small_run import ODD, drawn, write_run, write_store
 
-from domainpar.display.reading import read_run_files
+from domainpar.display.run_files import read_run_files
 from domainpar.events.store import EventStore, write_arrays
 
 

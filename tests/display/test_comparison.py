@@ -5,8 +5,8 @@ import json
 import pytest
 from small_run import drawn, write_run
 
-from domainpar.display.checking import check_comparable
-from domainpar.display.reading import read_run_files
+from domainpar.display.comparison import check_comparable
+from domainpar.display.run_files import read_run_files
 
 
 @pytest.fixture

@@ -1,13 +1,15 @@
-"""What lies in the directory of a run: read once, checked, frozen. No figures, no torch.
+"""The files in the directory of a run: read once, checked, frozen. No figures, no torch.
 
-Only `run.json` has to be there. What else is missing is told in `RunFiles.missing`: a sentence each, with how to get
-it.
+Only `run.json` has to be there. `RunFiles.missing` names everything else that is missing: a sentence each, with how to
+get it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,10 +18,9 @@ from typing import Any, TypeVar
 import yaml
 
 from domainpar.config import ConfigError, target_conditions
-from domainpar.display.checking import check_scores, check_timings
 from domainpar.display.event_data import EventData, read_event_data
 from domainpar.events.own_events import Hashes, OwnEvents, difference, find_store, not_there, own_events, places
-from domainpar.events.store import EventRecord, EventStore, StoreError
+from domainpar.events.store import EventRecord, EventStore
 from domainpar.reco.performance.counts import TrackCounts
 from domainpar.reco.performance.cuts import TrackCuts
 from domainpar.reco.performance.styles import STYLES
@@ -30,17 +31,17 @@ Table = Mapping[str, Any]
 T = TypeVar("T")
 
 SPLITS = ("val", "test", "train")
-"""Splits in the order in which one wants to look at them: what training did not see comes first."""
+"""Splits in the order of interest: events that training did not see come first."""
 
 
 @dataclass(frozen=True, eq=False)
 class ScoreFiles:
-    """The directory that `infer` wrote.
+    """A directory of scores.
 
     Attributes:
-        directory: Where it is.
-        about: What `scores.json` says.
-        timings: What `timings.json` says; None where it is missing.
+        directory: Its path.
+        about: The content of `scores.json`.
+        timings: That of `timings.json`; None where it is missing.
     """
 
     directory: Path
@@ -54,24 +55,24 @@ class ScoreFiles:
 
     @property
     def events(self) -> dict[str, Table]:
-        """What `scores.json` says of each event, by name."""
+        """The entries of the scored events, by name."""
         return {str(listed["event"]): listed for listed in self.about["events"]}
 
     @property
     def store(self) -> Table:
-        """What is kept of the store that was scored: places and digest; empty where nothing is."""
+        """Places and digest of the store that was scored, as far as they are kept."""
         kept = self.about.get("store") or {}
         return {"digest": self.about.get("store_digest"), **(kept if isinstance(kept, dict) else {"path": kept})}
 
     @property
     def tracks(self) -> Table | None:
-        """What was done to find tracks: method, options, who found them; None without tracks."""
-        found: Table | None = self.about.get("tracks")
-        return found
+        """Method, options and finders of the tracks; None without tracks."""
+        tracks: Table | None = self.about.get("tracks")
+        return tracks
 
     @cached_property
     def performance(self) -> dict[str, dict[str, TrackCounts]]:
-        """Counts of tracks by split and by who found them: `network`, `classical`, `ceiling`; empty without tracks.
+        """Counts of tracks by split and finder: `network`, `classical`, `ceiling`; empty without tracks.
 
         Raises:
             ValueError: If they were written by another version.
@@ -85,11 +86,11 @@ class ScoreFiles:
 
 @dataclass(frozen=True)
 class Tracking:
-    """How tracks are compared with particles.
+    """The comparison of tracks with particles.
 
     Attributes:
-        cuts: Which tracks and particles count, and how much of their hits must agree.
-        style: The one of `styles.STYLES` that was asked for.
+        cuts: Conditions on tracks and particles, and the share of their hits that must agree.
+        style: One of `styles.STYLES`.
     """
 
     cuts: TrackCuts
@@ -98,16 +99,16 @@ class Tracking:
 
 @dataclass(frozen=True, eq=False)
 class RunFiles:
-    """A run: what it was asked to do, how it went, and what was found with its network.
+    """A run: its configuration, its records, and the scores and tracks of its network.
 
     Attributes:
-        directory: Where it is.
-        about: What `run.json` says.
-        settings: What `config.yaml` says; empty where it is missing.
+        directory: Its path.
+        about: The content of `run.json`, its state as it is now.
+        settings: The content of `config.yaml`; empty where it is missing.
         records: The lines of `metrics.jsonl`, in order; none where it is missing.
-        scores: What `infer` wrote; None where it did not run.
+        scores: The output of `infer`; None where it did not run.
         store: The events: those that were scored, or else those that were trained on; None where they are not there.
-        missing: What is not there and how to get it, a sentence each.
+        missing: A sentence for each part that is not there, with how to get it.
     """
 
     directory: Path
@@ -119,14 +120,30 @@ class RunFiles:
     missing: tuple[str, ...]
 
     @property
-    def mode(self) -> str:
-        """`halo` or `naive`; `halo` where nothing is said."""
-        return str(self.settings.get("mode") or "halo")
-
-    @property
     def approximate(self) -> bool:
         """Whether the network was trained on independent sectors of events."""
-        return self.mode == "naive"
+        return self.settings.get("mode") == "naive"
+
+    @property
+    def how_trained(self) -> str:
+        """How the run trained and validated, which need not be how it scored."""
+        return f"naive, {self.settings.get('sectors')} sectors (approximate)" if self.approximate else "halo (exact)"
+
+    @property
+    def how_scored(self) -> str:
+        """How the run trained and scored: exactly on whole events, or approximately on sectors, and of which kind."""
+        if self.scores is not None and self.scores.approximate:
+            return f"naive, {self.scores.about.get('sectors')} sectors (approximate)"
+        if self.scores is not None and self.approximate:
+            return f"trained naive on {self.settings.get('sectors')} sectors (approximate), scored whole"
+        return self.how_trained
+
+    @property
+    def kind(self) -> str:
+        """How the run was scored, in the few words that a legend has room for."""
+        if self.scores is not None and self.scores.approximate:
+            return "naive (approximate)"
+        return "trained naive (approximate)" if self.approximate else "halo (exact)"
 
     @property
     def ranks_of_an_event(self) -> int:
@@ -136,16 +153,15 @@ class RunFiles:
     @property
     def target(self) -> str:
         """Target particles of the training, as the user wrote them; empty for every particle."""
-        told = self.scores.about.get("target") if self.scores else self.settings.get("target")
-        return str(told or "")
+        target = self.scores.about.get("target") if self.scores else self.settings.get("target")
+        return str(target or "")
 
     @cached_property
     def tracking(self) -> Tracking:
-        """What was counted of tracks, and so what the event display shows; the defaults without tracks."""
-        counts = [one for by_finder in self.performance.values() for one in by_finder.values()]
-        if not counts:
+        """How tracks were counted, and so how the event display matches them; the defaults without tracks."""
+        first = next((counts for by_finder in self.performance.values() for counts in by_finder.values()), None)
+        if first is None:
             return Tracking(TrackCuts(), STYLES[0])
-        first = counts[0]
         cuts = TrackCuts(first.min_hits, first.fraction, _conditions(first.target), first.majority_pt)
         tracks: Table = (self.scores.tracks if self.scores else None) or {}
         style = tracks.get("matching_style")
@@ -157,14 +173,14 @@ class RunFiles:
         return own_events(self.about, self.store)
 
     def known_as(self, record: EventRecord) -> str:
-        """The split of an event, and what the event was to the training: by its bytes, whatever store it lies in."""
+        """The split of an event, and its part in the training: by its bytes, whatever store it lies in."""
         if self.own is None:
             return f"{record.split} split of its store"
-        seen = self.own.split_of(record)
-        if seen == record.split:
-            return f"{seen} split"
-        what = {"train": "but trained on", "val": "but validated with"}.get(seen or "", "not seen in training")
-        return f"{record.split} split, {what}"
+        own_split = self.own.split_of(record)
+        if own_split == record.split:
+            return f"{own_split} split"
+        part = {"train": "but trained on", "val": "but validated with"}.get(own_split or "", "not seen in training")
+        return f"{record.split} split, {part}"
 
     @property
     def performance(self) -> dict[str, dict[str, TrackCounts]]:
@@ -220,44 +236,44 @@ class RunFiles:
 
 
 def read_run_files(directory: Path, scores: Path | None = None, store: Path | None = None) -> RunFiles:
-    """Read what lies in the directory of a run.
+    """Read the files in the directory of a run.
 
     Args:
         directory: The run.
         scores: Directory of its scores. Default: `scores` in the run.
-        store: The events. Default: where the scores, or else the run, say they are.
+        store: The events. Default: those that the scores, or else the run, name.
 
     Raises:
         ValueError: If there is no run, or one of its files is there but cannot be read; if a directory that was named
-            is not what it should be.
+            is not one of scores or events.
     """
+    if not (directory / "run.json").is_file():
+        raise ValueError(f"{directory} is not a run: it has no run.json; name the directory of one.")
     missing: list[str] = []
-    written = _required(directory / "run.json")
+    written = _object(directory / "run.json")
     about = {**written, "state": state_of(directory, written)}
-    settings = _settings(directory / "config.yaml", missing)
+    settings: Table = {}
+    if (directory / "config.yaml").is_file():
+        settings = _object(directory / "config.yaml", yaml.safe_load)
+    else:
+        missing.append("No config.yaml: the run ended before it wrote its configuration.")
     records = _records(directory / "metrics.jsonl", missing)
-    found_scores = _scores(directory, about, scores, missing)
-    found_store = _store(directory, about, found_scores, store, missing)
-    if found_scores is not None and found_scores.tracks is None:
+    score_files = _scores(directory, about, scores, missing)
+    event_store = _store(directory, about, score_files, store, missing)
+    if score_files is not None and score_files.tracks is None:
         missing.append(
             f"No tracks, so no efficiency of tracks: {this_python()} -m domainpar.infer --run {directory} "
             "--tracks walk --overwrite"
         )
-    if found_scores is not None and found_scores.timings is None:
+    if score_files is not None and score_files.timings is None:
         missing.append("No times of the inference: timings.json is not beside scores.json; infer writes it.")
-    return RunFiles(directory, about, settings, records, found_scores, found_store, tuple(missing))
+    return RunFiles(directory, about, settings, records, score_files, event_store, tuple(missing))
 
 
-def _required(path: Path) -> Table:
-    if not path.is_file():
-        raise ValueError(f"{path.parent} is not a run: it has no run.json; name the directory of one.")
-    return _json(path)
-
-
-def _json(path: Path) -> Table:
-    content = _read(path, json.loads)
+def _object(path: Path, parse: Callable[[str], Any] = json.loads) -> Table:
+    content = _read(path, parse)
     if not isinstance(content, dict):
-        raise ValueError(f"{path} holds a {type(content).__name__}, not an object; it is not what it should be.")
+        raise ValueError(f"{path} holds a {type(content).__name__}, expected names with values.")
     return content
 
 
@@ -266,16 +282,6 @@ def _read(path: Path, parse: Callable[[str], T]) -> T:
         return parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ValueError(f"{path} cannot be read: {type(error).__name__}: {error}.") from error
-
-
-def _settings(path: Path, missing: list[str]) -> Table:
-    if not path.is_file():
-        missing.append("No config.yaml: the run ended before it wrote its configuration.")
-        return {}
-    settings: Any = _read(path, yaml.safe_load)
-    if not isinstance(settings, dict):
-        raise ValueError(f"{path} holds no settings.")
-    return settings
 
 
 def _records(path: Path, missing: list[str]) -> tuple[Table, ...]:
@@ -297,58 +303,91 @@ def _scores(run: Path, of_run: Table, named: Path | None, missing: list[str]) ->
     directory = named or run / "scores"
     if not (directory / "scores.json").is_file():
         if named is not None:
-            raise ValueError(f"{named} holds no scores: it has no scores.json; name what infer wrote.")
+            raise ValueError(f"{named} holds no scores: it has no scores.json; name a directory that infer wrote.")
         missing.append(
             "No scores, so no ROC curve, no efficiency and no tracks in the event display: "
             f"{this_python()} -m domainpar.infer --run {run} --tracks walk"
         )
         return None
-    about = _json(directory / "scores.json")
-    check_scores(about, directory / "scores.json", run, of_run)
+    about = _object(directory / "scores.json")
+    with _as_infer_writes(directory / "scores.json"):
+        _check_scores(about)
+    _check_weights(about, directory / "scores.json", run, of_run)
     path = directory / "timings.json"
-    timings = _json(path) if path.is_file() else None
-    if timings is not None:
-        check_timings(timings, path)
+    timings = _object(path) if path.is_file() else None
+    with _as_infer_writes(path):
+        for event in timings["events"] if timings is not None else ():
+            _ = (event["event"], float(event["seconds_network"]), float(event["seconds_all"]))
     return ScoreFiles(directory, about, timings)
+
+
+@contextmanager
+def _as_infer_writes(path: Path) -> Iterator[None]:
+    """Refuse a file in which a key or a value is not as `infer` writes it, by its name."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{path} is not what infer writes: {reason}; run infer again.") from error
+
+
+def _check_scores(about: Table) -> None:
+    """Everything of scores that is shown must be there, and name no files elsewhere."""
+    for listed in about["events"]:
+        name, event = str(listed["path"]), listed["event"]
+        if Path(name).name != name or not isinstance(event, str):
+            raise ValueError(f"the file of event {event!r} is {name!r}, expected a name in this directory")
+    for split, metrics in about["metrics"].items():
+        _ = (str(split), int(metrics["events"]))
+    for by_finder in ((about.get("tracks") or {}).get("performance") or {}).values():
+        for counts in by_finder.values():
+            TrackCounts.from_json(counts)
+
+
+def _check_weights(about: Table, path: Path, run: Path, of_run: Table) -> None:
+    """The run must have had the weights of its scores, wherever both lie now; one of an earlier version does not name
+    its weights, and is trusted."""
+    sha256, saved = str(about.get("parameters_sha256")), of_run.get("saved")
+    if isinstance(saved, dict) and sha256 not in saved.values():
+        origin = f" ({os.path.normpath(path.parent / str(about['run']))})" if about.get("run") else ""
+        raise ValueError(
+            f"{path} holds the scores of another run{origin}, with weights (sha256 {sha256[:12]}) that {run} never "
+            "had; show that run, or infer with this one."
+        )
 
 
 def _store(
     run: Path, about: Table, scores: ScoreFiles | None, named: Path | None, missing: list[str]
 ) -> EventStore | None:
     """The store that holds the events that were scored, or else those of the run, by their hashes."""
-    kept, beside, events = _kept_store(run, about, scores)
-    path = named or find_store(kept, beside, events)
-    if path is None and not places(kept, beside):
-        missing.append("No events: the run does not say where they are; name their place with --store.")
-        return None
+    kept, beside, hashes = _kept_store(run, about, scores)
+    path = named or find_store(kept, beside, hashes)
     if path is None:
-        missing.append(
-            f"No events: {not_there(kept, beside)}, so neither the event display nor the quality of the partition can "
-            "be shown; name its place with --store."
-        )
+        reason = "the run does not say where its store is"
+        if places(kept, beside):
+            reason = f"{not_there(kept, beside)}, so neither an event nor the quality of the partition can be shown"
+        missing.append(f"No events: {reason}; name its place with --store.")
         return None
     try:
         store = EventStore(path)
-    except StoreError as error:
+        if (differs := difference(store, hashes, kept.get("digest"))) is None:
+            return store
+        raise ValueError(
+            f"{path} holds other events than these ({differs[1]}); name with --store the one that was used."
+        )
+    except ValueError as error:
         if named is not None:
             raise
         missing.append(f"No events: {error}")
         return None
-    if (differs := difference(store, events, kept.get("digest"))) is not None:
-        text = f"{path} holds other events than these ({differs[1]})"
-        if named is not None:
-            raise ValueError(f"{text}; name the store that was used.")
-        missing.append(f"No events: {text}; name the store that was used with --store.")
-        return None
-    return store
 
 
 def _kept_store(run: Path, about: Table, scores: ScoreFiles | None) -> tuple[Table, Path, Hashes]:
-    """What the scores, or else the run, keep of their store; where they keep it; and the events it must hold."""
+    """The store as the scores, or else the run, name it; the directory that does; the hashes of its events."""
     if scores is not None and scores.store:
         hashes = tuple((name, str(listed.get("event_sha256") or "")) for name, listed in scores.events.items())
-        told = all(sha256 for _, sha256 in hashes)  # an earlier version kept the digest of the store alone
-        return scores.store, scores.directory, hashes if told else ()
+        complete = all(sha256 for _, sha256 in hashes)  # an earlier version kept the digest of the store alone
+        return scores.store, scores.directory, hashes if complete else ()
     own = OwnEvents.read(about.get("store") or {})
     return about.get("store") or {}, run, () if own is None else own.train + own.val
 
