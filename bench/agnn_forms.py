@@ -23,23 +23,39 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable, Sequence
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import flags
 import measuring
+import numpy as np
+import psutil
 import torch
-from attention_forms import FORMS
-from attention_steps import GB, figures_of, graphs_to_step, problem_of, refuse_if_losses_differ, steps_in_turns
+from attention_forms import FORMS, logits_of
 from cases import chosen_names
-from heptrkx_sectors import RECIPES, TARGET_HITS, TARGET_PT, Divided, divide, losses_of
-from measuring import Spread
+from heptrkx_sectors import RECIPES, TARGET_HITS, TARGET_PT, Divided, Graph, divide, losses_of
+from measuring import Columns, Spread, of
+from torch.nn import functional as F
 
 from domainpar.events import trackml
 from domainpar.events.graph import Hits
 from domainpar.events.simulate import simulate_event
+from domainpar.nn.published import AttentionNetwork
+from domainpar.parallel.world import World
+from domainpar.testing import run_ranks
+from domainpar.training.record import peak_rss_bytes
 
+GB = 1e9
 MIB = 2**20
+LARGEST_DIFFERENCE = 1e-5
+"""Of the first loss of two forms, relative."""
+
+STEP_BYTES = 90
+"""Peak of a float32 step per edge, hidden unit and iteration, roughly, without dense matrices."""
 
 Row = dict[str, Any]
 
@@ -58,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = flags.parser(__doc__, "agnn_forms")
     given = parser.add_argument_group("events")
     given.add_argument("--data", type=Path, help="folder of real TrackML events, CSV, instead of a simulated one")
     given.add_argument("--event", nargs="+", help="which of them, by the end of their names; default: the first")
@@ -71,11 +87,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS), help="default: all")
     parser.add_argument("--whole", action="store_true", help="steps of the whole barrel too: some 6 GB in a full event")
     parser.add_argument("--dense-gb", type=float, default=4.0, help="dense matrices beyond are not made (default 4)")
-    parser.add_argument("--rounds", type=int, default=3, help="fresh processes of each form (default 3)")
-    parser.add_argument("--repeats", type=int, default=5, help="steps in each, after two to warm up (default 5)")
-    parser.add_argument("--timeout", type=float, default=900.0, help="seconds for one process (default 900)")
+    flags.add_rounds(parser, rounds=3, repeats=5, timeout=900.0)
     parser.add_argument("--quick", action="store_true", help="small and short: shows that it runs, nothing else")
-    measuring.add_flags(parser, "agnn_forms")
     if parser.parse_args(argv).quick:
         parser.set_defaults(hits=4_000, sets=["med"], hidden=8, graph_iters=2, rounds=1, repeats=1)
     options = parser.parse_args(argv)
@@ -111,7 +124,7 @@ def show_sizes(divided: dict[str, list[Divided]], source: str, results: measurin
             row[f"{what}_dense_bytes"] = max(FORMS["dense"].dense_bytes(graph, 0) for graph in graphs)
         rows.append(row)
         results.add(**row)
-    columns: dict[str, Callable[[Row], str]] = {
+    columns: Columns = {
         "set": lambda row: row["set"],
         "sectors": lambda row: str(row["sectors"]),
         "nodes": lambda row: as_text(row["sector_nodes"], "{:,.0f}"),
@@ -154,7 +167,7 @@ def show_losses(divided: dict[str, list[Divided]], source: str, results: measuri
 
         return text
 
-    columns: dict[str, Callable[[Row], str]] = {
+    columns: Columns = {
         "set": lambda row: row["set"],
         "hits in no sector": share("nodes"),
         "candidate edges cut": share("edges"),
@@ -191,19 +204,16 @@ def show_steps(
             rows.append(row)
             results.add(**row)
 
-    def ms(name: str) -> Callable[[Row], str]:
-        return lambda row: f"{1000 * row[name].median:,.1f}" if name in row else ""
-
-    columns: dict[str, Callable[[Row], str]] = {
+    columns: Columns = {
         "set": lambda row: f"{row['set']} {row['graph']}",
         "form": lambda row: row["form"],
         "nodes": lambda row: f"{row['nodes']:,}",
         "edges": lambda row: f"{row['edges']:,}",
         "step s": lambda row: row["problem"] or row["seconds"].text("{:.4f}"),
         "x index": lambda row: row["than_index"].text("{:.2f}") if "than_index" in row else "",
-        "forward ms": ms("forward"),
-        "backward ms": ms("backward"),
-        "making ms": ms("making"),
+        "forward ms": of("forward", "{:,.1f}", 1e3),
+        "backward ms": of("backward", "{:,.1f}", 1e3),
+        "making ms": of("making", "{:,.1f}", 1e3),
         "peak MiB": lambda row: f"{row['above_bare'] / MIB:,.0f}" if "above_bare" in row else "",
         "kB / edge": lambda row: f"{row['above_bare'] / row['edges'] / 1000:.1f}" if "above_bare" in row else "",
     }
@@ -215,5 +225,125 @@ def show_steps(
     results.show(f"A training step, {source}", columns, rows, note)
 
 
+# --- steps, each run in a process of its own ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """What one process is asked for."""
+
+    graph: Graph
+    form: str
+    true_weight: float
+    hidden: int
+    graph_iters: int
+    seed: int
+    repeats: int
+    warmup: int = 2
+
+
+class Trainer:
+    """heptrkx's loss and optimiser."""
+
+    def __init__(self, job: Job) -> None:
+        graph = job.graph
+        self._x, self._label = torch.from_numpy(graph.features), torch.from_numpy(graph.label)
+        self._weight = torch.where(self._label > 0, job.true_weight, 1.0)
+        self._network = AttentionNetwork(3, hidden=job.hidden, graph_iters=job.graph_iters, seed=job.seed)
+        self._optimizer = torch.optim.Adam(self._network.parameters(), lr=1e-3, weight_decay=1e-5)
+        began = time.perf_counter()
+        self._ends = FORMS[job.form].make(torch.from_numpy(graph.edge_index), graph.num_nodes, torch.float32)
+        self.seconds_to_make = time.perf_counter() - began
+
+    def step(self) -> dict[str, float]:
+        """One training step: its loss, and seconds of forward, backward and all of it."""
+        times = [time.perf_counter()]
+        self._optimizer.zero_grad()
+        logits = logits_of(self._network, self._x, self._ends)
+        loss = F.binary_cross_entropy_with_logits(logits, self._label, weight=self._weight)
+        times.append(time.perf_counter())
+        loss.backward()
+        times.append(time.perf_counter())
+        self._optimizer.step()
+        times.append(time.perf_counter())
+        forward, backward, _ = np.diff(times).tolist()
+        return {"loss": loss.item(), "seconds": times[-1] - times[0], "forward": forward, "backward": backward}
+
+
+def training_steps(world: World, job: Job) -> dict[str, Any]:
+    """Times and peak memory of some steps in this process."""
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+    pair = Graph(job.graph.features[:2], np.array([[0], [1]]), np.ones(1, np.float32))
+    Trainer(replace(job, graph=pair)).step()  # all code is loaded before memory is looked at
+    bare = peak_rss_bytes()
+    trainer = Trainer(job)
+    steps = [trainer.step() for _ in range(job.warmup + job.repeats)]
+    return {
+        "first_loss": steps[0]["loss"],
+        "making": trainer.seconds_to_make,
+        **{name: [step[name] for step in steps[job.warmup :]] for name in ("seconds", "forward", "backward")},
+        "above_bare": peak_rss_bytes() - bare,
+    }
+
+
+def graphs_to_step(divided: dict[str, list[Divided]], whole: bool) -> Iterator[tuple[str, str, Graph]]:
+    """(set, which graph, graph): the sector with the number of edges nearest to the mean, and the whole event."""
+    for name, events in divided.items():
+        sectors = [sector for event in events for sector in event.sectors if sector.num_edges]
+        if not sectors:
+            raise SystemExit(f"set {name}: no sector has an edge; take events with more hits.")
+        mean = statistics.mean(sector.num_edges for sector in sectors)
+        yield name, "sector", min(sectors, key=lambda sector: abs(sector.num_edges - mean))
+        if whole:
+            yield name, "whole", events[0].whole
+
+
+def problem_of(form: str, graph: Graph, options: argparse.Namespace) -> str | None:
+    """Why a form is not run on a graph; None if it is."""
+    needed = FORMS[form].dense_bytes(graph, options.graph_iters)
+    if needed > options.dense_gb * GB:
+        return f"does not fit: {needed / GB:.3g} GB"
+    needed += STEP_BYTES * graph.num_edges * options.hidden * options.graph_iters
+    free = psutil.virtual_memory().available
+    return f"not run: needs some {needed / GB:.0f} GB, {free / GB:.0f} are free" if needed > free else None
+
+
+def steps_in_turns(graph: Graph, true_weight: float, options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
+    """What each round says of each form that fits."""
+    names = ("hidden", "graph_iters", "seed", "repeats")
+    how = {name: getattr(options, name) for name in names}
+    runs: dict[str, list[dict[str, Any]]] = {
+        form: [] for form in options.forms if problem_of(form, graph, options) is None
+    }
+    for _ in range(options.rounds):
+        for form, found in runs.items():
+            job = Job(graph, form, true_weight, **how)
+            found += run_ranks(training_steps, 1, job, transport="gloo", timeout=options.timeout)
+    return runs
+
+
+def figures_of(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Seconds and memory of one form, over its processes."""
+    together = {name: Spread.of([t for run in runs for t in run[name]]) for name in ("seconds", "forward", "backward")}
+    making = Spread.of([run["making"] for run in runs])
+    return {**together, "making": making, "above_bare": max(run["above_bare"] for run in runs)}
+
+
+def refuse_if_losses_differ(runs: dict[str, list[dict[str, Any]]]) -> float:
+    """The largest relative difference of the first loss.
+
+    Raises:
+        SystemExit: If forms do not compute the same network.
+    """
+    if not runs:
+        return 0.0
+    losses = np.array([found[0]["first_loss"] for found in runs.values()])
+    difference = float((losses.max() - losses.min()) / losses.min())  # numpy's: NaN if any is
+    if not difference <= LARGEST_DIFFERENCE:
+        raise SystemExit(f"first losses differ by {difference:.1e} between forms: {dict(zip(runs, losses.tolist()))}")
+    return difference
+
+
 if __name__ == "__main__":
-    main()
+    measuring.run(__file__)

@@ -13,23 +13,29 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import cases
+import flags
 import measuring
-import on_ranks
-import torch
-from ways_on_ranks import trained
+from measuring import Columns
+from overlap import spread_at_once
 
+from domainpar.events.store import EventStore
+from domainpar.measure.steps import Training, trained
+from domainpar.parallel.halo import CompleteHalo
+from domainpar.parallel.world import World
 from domainpar.testing import run_ranks
+from domainpar.training.checkpoint import parameters_sha256
 
 NETWORKS: dict[str, dict[str, Any]] = {
     "float32": {},
-    "bf16": {"products": torch.bfloat16},
+    "bf16": {"precision": "bf16"},
     "dropout": {"dropout": 0.1},
-    "all": {"products": torch.bfloat16, "dropout": 0.1},
+    "all": {"precision": "bf16", "dropout": 0.1},
 }
 """Networks by name: each has bits of its own, the same however it is run."""
 
@@ -68,14 +74,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    cases.add_flags(parser, case="medium", events=2)
+    parser = flags.parser(__doc__, "bitwise", case="medium", events=2)
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
-    on_ranks.add_network_flags(parser)
+    flags.add_network(parser)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--most-ranks", type=int, default=8)
     parser.add_argument("--timeout", type=float, default=3600.0, help="seconds for one way of running")
-    measuring.add_flags(parser, "bitwise")
     return parser.parse_args(argv)
 
 
@@ -103,14 +107,18 @@ def pairs_of(way: Way) -> set[tuple[tuple[str, Any], tuple[str, Any]]]:
 
 def run_one(case: cases.Case, network: str, way: Way, options: argparse.Namespace) -> dict[str, Any]:
     """The hashes of all ranks after the steps: one, if they agree."""
-    names = ("model", "hidden", "graph_iters", "dtype", "seed")
-    keywords = {**NETWORKS[network], "recompute_every": way["recompute_every"]}
-    settings = on_ranks.StepSettings(
-        case.store, grouping=way["grouping"], network=keywords, **{name: getattr(options, name) for name in names}
-    )
+    of_way = {name: way[name] for name in ("grouping", "threads", "recompute_every")}
+    training = flags.training_of(options, **NETWORKS[network], **of_way)
     how = {"transport": way["transport"], "timeout": options.timeout, "domain_size": way["ranks"] // way["groups"]}
-    arguments = settings, options.steps, options.num_events, way["threads"], way["overlap"]
-    return {"sha256": sorted(set(run_ranks(trained, way["ranks"], *arguments, **how)))}
+    arguments = case.store, training, options.steps, options.num_events, way["overlap"]
+    return {"sha256": sorted(set(run_ranks(parameters_after, way["ranks"], *arguments, **how)))}
+
+
+def parameters_after(world: World, store: Path, training: Training, steps: int, events: int, overlap: bool) -> str:
+    """Hash of all parameters after some steps of some events each. *Collective*."""
+    with patch.object(CompleteHalo, "spread", CompleteHalo.spread if overlap else spread_at_once):
+        trainer, _ = trained(training, EventStore(store), world, steps, events)
+    return parameters_sha256(trainer.model)
 
 
 def in_words(way: Way) -> str:
@@ -123,9 +131,9 @@ def hashes_of(results: measuring.Results, network: str) -> set[str]:
 
 def show(results: measuring.Results, networks: Sequence[str]) -> None:
     found = [{"network": name, "hashes": hashes_of(results, name)} for name in networks]
-    columns: dict[str, Callable[[dict[str, Any]], str]] = {
+    columns: Columns = {
         "network": lambda row: row["network"],
-        "ways": lambda row: str(sum(one["network"] == row["network"] for one in results.rows)),
+        "ways": lambda row: str(sum(other["network"] == row["network"] for other in results.rows)),
         "hashes": lambda row: "one" if len(row["hashes"]) == 1 else f"{len(row['hashes'])}: BITS DIFFER",
         "sha256": lambda row: " ".join(sorted(digest[:12] for digest in row["hashes"])),
     }
@@ -134,4 +142,4 @@ def show(results: measuring.Results, networks: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    measuring.run(__file__)

@@ -15,12 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
 from domainpar.events.construct import Cuts
 from domainpar.events.preparing import Source, open_source, prepare
 from domainpar.events.store import EventRecord, EventStore
-from partitioners import Topology
 
 HITS = {"tiny": 2_000, "small": 9_000, "medium": 30_000, "large": 100_000, "full": 170_000}
 """Hits of each case; at the default cuts 1e3, 1e4, 1e5, 1e6 and 3e6 candidate edges. `large` is a TrackML event."""
@@ -43,7 +40,7 @@ class Case:
         return EventStore(self.store).events()
 
 
-def add_flags(parser: argparse.ArgumentParser, case: str, events: int = 1, partitioner: str = "phi-eta") -> None:
+def add_flags(parser: argparse.ArgumentParser, case: str, events: int = 1, partitioner: str | None = "phi-eta") -> None:
     """Add the flags that say which events; `chosen_case` reads them."""
     given = parser.add_argument_group("events")
     given.add_argument("--case", choices=HITS, default=case, help=f"simulated events of this size (default {case})")
@@ -51,7 +48,8 @@ def add_flags(parser: argparse.ArgumentParser, case: str, events: int = 1, parti
     given.add_argument("--num-events", type=int, default=events, help=f"how many (default {events})")
     given.add_argument("--data", type=Path, help="folder of real TrackML events, CSV, instead of simulated ones")
     given.add_argument("--event", nargs="+", help="which of them, by the end of their names; default: the first")
-    given.add_argument("--partitioner", default=partitioner, help=f"how tiles are cut (default {partitioner})")
+    if partitioner is not None:
+        given.add_argument("--partitioner", default=partitioner, help=f"how tiles are cut (default {partitioner})")
     given.add_argument("--tiles", type=int, help="tiles of an event; default: some 4,600 edges each")
     given.add_argument("--seed", type=int, default=0, help="of the simulation, of the partitioner and of the network")
     given.add_argument("--phi-slope", type=float, default=6e-4, help="cut on candidate edges in rad/mm")
@@ -99,17 +97,3 @@ def case_name(options: argparse.Namespace) -> str:
 
 def default_cache() -> Path:
     return Path(tempfile.gettempdir()) / f"domainpar-bench-{getpass.getuser()}"
-
-
-def original_topology(case: Case) -> tuple[Topology, int]:
-    """What a partitioner saw of the first event, in the user's own order, and the number of tiles it was asked for."""
-    store = EventStore(case.store)
-    with store.open(store.events()[0]) as event:
-        nodes, edges = np.arange(event.num_nodes), np.arange(event.num_edges)
-        row = event.read_nodes("original_row", nodes)
-        position = np.empty((event.num_nodes, 3), np.float32)
-        position[row] = event.read_nodes("position", nodes)
-        edge_index = np.empty((2, event.num_edges), np.int64)
-        ends = np.stack([event.read_edges("src", edges), event.read_edges("dst", edges)])
-        edge_index[:, event.read_edges("original_position", edges)] = row[ends]
-        return Topology(edge_index, event.num_nodes, position), event.num_tiles

@@ -14,19 +14,21 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import math
 import os
 import shlex
 import signal
-import subprocess
 import sys
-import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import measuring
+
+from domainpar.events.store import write_whole
+from domainpar.measure.programs import Ended, run_limited
 
 HERE = Path(__file__).parent
 BEGIN = "<!-- `make bench` writes from here on; what is typed here is lost -->"
@@ -57,9 +59,7 @@ BENCHES = (
     Bench("step", "--ranks 1 2 --competitors eager --hidden 16 --rounds 1", "--case small"),
     Bench("memory", "--ranks 1 2 --hidden 16 --rounds 1 --repeats 1", "--case small"),
     Bench("exchange", "--ranks 2 --repeats 10", "--case medium"),
-    Bench(
-        "partition", "--groupings contiguous --parts 2 8", "--hits 30000 --tiles 64", "--data {data} --events {event}"
-    ),
+    Bench("partition", "--groupings contiguous --parts 2 8", "--hits 30000 --tiles 64"),
     Bench("scaling", "--parts 2 4 --weak-parts 4 --weak-hits 9000 --hidden 16 --rounds 1", "--case small"),
     Bench("bitwise", "--networks all --hidden 16 --graph-iters 2 --most-ranks 2", "--case tiny"),
     Bench("parallelized", "--sizes small large --hidden 16 --graph-iters 2 --repeats 3 --rounds 1", "--case medium"),
@@ -78,17 +78,13 @@ class Outcome:
     Attributes:
         command: What was typed.
         question: The first line of its description.
-        code: Its exit code; None if its time was up.
-        seconds: How long it took.
-        output: Everything it printed.
+        ended: Its exit code, seconds and output.
         tables: Its tables, as `measuring.Results.show` keeps them.
     """
 
     command: str
     question: str
-    code: int | None
-    seconds: float
-    output: str
+    ended: Ended
     tables: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -100,12 +96,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"make bench: {measuring.describe(provenance)}", flush=True)
     outcomes = [run(bench, options) for bench in BENCHES if bench.name in options.only]
     section = "\n".join(lines_of(provenance, outcomes))
-    keep(options.write, replaced(text_of(options.write), section))
+    write_whole(options.write, replaced(text_of(options.write), section).encode())
     print(f"\n{'bench':<10} {'seconds':>8}")
     for outcome in outcomes:
-        print(f"{Path(outcome.command.split()[0]).stem:<10} {outcome.seconds:8.0f}  {verdict(outcome)}")
+        print(f"{Path(outcome.command.split()[0]).stem:<10} {outcome.ended.seconds:8.0f}  {verdict(outcome)}")
     print(f"tables are in {options.write}, JSON lines in {options.lines}")
-    return int(any(outcome.code != 0 for outcome in outcomes))
+    return int(any(outcome.ended.code != 0 for outcome in outcomes))
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -145,67 +141,22 @@ def run(bench: Bench, options: argparse.Namespace) -> Outcome:
     print(f"\n=== {command}", flush=True)
     if not file.exists():
         print("there is no such file", flush=True)
-        return Outcome(command, bench.name, 2, 0.0, f"{file} does not exist")
+        return Outcome(command, bench.name, Ended(2, f"{file} does not exist", 0.0))
     question, keeps_lines = described(file)
     lines = options.lines / f"{bench.name}.jsonl"
     lines.unlink(missing_ok=True)
-    began = time.perf_counter()
-    limit = options.timeout or (None if options.full else 600.0)
+    limit = options.timeout or (math.inf if options.full else 600.0)
     program = [sys.executable, str(file), *arguments, *(["--results", str(lines)] if keeps_lines else [])]
-    code, output = watched(program, limit)
-    return Outcome(command, question, code, time.perf_counter() - began, output, tables_in(lines))
+    # By Ctrl-C, so that it ends its ranks itself.
+    how = {"stop": signal.SIGINT, "seconds_to_leave": SECONDS_TO_CLEAN_UP, "show": partial(print, end="", flush=True)}
+    ended = run_limited(program, limit, [{"PYTHONUNBUFFERED": "1"}], **how)
+    return Outcome(command, question, ended, tables_in(lines))
 
 
 def described(file: Path) -> tuple[str, bool]:
     """The question that a benchmark answers, and whether it keeps JSON lines (`measuring.Results`)."""
     text = file.read_text()
     return (ast.get_docstring(ast.parse(text)) or "").split("\n")[0], "measuring.Results(" in text
-
-
-def watched(program: list[str], limit: float | None) -> tuple[int | None, str]:
-    """Run a program, pass on what it prints, end it with its ranks when its time is up.
-
-    Returns:
-        Its exit code, None if its time was up, and all that it printed.
-    """
-    process = subprocess.Popen(
-        program,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        stdin=subprocess.DEVNULL,
-        text=True,
-        errors="replace",
-        env={"PYTHONUNBUFFERED": "1", **os.environ},
-        start_new_session=True,
-    )
-    late = threading.Event()
-    timer = threading.Timer(limit or threading.TIMEOUT_MAX, end, (process, late))
-    timer.daemon = True
-    timer.start()
-    try:
-        printed = []
-        assert process.stdout is not None
-        for line in process.stdout:
-            print(line, end="", flush=True)
-            printed.append(line)
-        code = process.wait()
-    finally:
-        timer.cancel()
-        end(process)
-    return None if late.is_set() else code, "".join(printed)
-
-
-def end(process: subprocess.Popen[str], late: threading.Event | None = None) -> None:
-    """Interrupt a program that still runs, so that it ends its ranks itself; kill it if it does not."""
-    if process.poll() is not None:
-        return
-    if late is not None:
-        late.set()
-    process.send_signal(signal.SIGINT)
-    try:
-        process.wait(SECONDS_TO_CLEAN_UP)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 def tables_in(lines: Path) -> list[dict[str, Any]]:
@@ -239,8 +190,8 @@ def lines_of(provenance: dict[str, Any], outcomes: Sequence[Outcome]) -> list[st
 def lines_of_one(outcome: Outcome) -> list[str]:
     """What the section says of one benchmark: its question, its command, its tables or why there are none."""
     name = Path(outcome.command.split()[0]).stem
-    lines = [f"### {name}", "", outcome.question, "", f"`{outcome.command}`, {outcome.seconds:.0f} s", ""]
-    if outcome.code != 0:
+    lines = [f"### {name}", "", outcome.question, "", f"`{outcome.command}`, {outcome.ended.seconds:.0f} s", ""]
+    if outcome.ended.code != 0:
         lines += [
             f"**{verdict(outcome).capitalize()}.** The last it printed:",
             "",
@@ -248,15 +199,15 @@ def lines_of_one(outcome: Outcome) -> list[str]:
         ]
     for table in outcome.tables:
         lines += markdown(table)
-    if outcome.code == 0 and not outcome.tables:
+    if outcome.ended.code == 0 and not outcome.tables:
         lines += fenced(outcome)
     return lines
 
 
 def verdict(outcome: Outcome) -> str:
-    if outcome.code == 0:
+    if outcome.ended.code == 0:
         return "done"
-    return "its time was up" if outcome.code is None else f"failed with exit code {outcome.code}"
+    return "its time was up" if outcome.ended.code is None else f"failed with exit code {outcome.ended.code}"
 
 
 def markdown(table: dict[str, Any]) -> list[str]:
@@ -269,7 +220,7 @@ def markdown(table: dict[str, Any]) -> list[str]:
 
 def fenced(outcome: Outcome) -> list[str]:
     """The end of what a benchmark printed."""
-    return ["```", *outcome.output.rstrip().splitlines()[-LAST_LINES:], "```", ""]
+    return ["```", *outcome.ended.output.rstrip().splitlines()[-LAST_LINES:], "```", ""]
 
 
 def replaced(text: str, section: str) -> str:
@@ -287,12 +238,6 @@ def replaced(text: str, section: str) -> str:
 
 def text_of(path: Path) -> str:
     return path.read_text() if path.exists() else ""
-
-
-def keep(path: Path, text: str) -> None:
-    temporary = path.with_name(f"{path.name}.partial")
-    temporary.write_text(text)
-    os.replace(temporary, path)
 
 
 if __name__ == "__main__":

@@ -15,20 +15,30 @@ two ranks. Each time is the mean of several calls in a row, then the median of t
 from __future__ import annotations
 
 import argparse
-import os
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import cases
+import flags
 import measuring
 import numpy as np
-import wire
-from measuring import Spread
+import torch
+from measuring import Columns, Spread, ranks_of
 
 from domainpar.events.store import EventStore
+from domainpar.measure.rates import in_turns, slowest
+from domainpar.parallel.halo import AdjointHalo, Halo
+from domainpar.parallel.loading import load_part
+from domainpar.parallel.mpi import import_mpi
+from domainpar.parallel.world import World
+from domainpar.plan import PartitionPlan
 from domainpar.testing import find_mpiexec, run_ranks
 from partitioners import group
 
+EXCHANGES = ("fill", "gradient", "sum", "extend", "copy")
 TRANSPORTS = ("threads", "gloo", "mpi")
 SIZES = [8, 4_096, 65_536, 409_600, 4_194_304]
 
@@ -47,10 +57,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         row["bare"] = bare_of(exchanges, row["ranks"])
         results.add(measured="exchange", case=case.name, edges=record.num_edges, **row)
     show(results, exchanges)
-    messages = [row for transport in options.transports for row in message_rows(transport, options)]
-    for row in messages:
+    of_messages = [row for transport in options.transports for row in message_rows(transport, options)]
+    for row in of_messages:
         results.add(measured="message", **row)
-    show_messages(results, messages, options.transports)
+    show_messages(results, of_messages, options.transports)
     results.end()
     wrong = [row for row in exchanges if row["bytes"] != row["lower_bound"]]
     if wrong:
@@ -58,8 +68,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    cases.add_flags(parser, case="large")
+    parser = flags.parser(__doc__, "exchange", case="large")
     here = TRANSPORTS if find_mpiexec() else TRANSPORTS[:-1]
     parser.add_argument("--transports", nargs="+", choices=TRANSPORTS, default=list(here))
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8])
@@ -69,7 +78,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=20, help="timings of each exchange")
     parser.add_argument("--inner", type=int, default=10, help="calls in a row that one timing is the mean of")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one transport and number of ranks")
-    measuring.add_flags(parser, "exchange")
     return parser.parse_args(argv)
 
 
@@ -77,13 +85,12 @@ def one_row(case: cases.Case, transport: Any, ranks: int, options: argparse.Name
     """Seconds and bytes of every way to exchange, on so many ranks of one transport."""
     arguments = (case.store, options.grouping, options.width_of_rows, options.repeats, options.inner)
     how = {"transport": transport, "timeout": options.timeout, "domain_size": ranks}
-    found = run_ranks(wire.exchanges, ranks, *arguments, **how)
-    timed = [name for name in (*wire.EXCHANGES, "bare") if name in found[0]]
+    found = run_ranks(exchanges_of, ranks, *arguments, **how)
+    timed = [name for name in (*EXCHANGES, "bare") if name in found[0]]
     return {
         "transport": transport,
         "ranks": ranks,
-        "cores": os.cpu_count(),
-        **{name: Spread.of(measuring.slowest([rank[name] for rank in found])) for name in timed},
+        **{name: Spread.of(slowest([rank[name] for rank in found])) for name in timed},
         "bytes": sum(rank["bytes_sent"] for rank in found),
         "most_bytes": max(rank["bytes_sent"] for rank in found),
         "lower_bound": fewest_rows(case, ranks, options.grouping) * options.width_of_rows * 4,
@@ -102,20 +109,20 @@ def message_rows(transport: Any, options: argparse.Namespace) -> list[dict[str, 
     if not options.message_sizes:
         return []
     arguments = (options.message_sizes, options.repeats, options.inner)
-    found = run_ranks(wire.messages, 2, *arguments, transport=transport, timeout=options.timeout)
+    found = run_ranks(messages, 2, *arguments, transport=transport, timeout=options.timeout)
     return [
         {
             "transport": transport,
             "size": size,
-            **{name: Spread.of(measuring.slowest([rank[size][name] for rank in found])) for name in found[0][size]},
+            **{name: Spread.of(slowest([rank[size][name] for rank in found])) for name in found[0][size]},
         }
         for size in options.message_sizes
     ]
 
 
-def price_of(rows: Sequence[dict[str, Any]]) -> wire.Price:
+def price_of(rows: Sequence[dict[str, Any]]) -> Price:
     """What the messages of one transport cost, as a latency and a bandwidth."""
-    return wire.Price.fit({row["size"]: row["exchange"].median for row in rows})
+    return Price.fit({row["size"]: row["exchange"].median for row in rows})
 
 
 def fewest_rows(case: cases.Case, ranks: int, grouping: str) -> int:
@@ -134,11 +141,8 @@ def show(results: measuring.Results, rows: Sequence[dict[str, Any]]) -> None:
     def rate(row: dict[str, Any], name: str, width: int = 1) -> float:
         return width * row["most_bytes"] / row[name].median
 
-    ranks: dict[str, Callable[[dict[str, Any]], str]] = {
-        "transport": lambda row: row["transport"],
-        "ranks": lambda row: f"{row['ranks']}" + (" *" if row["ranks"] > row["cores"] else ""),
-    }
-    columns = {
+    ranks: Columns = {"transport": lambda row: row["transport"], "ranks": ranks_of}
+    columns: Columns = {
         **ranks,
         "forward us": lambda row: microseconds(row["fill"]),
         "GB/s": lambda row: f"{rate(row, 'fill') / 1e9:.3g}",
@@ -169,11 +173,11 @@ def show(results: measuring.Results, rows: Sequence[dict[str, Any]]) -> None:
     results.show("The adjoint form of other models: forward and backward", columns, rows, note)
 
 
-def show_messages(results: measuring.Results, messages: Sequence[dict[str, Any]], transports: Sequence[str]) -> None:
+def show_messages(results: measuring.Results, rows: Sequence[dict[str, Any]], transports: Sequence[str]) -> None:
     """One row a size, the transports side by side."""
-    if not messages:
+    if not rows:
         return
-    found = {(row["transport"], row["size"]): row for row in messages}
+    found = {(row["transport"], row["size"]): row for row in rows}
     columns: dict[str, Callable[[int], str]] = {
         "bytes": lambda size: f"{size:,}",
         "copy us": lambda size: microseconds(found[transports[-1], size]["copy"], "{:.1f}"),
@@ -186,9 +190,9 @@ def show_messages(results: measuring.Results, messages: Sequence[dict[str, Any]]
             "one way us": lambda size: f"{5e5 * found['mpi', size]['ping-pong'].median:.3g}",
         }
     note = "Both ways at once, without packing; one way: half of a ping and a pong of mpi4py."
-    results.show("Messages between two ranks", columns, sorted({row["size"] for row in messages}), note)
+    results.show("Messages between two ranks", columns, sorted({row["size"] for row in rows}), note)
     for name in transports:
-        price = price_of([row for row in messages if row["transport"] == name])
+        price = price_of([row for row in rows if row["transport"] == name])
         speed = f"{1e-9 / price.per_byte:.3g} GB/s" if price.per_byte else "no time for bytes"
         results.console.print(f"{name}: {1e6 * price.latency:.3g} us a message, then {speed}")
 
@@ -201,5 +205,177 @@ def ratio(spread: Spread, other: Spread | None) -> str:
     return f"{spread.median / other.median:.2f}" if other and other.median else "-"
 
 
+# --- what a message costs --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Price:
+    """What talking costs by two numbers, fitted to messages that two ranks send each other at the same time.
+
+    Attributes:
+        latency: Seconds of a message without content.
+        per_byte: Seconds of each further byte.
+    """
+
+    latency: float
+    per_byte: float
+
+    @classmethod
+    def fit(cls, seconds: Mapping[int, float]) -> Price:
+        """The price that comes near to measured messages, relative errors counting alike.
+
+        Args:
+            seconds: Of a message of so many bytes; the smallest one is taken as the latency.
+        """
+        sizes, times = np.array(sorted(seconds)), np.array([seconds[size] for size in sorted(seconds)])
+        latency = float(times[0])
+        weights = sizes / times**2
+        return cls(latency, max(0.0, float((weights * (times - latency)).sum() / (weights * sizes).sum())))
+
+    def exchange(self, messages: int, num_bytes: int) -> float:
+        """Seconds of an exchange with so many neighbours, bytes counted in the direction that moves more."""
+        return messages * self.latency + num_bytes * self.per_byte
+
+    def all_reduce(self, num_bytes: int, ranks: int) -> float:
+        """Seconds of a sum over ranks that is first scattered, then gathered, each in log2(ranks) rounds."""
+        return 2 * self._rounds(ranks) + 2 * (ranks - 1) / ranks * num_bytes * self.per_byte
+
+    def all_gather(self, num_bytes: int, ranks: int) -> float:
+        """Seconds of gathering so many bytes of each rank, in log2(ranks) rounds."""
+        return self._rounds(ranks) + (ranks - 1) * num_bytes * self.per_byte
+
+    def _rounds(self, ranks: int) -> float:
+        return math.ceil(math.log2(ranks)) * self.latency
+
+
+@dataclass
+class Traffic:
+    """What one rank would put on the wire in a step.
+
+    Attributes:
+        exchanges: Neighbours, and bytes in the direction that moves more, of each exchange.
+        reduced: Bytes of each sum over all ranks.
+        gathered: Bytes that this rank gives to each gathering.
+    """
+
+    exchanges: list[tuple[int, int]] = field(default_factory=list)
+    reduced: list[int] = field(default_factory=list)
+    gathered: list[int] = field(default_factory=list)
+
+    def seconds(self, price: Price, ranks: int) -> float:
+        return (
+            sum(price.exchange(*exchange) for exchange in self.exchanges)
+            + sum(price.all_reduce(size, ranks) for size in self.reduced)
+            + sum(price.all_gather(size, ranks) for size in self.gathered)
+        )
+
+
+# --- the exchanges of a plan -----------------------------------------------------------------------------------------
+
+
+def exchanges_of(world: World, store: Path, grouping: str, width: int, repeats: int, inner: int) -> dict[str, Any]:
+    """Seconds of the exchanges on the first event of a store, each the mean of `inner` in a row. *Collective*.
+
+    They take turns with a plain copy of as many bytes as this rank sends and, on MPI, with the same messages sent by
+    bare mpi4py.
+    """
+    opened = EventStore(store)
+    with opened.open(opened.events()[0]) as event:
+        plan = load_part(event, world.domain, grouping=grouping).halo.plan
+    calls = _exchanges_of(plan, world, width)
+    times = in_turns(calls, world.transport, repeats, inner)
+    world.take_counters()
+    calls["fill"]()
+    return {
+        **times,
+        "bytes_sent": world.take_counters().bytes_sent,
+        "ghosts": plan.num_ghosts,
+        "owned_nodes": plan.num_owned,
+        "neighbours": int(((plan.send_counts > 0) | (plan.recv_counts > 0)).sum()),
+    }
+
+
+def _exchanges_of(plan: PartitionPlan, world: World, width: int) -> dict[str, Callable[[], object]]:
+    halo, adjoint = Halo(plan, world.domain), AdjointHalo(plan, world.domain)
+    generator = torch.Generator().manual_seed(world.rank)
+    owned = torch.randn(plan.num_owned, width, generator=generator)
+    ghosts = torch.zeros(plan.num_ghosts, width)
+    # In the complete form owners hand out the gradient of the sums at both ends of edges: rows twice as wide.
+    gradients, ghost_gradients = torch.cat([owned, owned], 1), torch.cat([ghosts, ghosts], 1)
+    sent = np.ones((len(plan.send_rows), width), np.float32)
+    copied = np.zeros_like(sent)
+    calls: dict[str, Callable[[], object]] = {
+        "fill": lambda: halo.fill_ghosts(owned, ghosts),
+        "gradient": lambda: halo.fill_ghosts(gradients, ghost_gradients),
+        "sum": lambda: halo.sum_to_owners(ghosts),
+        "extend": lambda: adjoint.extend(owned),
+        "copy": lambda: np.copyto(copied, sent),
+    }
+    if world.transport.name == "mpi":
+        received = np.zeros((plan.num_ghosts, width), np.float32)
+        calls["bare"] = _bare_exchange(_blocks(sent, plan.send_counts), _blocks(received, plan.recv_counts))
+    return calls
+
+
+def _blocks(rows: np.ndarray, counts: Sequence[int] | np.ndarray) -> list[np.ndarray]:
+    """Rows of each peer."""
+    return np.split(rows, np.cumsum(counts)[:-1])
+
+
+def _bare_exchange(send: Sequence[np.ndarray], receive: Sequence[np.ndarray]) -> Callable[[], object]:
+    """Send and receive blocks, one per rank, with mpi4py alone; empty ones do not travel."""
+    mpi = import_mpi()
+    comm = mpi.COMM_WORLD
+
+    def call() -> None:
+        requests = [comm.Irecv(rows, peer) for peer, rows in enumerate(receive) if rows.size]
+        requests += [comm.Isend(rows, peer) for peer, rows in enumerate(send) if rows.size]
+        mpi.Request.Waitall(requests)
+
+    return call
+
+
+# --- messages of a given size ----------------------------------------------------------------------------------------
+
+
+def messages(world: World, sizes: Sequence[int], repeats: int, inner: int) -> dict[int, dict[str, list[float]]]:
+    """Seconds of messages that two ranks send each other, by their bytes. *Collective* over two ranks.
+
+    `exchange` is the transport, both ways at once; `copy` a plain copy of as many bytes. On MPI also `bare`, mpi4py's
+    own messages both ways at once, and `one way`, half of a ping and a pong.
+    """
+    return {size: in_turns(_messages_of(size, world), world.transport, repeats, inner) for size in sizes}
+
+
+def _messages_of(size: int, world: World) -> dict[str, Callable[[], object]]:
+    send, receive = torch.ones(size, dtype=torch.uint8), torch.zeros(size, dtype=torch.uint8)
+    counts = [0 if rank == world.rank else size for rank in range(2)]
+    source, target = np.ones(size, np.uint8), np.zeros(size, np.uint8)
+    calls: dict[str, Callable[[], object]] = {
+        "exchange": lambda: world.transport.start(send, counts, receive, counts).finish(),
+        "copy": lambda: np.copyto(target, source),
+    }
+    if world.transport.name == "mpi":
+        nothing = source[:0]
+        blocks = [[nothing if rank == world.rank else rows for rank in range(2)] for rows in (source, target)]
+        calls["bare"] = _bare_exchange(*blocks)
+        calls["ping-pong"] = _ping_pong(world.rank, source, target)
+    return calls
+
+
+def _ping_pong(rank: int, send: np.ndarray, receive: np.ndarray) -> Callable[[], object]:
+    comm = import_mpi().COMM_WORLD
+
+    def ping() -> None:
+        comm.Send(send, 1)
+        comm.Recv(receive, 1)
+
+    def pong() -> None:
+        comm.Recv(receive, 0)
+        comm.Send(send, 0)
+
+    return ping if rank == 0 else pong
+
+
 if __name__ == "__main__":
-    main()
+    measuring.run(__file__)

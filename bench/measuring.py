@@ -1,4 +1,4 @@
-"""What all benchmarks share: where a figure comes from, how it is timed, how it is kept and shown."""
+"""Shared by all benchmarks: the origin of a figure, its timing, its JSON line, its table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from domainpar import __version__
+from domainpar.diagnosis.machine import cpu_model, installed
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("torch", "torch-geometric", "numpy", "numba", "pymetis", "mpi4py", "mpich")
@@ -50,11 +51,6 @@ class Spread:
 
     def text(self, form: str = "{:.3f}") -> str:
         return f"{form.format(self.median)} [{form.format(self.low)}, {form.format(self.high)}]"
-
-
-def slowest(ranks: Sequence[Sequence[float]]) -> list[float]:
-    """The largest value over ranks, repetition by repetition; `ranks[r]` are those of rank r."""
-    return [max(values) for values in zip(*ranks, strict=True)]
 
 
 def timed(call: Callable[[], Any], repeats: int) -> Spread:
@@ -88,11 +84,23 @@ def product_rate(rows: int = 4608, width: int = 64, repeats: int = 100) -> float
     return 2 * rows * width * width / min(timed(way, repeats).median for way in ways)
 
 
-def add_flags(parser: argparse.ArgumentParser, bench: str) -> None:
-    """Add the flags of what is printed and kept."""
-    given = parser.add_argument_group("results")
-    given.add_argument("--results", type=Path, default=RESULTS / f"{bench}.jsonl", help="JSON lines are added to it")
-    given.add_argument("--width", type=int, help="of the tables in characters; default: the terminal's")
+def run(file: str) -> None:
+    """Run a benchmark as a module of its own name, so that other processes find by it what ranks are asked to do."""
+    sys.exit(import_module(Path(file).stem).main())
+
+
+Columns = Mapping[str, Callable[[Any], str]]
+"""Columns of a table: the heading, and the text of a row."""
+
+
+def of(name: str, form: str = "{:.3f}", unit: float = 1.0) -> Callable[[Mapping[str, Any]], str]:
+    """A column of a spread's medians, in some unit; empty where there is none."""
+    return lambda row: form.format(unit * row[name].median) if row.get(name) is not None else ""
+
+
+def ranks_of(row: Mapping[str, Any]) -> str:
+    """A column of numbers of ranks, with a star where there are more threads than cores."""
+    return f"{row['ranks']}" + (" *" if row["ranks"] * row.get("threads", 1) > (os.cpu_count() or 1) else "")
 
 
 class Results:
@@ -117,9 +125,7 @@ class Results:
         self.rows.append(row)
         self._keep({name: as_json(value) for name, value in row.items()})
 
-    def show(
-        self, title: str, columns: Mapping[str, Callable[[Any], str]], rows: Sequence[Any], note: str = ""
-    ) -> None:
+    def show(self, title: str, columns: Columns, rows: Sequence[Any], note: str = "") -> None:
         """Print some rows; each column says how it reads a row. The table is kept too, as it was printed."""
         cells = [[read(row) for read in columns.values()] for row in rows]
         self._keep({"table": {"title": title, "headings": list(columns), "cells": cells, "note": note}})
@@ -146,11 +152,11 @@ def as_json(value: Any) -> Any:
 
 
 def provenance() -> dict[str, Any]:
-    """What figures depend on besides the code: machine, versions, environment, load, commit, time."""
+    """Everything that figures depend on besides the code: machine, versions, environment, load, commit, time."""
     packages = {name: installed(name) for name in PACKAGES}
     return {
         "commit": commit(),
-        "machine": {"cpu": cpu_name(), "cores": os.cpu_count(), "system": f"{platform.system()} {platform.machine()}"},
+        "machine": {"cpu": cpu_model(), "cores": os.cpu_count(), "system": f"{platform.system()} {platform.machine()}"},
         "versions": {"python": platform.python_version(), "domainpar": __version__, **packages},
         "environment": environment(),
         "load_average": os.getloadavg()[0],
@@ -194,18 +200,3 @@ def commit() -> str:
     except OSError:
         return "unknown"
     return asked.stdout.strip() or "unknown"
-
-
-def cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
-
-
-def installed(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

@@ -17,19 +17,19 @@ be split.
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import cases
+import flags
 import measuring
 import numpy as np
 import numpy.typing as npt
-import on_ranks
 import systems
 from formulas import Network
+from measuring import Columns, ranks_of
+from on_ranks import Job
 from systems import GIB, Measured, System
 
 from domainpar.events.store import EventStore
@@ -47,15 +47,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
     results = measuring.Results("memory", options)
     case = cases.chosen_case(options)
-    settings = settings_of(case, options)
-    network = systems.network_of(case, settings)
+    job = Job(case.store, flags.training_of(options), repeats=options.repeats)
+    network = systems.network_of(case, job.training)
     results.console.print(
         f"{case.name}: {network.num_nodes:,} nodes, {network.num_edges:,} edges; {options.model}, {options.dtype}; "
         f"allocator {options.allocator}, one thread a process"
     )
     split = Split(case, options.grouping)
     measured = {}
-    for one in systems.take_turns(ways(options), settings, network, options.rounds, options.timeout):
+    for one in systems.take_turns(ways(options), job, network, options.rounds, options.timeout):
         measured[one.system.name, one.system.ranks] = one
         results.console.print(f"  {one.system.name}, ranks {one.system.ranks}: {one.problem or 'done'}")
     rows = [row_of(one, list(measured.values()), network, split) for one in measured.values()]
@@ -71,33 +71,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    cases.add_flags(parser, case="large")
+    parser = flags.parser(__doc__, "memory", case="large")
     parser.add_argument("--forms", nargs="*", choices=systems.FORMS, default=["eager", "checkpoint"])
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--recompute-every", type=int, nargs="*", default=[2, 4], help="iterations, on one rank")
     parser.add_argument("--allocator", choices=measuring.ALLOCATORS, default="default")
     parser.add_argument("--grouping", default="contiguous")
-    on_ranks.add_network_flags(parser)
-    parser.add_argument("--rounds", type=int, default=1, help="turns of each system, each in fresh processes")
-    parser.add_argument("--repeats", type=int, default=2, help="steps measured in each, after one to warm up")
+    flags.add_network(parser)
+    flags.add_rounds(parser, rounds=1, repeats=2)
     parser.add_argument("--sizes", nargs="*", default=["64x4", "64x8", "128x8", "256x8"], help="hidden x iterations")
     parser.add_argument("--usable", type=float, default=0.9, help="share of a device's memory that a step may take")
-    parser.add_argument("--timeout", type=float, default=3600.0, help="seconds for one turn of a system")
-    measuring.add_flags(parser, "memory")
     return parser.parse_args(argv)
-
-
-def settings_of(case: cases.Case, options: argparse.Namespace) -> on_ranks.StepSettings:
-    names = ("model", "hidden", "graph_iters", "dtype", "grouping", "seed", "repeats")
-    return on_ranks.StepSettings(case.store, **{name: getattr(options, name) for name in names})
 
 
 def ways(options: argparse.Namespace) -> list[System]:
     """What is measured."""
     plain = [System.plain(form, options.allocator) for form in options.forms]
     recomputed = [
-        System(f"recompute every {count}", options.allocator, network={"recompute_every": count})
+        System(f"recompute every {count}", options.allocator, changes={"recompute_every": count})
         for count in options.recompute_every
     ]
     return [*plain, *recomputed, *(System("domainpar", options.allocator, ranks) for ranks in options.ranks)]
@@ -160,12 +151,12 @@ def estimates(size: str, network: Network, split: Split, options: argparse.Names
 
 def row_of(one: Measured, measured: Sequence[Measured], network: Network, split: Split) -> Row:
     """Figures of one system; of domainpar's also what a perfect split of one rank's memory would have been."""
-    row = {**one.figures(), "cores": os.cpu_count(), "estimate": None, "of_whole": None}
+    row = {**one.figures(), "estimate": None, "of_whole": None}
     if one.system.form is not None:
         return {**row, "estimate": one.system.predicted_bytes(network)}
     predicted = largest_part(network, split, one.system.ranks)
     row["share"] = predicted / largest_part(network, split, 1)
-    if not one.system.network:
+    if not one.system.changes:
         row["estimate"] = predicted
     for other in measured:
         if other.system == System("domainpar", one.system.allocator) and one.runs and other.runs:
@@ -173,12 +164,12 @@ def row_of(one: Measured, measured: Sequence[Measured], network: Network, split:
     return row
 
 
+def figure(name: str, form: str = "{:.2f}", unit: float = 1.0) -> Callable[[Row], str]:
+    return lambda row: form.format(row[name] / unit) if row.get(name) else ""
+
+
 def gib(name: str) -> Callable[[Row], str]:
-    return lambda row: f"{row[name] / GIB:.2f}" if row.get(name) else ""
-
-
-def ratio(name: str, form: str = "{:.2f}") -> Callable[[Row], str]:
-    return lambda row: form.format(row[name]) if row.get(name) else ""
+    return figure(name, unit=GIB)
 
 
 def show(results: measuring.Results, rows: Sequence[Row], options: argparse.Namespace) -> None:
@@ -186,15 +177,15 @@ def show(results: measuring.Results, rows: Sequence[Row], options: argparse.Name
         if row["problem"] is None:
             row |= {"most": max(row["above_bare"]), "together": sum(row["above_bare"])}
             row["of_estimate"] = row["most"] / row["estimate"] if row["estimate"] else None
-    columns: dict[str, Callable[[Row], str]] = {
+    columns: Columns = {
         "system": lambda row: row["system"],
-        "ranks": lambda row: f"{row['ranks']}" + (" *" if row["ranks"] > (row["cores"] or 1) else ""),
+        "ranks": ranks_of,
         "GiB a rank": gib("most"),
         "GiB together": gib("together"),
         "estimate": gib("estimate"),
-        "measured / it": ratio("of_estimate"),
-        "of one rank": ratio("of_whole", "{:.3f}"),
-        "share": ratio("share", "{:.3f}"),
+        "measured / it": figure("of_estimate"),
+        "of one rank": figure("of_whole", "{:.3f}"),
+        "share": figure("share", "{:.3f}"),
         "over share": lambda row: f"{row['of_whole'] / row['share']:.2f}" if row["of_whole"] else "",
         "step s": lambda row: row["problem"] or row["seconds"].text("{:.2f}"),
     }
@@ -207,7 +198,7 @@ def show(results: measuring.Results, rows: Sequence[Row], options: argparse.Name
 
 
 def show_devices(results: measuring.Results, rows: Sequence[Row], options: argparse.Namespace) -> None:
-    columns: dict[str, Callable[[Row], str]] = {
+    columns: Columns = {
         "hidden x iterations": lambda row: row["size"],
         "system": lambda row: row["system"],
         "GiB, undivided": gib("bytes"),
@@ -221,4 +212,4 @@ def show_devices(results: measuring.Results, rows: Sequence[Row], options: argpa
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    measuring.run(__file__)

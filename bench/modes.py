@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import cases
+import flags
 import measuring
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +36,6 @@ import torch
 from rich.progress import track
 
 from domainpar.events.store import EventRecord, EventStore, StoredEvent
-from domainpar.nn.catalogue import ON_STAGES, build_model
 from domainpar.parallel.halo import CompleteHalo
 from domainpar.parallel.loading import Part, Sector, sector_of_tiles
 from domainpar.parallel.local import TileRanges, localise
@@ -82,8 +82,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    cases.add_flags(parser, case="medium", events=10, partitioner="phi")
+    parser = flags.parser(__doc__, "modes", case="medium", events=10, partitioner="phi")
     parser.set_defaults(hits=15_000)
     parser.add_argument("--sectors", type=int, default=8, help="phi sectors (default 8)")
     parser.add_argument("--hops", type=int, nargs="*", help="borders of `replicate`; default: 1, 2 and the exact one")
@@ -93,13 +92,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--events-per-step", type=int, default=1)
     parser.add_argument("--val-split", type=float, default=0.2)
     parser.add_argument("--repeats", type=int, default=1, help="trainings of each mode, with other seeds")
-    parser.add_argument("--model", choices=ON_STAGES, default="interaction")
-    parser.add_argument("--hidden", type=int, default=32)
-    parser.add_argument("--graph-iters", type=int, default=4)
+    flags.add_network(parser, hidden=32)
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--clip", type=float, default=1.0)
     parser.add_argument("--quick", action="store_true", help="small and short: shows that it runs, nothing else")
-    measuring.add_flags(parser, "modes")
     if parser.parse_args(argv).quick:
         parser.set_defaults(hits=5_000, num_events=4, epochs=4, hidden=16, sectors=4)
     options = parser.parse_args(argv)
@@ -219,8 +215,7 @@ class Bench:
         self.mode, self.options, self.seed = mode, options, seed
         world = World.alone()
         self.loader: Loader = ReplicateLoader(store, world, mode.hops) if mode.hops else PartLoader(store, world)
-        sizes = (len(store.feature_names), len(store.edge_feature_names))
-        model = build_model(options.model, *sizes, hidden=options.hidden, graph_iters=options.graph_iters, seed=seed)
+        model = flags.training_of(options, seed=seed).network(store)
         optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr)
         per_epoch = -(-len(store.events("train")) // options.events_per_step)
         steps = options.epochs * per_epoch
@@ -385,7 +380,7 @@ def show(results: measuring.Results, options: argparse.Namespace) -> None:
 
         return read
 
-    columns: dict[str, Callable[[list[dict[str, Any]]], str]] = {
+    columns: measuring.Columns = {
         "mode": lambda rows: rows[0]["mode"],
         "": lambda rows: "exact" if rows[0]["mode"] in exact else "approximate",
         "efficiency": mean("efficiency_all"),
@@ -410,4 +405,4 @@ def show(results: measuring.Results, options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    measuring.run(__file__)

@@ -1,12 +1,11 @@
-"""What the ranks of a benchmark do. Processes import it by name, so it is a file of its own."""
+"""Training steps as ranks of a benchmark take them: timed by phase, profiled, and the planning before them."""
 
 from __future__ import annotations
 
-import argparse
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise, product
 from pathlib import Path
 from types import ModuleType
@@ -14,13 +13,11 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from domainpar.events.store import EventStore, StoredEvent
+from domainpar.measure.steps import Training
 from domainpar.nn import blocks, tilewise
-from domainpar.nn.catalogue import ON_STAGES, build_model
-from domainpar.nn.interaction import InteractionNetwork
 from domainpar.nn.team import set_threads
 from domainpar.parallel.halo import CompleteHalo, ask_owners
 from domainpar.parallel.loading import group_tiles
@@ -31,67 +28,45 @@ from domainpar.training.checkpoint import parameters_sha256
 from domainpar.training.loop import Trainer
 from domainpar.training.parts import PartLoader
 from domainpar.training.record import peak_rss_bytes
-from domainpar.training.sampler import samples_of
-from domainpar.training.schedule import Schedule
+from domainpar.training.sampler import Sample, samples_of
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
 PRODUCTS = ("multiply", "outer")
 KERNELS = (*PRODUCTS, "norm_forward", "norm_backward", "add_pairs")
 PHASES = ("load", "forward", "backward", "reduce")
 
 
 @dataclass(frozen=True)
-class StepSettings:
-    """What a rank is asked to train: the network, and how it is split.
+class Job:
+    """Training steps that ranks are asked for.
 
     Attributes:
-        threads: Threads of each rank.
-        network: Further keywords of `build_model`.
+        store: Its first event is trained on.
+        training: How.
+        warmup: Steps before the clock starts.
+        repeats: Steps that count.
     """
 
     store: Path
-    model: str = "interaction"
-    hidden: int = 64
-    graph_iters: int = 4
-    dtype: str = "float32"
-    grouping: str = "contiguous"
-    seed: int = 0
+    training: Training
     warmup: int = 1
     repeats: int = 3
-    threads: int = 1
-    network: Mapping[str, Any] = field(default_factory=dict)
+
+    def trainer(self, world: World, loader: PartLoader | None = None) -> tuple[Trainer, list[Sample]]:
+        """A trainer with the job's number of threads, and the sample of each step."""
+        set_threads(self.training.threads)
+        store = EventStore(self.store)
+        return self.training.trainer(store, world, loader), samples_of(store.events()[:1], None)
 
 
-def add_network_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say which network is trained."""
-    parser.add_argument("--model", choices=ON_STAGES, default="interaction")
-    parser.add_argument("--hidden", type=int, default=64)
-    parser.add_argument("--graph-iters", type=int, default=4)
-    parser.add_argument("--dtype", choices=DTYPES, default="float32")
-
-
-def make_model(settings: StepSettings) -> InteractionNetwork:
-    """The network with its initial weights."""
-    store = EventStore(settings.store)
-    return build_model(
-        settings.model,
-        len(store.feature_names),
-        len(store.edge_feature_names),
-        hidden=settings.hidden,
-        graph_iters=settings.graph_iters,
-        seed=settings.seed,
-        dtype=DTYPES[settings.dtype],
-        **settings.network,
-    )
-
-
-def make_trainer(settings: StepSettings, world: World, loader: PartLoader | None = None) -> Trainer:
-    """A trainer as `domainpar.train` makes it, at its default flags but for the settings."""
-    store, dtype = EventStore(settings.store), DTYPES[settings.dtype]
-    model = make_model(settings)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
-    loader = loader or PartLoader(store, world, grouping=settings.grouping, dtype=dtype, seed=settings.seed)
-    return Trainer(model, optimizer, loader, world, Schedule(1e-3, "constant", 0, 1, 1))
+def sizes(trainer: Trainer, samples: Sequence[Sample]) -> dict[str, int]:
+    """Sizes of this rank's part of a sample."""
+    plan = trainer.loader.load(samples[0]).graph.plan
+    return {
+        "owned_nodes": plan.num_owned,
+        "ghosts": plan.num_ghosts,
+        "owned_edges": int(plan.edge_owned.sum()),
+        "local_edges": plan.num_edges,
+    }
 
 
 class PhaseClock:
@@ -122,20 +97,16 @@ class PhaseClock:
         self._marks.append((phase, time.perf_counter(), talked))
 
 
-def training_steps(world: World, settings: StepSettings) -> dict[str, Any]:
-    """Train on the first event of a store, one event a step, and say what each step took on this rank. *Collective*."""
+def training_steps(world: World, job: Job) -> dict[str, Any]:
+    """Seconds and memory of each step on this rank. *Collective*."""
     bare = peak_rss_bytes()
-    set_threads(settings.threads)
-    trainer = make_trainer(settings, world)
-    samples = samples_of(EventStore(settings.store).events()[:1], None)
+    trainer, samples = job.trainer(world)
     clock = PhaseClock(world)
     steps = []
-    for step in range(settings.warmup + settings.repeats):
+    for step in range(job.warmup + job.repeats):
         world.transport.barrier()
         steps.append(clock.step(lambda step=step: trainer.step(samples, step)))
-    part = trainer.loader.load(samples[0])
-    rank, measured = world.rank, steps[settings.warmup :]
-    plan = part.graph.plan
+    rank, measured = world.rank, steps[job.warmup :]
     return {
         "losses": [record["loss"] for record in steps],
         "first_step": steps[0]["seconds"],
@@ -144,32 +115,27 @@ def training_steps(world: World, settings: StepSettings) -> dict[str, Any]:
         **{name: [record["phases"][name] for record in measured] for name in PHASES},
         **{f"{name}_busy": [record["phases"][f"{name}_busy"] for record in measured] for name in PHASES},
         "halo_bytes": steps[-1]["halo_bytes"][rank],
-        "owned_nodes": plan.num_owned,
-        "ghosts": plan.num_ghosts,
-        "owned_edges": int(plan.edge_owned.sum()),
-        "local_edges": plan.num_edges,
+        **sizes(trainer, samples),
         "bare_rss": bare,
         "peak_rss": peak_rss_bytes(),
         "sha256": parameters_sha256(trainer.model),
     }
 
 
-def profiled_step(world: World, settings: StepSettings) -> dict[str, Any]:
+def profiled_step(world: World, job: Job) -> dict[str, Any]:
     """Seconds of one step by torch operation, each without those inside it, the longest first. *Collective*.
 
     A stage's own function is such an operation: its time is that of Python in it. Kernels are operations here too.
     """
-    set_threads(settings.threads)
-    trainer = make_trainer(settings, world)
-    samples = samples_of(EventStore(settings.store).events()[:1], None)
-    for step in range(settings.warmup):
+    trainer, samples = job.trainer(world)
+    for step in range(job.warmup):
         trainer.step(samples, step)
     with ExitStack() as replaced:
         for module, name in product((blocks, tilewise), KERNELS):
             if hasattr(module, name):
                 replaced.enter_context(patch.object(module, name, _recorded(module, name)))
         with profile(activities=[ProfilerActivity.CPU]) as profiler:
-            record = trainer.step(samples, settings.warmup)
+            record = trainer.step(samples, job.warmup)
     operations = [
         {
             "name": event.key,

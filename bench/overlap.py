@@ -13,17 +13,21 @@ differ by more than all of it, and that part says more.
 from __future__ import annotations
 
 import argparse
-import os
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
+from unittest.mock import patch
 
 import cases
+import flags
 import measuring
-import on_ranks
-from measuring import Spread
-from ways_on_ranks import overlapping
+import torch
+from measuring import Columns, Spread, ranks_of
+from on_ranks import Job
 
+from domainpar.measure.rates import in_turns, slowest
+from domainpar.parallel.halo import CompleteHalo
+from domainpar.parallel.halo import Spread as PendingSpread
+from domainpar.parallel.world import World
 from domainpar.testing import run_ranks
 
 
@@ -32,11 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     results = measuring.Results("overlap", options)
     case = cases.chosen_case(options)
     record = case.records[0]
-    names = ("model", "hidden", "graph_iters", "dtype", "seed", "repeats")
-    settings = on_ranks.StepSettings(case.store, **{name: getattr(options, name) for name in names})
+    job = Job(case.store, flags.training_of(options), repeats=options.repeats)
     for ranks in options.ranks:
         with measuring.allocator(options.allocator):
-            found = run_ranks(overlapping, ranks, settings, transport=options.transport, timeout=options.timeout)
+            found = run_ranks(overlapping, ranks, job, transport=options.transport, timeout=options.timeout)
         results.add(measured="overlap", case=case.name, edges=record.num_edges, **summary(ranks, found))
     show(results, options)
     results.end()
@@ -44,27 +47,56 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    cases.add_flags(parser, case="large")
+    parser = flags.parser(__doc__, "overlap", case="large")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2])
     parser.add_argument("--transport", choices=("mpi", "gloo"), default="mpi")
     parser.add_argument("--allocator", choices=measuring.ALLOCATORS, default="keep")
-    on_ranks.add_network_flags(parser)
+    flags.add_network(parser)
     parser.add_argument("--repeats", type=int, default=5, help="steps of either kind, after one to warm up")
     parser.add_argument("--timeout", type=float, default=3600.0)
-    measuring.add_flags(parser, "overlap")
     return parser.parse_args(argv)
+
+
+def overlapping(world: World, job: Job) -> dict[str, Any]:
+    """Seconds of steps with and without overlap, in turns, and of their exchanges alone, on this rank. *Collective*."""
+    trainer, samples = job.trainer(world)
+    graph = (part := trainer.loader.load(samples[0])).graph
+    widths: list[int] = []
+
+    def at_once(halo: CompleteHalo, owned: torch.Tensor) -> PendingSpread:
+        widths.append(owned.shape[1])
+        return spread_at_once(halo, owned)
+
+    def without() -> None:
+        widths.clear()
+        with patch.object(CompleteHalo, "spread", at_once):
+            trainer.step(samples, 0)
+
+    def alone() -> None:
+        for table in (torch.ones(graph.num_owned, width) for width in widths):
+            part.halo.spread(table).finish()
+
+    calls = {"with": lambda: trainer.step(samples, 0), "without": without, "alone": alone}
+    times = in_turns(calls, world.transport, job.repeats)
+    free = sum(tile.num_edges for tile in graph.tiles.edges if not tile.has_ghosts)
+    return {**times, "exchanges": len(widths), "edges_without_ghosts": free / max(graph.num_edges, 1)}
+
+
+def spread_at_once(halo: CompleteHalo, owned: torch.Tensor, *, spread: Any = CompleteHalo.spread) -> PendingSpread:
+    """Without overlap: wait for the ghosts before anything else."""
+    rows: PendingSpread = spread(halo, owned)
+    rows.finish()
+    return rows
 
 
 def summary(ranks: int, found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Times of the slowest rank; the share that is hidden, turn by turn."""
-    slowest = {name: measuring.slowest([rank[name] for rank in found]) for name in ("with", "without", "alone")}
-    alone = Spread.of(slowest["alone"])
-    saved = [without - overlap for without, overlap in zip(slowest["without"], slowest["with"])]
+    times = {name: slowest([rank[name] for rank in found]) for name in ("with", "without", "alone")}
+    alone = Spread.of(times["alone"])
+    saved = [without - overlap for without, overlap in zip(times["without"], times["with"])]
     return {
         "ranks": ranks,
-        "cores": os.cpu_count(),
-        **{name: Spread.of(seconds) for name, seconds in slowest.items()},
+        **{name: Spread.of(seconds) for name, seconds in times.items()},
         "hidden": Spread.of([seconds / alone.median for seconds in saved]),
         "exchanges": found[0]["exchanges"],
         "edges_without_ghosts": [rank["edges_without_ghosts"] for rank in found],
@@ -72,8 +104,8 @@ def summary(ranks: int, found: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def show(results: measuring.Results, options: argparse.Namespace) -> None:
-    columns: dict[str, Callable[[dict[str, Any]], str]] = {
-        "ranks": lambda row: f"{row['ranks']}" + (" *" if row["ranks"] > row["cores"] else ""),
+    columns: Columns = {
+        "ranks": ranks_of,
         "step s": lambda row: row["with"].text(),
         "without overlap s": lambda row: row["without"].text(),
         "exchanges": lambda row: str(row["exchanges"]),
@@ -90,4 +122,4 @@ def show(results: measuring.Results, options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    measuring.run(__file__)

@@ -16,24 +16,18 @@ other ones when wrapped; they are compared without.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import cases
+import flags
 import measuring
-import on_ranks
-import psutil
 import torch
-from compared_models import NETWORKS, SIZES, Graph, case_of, stored_graph
-from compared_steps import largest
-from wrapped_against_bare import LIMIT, one_rank
-from wrapped_on_ranks import exchanges, several_ranks
+from compared import NETWORKS, SIZES, Graph, case_of, largest, stored_graph
+from measuring import Columns, of, ranks_of
+from wrapped import LIMIT, exchanges, one_rank, several_ranks
 
 LARGEST_DIFFERENCE = {"float32": 1e-4, "float64": 1e-11}
 """Of losses, and of gradients against the largest one of the model."""
-
-Columns = dict[str, Callable[[dict[str, Any]], str]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -71,22 +65,18 @@ def agree(results: measuring.Results, differences: dict[str, tuple[float, float]
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    cases.add_flags(parser, case="large")
+    parser = flags.parser(__doc__, "parallelized", case="large")
+    flags.add_rounds(parser, rounds=3, repeats=7)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES), help="`large` is what the flags ask")
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS), help="default: all")
     parser.add_argument("--hidden", type=int, default=32, help="width; a wider model costs less, as a share")
     parser.add_argument("--layers", type=int, default=3, help="convolutions of torch_geometric's models")
     parser.add_argument("--graph-iters", type=int, default=4, help="iterations of interaction and agnn")
-    parser.add_argument("--dtype", choices=on_ranks.DTYPES, default="float32")
-    parser.add_argument("--repeats", type=int, default=7, help="turns, after one to warm up; steps of a round on ranks")
+    parser.add_argument("--dtype", choices=flags.DTYPES, default="float32")
     parser.add_argument("--tiny-repeats", type=int, default=100, help="turns on the graph of a dozen nodes")
     parser.add_argument("--ranks", type=int, nargs="*", default=[1, 2], help="none: no steps on ranks")
-    parser.add_argument("--rounds", type=int, default=3, help="turns of each number of ranks, in fresh processes")
     parser.add_argument("--transport", choices=("mpi", "gloo", "threads"), default="mpi", help="of these ranks")
     parser.add_argument("--count-iters", type=int, default=8, help="iterations in the table of exchanges")
-    parser.add_argument("--timeout", type=float, default=3600.0, help="seconds for one turn of ranks")
-    measuring.add_flags(parser, "parallelized")
     return parser.parse_args(argv)
 
 
@@ -144,11 +134,11 @@ def show_ranks(results: measuring.Results, rows: Sequence[dict[str, Any]]) -> No
     """The table of steps on ranks."""
     columns: Columns = {
         "model": lambda row: row["network"],
-        "ranks": lambda row: f"{row['ranks']}" + (" *" if row["ranks"] > (psutil.cpu_count() or 1) else ""),
-        "step ms": lambda row: f"{1e3 * row['total'].median:.1f}",
+        "ranks": ranks_of,
+        "step ms": of("total", "{:.1f}", 1e3),
         "from, to": lambda row: f"{1e3 * row['total'].low:.1f} {1e3 * row['total'].high:.1f}",
         "speed-up": lambda row: f"{row['speed_up'].median:.2f}",
-        **{name: lambda row, name=name: f"{1e3 * row[name].median:.1f}" for name in ("forward", "backward", "sum")},
+        **{name: of(name, "{:.1f}", 1e3) for name in ("forward", "backward", "sum")},
         "exchanges": lambda row: f"{row['exchanges']}",
         "sums": lambda row: f"{row['sums']}",
         "ghosts / owned": lambda row: f"{row['ghosts_share']:.2%}",
@@ -183,4 +173,4 @@ def show_exchanges(results: measuring.Results, rows: Sequence[dict[str, Any]]) -
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    measuring.run(__file__)

@@ -1,8 +1,7 @@
 """Which tile shape, and which grouping of tiles into parts?
 
     python bench/partition.py                                    two simulated events
-    python bench/partition.py --data DIR --events 1012 1009      real events: TrackML CSV files, or graphs as .npz with
-                                                                 edge_index, position and, for truth, label, particle_id
+    python bench/partition.py --data DIR --event 1012 1009       real events
     python bench/partition.py --hits 5000 --tiles 16 --parts 2 4          seconds, to see that it runs
 
 Prints a table of tile shapes and one of groupings, each figure the mean over the events, and adds a JSON line for
@@ -24,14 +23,15 @@ import argparse
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+import cases
+import flags
 import measuring
 import numpy as np
 from rich.progress import track
 
+from domainpar.events.graph import EventGraph
 from domainpar.events.stored_order import StoredOrder, stored_order
 from domainpar.plan import LocalEdges, build_plan, select_edges
 from partitioners import (
@@ -51,23 +51,14 @@ from partitioners.topology import IntArray
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True, eq=False)
-class Case:
-    """One event to cut. `label` and `particle_id` are None without truth."""
-
-    name: str
-    topology: Topology
-    label: IntArray | None
-    particle_id: IntArray | None
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     options = parse(argv)
     results = measuring.Results("partition", options)
-    for case in cases(options):
-        topology = case.topology
-        results.console.print(f"event {case.name}: {topology.num_nodes:,} nodes, {topology.num_edges:,} edges")
-        for row in watched(rows_of(case, options), options, results):
+    source = cases.source_of(options)
+    for name in source.names:
+        event = source.read(name)
+        results.console.print(f"event {name}: {event.num_nodes:,} nodes, {event.num_edges:,} edges")
+        for row in watched(rows_of(name, event, options), options, results):
             results.add(**row)
     show(results)
     results.end()
@@ -79,69 +70,13 @@ def watched(rows: Iterator[Row], options: argparse.Namespace, results: measuring
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, help="folder with TrackML CSV files or .npz graphs; default: simulate")
-    parser.add_argument("--events", nargs="+", help="events in the folder; default: the first two")
-    parser.add_argument("--hits", type=int, default=100_000, help="hits of a simulated event")
-    parser.add_argument("--phi-slope", type=float, default=6e-4, help="cut on candidate edges in rad/mm")
-    parser.add_argument("--z0", type=float, default=200.0, help="cut on candidate edges in mm")
-    parser.add_argument("--tiles", type=int, default=256)
+    parser = flags.parser(__doc__, "partition", case="large", events=2, partitioner=None)
     parser.add_argument("--shapes", nargs="+", choices=PARTITIONERS, default=list(PARTITIONERS), help="of tiles")
     parser.add_argument("--groupings", nargs="+", choices=GROUPINGS, default=["contiguous", "metis"])
     parser.add_argument("--parts", type=int, nargs="+", default=[2, 4, 8, 16, 32])
     parser.add_argument("--repeats", type=int, default=3, help="timings are medians of this many, after one more")
-    parser.add_argument("--seed", type=int, default=0, help="of METIS, of random ones and of simulated events")
-    measuring.add_flags(parser, "partition")
-    parser.set_defaults(width=180)
+    parser.set_defaults(width=180, tiles=256)
     return parser.parse_args(argv)
-
-
-def cases(options: argparse.Namespace) -> Iterator[Case]:
-    if options.data is None:
-        yield from simulated_cases(options)
-    elif any(options.data.glob("*.npz")):
-        yield from npz_cases(options.data, options.events)
-    else:
-        yield from trackml_cases(options)
-
-
-def simulated_cases(options: argparse.Namespace) -> Iterator[Case]:
-    from domainpar.events.simulate import simulate_event
-
-    for seed in (options.seed, options.seed + 1):
-        hits = simulate_event(seed, options.hits)
-        yield case_of(f"simulated-{seed}", hits, options)
-
-
-def trackml_cases(options: argparse.Namespace) -> Iterator[Case]:
-    from domainpar.events.trackml import list_events, read_event
-
-    for event in chosen(list_events(options.data), options.events):
-        yield case_of(event, read_event(options.data, event), options)
-
-
-def case_of(name: str, hits: Any, options: argparse.Namespace) -> Case:
-    from domainpar.events.construct import Cuts, build_graph
-
-    graph = build_graph(hits, Cuts(phi_slope=options.phi_slope, z0=options.z0))
-    return Case(name, Topology(graph.edge_index, graph.num_nodes, hits.position), graph.label, hits.particle_id)
-
-
-def npz_cases(folder: Path, wanted: Sequence[str] | None) -> Iterator[Case]:
-    for name in chosen(sorted(path.stem for path in folder.glob("*.npz")), wanted):
-        with np.load(folder / f"{name}.npz") as arrays:
-            topology = Topology(arrays["edge_index"], len(arrays["position"]), arrays["position"])
-            yield Case(name, topology, arrays.get("label"), arrays.get("particle_id"))
-
-
-def chosen(known: Sequence[str], wanted: Sequence[str] | None) -> list[str]:
-    """The events that were asked for, matched by the end of their names: 1012 finds event000001012."""
-    if wanted is None:
-        return list(known[:2])
-    found = [name for end in wanted for name in known if name.endswith(end)]
-    if len(found) != len(wanted):
-        sys.exit(f"events {' '.join(wanted)} match {found} of {list(known)}; name each event once.")
-    return found
 
 
 def shapes(options: argparse.Namespace) -> dict[str, Partitioner]:
@@ -158,24 +93,25 @@ def shapes(options: argparse.Namespace) -> dict[str, Partitioner]:
     return found
 
 
-def rows_of(case: Case, options: argparse.Namespace) -> Iterator[Row]:
+def rows_of(name: str, event: EventGraph, options: argparse.Namespace) -> Iterator[Row]:
     """For each way to tile: the tiles; then for each grouping and number of parts: seconds and what is cut."""
-    position = case.topology.position
+    position = event.hits.position
     assert position is not None
+    topology, edge_index = Topology(event.edge_index, event.num_nodes, position), event.edge_index
     for shape, partitioner in shapes(options).items():
-        seconds = measuring.timed(lambda cut=partitioner: cut(case.topology, options.tiles), options.repeats)
-        tile = number_along_phi(partitioner(case.topology, options.tiles), position, options.tiles)
-        yield {"case": case.name, "shape": shape, "tiling_seconds": seconds, **tile_row(case, tile, options.tiles)}
-        tiles = TileGraph.from_assignment(case.topology.edge_index, tile, options.tiles)
-        order = stored_order(case.topology.edge_index, tile, options.tiles)
+        seconds = measuring.timed(lambda cut=partitioner: cut(topology, options.tiles), options.repeats)
+        tile = number_along_phi(partitioner(topology, options.tiles), position, options.tiles)
+        yield {"case": name, "shape": shape, "tiling_seconds": seconds, **tile_row(edge_index, tile, options.tiles)}
+        tiles = TileGraph.from_assignment(edge_index, tile, options.tiles)
+        order = stored_order(edge_index, tile, options.tiles)
         for grouping in options.groupings:
             for parts in options.parts:
                 grouped = (tiles, parts, grouping, options.seed)
                 seconds = measuring.timed(lambda grouped=grouped: group(*grouped), options.repeats)
                 part_of_tile = group(*grouped)
-                names = {"case": case.name, "shape": shape, "grouping": grouping, "parts": parts}
+                names = {"case": name, "shape": shape, "grouping": grouping, "parts": parts}
                 plan = plan_seconds(order, part_of_tile, parts, options.repeats)
-                row = part_row(case, tile, part_of_tile, parts)
+                row = part_row(event, tile, part_of_tile, parts)
                 yield {**names, "grouping_seconds": seconds, "plan_seconds": plan, **row}
 
 
@@ -197,9 +133,9 @@ def asked_of(edges: LocalEdges, owner: IntArray, part: int, parts: int) -> list[
     return [np.unique(near[cut & (far == other)]) for other in range(parts)]
 
 
-def tile_row(case: Case, tile: Any, num_tiles: int) -> Row:
+def tile_row(edge_index: IntArray, tile: Any, num_tiles: int) -> Row:
     """How well tiles keep edges, before grouping."""
-    quality = measure_tiles(case.topology.edge_index, tile, num_tiles)
+    quality = measure_tiles(edge_index, tile, num_tiles)
     return {
         "joining_share": quality.joining_share,
         "tiles_touched": float(quality.tiles_touched.mean()),
@@ -209,9 +145,9 @@ def tile_row(case: Case, tile: Any, num_tiles: int) -> Row:
     }
 
 
-def part_row(case: Case, tile: Any, part_of_tile: Any, num_parts: int) -> Row:
+def part_row(event: EventGraph, tile: Any, part_of_tile: Any, num_parts: int) -> Row:
     """How well parts keep edges, and how even they are."""
-    edge_index, part = case.topology.edge_index, part_of_tile[tile]
+    edge_index, part = event.edge_index, part_of_tile[tile]
     quality = measure(edge_index, part, num_parts)
     free = tiles_without_ghosts(edge_index, tile, part_of_tile)
     return {
@@ -228,14 +164,14 @@ def part_row(case: Case, tile: Any, part_of_tile: Any, num_parts: int) -> Row:
         "ghost_free_share": float(quality.inner_edges.sum() / max(quality.incident_edges.sum(), 1)),
         "ghost_free_worst": float(quality.incident_ghost_free.min()),
         "ghost_free_tiles": float(free.mean()),
-        **truth_row(case, part),
+        **truth_row(event, part),
     }
 
 
-def truth_row(case: Case, part: Any) -> Row:
-    if case.label is None or case.particle_id is None:
+def truth_row(event: EventGraph, part: Any) -> Row:
+    if event.label is None or event.hits.particle_id is None:
         return {}
-    truth = measure_truth(case.topology.edge_index, part, case.label, case.particle_id)
+    truth = measure_truth(event.edge_index, part, event.label, event.hits.particle_id)
     return {
         "segments_cut_share": truth.segments_cut / max(truth.segments, 1),
         "tracks_cut_share": truth.tracks_cut / max(truth.tracks, 1),
@@ -307,4 +243,4 @@ PART_COLUMNS = {
 
 
 if __name__ == "__main__":
-    main()
+    measuring.run(__file__)

@@ -14,11 +14,12 @@ import time
 import warnings
 from functools import partial
 from itertools import pairwise, zip_longest
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from on_ranks import DTYPES, StepSettings, make_model
+from on_ranks import Job
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -26,6 +27,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
 from domainpar.events.store import EventStore
+from domainpar.measure.steps import PRECISIONS
 from domainpar.parallel.world import World
 from domainpar.training.record import peak_rss_bytes
 
@@ -147,24 +149,25 @@ class PlainInteraction(nn.Module):
         return x, edge_stage(x, edge_index, e)
 
 
-def make_network(settings: StepSettings, form: str = "eager") -> PlainInteraction:
+def make_network(job: Job, form: str = "eager") -> PlainInteraction:
     """The plain network with the initial weights of domainpar's, to be run as it is or compiled."""
-    ours, store = make_model(settings), EventStore(settings.store)
+    store, training = EventStore(job.store), job.training
+    ours = training.network(store)
     network = PlainInteraction(
         len(store.feature_names),
         len(store.edge_feature_names),
-        settings.hidden,
-        settings.graph_iters,
+        training.hidden,
+        training.graph_iters,
         node_first=ours.node_first,
         checkpointed=form == "checkpoint",
     )
-    network.to(DTYPES[settings.dtype]).load_state_dict(ours.state_dict())
+    network.to(PRECISIONS[training.precision]).load_state_dict(ours.state_dict())
     return network
 
 
-def read_event(settings: StepSettings) -> Data:
-    """The first event of the store as people hand it to torch_geometric."""
-    store, dtype = EventStore(settings.store), DTYPES[settings.dtype]
+def read_event(path: Path, precision: str) -> Data:
+    """The first event of a store as people hand it to torch_geometric."""
+    store, dtype = EventStore(path), PRECISIONS[precision]
     with store.open(store.events()[0]) as event:
         nodes, edges = np.arange(event.num_nodes), np.arange(event.num_edges)
         ends = np.stack([event.read_edges("src", edges), event.read_edges("dst", edges)])
@@ -179,9 +182,9 @@ def read_event(settings: StepSettings) -> Data:
 class PlainTrainer:
     """The loss and the optimiser of domainpar's trainer at its default weights, which are 1 for every edge."""
 
-    def __init__(self, settings: StepSettings, form: str) -> None:
-        self._event = read_event(settings)
-        network = make_network(settings, form)
+    def __init__(self, job: Job, form: str) -> None:
+        self._event = read_event(job.store, job.training.precision)
+        network = make_network(job, form)
         self._network = torch.compile(network, dynamic=False) if form == "compile" else network
         self._optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3, weight_decay=0.01)
 
@@ -206,14 +209,14 @@ class PlainTrainer:
         }
 
 
-def training_steps(world: World, settings: StepSettings, form: str) -> dict[str, Any]:
-    """What `on_ranks.training_steps` says of domainpar, of a plain form: trained in this process alone."""
+def training_steps(world: World, job: Job, form: str) -> dict[str, Any]:
+    """The same figures as `on_ranks.training_steps`, of a plain form: trained in this process alone."""
     bare = peak_rss_bytes()
-    torch.set_num_threads(settings.threads)
+    torch.set_num_threads(job.training.threads)
     warnings.filterwarnings("ignore", module="torch_geometric")
-    trainer = PlainTrainer(settings, form)
-    steps = [trainer.step() for _ in range(settings.warmup + settings.repeats)]
-    measured = steps[settings.warmup :]
+    trainer = PlainTrainer(job, form)
+    steps = [trainer.step() for _ in range(job.warmup + job.repeats)]
+    measured = steps[job.warmup :]
     return {
         "losses": [step["loss"] for step in steps],
         "first_step": steps[0]["seconds"],

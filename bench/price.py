@@ -14,23 +14,25 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import cases
+import flags
 import measuring
 import on_ranks
 import torch
-from measuring import Spread
+from bitwise import parameters_after
+from measuring import Columns, Spread
+from on_ranks import Job
 from without_rules import RULES, without
 
 from domainpar.events.store import EventStore
+from domainpar.measure.steps import PRECISIONS
 from domainpar.parallel.world import World
 from domainpar.testing import run_ranks
-from domainpar.training.checkpoint import parameters_sha256
 from domainpar.training.parts import PartLoader
-from domainpar.training.sampler import samples_of
 
 GROUPINGS = ("contiguous", "random")
 
@@ -46,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         f"{case.name}: {record.num_nodes:,} nodes, {record.num_edges:,} edges, {record.num_tiles} tiles; "
         f"{options.model}, hidden {options.hidden}, {options.graph_iters} iterations, {options.dtype}, 1 rank"
     )
-    timed = seconds_of_steps(settings_of(case, options), options.repeats)
+    timed = seconds_of_steps(Job(case.store, flags.training_of(options)), options.repeats)
     with_all = timed["all rules"]
     for variant, seconds in timed.items():
         phases = {phase: Spread.of([step[phase] for step in seconds]) for phase in seconds[0]}
@@ -59,25 +61,18 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    cases.add_flags(parser, case="large")
-    on_ranks.add_network_flags(parser)
+    parser = flags.parser(__doc__, "price", case="large")
+    flags.add_network(parser)
     parser.add_argument("--repeats", type=int, default=7, help="steps of each variant, after one to warm up")
     parser.add_argument("--hash-hits", type=int, default=6_000, help="hits of the event that hashes are made on")
     parser.add_argument("--hash-steps", type=int, default=5, help="training steps before hashes are compared")
     parser.add_argument("--hash-ranks", type=int, nargs="+", default=[1, 2, 3, 4])
-    measuring.add_flags(parser, "price")
     return parser.parse_args(argv)
 
 
 def variants() -> dict[str, tuple[str, ...]]:
     """The rules that each variant goes without."""
     return {"all rules": (), **{f"without {rule}": (rule,) for rule in RULES}, "without all these": tuple(RULES)}
-
-
-def settings_of(case: cases.Case, options: argparse.Namespace) -> on_ranks.StepSettings:
-    names = ("model", "hidden", "graph_iters", "dtype", "seed")
-    return on_ranks.StepSettings(case.store, **{name: getattr(options, name) for name in names})
 
 
 # --- the price -------------------------------------------------------------------------------------------------------
@@ -88,14 +83,13 @@ class Runner:
     """One variant: its own network and optimiser, on parts that all variants share."""
 
     rules: tuple[str, ...]
-    settings: on_ranks.StepSettings
+    job: Job
     world: World
     loader: PartLoader
 
     def __post_init__(self) -> None:
         with without(self.rules):
-            self._trainer = on_ranks.make_trainer(self.settings, self.world, self.loader)
-        self._samples = samples_of(EventStore(self.settings.store).events()[:1], None)
+            self._trainer, self._samples = self.job.trainer(self.world, self.loader)
 
     def step(self) -> dict[str, float]:
         """Seconds of one step and of its phases."""
@@ -105,11 +99,11 @@ class Runner:
         return {"total": record["seconds"], **{name: record["phases"][name] for name in on_ranks.PHASES}}
 
 
-def seconds_of_steps(settings: on_ranks.StepSettings, repeats: int) -> dict[str, list[dict[str, float]]]:
+def seconds_of_steps(job: Job, repeats: int) -> dict[str, list[dict[str, float]]]:
     """Times of every variant, in turns."""
     world = World.alone()
-    loader = PartLoader(EventStore(settings.store), world, dtype=on_ranks.DTYPES[settings.dtype])
-    runners = {name: Runner(rules, settings, world, loader) for name, rules in variants().items()}
+    loader = PartLoader(EventStore(job.store), world, dtype=PRECISIONS[job.training.precision])
+    runners = {name: Runner(rules, job, world, loader) for name, rules in variants().items()}
     seconds: dict[str, list[dict[str, float]]] = {name: [] for name in runners}
     for turn in range(repeats + 1):
         for name, runner in runners.items():
@@ -124,29 +118,18 @@ def seconds_of_steps(settings: on_ranks.StepSettings, repeats: int) -> dict[str,
 
 def hashes_of(options: argparse.Namespace) -> dict[str, list[str]]:
     """Of each variant, the different hashes that ranks and groupings lead to; one if none matters."""
-    smaller = argparse.Namespace(**{**vars(options), "data": None, "hits": options.hash_hits, "tiles": 24})
-    smaller.num_events = 1
-    settings = settings_of(cases.chosen_case(smaller), options)
-    found: dict[str, list[str]] = {}
+    smaller = {"data": None, "hits": options.hash_hits, "tiles": 24, "num_events": 1}
+    store = cases.chosen_case(argparse.Namespace(**{**vars(options), **smaller})).store
+    hashes: dict[str, list[str]] = {}
     for name, rules in variants().items():
-        with without(rules):
-            hashes = {
-                digest
-                for ranks in options.hash_ranks
-                for grouping in GROUPINGS
-                for digest in run_ranks(trained, ranks, replace(settings, grouping=grouping), options.hash_steps)
-            }
-        found[name] = sorted(hashes)
-    return found
-
-
-def trained(world: World, settings: on_ranks.StepSettings, steps: int) -> str:
-    """Hash of all parameters after some steps. *Collective*."""
-    trainer = on_ranks.make_trainer(settings, world)
-    samples = samples_of(EventStore(settings.store).events()[:1], None)
-    for step in range(steps):
-        trainer.step(samples, step)
-    return parameters_sha256(trainer.model)
+        found = set()
+        for ranks in options.hash_ranks:
+            for grouping in GROUPINGS:
+                training = flags.training_of(options, grouping=grouping)
+                with without(rules):
+                    found |= set(run_ranks(parameters_after, ranks, store, training, options.hash_steps, 1, True))
+        hashes[name] = sorted(found)
+    return hashes
 
 
 def show(results: measuring.Results, options: argparse.Namespace) -> None:
@@ -155,7 +138,7 @@ def show(results: measuring.Results, options: argparse.Namespace) -> None:
     def hashes(row: dict[str, Any]) -> str:
         return "one" if len(row["hashes"]) == 1 else f"{len(row['hashes'])} of {runs}"
 
-    columns: dict[str, Callable[[dict[str, Any]], str]] = {
+    columns: Columns = {
         "variant": lambda row: row["variant"],
         "step s": lambda row: row["total"].text(),
         **{name: lambda row, name=name: f"{row[name].median:.3f}" for name in ("forward", "backward", "reduce")},
@@ -175,4 +158,4 @@ def show(results: measuring.Results, options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    measuring.run(__file__)

@@ -1,4 +1,4 @@
-"""What the ranks of `scaling.py` do: training steps together, or one rank at a time. Processes import it by name."""
+"""The ranks of `scaling.py`: training steps together, or one rank at a time while the others are mute."""
 
 from __future__ import annotations
 
@@ -11,38 +11,37 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import on_ranks
+from exchange import Traffic
+from on_ranks import Job, sizes
 from torch import Tensor
-from wire import Traffic
 
-from domainpar.events.store import EventStore
 from domainpar.parallel.transport import Pending, Transport
 from domainpar.parallel.world import World
 from domainpar.training.loop import Trainer
 from domainpar.training.record import peak_rss_bytes
-from domainpar.training.sampler import Sample, samples_of
+from domainpar.training.sampler import Sample
 
 Record = dict[str, Any]
 
 
-def together(world: World, settings: on_ranks.StepSettings, small: Path) -> Record:
+def together(world: World, job: Job, small: Path) -> Record:
     """Training steps as users run them: what they took and held on this rank. *Collective*.
 
     Args:
         world: The ranks.
-        settings: What to train.
+        job: The steps.
         small: Store of a small event, as in `held_before`.
     """
-    before = held_before(settings, small)
-    trainer, samples = _trainer(world, settings)
+    before = held_before(job, small)
+    trainer, samples = job.trainer(world)
     steps = []
-    for step in range(settings.warmup + settings.repeats):
+    for step in range(job.warmup + job.repeats):
         world.transport.barrier()
         steps.append(_one_step(trainer, samples, step))
-    return {**_record(trainer, samples[0], steps[settings.warmup :]), **before}
+    return {**_record(trainer, samples, steps[job.warmup :]), **before}
 
 
-def in_turn(world: World, settings: on_ranks.StepSettings, small: Path, folder: Path) -> Record:
+def in_turn(world: World, job: Job, small: Path, folder: Path) -> Record:
     """The same steps, one rank at a time while all others sleep. *Collective*.
 
     The part is loaded and planned together with the others; then they are mute, so that a step holds this rank's own
@@ -50,38 +49,33 @@ def in_turn(world: World, settings: on_ranks.StepSettings, small: Path, folder: 
 
     Args:
         world: The ranks.
-        settings: What to train.
+        job: The steps.
         small: Store of a small event, as in `held_before`.
         folder: Empty, the same for all ranks: where they leave word whose turn it is.
     """
-    before = held_before(settings, small)
+    before = held_before(job, small)
     transport = MutedTransport(world.transport)
-    trainer, samples = _trainer(World.over(transport, domain_size=world.size), settings)  # type: ignore[arg-type]
+    trainer, samples = job.trainer(World.over(transport, domain_size=world.size))  # type: ignore[arg-type]
     trainer.loader.load(samples[0])
     open_turns(folder, world)
     transport.muted = True
     steps = []
-    for turn in turns(folder, world, settings.warmup + settings.repeats):
+    for turn in turns(folder, world, job.warmup + job.repeats):
         transport.traffic = Traffic()
         steps.append(_one_step(trainer, samples, turn))
-    return {**_record(trainer, samples[0], steps[settings.warmup :]), **before, "traffic": transport.traffic}
+    return {**_record(trainer, samples, steps[job.warmup :]), **before, "traffic": transport.traffic}
 
 
-def held_before(settings: on_ranks.StepSettings, small: Path) -> dict[str, int]:
+def held_before(job: Job, small: Path) -> dict[str, int]:
     """Most bytes this process held before its part of the event, in two ways.
 
     `bare_rss`: Python, torch and MPI. `loaded_rss`: after one step of the same network on a small event by itself, when
     libraries and kernels that are loaded late are there too, the same on any number of ranks.
     """
     bare = peak_rss_bytes()
-    trainer, samples = _trainer(World.alone(), replace(settings, store=small))
+    trainer, samples = replace(job, store=small).trainer(World.alone())
     trainer.step(samples, 0)
     return {"bare_rss": bare, "loaded_rss": peak_rss_bytes()}
-
-
-def _trainer(world: World, settings: on_ranks.StepSettings) -> tuple[Trainer, list[Sample]]:
-    samples = samples_of(EventStore(settings.store).events()[:1], None)
-    return on_ranks.make_trainer(settings, world), samples
 
 
 def _one_step(trainer: Trainer, samples: Sequence[Sample], step: int) -> dict[str, float]:
@@ -92,16 +86,9 @@ def _one_step(trainer: Trainer, samples: Sequence[Sample], step: int) -> dict[st
     return {"seconds": record["seconds"], **own, "cpu": time.process_time() - cpu}
 
 
-def _record(trainer: Trainer, sample: Sample, steps: Sequence[dict[str, float]]) -> Record:
-    plan = trainer.loader.load(sample).graph.plan
-    return {
-        **{name: [step[name] for step in steps] for name in steps[0]},
-        "owned_nodes": plan.num_owned,
-        "ghosts": plan.num_ghosts,
-        "owned_edges": int(plan.edge_owned.sum()),
-        "local_edges": plan.num_edges,
-        "peak_rss": peak_rss_bytes(),
-    }
+def _record(trainer: Trainer, samples: Sequence[Sample], steps: Sequence[dict[str, float]]) -> Record:
+    figures = {name: [step[name] for step in steps] for name in steps[0]}
+    return {**figures, **sizes(trainer, samples), "peak_rss": peak_rss_bytes()}
 
 
 # --- nobody answers --------------------------------------------------------------------------------------------------

@@ -20,19 +20,20 @@ import math
 import os
 import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import cases
+import flags
 import measuring
-import on_ranks
 import rank_by_rank
-import wire
-from exchange import SIZES
-from measuring import Spread
+from exchange import SIZES, Price, messages
+from measuring import Columns, Spread
+from on_ranks import Job
 
+from domainpar.measure.rates import slowest
 from domainpar.testing import find_mpiexec, run_ranks
 
 GIB = 2**30
@@ -61,8 +62,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    cases.add_flags(parser, case="large")
+    parser = flags.parser(__doc__, "scaling", case="large")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument(
         "--ranks", type=int, nargs="+", default=[1, 2], help="measured; 1 is always, cores are the limit"
@@ -71,13 +71,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--weak-parts", type=int, nargs="*", default=[2, 4, 8, 16], help="weak scaling, projected")
     parser.add_argument("--weak-hits", type=int, default=30_000, help="hits of the event of one rank (default 30000)")
     parser.add_argument("--grouping", default="contiguous")
-    on_ranks.add_network_flags(parser)
+    flags.add_network(parser)
+    flags.add_rounds(parser, rounds=2, repeats=3)
     parser.add_argument("--warmup", type=int, default=1, help="steps before the clock starts")
-    parser.add_argument("--repeats", type=int, default=3, help="steps measured in each round")
-    parser.add_argument("--rounds", type=int, default=2, help="numbers of ranks take turns this often")
     parser.add_argument("--transport", choices=("mpi", "gloo", "threads"), default="mpi" if find_mpiexec() else "gloo")
-    parser.add_argument("--timeout", type=float, default=3600.0, help="seconds for one number of ranks")
-    measuring.add_flags(parser, "scaling")
     options = parser.parse_args(argv)
     if (most := max(options.ranks)) > (os.cpu_count() or 1):
         parser.error(f"{most} ranks on {os.cpu_count()} cores would measure waiting; give numbers beyond in --parts.")
@@ -89,17 +86,17 @@ def on_cores(ranks: Sequence[int]) -> list[int]:
     return [number for number in ranks if number <= (os.cpu_count() or 1)]
 
 
-def measured_price(options: argparse.Namespace) -> wire.Price:
+def measured_price(options: argparse.Namespace) -> Price:
     """What a message costs here, between two ranks."""
-    found = run_ranks(wire.messages, 2, SIZES, 10, 10, transport=options.transport, timeout=options.timeout)
-    times = {size: measuring.slowest([rank[size]["exchange"] for rank in found]) for size in SIZES}
-    return wire.Price.fit({size: statistics.median(seconds) for size, seconds in times.items()})
+    found = run_ranks(messages, 2, SIZES, 10, 10, transport=options.transport, timeout=options.timeout)
+    times = {size: slowest([rank[size]["exchange"] for rank in found]) for size in SIZES}
+    return Price.fit({size: statistics.median(seconds) for size, seconds in times.items()})
 
 
 # --- running ---------------------------------------------------------------------------------------------------------
 
 
-def rows_of(kind: str, price: wire.Price, options: argparse.Namespace, results: measuring.Results) -> list[Row]:
+def rows_of(kind: str, price: Price, options: argparse.Namespace, results: measuring.Results) -> list[Row]:
     """One row for each number of ranks, measured ones first; all take turns, `--rounds` times."""
     parts = options.parts if kind == "strong" else options.weak_parts
     setups = [(MEASURED, ranks) for ranks in options.ranks] + [(PROJECTED, ranks) for ranks in parts]
@@ -138,19 +135,18 @@ def about(case: cases.Case) -> Row:
 
 def run(case: cases.Case, small: cases.Case, how: str, ranks: int, options: argparse.Namespace) -> Ranks:
     """What every rank took and held: together, or one at a time."""
-    names = ("model", "hidden", "graph_iters", "dtype", "grouping", "seed", "warmup", "repeats")
-    settings = on_ranks.StepSettings(case.store, **{name: getattr(options, name) for name in names})
+    job = Job(case.store, flags.training_of(options), options.warmup, options.repeats)
     launch = {"transport": options.transport, "timeout": options.timeout, "domain_size": ranks}
     if how == MEASURED:
-        return run_ranks(rank_by_rank.together, ranks, settings, small.store, **launch)
+        return run_ranks(rank_by_rank.together, ranks, job, small.store, **launch)
     with tempfile.TemporaryDirectory() as folder:
-        return run_ranks(rank_by_rank.in_turn, ranks, settings, small.store, Path(folder), **launch)
+        return run_ranks(rank_by_rank.in_turn, ranks, job, small.store, Path(folder), **launch)
 
 
 # --- figures ---------------------------------------------------------------------------------------------------------
 
 
-def row_of(rounds: Sequence[Ranks], one: Sequence[Ranks], how: str, price: wire.Price) -> Row:
+def row_of(rounds: Sequence[Ranks], one: Sequence[Ranks], how: str, price: Price) -> Row:
     """Everything about one number of ranks, against one rank in the same rounds."""
     return {
         "ranks": len(rounds[0]),
@@ -162,7 +158,7 @@ def row_of(rounds: Sequence[Ranks], one: Sequence[Ranks], how: str, price: wire.
     }
 
 
-def times_of(rounds: Sequence[Ranks], one: Sequence[Ranks], how: str, price: wire.Price) -> Row:
+def times_of(rounds: Sequence[Ranks], one: Sequence[Ranks], how: str, price: Price) -> Row:
     """Seconds and ratios, over rounds.
 
     Both ratios count the edges of this event over those of one rank's, 1 where both are the same event.
@@ -201,20 +197,20 @@ def split_of(ranks: Ranks) -> Row:
 
 def step_seconds(found: Ranks) -> float:
     """The slowest rank of each step, then the median."""
-    return statistics.median(measuring.slowest([rank["seconds"] for rank in found]))
+    return statistics.median(slowest([rank["seconds"] for rank in found]))
 
 
-def projected_seconds(found: Ranks, price: wire.Price) -> float:
+def projected_seconds(found: Ranks, price: Price) -> float:
     """The slowest rank: its own work, and its messages at the price measured between two ranks."""
     return max(statistics.median(rank["compute"]) + rank["traffic"].seconds(price, len(found)) for rank in found)
 
 
-def talking(found: Ranks, how: str, price: wire.Price) -> float:
+def talking(found: Ranks, how: str, price: Price) -> float:
     """Seconds of a step for messages: measured ones hold the waiting for slower ranks, projected ones do not."""
     if how == PROJECTED:
         return float(max(rank["traffic"].seconds(price, len(found)) for rank in found))
     steps = [[a + b for a, b in zip(rank["exchange"], rank["wait"])] for rank in found]
-    return statistics.median(measuring.slowest(steps))
+    return statistics.median(slowest(steps))
 
 
 def most_held(rounds: Sequence[Ranks], before: str) -> list[int]:
@@ -234,7 +230,7 @@ def total(found: Ranks, name: str) -> int:
 
 
 def show(results: measuring.Results, kind: str, rows: Sequence[Row]) -> None:
-    columns: dict[str, Callable[[Row], str]] = {
+    columns: Columns = {
         "ranks": lambda row: str(row["ranks"]),
         "": lambda row: row["how"],
         "edges": lambda row: f"{row['edges']:,}",
@@ -255,7 +251,7 @@ def show(results: measuring.Results, kind: str, rows: Sequence[Row]) -> None:
 
 
 def show_ranks(results: measuring.Results, rows: Sequence[Row]) -> None:
-    columns: dict[str, Callable[[Row], str]] = {
+    columns: Columns = {
         "ranks": lambda row: str(row["ranks"]),
         "": lambda row: "one at a time" if row["how"] == PROJECTED else "together",
         "slowest / mean": lambda row: f"{row['imbalance'].median:.3f}",
@@ -286,4 +282,4 @@ def over_share(row: Row, before: str, share: str) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    measuring.run(__file__)

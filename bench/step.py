@@ -23,88 +23,76 @@ differ by more than 1e-5 between systems; systems of another `--precision` are c
 from __future__ import annotations
 
 import argparse
-import os
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import cases
+import flags
 import measuring
 import on_ranks
 import systems
-import torch
 from formulas import Network
-from measuring import Spread
+from measuring import Columns, Spread, of, ranks_of
+from on_ranks import Job
 from systems import GIB, Measured, System
 
+from domainpar.measure.rates import slowest
 from domainpar.testing import run_ranks
-from partitioners import PARTITIONERS, get_partitioner
 
 MIB = 2**20
-PRECISIONS: dict[str, dict[str, Any]] = {"full": {}, "bf16": {"products": torch.bfloat16}}
+PRECISIONS: dict[str, dict[str, Any]] = {"full": {}, "bf16": {"precision": "bf16"}}
 Row = dict[str, Any]
-Columns = dict[str, Callable[[Row], str]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
     results = measuring.Results("step", options)
     case = cases.chosen_case(options)
-    settings = settings_of(case, options)
-    network = systems.network_of(case, settings)
+    job = Job(case.store, flags.training_of(options), options.warmup, options.repeats)
+    network = systems.network_of(case, job.training)
     results.console.print(
         f"{case.name}: {network.num_nodes:,} nodes, {network.num_edges:,} edges, {case.records[0].num_tiles} tiles; "
         f"{options.model}, hidden {options.hidden}, {options.graph_iters} iterations, {options.dtype}; "
         f"{options.threads} {'thread' if options.threads == 1 else 'threads'} a process"
     )
-    measured, rate = run_all(results, settings, network, options)
+    measured, rate = run_all(results, job, network, options)
     rows = [row_of(one, measured, network, rate, options.threads) for one in measured]
     for row in rows:
         results.add(measured="step", case=case.name, edges=network.num_edges, **row)
     show(results, rows, rate)
     show_ranks(results, rows)
     if options.breakdown:
-        breakdown(results, settings, network, options)
+        breakdown(results, job, network, options)
     planning(results, case, options)
     results.end()
     return agree(results, rows)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    cases.add_flags(parser, case="large")
+    parser = flags.parser(__doc__, "step", case="large")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--precision", nargs="+", choices=PRECISIONS, default=["full"], help="of domainpar's edges")
     parser.add_argument("--competitors", nargs="*", choices=systems.FORMS, default=list(systems.FORMS))
     parser.add_argument("--allocator", nargs="+", choices=measuring.ALLOCATORS, default=list(measuring.ALLOCATORS))
     parser.add_argument("--threads", type=int, default=1, help="of each process, of all systems")
     parser.add_argument("--grouping", default="contiguous")
-    on_ranks.add_network_flags(parser)
-    parser.add_argument("--rounds", type=int, default=3, help="turns of each system, each in fresh processes")
+    flags.add_network(parser)
+    flags.add_rounds(parser, rounds=3, repeats=2)
     parser.add_argument("--warmup", type=int, default=1, help="steps of a round before the clock starts")
-    parser.add_argument("--repeats", type=int, default=2, help="steps of a round that are measured")
     parser.add_argument("--breakdown", action="store_true", help="also profile one step of domainpar on one rank")
-    parser.add_argument("--tile-shapes", nargs="*", choices=PARTITIONERS, help="shapes to time; default: the store's")
-    parser.add_argument("--timeout", type=float, default=3600.0, help="seconds for one turn of a system")
-    measuring.add_flags(parser, "step")
     return parser.parse_args(argv)
-
-
-def settings_of(case: cases.Case, options: argparse.Namespace) -> on_ranks.StepSettings:
-    names = ("model", "hidden", "graph_iters", "dtype", "grouping", "seed", "warmup", "repeats", "threads")
-    return on_ranks.StepSettings(case.store, **{name: getattr(options, name) for name in names})
 
 
 # --- steps -----------------------------------------------------------------------------------------------------------
 
 
 def run_all(
-    results: measuring.Results, settings: on_ranks.StepSettings, network: Network, options: argparse.Namespace
+    results: measuring.Results, job: Job, network: Network, options: argparse.Namespace
 ) -> tuple[list[Measured], Spread]:
     """All systems, and the rate of matrix products meanwhile."""
     compared = [system for allocator in options.allocator for system in compared_with(allocator, options)]
     rates, measured = [], {}
-    for one in systems.take_turns(compared, settings, network, options.rounds, options.timeout):
+    for one in systems.take_turns(compared, job, network, options.rounds, options.timeout):
         measured[one.system.name, one.system.ranks, one.system.allocator] = one
         rates.append(measuring.product_rate())
         found = one.problem or f"{one.round_medians('seconds')[-1]:.3f} s"
@@ -115,13 +103,9 @@ def run_all(
 
 def compared_with(allocator: str, options: argparse.Namespace) -> list[System]:
     """All systems with one allocator setting."""
+    names = {precision: "domainpar" if precision == "full" else f"domainpar {precision}" for precision in PRECISIONS}
     ours = [
-        System(
-            "domainpar" if precision == "full" else f"domainpar {precision}",
-            allocator,
-            ranks,
-            network=PRECISIONS[precision],
-        )
+        System(names[precision], allocator, ranks, changes=PRECISIONS[precision])
         for precision in options.precision
         for ranks in options.ranks
     ]
@@ -130,8 +114,7 @@ def compared_with(allocator: str, options: argparse.Namespace) -> list[System]:
 
 def row_of(one: Measured, measured: Sequence[Measured], network: Network, rate: Spread, threads: int) -> Row:
     """The figures of one system, some of them against others of the same run."""
-    row = {**one.figures(), "cores": os.cpu_count(), "rate": rate, "operations": one.system.operations(network)}
-    row["threads"] = threads
+    row = {**one.figures(), "threads": threads, "rate": rate, "operations": one.system.operations(network)}
     if one.problem is not None:
         return row
     row["full_precision"] = one.system.full_precision
@@ -173,17 +156,8 @@ def agree(results: measuring.Results, rows: Sequence[Row]) -> int:
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 
-def of(name: str, form: str = "{:.3f}", unit: float = 1.0) -> Callable[[Row], str]:
-    """Reads the median of a spread, where there is one."""
-    return lambda row: form.format(unit * row[name].median) if row.get(name) is not None else ""
-
-
 def if_measured(read: Callable[[Row], str]) -> Callable[[Row], str]:
     return lambda row: read(row) if row["problem"] is None else ""
-
-
-def ranks_of(row: Mapping[str, Any]) -> str:
-    return f"{row['ranks']}" + (" *" if row["ranks"] * row.get("threads", 1) > (row["cores"] or 1) else "")
 
 
 def show(results: measuring.Results, rows: Sequence[Row], rate: Spread) -> None:
@@ -250,12 +224,10 @@ def show_ranks(results: measuring.Results, rows: Sequence[Row]) -> None:
 # --- where the time goes, and what comes before a step ---------------------------------------------------------------
 
 
-def breakdown(
-    results: measuring.Results, settings: on_ranks.StepSettings, network: Network, options: argparse.Namespace
-) -> None:
+def breakdown(results: measuring.Results, job: Job, network: Network, options: argparse.Namespace) -> None:
     """One step on one rank by operation, with the first allocator setting."""
     with measuring.allocator(options.allocator[0]):
-        found = run_ranks(on_ranks.profiled_step, 1, settings, transport="mpi", timeout=options.timeout)[0]
+        found = run_ranks(on_ranks.profiled_step, 1, job, transport="mpi", timeout=options.timeout)[0]
     seconds, operations = found["seconds"], found["operations"]
     rest = seconds - sum(operation["seconds"] for operation in operations)
     outside = {"name": "outside all of them", "calls": 1, "seconds": rest, "with_inner": seconds}
@@ -278,13 +250,7 @@ def breakdown(
 
 
 def planning(results: measuring.Results, case: cases.Case, options: argparse.Namespace) -> None:
-    """Seconds of cutting the event into tiles, once for any number of ranks, and of planning its parts."""
-    topology, num_tiles = cases.original_topology(case)
-    for shape in [options.partitioner] if options.tile_shapes is None else options.tile_shapes:
-        cut = get_partitioner(shape, options.seed)
-        seconds = measuring.timed(lambda cut=cut: cut(topology, num_tiles), 3)
-        results.add(measured="tiling", case=case.name, shape=shape, tiles=num_tiles, seconds=seconds)
-        results.console.print(f"tiling {shape}, {num_tiles} tiles: {seconds.text()} s")
+    """Seconds of planning the parts of the event; `partition.py` times cutting it into tiles."""
     rows = [plan_of(case, ranks, options) for ranks in options.ranks]
     for row in rows:
         results.add(measured="plan", case=case.name, **row)
@@ -299,9 +265,9 @@ def plan_of(case: cases.Case, ranks: int, options: argparse.Namespace) -> Row:
     arguments = (case.store, options.grouping, max(5, options.repeats))
     with measuring.allocator(options.allocator[0]):
         found = run_ranks(on_ranks.planning, ranks, *arguments, transport="mpi", timeout=options.timeout)
-    times = {name: Spread.of(measuring.slowest([rank[name] for rank in found])) for name in found[0]}
-    return {"ranks": ranks, "cores": os.cpu_count(), "allocator": options.allocator[0], **times}
+    times = {name: Spread.of(slowest([rank[name] for rank in found])) for name in found[0]}
+    return {"ranks": ranks, "allocator": options.allocator[0], **times}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    measuring.run(__file__)

@@ -17,8 +17,11 @@ import psutil
 from cases import Case
 from formulas import Network
 from measuring import Spread
+from on_ranks import Job
 
 from domainpar.events.store import EventStore
+from domainpar.measure.rates import slowest
+from domainpar.measure.steps import PRECISIONS, Training
 from domainpar.nn.catalogue import ON_STAGES
 from domainpar.nn.memory import ModelSize
 from domainpar.testing import run_ranks
@@ -34,8 +37,6 @@ backward; through `torch.compile`."""
 LARGEST_DIFFERENCE = 1e-5
 """Of losses after equal steps, relative."""
 
-ITEM_BYTES = {"float32": 4, "float64": 8}
-
 
 @dataclass(frozen=True)
 class System:
@@ -46,34 +47,34 @@ class System:
         allocator: Setting of the C allocator, see `measuring.ALLOCATORS`.
         ranks: Processes that share the event.
         form: Form of the plain network; None: domainpar.
-        network: Further keywords of domainpar's network.
+        changes: Attributes of domainpar's training that are its own.
     """
 
     name: str
     allocator: str = "default"
     ranks: int = 1
     form: str | None = None
-    network: Mapping[str, Any] = field(default_factory=dict)
+    changes: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def full_precision(self) -> bool:
         """Whether it computes in the same precision as others, so that they have to agree."""
-        return "products" not in self.network
+        return "precision" not in self.changes
 
     @classmethod
     def plain(cls, form: str, allocator: str = "default") -> System:
         return cls(f"PyG {form}", allocator, form=form)
 
-    def run(self, settings: on_ranks.StepSettings, timeout: float) -> list[dict[str, Any]]:
+    def run(self, job: Job, timeout: float) -> list[dict[str, Any]]:
         """Take some steps in processes of its own; returns what each rank says of them."""
         how: Any = {"transport": "mpi", "timeout": timeout}
         with measuring.allocator(self.allocator):
             if self.form is None:
-                settings = replace(settings, network=self.network)
-                return run_ranks(on_ranks.training_steps, self.ranks, settings, **how)
+                job = replace(job, training=replace(job.training, **self.changes))
+                return run_ranks(on_ranks.training_steps, self.ranks, job, **how)
             import plain_pyg  # not above: domainpar is measured without torch_geometric too
 
-            return run_ranks(plain_pyg.training_steps, 1, settings, self.form, **how)
+            return run_ranks(plain_pyg.training_steps, 1, job, self.form, **how)
 
     def predicted_bytes(self, network: Network) -> int:
         """Peak of all its processes above the bare ones, by formula."""
@@ -122,8 +123,7 @@ class Measured:
 
     def figures(self) -> dict[str, Any]:
         """One row of results."""
-        network = {name: str(value) for name, value in self.system.network.items()}
-        about = {"system": self.system.name, "form": self.system.form, "network": network}
+        about = {"system": self.system.name, "form": self.system.form, "changes": dict(self.system.changes)}
         about |= {"allocator": self.system.allocator, "ranks": self.system.ranks, "problem": self.problem}
         if self.problem is not None:
             return about
@@ -142,7 +142,7 @@ class Measured:
 
 
 def take_turns(
-    systems: Sequence[System], settings: on_ranks.StepSettings, network: Network, rounds: int, timeout: float
+    systems: Sequence[System], job: Job, network: Network, rounds: int, timeout: float
 ) -> Iterator[Measured]:
     """Run every system once a round; yields each after each of its runs.
 
@@ -150,13 +150,13 @@ def take_turns(
     """
     measured = [Measured(system) for system in systems]
     for _ in range(rounds):
-        for one in measured:
-            if one.problem is None:
-                _run(one, settings, network, timeout)
-            yield one
+        for of_system in measured:
+            if of_system.problem is None:
+                _run(of_system, job, network, timeout)
+            yield of_system
 
 
-def network_of(case: Case, settings: on_ranks.StepSettings) -> Network:
+def network_of(case: Case, training: Training) -> Network:
     """The event of a case and the network trained on it, as formulas see them."""
     store, record = EventStore(case.store), case.records[0]
     return Network(
@@ -164,10 +164,10 @@ def network_of(case: Case, settings: on_ranks.StepSettings) -> Network:
         record.num_edges,
         len(store.feature_names),
         len(store.edge_feature_names),
-        settings.hidden,
-        settings.graph_iters,
-        node_first=ON_STAGES[settings.model].keywords["order"] == "node-first",
-        item_bytes=ITEM_BYTES[settings.dtype],
+        training.hidden,
+        training.graph_iters,
+        node_first=ON_STAGES[training.model].keywords["order"] == "node-first",
+        item_bytes=PRECISIONS[training.precision].itemsize,
     )
 
 
@@ -186,9 +186,9 @@ def same_parameters(rows: Sequence[Mapping[str, Any]], results: measuring.Result
     """Say whether domainpar's parameters came out the same in all rows of one precision."""
     alike: dict[str | None, set[str]] = {}
     for row in rows:
-        alike.setdefault(row["network"].get("products"), set()).update(row.get("sha256", ()))
+        alike.setdefault(row["changes"].get("precision"), set()).update(row.get("sha256", ()))
     for precision, hashes in alike.items():
-        of = f" with products in {precision}" if precision else ""
+        of = f" in {precision}" if precision else ""
         if len(hashes) > 1:
             results.console.print(f"PARAMETERS DIFFER{of}: {len(hashes)} hashes")
         elif hashes:
@@ -196,7 +196,7 @@ def same_parameters(rows: Sequence[Mapping[str, Any]], results: measuring.Result
     return all(len(hashes) <= 1 for hashes in alike.values())
 
 
-def _run(one: Measured, settings: on_ranks.StepSettings, network: Network, timeout: float) -> None:
+def _run(one: Measured, job: Job, network: Network, timeout: float) -> None:
     # An allocator that keeps memory also keeps the holes in it: half as much again was seen.
     kept = 1.5 if one.system.form is not None and one.system.allocator != "default" else 1.0
     needed = kept * one.system.predicted_bytes(network) + one.system.ranks * BARE
@@ -205,7 +205,7 @@ def _run(one: Measured, settings: on_ranks.StepSettings, network: Network, timeo
         one.problem = f"not run: needs some {needed / GIB:.0f} GiB, {free / GIB:.0f} GiB are free"
         return
     try:
-        one.runs.append(one.system.run(settings, timeout))
+        one.runs.append(one.system.run(job, timeout))
     except (RuntimeError, TimeoutError) as error:
         if one.system.form is None:
             raise
@@ -213,4 +213,4 @@ def _run(one: Measured, settings: on_ranks.StepSettings, network: Network, timeo
 
 
 def _slowest(run: Sequence[Mapping[str, Any]], name: str) -> list[float]:
-    return measuring.slowest([rank[name] for rank in run])
+    return slowest([rank[name] for rank in run])

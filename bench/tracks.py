@@ -16,40 +16,56 @@ network with an AUC of 0.996 gives them. `passing` is the share of the edges tha
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import cases
+import flags
 import measuring
-from tracks_on_ranks import Settings, measure
+import numpy as np
+import numpy.typing as npt
+import torch
+from measuring import Columns, Spread
 
-from domainpar.reco.tracks import METHODS
+from domainpar.config import InferConfig
+from domainpar.events.detector import field_of_surfaces
+from domainpar.events.graph import surface_numbers
+from domainpar.events.store import EventStore
+from domainpar.infer.taking import trained_as
+from domainpar.measure.rates import in_turns, slowest
+from domainpar.measure.steps import Training
+from domainpar.nn.team import set_threads
+from domainpar.parallel.loading import Part, load_part
+from domainpar.parallel.world import World
+from domainpar.reco.scores import score_event
+from domainpar.reco.stitching import stitch
+from domainpar.reco.tracks import METHODS, TrackOptions, build_tracks, logit
 from domainpar.testing import run_ranks
+from domainpar.training.trained import load_network
+
+TRUE, FALSE = 3.5, -7.0  # logits to draw around
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> None:
     options = parse(argv)
     case = cases.chosen_case(options)
     results = measuring.Results("tracks", options)
-    settings = Settings(
-        case.store, options.run, options.hidden, options.graph_iters, options.spread, options.repeats,
-        tuple(options.methods),
-    )  # fmt: skip
-    rows = []
+    names = ("run", "hidden", "graph_iters", "spread", "repeats", "methods")
+    job = Job(case.store, **{name: getattr(options, name) for name in names})
     for num_ranks in options.ranks:
         transport: Any = "threads" if num_ranks == 1 else "mpi"
-        found = run_ranks(measure, num_ranks, settings, transport=transport, timeout=options.time_limit)
+        ranks = run_ranks(measure, num_ranks, job, transport=transport, timeout=options.time_limit)
         for method in options.methods:
-            rows.append(row_of(found, method, case.name, num_ranks))
-            results.add(**rows[-1])
-    results.show("Tracks against the forward pass", COLUMNS, rows, "seconds of the slowest rank: median [least, most]")
+            results.add(**row_of(ranks, method, case.name, num_ranks))
+    note = "seconds of the slowest rank: median [least, most]"
+    results.show("Tracks against the forward pass", COLUMNS, results.rows, note)
     results.end()
-    return 0
 
 
-COLUMNS: dict[str, Callable[[Any], str]] = {
+COLUMNS: Columns = {
     "event": lambda row: row["case"],
     "ranks": lambda row: str(row["ranks"]),
     "method": lambda row: row["method"],
@@ -63,27 +79,27 @@ COLUMNS: dict[str, Callable[[Any], str]] = {
 }
 
 
-def row_of(found: list[dict[str, Any]], method: str, case: str, num_ranks: int) -> dict[str, Any]:
+def row_of(ranks: list[dict[str, Any]], method: str, case: str, num_ranks: int) -> dict[str, Any]:
     """A row of the table: seconds of one method on the slowest rank, and their share of the network's."""
-    network = measuring.Spread.of(measuring.slowest([rank["network"] for rank in found]))
-    seconds = measuring.Spread.of(measuring.slowest([rank["seconds"][method] for rank in found]))
+    network = Spread.of(slowest([rank["network"] for rank in ranks]))
+    seconds = Spread.of(slowest([rank["seconds"][method] for rank in ranks]))
     return {
         "measured": "tracks",
         "case": case,
         "ranks": num_ranks,
         "method": method,
-        "edges": sum(rank["edges"] for rank in found),
-        "passing": sum(rank["passing"] for rank in found) / max(1, sum(rank["edges"] for rank in found)),
-        "tracks": found[0]["tracks"][method],
+        "edges": sum(rank["edges"] for rank in ranks),
+        "passing": sum(rank["passing"] for rank in ranks) / max(1, sum(rank["edges"] for rank in ranks)),
+        "tracks": ranks[0]["tracks"][method],
         "network": network,
         "seconds": seconds,
         "share": seconds.median / network.median,
-        "stitching": measuring.Spread.of(measuring.slowest([rank["stitching"][method] for rank in found])),
+        "stitching": Spread.of(slowest([rank["stitching"][method] for rank in ranks])),
     }
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = flags.parser(__doc__, "tracks", case="large")
     parser.add_argument("--run", type=Path, help="take network and scores from this run; its features must fit")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--ranks", nargs="+", type=int, default=[1])
@@ -92,10 +108,76 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--spread", type=float, default=2.8, help="of the logits that are drawn")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--time-limit", type=float, default=1800.0, help="seconds for one number of ranks")
-    cases.add_flags(parser, case="large")
-    measuring.add_flags(parser, "tracks")
     return parser.parse_args(argv)
 
 
+@dataclass(frozen=True)
+class Job:
+    """What ranks measure; as the flags say."""
+
+    store: Path
+    run: Path | None
+    hidden: int
+    graph_iters: int
+    spread: float
+    repeats: int
+    methods: list[str]
+
+
+def measure(world: World, job: Job) -> dict[str, Any]:
+    """Seconds of the network, of each method and of stitching on this rank. *Collective*."""
+    set_threads(1)
+    store = EventStore(job.store)
+    with store.open(store.events()[0]) as event:
+        part = load_part(event, world.domain)
+        model = network_for(job, store, world)
+        network = in_turns({"": lambda: forward(model, part)}, world.transport, job.repeats)[""]
+        logits = forward(model, part) if job.run else drawn(part, event.event_id, job.spread)
+        scores = score_event(lambda graph, halo: torch.from_numpy(logits), event, world.domain)
+        ids = event.ids_in_users_order()
+        position, volume, layer = (event.read_nodes(name, ids) for name in ("position", "volume", "layer"))
+        surface, field = surface_numbers(volume, layer), field_of_surfaces(volume, layer)
+
+        def build(method: Any) -> npt.NDArray[Any]:
+            if scores is None:  # rank 0 has them
+                return np.full(event.num_nodes, -1)
+            return build_tracks(scores.edge_index, scores.edge_logit, surface, position, TrackOptions(method=method))
+
+        names = {method: build(method) for method in job.methods}
+        building = {method: partial(build, method) for method in job.methods}
+        joining = {method: partial(stitch, names[method], position, field=field) for method in job.methods}
+        seconds = in_turns(building, world.transport, job.repeats)
+        stitching = in_turns(joining, world.transport, job.repeats)  # rank 0 has tracks; the others have none
+    owned = part.graph.plan.edge_owned
+    return {
+        "network": network,
+        "seconds": seconds,
+        "stitching": stitching,
+        "edges": int(owned.sum()),
+        "passing": int((logits[owned] > logit(0.01)).sum()),
+        "tracks": {method: int(of_method.max(initial=-1)) + 1 for method, of_method in names.items()},
+    }
+
+
+def network_for(job: Job, store: EventStore, world: World) -> torch.nn.Module:
+    if job.run is None:
+        return Training(hidden=job.hidden, graph_iters=job.graph_iters).network(store)
+    return load_network(job.run, trained_as(job.run, InferConfig()), "best", store, world)[0]
+
+
+def forward(model: torch.nn.Module, part: Part) -> npt.NDArray[np.float32]:
+    with torch.no_grad():
+        logits: npt.NDArray[np.float32] = model(part.graph, part.halo).numpy()
+    return logits
+
+
+def drawn(part: Part, event_id: str, spread: float) -> npt.NDArray[np.float32]:
+    """Scores of a network that separates well, the same for both copies of a cut edge."""
+    assert part.graph.label is not None, f"event {event_id} has no labels to draw scores from; name a --run"
+    plan = part.graph.plan
+    noise = np.random.default_rng(0).normal(0, spread, int(plan.edge_ids.max(initial=-1)) + 1)[plan.edge_ids]
+    return (np.where(part.graph.label.numpy() > 0, TRUE, FALSE) + noise).astype(np.float32)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    measuring.run(__file__)

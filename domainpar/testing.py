@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import pickle
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,9 +20,9 @@ from typing import Any, Literal
 import torch
 
 from domainpar import timeouts
+from domainpar.measure.programs import LET_OPEN_MPI_START, run_limited
 from domainpar.parallel.launch import World
 from domainpar.parallel.thread_ranks import run_threads
-from domainpar.programs import started
 
 RankTransport = Literal["threads", "gloo", "mpi"]
 
@@ -173,27 +172,15 @@ def run_command(command: list[str], timeout: float, **environment: str) -> tuple
     Raises:
         TimeoutError: If the time was not enough; holds the output so far.
     """
-    # The last four let Open MPI run as it must in containers and on small machines; MPICH does not look at them.
     defaults = {
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         "OMP_NUM_THREADS": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-        "OMPI_MCA_rmaps_base_oversubscribe": "1",
+        **LET_OPEN_MPI_START,
     }
-    with tempfile.TemporaryFile() as output:
-        late = False
-        with started(command, output.fileno(), os.environ | defaults | environment) as process:
-            try:
-                process.wait(timeout)
-            except subprocess.TimeoutExpired:
-                late = True
-        output.seek(0)
-        text = output.read().decode(errors="replace")
-    if late:
-        raise TimeoutError(f"{' '.join(command)} still at work after {timeout:g} s:\n{text}")
-    return process.returncode, text
+    ended = run_limited(command, timeout, [defaults | environment])
+    if ended.code is None:
+        raise TimeoutError(f"{' '.join(command)} still at work after {timeout:g} s:\n{ended.output}")
+    return ended.code, ended.output
 
 
 def _mpi_rank(folder: Path) -> None:

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from domainpar.agreement import gather
-from domainpar.diagnosis.verdicts import Finding, failed, passed
+from domainpar.diagnosis.finding import Finding, failed, of_all_ranks, passed
 from domainpar.events.store import EDGE_ARRAYS, MANIFEST, NODE_ARRAYS, StoredEvent, StoreError, file_sha256
 from domainpar.parallel.world import World
 from domainpar.problems import Problem
@@ -27,16 +26,15 @@ def check_store(directory: Path, world: World) -> Finding:
     """
     check = f"store {directory}"
     listed, unreadable = _listed(directory)
-    if _on_any(world, unreadable):
+    if any(of_all_ranks(unreadable, world)):
         return failed(check, unreadable or "unreadable on another rank", "run python -m domainpar.prepare again")
     bad = [problem for values in listed[world.rank :: world.size] if (problem := event_problem(directory, values))]
-    bad = sorted(text for texts in _of_all(world, bad) for text in texts)
     size = sum(int(values["bytes"]) for values in listed)
-    told = f"{several(len(listed), 'event')}, {size / 1e6:,.1f} MB hashed and read"
-    if not bad:
-        return passed(check, f"{told}: all as the manifest says", events=len(listed), bytes=size)
-    advice = "prepare these events again, or copy them anew"
-    return failed(check, f"{told}; {len(bad)} bad: {_first(bad)}", advice, events=len(listed), bad=bad)
+    text = f"{several(len(listed), 'event')}, {size / 1e6:,.1f} MB hashed and read"
+    if bad := _of_all(bad, world):
+        advice = "prepare these events again, or copy them anew"
+        return failed(check, f"{text}; {len(bad)} bad: {_first(bad)}", advice, events=len(listed), bad=bad)
+    return passed(check, f"{text}: all as the manifest says", events=len(listed), bytes=size)
 
 
 def _listed(directory: Path) -> tuple[list[dict[str, Any]], str]:
@@ -52,17 +50,12 @@ def _listed(directory: Path) -> tuple[list[dict[str, Any]], str]:
 
 
 def event_problem(directory: Path, listed: dict[str, Any]) -> str | None:
-    """What is wrong with one event, naming its file; None if nothing is.
-
-    Args:
-        directory: The store.
-        listed: What the manifest says of it.
-    """
+    """The problem of one event of a store, naming its file; None if it is as the manifest's entry says."""
     path = directory / listed["path"]
     try:
-        found = path.stat().st_size
-        if found != listed["bytes"]:
-            return f"{path.name}: {found} bytes, the manifest says {listed['bytes']}"
+        size = path.stat().st_size
+        if size != listed["bytes"]:
+            return f"{path.name}: {size} bytes, the manifest says {listed['bytes']}"
         sha256 = file_sha256(path, listed["event"])
         if sha256 != listed["sha256"]:
             return f"{path.name}: sha256 is {sha256[:12]}, the manifest says {str(listed['sha256'])[:12]}"
@@ -97,20 +90,19 @@ def check_run(directory: Path, world: World) -> Finding:
     """Every checkpoint of a run against its hashes, shared among the ranks. *Collective*."""
     check, files = f"run {directory}", CheckpointFiles(directory / "checkpoints")
     names = files.names()
-    if _on_any(world, "" if names else "none"):
+    if not all(of_all_ranks(names, world)):
         return failed(check, f"no checkpoint in {files.directory}", "name the directory of a run that has saved one")
     bad = [what for name in names[world.rank :: world.size] if (what := checkpoint_problem(files, name))]
-    bad += _pointer_problems(files) if world.is_root else []
-    bad = sorted(text for texts in _of_all(world, bad) for text in texts)
-    told = f"{several(len(names), 'checkpoint')} hashed"
+    bad = _of_all(bad + (_pointer_problems(files) if world.is_root else []), world)
+    text = f"{several(len(names), 'checkpoint')} hashed"
     if not bad:
-        return passed(check, f"{told}: all as their manifests say", checkpoints=len(names))
+        return passed(check, f"{text}: all as their manifests say", checkpoints=len(names))
     advice = "copy them anew, or go on from one that is whole: write its name into checkpoints/last"
-    return failed(check, f"{told}; {len(bad)} bad: {_first(bad)}", advice, checkpoints=len(names), bad=bad)
+    return failed(check, f"{text}; {len(bad)} bad: {_first(bad)}", advice, checkpoints=len(names), bad=bad)
 
 
 def checkpoint_problem(files: CheckpointFiles, name: str) -> str | None:
-    """What is wrong with one checkpoint, naming it; None if nothing is."""
+    """The problem of one checkpoint, naming it; None if there is none."""
     try:
         files.read(name)
     except Problem as problem:
@@ -119,25 +111,21 @@ def checkpoint_problem(files: CheckpointFiles, name: str) -> str | None:
 
 
 def _pointer_problems(files: CheckpointFiles) -> list[str]:
-    """What is wrong with `last`, and with `best` if there is one."""
-    bad = []
-    for which in ("last", "best"):
+    """The problems of `last`, and of `best` if there is one."""
+    problems = []
+    for pointer in ("last", "best"):
         try:
-            if which == "last" or (files.directory / which).exists():
-                files.pointed(which)
+            if pointer == "last" or (files.directory / pointer).exists():
+                files.pointed(pointer)
         except Problem as problem:
-            bad.append(problem.what)
-    return bad
+            problems.append(problem.what)
+    return problems
 
 
-def _first(bad: Sequence[str]) -> str:
-    more = f"; and {len(bad) - MOST_NAMED} more, in --json" if len(bad) > MOST_NAMED else ""
-    return "; ".join(bad[:MOST_NAMED]) + more
+def _of_all(problems: list[str], world: World) -> list[str]:
+    return sorted(text for texts in of_all_ranks(problems, world) for text in texts)
 
 
-def _of_all(world: World, own: list[str]) -> list[list[str]]:
-    return gather(world.transport, own)
-
-
-def _on_any(world: World, problem: str) -> bool:
-    return any(world.transport.all_gather(problem.encode()))
+def _first(problems: Sequence[str]) -> str:
+    more = f"; and {len(problems) - MOST_NAMED} more, in --json" if len(problems) > MOST_NAMED else ""
+    return "; ".join(problems[:MOST_NAMED]) + more

@@ -1,4 +1,4 @@
-"""The machine and the Python that this rank runs on: what each rank can look at by itself."""
+"""The machine and the Python that this rank runs on: checks that each rank makes by itself."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import platform
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ import psutil
 import torch
 
 import domainpar
-from domainpar.diagnosis.verdicts import Finding, failed, passed, skipped, warned
+from domainpar.diagnosis.finding import Finding, failed, passed, skipped, warned
+from domainpar.training.memory import free_in_cgroup
 from domainpar.words import several
 
 ENOUGH_MEMORY = 2**30
@@ -35,11 +36,11 @@ def cores_here() -> int:
 
 
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """What the processor calls itself."""
+    """Model of the processor."""
     if cpuinfo.exists():
-        found = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", cpuinfo.read_text(errors="replace"), re.MULTILINE)
-        if found:
-            return found[1]
+        model = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", cpuinfo.read_text(errors="replace"), re.MULTILINE)
+        if model:
+            return model[1]
     return platform.processor() or platform.machine()
 
 
@@ -58,23 +59,20 @@ def describe() -> dict[str, Any]:
 
 
 def check_versions() -> Finding:
-    """What is installed of what is declared, and whether it is new enough."""
+    """The installed packages against those that are declared: there, and new enough?"""
     needed = needed_versions()
-    found = {name: installed(name) for name in needed}
-    extra = {name: version for name in OPTIONAL if (version := installed(name))}
-    missing = [name for name, version in found.items() if version is None]
-    old = [
-        f"{name} {version} < {needed[name]}"
-        for name, version in found.items()
-        if version and _numbers(version) < _numbers(needed[name])
+    versions = {name: version for name in (*needed, *OPTIONAL) if (version := installed(name))}
+    wrong = [f"missing: {name}" for name in needed if name not in versions]
+    wrong += [
+        f"{name} {versions[name]} < {least}"
+        for name, least in needed.items()
+        if name in versions and _numbers(versions[name]) < _numbers(least)
     ]
-    listed = {name: version for name, version in found.items() if version} | extra
-    words = ", ".join(f"{name} {version}" for name, version in listed.items())
-    told = f"domainpar {domainpar.__version__}, Python {platform.python_version()}, {words}"
-    if missing or old:
-        wrong = [f"missing: {name}" for name in missing] + old
-        return failed("versions", "; ".join(wrong), "pip install domainpar in an environment of its own", **listed)
-    return passed("versions", told, **listed)
+    if wrong:
+        return failed("versions", "; ".join(wrong), "pip install domainpar in an environment of its own", **versions)
+    words = ", ".join(f"{name} {version}" for name, version in versions.items())
+    text = f"domainpar {domainpar.__version__}, Python {platform.python_version()}, {words}"
+    return passed("versions", text, **versions)
 
 
 def needed_versions() -> dict[str, str]:
@@ -87,7 +85,7 @@ def needed_versions() -> dict[str, str]:
     except metadata.PackageNotFoundError:
         return {}
     plain = [re.match(r"([\w.-]+)(?:\[[^]]*\])?>=([\d.]+)$", line.strip()) for line in declared if ";" not in line]
-    return {found[1]: found[2] for found in plain if found}
+    return {match[1]: match[2] for match in plain if match}
 
 
 def installed(package: str) -> str | None:
@@ -106,45 +104,38 @@ def check_processor(local_ranks: int) -> Finding:
     """Cores of this rank against the threads it will start."""
     cores, threads = cores_here(), torch.get_num_threads()
     asked = os.environ.get("OMP_NUM_THREADS")
-    told = (
+    text = (
         f"{cpu_model()}; {several(cores, 'core')} for {several(local_ranks, 'rank')} here; "
         f"OMP_NUM_THREADS {asked or 'unset'}, torch would take {several(threads, 'thread')}"
     )
     figures = {"cores": cores, "local_ranks": local_ranks, "omp_num_threads": asked, "torch_threads": threads}
     if local_ranks > cores:
-        return warned("cores", told, "more ranks than cores: start fewer, unless this is only a trial", **figures)
+        return warned("cores", text, "more ranks than cores: start fewer, unless this is only a trial", **figures)
     if asked and asked.isdigit() and int(asked) * local_ranks > cores > 1:
         share = max(1, cores // local_ranks)
-        return warned("cores", told, f"OMP_NUM_THREADS={share} gives each rank its share", **figures)
-    return passed("cores", told, **figures)
+        return warned("cores", text, f"OMP_NUM_THREADS={share} gives each rank its share", **figures)
+    return passed("cores", text, **figures)
 
 
 def check_memory(local_ranks: int, free: int | None = None) -> Finding:
-    """Memory that nobody uses, for each rank of this machine.
-
-    Args:
-        local_ranks: Ranks on this machine.
-        free: Free bytes, also within the limit of a container. Default: look.
-    """
-    from domainpar.training.memory import free_in_cgroup
-
+    """Memory for each rank of this machine; `free`: bytes nobody uses, also within a container's limit, looked up."""
     total = psutil.virtual_memory().total
     if free is None:
         free = int(min(psutil.virtual_memory().available, free_in_cgroup()))
     share = free // max(1, local_ranks)
-    told = f"{share / 2**30:.1f} GiB free for each rank; the machine has {total / 2**30:.1f} GiB"
+    text = f"{share / 2**30:.1f} GiB free for each rank; the machine has {total / 2**30:.1f} GiB"
     figures = {"free_bytes_of_a_rank": share, "total_bytes": total}
     if share < ENOUGH_MEMORY:
-        return warned("memory", told, "a full event needs some GiB: fewer ranks here, or another machine", **figures)
-    return passed("memory", told, **figures)
+        return warned("memory", text, "a full event needs some GiB: fewer ranks here, or another machine", **figures)
+    return passed("memory", text, **figures)
 
 
 def check_allocator(words: str) -> Finding:
-    """What could be done about the memory that the C library frees; `words` of `set_up_allocator`."""
-    told = f"{' '.join(platform.libc_ver()) or platform.system()}; {words}"
+    """The C library's way with freed memory, in the words of `set_up_allocator`."""
+    text = f"{' '.join(platform.libc_ver()) or platform.system()}; {words}"
     if words.startswith("left as it is"):
-        return warned("allocator", told, "plain PyG models are slower so; models built on stages are not")
-    return passed("allocator", told)
+        return warned("allocator", text, "plain PyG models are slower so; models built on stages are not")
+    return passed("allocator", text)
 
 
 def check_disk(directory: Path | None = None) -> Finding:
@@ -158,10 +149,10 @@ def check_disk(directory: Path | None = None) -> Finding:
             free[name] = shutil.disk_usage(place).free
         except OSError as error:
             return failed("disk", f"cannot write to {place}: {error.strerror}", "go to a directory that is yours")
-    told = ", ".join(f"{name}: {size / 1e9:.1f} GB free" for name, size in free.items())
+    text = ", ".join(f"{name}: {size / 1e9:.1f} GB free" for name, size in free.items())
     if min(free.values()) < ENOUGH_DISK:
-        return warned("disk", told, "a store of full events takes some GB: make room, or write elsewhere", **free)
-    return passed("disk", told, **free)
+        return warned("disk", text, "a store of full events takes some GB: make room, or write elsewhere", **free)
+    return passed("disk", text, **free)
 
 
 def check_numba_cache() -> Finding:
@@ -193,19 +184,14 @@ def _can_write(directory: Path) -> bool:
 
 
 def check_slurm(started: bool, environ: Mapping[str, str] = os.environ) -> Finding:
-    """What Slurm says of this job.
-
-    Args:
-        started: Whether a launcher has started this process.
-        environ: Where to look.
-    """
-    told = {name: environ[name] for name in OF_SLURM if name in environ}
-    if not told:
+    """The variables of the Slurm job; `started`: whether a launcher has started this process."""
+    text = {name: environ[name] for name in OF_SLURM if name in environ}
+    if not text:
         return skipped("slurm", "no Slurm variables: not inside a job")
-    words = ", ".join(f"{name.removeprefix('SLURM_').lower()}={value}" for name, value in told.items())
+    words = ", ".join(f"{name.removeprefix('SLURM_').lower()}={value}" for name, value in text.items())
     if not started:
-        return warned("slurm", words, "inside a job but not started by srun: srun -n N python -m domainpar...", **told)
-    return passed("slurm", words, **told)
+        return warned("slurm", words, "inside a job but not started by srun: srun -n N python -m domainpar...", **text)
+    return passed("slurm", words, **text)
 
 
 def check_gpus(local_ranks: int) -> Finding:
@@ -222,11 +208,11 @@ def check_gpus(local_ranks: int) -> Finding:
         return skipped("GPUs", f"{build}; none here")
     gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     names = ", ".join(f"{gpu.name} {gpu.total_memory / 2**30:.0f} GiB" for gpu in gpus)
-    told = f"{build}; {several(len(gpus), 'GPU')} for {several(local_ranks, 'rank')} here: {names}"
+    text = f"{build}; {several(len(gpus), 'GPU')} for {several(local_ranks, 'rank')} here: {names}"
     figures = {"build": build, "gpus": names, "count": len(gpus), "local_ranks": local_ranks, "nccl": nccl_version()}
     if len(gpus) < local_ranks:
-        return warned("GPUs", told, f"NCCL needs a GPU for each rank: at most {len(gpus)} ranks here", **figures)
-    return passed("GPUs", f"{told}; NCCL {figures['nccl'] or 'not in this build'}", **figures)
+        return warned("GPUs", text, f"NCCL needs a GPU for each rank: at most {len(gpus)} ranks here", **figures)
+    return passed("GPUs", f"{text}; NCCL {figures['nccl'] or 'not in this build'}", **figures)
 
 
 def nccl_version() -> str | None:
@@ -250,11 +236,3 @@ def check_numbers() -> Finding:
         "subnormal numbers are flushed to zero: some library was built with -ffast-math",
         "bits may differ from machines without it; find the library that was loaded first",
     )
-
-
-def attempted(check: str, look: Callable[[], Finding]) -> Finding:
-    """A check that one rank makes by itself; what it raises is what it found."""
-    try:
-        return look()
-    except Exception as error:
-        return failed(check, f"the check itself failed: {type(error).__name__}: {error}", "put this into an issue")

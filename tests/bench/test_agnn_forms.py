@@ -1,10 +1,7 @@
 """`agnn_forms.py`: its forms compute one network, its sectors are heptrkx's, and it runs from the flags to the end."""
 
-import pickle
-
 import agnn_forms
 import attention_forms
-import attention_steps
 import heptrkx_sectors
 import numpy as np
 import pytest
@@ -25,7 +22,7 @@ NUM_NODES = 11  # the drawn event and two hits without edges
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 
 
-def found(edge_index, logits_of):
+def outcome(edge_index, logits_of):
     """Logits, and gradients at the features and at all weights."""
     network = AttentionNetwork(3, hidden=8, graph_iters=3, seed=1).double()
     generator = torch.Generator().manual_seed(2)
@@ -46,8 +43,8 @@ def of_form(name):
 @pytest.mark.parametrize("edge_index", [EDGE_INDEX, NO_EDGES], ids=["drawn", "no edges"])
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_gives_the_logits_and_gradients_of_the_network(form, edge_index):
-    expected = found(edge_index, lambda network, x, edge_index: network(x, edge_index))
-    for mine, theirs in zip(found(edge_index, of_form(form)), expected, strict=True):
+    expected = outcome(edge_index, lambda network, x, edge_index: network(x, edge_index))
+    for mine, theirs in zip(outcome(edge_index, of_form(form)), expected, strict=True):
         assert mine.shape == theirs.shape
         if theirs.numel():
             assert (mine - theirs).abs().max() <= 1e-12 * theirs.abs().max()
@@ -129,7 +126,7 @@ def test_sizes_losses_and_steps_are_kept(tmp_path, monkeypatch, capsys):
     def in_threads(*args, **how):
         return run_ranks(*args, **{**how, "transport": "threads"})
 
-    monkeypatch.setattr(attention_steps, "run_ranks", in_threads)
+    monkeypatch.setattr(agnn_forms, "run_ranks", in_threads)
     flags = ["--quick", "--whole", "--dense-gb", "0.0001", "--results", str(tmp_path / "lines.jsonl")]
     agnn_forms.main([*flags, "--data", str(tmp_path / "absent")])
     assert "no real events, a simulated one instead" in capsys.readouterr().out
@@ -147,22 +144,12 @@ def test_sizes_losses_and_steps_are_kept(tmp_path, monkeypatch, capsys):
     assert len(steps["cells"]) == 2 * len(FORMS)
 
 
-def test_what_a_process_is_asked_for_can_be_sent_to_it():
-    sector = heptrkx_sectors.divide(simulate_event(3, 4_000), RECIPES["med"]).sectors[0]
-    job = attention_steps.Job(sector, "csr", 2.5, hidden=8, graph_iters=2, seed=0, repeats=2, warmup=1)
-    function, sent = pickle.loads(pickle.dumps((attention_steps.training_steps, job)))
-    (taken,), (there,) = run_ranks(function, 1, job), run_ranks(function, 1, sent)
-    assert len(taken["seconds"]) == 2
-    assert taken["above_bare"] >= 0
-    assert taken["first_loss"] == there["first_loss"]
-
-
 def test_forms_that_do_not_agree_end_the_program():
     agree = {"index": [{"first_loss": 1.0}], "csr": [{"first_loss": 1.0 + 1e-7}]}
-    assert attention_steps.refuse_if_losses_differ(agree) == pytest.approx(1e-7)
+    assert agnn_forms.refuse_if_losses_differ(agree) == pytest.approx(1e-7)
     for other in (1.001, float("nan")):
         with pytest.raises(SystemExit, match="first losses differ"):
-            attention_steps.refuse_if_losses_differ({**agree, "dense": [{"first_loss": other}]})
+            agnn_forms.refuse_if_losses_differ({**agree, "dense": [{"first_loss": other}]})
 
 
 def test_an_event_by_name_needs_a_folder(capsys):

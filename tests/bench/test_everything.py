@@ -1,5 +1,6 @@
 import importlib
 import json
+import os
 from pathlib import Path
 
 import everything
@@ -9,12 +10,10 @@ import pytest
 GOOD = '''"""Is all well?
 
 More words."""
-import argparse
+import flags
 import measuring
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--case")
-measuring.add_flags(parser, "good")
+parser = flags.parser(None, "good", case="small")
 results = measuring.Results("good", parser.parse_args())
 results.add(seconds=1.5)
 results.show("A table", {"case": lambda row: "a|b", "": lambda row: "2 *"}, [None], "* a note")
@@ -31,7 +30,8 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(everything, "BENCHES", (*benches, everything.Bench("gone", "", "")))
     monkeypatch.setattr(everything, "HERE", tmp_path)
     monkeypatch.setattr(everything, "SECONDS_TO_CLEAN_UP", 1.0)
-    monkeypatch.setenv("PYTHONPATH", str(Path(measuring.__file__).parent))
+    bench = Path(measuring.__file__).parent
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (bench, bench.parent))))
     (tmp_path / "RESULTS.md").write_text("# Results\n\nBy hand.\n")
     return tmp_path
 

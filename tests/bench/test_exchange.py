@@ -1,7 +1,6 @@
 import exchange
 import pytest
 import short_runs
-import wire
 
 from domainpar.testing import find_mpiexec, run_ranks
 
@@ -14,7 +13,7 @@ def test_exchanges_move_the_fewest_bytes_and_stand_beside_a_plain_copy(tmp_path_
     assert [line["ranks"] for line in exchanges] == [2, 4]
     for line in exchanges:
         assert line["bytes"] == line["lower_bound"] > 0
-        assert all(line[name]["count"] == 2 and line[name]["median"] > 0 for name in wire.EXCHANGES)
+        assert all(line[name]["count"] == 2 and line[name]["median"] > 0 for name in exchange.EXCHANGES)
         assert line["bare"] is None  # only MPI knows it
     sizes = [line["size"] for line in measured if line["measured"] == "message"]
     assert sizes == exchange.SIZES
@@ -23,7 +22,7 @@ def test_exchanges_move_the_fewest_bytes_and_stand_beside_a_plain_copy(tmp_path_
 
 @pytest.mark.skipif(find_mpiexec() is None, reason="no mpiexec or no mpi4py")
 def test_mpi_is_measured_beside_bare_mpi4py():
-    messages = run_ranks(wire.messages, 2, [8, 5000], 2, 3, transport="mpi", timeout=50)
+    messages = run_ranks(exchange.messages, 2, [8, 5000], 2, 3, transport="mpi", timeout=50)
     for rank in messages:
         assert all(
             {name: len(times) for name, times in of_a_size.items()}
@@ -34,18 +33,18 @@ def test_mpi_is_measured_beside_bare_mpi4py():
 
 @pytest.mark.parametrize("latency", [2e-6, 3e-4])
 def test_a_price_finds_the_latency_and_bandwidth_behind_times(latency):
-    price = wire.Price.fit({size: latency + 2e-10 * size for size in (8, 4096, 65_536, 4_194_304)})
+    price = exchange.Price.fit({size: latency + 2e-10 * size for size in (8, 4096, 65_536, 4_194_304)})
     assert price.latency == pytest.approx(latency, rel=1e-2)
     assert price.per_byte == pytest.approx(2e-10, rel=1e-2)
 
 
 def test_times_that_fall_with_size_leave_no_price_for_bytes():
-    assert wire.Price.fit({8: 2e-3, 4096: 1e-3, 65_536: 1e-3}) == wire.Price(2e-3, 0.0)
+    assert exchange.Price.fit({8: 2e-3, 4096: 1e-3, 65_536: 1e-3}) == exchange.Price(2e-3, 0.0)
 
 
 def test_traffic_costs_each_message_and_byte_once():
-    price = wire.Price(latency=1.0, per_byte=0.001)
-    assert wire.Traffic(exchanges=[(2, 500), (1, 0)]).seconds(price, 4) == pytest.approx(2.5 + 1.0)
-    assert wire.Traffic(reduced=[1000]).seconds(price, 4) == pytest.approx(2 * 2 + 1.5)  # out and back
-    assert wire.Traffic(gathered=[100]).seconds(price, 4) == pytest.approx(2 + 0.3)
-    assert wire.Traffic(reduced=[1000], gathered=[100]).seconds(price, 1) == 0
+    price = exchange.Price(latency=1.0, per_byte=0.001)
+    assert exchange.Traffic(exchanges=[(2, 500), (1, 0)]).seconds(price, 4) == pytest.approx(2.5 + 1.0)
+    assert exchange.Traffic(reduced=[1000]).seconds(price, 4) == pytest.approx(2 * 2 + 1.5)  # out and back
+    assert exchange.Traffic(gathered=[100]).seconds(price, 4) == pytest.approx(2 + 0.3)
+    assert exchange.Traffic(reduced=[1000], gathered=[100]).seconds(price, 1) == 0

@@ -7,11 +7,9 @@ import torch
 pytest.importorskip("torch_geometric")
 
 import parallelized
-import wrapped_against_bare
-import wrapped_on_ranks
-from compared_models import NETWORKS, Graph, Shape, make
-from compared_steps import Runner, difference
-from wrapped_against_bare import Counting, InTurns, kept_bytes, runners_of
+import wrapped
+from compared import NETWORKS, Graph, Runner, Shape, difference, make
+from wrapped import Counting, InTurns, kept_bytes, runners_of
 
 from domainpar.parallel.world import World
 from domainpar.testing import run_ranks
@@ -30,9 +28,9 @@ def graph(num_nodes=20, num_edges=70):
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_wrapped_model_has_the_outcome_of_the_bare_one(name):
     runners = runners_of(name, graph(), SHAPE, World.alone())
-    bare, wrapped = (runners[form].outcome("dropout" in name) for form in ("bare", "wrapped"))
-    assert difference(wrapped, bare) < 1e-12
-    assert bare[1].abs().max() > 0
+    theirs, ours = (runners[form].outcome("dropout" in name) for form in ("bare", "wrapped"))
+    assert difference(ours, theirs) < 1e-12
+    assert theirs[1].abs().max() > 0
 
 
 def test_a_difference_is_seen_in_losses_and_in_gradients():
@@ -47,7 +45,7 @@ def test_a_difference_is_seen_in_losses_and_in_gradients():
 
 def test_cost_is_against_the_mean_of_the_bare_steps_around():
     turns = [
-        {"bare": {"total": 1.0}, "wrapped": {"total": wrapped}, "again": {"total": 3.0}} for wrapped in (2.0, 2.2, 4.0)
+        {"bare": {"total": 1.0}, "wrapped": {"total": total}, "again": {"total": 3.0}} for total in (2.0, 2.2, 4.0)
     ]
     found = InTurns(0.0, True, turns)
     assert found.cost("total").median == pytest.approx(0.1)
@@ -100,14 +98,13 @@ def test_prices_steps_and_exchanges_are_kept(tmp_path_factory, tmp_path, capsys)
     assert [(row["network"], row["ranks"]) for row in of["ranks"]] == [(name, n) for name in names for n in (1, 2)]
     counts = {(row["network"], row["form"]): row for row in of["exchanges"]}
     assert counts["GCN", "wrapped"]["exchanges"] == 2  # of degrees, and between two layers
-    wrapped, stages = counts["interaction", "wrapped"], counts["interaction", "stages"]
-    assert wrapped["exchanges"] == wrapped["sent_backward"] == stages["exchanges"] == stages["sent_backward"] == 2
+    row, stages = counts["interaction", "wrapped"], counts["interaction", "stages"]
+    assert row["exchanges"] == row["sent_backward"] == stages["exchanges"] == stages["sent_backward"] == 2
 
 
 def test_results_that_differ_are_told_and_end_in_failure(tmp_path_factory, tmp_path, capsys, monkeypatch):
     other = lambda mine, theirs: float("nan")  # noqa: E731
-    for place in (wrapped_against_bare, wrapped_on_ranks):
-        monkeypatch.setattr(place, "difference", other)
+    monkeypatch.setattr(wrapped, "difference", other)
     assert parallelized.main([*whole_flags(tmp_path_factory, tmp_path, "GIN"), "--ranks"]) == 1
     assert capsys.readouterr().out.count("losses and gradients DIFFER: nan") == 2
 

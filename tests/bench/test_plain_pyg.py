@@ -12,6 +12,7 @@ from formulas import Network
 from torch.utils.flop_counter import FlopCounterMode
 
 from domainpar.events.store import EventStore
+from domainpar.measure.steps import Training
 from domainpar.parallel.loading import load_part
 from domainpar.parallel.world import World
 
@@ -23,8 +24,8 @@ def store(tmp_path_factory):
     return write_random_store(tmp_path_factory.mktemp("store"), num_train=1, num_val=0)
 
 
-def settings_for(store, model):
-    return on_ranks.StepSettings(store, model=model, hidden=16, graph_iters=2, repeats=3)
+def job_for(store, model):
+    return on_ranks.Job(store, Training(model, hidden=16, graph_iters=2))
 
 
 def difference(one, other):
@@ -34,21 +35,21 @@ def difference(one, other):
 @pytest.mark.parametrize("form", ["eager", "checkpoint"])
 @pytest.mark.parametrize("model", MODELS)
 def test_the_plain_network_with_our_weights_gives_our_logits(store, model, form):
-    settings = settings_for(store, model)
-    ours, plain, event = on_ranks.make_model(settings), plain_pyg.make_network(settings, form), None
-    with torch.no_grad(), EventStore(store).open(EventStore(store).events()[0]) as opened:
-        part = load_part(opened, World.alone().domain)
+    job, opened = job_for(store, model), EventStore(store)
+    ours, plain = job.training.network(opened), plain_pyg.make_network(job, form)
+    with torch.no_grad(), opened.open(opened.events()[0]) as stored:
+        part = load_part(stored, World.alone().domain)
         logits = ours(part.graph, part.halo)
-        event = plain_pyg.read_event(settings)
+        event = plain_pyg.read_event(store, "float32")
         assert difference(plain(event.x, event.edge_index, event.edge_attr), logits) < 1e-5
 
 
 @pytest.mark.parametrize("form", ["eager", "checkpoint"])
 @pytest.mark.parametrize("model", MODELS)
 def test_the_plain_network_trains_to_our_losses(store, model, form):
-    settings, world = settings_for(store, model), World.alone()
-    ours = on_ranks.training_steps(world, settings)["losses"]
-    plain = plain_pyg.training_steps(world, settings, form)["losses"]
+    job, world = job_for(store, model), World.alone()
+    ours = on_ranks.training_steps(world, job)["losses"]
+    plain = plain_pyg.training_steps(world, job, form)["losses"]
     assert len(ours) == 4
     assert plain == pytest.approx(ours, rel=1e-5)
 
@@ -56,10 +57,35 @@ def test_the_plain_network_trains_to_our_losses(store, model, form):
 @pytest.mark.parametrize("checkpointed", [False, True])
 @pytest.mark.parametrize("model", MODELS)
 def test_the_products_of_a_plain_step_are_those_of_the_formula(store, model, checkpointed):
-    settings = settings_for(store, model)
-    network, event = plain_pyg.make_network(settings, "checkpoint" if checkpointed else "eager"), None
-    event = plain_pyg.read_event(settings)
+    network = plain_pyg.make_network(job_for(store, model), "checkpoint" if checkpointed else "eager")
+    event = plain_pyg.read_event(store, "float32")
     with FlopCounterMode(display=False) as counter:
         network(event.x, event.edge_index, event.edge_attr).sum().backward()
     formula = Network(event.num_nodes, event.num_edges, 3, 6, 16, 2, node_first=network.node_first)
     assert formula.plain_operations(checkpointed) == counter.get_total_flops()
+
+
+# --- formulas ---------------------------------------------------------------------------------------------------------
+
+EVENT = Network(num_nodes=100, num_edges=1000, node_features=5, edge_features=0, hidden=16, graph_iters=3)
+
+
+def test_factorised_products_are_counted_by_hand():
+    of_width = 2 * 16 * 16  # one row through one square layer
+    per_node = 2 * 5 * 16 * 3 / 4 + of_width  # the encoder; data needs no gradient, 3 of 4 products
+    per_node += 4 * 2 * of_width  # the halves of the first layers, encoder and iterations
+    per_node += 2 * 4 * of_width  # two updates
+    per_edge = of_width + 3 * 2 * of_width + 2 * of_width + 2 * 16
+    assert EVENT.streamed_operations() == 4 * (100 * per_node + 1000 * per_edge)
+
+
+def test_a_recompute_costs_one_more_forward_pass():
+    forward = EVENT.streamed_operations(recomputed=2) - EVENT.streamed_operations(recomputed=1)
+    assert forward == EVENT.streamed_operations(recomputed=1) - EVENT.streamed_operations(recomputed=0)
+    assert 0 < forward < EVENT.streamed_operations(recomputed=0) / 2
+
+
+def test_a_plain_step_of_a_full_event_holds_eleven_gigabytes_and_checkpoints_half_of_it():
+    full = Network(num_nodes=91_749, num_edges=1_176_560, node_features=6, edge_features=0, hidden=64, graph_iters=4)
+    assert 11.0e9 < full.plain_bytes() < 13.0e9
+    assert 0.5 < full.plain_bytes(checkpointed=True) / full.plain_bytes() < 0.65

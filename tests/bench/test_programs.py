@@ -1,10 +1,11 @@
-"""`step.py` and `memory.py` from the flags to the last line, on an event of a thousand edges."""
+"""`step.py`, `memory.py` and `tracks.py` from the flags to the last line, on small events."""
 
 import json
 
 import memory
 import pytest
 import step
+import tracks
 
 from domainpar.testing import find_mpiexec
 
@@ -51,6 +52,23 @@ def test_memory_shows_what_each_form_holds(kept, capsys):
     assert rows["domainpar"]["of_whole"] == rows["domainpar"]["share"] == 1
     sizes = [line["devices"]["16"] for line in lines() if line.get("measured") == "estimate"]
     assert sizes == [1] * 6
+
+
+@pytest.mark.slow
+def test_tracks_are_measured_against_the_pass_that_scored_them(kept, capsys):
+    flags, lines = kept
+    short = "--hits 4000 --hidden 16 --graph-iters 2 --repeats 2 --ranks 1 2 --methods cc walk".split()
+    tracks.main([*short, *flags])
+    rows = [line for line in lines() if line.get("measured") == "tracks"]
+    assert [(line["ranks"], line["method"]) for line in rows] == [(1, "cc"), (1, "walk"), (2, "cc"), (2, "walk")]
+    for line in rows:
+        assert line["share"] == pytest.approx(line["seconds"]["median"] / line["network"]["median"])
+        assert 0 < line["passing"] < 1
+    # The same scores, and so the same tracks, on one rank and on two.
+    one, two = rows[:2], rows[2:]
+    assert [line["tracks"] for line in one] == [line["tracks"] for line in two]
+    assert [line["edges"] for line in one] == [line["edges"] for line in two]
+    assert "Tracks against the forward pass" in capsys.readouterr().out
 
 
 def test_the_smallest_number_of_devices_is_the_first_whose_parts_all_fit():

@@ -2,26 +2,26 @@ import argparse
 import os
 
 import cases
-import on_ranks
+import exchange
 import pytest
 import rank_by_rank
 import scaling
 import short_runs
 import torch
+from on_ranks import Job
 
-from domainpar.events.store import EventStore
+from domainpar.measure.steps import Training
 from domainpar.parallel.world import World
 from domainpar.testing import run_ranks
-from domainpar.training.sampler import samples_of
 
 
 @pytest.fixture(scope="module")
-def settings(tmp_path_factory):
+def job(tmp_path_factory):
     parser = argparse.ArgumentParser()
     cases.add_flags(parser, "tiny")
     cache = str(tmp_path_factory.getbasetemp() / "events")
     store = cases.chosen_case(parser.parse_args(["--cache", cache])).store
-    return on_ranks.StepSettings(store, hidden=16, graph_iters=2)
+    return Job(store, Training(hidden=16, graph_iters=2))
 
 
 def test_ranks_take_their_turns_one_at_a_time(tmp_path):
@@ -51,8 +51,8 @@ def test_a_rank_whose_turn_does_not_come_says_so(tmp_path):
     run_ranks(work, 2, timeout=20)
 
 
-def test_a_muted_rank_works_and_counts_as_if_others_answered(settings):
-    real, muted = (run_ranks(step_of_a_rank, 4, settings, muted, timeout=50) for muted in (False, True))
+def test_a_muted_rank_works_and_counts_as_if_others_answered(job):
+    real, muted = (run_ranks(step_of_a_rank, 4, job, muted, timeout=50) for muted in (False, True))
     assert [rank["sent"] for rank in muted] == [rank["sent"] for rank in real]
     assert min(rank["sent"] for rank in muted) > 0
     for rank in muted:
@@ -61,12 +61,11 @@ def test_a_muted_rank_works_and_counts_as_if_others_answered(settings):
         assert rank["reductions"] > 0
 
 
-def step_of_a_rank(world, settings, muted):
+def step_of_a_rank(world, job, muted):
     transport = rank_by_rank.MutedTransport(world.transport)
     if muted:
         world = World.over(transport, domain_size=world.size)
-    trainer = on_ranks.make_trainer(settings, world)
-    samples = samples_of(EventStore(settings.store).events(), None)
+    trainer, samples = job.trainer(world)
     plan = trainer.loader.load(samples[0]).graph.plan
     transport.muted = True
     record, traffic = trainer.step(samples, 0), transport.traffic
@@ -109,10 +108,10 @@ def test_scaling_says_what_is_measured_and_what_is_a_projection(tmp_path_factory
 
 
 def test_a_projection_is_the_slowest_rank_and_its_messages():
-    price = scaling.wire.Price(latency=0.5, per_byte=0.0)
+    price = exchange.Price(latency=0.5, per_byte=0.0)
     ranks = [
-        {"compute": [1.0, 3.0, 2.0], "traffic": scaling.wire.Traffic([(1, 10)])},
-        {"compute": [1.9, 1.8, 9.0], "traffic": scaling.wire.Traffic([(2, 10)])},
+        {"compute": [1.0, 3.0, 2.0], "traffic": exchange.Traffic([(1, 10)])},
+        {"compute": [1.9, 1.8, 9.0], "traffic": exchange.Traffic([(2, 10)])},
     ]
     assert scaling.projected_seconds(ranks, price) == pytest.approx(1.9 + 1.0)
     assert scaling.talking(ranks, scaling.PROJECTED, price) == 1.0

@@ -5,8 +5,10 @@ from types import SimpleNamespace
 import pytest
 import systems
 from formulas import Network
-from on_ranks import StepSettings
+from on_ranks import Job
 from systems import Measured, System
+
+from domainpar.measure.steps import Training
 
 SMALL = Network(100, 1000, 5, 0, 16, 2)
 
@@ -20,27 +22,26 @@ def ran(seconds, losses=(1.0, 0.5), sha256="a"):
 def turns(monkeypatch, tmp_path, network=SMALL, rounds=2, run=lambda system: ran([1.0])):
     order = []
 
-    def recorded(system, settings, timeout):
+    def recorded(system, job, timeout):
         order.append(system.name)
         return run(system)
 
     monkeypatch.setattr(System, "run", recorded)
-    found = systems.take_turns(
-        [System("domainpar"), System.plain("eager")], StepSettings(tmp_path), network, rounds, 1.0
-    )
-    return order, list({id(one): one for one in found}.values())
+    compared = [System("domainpar"), System.plain("eager")]
+    measured = systems.take_turns(compared, Job(tmp_path, Training()), network, rounds, 1.0)
+    return order, list({id(of_system): of_system for of_system in measured}.values())
 
 
 def test_systems_take_turns_in_rounds(monkeypatch, tmp_path):
     order, measured = turns(monkeypatch, tmp_path)
     assert order == ["domainpar", "PyG eager"] * 2
-    assert [len(one.runs) for one in measured] == [2, 2]
+    assert [len(of_system.runs) for of_system in measured] == [2, 2]
 
 
 def test_what_does_not_fit_into_memory_is_not_started(monkeypatch, tmp_path):
     order, measured = turns(monkeypatch, tmp_path, network=Network(10**9, 10**10, 5, 0, 64, 4))
     assert order == []
-    assert all("GiB are free" in one.problem for one in measured)
+    assert all("GiB are free" in of_system.problem for of_system in measured)
 
 
 def test_a_plain_form_may_fail_but_domainpar_may_not(monkeypatch, tmp_path):
@@ -71,8 +72,8 @@ def test_figures_are_of_the_slowest_rank_and_ratios_of_rounds():
 def test_other_parameters_and_other_losses_are_seen():
     said = []
     results = SimpleNamespace(console=SimpleNamespace(print=said.append))
-    row = {"network": {}, "sha256": ["a"]}
-    of_bf16 = {"network": {"products": "torch.bfloat16"}, "sha256": ["c"]}
+    row = {"changes": {}, "sha256": ["a"]}
+    of_bf16 = {"changes": {"precision": "bf16"}, "sha256": ["c"]}
     assert systems.same_parameters([row, row, of_bf16], results)
     assert not systems.same_parameters([row, {**row, "sha256": ["b"]}], results)
     assert said[-1] == "PARAMETERS DIFFER: 2 hashes"

@@ -6,14 +6,13 @@ from pathlib import Path
 
 import garbling
 import pytest
+import torch
 
 from domainpar.config import DoctorConfig
-from domainpar.diagnosis import gpu, invariance, scaling, toy
-from domainpar.diagnosis.budget import Budget
-from domainpar.diagnosis.certificate import certify, without_names
-from domainpar.diagnosis.invariance import Trained, check_invariance, divisors, judge, layouts
-from domainpar.diagnosis.training import Way
-from domainpar.diagnosis.verdicts import Verdict, passed
+from domainpar.diagnosis import certificate, speed
+from domainpar.diagnosis.certificate import Budget, certify, check_layouts, judge_layouts, without_names
+from domainpar.diagnosis.finding import Verdict, passed
+from domainpar.measure import layouts, toy
 from domainpar.parallel.launcher import Launcher
 from domainpar.testing import run_ranks
 
@@ -22,34 +21,33 @@ THREADS = Launcher("none", "no launcher")
 
 @pytest.fixture(autouse=True)
 def small_events(monkeypatch):
-    monkeypatch.setattr(scaling, "TRACKS", {"small": 20, "large": 30})
+    monkeypatch.setattr(certificate, "TRACKS", {"small": 20, "large": 30})
+    monkeypatch.setattr(certificate, "TRACKS_OF_LAYOUTS", (14, 12))
     monkeypatch.setattr(toy, "NUM_TILES", 4)
-    monkeypatch.setattr(invariance, "TRACKS", (14, 12))
-    monkeypatch.setattr(invariance, "THREAD_RANKS", (2,))
+    monkeypatch.setattr(layouts, "THREAD_RANKS", (2,))
 
 
 def test_layouts_of_four_ranks_are_all_there():
-    names = run_ranks(lambda world: [(layout.way.precision, layout.name) for layout in layouts(world)], 4)
+    names = run_ranks(lambda world: [(layout.training.precision, layout.name) for layout in layouts.layouts(world)], 4)
     assert names[0] == names[3]
     assert set(names[0]) >= {
-        *((kind, "each rank alone") for kind in ("float32", "float64", "bf16")),
-        *((kind, "4 ranks as one domain") for kind in ("float32", "float64", "bf16")),
+        *((precision, "each rank alone") for precision in ("float32", "float64", "bf16")),
+        *((precision, "4 ranks as one domain") for precision in ("float32", "float64", "bf16")),
         ("float32", "4 groups of 1"),
         ("float32", "2 groups of 2"),
         ("float32", "4 ranks with metis parts"),
         ("float32", "4 ranks of 3 threads that recompute"),
     }
-    assert divisors(12) == [1, 2, 3, 4, 6, 12]
+    assert layouts.divisors(12) == [1, 2, 3, 4, 6, 12]
 
 
 def _broken(world):
-    return check_invariance(
-        garbling.garbled(world, garbling.torch.float32, "one bit"), Budget(world, 60.0, talks=False)
-    )
+    return check_layouts(garbling.garbled(world, torch.float32, "one bit"), Budget(world, 60.0, talks=False))
 
 
 def test_layouts_over_a_broken_network_do_not_agree_and_which_is_said(monkeypatch):
-    monkeypatch.setattr(invariance, "DTYPES", {"float32": garbling.torch.float32})
+    for module in (certificate, layouts):
+        monkeypatch.setattr(module, "PRECISIONS", {"float32": torch.float32})
     findings, _ = run_ranks(_broken, 2)[0]
     assert findings[0].verdict is Verdict.FAIL
     groups = [set(names) for names in findings[0].figures.values()]
@@ -57,18 +55,15 @@ def test_layouts_over_a_broken_network_do_not_agree_and_which_is_said(monkeypatc
     assert not any({"each rank alone", "2 ranks as one domain"} <= group for group in groups)
 
 
-def test_pairs_that_agree_are_told_from_those_that_do_not():
-    cases = [
-        Trained("one", Way(), ("a" * 64,)),
-        Trained("two", Way(), ("a" * 64,)),
-        Trained("three", Way(), ("b" * 64,)),
-    ]
-    assert judge("float32", cases[:2]).verdict is Verdict.PASS
-    assert judge("float32", cases[:1]).verdict is Verdict.SKIP
-    finding = judge("float32", cases)
+def test_layouts_that_agree_are_told_from_those_that_do_not():
+    cases = [{"how": how, "sha256": [64 * letter]} for how, letter in (("one", "a"), ("two", "a"), ("three", "b"))]
+    assert judge_layouts("float32", cases[:2]).verdict is Verdict.PASS
+    assert judge_layouts("float32", cases[:1]).verdict is Verdict.SKIP
+    finding = judge_layouts("float32", cases)
     assert finding.verdict is Verdict.FAIL
     assert finding.found == "layouts do not agree: aaaaaaaaaaaa: one, two; bbbbbbbbbbbb: three"
-    assert judge("float32", [cases[0], Trained("ranks differ", Way(), ("a" * 64, "b" * 64))]).verdict is Verdict.FAIL
+    ranks_differ = {"how": "ranks differ", "sha256": [64 * "a", 64 * "b"]}
+    assert judge_layouts("float32", [cases[0], ranks_differ]).verdict is Verdict.FAIL
 
 
 def _certificate(world, config):
@@ -124,45 +119,37 @@ def test_names_are_replaced_as_whole_words():
     assert without_names(content, names) == {"host0": ["on host0, not node11", "~/x by <user>", 3, None, "some"]}
 
 
-def steps(seconds, taken, expected):
-    class Share:
-        def __init__(self, expected):
-            self.expected = expected
-
-    class Expected:
-        shares = tuple(Share(number) for number in expected)
-
-    return scaling.Steps({"seconds": seconds}, Expected, taken)
-
-
 def test_slow_and_hungry_ranks_are_warned_about():
-    world = run_ranks(lambda world: world, 4)[0]
     alone = {"seconds": 1.0, "expected_bytes": 400}
-    together = steps(0.3, [100, None, 90, 80], [100] * 4)
-    assert scaling._judge_time("small", world, together, 1.0).found.endswith("3.33 times as fast, 83 % of ideal")
-    assert scaling._judge_time("small", world, steps(0.9, [], []), 1.0).verdict is Verdict.WARN
-    assert scaling._judge_memory("small", together, alone).verdict is Verdict.PASS
-    assert scaling._judge_memory("small", steps(1, [100, 140], [100, 100]), alone).verdict is Verdict.WARN
-    assert scaling._judge_memory("small", steps(1, [None], [100]), alone).verdict is Verdict.SKIP
+
+    def steps(seconds, expected, taken):
+        return speed.Steps({"seconds": seconds}, expected, taken)
+
+    together = steps(0.3, [100] * 4, [100, None, 90, 80])
+    assert speed.judge_time("small", 4, together, alone).found.endswith("3.33 times as fast, 83 % of ideal")
+    assert speed.judge_time("small", 4, steps(0.9, [], []), alone).verdict is Verdict.WARN
+    assert speed.judge_memory("small", together, alone).verdict is Verdict.PASS
+    assert speed.judge_memory("small", steps(1, [100, 100], [100, 140]), alone).verdict is Verdict.WARN
+    assert speed.judge_memory("small", steps(1, [100], [None]), alone).verdict is Verdict.SKIP
 
 
 def test_a_gpu_that_computes_otherwise_fails(monkeypatch):
-    assert gpu.compared("float64", 0).verdict is Verdict.SKIP or gpu.torch.cuda.is_available()
-    monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(gpu.torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(gpu.torch.cuda, "get_device_name", lambda _: "GPU")
-    honest = gpu.gradients
+    assert speed.check_gpu("float64", 0).verdict is Verdict.SKIP or torch.cuda.is_available()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "GPU")
+    honest = speed.gradients
 
     def pretended(error):
         def gradients(precision, store, device):
-            found = honest(precision, store, gpu.torch.device("cpu"))
-            return found if device.type == "cpu" else {name: value * (1 + error) for name, value in found.items()}
+            values = honest(precision, store, torch.device("cpu"))
+            return values if device.type == "cpu" else {name: value * (1 + error) for name, value in values.items()}
 
         return gradients
 
-    monkeypatch.setattr(gpu, "gradients", pretended(1e-6))
-    assert gpu.compared("float32", 0).verdict is Verdict.PASS
-    assert gpu.compared("float64", 0).verdict is Verdict.FAIL
+    monkeypatch.setattr(speed, "gradients", pretended(1e-6))
+    assert speed.check_gpu("float32", 0).verdict is Verdict.PASS
+    assert speed.check_gpu("float64", 0).verdict is Verdict.FAIL
 
 
 def test_time_is_rank_0s():

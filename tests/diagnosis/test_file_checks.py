@@ -8,7 +8,7 @@ import pytest
 from random_store import write_random_store
 
 from domainpar.diagnosis.files import check_run, check_store
-from domainpar.diagnosis.verdicts import Verdict, gathered
+from domainpar.diagnosis.finding import Verdict, gathered
 from domainpar.events.store import file_sha256
 from domainpar.testing import run_ranks
 

@@ -5,12 +5,13 @@ import numpy as np
 import pytest
 import torch
 
-from domainpar.diagnosis import selftests, toy, transports
-from domainpar.diagnosis.beside import form, missing, not_formed
-from domainpar.diagnosis.selftests import check_halo, check_rows, check_split
-from domainpar.diagnosis.toy import NUM_TILES, ring_event, tiles_for, tiles_of, toy_store
-from domainpar.diagnosis.transports import Ring, check_transport
-from domainpar.diagnosis.verdicts import Verdict, gathered
+from domainpar.diagnosis import selftest, transport
+from domainpar.diagnosis.finding import Verdict, gathered
+from domainpar.diagnosis.selftest import check_halo, check_rows, check_split
+from domainpar.diagnosis.transport import Second, check_transport, form, missing
+from domainpar.measure import toy
+from domainpar.measure.rates import Ring
+from domainpar.measure.toy import NUM_TILES, ring_event, tiles_for, tiles_of, toy_store
 from domainpar.parallel.launcher import Launcher
 from domainpar.parallel.transport import Transport
 from domainpar.testing import find_mpiexec, run_ranks
@@ -44,7 +45,7 @@ def test_one_rank_has_nobody_to_talk_to():
 
 
 def test_a_slow_transport_is_warned_about(monkeypatch):
-    monkeypatch.setattr(transports, "SLOW_SECONDS", 0.0)
+    monkeypatch.setattr(transport, "SLOW_SECONDS", 0.0)
     assert run_ranks(_transport, 2)[0].verdict is Verdict.WARN
 
 
@@ -88,7 +89,7 @@ def test_rows_that_reach_the_wrong_ghosts_fail(how, unfilled):
 
 
 def _sums_too_large(world):
-    return gathered([selftests.check_sums(_Doubling(world))], world)[0]
+    return gathered([selftest.check_sums(_Doubling(world))], world)[0]
 
 
 class _Doubling:
@@ -96,7 +97,7 @@ class _Doubling:
 
     def __init__(self, world):
         with toy_store(ring_event(20)) as store, store.open(store.events()[0]) as event:
-            self._halo = selftests.load_part(event, world.transport).halo
+            self._halo = selftest.load_part(event, world.transport).halo
         self.plan, self.transport, self.fill_ghosts = self._halo.plan, world.transport, self._halo.fill_ghosts
 
     def sum_to_owners(self, ghosts):
@@ -127,7 +128,7 @@ def test_a_network_on_parts_is_the_whole_one_and_is_not_over_a_broken_network(fe
 
 def test_rows_that_depend_on_each_other_fail(monkeypatch):
     assert run_ranks(check_rows, 2)[0].verdict is Verdict.PASS
-    monkeypatch.setattr(selftests, "rows_are_independent", lambda *_: "rows of a block change")
+    monkeypatch.setattr(selftest, "rows_are_independent", lambda *_: "rows of a block change")
     assert run_ranks(check_rows, 2)[0].verdict is Verdict.FAIL
 
 
@@ -149,10 +150,11 @@ def _second(world):
     if name is None:
         return reasons, None
     second = form(name, world, launcher)
-    assert not isinstance(second, str), second
+    assert isinstance(second, Second), second
     finding = gathered([check_transport(second.transport, 0.05)], world)[0]
     assert isinstance(second.transport, Transport)
-    second.close(world)
+    world.transport.barrier()
+    second.transport.close()
     return reasons, finding.check
 
 
@@ -172,6 +174,6 @@ def test_beside_threads_and_gloo_there_is_nothing_and_why_is_said():
 
 def test_a_group_that_cannot_be_formed_fails(monkeypatch):
     monkeypatch.setattr("domainpar.parallel.side_channel.share_store", lambda _: None)
-    why = run_ranks(lambda world: form("gloo", world, Launcher("none", "")), 2)[0]
-    assert "rank 0: not all ranks can open a connection" in why
-    assert not_formed("gloo", why).verdict is Verdict.FAIL
+    finding = run_ranks(lambda world: form("gloo", world, Launcher("none", "")), 2)[0]
+    assert finding.verdict is Verdict.FAIL
+    assert "rank 0: not all ranks can open a connection" in finding.found

@@ -1,22 +1,27 @@
-"""The models that `parallelized.py` compares, and the graphs they are called with."""
+"""The models that `parallelized.py` compares, bare or wrapped, with the graphs that they are called with."""
 
 from __future__ import annotations
 
 import argparse
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import cases
-import on_ranks
 import plain_pyg
 import torch
 import torch_geometric.nn as pyg
 from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
 
+from domainpar.measure.steps import PRECISIONS
+from domainpar.nn.adapt.parallelize import parallelize
+from domainpar.nn.adapt.part import GraphPart
 from domainpar.nn.published import AttentionNetwork
+from domainpar.parallel.world import World
 
 SIZES: dict[str, dict[str, Any]] = {
     "small": {"hits": 2_000, "phi_slope": 6e-3, "z0": 1000.0, "data": None},
@@ -161,12 +166,12 @@ class Graph:
         degrees = torch.bincount(torch.bincount(self.edge_index[1], minlength=self.num_nodes))
         of = {name: getattr(options, name) for name in ("hidden", "layers", "graph_iters", "seed")}
         widths = self.x.shape[1], self.edge_attr.shape[1]
-        return Shape(*widths, degrees=degrees, dtype=on_ranks.DTYPES[options.dtype], **of)
+        return Shape(*widths, degrees=degrees, dtype=PRECISIONS[options.dtype], **of)
 
 
 def stored_graph(store: Path, dtype: str) -> Graph:
     """The first event of a store."""
-    data = plain_pyg.read_event(on_ranks.StepSettings(store, dtype=dtype))
+    data = plain_pyg.read_event(store, dtype)
     return Graph(data.x, data.edge_index, data.edge_attr, data.y)
 
 
@@ -181,3 +186,85 @@ def tiny_graph(like: Graph) -> Graph:
 def case_of(size: str, options: argparse.Namespace) -> cases.Case:
     """The event of a size, prepared."""
     return cases.chosen_case(argparse.Namespace(**{**vars(options), **SIZES[size], "num_events": 1}))
+
+
+@dataclass(frozen=True, eq=False)
+class Runner:
+    """A model, bare or wrapped, with all it is called with.
+
+    Attributes:
+        model: The model.
+        arguments: Its arguments.
+        label: Of the rows that come back; None for scores of nodes, whose squares are the loss.
+        num_rows: Rows of the whole graph.
+    """
+
+    model: nn.Module
+    arguments: tuple[Tensor, ...]
+    label: Tensor | None
+    num_rows: int
+
+    @classmethod
+    def bare(cls, module: nn.Module, network: Network, graph: Graph) -> Runner:
+        arguments = tuple(getattr(graph, name) for name in network.takes)
+        if network.scores == "nodes":
+            return cls(module, arguments, None, graph.num_nodes)
+        return cls(module, arguments, graph.label, graph.num_edges)
+
+    @classmethod
+    def wrapped(cls, module: nn.Module, network: Network, graph: Graph, part: GraphPart, world: World) -> Runner:
+        marked = {"x": part.nodes(graph.x), "edge_index": part.edge_index, "edge_attr": part.edges(graph.edge_attr)}
+        arguments, model = tuple(marked[name] for name in network.takes), parallelize(module, world)
+        if network.scores == "nodes":
+            return cls(model, arguments, None, graph.num_nodes)
+        return cls(model, arguments, part.owned_edges(graph.label), graph.num_edges)
+
+    def loss(self) -> Tensor:
+        """The forward pass: this rank's share of the mean over all rows."""
+        found = self.model(*self.arguments)
+        if self.label is None:
+            return found.square().sum() / (self.num_rows * found.shape[1])
+        return binary_cross_entropy_with_logits(found, self.label, reduction="sum") / self.num_rows
+
+    def step(self) -> dict[str, float]:
+        """Seconds of forward and backward, by the clock and of the processor."""
+        self.model.zero_grad()
+        began_cpu, began = time.process_time(), time.perf_counter()
+        loss = self.loss()
+        between = time.perf_counter()
+        loss.backward()
+        ended, ended_cpu = time.perf_counter(), time.process_time()
+        return {
+            "total": ended - began,
+            "forward": between - began,
+            "backward": ended - between,
+            "cpu": ended_cpu - began_cpu,
+        }
+
+    def outcome(self, drops: bool) -> tuple[float, Tensor]:
+        """Loss and gradient of a step without dropout, of all parameters in one row."""
+        self.model.train(not drops)
+        self.model.zero_grad()
+        loss = self.loss()
+        loss.backward()
+        self.model.train()
+        return float(loss.detach()), gradient_of(self.model)
+
+
+def gradient_of(model: nn.Module) -> Tensor:
+    """Of all parameters in one row; zero where none came."""
+    gradients = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in model.parameters()]
+    return torch.cat([gradient.flatten() for gradient in gradients])
+
+
+def difference(mine: tuple[float, Tensor], theirs: tuple[float, Tensor]) -> float:
+    """Of two outcomes: of the losses, or of the gradients against the largest one; the larger."""
+    of_loss = abs(mine[0] - theirs[0]) / abs(theirs[0])
+    of_gradient = float((mine[1] - theirs[1]).abs().max() / theirs[1].abs().max())
+    return largest([of_loss, of_gradient])
+
+
+def largest(values: Iterable[float]) -> float:
+    """NaN if one of them is, or if there are none."""
+    found = torch.tensor(list(values), dtype=torch.float64)
+    return float(found.max()) if len(found) else float("nan")

@@ -1,4 +1,4 @@
-"""Launchers: which one started these ranks, which are there, and whether MPI and mpiexec belong together."""
+"""The launcher of these ranks, those that are there, and whether MPI library and mpiexec belong together."""
 
 from __future__ import annotations
 
@@ -11,23 +11,16 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from domainpar import timeouts
-from domainpar.diagnosis.starting import run_limited
-from domainpar.diagnosis.verdicts import Finding, failed, passed, skipped, warned
+from domainpar.diagnosis.finding import Finding, failed, passed, skipped, warned
+from domainpar.measure.programs import run_limited
 from domainpar.parallel.launcher import Launcher
 from domainpar.words import several
 
 # What launchers and MPI libraries leave in the environment of what they start; a program started from there must not
 # take itself for one of their ranks.
 OF_LAUNCHERS = (
-    "PMI_",
-    "PMIX_",
-    "OMPI_COMM_",
-    "OMPI_UNIVERSE",
-    "PRTE_",
-    "MPI_LOCAL",
-    "HYDI_",
-    "TORCHELASTIC_",
-    "SLURM_",
+    *("PMI_", "PMIX_", "OMPI_COMM_", "OMPI_UNIVERSE", "PRTE_", "MPI_LOCAL", "HYDI_"),
+    *("TORCHELASTIC_", "SLURM_"),
 )
 
 ASK_FOR_LIBRARY = "from domainpar.parallel.mpi import import_mpi, library_of; print(library_of(import_mpi()))"
@@ -39,22 +32,22 @@ FAMILIES = {
 
 
 def family_of(text: str) -> str | None:
-    """`Open MPI` or `MPICH` (with all that is built on it), by what a library or an mpiexec says of itself."""
+    """`Open MPI` or `MPICH` (with all that is built on it), by the version that a library or an mpiexec prints."""
     lower = text.lower()
     return next((name for name, words in FAMILIES.items() if any(word in lower for word in words)), None)
 
 
-def check_launcher(launcher: Launcher, size: int, environ: Mapping[str, str] = os.environ) -> Finding:
+def check_launcher(launcher: Launcher, size: int) -> Finding:
     """Who started these ranks."""
     if launcher.kind == "none":
         tools = {name: shutil.which(name) for name in ("mpiexec", "torchrun", "srun")}
         there = [name for name, path in tools.items() if path] or ["none"]
         return passed("launcher", f"one process alone; launchers in the PATH: {', '.join(there)}", kind="none", **tools)
-    told = f"{launcher.command} ({launcher.kind}) started {several(size, 'rank')}, as {launcher.size_variable} says"
-    return passed("launcher", told, kind=launcher.kind, size=size)
+    text = f"{launcher.command} ({launcher.kind}) started {several(size, 'rank')}, as {launcher.size_variable} says"
+    return passed("launcher", text, kind=launcher.kind, size=size)
 
 
-def mpi_library(inside: bool) -> str:
+def _mpi_library(inside: bool) -> str:
     """Name and version of the MPI library that mpi4py loads.
 
     Args:
@@ -75,22 +68,22 @@ def mpi_library(inside: bool) -> str:
     return ended.output.strip().splitlines()[-1]
 
 
-def mpiexecs() -> list[str]:
+def _mpiexecs() -> list[str]:
     """The `mpiexec` beside this Python, then the one in the PATH; each once."""
     beside, in_path = Path(sys.executable).with_name("mpiexec"), shutil.which("mpiexec")
-    found = ([str(beside)] if beside.exists() else []) + ([in_path] if in_path else [])
-    return list({os.path.realpath(path): path for path in reversed(found)}.values())[::-1]
+    paths = ([str(beside)] if beside.exists() else []) + ([in_path] if in_path else [])
+    return list({os.path.realpath(path): path for path in reversed(paths)}.values())[::-1]
 
 
 def version_of(mpiexec: str) -> str:
-    """What an `mpiexec` says of itself, in one line."""
+    """The version that an `mpiexec` prints, in one line."""
     try:
         ended = run_limited([mpiexec, "--version"], timeouts.LAUNCHER_ANSWER)
     except OSError as error:
         return f"cannot be started: {error.strerror}"
-    said = re.search(r"(hydra).*?version:\s*(\S+)", ended.output, re.IGNORECASE | re.DOTALL)
-    if said:
-        return f"MPICH (hydra) {said[2]}"
+    hydra = re.search(r"(hydra).*?version:\s*(\S+)", ended.output, re.IGNORECASE | re.DOTALL)
+    if hydra:
+        return f"MPICH (hydra) {hydra[2]}"
     return next((line.strip() for line in ended.output.splitlines() if line.strip()), "says nothing of itself")
 
 
@@ -99,16 +92,13 @@ def check_mpi(launcher: Launcher) -> Finding:
     if find_spec("mpi4py") is None:
         return skipped("MPI", "mpi4py is not installed; torchrun works without", "pip install 'domainpar[mpi]'")
     try:
-        library = mpi_library(inside=launcher.has_pmi)
+        library = _mpi_library(inside=launcher.has_pmi)
     except (ImportError, RuntimeError) as error:
-        return failed(
-            "MPI",
-            f"mpi4py finds no MPI library: {error}",
-            "pip install mpich, or load the MPI module of your site and set MPI4PY_LIBMPI; or start with torchrun",
-        )
+        advice = "pip install mpich, or load the MPI module of your site and set MPI4PY_LIBMPI; or start with torchrun"
+        return failed("MPI", f"mpi4py finds no MPI library: {error}", advice)
     if launcher.has_pmi:
         return passed("MPI", f"mpi4py uses {library}, as {launcher.command} does", library=library)
-    return judge_mpi(library, {path: version_of(path) for path in mpiexecs()})
+    return judge_mpi(library, {path: version_of(path) for path in _mpiexecs()})
 
 
 def judge_mpi(library: str, versions: Mapping[str, str]) -> Finding:
@@ -116,36 +106,33 @@ def judge_mpi(library: str, versions: Mapping[str, str]) -> Finding:
 
     Args:
         library: Name and version of the library that mpi4py loads.
-        versions: What each `mpiexec` says of itself; the one that one would use first.
+        versions: The version of each `mpiexec`, the first choice first.
     """
-    told = f"mpi4py uses {library}; " + (
-        "; ".join(f"{path}: {said}" for path, said in versions.items()) or "no mpiexec"
-    )
-    figures = {"library": library, "mpiexec": dict(versions)}
+    mpiexecs = "; ".join(f"{path}: {version}" for path, version in versions.items()) or "no mpiexec"
+    text, figures = f"mpi4py uses {library}; {mpiexecs}", {"library": library, "mpiexec": dict(versions)}
+    wrong = [path for path, version in versions.items() if family_of(version) != family_of(library)]
     if not versions:
         return warned(
-            "MPI", told, "pip install mpich brings an mpiexec; or load the MPI module of your site", **figures
+            "MPI", text, "pip install mpich brings an mpiexec; or load the MPI module of your site", **figures
         )
-    match = [family_of(library) == family_of(said) for said in versions.values()]
-    right = next((path for path, same in zip(versions, match) if same), None)
-    if all(match):
-        return passed("MPI", told, **figures)
-    wrong = next(path for path, same in zip(versions, match) if not same)
-    if right is None:
-        return failed(
-            "MPI",
-            f"{told}: they belong to different MPI libraries",
-            f"use the mpiexec of {library}, or name the library of {wrong} in MPI4PY_LIBMPI (path of its libmpi.so)",
-            **figures,
+    if not wrong:
+        return passed("MPI", text, **figures)
+    if len(wrong) == len(versions):
+        advice = (
+            f"use the mpiexec of {library}, or name the library of {wrong[0]} in MPI4PY_LIBMPI (path of its libmpi.so)"
         )
-    return warned("MPI", f"{told}: {wrong} is of another library", f"start with {right}, not with {wrong}", **figures)
+        return failed("MPI", f"{text}: they belong to different MPI libraries", advice, **figures)
+    right = next(path for path in versions if path not in wrong)
+    advice = f"start with {right}, not with {wrong[0]}"
+    return warned("MPI", f"{text}: {wrong[0]} is of another library", advice, **figures)
 
 
 def mpiexec_for(of_mpi: Finding) -> str | None:
-    """The mpiexec to start ranks with, by what `check_mpi` found: the first of mpi4py's library, else the first."""
+    """The mpiexec to start ranks with, of a finding of `check_mpi`: the first of mpi4py's library, else the first."""
     versions: Mapping[str, str] = of_mpi.figures.get("mpiexec", {})
     family = family_of(str(of_mpi.figures.get("library", "")))
-    return next((path for path, said in versions.items() if family_of(said) == family), next(iter(versions), None))
+    fitting = (path for path, version in versions.items() if family_of(version) == family)
+    return next(fitting, next(iter(versions), None))
 
 
 def check_open_mpi(library: str, cores: int, is_superuser: bool | None = None) -> Finding:
@@ -156,5 +143,5 @@ def check_open_mpi(library: str, cores: int, is_superuser: bool | None = None) -
     if os.geteuid() == 0 if is_superuser is None else is_superuser:
         flags.append(("you are root", "--allow-run-as-root"))
     flags.append((f"for more ranks than {several(cores, 'core')}", "--oversubscribe"))
-    told = "; ".join(f"{why}: mpiexec {flag}" for why, flag in flags)
-    return passed("Open MPI", told, flags=[flag for _, flag in flags])
+    text = "; ".join(f"{why}: mpiexec {flag}" for why, flag in flags)
+    return passed("Open MPI", text, flags=[flag for _, flag in flags])

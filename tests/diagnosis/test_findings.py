@@ -4,8 +4,21 @@ import json
 
 import pytest
 
-from domainpar.diagnosis.table import as_record, as_text, show, write_json
-from domainpar.diagnosis.verdicts import Finding, Verdict, exit_code, failed, gathered, passed, skipped, warned
+from domainpar.diagnosis.finding import (
+    Finding,
+    Verdict,
+    as_record,
+    as_text,
+    attempted,
+    exit_code,
+    failed,
+    gathered,
+    passed,
+    show,
+    skipped,
+    warned,
+    write_json,
+)
 from domainpar.testing import run_ranks
 
 GOOD, ODD, BAD, NONE = (
@@ -22,9 +35,9 @@ def _gathered(world, findings_of_ranks):
 
 def merged(*of_ranks):
     """One finding of each rank, as all ranks see them."""
-    found = run_ranks(_gathered, len(of_ranks), [[finding] for finding in of_ranks])
-    assert all(rank == found[0] for rank in found)
-    (row,) = found[0]
+    findings = run_ranks(_gathered, len(of_ranks), [[finding] for finding in of_ranks])
+    assert all(rank == findings[0] for rank in findings)
+    (row,) = findings[0]
     return row
 
 
@@ -56,6 +69,16 @@ def test_a_check_that_only_some_ranks_made_is_kept():
 @pytest.mark.parametrize(("findings", "code"), [([], 0), ([GOOD, ODD, NONE], 0), ([GOOD, BAD, GOOD], 1)])
 def test_only_what_fails_changes_the_exit_code(findings, code):
     assert exit_code(findings) == code
+
+
+def test_a_check_that_breaks_is_a_check_that_fails():
+    def broken():
+        raise OSError("no such thing")
+
+    (finding,) = attempted("a", broken)
+    assert (finding.verdict, finding.found) == (Verdict.FAIL, "the check itself failed: OSError: no such thing")
+    assert attempted("a", lambda: GOOD) == [GOOD]
+    assert attempted("a", lambda: None) == []
 
 
 def test_the_table_holds_every_row_and_what_to_do():

@@ -7,19 +7,19 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
-from domainpar.diagnosis.toy import NUM_EDGE_FEATURES, NUM_FEATURES, ring_event, toy_store
-from domainpar.diagnosis.training import Way, same_on_all, trained_sha256
-from domainpar.diagnosis.verdicts import Finding, failed, passed
+from domainpar.diagnosis.finding import Finding, failed, passed
 from domainpar.events.store import EventStore
+from domainpar.measure.layouts import SMALL, of_all_ranks
+from domainpar.measure.steps import trained_sha256
+from domainpar.measure.toy import NUM_EDGE_FEATURES, NUM_FEATURES, ring_event, toy_store
 from domainpar.nn.interaction import InteractionNetwork
 from domainpar.nn.selftest import rows_are_independent
 from domainpar.parallel.halo import Halo
 from domainpar.parallel.loading import load_part
 from domainpar.parallel.world import World
-from domainpar.plan import PartitionPlan
 
 TRACKS = 60
-WIDTH = 3
+COLUMNS = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
 ADVICE = "put this table into an issue; another --transport may work meanwhile"
 
 
@@ -38,17 +38,17 @@ def _store(world: World) -> AbstractContextManager[EventStore]:
 def check_ghosts(halo: Halo) -> Finding:
     """Global ids through the exchange itself, into memory full of NaN. *Collective*."""
     plan = halo.plan
-    ghosts = torch.full((plan.num_ghosts, WIDTH), torch.nan, dtype=torch.float64)
-    halo.fill_ghosts(_ids(plan.owned_ids), ghosts)
-    expected = _ids(plan.ghost_ids)
-    unfilled, wrong = int(ghosts.isnan().any(1).sum()), int((ghosts != expected).any(1).sum())
-    told = f"{plan.num_ghosts:,} ghosts of {plan.num_owned:,} nodes here"
+    ghosts = torch.full((plan.num_ghosts, len(COLUMNS)), torch.nan, dtype=torch.float64)
+    halo.fill_ghosts(_column(plan.owned_ids) * COLUMNS, ghosts)
+    wrong_rows = (ghosts != _column(plan.ghost_ids) * COLUMNS).any(1)
+    unfilled, wrong = int(ghosts.isnan().any(1).sum()), int(wrong_rows.sum())
+    text = f"{plan.num_ghosts:,} ghosts of {plan.num_owned:,} nodes here"
     if not wrong:
-        return passed("halo: ghosts", f"{told}: all hold the row of their own node", ghosts=plan.num_ghosts)
-    row = int((ghosts != expected).any(1).nonzero()[0])
+        return passed("halo: ghosts", f"{text}: all hold the row of their own node", ghosts=plan.num_ghosts)
+    row = int(wrong_rows.nonzero()[0])
     return failed(
         "halo: ghosts",
-        f"{told}: {wrong} are wrong, {unfilled} of them never filled; the first should hold node "
+        f"{text}: {wrong} are wrong, {unfilled} of them never filled; the first should hold node "
         f"{int(plan.ghost_ids[row])} and holds {ghosts[row].tolist()}",
         ADVICE,
         wrong=wrong,
@@ -56,46 +56,39 @@ def check_ghosts(halo: Halo) -> Finding:
     )
 
 
-def _ids(ids: object) -> Tensor:
-    """Rows [n, WIDTH] that tell a node by its id."""
-    return torch.as_tensor(ids, dtype=torch.float64).unsqueeze(1) * torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+def _column(ids: object) -> Tensor:
+    return torch.as_tensor(ids, dtype=torch.float64).unsqueeze(1)
 
 
 def check_sums(halo: Halo) -> Finding:
     """Sums of ghosts' rows come back to owners as the adjoint of the copy, in whole numbers. *Collective*."""
-    owned, ghosts = _whole_numbers(halo.plan)
+    plan = halo.plan
+    owned = _column(plan.owned_ids) % 97 - COLUMNS
+    ghosts = _column(plan.ghost_ids) * (plan.part + 2) % 89 + COLUMNS
     filled, sums = halo.fill_ghosts(owned), halo.sum_to_owners(ghosts)
     spoilt = int((~filled.isfinite()).sum() + (~sums.isfinite()).sum())
     there, back = (int(product.nan_to_num().sum()) for product in (filled * ghosts, owned * sums))
     totals = torch.tensor([there, back, spoilt], dtype=torch.int64)
     halo.transport.all_reduce(totals)
     there, back, spoilt = totals.tolist()
-    told = f"<fill x, y> = {there}, <x, sum y> = {back}" + (f", {spoilt} numbers not finite" if spoilt else "")
+    text = f"<fill x, y> = {there}, <x, sum y> = {back}" + (f", {spoilt} numbers not finite" if spoilt else "")
     if there == back and not spoilt:
-        return passed("halo: sums", f"{told}: adjoint, exactly", product=there)
-    return failed("halo: sums", f"{told}: the way back is not the adjoint of the way there", ADVICE)
-
-
-def _whole_numbers(plan: PartitionPlan) -> tuple[Tensor, Tensor]:
-    """Rows of owned nodes and of ghosts, of whole numbers that depend on ids and on this part."""
-    columns = torch.arange(1, WIDTH + 1, dtype=torch.float64)
-    owned = torch.as_tensor(plan.owned_ids, dtype=torch.float64).unsqueeze(1) % 97 - columns
-    ghosts = (torch.as_tensor(plan.ghost_ids, dtype=torch.float64).unsqueeze(1) * (plan.part + 2)) % 89 + columns
-    return owned, ghosts
+        return passed("halo: sums", f"{text}: adjoint, exactly", product=there)
+    return failed("halo: sums", f"{text}: the way back is not the adjoint of the way there", ADVICE)
 
 
 def check_split(world: World) -> Finding:
     """Two training steps on all ranks, and on each rank alone with the whole event: one hash. *Collective*."""
     with _store(world) as store:
-        split = trained_sha256(Way(), store, World.over(world.transport, domain_size=world.size))
-        whole = trained_sha256(Way(), store, World.alone())
-    splits, wholes = same_on_all(split, world), same_on_all(whole, world)
-    told = f"forward, backward and step on {world.size} parts: {split[:12]}; whole, on one rank: {whole[:12]}"
+        split = trained_sha256(SMALL, store, World.over(world.transport, domain_size=world.size))
+        whole = trained_sha256(SMALL, store, World.alone())
+    splits, wholes = of_all_ranks(split, world), of_all_ranks(whole, world)
+    text = f"forward, backward and step on {world.size} parts: {split[:12]}; whole, on one rank: {whole[:12]}"
     if len({*splits, *wholes}) == 1:
-        return passed("split = whole", f"{told}, to the last bit", sha256=split)
+        return passed("split = whole", f"{text}, to the last bit", sha256=split)
     if len(set(wholes)) > 1:
-        told += "; ranks alone do not agree with each other: their processors or libraries compute differently"
-    return failed("split = whole", told, ADVICE, split=list(splits), whole=list(wholes))
+        text += "; ranks alone do not agree with each other: their processors or libraries compute differently"
+    return failed("split = whole", text, ADVICE, split=splits, whole=wholes)
 
 
 def check_rows(world: World) -> Finding:

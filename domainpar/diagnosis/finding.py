@@ -1,0 +1,188 @@
+"""The row of a check in the doctor's table: how ranks' rows become one, and how all are printed and written."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from domainpar.agreement import gather
+from domainpar.events.store import write_whole
+from domainpar.parallel.launcher import detect
+from domainpar.parallel.world import World
+from domainpar.words import several
+
+MOST_RANKS_NAMED = 4
+WIDTH_OF_A_FILE = 118
+
+
+class Verdict(StrEnum):
+    """How a check ended; the later the worse."""
+
+    SKIP = "SKIP"
+    PASS = "PASS"
+    WARN = "WARN"
+    FAIL = "FAIL"
+
+    @property
+    def badness(self) -> int:
+        """Its place in the order."""
+        return list(Verdict).index(self)
+
+
+COLOURS = {Verdict.PASS: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red", Verdict.SKIP: "dim"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One row of the table.
+
+    Attributes:
+        check: Name of the check.
+        verdict: How it ended.
+        found: The observation, with values.
+        advice: What to do about it; may be empty.
+        figures: The observation in plain values, for the JSON.
+    """
+
+    check: str
+    verdict: Verdict
+    found: str
+    advice: str = ""
+    figures: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> Finding:
+        """A finding that travelled as JSON."""
+        return cls(**{**values, "verdict": Verdict(values["verdict"])})
+
+
+def passed(check: str, found: str, **figures: Any) -> Finding:
+    """All is well."""
+    return Finding(check, Verdict.PASS, found, figures=figures)
+
+
+def warned(check: str, found: str, advice: str, **figures: Any) -> Finding:
+    """It works, but somebody should know."""
+    return Finding(check, Verdict.WARN, found, advice, figures)
+
+
+def failed(check: str, found: str, advice: str, **figures: Any) -> Finding:
+    """It does not work."""
+    return Finding(check, Verdict.FAIL, found, advice, figures)
+
+
+def skipped(check: str, why: str, advice: str = "") -> Finding:
+    """It could not be looked at, or there is nothing to look at."""
+    return Finding(check, Verdict.SKIP, why, advice)
+
+
+def attempted(check: str, look: Callable[[], Finding | None]) -> list[Finding]:
+    """The finding of a check that one rank makes by itself, if it has one; an exception in it is a finding too."""
+    try:
+        finding = look()
+    except Exception as error:
+        finding = failed(check, f"the check itself failed: {type(error).__name__}: {error}", "put this into an issue")
+    return [] if finding is None else [finding]
+
+
+def exit_code(findings: Sequence[Finding]) -> int:
+    """0 when nothing failed, 1 otherwise."""
+    return int(any(finding.verdict is Verdict.FAIL for finding in findings))
+
+
+# --- of all ranks ----------------------------------------------------------------------------------------------------
+
+
+def of_all_ranks(value: Any, world: World) -> list[Any]:
+    """The plain value of every rank. *Collective*."""
+    return gather(world.transport, value)
+
+
+def gathered(findings: Sequence[Finding], world: World) -> list[Finding]:
+    """One finding for each check of all ranks, the same on every rank. *Collective*.
+
+    The worst verdict wins and its ranks are named; findings that are the same on all ranks are said once.
+    """
+    by_check: dict[str, dict[int, Finding]] = {}
+    for rank, rows in enumerate(of_all_ranks([asdict(finding) for finding in findings], world)):
+        for values in rows:
+            by_check.setdefault(values["check"], {})[rank] = Finding.read(values)
+    return [_merged(of_ranks) for of_ranks in by_check.values()]
+
+
+def _merged(of_ranks: Mapping[int, Finding]) -> Finding:
+    worst = max((finding.verdict for finding in of_ranks.values()), key=lambda verdict: verdict.badness)
+    worst_ranks = {rank: finding for rank, finding in of_ranks.items() if finding.verdict is worst}
+    first = next(iter(worst_ranks.values()))
+    alike = len(worst_ranks) == len(of_ranks) and len({finding.found for finding in worst_ranks.values()}) == 1
+    if alike or worst.badness <= Verdict.PASS.badness:
+        return first
+    lines = [f"rank {rank}: {finding.found}" for rank, finding in list(worst_ranks.items())[:MOST_RANKS_NAMED]]
+    if len(worst_ranks) > MOST_RANKS_NAMED:
+        lines.append(f"and {several(len(worst_ranks) - MOST_RANKS_NAMED, 'more rank')}")
+    return replace(first, found="; ".join(lines), figures={**first.figures, "ranks": sorted(worst_ranks)})
+
+
+# --- the table -------------------------------------------------------------------------------------------------------
+
+
+def as_text(findings: Sequence[Finding], width: int = WIDTH_OF_A_FILE, colours: bool = False) -> str:
+    """The table, one row a check, and a line that counts verdicts."""
+    table = Table(show_edge=False, pad_edge=False, expand=True)  # else columns take no shares
+    for name, share in (("check", 2), ("", 0), ("what was found", 8), ("what to do", 4)):
+        table.add_column(name, ratio=share or None, overflow="fold")
+    for finding in findings:
+        verdict = Text(finding.verdict, style=COLOURS[finding.verdict])
+        table.add_row(Text(finding.check), verdict, Text(finding.found), Text(finding.advice))
+    written = io.StringIO()
+    Console(file=written, width=width, force_terminal=colours, color_system="standard" if colours else None).print(
+        table
+    )
+    lines = [line.rstrip() for line in written.getvalue().splitlines()]
+    counts = [f"{sum(finding.verdict is verdict for finding in findings)} {verdict}" for verdict in COLOURS]
+    return "\n".join([*lines, f"doctor: {', '.join(counts)}; exit code {exit_code(findings)}"]) + "\n"
+
+
+def show(findings: Sequence[Finding]) -> None:
+    """Print the table in one piece: lines of several ranks would tear."""
+    # A launcher may hand out terminals of its own, which know neither width nor colours of the user's.
+    on_terminal = sys.stdout.isatty() and not _through_launcher()
+    width = shutil.get_terminal_size().columns if on_terminal else WIDTH_OF_A_FILE
+    sys.stdout.write(as_text(findings, width, on_terminal and "NO_COLOR" not in os.environ))
+    sys.stdout.flush()
+
+
+def _through_launcher() -> bool:
+    try:
+        return detect().kind != "none"
+    except ValueError:  # variables of a launcher, but spoilt ones
+        return True
+
+
+def as_record(findings: Sequence[Finding]) -> dict[str, Any]:
+    """The table as plain values."""
+    return {"checks": [asdict(finding) for finding in findings], "exit_code": exit_code(findings)}
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write plain values to a file, whole or not at all.
+
+    Raises:
+        RuntimeError: If that cannot be.
+    """
+    try:
+        write_whole(path, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
+    except OSError as error:
+        raise RuntimeError(f"cannot write {path}: {error.strerror}; all else is done, see the table") from error

@@ -1,0 +1,127 @@
+"""Other programs, each with a time limit: ended with everything that they started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from typing import IO
+
+from domainpar import timeouts
+
+OWN_ERROR = "domainpar: error: "
+
+# In containers and on small machines Open MPI refuses to start without these; MPICH does not look at them.
+LET_OPEN_MPI_START = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+}
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The end of a program, or of several copies of it.
+
+    Attributes:
+        code: The first exit code that is not 0; None if time ran out.
+        output: Standard output and errors together.
+        seconds: From the start to the end.
+    """
+
+    code: int | None
+    output: str
+    seconds: float
+
+    @property
+    def last_lines(self) -> str:
+        """The part of the output that fits a cell of a table: our own error, or the end."""
+        lines = [line.strip() for line in self.output.splitlines() if line.strip()]
+        if errors := [line for line in lines if line.startswith(OWN_ERROR)]:
+            return errors[0].removeprefix(OWN_ERROR)
+        return " / ".join(lines[-3:]) or "nothing printed"
+
+
+def run_limited(
+    command: Sequence[str],
+    seconds: float,
+    environments: Sequence[Mapping[str, str]] = ({},),
+    without: Sequence[str] = (),
+    *,
+    show: Callable[[str], object] | None = None,
+    stop: signal.Signals = signal.SIGTERM,
+    seconds_to_leave: float = timeouts.LEAVING,
+) -> Ended:
+    """Run a program, or several copies of it at once, in sessions of their own and without input.
+
+    Args:
+        command: The program and its arguments.
+        seconds: Time limit, `inf` for none; then all copies are ended, with everything that they started.
+        environments: One for each copy: variables to add.
+        without: Variables to take away: those that begin like one of these.
+        show: Gets the output as it comes.
+        stop: Asks a program to end. Python ends by SIGTERM at once, and by SIGINT as by Ctrl-C, ending its own ranks.
+        seconds_to_leave: Time from then on until it is killed.
+
+    Raises:
+        OSError: If it cannot be started at all.
+    """
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(tuple(without) or ("\0",))}
+    began = time.monotonic()
+    with tempfile.TemporaryFile() as output:
+        with ExitStack() as stack:
+            copies = [
+                stack.enter_context(_started(command, output, inherited | dict(variables), stop, seconds_to_leave))
+                for variables in environments
+            ]
+            shown = 0
+            while any(process.poll() is None for process in copies) and time.monotonic() - began < seconds:
+                with suppress(subprocess.TimeoutExpired):
+                    next(process for process in copies if process.returncode is None).wait(timeouts.WATCH_POLL)
+                lines = _printed(output, shown).rpartition(b"\n")
+                if show is not None and lines[1]:
+                    show(b"".join(lines[:2]).decode(errors="replace"))
+                    shown += len(lines[0]) + 1
+            late = any(process.returncode is None for process in copies)
+        if show is not None:
+            show(_printed(output, shown).decode(errors="replace"))
+        text = _printed(output).decode(errors="replace")
+    code = None if late else next((process.returncode for process in copies if process.returncode), 0)
+    return Ended(code, text, time.monotonic() - began)
+
+
+@contextmanager
+def _started(
+    command: Sequence[str], output: IO[bytes], environment: Mapping[str, str], stop: signal.Signals, grace: float
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A program at work in a session of its own; nothing of it is left afterwards."""
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        # First asked, since a launcher knows its ranks; then the whole session is killed.
+        if process.poll() is None:
+            process.send_signal(stop)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(grace)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _printed(output: IO[bytes], begin: int = 0) -> bytes:
+    """The output from some byte on. `pread`: the file's own offset is shared with the programs that write to it."""
+    return os.pread(output.fileno(), os.fstat(output.fileno()).st_size - begin, begin)
