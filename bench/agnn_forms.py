@@ -98,7 +98,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def read_events(options: argparse.Namespace) -> tuple[str, list[Hits]]:
-    """What the events are called in results, and their hits; a simulated one where there are no real ones."""
+    """Name of the events in results, and their hits; a simulated one where there are no real ones."""
     if options.data is not None:
         try:
             known = trackml.list_events(options.data)
@@ -152,7 +152,7 @@ def as_text(values: dict[str, float], form: str) -> str:
 
 
 def show_losses(divided: dict[str, list[Divided]], source: str, results: measuring.Results) -> None:
-    """What is lost where sectors are cut apart."""
+    """Edges and particles lost where sectors are cut apart."""
     rows: list[Row] = []
     for name, events in divided.items():
         each = [losses_of(event) for event in events]
@@ -230,7 +230,7 @@ def show_steps(
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """What one process is asked for."""
+    """The steps that one process is asked for."""
 
     graph: Graph
     form: str
@@ -310,7 +310,7 @@ def problem_of(form: str, graph: Graph, options: argparse.Namespace) -> str | No
 
 
 def steps_in_turns(graph: Graph, true_weight: float, options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
-    """What each round says of each form that fits."""
+    """Figures of each round of each form that fits."""
     names = ("hidden", "graph_iters", "seed", "repeats")
     how = {name: getattr(options, name) for name in names}
     runs: dict[str, list[dict[str, Any]]] = {

@@ -88,7 +88,7 @@ class Form(NamedTuple):
 
     Attributes:
         make: (edge_index, num_nodes, dtype) -> the form of one graph.
-        matrices: How many dense [N, E] tables a step of so many iterations holds.
+        matrices: Number of dense [N, E] tables that a step holds, by its iterations.
     """
 
     make: Callable[[Tensor, int, torch.dtype], Ends]

@@ -48,7 +48,7 @@ WAYS: dict[str, tuple[Any, ...]] = {
     "overlap": (True, False),
     "recompute_every": (None, 2, 3),
 }
-"""How a network can be run; `groups`: data groups, which take different events."""
+"""Ways to run a network; `groups`: data groups, which take different events."""
 
 Way = Mapping[str, Any]
 

@@ -73,7 +73,7 @@ BENCHES = (
 
 @dataclass
 class Outcome:
-    """What one benchmark said.
+    """The end of one benchmark.
 
     Attributes:
         command: What was typed.
@@ -123,7 +123,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def arguments_of(bench: Bench, options: argparse.Namespace) -> list[str]:
-    """What a benchmark is called with, without the file for its JSON lines."""
+    """Arguments of a benchmark, without the file for its JSON lines."""
     short = [] if options.full else shlex.split(bench.short)
     if options.data is None:
         return short if options.full else [*shlex.split(bench.events), *short]
@@ -188,7 +188,7 @@ def lines_of(provenance: dict[str, Any], outcomes: Sequence[Outcome]) -> list[st
 
 
 def lines_of_one(outcome: Outcome) -> list[str]:
-    """What the section says of one benchmark: its question, its command, its tables or why there are none."""
+    """The part of the section on one benchmark: question, command, tables or why there are none."""
     name = Path(outcome.command.split()[0]).stem
     lines = [f"### {name}", "", outcome.question, "", f"`{outcome.command}`, {outcome.ended.seconds:.0f} s", ""]
     if outcome.ended.code != 0:

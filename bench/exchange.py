@@ -82,25 +82,25 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def one_row(case: cases.Case, transport: Any, ranks: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Seconds and bytes of every way to exchange, on so many ranks of one transport."""
+    """Seconds and bytes of every way to exchange, on some ranks of one transport."""
     arguments = (case.store, options.grouping, options.width_of_rows, options.repeats, options.inner)
     how = {"transport": transport, "timeout": options.timeout, "domain_size": ranks}
-    found = run_ranks(exchanges_of, ranks, *arguments, **how)
-    timed = [name for name in (*EXCHANGES, "bare") if name in found[0]]
+    of_ranks = run_ranks(exchanges_of, ranks, *arguments, **how)
+    timed = [name for name in (*EXCHANGES, "bare") if name in of_ranks[0]]
     return {
         "transport": transport,
         "ranks": ranks,
-        **{name: Spread.of(slowest([rank[name] for rank in found])) for name in timed},
-        "bytes": sum(rank["bytes_sent"] for rank in found),
-        "most_bytes": max(rank["bytes_sent"] for rank in found),
+        **{name: Spread.of(slowest([rank[name] for rank in of_ranks])) for name in timed},
+        "bytes": sum(rank["bytes_sent"] for rank in of_ranks),
+        "most_bytes": max(rank["bytes_sent"] for rank in of_ranks),
         "lower_bound": fewest_rows(case, ranks, options.grouping) * options.width_of_rows * 4,
-        "ghost_ratio": sum(rank["ghosts"] for rank in found) / sum(rank["owned_nodes"] for rank in found),
-        "neighbours": max(rank["neighbours"] for rank in found),
+        "ghost_ratio": sum(rank["ghosts"] for rank in of_ranks) / sum(rank["owned_nodes"] for rank in of_ranks),
+        "neighbours": max(rank["neighbours"] for rank in of_ranks),
     }
 
 
 def bare_of(rows: Sequence[dict[str, Any]], ranks: int) -> Spread | None:
-    """What mpi4py alone took for the same messages, from the run on MPI; None without one."""
+    """Seconds of the same messages by mpi4py alone, from the run on MPI; None without one."""
     return next((row["bare"] for row in rows if row.get("bare") and row["ranks"] == ranks), None)
 
 
@@ -109,19 +109,19 @@ def message_rows(transport: Any, options: argparse.Namespace) -> list[dict[str, 
     if not options.message_sizes:
         return []
     arguments = (options.message_sizes, options.repeats, options.inner)
-    found = run_ranks(messages, 2, *arguments, transport=transport, timeout=options.timeout)
+    of_ranks = run_ranks(messages, 2, *arguments, transport=transport, timeout=options.timeout)
     return [
         {
             "transport": transport,
             "size": size,
-            **{name: Spread.of(slowest([rank[size][name] for rank in found])) for name in found[0][size]},
+            **{name: Spread.of(slowest([rank[size][name] for rank in of_ranks])) for name in of_ranks[0][size]},
         }
         for size in options.message_sizes
     ]
 
 
 def price_of(rows: Sequence[dict[str, Any]]) -> Price:
-    """What the messages of one transport cost, as a latency and a bandwidth."""
+    """The price of messages of one transport: a latency and a bandwidth."""
     return Price.fit({row["size"]: row["exchange"].median for row in rows})
 
 
@@ -177,17 +177,17 @@ def show_messages(results: measuring.Results, rows: Sequence[dict[str, Any]], tr
     """One row a size, the transports side by side."""
     if not rows:
         return
-    found = {(row["transport"], row["size"]): row for row in rows}
+    cells = {(row["transport"], row["size"]): row for row in rows}
     columns: dict[str, Callable[[int], str]] = {
         "bytes": lambda size: f"{size:,}",
-        "copy us": lambda size: microseconds(found[transports[-1], size]["copy"], "{:.1f}"),
-        **{f"{name} us": lambda size, name=name: microseconds(found[name, size]["exchange"]) for name in transports},
+        "copy us": lambda size: microseconds(cells[transports[-1], size]["copy"], "{:.1f}"),
+        **{f"{name} us": lambda size, name=name: microseconds(cells[name, size]["exchange"]) for name in transports},
     }
     if "mpi" in transports:
         columns |= {
-            "bare MPI us": lambda size: microseconds(found["mpi", size]["bare"], "{:.1f}"),
-            "mpi / bare": lambda size: ratio(found["mpi", size]["exchange"], found["mpi", size]["bare"]),
-            "one way us": lambda size: f"{5e5 * found['mpi', size]['ping-pong'].median:.3g}",
+            "bare MPI us": lambda size: microseconds(cells["mpi", size]["bare"], "{:.1f}"),
+            "mpi / bare": lambda size: ratio(cells["mpi", size]["exchange"], cells["mpi", size]["bare"]),
+            "one way us": lambda size: f"{5e5 * cells['mpi', size]['ping-pong'].median:.3g}",
         }
     note = "Both ways at once, without packing; one way: half of a ping and a pong of mpi4py."
     results.show("Messages between two ranks", columns, sorted({row["size"] for row in rows}), note)
@@ -210,7 +210,7 @@ def ratio(spread: Spread, other: Spread | None) -> str:
 
 @dataclass(frozen=True)
 class Price:
-    """What talking costs by two numbers, fitted to messages that two ranks send each other at the same time.
+    """The price of messages in two numbers, fitted to those that two ranks send each other at the same time.
 
     Attributes:
         latency: Seconds of a message without content.
@@ -225,7 +225,7 @@ class Price:
         """The price that comes near to measured messages, relative errors counting alike.
 
         Args:
-            seconds: Of a message of so many bytes; the smallest one is taken as the latency.
+            seconds: By bytes of a message; the smallest message gives the latency.
         """
         sizes, times = np.array(sorted(seconds)), np.array([seconds[size] for size in sorted(seconds)])
         latency = float(times[0])
@@ -233,7 +233,7 @@ class Price:
         return cls(latency, max(0.0, float((weights * (times - latency)).sum() / (weights * sizes).sum())))
 
     def exchange(self, messages: int, num_bytes: int) -> float:
-        """Seconds of an exchange with so many neighbours, bytes counted in the direction that moves more."""
+        """Seconds of an exchange, one message a neighbour, bytes counted in the direction that moves more."""
         return messages * self.latency + num_bytes * self.per_byte
 
     def all_reduce(self, num_bytes: int, ranks: int) -> float:
@@ -241,7 +241,7 @@ class Price:
         return 2 * self._rounds(ranks) + 2 * (ranks - 1) / ranks * num_bytes * self.per_byte
 
     def all_gather(self, num_bytes: int, ranks: int) -> float:
-        """Seconds of gathering so many bytes of each rank, in log2(ranks) rounds."""
+        """Seconds of gathering the bytes of each rank, in log2(ranks) rounds."""
         return self._rounds(ranks) + (ranks - 1) * num_bytes * self.per_byte
 
     def _rounds(self, ranks: int) -> float:
@@ -250,7 +250,7 @@ class Price:
 
 @dataclass
 class Traffic:
-    """What one rank would put on the wire in a step.
+    """Everything that one rank would put on the wire in a step.
 
     Attributes:
         exchanges: Neighbours, and bytes in the direction that moves more, of each exchange.

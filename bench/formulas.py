@@ -1,4 +1,4 @@
-"""What a training step of an interaction network costs by formula: matrix products, and memory of the plain form.
+"""Cost of a training step of an interaction network by formula: matrix products, and memory of the plain form.
 
 Products are counted as 2 rows x inputs x outputs floating point operations each, and nothing else is. Memory of
 domainpar's form is `domainpar.nn.memory.ModelSize`.
@@ -60,7 +60,7 @@ class Network:
 
     def streamed_operations(self, recomputed: int = 1) -> int:
         """Of one step of domainpar: the first layer of edges factorised into products per node and one per edge,
-        and the whole forward pass recomputed so many times."""
+        and the whole forward pass recomputed `recomputed` times."""
         return sum((1 + recomputed) * product.forward + product.backward for product in self._products(factorised=True))
 
     def plain_bytes(self, checkpointed: bool = False) -> int:

@@ -21,7 +21,7 @@ TARGET_PT, TARGET_HITS = 1.0, 3
 
 @dataclass(frozen=True)
 class Recipe:
-    """How heptrkx prepares one set.
+    """Settings by which heptrkx prepares one set.
 
     Attributes:
         pt_min: Hits of particles up to this transverse momentum in GeV are removed, by truth.
@@ -56,7 +56,7 @@ RECIPES = {
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """What the network is trained on: an event or a sector of it.
+    """The graph of an event or of a sector of it.
 
     Attributes:
         features: r and z in m, phi in units of half a sector, measured from its middle, float32 [N, 3].
@@ -167,7 +167,7 @@ def _is_target(hits: Hits) -> npt.NDArray[np.bool_]:
 
 
 def losses_of(event: Divided) -> dict[str, int]:
-    """What borders cut of one event, and out of how many."""
+    """Numbers of things that borders cut in one event, and of all such things."""
     (src, dst), true = event.whole.edge_index, event.whole.label > 0
     cut = (event.sector[src] != event.sector[dst]) | (event.sector[src] < 0)
     target = true & event.is_target[src]

@@ -85,7 +85,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def ways(options: argparse.Namespace) -> list[System]:
-    """What is measured."""
+    """The systems that are measured."""
     plain = [System.plain(form, options.allocator) for form in options.forms]
     recomputed = [
         System(f"recompute every {count}", options.allocator, changes={"recompute_every": count})
@@ -99,7 +99,7 @@ def ways(options: argparse.Namespace) -> list[System]:
 
 @dataclass
 class Split:
-    """How an event would be split: nodes, ghosts included, and local edges of each part."""
+    """Sizes of the parts of a split event: nodes, ghosts included, and local edges."""
 
     case: cases.Case
     grouping: str

@@ -119,7 +119,7 @@ def exact_hops(options: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class Mode:
-    """One way to compute an event: whole (`num_sectors` None), or in sectors with a border of so many hops."""
+    """One way to compute an event: whole (`num_sectors` None), or in sectors with a border of some hops."""
 
     name: str
     num_sectors: int | None = None
@@ -272,7 +272,7 @@ class Bench:
 
 @dataclass(frozen=True, eq=False)
 class Truth:
-    """What the scores of one event are held against.
+    """The truth that scores of one event are compared with.
 
     Attributes:
         record: The event.
@@ -338,7 +338,7 @@ def counted(truths: Sequence[Truth], scores: Sequence[FloatArray], region: str) 
 
 
 def compare(scores: Sequence[FloatArray], exact: Sequence[FloatArray]) -> dict[str, float]:
-    """How far scores are from those of whole events with the same weights."""
+    """Differences of scores from those of whole events with the same weights."""
     ours, theirs = np.concatenate(scores), np.concatenate(exact)
     scored = np.isfinite(ours)
     furthest = float(np.abs(ours[scored] - theirs[scored]).max(initial=0.0))

@@ -39,8 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     job = Job(case.store, flags.training_of(options), repeats=options.repeats)
     for ranks in options.ranks:
         with measuring.allocator(options.allocator):
-            found = run_ranks(overlapping, ranks, job, transport=options.transport, timeout=options.timeout)
-        results.add(measured="overlap", case=case.name, edges=record.num_edges, **summary(ranks, found))
+            of_ranks = run_ranks(overlapping, ranks, job, transport=options.transport, timeout=options.timeout)
+        results.add(measured="overlap", case=case.name, edges=record.num_edges, **summary(ranks, of_ranks))
     show(results, options)
     results.end()
     return 0
@@ -89,17 +89,17 @@ def spread_at_once(halo: CompleteHalo, owned: torch.Tensor, *, spread: Any = Com
     return rows
 
 
-def summary(ranks: int, found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def summary(ranks: int, of_ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Times of the slowest rank; the share that is hidden, turn by turn."""
-    times = {name: slowest([rank[name] for rank in found]) for name in ("with", "without", "alone")}
+    times = {name: slowest([rank[name] for rank in of_ranks]) for name in ("with", "without", "alone")}
     alone = Spread.of(times["alone"])
     saved = [without - overlap for without, overlap in zip(times["without"], times["with"])]
     return {
         "ranks": ranks,
         **{name: Spread.of(seconds) for name, seconds in times.items()},
         "hidden": Spread.of([seconds / alone.median for seconds in saved]),
-        "exchanges": found[0]["exchanges"],
-        "edges_without_ghosts": [rank["edges_without_ghosts"] for rank in found],
+        "exchanges": of_ranks[0]["exchanges"],
+        "edges_without_ghosts": [rank["edges_without_ghosts"] for rank in of_ranks],
     }
 
 

@@ -134,7 +134,7 @@ def asked_of(edges: LocalEdges, owner: IntArray, part: int, parts: int) -> list[
 
 
 def tile_row(edge_index: IntArray, tile: Any, num_tiles: int) -> Row:
-    """How well tiles keep edges, before grouping."""
+    """Quality of tiles, before grouping."""
     quality = measure_tiles(edge_index, tile, num_tiles)
     return {
         "joining_share": quality.joining_share,
@@ -146,7 +146,7 @@ def tile_row(edge_index: IntArray, tile: Any, num_tiles: int) -> Row:
 
 
 def part_row(event: EventGraph, tile: Any, part_of_tile: Any, num_parts: int) -> Row:
-    """How well parts keep edges, and how even they are."""
+    """Quality of parts: cut edges, ghosts, balance."""
     edge_index, part = event.edge_index, part_of_tile[tile]
     quality = measure(edge_index, part, num_parts)
     free = tiles_without_ghosts(edge_index, tile, part_of_tile)

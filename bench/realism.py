@@ -107,7 +107,7 @@ def figures(hits: Hits) -> Figures:
 
 
 def particle_figures(hits: Hits, particles: Particles) -> Figures:
-    """How many particles leave how many hits."""
+    """Numbers of particles and of their hits."""
     seen = particles.nhits > 0
     prompt = np.hypot(particles.vertex[:, 0], particles.vertex[:, 1]) < PROMPT_RADIUS
     nhits = particles.nhits
@@ -134,7 +134,7 @@ def overlap_share(hits: Hits) -> float:
 
 
 def edge_figures(graph: EventGraph) -> Figures:
-    """How dense and how true the candidate edges are."""
+    """Density and truth of the candidate edges."""
     assert graph.label is not None
     src, dst = graph.edge_index
     degree = np.bincount(graph.edge_index.ravel(), minlength=graph.num_nodes)

@@ -87,9 +87,9 @@ def on_cores(ranks: Sequence[int]) -> list[int]:
 
 
 def measured_price(options: argparse.Namespace) -> Price:
-    """What a message costs here, between two ranks."""
-    found = run_ranks(messages, 2, SIZES, 10, 10, transport=options.transport, timeout=options.timeout)
-    times = {size: slowest([rank[size]["exchange"] for rank in found]) for size in SIZES}
+    """The price of a message here, between two ranks."""
+    ranks = run_ranks(messages, 2, SIZES, 10, 10, transport=options.transport, timeout=options.timeout)
+    times = {size: slowest([rank[size]["exchange"] for rank in ranks]) for size in SIZES}
     return Price.fit({size: statistics.median(seconds) for size, seconds in times.items()})
 
 
@@ -102,14 +102,14 @@ def rows_of(kind: str, price: Price, options: argparse.Namespace, results: measu
     setups = [(MEASURED, ranks) for ranks in options.ranks] + [(PROJECTED, ranks) for ranks in parts]
     events = events_of(kind, {ranks for _, ranks in setups}, options)
     small = cases.chosen_case(argparse.Namespace(**{**vars(options), "data": None, "hits": None, "case": "tiny"}))
-    found: dict[tuple[str, int], list[Ranks]] = {setup: [] for setup in setups}
+    runs: dict[tuple[str, int], list[Ranks]] = {setup: [] for setup in setups}
     for number in range(options.rounds):
         for how, ranks in setups:
             results.console.print(f"  {kind} scaling, round {number + 1} of {options.rounds}: {ranks} ranks, {how} ...")
-            found[how, ranks].append(run(events[ranks], small, how, ranks, options))
-    one = found[MEASURED, 1]
+            runs[how, ranks].append(run(events[ranks], small, how, ranks, options))
+    one = runs[MEASURED, 1]
     return [
-        {"kind": kind, "how": how, **row_of(found[how, ranks], one, how, price), **about(events[ranks])}
+        {"kind": kind, "how": how, **row_of(runs[how, ranks], one, how, price), **about(events[ranks])}
         for how, ranks in setups
     ]
 
@@ -134,7 +134,7 @@ def about(case: cases.Case) -> Row:
 
 
 def run(case: cases.Case, small: cases.Case, how: str, ranks: int, options: argparse.Namespace) -> Ranks:
-    """What every rank took and held: together, or one at a time."""
+    """Seconds and memory of every rank: together, or one at a time."""
     job = Job(case.store, flags.training_of(options), options.warmup, options.repeats)
     launch = {"transport": options.transport, "timeout": options.timeout, "domain_size": ranks}
     if how == MEASURED:
@@ -163,12 +163,12 @@ def times_of(rounds: Sequence[Ranks], one: Sequence[Ranks], how: str, price: Pri
 
     Both ratios count the edges of this event over those of one rank's, 1 where both are the same event.
     """
-    step = step_seconds if how == MEASURED else lambda found: projected_seconds(found, price)
+    step = step_seconds if how == MEASURED else lambda ranks: projected_seconds(ranks, price)
     work = total(rounds[0], "owned_edges") / total(one[0], "owned_edges")
-    seconds = [step(found) for found in rounds]
+    seconds = [step(ranks) for ranks in rounds]
     speed_up = [work * step_seconds(alone) / value for alone, value in zip(one, seconds)]
     compute, cpu = (
-        [[statistics.median(rank[name]) for rank in found] for found in rounds] for name in ("compute", "cpu")
+        [[statistics.median(rank[name]) for rank in ranks] for ranks in rounds] for name in ("compute", "cpu")
     )
     return {
         "seconds": Spread.of(seconds),
@@ -177,14 +177,14 @@ def times_of(rounds: Sequence[Ranks], one: Sequence[Ranks], how: str, price: Pri
         "imbalance": Spread.of([imbalance(values) for values in compute]),
         "cpu_imbalance": Spread.of([imbalance(values) for values in cpu]),
         "unsteadiness": statistics.median(max(rank["compute"]) / min(rank["compute"]) for rank in chain(*rounds)),
-        "talking": Spread.of([talking(found, how, price) for found in rounds]),
+        "talking": Spread.of([talking(ranks, how, price) for ranks in rounds]),
         "compute": compute,
         "cpu": cpu,
     }
 
 
 def split_of(ranks: Ranks) -> Row:
-    """How the event was split, which no clock changes."""
+    """Sizes of the parts, which no clock changes."""
     nodes, edges = total(ranks, "owned_nodes"), total(ranks, "owned_edges")
     return {
         "ghost_ratio": total(ranks, "ghosts") / nodes,
@@ -195,21 +195,21 @@ def split_of(ranks: Ranks) -> Row:
     }
 
 
-def step_seconds(found: Ranks) -> float:
+def step_seconds(ranks: Ranks) -> float:
     """The slowest rank of each step, then the median."""
-    return statistics.median(slowest([rank["seconds"] for rank in found]))
+    return statistics.median(slowest([rank["seconds"] for rank in ranks]))
 
 
-def projected_seconds(found: Ranks, price: Price) -> float:
+def projected_seconds(ranks: Ranks, price: Price) -> float:
     """The slowest rank: its own work, and its messages at the price measured between two ranks."""
-    return max(statistics.median(rank["compute"]) + rank["traffic"].seconds(price, len(found)) for rank in found)
+    return max(statistics.median(rank["compute"]) + rank["traffic"].seconds(price, len(ranks)) for rank in ranks)
 
 
-def talking(found: Ranks, how: str, price: Price) -> float:
+def talking(ranks: Ranks, how: str, price: Price) -> float:
     """Seconds of a step for messages: measured ones hold the waiting for slower ranks, projected ones do not."""
     if how == PROJECTED:
-        return float(max(rank["traffic"].seconds(price, len(found)) for rank in found))
-    steps = [[a + b for a, b in zip(rank["exchange"], rank["wait"])] for rank in found]
+        return float(max(rank["traffic"].seconds(price, len(ranks)) for rank in ranks))
+    steps = [[a + b for a, b in zip(rank["exchange"], rank["wait"])] for rank in ranks]
     return statistics.median(slowest(steps))
 
 
@@ -222,8 +222,8 @@ def imbalance(values: Sequence[float]) -> float:
     return max(values) / statistics.mean(values)
 
 
-def total(found: Ranks, name: str) -> int:
-    return sum(rank[name] for rank in found)
+def total(ranks: Ranks, name: str) -> int:
+    return sum(rank[name] for rank in ranks)
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------

@@ -95,9 +95,9 @@ def run_all(
     for one in systems.take_turns(compared, job, network, options.rounds, options.timeout):
         measured[one.system.name, one.system.ranks, one.system.allocator] = one
         rates.append(measuring.product_rate())
-        found = one.problem or f"{one.round_medians('seconds')[-1]:.3f} s"
+        outcome = one.problem or f"{one.round_medians('seconds')[-1]:.3f} s"
         ranks = f" on {one.system.ranks} ranks" if one.system.ranks > 1 else ""
-        results.console.print(f"  {one.system.name}{ranks}, allocator {one.system.allocator}: {found}")
+        results.console.print(f"  {one.system.name}{ranks}, allocator {one.system.allocator}: {outcome}")
     return list(measured.values()), Spread.of(rates)
 
 
@@ -198,7 +198,7 @@ def show(results: measuring.Results, rows: Sequence[Row], rate: Spread) -> None:
 
 
 def show_ranks(results: measuring.Results, rows: Sequence[Row]) -> None:
-    """What the ranks of domainpar did in that time."""
+    """The table of the ranks of domainpar in that time."""
     ours = [row for row in rows if row["form"] is None and row["problem"] is None]
     first = {(row["system"], row["allocator"]): row["seconds"].median for row in reversed(ours)}
     columns: Columns = {
@@ -214,7 +214,7 @@ def show_ranks(results: measuring.Results, rows: Sequence[Row]) -> None:
         "ghosts / owned": lambda row: f"{sum(row['ghosts']) / sum(row['owned_nodes']):.2%}",
         "edge work": lambda row: f"{sum(row['local_edges']) / sum(row['owned_edges']):.4f}",
         "halo MiB": lambda row: f"{max(row['halo_bytes']) / MIB:.2f}",
-        "sha256": lambda row: " ".join(found[:12] for found in row["sha256"]),
+        "sha256": lambda row: " ".join(sha256[:12] for sha256 in row["sha256"]),
     }
     results.show(
         "Inside domainpar's step", columns, ours, "Seconds of the slowest rank; halo: the rank that sends most."
@@ -227,8 +227,8 @@ def show_ranks(results: measuring.Results, rows: Sequence[Row]) -> None:
 def breakdown(results: measuring.Results, job: Job, network: Network, options: argparse.Namespace) -> None:
     """One step on one rank by operation, with the first allocator setting."""
     with measuring.allocator(options.allocator[0]):
-        found = run_ranks(on_ranks.profiled_step, 1, job, transport="mpi", timeout=options.timeout)[0]
-    seconds, operations = found["seconds"], found["operations"]
+        profile = run_ranks(on_ranks.profiled_step, 1, job, transport="mpi", timeout=options.timeout)[0]
+    seconds, operations = profile["seconds"], profile["operations"]
     rest = seconds - sum(operation["seconds"] for operation in operations)
     outside = {"name": "outside all of them", "calls": 1, "seconds": rest, "with_inner": seconds}
     results.add(measured="breakdown", seconds=seconds, operations=[*operations, outside])
@@ -264,8 +264,8 @@ def planning(results: measuring.Results, case: cases.Case, options: argparse.Nam
 def plan_of(case: cases.Case, ranks: int, options: argparse.Namespace) -> Row:
     arguments = (case.store, options.grouping, max(5, options.repeats))
     with measuring.allocator(options.allocator[0]):
-        found = run_ranks(on_ranks.planning, ranks, *arguments, transport="mpi", timeout=options.timeout)
-    times = {name: Spread.of(slowest([rank[name] for rank in found])) for name in found[0]}
+        of_ranks = run_ranks(on_ranks.planning, ranks, *arguments, transport="mpi", timeout=options.timeout)
+    times = {name: Spread.of(slowest([rank[name] for rank in of_ranks])) for name in of_ranks[0]}
     return {"ranks": ranks, "allocator": options.allocator[0], **times}
 
 

@@ -28,7 +28,7 @@ from domainpar.testing import run_ranks
 
 GIB = 2**30
 BARE = 0.5 * GIB
-"""What a process holds before it opens a store, roughly: Python, torch, MPI."""
+"""Bytes of a process before it opens a store, roughly: Python, torch, MPI."""
 
 FORMS = ("eager", "checkpoint", "compile")
 """Forms of the plain network: as it is written; with the inputs of each iteration kept and the rest computed again in
@@ -92,7 +92,7 @@ class System:
 
 @dataclass
 class Measured:
-    """What a system was found to take.
+    """The runs of one system.
 
     Attributes:
         system: The system.
@@ -178,7 +178,7 @@ def loss_difference(one: Measured, other: Measured) -> float:
 
 
 def ratio(one: Measured, other: Measured) -> Spread:
-    """How many times longer one takes than the other, over rounds."""
+    """Seconds of one over those of the other, over rounds."""
     return Spread.of([a / b for a, b in zip(one.round_medians("seconds"), other.round_medians("seconds"))])
 
 

@@ -113,7 +113,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 @dataclass(frozen=True)
 class Job:
-    """What ranks measure; as the flags say."""
+    """The measurement that ranks are asked for, as the flags say."""
 
     store: Path
     run: Path | None

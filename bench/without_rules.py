@@ -130,7 +130,7 @@ RULES: dict[str, Callable[[], list[Any]]] = {
     "partials at src": _direct_sums,
     "loss by tiles": _whole_loss,
 }
-"""What can be switched off, and how."""
+"""The rules that can be switched off, with their replacements."""
 
 
 @contextmanager

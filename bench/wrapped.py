@@ -27,7 +27,7 @@ from domainpar.parallel.world import World
 from domainpar.testing import run_ranks
 
 LIMIT = 0.05
-"""What a wrapped model may cost on one rank; the price of Python is below it from some number of edges on."""
+"""Share of a step that wrapping may cost on one rank; Python costs less from some number of edges on."""
 
 SPARE = 1.5
 """Peak of a step over what it keeps for backward, roughly."""
@@ -61,12 +61,12 @@ class InTurns:
         return [turn[which][name] for turn in self.turns]
 
     def cost(self, name: str) -> Spread:
-        """What wrapping adds, as a share: of each turn, against the mean of the two bare steps around."""
+        """The share that wrapping adds: of each turn, against the mean of the two bare steps around."""
         around = [(turn["bare"][name] + turn["again"][name]) / 2 for turn in self.turns]
         return Spread.of([wrapped / bare - 1 for wrapped, bare in zip(self.of("wrapped", name), around)])
 
     def resolved(self) -> float:
-        """What two equal steps differ by: the larger half of the turns differs by more."""
+        """Difference of two equal steps, median over turns."""
         pairs = zip(self.of("again", "total"), self.of("bare", "total"))
         return statistics.median(abs(again / bare - 1) for again, bare in pairs)
 
@@ -80,16 +80,16 @@ def in_turns(runners: dict[str, Runner], drops: bool, repeats: int) -> InTurns:
     """Steps of the network as it is, wrapped, and as it is again, in turns, after one to warm up."""
     bare, wrapped = runners["bare"], runners["wrapped"]
     theirs, mine = bare.outcome(drops), wrapped.outcome(drops)  # these warm up, too
-    found = InTurns(difference(mine, theirs), mine[0] == theirs[0] and torch.equal(mine[1], theirs[1]))
+    outcome = InTurns(difference(mine, theirs), mine[0] == theirs[0] and torch.equal(mine[1], theirs[1]))
     for turn in range(repeats + 1):
         steps = {"bare": bare.step(), "wrapped": wrapped.step(), "again": bare.step()}
         if turn:
-            found.turns.append(steps)
-    return found
+            outcome.turns.append(steps)
+    return outcome
 
 
 def kept_bytes(runner: Runner) -> int:
-    """What a step keeps for backward."""
+    """Bytes that a step keeps for backward."""
     kept: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -124,7 +124,7 @@ def microseconds_a_call(runners: dict[str, Runner], repeats: int) -> dict[str, A
         with Counting():
             seconds["mode"].append(measuring.seconds_of(bare.loss))
         seconds["wrapped"].append(measuring.seconds_of(wrapped.loss))
-    medians = {name: 1e6 * statistics.median(found) / calls for name, found in seconds.items()}
+    medians = {name: 1e6 * statistics.median(values) / calls for name, values in seconds.items()}
     added = {name: medians[name] - medians["bare"] for name in ("mode", "wrapped")}
     return {"calls": calls, "call_us": medians["bare"], "mode_us": added["mode"], "watch_us": added["wrapped"]}
 
@@ -150,8 +150,8 @@ def one_rank(
                 )
                 results.console.print(text)
                 continue
-            found = in_turns(runners_of(name, graph, graph.shape(options), world), drops, options.repeats)
-            rows.append(figures_of(name, size, graph, found))
+            steps = in_turns(runners_of(name, graph, graph.shape(options), world), drops, options.repeats)
+            rows.append(figures_of(name, size, graph, steps))
             results.add(measured="one rank", **rows[-1])
             results.console.print(f"  {name}, {graph.num_edges:,} edges: {rows[-1]['cost'].median:+.1%}")
             row["costs"][size] = rows[-1]["cost"]
@@ -161,21 +161,21 @@ def one_rank(
     return rows, summary
 
 
-def figures_of(name: str, size: str, graph: Graph, found: InTurns) -> dict[str, Any]:
+def figures_of(name: str, size: str, graph: Graph, steps: InTurns) -> dict[str, Any]:
     """A row of the table on one rank."""
-    costs = {f"cost_{phase}": found.cost(phase) for phase in ("forward", "backward", "cpu")}
+    costs = {f"cost_{phase}": steps.cost(phase) for phase in ("forward", "backward", "cpu")}
     return {
         "network": name,
         "size": size,
         "nodes": graph.num_nodes,
         "edges": graph.num_edges,
-        "bare": Spread.of(found.of("bare", "total") + found.of("again", "total")),
-        "wrapped": Spread.of(found.of("wrapped", "total")),
-        "cost": found.cost("total"),
+        "bare": Spread.of(steps.of("bare", "total") + steps.of("again", "total")),
+        "wrapped": Spread.of(steps.of("wrapped", "total")),
+        "cost": steps.cost("total"),
         **costs,
-        "resolved": found.resolved(),
-        "difference": found.difference,
-        "same_bits": found.same_bits,
+        "resolved": steps.resolved(),
+        "difference": steps.difference,
+        "same_bits": steps.same_bits,
     }
 
 
@@ -184,7 +184,7 @@ def figures_of(name: str, size: str, graph: Graph, found: InTurns) -> dict[str, 
 
 @dataclass(frozen=True)
 class WrappedJob:
-    """What ranks are asked to do.
+    """The steps that ranks are asked for.
 
     Attributes:
         store: Where the event lies.
@@ -207,16 +207,16 @@ def on_ranks_steps(world: World, job: WrappedJob) -> dict[str, dict[str, Any]]:
     modules = {name: make(name, graph.shape(job)) for name in job.networks}
     world.transport.barrier()  # where ranks are threads: nobody draws weights while others look at torch's generator
     parts: dict[str, GraphPart] = {}
-    found = {}
+    figures = {}
     for name, module in modules.items():
         network = NETWORKS[name]
         if network.edges not in parts:
             parts[network.edges] = split_graph(graph.edge_index, graph.num_nodes, world, edges=network.edges)
         part = parts[network.edges]
         runner = Runner.wrapped(module, network, graph, part, world)
-        found[name] = {**counts_of(runner, part, world, "dropout" in name), **steps_of(runner, world, job.repeats)}
-        found[name]["ghosts"], found[name]["owned"] = part.plan.num_ghosts, part.plan.num_owned
-    return found
+        figures[name] = {**counts_of(runner, part, world, "dropout" in name), **steps_of(runner, world, job.repeats)}
+        figures[name]["ghosts"], figures[name]["owned"] = part.plan.num_ghosts, part.plan.num_owned
+    return figures
 
 
 def counts_of(runner: Runner, part: GraphPart, world: World, drops: bool) -> dict[str, Any]:
@@ -308,7 +308,7 @@ def staged_steps(world: World, job: Job) -> tuple[int, int]:
 
 
 def exchanges(results: measuring.Results, case: cases.Case, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """What two ranks send each other in a step: a row for each model, and for the built-in network."""
+    """Exchanges of two ranks in a step: a row for each model, and for the built-in network."""
     iters = {"hidden": 16, "graph_iters": options.count_iters, "dtype": "float64"}
     job = WrappedJob(case.store, tuple(options.networks), layers=options.layers, **iters)
     (whole,), split = run_ranks(on_ranks_steps, 1, job), run_ranks(on_ranks_steps, 2, job)

@@ -28,7 +28,7 @@ WIDTH_OF_A_FILE = 118
 
 
 class Verdict(StrEnum):
-    """How a check ended; the later the worse."""
+    """The end of a check; the later the worse."""
 
     SKIP = "SKIP"
     PASS = "PASS"
@@ -50,7 +50,7 @@ class Finding:
 
     Attributes:
         check: Name of the check.
-        verdict: How it ended.
+        verdict: Its end.
         found: The observation, with values.
         advice: What to do about it; may be empty.
         figures: The observation in plain values, for the JSON.

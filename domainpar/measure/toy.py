@@ -14,7 +14,7 @@ from domainpar.events.graph import EventGraph, Hits, IntArray
 from domainpar.events.store import EventStore, event_file_name, write_event, write_manifest
 
 NUM_LAYERS = 10
-REACH = 3  # candidates of a hit on the next layer: so many to either side
+REACH = 3  # candidates of a hit on the next layer, to either side
 NUM_TILES = 24
 NUM_FEATURES, NUM_EDGE_FEATURES = 3, 4
 
@@ -77,7 +77,7 @@ def tiles_for(num_ranks: int) -> int:
 
 @contextmanager
 def toy_store(*graphs: EventGraph, num_ranks: int = 1) -> Iterator[EventStore]:
-    """A store of some events for so many ranks, in a temporary directory of this rank's own."""
+    """A store of some events, with a tile for each rank, in a temporary directory of this rank's own."""
     num_tiles = tiles_for(num_ranks)
     with TemporaryDirectory(prefix="domainpar-") as name:
         directory = Path(name)
