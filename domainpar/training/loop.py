@@ -62,7 +62,7 @@ class Trainer:
     def __post_init__(self) -> None:
         self._gradients = self.model.gradients()
         self._now, self._stragglers = Now(self.world), Stragglers()
-        self._first = next(one for one in self.model.parameters() if one.requires_grad)
+        self._first = next(parameter for parameter in self.model.parameters() if parameter.requires_grad)
 
     def step(self, samples: Sequence[Sample], step: int) -> dict[str, Any]:
         """One optimiser step on some samples; returns its record. *Collective*.

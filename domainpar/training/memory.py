@@ -51,12 +51,12 @@ class Share:
 
 @dataclass(frozen=True)
 class Shortage:
-    """A memory that is too small for what its ranks will hold.
+    """A memory that is too small for its ranks.
 
     Attributes:
         where: The machine or GPU.
         ranks: Ranks on it.
-        expected: Bytes they will hold together, above what they hold now.
+        expected: Bytes they will hold together, besides those they hold now.
         free: Bytes that nobody uses there.
     """
 
@@ -117,7 +117,9 @@ class MemoryMeter:
         self._device = device
         give_back_freed()
         self._forget_peak()
-        self._bare, self._peak_before = self._held(), self._peak()
+        on_gpu = device.type == "cuda"
+        self._bare = torch.cuda.memory_allocated(device) if on_gpu else int(psutil.Process().memory_info().rss)
+        self._peak_before = self._peak()
 
     def expect(self, size: ModelSize, part: LabelledPart, kept_edges: int, world: World) -> Expectation:
         """The bytes of all ranks at their peaks. *Collective*.
@@ -146,11 +148,6 @@ class MemoryMeter:
         peak = self._peak()
         ours = peak - self._bare if peak > self._peak_before else None
         return [json.loads(text) for text in world.transport.all_gather(json.dumps(ours).encode())]
-
-    def _held(self) -> int:
-        if self._device.type == "cuda":
-            return torch.cuda.memory_allocated(self._device)
-        return int(psutil.Process().memory_info().rss)
 
     def _peak(self) -> int:
         return torch.cuda.max_memory_allocated(self._device) if self._device.type == "cuda" else peak_rss_bytes()

@@ -285,7 +285,7 @@ def verified(model: EdgeClassifier, store: EventStore, record: EventRecord) -> s
     """Compare a network whole and split on the first tiles of an event; returns the conclusion, for the user.
 
     Raises:
-        ValueError: If the network does not compute the same, or does what has no exact form.
+        ValueError: If the network does not compute the same, or makes a call that has no exact form.
     """
     with store.open(record) as event:
         # Whole tiles with some thousand edges; all of a small event.

@@ -231,14 +231,14 @@ def _check_free(directory: Path, restart: bool, overwrite: bool) -> None:
 
 
 def _clear(directory: Path) -> str:
-    """Remove a run, but for the lock that is ours; says what it was. `run.json` goes last: until then it is a run."""
+    """Remove a run, but for our own lock; returns a note of it. `run.json` goes last: until then it is a run."""
     paths = sorted(directory.iterdir(), key=lambda path: (path.name == "run.json", path.name))
     removed = remove(path for path in paths if path.name != RUN.lock)
     return f"--overwrite removed the run in {directory}: {', '.join(removed)}" if removed else ""
 
 
 def _try_to_write(directory: Path) -> None:
-    """See that there is room and leave, before hours are spent on what cannot be kept."""
+    """Check that there is room and permission, before hours are spent on results that cannot be kept."""
     trial = directory / f".trial-{uuid.uuid4().hex}"
     try:
         with trial.open("wb") as file:

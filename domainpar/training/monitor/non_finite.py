@@ -90,7 +90,7 @@ class Finding(NamedTuple):
         what: In words, such as `layer edge_stages.2 (forward)`.
         event: The sample's name.
         largest: The largest magnitude, if that is what is wrong; None for numbers that are not finite.
-        hint: What to do about it.
+        hint: The way out.
     """
 
     order: tuple[int, int, int]
