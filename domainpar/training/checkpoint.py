@@ -55,26 +55,14 @@ def parameters_sha256(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-class Checkpoints:
-    """The checkpoints of one run. Only rank 0 saves; every rank may load.
-
-    Attributes:
-        files: Their files.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        self.files = CheckpointFiles(directory)
-
-    @property
-    def directory(self) -> Path:
-        """Where they lie."""
-        return self.files.directory
+class Checkpoints(CheckpointFiles):
+    """The checkpoints of one run. Only rank 0 saves; every rank may load."""
 
     def save(self, model: nn.Module, optimizer: torch.optim.Optimizer, state: TrainingState, best: bool) -> Path:
-        """Write a checkpoint and make it the last (and the best); `files.drop_old` makes room afterwards.
+        """Write a checkpoint and make it the last (and the best); `drop_old` makes room afterwards.
 
         Raises:
-            OSError: If it cannot be written; what was there before is as it was.
+            OSError: If it cannot be written; earlier checkpoints are as they were.
         """
         faults.reach("save")
         files = {
@@ -82,15 +70,7 @@ class Checkpoints:
             "optimizer.safetensors": tensors_to_bytes(_cpu(optimizer_tensors(model, optimizer))),
             "state.json": json_bytes(asdict(state)),
         }
-        return self.files.write(state.step, files, best)
-
-    def find(self, which: str = "last") -> Path:
-        """Directory of the `last` or the `best` checkpoint.
-
-        Raises:
-            Problem: If there is none.
-        """
-        return self.files.place(self.files.pointed(which))
+        return self.write(state.step, files, best)
 
     def load(self, which: str, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> TrainingState:
         """Load the `last` or `best` checkpoint, and no other, into a model, and into its optimiser.
@@ -98,9 +78,9 @@ class Checkpoints:
         Raises:
             Problem: If there is none, it is damaged, or it belongs to another network.
         """
-        name = self.files.pointed(which)
+        name = self.pointed(which)
         try:
-            files = self.files.read(name)
+            files = self.read(name)
         except Problem as damaged:
             if which != "best":
                 raise
@@ -122,7 +102,7 @@ class Checkpoints:
         Raises:
             Problem: If this rank finds it damaged or another one, or it belongs to another network.
         """
-        return self._load(choice.name, self.files.read(choice.name, choice.manifest), model, optimizer)
+        return self._load(choice.name, self.read(choice.name, choice.manifest), model, optimizer)
 
     def _load(
         self, name: str, files: dict[str, bytes], model: nn.Module, optimizer: torch.optim.Optimizer | None
@@ -135,7 +115,7 @@ class Checkpoints:
         for tensor in sorted(needed.keys() | there.keys()):
             if needed.get(tensor) != there.get(tensor):
                 raise Problem(
-                    f"checkpoint {self.files.place(name)} belongs to another network: {tensor} is "
+                    f"checkpoint {self.place(name)} belongs to another network: {tensor} is "
                     f"{there.get(tensor, 'not there')}, this network has {needed.get(tensor, 'no such parameter')}",
                     "give the flags the run was trained with",
                 )
@@ -179,7 +159,7 @@ def load_agreed(
     """
     if which != "last":
         return on_all(world.transport, lambda: checkpoints.load(which, model, optimizer))
-    choice = Choice(**on_root(world.transport, lambda: asdict(checkpoints.files.choose(strict))))
+    choice = Choice(**on_root(world.transport, lambda: asdict(checkpoints.choose(strict))))
     if choice.problems and world.is_root:
         warn(f"{'; '.join(choice.problems)}; going on from {choice.name}")
     return on_all(world.transport, lambda: checkpoints.load_chosen(choice, model, optimizer))

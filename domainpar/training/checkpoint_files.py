@@ -173,7 +173,7 @@ class CheckpointFiles:
         """Write a checkpoint, then make it the last (and the best).
 
         Raises:
-            OSError: If that is impossible; nothing of it is left then, and what was there before is as it was.
+            OSError: If that is impossible; nothing of it is left then, and earlier checkpoints are as they were.
         """
         files = {**files, MANIFEST: json_bytes({name: _sha256(content) for name, content in files.items()})}
         final = self.directory / name_of(step)
@@ -199,14 +199,14 @@ class CheckpointFiles:
             for pointer in ("last", "best") if best else ("last",):
                 write_whole(self.directory / pointer, f"{final.name}\n".encode())
         except OSError:
-            with suppress(OSError):  # why it could not be saved matters more than what is left behind
+            with suppress(OSError):  # the reason matters more than the remains
                 self._tidy_up()
             raise
         self._whole.add(final.name)
         return final
 
     def drop_old(self) -> None:
-        """Remove checkpoints older than the three newest good ones; never what `last` and `best` name.
+        """Remove checkpoints older than the three newest good ones; never those that `last` and `best` name.
 
         Damaged ones are not among the three, and stay until they are older than those. Nor are those of later steps
         than `last`: a run that went back writes them anew.

@@ -33,7 +33,7 @@ Conditions = Mapping[str, Any]
 
 @dataclass(frozen=True, eq=False)
 class Lessons:
-    """The samples of a run, and what is to be learned from them.
+    """The samples of a run, and the weights of their edges.
 
     Attributes:
         store: The events; of a run that continues, those that it began with.

@@ -49,7 +49,7 @@ class Journal:
     def begin(
         self, state: TrainingState, expected: Expectation | None, exactness: Exactness, allocator: str | None
     ) -> None:
-        """Write and say what the run is."""
+        """Write and print the first facts of the run."""
         if not self.world.is_root:
             return
         damaged = keep_records(self._metrics.path, state.step)

@@ -123,21 +123,20 @@ class Keeper:
     def _try_to_save(self, state: TrainingState, best: bool) -> str | None:
         """Save on rank 0; returns why that failed."""
         self._saved_at = time.monotonic()  # also after a failure: not again at every step
-        files = self.checkpoints.files
         try:
             self.checkpoints.save(self.trainer.model, self.trainer.optimizer, state, best)
         except OSError as error:
             self.failed_saves += 1
             problem = f"the checkpoint of step {state.step} could not be saved: {error}"
             try:
-                there = f"training goes on, the last checkpoint is {files.pointed('last')}"
+                there = f"training goes on, the last checkpoint is {self.checkpoints.pointed('last')}"
             except Problem:
                 there = "training goes on without any checkpoint"
             warn(f"{problem}; {there}")
             self.journal.note(failed_saves=self.failed_saves)
             return problem
         try:
-            files.drop_old()
+            self.checkpoints.drop_old()
         except (OSError, Problem) as error:
             warn(f"checkpoint of step {state.step} saved, but old ones could not be removed: {error}")
         return None

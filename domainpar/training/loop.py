@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from domainpar.parallel.world import World
 from domainpar.training.loss import edge_loss
 from domainpar.training.metrics import EdgeMetrics
 from domainpar.training.monitor.failure import Now
-from domainpar.training.monitor.non_finite import SecondPass, Suspect, check_parameters, is_finite, stop_all
+from domainpar.training.monitor.non_finite import Suspect, check_parameters, is_finite, look_again, stop_all
 from domainpar.training.monitor.out_of_memory import memory_explained
 from domainpar.training.monitor.ranks import Stragglers, as_records, check_replicas
 from domainpar.training.parts import LabelledPart, PartLoader, Totals
@@ -62,7 +63,7 @@ class Trainer:
     def __post_init__(self) -> None:
         self._gradients = self.model.gradients()
         self._now, self._stragglers = Now(self.world), Stragglers()
-        self._first = next(one for one in self.model.parameters() if one.requires_grad)
+        self._first = next(parameter for parameter in self.model.parameters() if parameter.requires_grad)
 
     def step(self, samples: Sequence[Sample], step: int) -> dict[str, Any]:
         """One optimiser step on some samples; returns its record. *Collective*.
@@ -92,8 +93,8 @@ class Trainer:
             faults.reach("reduce")
             tally.loss.reduce(self.world.transport)
             if self._gradients.reduce(self.world.transport) + tally.loss.rejected:
-                again = SecondPass(self.model, self._now, step, lambda part: self._logits(part, step), weight)
-                stop_all(again.look(parts), suspects, self.world)
+                logits = partial(self._logits, step=step)
+                stop_all(look_again(parts, self.model, self._now, step, logits, weight), suspects, self.world)
             buffers.end(self.world.transport, max(1, totals.loaded))
             grad_norm, rate = self._clip(), self.schedule.at(step)
             if totals.loaded:  # else there is nothing to learn from: the optimiser would still decay weights

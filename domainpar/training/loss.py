@@ -10,7 +10,7 @@ from domainpar.nn.mlp import padded
 from domainpar.parallel.integer_sums import IntegerSums
 from domainpar.parallel.local import LocalGraph
 
-ROWS = 32  # a multiple of what torch takes at once
+ROWS = 32  # a multiple of the rows that torch computes at once
 
 
 def edge_loss(logits: Tensor, graph: LocalGraph, weights: Tensor, step_weight: float, loss_sum: IntegerSums) -> Tensor:

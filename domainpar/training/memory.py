@@ -1,4 +1,4 @@
-"""How much memory a run will take on each rank, known before its first step, and how much it took."""
+"""The memory of a run on each rank: expected before its first step, and taken."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OF_PROCESS = 2**24
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank will hold of a sample.
+    """The nodes, edges and bytes of a sample on one rank.
 
     Attributes:
         owned: Nodes it owns.
@@ -51,12 +51,12 @@ class Share:
 
 @dataclass(frozen=True)
 class Shortage:
-    """A memory that is too small for what its ranks will hold.
+    """A memory that is too small for its ranks.
 
     Attributes:
         where: The machine or GPU.
         ranks: Ranks on it.
-        expected: Bytes they will hold together, above what they hold now.
+        expected: Bytes they will hold together, besides those they hold now.
         free: Bytes that nobody uses there.
     """
 
@@ -68,7 +68,7 @@ class Shortage:
 
 @dataclass(frozen=True)
 class Expectation:
-    """What all ranks will hold while they train on the largest sample; the same on every rank.
+    """The memory of all ranks while they train on the largest sample; the same on every rank.
 
     Attributes:
         sample: Its name.
@@ -95,32 +95,34 @@ class Expectation:
         }
 
     def shortages(self) -> list[Shortage]:
-        """Where it will not fit, as far as that is known now."""
+        """The memories into which it will not fit, as far as that is known now."""
         places: dict[str, list[Share]] = {}
         for share in self.shares:
             places.setdefault(share.where, []).append(share)
-        found = [
+        memories = [
             Shortage(where, len(here), sum(share.expected for share in here), min(share.free for share in here))
             for where, here in places.items()
         ]
-        return [shortage for shortage in found if shortage.expected > shortage.free]
+        return [memory for memory in memories if memory.expected > memory.free]
 
 
 class MemoryMeter:
-    """Watches the memory of this rank. Make it before events are loaded: what is held then is the bare process.
+    """Measures the memory of this rank. Make it before events are loaded: the bare process is what is held then.
 
     Args:
-        device: Where the rank computes: host memory is watched, or that of its GPU.
+        device: Where the rank computes: host memory is measured, or that of its GPU.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         give_back_freed()
         self._forget_peak()
-        self._bare, self._peak_before = self._held(), self._peak()
+        on_gpu = device.type == "cuda"
+        self._bare = torch.cuda.memory_allocated(device) if on_gpu else int(psutil.Process().memory_info().rss)
+        self._peak_before = self._peak()
 
     def expect(self, size: ModelSize, part: LabelledPart, kept_edges: int, world: World) -> Expectation:
-        """What all ranks will hold at their peaks. *Collective*.
+        """The bytes of all ranks at their peaks. *Collective*.
 
         Args:
             size: The model.
@@ -140,16 +142,11 @@ class MemoryMeter:
         """Bytes of each rank's peak above its bare process. *Collective*.
 
         Returns:
-            One figure a rank; None where the process had held more before, so that no peak can be told from it.
+            One figure a rank; None where the process had held more before, which hides the peak.
         """
         peak = self._peak()
         ours = peak - self._bare if peak > self._peak_before else None
         return gather(world.transport, ours)
-
-    def _held(self) -> int:
-        if self._device.type == "cuda":
-            return torch.cuda.memory_allocated(self._device)
-        return int(psutil.Process().memory_info().rss)
 
     def _peak(self) -> int:
         return torch.cuda.max_memory_allocated(self._device) if self._device.type == "cuda" else peak_rss_bytes()

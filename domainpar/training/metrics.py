@@ -57,6 +57,11 @@ class EdgeCounts:
         """Area under the ROC curve of targets against all other edges, exact; NaN if there is only one kind."""
         return _ratio(self.ordered, 2 * self.targets * (self.edges - self.targets))
 
+    def ratios(self) -> dict[str, float | None]:
+        """Efficiency, purity and AUC by their names in records; None where there is nothing to divide by."""
+        ratios = {"edge_efficiency": self.efficiency, "edge_purity": self.purity, "edge_auc": self.auc}
+        return {name: None if math.isnan(value) else value for name, value in ratios.items()}
+
 
 @dataclass
 class EdgeMetrics:

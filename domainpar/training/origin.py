@@ -1,4 +1,4 @@
-"""Where a run comes from: versions, code, command and machine, for `run.json`."""
+"""The origin of a run: versions, code, command and machine, for `run.json`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def describe_process() -> dict[str, Any]:
 
 
 def environment_of_ranks(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The variables that say how ranks were started, by name."""
+    """The variables of launchers, threads and transports, by name."""
     return {name: environ[name] for name in sorted(environ) if _ENVIRONMENT.fullmatch(name)}
 
 
@@ -53,25 +53,17 @@ def git_sha(root: Path) -> str | None:
         if git.is_file():  # of a further working tree: names the directory that stands for it
             git = root / git.read_text().removeprefix("gitdir:").strip()
         head = (git / "HEAD").read_text().strip()
-        if not head.startswith("ref:"):
-            return _sha(head)
-        common = git / "commondir"
-        return _of_branch(
-            head.removeprefix("ref:").strip(), git / common.read_text().strip() if common.is_file() else git
-        )
+        if head.startswith("ref:"):
+            branch, common = head.removeprefix("ref:").strip(), git / "commondir"
+            shared = git / common.read_text().strip() if common.is_file() else git
+            if (shared / branch).is_file():
+                head = (shared / branch).read_text().strip()
+            else:
+                packed = (line.split() for line in (shared / "packed-refs").read_text().splitlines())
+                head = next((words[0] for words in packed if words[1:] == [branch]), "")
+        return head if re.fullmatch("[0-9a-f]{40,64}", head) else None
     except (OSError, UnicodeDecodeError):
         return None
-
-
-def _of_branch(name: str, git: Path) -> str | None:
-    if (git / name).is_file():
-        return _sha((git / name).read_text().strip())
-    packed = (git / "packed-refs").read_text().splitlines()
-    return next((_sha(line.split()[0]) for line in packed if line.split()[1:] == [name]), None)
-
-
-def _sha(text: str) -> str | None:
-    return text if re.fullmatch("[0-9a-f]{40,64}", text) else None
 
 
 def _version(package: str) -> str | None:

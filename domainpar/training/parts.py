@@ -30,7 +30,7 @@ from domainpar.training.targets import EdgeRules, edge_classes
 
 @dataclass(frozen=True, eq=False)
 class LabelledPart(Part):
-    """One rank's part of a sample, with what its loss counts.
+    """One rank's part of a sample, with the classes and weights of its edges.
 
     Attributes:
         classes: Class of each local edge, int8 [num_edges].
@@ -65,7 +65,7 @@ class Skip:
 
 @dataclass(frozen=True, eq=False)
 class Totals:
-    """Of the samples of one step, over all ranks.
+    """Counts over the samples of one step and all ranks.
 
     Attributes:
         kinds: Edges of each kind of weight, int64 [num_kinds].
@@ -82,7 +82,7 @@ class PartLoader:
     """Loads parts of samples and keeps the last ones, by content, for the next epoch.
 
     Args:
-        store: Where the events lie.
+        store: The events.
         world: The ranks; those of a domain group load the same sample together.
         grouping: How tiles are grouped into parts.
         edge_weights: Weights of edges. Default: those of `EdgeRules.of_classes`.
@@ -132,8 +132,8 @@ class PartLoader:
         """
         if sample in self._bad:
             return None
-        # Ranks of a domain group have the same samples in the same order, but not as many edges each. What is kept
-        # is decided on the events' sizes, so that all of them load, or none does.
+        # Ranks of a domain group have the same samples in the same order, but not as many edges each. The events'
+        # sizes decide which parts are kept, so that all of them load, or none does.
         if sample not in self._kept:
             try:
                 self._kept[sample] = self._read(sample)
@@ -151,7 +151,7 @@ class PartLoader:
         return self._kept[sample]
 
     def kept_edges(self, samples: Sequence[Sample]) -> int:
-        """About how many local edges this rank will keep the parts of, once it has loaded all these samples."""
+        """Local edges, roughly, of the parts that this rank keeps once it has loaded all these samples."""
         return min(sum(sample.cost for sample in samples) // self._world.domain.size, self._keep_edges)
 
     def total(self, kind_counts: Sequence[IntArray], num_samples: int) -> Totals:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import os
 import resource
 import sys
@@ -74,10 +73,8 @@ def metrics_of(counts: EdgeCounts, in_sectors: bool = False) -> dict[str, Any]:
         counts: The edges, counted.
         in_sectors: Whether the graphs were independent sectors, which lack the edges between them.
     """
-    ratios = {"edge_efficiency": counts.efficiency, "edge_purity": counts.purity, "edge_auc": counts.auc}
-    finite: dict[str, Any] = {name: None if math.isnan(value) else value for name, value in ratios.items()}
     return {
-        **finite,
+        **counts.ratios(),
         "counted_against": AGAINST[in_sectors],
         "edges": counts.edges,
         "edges_not_scored": counts.not_scored,

@@ -106,7 +106,7 @@ def train(
         expected = _expected_memory(trainer, lessons, memory, state)
         journal.begin(state, expected, exactness, allocator)
         began = time.perf_counter()
-        state, stopped = _steps(config, lessons, trainer, journal, keeper, state, stop)
+        state, stopped = _steps(config, lessons, keeper, state, stop)
         seconds, taken = time.perf_counter() - began, memory.taken(world)
         # Report.
         exit_code = 0
@@ -135,15 +135,10 @@ def _failures_noted(directory: RunDirectory, world: World) -> Iterator[None]:
 
 
 def _steps(
-    config: TrainConfig,
-    lessons: Lessons,
-    trainer: Trainer,
-    journal: Journal,
-    keeper: Keeper,
-    state: TrainingState,
-    stop: StopFlag,
+    config: TrainConfig, lessons: Lessons, keeper: Keeper, state: TrainingState, stop: StopFlag
 ) -> tuple[TrainingState, bool]:
-    """Train from where the run stands; returns where it ended, and whether it was asked to stop. *Collective*."""
+    """Train from a state to the last step; returns the state at the end, and whether a stop was asked. *Collective*."""
+    trainer, journal = keeper.trainer, keeper.journal
     total, talks = lessons.total_steps, trainer.world.is_root
     with tqdm(total=total, initial=state.step, disable=None if talks else True, unit="step") as bar:
         stopped = state.step < total and keeper.boundary(stop, state)  # asked while the run was set up
@@ -165,15 +160,14 @@ def _steps(
             if not stopped:
                 if state.step_in_epoch == len(steps):  # else --max-steps ended it early: a resumed run finishes it
                     state = replace(state, epoch=epoch + 1, step_in_epoch=0)
-                state, best = _validated(lessons, trainer, journal, state, epoch)
+                state, best = _validated(lessons, keeper, state, epoch)
                 keeper.save(state, best, final=state.step >= total)
     return state, stopped
 
 
-def _validated(
-    lessons: Lessons, trainer: Trainer, journal: Journal, state: TrainingState, epoch: int
-) -> tuple[TrainingState, bool]:
+def _validated(lessons: Lessons, keeper: Keeper, state: TrainingState, epoch: int) -> tuple[TrainingState, bool]:
     """Evaluate the validation samples; returns the state, and whether it is the best so far. *Collective*."""
+    trainer, journal = keeper.trainer, keeper.journal
     best = state.best is None  # without a figure, the newest is
     if lessons.val:
         record = trainer.evaluate(lessons.val, state.step)
@@ -288,7 +282,7 @@ def verified(model: EdgeClassifier, store: EventStore, record: EventRecord) -> s
     """Compare a network whole and split on the first tiles of an event; returns the conclusion, for the user.
 
     Raises:
-        ValueError: If the network does not compute the same, or does what has no exact form.
+        ValueError: If the network does not compute the same, or makes a call that has no exact form.
     """
     with store.open(record) as event:
         # Whole tiles with some thousand edges; all of a small event.

@@ -64,9 +64,29 @@ def choose_directory(out: str | None, resume: Resume, overwrite: bool) -> RunDir
             if another run is at work in it, or it cannot be written.
     """
     try:
-        if goes_on(out, resume):
-            return _to_resume(Path(out or ""))
-        return _to_begin(out, restart=resume == "auto", overwrite=overwrite)
+        resumes, restarts = goes_on(out, resume), resume == "auto"
+        directory = _next_number(RUNS) if out is None else Path(out)
+        if not resumes:
+            _check_free(directory, restarts, overwrite)
+            directory.mkdir(parents=True, exist_ok=True)
+        elif not (directory / "run.json").is_file():
+            raise Problem(f"{directory} holds no run to resume", "leave --resume out to start one")
+        claim = Claim.take(directory, RUN)
+        try:
+            notes = [claim.note]
+            if not resumes:
+                _check_free(directory, restarts, overwrite)  # another run may have come and gone in between
+            _try_to_write(directory)
+            if not resumes:
+                if restarts and (directory / "run.json").is_file():
+                    notes.append(f"{directory} holds a run that never saved a checkpoint; starting anew")
+                notes.append(_clear(directory) if overwrite else "")
+                (directory / "checkpoints").mkdir(exist_ok=True)
+                RunFile(directory / "run.json").update(state="starting")
+        except BaseException:
+            claim.release()
+            raise
+        return RunDirectory(directory, resumes, claim.key, tuple(note for note in notes if note))
     except OSError as error:
         what = f"cannot write the run to {error.filename or out or RUNS}: {error.strerror} (errno {error.errno})"
         raise Problem(what, "choose another --out, or make room there") from error
@@ -89,7 +109,7 @@ def can_go_on(directory: Path) -> bool:
 
 
 def newest_run() -> Path:
-    """The run in `runs` that was started, or gone on with, last.
+    """The run in `runs` that was started or resumed last.
 
     Raises:
         ValueError: If there is none.
@@ -102,7 +122,7 @@ def newest_run() -> Path:
 
 
 def _started(path: Path) -> float | None:
-    """When the run of a `run.json` was started, in seconds since 1970; None if it has not begun to train."""
+    """The start of the run of a `run.json`, in seconds since 1970; None if it has not begun to train."""
     with contextlib.suppress(Problem):  # damaged: whoever takes it says so
         content = RunFile.read(path).content
         if content.get("state") == "starting":
@@ -113,18 +133,18 @@ def _started(path: Path) -> float | None:
 
 
 def state_of(directory: Path, content: Mapping[str, Any]) -> str:
-    """How a run stands by its `run.json`; `died` if that says that it is at work, and its process is gone."""
+    """The state of a run by its `run.json`; `died` if that says that it is at work, and its process is gone."""
     state = str(content.get("state") or "unknown")
     return "died" if state in ("starting", "running") and left_behind(directory, RUN) else state
 
 
 @dataclass
 class RunFile:
-    """`run.json`: what a run is and how it stands.
+    """`run.json`: facts about a run, and its state.
 
     Attributes:
         path: The file.
-        content: What it holds.
+        content: Its entries.
     """
 
     path: Path
@@ -153,21 +173,21 @@ class RunFile:
 
 
 def note_failure(directory: Path, rank: int, error: BaseException) -> None:
-    """Leave in a run's directory that it failed and why; called on the rank that did. The first one's words stay.
+    """Write into a run's directory that it failed and why; called on the rank that did. The first one's words stay.
 
-    If a rank did not come, `faults/` gets what all ranks were doing, as rank N saw it.
+    If a rank did not come, `faults/` gets the board of all ranks, as rank N saw it.
     """
-    with contextlib.suppress(OSError, ValueError):  # why it failed matters more than that this cannot be written
-        _leave(directory / "logs" / f"rank_{rank}.txt", "".join(traceback.format_exception(error)))
+    with contextlib.suppress(OSError, ValueError):  # the failure matters more than this note of it
+        _write(directory / "logs" / f"rank_{rank}.txt", "".join(traceback.format_exception(error)))
         if board := getattr(error, "board", ""):
-            _leave(directory / "faults" / f"board_of_rank_{rank}.txt", f"{board}\n{getattr(error, 'frames', '')}")
+            _write(directory / "faults" / f"board_of_rank_{rank}.txt", f"{board}\n{getattr(error, 'frames', '')}")
         file = RunFile.read(directory / "run.json")
         if file.content.get("state") != "failed":
             text = str(error).splitlines()[0] if board else str(error)
             file.update(state="failed", error=f"rank {rank}: {type(error).__name__}: {text}")
 
 
-def _leave(path: Path, text: str) -> None:
+def _write(path: Path, text: str) -> None:
     path.parent.mkdir(exist_ok=True)
     path.write_text(text)
 
@@ -188,37 +208,6 @@ def _next_number(runs: Path) -> Path:
             number += 1
         else:
             return runs / f"{number:04d}"
-
-
-def _to_resume(directory: Path) -> RunDirectory:
-    if not (directory / "run.json").is_file():
-        raise Problem(f"{directory} holds no run to resume", "leave --resume out to start one")
-    claim = Claim.take(directory, RUN)
-    try:
-        _try_to_write(directory)
-    except BaseException:
-        claim.release()
-        raise
-    return RunDirectory(directory, True, claim.key, _lines(claim.note))
-
-
-def _to_begin(out: str | None, restart: bool, overwrite: bool) -> RunDirectory:
-    directory = _next_number(RUNS) if out is None else Path(out)
-    _check_free(directory, restart, overwrite)
-    directory.mkdir(parents=True, exist_ok=True)
-    claim = Claim.take(directory, RUN)
-    try:
-        _check_free(directory, restart, overwrite)  # once more: another run may have come and gone in between
-        _try_to_write(directory)
-        restarted = restart and (directory / "run.json").is_file()
-        cleared = _clear(directory) if overwrite else ""
-        (directory / "checkpoints").mkdir(exist_ok=True)
-        RunFile(directory / "run.json").update(state="starting")
-    except BaseException:
-        claim.release()
-        raise
-    note = f"{directory} holds a run that never saved a checkpoint; starting anew" if restarted else ""
-    return RunDirectory(directory, False, claim.key, _lines(claim.note, note, cleared))
 
 
 def _check_free(directory: Path, restart: bool, overwrite: bool) -> None:
@@ -242,14 +231,14 @@ def _check_free(directory: Path, restart: bool, overwrite: bool) -> None:
 
 
 def _clear(directory: Path) -> str:
-    """Remove a run, but for the lock that is ours; says what it was. `run.json` goes last: until then it is a run."""
+    """Remove a run, but for our own lock; returns a note of it. `run.json` goes last: until then it is a run."""
     paths = sorted(directory.iterdir(), key=lambda path: (path.name == "run.json", path.name))
     removed = remove(path for path in paths if path.name != RUN.lock)
     return f"--overwrite removed the run in {directory}: {', '.join(removed)}" if removed else ""
 
 
 def _try_to_write(directory: Path) -> None:
-    """See that there is room and leave, before hours are spent on what cannot be kept."""
+    """Check that there is room and permission, before hours are spent on results that cannot be kept."""
     trial = directory / f".trial-{uuid.uuid4().hex}"
     try:
         with trial.open("wb") as file:
@@ -261,7 +250,3 @@ def _try_to_write(directory: Path) -> None:
         raise
     finally:
         trial.unlink(missing_ok=True)
-
-
-def _lines(*notes: str) -> tuple[str, ...]:
-    return tuple(note for note in notes if note)

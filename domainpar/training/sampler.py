@@ -1,4 +1,4 @@
-"""Which samples a step takes, and which data group computes which: functions of (seed, epoch), never of the ranks."""
+"""The samples of each step, a function of (seed, epoch) and never of the ranks, and their share-out to data groups."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from domainpar.parallel.loading import Sector
 
 @dataclass(frozen=True)
 class Sample:
-    """What a training step is made of: a whole event, or in naive mode one sector of it."""
+    """A whole event, or in naive mode one sector of it; a training step takes some."""
 
     record: EventRecord
     sector: Sector | None = None
@@ -25,6 +25,7 @@ class Sample:
 
     @property
     def name(self) -> str:
+        """The event, with its sector."""
         sector = f" sector {self.sector.number} of {self.sector.of}" if self.sector else ""
         return f"{self.record.event}{sector}"
 

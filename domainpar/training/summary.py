@@ -1,4 +1,4 @@
-"""What is printed of a run: plain lines of at most 120 characters, made on rank 0."""
+"""The printed lines of a run: plain text of at most 120 characters, made on rank 0."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from domainpar.config import Network, TrainConfig, flag, is_code
 from domainpar.events.store import EventStore
-from domainpar.nn.catalogue import OPTIONS, options_of
+from domainpar.nn.catalogue import options_of
 from domainpar.nn.classifier import Exactness
 from domainpar.nn.team import team
 from domainpar.parallel.world import World
@@ -31,19 +31,22 @@ def first_lines(
     num_parameters: int,
     allocator: str | None = None,
 ) -> list[str]:
-    """Who trains what on which events.
+    """The ranks, the events and the network.
 
     Args:
-        config: What the run is asked to do.
+        config: The configuration of the run.
         world: The ranks.
         store: The events.
         num_samples: Samples to train on and to validate with.
         num_parameters: Parameters of the network.
-        allocator: What was done about the C library's allocator; None if nothing was.
+        allocator: The set-up of the C library's allocator; None if there is none.
     """
     records = store.events("train") + store.events("val")
     edges, tiles = [record.num_edges for record in records], [record.num_tiles for record in records]
     trained, validated = num_samples
+    used = options_of(config.model)
+    sizes = f"hidden {config.hidden}, " if "hidden" in used else ""
+    sizes += f"{several(config.graph_iters, 'iteration')}, " if "graph_iters" in used else ""
     samples = several(trained, "event" if config.mode == "halo" else "sector")
     lines = [
         f"domainpar: {several(world.size, 'rank')} over {world.transport.name}, {world.domain.size} to an event, "
@@ -51,10 +54,16 @@ def first_lines(
         f"events   : {store.path}",
         f"           {samples} to train on, {validated} to validate with; "
         f"{between(edges, 'candidate edge')} in {between(tiles, 'tile')}",
-        f"network  : {config.model}, {_sizes(config)}{num_parameters:,} parameters, {config.dtype}"
+        f"network  : {config.model}, {sizes}{num_parameters:,} parameters, {config.dtype}"
         + (" with edges in bf16" if config.precision == "bf16" else ""),
     ]
-    lines += _flags_without_use(config)
+    # Flags of the network that a network of the user's own does not take.
+    unused = [
+        f"{flag(name)} {getattr(config, name)}"
+        for name in ("hidden", "graph_iters", "dropout")
+        if is_code(config.model) and name not in used and getattr(config, name) != getattr(Network, name)
+    ]
+    lines += [f"WARNING: {config.model} does not take {', '.join(unused)}: nothing changes by it"] if unused else []
     if config.mode == "naive":
         sectors = several(config.sectors or 0, "sector")
         lines.append(f"naive    : APPROXIMATE: {sectors} an event, no exchange, edges between them dropped")
@@ -63,26 +72,8 @@ def first_lines(
     return lines if allocator is None else [*lines, f"allocator: {allocator}"]
 
 
-def _flags_without_use(config: TrainConfig) -> list[str]:
-    """A warning of the network's flags that were given, and that a network of the user's own does not take."""
-    used = options_of(config.model) if is_code(config.model) else OPTIONS
-    given = [
-        f"{flag(name)} {getattr(config, name)}"
-        for name in ("hidden", "graph_iters", "dropout")
-        if name not in used and getattr(config, name) != getattr(Network, name)
-    ]
-    return [f"WARNING: {config.model} does not take {', '.join(given)}: nothing changes by it"] if given else []
-
-
-def _sizes(config: TrainConfig) -> str:
-    """The sizes that the network makes use of; one of the user's own may not."""
-    sizes = {"hidden": f"hidden {config.hidden}, ", "graph_iters": f"{several(config.graph_iters, 'iteration')}, "}
-    used = options_of(config.model)
-    return "".join(text for name, text in sizes.items() if name in used)
-
-
 def memory_expected(expectation: Expectation | None) -> list[str]:
-    """How much memory the run will take and of what size of part, with a warning where there is not so much."""
+    """The expected memory of the run and the part it is for, with a warning where there is less."""
     if expectation is None:
         return ["memory   : not predicted for this network; what it takes is told in the end"]
     rank = expectation.fullest
@@ -94,21 +85,23 @@ def memory_expected(expectation: Expectation | None) -> list[str]:
         f"           {several(share.edges, 'edge')} and {several(share.owned, 'node')}{ghosts} of event "
         f"{expectation.sample}",
     ]
+    every = expectation.size.leanest_recompute()
+    recompute = "" if every is None else f"--recompute-every {every}, "
     for shortage in expectation.shortages():
         lines += [
             f"WARNING: {several(shortage.ranks, 'rank')} on {shortage.where} will want {byte_size(shortage.expected)}, "
             f"{byte_size(shortage.free)} are free: the system may end the run.",
-            f"         To take less: {_ways_to_save(expectation)}",
+            f"         To take less: {recompute}more ranks on more machines, a smaller --hidden or fewer --graph-iters",
         ]
     return lines
 
 
 def memory_taken(expectation: Expectation | None, taken: Sequence[int | None]) -> str:
-    """How much memory the run took, beside what was expected.
+    """The memory that the run took, beside the expected one.
 
     Args:
-        expectation: What was expected, if anything was.
-        taken: Bytes of each rank's peak above the bare process, None where it could not be told.
+        expectation: The expected memory, if it was predicted.
+        taken: Bytes of each rank's peak above the bare process, None where it could not be measured.
     """
     peaks = [(peak, rank) for rank, peak in enumerate(taken) if peak is not None]
     if not peaks:
@@ -136,7 +129,7 @@ def exactness(promise: Exactness) -> list[str]:
 
 
 def where_to(directory: Path, state: TrainingState, total_steps: int) -> str:
-    """What is to be done, and how to stop it."""
+    """The steps ahead, and the way to stop them."""
     if state.step >= total_steps:
         return f"run      : {directory}, all {state.step} steps are done; give more --epochs or --max-steps to go on"
     steps = f"steps {state.step + 1} to {total_steps}" if state.step else several(total_steps, "step")
@@ -144,16 +137,16 @@ def where_to(directory: Path, state: TrainingState, total_steps: int) -> str:
 
 
 def exchanged(forward: int, backward: int, sums: int) -> str:
-    """How often the ranks of an event meet on its way through the network."""
+    """The exchanges between the ranks of an event on its way through the network."""
     over_all = f", and {several(sums, 'sum')} over all ranks" if sums else ""
     return f"exchanges: {forward} on the way forward, {backward} on the way back of an event{over_all}"
 
 
 def idle_ranks(record: Mapping[str, Any], samples: Sequence[Sample], more: bool, world: World) -> tuple[str, list[str]]:
-    """Which ranks owned nothing and what to do about it: the kind of the note and its lines; none if all had work.
+    """A note on ranks that owned nothing, with a way out: its kind and its lines; none if all had work.
 
     Args:
-        record: What the training step, or the validation, leaves behind.
+        record: The record of the training step, or of the validation.
         samples: Its samples.
         more: Whether a step could take more samples than these.
         world: The ranks.
@@ -185,7 +178,7 @@ def idle_ranks(record: Mapping[str, Any], samples: Sequence[Sample], more: bool,
 
 
 def left_out(skipped: Sequence[Skip]) -> list[str]:
-    """Which events, or sectors, were left out since they could not be used, and why."""
+    """The events, or sectors, that were left out since they could not be used, with the reasons."""
     if not skipped:
         return []
     lines = [f"WARNING: {several(len(skipped), 'sample')} left out that could not be used:"]
@@ -204,13 +197,13 @@ def last_lines(
     geometry: bool = False,
     sectors: int | None = None,
 ) -> list[str]:
-    """How the run ended, what was learned, where it lies and what to type next.
+    """The end of the run, its results, and the command to type next.
 
     Args:
         directory: The run.
         state: Where training stands.
         how: `done` or `preempted`: stopped on request, with a checkpoint.
-        seconds: How long it took.
+        seconds: Its duration.
         sha256: Hash of the parameters.
         exact: Whether it is the hash on any number of ranks.
         own: The flag that names a network of the user's own, which must be repeated.
@@ -230,18 +223,12 @@ def last_lines(
 
 
 def resume_command(directory: Path, own: str) -> str:
-    """What to type to go on with a run; `own` is the flag that names a network of the user's own, or nothing."""
+    """The command that resumes a run; `own` is the flag that names a network of the user's own, or nothing."""
     return f"{this_python()} -m domainpar.train --out {quote(str(directory))} --resume{own}"
 
 
 def lost(failed_saves: int, lost_records: int) -> list[str]:
-    """What a full disk has cost a run that ended well all the same; nothing if it has cost nothing."""
-    told = [several(failed_saves, "checkpoint")] * bool(failed_saves)
-    told += [several(lost_records, "line") + " of metrics.jsonl"] * bool(lost_records)
-    return [f"WARNING: {' and '.join(told)} could not be written"] if told else []
-
-
-def _ways_to_save(expectation: Expectation) -> str:
-    every = expectation.size.leanest_recompute()
-    recompute = "" if every is None else f"--recompute-every {every}, "
-    return f"{recompute}more ranks on more machines, a smaller --hidden or fewer --graph-iters"
+    """The losses by a full disk of a run that ended well all the same; nothing if there are none."""
+    losses = [several(failed_saves, "checkpoint")] * bool(failed_saves)
+    losses += [several(lost_records, "line") + " of metrics.jsonl"] * bool(lost_records)
+    return [f"WARNING: {' and '.join(losses)} could not be written"] if losses else []

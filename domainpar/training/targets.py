@@ -43,7 +43,7 @@ def edge_classes(
         label: 1 for true segments, [num_edges].
         particle_of_edge: Particle of each edge's `dst` hit; needed with conditions only.
         particles: The event's particle table; needed with conditions only.
-        conditions: What makes a particle a target; None: every particle is one.
+        conditions: Conditions of a target particle; None: every particle is one.
 
     Raises:
         ValueError: If there are conditions but the event does not know its particles.

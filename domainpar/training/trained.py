@@ -81,10 +81,10 @@ def count_event(
     Args:
         event: The stored event.
         logits: Logits of all edges in stored order, [E]; -inf for one that got none.
-        conditions: What makes a particle a target; None: every particle is one.
+        conditions: Conditions of a target particle; None: every particle is one.
 
     Returns:
-        The counts; None if the event has no truth, or does not know of its particles what the conditions ask.
+        The counts; None if the event has no truth, or lacks a quantity that the conditions are about.
     """
     if not event.has_labels:
         return None
@@ -109,10 +109,5 @@ def metrics_over(counts: Sequence[EdgeCounts]) -> dict[str, Any]:
     """
     total = EdgeCounts(*np.sum([astuple(of_event) for of_event in counts], axis=0, dtype=object).tolist())
     areas = [of_event.auc for of_event in counts if not math.isnan(of_event.auc)]
-    ratios = {
-        "edge_efficiency": total.efficiency,
-        "edge_purity": total.purity,
-        "edge_auc": float(np.mean(areas)) if areas else math.nan,
-    }
-    finite = {name: None if math.isnan(value) else value for name, value in ratios.items()}
-    return {"events": len(counts), **finite, "edges": total.edges, "target_edges": total.targets}
+    ratios = total.ratios() | {"edge_auc": float(np.mean(areas)) if areas else None}
+    return {"events": len(counts), **ratios, "edges": total.edges, "target_edges": total.targets}

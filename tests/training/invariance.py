@@ -23,7 +23,8 @@ def results(world, store, out, **flags):
     world.transport.barrier()  # rank 0 writes its last line after the last collective
     written = [json.loads(line) for line in (Path(out) / "metrics.jsonl").read_text().splitlines()]
     told = [{name: record.get(name) for name in TOLD} for record in written]
-    checkpoint = Checkpoints(run.directory / "checkpoints").find("last") if world.is_root else None
+    checkpoints = Checkpoints(run.directory / "checkpoints")
+    checkpoint = checkpoints.place(checkpoints.pointed("last")) if world.is_root else None
     world.transport.barrier()
     return {
         "steps": json.dumps(told),

@@ -31,5 +31,5 @@ def save_forever(directory, first):
         weights_of_step(model, step)
         for _ in range(2 if step % 5 == 0 else 1):
             checkpoints.save(model, optimizer, TrainingState(step=step), best=step % 3 == 0)
-            checkpoints.files.drop_old()
+            checkpoints.drop_old()
         step += 1

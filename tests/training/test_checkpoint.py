@@ -88,7 +88,7 @@ def test_the_three_newest_are_kept_and_the_best(checkpoints, saved):
     model, optimizer = saved
     for number in (10, 20, 999_999, 1_000_000, 1_000_001, 1_000_002):
         checkpoints.save(model, optimizer, TrainingState(step=number), best=number == 10)
-        checkpoints.files.drop_old()
+        checkpoints.drop_old()
     kept = sorted(path.name for path in checkpoints.directory.glob("step_*"))
     assert kept == ["step_000010", "step_1000000", "step_1000001", "step_1000002"]
 
@@ -96,7 +96,7 @@ def test_the_three_newest_are_kept_and_the_best(checkpoints, saved):
 @pytest.mark.parametrize("which", ["last", "best"])
 def test_what_was_never_saved_is_said_to_be_missing(checkpoints, which):
     with pytest.raises(ValueError, match=f"no {which} checkpoint in .*checkpoints\nhint: train first"):
-        checkpoints.find(which)
+        checkpoints.place(checkpoints.pointed(which))
 
 
 class Killed(BaseException):
@@ -160,7 +160,7 @@ def test_whenever_a_save_is_killed_last_and_best_are_whole_and_the_next_save_tid
 
 @pytest.mark.parametrize("file", [*FILES, "manifest.json"])
 def test_a_flipped_bit_anywhere_is_found_and_named(checkpoints, saved, file):
-    path = checkpoints.find("last") / file
+    path = checkpoints.place(checkpoints.pointed("last")) / file
     content = path.read_bytes()
     for position in range(0, len(content), max(1, len(content) // 25)):
         path.write_bytes(content[:position] + bytes([content[position] ^ 0x10]) + content[position + 1 :])
@@ -173,14 +173,14 @@ def test_a_flipped_bit_anywhere_is_found_and_named(checkpoints, saved, file):
 
 
 def test_a_damaged_tensor_file_is_named_with_both_hashes(checkpoints, saved):
-    path = checkpoints.find("last") / "optimizer.safetensors"
+    path = checkpoints.place(checkpoints.pointed("last")) / "optimizer.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"\x00")
     with pytest.raises(ValueError, match=r"optimizer\.safetensors has sha256 \w{12}, its manifest says \w{12}"):
         checkpoints.load("last", network())
 
 
 def test_a_missing_file_is_named(checkpoints, saved):
-    (checkpoints.find("last") / "model.safetensors").unlink()
+    (checkpoints.place(checkpoints.pointed("last")) / "model.safetensors").unlink()
     with pytest.raises(ValueError, match=r"step_000003 cannot be read: FileNotFoundError.*model\.safetensors"):
         checkpoints.load("last", network())
 
@@ -359,7 +359,7 @@ def test_damaged_checkpoints_never_push_out_good_ones_and_are_left_until_they_ar
     for number in (4, 5, 6):
         again.save(model, optimizer, TrainingState(step=number), best=False)
         (again.directory / "best").unlink(missing_ok=True)
-        again.files.drop_old()
+        again.drop_old()
         left.append([path.name[-1] for path in sorted(again.directory.glob("step_*"))])
     assert left == [["1", "2", "3", "4"], ["1", "2", "3", "4", "5"], ["4", "5", "6"]]
 

@@ -46,7 +46,7 @@ def run_json(out):
 
 
 def saved(out):
-    return Checkpoints(out / "checkpoints").files.names()
+    return Checkpoints(out / "checkpoints").names()
 
 
 @pytest.fixture

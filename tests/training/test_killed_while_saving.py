@@ -36,7 +36,7 @@ def kill_while_saving(directory, first, seconds):
 
 
 def newest(directory):
-    names = Checkpoints(directory).files.names()
+    names = Checkpoints(directory).names()
     return int(names[-1].removeprefix("step_")) if names else -1
 
 

@@ -90,7 +90,7 @@ class Finding(NamedTuple):
         what: In words, such as `layer edge_stages.2 (forward)`.
         event: The sample's name.
         largest: The largest magnitude, if that is what is wrong; None for numbers that are not finite.
-        hint: What to do about it.
+        hint: The way out.
     """
 
     order: tuple[int, int, int]
@@ -193,62 +193,54 @@ def _without_ghosts(tensor: Tensor) -> Tensor:
     return tensor
 
 
-class SecondPass:
-    """Does the passes of a step again and looks at everything they make.
+def look_again(
+    parts: Sequence[LabelledPart],
+    model: EdgeClassifier,
+    now: Now,
+    step: int,
+    forward: Callable[[LabelledPart], Tensor],
+    step_weight: float,
+) -> Finding | None:
+    """Do the passes of a step again and look at everything they make. *Collective* over the domain group.
+
+    Ends after the first sample in which any rank of the domain group finds something.
 
     Args:
+        parts: This rank's parts of the step.
         model: The network.
         now: Takes note of the phases that are done again.
         step: The step.
         forward: Logits of a part, with the random numbers of the first pass. *Collective* over the domain group.
         step_weight: Weight of all edges of the step, by which its loss is divided.
+
+    Returns:
+        Where it begins on this rank; None if all is finite here.
     """
 
-    def __init__(
-        self,
-        model: EdgeClassifier,
-        now: Now,
-        step: int,
-        forward: Callable[[LabelledPart], Tensor],
-        step_weight: float,
-    ) -> None:
-        self._layers, self._now, self._step, self._forward = model.layers, now, step, forward
-        self._step_weight = step_weight
+    def any_of_domain(finding: Finding | None) -> bool:
+        flag = torch.tensor([int(finding is not None)])
+        now.world.domain.all_reduce(flag)
+        return bool(flag)
 
-    def look(self, parts: Sequence[LabelledPart]) -> Finding | None:
-        """Where it begins on this rank; None if all is finite here. *Collective* over the domain group.
-
-        Ends after the first sample in which any rank of the domain group finds something.
-        """
-        spoilt = _spoilt_parameters(self._layers)
-        finding = None if spoilt is None else Finding((-1, 0, 0), spoilt)
-        for number, part in enumerate(parts):
-            finding = finding or _of_inputs(number, part)
-            if self._any_of_domain(finding):
-                return finding
-            finding = self._of_passes(number, part)
-        return finding
-
-    def _of_passes(self, number: int, part: LabelledPart) -> Finding | None:
-        """One sample forward and, if no rank finds anything on the way, back."""
-        with LayerMonitor(self._layers, number, part.name).attached() as monitor:
-            self._now.begin("forward", self._step, part=part)
-            logits = self._forward(part)
-            loss = IntegerSums(1, self._now.world.device)
-            gradient = edge_loss(logits, part.graph, part.weights, self._step_weight, loss)
+    spoilt = _spoilt_parameters(model.layers)
+    finding = None if spoilt is None else Finding((-1, 0, 0), spoilt)
+    for number, part in enumerate(parts):
+        finding = finding or _of_inputs(number, part)
+        if any_of_domain(finding):
+            return finding
+        with LayerMonitor(model.layers, number, part.name).attached() as monitor:
+            now.begin("forward", step, part=part)
+            logits = forward(part)
+            loss = IntegerSums(1, now.world.device)
+            gradient = edge_loss(logits, part.graph, part.weights, step_weight, loss)
             finding = monitor.forward
             if finding is None and loss.rejected:  # of finite logits: it can only be too large
                 finding = Finding((number, 2, 0), "the loss", part.name, LARGEST_PARTIAL)
-            if not self._any_of_domain(finding):
-                self._now.begin("backward", self._step, part=part)
+            if not any_of_domain(finding):
+                now.begin("backward", step, part=part)
                 logits.backward(gradient)
                 finding = monitor.backward
-        return finding
-
-    def _any_of_domain(self, finding: Finding | None) -> bool:
-        flag = torch.tensor([int(finding is not None)])
-        self._now.world.domain.all_reduce(flag)
-        return bool(flag)
+    return finding
 
 
 def _of_inputs(number: int, part: LabelledPart) -> Finding | None:

@@ -1,6 +1,6 @@
-"""Out of memory: on which rank, in which layer, for how large a part, and what to try.
+"""Out of memory: the rank, the layer, the size of the part, and the way out.
 
-The layer is read off the frames of the error, so that nothing has to be written down while all is well.
+The layer is read off the frames of the error, so that an ordinary step keeps no note of it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def explained(error: BaseException, now: Now, model: EdgeClassifier) -> StepFailed:
-    """The error that tells a user what to do."""
+    """The error with the layer, the part, and a way out."""
     layer = layer_of(error, model.layers)
     where = f"out of memory in {now.phase}" if layer is None else f"out of memory in {layer} ({now.phase})"
     place, free = free_memory(now.world.device)

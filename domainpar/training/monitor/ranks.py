@@ -121,7 +121,7 @@ class Stragglers:
 
 
 def _usual(values: Sequence[float], rank: int) -> float:
-    """The median of the ranks; of two, what the other one has; of one, its own."""
+    """The median of the ranks; of two, the value of the other; of one, its own."""
     return float(values[1 - rank]) if len(values) == 2 else float(median(values))
 
 
