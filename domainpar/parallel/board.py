@@ -5,13 +5,28 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from typing import Self
 
 from domainpar import timeouts
 
 
 @dataclass(frozen=True)
-class Mark:
+class _Line:
+    """A line of the board."""
+
+    def text(self) -> str:
+        """The values as a line of JSON."""
+        return json.dumps(astuple(self))
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse the output of `text`."""
+        return cls(*json.loads(text))
+
+
+@dataclass(frozen=True)
+class Mark(_Line):
     """What a rank said it was about to do.
 
     Attributes:
@@ -26,22 +41,13 @@ class Mark:
     event: str | None = None
     posted: float = 0.0
 
-    def text(self) -> str:
-        """For the board, in one line."""
-        return json.dumps([self.step, self.phase, self.event, round(self.posted, 3)])
-
-    @classmethod
-    def parse(cls, text: str) -> Mark:
-        """What `text` wrote."""
-        return cls(*json.loads(text))
-
     def __str__(self) -> str:
         of = "" if self.event is None else f" of event {self.event}"
         return f"step {self.step}, {self.phase}{of}, {max(0.0, time.time() - self.posted):.1f} s ago"
 
 
 @dataclass(frozen=True)
-class Life:
+class Life(_Line):
     """What a rank's watcher sees of it, whatever the rank itself is doing.
 
     Attributes:
@@ -57,15 +63,6 @@ class Life:
     waiting: float | None = None
     doing: str = ""
     place: str = ""
-
-    def text(self) -> str:
-        """For the board, in one line."""
-        return json.dumps([self.beat, self.calls, self.waiting, self.doing, self.place])
-
-    @classmethod
-    def parse(cls, text: str) -> Life:
-        """What `text` wrote."""
-        return cls(*json.loads(text))
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from domainpar.parallel.meeting import (
     meet,
     of_group,
 )
-from domainpar.parallel.side_channel import StoreMarks, share_store
+from domainpar.parallel.side_channel import share_store
 from domainpar.parallel.watcher import Watcher
 from domainpar.problems import expected, told
 
@@ -131,7 +131,7 @@ class World(world.World):
         """Meet, and be watched where there is a store. *Collective*."""
         met = meet(launch)
         ranks = cls.over(met.transport, met.device, launch.domain_size, met.marks)
-        if isinstance(met.marks, StoreMarks):
+        if met.marks is not None and met.marks.connect is not None:
             watcher = Watcher(met.marks.connect(), ranks.rank, ranks.size, met.marks.serves, ranks.presence.look)
             watcher.start()
             ranks.presence.stop_watching = watcher.stop

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
-import socket
-import sys
 import time
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-import psutil
 import torch
 
 from domainpar import faults, timeouts
@@ -20,7 +16,7 @@ from domainpar.agreement import Refused, name_ranks
 from domainpar.parallel import launcher as launchers
 from domainpar.parallel import side_channel
 from domainpar.parallel.launcher import Launcher
-from domainpar.parallel.side_channel import SharedMarks, SideChannel, StoreMarks
+from domainpar.parallel.side_channel import SideChannel
 from domainpar.parallel.threads import Switchboard, ThreadTransport
 from domainpar.parallel.transport import Transport
 from domainpar.parallel.world import checked_domain_size
@@ -89,7 +85,7 @@ def meet(launch: Launch) -> Meeting:
     if launcher.size is not None:
         checked_domain_size(launch.domain_size, launcher.size)
     if launcher.kind == "none":
-        return Meeting(ThreadTransport(Switchboard(1), 0), device, SharedMarks(1))
+        return Meeting(ThreadTransport(Switchboard(1), 0), device, SideChannel.of_threads(1))
     comm = join_mpi(launch.transport, launcher)
     name = choose_transport(launch.transport, device, has_mpi=comm is not None)
     if comm is None:
@@ -217,7 +213,7 @@ def _without_mpi(name: str, device: torch.device, launch: Launch, launcher: Laun
     except RuntimeError as error:
         raise _cannot_meet(launcher, host, port, serves, launch.join_seconds, error) from None
     hosts = _wait_for_all(store, launcher.rank, launcher.size, launch.join_seconds)
-    marks = StoreMarks(store, launcher.size, serves, hosts, connect)
+    marks = SideChannel(store, launcher.size, serves, hosts, connect)
     transport = _of_store(name, device, launch.timeout, marks, launcher.rank, (host, port))
     return Meeting(transport, device, marks)
 
@@ -263,7 +259,7 @@ def _wait_for_all(store: Store, rank: int, size: int, seconds: float) -> list[st
 
 
 def _of_store(
-    name: str, device: torch.device, deadline: float, marks: StoreMarks, rank: int, towards: tuple[str, int]
+    name: str, device: torch.device, deadline: float, marks: SideChannel, rank: int, towards: tuple[str, int]
 ) -> Transport:
     """Form a gloo or NCCL group of processes that share a store. *Collective*."""
     import torch.distributed as dist
@@ -273,7 +269,7 @@ def _of_store(
     if dist.is_initialized():
         raise Refused("torch.distributed is in use by this program already", "use World.from_process_group")
     size = marks.num_ranks
-    choose_interface(marks.store, rank, size, towards)
+    side_channel.choose_interface(marks.store, rank, size, towards)
     try:
         form_group(name, side_channel.prefixed("group", marks.store), rank, size, deadline)
     except RuntimeError as error:
@@ -285,34 +281,6 @@ def _of_store(
             "lists them",
         ) from None
     return of_group(None, device, deadline, on_abort=marks.announce_failure, owned=True)
-
-
-def choose_interface(store: Store, rank: int, size: int, towards: tuple[str, int]) -> None:
-    """Have gloo talk over the interface that leads to rank 0, or over the loopback where all ranks can. *Collective*.
-
-    gloo itself looks up this machine's name, which may not resolve, or to an address that others cannot reach.
-    """
-    store.set(f"network/{rank}", side_channel.network_here())
-    alone = side_channel.share_network([store.get(f"network/{other}") for other in range(size)])
-    loopback = "lo" if sys.platform == "linux" else None
-    interface = loopback if alone else _interface_towards(*towards)
-    if interface is not None:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-
-
-def _interface_towards(host: str, port: int) -> str | None:
-    """The network interface from which packets to a host leave; None where that cannot be known. Sends nothing."""
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-        with closing(socket.socket(family, kind)) as towards:
-            towards.connect(address)
-            own = towards.getsockname()[0]
-    except OSError:
-        return None
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(address.address.split("%")[0] == own for address in addresses):
-            return name
-    return None
 
 
 def of_group(

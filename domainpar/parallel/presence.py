@@ -46,7 +46,7 @@ class Presence:
             step: Number of the step, from 0.
             event: The event it is about, if it is about one.
         """
-        self.last_mark = Mark(step, phase, event, time.time())
+        self.last_mark = Mark(step, phase, event, round(time.time(), 3))
         for transport in self.transports:
             transport.doing = f"step {step}, {phase}"
         faults.at(phase, step)

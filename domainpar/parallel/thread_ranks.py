@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import torch
 
-from domainpar.parallel.side_channel import SharedMarks
+from domainpar.parallel.side_channel import SideChannel
 from domainpar.parallel.threads import Switchboard, ThreadTransport
 from domainpar.parallel.transport import RanksFailed
 from domainpar.parallel.world import World
@@ -43,7 +43,7 @@ def run_threads(
         Exception: What the first failing rank raised.
     """
     switchboard = Switchboard(num_ranks)
-    marks = SharedMarks(num_ranks)
+    marks = SideChannel.of_threads(num_ranks)
     results: list[Any] = [None] * num_ranks
     errors: list[BaseException] = []
 

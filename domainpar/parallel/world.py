@@ -14,7 +14,7 @@ from torch import Tensor
 
 from domainpar.parallel.failure import guard
 from domainpar.parallel.presence import Presence
-from domainpar.parallel.side_channel import SharedMarks, SideChannel
+from domainpar.parallel.side_channel import SideChannel
 from domainpar.parallel.threads import Switchboard, ThreadTransport
 from domainpar.parallel.transport import Transport
 
@@ -63,7 +63,7 @@ class World:
     @classmethod
     def alone(cls, device: str | torch.device = "cpu") -> Self:
         """A world of one rank, on the same code path as any other."""
-        return cls.over(ThreadTransport(Switchboard(1), 0), device, marks=SharedMarks(1))
+        return cls.over(ThreadTransport(Switchboard(1), 0), device, marks=SideChannel.of_threads(1))
 
     @classmethod
     def over(
