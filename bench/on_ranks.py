@@ -23,8 +23,8 @@ from domainpar.nn.catalogue import ON_STAGES, build_model
 from domainpar.nn.interaction import InteractionNetwork
 from domainpar.nn.team import set_threads
 from domainpar.parallel.halo import CompleteHalo, ask_owners
-from domainpar.parallel.loading import group_tiles
 from domainpar.parallel.local import TileRanges
+from domainpar.parallel.part_loading import group_tiles
 from domainpar.parallel.world import World
 from domainpar.plan import LocalEdges, build_plan
 from domainpar.training.checkpoint import parameters_sha256

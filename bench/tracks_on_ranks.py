@@ -19,7 +19,7 @@ from domainpar.events.store import EventStore
 from domainpar.infer.taking import trained_as
 from domainpar.nn.interaction import InteractionNetwork
 from domainpar.nn.team import set_threads
-from domainpar.parallel.loading import Part, load_part
+from domainpar.parallel.part_loading import Part, load_part
 from domainpar.parallel.world import World
 from domainpar.reco.numbering import number_tracks
 from domainpar.reco.stitching import stitch

@@ -14,8 +14,8 @@ import torch
 
 from domainpar.events.store import EventStore
 from domainpar.parallel.halo import AdjointHalo, Halo
-from domainpar.parallel.loading import load_part
 from domainpar.parallel.mpi import import_mpi
+from domainpar.parallel.part_loading import load_part
 from domainpar.parallel.world import World
 from domainpar.plan import PartitionPlan
 

@@ -14,7 +14,7 @@ import torch
 from domainpar.agreement import gather
 from domainpar.diagnosis.machine import OPTIONAL, cores_here, cpu_model, installed, needed_versions
 from domainpar.diagnosis.verdicts import Finding, failed, passed, skipped, warned
-from domainpar.parallel.alike import about_this_program
+from domainpar.parallel.digests import about_this_program
 from domainpar.parallel.world import World
 from domainpar.words import between, several
 

@@ -14,7 +14,7 @@ from domainpar.events.store import EventStore
 from domainpar.nn.interaction import InteractionNetwork
 from domainpar.nn.selftest import rows_are_independent
 from domainpar.parallel.halo import Halo
-from domainpar.parallel.loading import load_part
+from domainpar.parallel.part_loading import load_part
 from domainpar.parallel.world import World
 from domainpar.plan import PartitionPlan
 

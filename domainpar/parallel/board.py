@@ -1,4 +1,4 @@
-"""The board: what every rank is doing, kept where all can read it, so that survivors can say who is missing."""
+"""The board: the doings of every rank, kept where all can read them, so that survivors can say who is missing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Line:
 
 @dataclass(frozen=True)
 class Mark(_Line):
-    """What a rank said it was about to do.
+    """The last words of a rank on what it was about to do.
 
     Attributes:
         step: Number of the step, from 0.
@@ -48,13 +48,13 @@ class Mark(_Line):
 
 @dataclass(frozen=True)
 class Life(_Line):
-    """What a rank's watcher sees of it, whatever the rank itself is doing.
+    """A rank as its watcher sees it, whatever the rank itself is doing.
 
     Attributes:
         beat: Grows as long as the process lives.
         calls: Collective calls it has begun.
         waiting: Seconds it has been waiting for other ranks; None if it is not.
-        doing: What it waits in.
+        doing: The call that it waits in.
         place: The user's line that it is in, with the call, `model(...) at train.py:41`; empty if none is theirs.
     """
 
@@ -67,7 +67,7 @@ class Life(_Line):
 
 @dataclass(frozen=True)
 class Entry:
-    """What the board knows of one rank.
+    """All that the board knows of a rank.
 
     Attributes:
         rank: The rank.

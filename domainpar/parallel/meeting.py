@@ -94,7 +94,7 @@ def meet(launch: Launch) -> Meeting:
 
 
 def choose_transport(transport: TransportName, device: torch.device, has_mpi: bool) -> str:
-    """What `auto` means here.
+    """The transport that `auto` means here, or the given one.
 
     Raises:
         ValueError: If NCCL is asked for without a GPU.

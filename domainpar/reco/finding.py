@@ -11,7 +11,7 @@ import numpy.typing as npt
 from domainpar.compiling import clock
 from domainpar.events.detector import field_of_surfaces
 from domainpar.events.store import StoredEvent
-from domainpar.parallel.loading import Part
+from domainpar.parallel.part_loading import Part
 from domainpar.parallel.transport import Transport
 from domainpar.plan import IntArray
 from domainpar.reco.numbering import number_tracks

@@ -8,7 +8,7 @@ from typing import Literal
 from domainpar.agreement import agree, agree_on, gather, on_all
 from domainpar.events.place import Place
 from domainpar.events.store import EventStore, StoreError
-from domainpar.parallel.loading import empty_parts
+from domainpar.parallel.part_loading import empty_parts
 from domainpar.parallel.world import World
 from domainpar.problems import Problem, Where, told
 from domainpar.words import several

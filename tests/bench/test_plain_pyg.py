@@ -12,7 +12,7 @@ from formulas import Network
 from torch.utils.flop_counter import FlopCounterMode
 
 from domainpar.events.store import EventStore
-from domainpar.parallel.loading import load_part
+from domainpar.parallel.part_loading import load_part
 from domainpar.parallel.world import World
 
 MODELS = ("interaction", "interaction-node-first")

@@ -8,7 +8,7 @@ from random_store import write_random_store
 from domainpar.agreement import strays
 from domainpar.config import TrainConfig
 from domainpar.faults import switch
-from domainpar.parallel.alike import digest
+from domainpar.parallel.digests import digest
 from domainpar.testing import run_ranks
 from domainpar.training.run import train
 from domainpar.training.watching.failing import StepFailed

@@ -11,7 +11,7 @@ import torch
 from domainpar.events.store import StoredEvent
 from domainpar.parallel.deliver import deliver
 from domainpar.parallel.halo import Halo
-from domainpar.parallel.loading import Part
+from domainpar.parallel.part_loading import Part
 from domainpar.parallel.transport import Transport
 from domainpar.plan import IntArray, PartitionPlan
 from domainpar.reco.tracks.agreeing import owners_logits

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from domainpar.parallel.alike import what_differs
+from domainpar.parallel.digests import what_differs
 from domainpar.parallel.world import World
 from domainpar.training.watching.failing import StepFailed, fail_alike
 

@@ -5,7 +5,7 @@ import plainly
 import pytest
 from test_tracks_on_ranks import random_logits, sparse_event, stored
 
-from domainpar.parallel.loading import load_part
+from domainpar.parallel.part_loading import load_part
 from domainpar.reco.tracks.segments import LocalHits, passing_segments
 from domainpar.testing import run_ranks
 

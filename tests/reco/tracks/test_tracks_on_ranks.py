@@ -12,7 +12,7 @@ from marks import slow
 from random_events import random_assignment, random_event
 
 from domainpar.events.store import StoredEvent, event_file_name, write_event
-from domainpar.parallel.loading import Sector, load_part, sector_of_tiles
+from domainpar.parallel.part_loading import Sector, load_part, sector_of_tiles
 from domainpar.reco.numbering import number_tracks
 from domainpar.reco.tracks import TrackBuilder, TrackOptions, gather_tracks
 from domainpar.testing import find_mpiexec, run_ranks
