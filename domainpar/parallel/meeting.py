@@ -142,7 +142,9 @@ def join_mpi(transport: TransportName, launcher: Launcher) -> Any | None:
     """
     if not launcher.has_pmi:
         if transport == "mpi":
-            raise Refused(f"{launcher.command} does not start MPI processes", _how_to_start_mpi(launcher))
+            by_srun = "use srun --mpi=pmi2 or --mpi=pmix (whichever your MPI speaks), or --transport gloo"
+            hint = by_srun if launcher.kind == "srun" else "use mpiexec, or --transport gloo"
+            raise Refused(f"{launcher.command} does not start MPI processes", hint)
         return None
     if transport in ("gloo", "nccl") and "MASTER_ADDR" in os.environ:
         return None
@@ -153,10 +155,11 @@ def join_mpi(transport: TransportName, launcher: Launcher) -> Any | None:
 
 
 def _mpi_world(launcher: Launcher) -> tuple[Any | None, Refused | None]:
-    """COMM_WORLD, or what is wrong with it."""
+    """COMM_WORLD, or the reason against it."""
     from domainpar.parallel.mpi import import_mpi, library_of, start_mpi
 
-    started = f"{launcher.command} started {launcher.size or 'several'} processes ({_seen_in(launcher)})"
+    seen = launcher.size_variable if launcher.size is None else f"{launcher.size_variable}={launcher.size}"
+    started = f"{launcher.command} started {launcher.size or 'several'} processes ({seen})"
     advice = (
         "they belong to different MPI libraries: use the mpiexec of that library, or name the library of this mpiexec "
         "in MPI4PY_LIBMPI (the path of its libmpi.so), or start with torchrun"
@@ -165,9 +168,8 @@ def _mpi_world(launcher: Launcher) -> tuple[Any | None, Refused | None]:
         mpi = import_mpi()
     except (ImportError, RuntimeError) as error:
         what = "mpi4py does not work here" if isinstance(error, ImportError) else "no MPI library found"
-        first_line = str(error).split("\n", 1)[0]
         return None, Refused(
-            f"{started} but {what}: {first_line}",
+            f"{started} but {what}: {_first_line(error)}",
             "pip install 'domainpar[mpi]' brings one; on a cluster load its MPI module, with 'domainpar[site-mpi]'; "
             "or start with torchrun",
         )
@@ -312,16 +314,6 @@ def of_group(
     if backend == "gloo":
         return GlooTransport(group, "cpu", deadline, on_abort=on_abort, owned=owned)
     raise ValueError(f"the process group uses {backend!r}; only gloo and nccl groups are supported.")
-
-
-def _how_to_start_mpi(launcher: Launcher) -> str:
-    if launcher.kind == "srun":
-        return "use srun --mpi=pmi2 or --mpi=pmix (whichever your MPI speaks), or --transport gloo"
-    return "use mpiexec, or --transport gloo"
-
-
-def _seen_in(launcher: Launcher) -> str:
-    return launcher.size_variable if launcher.size is None else f"{launcher.size_variable}={launcher.size}"
 
 
 def _first_line(error: BaseException) -> str:

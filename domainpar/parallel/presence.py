@@ -1,4 +1,4 @@
-"""One rank as the others see it: what it says it does, what it waits in, and how it leaves."""
+"""A rank as the others see it: its marks, the call that it waits in, and how it leaves."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Presence:
             self.marks.post(self.transport.rank, self.last_mark)
 
     def look(self, beat: int) -> Life:
-        """What this rank is doing, as its watcher tells the others; called from the watcher's thread."""
+        """The doings of this rank, as its watcher shows them to the others; called from the watcher's thread."""
         calls = sum(transport.num_calls for transport in self.transports)
         for transport in self.transports:
             since = transport.waiting_since

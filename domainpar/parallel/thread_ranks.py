@@ -31,7 +31,7 @@ def run_threads(
     than the work of a small graph (eight ranks: half the processor time).
 
     Args:
-        function: What each rank does.
+        function: The work of each rank.
         num_ranks: Ranks to run.
         *args: Passed on, the same objects to every rank, so leave them unchanged.
         timeout: Seconds after which everything is ended; `inf` for never, which asks for a `deadline`.
