@@ -31,8 +31,8 @@ from measuring import Columns, Spread, ranks_of
 from domainpar.events.store import EventStore
 from domainpar.measure.rates import in_turns, slowest
 from domainpar.parallel.halo import AdjointHalo, Halo
-from domainpar.parallel.loading import load_part
 from domainpar.parallel.mpi import import_mpi
+from domainpar.parallel.part_loading import load_part
 from domainpar.parallel.world import World
 from domainpar.plan import PartitionPlan
 from domainpar.testing import find_mpiexec, run_ranks

@@ -37,8 +37,8 @@ from rich.progress import track
 
 from domainpar.events.store import EventRecord, EventStore, StoredEvent
 from domainpar.parallel.halo import CompleteHalo
-from domainpar.parallel.loading import Part, Sector, sector_of_tiles
 from domainpar.parallel.local import TileRanges, localise
+from domainpar.parallel.part_loading import Part, Sector, sector_of_tiles
 from domainpar.parallel.world import World
 from domainpar.plan import IntArray, LocalEdges, build_plan
 from domainpar.training.loop import Trainer

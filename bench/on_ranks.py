@@ -20,8 +20,8 @@ from domainpar.measure.steps import Training
 from domainpar.nn import blocks, tilewise
 from domainpar.nn.team import set_threads
 from domainpar.parallel.halo import CompleteHalo, ask_owners
-from domainpar.parallel.loading import group_tiles
 from domainpar.parallel.local import TileRanges
+from domainpar.parallel.part_loading import group_tiles
 from domainpar.parallel.world import World
 from domainpar.plan import LocalEdges, build_plan
 from domainpar.training.checkpoint import parameters_sha256

@@ -38,7 +38,7 @@ from domainpar.infer.taking import trained_as
 from domainpar.measure.rates import in_turns, slowest
 from domainpar.measure.steps import Training
 from domainpar.nn.team import set_threads
-from domainpar.parallel.loading import Part, load_part
+from domainpar.parallel.part_loading import Part, load_part
 from domainpar.parallel.world import World
 from domainpar.reco.scores import score_event
 from domainpar.reco.stitching import stitch

@@ -41,7 +41,7 @@ def run_ranks(
     cases. What a process returns is pickled.
 
     Args:
-        function: What each rank does. For processes: importable by name (not a lambda, not nested), like its arguments.
+        function: The work of a rank. For processes: importable by name (not a lambda, not nested), like its arguments.
         num_ranks: Ranks to run.
         *args: Passed on, the same to every rank; with `threads` they are the same objects, so leave them unchanged.
         transport: `threads`, `gloo` or `mpi`.

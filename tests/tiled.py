@@ -12,8 +12,8 @@ from random_events import random_assignment, random_event
 from domainpar.events.graph import EventGraph, IntArray
 from domainpar.events.stored_order import StoredOrder, stored_order
 from domainpar.parallel.halo import CompleteHalo, Halo, ask_owners
-from domainpar.parallel.loading import Part
 from domainpar.parallel.local import LocalGraph, TileRanges, localise
+from domainpar.parallel.part_loading import Part
 from domainpar.plan import build_plan, select_edges
 
 

@@ -13,7 +13,7 @@ import torch
 
 from domainpar.diagnosis.finding import Finding, failed, of_all_ranks, passed, skipped, warned
 from domainpar.diagnosis.machine import OPTIONAL, cores_here, cpu_model, installed, needed_versions
-from domainpar.parallel.alike import about_this_program
+from domainpar.parallel.digests import about_this_program
 from domainpar.parallel.world import World
 from domainpar.words import between, several
 

@@ -15,7 +15,7 @@ from domainpar.measure.toy import NUM_EDGE_FEATURES, NUM_FEATURES, ring_event, t
 from domainpar.nn.interaction import InteractionNetwork
 from domainpar.nn.selftest import rows_are_independent
 from domainpar.parallel.halo import Halo
-from domainpar.parallel.loading import load_part
+from domainpar.parallel.part_loading import load_part
 from domainpar.parallel.world import World
 
 TRACKS = 60

@@ -1,4 +1,4 @@
-"""What the C library does with large blocks of memory that a rank frees: set up once, when a command starts.
+"""The C library's way with large blocks of memory that a rank frees: set up once, when a command starts.
 
 glibc gives them back to the system. A training step frees tensors of many megabytes and asks for them again, and each
 time gets them as zeroed pages, one fault a page: that makes a step of plain PyG three times as long. Kept, they cost
@@ -29,7 +29,7 @@ def set_up_allocator(how: str = "keep") -> str:
         how: `keep`, or `system` to change nothing.
 
     Returns:
-        What was done, or why not, in words.
+        The change in words, or why nothing was changed.
     """
     if how == "system":
         return "the C library's own way (--allocator system)"
@@ -91,5 +91,5 @@ class _Symbol(ctypes.Structure):
 def _file_of(library: ctypes.CDLL, function: str) -> str:
     """The file from which this process takes a function; empty if that cannot be said."""
     symbol = _Symbol()
-    found = hasattr(library, "dladdr") and library.dladdr(getattr(library, function), ctypes.byref(symbol))
-    return os.fsdecode(symbol.file) if found else ""
+    known = hasattr(library, "dladdr") and library.dladdr(getattr(library, function), ctypes.byref(symbol))
+    return os.fsdecode(symbol.file) if known else ""

@@ -1,18 +1,33 @@
-"""The board: what every rank is doing, kept where all can read it, so that survivors can say who is missing."""
+"""The board: the doings of every rank, kept where all can read them, so that survivors can say who is missing."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from typing import Self
 
 from domainpar import timeouts
 
 
 @dataclass(frozen=True)
-class Mark:
-    """What a rank said it was about to do.
+class _Line:
+    """A line of the board."""
+
+    def text(self) -> str:
+        """The values as a line of JSON."""
+        return json.dumps(astuple(self))
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse the output of `text`."""
+        return cls(*json.loads(text))
+
+
+@dataclass(frozen=True)
+class Mark(_Line):
+    """The last words of a rank on what it was about to do.
 
     Attributes:
         step: Number of the step, from 0.
@@ -26,29 +41,20 @@ class Mark:
     event: str | None = None
     posted: float = 0.0
 
-    def text(self) -> str:
-        """For the board, in one line."""
-        return json.dumps([self.step, self.phase, self.event, round(self.posted, 3)])
-
-    @classmethod
-    def parse(cls, text: str) -> Mark:
-        """What `text` wrote."""
-        return cls(*json.loads(text))
-
     def __str__(self) -> str:
         of = "" if self.event is None else f" of event {self.event}"
         return f"step {self.step}, {self.phase}{of}, {max(0.0, time.time() - self.posted):.1f} s ago"
 
 
 @dataclass(frozen=True)
-class Life:
-    """What a rank's watcher sees of it, whatever the rank itself is doing.
+class Life(_Line):
+    """A rank as its watcher sees it, whatever the rank itself is doing.
 
     Attributes:
         beat: Grows as long as the process lives.
         calls: Collective calls it has begun.
         waiting: Seconds it has been waiting for other ranks; None if it is not.
-        doing: What it waits in.
+        doing: The call that it waits in.
         place: The user's line that it is in, with the call, `model(...) at train.py:41`; empty if none is theirs.
     """
 
@@ -58,19 +64,10 @@ class Life:
     doing: str = ""
     place: str = ""
 
-    def text(self) -> str:
-        """For the board, in one line."""
-        return json.dumps([self.beat, self.calls, self.waiting, self.doing, self.place])
-
-    @classmethod
-    def parse(cls, text: str) -> Life:
-        """What `text` wrote."""
-        return cls(*json.loads(text))
-
 
 @dataclass(frozen=True)
 class Entry:
-    """What the board knows of one rank.
+    """All that the board knows of a rank.
 
     Attributes:
         rank: The rank.

@@ -2,7 +2,7 @@
 
 Two verbs, adjoint to each other: `fill_ghosts` (owner -> ghost, a copy) and `sum_to_owners` (ghost -> owner, a
 sum), each also as a `start`/`finish` pair so that compute can run in between. Rows travel packed and unpadded, to
-neighbours only. On top of them stand the two backward forms of DESIGN section 3, rule 3, as two small classes:
+neighbours only. On top of them stand the two backward forms of `docs/same_bits.md`, rule 3, as two small classes:
 `AdjointHalo` for any model, `CompleteHalo` for models that are the same to the last bit on any number of ranks.
 """
 
@@ -43,7 +43,7 @@ class Spread:
     """Rows of owned nodes that are on their way to their ghosts.
 
     Attributes:
-        halo: What carries them.
+        halo: Carries them.
         owned: The owned rows, [num_owned, width], as autograd knows them.
         local: Owned rows, then ghosts', [num_local, width]; those of ghosts mean nothing before `finish`.
     """

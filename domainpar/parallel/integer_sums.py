@@ -1,4 +1,4 @@
-"""Sums of floats that do not depend on the order of their terms: DESIGN section 3, rule 4.
+"""Sums of floats that do not depend on the order of their terms: `docs/same_bits.md`, rule 4.
 
 A float partial becomes two int64 limbs, hi = round(v 2^20) and lo = round((v - hi 2^-20) 2^72), and limbs are
 added as integers over tiles, iterations, events and ranks. Integer sums are associative, so the result is one
@@ -32,8 +32,8 @@ class IntegerSums:
     A partial that is not finite, or larger than 2^26 in magnitude, is left out and counted: as an integer it
     would vanish or wrap in silence. The counter is reduced with the sums, so every rank learns of it alike.
 
-    Several threads of a rank may call `add`: in any order, since integers do not mind, but a lock lets one in after the
-    other, since two that read, add and write the same limb would lose one of their partials.
+    Several threads of a rank may call `add`, in any order; a lock serialises the calls, as two unlocked updates of a
+    limb would lose a partial.
     """
 
     def __init__(self, size: int, device: torch.device | str = "cpu") -> None:

@@ -15,7 +15,7 @@ from domainpar import faults, timeouts
 from domainpar.agreement import Refused, agree, agree_on
 from domainpar.compiling import watch_compiling
 from domainpar.parallel import launcher, world
-from domainpar.parallel.alike import about_this_program, wrong_number
+from domainpar.parallel.digests import about_this_program
 from domainpar.parallel.failure import exit_code, fail, guard, write_error
 from domainpar.parallel.meeting import (
     Launch,
@@ -24,9 +24,10 @@ from domainpar.parallel.meeting import (
     meet,
     of_group,
 )
-from domainpar.parallel.side_channel import StoreMarks, share_store
+from domainpar.parallel.side_channel import share_store
 from domainpar.parallel.watcher import Watcher
-from domainpar.problems import expected, told
+from domainpar.problems import Problem, expected, told
+from domainpar.words import several
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -117,7 +118,7 @@ class World(world.World):
         watch_compiling(talks=ranks.is_root)
         try:
             with guard(ranks.presence):
-                agree(ranks.transport, wrong_number(num_ranks, ranks.size))
+                agree(ranks.transport, _wrong_number(num_ranks, ranks.size))
                 agree_on(ranks.transport, {**about_this_program(), **(same or {})})
                 yield ranks
                 ranks.close()
@@ -131,7 +132,7 @@ class World(world.World):
         """Meet, and be watched where there is a store. *Collective*."""
         met = meet(launch)
         ranks = cls.over(met.transport, met.device, launch.domain_size, met.marks)
-        if isinstance(met.marks, StoreMarks):
+        if met.marks is not None and met.marks.connect is not None:
             watcher = Watcher(met.marks.connect(), ranks.rank, ranks.size, met.marks.serves, ranks.presence.look)
             watcher.start()
             ranks.presence.stop_watching = watcher.stop
@@ -154,3 +155,12 @@ class World(world.World):
         sys.excepthook = hook
         if not faulthandler.is_enabled() and sys.__stderr__ is not None:
             faulthandler.enable(sys.__stderr__)
+
+
+def _wrong_number(wanted: int | None, started: int) -> Problem | None:
+    if wanted in (None, started):
+        return None
+    return Problem(
+        f"config wants {several(wanted, 'rank')}, {started} started",
+        f"mpiexec -n {wanted} python -m ..., or omit --ranks to take as many as are started",
+    )

@@ -1,4 +1,4 @@
-"""Who started this process: found out from the environment, before MPI or torch.distributed is touched."""
+"""The launcher of this process, from the environment, before MPI or torch.distributed is touched."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ FIRST_SPECIAL_STEP = 0xFFFFFFF0  # Slurm numbers batch scripts and interactive s
 
 @dataclass(frozen=True)
 class Launcher:
-    """What the environment says about this process.
+    """This process, as the environment describes it.
 
     Attributes:
         kind: Which launcher it was.
-        command: What the user typed, for messages.
+        command: The command that the user typed, for messages.
         rank: This process, in [0, size).
         size: Processes started; None where the environment does not say (then MPI does).
         local_rank: Which one on this machine, for the choice of a GPU.
@@ -34,6 +34,11 @@ class Launcher:
     local_rank: int = 0
     size_variable: str = ""
     has_pmi: bool = False
+
+
+def cores_here() -> list[int]:
+    """Numbers of the cores that this process may use; on systems that bind nothing, all of the machine."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
 def started_as_root(environ: Mapping[str, str] = os.environ) -> bool:

@@ -74,7 +74,7 @@ class Tiles:
 
     @cached_property
     def blocks(self) -> tuple[EdgeTile, ...]:
-        """What is computed at a time: `edges`, but foreign tiles that follow each other are one, named by the first.
+        """The tiles computed at a time: `edges`, but successive foreign tiles are joined, named by the first.
 
         They are many and small, and each piece costs time of its own. Of a foreign tile no gradient of a weight is
         made, and sums at nodes run row by row: what is computed together changes no bit.

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
-import socket
-import sys
 import time
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-import psutil
 import torch
 
 from domainpar import faults, timeouts
@@ -20,7 +16,7 @@ from domainpar.agreement import Refused, name_ranks
 from domainpar.parallel import launcher as launchers
 from domainpar.parallel import side_channel
 from domainpar.parallel.launcher import Launcher
-from domainpar.parallel.side_channel import SharedMarks, SideChannel, StoreMarks
+from domainpar.parallel.side_channel import SideChannel
 from domainpar.parallel.threads import Switchboard, ThreadTransport
 from domainpar.parallel.transport import Transport
 from domainpar.parallel.world import checked_domain_size
@@ -89,7 +85,7 @@ def meet(launch: Launch) -> Meeting:
     if launcher.size is not None:
         checked_domain_size(launch.domain_size, launcher.size)
     if launcher.kind == "none":
-        return Meeting(ThreadTransport(Switchboard(1), 0), device, SharedMarks(1))
+        return Meeting(ThreadTransport(Switchboard(1), 0), device, SideChannel.of_threads(1))
     comm = join_mpi(launch.transport, launcher)
     name = choose_transport(launch.transport, device, has_mpi=comm is not None)
     if comm is None:
@@ -98,7 +94,7 @@ def meet(launch: Launch) -> Meeting:
 
 
 def choose_transport(transport: TransportName, device: torch.device, has_mpi: bool) -> str:
-    """What `auto` means here.
+    """The transport that `auto` means here, or the given one.
 
     Raises:
         ValueError: If NCCL is asked for without a GPU.
@@ -146,7 +142,9 @@ def join_mpi(transport: TransportName, launcher: Launcher) -> Any | None:
     """
     if not launcher.has_pmi:
         if transport == "mpi":
-            raise Refused(f"{launcher.command} does not start MPI processes", _how_to_start_mpi(launcher))
+            by_srun = "use srun --mpi=pmi2 or --mpi=pmix (whichever your MPI speaks), or --transport gloo"
+            hint = by_srun if launcher.kind == "srun" else "use mpiexec, or --transport gloo"
+            raise Refused(f"{launcher.command} does not start MPI processes", hint)
         return None
     if transport in ("gloo", "nccl") and "MASTER_ADDR" in os.environ:
         return None
@@ -157,10 +155,11 @@ def join_mpi(transport: TransportName, launcher: Launcher) -> Any | None:
 
 
 def _mpi_world(launcher: Launcher) -> tuple[Any | None, Refused | None]:
-    """COMM_WORLD, or what is wrong with it."""
+    """COMM_WORLD, or the reason against it."""
     from domainpar.parallel.mpi import import_mpi, library_of, start_mpi
 
-    started = f"{launcher.command} started {launcher.size or 'several'} processes ({_seen_in(launcher)})"
+    seen = launcher.size_variable if launcher.size is None else f"{launcher.size_variable}={launcher.size}"
+    started = f"{launcher.command} started {launcher.size or 'several'} processes ({seen})"
     advice = (
         "they belong to different MPI libraries: use the mpiexec of that library, or name the library of this mpiexec "
         "in MPI4PY_LIBMPI (the path of its libmpi.so), or start with torchrun"
@@ -169,9 +168,8 @@ def _mpi_world(launcher: Launcher) -> tuple[Any | None, Refused | None]:
         mpi = import_mpi()
     except (ImportError, RuntimeError) as error:
         what = "mpi4py does not work here" if isinstance(error, ImportError) else "no MPI library found"
-        first_line = str(error).split("\n", 1)[0]
         return None, Refused(
-            f"{started} but {what}: {first_line}",
+            f"{started} but {what}: {_first_line(error)}",
             "pip install 'domainpar[mpi]' brings one; on a cluster load its MPI module, with 'domainpar[site-mpi]'; "
             "or start with torchrun",
         )
@@ -217,7 +215,7 @@ def _without_mpi(name: str, device: torch.device, launch: Launch, launcher: Laun
     except RuntimeError as error:
         raise _cannot_meet(launcher, host, port, serves, launch.join_seconds, error) from None
     hosts = _wait_for_all(store, launcher.rank, launcher.size, launch.join_seconds)
-    marks = StoreMarks(store, launcher.size, serves, hosts, connect)
+    marks = SideChannel(store, launcher.size, serves, hosts, connect)
     transport = _of_store(name, device, launch.timeout, marks, launcher.rank, (host, port))
     return Meeting(transport, device, marks)
 
@@ -263,7 +261,7 @@ def _wait_for_all(store: Store, rank: int, size: int, seconds: float) -> list[st
 
 
 def _of_store(
-    name: str, device: torch.device, deadline: float, marks: StoreMarks, rank: int, towards: tuple[str, int]
+    name: str, device: torch.device, deadline: float, marks: SideChannel, rank: int, towards: tuple[str, int]
 ) -> Transport:
     """Form a gloo or NCCL group of processes that share a store. *Collective*."""
     import torch.distributed as dist
@@ -273,7 +271,7 @@ def _of_store(
     if dist.is_initialized():
         raise Refused("torch.distributed is in use by this program already", "use World.from_process_group")
     size = marks.num_ranks
-    choose_interface(marks.store, rank, size, towards)
+    side_channel.choose_interface(marks.store, rank, size, towards)
     try:
         form_group(name, side_channel.prefixed("group", marks.store), rank, size, deadline)
     except RuntimeError as error:
@@ -285,34 +283,6 @@ def _of_store(
             "lists them",
         ) from None
     return of_group(None, device, deadline, on_abort=marks.announce_failure, owned=True)
-
-
-def choose_interface(store: Store, rank: int, size: int, towards: tuple[str, int]) -> None:
-    """Have gloo talk over the interface that leads to rank 0, or over the loopback where all ranks can. *Collective*.
-
-    gloo itself looks up this machine's name, which may not resolve, or to an address that others cannot reach.
-    """
-    store.set(f"network/{rank}", side_channel.network_here())
-    alone = side_channel.share_network([store.get(f"network/{other}") for other in range(size)])
-    loopback = "lo" if sys.platform == "linux" else None
-    interface = loopback if alone else _interface_towards(*towards)
-    if interface is not None:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-
-
-def _interface_towards(host: str, port: int) -> str | None:
-    """The network interface from which packets to a host leave; None where that cannot be known. Sends nothing."""
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-        with closing(socket.socket(family, kind)) as towards:
-            towards.connect(address)
-            own = towards.getsockname()[0]
-    except OSError:
-        return None
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(address.address.split("%")[0] == own for address in addresses):
-            return name
-    return None
 
 
 def of_group(
@@ -344,16 +314,6 @@ def of_group(
     if backend == "gloo":
         return GlooTransport(group, "cpu", deadline, on_abort=on_abort, owned=owned)
     raise ValueError(f"the process group uses {backend!r}; only gloo and nccl groups are supported.")
-
-
-def _how_to_start_mpi(launcher: Launcher) -> str:
-    if launcher.kind == "srun":
-        return "use srun --mpi=pmi2 or --mpi=pmix (whichever your MPI speaks), or --transport gloo"
-    return "use mpiexec, or --transport gloo"
-
-
-def _seen_in(launcher: Launcher) -> str:
-    return launcher.size_variable if launcher.size is None else f"{launcher.size_variable}={launcher.size}"
 
 
 def _first_line(error: BaseException) -> str:

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from domainpar import timeouts
-from domainpar.parallel.transport import MAX_MESSAGE_BYTES, Message, Pending, Reduction, Transport
+from domainpar.parallel.launcher import cores_here
+from domainpar.parallel.transport import Message, Pending, Reduction, Transport
 
 NUM_TAGS = 32_000  # MPI promises tags up to 32767; more exchanges than this are never in flight
 
@@ -22,7 +23,7 @@ NUM_TAGS = 32_000  # MPI promises tags up to 32767; more exchanges than this are
 def import_mpi() -> Any:
     """The `mpi4py.MPI` module, MPI not yet started unless the program has done so.
 
-    Loading it may fail where no launcher is, so it is done late, and only under one.
+    Loading it may fail without a launcher, so it is done late, and only under one.
 
     Raises:
         ImportError: If mpi4py is missing.
@@ -95,13 +96,13 @@ class MpiTransport(Transport):
         on_this_machine = self._comm.Split_type(self._mpi.COMM_TYPE_SHARED)
         num_ranks = on_this_machine.Get_size()
         on_this_machine.Free()
-        return int(num_ranks) <= _num_cores()
+        return int(num_ranks) <= len(cores_here())
 
     def _post(self, outgoing: list[Message], incoming: list[Message], call: int) -> Pending:
         tag = call % NUM_TAGS
         byte = self._mpi.BYTE
-        receives = [_Request(self._comm.Irecv([_bytes_of(m.rows), byte], m.peer, tag), m, True) for m in incoming]
-        sends = [_Request(self._comm.Isend([_bytes_of(m.rows), byte], m.peer, tag), m) for m in outgoing]
+        receives = [_Request(self._comm.Irecv([m.as_bytes().numpy(), byte], m.peer, tag), m, True) for m in incoming]
+        sends = [_Request(self._comm.Isend([m.as_bytes().numpy(), byte], m.peer, tag), m) for m in outgoing]
         return _MpiExchange(self, receives + sends)
 
     def _post_reduction(self, values: Tensor, op: Reduction, call: int) -> Pending:
@@ -113,7 +114,7 @@ class MpiTransport(Transport):
         sizes = np.zeros(self.size, np.int64)
         own_size = np.array([len(payload)], np.int64)
         self._wait_for_all(self._comm.Iallgather(own_size, sizes), "all_gather", own_size, sizes)
-        self._check_payload(int(sizes.sum()), "all_gather")
+        self.check_payload(int(sizes.sum()), "all_gather")
         stops = np.cumsum(sizes)
         starts = stops - sizes
         everything = np.zeros(int(sizes.sum()), np.uint8)
@@ -126,7 +127,7 @@ class MpiTransport(Transport):
     def _broadcast(self, payload: bytes, root: int, call: int) -> bytes:
         size = np.array([len(payload)], np.int64)
         self._wait_for_all(self._comm.Ibcast(size, root), "broadcast", size)
-        self._check_payload(int(size[0]), "broadcast")
+        self.check_payload(int(size[0]), "broadcast")
         is_root = self.rank == root
         content = np.frombuffer(payload, np.uint8).copy() if is_root else np.zeros(int(size[0]), np.uint8)
         self._wait_for_all(self._comm.Ibcast([content, self._mpi.BYTE], root), "broadcast", content)
@@ -139,12 +140,8 @@ class MpiTransport(Transport):
         world_ranks = [self.world_ranks[member] for member in members]
         return MpiTransport(comm, self.deadline, world_ranks, self._own_cores)
 
-    def _check_payload(self, size: int, doing: str) -> None:
-        if size > MAX_MESSAGE_BYTES:
-            raise ValueError(f"{doing} of {size} bytes in all; the limit is {MAX_MESSAGE_BYTES}. Send it in pieces.")
-
     def _wait_for_all(self, handle: Any, doing: str, *buffers: Any) -> None:
-        """Wait for a collective operation. Which ranks are missing cannot be told from it."""
+        """Wait for a collective operation, which does not show which ranks are missing."""
         _MpiExchange(self, [_Request(handle, keep=buffers)], doing).finish()
 
     def _poll(self, requests: list[_Request]) -> list[_Request]:
@@ -233,14 +230,3 @@ def _cancel(requests: list[_Request]) -> None:
     for request in requests:
         if request.receives:
             request.handle.Cancel()
-
-
-def _bytes_of(rows: Tensor) -> Any:
-    """The memory of contiguous rows as bytes, whatever their dtype."""
-    return rows.view(-1).view(torch.uint8).numpy()
-
-
-def _num_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -37,7 +37,7 @@ _CALLS = {
 
 
 def where(frame: FrameType | None = None) -> tuple[str, str]:
-    """Which call of ours the user's program is in, and the line of theirs that made it.
+    """The call of ours that the user's program is in, and the line of theirs that made it.
 
     Args:
         frame: The innermost frame of a thread; None for the one that asks.
@@ -47,17 +47,17 @@ def where(frame: FrameType | None = None) -> tuple[str, str]:
         theirs, as in our commands.
     """
     theirs: FrameType | None = None
-    for one in reversed(list(_inside_out(frame or sys._getframe(1)))):  # the outermost call is the one they know
-        whose = _whose(one.f_code.co_filename)
+    for outer in reversed(list(_inside_out(frame or sys._getframe(1)))):  # the outermost call is the one they know
+        whose = _whose(outer.f_code.co_filename)
         if whose == "theirs":
-            theirs = one
+            theirs = outer
         elif whose == "ours" and theirs is not None:
-            return _call(one), _place(theirs)
+            return _call(outer), _place(theirs)
     return "", "" if theirs is None else _place(theirs)
 
 
 def in_words(call: str, place: str) -> str:
-    """What `where` found: `model(...) at train.py:41`; empty where it found nothing."""
+    """The output of `where` as `model(...) at train.py:41`; empty if that is empty."""
     return f"{call} at {place}" if call else place
 
 
@@ -69,7 +69,7 @@ def lines_of(frame: FrameType, most: int) -> str:
         most: Frames to show, the innermost ones.
     """
     stack = traceback.extract_stack(frame)
-    theirs = [one for one in stack if _whose(one.filename) == "theirs"]
+    theirs = [entry for entry in stack if _whose(entry.filename) == "theirs"]
     return "".join(traceback.format_list((theirs or stack)[-most:]))
 
 

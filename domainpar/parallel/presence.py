@@ -1,4 +1,4 @@
-"""One rank as the others see it: what it says it does, what it waits in, and how it leaves."""
+"""A rank as the others see it: its marks, the call that it waits in, and how it leaves."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Presence:
             step: Number of the step, from 0.
             event: The event it is about, if it is about one.
         """
-        self.last_mark = Mark(step, phase, event, time.time())
+        self.last_mark = Mark(step, phase, event, round(time.time(), 3))
         for transport in self.transports:
             transport.doing = f"step {step}, {phase}"
         faults.at(phase, step)
@@ -54,7 +54,7 @@ class Presence:
             self.marks.post(self.transport.rank, self.last_mark)
 
     def look(self, beat: int) -> Life:
-        """What this rank is doing, as its watcher tells the others; called from the watcher's thread."""
+        """The doings of this rank, as its watcher shows them to the others; called from the watcher's thread."""
         calls = sum(transport.num_calls for transport in self.transports)
         for transport in self.transports:
             since = transport.waiting_since

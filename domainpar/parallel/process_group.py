@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from domainpar import timeouts
-from domainpar.parallel.transport import MAX_MESSAGE_BYTES, Message, Pending, Reduction, Transport
+from domainpar.parallel.transport import Message, Pending, Reduction, Transport
 
 NUM_CALLS, NUM_ROW_BYTES = 2**17, 2**13  # together a tag, below 2^30; more exchanges are never in flight
 
@@ -37,7 +37,7 @@ def form_group(backend: str, store: Any, rank: int, size: int, deadline: float) 
 
 
 class ProcessGroupTransport(Transport):
-    """What gloo and NCCL share: collective calls on a `torch.distributed` group.
+    """Collective calls on a `torch.distributed` group, as gloo and NCCL share them.
 
     Args:
         group: The process group, None for the default one.
@@ -88,7 +88,7 @@ class ProcessGroupTransport(Transport):
         sizes[self.rank] = len(payload)
         self._post_reduction(sizes, "sum", call).finish()
         longest = int(sizes.max())
-        self._check_payload(longest * self.size, "all_gather")
+        self.check_payload(longest * self.size, "all_gather")
         if longest == 0:
             return [b""] * self.size
         own = self._buffer(longest)
@@ -102,7 +102,7 @@ class ProcessGroupTransport(Transport):
         size = torch.tensor([len(payload) if self.rank == root else 0], device=self._device)
         self._post_reduction(size, "sum", call).finish()
         num_bytes = int(size)
-        self._check_payload(num_bytes, "broadcast")
+        self.check_payload(num_bytes, "broadcast")
         if num_bytes == 0:
             return b""
         content = _as_tensor(payload).to(self._device) if self.rank == root else self._buffer(num_bytes)
@@ -120,12 +120,8 @@ class ProcessGroupTransport(Transport):
     def _buffer(self, num_bytes: int) -> Tensor:
         return torch.zeros(num_bytes, dtype=torch.uint8, device=self._device)
 
-    def _check_payload(self, size: int, doing: str) -> None:
-        if size > MAX_MESSAGE_BYTES:
-            raise ValueError(f"{doing} of {size} bytes in all; the limit is {MAX_MESSAGE_BYTES}. Send it in pieces.")
-
     def _wait(self, work: Any, doing: str) -> None:
-        """Wait for a collective operation. Which ranks are missing cannot be told from it."""
+        """Wait for a collective operation, which does not show which ranks are missing."""
         try:
             work.wait(timedelta(seconds=self.deadline))
         except RuntimeError as error:
@@ -163,11 +159,11 @@ class GlooTransport(ProcessGroupTransport):
     def _post(self, outgoing: list[Message], incoming: list[Message], call: int) -> Pending:
         tag = _tag(call, outgoing or incoming)
         receives = [
-            (message.peer, dist.irecv(_bytes_of(message.rows), group=self._group, tag=tag, group_src=message.peer))
+            (message.peer, dist.irecv(message.as_bytes(), group=self._group, tag=tag, group_src=message.peer))
             for message in incoming
         ]
         sends = [
-            (message.peer, dist.isend(_bytes_of(message.rows), group=self._group, tag=tag, group_dst=message.peer))
+            (message.peer, dist.isend(message.as_bytes(), group=self._group, tag=tag, group_dst=message.peer))
             for message in outgoing
         ]
         return _GlooExchange(self, receives, sends)
@@ -246,11 +242,6 @@ def _tag(call: int, messages: Sequence[Message]) -> int:
 def _is_timeout(error: RuntimeError) -> bool:
     text = str(error).lower()
     return "timed out" in text or "timeout" in text
-
-
-def _bytes_of(rows: Tensor) -> Tensor:
-    """Contiguous rows as bytes: gloo does not know every dtype."""
-    return rows.view(-1).view(torch.uint8)
 
 
 def _as_tensor(payload: bytes) -> Tensor:

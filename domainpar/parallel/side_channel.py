@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import platform
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from contextlib import closing, suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import psutil
 
 from domainpar import timeouts
 from domainpar.parallel.board import Entry, Life, Mark
@@ -28,93 +30,42 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 NETWORK = Path("/proc/self/ns/net")
 
 
-class SideChannel(Protocol):
-    """Keeps the board, readable by all at any time without the help of the ranks that wrote on it.
-
-    Attributes:
-        between_processes: Whether ranks are processes, of which the first to end may take the others with it.
-    """
-
-    between_processes: bool
-
-    def post(self, rank: int, mark: Mark) -> None:
-        """Replace the mark of a rank."""
-
-    def read(self) -> list[Entry]:
-        """What is known of every rank; empty where the board cannot be reached."""
-
-    def frames_of(self, rank: int) -> str:
-        """Where the main thread of a rank is, as lines of a traceback; empty if it does not answer."""
-
-    def claim_failure(self) -> bool:
-        """Whether the caller is the first rank to report a failure; the others keep quiet."""
-
-    def meet(self, deadline: float, hopeless: Callable[[Sequence[Life | None]], bool]) -> bool:
-        """Wait until every rank wants to leave, *collective*; False if some did not within `deadline` seconds.
-
-        Args:
-            deadline: Seconds to wait.
-            hopeless: Asked now and then, with what the watchers of all ranks see: whether to give up.
-        """
-
-    def leave(self, deadline: float) -> None:
-        """Leave for good, after `meet` and once nobody watches any more; *collective*."""
-
-
-class SharedMarks:
-    """Marks of ranks that share one process."""
-
-    between_processes = False
-
-    def __init__(self, num_ranks: int) -> None:
-        self._marks: list[Mark | None] = [None] * num_ranks
-        self._unclaimed = threading.Lock()
-
-    def post(self, rank: int, mark: Mark) -> None:
-        """Replace the mark of a rank."""
-        self._marks[rank] = mark
-
-    def read(self) -> list[Entry]:
-        """The last mark of every rank."""
-        return [Entry(rank, mark=mark) for rank, mark in enumerate(self._marks)]
-
-    def frames_of(self, rank: int) -> str:
-        """Nothing: threads have no watcher."""
-        return ""
-
-    def claim_failure(self) -> bool:
-        """Whether the caller is the first rank to report a failure."""
-        return self._unclaimed.acquire(blocking=False)
-
-    def meet(self, deadline: float, hopeless: Callable[[Sequence[Life | None]], bool]) -> bool:
-        """Nothing to wait for: what is shared lives as long as it is used."""
-        return True
-
-    def leave(self, deadline: float) -> None:
-        """Nothing to leave."""
-
-
-class StoreMarks:
-    """Marks of ranks that are processes, kept by a `torch.distributed` store.
+class SideChannel:
+    """The board of all ranks, kept by a `torch.distributed` store: readable without the help of those that wrote on it.
 
     Nothing here raises when the store is lost: that must not end a run, nor hide why it ended.
 
     Args:
-        store: This rank's connection, used by one thread.
+        store: This rank's connection, used by one thread; ranks that are threads of one process share it.
         num_ranks: Ranks that leave marks.
         serves: Whether the store lives in this process.
         hosts: Host of each rank.
-        connect: Opens another connection to the store, for another thread.
+        connect: Opens another connection to the store, for another thread; None where ranks share one process.
     """
 
-    between_processes = True
-
     def __init__(
-        self, store: Store, num_ranks: int, serves: bool, hosts: Sequence[str], connect: Callable[[], Store]
+        self,
+        store: Store,
+        num_ranks: int,
+        serves: bool = True,
+        hosts: Sequence[str] = (),
+        connect: Callable[[], Store] | None = None,
     ) -> None:
-        self.store, self.num_ranks, self.serves, self.hosts = store, num_ranks, serves, list(hosts)
-        self.connect = connect
+        self.store, self.num_ranks, self.serves, self.connect = store, num_ranks, serves, connect
+        self.hosts = list(hosts) or [""] * num_ranks
         self._lost = False  # not tried again: torch prints a page of C++ frames at every attempt
+
+    @classmethod
+    def of_threads(cls, num_ranks: int) -> Self:
+        """The channel that ranks of one process share."""
+        from torch.distributed import HashStore  # type: ignore[attr-defined]
+
+        return cls(HashStore(), num_ranks)
+
+    @property
+    def between_processes(self) -> bool:
+        """Whether ranks are processes, of which the first to end may take the others with it."""
+        return self.connect is not None
 
     def post(self, rank: int, mark: Mark) -> None:
         """Replace the mark of a rank."""
@@ -135,14 +86,13 @@ class StoreMarks:
         entries = []
         for rank, life_before in enumerate(before):
             mark, life = self._get(f"mark/{rank}"), self._life(rank)
-            entry = Entry(rank, self.hosts[rank], None if mark is None else Mark.parse(mark), life)
             alive = None if life is None else life_before is None or life.beat != life_before.beat
-            entries.append(replace(entry, alive=alive))
+            entries.append(Entry(rank, self.hosts[rank], Mark.parse(mark) if mark else None, life, alive))
         return entries
 
     def _life(self, rank: int) -> Life | None:
         text = self._get(f"life/{rank}")
-        return None if text is None else Life.parse(text)
+        return Life.parse(text) if text else None
 
     def _ask_for_frames(self, rank: int) -> str:
         self.store.set(f"wanted/{rank}", "yes")
@@ -154,7 +104,7 @@ class StoreMarks:
         return ""
 
     def claim_failure(self) -> bool:
-        """Whether the caller is the first rank to report a failure, as far as the store can be reached."""
+        """Whether the caller is the first rank to report a failure, as far as is known; the others keep quiet."""
         return self._in_time(lambda: self.store.add("failures", 1) == 1, True)
 
     def announce_failure(self) -> None:
@@ -164,15 +114,29 @@ class StoreMarks:
             time.sleep(timeouts.LINGER)
 
     def meet(self, deadline: float, hopeless: Callable[[Sequence[Life | None]], bool]) -> bool:
-        """Wait until every rank wants to leave; *collective*. False if some did not within `deadline` seconds.
+        """Wait until every rank wants to leave; *collective*. Threads need not: their store lives as long as they.
 
         gloo needs this: a rank that closes its connections while others still read their last message can cost them
         that message.
+
+        Args:
+            deadline: Seconds to wait.
+            hopeless: Asked now and then, with what the watchers of all ranks see: whether to give up.
+
+        Returns:
+            False if some did not want to within `deadline` seconds.
         """
+        if not self.between_processes:
+            return True
         return self._unless_lost(partial(self._meet, "leaving", time.monotonic() + deadline, hopeless), True)
 
     def leave(self, deadline: float) -> None:
-        """Leave the store for good; *collective*. The rank that serves it waits until all others have left it."""
+        """Leave for good, after `meet` and once nobody watches any more; *collective*.
+
+        The rank that serves the store waits until all others have left it.
+        """
+        if not self.between_processes:
+            return
         self._unless_lost(lambda: self.store.add("left", 1), 0)
         if self.serves:
             self._unless_lost(partial(self._all_in, "left", time.monotonic() + deadline), True)
@@ -239,22 +203,27 @@ def prefixed(prefix: str, store: Store) -> Store:
     return apart
 
 
-def share_store(transport: Transport) -> StoreMarks | None:
+def share_store(transport: Transport) -> SideChannel | None:
     """Serve a store on rank 0, at a free port, and connect all ranks to it; *collective*.
 
     Returns:
-        This rank's marks; None on all ranks if one of them cannot reach rank 0.
+        This rank's channel; None on all ranks if one of them cannot reach rank 0.
     """
     serves = transport.rank == 0
     hosts = [host.decode() for host in transport.all_gather(socket.gethostname().encode())]
-    host = "127.0.0.1" if share_network(transport.all_gather(network_here().encode())) else hosts[0]
-    store, port = _serve(host) if serves else (None, 0)
-    port = int(transport.broadcast(str(port).encode()))
+    alone = len(set(transport.all_gather(network_here().encode()))) == 1
+    host = "127.0.0.1" if alone else hosts[0]
+    store: Any = None
+    if serves:
+        with suppress(RuntimeError):
+            store = connect(host, 0, serves=True)
+    port = int(transport.broadcast(str(store.port if store else 0).encode()))
     if not serves and port:
-        store = _try_to_connect(host, port)
+        with suppress(RuntimeError):
+            store = connect(host, port)
     if not all(transport.all_gather(b"" if store is None else b"connected")) or store is None:
         return None
-    return StoreMarks(store, transport.size, serves, hosts, partial(connect, host, port))
+    return SideChannel(store, transport.size, serves, hosts, partial(connect, host, port))
 
 
 def network_here() -> str:
@@ -268,24 +237,29 @@ def network_here() -> str:
     return f"{platform.node()} {boot} {network}"
 
 
-def share_network(networks: Sequence[bytes | str]) -> bool:
-    """Whether ranks with these networks (`network_here`) reach each other through the loopback."""
-    return len(set(networks)) == 1
+def choose_interface(store: Store, rank: int, size: int, towards: tuple[str, int]) -> None:
+    """Have gloo talk over the interface that leads to rank 0, or over the loopback where all ranks can. *Collective*.
+
+    gloo itself looks up this machine's name, which may not resolve, or to an address that others cannot reach.
+    """
+    store.set(f"network/{rank}", network_here())
+    alone = len({store.get(f"network/{other}") for other in range(size)}) == 1
+    loopback = "lo" if sys.platform == "linux" else None
+    interface = loopback if alone else _interface_towards(*towards)
+    if interface is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
 
 
-def _serve(host: str) -> tuple[Store | None, int]:
-    """A new store and its port; port 0 where that is impossible."""
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
+def _interface_towards(host: str, port: int) -> str | None:
+    """The network interface from which packets to a host leave; None where that cannot be known. Sends nothing."""
     try:
-        store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
-    except RuntimeError:
-        return None, 0
-    return store, store.port
-
-
-def _try_to_connect(host: str, port: int) -> Store | None:
-    try:
-        return connect(host, port)
-    except RuntimeError:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with closing(socket.socket(family, kind)) as towards:
+            towards.connect(address)
+            own = towards.getsockname()[0]
+    except OSError:
         return None
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(address.address.split("%")[0] == own for address in addresses):
+            return name
+    return None

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import torch
 
-from domainpar.parallel.side_channel import SharedMarks
+from domainpar.parallel.side_channel import SideChannel
 from domainpar.parallel.threads import Switchboard, ThreadTransport
 from domainpar.parallel.transport import RanksFailed
 from domainpar.parallel.world import World
@@ -31,7 +31,7 @@ def run_threads(
     than the work of a small graph (eight ranks: half the processor time).
 
     Args:
-        function: What each rank does.
+        function: The work of each rank.
         num_ranks: Ranks to run.
         *args: Passed on, the same objects to every rank, so leave them unchanged.
         timeout: Seconds after which everything is ended; `inf` for never, which asks for a `deadline`.
@@ -43,7 +43,7 @@ def run_threads(
         Exception: What the first failing rank raised.
     """
     switchboard = Switchboard(num_ranks)
-    marks = SharedMarks(num_ranks)
+    marks = SideChannel.of_threads(num_ranks)
     results: list[Any] = [None] * num_ranks
     errors: list[BaseException] = []
 

@@ -121,7 +121,7 @@ class ThreadTransport(Transport):
 
     def _broadcast(self, payload: bytes, root: int, call: int) -> bytes:
         if self.rank != root:
-            return self._take(root, call, bytes, "broadcast")
+            return self._take([root], call, bytes, "broadcast")[0]
         for peer in range(self.size):
             if peer != root:
                 self._put(peer, call, payload)
@@ -135,16 +135,11 @@ class ThreadTransport(Transport):
     def _put(self, peer: int, call: int, letter: Any) -> None:
         self._switchboard.put(self.world_ranks[peer], (self._context, self.rank, call), letter)
 
-    def _take(self, peer: int, call: int, kind: type[_Letter], doing: str) -> _Letter:
-        letters, missing = self._take_all([peer], call, kind)
-        if missing:
-            self.raise_timeout(missing, doing=doing)
-        return letters[0]
-
-    def _take_all(self, peers: Sequence[int], call: int, kind: type[_Letter]) -> tuple[list[_Letter], list[int]]:
-        """The letters of some peers, and the peers whose letter did not come before the deadline.
+    def _take(self, peers: Sequence[int], call: int, kind: type[_Letter], doing: str) -> list[_Letter]:
+        """The letters of some peers.
 
         Raises:
+            RankMissing: If some did not come before the deadline, naming all of those.
             RuntimeError: If a letter is of another kind, since its sender was in another call.
         """
         give_up_at = time.monotonic() + self.deadline
@@ -159,7 +154,9 @@ class ThreadTransport(Transport):
             if isinstance(letter, Tensor) != (kind is Tensor):
                 self._raise_other_call(peer, kind)
             letters.append(letter)
-        return letters, missing
+        if missing:
+            self.raise_timeout(missing, doing=doing)
+        return letters
 
     def _raise_other_call(self, peer: int, kind: type) -> NoReturn:
         numbers, payload = "numbers (of an exchange or an all_reduce)", "bytes (of an all_gather or a broadcast)"
@@ -177,9 +174,7 @@ class ThreadTransport(Transport):
 
     def _take_from_all(self, own: _Letter, call: int, kind: type[_Letter], doing: str) -> list[_Letter]:
         """The letters that all ranks gave to all, in the order of ranks, own one included."""
-        letters, missing = self._take_all([peer for peer in range(self.size) if peer != self.rank], call, kind)
-        if missing:
-            self.raise_timeout(missing, doing=doing)
+        letters = self._take([peer for peer in range(self.size) if peer != self.rank], call, kind, doing)
         letters.insert(self.rank, own)
         return letters
 
@@ -194,9 +189,8 @@ class _ThreadExchange:
         """Letters need no help."""
 
     def finish(self) -> None:
-        letters, missing = self.transport._take_all([message.peer for message in self.incoming], self.call, Tensor)
-        if missing:
-            self.transport.raise_timeout(missing)
+        peers = [message.peer for message in self.incoming]
+        letters = self.transport._take(peers, self.call, Tensor, "an exchange")
         for message, rows in zip(self.incoming, letters, strict=True):
             if rows.shape != message.rows.shape or rows.dtype != message.rows.dtype:
                 raise RuntimeError(

@@ -1,4 +1,4 @@
-"""What every transport promises, and what all share: checks, host copies, counters and the words of a timeout."""
+"""The promises of every transport, and their common part: checks, host copies, counters, the words of a timeout."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Board(Protocol):
     """Where it can be read what the ranks are doing."""
 
     def read(self) -> list[Entry]:
-        """What is known of every rank of the world; empty where the board cannot be reached."""
+        """All entries, one a rank of the world; empty where the board cannot be reached."""
 
     def frames_of(self, rank: int) -> str:
         """Where the main thread of a rank is, as lines of a traceback; empty if it does not answer."""
@@ -45,10 +45,10 @@ class Pending(Protocol):
     """An exchange or a sum under way."""
 
     def progress(self) -> None:
-        """Let messages move while this rank computes; call it between pieces of work, as often as it pleases.
+        """Let messages move while this rank computes; call it between pieces of work, as often as you like.
 
-        Some transports (MPI) move large messages only while one calls them. Never waits and costs microseconds, copies
-        of what moves not counted. What goes wrong here is told by `finish`.
+        Some transports (MPI) move large messages only while they are called. Never waits and costs microseconds, copies
+        of moving rows not counted. Errors that occur here are raised by `finish`.
         """
 
     def finish(self) -> None:
@@ -72,6 +72,10 @@ class Message:
         """Bytes on the wire."""
         return self.rows.numel() * self.rows.element_size()
 
+    def as_bytes(self) -> Tensor:
+        """The rows as bytes: no transport knows every dtype."""
+        return self.rows.view(-1).view(torch.uint8)
+
 
 class Transport(ABC):
     """How the ranks of one group talk. Moves bytes and adds integers; no float is ever added by a transport.
@@ -90,7 +94,7 @@ class Transport(ABC):
         board: Where every rank was last seen; set by the `World`, read when a deadline passes.
         doing: What this rank is doing, in words for those who check calls; set by the `World`.
         waiting_since: When this rank began to wait for others, on the monotonic clock; None if it does not wait.
-        waiting_in: What it waits in.
+        waiting_in: The call that it waits in.
         num_calls: Collective calls begun so far.
         seconds_exchanging: Time spent packing, copying, posting and in `progress`; the caller resets it.
         seconds_waiting: Time spent waiting in `finish` and in all other collective calls; the caller resets it.
@@ -154,8 +158,8 @@ class Transport(ABC):
     def start_all_reduce(self, values: Tensor) -> Pending:
         """Start adding up int64 values of all ranks; after `finish` every rank holds the sums in place; *collective*.
 
-        Until `finish`, leave the values alone. It may be far away: other sums and exchanges can be started, finished
-        and waited for meanwhile.
+        Until `finish`, leave the values alone. `finish` may come much later: other sums and exchanges can be started,
+        finished and waited for meanwhile.
 
         Args:
             values: int64, contiguous, any shape, the same on every rank; may be empty.
@@ -171,7 +175,7 @@ class Transport(ABC):
 
         Args:
             values: int64, contiguous, any shape, the same on every rank.
-            op: What to do with the values of the ranks.
+            op: How the values of the ranks are combined.
         """
         if op not in ("sum", "max", "min"):
             raise ValueError(f"all_reduce knows sum, max and min but got {op!r}.")
@@ -191,12 +195,17 @@ class Transport(ABC):
         return list(payloads)
 
     def broadcast(self, payload: bytes | None, root: int = 0) -> bytes:
-        """Give every rank the payload of `root`; *collective*. What other ranks pass is ignored."""
+        """Give every rank the payload of `root`; *collective*. Payloads of other ranks are ignored."""
         if self.rank == root and payload is None:
             raise ValueError(f"rank {root} is the root of a broadcast but has nothing to broadcast.")
         call = self._next_call(f"broadcast from {self.name_ranks([root])}")
         with self.waiting("broadcast"):
             return self._broadcast(payload or b"", root, call)
+
+    def check_payload(self, size: int, doing: str) -> None:
+        """Refuse payloads of all ranks together that no message can hold, on all ranks alike."""
+        if size > MAX_MESSAGE_BYTES:
+            raise ValueError(f"{doing} of {size} bytes in all; the limit is {MAX_MESSAGE_BYTES}. Send it in pieces.")
 
     def barrier(self) -> None:
         """Wait until every rank has come here; *collective*."""
@@ -273,7 +282,7 @@ class Transport(ABC):
             self._check_same([json.loads(text) for text in self._all_gather(ours.encode(), self.num_calls)])
 
     def _check_same(self, calls: Sequence[tuple[str, str]]) -> None:
-        """Refuse to take another call's data for one's own, given the call and the place of every rank."""
+        """Refuse data of another call than this rank's, given the call and the place of every rank."""
         if odd := strays([name for name, _ in calls]):
             rest = [rank for rank in range(len(calls)) if rank not in odd]
             raise RanksDiffer(
@@ -340,7 +349,7 @@ class Transport(ABC):
         Args:
             silent: Ranks from which something is still missing; empty where this cannot be known.
             owing: Ranks that did not take what was sent to them.
-            doing: What this rank was waiting in.
+            doing: The call that this rank was waiting in.
         """
         parts = [f"{self.name_ranks([self.rank])} waited {self.deadline:g} s in {doing} ({self.name})"]
         if here := in_words(*where()):
@@ -355,7 +364,7 @@ class Transport(ABC):
         """The error that says which rank the others wait for, as far as the board or the suspects tell.
 
         Args:
-            seen: What this rank saw, without a full stop.
+            seen: The observation of this rank, without a full stop.
             suspects: Ranks of this group that it may be, where the board does not know better.
             known: Whether it is they, whatever the board says.
         """
@@ -409,10 +418,10 @@ class RankMissing(RuntimeError):
     """A rank that others wait for did not come, or its connection is gone.
 
     Attributes:
-        seen: What the rank that tells it saw.
+        seen: The observation of the rank that raises it.
         first: Board entries of the ranks that are waited for; empty where nobody knows.
         board: The whole board in words; empty where there is none.
-        frames: Where the one that is waited for is in its program; empty where it does not tell.
+        frames: Place of the rank that is waited for in its program; empty where it does not answer.
     """
 
     def __init__(self, seen: str, first: Sequence[Entry] = (), board: str = "", frames: str = "") -> None:

@@ -36,7 +36,7 @@ class Watcher(threading.Thread):
         rank: This rank.
         size: Ranks of the run.
         serves: Whether the store lives in this process, which then ends last.
-        look: Tells what this rank is doing; called with the number of the beat.
+        look: Describes the doings of this rank; called with the number of the beat.
     """
 
     def __init__(self, store: Store, rank: int, size: int, serves: bool, look: Callable[[int], Life]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -13,8 +12,9 @@ import torch
 from torch import Tensor
 
 from domainpar.parallel.failure import guard
+from domainpar.parallel.launcher import cores_here
 from domainpar.parallel.presence import Presence
-from domainpar.parallel.side_channel import SharedMarks, SideChannel
+from domainpar.parallel.side_channel import SideChannel
 from domainpar.parallel.threads import Switchboard, ThreadTransport
 from domainpar.parallel.transport import Transport
 
@@ -63,7 +63,7 @@ class World:
     @classmethod
     def alone(cls, device: str | torch.device = "cpu") -> Self:
         """A world of one rank, on the same code path as any other."""
-        return cls.over(ThreadTransport(Switchboard(1), 0), device, marks=SharedMarks(1))
+        return cls.over(ThreadTransport(Switchboard(1), 0), device, marks=SideChannel.of_threads(1))
 
     @classmethod
     def over(
@@ -118,7 +118,7 @@ class World:
 
         A launcher that binds ranks to cores has given each its own; else the ranks of a machine share what there is.
         """
-        cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+        cores = cores_here()
         mine = f"{platform.node()} {','.join(map(str, cores))}".encode()
         return max(1, len(cores) // self.transport.all_gather(mine).count(mine))
 

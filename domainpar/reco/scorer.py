@@ -14,7 +14,7 @@ from torch import nn
 from domainpar import faults
 from domainpar.compiling import clock
 from domainpar.events.store import EventRecord, EventStore, StoredEvent
-from domainpar.parallel.loading import BadEvent, open_together
+from domainpar.parallel.part_loading import BadEvent, open_together
 from domainpar.parallel.world import World
 from domainpar.reco.score_files import ScoredEvent, write_scores
 from domainpar.reco.scores import EventScores, score_event

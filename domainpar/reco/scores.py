@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from domainpar import faults
 from domainpar.compiling import clock
 from domainpar.events.store import StoredEvent
-from domainpar.parallel.loading import Sector, load_part, sector_of_tiles, together
+from domainpar.parallel.part_loading import Sector, load_part, sector_of_tiles, together
 from domainpar.parallel.transport import RanksFailed, Transport
 from domainpar.plan import BoolArray, IntArray, PartitionPlan
 

@@ -20,7 +20,7 @@ from domainpar.events.own_events import OwnEvents, store_of_run
 from domainpar.events.place import Place
 from domainpar.events.store import EventRecord, EventStore, StoreError
 from domainpar.events.targets import check_target
-from domainpar.parallel.loading import empty_parts
+from domainpar.parallel.part_loading import empty_parts
 from domainpar.parallel.world import World
 from domainpar.problems import Problem, Where, told
 from domainpar.training.rundir import began_with

@@ -14,7 +14,7 @@ from torch import Tensor
 from domainpar.agreement import gather
 from domainpar.events.graph import IntArray
 from domainpar.events.store import EventStore, StoredEvent
-from domainpar.parallel.loading import (
+from domainpar.parallel.part_loading import (
     BadEvent,
     Part,
     Sector,

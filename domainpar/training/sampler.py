@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from domainpar.events.store import EventRecord
-from domainpar.parallel.loading import Sector
+from domainpar.parallel.part_loading import Sector
 
 
 @dataclass(frozen=True)

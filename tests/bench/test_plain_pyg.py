@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from domainpar.events.store import EventStore
 from domainpar.measure.steps import Training
-from domainpar.parallel.loading import load_part
+from domainpar.parallel.part_loading import load_part
 from domainpar.parallel.world import World
 
 MODELS = ("interaction", "interaction-node-first")

@@ -25,7 +25,7 @@ from domainpar.agreement import Refused
 from domainpar.config import InferConfig, TrainConfig
 from domainpar.events.store import EventStore, event_file_name, write_event, write_manifest, zip_files
 from domainpar.infer import infer, main
-from domainpar.parallel.loading import BadEvent
+from domainpar.parallel.part_loading import BadEvent
 from domainpar.parallel.world import World
 from domainpar.reco import summary
 from domainpar.reco.score_files import ScoredEvent

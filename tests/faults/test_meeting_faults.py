@@ -163,11 +163,11 @@ def test_another_checkout_on_one_rank_is_refused(tmp_path):
 @fault(8)
 def test_another_torch_on_one_rank_is_refused(monkeypatch):
     from domainpar.agreement import Refused
-    from domainpar.parallel import alike
+    from domainpar.parallel import digests
     from domainpar.testing import run_ranks
 
     def work(world):
-        ours = alike.about_this_program()
+        ours = digests.about_this_program()
         agree_on(world.transport, ours | ({"torch": "2.10.0"} if world.rank == 1 else {}))
 
     with pytest.raises(Refused, match=r"torch is 2\.10\.0 on rank 1, but .* on the others"):

@@ -12,7 +12,7 @@ from random_events import random_assignment, random_event
 
 from domainpar.events.store import StoredEvent, event_file_name, write_event
 from domainpar.nn.interaction import InteractionNetwork
-from domainpar.parallel.loading import load_part, sector_of_tiles
+from domainpar.parallel.part_loading import load_part, sector_of_tiles
 from domainpar.parallel.world import World
 from domainpar.plan import build_plans
 from domainpar.reco.scores import gather_scores, score_event

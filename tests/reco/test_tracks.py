@@ -14,7 +14,7 @@ from random_events import random_assignment, random_event
 
 from domainpar.events.graph import surface_numbers
 from domainpar.events.store import StoredEvent, event_file_name, write_event
-from domainpar.parallel.loading import sector_of_tiles
+from domainpar.parallel.part_loading import sector_of_tiles
 from domainpar.reco.event_tracks import with_tracks
 from domainpar.reco.scores import NETWORK, score_event
 from domainpar.reco.segments import Segments

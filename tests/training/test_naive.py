@@ -15,7 +15,7 @@ from random_store import write_graph, write_random_store
 from domainpar.config import TrainConfig
 from domainpar.events.graph import EventGraph
 from domainpar.events.store import EventStore, write_manifest
-from domainpar.parallel.loading import sector_of_tiles
+from domainpar.parallel.part_loading import sector_of_tiles
 from domainpar.parallel.world import World
 from domainpar.testing import run_ranks
 from domainpar.training.run import train

@@ -9,7 +9,7 @@ from random_store import write_random_store
 from domainpar.agreement import strays
 from domainpar.config import TrainConfig
 from domainpar.faults import switch
-from domainpar.parallel.alike import digest
+from domainpar.parallel.digests import digest
 from domainpar.testing import run_ranks
 from domainpar.training.monitor.failure import StepFailed
 from domainpar.training.monitor.ranks import replicated

@@ -5,7 +5,7 @@ from itertools import chain
 import pytest
 
 from domainpar.events.store import EventRecord
-from domainpar.parallel.loading import Sector
+from domainpar.parallel.part_loading import Sector
 from domainpar.training.sampler import Sample, deal, samples_of, steps_of_epoch
 
 

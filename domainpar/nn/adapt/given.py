@@ -13,7 +13,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from domainpar.agreement import Refused, gather, strays
 from domainpar.nn.adapt.rows import unwatched, version_of
-from domainpar.parallel.alike import digest
+from domainpar.parallel.digests import digest
 from domainpar.parallel.places import where
 from domainpar.parallel.transport import Transport
 

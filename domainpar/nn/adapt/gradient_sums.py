@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from domainpar.agreement import agree_on
 from domainpar.nn.adapt.rows import version_of
-from domainpar.parallel.alike import what_differs
+from domainpar.parallel.digests import what_differs
 from domainpar.parallel.integer_sums import IntegerSums
 from domainpar.parallel.places import in_words, where
 from domainpar.parallel.transport import RanksDiffer, Transport

@@ -119,6 +119,6 @@ def rows_of_table(truth: EventTruth, particle_ids: IntArray, name: str) -> Float
 
 
 def _sector_of_nodes(event: StoredEvent, num_sectors: int) -> IntArray:
-    from domainpar.parallel.loading import sector_of_tiles  # torch comes with it; reading counts needs none
+    from domainpar.parallel.part_loading import sector_of_tiles  # torch comes with it; reading counts needs none
 
     return np.repeat(sector_of_tiles(event, num_sectors), np.diff(event.node_ptr))

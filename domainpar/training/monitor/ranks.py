@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from domainpar.parallel.alike import what_differs
+from domainpar.parallel.digests import what_differs
 from domainpar.parallel.world import World
 from domainpar.training.monitor.failure import StepFailed, fail_alike
 

@@ -200,7 +200,7 @@ def group_tiles(
 
 
 def empty_parts(event: StoredEvent, num_parts: int, method: str, num_sectors: int | None, seed: int) -> list[int]:
-    """The parts that own no node of an event, or of one of its sectors at least; ascending."""
+    """The parts that own no node of an event, or of at least one of its sectors; ascending."""
     sectors = [None] if num_sectors is None else [Sector(number, num_sectors) for number in range(num_sectors)]
     counts = np.diff(event.node_ptr)
     empty: set[int] = set()

@@ -1,4 +1,4 @@
-"""Values that all ranks must hold alike: the program with what it was asked to do, and tensors, by their checksums."""
+"""Checksums of what all ranks must hold alike: their tensors, and the program itself."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from torch import Tensor
 
 from domainpar.agreement import gather, strays
 from domainpar.parallel.transport import Transport
-from domainpar.problems import Problem
-from domainpar.words import several
 
 
 def digest(tensors: Mapping[str, Tensor]) -> int:
@@ -39,7 +37,7 @@ def what_differs(ours: Mapping[str, Tensor], transport: Transport) -> tuple[str,
     """Compare what every rank holds by its checksum. *Collective*.
 
     Returns:
-        What differs, in words, and the ranks that differ from the most; None, on all ranks, if nothing does.
+        The difference in words, and the ranks that differ from the most; None, on all ranks, if nothing differs.
     """
     if len(set(transport.all_gather(digest(ours).to_bytes(4, "little")))) == 1:
         return None
@@ -57,18 +55,8 @@ def what_differs(ours: Mapping[str, Tensor], transport: Transport) -> tuple[str,
     return what, drifted
 
 
-def wrong_number(wanted: int | None, started: int) -> Problem | None:
-    """What is wrong with the number of ranks, if anything is."""
-    if wanted in (None, started):
-        return None
-    return Problem(
-        f"config wants {several(wanted, 'rank')}, {started} started",
-        f"mpiexec -n {wanted} python -m ..., or leave --ranks away to take as many as are started",
-    )
-
-
 def about_this_program() -> dict[str, str]:
-    """What decides results and must be the same on every rank: versions, and the code itself."""
+    """Versions and code, which decide results and must be the same on every rank."""
     versions = {name: _version(name) for name in ("torch", "numpy", "numba")}
     return {"the code of domainpar": code_digest(), "Python": platform.python_version(), **versions}
 
