@@ -15,11 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
 from domainpar.events.construct import Cuts
 from domainpar.events.preparing import Source, open_source, prepare
-from domainpar.events.store import EventRecord, EventStore
+from domainpar.events.store import EventRecord, EventStore, WholeEvent
 from partitioners import Topology
 
 HITS = {"tiny": 2_000, "small": 9_000, "medium": 30_000, "large": 100_000, "full": 170_000}
@@ -105,11 +103,5 @@ def original_topology(case: Case) -> tuple[Topology, int]:
     """What a partitioner saw of the first event, in the user's own order, and the number of tiles it was asked for."""
     store = EventStore(case.store)
     with store.open(store.events()[0]) as event:
-        nodes, edges = np.arange(event.num_nodes), np.arange(event.num_edges)
-        row = event.read_nodes("original_row", nodes)
-        position = np.empty((event.num_nodes, 3), np.float32)
-        position[row] = event.read_nodes("position", nodes)
-        edge_index = np.empty((2, event.num_edges), np.int64)
-        ends = np.stack([event.read_edges("src", edges), event.read_edges("dst", edges)])
-        edge_index[:, event.read_edges("original_position", edges)] = row[ends]
-        return Topology(edge_index, event.num_nodes, position), event.num_tiles
+        whole = WholeEvent(event)
+        return Topology(whole.edge_index, event.num_nodes, whole.nodes("position")), event.num_tiles

@@ -11,13 +11,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
+from domainpar.atomic_files import PARTIAL
+
 Look = Callable[[Path], Iterator[Path]]
 """Finds in a directory what is not ours."""
 
 UNFINISHED = "unfinished"
 """Folder of scores that are being written; those of all events leave it together."""
 
-_PARTIAL = r"\.partial-.*"
+_PARTIAL = rf"{re.escape(PARTIAL)}.*"
 _RUN = r"run\.json|config\.yaml|metrics\.(jsonl|partial)|report\.html|run\.lock(\.takeover)?|\.trial-.*"
 _CHECKPOINT = r"\w+\.safetensors|(state|manifest)\.json"
 _SCORES = r"scores\.json|timings\.json|event.*(\.scores\.zarr\.zip|-tracks\.csv)"

@@ -75,9 +75,9 @@ def write_report(config: ReportConfig) -> tuple[Path, int, tuple[str, ...]]:
         OSError: If the file cannot be written.
         ModuleNotFoundError: If plotly or jinja2 is not installed.
     """
+    from domainpar.atomic_files import write_whole
     from domainpar.display.html import render
     from domainpar.display.page import build_page
-    from domainpar.events.store import write_whole
 
     run, other = _runs(config)
     page = build_page(run, other, config.event, config.parts)

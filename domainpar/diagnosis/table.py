@@ -73,6 +73,6 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     Raises:
         OSError: If that cannot be.
     """
-    from domainpar.events.store import write_whole
+    from domainpar.atomic_files import write_whole
 
     write_whole(path, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())

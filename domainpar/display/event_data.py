@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from domainpar.events.graph import FloatArray, IntArray, Particles, surface_numbers
-from domainpar.events.store import EventRecord, EventStore, StoredEvent, read_arrays
+from domainpar.events.graph import BoolArray, FloatArray, IntArray, Particles, surface_numbers
+from domainpar.events.store import EventRecord, EventStore, WholeEvent, read_arrays
 from domainpar.reco.performance.truth import EventTruth, targets_among
 from domainpar.training.targets import edge_classes
 from partitioners import TileGraph, group
 
-BoolArray = npt.NDArray[np.bool_]
 Conditions = Mapping[str, Any]
 
 
@@ -125,8 +123,12 @@ def read_event_data(
         ValueError: If the scores are not those of this event, or the conditions of the training cannot be looked at.
     """
     with store.open(record) as event:
-        hits = _hits(event)
-        edges = _edges(event, hits.pop("original_row"))
+        whole = WholeEvent(event)
+        hits: dict[str, Any] = {
+            name: whole.nodes(name) for name in ("hit_id", "position", "volume", "layer", "particle_id")
+        }
+        hits["tile"] = np.repeat(np.arange(event.num_tiles), np.diff(event.node_ptr))[whole.node_ids]
+        edges: dict[str, Any] = {"edge_index": whole.edge_index, "label": whole.edges("label")}
         particles = event.particles() if event.has_particle_ids else None
         tiles = event.tile_graph()
     found, edge_scores = _scores(scores, record.event, hits["hit_id"], edges["edge_index"])
@@ -143,40 +145,6 @@ def read_event_data(
         track_id=found.get("track_id"),
         classical_track_id=found.get("classical_track_id"),
     )
-
-
-def _hits(event: StoredEvent) -> dict[str, Any]:
-    """Arrays of the hits in the user's order, and `original_row` of the stored ones."""
-    nodes = np.arange(event.num_nodes)
-    row = event.read_nodes("original_row", nodes)
-
-    def read(name: str) -> Any:
-        return _undone(event.read_nodes(name, nodes), row)
-
-    return {
-        "original_row": row,
-        "hit_id": read("hit_id"),
-        "position": read("position") if event.has_positions else None,
-        "volume": read("volume"),
-        "layer": read("layer"),
-        "particle_id": read("particle_id") if event.has_particle_ids else None,
-        "tile": _undone(np.repeat(np.arange(event.num_tiles), np.diff(event.node_ptr)), row),
-    }
-
-
-def _edges(event: StoredEvent, row: IntArray) -> dict[str, Any]:
-    every = np.arange(event.num_edges)
-    place = event.read_edges("original_position", every)
-    ends = [_undone(row[event.read_edges(end, every)], place) for end in ("src", "dst")]
-    label = _undone(event.read_edges("label", every), place) if event.has_labels else None
-    return {"edge_index": np.stack(ends), "label": label}
-
-
-def _undone(values: npt.NDArray[Any], place: IntArray) -> npt.NDArray[Any]:
-    """Values of stored rows, put where the user had them."""
-    original = np.empty_like(values)
-    original[place] = values
-    return original
 
 
 def _scores(

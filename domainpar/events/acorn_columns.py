@@ -11,14 +11,12 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
-from domainpar.events.graph import IntArray
+from domainpar.events.graph import Array, BoolArray, IntArray
 from domainpar.events.place import Place
 from domainpar.events.pyg import as_array
 
 Kind = Literal["hit", "edge", "track"]
-Array = npt.NDArray[Any]
 
 _OF_EDGES = ("y", "scores", "weights", "dr", "dphi", "dz", "deta", "phislope", "rphislope")
 _OF_TRUE_EDGES = (
@@ -91,7 +89,7 @@ class Columns:
         self.num_hits = self._count_hits()
         self.edge_index = self._ends(entries, "edge_index")
         self.track_edges = None if entries.get("track_edges") is None else self._ends(entries, "track_edges", least=-1)
-        self.known: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
+        self.known: BoolArray = np.zeros(0, np.bool_)
         if self.track_edges is not None:
             self.known = np.asarray((self.track_edges >= 0).all(axis=0))
 

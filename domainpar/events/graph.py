@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-IntArray = npt.NDArray[np.integer]
-FloatArray = npt.NDArray[np.floating]
+from partitioners.topology import BoolArray as BoolArray
+from partitioners.topology import FloatArray as FloatArray
+from partitioners.topology import IntArray as IntArray
+
+Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,16 +16,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from domainpar.atomic_files import PARTIAL
 from domainpar.events.construct import Cuts, build_graph
 from domainpar.events.graph import EventGraph, Hits, IntArray
 from domainpar.events.place import Place
 from domainpar.events.splits import with_splits
 from domainpar.events.store import (
     MANIFEST,
-    PARTIAL,
     SUFFIX,
     EventRecord,
     EventStore,
+    OtherVersion,
     Settings,
     Split,
     StoredEvent,
@@ -461,11 +462,18 @@ def _recorded(store: EventStore) -> dict[str, Split]:
 
 def _other_settings(job: _Job, store: EventStore | None) -> str | None:
     """How a store that lies there was made differently; None where there is none or it was made alike."""
-    found = _settings_of_files(job.directory) if store is None else [store.settings]
-    for settings in found:
-        if settings_digest(settings) != settings_digest(job.settings):
-            return _changes(settings, job.settings) or "by another version of this program"
-    return None
+    files = sorted(job.directory.glob(f"event*{SUFFIX}")) if store is None else []
+    found = [] if store is None else [store.settings]
+    for path in files:  # of an interrupted preparation
+        try:
+            with StoredEvent(path) as event:
+                found.append(event.settings)
+        except OtherVersion as error:
+            return error.what
+        except StoreError:
+            pass  # what is damaged is made again
+    changed = (settings for settings in found if settings_digest(settings) != settings_digest(job.settings))
+    return next((_changes(settings, job.settings) for settings in changed), None)
 
 
 def _other_splits(job: _Job, store: EventStore | None) -> str | None:
@@ -480,15 +488,6 @@ def _changes(before: Settings, now: Settings) -> str:
         for name in sorted(set(before) | set(now))
         if before.get(name) != now.get(name)
     )
-
-
-def _settings_of_files(directory: Path) -> list[Settings]:
-    """Settings of every event's file of an interrupted preparation. What is damaged is made again."""
-    found: list[Settings] = []
-    for path in sorted(directory.glob(f"event*{SUFFIX}")):
-        with contextlib.suppress(StoreError), StoredEvent(path) as event:
-            found.append(event.settings)
-    return found
 
 
 def _shown(value: object) -> str:

@@ -17,9 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from domainpar.events.graph import Particles
-
-BoolArray = npt.NDArray[np.bool_]
+from domainpar.events.graph import BoolArray, Particles
 
 QUANTITIES = ("pt", "eta", "nhits", "charge", "radius", "vz", "primary", "pdgId", "particle_id")
 """What a condition can be about: pt in GeV, eta, hits in the detector, charge, vertex radius and z in mm, whether it is

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -21,12 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from domainpar import faults
+from domainpar.atomic_files import PARTIAL, sync_directory, write_synced, write_whole
 from domainpar.problems import Problem
 
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
 MANIFEST = "manifest.json"
 KEEP = 3
-PARTIAL = ".partial-"  # being written
 REPLACED = ".replaced-"  # about to be replaced by another one of the same step
 
 _NAME = re.compile(r"step_(\d{6,18})")
@@ -175,15 +174,15 @@ class CheckpointFiles:
             partial = self.directory / f"{PARTIAL}{final.name}"
             partial.mkdir(parents=True)
             for number, (name, content) in enumerate(files.items()):
-                _write(partial / name, content)
+                write_synced(partial / name, content)
                 if number == 0:
                     faults.reach("save:files")
-            _sync(partial)
+            sync_directory(partial)
             faults.reach("save:rename")
             self._put(partial, final)
             faults.reach("save:pointer")
             for pointer in ("last", "best") if best else ("last",):
-                self._point(pointer, final.name)
+                write_whole(self.directory / pointer, f"{final.name}\n".encode())
         except OSError:
             with suppress(OSError):  # why it could not be saved matters more than what is left behind
                 self._tidy_up()
@@ -243,15 +242,9 @@ class CheckpointFiles:
         if final.exists():
             final.rename(replaced)
         partial.rename(final)
-        _sync(self.directory)
+        sync_directory(self.directory)
         if replaced.exists():
             _remove(replaced)
-
-    def _point(self, pointer: str, name: str) -> None:
-        temporary = self.directory / f"{PARTIAL}{pointer}"
-        _write(temporary, f"{name}\n".encode())
-        os.replace(temporary, self.directory / pointer)
-        _sync(self.directory)
 
     def _tidy_up(self) -> None:
         """Remove what a killed save left, once everything that is pointed to has its name back."""
@@ -284,18 +277,3 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink()
-
-
-def _write(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

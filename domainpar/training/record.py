@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from domainpar.atomic_files import write_whole
 from domainpar.compiling import clock
 from domainpar.parallel.world import World
 from domainpar.training.metrics import EdgeCounts
@@ -127,9 +128,7 @@ def keep_records(path: Path, last_step: int) -> int:
     steps = [_step_of(line) for line in lines]
     kept = [line for line, step in zip(lines, steps) if step is not None and step <= last_step]
     if kept != lines:
-        temporary = path.with_suffix(".partial")
-        temporary.write_bytes(b"".join(kept))
-        os.replace(temporary, path)
+        write_whole(path, b"".join(kept))
     return sum(step is None for step, line in zip(steps, lines) if line.endswith(b"\n"))
 
 

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from domainpar.events.graph import IntArray, Particles
-from domainpar.events.targets import BoolArray, check_target, passes, target_particles
+from domainpar.events.graph import BoolArray, IntArray, Particles
+from domainpar.events.targets import check_target, passes, target_particles
 
 LABEL = "y"
 # Of acorn's names for a particle's quantities, those that are not ours.

@@ -18,7 +18,7 @@ from random_store import NUM_TILES, write_graph, write_random_store
 
 from domainpar import prepare, train
 from domainpar.config import TrainConfig
-from domainpar.events.store import write_manifest, zip_files
+from domainpar.events.store import write_manifest
 from domainpar.parallel.world import Refused
 from domainpar.testing import find_mpiexec, run_command, run_ranks
 from domainpar.training.run import train as train_on_ranks
@@ -331,7 +331,7 @@ def test_a_preparation_that_fills_the_disk_has_failed_while_it_ran(tmp_path, mon
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(zip_files.os, "replace", full)
+    monkeypatch.setattr(os, "replace", full)
     with pytest.raises(SystemExit) as ended:
         prepare.main(["--events", "1", "--hits", "500", "--store", str(tmp_path / "new")])
     assert ended.value.code == 1

@@ -22,7 +22,7 @@ from random_events import random_assignment, random_event
 from domainpar import report
 from domainpar import train as train_command
 from domainpar.config import InferConfig, TrainConfig
-from domainpar.events.store import EventStore, event_file_name, write_event, write_manifest, zip_files
+from domainpar.events.store import EventStore, event_file_name, write_event, write_manifest
 from domainpar.infer import infer, main
 from domainpar.parallel.loading import BadEvent
 from domainpar.parallel.world import Refused, World
@@ -513,7 +513,7 @@ def test_a_full_disk_names_the_file_and_leaves_nothing_that_looks_finished(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         plain(source, target)
 
-    monkeypatch.setattr(zip_files.os, "replace", replace_unless_full)
+    monkeypatch.setattr(os, "replace", replace_unless_full)
     out = tmp_path / "out"
     error, hint = error_lines(capfd, "--run", place / "run", "--split", "train", "--out", out, *flags)
     event = "" if file == "scores.json" else " | event 000000001"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from domainpar.atomic_files import write_whole
 from domainpar.display.pictures.edges import draw_edges
 from domainpar.display.pictures.particles import draw_particles
 from domainpar.display.pictures.parts import draw_parts
@@ -13,7 +14,6 @@ from domainpar.display.pictures.style import Picture, in_style, is_own, png
 from domainpar.display.pictures.tracks import draw_tracks
 from domainpar.display.pictures.training import draw_training
 from domainpar.display.reading import RunFiles
-from domainpar.events.store import write_whole
 from domainpar.problems import Problem
 
 

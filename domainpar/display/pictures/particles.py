@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 
 from domainpar.display.efficiency import MEANINGS
-from domainpar.display.event_data import BoolArray, EventData
+from domainpar.display.event_data import EventData
 from domainpar.display.matching import Matches, match_tracks
 from domainpar.display.paths import Paths, particle_paths
 from domainpar.display.pictures.style import (
@@ -33,7 +33,7 @@ from domainpar.display.pictures.views import (
 from domainpar.display.pictures.wording import kind_of, target_text
 from domainpar.display.reading import RunFiles
 from domainpar.display.sections import why_missing
-from domainpar.events.graph import FloatArray, IntArray
+from domainpar.events.graph import BoolArray, FloatArray, IntArray
 from domainpar.words import several
 
 NAME = "event-tracks"

@@ -22,7 +22,7 @@ import numpy as np
 import zarr
 from zarr.storage import ZipStore
 
-from domainpar.events.store.layout import Array
+from domainpar.events.graph import Array
 
 LARGEST_CHUNK = 2**28
 """Bytes that a chunk may unpack to: 256 MiB, some hundred times what this program writes."""
