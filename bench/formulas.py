@@ -1,7 +1,7 @@
 """What a training step of an interaction network costs by formula: matrix products, and memory of the plain form.
 
 Products are counted as 2 rows x inputs x outputs floating point operations each, and nothing else is. Memory of
-domainpar's form is `domainpar.events.reporting.ModelSize`.
+domainpar's form is `domainpar.events.forecast.ModelSize`.
 """
 
 from __future__ import annotations

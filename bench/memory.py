@@ -9,7 +9,7 @@ inputs of stages and recomputes each tile; the same with whole iterations recomp
 domainpar on several ranks. Each in processes of its own, one thread each, all with one setting of the allocator. The
 program fails if domainpar's parameters are not the same in all of them.
 
-Estimated: by `formulas.Network.plain_bytes` (plain) and `domainpar.events.reporting.ModelSize` (domainpar), also for
+Estimated: by `formulas.Network.plain_bytes` (plain) and `domainpar.events.forecast.ModelSize` (domainpar), also for
 larger networks (`--sizes`), and from them the smallest number of devices that hold the event. The plain network cannot
 be split.
 """
@@ -32,7 +32,7 @@ import systems
 from formulas import Network
 from systems import GIB, Measured, System
 
-from domainpar.events.reporting import ModelSize
+from domainpar.events.forecast import ModelSize
 from domainpar.events.store import EventStore
 from partitioners import group
 from partitioners.quality import measure

@@ -18,7 +18,7 @@ from cases import Case
 from formulas import Network
 from measuring import Spread
 
-from domainpar.events.reporting import ModelSize
+from domainpar.events.forecast import ModelSize
 from domainpar.events.store import EventStore
 from domainpar.nn.catalogue import ON_STAGES
 from domainpar.testing import run_ranks

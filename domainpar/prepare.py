@@ -51,7 +51,8 @@ def prepare_store(config: PrepareConfig, world: "World", facts: "list[EventFacts
     from tqdm import tqdm
 
     from domainpar.events.construct import Cuts
-    from domainpar.events.preparing import open_source, prepare
+    from domainpar.events.preparation import prepare
+    from domainpar.events.sources import open_source
     from domainpar.events.store import EventRecord
     from domainpar.problems import NotWritten
     from domainpar.training.watching.failing import fail_alike
@@ -137,7 +138,7 @@ def _work(config: PrepareConfig) -> int:
         if world.is_root:
             _say_what_is_there(directory, facts)
             if config.report:
-                from domainpar.events.reporting import print_report
+                from domainpar.events.forecast import print_report
 
                 print_report(directory)
     return 0
@@ -180,7 +181,7 @@ def _how_acorn_was_read(settings: "Settings") -> list[str]:
 
 def _num_events(config: PrepareConfig, directory: Path) -> int | None:
     """How many events are asked for: of simulated ones that nobody counted as many as the store holds already."""
-    from domainpar.events.preparing import DEFAULT_SIMULATED_EVENTS
+    from domainpar.events.sources import DEFAULT_SIMULATED_EVENTS
     from domainpar.events.store import EventStore, StoreError
 
     if config.events is not None or config.source != "simulate":

@@ -10,7 +10,7 @@ from domainpar.diagnosis.budget import Budget
 from domainpar.diagnosis.toy import NUM_LAYERS, REACH, ring_event, toy_store
 from domainpar.diagnosis.training import Way, make_trainer
 from domainpar.diagnosis.verdicts import Finding, passed, skipped, warned
-from domainpar.events.reporting import ModelSize
+from domainpar.events.forecast import ModelSize
 from domainpar.events.store import EventStore
 from domainpar.nn.team import set_threads
 from domainpar.parallel.world import World

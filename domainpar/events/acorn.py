@@ -21,12 +21,10 @@ import numpy.typing as npt
 from domainpar.events import acorn_features as features
 from domainpar.events import construct
 from domainpar.events.acorn_columns import Columns, short_name
-from domainpar.events.checks import check_graph
-from domainpar.events.graph import EventGraph, FloatArray, Hits, IntArray, Particles
-from domainpar.events.place import Place
+from domainpar.events.graph import EventGraph, FloatArray, Hits, IntArray, Particles, check_graph
 from domainpar.events.pyg import read_entries
 from domainpar.events.targets import MEV_ABOVE, passes
-from domainpar.problems import Problem
+from domainpar.problems import Place, Problem
 
 PtUnit = Literal["MeV", "GeV"]
 SplitName = Literal["train", "val", "test"]

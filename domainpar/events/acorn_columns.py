@@ -13,8 +13,8 @@ from typing import Any, Literal
 import numpy as np
 
 from domainpar.events.graph import Array, BoolArray, IntArray
-from domainpar.events.place import Place
 from domainpar.events.pyg import as_array
+from domainpar.problems import Place
 
 Kind = Literal["hit", "edge", "track"]
 

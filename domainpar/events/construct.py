@@ -13,7 +13,7 @@ import numpy.typing as npt
 from domainpar.events import detector
 from domainpar.events.detector import LayerPair
 from domainpar.events.graph import EventGraph, Hits, surface_numbers
-from domainpar.events.place import Place
+from domainpar.problems import Place
 
 NODE_FEATURES = ("r", "phi", "z")
 EDGE_FEATURES = ("dr", "dphi", "dz", "deta", "phi_slope", "r_phi_slope")

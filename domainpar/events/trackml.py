@@ -15,8 +15,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from domainpar.events.graph import FloatArray, Hits, IntArray, Particles
-from domainpar.events.place import Place
-from domainpar.problems import Problem
+from domainpar.problems import Place, Problem
 
 _SUFFIXES = (".csv", ".csv.gz")
 _HITS = {

@@ -16,13 +16,12 @@ import numpy as np
 import torch
 
 from domainpar import faults
-from domainpar.events.place import Place
 from domainpar.events.store import EventRecord, EventStore, StoredEvent
 from domainpar.parallel.halo import CompleteHalo, ask_owners
 from domainpar.parallel.local import LocalGraph, TileRanges, localise
 from domainpar.parallel.transport import RanksFailed, Transport
 from domainpar.plan import EdgePolicy, IntArray, LocalEdges, PartitionPlan, build_plan
-from domainpar.problems import Problem, told
+from domainpar.problems import Place, Problem, told
 from partitioners.grouping import TileGraph, group
 
 T = TypeVar("T")

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from domainpar.events.place import Place
 from domainpar.events.store import EventRecord, EventStore, StoreError
 from domainpar.events.targets import check_target
 from domainpar.parallel.world import World
-from domainpar.problems import Problem
+from domainpar.problems import Place, Problem
 from domainpar.training.targets import TARGET, EdgeWeights, edge_classes
 from domainpar.training.weighting import EdgeRules
 from domainpar.words import several

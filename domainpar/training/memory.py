@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import torch
 
-from domainpar.events.reporting import ModelSize
+from domainpar.events.forecast import ModelSize
 from domainpar.parallel.allocator import give_back_freed
 from domainpar.parallel.world import World
 from domainpar.training.parts import LabelledPart

@@ -6,11 +6,10 @@ import json
 from pathlib import Path
 from typing import Literal
 
-from domainpar.events.place import Place
 from domainpar.events.store import EventStore, StoreError
 from domainpar.parallel.loading import empty_parts
 from domainpar.parallel.world import World
-from domainpar.problems import Problem, Where, told
+from domainpar.problems import Place, Problem, Where, told
 from domainpar.words import several
 
 

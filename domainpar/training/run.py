@@ -13,8 +13,8 @@ import torch
 from tqdm import tqdm
 
 from domainpar.config import TrainConfig, is_code, parse_weighting, target_conditions
+from domainpar.events.forecast import ModelSize
 from domainpar.events.own_events import OwnEvents, store_of_run
-from domainpar.events.reporting import ModelSize
 from domainpar.events.store import EventStore
 from domainpar.nn.adapt.gradient_sums import take_from_root
 from domainpar.nn.adapt.held import common_tensors

@@ -12,7 +12,8 @@ from random_events import random_assignment, random_event
 from refused import refused
 
 from domainpar.events.graph import Hits, Particles
-from domainpar.events.preparing import Source, prepare
+from domainpar.events.preparation import prepare
+from domainpar.events.sources import Source
 from domainpar.events.store import EventStore, StoredEvent, WholeEvent, event_file_name, write_event, write_manifest
 from domainpar.events.store.schema import ARRAYS, LETTERS, SCHEMA_VERSION, check_arrays, names_in, table
 

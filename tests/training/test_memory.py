@@ -15,7 +15,7 @@ from random_events import random_assignment, random_event
 from random_store import write_graph, write_random_store
 
 from domainpar.config import TrainConfig
-from domainpar.events.reporting import ModelSize
+from domainpar.events.forecast import ModelSize
 from domainpar.events.store import EventStore, write_manifest
 from domainpar.parallel.allocator import set_up_allocator
 from domainpar.parallel.signals import StopFlag

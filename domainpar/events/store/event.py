@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from domainpar.events.graph import Array, IntArray, Particles
-from domainpar.events.place import Place
 from domainpar.events.store.archive import Archive
 from domainpar.events.store.layout import (
     COPY_ANEW,
@@ -24,6 +23,7 @@ from domainpar.events.store.layout import (
 )
 from domainpar.events.store.schema import JOINING_EDGES, SCHEMA_VERSION, check_arrays, in_memory_type, names_in
 from domainpar.events.stored_order import concatenated_ranges
+from domainpar.problems import Place
 from partitioners import TileGraph
 
 

@@ -7,13 +7,12 @@ from pathlib import Path
 import numpy as np
 
 from domainpar.atomic_files import write_whole
-from domainpar.events.checks import check_graph
-from domainpar.events.graph import Array, EventGraph, IntArray
-from domainpar.events.place import Place
+from domainpar.events.graph import Array, EventGraph, IntArray, check_graph
 from domainpar.events.store.layout import EventRecord, Settings, settings_digest, sha256_of
 from domainpar.events.store.schema import JOINING_EDGES, SCHEMA_VERSION, in_file_type, names_in
 from domainpar.events.store.zip_files import chunks_of_rows, zip_content
 from domainpar.events.stored_order import StoredOrder, stored_order
+from domainpar.problems import Place
 from partitioners import number_along_phi
 
 

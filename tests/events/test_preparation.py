@@ -18,7 +18,8 @@ from random_events import random_event
 from refused import refused
 
 from domainpar.events.heptrkx import whole_event
-from domainpar.events.preparing import Source, open_source, prepare
+from domainpar.events.preparation import prepare
+from domainpar.events.sources import Source, open_source
 from domainpar.events.store import EventStore, StoredEvent, StoreError, event_file_name
 from domainpar.lock import STORE, Claim, Holder
 from domainpar.problems import NotWritten, Problem

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from random_events import random_event
 
-from domainpar.events.preparing import Source, prepare
-from domainpar.events.reporting import (
+from domainpar.events.forecast import (
     ModelSize,
     compare_cuts,
     cuts_of,
@@ -18,6 +17,8 @@ from domainpar.events.reporting import (
     median_event,
     print_report,
 )
+from domainpar.events.preparation import prepare
+from domainpar.events.sources import Source
 from domainpar.events.store import EventStore
 from partitioners import Contiguous, Topology, group, number_along_phi
 from partitioners.quality import measure, measure_truth

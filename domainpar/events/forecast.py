@@ -1,4 +1,4 @@
-"""What a store holds and what it would cost to cut it: the text behind `prepare --report`."""
+"""Forecast of a store on several ranks: sizes, memory, and the cuts of each partitioner, for `prepare --report`."""
 
 from __future__ import annotations
 
