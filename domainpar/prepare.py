@@ -40,9 +40,9 @@ def prepare_store(config: PrepareConfig, world: "World", facts: "list[EventFacts
     """Prepare a store with all ranks, events dealt to them, and show how it goes; returns its directory. *Collective*.
 
     Args:
-        config: What to prepare.
+        config: The flags of the command.
         world: The ranks.
-        facts: Takes what the values of each event look like, on every rank; None: they are not looked at.
+        facts: Receives the facts of each event on every rank; None: events are not examined.
 
     Raises:
         Refused: On all ranks alike, if an event cannot be read or the store holds other events.
@@ -105,7 +105,7 @@ def prepare_store(config: PrepareConfig, world: "World", facts: "list[EventFacts
 
 
 def _looking(facts: "list[EventFacts]") -> "dict[str, Any]":
-    """The arguments of `prepare` that collect what each event's values look like."""
+    """The arguments of `prepare` that collect the facts of each event."""
     from domainpar.reco.facts import EventFacts, facts_of
 
     return {
@@ -115,7 +115,7 @@ def _looking(facts: "list[EventFacts]") -> "dict[str, Any]":
 
 
 def _acorn_options(config: PrepareConfig) -> "AcornOptions":
-    """How acorn files are read, as a configuration says."""
+    """The options for acorn files of a configuration."""
     from domainpar.events.acorn import AcornOptions
 
     given = {
@@ -180,7 +180,7 @@ def _how_acorn_was_read(settings: "Settings") -> list[str]:
 
 
 def _num_events(config: PrepareConfig, directory: Path) -> int | None:
-    """How many events are asked for: of simulated ones that nobody counted as many as the store holds already."""
+    """Number of events to prepare; by default, as many simulated ones as the store holds already."""
     from domainpar.events.sources import DEFAULT_SIMULATED_EVENTS
     from domainpar.events.store import EventStore, StoreError
 

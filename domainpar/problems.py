@@ -1,4 +1,4 @@
-"""What goes wrong, in one form: what, where, and what to do about it.
+"""Errors in one form: what is wrong, where, and what to do.
 
 domainpar: error: <what> | event <id> | rank <r>/<P> host <h> | file <path> | step <s> phase <p>
 hint: <what to do>
@@ -21,8 +21,8 @@ class Problem(ValueError):
     """Something that was given or found cannot be used; it says what, of which event and file, and what to do.
 
     Attributes:
-        what: What is wrong, with the values seen, without a full stop.
-        hint: What to do about it, one line; may be empty.
+        what: The error, with the values seen, without a full stop.
+        hint: The remedy, one line; may be empty.
         event: The event it is about, if it is about one.
         file: The file it is about, if it is about one.
     """
@@ -66,7 +66,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Where:
-    """Where something went wrong, as far as that is known; printed, the part of an error line behind `what`."""
+    """Place of an error, as far as it is known; printed, the part of an error line behind `what`."""
 
     event: str | None = None
     rank: int | None = None

@@ -1,4 +1,4 @@
-"""How good an assignment is: what it cuts, what each part holds, borrows and can compute without waiting."""
+"""Quality of an assignment: the edges and tracks that it cuts, and the nodes, edges and ghosts of each part."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Quality:
 
 @dataclass(frozen=True)
 class TruthCut:
-    """What an assignment cuts of the truth.
+    """True segments and tracks that an assignment cuts.
 
     Attributes:
         segments: True edges.

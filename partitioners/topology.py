@@ -1,4 +1,4 @@
-"""What a partitioner sees of an event: edges, the number of nodes and, where there is a geometry, positions."""
+"""Input of a partitioner: the edges of an event, the number of its nodes and, in a geometry, their positions."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ _PER: dict[Kind, str] = {"hit": "hit", "edge": "candidate edge", "track": "true 
 
 
 def short_name(name: str) -> tuple[Kind, str] | None:
-    """What a name of a file is about and its short form: `track_particle_pt` is the `pt` of a true edge.
+    """Kind and short form of a name in a file: `track_particle_pt` is the `pt` of a true edge.
 
     Returns:
         None for what is no column, such as `edge_index` or `config`. A name without a prefix that acorn does not know

@@ -26,7 +26,7 @@ BAR = 40
 
 @dataclass(frozen=True)
 class ModelSize:
-    """What the memory of a rank depends on, besides its part: an interaction network in training.
+    """Sizes of an interaction network in training, which decide the memory of a rank besides its part.
 
     Attributes:
         hidden: Width of node and edge states.
@@ -146,8 +146,8 @@ def compare_cuts(
 
     Args:
         store: The store.
-        partitioners: How to cut the event into as many tiles as it is stored in.
-        groupings: How to group the tiles.
+        partitioners: Partitioners to cut the event with, into as many tiles as it is stored in.
+        groupings: Groupings of the tiles.
         num_parts: Numbers of parts.
         seed: Seed of what is random.
         on_cut: Called after each row.

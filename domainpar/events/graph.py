@@ -111,7 +111,7 @@ class EventGraph:
 
 
 def check_graph(graph: EventGraph, place: Place) -> None:
-    """Refuse a graph whose arrays do not fit together or hold values that nobody can compute with.
+    """Refuse a graph whose arrays do not fit together or hold values that cannot be computed with.
 
     Args:
         graph: The event.

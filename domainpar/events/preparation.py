@@ -73,7 +73,7 @@ def prepare(
     Args:
         source: The events; the same on all ranks.
         directory: The store; made where it is missing.
-        partitioner: How nodes become tiles, a name that `partitioners.get_partitioner` knows. Default: `phi-eta`
+        partitioner: The partitioner that makes the tiles, a name that `partitioners.get_partitioner` knows. Default: `phi-eta`
             where nodes have positions, `metis` where they have none.
         num_tiles: K of every event. Default: about 4,600 edges a tile.
         val_split: Share of the events kept for validation, where the source does not tell the splits.
@@ -135,7 +135,7 @@ def prepare(
 
 @dataclass(frozen=True)
 class _Job:
-    """What is to be done with each event."""
+    """The work on each event."""
 
     source: Source
     directory: Path
@@ -178,7 +178,7 @@ class _Job:
         return {"record": asdict(record), "seen": seen}
 
     def _seen_again(self, path: Path) -> Any:
-        """What is seen of an event that is there already."""
+        """The result of `look` on an event that is there already."""
         if self.look is None:
             return None
         with StoredEvent(path) as event:
@@ -306,7 +306,7 @@ def _recorded(store: EventStore) -> dict[str, Split]:
 
 
 def _other_settings(job: _Job, store: EventStore | None) -> str | None:
-    """How a store that lies there was made differently; None where there is none or it was made alike."""
+    """How the settings of the store in the directory differ; None where there is none, or they are the same."""
     files = sorted(job.directory.glob(f"event*{SUFFIX}")) if store is None else []
     found = [] if store is None else [store.settings]
     for path in files:  # of an interrupted preparation
@@ -322,7 +322,7 @@ def _other_settings(job: _Job, store: EventStore | None) -> str | None:
 
 
 def _other_splits(job: _Job, store: EventStore | None) -> str | None:
-    """How the splits of a store that lies there were drawn differently; None where that is not so, or not known."""
+    """How the split settings of the store in the directory differ; None where they are the same, or not known."""
     drawn = store.split_settings if store is not None and job.splits is not None else None
     return None if drawn is None else _changes(drawn, job.splits or {}) or None
 

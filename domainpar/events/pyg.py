@@ -139,7 +139,7 @@ def _check_claim(name: str, value: Any, path: Path, place: Place) -> None:
 
 
 def _load(path: Path, place: Place) -> object:
-    """What the file holds, read without running anything it brings."""
+    """The content of the file, read without running anything it brings."""
     import torch
 
     if not path.is_file():

@@ -263,7 +263,7 @@ def _arc_to_radius(state: Any, slope: float, k: float, h: float, radius: float) 
 
 @numba.njit(cache=True)
 def _meet_module(state: Any, slope: float, k: float, guess: float, module: Any) -> Any:
-    """Where the helix meets a module near arc length `guess`: (inside, s, u, v, du/dw, dv/dw)."""
+    """Meeting point of the helix and a module near arc length `guess`: (inside, s, u, v, du/dw, dv/dw)."""
     s = guess
     x = y = z = psi = along = 0.0
     for _ in range(3):

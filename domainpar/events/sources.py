@@ -24,7 +24,7 @@ DEFAULT_SIMULATED_EVENTS = 10
 
 @dataclass(frozen=True)
 class Source:
-    """Where events come from.
+    """The events of one origin.
 
     Attributes:
         names: Names of the events, in order.
@@ -59,12 +59,12 @@ def open_source(
     Args:
         kind: `simulate`, `trackml` (hits), `heptrkx`, `pyg` or `acorn` (graphs).
         directory: Where the files are; needed but for `simulate`.
-        num_events: Take the first so many. Default: all, or 10 simulated ones.
+        num_events: Take the first `num_events`. Default: all, or 10 simulated ones.
         cuts: Candidate edges, for sources of hits.
         num_hits: Hits of a simulated event, about.
         seed: Event i is simulated from seed + i.
         num_phi_sectors: Sectors that a heptrkx event was cut into.
-        acorn: How acorn files are read.
+        acorn: Options for acorn files.
 
     Raises:
         ValueError: If the source is unknown, its directory holds no events, or fewer than were asked for.

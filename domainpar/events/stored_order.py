@@ -15,7 +15,7 @@ from domainpar.events.graph import EventGraph, IntArray
 
 @dataclass(frozen=True, eq=False)
 class StoredOrder:
-    """How the nodes and edges of an event are renumbered, and what follows from that. Ids are stored ids.
+    """New numbers of the nodes and edges of an event, and the tiles that follow. Ids are stored ids.
 
     Attributes:
         original_row: Row that each stored node had in the user's order, int64 [N].

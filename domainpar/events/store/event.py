@@ -50,7 +50,7 @@ class StoredEvent:
         has_weights: Whether hits have truth weights.
         node_ptr: Tile t holds the nodes [node_ptr[t], node_ptr[t + 1]), int64 [K + 1].
         edge_ptr: The edges that end in tile t are [edge_ptr[t], edge_ptr[t + 1]), int64 [K + 1].
-        settings: How the event was prepared.
+        settings: Settings of its preparation.
         settings_digest: Hash of the settings.
         source_digest: Hash of the input the event was read from; empty when it was not read from files.
         label_note: How the labels were made; None when the source gave them, or there are none.

@@ -1,4 +1,4 @@
-"""What a store is made of: names, versions, records of events, and the error that all reading raises."""
+"""Names of the files of a store, records of its events, hashes, and the errors of all reading."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MANIFEST = "manifest.json"
 SUFFIX = ".zarr.zip"
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-"""What names an event or a file of a store: nothing that leads to another directory."""
+"""Names of events and files of a store: nothing that leads to another directory."""
 
 COPY_ANEW = "prepare the event again or copy it anew"
 

@@ -45,9 +45,9 @@ class EventStore:
 
     Attributes:
         settings: All that decides the bytes of an event's file, besides its input.
-        split_settings: What the splits were drawn with; None where the source told them, or nothing tells.
-        unreadable: What is wrong with events that are known not to be readable and are to be left out, by name;
-            filled by who looked. `open` raises it.
+        split_settings: Shares and seed of the splits; None where the source gave the splits, or none are recorded.
+        unreadable: The errors of events that cannot be read and are to be left out, by name; filled by the reader
+            that checks them. `open` raises them.
 
     Raises:
         StoreError: If there is no readable manifest of a version this program knows, or a file is missing.
@@ -253,9 +253,9 @@ def _check_unchanged(manifest: dict[str, Any]) -> None:
     """Refuse a manifest that is not as it was written. Those of before there was a checksum in them have none."""
     if unknown := sorted(set(manifest) - set(_KEYS)):
         raise ValueError(f"unknown key {unknown[0]!r}")
-    told = manifest.pop("content_sha256", None)
-    if told is not None and told != _digest(manifest):
-        raise ValueError(f"sha256 of its content is {_digest(manifest)} but it says {told}; it was damaged or edited")
+    sha256 = manifest.pop("content_sha256", None)
+    if sha256 is not None and sha256 != _digest(manifest):
+        raise ValueError(f"sha256 of its content is {_digest(manifest)} but it says {sha256}; it was damaged or edited")
 
 
 def _digest(manifest: dict[str, Any]) -> str:

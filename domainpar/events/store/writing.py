@@ -33,7 +33,7 @@ def write_event(
         assignment: Tile of each node, [N], in [0, num_tiles). A tile may be empty.
         num_tiles: K, at least 1. When the event has positions, tiles are numbered along phi in the file, unless they
             follow it already; otherwise they keep their numbers.
-        settings: How the event was prepared, plain JSON values. A later preparation compares them.
+        settings: Settings of the preparation, plain JSON values. A later preparation compares them.
         source_digest: Hash of the input that the event was read from, compared likewise.
 
     Returns:

@@ -28,7 +28,7 @@ def write_arrays(path: Path, arrays: Mapping[str, Array], attributes: Mapping[st
     Args:
         path: File to write. Its directory is made where it is missing; a file of this name is replaced.
         arrays: The arrays by name, cut into chunks along their last axis.
-        attributes: What describes them, plain JSON values.
+        attributes: Their description, plain JSON values.
 
     Returns:
         sha256 of the file, in hex. The same arrays and attributes give the same bytes.
