@@ -73,8 +73,8 @@ def prepare(
     Args:
         source: The events; the same on all ranks.
         directory: The store; made where it is missing.
-        partitioner: The partitioner that makes the tiles, a name that `partitioners.get_partitioner` knows. Default: `phi-eta`
-            where nodes have positions, `metis` where they have none.
+        partitioner: Makes the tiles, a name that `partitioners.get_partitioner` knows. Default: `phi-eta` where nodes
+            have positions, `metis` where they have none.
         num_tiles: K of every event. Default: about 4,600 edges a tile.
         val_split: Share of the events kept for validation, where the source does not tell the splits.
         test_split: Share of the events kept for a final test, likewise.
