@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from domainpar.events.construct import Cuts
-from domainpar.events.preparing import Source, open_source, prepare
+from domainpar.events.preparation import prepare
+from domainpar.events.sources import Source, open_source
 from domainpar.events.store import EventRecord, EventStore
 
 HITS = {"tiny": 2_000, "small": 9_000, "medium": 30_000, "large": 100_000, "full": 170_000}

@@ -1,4 +1,4 @@
-"""One at a time in a directory, a run or a preparation: a lock says which process holds it, and where."""
+"""Locks: one run or one preparation at a time in a directory. A lock names its process and machine."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _MOST_OF_A_LOCK = 10_000  # bytes
 
 @dataclass(frozen=True)
 class Work:
-    """What a directory is locked for.
+    """Kind of work that a directory is locked for.
 
     Attributes:
         lock: Name of the lock's file.
-        name: What one calls it.
+        name: Its name in messages.
         flag: The flag that names its directory.
     """
 
@@ -43,14 +43,14 @@ STORE = Work("store.lock", "preparation", "--store")
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds a lock.
+    """The process that holds a lock.
 
     Attributes:
         host: Its machine.
         pid: Its process there.
         started: When that process started, in seconds since 1970: numbers of processes are used again.
         job: Its SLURM job; empty without one.
-        restart: How often SLURM had requeued that job.
+        restart: Number of times that SLURM had requeued that job.
         key: Tells two locks of the same process apart.
     """
 
@@ -94,7 +94,7 @@ class Claim:
     Attributes:
         path: Its file.
         key: That of its holder.
-        note: What was found in its place and taken over; empty if there was nothing.
+        note: A sentence on the lock that was taken over; empty if there was none.
     """
 
     path: Path
@@ -130,7 +130,7 @@ class Claim:
 
 
 def left_behind(directory: Path, work: Work) -> bool:
-    """Whether nobody works in a directory any more, as far as can be told from here: no lock, or its holder is gone."""
+    """True if no process works in a directory any more, as far as can be seen: no lock, or its holder is gone."""
     holder, content = _read(directory / work.lock)
     return content == b"" or (holder is not None and holder.gone_for(Holder.here()) is not None)
 
@@ -165,7 +165,7 @@ def _text(holder: Holder) -> bytes:
 
 
 def _read(path: Path) -> tuple[Holder | None, bytes]:
-    """Who holds a lock, and the bytes that say so; no holder if they say nothing, no bytes if there is no lock."""
+    """The holder of a lock and the bytes of its file; no holder if they cannot be read, no bytes without a lock."""
     give_up_at = time.monotonic() + timeouts.LOCK_FILLING
     while True:
         try:

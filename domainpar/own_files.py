@@ -11,13 +11,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
+from domainpar.atomic_files import PARTIAL
+
 Look = Callable[[Path], Iterator[Path]]
-"""Finds in a directory what is not ours."""
+"""Finds the files in a directory that are not ours."""
 
 UNFINISHED = "unfinished"
 """Folder of scores that are being written; those of all events leave it together."""
 
-_PARTIAL = r"\.partial-.*"
+_PARTIAL = rf"{re.escape(PARTIAL)}.*"
 _RUN = r"run\.json|config\.yaml|metrics\.(jsonl|partial)|report\.html|run\.lock(\.takeover)?|\.trial-.*"
 _CHECKPOINT = r"\w+\.safetensors|(state|manifest)\.json"
 _SCORES = r"scores\.json|timings\.json|event.*(\.scores\.zarr\.zip|-tracks\.csv)"
@@ -26,7 +28,7 @@ _ACORN_FILE = r"event.*\.(pyg|txt)"
 
 
 def strangers_in_run(directory: Path) -> Iterator[Path]:
-    """What lies in the directory of a run and was written by no command, in order."""
+    """Files in the directory of a run that no command wrote, in order."""
     checkpoint = {r"(\.partial-|\.replaced-)?step_\d+": partial(_strangers, names=_CHECKPOINT)}
     folders: dict[str, Look] = {
         "checkpoints": partial(_strangers, names="last|best", folders=checkpoint),
@@ -38,7 +40,7 @@ def strangers_in_run(directory: Path) -> Iterator[Path]:
 
 
 def strangers_in_scores(directory: Path) -> Iterator[Path]:
-    """What lies in a directory of scores and was written by no command, in order.
+    """Files in a directory of scores that no command wrote, in order.
 
     A folder named as acorn names its own may be a user's only copy: it is ours if finished scores of the same events
     lie beside it, or while they are written.
@@ -58,7 +60,7 @@ def _has_scores(file: Path) -> bool:
 
 
 def _strangers(directory: Path, names: str, folders: Mapping[str, Look] | None = None) -> Iterator[Path]:
-    """What is neither a file of one of these names nor in one of these folders. A link to a folder leads elsewhere."""
+    """Files of other names, outside these folders. A link to a folder leads elsewhere."""
     for path in sorted(directory.iterdir()):
         look = next((look for name, look in (folders or {}).items() if re.fullmatch(name, path.name)), None)
         if look is not None and path.is_dir() and not path.is_symlink():

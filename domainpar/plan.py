@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
-IntArray = npt.NDArray[np.integer]
-BoolArray = npt.NDArray[np.bool_]
+from partitioners.topology import BoolArray as BoolArray
+from partitioners.topology import IntArray as IntArray
+
 EdgePolicy = Literal["incoming", "incident"]
 
 Ask = Callable[[list[IntArray]], list[IntArray]]

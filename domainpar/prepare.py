@@ -41,9 +41,9 @@ def prepare_store(config: PrepareConfig, world: "World", facts: "list[EventFacts
     """Prepare a store with all ranks, events dealt to them, and show how it goes; returns its directory. *Collective*.
 
     Args:
-        config: What to prepare.
+        config: The flags of the command.
         world: The ranks.
-        facts: Takes what the values of each event look like, on every rank; None: they are not looked at.
+        facts: Receives the facts of each event on every rank; None: events are not examined.
 
     Raises:
         Refused: On all ranks alike, if an event cannot be read or the store holds other events.
@@ -52,7 +52,8 @@ def prepare_store(config: PrepareConfig, world: "World", facts: "list[EventFacts
     from tqdm import tqdm
 
     from domainpar.events.construct import Cuts
-    from domainpar.events.preparing import open_source, prepare
+    from domainpar.events.preparation import prepare
+    from domainpar.events.sources import open_source
     from domainpar.events.store import EventRecord
     from domainpar.problems import NotWritten
     from domainpar.training.monitor.failure import fail_alike
@@ -108,7 +109,7 @@ def prepare_store(config: PrepareConfig, world: "World", facts: "list[EventFacts
 
 
 def _looking(facts: "list[EventFacts]") -> "dict[str, Any]":
-    """The arguments of `prepare` that collect what each event's values look like."""
+    """The arguments of `prepare` that collect the facts of each event."""
     from domainpar.reco.facts import EventFacts, facts_of
 
     return {
@@ -118,7 +119,7 @@ def _looking(facts: "list[EventFacts]") -> "dict[str, Any]":
 
 
 def _acorn_options(config: PrepareConfig) -> "AcornOptions":
-    """How acorn files are read, as a configuration says."""
+    """The options for acorn files of a configuration."""
     from domainpar.events.acorn import AcornOptions
 
     given = {
@@ -141,7 +142,7 @@ def _work(config: PrepareConfig) -> int:
         if world.is_root:
             _say_what_is_there(directory, facts)
             if config.report:
-                from domainpar.events.reporting import print_report
+                from domainpar.events.forecast import print_report
                 from domainpar.nn.memory import ModelSize
 
                 print_report(directory, ModelSize().bytes_of, str(ModelSize()))
@@ -184,8 +185,8 @@ def _how_acorn_was_read(settings: "Settings") -> list[str]:
 
 
 def _num_events(config: PrepareConfig, directory: Path) -> int | None:
-    """How many events are asked for: of simulated ones that nobody counted as many as the store holds already."""
-    from domainpar.events.preparing import DEFAULT_SIMULATED_EVENTS
+    """Number of events to prepare; by default, as many simulated ones as the store holds already."""
+    from domainpar.events.sources import DEFAULT_SIMULATED_EVENTS
     from domainpar.events.store import EventStore, StoreError
 
     if config.events is not None or config.source != "simulate":

@@ -1,4 +1,4 @@
-"""What goes wrong, in one form: what, where, and what to do about it.
+"""Errors in one form: what is wrong, where, and what to do.
 
 domainpar: error: <what> | event <id> | rank <r>/<P> host <h> | file <path> | step <s> phase <p>
 hint: <what to do>
@@ -21,8 +21,8 @@ class Problem(ValueError):
     """Something that was given or found cannot be used; it says what, of which event and file, and what to do.
 
     Attributes:
-        what: What is wrong, with the values seen, without a full stop.
-        hint: What to do about it, one line; may be empty.
+        what: The error, with the values seen, without a full stop.
+        hint: The remedy, one line; may be empty.
         event: The event it is about, if it is about one.
         file: The file it is about, if it is about one.
     """
@@ -42,8 +42,31 @@ class NotWritten(Problem):
 
 
 @dataclass(frozen=True)
+class Place:
+    """An event and, where it was read from one, its file.
+
+    Attributes:
+        event: Name of the event.
+        file: The file.
+    """
+
+    event: str
+    file: str | Path | None = None
+
+    def problem(self, what: str, hint: str = "") -> Problem:
+        """An error about this event, to be raised: what is wrong with the values seen, and what to do."""
+        return Problem(what, hint, event=self.event, file=self.file)
+
+    def of(self, error: ValueError) -> Problem:
+        """An error of code that saw values and not whose they are, now about this event."""
+        if isinstance(error, Problem):
+            return Problem(error.what, error.hint, event=error.event or self.event, file=error.file or self.file)
+        return self.problem(str(error).rstrip("."))
+
+
+@dataclass(frozen=True)
 class Where:
-    """Where something went wrong, as far as that is known; printed, the part of an error line behind `what`."""
+    """Place of an error, as far as it is known; printed, the part of an error line behind `what`."""
 
     event: str | None = None
     rank: int | None = None

@@ -99,8 +99,8 @@ def write_report(page: "Page", path: Path) -> tuple[Path, int]:
         OSError: If the file cannot be written.
         ModuleNotFoundError: If plotly or jinja2 is not installed.
     """
+    from domainpar.atomic_files import write_whole
     from domainpar.display.html import render
-    from domainpar.events.store import write_whole
 
     content = render(page).encode()
     if path.exists() and not _is_report(path):

@@ -1,4 +1,4 @@
-"""Pieces of the sentences that commands print."""
+"""Phrases of the sentences that commands print."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def some_of(names: Sequence[str], most: int = 8) -> str:
 
 
 def on_ranks() -> list[str]:
-    """What starts a command on several ranks of this machine, 8 at most; nothing where there is one core."""
+    """The words that start a command on the ranks of this machine, 8 at most; none where there is one core."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return [its_mpiexec(), "-n", str(min(8, cores))] if cores > 1 else []
 
 
 def this_python() -> str:
-    """What to type for the Python that runs this: `python` where that is it, else its path."""
+    """This Python, as it is typed: `python` if the shell finds it, else its path."""
     return _what_to_type("python") or sys.executable
 
 
 def its_mpiexec() -> str:
-    """What to type for the `mpiexec` installed beside this Python; `mpiexec` where there is none."""
+    """The `mpiexec` beside this Python, as it is typed; `mpiexec` where there is none."""
     return _what_to_type("mpiexec") or "mpiexec"
 
 

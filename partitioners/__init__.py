@@ -2,9 +2,9 @@
 
 from partitioners.grouping import GROUPINGS, TileGraph, group
 from partitioners.metis import Metis
+from partitioners.ranges import Contiguous, Random
 from partitioners.sectors import Eta, Phi, PhiEta, number_along_phi
 from partitioners.topology import Partitioner, Topology
-from partitioners.trivial import Contiguous, Random
 
 PARTITIONERS = ("phi", "eta", "phi-eta", "metis", "contiguous", "random")
 """Names that `get_partitioner` knows; the first three need positions."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from partitioners.metis import cut_graph, deal_out
-from partitioners.splitting import split_evenly
+from partitioners.ranges import split_evenly
 from partitioners.topology import IntArray, check_assignment, check_edge_index
 
 GROUPINGS = ("contiguous", "metis", "random")

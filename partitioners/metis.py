@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from partitioners.ranges import split_evenly
 from partitioners.sectors import circular_mean, phi_of
-from partitioners.splitting import split_evenly
 from partitioners.topology import FloatArray, IntArray, Topology, check_num_blocks
 
 

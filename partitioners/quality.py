@@ -1,4 +1,4 @@
-"""How good an assignment is: what it cuts, what each part holds, borrows and can compute without waiting."""
+"""Quality of an assignment: the edges and tracks that it cuts, and the nodes, edges and ghosts of each part."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from partitioners.topology import FloatArray, IntArray, check_assignment, check_edge_index
+from partitioners.topology import IntArray, check_assignment, check_edge_index
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,29 +65,14 @@ class Quality:
         return imbalance(self.incident_edges)
 
     @property
-    def incoming_ghost_ratio(self) -> float:
-        """Ghosts / owned nodes over all parts, `incoming`."""
-        return _ratio(int(self.incoming_ghosts.sum()), int(self.owned_nodes.sum()))
-
-    @property
     def incident_ghost_ratio(self) -> float:
         """Ghosts / owned nodes over all parts, `incident`."""
         return _ratio(int(self.incident_ghosts.sum()), int(self.owned_nodes.sum()))
 
-    @property
-    def incoming_ghost_free(self) -> FloatArray:
-        """Share of the local edges of each part that touch no ghost, `incoming`, float64 [P]; 1 without edges."""
-        return _ratios(self.inner_edges, self.owned_edges)
-
-    @property
-    def incident_ghost_free(self) -> FloatArray:
-        """Share of the local edges of each part that touch no ghost, `incident`, float64 [P]; 1 without edges."""
-        return _ratios(self.inner_edges, self.incident_edges)
-
 
 @dataclass(frozen=True)
 class TruthCut:
-    """What an assignment cuts of the truth.
+    """True segments and tracks that an assignment cuts.
 
     Attributes:
         segments: True edges.
@@ -100,37 +85,6 @@ class TruthCut:
     segments_cut: int
     tracks: int
     tracks_cut: int
-
-
-@dataclass(frozen=True, eq=False)
-class TileQuality:
-    """How well tiles keep edges to themselves, before any grouping.
-
-    Attributes:
-        num_nodes: Nodes of the event.
-        num_edges: Edges of the event.
-        joining_edges: Edges that join two tiles.
-        edge_counts: Incoming edges of each tile, int64 [K].
-        tiles_touched: Other tiles that share an edge with the tile, int64 [K].
-        src_pairs: Distinct (tile of `dst`, `src` node) pairs: partial sums at `src`, and rows that tiles gather.
-    """
-
-    num_nodes: int
-    num_edges: int
-    joining_edges: int
-    edge_counts: IntArray
-    tiles_touched: IntArray
-    src_pairs: int
-
-    @property
-    def joining_share(self) -> float:
-        """Edges that join two tiles / edges; 0 without edges."""
-        return _ratio(self.joining_edges, self.num_edges)
-
-    @property
-    def src_pairs_per_node(self) -> float:
-        """Distinct (tile of `dst`, `src` node) pairs / nodes; 0 without nodes."""
-        return _ratio(self.src_pairs, self.num_nodes)
 
 
 def measure(edge_index: IntArray, assignment: IntArray, num_parts: int) -> Quality:
@@ -182,46 +136,6 @@ def measure_truth(edge_index: IntArray, assignment: IntArray, label: IntArray, p
     )
 
 
-def measure_tiles(edge_index: IntArray, assignment: IntArray, num_tiles: int) -> TileQuality:
-    """Count the edges between tiles.
-
-    Args:
-        edge_index: `src` and `dst` id of each edge, int64 [2, E].
-        assignment: Tile of each node, [N], in [0, num_tiles).
-        num_tiles: Number of tiles K.
-
-    Raises:
-        ValueError: If the assignment names a tile that does not exist, or an edge a node that does not.
-    """
-    src_tile, dst_tile = _ends(edge_index, assignment, num_tiles)
-    apart = src_tile != dst_tile
-    one_way = np.unique(src_tile[apart] * num_tiles + dst_tile[apart])
-    both_ways = np.union1d(one_way, one_way % num_tiles * num_tiles + one_way // num_tiles)
-    return TileQuality(
-        num_nodes=len(assignment),
-        num_edges=edge_index.shape[1],
-        joining_edges=int(np.count_nonzero(apart)),
-        edge_counts=np.bincount(dst_tile, minlength=num_tiles),
-        tiles_touched=np.bincount(both_ways // num_tiles, minlength=num_tiles),
-        src_pairs=len(np.unique(dst_tile * len(assignment) + edge_index[0])),
-    )
-
-
-def tiles_without_ghosts(edge_index: IntArray, assignment: IntArray, part_of_tile: IntArray) -> IntArray:
-    """Return which tiles touch no ghost, bool [K]: they can be computed before ghosts arrive.
-
-    Args:
-        edge_index: `src` and `dst` id of each edge, int64 [2, E].
-        assignment: Tile of each node, [N].
-        part_of_tile: Part of each tile, [K].
-    """
-    src_tile, dst_tile = assignment[edge_index]
-    cut = part_of_tile[src_tile] != part_of_tile[dst_tile]
-    free = np.ones(len(part_of_tile), bool)
-    free[src_tile[cut]] = free[dst_tile[cut]] = False
-    return free
-
-
 def imbalance(counts: IntArray) -> float:
     """Return largest / mean; 1 where all are 0."""
     return float(counts.max() / counts.mean()) if counts.any() else 1.0
@@ -236,7 +150,3 @@ def _ends(edge_index: IntArray, assignment: IntArray, num_blocks: int) -> tuple[
 
 def _ratio(part: int, whole: int) -> float:
     return part / whole if whole else 0.0
-
-
-def _ratios(part: IntArray, whole: IntArray) -> FloatArray:
-    return np.divide(part, whole, out=np.ones(len(whole)), where=whole > 0)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from partitioners.splitting import split_evenly
+from partitioners.ranges import split_evenly
 from partitioners.topology import FloatArray, IntArray, Topology, check_assignment, check_num_blocks
 
 BEST_ASPECT = 10

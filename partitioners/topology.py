@@ -1,4 +1,4 @@
-"""What a partitioner sees of an event: edges, the number of nodes and, where there is a geometry, positions."""
+"""Input of a partitioner: the edges of an event, the number of its nodes and, in a geometry, their positions."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 IntArray = npt.NDArray[np.integer]
 FloatArray = npt.NDArray[np.floating]
+BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from domainpar.diagnosis.finding import Finding, failed, of_all_ranks, passed
-from domainpar.events.store import EDGE_ARRAYS, MANIFEST, NODE_ARRAYS, StoredEvent, StoreError, file_sha256
+from domainpar.events.store import MANIFEST, StoredEvent, StoreError, file_sha256, names_in
 from domainpar.parallel.world import World
 from domainpar.problems import Problem
 from domainpar.training.checkpoint_files import CheckpointFiles
@@ -78,10 +78,10 @@ def _read_all(event: StoredEvent) -> None:
         *(set() if event.has_particle_ids else {"particle_id"}),
         *(set() if event.has_weights else {"weight"}),
     }
-    for name in NODE_ARRAYS:
+    for name in names_in("nodes"):
         if name not in left_out:
             event.read_nodes(name, np.arange(event.num_nodes))
-    for name in EDGE_ARRAYS:
+    for name in names_in("edges"):
         if name != "label" or event.has_labels:
             event.read_edges(name, np.arange(event.num_edges))
 

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from domainpar.agreement import gather
-from domainpar.events.store import write_whole
+from domainpar.atomic_files import write_whole
 from domainpar.parallel.launcher import detect
 from domainpar.parallel.world import World
 from domainpar.words import several

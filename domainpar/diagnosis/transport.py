@@ -14,7 +14,6 @@ from domainpar.diagnosis.machine import nccl_version
 from domainpar.measure.rates import MEBIBYTE, SIZES, Ring, largest_of_ranks, transport_rates
 from domainpar.parallel import process_group, side_channel
 from domainpar.parallel.launcher import Launcher
-from domainpar.parallel.meeting import choose_interface
 from domainpar.parallel.transport import Transport
 from domainpar.parallel.world import World
 
@@ -160,7 +159,7 @@ def _by_torch(name: str, world: World, launcher: Launcher) -> Second:
     if shared is None:
         raise RuntimeError("not all ranks can open a connection to the host of rank 0")
     store, deadline = side_channel.prefixed("beside", shared.store), world.transport.deadline
-    choose_interface(store, world.rank, world.size, (shared.hosts[0], 1))
+    side_channel.choose_interface(store, world.rank, world.size, (shared.hosts[0], 1))
     device = torch.device("cuda", launcher.local_rank) if name == "nccl" else torch.device("cpu")
     process_group.form_group(name, store, world.rank, world.size, deadline)
     if name == "nccl":

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from domainpar.display.chart import BLACK, BLUE, GREY, ORANGE, VERMILION, Axis, Chart, Panel, Series, log_axis
-from domainpar.display.event_data import BoolArray, EventData
+from domainpar.display.event_data import EventData
 from domainpar.display.run_files import RunFiles
-from domainpar.events.graph import FloatArray, IntArray
+from domainpar.events.graph import BoolArray, FloatArray, IntArray
 from domainpar.reco.performance.ceiling import EdgeCeiling, edge_ceiling
 from domainpar.training.targets import FAKE, OTHER, TARGET
 from domainpar.words import several

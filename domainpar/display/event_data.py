@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from domainpar.events.graph import FloatArray, IntArray, Particles, surface_numbers
-from domainpar.events.store import EventRecord, EventStore, StoredEvent, read_arrays
+from domainpar.events.graph import BoolArray, FloatArray, IntArray, Particles, surface_numbers
+from domainpar.events.store import EventRecord, EventStore, WholeEvent, read_arrays
 from domainpar.reco.performance.truth import EventTruth, targets_among
 from domainpar.training.targets import edge_classes
 from partitioners import TileGraph, group
 
-BoolArray = npt.NDArray[np.bool_]
 Conditions = Mapping[str, Any]
 
 
@@ -125,7 +124,12 @@ def read_event_data(
         ValueError: If the scores are not those of this event, or it lacks values that the training's conditions ask.
     """
     with store.open(record) as event:
-        hits, edges = _hits(event), _edges(event)
+        whole = WholeEvent(event)
+        hits: dict[str, Any] = {
+            name: whole.nodes(name) for name in ("hit_id", "position", "volume", "layer", "particle_id")
+        }
+        hits["tile"] = np.repeat(np.arange(event.num_tiles), np.diff(event.node_ptr))[whole.node_ids]
+        edges: dict[str, Any] = {"edge_index": whole.edge_index, "label": whole.edges("label")}
         particles = event.particles() if event.has_particle_ids else None
         tiles = event.tile_graph()
     arrays: Mapping[str, Any] = {} if scores is None else _score_arrays(scores, record.event, hits, edges)
@@ -146,28 +150,6 @@ def read_event_data(
         track_id=arrays.get("track_id"),
         classical_track_id=arrays.get("classical_track_id"),
     )
-
-
-def _hits(event: StoredEvent) -> dict[str, Any]:
-    ids = event.ids_in_users_order()
-    tile = np.repeat(np.arange(event.num_tiles), np.diff(event.node_ptr))
-    return {
-        "hit_id": event.read_nodes("hit_id", ids),
-        "position": event.read_nodes("position", ids) if event.has_positions else None,
-        "volume": event.read_nodes("volume", ids),
-        "layer": event.read_nodes("layer", ids),
-        "particle_id": event.read_nodes("particle_id", ids) if event.has_particle_ids else None,
-        "tile": tile[ids],
-    }
-
-
-def _edges(event: StoredEvent) -> dict[str, Any]:
-    every = np.arange(event.num_edges)
-    order = np.argsort(event.read_edges("original_position", every))
-    row = event.read_nodes("original_row", np.arange(event.num_nodes))
-    ends = [row[event.read_edges(end, every)][order] for end in ("src", "dst")]
-    label = event.read_edges("label", every)[order] if event.has_labels else None
-    return {"edge_index": np.stack(ends), "label": label}
 
 
 def _score_arrays(

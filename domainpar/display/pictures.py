@@ -14,13 +14,13 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from domainpar.atomic_files import write_whole
 from domainpar.display.chart import BLACK, BLUE, GREEN, GREY, ORANGE, PALE, PURPLE, SKY, VERMILION
 from domainpar.display.event_view import EventView
 from domainpar.display.paint_matplotlib import in_style, is_own, legend_below, new_figure, paint, png
 from domainpar.display.sections import Page
 from domainpar.display.tracks import finder_label
 from domainpar.events.graph import FloatArray, IntArray
-from domainpar.events.store import write_whole
 from domainpar.problems import Problem
 from domainpar.words import several
 

@@ -21,12 +21,10 @@ import numpy.typing as npt
 from domainpar.events import acorn_features as features
 from domainpar.events import construct
 from domainpar.events.acorn_columns import Columns, short_name
-from domainpar.events.checks import check_graph
-from domainpar.events.graph import EventGraph, FloatArray, Hits, IntArray, Particles
-from domainpar.events.place import Place
+from domainpar.events.graph import EventGraph, FloatArray, Hits, IntArray, Particles, check_graph
 from domainpar.events.pyg import read_entries
 from domainpar.events.targets import MEV_ABOVE, passes
-from domainpar.problems import Problem
+from domainpar.problems import Place, Problem
 
 PtUnit = Literal["MeV", "GeV"]
 SplitName = Literal["train", "val", "test"]
@@ -37,14 +35,14 @@ SUFFIX = ".pyg"
 
 @dataclass(frozen=True)
 class AcornOptions:
-    """How the files are read.
+    """Columns, scales, cuts and units to read files with.
 
     Attributes:
         node_features: Columns of hits that become node features; `hit_y`, or `y`, is r sin(phi).
-        node_scales: What each is divided by.
+        node_scales: Divisor of each.
         edge_features: Columns of candidate edges that become edge features; computed where the file lacks them
             (`events.acorn_features`). None: those of graphs built here (`construct.EDGE_FEATURES`).
-        edge_scales: What each is divided by. None: 1.
+        edge_scales: Divisor of each. None: 1.
         hard_cuts: Conditions on the columns of true edges (`events.targets` has the grammar), pt in GeV: only edges
             whose two hits both lie on true edges that pass are kept. By truth, so impossible on real data.
         pt_unit: Unit of pt in the files. None: guessed (`guess_pt_unit`).
@@ -77,7 +75,7 @@ class AcornFile:
 
     Attributes:
         path: The file.
-        split: What its folder says it is for; None in a directory without such folders.
+        split: Split of its folder; None in a directory without such folders.
     """
 
     path: Path
@@ -285,7 +283,7 @@ def _with_hard_cuts(graph: EventGraph, columns: Columns, options: AcornOptions) 
 
 
 def _passing(columns: Columns, options: AcornOptions) -> npt.NDArray[np.bool_]:
-    """Whether each true edge meets all conditions, bool [T]."""
+    """True for each true edge that meets all conditions, bool [T]."""
     passing: npt.NDArray[np.bool_] = columns.known.copy()
     for name, condition in (options.hard_cuts or {}).items():
         kind_and_name = short_name(name)

@@ -11,14 +11,12 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
-from domainpar.events.graph import IntArray
-from domainpar.events.place import Place
+from domainpar.events.graph import Array, BoolArray, IntArray
 from domainpar.events.pyg import as_array
+from domainpar.problems import Place
 
 Kind = Literal["hit", "edge", "track"]
-Array = npt.NDArray[Any]
 
 _OF_EDGES = ("y", "scores", "weights", "dr", "dphi", "dz", "deta", "phislope", "rphislope")
 _OF_TRUE_EDGES = (
@@ -39,7 +37,7 @@ _PER: dict[Kind, str] = {"hit": "hit", "edge": "candidate edge", "track": "true 
 
 
 def short_name(name: str) -> tuple[Kind, str] | None:
-    """What a name of a file is about and its short form: `track_particle_pt` is the `pt` of a true edge.
+    """Kind and short form of a name in a file: `track_particle_pt` is the `pt` of a true edge.
 
     Returns:
         None for what is no column, such as `edge_index` or `config`. A name without a prefix that acorn does not know
@@ -91,7 +89,7 @@ class Columns:
         self.num_hits = self._count_hits()
         self.edge_index = self._ends(entries, "edge_index")
         self.track_edges = None if entries.get("track_edges") is None else self._ends(entries, "track_edges", least=-1)
-        self.known: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
+        self.known: BoolArray = np.zeros(0, np.bool_)
         if self.track_edges is not None:
             self.known = np.asarray((self.track_edges >= 0).all(axis=0))
 

@@ -119,7 +119,7 @@ def edge_features(
         columns: The event.
         cylinder: From `cylinder_of`.
         names: Which, in order.
-        edge_scales: What each is divided by.
+        edge_scales: Divisor of each.
         node_scales: Scales of r, phi, z and eta within computed ones.
 
     Raises:

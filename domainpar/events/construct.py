@@ -13,7 +13,7 @@ import numpy.typing as npt
 from domainpar.events import detector
 from domainpar.events.detector import LayerPair
 from domainpar.events.graph import EventGraph, Hits, surface_numbers
-from domainpar.events.place import Place
+from domainpar.problems import Place
 
 NODE_FEATURES = ("r", "phi", "z")
 EDGE_FEATURES = ("dr", "dphi", "dz", "deta", "phi_slope", "r_phi_slope")
@@ -32,7 +32,7 @@ OVERLAP_U = 0.3
 
 @dataclass(frozen=True)
 class Cuts:
-    """Which pairs of hits become candidate edges.
+    """Cuts on the pairs of hits that become candidate edges.
 
     Attributes:
         phi_slope: Largest |change of phi over change of r| in rad/mm; 0.0006 keeps particles above some 0.5 GeV.
@@ -73,7 +73,7 @@ def build_graph(hits: Hits, cuts: Cuts) -> EventGraph:
 
     Args:
         hits: The hits, with positions; labels need `particle_id`.
-        cuts: Which pairs to join.
+        cuts: The pairs to join.
 
     Returns:
         The graph in the order of `hits`. Node features r, phi, z over (1000 mm, pi, 1000 mm); edge features dr, dphi
@@ -116,7 +116,7 @@ def edge_features(position: npt.NDArray[np.floating], edge_index: npt.NDArray[np
 
 
 def label_note(hits: Hits) -> str | None:
-    """How labels of this event order the hits along a particle, in a sentence to record; None without truth."""
+    """A sentence on the order of hits along a particle that the labels follow; None without truth."""
     if hits.particle_id is None:
         return None
     known = np.isfinite(_production_vertex(hits)[hits.particle_id != 0]).all(axis=1)
@@ -205,7 +205,7 @@ def _check_layers(
 def _unknown_layers(
     unknown: Sequence[tuple[int, int]], layer_of_hit: npt.NDArray[Any], order: npt.NDArray[Any], cuts: Cuts
 ) -> tuple[str, str]:
-    """What to say of layers that nothing joins: all of them, written as --layer-pairs takes them; and what to do."""
+    """Error text and hint for layers that nothing joins: lists all of them, as --layer-pairs takes them."""
     counts = [int(np.sum(layer_of_hit == np.flatnonzero((order == layer).all(axis=1))[0])) for layer in unknown]
     names = [f"{volume}.{layer}" for volume, layer in unknown]
     listed = ", ".join(f"{name} ({count:,})" for name, count in zip(names, counts))
@@ -388,7 +388,7 @@ def _places_along_particles(hits: Hits) -> npt.NDArray[np.int64]:
 
 
 def _run_starts(*columns: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Whether each row differs from the one before it."""
+    """True where a row differs from the row before it."""
     starts = np.ones(len(columns[0]), bool)
     starts[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
     return starts

@@ -17,6 +17,9 @@ import numpy.typing as npt
 from domainpar.events.graph import surface_numbers
 
 FloatTable = npt.NDArray[np.float64]
+GEV_PER_TESLA_MM = 0.299792e-3
+"""Transverse momentum in GeV of charge 1 on a circle of 1 mm in a field of 1 T."""
+
 LayerPair = tuple[tuple[int, int], tuple[int, int]]
 GroupRecord = tuple[bool, float, int, int, int, float, int]
 

@@ -16,11 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from domainpar.events.checks import check_finite, check_graph
 from domainpar.events.construct import EDGE_FEATURES, NODE_FEATURES, NODE_SCALE, edge_features
-from domainpar.events.graph import EventGraph, FloatArray, Hits, IntArray
-from domainpar.events.place import Place
-from domainpar.problems import Problem
+from domainpar.events.graph import EventGraph, FloatArray, Hits, IntArray, check_finite, check_graph
+from domainpar.problems import Place, Problem
 
 LARGEST_ARRAY = 2**34
 """Bytes that one array of a file may have: 16 GiB."""

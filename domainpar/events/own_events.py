@@ -1,4 +1,4 @@
-"""Which events are a run's own and where their store lies, as `run.json` and `scores.json` keep it. No torch.
+"""The events of a run and the place of their store, as `run.json` and `scores.json` keep them. No torch.
 
 Events are known by the hashes of their files, a store by its events. A path only says where to look: seen from the
 file that keeps it, so that run and store may be moved together, and from the root, so that one of them may be.
@@ -37,7 +37,9 @@ class OwnEvents:
     @classmethod
     def of(cls, store: EventStore) -> OwnEvents:
         """Those of a run that is begun on a store."""
-        return cls(*(tuple((one.event, one.sha256) for one in store.events(split)) for split in ("train", "val")))
+        return cls(
+            *(tuple((record.event, record.sha256) for record in store.events(split)) for split in ("train", "val"))
+        )
 
     @classmethod
     def read(cls, kept: Table) -> OwnEvents | None:
@@ -87,7 +89,7 @@ class OwnEvents:
         return self._split_of.get(record.sha256)
 
     def counted(self, records: Sequence[EventRecord]) -> dict[str, dict[str, int]]:
-        """How many events of each split were trained on: of the same bytes, or of the same name with other bytes."""
+        """Number of events of each split that were trained on: with the same bytes, or by name with other bytes."""
         names = {name for name, _ in self.train}
         counts: dict[str, dict[str, int]] = {}
         for record in records:
@@ -100,7 +102,7 @@ class OwnEvents:
 
 
 def told_of(counts: Mapping[str, Mapping[str, int]] | None) -> list[str]:
-    """How many of the events that were scored the network was trained on, in words."""
+    """Sentences on the scored events that the network was trained on."""
     if counts is None:
         return ["which of these events were trained on is not known: the run is of a version that did not keep it"]
     lines = [] if any(count["trained_on"] for count in counts.values()) else ["none of these events was trained on"]
@@ -130,7 +132,7 @@ def own_events(about: Table, store: EventStore | None) -> OwnEvents | None:
 def difference(
     store: EventStore, events: Iterable[tuple[str, str]], digest: str | None = None
 ) -> tuple[str, str] | None:
-    """What a store lacks of some events: the first one's name, and what is wrong; None if it holds them all.
+    """The first of some events that a store lacks, and what is wrong with it; None if it holds them all.
 
     Args:
         store: The store.
@@ -150,12 +152,12 @@ def difference(
 
 
 def kept_place(store: Path, beside: Path) -> dict[str, str]:
-    """Where a store lies, to be kept in a file in the directory `beside`."""
+    """The place of a store, to be kept in a file in the directory `beside`."""
     return {"path": os.path.relpath(store, beside), "absolute": os.path.abspath(store)}
 
 
 def places(kept: Table, beside: Path) -> list[Path]:
-    """Where a store may lie that a file in the directory `beside` keeps: as seen from there, and where it was."""
+    """Possible places of the store that a file in the directory `beside` keeps: seen from there, and where it was."""
     told = str(kept.get("path") or "")
     # An earlier version kept the path as it was typed, seen from the directory of the command.
     found = (os.path.join(os.path.abspath(beside), told), str(kept.get("absolute") or os.path.abspath(told)))
@@ -169,10 +171,10 @@ def not_there(kept: Table, beside: Path) -> str:
 
 
 def find_store(kept: Table, beside: Path, events: Iterable[tuple[str, str]]) -> Path | None:
-    """Where a store lies that holds some events: the first of its `places` that does, or at least is there.
+    """The place of a store that holds some events: the first of its `places` that does, or else that exists.
 
     Args:
-        kept: What is kept of the store: its places and digest.
+        kept: The entries of the file on the store: its places and digest.
         beside: The directory of the file that keeps it.
         events: Name and sha256 of events that it has to hold; none where a version did not keep them.
     """
@@ -185,7 +187,7 @@ def find_store(kept: Table, beside: Path, events: Iterable[tuple[str, str]]) -> 
 
 
 def store_of_run(run: Path, about: Table) -> Path:
-    """Where the store of a run lies.
+    """The place of the store of a run.
 
     Raises:
         Problem: If it is in none of the places that its `run.json` knows.

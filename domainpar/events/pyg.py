@@ -19,10 +19,8 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from domainpar.events.checks import check_graph
-from domainpar.events.graph import EventGraph, FloatArray, Hits, IntArray
-from domainpar.events.place import Place
-from domainpar.problems import Problem
+from domainpar.events.graph import EventGraph, FloatArray, Hits, IntArray, check_graph
+from domainpar.problems import Place, Problem
 
 _SUFFIXES = (".pt", ".pyg")
 _ALLOWED_PYG = (
@@ -141,7 +139,7 @@ def _check_claim(name: str, value: Any, path: Path, place: Place) -> None:
 
 
 def _load(path: Path, place: Place) -> object:
-    """What the file holds, read without running anything it brings."""
+    """The content of the file, read without running anything it brings."""
     import torch
 
     if not path.is_file():

@@ -53,7 +53,8 @@ MAX_STEPS = 2000
 MAX_CROSSINGS = 40
 MAX_HITS_PER_PARTICLE = 48
 DETECTOR_RADIUS, DETECTOR_Z = 1030.0, 2965.0
-CURVATURE = -0.299792e-3  # curvature in 1/mm of charge 1 in 1 T at 1 GeV; positive charges turn clockwise seen from +z
+# In 1/mm, of charge 1 in 1 T at 1 GeV. Positive charges turn clockwise seen from +z.
+CURVATURE = -detector.GEV_PER_TESLA_MM
 
 
 @dataclass(frozen=True, eq=False)
@@ -262,7 +263,7 @@ def _arc_to_radius(state: Any, slope: float, k: float, h: float, radius: float) 
 
 @numba.njit(cache=True)
 def _meet_module(state: Any, slope: float, k: float, guess: float, module: Any) -> Any:
-    """Where the helix meets a module near arc length `guess`: (inside, s, u, v, du/dw, dv/dw)."""
+    """Meeting point of the helix and a module near arc length `guess`: (inside, s, u, v, du/dw, dv/dw)."""
     s = guess
     x = y = z = psi = along = 0.0
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Which events are trained on, validated with and kept for a test: by their names, so that a store may grow."""
+"""Splits into training, validation and test by the names of events, so that a store may grow."""
 
 from __future__ import annotations
 

@@ -15,17 +15,13 @@ from domainpar.events.graph import EventGraph, IntArray
 
 @dataclass(frozen=True, eq=False)
 class StoredOrder:
-    """How the nodes and edges of an event are renumbered, and what follows from that. Ids are stored ids.
+    """New numbers of the nodes and edges of an event, and the tiles that follow. Ids are stored ids.
 
     Attributes:
         original_row: Row that each stored node had in the user's order, int64 [N].
         original_position: Column that each stored edge had in the user's `edge_index`, int64 [E].
         src: Source of each edge, int64 [E].
         dst: Destination of each edge, int64 [E], ascending; equal ones ascend in `src`.
-        reverse: Edge that runs the other way, -1 where there is none, int64 [E]. Of equal edges the k-th
-            belongs to the k-th reverse one, so the relation is mutual; a self-loop is its own reverse.
-        in_degree: Edges that end at each node, int64 [N].
-        out_degree: Edges that start at each node, int64 [N].
         node_ptr: Tile t holds the nodes [node_ptr[t], node_ptr[t + 1]), int64 [K + 1].
         edge_ptr: The edges that end in tile t are [edge_ptr[t], edge_ptr[t + 1]), int64 [K + 1].
         src_tile: Tile in which edges start, for each pair of unequal tiles that edges join, int64 [M].
@@ -38,9 +34,6 @@ class StoredOrder:
     original_position: IntArray
     src: IntArray
     dst: IntArray
-    reverse: IntArray
-    in_degree: IntArray
-    out_degree: IntArray
     node_ptr: IntArray
     edge_ptr: IntArray
     src_tile: IntArray
@@ -68,16 +61,12 @@ def stored_order(edge_index: IntArray, assignment: IntArray, num_tiles: int) -> 
     key = node_id[edge_index[1]] * num_nodes + node_id[edge_index[0]]
     original_position = np.argsort(key, kind="stable").astype(np.int64)
     src, dst = node_id[edge_index][:, original_position]
-    in_degree = np.bincount(dst, minlength=num_nodes)
-    edge_ptr = _offsets(in_degree)[node_ptr]
+    edge_ptr = _offsets(np.bincount(dst, minlength=num_nodes))[node_ptr]
     return StoredOrder(
         original_row=original_row,
         original_position=original_position,
         src=src,
         dst=dst,
-        reverse=_reverse_edges(src, key[original_position], num_nodes),
-        in_degree=in_degree,
-        out_degree=np.bincount(src, minlength=num_nodes),
         node_ptr=node_ptr,
         edge_ptr=edge_ptr,
         **_joined_tiles(src, node_ptr, edge_ptr),
@@ -101,18 +90,6 @@ def concatenated_ranges(starts: IntArray, stops: IntArray) -> IntArray:
     counts = np.asarray(stops, np.int64) - starts
     before = np.cumsum(counts) - counts
     return np.asarray(np.arange(counts.sum(), dtype=np.int64) + np.repeat(starts - before, counts))
-
-
-def _reverse_edges(src: IntArray, key: IntArray, num_nodes: int) -> IntArray:
-    """The reverse of each edge. `key` is dst * N + src: the edges are sorted by it, so edges are found by bisection."""
-    if len(key) == 0:
-        return np.zeros(0, np.int64)
-    ids = np.arange(len(key))
-    among_equals = ids - np.searchsorted(key, key)
-    reverse_key = src * num_nodes + key // num_nodes
-    candidate = np.searchsorted(key, reverse_key) + among_equals
-    found = key[np.minimum(candidate, len(key) - 1)] == reverse_key
-    return np.asarray(np.where(found & (candidate < len(key)), candidate, -1))
 
 
 def _joined_tiles(src: IntArray, node_ptr: IntArray, edge_ptr: IntArray) -> dict[str, IntArray]:

@@ -1,4 +1,4 @@
-"""Which particles one wants to find: conditions on the particle table of an event.
+"""Target particles: conditions on the particle table of an event.
 
 The condition grammar is the one of the acorn framework's `weighting` and `target_tracks`, with its documented meaning:
 
@@ -17,12 +17,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from domainpar.events.graph import Particles
-
-BoolArray = npt.NDArray[np.bool_]
+from domainpar.events.graph import BoolArray, Particles
 
 QUANTITIES = ("pt", "eta", "nhits", "charge", "radius", "vz", "primary", "pdgId", "particle_id")
-"""What a condition can be about: pt in GeV, eta, hits in the detector, charge, vertex radius and z in mm, whether it is
+"""Quantities of conditions: pt in GeV, eta, hits in the detector, charge, vertex radius and z in mm, whether it is
 primary (true or false), its kind by the numbers of the Particle Data Group, the id."""
 
 MEV_ABOVE = 50.0
@@ -64,7 +62,7 @@ def _not_told(name: str) -> str:
 
 
 def passes(values: npt.NDArray[Any], condition: Any) -> BoolArray:
-    """Whether each value meets one condition of the grammar; a NaN meets none, nor its opposite.
+    """True for each value that meets a condition of the grammar; a NaN meets none, nor its opposite.
 
     Raises:
         ValueError: If the condition is not of the grammar, or no value could ever meet it.
@@ -109,7 +107,7 @@ def _not_understood(condition: Any) -> ValueError:
 
 
 def target_particles(particles: Particles, conditions: Mapping[str, Any]) -> BoolArray:
-    """Whether each particle meets all conditions, bool [M].
+    """True for each particle that meets all conditions, bool [M].
 
     Raises:
         ValueError: If a condition is about an unknown quantity or not of the grammar.

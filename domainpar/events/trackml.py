@@ -15,8 +15,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from domainpar.events.graph import FloatArray, Hits, IntArray, Particles
-from domainpar.events.place import Place
-from domainpar.problems import Problem
+from domainpar.problems import Place, Problem
 
 _SUFFIXES = (".csv", ".csv.gz")
 _HITS = {
@@ -180,7 +179,7 @@ def _column(table: pd.DataFrame, name: str) -> npt.NDArray[np.float64]:
 
 
 def _hits_of(particle_id: IntArray, at_hits: IntArray) -> IntArray:
-    """How often each particle appears among the hits."""
+    """Number of hits of each particle."""
     found, counts = np.unique(at_hits, return_counts=True)
     if len(found) == 0:
         return np.zeros(len(particle_id), np.int64)
@@ -216,7 +215,7 @@ def _read_table(path: Path, place: Place, needed: _Types, optional: _Types) -> p
 
 
 def _why_unreadable(path: Path) -> str:
-    """What the first bytes of a file say about why it is no CSV."""
+    """A hint, from the first bytes of a file, on why it is no CSV."""
     try:
         with path.open("rb") as file:
             head = file.read(2)
@@ -240,7 +239,7 @@ def _refuse_missing_columns(found: Sequence[str], expected: Sequence[str], place
 
 
 def _why_missing(found: Sequence[str], missing: Sequence[str]) -> str:
-    """What the names of the columns that were found say about why others were not."""
+    """A hint, from the names of the columns that are there, on why others are not."""
     first = found[0] if found else ""
     other = next((mark for mark in (";", "\t", "|") if mark in first), None)
     if first.startswith("#"):

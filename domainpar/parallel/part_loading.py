@@ -17,13 +17,12 @@ import torch
 
 from domainpar import faults
 from domainpar.agreement import Refused, agree, on_all
-from domainpar.events.place import Place
 from domainpar.events.store import EventRecord, EventStore, StoredEvent
 from domainpar.parallel.halo import CompleteHalo, ask_owners
 from domainpar.parallel.local import LocalGraph, TileRanges, localise
 from domainpar.parallel.transport import RanksFailed, Transport
 from domainpar.plan import EdgePolicy, IntArray, LocalEdges, PartitionPlan, build_plan
-from domainpar.problems import Problem
+from domainpar.problems import Place, Problem
 from partitioners.grouping import TileGraph, group
 
 T = TypeVar("T")

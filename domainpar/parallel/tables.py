@@ -74,12 +74,6 @@ class Kept:
         alike = [block for block, _ in self._free if size / OUTGROWN < block.nbytes < size * OUTGROWN]
         return min(alike, key=lambda block: abs(block.nbytes - size), default=None)
 
-    def give_back(self) -> None:
-        """Free all blocks that are not lent."""
-        with self._lock:
-            self._returned.clear()
-            self._free.clear()
-
 
 def _new_block(size: int) -> Block:
     """Pages of its own: in the C library's heap, a freed block leaves a gap that the next larger one does not fit."""

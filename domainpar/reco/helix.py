@@ -14,10 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from domainpar.events import detector
+from domainpar.events.detector import GEV_PER_TESLA_MM
 from domainpar.events.graph import FloatArray, IntArray
-
-GEV_PER_TESLA_MM = 0.299792e-3
-"""Transverse momentum in GeV of charge 1 on a circle of 1 mm in 1 T."""
 
 MIN_FITTED_HITS = 3
 

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from domainpar.events.graph import FloatArray, IntArray
 from domainpar.events.own_events import places
-from domainpar.events.store import EventStore, StoredEvent, read_arrays
+from domainpar.events.store import EventStore, StoredEvent, WholeEvent, read_arrays
 from domainpar.plan import BoolArray
 from domainpar.problems import Problem
 from domainpar.reco.score_files import LIST, SCHEMA_VERSION, SCORES_SUFFIX
@@ -143,14 +142,9 @@ def _of_the_store(about: Mapping[str, Any], path: Path, named: bool) -> dict[str
 
 
 def _in_users_order(event: StoredEvent) -> dict[str, Any]:
-    ids, edges = event.ids_in_users_order(), np.arange(event.num_edges)
-    of_hits = ["volume", "layer", "module"]
-    of_hits += ["position"] * event.has_positions + ["particle_id"] * event.has_particle_ids
-    known: dict[str, Any] = {name: event.read_nodes(name, ids) for name in of_hits}
-    if event.has_labels:
-        known["label"] = np.empty(event.num_edges, np.uint8)
-        known["label"][event.read_edges("original_position", edges)] = event.read_edges("label", edges)
-    return known
+    whole = WholeEvent(event)
+    columns = {name: whole.nodes(name) for name in ("volume", "layer", "module", "position", "particle_id")}
+    return _known({**columns, "label": whole.edges("label")})
 
 
 def _known(columns: Mapping[str, npt.NDArray[Any] | None]) -> dict[str, npt.NDArray[Any]]:

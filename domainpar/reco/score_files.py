@@ -19,7 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from domainpar.events.store import SUFFIX, event_file_name, write_arrays, write_whole
+from domainpar.atomic_files import write_whole
+from domainpar.events.store import SUFFIX, event_file_name, write_arrays
 from domainpar.own_files import UNFINISHED, remove, strangers_in_scores
 from domainpar.problems import Problem
 from domainpar.reco.scores import CLASSICAL, NETWORK, EventScores

@@ -22,8 +22,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from domainpar.atomic_files import write_whole
 from domainpar.events.graph import FloatArray, IntArray, Particles
-from domainpar.events.store import SUFFIX, event_file_name, write_whole
+from domainpar.events.store import SUFFIX, event_file_name
 from domainpar.problems import Problem
 
 Dataset = Literal["trainset", "valset", "testset"]

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -21,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from domainpar import faults
-from domainpar.events.store import PARTIAL, write_whole
+from domainpar.atomic_files import PARTIAL, sync_directory, write_synced, write_whole
 from domainpar.problems import Problem
 
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
@@ -182,17 +181,17 @@ class CheckpointFiles:
             partial = self.directory / f"{PARTIAL}{final.name}"
             partial.mkdir(parents=True)
             for number, (name, content) in enumerate(files.items()):
-                _write(partial / name, content)
+                write_synced(partial / name, content)
                 if number == 0:
                     faults.reach("save:files")
-            _sync(partial)
+            sync_directory(partial)
             faults.reach("save:rename")
             # A checkpoint that has this name already stays whole beside the new one until that has it.
             replaced = self.directory / f"{REPLACED}{final.name}"
             if final.exists():
                 final.rename(replaced)
             partial.rename(final)
-            _sync(self.directory)
+            sync_directory(self.directory)
             if replaced.exists():
                 _remove(replaced)
             faults.reach("save:pointer")
@@ -260,18 +259,3 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink()
-
-
-def _write(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -17,12 +17,11 @@ from tqdm import tqdm
 from domainpar.agreement import agree, agree_on, gather, on_all, on_root
 from domainpar.config import TrainConfig, parse_weighting, target_conditions
 from domainpar.events.own_events import OwnEvents, store_of_run
-from domainpar.events.place import Place
 from domainpar.events.store import EventRecord, EventStore, StoreError
 from domainpar.events.targets import check_target
 from domainpar.parallel.part_loading import empty_parts
 from domainpar.parallel.world import World
-from domainpar.problems import Problem, Where, told
+from domainpar.problems import Place, Problem, Where, told
 from domainpar.training.rundir import began_with
 from domainpar.training.sampler import Sample, samples_of
 from domainpar.training.targets import TARGET, EdgeRules, edge_classes

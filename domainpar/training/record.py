@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from domainpar.agreement import gather
+from domainpar.atomic_files import write_whole
 from domainpar.compiling import clock
-from domainpar.events.store import write_whole
 from domainpar.parallel.world import World
 from domainpar.training.metrics import EdgeCounts
 

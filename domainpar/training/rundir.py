@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import traceback
 import uuid
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from domainpar.events.store import write_whole
+from domainpar.atomic_files import write_synced, write_whole
 from domainpar.lock import RUN, Claim, left_behind
 from domainpar.own_files import remove, strangers_in_run
 from domainpar.problems import Problem
@@ -241,10 +240,7 @@ def _try_to_write(directory: Path) -> None:
     """Check that there is room and permission, before hours are spent on results that cannot be kept."""
     trial = directory / f".trial-{uuid.uuid4().hex}"
     try:
-        with trial.open("wb") as file:
-            file.write(bytes(_BYTES_TO_TRY))
-            file.flush()
-            os.fsync(file.fileno())
+        write_synced(trial, bytes(_BYTES_TO_TRY))
     except OSError as error:
         error.filename = str(directory)  # a failing write names no file
         raise

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from domainpar.events.graph import IntArray, Particles
-from domainpar.events.targets import NO_PARTICLES, BoolArray, check_target, passes, target_particles
+from domainpar.events.graph import BoolArray, IntArray, Particles
+from domainpar.events.targets import NO_PARTICLES, check_target, passes, target_particles
 
 FAKE, TARGET, OTHER = 0, 1, 2
 LABEL = "y"

@@ -2,6 +2,9 @@ import numpy as np
 import partition
 import pytest
 import short_runs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_events import events
 
 from domainpar.plan import build_plans, select_edges
 
@@ -27,3 +30,22 @@ def test_what_others_ask_for_is_what_their_plans_say(seed):
         asked = partition.asked_of(edges, owner, plan.part, 4)
         assert [len(ids) for ids in asked] == plan.send_counts.tolist()
         assert np.array_equal(np.concatenate(asked), plan.owned_ids[plan.send_rows])
+
+
+@settings(max_examples=150, deadline=None)
+@given(events(), st.integers(1, 6), st.integers(0, 99))
+def test_tile_counts_agree_with_those_of_plain_loops(event, num_tiles, seed):
+    tile = np.random.default_rng(seed).integers(0, num_tiles, event.num_nodes)
+    edges = [(src, dst) for src, dst in event.edge_index.T.tolist()]
+    joining, touched, src_pairs = partition.tile_counts(event.edge_index, tile, num_tiles)
+    assert joining == sum(tile[src] != tile[dst] for src, dst in edges)
+    assert src_pairs == len({(tile[dst], src) for src, dst in edges})
+    for k in range(num_tiles):
+        touching = {tile[node] for edge in edges for node in edge if k in tile[list(edge)]}
+        assert touched[k] == len(touching - {k})
+
+
+def test_a_tile_is_free_of_ghosts_when_no_edge_leaves_its_part():
+    edges, tile = np.array([[0, 1, 1, 2, 2, 4, 5], [1, 3, 4, 3, 3, 4, 0]]), np.array([0, 0, 1, 2, 2, 3])
+    assert partition.tiles_without_ghosts(edges, tile, np.array([0, 0, 0, 1])).tolist() == [False, True, True, False]
+    assert partition.tiles_without_ghosts(edges, tile, np.zeros(4, int)).all()

@@ -19,7 +19,7 @@ from random_store import NUM_TILES, write_graph, write_random_store
 from domainpar import prepare, train
 from domainpar.agreement import Refused
 from domainpar.config import TrainConfig
-from domainpar.events.store import write_manifest, zip_files
+from domainpar.events.store import write_manifest
 from domainpar.testing import find_mpiexec, run_command, run_ranks
 from domainpar.training.run import train as train_on_ranks
 from domainpar.words import on_ranks, this_python
@@ -331,7 +331,7 @@ def test_a_preparation_that_fills_the_disk_has_failed_while_it_ran(tmp_path, mon
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(zip_files.os, "replace", full)
+    monkeypatch.setattr(os, "replace", full)
     with pytest.raises(SystemExit) as ended:
         prepare.main(["--events", "1", "--hits", "500", "--store", str(tmp_path / "new")])
     assert ended.value.code == 1

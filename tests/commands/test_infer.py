@@ -23,7 +23,7 @@ from domainpar import report
 from domainpar import train as train_command
 from domainpar.agreement import Refused
 from domainpar.config import InferConfig, TrainConfig
-from domainpar.events.store import EventStore, event_file_name, write_event, write_manifest, zip_files
+from domainpar.events.store import EventStore, event_file_name, write_event, write_manifest
 from domainpar.infer import infer, main
 from domainpar.parallel.part_loading import BadEvent
 from domainpar.parallel.world import World
@@ -514,7 +514,7 @@ def test_a_full_disk_names_the_file_and_leaves_nothing_that_looks_finished(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         plain(source, target)
 
-    monkeypatch.setattr(zip_files.os, "replace", replace_unless_full)
+    monkeypatch.setattr(os, "replace", replace_unless_full)
     out = tmp_path / "out"
     error, hint = error_lines(capfd, "--run", place / "run", "--split", "train", "--out", out, *flags)
     event = "" if file == "scores.json" else " | event 000000001"

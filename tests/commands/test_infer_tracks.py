@@ -105,7 +105,7 @@ def test_tables_of_hits_and_tracks_are_written_on_request(place, tmp_path):
 
 def test_files_for_acorn_are_written_on_request(place, tmp_path):
     pytest.importorskip("torch_geometric")
-    from domainpar.events.preparing import open_source
+    from domainpar.events.sources import open_source
 
     inferred(place, tmp_path / "out", 2, tracks="walk", format="acorn")
     names = {path.relative_to(tmp_path / "out").parts[0] for path in (tmp_path / "out").rglob("*") if path.is_file()}

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from small_run import drawn, write_run
 
-from domainpar.events.store import zip_files
 from domainpar.report import main, named
 
 ROOT = Path(__file__).parents[2]
@@ -184,7 +183,7 @@ def test_a_full_disk_is_told_with_the_file(run, tmp_path, capsys, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(zip_files.os, "replace", full)
+    monkeypatch.setattr(os, "replace", full)
     assert main([str(run), "--out", str(tmp_path / "page.html")]) == 1
     error, hint = capsys.readouterr().err.splitlines()
     assert error == f"domainpar: error: No space left on device (errno 28) | file {tmp_path / 'page.html'}"

@@ -16,7 +16,8 @@ torch = pytest.importorskip("torch")
 
 from domainpar.events import construct  # noqa: E402
 from domainpar.events.acorn import AcornOptions, find_events, guess_pt_unit, read_event  # noqa: E402
-from domainpar.events.preparing import open_source, prepare  # noqa: E402
+from domainpar.events.preparation import prepare  # noqa: E402
+from domainpar.events.sources import open_source  # noqa: E402
 from domainpar.events.targets import target_particles  # noqa: E402
 
 INF = float("inf")

@@ -12,12 +12,11 @@ from marks import fault
 from random_events import random_assignment, random_event
 
 from domainpar.events.store import (
-    EDGE_ARRAYS,
-    NODE_ARRAYS,
     EventStore,
     StoredEvent,
     StoreError,
     event_file_name,
+    names_in,
     write_event,
     write_manifest,
     zip_files,
@@ -48,8 +47,8 @@ def all_of_an_event(path):
         told = [event.event_id, event.num_nodes, event.num_edges, event.num_tiles, event.feature_names,
                 event.edge_feature_names, event.settings, event.settings_digest, event.source_digest,
                 event.label_note]  # fmt: skip
-        values = [event.read_nodes(name, np.arange(event.num_nodes)) for name in NODE_ARRAYS]
-        values += [event.read_edges(name, np.arange(event.num_edges)) for name in EDGE_ARRAYS]
+        values = [event.read_nodes(name, np.arange(event.num_nodes)) for name in names_in("nodes")]
+        values += [event.read_edges(name, np.arange(event.num_edges)) for name in names_in("edges")]
         values += [*vars(event.tile_graph()).values(), event.node_ptr, event.edge_ptr]
         values += [values for values in vars(event.particles()).values() if values is not None]
         for policy in ("incoming", "incident"):

@@ -42,29 +42,6 @@ def test_a_tile_is_a_range_of_nodes_in_original_order_and_of_its_incoming_edges(
 
 
 @given(tiled_events())
-def test_reverse_edges_run_the_other_way_and_are_mutual(case):
-    event, assignment, num_tiles = case
-    order = stored_order(event.edge_index, assignment, num_tiles)
-    ids = np.flatnonzero(order.reverse >= 0)
-    back = order.reverse[ids]
-    assert np.array_equal(order.src[back], order.dst[ids])
-    assert np.array_equal(order.dst[back], order.src[ids])
-    assert np.array_equal(order.reverse[back], ids)
-
-
-@given(tiled_events())
-def test_as_many_edges_have_a_reverse_as_both_directions_allow(case):
-    event, assignment, num_tiles = case
-    order = stored_order(event.edge_index, assignment, num_tiles)
-    ends = list(zip(order.src.tolist(), order.dst.tolist()))
-    for (src, dst), reverse in zip(ends, order.reverse):
-        fully_paired = ends.count((src, dst)) <= ends.count((dst, src))
-        assert reverse >= 0 or not fully_paired
-    for loop in np.flatnonzero(order.src == order.dst):
-        assert order.reverse[loop] == loop
-
-
-@given(tiled_events())
 def test_the_index_lists_each_edge_that_joins_two_tiles_once(case):
     event, assignment, num_tiles = case
     order = stored_order(event.edge_index, assignment, num_tiles)
@@ -75,15 +52,6 @@ def test_the_index_lists_each_edge_that_joins_two_tiles_once(case):
     assert np.array_equal(tile[order.dst[order.joining_edges]], np.repeat(order.dst_tile, order.joining))
     pairs = list(zip(order.src_tile, order.dst_tile))
     assert pairs == sorted(set(pairs))
-
-
-@given(tiled_events())
-def test_degrees_count_edges_in_and_out(case):
-    event, assignment, num_tiles = case
-    order = stored_order(event.edge_index, assignment, num_tiles)
-    for node, row in enumerate(order.original_row):
-        assert order.in_degree[node] == np.count_nonzero(event.edge_index[1] == row)
-        assert order.out_degree[node] == np.count_nonzero(event.edge_index[0] == row)
 
 
 def test_concatenated_ranges_lists_ranges_in_the_order_given():

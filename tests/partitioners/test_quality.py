@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from random_graphs import topologies
 
 from partitioners import Random
-from partitioners.quality import imbalance, measure, measure_tiles, measure_truth, tiles_without_ghosts
+from partitioners.quality import imbalance, measure, measure_truth
 
 #   part 0: 0 1 2       part 1: 3 4       part 2: (nothing)       part 3: 5
 #   0 -> 1   1 -> 3   1 -> 4   2 -> 3   2 -> 3   4 -> 4   5 -> 0
@@ -27,10 +27,7 @@ def test_a_drawn_event_is_counted_right():
     assert quality.edge_imbalance == 5 / (7 / 4)
     assert quality.node_imbalance == 3 / (6 / 4)
     assert quality.incident_imbalance == 6 / (12 / 4)
-    assert quality.incoming_ghost_ratio == 3 / 6
     assert quality.incident_ghost_ratio == 6 / 6
-    assert quality.incoming_ghost_free.tolist() == [1 / 2, 1 / 5, 1, 1]
-    assert quality.incident_ghost_free.tolist() == [1 / 6, 1 / 5, 1, 0]
 
 
 @settings(max_examples=150, deadline=None)
@@ -53,26 +50,11 @@ def test_counts_agree_with_those_of_plain_loops(topology, num_parts, seed):
         assert quality.neighbours[p] == len({part[node] for node in ghosts})
 
 
-@settings(max_examples=150, deadline=None)
-@given(topologies(), st.integers(1, 6), st.integers(0, 99))
-def test_tile_counts_agree_with_those_of_plain_loops(topology, num_tiles, seed):
-    tile = Random(seed)(topology, num_tiles)
-    edges = [(src, dst) for src, dst in topology.edge_index.T.tolist()]
-    quality = measure_tiles(topology.edge_index, tile, num_tiles)
-    assert quality.joining_edges == sum(tile[src] != tile[dst] for src, dst in edges)
-    assert quality.src_pairs == len({(tile[dst], src) for src, dst in edges})
-    for k in range(num_tiles):
-        touching = {tile[node] for edge in edges for node in edge if k in tile[list(edge)]}
-        assert quality.tiles_touched[k] == len(touching - {k})
-
-
 def test_an_event_without_edges_or_nodes_has_plain_ratios():
     quality = measure(np.zeros((2, 0), np.int64), np.zeros(0, np.int32), 3)
     assert quality.cut_share == 0
     assert quality.incident_ghost_ratio == 0
     assert quality.node_imbalance == quality.edge_imbalance == 1
-    assert quality.incident_ghost_free.tolist() == [1, 1, 1]
-    assert measure_tiles(np.zeros((2, 0), np.int64), np.zeros(0, np.int32), 3).joining_share == 0
 
 
 def test_true_segments_and_tracks_are_cut_where_their_edges_are():
@@ -82,12 +64,6 @@ def test_true_segments_and_tracks_are_cut_where_their_edges_are():
     assert (truth.segments, truth.segments_cut, truth.tracks, truth.tracks_cut) == (4, 3, 2, 2)
     whole = measure_truth(EDGES, PARTS, np.array([1, 0, 0, 0, 0, 0, 0]), particle)
     assert (whole.segments, whole.segments_cut, whole.tracks, whole.tracks_cut) == (1, 0, 1, 0)
-
-
-def test_a_tile_is_free_of_ghosts_when_no_edge_leaves_its_part():
-    tile = np.array([0, 0, 1, 2, 2, 3])
-    assert tiles_without_ghosts(EDGES, tile, np.array([0, 0, 0, 1])).tolist() == [False, True, True, False]
-    assert tiles_without_ghosts(EDGES, tile, np.zeros(4, int)).all()
 
 
 def test_imbalance_is_largest_over_mean():

@@ -160,7 +160,7 @@ def test_a_disk_that_is_full_is_found_before_training_and_nothing_is_left(here, 
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         plain(descriptor)
 
-    monkeypatch.setattr(rundir.os, "fsync", fsync)
+    monkeypatch.setattr(os, "fsync", fsync)
     out = "run" if resume else "other"
     with pytest.raises(Problem, match=f"cannot write the run to .*{out}.*: No space left on device \\(errno 28\\)"):
         choose_directory(out, resume, overwrite=False)

@@ -11,14 +11,10 @@ same versions of the libraries gives the same bytes.
 
 from domainpar.events.store.event import StoredEvent, inspect_event
 from domainpar.events.store.layout import (
-    EDGE_ARRAYS,
     MANIFEST,
-    NODE_ARRAYS,
-    PARTIAL,
-    SCHEMA_VERSION,
     SUFFIX,
-    Array,
     EventRecord,
+    OtherVersion,
     Settings,
     Split,
     StoreError,
@@ -27,30 +23,29 @@ from domainpar.events.store.layout import (
     settings_digest,
 )
 from domainpar.events.store.manifest import EventStore, write_manifest
+from domainpar.events.store.schema import names_in
+from domainpar.events.store.whole import WholeEvent
 from domainpar.events.store.writing import write_event
-from domainpar.events.store.zip_files import read_arrays, write_arrays, write_whole
+from domainpar.events.store.zip_files import read_arrays, write_arrays
 
 __all__ = [
-    "EDGE_ARRAYS",
     "MANIFEST",
-    "NODE_ARRAYS",
-    "PARTIAL",
-    "SCHEMA_VERSION",
     "SUFFIX",
-    "Array",
     "EventRecord",
     "EventStore",
+    "OtherVersion",
     "Settings",
     "Split",
     "StoreError",
     "StoredEvent",
+    "WholeEvent",
     "event_file_name",
     "file_sha256",
     "inspect_event",
+    "names_in",
     "read_arrays",
     "settings_digest",
     "write_arrays",
     "write_event",
     "write_manifest",
-    "write_whole",
 ]

@@ -22,7 +22,7 @@ import numpy as np
 import zarr
 from zarr.storage import ZipStore
 
-from domainpar.events.store.layout import Array
+from domainpar.events.graph import Array
 
 LARGEST_CHUNK = 2**28
 """Bytes that a chunk may unpack to: 256 MiB, some hundred times what this program writes."""
@@ -44,7 +44,7 @@ class Archive:
         path: The file.
 
     Attributes:
-        attributes: What describes the file.
+        attributes: The description of the file.
         layouts: Shape, type and chunks of each array, by name.
 
     Raises:
@@ -167,7 +167,7 @@ def _members(file: zipfile.ZipFile) -> frozenset[str]:
 
 
 def _descriptions(file: zipfile.ZipFile, members: frozenset[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """What the file says of itself, and of each of its groups and arrays."""
+    """The descriptions of the file, and of each of its groups and arrays."""
     found: dict[str, dict[str, Any]] = {}
     for member in sorted(members):
         if member == DESCRIPTION or member.endswith(f"/{DESCRIPTION}"):

@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from dataclasses import MISSING, fields
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from domainpar.events.graph import IntArray, Particles
-from domainpar.events.place import Place
+from domainpar.events.graph import Array, IntArray, Particles
 from domainpar.events.store.archive import Archive
 from domainpar.events.store.layout import (
     COPY_ANEW,
-    EDGE_ARRAYS,
-    IDS,
-    JOINING_EDGES,
     NAME,
-    NODE_ARRAYS,
-    SCHEMA_VERSION,
     SUFFIX,
-    Array,
     EdgePolicy,
     EventRecord,
+    OtherVersion,
     StoreError,
     file_sha256,
 )
+from domainpar.events.store.schema import JOINING_EDGES, SCHEMA_VERSION, check_arrays, in_memory_type, names_in
 from domainpar.events.stored_order import concatenated_ranges
+from domainpar.problems import Place
 from partitioners import TileGraph
 
 
@@ -55,7 +50,7 @@ class StoredEvent:
         has_weights: Whether hits have truth weights.
         node_ptr: Tile t holds the nodes [node_ptr[t], node_ptr[t + 1]), int64 [K + 1].
         edge_ptr: The edges that end in tile t are [edge_ptr[t], edge_ptr[t + 1]), int64 [K + 1].
-        settings: How the event was prepared.
+        settings: Settings of its preparation.
         settings_digest: Hash of the settings.
         source_digest: Hash of the input the event was read from; empty when it was not read from files.
         label_note: How the labels were made; None when the source gave them, or there are none.
@@ -82,85 +77,62 @@ class StoredEvent:
 
     def _read_attributes(self) -> None:
         with self._reading("its description"):
-            found = self._archive.attributes
-            version = found.get("schema_version")
-            if found.get("format") != "domainpar event" or version != SCHEMA_VERSION:
-                raise ValueError(f"it is {found.get('format')!r} version {version!r}, not version {SCHEMA_VERSION}")
-            name = str(found["event"])
+            attributes = self._archive.attributes
+            version = attributes.get("schema_version")
+            if attributes.get("format") != "domainpar event":
+                raise ValueError(f"it is {attributes.get('format')!r}, not 'domainpar event'")
+            if version != SCHEMA_VERSION:
+                command = f"python -m domainpar.prepare --store {self.path.parent} --overwrite ..."
+                raise OtherVersion(version, self.path, command, self.event_id)
+            name = str(attributes["event"])
             if not NAME.fullmatch(name):
                 raise ValueError(f"the event is called {name[:80]!r}, which cannot name a file")
             self.event_id = name
-            self.num_nodes, self.num_edges = int(found["num_nodes"]), int(found["num_edges"])
-            self.num_tiles = int(found["num_tiles"])
-            self.feature_names: tuple[str, ...] = tuple(found["feature_names"])
-            self.edge_feature_names: tuple[str, ...] = tuple(found["edge_feature_names"])
-            self.settings: dict[str, Any] = found["settings"]
-            self.settings_digest = str(found["settings_digest"])
-            self.source_digest = str(found["source_digest"])
-            self.label_note: Any = found["label_note"]
-            self._listed: dict[str, Any] = found["arrays"]
+            self.num_nodes, self.num_edges = int(attributes["num_nodes"]), int(attributes["num_edges"])
+            self.num_tiles = int(attributes["num_tiles"])
+            self.feature_names: tuple[str, ...] = tuple(attributes["feature_names"])
+            self.edge_feature_names: tuple[str, ...] = tuple(attributes["edge_feature_names"])
+            self.settings: dict[str, Any] = attributes["settings"]
+            self.settings_digest = str(attributes["settings_digest"])
+            self.source_digest = str(attributes["source_digest"])
+            self.label_note: Any = attributes["label_note"]
 
     def _check_arrays(self) -> None:
-        """Hold the arrays against the description: none is missing, and each fits the event."""
+        """Hold the arrays against the description, which tells what the source gave, and both against the schema."""
+        listed: dict[str, Any] = self._archive.attributes["arrays"]
         layouts = self._archive.layouts
         with self._reading("its arrays"):
-            if missing := sorted(set(self._listed) - set(layouts)):
-                raise ValueError(f"{missing[0]} is missing ({len(missing)} of {len(self._listed)} arrays)")
-        for name, listed in self._listed.items():
-            with self._reading(name):
-                expected = (tuple(listed["shape"]), listed["dtype"])
-                found = (layouts[name].shape, layouts[name].dtype)
-                if found != expected:
-                    raise ValueError(f"shape and type are {found}, expected {expected}")
-                self._check_fits(name, *found)
-        self._names = frozenset(self._listed)
+            if missing := sorted(set(listed) - set(layouts)):
+                raise ValueError(f"{missing[0]} is missing ({len(missing)} of {len(listed)} arrays)")
+            for name, array in listed.items():
+                described, stored = (tuple(array["shape"]), array["dtype"]), (layouts[name].shape, layouts[name].dtype)
+                if stored != described:
+                    raise ValueError(f"{name}: shape and type are {stored}, expected {described}")
+            sizes = {"N": self.num_nodes, "E": self.num_edges, "K": self.num_tiles, "K+1": self.num_tiles + 1}
+            sizes |= {"F": len(self.feature_names), "G": len(self.edge_feature_names)}
+            check_arrays({name: (layout.shape, layout.dtype) for name, layout in layouts.items()}, sizes)
+        self._names = frozenset(listed)
         self.has_labels = "edges/label" in self._names
         self.has_positions = "nodes/position" in self._names
         self.has_particle_ids = "nodes/particle_id" in self._names
         self.has_weights = "nodes/weight" in self._names
 
-    def _check_fits(self, name: str, shape: tuple[int, ...], dtype: str) -> None:
-        """Refuse an array of another shape than the counts of the event, or numbers of another kind."""
-        kind, array = name.split("/")
-        rows = {"nodes": self.num_nodes, "edges": self.num_edges}.get(kind)
-        if name in ("tiles/node_ptr", "tiles/edge_ptr"):
-            rows = self.num_tiles + 1
-        columns = {
-            "nodes/features": (len(self.feature_names),),
-            "edges/features": (len(self.edge_feature_names),),
-            "nodes/position": (3,),
-            "particles/vertex": (3,),
-        }.get(name, ())
-        expected = (shape[0] if rows is None else rows, *columns)
-        if shape != expected:
-            raise ValueError(f"its shape is {shape}, expected {expected} in this event")
-        real = array in ("features", "position", "weight", "pt", "eta", "vertex")
-        if (dtype in ("float32", "float64")) != real:
-            raise ValueError(f"it holds {dtype}, expected {'floating-point' if real else 'whole'} numbers")
-
     def _read_tiles(self) -> None:
-        tiles = {name: self._whole(f"tiles/{name}") for name in ("node_ptr", "edge_ptr")}
-        pairs = {name: self._whole(f"tiles/{name}") for name in ("src_tile", "dst_tile", "joining")}
-        for name, total in (("node_ptr", self.num_nodes), ("edge_ptr", self.num_edges)):
-            ptr = tiles[name]
-            good = len(ptr) == self.num_tiles + 1 and ptr[0] == 0 and ptr[-1] == total and (np.diff(ptr) >= 0).all()
-            if not good:
-                what = f"tiles/{name} does not describe {self.num_tiles} ranges of 0 to {total}"
-                raise StoreError(what, COPY_ANEW, event=self.event_id, file=self.path)
-        with self._reading("the pairs of tiles"):
-            self._check_pairs(pairs)
-        self.node_ptr, self.edge_ptr = tiles["node_ptr"], tiles["edge_ptr"]
-        self._src_tile, self._dst_tile, self._joining = pairs["src_tile"], pairs["dst_tile"], pairs["joining"]
+        self.node_ptr, self.edge_ptr = self._whole("tiles/node_ptr"), self._whole("tiles/edge_ptr")
+        self._src_tile, self._dst_tile = self._whole("tiles/src_tile"), self._whole("tiles/dst_tile")
+        self._joining = self._whole("tiles/joining")
+        with self._reading("the tiles"):
+            for name, total in (("node_ptr", self.num_nodes), ("edge_ptr", self.num_edges)):
+                ptr = getattr(self, name)
+                if not (ptr[0] == 0 and ptr[-1] == total and (np.diff(ptr) >= 0).all()):
+                    raise ValueError(f"tiles/{name} does not describe {self.num_tiles} ranges of 0 to {total}")
+            for tiles in (self._src_tile, self._dst_tile):
+                if len(tiles) and (tiles.min() < 0 or tiles.max() >= self.num_tiles):
+                    raise ValueError(f"a tile is not one of {self.num_tiles}")
+            joined, listed = self._joining.sum(), self._archive.layouts[JOINING_EDGES].shape[0]
+            if (self._joining < 1).any() or joined != listed:
+                raise ValueError(f"pairs of tiles join {joined} edges, {listed} are listed")
         self._joining_ptr = np.concatenate([[0], np.cumsum(self._joining)])
-
-    def _check_pairs(self, pairs: dict[str, Array]) -> None:
-        """Refuse pairs of tiles that do not exist, or that are joined by another number of edges than are listed."""
-        ends = (pairs["src_tile"], pairs["dst_tile"])
-        if any(len(tiles) and (tiles.min() < 0 or tiles.max() >= self.num_tiles) for tiles in ends):
-            raise ValueError(f"a tile is not one of {self.num_tiles}")
-        joining, listed = pairs["joining"], self._archive.layouts[JOINING_EDGES].shape[0]
-        if not len(joining) == len(ends[0]) == len(ends[1]) or (joining < 1).any() or joining.sum() != listed:
-            raise ValueError(f"they join {joining.sum()} edges, {listed} are listed")
 
     @property
     def sha256(self) -> str:
@@ -168,6 +140,10 @@ class StoredEvent:
         if self._sha256 is None:
             self._sha256 = file_sha256(self.path, self.event_id)
         return self._sha256
+
+    def has(self, name: str) -> bool:
+        """Whether the file has an array of the schema: `nodes/weight`, ..."""
+        return name in self._names
 
     def tile_graph(self) -> TileGraph:
         """Nodes and edges of each tile, and the edges that join tiles: all that a grouping looks at."""
@@ -183,8 +159,7 @@ class StoredEvent:
         """The particle table; None when it is unknown."""
         if "particles/particle_id" not in self._names:
             return None
-        # What older stores, and sources that do not tell, leave out has a default.
-        names = [f.name for f in fields(Particles) if f.default is MISSING or f"particles/{f.name}" in self._names]
+        names = [name for name in names_in("particles") if f"particles/{name}" in self._names]
         return Particles(**{name: self._whole(f"particles/{name}") for name in names})
 
     def ids_in_users_order(self) -> IntArray:
@@ -201,29 +176,27 @@ class StoredEvent:
         """One array of the nodes with these ids, in their order; reads only the chunks they lie in.
 
         Args:
-            name: `features` float32 [n, F], `position` float32 [n, 3], `volume` `layer` `module` int32,
-                `hit_id` `particle_id` int64, `weight` float32, `in_degree` `out_degree` `original_row` int64.
+            name: An array of `nodes/` in the schema, in its type in memory.
             ids: Global node ids, [n], any order.
 
         Raises:
             StoreError: If the file is damaged.
             Problem: If the event has no such array, or an id does not exist.
         """
-        return self._gather("nodes", name, NODE_ARRAYS, ids, self.num_nodes)
+        return self._gather("nodes", name, ids, self.num_nodes)
 
     def read_edges(self, name: str, ids: IntArray) -> Array:
         """One array of the edges with these ids, in their order; reads only the chunks they lie in.
 
         Args:
-            name: `src` `dst` int64, `label` uint8, `original_position` int64, `reverse` int64 (-1: there is none),
-                `features` float32 [n, G].
+            name: An array of `edges/` in the schema, in its type in memory.
             ids: Global edge ids, [n], any order.
 
         Raises:
             StoreError: If the file is damaged.
             Problem: If the event has no such array, or an id does not exist.
         """
-        return self._gather("edges", name, EDGE_ARRAYS, ids, self.num_edges)
+        return self._gather("edges", name, ids, self.num_edges)
 
     def read_part_edges(self, tiles: IntArray, policy: EdgePolicy) -> tuple[IntArray, IntArray, IntArray]:
         """The edges that a part of these tiles computes on; reads only the chunks they lie in.
@@ -263,9 +236,9 @@ class StoredEvent:
         pairs = np.flatnonzero(ours[self._src_tile] & ~ours[self._dst_tile])
         return self._rows(JOINING_EDGES, concatenated_ranges(self._joining_ptr[pairs], self._joining_ptr[pairs + 1]))
 
-    def _gather(self, kind: str, name: str, known: Sequence[str], ids: IntArray, count: int) -> Array:
-        if name not in known:
-            raise ValueError(f"unknown array {name!r} of {kind}; known: {', '.join(known)}.")
+    def _gather(self, kind: str, name: str, ids: IntArray, count: int) -> Array:
+        if name not in names_in(kind):
+            raise ValueError(f"unknown array {name!r} of {kind}; known: {', '.join(names_in(kind))}.")
         if f"{kind}/{name}" not in self._names:
             raise self.place.problem(f"the event has no {name} of {kind}", "its source did not give any")
         ids = np.asarray(ids, np.int64)
@@ -289,22 +262,19 @@ class StoredEvent:
                 if len(run):
                     rows = self._archive.rows(name, int(run[0]) * per_chunk, (int(run[-1]) + 1) * per_chunk)
                     buffer[first_row[run[0]] :][: len(rows)] = rows
-        return self._in_memory_type(name, buffer[first_row[chunk_of] + ids % per_chunk])
+        return in_memory_type(name, buffer[first_row[chunk_of] + ids % per_chunk])
 
     def _whole(self, name: str) -> Array:
-        if name not in self._names:
-            raise StoreError(f"the array {name} is missing", COPY_ANEW, event=self.event_id, file=self.path)
         with self._reading(name):
-            return self._in_memory_type(name, self._archive.whole(name))
-
-    def _in_memory_type(self, name: str, values: Array) -> Array:
-        return values.astype(np.int64) if name in IDS else values
+            return in_memory_type(name, self._archive.whole(name))
 
     @contextlib.contextmanager
     def _reading(self, what: str) -> Iterator[None]:
         """Give every error of zarr, the zip and the codecs the event and the file, which they do not name."""
         try:
             yield
+        except OtherVersion:
+            raise
         except Exception as error:
             raise StoreError(
                 f"cannot read {what}: {type(error).__name__}: {error}",

@@ -1,4 +1,4 @@
-"""What a store is made of: names, versions, records of events, and the error that all reading raises."""
+"""Names of the files of a store, records of its events, hashes, and the errors of all reading."""
 
 from __future__ import annotations
 
@@ -10,57 +10,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy.typing as npt
-
+from domainpar.events.store.schema import SCHEMA_VERSION
 from domainpar.problems import Problem
 
-Array = npt.NDArray[Any]
 EdgePolicy = Literal["incoming", "incident"]
 Split = Literal["train", "val", "test"]
 Settings = Mapping[str, Any]
 
-SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
-PARTIAL = ".partial-"
 SUFFIX = ".zarr.zip"
 
-NODE_ARRAYS = (
-    "features",
-    "position",
-    "volume",
-    "layer",
-    "module",
-    "hit_id",
-    "particle_id",
-    "weight",
-    "in_degree",
-    "out_degree",
-    "original_row",
-)
-EDGE_ARRAYS = ("src", "dst", "label", "original_position", "reverse", "features")
-# Not `joining_edges`: zarr takes the chunks of an array whose name begins with another's for that other's.
-JOINING_EDGES = "tiles/edges_by_src_tile"
-# Kept in 32 bits where they fit, handed out in 64: an id is an int64 everywhere else.
-IDS = {
-    "nodes/in_degree",
-    "nodes/out_degree",
-    "nodes/original_row",
-    "edges/src",
-    "edges/dst",
-    "edges/original_position",
-    "edges/reverse",
-    JOINING_EDGES,
-}
-
-
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-"""What names an event or a file of a store: nothing that leads to another directory."""
+"""Names of events and files of a store: nothing that leads to another directory."""
 
 COPY_ANEW = "prepare the event again or copy it anew"
 
 
 class StoreError(Problem):
     """A store or one of its events is missing, damaged, or not what its manifest says."""
+
+
+class OtherVersion(StoreError):
+    """A file of another version of the schema. There is no conversion: the source has everything."""
+
+    def __init__(self, version: object, file: Path, command: str, event: str | None = None) -> None:
+        what = f"it is of schema version {version!r}, this program reads and writes version {SCHEMA_VERSION}"
+        super().__init__(what, f"prepare it anew: {command}", event=event, file=file)
 
 
 @dataclass(frozen=True)

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import copy
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from domainpar.atomic_files import write_whole
 from domainpar.events.store.archive import parsed_json
 from domainpar.events.store.event import StoredEvent
 from domainpar.events.store.layout import (
     COPY_ANEW,
     MANIFEST,
     NAME,
-    SCHEMA_VERSION,
     EventRecord,
+    OtherVersion,
     Settings,
     Split,
     StoreError,
@@ -24,7 +26,7 @@ from domainpar.events.store.layout import (
     settings_digest,
     sha256_of,
 )
-from domainpar.events.store.zip_files import write_whole
+from domainpar.events.store.schema import SCHEMA_VERSION
 from domainpar.problems import Problem
 
 LARGEST_MANIFEST = 2**28
@@ -43,9 +45,9 @@ class EventStore:
 
     Attributes:
         settings: All that decides the bytes of an event's file, besides its input.
-        split_settings: What the splits were drawn with; None where the source told them, or nothing tells.
-        unreadable: What is wrong with events that are known not to be readable and are to be left out, by name;
-            filled by who looked. `open` raises it.
+        split_settings: Shares and seed of the splits; None where the source gave the splits, or none are recorded.
+        unreadable: The errors of events that cannot be read and are to be left out, by name; filled by the reader
+            that checks them. `open` raises them.
 
     Raises:
         StoreError: If there is no readable manifest of a version this program knows, or a file is missing.
@@ -201,13 +203,15 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         if (size := path.stat().st_size) > LARGEST_MANIFEST:
             raise ValueError(f"it has {size} bytes, at most {LARGEST_MANIFEST} are read")
         manifest: dict[str, Any] = parsed_json(path.read_bytes())
-        if manifest["schema_version"] != SCHEMA_VERSION:
-            raise ValueError(f"schema version {manifest['schema_version']}, this program reads {SCHEMA_VERSION}")
+        if (version := manifest["schema_version"]) != SCHEMA_VERSION:
+            raise OtherVersion(version, path, _command_anew(path.parent, manifest))
         _check_unchanged(manifest)
         manifest["events"] = tuple(_record(item) for item in manifest["events"])
         drawn = manifest.get("split_settings")  # an earlier version kept none
         manifest["split_settings"] = None if drawn is None else dict(drawn)
         return manifest
+    except OtherVersion:
+        raise
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StoreError(
             f"{path.name} cannot be read: {type(error).__name__}: {error}",
@@ -216,13 +220,42 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         ) from error
 
 
+def _command_anew(directory: Path, manifest: dict[str, Any]) -> str:
+    """The command that prepares a store anew, as far as its manifest of any version tells its flags."""
+    from domainpar.events.construct import Cuts  # numba takes a second to load
+
+    settings, splits = manifest.get("settings") or {}, manifest.get("split_settings") or {}
+    events = manifest.get("events") or []
+    flags: dict[str, Any] = {"store": directory, "overwrite": True, "source": settings.get("source")}
+    if flags["source"] == "simulate":
+        flags |= {"events": len(events) or None, "hits": settings.get("num_hits")}
+        flags["seed"] = int(events[0]["event"]) if events else None  # event i is simulated from seed + i
+    else:
+        flags |= {"input": "DIRECTORY_OF_ITS_FILES", "seed": splits.get("split_seed")}
+    flags |= {name: splits.get(name) for name in ("val_split", "test_split")}
+    usual = json.loads(json.dumps(asdict(Cuts())))
+    flags |= {name: settings[name] for name in usual if name in settings and settings[name] != usual[name]}
+    if "layer_pairs" in flags:
+        flags["layer_pairs"] = ", ".join("{}.{}-{}.{}".format(*inner, *outer) for inner, outer in flags["layer_pairs"])
+    for name in ("node_features", "node_scales", "edge_features", "edge_scales", "pt_unit"):
+        value = settings.get(name)
+        flags[name] = ", ".join(map(str, value)) if isinstance(value, list) else value
+    if settings.get("hard_cuts"):
+        flags["hard_cuts"] = json.dumps(settings["hard_cuts"]).replace("Infinity", ".inf")
+    # Where nothing was said, the settings hold a sentence.
+    flags |= {name: settings[name] for name in ("partitioner", "tiles") if " " not in str(settings.get(name, " "))}
+    words = [[f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+             for name, value in flags.items() if value not in (None, False)]  # fmt: skip
+    return shlex.join(["python", "-m", "domainpar.prepare", *(word for pair in words for word in pair)])
+
+
 def _check_unchanged(manifest: dict[str, Any]) -> None:
     """Refuse a manifest that is not as it was written. Those of before there was a checksum in them have none."""
     if unknown := sorted(set(manifest) - set(_KEYS)):
         raise ValueError(f"unknown key {unknown[0]!r}")
-    told = manifest.pop("content_sha256", None)
-    if told is not None and told != _digest(manifest):
-        raise ValueError(f"sha256 of its content is {_digest(manifest)} but it says {told}; it was damaged or edited")
+    sha256 = manifest.pop("content_sha256", None)
+    if sha256 is not None and sha256 != _digest(manifest):
+        raise ValueError(f"sha256 of its content is {_digest(manifest)} but it says {sha256}; it was damaged or edited")
 
 
 def _digest(manifest: dict[str, Any]) -> str:

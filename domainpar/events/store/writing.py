@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
 
-from domainpar.events.checks import check_graph
-from domainpar.events.graph import EventGraph, IntArray, Particles
-from domainpar.events.place import Place
-from domainpar.events.store.layout import (
-    IDS,
-    JOINING_EDGES,
-    SCHEMA_VERSION,
-    Array,
-    EventRecord,
-    Settings,
-    settings_digest,
-    sha256_of,
-)
-from domainpar.events.store.zip_files import chunks_of_rows, write_whole, zip_content
+from domainpar.atomic_files import write_whole
+from domainpar.events.graph import Array, EventGraph, IntArray, check_graph
+from domainpar.events.store.layout import EventRecord, Settings, settings_digest, sha256_of
+from domainpar.events.store.schema import JOINING_EDGES, SCHEMA_VERSION, in_file_type, names_in
+from domainpar.events.store.zip_files import chunks_of_rows, zip_content
 from domainpar.events.stored_order import StoredOrder, stored_order
+from domainpar.problems import Place
 from partitioners import number_along_phi
 
 
@@ -42,7 +33,7 @@ def write_event(
         assignment: Tile of each node, [N], in [0, num_tiles). A tile may be empty.
         num_tiles: K, at least 1. When the event has positions, tiles are numbered along phi in the file, unless they
             follow it already; otherwise they keep their numbers.
-        settings: How the event was prepared, plain JSON values. A later preparation compares them.
+        settings: Settings of the preparation, plain JSON values. A later preparation compares them.
         source_digest: Hash of the input that the event was read from, compared likewise.
 
     Returns:
@@ -104,47 +95,19 @@ def _checked_assignment(assignment: IntArray, num_nodes: int, num_tiles: int, pl
 
 def _arrays(graph: EventGraph, order: StoredOrder) -> dict[str, Array]:
     """Every array of the file by its name in it; what is not known is not there."""
-    hits, particles = graph.hits, graph.hits.particles
-    arrays: dict[str, Array | None] = {
-        "nodes/features": graph.features,
-        "nodes/position": hits.position,
-        "nodes/volume": hits.volume,
-        "nodes/layer": hits.layer,
-        "nodes/module": hits.module,
-        "nodes/hit_id": hits.hit_id,
-        "nodes/particle_id": hits.particle_id,
-        "nodes/weight": hits.weight,
-    }
-    arrays = {name: _in_order(a, order.original_row) for name, a in arrays.items()}
-    arrays |= {
-        "nodes/in_degree": order.in_degree,
-        "nodes/out_degree": order.out_degree,
-        "nodes/original_row": order.original_row,
-        "edges/src": order.src,
-        "edges/dst": order.dst,
-        "edges/label": _in_order(graph.label, order.original_position),
-        "edges/original_position": order.original_position,
-        "edges/reverse": order.reverse,
-        "edges/features": _in_order(graph.edge_features, order.original_position),
-    }
+    hits = graph.hits
+    nodes = {name: getattr(hits, name, None) for name in names_in("nodes")} | {"features": graph.features}
+    edges = {"label": graph.label, "features": graph.edge_features}
+    arrays = {f"nodes/{name}": values[order.original_row] for name, values in nodes.items() if values is not None}
+    arrays |= {f"edges/{name}": values[order.original_position] for name, values in edges.items() if values is not None}
+    arrays |= {"nodes/original_row": order.original_row, JOINING_EDGES: order.joining_edges}
+    arrays |= {f"edges/{name}": getattr(order, name) for name in ("src", "dst", "original_position")}
     for name in ("node_ptr", "edge_ptr", "src_tile", "dst_tile", "joining"):
         arrays[f"tiles/{name}"] = getattr(order, name)
-    arrays[JOINING_EDGES] = order.joining_edges
-    if particles is not None:
-        arrays |= {f"particles/{field.name}": getattr(particles, field.name) for field in fields(Particles)}
-    return {name: _in_file_type(name, a) for name, a in arrays.items() if a is not None}
-
-
-def _in_order(values: Array | None, order: IntArray) -> Array | None:
-    return None if values is None else values[order]
-
-
-def _in_file_type(name: str, values: Array) -> Array:
-    if name in IDS:
-        fits = values.size == 0 or values.max() < 2**31
-        return np.asarray(values, np.int32 if fits else np.int64)
-    if name == "edges/label":
-        return np.asarray(values, np.uint8)
-    if name.endswith(("features", "position", "weight")):
-        return np.asarray(values, np.float32)
-    return np.asarray(values, np.int64) if name.startswith("tiles/") else np.asarray(values)
+    if hits.particles is not None:
+        columns = {f"particles/{name}": getattr(hits.particles, name) for name in names_in("particles")}
+        arrays |= {name: values for name, values in columns.items() if values is not None}
+    try:
+        return {name: in_file_type(name, values) for name, values in arrays.items()}
+    except ValueError as error:
+        raise Place(hits.event_id).of(error) from error

@@ -1,11 +1,8 @@
-"""Files that are there whole or not at all: zarr zips of named arrays, the same bytes from the same values."""
+"""zarr zips of named arrays: the same bytes from the same values."""
 
 from __future__ import annotations
 
-import contextlib
 import io
-import os
-import uuid
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,8 +12,11 @@ import zarr
 from zarr.codecs import Crc32cCodec, ZstdCodec
 from zarr.storage import MemoryStore
 
+from domainpar.atomic_files import write_whole
+from domainpar.events.graph import Array
 from domainpar.events.store.archive import Archive
-from domainpar.events.store.layout import JOINING_EDGES, PARTIAL, Array, StoreError, sha256_of
+from domainpar.events.store.layout import StoreError, sha256_of
+from domainpar.events.store.schema import JOINING_EDGES
 
 NODES_PER_CHUNK = 16_384
 EDGES_PER_CHUNK = 65_536
@@ -28,7 +28,7 @@ def write_arrays(path: Path, arrays: Mapping[str, Array], attributes: Mapping[st
     Args:
         path: File to write. Its directory is made where it is missing; a file of this name is replaced.
         arrays: The arrays by name, cut into chunks along their last axis.
-        attributes: What describes them, plain JSON values.
+        attributes: Their description, plain JSON values.
 
     Returns:
         sha256 of the file, in hex. The same arrays and attributes give the same bytes.
@@ -100,35 +100,3 @@ def _zipped(members: Mapping[str, bytes]) -> bytes:
             member.create_system, member.external_attr = 3, 0o644 << 16
             archive.writestr(member, content)
     return buffer.getvalue()
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write under a temporary name, then rename: a killed writer leaves the old file or none.
-
-    Raises:
-        OSError: If that is impossible, naming the file; what was there is there still.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{PARTIAL}{uuid.uuid4().hex}")
-    try:
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except OSError as error:
-        error.filename = str(path)  # a failing write names no file, another one the temporary
-        raise
-    finally:
-        partial.unlink(missing_ok=True)
-    _sync_directory(path.parent)
-
-
-def _sync_directory(directory: Path) -> None:
-    # The rename itself is only on disk when its directory is. Some file systems refuse this; the file is written then.
-    with contextlib.suppress(OSError):
-        handle = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from domainpar.events import detector
+from domainpar.events.detector import GEV_PER_TESLA_MM
 from domainpar.events.graph import FloatArray, IntArray
 from domainpar.reco.classical.ambiguity import resolve
 from domainpar.reco.classical.crossing import Scene
@@ -13,7 +14,7 @@ from domainpar.reco.classical.following import follow_seeds
 from domainpar.reco.classical.options import FinderOptions
 from domainpar.reco.classical.passes import Pass, passes
 from domainpar.reco.classical.seeds import find_seeds
-from domainpar.reco.classical.states import GEV_PER_TESLA_MM, STATE_DTYPE
+from domainpar.reco.classical.states import STATE_DTYPE
 from domainpar.reco.classical.surfaces import HitTable, layout, table_of
 from domainpar.reco.tracks import number_tracks
 

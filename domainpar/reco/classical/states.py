@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from domainpar.events.detector import GEV_PER_TESLA_MM
 from domainpar.reco.classical.compiled import compiled
-
-GEV_PER_TESLA_MM = 0.299792e-3
 
 HIT_WORTH = 14.0
 """What a hit adds to the quality of a track, less its chi^2: somewhat less than the gate, so that none is taken that

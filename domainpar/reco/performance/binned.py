@@ -9,13 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from domainpar.events.graph import FloatArray, IntArray
+from domainpar.events.graph import BoolArray, FloatArray, IntArray
 from domainpar.reco.performance.borders import directions
 from domainpar.reco.performance.overlaps import Overlaps
 from domainpar.reco.performance.styles import Matching
 from domainpar.reco.performance.truth import EventTruth, production_vertices
 
-BoolArray = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 
 EDGES: Mapping[str, tuple[float, ...]] = {

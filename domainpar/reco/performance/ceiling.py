@@ -10,12 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from domainpar.events.graph import IntArray
+from domainpar.events.graph import BoolArray, IntArray
 from domainpar.reco.performance.truth import EventTruth, production_vertices, targets_among
-
-BoolArray = npt.NDArray[np.bool_]
 
 SEGMENT = (
     "a segment is a pair of hits of one target particle on two surfaces that follow each other along it, surfaces "

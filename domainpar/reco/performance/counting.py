@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from domainpar.events.graph import FloatArray, IntArray
 from domainpar.reco.performance.binned import Binned, bin_all
@@ -13,8 +12,6 @@ from domainpar.reco.performance.majority import MAX_ABS_ETA, MIN_LAYERS, count_m
 from domainpar.reco.performance.overlaps import Overlaps, find_overlaps
 from domainpar.reco.performance.styles import Matching, match, matchable_tracks
 from domainpar.reco.performance.truth import EventTruth, rows_of_table, targets_among
-
-BoolArray = npt.NDArray[np.bool_]
 
 
 def count_tracks(track_id: IntArray, truth: EventTruth, cuts: TrackCuts | None = None) -> TrackCounts:

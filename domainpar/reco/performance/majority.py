@@ -8,10 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from domainpar.events.graph import FloatArray
+from domainpar.events.graph import BoolArray, FloatArray
 from domainpar.reco.performance.overlaps import Overlaps
-
-BoolArray = npt.NDArray[np.bool_]
 
 MIN_CLUSTER_HITS = 3
 MIN_LAYERS = 3

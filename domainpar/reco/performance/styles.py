@@ -5,13 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from domainpar.events.graph import IntArray
+from domainpar.events.graph import BoolArray, IntArray
 from domainpar.reco.performance.cuts import TrackCuts
 from domainpar.reco.performance.overlaps import Overlaps
-
-BoolArray = npt.NDArray[np.bool_]
 
 STYLES = ("atlas", "one_way", "two_way")
 """With enough of a track's hits from one particle called pure, and enough of a particle's hits on one track complete:

@@ -7,15 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from domainpar.events import detector
-from domainpar.events.graph import FloatArray, IntArray, Particles, surface_numbers
+from domainpar.events.graph import BoolArray, FloatArray, IntArray, Particles, surface_numbers
 from domainpar.events.store import StoredEvent
 from domainpar.events.targets import NO_PARTICLES, target_particles
 from domainpar.reco.performance.borders import distance_to_other_sectors
-
-BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)

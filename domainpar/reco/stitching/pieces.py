@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from domainpar.events.detector import GEV_PER_TESLA_MM
 from domainpar.events.graph import FloatArray, IntArray
-from domainpar.reco.helix import GEV_PER_TESLA_MM, fit_helices
+from domainpar.reco.helix import fit_helices
 
 PT_IS_RADIUS = 1 / GEV_PER_TESLA_MM
 """The field in T in which a particle of charge 1 flies on a circle of as many mm as its pT has GeV."""

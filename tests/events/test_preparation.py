@@ -18,8 +18,9 @@ from random_events import random_event
 from refused import refused
 
 from domainpar.events.heptrkx import whole_event
-from domainpar.events.preparing import Source, open_source, prepare
-from domainpar.events.store import EventStore, StoredEvent, StoreError, event_file_name, zip_files
+from domainpar.events.preparation import prepare
+from domainpar.events.sources import Source, open_source
+from domainpar.events.store import EventStore, StoredEvent, StoreError, event_file_name
 from domainpar.lock import STORE, Claim, Holder
 from domainpar.problems import Problem
 
@@ -478,7 +479,7 @@ def test_a_full_disk_names_the_file_on_all_ranks_and_what_is_finished_is_kept(tm
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         plain(source, target)
 
-    monkeypatch.setattr(zip_files.os, "replace", replace_unless_full)
+    monkeypatch.setattr(os, "replace", replace_unless_full)
 
     def two(rank, size, gather):
         return prepared(source_of(), tmp_path, rank=rank, size=size, all_gather=gather)

@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 from random_events import random_event
 
-from domainpar.events.preparing import Source, prepare
-from domainpar.events.reporting import (
+from domainpar.events.forecast import (
     compare_cuts,
     cuts_of,
     describe_store,
@@ -16,6 +15,8 @@ from domainpar.events.reporting import (
     median_event,
     print_report,
 )
+from domainpar.events.preparation import prepare
+from domainpar.events.sources import Source
 from domainpar.events.store import EventStore
 from partitioners import Contiguous, Topology, group, number_along_phi
 from partitioners.quality import measure, measure_truth

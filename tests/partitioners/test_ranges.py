@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from partitioners.splitting import split_evenly
+from partitioners.ranges import split_evenly
 
 some_costs = st.lists(st.integers(0, 9), max_size=9)
 

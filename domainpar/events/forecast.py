@@ -1,4 +1,4 @@
-"""What a store holds and what it would cost to cut it: the text behind `prepare --report`."""
+"""Forecast of a store on several ranks: sizes, memory, and the cuts of each partitioner, for `prepare --report`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from domainpar.events.graph import FloatArray, IntArray
-from domainpar.events.store import EventRecord, EventStore, StoredEvent
+from domainpar.events.store import EventRecord, EventStore, StoredEvent, WholeEvent
 from partitioners import Topology, get_partitioner, group, number_along_phi
 from partitioners.quality import Quality, TruthCut, measure, measure_truth
 
@@ -96,8 +95,8 @@ def compare_cuts(
 
     Args:
         store: The store.
-        partitioners: How to cut the event into as many tiles as it is stored in.
-        groupings: How to group the tiles.
+        partitioners: Partitioners to cut the event with, into as many tiles as it is stored in.
+        groupings: Groupings of the tiles.
         num_parts: Numbers of parts.
         seed: Seed of what is random.
         on_cut: Called after each row.
@@ -122,7 +121,9 @@ def cuts_of(
     event: StoredEvent, partitioners: Sequence[str], groupings: Sequence[str], num_parts: Sequence[int], seed: int
 ) -> Iterator[Cut]:
     """Cut one event in every way. Partitioners that need positions are left out for an event without."""
-    topology, label, particle_id = _whole(event)
+    whole = WholeEvent(event)  # partitioners such as `contiguous` go by the order of the source
+    label, particle_id = whole.edges("label"), whole.nodes("particle_id")
+    topology = Topology(whole.edge_index, event.num_nodes, whole.nodes("position"))
     for name in partitioners:
         if topology.position is None and name in ("phi", "eta", "phi-eta"):
             continue
@@ -229,26 +230,6 @@ def _stored_parts(store: EventStore, record: EventRecord, num_parts: int) -> Qua
         part_of_node = group(event.tile_graph(), num_parts, "contiguous")[tile]
         ids = np.arange(event.num_edges)
         return measure(np.stack([event.read_edges("src", ids), event.read_edges("dst", ids)]), part_of_node, num_parts)
-
-
-def _whole(event: StoredEvent) -> tuple[Topology, IntArray | None, IntArray | None]:
-    """The event in its source's order: partitioners such as `contiguous` go by it."""
-    nodes, edges = np.arange(event.num_nodes), np.arange(event.num_edges)
-    original_row = event.read_nodes("original_row", nodes)
-    original_position = event.read_edges("original_position", edges)
-    stored = np.stack([event.read_edges("src", edges), event.read_edges("dst", edges)])
-    edge_index = np.empty_like(stored)
-    edge_index[:, original_position] = original_row[stored]
-    position = _undone(event.read_nodes("position", nodes), original_row) if event.has_positions else None
-    label = _undone(event.read_edges("label", edges), original_position) if event.has_labels else None
-    particle_id = _undone(event.read_nodes("particle_id", nodes), original_row) if event.has_particle_ids else None
-    return Topology(edge_index, event.num_nodes, position), label, particle_id
-
-
-def _undone(values: npt.NDArray[Any], place: IntArray) -> npt.NDArray[Any]:
-    original = np.empty_like(values)
-    original[place] = values
-    return original
 
 
 def _truth(

@@ -9,24 +9,24 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import numpy as np
 
 from domainpar.agreement import Gathering, Ranks, agree_on, gather, on_all
-from domainpar.events.construct import Cuts, build_graph
+from domainpar.atomic_files import PARTIAL
 from domainpar.events.graph import EventGraph, Hits, IntArray
-from domainpar.events.place import Place
+from domainpar.events.sources import Source
 from domainpar.events.splits import with_splits
 from domainpar.events.store import (
     MANIFEST,
-    PARTIAL,
     SUFFIX,
     EventRecord,
     EventStore,
+    OtherVersion,
     Settings,
     Split,
     StoredEvent,
@@ -39,90 +39,13 @@ from domainpar.events.store import (
 )
 from domainpar.events.stored_order import default_num_tiles
 from domainpar.lock import STORE, Claim
-from domainpar.problems import Problem, expected
+from domainpar.problems import Place, Problem, expected
 from domainpar.words import several
 from partitioners import Topology, get_partitioner
 
-if TYPE_CHECKING:
-    from domainpar.events.acorn import AcornOptions
-
-SourceKind = Literal["simulate", "trackml", "heptrkx", "pyg", "acorn"]
 AllGather = Callable[[bytes], list[bytes]]
 OnEvent = Callable[[EventRecord, bool], None]
 Look = Callable[[Hits, IntArray, IntArray | None], Any]
-
-DEFAULT_SIMULATED_EVENTS = 10
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where events come from.
-
-    Attributes:
-        names: Names of the events, in order.
-        read: Reads or makes one, with candidate edges.
-        files: The input files of one, empty for a simulated one.
-        settings: All that decides what `read` returns, besides the files; plain JSON values.
-        splits: Split of each event where the source itself tells; None: events are dealt into splits.
-        whole: Name of the event of which the one of a name is all or a sector.
-    """
-
-    names: tuple[str, ...]
-    read: Callable[[str], EventGraph]
-    files: Callable[[str], list[Path]]
-    settings: Settings
-    splits: Mapping[str, Split] | None = None
-    whole: Callable[[str], str] = str
-
-
-def open_source(
-    kind: SourceKind,
-    *,
-    directory: str | Path | None = None,
-    num_events: int | None = None,
-    cuts: Cuts | None = None,
-    num_hits: int = 100_000,
-    seed: int = 0,
-    num_phi_sectors: int = 1,
-    acorn: AcornOptions | None = None,
-) -> Source:
-    """List the events of a source.
-
-    Args:
-        kind: `simulate`, `trackml` (hits), `heptrkx`, `pyg` or `acorn` (graphs).
-        directory: Where the files are; needed but for `simulate`.
-        num_events: Take the first so many. Default: all, or 10 simulated ones.
-        cuts: Candidate edges, for sources of hits.
-        num_hits: Hits of a simulated event, about.
-        seed: Event i is simulated from seed + i.
-        num_phi_sectors: Sectors that a heptrkx event was cut into.
-        acorn: How acorn files are read.
-
-    Raises:
-        ValueError: If the source is unknown, its directory holds no events, or fewer than were asked for.
-    """
-    cuts = cuts or Cuts()
-    if kind == "simulate":
-        count = DEFAULT_SIMULATED_EVENTS if num_events is None else num_events
-        return _simulated(count, seed, num_hits, cuts)
-    if directory is None:
-        raise Problem(f"source {kind} needs the directory of its files", "name it with --input")
-    if kind == "trackml":
-        source = _trackml(Path(directory), cuts)
-    elif kind == "heptrkx":
-        source = _heptrkx(Path(directory), num_phi_sectors)
-    elif kind == "pyg":
-        source = _pyg(Path(directory))
-    elif kind == "acorn":
-        source = _acorn(Path(directory), acorn)
-    else:
-        raise ValueError(f"unknown source {kind!r}; known: simulate, trackml, heptrkx, pyg, acorn.")
-    if num_events is not None and num_events > len(source.names):
-        raise Problem(
-            f"{several(num_events, 'event')} asked for, but {directory} holds {len(source.names)}",
-            "ask for fewer --events",
-        )
-    return replace(source, names=source.names[:num_events])
 
 
 def prepare(
@@ -151,8 +74,8 @@ def prepare(
     Args:
         source: The events; the same on all ranks.
         directory: The store; made where it is missing.
-        partitioner: How nodes become tiles, a name that `partitioners.get_partitioner` knows. Default: `phi-eta`
-            where nodes have positions, `metis` where they have none.
+        partitioner: Makes the tiles, a name that `partitioners.get_partitioner` knows. Default: `phi-eta` where nodes
+            have positions, `metis` where they have none.
         num_tiles: K of every event. Default: about 4,600 edges a tile.
         val_split: Share of the events kept for validation, where the source does not tell the splits.
         test_split: Share of the events kept for a final test, likewise.
@@ -211,86 +134,9 @@ def prepare(
     return EventStore(directory)
 
 
-# --- sources ---------------------------------------------------------------------------------------------------------
-# Readers are imported when they are used: pandas and torch take seconds to load, and a simulation needs neither.
-
-
-def _simulated(num_events: int, seed: int, num_hits: int, cuts: Cuts) -> Source:
-    from domainpar.events.simulate import simulate_event
-
-    seeds = {f"{seed + i:09d}": seed + i for i in range(num_events)}
-
-    def read(name: str) -> EventGraph:
-        return build_graph(simulate_event(seeds[name], num_hits, name), cuts)
-
-    settings = {"source": "simulate", "num_hits": num_hits, **_cut_settings(cuts)}
-    return Source(tuple(seeds), read, lambda _: [], settings)
-
-
-def _trackml(directory: Path, cuts: Cuts) -> Source:
-    from domainpar.events import trackml
-
-    return Source(
-        tuple(trackml.list_events(directory)),
-        lambda name: build_graph(trackml.read_event(directory, name), cuts),
-        lambda name: trackml.event_files(directory, name),
-        {"source": "trackml", **_cut_settings(cuts)},
-    )
-
-
-def _heptrkx(directory: Path, num_phi_sectors: int) -> Source:
-    from domainpar.events import heptrkx
-
-    return Source(
-        tuple(heptrkx.list_events(directory)),
-        lambda name: heptrkx.read_event(directory, name, num_phi_sectors),
-        lambda name: heptrkx.event_files(directory, name),
-        {"source": "heptrkx", "num_phi_sectors": num_phi_sectors},
-        whole=heptrkx.whole_event,
-    )
-
-
-def _pyg(directory: Path) -> Source:
-    from domainpar.events import pyg
-
-    return Source(
-        tuple(pyg.list_events(directory)),
-        lambda name: pyg.read_event(pyg.event_path(directory, name)),
-        lambda name: [pyg.event_path(directory, name)],
-        {"source": "pyg"},
-    )
-
-
-def _acorn(directory: Path, options: AcornOptions | None) -> Source:
-    from domainpar.events import acorn
-
-    events = acorn.find_events(directory)
-    paths = {name: event.path for name, event in events.items()}
-    options = options or acorn.AcornOptions()
-    if options.pt_unit is None:
-        # One unit for all events: guessed anew for each, a small event could differ.
-        options = replace(options, pt_unit=acorn.guess_pt_unit(paths.values()))
-    splits = {name: event.split for name, event in events.items() if event.split is not None}
-    return Source(
-        tuple(paths),
-        lambda name: acorn.read_event(paths[name], options),
-        lambda name: [paths[name]],
-        {"source": "acorn", **json.loads(json.dumps(asdict(options)))},
-        splits or None,
-    )
-
-
-def _cut_settings(cuts: Cuts) -> dict[str, Any]:
-    settings: dict[str, Any] = json.loads(json.dumps(asdict(cuts)))  # tuples become lists, as in a manifest read back
-    return settings
-
-
-# --- one event -------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class _Job:
-    """What is to be done with each event."""
+    """The work on each event."""
 
     source: Source
     directory: Path
@@ -333,7 +179,7 @@ class _Job:
         return {"record": asdict(record), "seen": seen}
 
     def _seen_again(self, path: Path) -> Any:
-        """What is seen of an event that is there already."""
+        """The result of `look` on an event that is there already."""
         if self.look is None:
             return None
         with StoredEvent(path) as event:
@@ -461,16 +307,23 @@ def _recorded(store: EventStore) -> dict[str, Split]:
 
 
 def _other_settings(job: _Job, store: EventStore | None) -> str | None:
-    """How a store that lies there was made differently; None where there is none or it was made alike."""
-    found = _settings_of_files(job.directory) if store is None else [store.settings]
-    for settings in found:
-        if settings_digest(settings) != settings_digest(job.settings):
-            return _changes(settings, job.settings) or "by another version of this program"
-    return None
+    """How the settings of the store in the directory differ; None where there is none, or they are the same."""
+    files = sorted(job.directory.glob(f"event*{SUFFIX}")) if store is None else []
+    found = [] if store is None else [store.settings]
+    for path in files:  # of an interrupted preparation
+        try:
+            with StoredEvent(path) as event:
+                found.append(event.settings)
+        except OtherVersion as error:
+            return error.what
+        except StoreError:
+            pass  # what is damaged is made again
+    changed = (settings for settings in found if settings_digest(settings) != settings_digest(job.settings))
+    return next((_changes(settings, job.settings) for settings in changed), None)
 
 
 def _other_splits(job: _Job, store: EventStore | None) -> str | None:
-    """How the splits of a store that lies there were drawn differently; None where that is not so, or not known."""
+    """How the split settings of the store in the directory differ; None where they are the same, or not known."""
     drawn = store.split_settings if store is not None and job.splits is not None else None
     return None if drawn is None else _changes(drawn, job.splits or {}) or None
 
@@ -481,15 +334,6 @@ def _changes(before: Settings, now: Settings) -> str:
         for name in sorted(set(before) | set(now))
         if before.get(name) != now.get(name)
     )
-
-
-def _settings_of_files(directory: Path) -> list[Settings]:
-    """Settings of every event's file of an interrupted preparation. What is damaged is made again."""
-    found: list[Settings] = []
-    for path in sorted(directory.glob(f"event*{SUFFIX}")):
-        with contextlib.suppress(StoreError), StoredEvent(path) as event:
-            found.append(event.settings)
-    return found
 
 
 def _shown(value: object) -> str:

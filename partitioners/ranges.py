@@ -1,10 +1,12 @@
-"""Cutting a row of items into consecutive blocks of equal cost: what sectors, id ranges and tile ranges share."""
+"""Consecutive blocks of equal cost, for sectors, tiles and ids; and the partitioners that need no positions."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from partitioners.topology import IntArray
+from partitioners.topology import IntArray, Topology, check_num_blocks
 
 
 def split_evenly(costs: IntArray, num_blocks: int) -> IntArray:
@@ -70,3 +72,29 @@ def _nearest(before: IntArray, cost: int) -> int:
     """Return the border with a cost nearest to the given one before it."""
     after = min(int(np.searchsorted(before, cost)), len(before) - 1)
     return after - 1 if after > 0 and cost - before[after - 1] <= before[after] - cost else after
+
+
+@dataclass(frozen=True)
+class Contiguous:
+    """Ranges of node ids of equal cost. For any graph; good when the ids already follow the geometry."""
+
+    def __call__(self, topology: Topology, num_blocks: int) -> IntArray:
+        """Return the block of each node, never decreasing, int32 [N]."""
+        check_num_blocks(num_blocks)
+        return split_evenly(topology.costs(), num_blocks)
+
+
+@dataclass(frozen=True)
+class Random:
+    """A random block for every node: the worst cut there is, for tests.
+
+    Attributes:
+        seed: The same seed gives the same blocks.
+    """
+
+    seed: int = 0
+
+    def __call__(self, topology: Topology, num_blocks: int) -> IntArray:
+        """Return the block of each node, int32 [N]; small graphs leave blocks empty."""
+        check_num_blocks(num_blocks)
+        return np.random.default_rng(self.seed).integers(0, num_blocks, topology.num_nodes, dtype=np.int32)

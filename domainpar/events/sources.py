@@ -1,0 +1,166 @@
+"""Sources of events: the built-in simulation, and directories of files of one format each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from domainpar.events.construct import Cuts, build_graph
+from domainpar.events.graph import EventGraph
+from domainpar.events.store import Settings, Split
+from domainpar.problems import Problem
+from domainpar.words import several
+
+if TYPE_CHECKING:
+    from domainpar.events.acorn import AcornOptions
+
+SourceKind = Literal["simulate", "trackml", "heptrkx", "pyg", "acorn"]
+
+DEFAULT_SIMULATED_EVENTS = 10
+
+
+@dataclass(frozen=True)
+class Source:
+    """The events of one origin.
+
+    Attributes:
+        names: Names of the events, in order.
+        read: Reads or makes one, with candidate edges.
+        files: The input files of one, empty for a simulated one.
+        settings: All that decides what `read` returns, besides the files; plain JSON values.
+        splits: Split of each event where the source itself tells; None: events are dealt into splits.
+        whole: Name of the event of which the one of a name is all or a sector.
+    """
+
+    names: tuple[str, ...]
+    read: Callable[[str], EventGraph]
+    files: Callable[[str], list[Path]]
+    settings: Settings
+    splits: Mapping[str, Split] | None = None
+    whole: Callable[[str], str] = str
+
+
+def open_source(
+    kind: SourceKind,
+    *,
+    directory: str | Path | None = None,
+    num_events: int | None = None,
+    cuts: Cuts | None = None,
+    num_hits: int = 100_000,
+    seed: int = 0,
+    num_phi_sectors: int = 1,
+    acorn: AcornOptions | None = None,
+) -> Source:
+    """List the events of a source.
+
+    Args:
+        kind: `simulate`, `trackml` (hits), `heptrkx`, `pyg` or `acorn` (graphs).
+        directory: Where the files are; needed but for `simulate`.
+        num_events: Take the first `num_events`. Default: all, or 10 simulated ones.
+        cuts: Candidate edges, for sources of hits.
+        num_hits: Hits of a simulated event, about.
+        seed: Event i is simulated from seed + i.
+        num_phi_sectors: Sectors that a heptrkx event was cut into.
+        acorn: Options for acorn files.
+
+    Raises:
+        ValueError: If the source is unknown, its directory holds no events, or fewer than were asked for.
+    """
+    cuts = cuts or Cuts()
+    if kind == "simulate":
+        count = DEFAULT_SIMULATED_EVENTS if num_events is None else num_events
+        return _simulated(count, seed, num_hits, cuts)
+    if directory is None:
+        raise Problem(f"source {kind} needs the directory of its files", "name it with --input")
+    if kind == "trackml":
+        source = _trackml(Path(directory), cuts)
+    elif kind == "heptrkx":
+        source = _heptrkx(Path(directory), num_phi_sectors)
+    elif kind == "pyg":
+        source = _pyg(Path(directory))
+    elif kind == "acorn":
+        source = _acorn(Path(directory), acorn)
+    else:
+        raise ValueError(f"unknown source {kind!r}; known: simulate, trackml, heptrkx, pyg, acorn.")
+    if num_events is not None and num_events > len(source.names):
+        raise Problem(
+            f"{several(num_events, 'event')} asked for, but {directory} holds {len(source.names)}",
+            "ask for fewer --events",
+        )
+    return replace(source, names=source.names[:num_events])
+
+
+# Readers are imported when they are used: pandas and torch take seconds to load, and a simulation needs neither.
+
+
+def _simulated(num_events: int, seed: int, num_hits: int, cuts: Cuts) -> Source:
+    from domainpar.events.simulate import simulate_event
+
+    seeds = {f"{seed + i:09d}": seed + i for i in range(num_events)}
+
+    def read(name: str) -> EventGraph:
+        return build_graph(simulate_event(seeds[name], num_hits, name), cuts)
+
+    settings = {"source": "simulate", "num_hits": num_hits, **_cut_settings(cuts)}
+    return Source(tuple(seeds), read, lambda _: [], settings)
+
+
+def _trackml(directory: Path, cuts: Cuts) -> Source:
+    from domainpar.events import trackml
+
+    return Source(
+        tuple(trackml.list_events(directory)),
+        lambda name: build_graph(trackml.read_event(directory, name), cuts),
+        lambda name: trackml.event_files(directory, name),
+        {"source": "trackml", **_cut_settings(cuts)},
+    )
+
+
+def _heptrkx(directory: Path, num_phi_sectors: int) -> Source:
+    from domainpar.events import heptrkx
+
+    return Source(
+        tuple(heptrkx.list_events(directory)),
+        lambda name: heptrkx.read_event(directory, name, num_phi_sectors),
+        lambda name: heptrkx.event_files(directory, name),
+        {"source": "heptrkx", "num_phi_sectors": num_phi_sectors},
+        whole=heptrkx.whole_event,
+    )
+
+
+def _pyg(directory: Path) -> Source:
+    from domainpar.events import pyg
+
+    return Source(
+        tuple(pyg.list_events(directory)),
+        lambda name: pyg.read_event(pyg.event_path(directory, name)),
+        lambda name: [pyg.event_path(directory, name)],
+        {"source": "pyg"},
+    )
+
+
+def _acorn(directory: Path, options: AcornOptions | None) -> Source:
+    from domainpar.events import acorn
+
+    events = acorn.find_events(directory)
+    paths = {name: event.path for name, event in events.items()}
+    options = options or acorn.AcornOptions()
+    if options.pt_unit is None:
+        # One unit for all events: guessed anew for each, a small event could differ.
+        options = replace(options, pt_unit=acorn.guess_pt_unit(paths.values()))
+    splits = {name: event.split for name, event in events.items() if event.split is not None}
+    return Source(
+        tuple(paths),
+        lambda name: acorn.read_event(paths[name], options),
+        lambda name: [paths[name]],
+        {"source": "acorn", **json.loads(json.dumps(asdict(options)))},
+        splits or None,
+    )
+
+
+def _cut_settings(cuts: Cuts) -> dict[str, Any]:
+    settings: dict[str, Any] = json.loads(json.dumps(asdict(cuts)))  # tuples become lists, as in a manifest read back
+    return settings
