@@ -17,7 +17,7 @@ from domainpar.config import InferConfig
 from domainpar.events.detector import field_of_surfaces
 from domainpar.events.graph import surface_numbers
 from domainpar.events.store import EventStore
-from domainpar.infer.taking import trained_as
+from domainpar.infer.run import trained_as
 from domainpar.nn.interaction import InteractionNetwork
 from domainpar.nn.team import set_threads
 from domainpar.parallel.loading import Part, load_part

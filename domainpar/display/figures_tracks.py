@@ -13,7 +13,7 @@ from plotly.subplots import make_subplots
 from domainpar.display.efficiency import QUANTITIES, RATES, Found, RateCurve, rate_curve
 from domainpar.display.figures import BLUE, GREEN, GREY, ORANGE, VERMILION, Figure, blank, plain
 from domainpar.events.graph import FloatArray
-from domainpar.reco.performance.styles import STYLES
+from domainpar.reco.performance.matching import STYLES
 
 LABELS = {"pt": "p<sub>T</sub> [GeV]", "eta": "η", "phi": "φ [rad]", "border": "distance to a sector border, ΔR"}
 TITLES = {"efficiency": "efficiency", "fake_rate": "fake rate", "duplicate_rate": "duplicates per found target"}

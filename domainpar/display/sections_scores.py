@@ -12,6 +12,7 @@ from domainpar.display.reading import SPLITS, RunFiles
 from domainpar.display.sections import Section, approximate, percent, target_words, why_missing
 from domainpar.display.summary import Rows, short
 from domainpar.reco.performance.ceiling import SEGMENT
+from domainpar.reco.performance.matching import STYLES
 from domainpar.reco.performance.rates import (
     duplicate_rate,
     efficiency,
@@ -20,7 +21,6 @@ from domainpar.reco.performance.rates import (
     mean_trackml_score,
     wilson,
 )
-from domainpar.reco.performance.styles import STYLES
 from domainpar.words import several
 
 STYLE_MEANINGS = {

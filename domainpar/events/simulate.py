@@ -53,7 +53,7 @@ MAX_STEPS = 2000
 MAX_CROSSINGS = 40
 MAX_HITS_PER_PARTICLE = 48
 DETECTOR_RADIUS, DETECTOR_Z = 1030.0, 2965.0
-CURVATURE = -0.299792e-3  # curvature in 1/mm of charge 1 in 1 T at 1 GeV; positive charges turn clockwise seen from +z
+CURVATURE = -detector.GEV_PER_TESLA_MM  # in 1/mm at 1 GeV in 1 T; positive charges turn clockwise seen from +z
 
 
 @dataclass(frozen=True, eq=False)

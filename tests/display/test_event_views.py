@@ -15,9 +15,8 @@ from domainpar.display.matching import DUPLICATE, FAKE_TRACK, OF_OTHER, OF_TARGE
 from domainpar.display.paths import particle_paths, track_paths
 from domainpar.display.reading import read_run_files
 from domainpar.events.graph import Particles
-from domainpar.reco.performance.counting import count_tracks
-from domainpar.reco.performance.cuts import TrackCuts
-from domainpar.reco.performance.styles import STYLES
+from domainpar.reco.performance.counts import count_tracks
+from domainpar.reco.performance.matching import STYLES, TrackCuts
 from partitioners.quality import measure
 
 

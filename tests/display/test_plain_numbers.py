@@ -15,7 +15,7 @@ from domainpar.display.partitions import NUM_PARTS, splits_of
 from domainpar.display.ranks import PHASES, rank_times
 from domainpar.display.reading import read_run_files
 from domainpar.display.summary import started_as
-from domainpar.reco.performance.styles import STYLES
+from domainpar.reco.performance.matching import STYLES
 
 
 @pytest.fixture(scope="module")

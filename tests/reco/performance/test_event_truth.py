@@ -11,8 +11,13 @@ from domainpar.events.construct import Cuts, build_graph
 from domainpar.events.simulate import simulate_event
 from domainpar.events.store import StoredEvent, event_file_name, write_event
 from domainpar.parallel.loading import sector_of_tiles
-from domainpar.reco.performance.borders import distance_to_other_sectors
-from domainpar.reco.performance.truth import production_vertices, rows_of_table, targets_among, truth_of
+from domainpar.reco.performance.truth import (
+    distance_to_other_sectors,
+    production_vertices,
+    rows_of_table,
+    targets_among,
+    truth_of,
+)
 
 NUM_TILES = 12
 

@@ -11,9 +11,8 @@ import numpy as np
 from domainpar.events.store import StoredEvent
 from domainpar.events.targets import check_target
 from domainpar.reco.performance.ceiling import EdgeCeiling, edge_ceiling
-from domainpar.reco.performance.counting import count_tracks
-from domainpar.reco.performance.counts import TrackCounts, total
-from domainpar.reco.performance.cuts import TrackCuts
+from domainpar.reco.performance.counts import TrackCounts, count_tracks, total
+from domainpar.reco.performance.matching import TrackCuts
 from domainpar.reco.performance.truth import EventTruth, truth_of
 from domainpar.reco.scores import EventScores
 
@@ -24,7 +23,7 @@ class TrackJudge:
 
     Attributes:
         cuts: Which particles and tracks count, and how they match.
-        border_sectors: Also count against the distance to the borders of so many sectors.
+        border_sectors: Also count against the distance to the borders of this many sectors.
     """
 
     cuts: TrackCuts
