@@ -12,7 +12,7 @@ import numpy as np
 from domainpar.config import InferConfig
 from domainpar.config.texts import conditions_of
 from domainpar.events.store import EventRecord, StoredEvent
-from domainpar.reco.judgement import TrackJudge, left_out, sum_segments, sum_tracks
+from domainpar.reco.judgement import judge_tracks, left_out, sum_segments, sum_tracks
 from domainpar.reco.performance.counts import TrackCounts
 from domainpar.reco.performance.matching import TrackCuts
 from domainpar.reco.scorer import Judge, Outcome
@@ -52,13 +52,12 @@ def track_target(config: InferConfig) -> dict[str, Any]:
 def judge_of(config: InferConfig, conditions: dict[str, Any] | None) -> Judge:
     """Counts the edges and tracks of each event against its truth, where it has one."""
     cuts = TrackCuts(config.min_track_length, config.matching_fraction, track_target(config))
-    tracks = TrackJudge(cuts, _border_sectors(config))
 
     def judge(event: StoredEvent, scores: EventScores) -> dict[str, Any]:
         # An edge without a score never passes and ranks below all others: what naive mode cuts, it loses.
         logits = np.where(scores.edge_scored, scores.edge_logit, -np.inf)
         counts = count_event(event, logits[scores.original_position], conditions)
-        judgement = tracks.judge(event, scores) if config.tracks else {}
+        judgement = judge_tracks(event, scores, cuts, _border_sectors(config)) if config.tracks else {}
         return {
             "edges": None if counts is None else asdict(counts),
             "tracks": judgement if "tracks" in judgement else None,

@@ -18,7 +18,7 @@ from domainpar.events.store import Settings
 from domainpar.events.targets import MEV_ABOVE
 from domainpar.reco.performance.ceiling import edge_ceiling
 from domainpar.reco.performance.matching import DEFAULT_TARGET, TrackCuts
-from domainpar.reco.performance.truth import EventTruth, targets_among
+from domainpar.reco.performance.truth import EventTruth, rows_of_table, targets_among
 from domainpar.words import between, several, some_of
 
 FAR = 10_000.0
@@ -135,17 +135,12 @@ def _of_particles(particle_id: IntArray, particles: Particles | None) -> dict[st
         values["targets"] = int(np.sum(targets_among(seen, particles, DEFAULT_TARGET)))
     except ValueError:  # the table does not tell what a target is
         values["targets"] = None
-    if particles is None or len(seen) == 0 or len(particles.particle_id) == 0:
-        return values
-    order = np.argsort(particles.particle_id, kind="stable")
-    at = order[np.minimum(np.searchsorted(particles.particle_id, seen, sorter=order), len(order) - 1)]
-    listed = particles.particle_id[at] == seen
-    pt = np.where(listed, particles.pt[at], np.nan)
-    known = pt[np.isfinite(pt)]
+    pt, nhits = (rows_of_table(particles, seen, name) for name in ("pt", "nhits"))
+    known = pt[np.isfinite(pt)].astype(np.float32)  # as tables hold it
     if len(known):
         values["pt"] = [float(level) for level in np.quantile(known, PT_LEVELS)]
         values["without_pt"] = len(seen) - len(known)
-    values["other_nhits"] = int(np.sum(listed & (particles.nhits[at] != count)))
+    values["other_nhits"] = int(np.sum(np.isfinite(nhits) & (nhits != count)))
     return values
 
 

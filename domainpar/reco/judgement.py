@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -13,76 +14,66 @@ from domainpar.events.targets import check_target
 from domainpar.reco.performance.ceiling import EdgeCeiling, edge_ceiling
 from domainpar.reco.performance.counts import TrackCounts, count_tracks, total
 from domainpar.reco.performance.matching import TrackCuts
-from domainpar.reco.performance.truth import EventTruth, truth_of
+from domainpar.reco.performance.truth import truth_of
 from domainpar.reco.scores import EventScores
 
 
-@dataclass(frozen=True)
-class TrackJudge:
-    """Counts tracks, and the segments that candidate edges hold, against the truth of an event.
+def judge_tracks(event: StoredEvent, scores: EventScores, cuts: TrackCuts, border_sectors: int) -> dict[str, Any]:
+    """Count the tracks of each finder, and the segments that candidate edges hold, against the truth of an event.
 
-    Attributes:
+    Args:
+        event: The stored event.
+        scores: Its scores and tracks.
         cuts: Which particles and tracks count, and how they match.
         border_sectors: Also count against the distance to the borders of this many sectors.
+
+    Returns:
+        `tracks` by finder, and `segments`, as JSON values. Or `uncounted`, a sentence: the event has no truth, or does
+        not know of its particles what the cuts ask; its tracks are worth having all the same.
+
+    Raises:
+        StoreError: If the event is damaged.
     """
-
-    cuts: TrackCuts
-    border_sectors: int
-
-    def judge(self, event: StoredEvent, scores: EventScores) -> dict[str, Any]:
-        """Counts of each finder's tracks and of the segments, as JSON values; on one rank.
-
-        Returns:
-            `tracks` by finder, and `segments`. Or `uncounted`, a sentence: the event has no truth, or does not know of
-            its particles what the cuts ask; its tracks are worth having all the same.
-
-        Raises:
-            StoreError: If the event is damaged.
-        """
-        truth = truth_of(event, self.border_sectors)
-        if truth is None:
-            return {"uncounted": "they do not tell the particle of each hit"}
-        try:
-            if self.cuts.target:
-                check_target(truth.particles, self.cuts.target)
-        except ValueError as error:
-            return {"uncounted": str(error).removesuffix(".")}
-        counts = {finder: count_tracks(ids, truth, self.cuts) for finder, ids in scores.tracks.items()}
-        return {
-            "tracks": {finder: found.to_json() for finder, found in counts.items()},
-            "segments": self._segments(truth, scores),
-        }
-
-    def _segments(self, truth: EventTruth, scores: EventScores) -> dict[str, Any] | None:
-        passing = scores.edge_scored & (scores.edge_logit > 0)
-        found = edge_ceiling(truth, scores.edge_index, self.cuts.target, np.asarray(passing, np.bool_))
-        return None if found is None else asdict(found)
+    truth = truth_of(event, border_sectors)
+    if truth is None:
+        return {"uncounted": "they do not tell the particle of each hit"}
+    try:
+        if cuts.target:
+            check_target(truth.particles, cuts.target)
+    except ValueError as error:
+        return {"uncounted": str(error).removesuffix(".")}
+    passing = scores.edge_scored & (scores.edge_logit > 0)
+    segments = edge_ceiling(truth, scores.edge_index, cuts.target, np.asarray(passing, np.bool_))
+    return {
+        "tracks": {finder: count_tracks(ids, truth, cuts).to_json() for finder, ids in scores.tracks.items()},
+        "segments": None if segments is None else asdict(segments),
+    }
 
 
 def sum_tracks(judgements: Sequence[Mapping[str, Any]]) -> dict[str, TrackCounts]:
-    """Counts of each finder that found tracks in all of some events, given what `judge` said of each, in their order.
+    """Counts of each finder that found tracks in all of some events, given `judge_tracks` of each, in their order.
 
     Perfect scores, for one, are known of events with labels only: sums over different events could not be compared.
     """
-    finders = [finder for finder in judgements[0]["tracks"] if all(finder in one["tracks"] for one in judgements)]
-    return {finder: total(TrackCounts.from_json(one["tracks"][finder]) for one in judgements) for finder in finders}
+    by_event = [judgement["tracks"] for judgement in judgements]
+    finders = [finder for finder in by_event[0] if all(finder in tracks for tracks in by_event)]
+    return {finder: total(TrackCounts.from_json(tracks[finder]) for tracks in by_event) for finder in finders}
 
 
 def left_out(judgements: Sequence[Mapping[str, Any]]) -> list[str]:
     """Finders that `sum_tracks` leaves out, each in a sentence."""
-    finders = {finder for one in judgements for finder in one["tracks"]}
-    having = {finder: sum(finder in one["tracks"] for one in judgements) for finder in sorted(finders)}
+    having = Counter(finder for judgement in judgements for finder in judgement["tracks"])
     return [
-        f"{finder} is left out of the table: {count} of {len(judgements)} events have it"
-        for finder, count in having.items()
-        if count < len(judgements)
+        f"{finder} is left out of the table: {having[finder]} of {len(judgements)} events have it"
+        for finder in sorted(having)
+        if having[finder] < len(judgements)
     ]
 
 
 def sum_segments(judgements: Sequence[Mapping[str, Any]]) -> EdgeCeiling | None:
     """The segments of some events; None if any of them could not tell."""
-    found = [one["segments"] for one in judgements]
-    if not found or None in found:
+    segments = [judgement["segments"] for judgement in judgements]
+    if not segments or None in segments:
         return None
-    first, *others = (EdgeCeiling(**one) for one in found)
+    first, *others = (EdgeCeiling(**counts) for counts in segments)
     return sum(others, first)

@@ -25,6 +25,7 @@ import numpy.typing as npt
 from domainpar.events.graph import FloatArray, IntArray, Particles
 from domainpar.events.store import SUFFIX, event_file_name, write_whole
 from domainpar.problems import Problem
+from domainpar.reco.performance.truth import rows_of_table
 
 Dataset = Literal["trainset", "valset", "testset"]
 DATASETS: dict[str, Dataset] = {"train": "trainset", "val": "valset", "test": "testset"}
@@ -198,23 +199,16 @@ def _places(track_edges: IntArray, edge_index: IntArray, num_hits: int) -> IntAr
 
 def _of_particles(particles: Particles, of_edge: IntArray) -> dict[str, Any]:
     """Columns of the particle table for each true edge; NaN, or 0 hits, for a particle that it does not list."""
-    order = np.argsort(particles.particle_id, kind="stable")
-    # One row more, of a particle that is not listed.
-    ids = np.append(particles.particle_id[order], np.iinfo(np.int64).max)
-    row = np.searchsorted(ids, of_edge)
-    listed = (ids[row] == of_edge) & (row < len(order))
-
-    def column(values: npt.NDArray[Any], unknown: float) -> npt.NDArray[Any]:
-        return np.where(listed, np.append(values[order], 0)[row], unknown)
-
-    radius = np.hypot(particles.vertex[:, 0], particles.vertex[:, 1])
-    optional = {"primary": particles.primary, "pdgId": particles.pdg_id}
+    names = ["pt", "eta", "nhits", *(name for name in ("primary", "pdg_id") if getattr(particles, name) is not None)]
+    columns = {name: rows_of_table(particles, of_edge, name) for name in names}
+    whole = {name: np.nan_to_num(columns[name]).astype(np.int64) for name in names[2:]}
+    x, y, _ = rows_of_table(particles, of_edge, "vertex").astype(particles.vertex.dtype).T
     return {
-        **{name: column(values, 0).astype(np.int64) for name, values in optional.items() if values is not None},
-        "pt": column(_float64(particles.pt) * 1000.0, np.nan),
-        "eta_particle": column(particles.eta, np.nan),
-        "radius": column(radius, np.nan),
-        "nhits": column(particles.nhits, 0).astype(np.int64),
+        **{name: whole[of] for name, of in {"primary": "primary", "pdgId": "pdg_id"}.items() if of in whole},
+        "pt": columns["pt"] * 1000.0,
+        "eta_particle": columns["eta"],
+        "radius": _float64(np.hypot(x, y)),
+        "nhits": whole["nhits"],
     }
 
 

@@ -177,7 +177,7 @@ def count_tracks(track_id: IntArray, truth: EventTruth, cuts: TrackCuts | None =
     matchings = match(overlaps, cuts)
     matchable = matchable_tracks(overlaps, cuts)
     target = targets_among(overlaps.particle_ids, truth.particles, cuts.target)
-    pt, eta = (rows_of_table(truth, overlaps.particle_ids, name) for name in ("pt", "eta"))
+    pt, eta = (rows_of_table(truth.particles, overlaps.particle_ids, name) for name in ("pt", "eta"))
     of_interest = (_num_surfaces(overlaps, truth) >= MIN_LAYERS) & (np.abs(eta) < MAX_ABS_ETA)
     of_interest &= pt >= cuts.majority_pt
     return TrackCounts(

@@ -104,14 +104,13 @@ def targets_among(particle_ids: IntArray, particles: Particles | None, condition
 
 def production_vertices(truth: EventTruth, particle_ids: IntArray) -> FloatArray:
     """Production vertex of each particle in mm, the origin where it is unknown, float64 [len(particle_ids), 3]."""
-    vertex = rows_of_table(truth, particle_ids, "vertex")
+    vertex = rows_of_table(truth.particles, particle_ids, "vertex")
     vertex[~np.isfinite(vertex).all(axis=1)] = 0.0
     return vertex
 
 
-def rows_of_table(truth: EventTruth, particle_ids: IntArray, name: str) -> FloatArray:
+def rows_of_table(table: Particles | None, particle_ids: IntArray, name: str) -> FloatArray:
     """One quantity of the particle table for each of some particles, NaN where it is unknown, float64."""
-    table = truth.particles
     shape = (3,) if name == "vertex" else ()
     values = np.full((len(particle_ids), *shape), np.nan)
     if table is None or len(table.particle_id) == 0:

@@ -71,11 +71,11 @@ def test_particles_are_looked_up_by_id_and_unknown_where_no_table_lists_them(tmp
     truth = truth_of(stored(tmp_path, random_event(1, 150, 700))[0])
     ids = np.array([7, 8, 2**40 + 1, 2**60])
     rows = [truth.particles.particle_id.tolist().index(i) for i in (7, 2**40 + 1, 2**60)]
-    assert rows_of_table(truth, ids, "pt")[[0, 2, 3]].tolist() == truth.particles.pt[rows].tolist()
-    assert np.isnan(rows_of_table(truth, ids, "pt")[1])
+    assert rows_of_table(truth.particles, ids, "pt")[[0, 2, 3]].tolist() == truth.particles.pt[rows].tolist()
+    assert np.isnan(rows_of_table(truth.particles, ids, "pt")[1])
     assert production_vertices(truth, ids)[[0, 2, 3]].tolist() == truth.particles.vertex[rows].tolist()
     assert production_vertices(truth, ids)[1].tolist() == [0, 0, 0]
     without = replace(truth, particles=None)
-    assert np.isnan(rows_of_table(without, ids, "pt")).all()
+    assert np.isnan(rows_of_table(without.particles, ids, "pt")).all()
     assert targets_among(ids, None, {}).all()
     assert targets_among(ids, truth.particles, {"particle_id": ["in", [7, 8]]}).tolist() == [True, False, False, False]
