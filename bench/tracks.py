@@ -34,7 +34,7 @@ from domainpar.config import InferConfig
 from domainpar.events.detector import field_of_surfaces
 from domainpar.events.graph import surface_numbers
 from domainpar.events.store import EventStore
-from domainpar.infer.taking import trained_as
+from domainpar.infer.run import trained_as
 from domainpar.measure.rates import in_turns, slowest
 from domainpar.measure.steps import Training
 from domainpar.nn.team import set_threads

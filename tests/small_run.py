@@ -13,8 +13,7 @@ from domainpar.events.graph import EventGraph, Hits, Particles
 from domainpar.events.own_events import OwnEvents, kept_events, kept_place
 from domainpar.events.simulate import simulate_event
 from domainpar.events.store import EventStore, event_file_name, write_arrays, write_event, write_manifest
-from domainpar.reco.performance.counting import count_tracks
-from domainpar.reco.performance.counts import total
+from domainpar.reco.performance.counts import count_tracks, total
 from domainpar.reco.performance.truth import truth_of
 from partitioners import Phi, Topology
 

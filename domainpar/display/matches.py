@@ -13,9 +13,7 @@ import numpy.typing as npt
 
 from domainpar.display.event_data import EventData
 from domainpar.events.graph import IntArray
-from domainpar.reco.performance.cuts import TrackCuts
-from domainpar.reco.performance.overlaps import find_overlaps
-from domainpar.reco.performance.styles import match, matchable_tracks
+from domainpar.reco.performance.matching import TrackCuts, find_overlaps, match, matchable_tracks
 
 OF_TARGET, OF_OTHER, DUPLICATE, FAKE_TRACK, SHORT = 0, 1, 2, 3, 4
 """Kinds of tracks: of a target, of another particle, of a particle that has a better one, of none, too short."""

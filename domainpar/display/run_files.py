@@ -22,8 +22,7 @@ from domainpar.display.event_data import EventData, read_event_data
 from domainpar.events.own_events import Hashes, OwnEvents, difference, find_store, not_there, own_events, places
 from domainpar.events.store import EventRecord, EventStore
 from domainpar.reco.performance.counts import TrackCounts
-from domainpar.reco.performance.cuts import TrackCuts
-from domainpar.reco.performance.styles import STYLES
+from domainpar.reco.performance.matching import STYLES, TrackCuts
 from domainpar.training.rundir import state_of
 from domainpar.words import this_python
 

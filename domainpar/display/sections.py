@@ -17,6 +17,7 @@ from domainpar.display.summary import Rows, percent, short
 from domainpar.display.tracks import BORDERS, RATES, Finder, finders_of, track_charts
 from domainpar.display.training import training_chart
 from domainpar.reco.performance.ceiling import SEGMENT
+from domainpar.reco.performance.matching import STYLES
 from domainpar.reco.performance.rates import (
     duplicate_rate,
     efficiency,
@@ -25,7 +26,6 @@ from domainpar.reco.performance.rates import (
     mean_trackml_score,
     wilson,
 )
-from domainpar.reco.performance.styles import STYLES
 from domainpar.words import several, this_python
 from partitioners.quality import measure, measure_truth
 

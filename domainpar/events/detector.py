@@ -23,6 +23,9 @@ GEV_PER_TESLA_MM = 0.299792e-3
 LayerPair = tuple[tuple[int, int], tuple[int, int]]
 GroupRecord = tuple[bool, float, int, int, int, float, int]
 
+GEV_PER_TESLA_MM = 0.299792e-3
+"""Transverse momentum in GeV of charge 1 on a circle of 1 mm in 1 T."""
+
 
 @dataclass(frozen=True)
 class Sensor:

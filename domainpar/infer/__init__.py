@@ -43,18 +43,18 @@ def _work(config: InferConfig) -> int:
 
 
 def infer(config: InferConfig, world: "World", allocator: str | None = None) -> None:
-    """Score the events of a store with the network of a run, and show how it goes. *Collective*.
+    """Score the events of a store with the network of a run, and print progress. *Collective*.
 
     Args:
-        config: What to do.
+        config: The order.
         world: The ranks.
-        allocator: What was done about the C library's allocator, to be shown; None if nothing was.
+        allocator: A sentence on the set-up of the C library's allocator, to be printed; None for none.
 
     Raises:
         Refused: On all ranks alike, before anything was written, if run, events or output directory will not do.
         Problem: If no event could be scored.
         RuntimeError: If an edge of an event did not get exactly one score.
     """
-    from domainpar.infer.scoring import score_store
+    from domainpar.infer.run import score_store
 
     score_store(config, world, allocator)

@@ -31,7 +31,7 @@ class TrackFinders:
 
     Attributes:
         options: How tracks are built from scores; None: not at all.
-        directory: Where files of other formats go.
+        directory: For files of other formats.
         format: Which; `zarr` for none.
         classical: Whether to look for helices as well.
         split_of: Split of each event by name.

@@ -1,4 +1,4 @@
-"""What the values of events look like, and what their candidate edges are worth: few numbers, looked at by a person.
+"""The values of events and the worth of their candidate edges: few numbers, looked at by a person.
 
 Nothing is refused here. Units and detectors are guessed from the values, and what looks odd is a warning.
 """
@@ -17,25 +17,25 @@ from domainpar.events.graph import FloatArray, Hits, IntArray, Particles, surfac
 from domainpar.events.store import Settings
 from domainpar.events.targets import MEV_ABOVE
 from domainpar.reco.performance.ceiling import edge_ceiling
-from domainpar.reco.performance.cuts import DEFAULT_TARGET, TrackCuts
-from domainpar.reco.performance.truth import EventTruth, targets_among
+from domainpar.reco.performance.matching import DEFAULT_TARGET, TrackCuts
+from domainpar.reco.performance.truth import EventTruth, rows_of_table, targets_among
 from domainpar.words import between, several, some_of
 
 FAR = 10_000.0
-"""No tracker reaches so far from the origin, in mm along one coordinate."""
+"""Coordinate in mm that no tracker reaches."""
 
 INNERMOST = 30.0
 """Below the radius of any tracker's first layer but the very smallest, in mm."""
 
 UNITS = {0.1: "cm", 0.001: "m", 1000.0: "µm"}
-"""What a position in mm is multiplied by where it is written in another unit."""
+"""Factors on a position in mm that is written in another unit."""
 
 PT_LEVELS = (0.05, 0.5, 0.95)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EventFacts:
-    """What one event holds; plain values, so that it travels as JSON. None where the source does not tell.
+    """The contents of one event; plain values, so that it travels as JSON. None where the source does not tell.
 
     Attributes:
         event: Its name.
@@ -89,33 +89,33 @@ def facts_of(hits: Hits, edge_index: IntArray, label: IntArray | None) -> EventF
         label: 1 for true ones, [E]; None when there is no truth.
     """
     surfaces, surface = np.unique(surface_numbers(hits.volume, hits.layer), return_inverse=True)
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     if surfaces.any():
         counts = np.bincount(surface, minlength=len(surfaces))
         layers = np.stack([surfaces >> 32, surfaces & 0xFFFFFFFF, counts], axis=1)
-        found["layers"] = layers.tolist()
+        values["layers"] = layers.tolist()
     if hits.position is not None and len(hits):
-        found |= _of_positions(hits.position, surfaces, surface)
+        values |= _of_positions(hits.position, surfaces, surface)
     if label is not None:
-        found["true_edges"] = int(np.sum(label, dtype=np.int64))
+        values["true_edges"] = int(np.sum(label, dtype=np.int64))
     if hits.particle_id is not None:
-        found |= _of_particles(hits.particle_id, hits.particles)
+        values |= _of_particles(hits.particle_id, hits.particles)
         truth = EventTruth(hits.particle_id, surface, position=hits.position, particles=hits.particles)
-        held = edge_ceiling(truth, edge_index, {} if found["targets"] is None else DEFAULT_TARGET)
+        held = edge_ceiling(truth, edge_index, {} if values["targets"] is None else DEFAULT_TARGET)
         if held is not None:
-            found |= {"segments": held.segments, "in_graph": held.in_graph}
-    return EventFacts(event=hits.event_id, hits=len(hits), edges=edge_index.shape[1], **found)
+            values |= {"segments": held.segments, "in_graph": held.in_graph}
+    return EventFacts(event=hits.event_id, hits=len(hits), edges=edge_index.shape[1], **values)
 
 
 def _of_positions(position: FloatArray, surfaces: IntArray, surface: IntArray) -> dict[str, Any]:
     r, z = np.hypot(position[:, 0], position[:, 1]), np.abs(position[:, 2])
     along_r, along_z = np.zeros(len(surfaces)), np.zeros(len(surfaces))
-    for one in detector.SURFACES:
-        rows = surfaces == surface_numbers(np.array(one.volume), np.array(one.layer))
-        if isinstance(one, detector.Barrel):
-            along_r[rows] = 1 / one.radius
+    for sensitive in detector.SURFACES:
+        rows = surfaces == surface_numbers(np.array(sensitive.volume), np.array(sensitive.layer))
+        if isinstance(sensitive, detector.Barrel):
+            along_r[rows] = 1 / sensitive.radius
         else:
-            along_z[rows] = 1 / abs(one.z)
+            along_z[rows] = 1 / abs(sensitive.z)
     place = r * along_r[surface] + z * along_z[surface]
     place = place[(along_r + along_z)[surface] > 0]
     return {
@@ -130,26 +130,21 @@ def _of_positions(position: FloatArray, surfaces: IntArray, surface: IntArray) -
 
 def _of_particles(particle_id: IntArray, particles: Particles | None) -> dict[str, Any]:
     seen, count = np.unique(particle_id[particle_id != 0], return_counts=True)
-    found: dict[str, Any] = {"noise": int(np.sum(particle_id == 0)), "seen": len(seen)}
+    values: dict[str, Any] = {"noise": int(np.sum(particle_id == 0)), "seen": len(seen)}
     try:
-        found["targets"] = int(np.sum(targets_among(seen, particles, DEFAULT_TARGET)))
+        values["targets"] = int(np.sum(targets_among(seen, particles, DEFAULT_TARGET)))
     except ValueError:  # the table does not tell what a target is
-        found["targets"] = None
-    if particles is None or len(seen) == 0 or len(particles.particle_id) == 0:
-        return found
-    order = np.argsort(particles.particle_id, kind="stable")
-    at = order[np.minimum(np.searchsorted(particles.particle_id, seen, sorter=order), len(order) - 1)]
-    listed = particles.particle_id[at] == seen
-    pt = np.where(listed, particles.pt[at], np.nan)
-    known = pt[np.isfinite(pt)]
+        values["targets"] = None
+    pt, nhits = (rows_of_table(particles, seen, name) for name in ("pt", "nhits"))
+    known = pt[np.isfinite(pt)].astype(np.float32)  # as tables hold it
     if len(known):
-        found["pt"] = [float(level) for level in np.quantile(known, PT_LEVELS)]
-        found["without_pt"] = len(seen) - len(known)
-    found["other_nhits"] = int(np.sum(listed & (particles.nhits[at] != count)))
-    return found
+        values["pt"] = [float(level) for level in np.quantile(known, PT_LEVELS)]
+        values["without_pt"] = len(seen) - len(known)
+    values["other_nhits"] = int(np.sum(np.isfinite(nhits) & (nhits != count)))
+    return values
 
 
-# --- what is said of a store -----------------------------------------------------------------------------------------
+# --- lines about a store ---------------------------------------------------------------------------------------------
 
 
 def described(facts: Sequence[EventFacts], settings: Settings) -> list[str]:
@@ -157,22 +152,22 @@ def described(facts: Sequence[EventFacts], settings: Settings) -> list[str]:
 
     Args:
         facts: Of its events, in their order.
-        settings: What it was prepared with.
+        settings: Those it was prepared with.
     """
     lines = [*_hits(facts), *_volumes(facts), *_particles(facts), *_edges(facts)]
-    unlabelled = [one for one in facts if one.true_edges is None]
+    unlabelled = [event for event in facts if event.true_edges is None]
     if unlabelled:
-        names = some_of([one.event for one in unlabelled])
+        names = some_of([event.event for event in unlabelled])
         lines.append(f"truth: none in {len(unlabelled)} of {several(len(facts), 'event')}: {names}")
     return [*lines, *_warnings(facts, settings)]
 
 
 def _hits(facts: Sequence[EventFacts]) -> list[str]:
-    placed = [one for one in facts if one.radius is not None and one.length is not None]
+    placed = [event for event in facts if event.radius is not None and event.length is not None]
     if not placed:
         return []
-    least, middle, most = np.array([one.radius for one in placed]).T
-    usual, longest = np.array([one.length for one in placed]).T
+    least, middle, most = np.array([event.radius for event in placed]).T
+    usual, longest = np.array([event.length for event in placed]).T
     return [
         f"hits: radius {least.min():,.4g} to {most.max():,.4g} mm, median {np.median(middle):,.4g}; "
         f"|z| up to {longest.max():,.4g} mm, median {np.median(usual):,.4g}"
@@ -182,8 +177,8 @@ def _hits(facts: Sequence[EventFacts]) -> list[str]:
 def _volumes(facts: Sequence[EventFacts]) -> list[str]:
     hits: dict[int, int] = {}
     layers: dict[int, set[int]] = {}
-    for one in facts:
-        for volume, layer, count in one.layers:
+    for event in facts:
+        for volume, layer, count in event.layers:
             hits[volume] = hits.get(volume, 0) + count
             layers.setdefault(volume, set()).add(layer)
     each = (f"volume {of}: {hits[of] / len(facts):,.0f} in {several(len(layers[of]), 'layer')}" for of in sorted(hits))
@@ -193,12 +188,12 @@ def _volumes(facts: Sequence[EventFacts]) -> list[str]:
 
 
 def _particles(facts: Sequence[EventFacts]) -> list[str]:
-    known = [one for one in facts if one.targets is not None]
+    known = [event for event in facts if event.targets is not None]
     if not known:
-        told = any(one.seen is not None for one in facts)
-        return [f"particles: no pT is known, so no target ({_TARGET})"] if told else []
-    line = f"particles: {between([one.targets or 0 for one in known], 'target')} an event ({_TARGET})"
-    pt = np.array([one.pt for one in known if one.pt is not None])
+        any_truth = any(event.seen is not None for event in facts)
+        return [f"particles: no pT is known, so no target ({_TARGET})"] if any_truth else []
+    line = f"particles: {between([event.targets or 0 for event in known], 'target')} an event ({_TARGET})"
+    pt = np.array([event.pt for event in known if event.pt is not None])
     if len(pt):
         values = ", ".join(f"{value:,.4g}" for value in np.median(pt, axis=0))
         levels = ", ".join(f"{level:.0%}" for level in PT_LEVELS)
@@ -207,86 +202,91 @@ def _particles(facts: Sequence[EventFacts]) -> list[str]:
 
 
 def _edges(facts: Sequence[EventFacts]) -> list[str]:
-    labelled = [one for one in facts if one.true_edges is not None]
-    edges, true = sum(one.edges for one in labelled), sum(one.true_edges or 0 for one in labelled)
+    labelled = [event for event in facts if event.true_edges is not None]
+    edges, true = sum(event.edges for event in labelled), sum(event.true_edges or 0 for event in labelled)
     if not edges:
         return []
     line = f"edges: {true:,} of {edges:,} candidate edges are true ({true / edges:.1%})"
-    segments = sum(one.segments or 0 for one in labelled)
+    segments = sum(event.segments or 0 for event in labelled)
     if segments:
-        held = sum(one.in_graph or 0 for one in labelled)
-        whose = "of targets" if all(one.targets is not None for one in labelled if one.segments) else "of particles"
+        held = sum(event.in_graph or 0 for event in labelled)
+        targets_known = all(event.targets is not None for event in labelled if event.segments)
+        whose = "of targets" if targets_known else "of particles"
         line += f"; {held / segments:.1%} of {segments:,} true segments {whose} are among them"
     return [line]
 
 
-# --- what is odd -----------------------------------------------------------------------------------------------------
+# --- oddities --------------------------------------------------------------------------------------------------------
 
 _TARGET = TrackCuts().target_text
 _TRACKML_PAIRS = [[list(end) for end in pair] for pair in detector.DEFAULT_LAYER_PAIRS]  # as settings have them
 
 
 class _Oddity(NamedTuple):
-    """What is odd about an event: its kind, the values seen, and what follows."""
+    """An oddity of an event: its kind, the values seen, and the consequence."""
 
     what: str
     values: str = ""
     so: str = ""
 
 
-def _place(one: EventFacts) -> _Oddity | None:
-    if one.at_one_point:
+def _place(event: EventFacts) -> _Oddity | None:
+    if event.at_one_point:
         return _Oddity("all hits at one point")
-    if one.scale is not None:
-        seen = f"hits at {one.scale:.3g} times the places of their TrackML layers"
-        if unit := next((name for factor, name in UNITS.items() if 0.8 < one.scale / factor < 1.25), None):
+    if event.scale is not None:
+        seen = f"hits at {event.scale:.3g} times the places of their TrackML layers"
+        if unit := next((name for factor, name in UNITS.items() if 0.8 < event.scale / factor < 1.25), None):
             return _Oddity(f"positions look like {unit}, not mm,", seen)
-        if not 0.5 < one.scale < 2:
+        if not 0.5 < event.scale < 2:
             return _Oddity("hits are not where TrackML's layers are", seen, "another detector needs --layer-pairs")
-    elif one.radius is not None and one.length is not None and 0 < max(one.radius[2], one.length[1]) < INNERMOST:
-        farthest = max(one.radius[2], one.length[1])
+    elif event.radius is not None and event.length is not None:
+        farthest = max(event.radius[2], event.length[1])
+        if not 0 < farthest < INNERMOST:
+            return None
         return _Oddity("positions look like cm or m, not mm,", f"no hit beyond {farthest:.3g} mm")
     return None
 
 
-def _far(one: EventFacts) -> _Oddity | None:
-    return _Oddity(f"hits beyond {FAR / 1000:.0f} m", f"{one.far:,} of {one.hits:,}") if one.far else None
+def _far(event: EventFacts) -> _Oddity | None:
+    return _Oddity(f"hits beyond {FAR / 1000:.0f} m", f"{event.far:,} of {event.hits:,}") if event.far else None
 
 
-def _on_beam(one: EventFacts) -> _Oddity | None:
-    return _Oddity("hits on the beam line, x = y = 0,", f"{one.on_beam:,} of {one.hits:,}") if one.on_beam else None
+def _on_beam(event: EventFacts) -> _Oddity | None:
+    if not event.on_beam:
+        return None
+    return _Oddity("hits on the beam line, x = y = 0,", f"{event.on_beam:,} of {event.hits:,}")
 
 
-def _chain(one: EventFacts) -> _Oddity | None:
+def _chain(event: EventFacts) -> _Oddity | None:
     """The first link that is missing in the chain from hits to target particles."""
-    if one.hits == 0:
+    if event.hits == 0:
         return _Oddity("no hits")
-    if one.noise == one.hits:
+    if event.noise == event.hits:
         return _Oddity("all hits noise")
-    if one.edges == 0:
+    if event.edges == 0:
         return _Oddity("no candidate edge")
-    if one.true_edges == 0:
-        return _Oddity("no true edge", f"of {several(one.edges, 'candidate edge')}")
-    return _Oddity(f"no target particle ({_TARGET})") if one.targets == 0 else None
+    if event.true_edges == 0:
+        return _Oddity("no true edge", f"of {several(event.edges, 'candidate edge')}")
+    return _Oddity(f"no target particle ({_TARGET})") if event.targets == 0 else None
 
 
-def _momenta(one: EventFacts) -> _Oddity | None:
-    if one.pt is None or one.pt[1] <= MEV_ABOVE:
+def _momenta(event: EventFacts) -> _Oddity | None:
+    if event.pt is None or event.pt[1] <= MEV_ABOVE:
         return None
-    return _Oddity("momenta look like MeV, not GeV,", f"median pT {one.pt[1]:,.4g} GeV")
+    return _Oddity("momenta look like MeV, not GeV,", f"median pT {event.pt[1]:,.4g} GeV")
 
 
-def _not_listed(one: EventFacts) -> _Oddity | None:
-    if not one.without_pt:
+def _not_listed(event: EventFacts) -> _Oddity | None:
+    if not event.without_pt:
         return None
-    values = f"{one.without_pt:,} of {several(one.seen or 0, 'particle')} with hits"
+    values = f"{event.without_pt:,} of {several(event.seen or 0, 'particle')} with hits"
     return _Oddity("momenta missing in the particle table", values, "they meet no condition on pt")
 
 
-def _other_nhits(one: EventFacts) -> _Oddity | None:
-    if not one.other_nhits:
+def _other_nhits(event: EventFacts) -> _Oddity | None:
+    if not event.other_nhits:
         return None
-    values = f"{one.other_nhits:,} of {several(one.seen or 0, 'particle')} with hits"
+    values = f"{event.other_nhits:,} of {several(event.seen or 0, 'particle')} with hits"
     return _Oddity("nhits of the particle table not what truth counts", values, "conditions take the table's")
 
 
@@ -302,18 +302,18 @@ def _warnings(facts: Sequence[EventFacts], settings: Settings) -> list[str]:
     pairs = settings.get("layer_pairs")
     if pairs not in (None, _TRACKML_PAIRS):
         lines = _layers_without_hits(facts, pairs)
-        facts = [replace(one, scale=None) for one in facts]  # its layers may be named as TrackML's, and are not
-    found: dict[str, list[tuple[str, _Oddity]]] = {}
+        facts = [replace(event, scale=None) for event in facts]  # its layers may be named as TrackML's, and are not
+    oddities: dict[str, list[tuple[str, _Oddity]]] = {}
     for check in checks:
-        for one in facts:
-            if (oddity := check(one)) is not None:
-                found.setdefault(oddity.what, []).append((one.event, oddity))
-    return lines + [_warning(events, len(facts)) for events in found.values()]
+        for event in facts:
+            if (oddity := check(event)) is not None:
+                oddities.setdefault(oddity.what, []).append((event.event, oddity))
+    return lines + [_warning(events, len(facts)) for events in oddities.values()]
 
 
 def _layers_without_hits(facts: Sequence[EventFacts], pairs: Sequence[Sequence[Sequence[int]]]) -> list[str]:
     """Layers that --layer-pairs names and no event has hits on: one event may have none on a layer, all rarely do."""
-    present = {(volume, layer) for one in facts for volume, layer, _ in one.layers}
+    present = {(volume, layer) for event in facts for volume, layer, _ in event.layers}
     missing = sorted({(volume, layer) for pair in pairs for volume, layer in pair} - present)
     names = ", ".join(f"{volume}.{layer}" for volume, layer in missing)
     return [f"WARNING: --layer-pairs names layers without a hit in any event: {names}"] if missing and facts else []

@@ -80,31 +80,42 @@ def fit_helices(
     """
     position = np.ascontiguousarray(position, np.float64)
     track_id = np.asarray(track_id)
-    _check(position, track_id, num_tracks)
-    bz = _field_at(field, position[:, 2])
-    sigma_u, sigma_v, in_disk = _resolutions(volume, len(position))
-    rows = np.lexsort((np.sum(position**2, axis=1), track_id))
-    ptr = np.searchsorted(track_id[rows], np.arange(num_tracks + 1))
-    found = _fit_all(position[rows], bz[rows], sigma_u[rows], sigma_v[rows], in_disk[rows], ptr, volume is not None)
-    return _as_helices(found, np.diff(ptr))
-
-
-def _check(position: FloatArray, track_id: IntArray, num_tracks: int) -> None:
-    if position.ndim != 2 or position.shape[1] != 3:
-        raise ValueError(f"positions have shape {position.shape}; expected x, y, z of each hit, (N, 3).")
-    if track_id.shape != (len(position),):
-        raise ValueError(f"track ids have shape {track_id.shape} for {len(position)} hits; give one to each hit.")
+    check_tracks(position, track_id)
     if len(track_id) and not -1 <= track_id.min() <= track_id.max() < num_tracks:
         raise ValueError(
             f"track ids run from {track_id.min()} to {track_id.max()}; with {num_tracks} tracks they are -1 (none) or "
             f"in [0, {num_tracks})."
         )
+    check_finite(position)
+    bz = field_at(field, position[:, 2])
+    sigma_u, sigma_v, in_disk = _resolutions(volume, len(position))
+    rows = np.lexsort((np.sum(position**2, axis=1), track_id))
+    ptr = np.searchsorted(track_id[rows], np.arange(num_tracks + 1))
+    fits = _fit_all(position[rows], bz[rows], sigma_u[rows], sigma_v[rows], in_disk[rows], ptr, volume is not None)
+    return _as_helices(fits, np.diff(ptr))
+
+
+def check_tracks(position: FloatArray, track_id: IntArray) -> None:
+    """Refuse positions that are not [N, 3], and track ids that are not [N]."""
+    check_positions(position)
+    if track_id.shape != (len(position),):
+        raise ValueError(f"track ids have shape {track_id.shape} for {len(position)} hits; give one to each hit.")
+
+
+def check_positions(position: FloatArray) -> None:
+    """Refuse positions that are not [N, 3]."""
+    if position.ndim != 2 or position.shape[1] != 3:
+        raise ValueError(f"positions have shape {position.shape}; expected x, y, z of each hit, (N, 3).")
+
+
+def check_finite(position: FloatArray) -> None:
+    """Refuse positions that are not finite."""
     broken = np.flatnonzero(~np.isfinite(position).all(axis=1))
     if len(broken):
         raise ValueError(f"{len(broken)} positions are not finite, first at row {broken[0]}; remove these hits.")
 
 
-def _field_at(field: float | FloatArray, z: FloatArray) -> FloatArray:
+def field_at(field: float | FloatArray, z: FloatArray) -> FloatArray:
     """B_z in T at each z; constant beyond a table's ends."""
     table = np.asarray(field, np.float64)
     if table.ndim == 0:
@@ -137,8 +148,8 @@ def _resolutions(volume: IntArray | None, count: int) -> tuple[FloatArray, Float
     return sigma[:, 0], sigma[:, 1], in_disk
 
 
-def _as_helices(found: FloatArray, num_hits: IntArray) -> Helices:
-    curvature, phi, d0, z0, slope, chi2, bz = found.T
+def _as_helices(fits: FloatArray, num_hits: IntArray) -> Helices:
+    curvature, phi, d0, z0, slope, chi2, bz = fits.T
     fitted = np.isfinite(curvature)
     with np.errstate(divide="ignore"):
         pt = GEV_PER_TESLA_MM * np.abs(bz / curvature)
@@ -155,7 +166,7 @@ def _as_helices(found: FloatArray, num_hits: IntArray) -> Helices:
 def _fit_all(position: Any, bz: Any, sigma_u: Any, sigma_v: Any, in_disk: Any, ptr: Any, weighted: bool) -> Any:
     """(curvature, phi, d0, z0, slope, chi2, B_z) of each track, float64 [T, 7]; NaN without a fit. Left turns have
     positive curvature."""
-    found = np.full((len(ptr) - 1, 7), np.nan)
+    fits = np.full((len(ptr) - 1, 7), np.nan)
     for track in range(len(ptr) - 1):
         hits = slice(ptr[track], ptr[track + 1])
         if ptr[track + 1] - ptr[track] < MIN_FITTED_HITS:
@@ -172,8 +183,8 @@ def _fit_all(position: Any, bz: Any, sigma_u: Any, sigma_v: Any, in_disk: Any, p
             sigma_z = np.where(in_disk[hits], sigma_v[hits] * max(abs(slope), 0.1), sigma_v[hits])
             z0, slope = _fit_line(arc, z, 1 / sigma_z**2)
         chi2 = np.sum((away / sigma_u[hits]) ** 2) + np.sum(((z - z0 - slope * arc) / sigma_z) ** 2)
-        found[track] = -rho, phi, -d, z0, slope, chi2, np.mean(bz[hits])
-    return found
+        fits[track] = -rho, phi, -d, z0, slope, chi2, np.mean(bz[hits])
+    return fits
 
 
 @numba.njit(cache=True, error_model="numpy")

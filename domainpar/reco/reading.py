@@ -29,7 +29,7 @@ class Scores:
         event_id: Name of the event.
         hit_id: The user's own number of each hit, int64 [N].
         edge_index: The two hits of each edge, from the inside out, as rows of `hit_id`, int64 [2, E].
-        edge_logit: What the network says of each edge, in the precision of the training, [E]; above 0 for a segment.
+        edge_logit: Logit of each edge, in the precision of the training, [E]; above 0 for a segment.
         edge_score: The sigmoid of it, from 0 to 1, [E].
         edge_scored: False for an edge that joins two sectors of naive mode: the network never saw it, and its logit and
             score are 0. True for every edge of an event that was scored whole. bool [E].
@@ -37,9 +37,9 @@ class Scores:
             none, int64 [N]; None without tracks.
         classical_track_id: The same of a finder that follows helices through the hits and knows neither network nor
             edges (`infer --classical`), to compare with; the two number their tracks each for itself.
-        about: How the scores came about: mode, sectors, checkpoint step, hashes; what the file says of itself.
+        about: Origin of the scores: mode, sectors, checkpoint step, hashes; the attributes of the file.
         position: x, y, z of each hit in mm, float32 [N, 3]; from the store, as all that follows.
-        volume, layer, module: Where in the detector each hit lies, int32 [N].
+        volume, layer, module: Place of each hit in the detector, int32 [N].
         particle_id: The particle that made each hit, 0 for noise, int64 [N].
         label: 1 for an edge that is a segment of a particle, 0 for another, uint8 [E].
     """
@@ -127,7 +127,7 @@ def _find(path: Path, event: str | None) -> tuple[Path, Mapping[str, Any]]:
 
 
 def _of_the_store(about: Mapping[str, Any], path: Path, named: bool) -> dict[str, Any]:
-    """What a store knows of a scored event; nothing if it is not there or holds another, unless the user named it."""
+    """Arrays of a scored event in a store; none if the store is missing or holds another, unless the user named it."""
     if not named and not path.is_dir():
         return {}
     store = EventStore(path, check_files=False)

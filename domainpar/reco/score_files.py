@@ -3,7 +3,7 @@
 A directory of scores holds
 
     scores.json                                what was scored, with which weights; the sha256 of each file
-    timings.json                               how long each event took; nobody's hash
+    timings.json                               seconds per event; not hashed
     event000001001.scores.zarr.zip             hit_id [N], edge_index [2, E], edge_logit, edge_score, edge_scored [E];
                                                with tracks track_id [N], and classical_track_id [N] if asked for
 
@@ -44,7 +44,7 @@ class ScoredEvent:
         edges: Its edges.
         unscored: Those of them that got no score.
         tracks: Tracks that the scores gave; None if none were built.
-        event_sha256: Hash of the event's own file, which tells what was scored.
+        event_sha256: Hash of the event's own file.
     """
 
     event: str
@@ -79,14 +79,14 @@ def choose_directory(path: Path, overwrite: bool) -> Path:
         if path.exists() and not path.is_dir():
             raise Problem(f"{path} is a file", "name a directory with --out")
         path.mkdir(parents=True, exist_ok=True)
-        found = [file for file in path.iterdir() if file.name != UNFINISHED or any(file.iterdir())]
+        files = [file for file in path.iterdir() if file.name != UNFINISHED or any(file.iterdir())]
         if (stranger := next(strangers_in_scores(path), None)) is not None:
             name = stranger.relative_to(path)
             raise Problem(f"{path} holds files that are not scores ({name})", "move them away, or choose another --out")
-        if found and not overwrite:
+        if files and not overwrite:
             raise Problem(f"{path} holds scores already", "choose another --out, or replace them with --overwrite")
         # The list goes first: without it nobody takes the remains for finished scores.
-        remove(sorted(found, key=lambda file: file.name != LIST))
+        remove(sorted(files, key=lambda file: file.name != LIST))
         (path / UNFINISHED).mkdir(exist_ok=True)
     except OSError as error:
         raise Problem(f"cannot write scores to {path}: {error.strerror}", "choose another --out") from error
@@ -97,7 +97,7 @@ def publish(unfinished: Path) -> Path:
     """Give finished scores their place: the files of all events appear, and `scores.json` last; called on rank 0.
 
     Args:
-        unfinished: What `choose_directory` gave, full.
+        unfinished: The folder that `choose_directory` returned, full.
 
     Returns:
         The directory of the scores.
@@ -112,9 +112,9 @@ def write_scores(directory: Path, scores: EventScores, provenance: Mapping[str, 
     """Write the scores of one event.
 
     Args:
-        directory: Where to.
-        scores: What to write.
-        provenance: How they came about, plain JSON values, the same on any number of ranks.
+        directory: Where the file goes.
+        scores: The scores.
+        provenance: Their origin, plain JSON values, the same on any number of ranks.
     """
     path = directory / scores_file_name(scores.event_id)
     logits_sha256 = hashlib.sha256(scores.edge_logit.tobytes()).hexdigest()

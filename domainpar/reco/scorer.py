@@ -34,7 +34,7 @@ class Outcome:
         scored: Its file.
         seconds: Time from opening the event to its scores, and of tracks built from them; compiling, waiting for other
             events, comparing and writing are not in it.
-        judgement: What the judge said of it.
+        judgement: Its counts against the truth, plain JSON values.
         hits: Its hits.
         seconds_network, seconds_tracks: Of these the network, and building tracks from its scores; on one rank.
     """
@@ -67,15 +67,15 @@ class Scorer:
         model: The network, on the world's device.
         store: The events.
         world: The ranks.
-        directory: Where the files go.
+        directory: For the files.
         finish: Called with an event and its scores before they are written; returns what to write.
         judge: Called with an event and what was written.
         sectors: Independent sectors of an event in naive mode; None for whole events.
         grouping: How tiles are grouped into parts.
         dtype: Type of features, weights and logits.
         seed: Seed of the grouping.
-        origin: What every file says of its origin.
-        on_bad_event: What becomes of an event that cannot be used: `fail` ends the work, `skip` leaves it out.
+        origin: Attributes of every file that say where scores come from.
+        on_bad_event: For an event that cannot be used: `fail` ends the work, `skip` leaves it out.
     """
 
     model: nn.Module
@@ -95,8 +95,8 @@ class Scorer:
         """Score events, one for each rank at a time. *Collective*; every rank gets every outcome.
 
         Raises:
-            BadEvent: If an event cannot be read or computed on, and is not to be left out, on the ranks that found it
-                so; RanksFailed on those that share it with them.
+            BadEvent: If an event cannot be read or computed on, and is not to be left out, on the ranks where it
+                failed; RanksFailed on those that share it with them.
             RuntimeError: If an edge of it did not get exactly one score.
         """
         # Events of like size at the same time. Then all meet: a long silence of one group would look like a hang.

@@ -32,9 +32,9 @@ class EventScores:
         event_id: The event.
         hit_id: The user's own number of each hit, int64 [N].
         edge_index: `src` and `dst` of each edge as rows of `hit_id`, int64 [2, E].
-        edge_logit: What the network says of each edge, in its own precision, [E]; 0 where it cannot say anything.
-        edge_score: The sigmoid of it, [E]; 0 where the network cannot say anything.
-        edge_scored: False where the network cannot say anything: the edge joins two sectors. bool [E].
+        edge_logit: Logit of each edge, in the precision of the network, [E]; 0 where it has none.
+        edge_score: The sigmoid of it, [E]; 0 where there is no logit.
+        edge_scored: False where the network never saw the edge, which joins two sectors, bool [E].
         original_position: Place in this order of each stored edge, int64 [E].
         tracks: Track of each hit, -1 for none, int64 [N], by finder.
         seconds: Time of the network, and of building tracks from its scores, on this rank; compiling is left out.
@@ -173,7 +173,7 @@ def _to_root(edge_ids: Tensor, logits: Tensor, transport: Transport, root: int) 
 
 
 def _problem(edge_ids: IntArray, logits: Tensor, wanted: BoolArray) -> str:
-    """What is wrong with the logits of these edges, in words; empty if every wanted edge has exactly one."""
+    """A sentence if the logits of these edges are wrong; empty if every wanted edge has exactly one finite logit."""
     num_edges = int(np.count_nonzero(wanted))
     known = (edge_ids >= 0) & (edge_ids < len(wanted))
     times = np.bincount(edge_ids[known], minlength=len(wanted))

@@ -20,7 +20,7 @@ class Segments:
     Attributes:
         inner, outer: Rows of the two hits, int64 [S], never the same one. Outward from the origin; where hits have no
             positions, as the edge ran.
-        logit: What the network says of each, float64 [S].
+        logit: Logit of each, float64 [S].
         num_hits: Hits of the event, on segments or not.
     """
 
@@ -42,7 +42,7 @@ class Segments:
             logits: Logit of each edge, [E].
             distance: Of each hit from the origin, [N]; of hits equally far out the first is the inner one.
             num_hits: Hits of the event, N.
-            min_logit: What a segment must exceed.
+            min_logit: Logit that a segment must exceed.
         """
         src, dst = edge_index
         values = logits.astype(np.float64)
@@ -65,7 +65,7 @@ class Segments:
         return self.take(self.logit > min_logit)
 
     def ways(self, ends: IntArray) -> IntArray:
-        """How many of them have each hit for this end, int64 [N]."""
+        """Number of segments that have each hit for this end, int64 [N]."""
         return np.bincount(ends, minlength=self.num_hits)
 
     def best_at(self, ends: IntArray) -> BoolArray:

@@ -1,4 +1,4 @@
-"""What is printed of scores: plain lines, made on rank 0."""
+"""The lines that `infer` prints, made on rank 0."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from domainpar.events.store import EventRecord, EventStore
 from domainpar.nn.team import team
 from domainpar.parallel.world import World
 from domainpar.reco.performance.counts import TrackCounts
-from domainpar.reco.performance.table import lines as table_lines
+from domainpar.reco.performance.rates import table
 from domainpar.reco.score_files import LIST, SCORES_SUFFIX
 from domainpar.reco.scorer import LeftOut, Outcome
 from domainpar.words import between, several, this_python
@@ -24,7 +24,7 @@ def first_lines(
     about: Mapping[str, Any],
     allocator: str | None = None,
 ) -> list[str]:
-    """Who scores what with which weights, and what was done about the allocator."""
+    """Ranks, network and events, and the allocator."""
     sizes = [record.num_edges for record in records]
     mode = "whole events, halo exchange"
     if about["mode"] == "naive":
@@ -57,29 +57,26 @@ def _exactness(world: World, about: Mapping[str, Any]) -> str:
     return "same bits on any number of ranks (self-test passed)"
 
 
-def event_line(outcome: Outcome) -> str:
-    """One event: the same line on any number of ranks."""
+def event_line(outcome: Outcome | LeftOut) -> str:
+    """One event, scored or left out: the same line on any number of ranks."""
+    if isinstance(outcome, LeftOut):
+        return f"event {outcome.event}: left out: {outcome.why}"
     scored = outcome.scored
     unscored = f", {scored.unscored:,} of them unscored" if scored.unscored else ""
     tracks = "" if scored.tracks is None else f", {several(scored.tracks, 'track')}"
     return f"event {scored.event}: {scored.edges:,} edges{unscored}{tracks}, logits sha256 {scored.logits_sha256}"
 
 
-def left_out_line(left_out: LeftOut) -> str:
-    """One event that was left out, and why."""
-    return f"event {left_out.event}: left out: {left_out.why}"
-
-
 def left_out_lines(left_out: Sequence[LeftOut]) -> list[str]:
-    """How many events have no scores since they could not be used."""
+    """The number of events without scores since they could not be used."""
     if not left_out:
         return []
-    names = ", ".join(one.event for one in left_out[:8]) + (", ..." if len(left_out) > 8 else "")
+    names = ", ".join(skipped.event for skipped in left_out[:8]) + (", ..." if len(left_out) > 8 else "")
     return [f"WARNING: {several(len(left_out), 'event')} left out that could not be used: {names} (why: {LIST})"]
 
 
 def timing(outcome: Outcome) -> dict[str, Any]:
-    """How long one event took, for `timings.json`."""
+    """Seconds and sizes of one event, for `timings.json`."""
     return {
         "event": outcome.scored.event,
         "seconds_network": outcome.seconds_network,
@@ -92,12 +89,12 @@ def timing(outcome: Outcome) -> dict[str, Any]:
 
 
 def performance_lines(performance: Mapping[str, Mapping[str, TrackCounts]], style: str, naive: bool) -> list[str]:
-    """How good tracks are, a table for each split."""
+    """Rates of tracks, a table for each split."""
     note = ["Naive mode: network and ceiling lack the edges between sectors; approximate."] if naive else []
-    tables = [
-        [f"tracks, {split} events:", *table_lines(found, style), *note, ""] for split, found in performance.items()
-    ]
-    return [line for table in tables for line in table]
+    lines = []
+    for split, counts in performance.items():
+        lines += [f"tracks, {split} events:", *table(counts, style), *note, ""]
+    return lines
 
 
 def last_lines(
@@ -107,7 +104,7 @@ def last_lines(
     about: Mapping[str, Any],
     beside: Path | None = None,
 ) -> list[str]:
-    """What was scored, how well, where it lies and what to do with it; `beside`, a run to compare this one with."""
+    """Totals, metrics, the directory and the next command; `beside` is a run to compare this one with."""
     seconds = [outcome.seconds for outcome in outcomes]
     edges = sum(outcome.scored.edges for outcome in outcomes)
     unscored = sum(outcome.scored.unscored for outcome in outcomes)
@@ -135,7 +132,7 @@ def last_lines(
 
 
 def _compared(about: Mapping[str, Any], beside: Path | None) -> str:
-    """What to show: the run, or the one on whole events with the naive one at its side."""
+    """Arguments of the report: the run, or the one on whole events with the naive one at its side."""
     if beside is None:
         return quote(str(about["run"]))
     whole, naive = (beside, about["run"]) if about["mode"] == "naive" else (about["run"], beside)
@@ -164,14 +161,14 @@ def _metrics_line(split: str, values: Mapping[str, Any], about: Mapping[str, Any
     )
 
 
-def _ceiling_line(split: str, found: Mapping[str, int]) -> str:
-    """What edge metrics, counted in the graph, do not see."""
-    segments = found["segments"]
+def _ceiling_line(split: str, counts: Mapping[str, int]) -> str:
+    """Losses of graph construction, which edge metrics do not see."""
+    segments = counts["segments"]
     if segments == 0:
         return f"split={split} against the truth: the target particles of tracks have no segments"
     return (
-        f"split={split} against the truth: {found['in_graph'] / segments:.4f} of {found['segments']:,} segments of the "
-        f"target particles of tracks are candidate edges, {found['passing'] / segments:.4f} pass as well"
+        f"split={split} against the truth: {counts['in_graph'] / segments:.4f} of {segments:,} segments of the "
+        f"target particles of tracks are candidate edges, {counts['passing'] / segments:.4f} pass as well"
     )
 
 

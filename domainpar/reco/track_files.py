@@ -26,6 +26,7 @@ from domainpar.atomic_files import write_whole
 from domainpar.events.graph import FloatArray, IntArray, Particles
 from domainpar.events.store import SUFFIX, event_file_name
 from domainpar.problems import Problem
+from domainpar.reco.performance.truth import rows_of_table
 
 Dataset = Literal["trainset", "valset", "testset"]
 DATASETS: dict[str, Dataset] = {"train": "trainset", "val": "valset", "test": "testset"}
@@ -36,7 +37,7 @@ CSV_SUFFIX = "-tracks.csv"
 
 @dataclass(frozen=True, eq=False)
 class TrackedEvent:
-    """What is to be written of one event. Hits and edges are in the user's order.
+    """The hits, edges and tracks of one event, to be written. Hits and edges are in the user's order.
 
     Attributes:
         event_id: Name of the event; acorn's evaluation wants a number.
@@ -88,8 +89,8 @@ def write_acorn(directory: str | Path, event: TrackedEvent, dataset: Dataset) ->
     """Write one event as acorn's track building leaves it: a `.pyg` file and a list of tracks.
 
     Args:
-        directory: Where the folders `{dataset}` and `{dataset}_tracks` are made.
-        event: What to write.
+        directory: Parent of the folders `{dataset}` and `{dataset}_tracks`.
+        event: The event.
         dataset: The folder, acorn's name of the split.
 
     Returns:
@@ -138,9 +139,9 @@ def track_lines(event: TrackedEvent) -> str:
 def acorn_columns(event: TrackedEvent) -> dict[str, Any]:
     """The columns of the `.pyg` file by acorn's names, as numpy arrays.
 
-    True edges join the hits of a particle one after the other, by distance from the origin. With them comes what the
-    particle table tells: pt in MeV, nhits, radius and eta_particle, one value a true edge. A particle with one hit has
-    no true edge, so acorn cannot know of it.
+    True edges join the hits of a particle one after the other, by distance from the origin. With them come columns of
+    the particle table: pt in MeV, nhits, radius and eta_particle, one value a true edge. A particle with one hit has no
+    true edge, so acorn cannot know of it.
 
     Raises:
         Problem: If the event has no positions.
@@ -193,29 +194,22 @@ def _places(track_edges: IntArray, edge_index: IntArray, num_hits: int) -> IntAr
     key_of_edges = edge_index.min(axis=0) * num_hits + edge_index.max(axis=0)
     order = np.argsort(key_of_edges, kind="stable")
     wanted = track_edges.min(axis=0) * num_hits + track_edges.max(axis=0)
-    found = order[np.minimum(np.searchsorted(key_of_edges[order], wanted), len(order) - 1)]
-    return np.where(key_of_edges[found] == wanted, found, -1)
+    place = order[np.minimum(np.searchsorted(key_of_edges[order], wanted), len(order) - 1)]
+    return np.where(key_of_edges[place] == wanted, place, -1)
 
 
 def _of_particles(particles: Particles, of_edge: IntArray) -> dict[str, Any]:
-    """What the table tells of the particle of each true edge; NaN, or 0 hits, of one that it does not list."""
-    order = np.argsort(particles.particle_id, kind="stable")
-    # One row more, of a particle that is not listed.
-    ids = np.append(particles.particle_id[order], np.iinfo(np.int64).max)
-    row = np.searchsorted(ids, of_edge)
-    listed = (ids[row] == of_edge) & (row < len(order))
-
-    def column(values: npt.NDArray[Any], unknown: float) -> npt.NDArray[Any]:
-        return np.where(listed, np.append(values[order], 0)[row], unknown)
-
-    radius = np.hypot(particles.vertex[:, 0], particles.vertex[:, 1])
-    optional = {"primary": particles.primary, "pdgId": particles.pdg_id}
+    """Columns of the particle table for each true edge; NaN, or 0 hits, for a particle that it does not list."""
+    names = ["pt", "eta", "nhits", *(name for name in ("primary", "pdg_id") if getattr(particles, name) is not None)]
+    columns = {name: rows_of_table(particles, of_edge, name) for name in names}
+    whole = {name: np.nan_to_num(columns[name]).astype(np.int64) for name in names[2:]}
+    x, y, _ = rows_of_table(particles, of_edge, "vertex").astype(particles.vertex.dtype).T
     return {
-        **{name: column(values, 0).astype(np.int64) for name, values in optional.items() if values is not None},
-        "pt": column(_float64(particles.pt) * 1000.0, np.nan),
-        "eta_particle": column(particles.eta, np.nan),
-        "radius": column(radius, np.nan),
-        "nhits": column(particles.nhits, 0).astype(np.int64),
+        **{name: whole[of] for name, of in {"primary": "primary", "pdgId": "pdg_id"}.items() if of in whole},
+        "pt": columns["pt"] * 1000.0,
+        "eta_particle": columns["eta"],
+        "radius": _float64(np.hypot(x, y)),
+        "nhits": whole["nhits"],
     }
 
 

@@ -34,9 +34,9 @@ NO_TRACK = -1
 
 @dataclass(frozen=True)
 class TrackOptions:
-    """What makes a track.
+    """The definition of a track.
 
-    A score is compared as a logit, in float64: two scores that round to 1 are still told apart.
+    A score is compared as a logit, in float64: two scores that round to 1 still differ.
 
     Attributes:
         method: `cc`, `walk` or `junction`.
@@ -208,7 +208,7 @@ def _with_double_hits(tracks: IntArray, segments: Segments, surface: IntArray, m
         tracks: Number of each hit's track, by first hits, int64 [N].
         segments: All segments.
         surface: Surface of each hit, int64 [N].
-        min_logit: What the segment to the hit must exceed.
+        min_logit: Logit that the segment to the hit must exceed.
 
     Returns:
         Track of each hit, int64 [N].

@@ -40,7 +40,7 @@ def walk(
             that inner < outer. The segments of one inner hit in the order in which roads are listed.
         logits: Of each segment, [S].
         num_hits: Hits are 0 to num_hits - 1.
-        min_logit, add_logit: What the best and every other neighbour must exceed.
+        min_logit, add_logit: Logits that the best and every other neighbour must exceed.
         min_hits: Shorter roads take their hits, but are no tracks.
     """
     first, outward = grouped(inner, num_hits)

@@ -14,9 +14,8 @@ from domainpar.display.event_view import SMALL, Split, event_view, particle_path
 from domainpar.display.matches import DUPLICATE, FAKE_TRACK, OF_OTHER, OF_TARGET, SHORT, match_tracks
 from domainpar.display.run_files import read_run_files
 from domainpar.events.graph import Particles
-from domainpar.reco.performance.counting import count_tracks
-from domainpar.reco.performance.cuts import TrackCuts
-from domainpar.reco.performance.styles import STYLES
+from domainpar.reco.performance.counts import count_tracks
+from domainpar.reco.performance.matching import STYLES, TrackCuts
 from partitioners.quality import measure
 
 

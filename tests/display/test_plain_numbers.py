@@ -15,7 +15,7 @@ from domainpar.display.sections import NUM_PARTS, partition
 from domainpar.display.summary import started_as
 from domainpar.display.tracks import QUANTITIES, RATES, finders_of, rate_curve
 from domainpar.display.training import MOST_POINTS, training_chart, training_curves
-from domainpar.reco.performance.styles import STYLES
+from domainpar.reco.performance.matching import STYLES
 
 
 @pytest.fixture(scope="module")

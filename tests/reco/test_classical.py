@@ -9,9 +9,7 @@ import pytest
 
 from domainpar.events import detector
 from domainpar.events.simulate import simulate_event
-from domainpar.reco.classical.finder import find_tracks
-from domainpar.reco.classical.options import FinderOptions
-from domainpar.reco.classical.passes import passes
+from domainpar.reco.classical.finder import FinderOptions, find_tracks, passes
 from domainpar.reco.helix import fit_helices
 
 

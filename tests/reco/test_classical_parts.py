@@ -7,7 +7,7 @@ import pytest
 
 from domainpar.events import detector
 from domainpar.events.simulate import simulate_event
-from domainpar.reco.classical.ambiguity import resolve
+from domainpar.reco.classical.finder import resolve
 from domainpar.reco.classical.surfaces import layout, table_of
 
 

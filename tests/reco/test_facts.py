@@ -16,7 +16,7 @@ from domainpar.events.detector import DEFAULT_LAYER_PAIRS
 from domainpar.events.simulate import simulate_event
 from domainpar.reco.facts import EventFacts, described, facts_of
 from domainpar.reco.performance.ceiling import edge_ceiling
-from domainpar.reco.performance.cuts import DEFAULT_TARGET
+from domainpar.reco.performance.matching import DEFAULT_TARGET
 from domainpar.reco.performance.truth import EventTruth, truth_of
 
 SETTINGS = {"source": "trackml", "layer_pairs": json.loads(json.dumps(DEFAULT_LAYER_PAIRS))}

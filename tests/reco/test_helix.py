@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from domainpar.events import detector
+from domainpar.events.detector import GEV_PER_TESLA_MM
 from domainpar.events.simulate import simulate_event
-from domainpar.reco.helix import GEV_PER_TESLA_MM, fit_helices
+from domainpar.reco.helix import fit_helices
 
 FLOATS = ("pt", "eta", "phi", "d0", "z0", "chi2")
 

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from domainpar.events import detector
+from domainpar.events.detector import GEV_PER_TESLA_MM
 from domainpar.events.simulate import simulate_event
-from domainpar.reco.helix import GEV_PER_TESLA_MM
-from domainpar.reco.stitching import StitchOptions, stitch
-from domainpar.reco.stitching.pairs import find_pairs
-from domainpar.reco.stitching.pieces import Pieces
+from domainpar.reco.pieces import Pieces
+from domainpar.reco.stitching import StitchOptions, find_pairs, stitch
 
 FIELD = 2.0
 BARREL = (32.0, 72.0, 116.0, 172.0, 260.0, 360.0, 500.0, 660.0)

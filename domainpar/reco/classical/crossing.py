@@ -17,12 +17,12 @@ OUTWARD, INWARD = 1, -1
 
 
 class Scene(NamedTuple):
-    """What a track flies through; arrays as in `surfaces.HitTable`, `surfaces.Layout` and `detector.Geometry`.
+    """Hits, surfaces and field around a track, as in `surfaces.HitTable`, `surfaces.Layout` and `detector.Geometry`.
 
     Attributes:
         hits: The hit table.
         phi: Its column phi, by itself.
-        ptr: Where the hits of each surface begin.
+        ptr: First hit of each surface, and N.
         free: Whether a hit may be taken, bool [N].
         places: The surfaces.
         ways: Their orders.
@@ -144,7 +144,7 @@ def next_surface(state: Any, scene: Any, side: int) -> Any:
 
 @compiled
 def _half_window(state: Any, place: Any, turned: float, gate: float) -> float:
-    """How far around a surface, in mm, hits within the gate of a state on it can lie."""
+    """Half the width around a surface, in mm, in which hits within the gate of a state on it can lie."""
     if place.is_barrel:
         # Across the track is less than around the surface.
         side = np.sqrt(gate * (state.yy + place.var_u)) / max(np.cos(turned), 0.2)
@@ -155,8 +155,8 @@ def _half_window(state: Any, place: Any, turned: float, gate: float) -> float:
 
 
 @compiled
-def hits_near(state: Any, target: int, scene: Any, found: Any, chi2s: Any) -> int:
-    """Free hits of a surface within the gate of a state on it, best first, in `found`; returns how many."""
+def hits_near(state: Any, target: int, scene: Any, rows: Any, chi2s: Any) -> int:
+    """Free hits of a surface within the gate of a state on it, best first, in `rows`; returns their number."""
     place, ptr = scene.places[target], scene.ptr
     middle = np.arctan2(state.y, state.x)
     half = _half_window(state, place, state.psi - middle, scene.gate) / max(np.hypot(state.x, state.y), 1.0)
@@ -173,18 +173,18 @@ def hits_near(state: Any, target: int, scene: Any, found: Any, chi2s: Any) -> in
             if scene.free[row]:
                 chi2 = residual(state, scene.hits[row], place, bz)[0]
                 if chi2 < scene.gate:
-                    count = _insert(found, chi2s, count, row, chi2)
+                    count = _insert(rows, chi2s, count, row, chi2)
     return count
 
 
 @compiled
-def _insert(found: Any, chi2s: Any, count: int, row: int, chi2: float) -> int:
+def _insert(rows: Any, chi2s: Any, count: int, row: int, chi2: float) -> int:
     """Insert into a list sorted by chi^2; the worst falls off a full one."""
-    place = min(count, len(found) - 1)
-    if count == len(found) and chi2 >= chi2s[place]:
+    place = min(count, len(rows) - 1)
+    if count == len(rows) and chi2 >= chi2s[place]:
         return count
     while place > 0 and chi2s[place - 1] > chi2:
-        found[place], chi2s[place] = found[place - 1], chi2s[place - 1]
+        rows[place], chi2s[place] = rows[place - 1], chi2s[place - 1]
         place -= 1
-    found[place], chi2s[place] = row, chi2
-    return min(count + 1, len(found))
+    rows[place], chi2s[place] = row, chi2
+    return min(count + 1, len(rows))

@@ -90,8 +90,8 @@ def _agrees(a: Any, b: Any, c: Any, places: Any, curvature: float, angle: float,
 
 @compiled
 def _third_hits(i: int, j: int, surface: int, scene: Any, curvature: float, angle: float, d0: float, z0: float,
-                ranges: Any, found: Any) -> int:  # fmt: skip
-    """Rows of the hits that make a seed of the pair i, j, in `found`; returns how many, which may be more than fit."""
+                ranges: Any, thirds: Any) -> int:  # fmt: skip
+    """Rows of the hits that make a seed of the pair i, j, in `thirds`; returns their number, be it too large for it."""
     a, b, place = scene.hits[i], scene.hits[j], scene.places[surface]
     ab = np.hypot(b.x - a.x, b.y - a.y)
     ux, uy = (b.x - a.x) / ab, (b.y - a.y) / ab
@@ -107,8 +107,8 @@ def _third_hits(i: int, j: int, surface: int, scene: Any, curvature: float, angl
     for n in range(_window(scene.phi[first : scene.ptr[surface + 1]], middle - half, middle + half, ranges)):
         for row in range(first + ranges[n, 0], first + ranges[n, 1]):
             if scene.free[row] and _agrees(a, b, scene.hits[row], scene.places, curvature, angle, d0, z0):
-                if count < len(found):
-                    found[count] = row
+                if count < len(thirds):
+                    thirds[count] = row
                 count += 1
     return count
 
@@ -127,7 +127,7 @@ def find_seeds(chain: Any, scene: Any, curvature: float, angle: float, d0: float
     """
     first, last = scene.ptr[chain[1]], scene.ptr[chain[1] + 1]
     ranges, ranges_c = np.empty((3, 2), np.int64), np.empty((3, 2), np.int64)
-    seeds, found = np.empty((1024, 3), np.int64), np.empty(64, np.int64)
+    seeds, thirds = np.empty((1024, 3), np.int64), np.empty(64, np.int64)
     count = 0
     for i in range(scene.ptr[chain[0]], scene.ptr[chain[0] + 1]):
         a = scene.hits[i]
@@ -141,13 +141,13 @@ def find_seeds(chain: Any, scene: Any, curvature: float, angle: float, d0: float
                 # The straight line to the beam, with room for what bends and scatters.
                 if not scene.free[j] or b.r <= a.r or abs(a.z - a.r * (b.z - a.z) / (b.r - a.r)) > 1.1 * z0 + 2.0:
                     continue
-                more = _third_hits(i, j, chain[2], scene, curvature, angle, d0, z0, ranges_c, found)
-                if more > len(found):
-                    found = np.empty(2 * more, np.int64)
-                    _third_hits(i, j, chain[2], scene, curvature, angle, d0, z0, ranges_c, found)
+                more = _third_hits(i, j, chain[2], scene, curvature, angle, d0, z0, ranges_c, thirds)
+                if more > len(thirds):
+                    thirds = np.empty(2 * more, np.int64)
+                    _third_hits(i, j, chain[2], scene, curvature, angle, d0, z0, ranges_c, thirds)
                 if count + more > len(seeds):
                     seeds = np.concatenate((seeds, np.empty((len(seeds) + more, 3), np.int64)))
-                for row in found[:more]:
+                for row in thirds[:more]:
                     seeds[count] = i, j, row
                     count += 1
     return seeds[:count].copy()

@@ -14,8 +14,8 @@ from domainpar.events.detector import GEV_PER_TESLA_MM
 from domainpar.reco.classical.compiled import compiled
 
 HIT_WORTH = 14.0
-"""What a hit adds to the quality of a track, less its chi^2: somewhat less than the gate, so that none is taken that
-a track would be better without."""
+"""Gain in quality of a track by a hit, less its chi^2: somewhat less than the gate, so that no hit is taken that a
+track would be better without."""
 
 # The field is taken to be even over this far in z, in mm.
 EVEN_FIELD = 120.0
@@ -85,7 +85,7 @@ def _angle_variance(k: float, radiation_lengths: float) -> float:
 
 @compiled
 def scatter(state: Any, radiation_lengths: float) -> None:
-    """What one surface does to direction and momentum."""
+    """Add scattering and loss of energy in one surface to the covariances."""
     variance = _angle_variance(state.k, radiation_lengths)
     state.pp += variance
     state.ss += variance * (1 + state.slope * state.slope)

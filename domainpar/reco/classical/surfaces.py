@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +11,7 @@ import numpy.typing as npt
 from domainpar.events import detector
 from domainpar.events.detector import Barrel, Disk, Surface
 from domainpar.events.graph import FloatArray, IntArray
+from domainpar.reco.helix import check_finite, check_positions
 
 PLACE_DTYPE = np.dtype(
     [("is_barrel", "?"), ("coordinate", "f8"), ("low", "f8"), ("high", "f8"), ("var_u", "f8"), ("var_v", "f8")]
@@ -43,8 +43,8 @@ def layout() -> Layout:
         by_way[0 if isinstance(surface, Barrel) else (1 if surface.z < 0 else 2)].append(i)
     places = np.array([_place(surface) for surface in surfaces], PLACE_DTYPE)
     ways = np.full((3, len(surfaces)), -1, np.int64)
-    for way, found in enumerate(by_way):
-        ways[way, : len(found)] = sorted(found, key=lambda i: (abs(places["coordinate"][i]), i))
+    for way, surfaces_of_way in enumerate(by_way):
+        ways[way, : len(surfaces_of_way)] = sorted(surfaces_of_way, key=lambda i: (abs(places["coordinate"][i]), i))
     return Layout(places, ways)
 
 
@@ -69,7 +69,7 @@ class HitTable:
 
     Attributes:
         hits: `HIT_DTYPE` [N].
-        ptr: Where the hits of each surface begin, int64 [49].
+        ptr: First hit of each surface, and N, int64 [49].
         rows: The caller's row of each, int64 [N].
     """
 
@@ -85,7 +85,11 @@ def table_of(position: FloatArray, volume: IntArray, layer: IntArray, module: In
         ValueError: If shapes do not agree, a position is not finite, or a hit lies on no TrackML surface.
     """
     position = np.asarray(position, np.float64)
-    _check(position, volume=volume, layer=layer, module=module)
+    check_positions(position)
+    for name, column in {"volume": volume, "layer": layer, "module": module}.items():
+        if np.shape(column) != (len(position),):
+            raise ValueError(f"{name} has shape {np.shape(column)} for {len(position)} hits; give one to each hit.")
+    check_finite(position)
     hits = np.zeros(len(position), HIT_DTYPE)
     hits["x"], hits["y"], hits["z"] = position.T
     hits["r"], hits["phi"] = np.hypot(hits["x"], hits["y"]), np.arctan2(hits["y"], hits["x"])
@@ -94,17 +98,6 @@ def table_of(position: FloatArray, volume: IntArray, layer: IntArray, module: In
     rows = np.lexsort((hits["module"], hits["r"], hits["z"], hits["phi"], hits["surface"]))
     hits = hits[rows]
     return HitTable(hits, np.searchsorted(hits["surface"], np.arange(len(detector.SURFACES) + 1)), rows)
-
-
-def _check(position: FloatArray, **columns: npt.NDArray[Any]) -> None:
-    if position.ndim != 2 or position.shape[1] != 3:
-        raise ValueError(f"positions have shape {position.shape}; expected x, y, z of each hit, (N, 3).")
-    for name, column in columns.items():
-        if np.shape(column) != (len(position),):
-            raise ValueError(f"{name} has shape {np.shape(column)} for {len(position)} hits; give one to each hit.")
-    broken = np.flatnonzero(~np.isfinite(position).all(axis=1))
-    if len(broken):
-        raise ValueError(f"{len(broken)} positions are not finite, first at row {broken[0]}; remove these hits.")
 
 
 def surface_of(volume: IntArray, layer: IntArray) -> IntArray:

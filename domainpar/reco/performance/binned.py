@@ -10,10 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from domainpar.events.graph import BoolArray, FloatArray, IntArray
-from domainpar.reco.performance.borders import directions
-from domainpar.reco.performance.overlaps import Overlaps
-from domainpar.reco.performance.styles import Matching
-from domainpar.reco.performance.truth import EventTruth, production_vertices
+from domainpar.reco.performance.matching import Matching, Overlaps
+from domainpar.reco.performance.truth import EventTruth, directions, production_vertices
 
 Floats = npt.NDArray[np.float64]
 

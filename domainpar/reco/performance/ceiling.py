@@ -1,6 +1,6 @@
-"""How many of the true segments the candidate edges hold at all, and how many of them a cut on the scores keeps.
+"""The true segments that candidate edges hold at all, and those that a cut on the scores keeps.
 
-Edge metrics count against the graph. What graph construction lost is seen here only.
+Edge metrics count against the graph. Losses of graph construction are seen here only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SEGMENT = (
     "a segment is a pair of hits of one target particle on two surfaces that follow each other along it, surfaces "
     "ordered by their hit nearest to the production vertex (to the origin where that is unknown)"
 )
-"""What `EdgeCeiling` counts, in a sentence for the user."""
+"""The unit of `EdgeCeiling`, in a sentence for the user."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,9 @@ def edge_ceiling(
     """Count the true segments of target particles, and those that are candidate edges.
 
     Args:
-        truth: What is true of the event.
+        truth: The truth of the event.
         edge_index: `src` and `dst` of each candidate edge as rows of its hits, [2, E].
-        target: What makes a particle a target; empty: every particle is one.
+        target: Conditions on target particles; empty: every particle is a target.
         passing: Whether each edge passes the cut on the scores, [E].
 
     Returns:

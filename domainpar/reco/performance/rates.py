@@ -1,12 +1,17 @@
-"""What is divided: the rates of tracks and how sure they are. None where there is nothing to divide by."""
+"""Rates of tracks with their intervals, and the table of them that is printed.
+
+A rate is None where there is nothing to divide by.
+"""
 
 from __future__ import annotations
 
 import math
+import textwrap
+from collections.abc import Mapping
 
-from domainpar.reco.performance.counts import TrackCounts
-from domainpar.reco.performance.majority import MajorityCounts
-from domainpar.reco.performance.styles import StyleCounts
+from domainpar.reco.performance.counts import TRUE_WEIGHTS, TrackCounts
+from domainpar.reco.performance.matching import STYLES, MajorityCounts, StyleCounts
+from domainpar.words import several
 
 
 def efficiency(counts: StyleCounts) -> float | None:
@@ -68,3 +73,91 @@ def wilson(part: int, whole: int, z: float = 1.0) -> tuple[float, float] | None:
     half = z * math.sqrt(part * (whole - part) / whole + z * z / 4) / (whole + z * z)
     # Exact at the ends, where rounding would leave a last bit.
     return (0.0 if part == 0 else centre - half, 1.0 if part == whole else centre + half)
+
+
+# --- the table -------------------------------------------------------------------------------------------------------
+
+WIDTH = 110
+
+FINDERS = ("network", "classical", "ceiling")
+"""Rows in their order; other names follow."""
+
+HEADINGS = ("tracks", "efficiency", "68 % interval", "fakes", "duplicates", "perfect", "double maj.", "LHC", "TrackML")
+
+
+def table(performance_by_finder: Mapping[str, TrackCounts], style: str = "atlas") -> list[str]:
+    """A row for each track finder, and before and after it what was counted. At most 110 columns.
+
+    Args:
+        performance_by_finder: Counts of the same events by who found the tracks; `FINDERS` come first.
+        style: One of `STYLES`.
+
+    Returns:
+        No lines without counts.
+
+    Raises:
+        ValueError: If the style is unknown.
+    """
+    if style not in STYLES:
+        raise ValueError(f"matching style {style!r} is unknown; choose one of {', '.join(STYLES)}.")
+    if not performance_by_finder:
+        return []
+    names = [name for name in FINDERS if name in performance_by_finder]
+    names += [name for name in performance_by_finder if name not in FINDERS]
+    rows = [("", *HEADINGS), *((name, *_cells(performance_by_finder[name], style)) for name in names)]
+    return [
+        *_wrapped(_about(performance_by_finder[names[0]], style)),
+        *_aligned(rows),
+        *_wrapped(_notes(performance_by_finder)),
+    ]
+
+
+def _cells(counts: TrackCounts, style: str) -> tuple[str, ...]:
+    of_style, of_majority = counts.styles[style], majority_rates(counts.majority)
+    interval = wilson(of_style.reconstructed, of_style.targets)
+    return (
+        f"{counts.tracks:,}",
+        _short(efficiency(of_style)),
+        "-" if interval is None else f"{interval[0]:.4f}..{interval[1]:.4f}",
+        _short(fake_rate(of_style)),
+        _short(duplicate_rate(of_style)),
+        *(_short(of_majority[name]) for name in ("perfect", "double_majority", "lhc")),
+        _short(mean_trackml_score(counts)),
+    )
+
+
+def _short(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
+def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
+    """Names to the left, numbers to the right, every column as wide as its widest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join([name.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))])
+        for name, *cells in rows
+    ]
+
+
+def _about(counts: TrackCounts, style: str) -> str:
+    targets = several(counts.styles[style].targets, "target particle")
+    which = f" ({counts.target})" if counts.target else ""
+    share = "more than half" if counts.fraction == 0.5 else f"at least {counts.fraction:g}"
+    return (
+        f"{several(counts.events, 'event')}, {targets}{which}, tracks of at least {several(counts.min_hits, 'hit')}, "
+        f"{style} matching of {share} of the hits:"
+    )
+
+
+def _notes(performance_by_finder: Mapping[str, TrackCounts]) -> str:
+    pt = next(iter(performance_by_finder.values())).majority_pt
+    notes = [f"Perfect and double majority per particle of at least {pt:g} GeV, LHC per track of one: as gnn_tracking."]
+    if any(counts.weights != TRUE_WEIGHTS for counts in performance_by_finder.values()):
+        notes.append("TrackML score: weight 1 for every labelled hit where the source gives no weights.")
+    if "ceiling" in performance_by_finder:
+        notes.append("Ceiling: perfect scores of the candidate edges, through the same track builder.")
+    return " ".join(notes)
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH)

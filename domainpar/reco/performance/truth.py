@@ -1,4 +1,4 @@
-"""What is true of an event, in the user's order of hits."""
+"""The truth of an event, in the user's order of hits, and how far each hit is from the nearest border of a sector."""
 
 from __future__ import annotations
 
@@ -6,18 +6,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numba
 import numpy as np
+import numpy.typing as npt
 
 from domainpar.events import detector
 from domainpar.events.graph import BoolArray, FloatArray, IntArray, Particles, surface_numbers
 from domainpar.events.store import StoredEvent
 from domainpar.events.targets import NO_PARTICLES, target_particles
-from domainpar.reco.performance.borders import distance_to_other_sectors
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+HITS_PER_LEAF = 8
+TWO_PI = 2 * np.pi
 
 
 @dataclass(frozen=True, eq=False)
 class EventTruth:
-    """What is true of the hits of one event. Hits are in the user's order, that of track ids.
+    """The truth of the hits of one event. Hits are in the user's order, that of track ids.
 
     Attributes:
         particle_id: Particle of each hit, 0 for noise, int64 [N].
@@ -25,8 +32,8 @@ class EventTruth:
         weight: Truth weight of each hit, [N]; None when the source gives none.
         position: x, y, z of each hit in mm, [N, 3]; None without a geometry.
         particles: The particle table; None when unknown.
-        border: Distance of each hit to the nearest hit of another sector (see `borders`), float32 [N], infinite where
-            there is none; None when no sectors were asked for, or without positions.
+        border: Distance of each hit to the nearest hit of another sector (`distance_to_other_sectors`), float32 [N],
+            infinite where there is none; None when no sectors were asked for, or without positions.
         border_sectors: The number of sectors that was asked for.
         field: B_z in T that bent the particles, or a table of z in mm and B_z, [K, 2].
     """
@@ -45,11 +52,11 @@ class EventTruth:
 
 
 def truth_of(event: StoredEvent, border_sectors: int | None = None) -> EventTruth | None:
-    """Read what is true of a stored event.
+    """Read the truth of a stored event.
 
     Args:
         event: The stored event.
-        border_sectors: Measure the distance of hits to the borders between so many sectors, those that naive mode
+        border_sectors: Measure the distance of hits to the borders between this many sectors, those that naive mode
             would cut the event into; None: do not.
 
     Returns:
@@ -96,26 +103,157 @@ def targets_among(particle_ids: IntArray, particles: Particles | None, condition
 
 def production_vertices(truth: EventTruth, particle_ids: IntArray) -> FloatArray:
     """Production vertex of each particle in mm, the origin where it is unknown, float64 [len(particle_ids), 3]."""
-    vertex = rows_of_table(truth, particle_ids, "vertex")
+    vertex = rows_of_table(truth.particles, particle_ids, "vertex")
     vertex[~np.isfinite(vertex).all(axis=1)] = 0.0
     return vertex
 
 
-def rows_of_table(truth: EventTruth, particle_ids: IntArray, name: str) -> FloatArray:
+def rows_of_table(table: Particles | None, particle_ids: IntArray, name: str) -> FloatArray:
     """One quantity of the particle table for each of some particles, NaN where it is unknown, float64."""
-    table = truth.particles
     shape = (3,) if name == "vertex" else ()
-    found = np.full((len(particle_ids), *shape), np.nan)
+    values = np.full((len(particle_ids), *shape), np.nan)
     if table is None or len(table.particle_id) == 0:
-        return found
+        return values
     order = np.argsort(table.particle_id, kind="stable")
     at = np.minimum(np.searchsorted(table.particle_id, particle_ids, sorter=order), len(order) - 1)
     listed = table.particle_id[order[at]] == particle_ids
-    found[listed] = getattr(table, name)[order[at[listed]]]
-    return found
+    values[listed] = getattr(table, name)[order[at[listed]]]
+    return values
 
 
 def _sector_of_nodes(event: StoredEvent, num_sectors: int) -> IntArray:
     from domainpar.parallel.part_loading import sector_of_tiles  # torch comes with it; reading counts needs none
 
     return np.repeat(sector_of_tiles(event, num_sectors), np.diff(event.node_ptr))
+
+
+# --- borders of sectors ----------------------------------------------------------------------------------------------
+
+
+def distance_to_other_sectors(position: FloatArray, sector: IntArray) -> npt.NDArray[np.float32]:
+    """Distance of each hit to the nearest hit of another sector, in the plane of eta and phi.
+
+    The distance is Delta R = sqrt(Delta eta^2 + Delta phi^2) with phi wrapped; eta and phi are those of the hit as seen
+    from the origin. Sectors may be any sets of hits.
+
+    Args:
+        position: x, y, z of each hit in mm, [N, 3].
+        sector: Sector of each hit, [N].
+
+    Returns:
+        float32 [N]; infinite where there is no hit of another sector.
+    """
+    eta, phi = directions(position)
+    distance = np.full(len(eta), np.inf, np.float32)
+    if len(eta) and (sector != sector[0]).any():
+        tree = _tree(eta, phi, np.asarray(sector, np.int64))
+        distance[tree.hit] = np.sqrt(
+            _nearest_of_others(tree.point, tree.sector, tree.first, tree.box, tree.only, len(tree.box) // 2)
+        )
+    return distance
+
+
+def directions(position: FloatArray) -> tuple[Floats, Floats]:
+    """Pseudorapidity and phi of each hit as seen from the origin, float64 [N] each."""
+    x, y, z = np.asarray(position, np.float64).T
+    # A hit on the beam line has no pseudorapidity; a micrometre away it has a finite one.
+    return np.arcsinh(z / np.maximum(np.hypot(x, y), 1e-3)), np.arctan2(y, x)
+
+
+@dataclass(frozen=True, eq=False)
+class _Tree:
+    """Hits along a curve that visits neighbours soon after each other, and a binary tree of ranges of it.
+
+    Node 0 is everything, nodes 2 i + 1 and 2 i + 2 are the halves of node i; the last half of the nodes are leaves.
+
+    Attributes:
+        hit: Row of each hit of the curve, int64 [N].
+        point: eta and phi along the curve, float64 [N, 2].
+        sector: Sector along the curve, int64 [N].
+        first: First hit of each leaf, and N, int64 [leaves + 1].
+        box: Least and largest eta, least and largest phi of each node, float64 [nodes, 4].
+        only: The one sector all hits of a node belong to; -1 where there are several, int64 [nodes].
+    """
+
+    hit: Ints
+    point: Floats
+    sector: Ints
+    first: Ints
+    box: Floats
+    only: Ints
+
+
+def _tree(eta: Floats, phi: Floats, sector: Ints) -> _Tree:
+    """A tree over at least one hit; no leaf is empty."""
+    hit = np.argsort(_place_on_curve(eta, phi), kind="stable")
+    eta, phi = eta[hit], phi[hit]
+    _, sector = np.unique(sector[hit], return_inverse=True)
+    depth = max(0, int(np.log2(len(hit) / HITS_PER_LEAF)))
+    boxes, only = [], []
+    for level in range(depth + 1):
+        first = np.arange(2**level) * len(hit) >> level
+        least, most = np.minimum.reduceat, np.maximum.reduceat
+        boxes.append(np.stack([least(eta, first), most(eta, first), least(phi, first), most(phi, first)], axis=1))
+        low, high = least(sector, first), most(sector, first)
+        only.append(np.where(low == high, low, -1))
+    return _Tree(
+        hit, np.stack([eta, phi], axis=1), sector, np.append(first, len(hit)), np.concatenate(boxes),
+        np.concatenate(only),
+    )  # fmt: skip
+
+
+def _place_on_curve(eta: Floats, phi: Floats) -> npt.NDArray[np.uint64]:
+    """Place of each hit on the Z-order curve: the bits of its eta and phi, one after the other."""
+    return np.asarray(_spread(_in_16_bits(eta)) << np.uint64(1) | _spread(_in_16_bits(phi)))
+
+
+def _in_16_bits(values: Floats) -> npt.NDArray[np.uint64]:
+    extent = float(np.ptp(values))
+    scaled: Floats = (values - values.min()) * (65535 / extent if extent > 0 else 0.0)
+    return scaled.astype(np.uint64)
+
+
+def _spread(bits: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """The 16 lowest bits moved to every other place."""
+    for step, mask in ((8, 0x00FF00FF), (4, 0x0F0F0F0F), (2, 0x33333333), (1, 0x55555555)):
+        bits = (bits | bits << np.uint64(step)) & np.uint64(mask)
+    return bits
+
+
+@numba.njit(cache=True)
+def _from_box(box: Any, eta: float, phi: float) -> float:
+    """Squared distance of a point to a box, 0 inside."""
+    along_eta = max(box[0] - eta, eta - box[1], 0.0)
+    along_phi = max(box[2] - phi, phi - box[3], 0.0)
+    return float(along_eta * along_eta + along_phi * along_phi)
+
+
+@numba.njit(cache=True)
+def _nearest_of_others(point: Any, sector: Any, first: Any, box: Any, only: Any, first_leaf: int) -> Any:
+    """Squared distance of each point to the nearest one of another sector, float64 [N]."""
+    nearest = np.full(len(point), np.inf)
+    stack = np.empty(64, np.int64)
+    for i in range(len(point)):
+        best = np.inf
+        for turn in (0.0, -TWO_PI, TWO_PI):
+            eta, phi = point[i, 0], point[i, 1] + turn
+            stack[0] = 0
+            height = 1
+            while height:
+                height -= 1
+                node = stack[height]
+                if only[node] == sector[i] or _from_box(box[node], eta, phi) >= best:
+                    continue
+                if node >= first_leaf:
+                    leaf = node - first_leaf
+                    for j in range(first[leaf], first[leaf + 1]):
+                        if sector[j] != sector[i]:
+                            best = min(best, (point[j, 0] - eta) ** 2 + (point[j, 1] - phi) ** 2)
+                    continue
+                # The nearer half is looked at first: what it finds often rules out the other.
+                left, right = 2 * node + 1, 2 * node + 2
+                swap = _from_box(box[left], eta, phi) <= _from_box(box[right], eta, phi)
+                stack[height], stack[height + 1] = (right, left) if swap else (left, right)
+                height += 2
+        nearest[i] = best
+    return nearest

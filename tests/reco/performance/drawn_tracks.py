@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 
 from domainpar.events.graph import Particles
-from domainpar.reco.performance.cuts import TrackCuts
+from domainpar.reco.performance.matching import TrackCuts
 from domainpar.reco.performance.truth import EventTruth
 
 NAN = float("nan")

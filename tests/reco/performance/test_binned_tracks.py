@@ -11,11 +11,9 @@ from domainpar.events.graph import surface_numbers
 from domainpar.events.simulate import simulate_event
 from domainpar.reco.helix import fit_helices
 from domainpar.reco.performance.binned import EDGES, bins_of
-from domainpar.reco.performance.borders import distance_to_other_sectors
-from domainpar.reco.performance.counting import count_tracks
-from domainpar.reco.performance.cuts import TrackCuts
-from domainpar.reco.performance.styles import STYLES
-from domainpar.reco.performance.truth import EventTruth
+from domainpar.reco.performance.counts import count_tracks
+from domainpar.reco.performance.matching import STYLES, TrackCuts
+from domainpar.reco.performance.truth import EventTruth, distance_to_other_sectors
 
 
 def bin_at(name, value):

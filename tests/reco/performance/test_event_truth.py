@@ -11,8 +11,13 @@ from domainpar.events.construct import Cuts, build_graph
 from domainpar.events.simulate import simulate_event
 from domainpar.events.store import StoredEvent, event_file_name, write_event
 from domainpar.parallel.part_loading import sector_of_tiles
-from domainpar.reco.performance.borders import distance_to_other_sectors
-from domainpar.reco.performance.truth import production_vertices, rows_of_table, targets_among, truth_of
+from domainpar.reco.performance.truth import (
+    distance_to_other_sectors,
+    production_vertices,
+    rows_of_table,
+    targets_among,
+    truth_of,
+)
 
 NUM_TILES = 12
 
@@ -66,11 +71,11 @@ def test_particles_are_looked_up_by_id_and_unknown_where_no_table_lists_them(tmp
     truth = truth_of(stored(tmp_path, random_event(1, 150, 700))[0])
     ids = np.array([7, 8, 2**40 + 1, 2**60])
     rows = [truth.particles.particle_id.tolist().index(i) for i in (7, 2**40 + 1, 2**60)]
-    assert rows_of_table(truth, ids, "pt")[[0, 2, 3]].tolist() == truth.particles.pt[rows].tolist()
-    assert np.isnan(rows_of_table(truth, ids, "pt")[1])
+    assert rows_of_table(truth.particles, ids, "pt")[[0, 2, 3]].tolist() == truth.particles.pt[rows].tolist()
+    assert np.isnan(rows_of_table(truth.particles, ids, "pt")[1])
     assert production_vertices(truth, ids)[[0, 2, 3]].tolist() == truth.particles.vertex[rows].tolist()
     assert production_vertices(truth, ids)[1].tolist() == [0, 0, 0]
     without = replace(truth, particles=None)
-    assert np.isnan(rows_of_table(without, ids, "pt")).all()
+    assert np.isnan(rows_of_table(without.particles, ids, "pt")).all()
     assert targets_among(ids, None, {}).all()
     assert targets_among(ids, truth.particles, {"particle_id": ["in", [7, 8]]}).tolist() == [True, False, False, False]

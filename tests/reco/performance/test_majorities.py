@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from drawn_tracks import NAN, drawn, plain_majority, plain_score, random_case, table
 
-from domainpar.reco.performance.counting import count_tracks
+from domainpar.reco.performance.counts import count_tracks
 from domainpar.reco.performance.rates import majority_rates
 
 # Of `a`, 10 hits unless said otherwise: (clusters, perfect, double_majority, lhc)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from domainpar.reco.performance.borders import directions, distance_to_other_sectors
+from domainpar.reco.performance.truth import directions, distance_to_other_sectors
 
 
 def plain(position, sector):

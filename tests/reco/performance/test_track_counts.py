@@ -8,9 +8,8 @@ import pytest
 from drawn_tracks import EVERY, drawn, random_case
 
 from domainpar.events.graph import Particles
-from domainpar.reco.performance.counting import count_tracks
-from domainpar.reco.performance.counts import BOTH_WEIGHTS, TrackCounts, total
-from domainpar.reco.performance.cuts import TrackCuts
+from domainpar.reco.performance.counts import BOTH_WEIGHTS, TrackCounts, count_tracks, total
+from domainpar.reco.performance.matching import TrackCuts
 from domainpar.reco.performance.truth import EventTruth
 
 

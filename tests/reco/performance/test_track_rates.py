@@ -5,10 +5,9 @@ import math
 import pytest
 from drawn_tracks import EVERY, drawn
 
-from domainpar.reco.performance.counting import count_tracks
-from domainpar.reco.performance.cuts import TrackCuts
-from domainpar.reco.performance.rates import mean_trackml_score, wilson
-from domainpar.reco.performance.table import WIDTH, lines
+from domainpar.reco.performance.counts import count_tracks
+from domainpar.reco.performance.matching import TrackCuts
+from domainpar.reco.performance.rates import WIDTH, mean_trackml_score, table, wilson
 
 
 @pytest.mark.parametrize(("part", "whole"), [(0, 1), (1, 1), (3, 10), (5, 10), (999, 1000), (0, 40), (40, 40)])
@@ -49,7 +48,7 @@ def counted(particles, tracks, **cuts):
 
 
 def test_the_table_has_a_row_for_each_finder_in_the_order_network_classical_ceiling():
-    found = lines({"ceiling": counted("aaaaa", "00000"), "mine": counted("aaaaa", "....."), "network": counted("", "")})
+    found = table({"ceiling": counted("aaaaa", "00000"), "mine": counted("aaaaa", "....."), "network": counted("", "")})
     rows = {row.split()[0]: row.split()[1:] for row in found if row.split()[0] in ("ceiling", "mine", "network")}
     assert list(rows) == ["network", "ceiling", "mine"]
     assert rows["network"] == ["0", *"--------"]
@@ -60,22 +59,22 @@ def test_the_table_has_a_row_for_each_finder_in_the_order_network_classical_ceil
 
 def test_the_table_says_what_it_counts_and_shows_the_style_asked_for():
     counts = {"network": counted("aaaaaaaaaa", "0000011111", target={"pt": [1.0, 5.0]}, min_hits=4)}
-    text = " ".join(lines(counts))
+    text = " ".join(table(counts))
     assert "1 event, 1 target particle (pt: [1.0, 5.0]), tracks of at least 4 hits, atlas matching of more than" in text
     assert "weight 1 for every labelled hit" in text
     assert "Ceiling" not in text
     assert " 1.0000  0.5000..1.0000  0.0000      1.0000 " in text
-    assert " 0.0000  0.0000..0.5000  0.0000           - " in " ".join(lines(counts, "one_way"))
-    assert "at least 0.75 of the hits" in " ".join(lines({"network": counted("a", "0", fraction=0.75)}))
+    assert " 0.0000  0.0000..0.5000  0.0000           - " in " ".join(table(counts, "one_way"))
+    assert "at least 0.75 of the hits" in " ".join(table({"network": counted("a", "0", fraction=0.75)}))
 
 
 def test_no_line_is_wider_than_promised_whatever_the_target():
     target = {"particle_id": ["not_in", list(range(100))], "pt": [1, 2]}
-    for row in lines({name: counted("aaaaa" * 9, "00000" * 9, target=target) for name in ("network", "classical")}):
+    for row in table({name: counted("aaaaa" * 9, "00000" * 9, target=target) for name in ("network", "classical")}):
         assert len(row) <= WIDTH
 
 
 def test_no_counts_make_no_table_and_an_unknown_style_is_refused():
-    assert lines({}) == []
+    assert table({}) == []
     with pytest.raises(ValueError, match="'ATLAS' is unknown; choose one of atlas, one_way, two_way"):
-        lines({"network": counted("a", "0", **EVERY)}, "ATLAS")
+        table({"network": counted("a", "0", **EVERY)}, "ATLAS")

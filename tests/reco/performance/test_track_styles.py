@@ -8,10 +8,9 @@ from drawn_tracks import EVERY, NAN, drawn, plain_styles, random_case, table
 
 from domainpar.events.graph import surface_numbers
 from domainpar.events.simulate import simulate_event
-from domainpar.reco.performance.counting import count_tracks
-from domainpar.reco.performance.cuts import TrackCuts
+from domainpar.reco.performance.counts import count_tracks
+from domainpar.reco.performance.matching import STYLES, TrackCuts
 from domainpar.reco.performance.rates import duplicate_rate, efficiency, fake_rate
-from domainpar.reco.performance.styles import STYLES
 from domainpar.reco.performance.truth import EventTruth
 
 

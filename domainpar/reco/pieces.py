@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from domainpar.events.detector import GEV_PER_TESLA_MM
 from domainpar.events.graph import FloatArray, IntArray
-from domainpar.reco.helix import fit_helices
+from domainpar.reco.helix import field_at, fit_helices
 
 PT_IS_RADIUS = 1 / GEV_PER_TESLA_MM
 """The field in T in which a particle of charge 1 flies on a circle of as many mm as its pT has GeV."""
@@ -32,7 +32,7 @@ class Pieces:
         table: One row a piece, `PIECE_DTYPE` [P].
         fresh: Whether each was not there in an earlier round, bool [P].
         track: Track of each piece, int64 [P].
-        ptr: Where the hits of each piece begin in the three arrays below, int64 [P + 1]; each piece's go outward.
+        ptr: First hit of each piece in the three arrays below, int64 [P + 1]; hits of a piece go outward.
         rows: These hits as rows of the event, int64 [n].
         position: Their x, y, z in mm, float64 [n, 3].
         bz: |B_z| there in T, float64 [n].
@@ -66,7 +66,7 @@ class Pieces:
         _, number, counts = np.unique(track_id[on], return_inverse=True, return_counts=True)
         enough = counts[number] >= min_hits
         on, track = on[enough], track_id[on[enough]]
-        return cls._fitted(on, track, position[on], _field_at(field, position[on, 2]))
+        return cls._fitted(on, track, position[on], np.abs(field_at(field, position[on, 2])))
 
     def joined(self, inner: IntArray, outer: IntArray) -> Pieces:
         """The pieces after joining pairs of them, each in at most one: only what is new is fitted, and `fresh`."""
@@ -147,13 +147,3 @@ def _table(position: FloatArray, bz: FloatArray, ptr: IntArray) -> npt.NDArray[A
     table["begin"], table["end"] = (np.linalg.norm(table[name], axis=1) for name in ("first", "last"))
     table["lever"] = np.where(helices.fitted, np.hypot(*(table["last"] - table["first"])[:, :2].T), 0.0)
     return table
-
-
-def _field_at(field: float | FloatArray, z: FloatArray) -> FloatArray:
-    """|B_z| in T at each z; constant beyond a table's ends."""
-    table = np.asarray(field, np.float64)
-    if table.ndim == 0:
-        return np.full(len(z), abs(float(table)))
-    if table.ndim != 2 or table.shape[1] != 2 or len(table) < 1:
-        raise ValueError(f"the field has shape {table.shape}; give one B_z in T, or z and B_z at each step, (K, 2).")
-    return np.abs(np.interp(z, table[:, 0], table[:, 1]))

@@ -87,7 +87,7 @@ def _follow(best: Any, best_rows: Any, side: int, max_holes: int, scene: Any, st
     last of each is where a new way is built.
     """
     width = states.shape[1] - 1
-    found, chi2s = np.empty(MAX_NEAR, np.int64), np.empty(MAX_NEAR)
+    near, chi2s = np.empty(MAX_NEAR, np.int64), np.empty(MAX_NEAR)
     states[0, 0], rows[0, 0] = best[0], best_rows
     alive, now = 1, 0
     while alive:
@@ -98,11 +98,11 @@ def _follow(best: Any, best_rows: Any, side: int, max_holes: int, scene: Any, st
             target, inside = next_surface(states[now, i], scene, side)
             if target < 0:
                 continue
-            count = hits_near(states[now, i], target, scene, found, chi2s)
+            count = hits_near(states[now, i], target, scene, near, chi2s)
             for branch in range(-1, min(count, width)):
                 states[then, width], child_rows[:] = states[now, i], rows[now, i]
                 if branch >= 0:
-                    _take_surface(child, child_rows, found[branch], target, found[:count], scene)
+                    _take_surface(child, child_rows, near[branch], target, near[:count], scene)
                     if child.quality > best[0].quality:
                         best[0], best_rows[:] = states[then, width], child_rows
                 elif (count and chi2s[0] < OBVIOUS) or not _go_without(child, inside, max_holes):
@@ -183,7 +183,7 @@ def follow_seeds(seeds: Any, scene: Any, min_hits: int, max_holes: int, states: 
 
     Args:
         seeds: Three rows of the hit table each, outward, int64 [S, 3].
-        scene: What they fly through.
+        scene: Hits, surfaces and field.
         min_hits: Fewest hits of a candidate track.
         max_holes: Most surfaces it may cross without a hit.
         states: Room for the ways kept at once, `STATE_DTYPE` [2, ways + 1].

@@ -1,0 +1,235 @@
+"""One run of inference: an order read and checked before anything is written, events scored, a directory of scores."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from tqdm import tqdm
+
+from domainpar.agreement import agree, on_all, on_root
+from domainpar.command_line import parse, settings_of_run
+from domainpar.config import ConfigError, InferConfig, TrainConfig, resolved_yaml, target_conditions
+from domainpar.display.comparison import run_beside
+from domainpar.events.own_events import OwnEvents, kept_place, own_events, store_of_run, told_of
+from domainpar.events.store import EventRecord, EventStore
+from domainpar.events.targets import check_conditions
+from domainpar.infer.judgement import (
+    about_tracks,
+    judge_of,
+    metrics_of_splits,
+    not_counted,
+    performance_of_splits,
+    track_options,
+    track_target,
+)
+from domainpar.nn.team import set_threads
+from domainpar.own_files import UNFINISHED
+from domainpar.parallel.world import World
+from domainpar.problems import Problem
+from domainpar.reco import summary
+from domainpar.reco.classical.surfaces import surface_of
+from domainpar.reco.event_tracks import TrackFinders
+from domainpar.reco.score_files import choose_directory, publish, write_list, write_timings
+from domainpar.reco.scorer import LeftOut, Outcome, Scorer
+from domainpar.reco.track_files import check_acorn_files_can_be_written
+from domainpar.training.checkpoint import parameters_sha256
+from domainpar.training.inputs import check_parts, open_store
+from domainpar.training.run import DTYPES
+from domainpar.training.rundir import newest_run, state_of
+from domainpar.training.trained import load_network, read_run
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """Events, and the scorer made for them.
+
+    Attributes:
+        scorer: Scores events.
+        records: The events to score, in the order of the store.
+        left_out: Events of the split that are known not to be readable.
+        about: Run, network and events, as `scores.json` lists them.
+        own: The events that the run was trained on; None if that is not known.
+    """
+
+    scorer: Scorer
+    records: list[EventRecord]
+    left_out: list[LeftOut]
+    about: dict[str, Any]
+    own: OwnEvents | None
+
+
+def score_store(config: InferConfig, world: World, allocator: str | None) -> None:
+    """Score the events of a store and show how it goes (`domainpar.infer.infer`). *Collective*."""
+    job = _set_up(config, world)
+    on_root(world.transport, lambda: str(choose_directory(job.scorer.directory.parent, config.overwrite)))
+    if world.is_root:
+        print(*summary.first_lines(world, job.scorer.store, job.records, job.about, allocator), sep="\n", flush=True)
+    outcomes, left_out = _score(job.scorer, job.records, config.timeout)
+    if not outcomes:
+        raise Problem(f"none of {len(job.records)} events could be scored: {left_out[0].why}", event=left_out[0].event)
+    if world.is_root:
+        _publish(config, job, outcomes, sorted([*job.left_out, *left_out], key=lambda skipped: skipped.event))
+
+
+def _score(scorer: Scorer, records: Sequence[EventRecord], timeout: float) -> tuple[dict[str, Outcome], list[LeftOut]]:
+    """Score all events, with a bar and a line for each; outcomes by event, in no order. *Collective*."""
+    is_root = scorer.world.is_root
+    outcomes: dict[str, Outcome] = {}
+    left_out: list[LeftOut] = []
+    with tqdm(total=len(records), desc="score", unit="event", disable=None if is_root else True) as bar:
+        for finished in scorer.rounds(records):
+            scorer.world.set_deadline(timeout)  # the first events may take longer
+            for outcome in finished:
+                if isinstance(outcome, LeftOut):
+                    left_out.append(outcome)
+                else:
+                    outcomes[outcome.scored.event] = outcome
+                if is_root:
+                    bar.write(summary.event_line(outcome))
+            bar.update(len(finished))
+    return outcomes, left_out
+
+
+def _publish(config: InferConfig, job: Job, outcomes: dict[str, Outcome], left_out: Sequence[LeftOut]) -> None:
+    """Write and print the summary of all events, and give the files their place; on rank 0."""
+    job.scorer.world.mark("write", len(outcomes))
+    records = [record for record in job.records if record.event in outcomes]
+    in_order = [outcomes[record.event] for record in records]
+    metrics, performance = metrics_of_splits(records, outcomes), performance_of_splits(records, outcomes)
+    seen = None if job.own is None else job.own.counted(records)
+    about = {
+        **job.about,
+        "metrics": metrics,
+        "tracks": about_tracks(config, performance),
+        "skipped": list(map(asdict, left_out)),
+        "trained_on": seen,
+    }
+    run, unfinished = Path(about["run"]), job.scorer.directory
+    place = unfinished.parent  # where they are published
+    kept = {"run": os.path.relpath(run, place), "store": kept_place(job.scorer.store.path, place)}
+    write_timings(unfinished, job.scorer.world.size, [summary.timing(outcome) for outcome in in_order])
+    write_list(unfinished, [outcome.scored for outcome in in_order], about | kept)
+    directory = publish(unfinished)
+    beside = run_beside(run) if directory == run / "scores" else None
+    tables = summary.performance_lines(performance, config.matching_style, config.mode == "naive")
+    notes = [*told_of(seen), *not_counted(records, outcomes), *summary.left_out_lines(left_out)]
+    print(*tables, *notes, *summary.last_lines(in_order, metrics, directory, about, beside), sep="\n", flush=True)
+
+
+def _set_up(config: InferConfig, world: World) -> Job:
+    """Read the run and look at the events. *Collective*; writes nothing.
+
+    Raises:
+        Refused: On all ranks alike, if they will not do.
+    """
+    run, trained = _choose_run(config, world)
+    given = None if config.store is None else Path(config.store)
+    store = open_store(
+        on_all(world.transport, lambda: given or store_of_run(run, read_run(run))), world, config.on_bad_event
+    )
+    records, left_out = _choose_events(config, store, world)
+    model, state = load_network(run, trained, config.checkpoint, store, world)
+    on_all(world.transport, lambda: _check_tracks(config, store, records))
+    if config.strict:
+        on_all(world.transport, lambda: check_parts(store, world, config.grouping, config.sectors, trained.seed))
+    model.take_from_root(world)
+    model.to(world.device)
+    set_threads(config.threads or world.cores_for_each())
+    origin = {
+        "mode": config.mode,
+        "sectors": config.sectors,
+        "dtype": trained.dtype,
+        "precision": trained.precision,
+        "step": state.step,
+        "parameters_sha256": parameters_sha256(model),
+    }
+    unfinished = (Path(config.out) if config.out is not None else run / "scores") / UNFINISHED
+    splits = {record.event: record.split for record in store.events()}
+    scorer = Scorer(
+        model,
+        store,
+        world,
+        directory=unfinished,
+        finish=TrackFinders(track_options(config), unfinished, config.format, config.classical, splits),
+        judge=judge_of(config, target_conditions(trained.target) if trained.target else None),
+        sectors=config.sectors,
+        grouping=config.grouping,
+        dtype=DTYPES[trained.dtype],
+        seed=trained.seed,
+        origin=origin,
+        on_bad_event=config.on_bad_event,
+    )
+    about = {
+        **origin,
+        "run": str(run),
+        "checkpoint": config.checkpoint,
+        "trained_mode": trained.mode,
+        "trained_sectors": trained.sectors,
+        "target": trained.target,
+        "store_digest": store.digest,
+        "bitwise_problem": model.exactness(world.transport).problem,
+    }
+    own = on_all(world.transport, lambda: own_events(read_run(run), store))
+    return Job(scorer, records, left_out, about, own)
+
+
+def _choose_run(config: InferConfig, world: World) -> tuple[Path, TrainConfig]:
+    """The run to take the network from, and what it was trained as. *Collective*."""
+    run = Path(on_root(world.transport, lambda: config.run or str(newest_run())))
+
+    def trained() -> str:
+        read_run(run)  # says it better than a missing file does
+        try:
+            return resolved_yaml(trained_as(run, config))
+        except ConfigError as error:
+            raise Problem(error.what, error.hint) from error
+
+    # Read and checked by one rank: the others get values that are known to be good.
+    values = yaml.safe_load(on_root(world.transport, trained))
+    if world.is_root and state_of(run, read_run(run)) == "died":
+        print(f"note: the training in {run} ended without a word, as a killed process does", flush=True)
+    return run, TrainConfig(**values | ({} if config.model is None else {"model": config.model}))
+
+
+def trained_as(run: Path, config: InferConfig) -> TrainConfig:
+    """The configuration of a run, by its `config.yaml`; a network of the user's own is named by `config.model`."""
+    own = [] if config.model is None else ["--model", config.model]
+    return parse(TrainConfig, "", ["--config", str(settings_of_run(run)), *own])
+
+
+def _choose_events(config: InferConfig, store: EventStore, world: World) -> tuple[list[EventRecord], list[LeftOut]]:
+    """The events to score, and those of them that are left out from the start. *Collective*."""
+    chosen = store.events(None if config.split == "all" else config.split)
+    if not chosen:
+        agree(world.transport, Problem(f"store {store.path} has no {config.split} events", "take another --split"))
+    records = [record for record in chosen if record.event not in store.unreadable]
+    if not records:
+        agree(
+            world.transport,
+            Problem(f"no {config.split} event of store {store.path} can be read", "take another --split"),
+        )
+    left_out = [record.event for record in chosen if record.event in store.unreadable]
+    return records, [LeftOut(event, store.unreadable[event].what) for event in left_out]
+
+
+def _check_tracks(config: InferConfig, store: EventStore, records: Sequence[EventRecord]) -> None:
+    """Refuse what the first event lacks before anything is computed: those of a store are of one kind."""
+    check_conditions(track_target(config))
+    if config.format == "acorn":
+        check_acorn_files_can_be_written()
+    if config.tracks == "walk" or config.classical or config.format == "acorn":
+        with store.open(records[0]) as event:
+            if not event.has_positions:
+                raise event.place.problem(
+                    "its hits have no positions, which --tracks walk, --classical and --format acorn need",
+                    "take --tracks cc or junction",
+                )
+            if config.classical:
+                everything = np.arange(event.num_nodes)
+                surface_of(event.read_nodes("volume", everything), event.read_nodes("layer", everything))
