@@ -16,7 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image, PngImagePlugin  # comes with matplotlib, which needs it
 
-from domainpar.display.chart import FRAME, GRID, Axis, Chart, Panel, Series
+from domainpar.display.chart import FRAME, GRID, Chart, Panel, Series
 
 WIDTH = 9.0
 """Inches. A page shows a picture some 900 pixels wide, so that a point of type is 1.4 pixels there."""
@@ -156,13 +156,9 @@ def _paint_panel(axes: Axes, panel: Panel) -> None:
         if described.log:
             set_scale("log")
         set_limits(described.low, described.high)
-        _set_ticks(axis, described)
-
-
-def _set_ticks(axis: Any, described: Axis) -> None:
-    if described.ticks:
-        axis.set_ticks([at for at, _ in described.ticks], [words for _, words in described.ticks])
-        axis.set_ticks([], minor=True)
+        if described.ticks:
+            axis.set_ticks([at for at, _ in described.ticks], [words for _, words in described.ticks])
+            axis.set_ticks([], minor=True)
 
 
 def _paint_series(axes: Axes, series: Series) -> None:

@@ -113,9 +113,11 @@ def _plot(panels: Sequence[Panel], columns: int, height: int) -> dict[str, Any]:
 
 
 def _axis(axis: Axis) -> dict[str, Any]:
-    ends = [None if end is None else math.log10(end) if axis.log else end for end in (axis.low, axis.high)]
     described: dict[str, Any] = {**AXIS, "title": {"text": text(axis.label), "standoff": 8, "font": {"size": 13}}}
-    described |= {"type": "log" if axis.log else "linear", "range": ends}
+    described["type"] = "log" if axis.log else "linear"
+    ends = [None if end is None else math.log10(end) if axis.log else end for end in (axis.low, axis.high)]
+    if any(end is not None for end in ends):
+        described["range"] = ends
     if axis.ticks:
         described |= {"tickvals": [at for at, _ in axis.ticks], "ticktext": [words for _, words in axis.ticks]}
     return described

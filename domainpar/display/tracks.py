@@ -21,7 +21,7 @@ RATES = {
         "track-efficiency",
         "track efficiency",
         "Share of the target particles that a track reconstructs, against the true quantity of the particle. Against "
-        "p_T the condition on p_T is left out, so that the turn-on shows.",
+        "pT the condition on pT is left out, so that the turn-on shows.",
     ),
     "fake_rate": (
         "track-fakes",
@@ -191,8 +191,7 @@ def _title(run: RunFiles, split: str, finders: Sequence[Finder], style: str) -> 
 def _panels(finders: Sequence[Finder], style: str, quantities: Sequence[str], rate: str) -> list[Panel]:
     """A rate against some quantities, with one scale for all; against pT from zero, so that the turn-on shows."""
     curves = {name: [rate_curve(finder.counts, style, name, rate) for finder in finders] for name in quantities}
-    high = _high([curve for each in curves.values() for curve in each], rate)
-    low = _low([curve for name, each in curves.items() if name != "pt" for curve in each], rate)
+    low, high = _limits(curves, rate)
     panels = []
     for quantity, of_finders in curves.items():
         measured = [finder for finder in finders if finder.name != "ceiling"]
@@ -205,19 +204,14 @@ def _panels(finders: Sequence[Finder], style: str, quantities: Sequence[str], ra
     return panels
 
 
-def _high(curves: Sequence[RateCurve], rate: str) -> float:
-    if rate == "efficiency":
-        return 1.05
-    largest = max(float(np.max(curve.high[curve.whole >= ENOUGH], initial=0.0)) for curve in curves)
-    return max(1.15 * largest, 0.02)
-
-
-def _low(curves: Sequence[RateCurve], rate: str) -> float:
-    """Zero; of an efficiency the tenth below all points with enough in them."""
+def _limits(curves: Mapping[str, Sequence[RateCurve]], rate: str) -> tuple[float, float]:
+    """From zero to a little above all bins with enough in them; an efficiency from the tenth below them to 1."""
     if rate != "efficiency":
-        return 0.0
-    lowest = min(float(np.min(curve.low[curve.whole >= ENOUGH], initial=1.0)) for curve in curves)
-    return float(np.floor(10 * lowest - 0.2) / 10) if lowest > 0.15 else 0.0
+        highs = [np.max(curve.high[curve.whole >= ENOUGH], initial=0.0) for each in curves.values() for curve in each]
+        return 0.0, max(1.15 * float(max(highs)), 0.02)
+    others = (curve for quantity, of_finders in curves.items() if quantity != "pt" for curve in of_finders)
+    lowest = min(float(np.min(curve.low[curve.whole >= ENOUGH], initial=1.0)) for curve in others)
+    return float(np.floor(10 * lowest - 0.2) / 10) if lowest > 0.15 else 0.0, 1.05
 
 
 def _axis(quantity: str, edges: FloatArray, rate: str) -> Axis:
