@@ -104,6 +104,6 @@ class Numbering:
             return ("joined", *map(self._of_axis, axis.pieces))
         if axis.number is not None:
             return ("selected", axis.number)
-        if axis is axis.part.node_axis or axis is axis.part.edge_axis:
+        if axis.each is None and axis.selected_from is None:  # nodes or edges
             return axis.name
         raise Unnumbered

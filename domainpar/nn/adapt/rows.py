@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from domainpar.nn.adapt.part import GraphPart
+from domainpar.nn.adapt.across import Member
 
 MARK_IT = "mark it with part.nodes or part.edges (a parameter: parallelize(..., node_parameters=[its name]))"
 BITS_OF_KEY = 40  # a joined axis numbers its pieces above the ids of each
@@ -56,21 +55,15 @@ class Axis:
 
     def __init__(
         self,
-        part: GraphPart,
+        part: Member,
         name: str,
         length: int,
         counted: Tensor | None,
         keys: Tensor,
         pieces: tuple[Axis, ...] = (),
     ) -> None:
-        self.part, self.name, self.length, self.counted, self.keys, self.pieces = (
-            part,
-            name,
-            length,
-            counted,
-            keys,
-            pieces,
-        )
+        self.part, self.name, self.length = part, name, length
+        self.counted, self.keys, self.pieces = counted, keys, pieces
         self.number: int | None = None  # of the mask that selected it: see `Numbering`
         self.each: tuple[Axis, int] | None = None
         self.leaves = 1

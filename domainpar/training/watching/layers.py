@@ -129,6 +129,6 @@ def _in_words(name: str) -> str:
 def _counted(tensor: Tensor) -> Tensor:
     """Without rows of ghosts, which may be out of date."""
     rows = rows_of(tensor)
-    if isinstance(rows, Rows) and rows.axis is rows.axis.part.node_axis:
+    if isinstance(rows, Rows):
         return tensor.narrow(rows.dim, 0, min(rows.axis.length, tensor.size(rows.dim)))
     return tensor

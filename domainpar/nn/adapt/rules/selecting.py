@@ -11,16 +11,15 @@ from torch import Tensor
 
 from domainpar.nn.adapt.across import summed
 from domainpar.nn.adapt.calls import Call, one_axis
-from domainpar.nn.adapt.nested import mapped
 from domainpar.nn.adapt.rows import Axis, Names, NotExact, RowCount, Rows, check_enough_rows, mark, version_of
 from domainpar.nn.adapt.rules.reshaping import piece_of
 from domainpar.nn.adapt.watch import Watch, rule
 
 
-@rule("index_select", knows_numbers=True)
+@rule("index_select", takes="input dim index", knows_numbers=True)
 def index_select(watch: Watch, call: Call) -> Any:
     """Rows by number, `index_select(tensor, dim, index)`."""
-    tensor, dim, index = call.get(0, "input"), call.get(1, "dim"), call.get(2, "index")
+    tensor, dim, index = call.get("input"), call.get("dim"), call.get("index")
     return read_rows(watch, tensor, dim % tensor.dim(), index)
 
 
@@ -91,7 +90,7 @@ def select_by_mask(watch: Watch, tensor: Tensor, dim: int, mask: Tensor) -> Tens
         raise NotExact(
             "a mask of rows is laid on something that is not rows; mark the tensor with part.nodes or part.edges."
         )
-    one_axis([rows.axis, of.axis], Call(mask.nonzero, "masking", [], {}, False))
+    one_axis([rows.axis, of.axis], "masking")
     tensor = watch.owned(tensor)
     names = rows.names
     if names is not None and watch.known(mask).equal_ends:  # loops: they begin where they end, at a node that is owned
@@ -102,8 +101,7 @@ def select_by_mask(watch: Watch, tensor: Tensor, dim: int, mask: Tensor) -> Tens
 
 def selection_of(watch: Watch, mask: Tensor) -> Axis:
     """The axis of the rows where a mask of owned rows is set: one for each mask."""
-    of = watch.rows(mask)
-    assert of is not None
+    of = watch.known(mask)
     number = watch.numbering.of(mask)
     if number is not None:  # masks that were made alike select the same rows
         if number not in watch.selected:
@@ -222,7 +220,7 @@ def _several(watch: Watch, tensor: Tensor, items: tuple[Any, ...]) -> Tensor:
     if not plain or any(by is None for by in known):
         raise NotExact("rows are picked by several indices of which some are the same on every rank.")
     found = [by for by in known if by]
-    axis = one_axis((by.axis for by in found), Call(tensor.__getitem__, "indexing", [], {}, False))
+    axis = one_axis((by.axis for by in found), "indexing")
     first = found[0]
     if rows is not None:
         if rows.dim != 0 or first.names is None or first.named.of is not rows.axis or not first.named.only_owned:
@@ -233,7 +231,7 @@ def _several(watch: Watch, tensor: Tensor, items: tuple[Any, ...]) -> Tensor:
             check_enough_rows(tensor, place, by)
     values = [watch.as_values(item) if at or rows is None else item for at, item in enumerate(items)]
     owned = tuple(watch.owned(item) for item in values)
-    return mark(tensor[owned], Rows(axis, 0, watch.fresh_of(axis is not watch.part.node_axis)))
+    return mark(tensor[owned], Rows(axis, 0, watch.starts_fresh(axis)))
 
 
 def _basic(watch: Watch, tensor: Tensor, items: tuple[Any, ...]) -> Tensor:
@@ -290,9 +288,9 @@ def _cut(watch: Watch, tensor: Tensor, item: Any) -> Tensor:
     if start in (None, 0) and type(stop) is RowCount and stop.axis is rows.axis:
         return tensor
     if start in (None, 0) and type(stop) is RowCount and pieces and stop.axis is pieces[0]:
-        return piece_of(tensor, rows, 0, 0)
+        return piece_of(watch, tensor, rows, 0)
     if stop is None and type(start) is RowCount and len(pieces) == 2 and start.axis is pieces[0]:
-        return piece_of(tensor, rows, 1, pieces[0].length)
+        return piece_of(watch, tensor, rows, 1)
     made = select_by_mask(watch, tensor, rows.dim, _mask_of_places(watch, rows.axis, item))
     watch.versions.stands_in(made, tensor)
     return made
@@ -305,39 +303,32 @@ def _mask_of_places(watch: Watch, axis: Axis, item: slice) -> Tensor:
     if key not in watch.slices:
         places = axis.places
         picked = (places >= start) & (places < stop) & ((places - start) % step == 0)
-        fresh = watch.fresh_of(axis is not watch.part.node_axis)
+        fresh = watch.starts_fresh(axis)
         watch.slices[key] = (axis, mark(picked, Rows(axis, 0, fresh)))
     return watch.slices[key][1]
 
 
-@rule("nonzero", knows_numbers=True)
+@rule("nonzero", takes="input", knows_numbers=True)
 def nonzero(watch: Watch, call: Call) -> Any:
     """The numbers of the rows where a mask is set, [n, 1]."""
-    mask = watch.owned(call.args[0])
-    rows = watch.rows(mask)
-    assert rows is not None
+    mask = watch.owned(call.get("input"))
+    rows = watch.known(mask)
     if mask.dim() != 1:
         raise NotExact(f"torch.nonzero of a tensor of {rows.axis.name} and features; take it of one column.")
-    axis = (
-        selection_of(watch, mask.bool() if mask.dtype is not torch.bool else mask) if mask.dtype is torch.bool else None
-    )
-    if axis is None:
+    if mask.dtype is not torch.bool:
         raise NotExact("torch.nonzero of numbers; compare them first, so that it is a mask.")
-    made = mask.nonzero()
+    axis, made = selection_of(watch, mask), mask.nonzero()
     named = (Names(rows.axis, complete=True, only_owned=True),)
-    if call.get(1, "as_tuple", False):
+    if call.get("as_tuple", False):
         return (mark(made.view(-1), Rows(axis, 0, names=named)),)
     return mark(made, Rows(axis, 0, names=named))
 
 
-@rule("gather", "take_along_dim", knows_numbers=True)
+@rule("gather", takes="input dim index", knows_numbers=True)
+@rule("take_along_dim", takes="input index|indices dim", knows_numbers=True)
 def gather(watch: Watch, call: Call) -> Any:
     """Features of each row by numbers of its own."""
-    tensor = call.get(0, "input")
-    if call.name == "gather":
-        dim, index = call.get(1, "dim"), call.get(2, "index")
-    else:
-        index, dim = call.get(1, "indices"), call.get(2, "dim")
+    tensor, dim, index = call.get("input"), call.get("dim"), call.get("index")
     rows, by = watch.rows(tensor), watch.rows(index)
     if rows and by and by.names and dim is not None and dim % tensor.dim() == rows.dim == by.dim:
         return _gathered_rows(watch, tensor, rows, index, by)
@@ -350,7 +341,7 @@ def gather(watch: Watch, call: Call) -> Any:
         or by.dim != rows.dim
     ):
         raise NotExact(f"torch.{call.name} picks rows; use index_select.")
-    call = call.but(*(mapped(watch.as_values, one) for one in call.args), **call.kwargs)
+    call = call.mapped(watch.as_values)
     return mark(watch.common(call)(), Rows(rows.axis, rows.dim, rows.fresh and by.fresh))
 
 
