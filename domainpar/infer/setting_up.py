@@ -17,7 +17,7 @@ from domainpar.events.targets import check_conditions
 from domainpar.infer.judging import judge_of, track_options, track_target
 from domainpar.infer.taking import choose_run, open_events
 from domainpar.nn.adapt.gradient_sums import take_from_root
-from domainpar.nn.adapt.held import common_tensors
+from domainpar.nn.adapt.modules import common_tensors
 from domainpar.nn.adapt.on_events import OnEvents
 from domainpar.nn.selftest import rows_are_independent
 from domainpar.nn.team import set_threads

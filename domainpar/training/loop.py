@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 
 from domainpar import faults
+from domainpar.nn.adapt.gradient_sums import StepBuffers
 from domainpar.nn.adapt.on_events import OnEvents
-from domainpar.nn.adapt.step_buffers import StepBuffers
 from domainpar.nn.gradients import GradientSink
 from domainpar.nn.noise import key_of
 from domainpar.parallel.integer_sums import IntegerSums

@@ -17,7 +17,7 @@ from domainpar.events.own_events import OwnEvents, store_of_run
 from domainpar.events.reporting import ModelSize
 from domainpar.events.store import EventStore
 from domainpar.nn.adapt.gradient_sums import take_from_root
-from domainpar.nn.adapt.held import common_tensors
+from domainpar.nn.adapt.modules import common_tensors
 from domainpar.nn.adapt.on_events import OnEvents
 from domainpar.nn.catalogue import build_model
 from domainpar.nn.interaction import InteractionNetwork

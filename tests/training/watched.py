@@ -9,7 +9,7 @@ import torch
 from domainpar import faults
 from domainpar.events.store import EventStore
 from domainpar.nn.adapt.gradient_sums import take_from_root
-from domainpar.nn.adapt.held import common_tensors
+from domainpar.nn.adapt.modules import common_tensors
 from domainpar.nn.adapt.on_events import OnEvents
 from domainpar.nn.catalogue import build_model
 from domainpar.parallel.transport import RanksFailed

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from domainpar.nn.adapt.gradient_sums import GradientSums
-from domainpar.nn.adapt.known_reasons import check_module
+from domainpar.nn.adapt.modules import check_module
 from domainpar.nn.adapt.parallelize import Parallel
 from domainpar.nn.adapt.part import GraphPart
 from domainpar.nn.adapt.rows import Rows, rows_of

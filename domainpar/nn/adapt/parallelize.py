@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from domainpar.nn.adapt import rules as _rules  # noqa: F401  registers them
 from domainpar.nn.adapt.across import Member, counted_once
 from domainpar.nn.adapt.gradient_sums import GradientSums, Replicas, take_from_root
-from domainpar.nn.adapt.held import common_tensors, owner_of, read_as_nodes
-from domainpar.nn.adapt.known_reasons import check_module, reason_of
+from domainpar.nn.adapt.modules import check_module, common_tensors, owner_of, read_as_nodes, reason_of
 from domainpar.nn.adapt.nested import every_tensor, rebuilt
 from domainpar.nn.adapt.part import GraphPart
 from domainpar.nn.adapt.rows import UNKNOWN, NotExact, Rows, rows_of, unwatched

@@ -10,9 +10,9 @@ from torch import Tensor
 from domainpar.nn.adapt.across import largest, summed, with_gradient_of
 from domainpar.nn.adapt.calls import Call, one_axis, words
 from domainpar.nn.adapt.rows import Axis, NotExact, RowCount, Rows, mark
-from domainpar.nn.adapt.rules.making import room
-from domainpar.nn.adapt.rules.reducing import ValuesOnly
-from domainpar.nn.adapt.rules.selecting import selection_of
+from domainpar.nn.adapt.rules.new_tensors import room
+from domainpar.nn.adapt.rules.reductions import ValuesOnly
+from domainpar.nn.adapt.rules.selections import selection_of
 from domainpar.nn.adapt.watch import Watch, rule
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from domainpar.nn.adapt.across import summed
 from domainpar.nn.adapt.calls import Call, one_axis
 from domainpar.nn.adapt.rows import Axis, Names, NotExact, RowCount, Rows, check_enough_rows, mark, version_of
-from domainpar.nn.adapt.rules.reshaping import piece_of
+from domainpar.nn.adapt.rules.shapes import piece_of
 from domainpar.nn.adapt.watch import Watch, rule
 
 

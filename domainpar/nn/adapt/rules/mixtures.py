@@ -14,7 +14,7 @@ from domainpar.nn.adapt.calls import Call, words
 from domainpar.nn.adapt.nested import tensors_in
 from domainpar.nn.adapt.rows import NotExact, Rows, mark
 from domainpar.nn.adapt.rules.elementwise import changed, find_place, without_rows
-from domainpar.nn.adapt.rules.reducing import softmax_over_rows
+from domainpar.nn.adapt.rules.reductions import softmax_over_rows
 from domainpar.nn.adapt.watch import Watch, rule
 
 

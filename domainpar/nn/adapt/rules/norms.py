@@ -9,7 +9,7 @@ from torch import Tensor
 
 from domainpar.nn.adapt.calls import Call
 from domainpar.nn.adapt.rows import NotExact, mark
-from domainpar.nn.adapt.rules.reducing import Reduced, moments
+from domainpar.nn.adapt.rules.reductions import Reduced, moments
 from domainpar.nn.adapt.watch import Watch, rule
 
 
