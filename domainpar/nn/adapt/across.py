@@ -63,8 +63,8 @@ def largest(local: Tensor, part: Member) -> Tensor:
 
 def with_gradient_of(value: Tensor, carrier: Tensor) -> Tensor:
     """A value whose gradient goes to another tensor of its shape, even where that is infinite."""
-    made: Tensor = _WithGradientOf.apply(value.detach(), carrier)  # type: ignore[no-untyped-call]
-    return made
+    result: Tensor = _WithGradientOf.apply(value.detach(), carrier)  # type: ignore[no-untyped-call]
+    return result
 
 
 def counted_once(result: Tensor, part: Member) -> Tensor:

@@ -50,8 +50,8 @@ class GradientSums:
             RanksDiffer: On all ranks alike, if gradients hold what was summed before.
         """
         device = self._parameters[0].device if self._parameters else torch.device("cpu")
-        again = any(_is_summed(one.grad) for one in self._parameters if one.grad is not None)
-        ours = bytes([*(one.grad is not None for one in self._parameters), again])
+        again = any(_is_summed(parameter.grad) for parameter in self._parameters if parameter.grad is not None)
+        ours = bytes([*(parameter.grad is not None for parameter in self._parameters), again])
         *exists, again = map(any, zip(*transport.all_gather(ours), strict=True))
         if again:
             raise RanksDiffer(
@@ -59,15 +59,15 @@ class GradientSums:
                 "which would count once for each rank",
                 "it was called twice, or zero_grad() was left out since; call each once for every step",
             )
-        found = [_dense_gradient(parameter) for parameter in self._parameters]
-        sums = sum_exactly(found, transport, device)
+        gradients = [_dense_gradient(parameter) for parameter in self._parameters]
+        sums = sum_exactly(gradients, transport, device)
         if sums is None:
             return 1
-        put_back = [total.to(one.dtype) for total, one in zip(sums, self._parameters)]
-        for one, total, exist in zip(self._parameters, put_back, exists):
-            one.grad = total if exist else None
-            if one.grad is not None:
-                one.grad.__dict__[_SUMMED] = one.grad._version
+        put_back = [total.to(parameter.dtype) for total, parameter in zip(sums, self._parameters)]
+        for parameter, total, exist in zip(self._parameters, put_back, exists):
+            parameter.grad = total if exist else None
+            if parameter.grad is not None:
+                parameter.grad.__dict__[_SUMMED] = parameter.grad._version
         return sum(not bool(total.isfinite().all()) for total in put_back)
 
 
@@ -116,8 +116,8 @@ class Replicas:
         Raises:
             RanksDiffer: On all ranks alike, naming the ranks and the first parameter that differs.
         """
-        found = what_differs(dict(self._module.named_parameters()), transport)
-        if found is None:
+        differing = what_differs(dict(self._module.named_parameters()), transport)
+        if differing is None:
             self._same += doubt == 2
             return
         if doubt == 2:
@@ -126,7 +126,7 @@ class Replicas:
         else:
             why = "something else than optimizer.step() on summed gradients changed them, or steps differ between ranks"
             hint = "change parameters on every rank alike: clip, decay, load and average them by what all ranks have"
-        raise RanksDiffer(f"{found[0]}: {why}", hint)
+        raise RanksDiffer(f"{differing[0]}: {why}", hint)
 
     def _look_at_versions(self) -> list[object]:
         return [version_of(one) for one in self._module.parameters()]
@@ -139,7 +139,7 @@ def _dense_gradient(parameter: nn.Parameter) -> Tensor:
     return gradient.to_dense() if gradient.is_sparse else gradient
 
 
-def sum_exactly(found: Sequence[Tensor], transport: Transport, device: torch.device) -> list[Tensor] | None:
+def sum_exactly(tensors: Sequence[Tensor], transport: Transport, device: torch.device) -> list[Tensor] | None:
     """Sums over ranks of tensors that have the same shapes on all, in float64, the same bits on all. *Collective*.
 
     Each tensor is scaled by a power of two of its own, which loses no bit, so that small ones are summed as well as
@@ -148,16 +148,16 @@ def sum_exactly(found: Sequence[Tensor], transport: Transport, device: torch.dev
     Returns:
         The sums; None on every rank if a number of any rank is not finite.
     """
-    exponents = torch.tensor([_exponent(one) for one in found], dtype=torch.int64)
+    exponents = torch.tensor([_exponent(tensor) for tensor in tensors], dtype=torch.int64)
     transport.all_reduce(exponents, "max")
     if bool((exponents >= NOT_FINITE).any()):
         return None
-    flat = [torch.ldexp(one.flatten().double(), -power) for one, power in zip(found, exponents.to(device))]
-    sums = IntegerSums(sum(len(one) for one in flat), device)
+    flat = [torch.ldexp(tensor.flatten().double(), -power) for tensor, power in zip(tensors, exponents.to(device))]
+    sums = IntegerSums(sum(len(tensor) for tensor in flat), device)
     sums.add(torch.cat([torch.zeros(0, device=device, dtype=torch.float64), *flat]))
     sums.reduce(transport)
-    totals = sums.total().split([len(one) for one in flat])
-    return [torch.ldexp(total, power).view(one.shape) for total, power, one in zip(totals, exponents.to(device), found)]
+    totals = zip(tensors, sums.total().split([len(tensor) for tensor in flat]), exponents.to(device))
+    return [torch.ldexp(total, power).view(tensor.shape) for tensor, total, power in totals]
 
 
 def _exponent(values: Tensor) -> int:

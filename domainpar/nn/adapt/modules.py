@@ -87,14 +87,14 @@ def _pre_hooks(module: nn.Module) -> bool:
 
 def common_tensors(module: nn.Module) -> dict[str, Tensor]:
     """Every tensor that a module holds, by name, also outside its parameters and buffers, but for rows of parts."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for path, child in module.named_modules():
         for name, value in {**vars(child), **child._parameters, **child._buffers}.items():
             if name not in _KEPT_APART and isinstance(value, (Tensor, list, tuple, dict)):
                 for number, tensor in enumerate(tensors_in(value)):
                     place = name if tensor is value else f"{name}[{number}]"
-                    found[f"{path}.{place}" if path else place] = tensor
-    return {name: tensor for name, tensor in found.items() if not holds_rows(tensor)}
+                    tensors[f"{path}.{place}" if path else place] = tensor
+    return {name: tensor for name, tensor in tensors.items() if not holds_rows(tensor)}
 
 
 _KEPT_APART = frozenset(("_parameters", "_buffers", "_modules"))

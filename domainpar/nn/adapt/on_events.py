@@ -59,11 +59,11 @@ class OnEvents(nn.Module):
         self.module.train(key is not None)
         x, edge_attr = part.local_nodes(graph.features), part.local_edges(graph.edge_features)
         arguments = self.arguments(part, x, edge_attr)
-        found = Parallel(self.module).run(part, (), arguments, key, lambda result: check_logits(result, part))
+        logits = Parallel(self.module).run(part, (), arguments, key, lambda result: check_logits(result, part))
         self.exchanges, self.sums = part.num_exchanges, part.num_sums
         owned = torch.from_numpy(graph.plan.edge_owned).to(graph.features.device).nonzero().view(-1)
         zeros = graph.features.new_zeros(graph.num_edges)
-        return zeros.index_copy(0, owned, found.reshape(-1).to(zeros.dtype))
+        return zeros.index_copy(0, owned, logits.reshape(-1).to(zeros.dtype))
 
     def gradient_sums(self) -> GradientSums:
         """What sums the gradients that backward leaves in the parameters."""

@@ -169,7 +169,8 @@ class Recorder:
 
     def result(self) -> list[Seen]:
         """The result of the module itself, of its last call."""
-        return next(made.seen for made in reversed(self.moments) if made.layer.name == "" and made.when == "made")
+        whole = [moment for moment in self.moments if moment.layer.name == "" and moment.when == "made"]
+        return whole[-1].seen
 
     def _called(self, name: str, _: nn.Module, args: Any, kwargs: Any) -> None:
         self._calls[name] += 1

@@ -35,13 +35,13 @@ def rule(*names: str, takes: str = "", knows_numbers: bool = False) -> Callable[
             like any other: those of the whole graph.
     """
 
-    def register(made: Rule) -> Rule:
+    def register(result: Rule) -> Rule:
         for name in names:
             assert name not in RULES, name
-            RULES[name] = made
+            RULES[name] = result
             _SIGNATURES[name] = Signature(takes) if takes else USUAL
         _KNOW_NUMBERS.update(names if knows_numbers else ())
-        return made
+        return result
 
     return register
 
@@ -81,10 +81,10 @@ class Watch(TorchFunctionMode):
         call = Call(func, name, list(args), kwargs, in_place, _SIGNATURES.get(name, USUAL))
         given = tensors_in((args, kwargs))
         self.versions.check(given)
-        made = self._made(call)
+        result = self._made(call)
         self.versions.seen(given)
-        self.versions.seen(tensors_in(made))
-        return made
+        self.versions.seen(tensors_in(result))
+        return result
 
     def _made(self, call: Call) -> Any:
         """What a call makes under its rule."""
@@ -103,10 +103,10 @@ class Watch(TorchFunctionMode):
         number = (
             None if self.alone or name in DRAWS or name in DROPS else self.numbering.of_call(call.func, args, kwargs)
         )
-        made = handle(self, call)
+        result = handle(self, call)
         if number is not None:
-            self.numbering.give(tensors_in(args[:1] if call.in_place else made), number)
-        return made
+            self.numbering.give(tensors_in(args[:1] if call.in_place else result), number)
+        return result
 
     # What is known of a tensor
 
@@ -271,10 +271,10 @@ class Watch(TorchFunctionMode):
             return RULES[call.name](self, call)
         if call.name == "register_hook":
             raise NotExact("register_hook in a forward pass: the hook would see one rank's share of a gradient.")
-        made = call()
-        for tensor in tensors_in(made):
+        result = call()
+        for tensor in tensors_in(result):
             mark(tensor, None)
-        return made
+        return result
 
     def _not_known(self, call: Call) -> str:
         axes = {rows.axis.name for tensor in call.tensors if (rows := self.rows(tensor))}
@@ -289,15 +289,15 @@ def watching() -> Watch | None:
     return next((mode for mode in reversed(_get_current_function_mode_stack()) if isinstance(mode, Watch)), None)
 
 
-def _kept(made: Tensor, tensor: Tensor) -> Kept:
-    return Kept(made, version_of(tensor), torch.is_grad_enabled())
+def _kept(result: Tensor, tensor: Tensor) -> Kept:
+    return Kept(result, version_of(tensor), torch.is_grad_enabled())
 
 
 def _current(kept: Kept | None, tensor: Tensor) -> Tensor | None:
     """What was made of a tensor, if it is what would be made of it now, gradients included."""
     if kept is None or kept.version != version_of(tensor) or (torch.is_grad_enabled() and not kept.with_gradient):
         return None
-    return kept.made
+    return kept.result
 
 
 def _of_foreign_function(tensor: Tensor) -> bool:

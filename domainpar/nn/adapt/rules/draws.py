@@ -24,8 +24,8 @@ def dropout(watch: Watch, call: Call) -> Any:
     if not training or rate == 0:
         return given
     kept = torch.zeros_like(given) if rate >= 1 else _mask(watch, given, rows, rate)
-    made = given.mul_(kept) if call.in_place or call.get("inplace", False) else given * kept
-    return mark(made, None if rows is None else rows.but())
+    result = given.mul_(kept) if call.in_place or call.get("inplace", False) else given * kept
+    return mark(result, None if rows is None else rows.but())
 
 
 @rule("rand", takes="size*")

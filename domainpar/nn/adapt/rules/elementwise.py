@@ -62,14 +62,14 @@ def elementwise(watch: Watch, call: Call) -> Any:
     given = call.args[0] if call.args else None
     equal_ends = _equal_ends(watch, call)
     call = watch.common(call)
-    made = call()
+    result = call()
     if call.in_place:
         assert isinstance(given, Tensor)
         return changed(watch, given, place)
-    marked(made, place)
+    marked(result, place)
     if equal_ends is not None:
-        watch.known(made).equal_ends = equal_ends
-    return made
+        watch.known(result).equal_ends = equal_ends
+    return result
 
 
 def without_rows(watch: Watch, call: Call, dims: Sequence[int]) -> Any:
@@ -82,18 +82,18 @@ def without_rows(watch: Watch, call: Call, dims: Sequence[int]) -> Any:
     rows = watch.rows(tensor)
     if rows is None or tensor.size(rows.dim):
         return call()
-    made = call.mapped(lambda value: _one_row(watch, value))()
-    cut = [none_of(part, dim, call.tensors) for part, dim in zip(tensors_in(made), dims)]
-    return type(made)(cut) if isinstance(made, tuple) else cut[0]
+    result = call.mapped(lambda value: _one_row(watch, value))()
+    cut = [none_of(part, dim, call.tensors) for part, dim in zip(tensors_in(result), dims)]
+    return type(result)(cut) if isinstance(result, tuple) else cut[0]
 
 
-def none_of(made: Tensor, dim: int, given: Sequence[Tensor]) -> Tensor:
+def none_of(result: Tensor, dim: int, given: Sequence[Tensor]) -> Tensor:
     """No rows of a result, known to autograd as made of all that was given: all ranks go the same way back."""
-    empty = made.narrow(dim, 0, 0)
-    if not (made.is_floating_point() or made.is_complex()):
+    empty = result.narrow(dim, 0, 0)
+    if not (result.is_floating_point() or result.is_complex()):
         return empty
     for nothing in (one.sum() * 0 for one in given if one.requires_grad):
-        empty = empty + (nothing if made.is_complex() else torch.real(nothing)).to(made.dtype)
+        empty = empty + (nothing if result.is_complex() else torch.real(nothing)).to(result.dtype)
     return empty
 
 
@@ -109,8 +109,8 @@ def _equal_ends(watch: Watch, call: Call) -> bool | None:
     if first is None:
         return None
     if first.names is not None:
-        found = [watch.known(tensor).names for tensor in call.tensors]
-        both = {id(names[0]) for names in found if names is not None and len(names) == 1}
+        named = [watch.known(tensor).names for tensor in call.tensors]
+        both = {id(names[0]) for names in named if names is not None and len(names) == 1}
         return call.name == "eq" if both == set(map(id, watch.part.ends)) else None
     if call.name in ("invert", "logical_not", "bitwise_not") and first.equal_ends is not None:
         return not first.equal_ends
@@ -155,11 +155,11 @@ def _compared_or_values(watch: Watch, call: Call) -> Call:
     return watch.with_values(call)
 
 
-def marked(made: Any, place: Place) -> Any:
+def marked(result: Any, place: Place) -> Any:
     """Mark what broadcasting made."""
-    for tensor in (made,) if isinstance(made, Tensor) else tensors_in(made):
+    for tensor in (result,) if isinstance(result, Tensor) else tensors_in(result):
         mark(tensor, Rows(place.axis, tensor.dim() - place.from_end, place.fresh))
-    return made
+    return result
 
 
 def changed(watch: Watch, given: Tensor, place: Place) -> Tensor:
@@ -179,16 +179,16 @@ def keep(watch: Watch, call: Call) -> Any:
     rows = watch.rows(call.args[0])
     # What is written into `x.data` does not count as a change of x; into x.detach() it does.
     if call.name == "deepcopy":
-        made: Any = call.args[0].detach().clone().requires_grad_(call.args[0].requires_grad)
+        result: Any = call.args[0].detach().clone().requires_grad_(call.args[0].requires_grad)
     else:
-        made = call.args[0].detach() if call.name == "data" else call()
-    if not isinstance(made, Tensor):
-        return made
+        result = call.args[0].detach() if call.name == "data" else call()
+    if not isinstance(result, Tensor):
+        return result
     if rows is None:  # another argument gave type or device
-        return mark(made, None)
-    if rows.names is not None and made.dtype not in (torch.int64, torch.int32):  # smaller ones hold other numbers
+        return mark(result, None)
+    if rows.names is not None and result.dtype not in (torch.int64, torch.int32):  # smaller ones hold other numbers
         return keep(watch, call.but(input=watch.as_values(call.args[0])))
-    return made if made is call.args[0] else mark(made, rows.but())
+    return result if result is call.args[0] else mark(result, rows.but())
 
 
 @rule("embedding", takes="input weight padding_idx max_norm norm_type scale_grad_by_freq", knows_numbers=True)

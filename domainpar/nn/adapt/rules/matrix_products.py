@@ -61,8 +61,8 @@ def matmul(watch: Watch, call: Call) -> Any:
         assert right_end is not None
         _check_batch(right_end, left)
         end_after = right_end - (left.dim() == 1 and right_end > 1)
-    made = watch.common(call)()
-    return mark(made, Rows(axis, made.dim() - end_after, fresh))
+    result = watch.common(call)()
+    return mark(result, Rows(axis, result.dim() - end_after, fresh))
 
 
 def _check_batch(end: int, other: Tensor) -> None:
@@ -161,10 +161,10 @@ def recurrent_cell(watch: Watch, call: Call) -> Any:
     if any(rows is None or rows.dim != 0 for rows in known):
         raise NotExact(f"torch.{call.name} of rows and of something that is the same on every rank.")
     axis, fresh = axis_and_freshness(known, call.name)
-    made = watch.common(call)()
-    for tensor in tensors_in(made):
+    result = watch.common(call)()
+    for tensor in tensors_in(result):
         mark(tensor, Rows(axis, 0, fresh))
-    return made
+    return result
 
 
 @rule("conv1d", "conv2d", "conv3d", takes="input weight bias stride padding")
@@ -230,8 +230,8 @@ def attention(watch: Watch, call: Call) -> Any:
     place = find_place(watch, call)
     if call.kwargs.get("enable_gqa", False) and place.from_end == 3:
         raise NotExact("rows are the heads of grouped attention; give the rows a dimension of their own.")
-    made = watch.common(call)()
-    return mark(made, Rows(place.axis, made.dim() - place.from_end, place.fresh))
+    result = watch.common(call)()
+    return mark(result, Rows(place.axis, result.dim() - place.from_end, place.fresh))
 
 
 @rule(
@@ -258,5 +258,5 @@ def multi_head_attention(watch: Watch, call: Call) -> Any:
             "dropout inside nn.MultiheadAttention; make it with dropout=0.0 and put an nn.Dropout behind it."
         )
     axis, fresh = axis_and_freshness([*known, of_padding], call.name)
-    made, weights = watch.common(call)()
-    return mark(made, Rows(axis, 1, fresh)), None if weights is None else mark(weights, Rows(axis, 0, fresh))
+    result, weights = watch.common(call)()
+    return mark(result, Rows(axis, 1, fresh)), None if weights is None else mark(weights, Rows(axis, 0, fresh))

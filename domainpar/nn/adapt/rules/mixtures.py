@@ -31,8 +31,8 @@ class Mixed(NamedTuple):
 
     def of(self, call: Call, tensor: Tensor) -> Collection[int]:
         """The dimensions of one of the call's tensors."""
-        told = self.takes.split()[1:]
-        dims = call.get(told[-1], self.default) if told else self.default
+        names = self.takes.split()[1:]
+        dims = call.get(names[-1], self.default) if names else self.default
         dims = range(tensor.dim()) if dims is None else (dims,) if isinstance(dims, int) else dims
         return {dim % tensor.dim() for dim in dims if -tensor.dim() <= dim < tensor.dim()}
 
@@ -77,12 +77,12 @@ def mixing(watch: Watch, call: Call) -> Any:
     dims = _dims_of_rows(watch, call)
     given = call.tensors[0]
     call = watch.common(call)
-    made = call() if call.name in MATRICES else without_rows(watch, call, dims)  # a row of zeros has no inverse
+    result = call() if call.name in MATRICES else without_rows(watch, call, dims)  # a row of zeros has no inverse
     if call.in_place:
         return changed(watch, given, place)
-    for tensor, dim in zip(tensors_in(made), dims):
+    for tensor, dim in zip(tensors_in(result), dims):
         mark(tensor, Rows(place.axis, dim, place.fresh))
-    return made
+    return result
 
 
 for _name in MIXES.keys() - {"linalg_solve"}:
@@ -159,14 +159,14 @@ def _probed(func: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...
                 return value.drawn(num_rows)
             return tuple(map(drawn, value)) if isinstance(value, tuple) else value
 
-        made = func(*map(drawn, args), **{name: drawn(value) for name, value in kwargs})
-        return [tensor.shape for tensor in tensors_in(made)]
+        result = func(*map(drawn, args), **{name: drawn(value) for name, value in kwargs})
+        return [tensor.shape for tensor in tensors_in(result)]
 
-    found = []
+    dims = []
     for few, more in zip(*map(shapes, PROBES)):
         changing = [dim for dim, (size, other) in enumerate(zip(few, more)) if size != other]
-        found.append(changing[0] if len(changing) == 1 else None)
-    return tuple(found)
+        dims.append(changing[0] if len(changing) == 1 else None)
+    return tuple(dims)
 
 
 @rule("linalg_solve", takes="A|input B")
@@ -206,5 +206,5 @@ def kron(watch: Watch, call: Call) -> Any:
     place = find_place(watch, call)
     if all(watch.rows(tensor) is not None for tensor in call.tensors):
         raise NotExact(f"torch.kron multiplies every one of the {place.axis.name} with every other one.")
-    made = watch.common(call)()
-    return mark(made, Rows(place.axis, made.dim() - place.from_end, place.fresh))
+    result = watch.common(call)()
+    return mark(result, Rows(place.axis, result.dim() - place.from_end, place.fresh))

@@ -40,8 +40,8 @@ def filled_like(watch: Watch, call: Call) -> Any:
     if rows.axis is not watch.part.node_axis:
         return mark(call(), rows.but(names=None))
     shape = [room(watch) if dim == rows.dim else size for dim, size in enumerate(like.shape)]
-    made = call.but(input=like.detach().new_empty(shape))()
-    return mark(made, Rows(rows.axis, rows.dim, fresh=watch.alone))
+    result = call.but(input=like.detach().new_empty(shape))()
+    return mark(result, Rows(rows.axis, rows.dim, fresh=watch.alone))
 
 
 def room(watch: Watch) -> int:

@@ -39,8 +39,8 @@ def batch_norm(watch: Watch, call: Call) -> Any:
         )
     mean, variance = moments(watch, of)
     _update_running(call, mean, variance, of.num_summed(), per_entry)
-    made = (x - mean) * torch.rsqrt(variance + call.get("eps", 1e-5))
-    return mark(_affine(made, call.get("weight"), call.get("bias")), rows.but())
+    result = (x - mean) * torch.rsqrt(variance + call.get("eps", 1e-5))
+    return mark(_affine(result, call.get("weight"), call.get("bias")), rows.but())
 
 
 def _update_running(call: Call, mean: Tensor, variance: Tensor, count: int, per_entry: bool) -> None:
@@ -48,9 +48,9 @@ def _update_running(call: Call, mean: Tensor, variance: Tensor, count: int, per_
     running_mean, running_var = call.get("running_mean"), call.get("running_var")
     dims = [dim for dim in range(mean.dim()) if dim != 1]
     with torch.no_grad():
-        for running, found in ((running_mean, mean), (running_var, variance * (count / (count - 1)))):
+        for running, statistic in ((running_mean, mean), (running_var, variance * (count / (count - 1)))):
             if running is not None:
-                running.lerp_(found.detach().mean(dims).to(running.dtype), momentum)
+                running.lerp_(statistic.detach().mean(dims).to(running.dtype), momentum)
 
 
 def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:

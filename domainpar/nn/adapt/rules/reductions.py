@@ -55,10 +55,10 @@ def _local(call: Call, of: Reduced) -> Any:
     return _marked(call(), of)
 
 
-def _marked(made: Any, of: Reduced) -> Any:
-    for tensor in tensors_in(made):
+def _marked(result: Any, of: Reduced) -> Any:
+    for tensor in tensors_in(result):
         mark(tensor, of.rows.but(dim=of.row_dim_after()))
-    return made
+    return result
 
 
 @rule("sum", "mean", "nansum", takes="input dim keepdim")
@@ -87,11 +87,11 @@ def spread(watch: Watch, call: Call) -> Any:
     if not reduced.over_rows:
         return _local(call, reduced)
     mean, variance = moments(watch, reduced, correction)
-    found = _root(variance) if call.name.startswith("std") else variance
+    spreads = _root(variance) if call.name.startswith("std") else variance
     if not reduced.keep:
-        found, mean = (tensor.squeeze(reduced.dims) for tensor in (found, mean))
-    mark(found, None)
-    return (found, mark(mean, None)) if call.name.endswith("mean") else found
+        spreads, mean = (tensor.squeeze(reduced.dims) for tensor in (spreads, mean))
+    mark(spreads, None)
+    return (spreads, mark(mean, None)) if call.name.endswith("mean") else spreads
 
 
 def _reduced_with_correction(watch: Watch, call: Call) -> tuple[Reduced, float]:
@@ -180,8 +180,8 @@ def truth(watch: Watch, call: Call) -> Any:
     holds = watch.counted(of.tensor).bool()
     wanted = ~holds if call.name == "all" else holds
     number = summed(wanted.sum(of.dims, keepdim=of.keep), watch.part)
-    made = number if call.name == "count_nonzero" else number == 0 if call.name == "all" else number > 0
-    return mark(made, None)
+    result = number if call.name == "count_nonzero" else number == 0 if call.name == "all" else number > 0
+    return mark(result, None)
 
 
 @rule(
@@ -222,8 +222,8 @@ def logsumexp(watch: Watch, call: Call) -> Any:
         return _local(call, of)
     top = extreme_over_rows(watch, of._replace(keep=True), 1).detach()
     above = of._replace(tensor=mark((of.tensor - top).exp(), of.rows.but()), keep=True)
-    made = total_over_rows(watch, above).log() + top
-    return mark(made if of.keep else made.squeeze(of.dims), None)
+    result = total_over_rows(watch, above).log() + top
+    return mark(result if of.keep else result.squeeze(of.dims), None)
 
 
 def softmax_over_rows(watch: Watch, call: Call, dim: int) -> Tensor:
@@ -235,8 +235,8 @@ def softmax_over_rows(watch: Watch, call: Call, dim: int) -> Tensor:
     of = Reduced(tensor, rows, (dim % tensor.dim(),), True, None)
     apart = tensor - extreme_over_rows(watch, of, 1).detach()
     total = total_over_rows(watch, of._replace(tensor=mark(apart.exp(), rows.but())))
-    made = apart - total.log() if call.name == "log_softmax" else apart.exp() / total
-    return mark(made, rows.but())
+    result = apart - total.log() if call.name == "log_softmax" else apart.exp() / total
+    return mark(result, rows.but())
 
 
 @rule("prod", "median", "nanmedian", "mode", "argmax", "argmin", "aminmax", takes="input dim keepdim")
@@ -255,12 +255,12 @@ def only_features(watch: Watch, call: Call) -> Any:
     of = Reduced(tensor, rows, (dim % tensor.dim(),), bool(call.get("keepdim", False)), None)
     if tensor.size(rows.dim) == 0:  # torch reduces nothing of this
         call = call.but(input=tensor.new_zeros([size or 1 for size in tensor.shape]))
-        made = call()
-        cut = [none_of(one, of.row_dim_after(), [tensor]) for one in tensors_in(made)]
-        made = type(made)(cut) if isinstance(made, tuple) else cut[0]
+        result = call()
+        cut = [none_of(one, of.row_dim_after(), [tensor]) for one in tensors_in(result)]
+        result = type(result)(cut) if isinstance(result, tuple) else cut[0]
     else:
-        made = call()
-    return _marked(made, of)
+        result = call()
+    return _marked(result, of)
 
 
 @rule(

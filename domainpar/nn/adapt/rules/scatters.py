@@ -63,7 +63,7 @@ def _dealt(watch: Watch, call: Call, into: Tensor, dim: int, axis: Axis) -> Tens
     """
     of_nodes = axis is watch.part.node_axis
     ids = watch.part.local_ids[: room(watch)] if of_nodes else axis.places
-    made = mark(into.index_select(dim, ids), Rows(axis, dim, watch.starts_fresh(axis)))
+    result = mark(into.index_select(dim, ids), Rows(axis, dim, watch.starts_fresh(axis)))
     if call.in_place:
         if watch.versions.outlives_the_pass(into):
             raise NotExact(
@@ -71,7 +71,7 @@ def _dealt(watch: Watch, call: Call, into: Tensor, dim: int, axis: Axis) -> Tens
                 "would have its own sums; sum into a new tensor."
             )
         watch.versions.spoil(into)
-    return made
+    return result
 
 
 def _check_same_rows(watch: Watch, call: Call, values: Any, by: Rows, dim: int) -> None:
@@ -91,13 +91,13 @@ def _at_rows(watch: Watch, call: Call, into: Tensor, target: Rows, index: Tensor
         call = call.but(index=watch.owned(index), src=watch.owned(values))
     fresh = watch.starts_fresh(target.axis)
     if by.named.only_owned or fresh:
-        made = call.but(input=watch.owned(into))()
+        result = call.but(input=watch.owned(into))()
     elif into.size(target.dim) == watch.part.plan.num_local:
-        made = call()
+        result = call()
     else:
-        made = _with_room_for_ghosts(watch, call, into, target)
+        result = _with_room_for_ghosts(watch, call, into, target)
     if not call.in_place:
-        return mark(made, target.but(fresh=fresh))
+        return mark(result, target.but(fresh=fresh))
     if target.fresh:  # it, or a view of it, may have been seen as such
         mark(into, target.but())
         watch.fill_in_place(into)
@@ -110,8 +110,8 @@ def _with_room_for_ghosts(watch: Watch, call: Call, into: Tensor, target: Rows) 
     shape = list(into.shape)
     shape[target.dim] = watch.part.plan.num_ghosts
     longer = call.but(input=torch.cat([into, into.new_zeros(shape)], target.dim))
-    made: Tensor = longer().narrow(target.dim, 0, watch.part.plan.num_owned)
-    return into.copy_(made) if call.in_place else made
+    result: Tensor = longer().narrow(target.dim, 0, watch.part.plan.num_owned)
+    return into.copy_(result) if call.in_place else result
 
 
 def _into_columns(watch: Watch, call: Call, into: Tensor, dim: int, target: Rows | None) -> Tensor:
@@ -127,9 +127,9 @@ def _into_columns(watch: Watch, call: Call, into: Tensor, dim: int, target: Rows
         rows.without_numbers(f"torch.{call.name}")
     one_axis((rows.axis for rows in (target, *known)), call.name)
     fresh = target.fresh and all(rows.fresh for rows in known)
-    made = watch.common(call)()
+    result = watch.common(call)()
     if not call.in_place:
-        return mark(made, target.but(fresh=fresh))
+        return mark(result, target.but(fresh=fresh))
     mark(into, target.but())
     if target.fresh and not fresh:
         watch.fill_in_place(into)
@@ -150,9 +150,9 @@ def _at_graphs(watch: Watch, call: Call, into: Tensor, dim: int, index: Tensor, 
         watch.counted(values) if isinstance(values, Tensor) and watch.rows(values) else values,
     )
     if how == "sum" and call.name in ("scatter_add", "index_add"):
-        made = _add(into, dim, index, values)
-        made = made if alpha == 1 else made * alpha
-        total = into + summed(made, watch.part)
+        result = _add(into, dim, index, values)
+        result = result if alpha == 1 else result * alpha
+        total = into + summed(result, watch.part)
     elif how in ("amax", "amin") and not include_self:
         total = _extreme(watch, into, dim, index, values, how)
     elif how == "prod" and call.name == "scatter_reduce" and include_self and values.is_floating_point():
@@ -185,8 +185,8 @@ def _product(watch: Watch, into: Tensor, dim: int, index: Tensor, values: Tensor
     for rank, product in enumerate(watch.part.gather(mine)):
         total = total * product
         others = others if rank == watch.part.part else others * product
-    made = with_gradient_of(total, summed(mine * others, watch.part))
-    return into.clone() * made  # `into` itself may be written over
+    result = with_gradient_of(total, summed(mine * others, watch.part))
+    return into.clone() * result  # `into` itself may be written over
 
 
 def _extreme(watch: Watch, into: Tensor, dim: int, index: Tensor, values: Tensor, how: str) -> Tensor:
@@ -300,15 +300,15 @@ def distinct(watch: Watch, call: Call) -> Any:
     padded = [mine.new_zeros(max(lengths)), number.new_zeros(max(lengths))]
     padded[0][: len(mine)], padded[1][: len(mine)] = mine, number
     values, numbers = (
-        torch.cat([found[:length] for found, length in zip(watch.part.gather(one), lengths)]) for one in padded
+        torch.cat([piece[:length] for piece, length in zip(watch.part.gather(one), lengths)]) for one in padded
     )
     every, place = values.unique(return_inverse=True)
-    made: list[Any] = [mark(every, None)]
+    result: list[Any] = [mark(every, None)]
     if inverse:
-        made.append(mark(torch.searchsorted(every, tensor), rows.but()))
+        result.append(mark(torch.searchsorted(every, tensor), rows.but()))
     if counts:
-        made.append(mark(numbers.new_zeros(len(every)).index_add(0, place, numbers), None))
-    return made[0] if len(made) == 1 else tuple(made)
+        result.append(mark(numbers.new_zeros(len(every)).index_add(0, place, numbers), None))
+    return result[0] if len(result) == 1 else tuple(result)
 
 
 @rule("bincount", takes="input weights minlength", knows_numbers=True)

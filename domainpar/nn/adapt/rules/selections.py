@@ -72,14 +72,14 @@ def rows_at(watch: Watch, tensor: Tensor, index: Tensor) -> Tensor:
     if places.numel():
         at = order[torch.searchsorted(places[order], wanted).clamp(max=len(places) - 1)]
         here = (places[at] == wanted).view([-1 if one == dim else 1 for one in range(tensor.dim())])
-        found = mine.index_select(dim, at)
-        found = torch.where(here, found, torch.zeros_like(found))
+        picked = mine.index_select(dim, at)
+        picked = torch.where(here, picked, torch.zeros_like(picked))
     else:
-        found = mine.sum(dim, keepdim=True).expand(
+        picked = mine.sum(dim, keepdim=True).expand(
             [len(wanted) if one == dim else size for one, size in enumerate(mine.shape)]
         )
-        found = found.to(tensor.dtype)
-    return mark(summed(found, watch.part).to(tensor.dtype), None)
+        picked = picked.to(tensor.dtype)
+    return mark(summed(picked, watch.part).to(tensor.dtype), None)
 
 
 def select_by_mask(watch: Watch, tensor: Tensor, dim: int, mask: Tensor) -> Tensor:
@@ -219,14 +219,14 @@ def _several(watch: Watch, tensor: Tensor, items: tuple[Any, ...]) -> Tensor:
     plain = all(isinstance(item, Tensor) and item.dim() == 1 for item in items)
     if not plain or any(by is None for by in known):
         raise NotExact("rows are picked by several indices of which some are the same on every rank.")
-    found = [by for by in known if by]
-    axis = one_axis((by.axis for by in found), "indexing")
-    first = found[0]
+    indices = [by for by in known if by]
+    axis = one_axis((by.axis for by in indices), "indexing")
+    first = indices[0]
     if rows is not None:
         if rows.dim != 0 or first.names is None or first.named.of is not rows.axis or not first.named.only_owned:
             raise NotExact("rows are picked by several indices of which the first does not number owned rows in order.")
         tensor = watch.owned(tensor)
-    for place, by in enumerate(found):
+    for place, by in enumerate(indices):
         if place or rows is None:
             check_enough_rows(tensor, place, by)
     values = [watch.as_values(item) if at or rows is None else item for at, item in enumerate(items)]
@@ -261,11 +261,11 @@ def _basic(watch: Watch, tensor: Tensor, items: tuple[Any, ...]) -> Tensor:
             place += 1
     if row_dim is None:
         row_dim = dim + rows.dim - place
-    made = tensor[tuple(given)]
-    if names is not None and len(names) > 1 and made.dim() != 2:
-        made, names = made_of_values(watch, tensor, given), None
-    mark(made, rows.but(dim=row_dim, names=names))
-    return made if cut is None or cut == slice(None) else _cut(watch, made, cut)
+    result = tensor[tuple(given)]
+    if names is not None and len(names) > 1 and result.dim() != 2:
+        result, names = made_of_values(watch, tensor, given), None
+    mark(result, rows.but(dim=row_dim, names=names))
+    return result if cut is None or cut == slice(None) else _cut(watch, result, cut)
 
 
 def made_of_values(watch: Watch, tensor: Tensor, items: list[Any]) -> Tensor:
@@ -281,9 +281,9 @@ def _cut(watch: Watch, tensor: Tensor, item: Any) -> Tensor:
     rows = watch.known(tensor)
     pieces = rows.axis.pieces
     if not isinstance(item, slice):
-        made = rows_at(watch, tensor, torch.tensor([item], device=tensor.device)).squeeze(rows.dim)
-        watch.versions.stands_in(made, tensor)
-        return mark(made, None)
+        result = rows_at(watch, tensor, torch.tensor([item], device=tensor.device)).squeeze(rows.dim)
+        watch.versions.stands_in(result, tensor)
+        return mark(result, None)
     start, stop = (item.start, item.stop) if item.step in (None, 1) else (0, 0)
     if start in (None, 0) and type(stop) is RowCount and stop.axis is rows.axis:
         return tensor
@@ -291,9 +291,9 @@ def _cut(watch: Watch, tensor: Tensor, item: Any) -> Tensor:
         return piece_of(watch, tensor, rows, 0)
     if stop is None and type(start) is RowCount and len(pieces) == 2 and start.axis is pieces[0]:
         return piece_of(watch, tensor, rows, 1)
-    made = select_by_mask(watch, tensor, rows.dim, _mask_of_places(watch, rows.axis, item))
-    watch.versions.stands_in(made, tensor)
-    return made
+    result = select_by_mask(watch, tensor, rows.dim, _mask_of_places(watch, rows.axis, item))
+    watch.versions.stands_in(result, tensor)
+    return result
 
 
 def _mask_of_places(watch: Watch, axis: Axis, item: slice) -> Tensor:
@@ -317,11 +317,11 @@ def nonzero(watch: Watch, call: Call) -> Any:
         raise NotExact(f"torch.nonzero of a tensor of {rows.axis.name} and features; take it of one column.")
     if mask.dtype is not torch.bool:
         raise NotExact("torch.nonzero of numbers; compare them first, so that it is a mask.")
-    axis, made = selection_of(watch, mask), mask.nonzero()
+    axis, result = selection_of(watch, mask), mask.nonzero()
     named = (Names(rows.axis, complete=True, only_owned=True),)
     if call.get("as_tuple", False):
-        return (mark(made.view(-1), Rows(axis, 0, names=named)),)
-    return mark(made, Rows(axis, 0, names=named))
+        return (mark(result.view(-1), Rows(axis, 0, names=named)),)
+    return mark(result, Rows(axis, 0, names=named))
 
 
 @rule("gather", takes="input dim index", knows_numbers=True)

@@ -21,12 +21,12 @@ def _known(watch: Watch, call: Call) -> tuple[Tensor, Rows]:
     return tensor, rows
 
 
-def _moved(rows: Rows, made: Tensor, dim: int, keeps_names: bool = False) -> Tensor:
+def _moved(rows: Rows, result: Tensor, dim: int, keeps_names: bool = False) -> Tensor:
     """Mark a result whose rows lie along another dimension."""
     names = rows.names if rows.names is not None and (len(rows.names) == 1 or keeps_names) else None
     if rows.names is not None and names is None:
         raise NotExact("row numbers of both ends of edges are reshaped; take edge_index[0] and edge_index[1] first.")
-    return mark(made, rows.but(dim=dim, names=names))
+    return mark(result, rows.but(dim=dim, names=names))
 
 
 @rule("view", "reshape", "view_as", "reshape_as", takes="input shape|size|other*", knows_numbers=True)
@@ -40,19 +40,20 @@ def view(watch: Watch, call: Call) -> Any:
         wanted = _sizes_of(watch, wanted[0])
     if _parts_the_pieces(tensor, rows, wanted):
         pieces = [piece_of(watch, tensor, rows, at) for at in range(len(rows.axis.pieces))]
-        made = torch.stack(pieces)
-        watch.versions.stands_in(made, tensor)
-        return mark(made.view(*made.shape[:2], *wanted[2:]), Rows(rows.axis.pieces[0], 1, watch.known(pieces[0]).fresh))
+        result = torch.stack(pieces)
+        watch.versions.stands_in(result, tensor)
+        fresh = watch.known(pieces[0]).fresh
+        return mark(result.view(*result.shape[:2], *wanted[2:]), Rows(rows.axis.pieces[0], 1, fresh))
     if (other := _split_or_merged(tensor, rows, wanted)) is not None:
         shape = [other.length, *wanted[1:]]
         tensor = watch.owned(tensor)
-        made = tensor.reshape(shape) if call.name.startswith("reshape") else tensor.view(shape)
-        return mark(made, Rows(other, 0, watch.starts_fresh(other)))
+        result = tensor.reshape(shape) if call.name.startswith("reshape") else tensor.view(shape)
+        return mark(result, Rows(other, 0, watch.starts_fresh(other)))
     dim = _row_dim(tensor, rows, wanted)
     before, behind = math.prod(tensor.shape[: rows.dim]), math.prod(tensor.shape[rows.dim + 1 :])
     shape = [*_solved(wanted[:dim], before), tensor.size(rows.dim), *_solved(wanted[dim + 1 :], behind)]
-    made = tensor.reshape(shape) if call.name.startswith("reshape") else tensor.view(shape)
-    return _moved(rows, made, dim, keeps_names=dim == rows.dim and made.shape == tensor.shape)
+    result = tensor.reshape(shape) if call.name.startswith("reshape") else tensor.view(shape)
+    return _moved(rows, result, dim, keeps_names=dim == rows.dim and result.shape == tensor.shape)
 
 
 def _parts_the_pieces(tensor: Tensor, rows: Rows, wanted: list[Any]) -> bool:
@@ -164,11 +165,11 @@ def squeeze(watch: Watch, call: Call) -> Any:
 def reorder(watch: Watch, call: Call) -> Any:
     """The same numbers with dimensions in another order."""
     tensor, rows = _known(watch, call)
-    made = call()
+    result = call()
     # Where the rows went is asked of a tensor of the same number of dimensions, all of different lengths.
     probe = torch.empty(tuple(range(2, 2 + tensor.dim())), device="meta")
     went = call.but(input=probe)()
-    return _moved(rows, made, list(went.shape).index(2 + rows.dim), keeps_names=made.dim() == 2)
+    return _moved(rows, result, list(went.shape).index(2 + rows.dim), keeps_names=result.dim() == 2)
 
 
 @rule("expand", "expand_as", "broadcast_to", takes="input size|other*", knows_numbers=True)
@@ -193,10 +194,10 @@ def expand(watch: Watch, call: Call) -> Any:
     if counts:
         one_axis([rows.axis, wanted[dim].axis], call.name)
     shape = [tensor.size(rows.dim) if at == dim else int(size) for at, size in enumerate(wanted)]
-    made = tensor.expand(shape)
-    if rows.names is not None and len(rows.names) == 1 and made.dim() == 2 and dim == 1:
-        return mark(made, rows.but(dim=dim, names=rows.names * made.size(0)))
-    return _moved(rows, made, dim)
+    result = tensor.expand(shape)
+    if rows.names is not None and len(rows.names) == 1 and result.dim() == 2 and dim == 1:
+        return mark(result, rows.but(dim=dim, names=rows.names * result.size(0)))
+    return _moved(rows, result, dim)
 
 
 def _given_to_each(watch: Watch, tensor: Tensor, wanted: list[Any], counts: list[int]) -> Tensor:
@@ -223,12 +224,13 @@ def repeat(watch: Watch, call: Call) -> Any:
     if any(type(count) is RowCount for count in times) or times[dim] != 1:
         raise NotExact(f"torch.{call.name} makes copies of rows of {rows.axis.name}, which would be rows of their own.")
     names = rows.names
-    made = tensor.repeat(times)
-    if names is not None and len(names) == 1 and made.dim() == 2 and dim == 1:
-        names = names * made.size(0)
+    result = tensor.repeat(times)
+    if names is not None and len(names) == 1 and result.dim() == 2 and dim == 1:
+        names = names * result.size(0)
     elif names is not None and len(names) > 1:
-        names = names * (made.size(0) // len(names)) if made.dim() == 2 else rows.without_numbers("torch.repeat").names
-    return mark(made, rows.but(dim=dim, names=names))
+        rows = rows if result.dim() == 2 else rows.without_numbers("torch.repeat")
+        names = names * (result.size(0) // len(names))
+    return mark(result, rows.but(dim=dim, names=names))
 
 
 def _repeated_for_each(watch: Watch, tensor: Tensor, times: list[Any]) -> Tensor:
@@ -320,16 +322,16 @@ def _beside(watch: Watch, call: Call, tensors: list[Tensor], dim: int, known: li
     row_dim = next(rows.dim for rows in known if rows)
     if any(rows is None or rows.dim != row_dim for rows in known):
         raise NotExact(f"torch.cat joins rows of {axis.name} that lie along different dimensions.")
-    made = torch.cat(tensors if fresh else [watch.owned(tensor) for tensor in tensors], dim)
+    result = torch.cat(tensors if fresh else [watch.owned(tensor) for tensor in tensors], dim)
     named = [rows.names for rows in known if rows]
     names = None
-    if all(names is not None for names in named) and made.dim() == 2:
+    if all(names is not None for names in named) and result.dim() == 2:
         names = tuple(
             name for one, tensor in zip(named, tensors) for name in (one or ()) * (tensor.size(dim) // len(one or (1,)))
         )
     elif any(names is not None for names in named):
         raise NotExact("torch.cat puts row numbers beside other numbers.")
-    return mark(made, Rows(axis, row_dim, fresh, names=names))
+    return mark(result, Rows(axis, row_dim, fresh, names=names))
 
 
 def _joined(watch: Watch, call: Call, tensors: list[Tensor], dim: int) -> Tensor:
@@ -340,10 +342,10 @@ def _joined(watch: Watch, call: Call, tensors: list[Tensor], dim: int) -> Tensor
             "torch.cat puts rows that are the same on every rank (a virtual node?) behind rows that are dealt over the "
             "ranks; add such a node to the graph itself, or keep its state in a tensor of its own."
         )
-    found = [rows for rows in known if rows]
+    of_rows = [rows for rows in known if rows]
     tensors = [watch.owned(tensor) for tensor in tensors]
-    axis = watch.part.joined([rows.axis for rows in found])
-    return mark(torch.cat(tensors, dim), Rows(axis, dim, names=_names_of_joined([rows.names for rows in found])))
+    axis = watch.part.joined([rows.axis for rows in of_rows])
+    return mark(torch.cat(tensors, dim), Rows(axis, dim, names=_names_of_joined([rows.names for rows in of_rows])))
 
 
 def _names_of_joined(named: list[tuple[Names, ...] | None]) -> tuple[Names, ...] | None:
@@ -372,22 +374,22 @@ def stack(watch: Watch, call: Call) -> Any:
     known = [watch.rows(tensor) for tensor in tensors]
     if any(rows is None for rows in known):
         raise NotExact("torch.stack puts a tensor that is the same on every rank on top of rows.")
-    found = [rows for rows in known if rows]
-    axis, fresh = axis_and_freshness(found, call.name)
+    of_rows = [rows for rows in known if rows]
+    axis, fresh = axis_and_freshness(of_rows, call.name)
     dim = dim % (tensors[0].dim() + 1)
-    if len({rows.dim for rows in found}) != 1:
+    if len({rows.dim for rows in of_rows}) != 1:
         raise NotExact(f"torch.stack joins rows of {axis.name} that lie along different dimensions.")
-    made = torch.stack([tensor if fresh else watch.owned(tensor) for tensor in tensors], dim)
-    named = [rows.names for rows in found]
+    result = torch.stack([tensor if fresh else watch.owned(tensor) for tensor in tensors], dim)
+    named = [rows.names for rows in of_rows]
     names = None
-    if all(names is not None for names in named) and made.dim() == 2:
+    if all(names is not None for names in named) and result.dim() == 2:
         names = tuple(one[0] for one in named if one)
     elif any(one is not None for one in named):
         raise NotExact(
             "torch.stack puts row numbers on top of what numbers something else: edges from nodes to graphs, say, "
             "have no form here; sum at graphs with new_zeros(num_graphs, ...).index_add(0, batch, rows)."
         )
-    return mark(made, Rows(axis, found[0].dim + (dim <= found[0].dim), fresh, names=names))
+    return mark(result, Rows(axis, of_rows[0].dim + (dim <= of_rows[0].dim), fresh, names=names))
 
 
 @rule("flip", takes="input dims*", knows_numbers=True)
