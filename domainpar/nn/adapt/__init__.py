@@ -15,7 +15,7 @@ Parts of torch that are not public and that this room relies on, with what break
 - `_qualified_op_name` of `torch.ops` (`calls`): an extension's operation would go by the name of one of torch's.
 - `Module._parameters`, `_buffers`, `_backward_hooks`, `_backward_pre_hooks`, and `_backward_hooks`,
   `_post_accumulate_grad_hooks` of a parameter (`modules`): hooks on gradients would not be refused.
-- `ScriptFunction.__call__`, `torch.jit._state._try_get_jit_cached_function`, `_torchdynamo_inline`; `CheckpointFunction`,
+- `torch.jit._state._try_get_jit_cached_function`, `_torchdynamo_inline`; `CheckpointFunction` and
   `_checkpoint_without_reentrant_generator`; `torch._dynamo.eval_frame._callback_from_stance` (`as_written`): an
   AttributeError where the first watch begins, or where a scripted or compiled function is called.
 """
