@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.graph import save_on_cpu
 
 from domainpar import faults
-from domainpar.nn.adapt.step_buffers import StepBuffers
+from domainpar.nn.adapt.gradient_sums import StepBuffers
 from domainpar.nn.classifier import EdgeClassifier
 from domainpar.nn.noise import key_of
 from domainpar.parallel.integer_sums import IntegerSums

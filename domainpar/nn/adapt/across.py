@@ -2,17 +2,51 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-if TYPE_CHECKING:
-    from domainpar.nn.adapt.part import GraphPart
+from domainpar.parallel.transport import Transport
 
 
-def summed(local: Tensor, part: GraphPart) -> Tensor:
+class Member:
+    """One of the ranks that share a graph, and its talk with the others.
+
+    Args:
+        transport: Joins the ranks.
+
+    Attributes:
+        part: The number of this one.
+        num_parts: Ranks that share the graph.
+        num_exchanges: How often ghosts were filled in forward passes.
+        num_sums: How often something was summed or compared over ranks in forward passes.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
+        self.part, self.num_parts = transport.rank, transport.size
+        self.num_exchanges = self.num_sums = 0
+
+    def gather(self, local: Tensor) -> list[Tensor]:
+        """Every rank's tensor, all of one shape and type. *Collective*."""
+        if self.num_parts == 1:
+            return [local]
+        host = local.detach().contiguous().cpu()
+        payloads = self.transport.all_gather(host.view(-1).view(torch.uint8).numpy().tobytes())
+        tensors = [torch.frombuffer(bytearray(payload), dtype=host.dtype) if payload else host for payload in payloads]
+        return [tensor.view(host.shape).to(local.device) for tensor in tensors]
+
+    def sum_over_ranks(self, local: Tensor) -> Tensor:
+        """The sum over ranks, added in their order, so the same bits on every rank. *Collective*."""
+        total, *others = self.gather(local)
+        for tensor in others:
+            total = total + tensor
+        return total
+
+
+def summed(local: Tensor, part: Member) -> Tensor:
     """The sum of every rank's tensor, the same on all. *Collective*, forward and backward."""
     if part.num_parts == 1:
         return local
@@ -21,7 +55,7 @@ def summed(local: Tensor, part: GraphPart) -> Tensor:
     return total
 
 
-def largest(local: Tensor, part: GraphPart) -> Tensor:
+def largest(local: Tensor, part: Member) -> Tensor:
     """The elementwise maximum over ranks, without gradient. *Collective*."""
     part.num_sums += 1
     return torch.stack(part.gather(local.detach())).amax(0)
@@ -29,11 +63,11 @@ def largest(local: Tensor, part: GraphPart) -> Tensor:
 
 def with_gradient_of(value: Tensor, carrier: Tensor) -> Tensor:
     """A value whose gradient goes to another tensor of its shape, even where that is infinite."""
-    made: Tensor = _WithGradientOf.apply(value.detach(), carrier)  # type: ignore[no-untyped-call]
-    return made
+    result: Tensor = _WithGradientOf.apply(value.detach(), carrier)  # type: ignore[no-untyped-call]
+    return result
 
 
-def counted_once(result: Tensor, part: GraphPart) -> Tensor:
+def counted_once(result: Tensor, part: Member) -> Tensor:
     """A result that every rank has. Its gradient is taken from rank 0, so that gradients may be summed over ranks."""
     if part.num_parts == 1:
         return result
@@ -45,7 +79,7 @@ class _SumOverRanks(torch.autograd.Function):
     """Its own adjoint: what all ranks make of a sum comes back to every summand."""
 
     @staticmethod
-    def forward(ctx: Any, local: Tensor, part: GraphPart) -> Tensor:
+    def forward(ctx: Any, local: Tensor, part: Member) -> Tensor:
         ctx.part = part
         return part.sum_over_ranks(local)
 

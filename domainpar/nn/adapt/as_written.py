@@ -4,7 +4,7 @@ Torch calls of a scripted function happen in its own interpreter, those of a che
 a compiled one is traced. While a watch is on in this thread, the function that the user wrote is called instead: the
 same numbers, without what the transformation would have saved. Elsewhere nothing changes.
 
-The three places are torch's own and not public: a release that has them no longer ends in an AttributeError here.
+The three places are torch's own and not public: see the list in `domainpar.nn.adapt`.
 """
 
 from __future__ import annotations

@@ -3,18 +3,59 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
-from domainpar.nn.adapt.rows import Axis, NotExact
+from domainpar.nn.adapt.nested import mapped, tensors_in
+from domainpar.nn.adapt.rows import Axis, NotExact, Rows
 
 
 def words(text: str) -> tuple[str, ...]:
     """The words of a text."""
     return tuple(text.split())
+
+
+class Argument(NamedTuple):
+    """An argument of torch functions.
+
+    Attributes:
+        position: Its place among the positional arguments.
+        names: All names that it has as a keyword.
+        takes_all: Whether all positional arguments that follow may be its values, as in `x.view(2, 3)`.
+    """
+
+    position: int
+    names: tuple[str, ...]
+    takes_all: bool
+
+
+class Signature:
+    """The arguments of a torch call, function or method, for its rule: `input dim index src|source|value`.
+
+    Names that mean the same in torch are separated by `|`, the first is the one that rules use; numpy's are known for
+    all calls. `size*` takes all positional arguments that follow.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._arguments: dict[str, Argument] = {}
+        for position, word in enumerate(text.split()):
+            names = tuple(word.rstrip("*").split("|"))
+            names += tuple(other for name in names for other in _SYNONYMS.get(name, ()))
+            self._arguments[names[0]] = Argument(position, names, word.endswith("*"))
+
+    def find(self, name: str) -> Argument:
+        """An argument by its name in rules; one that is not in the signature is a keyword only."""
+        return self._arguments.get(name) or Argument(sys.maxsize, (name,), False)
+
+    @property
+    def first(self) -> Collection[str]:
+        """The names of the first argument."""
+        return next(iter(self._arguments.values())).names
 
 
 @dataclass
@@ -24,9 +65,10 @@ class Call:
     Attributes:
         func: The function.
         name: Its name without underscores at the ends; `add` for `add`, `add_` and `__add__`.
-        args: Its positional arguments.
+        args: Its positional arguments; under a rule the first of all is among them.
         kwargs: Its other arguments.
         in_place: Whether it changes its first argument.
+        signature: What its arguments are called.
     """
 
     func: Callable[..., Any]
@@ -34,22 +76,73 @@ class Call:
     args: list[Any]
     kwargs: dict[str, Any]
     in_place: bool
+    signature: Signature
 
-    def get(self, position: int, name: str, default: Any = None) -> Any:
-        """An argument, wherever it was given."""
-        return self.args[position] if len(self.args) > position else self.kwargs.get(name, default)
+    def get(self, name: str, default: Any = None) -> Any:
+        """An argument, wherever and under whatever name it was given; a list of one that takes all that follow."""
+        argument = self.signature.find(name)
+        if argument.position < len(self.args):
+            value, rest = self.args[argument.position], self.args[argument.position :]
+        elif (keyword := self._keyword(argument)) is not None:
+            value, rest = self.kwargs[keyword], [self.kwargs[keyword]]
+        else:
+            return default
+        if not argument.takes_all:
+            return value
+        return list(value) if isinstance(value, (tuple, list)) else list(rest)
+
+    def but(self, **values: Any) -> Call:
+        """The same call with other arguments, each where it was given."""
+        args, kwargs = list(self.args), dict(self.kwargs)
+        for name, value in values.items():
+            argument = self.signature.find(name)
+            place = argument.position
+            if place >= len(args):
+                kwargs[self._keyword(argument) or name] = value
+            elif argument.takes_all and not isinstance(args[place], (tuple, list)):
+                args[place:] = [value]
+            else:
+                args[place] = value
+        return replace(self, args=args, kwargs=kwargs)
+
+    def with_first(self) -> Call:
+        """The call with the first argument in its place; all others stay where and under the name they were given."""
+        # Functions written in Python tell which argument is their first.
+        python = not self.args and inspect.isfunction(self.func)
+        names = tuple(inspect.signature(self.func).parameters)[:1] if python else self.signature.first
+        keyword = None if self.args else next((name for name in names if name in self.kwargs), None)
+        if keyword is None:
+            return self
+        others = {name: value for name, value in self.kwargs.items() if name != keyword}
+        return replace(self, args=[self.kwargs[keyword]], kwargs=others)
+
+    def mapped(self, change: Callable[[Tensor], Tensor], start: int = 0) -> Call:
+        """The same call with its tensors changed, from some positional argument on."""
+        args = [*self.args[:start], *(mapped(change, value) for value in self.args[start:])]
+        return replace(self, args=args, kwargs={name: mapped(change, value) for name, value in self.kwargs.items()})
+
+    def _keyword(self, argument: Argument) -> str | None:
+        return next((name for name in argument.names if name in self.kwargs), None)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tensors among its arguments."""
+        return tensors_in((self.args, self.kwargs))
 
     @property
     def drops(self) -> bool:
         """Whether a dropout is one: torch's own calls `train` what `torch.nn.functional` calls `training`."""
-        return bool(self.get(2, "training", self.kwargs.get("train", True)))
+        training = self.args[2] if len(self.args) > 2 else self.kwargs.get("training", self.kwargs.get("train", True))
+        return bool(training)
 
     def __call__(self) -> Any:
         return self.func(*self.args, **self.kwargs)
 
-    def but(self, *args: Any, **kwargs: Any) -> Call:
-        """The same call with other arguments."""
-        return Call(self.func, self.name, list(args), kwargs, self.in_place)
+
+# As numpy calls them; torch takes both.
+_SYNONYMS = {"dim": ("axis",), "keepdim": ("keepdims",), "other": ("x2",), "input": ("self", "x", "x1", "a")}
+# Names of the first argument, where a rule has no signature: torch's own functions tell none.
+USUAL = Signature("condition|input|A|tensors")
 
 
 TELLS_NO_VALUE = frozenset(
@@ -121,52 +214,30 @@ def _foreign_owner(func: Any) -> str | None:
     return None if not isinstance(module, str) or module.split(".")[0] == "torch" else module
 
 
-# Of torch's own functions, which tell no signature.
-_FIRST = frozenset(words("condition sorted_sequence input self x x1 a A tensors"))
-_INPUT_IS_SECOND = frozenset(words("where searchsorted polygamma special_polygamma"))
-_TWO_SAMPLES = frozenset(words("cosine_similarity pairwise_distance cdist"))  # x1 and x2 are their own names there
-_NUMPY_NAMES = {"axis": "dim", "keepdims": "keepdim", "x2": "other"}
-
-
-def usual_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a call with the first in its place, and torch's names where numpy's were given.
-
-    Torch's own functions take both; functions written in Python keep the names that they have.
-    """
-    if not kwargs:
-        return args, kwargs
-    if inspect.isfunction(func):
-        first = tuple(inspect.signature(func).parameters)[:1]
-        return _first_in_place(args, kwargs, first)
-    name = getattr(func, "__name__", "")
-    if name not in _TWO_SAMPLES and not _NUMPY_NAMES.keys().isdisjoint(kwargs):
-        kwargs = {_NUMPY_NAMES.get(name, name): value for name, value in kwargs.items()}
-    return _first_in_place(args, kwargs, _FIRST - {"input"} if name in _INPUT_IS_SECOND else _FIRST)
-
-
-def _first_in_place(
-    args: tuple[Any, ...], kwargs: dict[str, Any], names: Collection[str]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    found = [] if args else [name for name in kwargs if name in names]
-    if not found:
-        return args, kwargs
-    return (kwargs[found[0]],), {name: value for name, value in kwargs.items() if name != found[0]}
-
-
 ASKED_BY_PYTHON = frozenset(words("bool int float complex index len contains array"))
 IN_PLACE_OPERATORS = frozenset(words("add sub mul div truediv floordiv mod pow and or xor lshift rshift matmul"))
 
 
-def one_axis(axes: Iterable[Axis], call: Call) -> Axis:
-    """The axis that all of these are.
+def one_axis(axes: Iterable[Axis], what: str) -> Axis:
+    """The axis that all of these are, `what` being the call that wants it.
 
     Raises:
         NotExact: If they are several.
     """
-    found = list({id(axis): axis for axis in axes}.values())
-    if len(found) != 1:
+    different = list({id(axis): axis for axis in axes}.values())
+    if len(different) != 1:
         raise NotExact(
-            f"torch.{call.name} puts rows side by side that are not the same rows: "
-            f"{' and '.join(sorted(axis.name for axis in found))}."
+            f"torch.{what} puts rows side by side that are not the same rows: "
+            f"{' and '.join(sorted(axis.name for axis in different))}."
         )
-    return found[0]
+    return different[0]
+
+
+def axis_and_freshness(several: Iterable[Rows | None], what: str) -> tuple[Axis, bool]:
+    """The axis of several tensors of the same rows, constants left out, and whether the ghosts of all are up to date.
+
+    Raises:
+        NotExact: If they are not the same rows.
+    """
+    known = [rows for rows in several if rows is not None]
+    return one_axis((rows.axis for rows in known), what), all(rows.fresh for rows in known)

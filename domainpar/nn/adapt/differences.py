@@ -177,9 +177,9 @@ def compare_layers(whole: Run, split: Run, tolerance: float) -> tuple[tuple[Laye
         if first is None and difference.size is not None and not difference.size <= tolerance:
             first = _blamed(bare, bare.recorder.moments[: at + 1], check)
     known = _by_call(bare)
-    made = dict.fromkeys(layer for moments in by_rank for layer, when in moments if when == "made")
+    layers = dict.fromkeys(layer for moments in by_rank for layer, when in moments if when == "made")
     extra = Difference(math.inf, "called where the graph is split only")
-    rows_of_extra = [_check(bare, layer, extra) for layer in made if (layer, "made") not in known]
+    rows_of_extra = [_check(bare, layer, extra) for layer in layers if (layer, "made") not in known]
     return (*rows, *rows_of_extra), first or next(iter(rows_of_extra), None)
 
 

@@ -1,8 +1,9 @@
-"""Gradients summed over ranks: of each parameter the sum of what every rank found, the same bits on all."""
+"""Gradients and changes of buffers summed over ranks, the same bits on all; parameters that stay alike on all."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -50,8 +51,8 @@ class GradientSums:
             RanksDiffer: On all ranks alike, if gradients hold what was summed before.
         """
         device = self._parameters[0].device if self._parameters else torch.device("cpu")
-        again = any(_is_summed(one.grad) for one in self._parameters if one.grad is not None)
-        ours = bytes([*(one.grad is not None for one in self._parameters), again])
+        again = any(_is_summed(parameter.grad) for parameter in self._parameters if parameter.grad is not None)
+        ours = bytes([*(parameter.grad is not None for parameter in self._parameters), again])
         *exists, again = map(any, zip(*transport.all_gather(ours), strict=True))
         if again:
             raise RanksDiffer(
@@ -59,15 +60,15 @@ class GradientSums:
                 "which would count once for each rank",
                 "it was called twice, or zero_grad() was left out since; call each once for every step",
             )
-        found = [_dense_gradient(parameter) for parameter in self._parameters]
-        sums = sum_exactly(found, transport, device)
+        gradients = [_dense_gradient(parameter) for parameter in self._parameters]
+        sums = sum_exactly(gradients, transport, device)
         if sums is None:
             return 1
-        put_back = [total.to(one.dtype) for total, one in zip(sums, self._parameters)]
-        for one, total, exist in zip(self._parameters, put_back, exists):
-            one.grad = total if exist else None
-            if one.grad is not None:
-                one.grad.__dict__[_SUMMED] = one.grad._version
+        put_back = [total.to(parameter.dtype) for total, parameter in zip(sums, self._parameters)]
+        for parameter, total, exist in zip(self._parameters, put_back, exists):
+            parameter.grad = total if exist else None
+            if parameter.grad is not None:
+                parameter.grad.__dict__[_SUMMED] = parameter.grad._version
         return sum(not bool(total.isfinite().all()) for total in put_back)
 
 
@@ -116,8 +117,8 @@ class Replicas:
         Raises:
             RanksDiffer: On all ranks alike, naming the ranks and the first parameter that differs.
         """
-        found = what_differs(dict(self._module.named_parameters()), transport)
-        if found is None:
+        differing = what_differs(dict(self._module.named_parameters()), transport)
+        if differing is None:
             self._same += doubt == 2
             return
         if doubt == 2:
@@ -126,7 +127,7 @@ class Replicas:
         else:
             why = "something else than optimizer.step() on summed gradients changed them, or steps differ between ranks"
             hint = "change parameters on every rank alike: clip, decay, load and average them by what all ranks have"
-        raise RanksDiffer(f"{found[0]}: {why}", hint)
+        raise RanksDiffer(f"{differing[0]}: {why}", hint)
 
     def _look_at_versions(self) -> list[object]:
         return [version_of(one) for one in self._module.parameters()]
@@ -139,7 +140,7 @@ def _dense_gradient(parameter: nn.Parameter) -> Tensor:
     return gradient.to_dense() if gradient.is_sparse else gradient
 
 
-def sum_exactly(found: Sequence[Tensor], transport: Transport, device: torch.device) -> list[Tensor] | None:
+def sum_exactly(tensors: Sequence[Tensor], transport: Transport, device: torch.device) -> list[Tensor] | None:
     """Sums over ranks of tensors that have the same shapes on all, in float64, the same bits on all. *Collective*.
 
     Each tensor is scaled by a power of two of its own, which loses no bit, so that small ones are summed as well as
@@ -148,16 +149,16 @@ def sum_exactly(found: Sequence[Tensor], transport: Transport, device: torch.dev
     Returns:
         The sums; None on every rank if a number of any rank is not finite.
     """
-    exponents = torch.tensor([_exponent(one) for one in found], dtype=torch.int64)
+    exponents = torch.tensor([_exponent(tensor) for tensor in tensors], dtype=torch.int64)
     transport.all_reduce(exponents, "max")
     if bool((exponents >= NOT_FINITE).any()):
         return None
-    flat = [torch.ldexp(one.flatten().double(), -power) for one, power in zip(found, exponents.to(device))]
-    sums = IntegerSums(sum(len(one) for one in flat), device)
+    flat = [torch.ldexp(tensor.flatten().double(), -power) for tensor, power in zip(tensors, exponents.to(device))]
+    sums = IntegerSums(sum(len(tensor) for tensor in flat), device)
     sums.add(torch.cat([torch.zeros(0, device=device, dtype=torch.float64), *flat]))
     sums.reduce(transport)
-    totals = sums.total().split([len(one) for one in flat])
-    return [torch.ldexp(total, power).view(one.shape) for total, power, one in zip(totals, exponents.to(device), found)]
+    totals = zip(tensors, sums.total().split([len(tensor) for tensor in flat]), exponents.to(device))
+    return [torch.ldexp(total, power).view(tensor.shape) for tensor, total, power in totals]
 
 
 def _exponent(values: Tensor) -> int:
@@ -166,6 +167,56 @@ def _exponent(values: Tensor) -> int:
     if not bool(torch.isfinite(largest)):
         return NOT_FINITE
     return max(int(torch.frexp(largest).exponent), LOWEST) if bool(largest) else LOWEST
+
+
+class StepBuffers:
+    """Makes a step change the buffers of a module in one way, whichever ranks compute which of its samples.
+
+    Each sample begins with the buffers of the step's beginning. In the end a buffer of floats has changed by the mean
+    of what the samples changed, one of integers by their sum. With one sample that is what torch does.
+
+    Args:
+        module: The module; as it is now, its step begins.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._buffers = list(module.buffers())
+        self._before = [buffer.clone() for buffer in self._buffers]
+        self._changes = [torch.zeros_like(buffer, dtype=torch.float64) for buffer in self._buffers]
+
+    @contextmanager
+    def sample(self, counts: bool) -> Iterator[None]:
+        """Around one sample. `counts`: whether this rank is the one of those that share it to speak for it."""
+        yield
+        with torch.no_grad():
+            for buffer, before, change in zip(self._buffers, self._before, self._changes):
+                if counts:
+                    # Not a plain difference: of two infinities it is no number.
+                    same = (buffer == before) | (buffer.isnan() & before.isnan())
+                    change += torch.where(same, 0.0, buffer.double() - before.double())
+                buffer.copy_(before)
+
+    def end(self, transport: Transport, num_samples: int) -> None:
+        """Leave in the buffers what the whole step made of them. *Collective*.
+
+        Args:
+            transport: Joins all ranks.
+            num_samples: Samples of the step, on all ranks together.
+
+        Raises:
+            RuntimeError: On all ranks alike, if a buffer became infinite or NaN.
+        """
+        if not self._buffers:
+            return
+        totals = sum_exactly(self._changes, transport, self._buffers[0].device)
+        if totals is None:
+            raise RuntimeError(
+                "a buffer of the model (running means, say) became infinite or NaN in this step; look at its inputs."
+            )
+        with torch.no_grad():
+            for buffer, before, total in zip(self._buffers, self._before, totals):
+                change = total / num_samples if buffer.is_floating_point() else total.round()
+                buffer.copy_(torch.where(change == 0, before.double(), before.double() + change))
 
 
 def take_from_root(tensors: Mapping[str, Tensor], world: World) -> None:

@@ -9,7 +9,7 @@ What identifies a call or a tensor under the watch, here and elsewhere, and what
 - a tensor as it is now: its number and its version; an argument by its `id` while the pass holds it (here)
 - a rule: the name of a function of torch itself; those of other libraries have the library's name before it (`calls`)
 - what every rank has: the `id` of a tensor that the module holds, while the pass holds it (`Watch.rows`)
-- rows: the axis as an object; a mask by its number or version, a slice by axis and bounds (`rules/selecting`), joined
+- rows: the axis as an object; a mask by its number or version, a slice by axis and bounds (`rules/selections`), joined
   pieces by `id` and identity (`GraphPart.joined`); the number of rows may be no key (`RowCount`)
 - memory: its address, kept from being used again by a weak reference (`versions`)
 """
@@ -104,6 +104,6 @@ class Numbering:
             return ("joined", *map(self._of_axis, axis.pieces))
         if axis.number is not None:
             return ("selected", axis.number)
-        if axis is axis.part.node_axis or axis is axis.part.edge_axis:
+        if axis.each is None and axis.selected_from is None:  # nodes or edges
             return axis.name
         raise Unnumbered

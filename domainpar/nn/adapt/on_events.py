@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from domainpar.nn.adapt.gradient_sums import GradientSums, take_from_root
-from domainpar.nn.adapt.held import common_tensors
-from domainpar.nn.adapt.known_reasons import check_module
+from domainpar.nn.adapt.modules import check_module, common_tensors
 from domainpar.nn.adapt.parallelize import Parallel
 from domainpar.nn.adapt.part import GraphPart, split_graph
 from domainpar.nn.adapt.rows import Rows, rows_of
@@ -65,11 +64,11 @@ class OnEvents(EdgeClassifier):
         self.module.train(key is not None)
         x, edge_attr = part.local_nodes(graph.features), part.local_edges(graph.edge_features)
         arguments = self.arguments(part, x, edge_attr)
-        found = Parallel(self.module).run(part, (), arguments, key, lambda result: check_logits(result, part))
+        logits = Parallel(self.module).run(part, (), arguments, key, lambda result: check_logits(result, part))
         self.exchanges, self.sums = part.num_exchanges, part.num_sums
         owned = torch.from_numpy(graph.plan.edge_owned).to(graph.features.device).nonzero().view(-1)
         zeros = graph.features.new_zeros(graph.num_edges)
-        return zeros.index_copy(0, owned, found.reshape(-1).to(zeros.dtype))
+        return zeros.index_copy(0, owned, logits.reshape(-1).to(zeros.dtype))
 
     @property
     def layers(self) -> nn.Module:

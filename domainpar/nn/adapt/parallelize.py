@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from domainpar.nn.adapt import rules as _rules  # noqa: F401  registers them
-from domainpar.nn.adapt.across import counted_once
+from domainpar.nn.adapt.across import Member, counted_once
 from domainpar.nn.adapt.gradient_sums import GradientSums, Replicas, take_from_root
-from domainpar.nn.adapt.held import common_tensors, owner_of, read_as_nodes
-from domainpar.nn.adapt.known_reasons import check_module, reason_of
+from domainpar.nn.adapt.modules import check_module, common_tensors, owner_of, read_as_nodes, reason_of
 from domainpar.nn.adapt.nested import every_tensor, rebuilt
 from domainpar.nn.adapt.part import GraphPart
 from domainpar.nn.adapt.rows import UNKNOWN, NotExact, Rows, rows_of, unwatched
@@ -220,7 +219,7 @@ def _part_of(arguments: Any) -> GraphPart:
             )
         if getattr(item, "is_sparse", False) or type(item).__name__ == "SparseTensor":
             raise NotExact("an adjacency matrix (adj_t) is given; give part.edge_index instead.")
-    found: dict[int, GraphPart] = {}
+    parts: dict[int, Member] = {}
     for tensor in every_tensor(arguments):
         rows = rows_of(tensor)
         if rows is UNKNOWN:
@@ -230,10 +229,12 @@ def _part_of(arguments: Any) -> GraphPart:
                 "part.src and part.dst by themselves."
             )
         if rows is not None:
-            found[id(rows.axis.part)] = rows.axis.part
-    if len(found) != 1:
-        raise NotExact(f"the arguments are of {len(found)} parts of graphs; give tensors of one.")
-    return next(iter(found.values()))
+            parts[id(rows.axis.part)] = rows.axis.part
+    if len(parts) != 1:
+        raise NotExact(f"the arguments are of {len(parts)} parts of graphs; give tensors of one.")
+    (part,) = parts.values()
+    assert isinstance(part, GraphPart)
+    return part
 
 
 def _owned(result: Any, watch: Watch) -> Any:

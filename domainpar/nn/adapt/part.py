@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from domainpar.agreement import agree, difference, on_all
+from domainpar.nn.adapt.across import Member
 from domainpar.nn.adapt.given import HINT, given_on, in_words, tensor_given
 from domainpar.nn.adapt.rows import Axis, Names, Rows, mark, rows_of
 from domainpar.parallel.halo import AdjointHalo, ask_owners
@@ -22,7 +23,7 @@ from partitioners import Topology, get_partitioner
 from partitioners.topology import check_assignment
 
 
-class GraphPart:
+class GraphPart(Member):
     """One rank's part of a graph: owned nodes, ghosts, local edges, and what carries rows between parts.
 
     Making one is *collective*: the plans of the ranks are compared.
@@ -37,15 +38,13 @@ class GraphPart:
         local_ids: Global id of each owned node and ghost, int64 [num_local].
         edge_index: Local rows of `src` and `dst` of the local edges, int64 [2, num_edges], marked.
         ends: What the two rows of `edge_index` number.
-        num_exchanges: How often ghosts were filled in forward passes.
-        num_sums: How often something was summed or compared over ranks in forward passes.
         given: The whole tensors that this rank's parts were given, to be compared with those of other ranks.
     """
 
     def __init__(self, plan: PartitionPlan, transport: Transport, device: torch.device | str = "cpu") -> None:
-        self.plan, self.transport, self.device = plan, transport, torch.device(device)
+        super().__init__(transport)
+        self.plan, self.device = plan, torch.device(device)
         self.halo = AdjointHalo(plan, transport, device)
-        self.num_exchanges = self.num_sums = 0
         self.given = given_on(transport)
         self.local_ids, self._edge_ids = self._to_device(plan.local_ids), self._to_device(plan.edge_ids)
         self._edge_owned = self._to_device(plan.edge_owned)
@@ -59,16 +58,6 @@ class GraphPart:
         self.ends = (src, dst)
         _ = self.node_axis.total, self.edge_axis.total  # asked now, together, not by whoever asks first
         self.edge_index = _marked(self._to_device(plan.edge_rows), Rows(self.edge_axis, 1, names=self.ends))
-
-    @property
-    def part(self) -> int:
-        """This part, the rank it lives on."""
-        return self.plan.part
-
-    @property
-    def num_parts(self) -> int:
-        """Parts the graph is split into."""
-        return self.plan.num_parts
 
     @property
     def src(self) -> Tensor:
@@ -162,22 +151,6 @@ class GraphPart:
             return each.sum() / (axis.total * numbers_each)
         beside = weights.view(-1, *(1 for _ in each.shape[1:]))
         return (each * beside).sum() / (self.sum(weights.sum()) * numbers_each)
-
-    def sum_over_ranks(self, local: Tensor) -> Tensor:
-        """The sum over ranks, added in their order, so the same bits on every rank. *Collective*."""
-        gathered = self.gather(local)
-        total = gathered[0]
-        for one in gathered[1:]:
-            total = total + one
-        return total
-
-    def gather(self, local: Tensor) -> list[Tensor]:
-        """Every rank's tensor, all of one shape and type. *Collective*."""
-        if self.num_parts == 1:
-            return [local]
-        host = local.detach().contiguous().cpu()
-        payloads = self.transport.all_gather(host.view(-1).view(torch.uint8).numpy().tobytes())
-        return [_from_bytes(payload, host).to(local.device) for payload in payloads]
 
     def joined(self, pieces: Sequence[Axis]) -> Axis:
         """The axis of rows of several axes, one behind the other; the same object for the same pieces."""
@@ -312,7 +285,3 @@ def _assignment(
         return made.astype(np.int32).tobytes()
 
     return np.frombuffer(transport.broadcast(on_all(world.transport, make)), dtype=np.int32)
-
-
-def _from_bytes(payload: bytes, like: Tensor) -> Tensor:
-    return torch.frombuffer(bytearray(payload), dtype=like.dtype).view(like.shape) if payload else like.clone()

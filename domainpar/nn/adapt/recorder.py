@@ -72,10 +72,12 @@ def see(tensor: Tensor, watch: Watch | None) -> Seen:
         return _see_rows(tensor, rows, watch)
     nodes, edges = watch.part.node_axis, watch.part.edge_axis
     numbered = {id(names.of) for names in rows.names}
-    if numbered == {id(nodes)}:
-        return _see_rows(watch.part.local_ids[tensor], rows, watch)
-    if numbered == {id(edges)}:
-        return _see_rows(edges.keys[tensor], rows, watch)
+    for axis, ids in ((nodes, watch.part.local_ids), (edges, edges.keys)):
+        if numbered == {id(axis)}:
+            if tensor.numel() and not -len(ids) <= int(tensor.min()) <= int(tensor.max()) < len(ids):
+                # Changed where torch does not tell: the watch refuses them as soon as they are used.
+                return Seen(torch.zeros(0), problem="numbers beyond the rows", rows=rows.axis.name)
+            return _see_rows(ids[tensor], rows, watch)
     return replace(_see_rows(tensor, rows, watch), problem="numbers of rows that were made inside the model")
 
 
@@ -169,7 +171,8 @@ class Recorder:
 
     def result(self) -> list[Seen]:
         """The result of the module itself, of its last call."""
-        return next(made.seen for made in reversed(self.moments) if made.layer.name == "" and made.when == "made")
+        whole = [moment for moment in self.moments if moment.layer.name == "" and moment.when == "made"]
+        return whole[-1].seen
 
     def _called(self, name: str, _: nn.Module, args: Any, kwargs: Any) -> None:
         self._calls[name] += 1

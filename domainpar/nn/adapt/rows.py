@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from domainpar.nn.adapt.part import GraphPart
+from domainpar.nn.adapt.across import Member
 
 MARK_IT = "mark it with part.nodes or part.edges (a parameter: parallelize(..., node_parameters=[its name]))"
 BITS_OF_KEY = 40  # a joined axis numbers its pieces above the ids of each
@@ -56,21 +55,15 @@ class Axis:
 
     def __init__(
         self,
-        part: GraphPart,
+        part: Member,
         name: str,
         length: int,
         counted: Tensor | None,
         keys: Tensor,
         pieces: tuple[Axis, ...] = (),
     ) -> None:
-        self.part, self.name, self.length, self.counted, self.keys, self.pieces = (
-            part,
-            name,
-            length,
-            counted,
-            keys,
-            pieces,
-        )
+        self.part, self.name, self.length = part, name, length
+        self.counted, self.keys, self.pieces = counted, keys, pieces
         self.number: int | None = None  # of the mask that selected it: see `Numbering`
         self.each: tuple[Axis, int] | None = None
         self.leaves = 1
@@ -128,9 +121,9 @@ class Axis:
         """The rows where a mask is set, bool [length]."""
         counted = None if self.counted is None else self.counted[mask]
         name = self.name if self.name.startswith("some of the ") else f"some of the {self.name}"
-        made = Axis(self.part, name, int(mask.sum()), counted, self.keys[mask])
-        made.leaves, made.selected_from = self.leaves, (self, mask)
-        return made
+        axis = Axis(self.part, name, int(mask.sum()), counted, self.keys[mask])
+        axis.leaves, axis.selected_from = self.leaves, (self, mask)
+        return axis
 
     def split(self, count: int) -> Axis:
         """Rows that are so many pieces of each of these rows, side by side: `[N, k F]` seen as `[N k, F]`.
@@ -140,9 +133,9 @@ class Axis:
         if count not in self._split:
             counted = None if self.counted is None else self.counted.repeat_interleave(count)
             keys = _split_keys(self.keys, count)
-            made = Axis(self.part, f"{count} pieces of each of the {self.name}", self.length * count, counted, keys)
-            made.each, made.leaves = (self, count), self.leaves * count
-            self._split[count] = made
+            axis = Axis(self.part, f"{count} pieces of each of the {self.name}", self.length * count, counted, keys)
+            axis.each, axis.leaves = (self, count), self.leaves * count
+            self._split[count] = axis
         return self._split[count]
 
     @staticmethod
@@ -156,9 +149,9 @@ class Axis:
             raise NotExact(f"{leaves} kinds of rows are joined behind each other, more than their keys can tell apart.")
         keys = torch.cat([piece.keys + (first << BITS_OF_KEY) for first, piece in zip(firsts, pieces)])
         name = " + ".join(piece.name for piece in pieces)
-        made = Axis(pieces[0].part, name, sum(piece.length for piece in pieces), counted, keys, pieces)
-        made.leaves = leaves
-        return made
+        axis = Axis(pieces[0].part, name, sum(piece.length for piece in pieces), counted, keys, pieces)
+        axis.leaves = leaves
+        return axis
 
     def __repr__(self) -> str:
         return f"<{self.name}: {self.length} here>"
@@ -194,7 +187,7 @@ class Names:
 class Kept(NamedTuple):
     """What was made of a tensor, kept for the next who asks: of which version of it, and whether gradients were on."""
 
-    made: Tensor
+    result: Tensor
     version: object
     with_gradient: bool
 
@@ -241,10 +234,10 @@ class Rows:
 
     def but(self, **changes: Any) -> Rows:
         """These rows with something changed; what belongs to one tensor only is left out."""
-        made = Rows(self.axis, self.dim, self.fresh, self.names)
+        rows = Rows(self.axis, self.dim, self.fresh, self.names)
         for name, value in changes.items():
-            setattr(made, name, value)
-        return made
+            setattr(rows, name, value)
+        return rows
 
     def __deepcopy__(self, memo: Any) -> Rows:
         return self.but()

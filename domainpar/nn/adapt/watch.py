@@ -12,8 +12,8 @@ from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from domainpar.nn.adapt.as_written import run_as_written
-from domainpar.nn.adapt.calls import DRAWS, DROPS, TAKES_SIZES, TELLS_NO_VALUE, Call, name_of, usual_arguments
-from domainpar.nn.adapt.nested import flat, mapped, tensors_in
+from domainpar.nn.adapt.calls import DRAWS, DROPS, TAKES_SIZES, TELLS_NO_VALUE, USUAL, Call, Signature, name_of
+from domainpar.nn.adapt.nested import flat, tensors_in
 from domainpar.nn.adapt.numbering import Numbering
 from domainpar.nn.adapt.part import GraphPart
 from domainpar.nn.adapt.rows import UNKNOWN, Axis, Kept, NotExact, RowCount, Rows, mark, rows_of, version_of
@@ -21,24 +21,27 @@ from domainpar.nn.adapt.versions import Versions
 
 Rule = Callable[["Watch", "Call"], Any]
 RULES: dict[str, Rule] = {}
+_SIGNATURES: dict[str, Signature] = {}
 _KNOW_NUMBERS: set[str] = set()
 
 
-def rule(*names: str, knows_numbers: bool = False) -> Callable[[Rule], Rule]:
+def rule(*names: str, takes: str = "", knows_numbers: bool = False) -> Callable[[Rule], Rule]:
     """Make a function the rule of torch calls, by their names without underscores at the ends.
 
     Args:
         names: The calls.
+        takes: Their arguments, see `Signature`.
         knows_numbers: Whether it knows row numbers from other integers. To all other rules they are given as values
             like any other: those of the whole graph.
     """
 
-    def register(made: Rule) -> Rule:
+    def register(result: Rule) -> Rule:
         for name in names:
             assert name not in RULES, name
-            RULES[name] = made
+            RULES[name] = result
+            _SIGNATURES[name] = Signature(takes) if takes else USUAL
         _KNOW_NUMBERS.update(names if knows_numbers else ())
-        return made
+        return result
 
     return register
 
@@ -75,21 +78,20 @@ class Watch(TorchFunctionMode):
         if name in TELLS_NO_VALUE:
             return func(*args, **(kwargs or {}))
         kwargs = kwargs or {}
-        call = Call(func, name, list(args), kwargs, in_place)
+        call = Call(func, name, list(args), kwargs, in_place, _SIGNATURES.get(name, USUAL))
         given = tensors_in((args, kwargs))
         self.versions.check(given)
-        made = self._made(call)
+        result = self._made(call)
         self.versions.seen(given)
-        self.versions.seen(tensors_in(made))
-        return made
+        self.versions.seen(tensors_in(result))
+        return result
 
     def _made(self, call: Call) -> Any:
         """What a call makes under its rule."""
         if not self._concerns_rows(call):
             return self._same_everywhere(call)
-        func, name = call.func, call.name
-        args, kwargs = usual_arguments(func, tuple(call.args), call.kwargs)
-        call = call.but(*args, **kwargs)
+        call = call.with_first()
+        name, args, kwargs = call.name, call.args, call.kwargs
         if name not in _KNOW_NUMBERS:
             call = self.with_values(call)
         if kwargs.get("out") is not None:
@@ -98,11 +100,13 @@ class Watch(TorchFunctionMode):
         if handle is None:
             raise NotExact(self._not_known(call))
         # Chance makes two values of equal calls, so it gives no number.
-        number = None if self.alone or name in DRAWS or name in DROPS else self.numbering.of_call(func, args, kwargs)
-        made = handle(self, call)
+        number = (
+            None if self.alone or name in DRAWS or name in DROPS else self.numbering.of_call(call.func, args, kwargs)
+        )
+        result = handle(self, call)
         if number is not None:
-            self.numbering.give(tensors_in(args[:1] if call.in_place else made), number)
-        return made
+            self.numbering.give(tensors_in(args[:1] if call.in_place else result), number)
+        return result
 
     # What is known of a tensor
 
@@ -137,9 +141,7 @@ class Watch(TorchFunctionMode):
 
     def with_values(self, call: Call) -> Call:
         """A call whose row numbers are values like any other, but in a tensor that it changes."""
-        kept = call.args[: call.in_place]
-        others = (mapped(self.as_values, arg) for arg in call.args[call.in_place :])
-        return call.but(*kept, *others, **_mapped(self.as_values, call.kwargs))
+        return call.mapped(self.as_values, start=int(call.in_place))
 
     def as_values(self, tensor: Tensor) -> Tensor:
         """Row numbers as the numbers that the whole graph's rows have: values like any other. *Collective*.
@@ -159,9 +161,9 @@ class Watch(TorchFunctionMode):
         self.versions.stands_in(values, tensor)
         return values
 
-    def fresh_of(self, fresh: bool) -> bool:
-        """Alone, there are no ghosts that could be out of date."""
-        return fresh or self.alone
+    def starts_fresh(self, axis: Axis) -> bool:
+        """Whether new rows of an axis need no exchange: only nodes have ghosts, and a rank that is alone has none."""
+        return self.alone or axis is not self.part.node_axis
 
     # The two lengths of node tensors
 
@@ -234,12 +236,9 @@ class Watch(TorchFunctionMode):
 
     def common(self, call: Call) -> Call:
         """The call with node tensors all of one length: without ghosts if one of them has none up to date."""
-        if self.alone:
+        if self.alone or all(rows is None or rows.fresh for rows in map(self.rows, call.tensors)):
             return call
-        tensors = tensors_in((call.args, call.kwargs))
-        if all(rows is None or rows.fresh for rows in map(self.rows, tensors)):
-            return call
-        return call.but(*(mapped(self.owned, arg) for arg in call.args), **_mapped(self.owned, call.kwargs))
+        return call.mapped(self.owned)
 
     @contextmanager
     def in_other_words(self) -> Iterator[None]:
@@ -272,21 +271,17 @@ class Watch(TorchFunctionMode):
             return RULES[call.name](self, call)
         if call.name == "register_hook":
             raise NotExact("register_hook in a forward pass: the hook would see one rank's share of a gradient.")
-        made = call()
-        for tensor in tensors_in(made):
+        result = call()
+        for tensor in tensors_in(result):
             mark(tensor, None)
-        return made
+        return result
 
     def _not_known(self, call: Call) -> str:
-        axes = {rows.axis.name for tensor in tensors_in((call.args, call.kwargs)) if (rows := self.rows(tensor))}
+        axes = {rows.axis.name for tensor in call.tensors if (rows := self.rows(tensor))}
         return (
             f"torch.{call.name} on {' and '.join(sorted(axes)) or 'a number of rows'} has no exact form on a split "
             "graph that is known here; say the same in other torch functions, or tell us of it."
         )
-
-
-def _mapped(change: Callable[[Tensor], Tensor], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: mapped(change, value) for name, value in kwargs.items()}
 
 
 def watching() -> Watch | None:
@@ -294,15 +289,15 @@ def watching() -> Watch | None:
     return next((mode for mode in reversed(_get_current_function_mode_stack()) if isinstance(mode, Watch)), None)
 
 
-def _kept(made: Tensor, tensor: Tensor) -> Kept:
-    return Kept(made, version_of(tensor), torch.is_grad_enabled())
+def _kept(result: Tensor, tensor: Tensor) -> Kept:
+    return Kept(result, version_of(tensor), torch.is_grad_enabled())
 
 
 def _current(kept: Kept | None, tensor: Tensor) -> Tensor | None:
     """What was made of a tensor, if it is what would be made of it now, gradients included."""
     if kept is None or kept.version != version_of(tensor) or (torch.is_grad_enabled() and not kept.with_gradient):
         return None
-    return kept.made
+    return kept.result
 
 
 def _of_foreign_function(tensor: Tensor) -> bool:

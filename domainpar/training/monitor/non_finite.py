@@ -188,7 +188,7 @@ class _Onlooker:
 def _without_ghosts(tensor: Tensor) -> Tensor:
     """A tensor without rows of ghosts, which may be out of date."""
     rows = rows_of(tensor)
-    if isinstance(rows, Rows) and rows.axis is rows.axis.part.node_axis:
+    if isinstance(rows, Rows):
         return tensor.narrow(rows.dim, 0, min(rows.axis.length, tensor.size(rows.dim)))
     return tensor
 

@@ -1,31 +1,16 @@
 """The rules of torch calls on rows that are dealt over ranks; importing this package registers them."""
 
-from domainpar.nn.adapt.rules import (
-    dropping,
+from domainpar.nn.adapt.rules import (  # noqa: F401
+    draws,
     elementwise,
-    making,
     matrix_products,
-    mixing,
-    normalising,
-    reading,
-    reducing,
-    reshaping,
-    selecting,
-    summing,
+    mixtures,
+    new_tensors,
+    norms,
+    reductions,
+    scatters,
+    selections,
+    shapes,
     synonyms,
+    values,
 )
-
-__all__ = [
-    "dropping",
-    "elementwise",
-    "making",
-    "matrix_products",
-    "mixing",
-    "normalising",
-    "reading",
-    "reducing",
-    "reshaping",
-    "selecting",
-    "summing",
-    "synonyms",
-]

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from domainpar.nn.adapt.calls import Call, one_axis, words
-from domainpar.nn.adapt.nested import mapped, tensors_in
+from domainpar.nn.adapt.nested import tensors_in
 from domainpar.nn.adapt.rows import MARK_IT, Axis, NotExact, Rows, check_enough_rows, mark
-from domainpar.nn.adapt.watch import RULES, Watch, rule
+from domainpar.nn.adapt.watch import Watch, rule
 
 ELEMENTWISE = words(
     "abs absolute acos acosh add addcdiv addcmul and angle arccos arccosh arcsin arcsinh arctan arctan2 arctanh asin "
@@ -28,7 +28,7 @@ ELEMENTWISE = words(
     # what else torch.special has, and kin of the above
     "airy_ai bessel_j0 bessel_j1 bessel_y0 bessel_y1 entr erfcx erfinv expit fix frexp gammainc gammaincc gammaln gcd "
     "i0 i0e i1 i1e isneginf isposinf isreal lcm log_ndtr modified_bessel_i0 modified_bessel_i1 modified_bessel_k0 "
-    "modified_bessel_k1 multigammaln mvlgamma ndtr ndtri nextafter polar polygamma psi scaled_modified_bessel_k0 "
+    "modified_bessel_k1 multigammaln mvlgamma ndtr ndtri nextafter polar psi scaled_modified_bessel_k0 "
     "scaled_modified_bessel_k1 signbit spherical_bessel_j0 xlog1py zeta"
 )
 ONLY_KEEPS = words(
@@ -45,10 +45,12 @@ class Place(NamedTuple):
 
 
 @rule(*ELEMENTWISE, knows_numbers=True)
+@rule("polygamma", takes="n input", knows_numbers=True)
 def elementwise(watch: Watch, call: Call) -> Any:
     """Arguments are broadcast against each other; rows must meet the same rows."""
     if call.name == "where" and len(call.args) + len(call.kwargs) == 1:
-        return RULES["nonzero"](watch, call.but(call.get(0, "condition"), as_tuple=True))
+        with watch.in_other_words():
+            return call.args[0].nonzero(as_tuple=True)
     call = _compared_or_values(watch, call)
     place = find_place(watch, call)
     if (
@@ -60,14 +62,14 @@ def elementwise(watch: Watch, call: Call) -> Any:
     given = call.args[0] if call.args else None
     equal_ends = _equal_ends(watch, call)
     call = watch.common(call)
-    made = call()
+    result = call()
     if call.in_place:
         assert isinstance(given, Tensor)
         return changed(watch, given, place)
-    marked(made, place)
+    marked(result, place)
     if equal_ends is not None:
-        watch.known(made).equal_ends = equal_ends
-    return made
+        watch.known(result).equal_ends = equal_ends
+    return result
 
 
 def without_rows(watch: Watch, call: Call, dims: Sequence[int]) -> Any:
@@ -76,24 +78,22 @@ def without_rows(watch: Watch, call: Call, dims: Sequence[int]) -> Any:
     Args:
         dims: The dimension of the rows in each tensor of the result.
     """
-    tensor = call.get(0, "input")
+    tensor = call.tensors[0]
     rows = watch.rows(tensor)
     if rows is None or tensor.size(rows.dim):
         return call()
-    kwargs = {name: mapped(lambda one: _one_row(watch, one), value) for name, value in call.kwargs.items()}
-    made = call.func(*(mapped(lambda one: _one_row(watch, one), arg) for arg in call.args), **kwargs)
-    given = tensors_in((call.args, call.kwargs))
-    cut = [none_of(part, dim, given) for part, dim in zip(tensors_in(made), dims)]
-    return type(made)(cut) if isinstance(made, tuple) else cut[0]
+    result = call.mapped(lambda value: _one_row(watch, value))()
+    cut = [none_of(part, dim, call.tensors) for part, dim in zip(tensors_in(result), dims)]
+    return type(result)(cut) if isinstance(result, tuple) else cut[0]
 
 
-def none_of(made: Tensor, dim: int, given: Sequence[Tensor]) -> Tensor:
+def none_of(result: Tensor, dim: int, given: Sequence[Tensor]) -> Tensor:
     """No rows of a result, known to autograd as made of all that was given: all ranks go the same way back."""
-    empty = made.narrow(dim, 0, 0)
-    if not (made.is_floating_point() or made.is_complex()):
+    empty = result.narrow(dim, 0, 0)
+    if not (result.is_floating_point() or result.is_complex()):
         return empty
     for nothing in (one.sum() * 0 for one in given if one.requires_grad):
-        empty = empty + (nothing if made.is_complex() else torch.real(nothing)).to(made.dtype)
+        empty = empty + (nothing if result.is_complex() else torch.real(nothing)).to(result.dtype)
     return empty
 
 
@@ -109,8 +109,8 @@ def _equal_ends(watch: Watch, call: Call) -> bool | None:
     if first is None:
         return None
     if first.names is not None:
-        found = [watch.known(tensor).names for tensor in tensors_in((call.args, call.kwargs))]
-        both = {id(names[0]) for names in found if names is not None and len(names) == 1}
+        named = [watch.known(tensor).names for tensor in call.tensors]
+        both = {id(names[0]) for names in named if names is not None and len(names) == 1}
         return call.name == "eq" if both == set(map(id, watch.part.ends)) else None
     if call.name in ("invert", "logical_not", "bitwise_not") and first.equal_ends is not None:
         return not first.equal_ends
@@ -123,14 +123,14 @@ def find_place(watch: Watch, call: Call) -> Place:
     Raises:
         NotExact: If rows meet other rows, or a tensor that nobody said anything of, or row numbers are computed with.
     """
-    tensors = tensors_in((call.args, call.kwargs))
+    tensors = call.tensors
     known, others = [], []
     for tensor in tensors:
         if (rows := watch.rows(tensor)) is None:
             others.append(tensor)
         else:
             known.append((tensor.dim() - rows.dim, rows))
-    axis, from_end = one_axis([rows.axis for _, rows in known], call), known[0][0]
+    axis, from_end = one_axis([rows.axis for _, rows in known], call.name), known[0][0]
     if any(end != from_end for end, _ in known):
         raise NotExact(f"torch.{call.name} lets rows of {axis.name} meet all other ones, an outer product of rows.")
     for tensor in others:
@@ -144,7 +144,7 @@ def find_place(watch: Watch, call: Call) -> Place:
 
 def _compared_or_values(watch: Watch, call: Call) -> Call:
     """Row numbers of one kind may be compared as they are; for all else they are values like any other."""
-    named = [rows.names if rows else None for rows in map(watch.rows, tensors_in((call.args, call.kwargs)))]
+    named = [rows.names if rows else None for rows in map(watch.rows, call.tensors)]
     if not any(named):
         return call
     kinds = {id(one.of) for names in named for one in names or ()}
@@ -155,11 +155,11 @@ def _compared_or_values(watch: Watch, call: Call) -> Call:
     return watch.with_values(call)
 
 
-def marked(made: Any, place: Place) -> Any:
+def marked(result: Any, place: Place) -> Any:
     """Mark what broadcasting made."""
-    for tensor in (made,) if isinstance(made, Tensor) else tensors_in(made):
+    for tensor in (result,) if isinstance(result, Tensor) else tensors_in(result):
         mark(tensor, Rows(place.axis, tensor.dim() - place.from_end, place.fresh))
-    return made
+    return result
 
 
 def changed(watch: Watch, given: Tensor, place: Place) -> Tensor:
@@ -173,55 +173,53 @@ def changed(watch: Watch, given: Tensor, place: Place) -> Tensor:
     return given
 
 
-@rule(*ONLY_KEEPS, knows_numbers=True)
+@rule(*ONLY_KEEPS, takes="input", knows_numbers=True)
 def keep(watch: Watch, call: Call) -> Any:
     """The same values in another place or of another type."""
     rows = watch.rows(call.args[0])
     # What is written into `x.data` does not count as a change of x; into x.detach() it does.
     if call.name == "deepcopy":
-        made: Any = call.args[0].detach().clone().requires_grad_(call.args[0].requires_grad)
+        result: Any = call.args[0].detach().clone().requires_grad_(call.args[0].requires_grad)
     else:
-        made = call.args[0].detach() if call.name == "data" else call()
-    if not isinstance(made, Tensor):
-        return made
+        result = call.args[0].detach() if call.name == "data" else call()
+    if not isinstance(result, Tensor):
+        return result
     if rows is None:  # another argument gave type or device
-        return mark(made, None)
-    if rows.names is not None and made.dtype not in (torch.int64, torch.int32):  # smaller ones hold other numbers
-        return keep(watch, call.but(watch.as_values(call.args[0]), *call.args[1:], **call.kwargs))
-    return made if made is call.args[0] else mark(made, rows.but())
+        return mark(result, None)
+    if rows.names is not None and result.dtype not in (torch.int64, torch.int32):  # smaller ones hold other numbers
+        return keep(watch, call.but(input=watch.as_values(call.args[0])))
+    return result if result is call.args[0] else mark(result, rows.but())
 
 
-@rule("embedding", knows_numbers=True)
+@rule("embedding", takes="input weight padding_idx max_norm norm_type scale_grad_by_freq", knows_numbers=True)
 def embedding(watch: Watch, call: Call) -> Any:
     """A row of a table for each number, `embedding(numbers, table)`."""
-    numbers, table = call.get(0, "input"), call.get(1, "weight")
-    if call.get(3, "max_norm") is not None or call.get(5, "scale_grad_by_freq", False):
+    numbers, table = call.get("input"), call.get("weight")
+    if call.get("max_norm") is not None or call.get("scale_grad_by_freq", False):
         raise NotExact("an embedding with max_norm or scale_grad_by_freq looks at one rank's numbers only.")
     if watch.rows(table) is not None:
-        if call.get(2, "padding_idx") not in (None, -1):
+        if call.get("padding_idx") not in (None, -1):
             raise NotExact("an embedding with padding_idx whose table is dealt over the ranks; index it as x[numbers].")
         with watch.in_other_words():
             return table[numbers]
     check_enough_rows(table, 0, watch.known(numbers))
     numbers = watch.as_values(numbers)
-    return mark(call.but(numbers, *call.args[1:], **call.kwargs)(), watch.known(numbers).but())
+    return mark(call.but(input=numbers)(), watch.known(numbers).but())
 
 
-@rule("one_hot")
+@rule("one_hot", takes="input|tensor num_classes")
 def one_hot(watch: Watch, call: Call) -> Any:
     """A column for each class; their number has to be said."""
-    rows = watch.rows(call.args[0])
-    assert rows is not None
-    if call.get(1, "num_classes", -1) == -1:
+    rows = watch.known(call.args[0])
+    if call.get("num_classes", -1) == -1:
         raise NotExact("one_hot without num_classes counts the classes of one rank only; pass num_classes.")
     return mark(call(), rows.but())
 
 
-@rule("layer_norm", "rms_norm")
+@rule("layer_norm", "rms_norm", takes="input normalized_shape")
 def layer_norm(watch: Watch, call: Call) -> Any:
     """Statistics of each row by itself."""
-    rows = watch.rows(call.args[0])
-    assert rows is not None
-    if rows.dim >= call.args[0].dim() - len(call.get(1, "normalized_shape")):
+    rows = watch.known(call.args[0])
+    if rows.dim >= call.args[0].dim() - len(call.get("normalized_shape")):
         raise NotExact(f"torch.{call.name} runs over the {rows.axis.name}; normalise over features only.")
     return mark(call(), rows.but())

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import string
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from domainpar.nn.adapt.across import summed
-from domainpar.nn.adapt.calls import Call, one_axis, words
+from domainpar.nn.adapt.calls import Call, axis_and_freshness, one_axis, words
 from domainpar.nn.adapt.nested import tensors_in
 from domainpar.nn.adapt.rows import NotExact, Rows, mark
 from domainpar.nn.adapt.rules.elementwise import find_place, without_rows
 from domainpar.nn.adapt.watch import Watch, rule
 
 
-@rule("linear", "bilinear")
+@rule("linear", takes="input")
+@rule("bilinear", takes="input1")
 def linear(watch: Watch, call: Call) -> Any:
     """Each row times weights that every rank has."""
     num_inputs = 2 if call.name == "bilinear" else 1
@@ -26,30 +28,27 @@ def linear(watch: Watch, call: Call) -> Any:
         )
     if any(watch.rows(weight) is not None for weight in tensors_in((call.args[num_inputs:], call.kwargs))):
         raise NotExact(f"torch.{call.name} has weights that are dealt over the ranks.")
-    found = [rows for rows in known if rows]
-    axis = one_axis((rows.axis for rows in found), call)
-    return mark(watch.common(call)(), Rows(axis, found[0].dim, all(rows.fresh for rows in found)))
+    axis, fresh = axis_and_freshness(known, call.name)
+    return mark(watch.common(call)(), Rows(axis, next(rows.dim for rows in known if rows), fresh))
 
 
-@rule("matmul", "rmatmul", "mm", "bmm", "dot", "mv")
+@rule("matmul", "rmatmul", "mm", "bmm", "dot", "mv", takes="input other|mat2|vec|tensor")
 def matmul(watch: Watch, call: Call) -> Any:
     """Products in which rows are a batch or the outer dimension; or are summed over, over all ranks."""
-    left, right = call.get(0, "input"), call.get(1, "other", call.kwargs.get("mat2"))
-    call = call.but(left, right)
+    left, right = call.get("input"), call.get("other")
     if call.name == "rmatmul":
         left, right = right, left
-        call = Call(Tensor.matmul, "matmul", [left, right], {}, False)
+        call = replace(call, func=Tensor.matmul, name="matmul", args=[left, right])
     of_left, of_right = watch.rows(left), watch.rows(right)
     left_end = None if of_left is None else left.dim() - of_left.dim
     right_end = None if of_right is None else right.dim() - of_right.dim
     inner = 2 if right.dim() > 1 else 1
     if of_left and of_right and left_end == 1 and right_end == inner:
-        axis = one_axis([of_left.axis, of_right.axis], call)
-        return mark(summed(call.but(watch.counted(left), watch.counted(right))(), watch.part), None)
+        axis = one_axis([of_left.axis, of_right.axis], call.name)
+        return mark(summed(call.but(input=watch.counted(left), other=watch.counted(right))(), watch.part), None)
     if left_end == 1 or right_end == inner:
         raise NotExact("a matrix product sums over rows and something else that is not the same rows.")
-    fresh = all(rows.fresh for rows in (of_left, of_right) if rows)
-    axis = one_axis((rows.axis for rows in (of_left, of_right) if rows), call)
+    axis, fresh = axis_and_freshness([of_left, of_right], call.name)
     if of_left and of_right:
         if left_end != right_end or left_end is None or left_end < 3:
             raise NotExact(f"a matrix product of every one of the {axis.name} with every other one.")
@@ -62,8 +61,8 @@ def matmul(watch: Watch, call: Call) -> Any:
         assert right_end is not None
         _check_batch(right_end, left)
         end_after = right_end - (left.dim() == 1 and right_end > 1)
-    made = watch.common(call)()
-    return mark(made, Rows(axis, made.dim() - end_after, fresh))
+    result = watch.common(call)()
+    return mark(result, Rows(axis, result.dim() - end_after, fresh))
 
 
 def _check_batch(end: int, other: Tensor) -> None:
@@ -71,12 +70,12 @@ def _check_batch(end: int, other: Tensor) -> None:
         raise NotExact("a batch of matrices that is the same on every rank meets rows.")
 
 
-@rule("addmm", "baddbmm", "addmv", "addbmm")
+@rule("addmm", "baddbmm", "addmv", "addbmm", takes="input left|mat1|mat|batch1 right|mat2|vec|batch2")
 def add_and_multiply(watch: Watch, call: Call) -> Any:
     """`beta * added + alpha * left @ right`."""
     if call.in_place or call.name == "addbmm":
         raise NotExact(f"torch.{call.name} of rows; write it as a sum and a product.")
-    added, left, right = (call.get(at, name) for at, name in enumerate(("input", "left", "right")))
+    added, left, right = map(call.get, ("input", "left", "right"))
     with watch.in_other_words():
         return added * call.kwargs.get("beta", 1) + (left @ right) * call.kwargs.get("alpha", 1)
 
@@ -103,7 +102,7 @@ def einsum(watch: Watch, call: Call) -> Any:
     letters, output = _letters(equation, [operand.dim() for operand in operands])
     equation = f"{','.join(letters)}->{output}"
     known = [watch.rows(operand) for operand in operands]
-    axis = one_axis((rows.axis for rows in known if rows), call)
+    axis, fresh = axis_and_freshness(known, call.name)
     letter = {one[rows.dim] for one, rows in zip(letters, known) if rows}
     if len(letter) != 1:
         raise NotExact(f"torch.einsum multiplies every one of the {axis.name} with every other one.")
@@ -113,7 +112,6 @@ def einsum(watch: Watch, call: Call) -> Any:
     for one, operand, rows in zip(letters, operands, known):
         if rows is None and row in one and operand.size(one.index(row)) != 1:
             raise NotExact("torch.einsum puts a tensor that is the same on every rank beside rows.")
-    fresh = all(rows.fresh for rows in known if rows)
     if row in output:
         args = operands if fresh else [watch.owned(operand) for operand in operands]
         return mark(call.func(equation, *args), Rows(axis, output.index(row), fresh))
@@ -162,24 +160,30 @@ def recurrent_cell(watch: Watch, call: Call) -> Any:
     known = [watch.rows(tensor) for tensor in [call.args[0], *states]]
     if any(rows is None or rows.dim != 0 for rows in known):
         raise NotExact(f"torch.{call.name} of rows and of something that is the same on every rank.")
-    found = [rows for rows in known if rows]
-    axis, fresh = one_axis((rows.axis for rows in found), call), all(rows.fresh for rows in found)
-    made = watch.common(call)()
-    for tensor in made if isinstance(made, tuple) else (made,):
+    axis, fresh = axis_and_freshness(known, call.name)
+    result = watch.common(call)()
+    for tensor in tensors_in(result):
         mark(tensor, Rows(axis, 0, fresh))
-    return made
+    return result
 
 
+@rule("conv1d", "conv2d", "conv3d", takes="input weight bias stride padding")
 @rule(
-    *words(
-        "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d max_pool1d max_pool2d max_pool3d "
-        "avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d "
-        "adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d"
-    )
+    *words("conv_transpose1d conv_transpose2d conv_transpose3d"),
+    takes="input weight bias stride padding output_padding",
+)
+@rule(
+    *words("max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d"),
+    takes="input kernel_size stride padding",
+)
+@rule(
+    *words("adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d"),
+    *words("adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d"),
+    takes="input output_size",
 )
 def convolution(watch: Watch, call: Call) -> Any:
     """A batch entry for each row; or rows along a dimension of the picture, where the kernel stays within one row."""
-    given, count = call.get(0, "input"), int(call.name[-2])
+    given, count = call.get("input"), int(call.name[-2])
     rows = watch.rows(given)
     if rows is None or any(watch.rows(weight) is not None for weight in tensors_in((call.args[1:], call.kwargs))):
         raise NotExact(f"torch.{call.name} has weights that are dealt over the ranks.")
@@ -200,12 +204,12 @@ def _stays(call: Call, along: int) -> bool:
         return value[min(along, len(value) - 1)] if isinstance(value, (tuple, list)) else value
 
     if call.name.startswith("adaptive"):
-        return of(call.get(1, "output_size")) is None
+        return of(call.get("output_size")) is None
     is_conv = "conv" in call.name
-    kernel = call.get(1, "weight").size(2 + along) if is_conv else of(call.get(1, "kernel_size"))
-    stride = of(call.get(3, "stride", 1) if is_conv else call.get(2, "stride") or kernel)
-    padding = of(call.get(4 if is_conv else 3, "padding", 0))
-    added = of(call.get(5, "output_padding", 0)) if "transpose" in call.name else 0
+    kernel = call.get("weight").size(2 + along) if is_conv else of(call.get("kernel_size"))
+    stride = of(call.get("stride", 1) if is_conv else call.get("stride") or kernel)
+    padding = of(call.get("padding", 0))
+    added = of(call.get("output_padding", 0)) if "transpose" in call.name else 0
     return bool(kernel == stride == 1 and padding in (0, "same", "valid") and added == 0)
 
 
@@ -215,41 +219,44 @@ BETWEEN_ROWS = (
 )
 
 
-@rule("scaled_dot_product_attention")
+@rule("scaled_dot_product_attention", takes="query key value attn_mask dropout_p")
 def attention(watch: Watch, call: Call) -> Any:
     """Attention between the entries of each row; between rows it would join everything with everything."""
-    given = [call.get(at, name) for at, name in enumerate(("query", "key", "value", "attn_mask"))]
+    given = [call.get(name) for name in ("query", "key", "value", "attn_mask")]
     if any(rows.dim >= tensor.dim() - 2 for tensor in tensors_in(given) if (rows := watch.rows(tensor))):
         raise NotExact(BETWEEN_ROWS)
-    if call.get(4, "dropout_p", 0.0):
+    if call.get("dropout_p", 0.0):
         raise NotExact("dropout inside scaled_dot_product_attention; put an nn.Dropout behind it.")
     place = find_place(watch, call)
     if call.kwargs.get("enable_gqa", False) and place.from_end == 3:
         raise NotExact("rows are the heads of grouped attention; give the rows a dimension of their own.")
-    made = watch.common(call)()
-    return mark(made, Rows(place.axis, made.dim() - place.from_end, place.fresh))
+    result = watch.common(call)()
+    return mark(result, Rows(place.axis, result.dim() - place.from_end, place.fresh))
 
 
-@rule("multi_head_attention_forward")
+@rule(
+    "multi_head_attention_forward",
+    takes="query key value embed_dim_to_check num_heads in_proj_weight in_proj_bias bias_k bias_v add_zero_attn "
+    "dropout_p out_proj_weight out_proj_bias training key_padding_mask need_weights attn_mask",
+)
 def multi_head_attention(watch: Watch, call: Call) -> Any:
     """`nn.MultiheadAttention`, whose inputs are [entries, batch, features] here: rows may be the batch."""
-    given, padding = call.args[:3], call.kwargs.get("key_padding_mask")
+    given, padding = [call.get(name) for name in ("query", "key", "value")], call.get("key_padding_mask")
     known = [watch.rows(tensor) for tensor in given]
     if any(rows is not None and (tensor.dim() < 3 or rows.dim != 1) for rows, tensor in zip(known, given)):
         raise NotExact(BETWEEN_ROWS)
-    others = tensors_in((call.args[3:], {**call.kwargs, "key_padding_mask": None}))
+    others = [tensor for tensor in call.tensors if all(tensor is not one for one in (*given, padding))]
     of_padding = watch.rows(padding) if padding is not None else None
     if any(rows is None for rows in known) or (padding is not None and (of_padding is None or of_padding.dim != 0)):
         raise NotExact("attention of rows to what is the same on every rank; expand that to the rows: x.size(0).")
     if any(watch.rows(tensor) is not None for tensor in others) or (
-        (mask := call.kwargs.get("attn_mask")) is not None and mask.dim() > 2
+        (mask := call.get("attn_mask")) is not None and mask.dim() > 2
     ):
         raise NotExact("attention with a mask or weights for each row; key_padding_mask may have rows.")
-    if call.get(10, "dropout_p", 0.0) and call.get(13, "training", True):
+    if call.get("dropout_p", 0.0) and call.get("training", True):
         raise NotExact(
             "dropout inside nn.MultiheadAttention; make it with dropout=0.0 and put an nn.Dropout behind it."
         )
-    found = [rows for rows in (*known, of_padding) if rows]
-    axis, fresh = one_axis((rows.axis for rows in found), call), all(rows.fresh for rows in found)
-    made, weights = watch.common(call)()
-    return mark(made, Rows(axis, 1, fresh)), None if weights is None else mark(weights, Rows(axis, 0, fresh))
+    axis, fresh = axis_and_freshness([*known, of_padding], call.name)
+    result, weights = watch.common(call)()
+    return mark(result, Rows(axis, 1, fresh)), None if weights is None else mark(weights, Rows(axis, 0, fresh))

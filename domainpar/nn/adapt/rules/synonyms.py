@@ -11,10 +11,10 @@ from domainpar.nn.adapt.rows import NotExact
 from domainpar.nn.adapt.watch import Watch, rule
 
 
-@rule("vstack", "row_stack", "hstack", "column_stack", "dstack", knows_numbers=True)
+@rule("vstack", "row_stack", "hstack", "column_stack", "dstack", takes="tensors", knows_numbers=True)
 def stacks(watch: Watch, call: Call) -> Any:
     """Along the first, second or third dimension, which is made where it is missing."""
-    tensors = list(call.get(0, "tensors"))
+    tensors = list(call.get("tensors"))
     with watch.in_other_words():
         if call.name == "hstack":
             return torch.cat(tensors, min(1, tensors[0].dim() - 1))
@@ -26,12 +26,12 @@ def stacks(watch: Watch, call: Call) -> Any:
         return torch.cat(tensors, 0)
 
 
-@rule("index_put", knows_numbers=True)
+@rule("index_put", takes="input indices values accumulate", knows_numbers=True)
 def index_put(watch: Watch, call: Call) -> Any:
     """`x[indices] = values`, or `x[index] += values` for each time that a row is named."""
-    into, indices, values = (call.get(at, name) for at, name in enumerate(("input", "indices", "values")))
+    into, indices, values = map(call.get, ("input", "indices", "values"))
     with watch.in_other_words():
-        if not call.get(3, "accumulate", False):
+        if not call.get("accumulate", False):
             into = into if call.in_place else into.clone()
             into[indices[0] if len(indices) == 1 else tuple(indices)] = values
             return into
@@ -42,33 +42,33 @@ def index_put(watch: Watch, call: Call) -> Any:
         return (into.index_add_ if call.in_place else into.index_add)(0, index, values)
 
 
-@rule("masked_select", knows_numbers=True)
+@rule("masked_select", takes="input mask", knows_numbers=True)
 def masked_select(watch: Watch, call: Call) -> Any:
     """A column by a mask of its rows; of several columns it makes one list, in the order of the whole graph."""
-    tensor, mask = call.get(0, "input"), call.get(1, "mask")
+    tensor, mask = call.get("input"), call.get("mask")
     if tensor.dim() != 1 or mask.dim() != 1:
         raise NotExact("torch.masked_select makes one list of rows and features; pick rows: x[mask] of a mask of rows.")
     with watch.in_other_words():
         return tensor[mask]
 
 
-@rule("gumbel_softmax")
+@rule("gumbel_softmax", takes="logits tau hard eps dim")
 def gumbel_softmax(watch: Watch, call: Call) -> Any:
     """A random choice of classes, drawn by the global numbers of rows as all that is drawn."""
-    logits, dim = call.get(0, "logits"), call.get(4, "dim", -1)
+    logits, dim = call.get("logits"), call.get("dim", -1)
     with watch.in_other_words():
         uniform = torch.rand_like(logits).clamp(min=2.0**-25)  # neither 0 nor 1: what is made of it stays finite
-        soft = ((logits - (-uniform.log()).log()) / call.get(1, "tau", 1)).softmax(dim)
-        if not call.get(2, "hard", False):
+        soft = ((logits - (-uniform.log()).log()) / call.get("tau", 1)).softmax(dim)
+        if not call.get("hard", False):
             return soft
         chosen = torch.zeros_like(logits).scatter(dim, soft.detach().argmax(dim, keepdim=True), 1.0)
         return chosen - soft.detach() + soft
 
 
-@rule("new_tensor")
+@rule("new_tensor", takes="input data")
 def new_tensor(watch: Watch, call: Call) -> Any:
     """Numbers as a tensor of the type of rows."""
-    like, data = call.args[0], call.get(1, "data")
+    like, data = call.args[0], call.get("data")
     kwargs = {name: value for name, value in call.kwargs.items() if name != "data" and value is not None}
     with watch.in_other_words():
         return torch.tensor(data, **({"dtype": like.dtype, "device": like.device} | kwargs))

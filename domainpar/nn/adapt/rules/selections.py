@@ -11,16 +11,15 @@ from torch import Tensor
 
 from domainpar.nn.adapt.across import summed
 from domainpar.nn.adapt.calls import Call, one_axis
-from domainpar.nn.adapt.nested import mapped
 from domainpar.nn.adapt.rows import Axis, Names, NotExact, RowCount, Rows, check_enough_rows, mark, version_of
-from domainpar.nn.adapt.rules.reshaping import piece_of
+from domainpar.nn.adapt.rules.shapes import piece_of
 from domainpar.nn.adapt.watch import Watch, rule
 
 
-@rule("index_select", knows_numbers=True)
+@rule("index_select", takes="input dim index", knows_numbers=True)
 def index_select(watch: Watch, call: Call) -> Any:
     """Rows by number, `index_select(tensor, dim, index)`."""
-    tensor, dim, index = call.get(0, "input"), call.get(1, "dim"), call.get(2, "index")
+    tensor, dim, index = call.get("input"), call.get("dim"), call.get("index")
     return read_rows(watch, tensor, dim % tensor.dim(), index)
 
 
@@ -73,14 +72,14 @@ def rows_at(watch: Watch, tensor: Tensor, index: Tensor) -> Tensor:
     if places.numel():
         at = order[torch.searchsorted(places[order], wanted).clamp(max=len(places) - 1)]
         here = (places[at] == wanted).view([-1 if one == dim else 1 for one in range(tensor.dim())])
-        found = mine.index_select(dim, at)
-        found = torch.where(here, found, torch.zeros_like(found))
+        picked = mine.index_select(dim, at)
+        picked = torch.where(here, picked, torch.zeros_like(picked))
     else:
-        found = mine.sum(dim, keepdim=True).expand(
+        picked = mine.sum(dim, keepdim=True).expand(
             [len(wanted) if one == dim else size for one, size in enumerate(mine.shape)]
         )
-        found = found.to(tensor.dtype)
-    return mark(summed(found, watch.part).to(tensor.dtype), None)
+        picked = picked.to(tensor.dtype)
+    return mark(summed(picked, watch.part).to(tensor.dtype), None)
 
 
 def select_by_mask(watch: Watch, tensor: Tensor, dim: int, mask: Tensor) -> Tensor:
@@ -91,7 +90,7 @@ def select_by_mask(watch: Watch, tensor: Tensor, dim: int, mask: Tensor) -> Tens
         raise NotExact(
             "a mask of rows is laid on something that is not rows; mark the tensor with part.nodes or part.edges."
         )
-    one_axis([rows.axis, of.axis], Call(mask.nonzero, "masking", [], {}, False))
+    one_axis([rows.axis, of.axis], "masking")
     tensor = watch.owned(tensor)
     names = rows.names
     if names is not None and watch.known(mask).equal_ends:  # loops: they begin where they end, at a node that is owned
@@ -102,8 +101,7 @@ def select_by_mask(watch: Watch, tensor: Tensor, dim: int, mask: Tensor) -> Tens
 
 def selection_of(watch: Watch, mask: Tensor) -> Axis:
     """The axis of the rows where a mask of owned rows is set: one for each mask."""
-    of = watch.rows(mask)
-    assert of is not None
+    of = watch.known(mask)
     number = watch.numbering.of(mask)
     if number is not None:  # masks that were made alike select the same rows
         if number not in watch.selected:
@@ -221,19 +219,19 @@ def _several(watch: Watch, tensor: Tensor, items: tuple[Any, ...]) -> Tensor:
     plain = all(isinstance(item, Tensor) and item.dim() == 1 for item in items)
     if not plain or any(by is None for by in known):
         raise NotExact("rows are picked by several indices of which some are the same on every rank.")
-    found = [by for by in known if by]
-    axis = one_axis((by.axis for by in found), Call(tensor.__getitem__, "indexing", [], {}, False))
-    first = found[0]
+    indices = [by for by in known if by]
+    axis = one_axis((by.axis for by in indices), "indexing")
+    first = indices[0]
     if rows is not None:
         if rows.dim != 0 or first.names is None or first.named.of is not rows.axis or not first.named.only_owned:
             raise NotExact("rows are picked by several indices of which the first does not number owned rows in order.")
         tensor = watch.owned(tensor)
-    for place, by in enumerate(found):
+    for place, by in enumerate(indices):
         if place or rows is None:
             check_enough_rows(tensor, place, by)
     values = [watch.as_values(item) if at or rows is None else item for at, item in enumerate(items)]
     owned = tuple(watch.owned(item) for item in values)
-    return mark(tensor[owned], Rows(axis, 0, watch.fresh_of(axis is not watch.part.node_axis)))
+    return mark(tensor[owned], Rows(axis, 0, watch.starts_fresh(axis)))
 
 
 def _basic(watch: Watch, tensor: Tensor, items: tuple[Any, ...]) -> Tensor:
@@ -263,11 +261,11 @@ def _basic(watch: Watch, tensor: Tensor, items: tuple[Any, ...]) -> Tensor:
             place += 1
     if row_dim is None:
         row_dim = dim + rows.dim - place
-    made = tensor[tuple(given)]
-    if names is not None and len(names) > 1 and made.dim() != 2:
-        made, names = made_of_values(watch, tensor, given), None
-    mark(made, rows.but(dim=row_dim, names=names))
-    return made if cut is None or cut == slice(None) else _cut(watch, made, cut)
+    result = tensor[tuple(given)]
+    if names is not None and len(names) > 1 and result.dim() != 2:
+        result, names = made_of_values(watch, tensor, given), None
+    mark(result, rows.but(dim=row_dim, names=names))
+    return result if cut is None or cut == slice(None) else _cut(watch, result, cut)
 
 
 def made_of_values(watch: Watch, tensor: Tensor, items: list[Any]) -> Tensor:
@@ -283,19 +281,19 @@ def _cut(watch: Watch, tensor: Tensor, item: Any) -> Tensor:
     rows = watch.known(tensor)
     pieces = rows.axis.pieces
     if not isinstance(item, slice):
-        made = rows_at(watch, tensor, torch.tensor([item], device=tensor.device)).squeeze(rows.dim)
-        watch.versions.stands_in(made, tensor)
-        return mark(made, None)
+        result = rows_at(watch, tensor, torch.tensor([item], device=tensor.device)).squeeze(rows.dim)
+        watch.versions.stands_in(result, tensor)
+        return mark(result, None)
     start, stop = (item.start, item.stop) if item.step in (None, 1) else (0, 0)
     if start in (None, 0) and type(stop) is RowCount and stop.axis is rows.axis:
         return tensor
     if start in (None, 0) and type(stop) is RowCount and pieces and stop.axis is pieces[0]:
-        return piece_of(tensor, rows, 0, 0)
+        return piece_of(watch, tensor, rows, 0)
     if stop is None and type(start) is RowCount and len(pieces) == 2 and start.axis is pieces[0]:
-        return piece_of(tensor, rows, 1, pieces[0].length)
-    made = select_by_mask(watch, tensor, rows.dim, _mask_of_places(watch, rows.axis, item))
-    watch.versions.stands_in(made, tensor)
-    return made
+        return piece_of(watch, tensor, rows, 1)
+    result = select_by_mask(watch, tensor, rows.dim, _mask_of_places(watch, rows.axis, item))
+    watch.versions.stands_in(result, tensor)
+    return result
 
 
 def _mask_of_places(watch: Watch, axis: Axis, item: slice) -> Tensor:
@@ -305,39 +303,32 @@ def _mask_of_places(watch: Watch, axis: Axis, item: slice) -> Tensor:
     if key not in watch.slices:
         places = axis.places
         picked = (places >= start) & (places < stop) & ((places - start) % step == 0)
-        fresh = watch.fresh_of(axis is not watch.part.node_axis)
+        fresh = watch.starts_fresh(axis)
         watch.slices[key] = (axis, mark(picked, Rows(axis, 0, fresh)))
     return watch.slices[key][1]
 
 
-@rule("nonzero", knows_numbers=True)
+@rule("nonzero", takes="input", knows_numbers=True)
 def nonzero(watch: Watch, call: Call) -> Any:
     """The numbers of the rows where a mask is set, [n, 1]."""
-    mask = watch.owned(call.args[0])
-    rows = watch.rows(mask)
-    assert rows is not None
+    mask = watch.owned(call.get("input"))
+    rows = watch.known(mask)
     if mask.dim() != 1:
         raise NotExact(f"torch.nonzero of a tensor of {rows.axis.name} and features; take it of one column.")
-    axis = (
-        selection_of(watch, mask.bool() if mask.dtype is not torch.bool else mask) if mask.dtype is torch.bool else None
-    )
-    if axis is None:
+    if mask.dtype is not torch.bool:
         raise NotExact("torch.nonzero of numbers; compare them first, so that it is a mask.")
-    made = mask.nonzero()
+    axis, result = selection_of(watch, mask), mask.nonzero()
     named = (Names(rows.axis, complete=True, only_owned=True),)
-    if call.get(1, "as_tuple", False):
-        return (mark(made.view(-1), Rows(axis, 0, names=named)),)
-    return mark(made, Rows(axis, 0, names=named))
+    if call.get("as_tuple", False):
+        return (mark(result.view(-1), Rows(axis, 0, names=named)),)
+    return mark(result, Rows(axis, 0, names=named))
 
 
-@rule("gather", "take_along_dim", knows_numbers=True)
+@rule("gather", takes="input dim index", knows_numbers=True)
+@rule("take_along_dim", takes="input index|indices dim", knows_numbers=True)
 def gather(watch: Watch, call: Call) -> Any:
     """Features of each row by numbers of its own."""
-    tensor = call.get(0, "input")
-    if call.name == "gather":
-        dim, index = call.get(1, "dim"), call.get(2, "index")
-    else:
-        index, dim = call.get(1, "indices"), call.get(2, "dim")
+    tensor, dim, index = call.get("input"), call.get("dim"), call.get("index")
     rows, by = watch.rows(tensor), watch.rows(index)
     if rows and by and by.names and dim is not None and dim % tensor.dim() == rows.dim == by.dim:
         return _gathered_rows(watch, tensor, rows, index, by)
@@ -350,7 +341,7 @@ def gather(watch: Watch, call: Call) -> Any:
         or by.dim != rows.dim
     ):
         raise NotExact(f"torch.{call.name} picks rows; use index_select.")
-    call = call.but(*(mapped(watch.as_values, one) for one in call.args), **call.kwargs)
+    call = call.mapped(watch.as_values)
     return mark(watch.common(call)(), Rows(rows.axis, rows.dim, rows.fresh and by.fresh))
 
 

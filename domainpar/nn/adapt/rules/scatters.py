@@ -8,29 +8,23 @@ import torch
 from torch import Tensor
 
 from domainpar.nn.adapt.across import largest, summed, with_gradient_of
-from domainpar.nn.adapt.calls import Call, one_axis
+from domainpar.nn.adapt.calls import Call, one_axis, words
 from domainpar.nn.adapt.rows import Axis, NotExact, RowCount, Rows, mark
-from domainpar.nn.adapt.rules.making import room
-from domainpar.nn.adapt.rules.reducing import ValuesOnly
-from domainpar.nn.adapt.rules.selecting import selection_of
+from domainpar.nn.adapt.rules.new_tensors import room
+from domainpar.nn.adapt.rules.reductions import ValuesOnly
+from domainpar.nn.adapt.rules.selections import selection_of
 from domainpar.nn.adapt.watch import Watch, rule
 
 
 @rule(
-    "scatter_add",
-    "scatter_reduce",
-    "scatter",
-    "index_add",
-    "index_reduce",
-    "index_copy",
-    "index_fill",
+    *words("scatter_add scatter_reduce scatter index_add index_reduce index_copy index_fill"),
+    takes="input dim index src|source|value reduce include_self",
     knows_numbers=True,
 )
 def scatter(watch: Watch, call: Call) -> Any:
     """Rows combined where an index says: `scatter_add(into, dim, index, rows)`."""
-    into, dim, index = call.get(0, "input"), call.get(1, "dim"), call.get(2, "index")
-    values = call.get(3, "src", call.kwargs.get("source", call.kwargs.get("value")))
-    dim = dim % into.dim()
+    into, dim, index = call.get("input"), call.get("dim"), call.get("index")
+    values, dim = call.get("src"), dim % into.dim()
     target, by = watch.rows(into), watch.rows(index)
     if target is not None:
         target.without_numbers(f"torch.{call.name}")
@@ -40,14 +34,14 @@ def scatter(watch: Watch, call: Call) -> Any:
         return _into_columns(watch, call, into, dim, target)
     if isinstance(values, Tensor):
         values = watch.as_values(values)
-        _put(call, 3, "value" if "value" in call.kwargs else "source" if "source" in call.kwargs else "src", values)
+        call = call.but(src=values)
     _check_same_rows(watch, call, values, by, dim)
     if by.names is None:
         return _at_graphs(watch, call, into, dim, index, values)
     if target is None and by.named.of.total == into.size(dim):
         into = _dealt(watch, call, into, dim, by.named.of)
         target = watch.known(into)
-        call = call.but(into, *call.args[1:], **call.kwargs)
+        call = call.but(input=into)
     if target is None or target.dim != dim or by.named.of is not target.axis:
         raise NotExact(
             f"torch.{call.name} sums at the {by.named.of.total} {by.named.of.name} into a tensor of shape "
@@ -69,7 +63,7 @@ def _dealt(watch: Watch, call: Call, into: Tensor, dim: int, axis: Axis) -> Tens
     """
     of_nodes = axis is watch.part.node_axis
     ids = watch.part.local_ids[: room(watch)] if of_nodes else axis.places
-    made = mark(into.index_select(dim, ids), Rows(axis, dim, watch.fresh_of(not of_nodes)))
+    result = mark(into.index_select(dim, ids), Rows(axis, dim, watch.starts_fresh(axis)))
     if call.in_place:
         if watch.versions.outlives_the_pass(into):
             raise NotExact(
@@ -77,7 +71,7 @@ def _dealt(watch: Watch, call: Call, into: Tensor, dim: int, axis: Axis) -> Tens
                 "would have its own sums; sum into a new tensor."
             )
         watch.versions.spoil(into)
-    return made
+    return result
 
 
 def _check_same_rows(watch: Watch, call: Call, values: Any, by: Rows, dim: int) -> None:
@@ -87,28 +81,23 @@ def _check_same_rows(watch: Watch, call: Call, values: Any, by: Rows, dim: int) 
     if rows is None and values.dim() > 0 and values.size(min(dim, values.dim() - 1)) != 1:
         raise NotExact(f"torch.{call.name} sums a tensor that is the same on every rank by an index of {by.axis.name}.")
     if rows is not None:
-        one_axis([rows.axis, by.axis], call)
+        one_axis([rows.axis, by.axis], call.name)
 
 
 def _at_rows(watch: Watch, call: Call, into: Tensor, target: Rows, index: Tensor, values: Any) -> Tensor:
     """Edges at nodes. All edges of owned nodes are here; what lands on ghosts is not read by anybody."""
-    call = call.but(*call.args, **call.kwargs)
-    by = watch.rows(index)
-    assert by is not None
-    index, values = _one_length(watch, index, values, by)
-    _put(call, 2, "index", index)
-    if isinstance(values, Tensor):
-        _put(call, 3, "value" if "value" in call.kwargs else "source" if "source" in call.kwargs else "src", values)
-    fresh = target.axis is not watch.part.node_axis or watch.alone
+    by = watch.known(index)
+    if by.axis is watch.part.node_axis and isinstance(values, Tensor):  # with ghosts or without: the index has none
+        call = call.but(index=watch.owned(index), src=watch.owned(values))
+    fresh = watch.starts_fresh(target.axis)
     if by.named.only_owned or fresh:
-        _put(call, 0, "input", watch.owned(into))
-        made = call()
+        result = call.but(input=watch.owned(into))()
     elif into.size(target.dim) == watch.part.plan.num_local:
-        made = call()
+        result = call()
     else:
-        made = _with_room_for_ghosts(watch, call, into, target)
+        result = _with_room_for_ghosts(watch, call, into, target)
     if not call.in_place:
-        return mark(made, target.but(fresh=fresh))
+        return mark(result, target.but(fresh=fresh))
     if target.fresh:  # it, or a view of it, may have been seen as such
         mark(into, target.but())
         watch.fill_in_place(into)
@@ -116,32 +105,18 @@ def _at_rows(watch: Watch, call: Call, into: Tensor, target: Rows, index: Tensor
     return mark(into, target.but(fresh=fresh))
 
 
-def _one_length(watch: Watch, index: Tensor, values: Any, by: Rows) -> tuple[Tensor, Any]:
-    """Rows that are nodes may come with ghosts or without; an index of them has owned rows only."""
-    if by.axis is watch.part.node_axis and isinstance(values, Tensor):
-        return watch.owned(index), watch.owned(values)
-    return index, values
-
-
-def _put(call: Call, position: int, name: str, value: Any) -> None:
-    if len(call.args) > position:
-        call.args[position] = value
-    else:
-        call.kwargs[name] = value
-
-
 def _with_room_for_ghosts(watch: Watch, call: Call, into: Tensor, target: Rows) -> Tensor:
     """The call on a longer tensor, where sums at ghosts have a place; the owned rows of what it makes."""
     shape = list(into.shape)
     shape[target.dim] = watch.part.plan.num_ghosts
-    _put(call, 0, "input", torch.cat([into, into.new_zeros(shape)], target.dim))
-    made: Tensor = call().narrow(target.dim, 0, watch.part.plan.num_owned)
-    return into.copy_(made) if call.in_place else made
+    longer = call.but(input=torch.cat([into, into.new_zeros(shape)], target.dim))
+    result: Tensor = longer().narrow(target.dim, 0, watch.part.plan.num_owned)
+    return into.copy_(result) if call.in_place else result
 
 
 def _into_columns(watch: Watch, call: Call, into: Tensor, dim: int, target: Rows | None) -> Tensor:
     """Columns by an index: rows stay where they are."""
-    given = [call.get(at, name) for at, name in ((2, "index"), (3, "src"))]
+    given = [call.get("index"), call.get("src")]
     known = [rows for one in given if isinstance(one, Tensor) and (rows := watch.rows(one)) is not None]
     by_row = call.name in ("scatter", "scatter_add", "scatter_reduce")
     if target is None or target.dim == dim or any(rows.dim != target.dim for rows in known):
@@ -150,11 +125,11 @@ def _into_columns(watch: Watch, call: Call, into: Tensor, dim: int, target: Rows
         raise NotExact(f"torch.{call.name} takes one rank's first rows of a tensor that is the same on every rank.")
     for rows in (target, *known):
         rows.without_numbers(f"torch.{call.name}")
-    one_axis((rows.axis for rows in (target, *known)), call)
+    one_axis((rows.axis for rows in (target, *known)), call.name)
     fresh = target.fresh and all(rows.fresh for rows in known)
-    made = watch.common(call)()
+    result = watch.common(call)()
     if not call.in_place:
-        return mark(made, target.but(fresh=fresh))
+        return mark(result, target.but(fresh=fresh))
     mark(into, target.but())
     if target.fresh and not fresh:
         watch.fill_in_place(into)
@@ -168,17 +143,16 @@ def _at_graphs(watch: Watch, call: Call, into: Tensor, dim: int, index: Tensor, 
             f"torch.{call.name} combines rows at places of which nobody knows that they are rows; only edge_index as "
             "it was given, self-loops, and the results of nonzero are known to number nodes."
         )
-    how = call.get(4, "reduce") if call.name in ("scatter_reduce", "index_reduce", "scatter") else "sum"
-    alpha, include_self = call.kwargs.get("alpha", 1), call.get(5, "include_self", True)
+    how = call.get("reduce") if call.name in ("scatter_reduce", "index_reduce", "scatter") else "sum"
+    alpha, include_self = call.kwargs.get("alpha", 1), call.get("include_self", True)
     index, values = (
         watch.counted(index),
         watch.counted(values) if isinstance(values, Tensor) and watch.rows(values) else values,
     )
-    call = Call(call.func, call.name, [into, dim, index, values], {}, call.in_place)
     if how == "sum" and call.name in ("scatter_add", "index_add"):
-        made = _add(into, dim, index, values)
-        made = made if alpha == 1 else made * alpha
-        total = into + summed(made, watch.part)
+        result = _add(into, dim, index, values)
+        result = result if alpha == 1 else result * alpha
+        total = into + summed(result, watch.part)
     elif how in ("amax", "amin") and not include_self:
         total = _extreme(watch, into, dim, index, values, how)
     elif how == "prod" and call.name == "scatter_reduce" and include_self and values.is_floating_point():
@@ -211,8 +185,8 @@ def _product(watch: Watch, into: Tensor, dim: int, index: Tensor, values: Tensor
     for rank, product in enumerate(watch.part.gather(mine)):
         total = total * product
         others = others if rank == watch.part.part else others * product
-    made = with_gradient_of(total, summed(mine * others, watch.part))
-    return into.clone() * made  # `into` itself may be written over
+    result = with_gradient_of(total, summed(mine * others, watch.part))
+    return into.clone() * result  # `into` itself may be written over
 
 
 def _extreme(watch: Watch, into: Tensor, dim: int, index: Tensor, values: Tensor, how: str) -> Tensor:
@@ -286,10 +260,9 @@ def _write(watch: Watch, into: Tensor, rows: Rows, item: Tensor, values: Any) ->
 
 def _write_by_mask(watch: Watch, target: Tensor, rows: Rows, mask: Tensor, values: Any, of_values: Rows | None) -> None:
     mask = watch.owned(mask)
-    call = Call(target.__setitem__, "assignment", [], {}, True)
-    one_axis([rows.axis, watch.known(mask).axis], call)
+    one_axis([rows.axis, watch.known(mask).axis], "assignment")
     if of_values is not None:
-        one_axis([selection_of(watch, mask), of_values.axis], call)
+        one_axis([selection_of(watch, mask), of_values.axis], "assignment")
     target[mask] = values
 
 
@@ -302,7 +275,7 @@ def _write_by_number(
     if not by.named.complete:
         raise NotExact("rows are written at the nodes where edges begin; split the graph with edges='incident'.")
     if of_values is not None:
-        one_axis([by.axis, of_values.axis], Call(target.__setitem__, "assignment", [], {}, True))
+        one_axis([by.axis, of_values.axis], "assignment")
         values = watch.owned(values)
     index = watch.owned(index)
     if not by.named.only_owned:  # what is written at ghosts is for their owners to write
@@ -311,15 +284,15 @@ def _write_by_number(
     target[index] = values
 
 
-@rule("unique")
+@rule("unique", takes="input sorted return_inverse return_counts dim")
 def distinct(watch: Watch, call: Call) -> Any:
     """The values that occur in the whole graph, increasing, and how often: the same on every rank."""
-    tensor = call.get(0, "input")
+    tensor = call.get("input")
     rows = watch.known(tensor)
-    inverse, counts = bool(call.get(2, "return_inverse", False)), bool(call.get(3, "return_counts", False))
-    if call.get(4, "dim") is not None or (inverse and tensor.dim() != 1):
+    inverse, counts = bool(call.get("return_inverse", False)), bool(call.get("return_counts", False))
+    if call.get("dim") is not None or (inverse and tensor.dim() != 1):
         raise NotExact("torch.unique of whole rows; only that of numbers is known here.")
-    if not watch.alone and not call.get(1, "sorted", True):
+    if not watch.alone and not call.get("sorted", True):
         raise NotExact("torch.unique with sorted=False has an order of its own on each rank.")
     mine, number = watch.counted(tensor).unique(return_counts=True)
     watch.part.num_sums += 1
@@ -327,21 +300,21 @@ def distinct(watch: Watch, call: Call) -> Any:
     padded = [mine.new_zeros(max(lengths)), number.new_zeros(max(lengths))]
     padded[0][: len(mine)], padded[1][: len(mine)] = mine, number
     values, numbers = (
-        torch.cat([found[:length] for found, length in zip(watch.part.gather(one), lengths)]) for one in padded
+        torch.cat([piece[:length] for piece, length in zip(watch.part.gather(one), lengths)]) for one in padded
     )
     every, place = values.unique(return_inverse=True)
-    made: list[Any] = [mark(every, None)]
+    result: list[Any] = [mark(every, None)]
     if inverse:
-        made.append(mark(torch.searchsorted(every, tensor), rows.but()))
+        result.append(mark(torch.searchsorted(every, tensor), rows.but()))
     if counts:
-        made.append(mark(numbers.new_zeros(len(every)).index_add(0, place, numbers), None))
-    return made[0] if len(made) == 1 else tuple(made)
+        result.append(mark(numbers.new_zeros(len(every)).index_add(0, place, numbers), None))
+    return result[0] if len(result) == 1 else tuple(result)
 
 
-@rule("bincount", knows_numbers=True)
+@rule("bincount", takes="input weights minlength", knows_numbers=True)
 def bincount(watch: Watch, call: Call) -> Any:
     """How often each number occurs in the whole graph; of row numbers, at its row."""
-    tensor, weights, least = call.get(0, "input"), call.get(1, "weights"), call.get(2, "minlength", 0)
+    tensor, weights, least = call.get("input"), call.get("weights"), call.get("minlength", 0)
     rows = watch.rows(tensor)
     if rows is None or (
         weights is not None and (watch.rows(weights) is None or watch.known(weights).axis is not rows.axis)
@@ -371,13 +344,13 @@ def counts(watch: Watch, call: Call) -> Any:
     raise NotExact(f"torch.{call.name} looks at one rank's rows; use torch.bincount or torch.unique.")
 
 
-@rule("torch_scatter.scatter_max", "torch_scatter.scatter_min", knows_numbers=True)
+@rule("torch_scatter.scatter_max", "torch_scatter.scatter_min", takes="src index dim out dim_size", knows_numbers=True)
 def scatter_extreme(watch: Watch, call: Call) -> Any:
     """`scatter_max(src, index, dim, out, dim_size)` of torch_scatter in torch's words; which it was is not told."""
-    source, index, dim = call.get(0, "src"), call.get(1, "index"), call.get(2, "dim", -1) % call.args[0].dim()
-    if call.get(3, "out") is not None:
+    source, index, dim = call.get("src"), call.get("index"), call.get("dim", -1) % call.args[0].dim()
+    if call.get("out") is not None:
         raise NotExact(f"{call.name} into a given tensor; use torch_geometric.utils.scatter(..., reduce='max').")
-    size = call.get(4, "dim_size")
+    size = call.get("dim_size")
     how = "amax" if call.name.endswith("max") else "amin"
     with watch.in_other_words():
         if size is None:

@@ -3,9 +3,13 @@
 import math
 import threading
 
+import pytest
 import torch
 from torch import nn
-from verified_networks import Net, local_rows, verified
+from verified_networks import Net, local_rows, on_rank_1, verified
+from whole_and_split import check, trial_of
+
+from domainpar.nn.adapt.verify import verify
 
 
 class GradientByThread(nn.Module):
@@ -105,3 +109,40 @@ def test_what_cancels_is_rounding_and_what_models_make_themselves_is_float64():
     found = verified(Net(Plain()))
     assert found.exact, found
     assert next(row.rows for row in found.rows if row.name == "middle.small") == "graph"
+
+
+def test_gradients_of_inputs_are_compared():
+    def wrong(x):
+        return GradientByThread()(x)
+
+    with pytest.raises(AssertionError, match="input x differs"):
+        check(wrong)
+
+
+def test_results_of_all_ranks_have_to_be_the_same_bits():
+    with pytest.raises(AssertionError, match="result 0 differs by inf ranks differ"):
+        check(lambda x: x.sum(0) * (1 + 4e-16 * on_rank_1()))
+
+
+def test_all_ranks_have_to_make_as_many_calls():
+    run = trial_of(lambda x, src: (x * 2)[src]).split(4)
+    assert (run.failure, run.uneven) == (None, None)
+    run.ranks[1].calls += 1
+    assert "different ends" in run.uneven
+    assert run.failed == run.uneven
+
+
+def test_gradients_of_fields_that_want_them_are_compared_too():
+    Data = pytest.importorskip("torch_geometric.data").Data
+
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = GradientByThread()
+
+        def forward(self, x):
+            return self.layer(x)
+
+    graph = Data(x=torch.rand(6, 2, requires_grad=True), edge_index=torch.tensor([[0, 1], [1, 2]]))
+    assert verify(Scaled(), graph).gradients.name == "input x"
+    assert graph.x.grad is None

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import inspect
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from domainpar.nn.adapt.across import largest, summed, with_gradient_of
-from domainpar.nn.adapt.calls import Call, one_axis
+from domainpar.nn.adapt.calls import Call, axis_and_freshness, words
 from domainpar.nn.adapt.nested import tensors_in
 from domainpar.nn.adapt.rows import NotExact, Rows, mark
 from domainpar.nn.adapt.rules.elementwise import none_of
-from domainpar.nn.adapt.watch import Watch, rule
+from domainpar.nn.adapt.watch import RULES, Watch, rule
 
 
 class Reduced(NamedTuple):
@@ -40,13 +41,13 @@ class Reduced(NamedTuple):
 
 
 def _reduced(watch: Watch, call: Call) -> Reduced:
-    tensor = call.get(0, "input")
+    tensor = call.get("input")
     rows = watch.rows(tensor)
     if rows is None:
         raise NotExact(f"torch.{call.name} of a tensor that is the same on every rank takes an argument from rows.")
-    dim = call.get(1, "dim", call.kwargs.get("axis"))
+    dim = call.get("dim")
     dims = range(tensor.dim()) if dim is None or dim in ((), []) else (dim,) if isinstance(dim, int) else dim
-    keep = call.get(2, "keepdim", False)
+    keep = call.get("keepdim", False)
     return Reduced(tensor, rows, tuple(one % tensor.dim() for one in dims), bool(keep), call.kwargs.get("dtype"))
 
 
@@ -54,13 +55,13 @@ def _local(call: Call, of: Reduced) -> Any:
     return _marked(call(), of)
 
 
-def _marked(made: Any, of: Reduced) -> Any:
-    for tensor in tensors_in(made):
+def _marked(result: Any, of: Reduced) -> Any:
+    for tensor in tensors_in(result):
         mark(tensor, of.rows.but(dim=of.row_dim_after()))
-    return made
+    return result
 
 
-@rule("sum", "mean", "nansum")
+@rule("sum", "mean", "nansum", takes="input dim keepdim")
 def add_up(watch: Watch, call: Call) -> Any:
     """Sums, and means as sums divided by the number of the whole graph."""
     of = _reduced(watch, call)
@@ -78,7 +79,7 @@ def total_over_rows(watch: Watch, of: Reduced) -> Tensor:
     return summed(mine, watch.part)
 
 
-@rule("var", "std", "var_mean", "std_mean")
+@rule("var", "std", "var_mean", "std_mean", takes="input dim keepdim")
 def spread(watch: Watch, call: Call) -> Any:
     """Variances in two passes: first the mean."""
     of = _reduced_with_correction(watch, call)
@@ -86,23 +87,20 @@ def spread(watch: Watch, call: Call) -> Any:
     if not reduced.over_rows:
         return _local(call, reduced)
     mean, variance = moments(watch, reduced, correction)
-    found = _root(variance) if call.name.startswith("std") else variance
+    spreads = _root(variance) if call.name.startswith("std") else variance
     if not reduced.keep:
-        found, mean = (tensor.squeeze(reduced.dims) for tensor in (found, mean))
-    mark(found, None)
-    return (found, mark(mean, None)) if call.name.endswith("mean") else found
+        spreads, mean = (tensor.squeeze(reduced.dims) for tensor in (spreads, mean))
+    mark(spreads, None)
+    return (spreads, mark(mean, None)) if call.name.endswith("mean") else spreads
 
 
 def _reduced_with_correction(watch: Watch, call: Call) -> tuple[Reduced, float]:
-    args, kwargs = list(call.args), dict(call.kwargs)
-    unbiased = kwargs.pop("unbiased", None)
-    if len(args) > 1 and isinstance(args[1], bool):
-        unbiased = args.pop(1)
-    elif len(args) > 2 and isinstance(args[2], bool):
-        unbiased = args.pop(2)
-    correction = kwargs.pop("correction", 1)
-    correction = 1 if correction is None else correction
-    return _reduced(watch, call.but(*args, **kwargs)), float(unbiased) if unbiased is not None else correction
+    args, unbiased, correction = list(call.args), call.get("unbiased"), call.get("correction")
+    # `x.var(unbiased)` and `x.var(dim, unbiased, keepdim)`
+    if (place := next((at for at in (1, 2) if at < len(args) and isinstance(args[at], bool)), None)) is not None:
+        unbiased = args.pop(place)
+    correction = float(unbiased) if unbiased is not None else 1 if correction is None else correction
+    return _reduced(watch, replace(call, args=args)), correction
 
 
 def moments(watch: Watch, of: Reduced, correction: float = 0) -> tuple[Tensor, Tensor]:
@@ -123,18 +121,17 @@ class ValuesOnly(NamedTuple):
     indices: None = None
 
 
-@rule("amax", "amin", "max", "min")
+@rule("amax", "amin", takes="input dim keepdim")
+@rule("max", "min", takes="input dim|other keepdim")
 def extreme(watch: Watch, call: Call) -> Any:
     """The largest or smallest; ties share the gradient, the numbers of the rows are not told."""
-    if call.name in ("max", "min") and isinstance(call.get(1, "other"), Tensor):
-        from domainpar.nn.adapt.rules.elementwise import elementwise
-
-        return elementwise(watch, call)
+    if call.name in ("max", "min") and isinstance(call.get("dim"), Tensor):
+        return RULES["maximum"](watch, call)
     of = _reduced(watch, call)
     if not of.over_rows:
         return _local(call, of)
     sign = 1 if call.name.endswith("max") else -1
-    if call.name in ("max", "min") and call.get(1, "dim") is not None:
+    if call.name in ("max", "min") and call.get("dim") is not None:
         return ValuesOnly(mark(extreme_over_rows(watch, of, sign, only_first=True), None))
     return mark(extreme_over_rows(watch, of, sign), None)
 
@@ -174,7 +171,7 @@ def _first(watch: Watch, chosen: Tensor, of: Reduced) -> Tensor:
     return ours == -largest(_best_here(-ours, of), watch.part)
 
 
-@rule("any", "all", "count_nonzero")
+@rule("any", "all", "count_nonzero", takes="input dim keepdim")
 def truth(watch: Watch, call: Call) -> Any:
     """Whether, or how often, something holds anywhere in the whole graph."""
     of = _reduced(watch, call)
@@ -183,21 +180,24 @@ def truth(watch: Watch, call: Call) -> Any:
     holds = watch.counted(of.tensor).bool()
     wanted = ~holds if call.name == "all" else holds
     number = summed(wanted.sum(of.dims, keepdim=of.keep), watch.part)
-    made = number if call.name == "count_nonzero" else number == 0 if call.name == "all" else number > 0
-    return mark(made, None)
+    result = number if call.name == "count_nonzero" else number == 0 if call.name == "all" else number > 0
+    return mark(result, None)
 
 
-@rule("norm", "linalg_vector_norm", "vector_norm", "linalg_norm", "linalg_matrix_norm")
+@rule(
+    "norm",
+    "linalg_vector_norm",
+    "vector_norm",
+    "linalg_norm",
+    "linalg_matrix_norm",
+    takes="input|A p|ord dim keepdim",
+)
 def norm(watch: Watch, call: Call) -> Any:
     """Norms of features, of vectors and matrices; over rows the Euclidean one."""
     of_matrix = call.name == "linalg_matrix_norm"
-    given = call.get(1, "p", call.kwargs.get("ord", "fro" if of_matrix else None))
+    given = call.get("p", "fro" if of_matrix else None)
     power = 2 if given in (None, "fro") else given
-    args = [call.get(0, "x"), *call.args[2:]]
-    kwargs = {name: value for name, value in call.kwargs.items() if name not in ("p", "ord", "x")}
-    if of_matrix and len(args) < 2:
-        kwargs.setdefault("dim", (-2, -1))
-    of = _reduced(watch, call.but(*args, **kwargs))
+    of = _reduced(watch, call if call.get("dim") is not None or not of_matrix else call.but(dim=(-2, -1)))
     of_matrix |= call.name == "linalg_norm" and given is not None and len(of.dims) == 2
     if not of.over_rows:
         return _local(call, of)
@@ -214,7 +214,7 @@ def _root(squares: Tensor) -> Tensor:
     return torch.where(positive, torch.where(positive, squares, 1.0).sqrt(), squares)
 
 
-@rule("logsumexp")
+@rule("logsumexp", takes="input dim keepdim")
 def logsumexp(watch: Watch, call: Call) -> Any:
     """The logarithm of a sum of exponentials."""
     of = _reduced(watch, call)
@@ -222,60 +222,52 @@ def logsumexp(watch: Watch, call: Call) -> Any:
         return _local(call, of)
     top = extreme_over_rows(watch, of._replace(keep=True), 1).detach()
     above = of._replace(tensor=mark((of.tensor - top).exp(), of.rows.but()), keep=True)
-    made = total_over_rows(watch, above).log() + top
-    return mark(made if of.keep else made.squeeze(of.dims), None)
+    result = total_over_rows(watch, above).log() + top
+    return mark(result if of.keep else result.squeeze(of.dims), None)
 
 
 def softmax_over_rows(watch: Watch, call: Call, dim: int) -> Tensor:
     """Softmax of each column over all rows of the graph."""
-    tensor = call.get(0, "input")
-    rows = watch.rows(tensor)
-    assert rows is not None
+    tensor = call.get("input")
+    rows = watch.known(tensor)
     if call.kwargs.get("dtype") is not None:
         tensor = mark(tensor.to(call.kwargs["dtype"]), rows.but())
     of = Reduced(tensor, rows, (dim % tensor.dim(),), True, None)
     apart = tensor - extreme_over_rows(watch, of, 1).detach()
     total = total_over_rows(watch, of._replace(tensor=mark(apart.exp(), rows.but())))
-    made = apart - total.log() if call.name == "log_softmax" else apart.exp() / total
-    return mark(made, rows.but())
+    result = apart - total.log() if call.name == "log_softmax" else apart.exp() / total
+    return mark(result, rows.but())
 
 
-@rule("prod", "median", "nanmedian", "quantile", "mode", "argmax", "argmin", "aminmax")
+@rule("prod", "median", "nanmedian", "mode", "argmax", "argmin", "aminmax", takes="input dim keepdim")
+@rule("quantile", takes="input q dim keepdim")
 def only_features(watch: Watch, call: Call) -> Any:
     """Other reductions: over features only."""
-    position = 2 if call.name == "quantile" else 1
-    if call.name == "quantile" and isinstance(call.get(1, "q"), Tensor):
+    if call.name == "quantile" and isinstance(call.get("q"), Tensor):
         raise NotExact("torch.quantile of rows with a tensor of q; give them one by one.")
-    dim = call.get(position, "dim")
-    tensor = call.args[0]
-    rows = watch.rows(tensor)
-    assert rows is not None
+    tensor, dim = call.get("input"), call.get("dim")
+    rows = watch.known(tensor)
     if not isinstance(dim, int) or dim % tensor.dim() == rows.dim:
         raise NotExact(
             f"torch.{call.name} over the {rows.axis.name} has no exact form that is known here; sum, mean, max, "
             "min, var and std have one."
         )
-    of = Reduced(tensor, rows, (dim % tensor.dim(),), bool(call.get(position + 1, "keepdim", False)), None)
+    of = Reduced(tensor, rows, (dim % tensor.dim(),), bool(call.get("keepdim", False)), None)
     if tensor.size(rows.dim) == 0:  # torch reduces nothing of this
-        call = call.but(tensor.new_zeros([size or 1 for size in tensor.shape]), *call.args[1:], **call.kwargs)
-        made = call()
-        cut = [none_of(one, of.row_dim_after(), [tensor]) for one in tensors_in(made)]
-        made = type(made)(cut) if isinstance(made, tuple) else cut[0]
+        call = call.but(input=tensor.new_zeros([size or 1 for size in tensor.shape]))
+        result = call()
+        cut = [none_of(one, of.row_dim_after(), [tensor]) for one in tensors_in(result)]
+        result = type(result)(cut) if isinstance(result, tuple) else cut[0]
     else:
-        made = call()
-    return _marked(made, of)
+        result = call()
+    return _marked(result, of)
 
 
 @rule(
-    "mse_loss",
-    "l1_loss",
-    "smooth_l1_loss",
-    "huber_loss",
-    "binary_cross_entropy",
-    "binary_cross_entropy_with_logits",
-    "nll_loss",
-    "cross_entropy",
-    "kl_div",
+    *words(
+        "mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits nll_loss "
+        "cross_entropy kl_div"
+    )
 )
 def loss(watch: Watch, call: Call) -> Any:
     """Losses of rows: their sum or mean over the whole graph."""
@@ -296,11 +288,10 @@ def loss(watch: Watch, call: Call) -> Any:
     known = [watch.rows(tensor) if isinstance(tensor, Tensor) else None for tensor in tensors]
     if any(rows is None or rows.dim != 0 for rows in known) or not (by_class or tensors[0].dim() == tensors[1].dim()):
         raise NotExact(f"{call.name} compares rows with something else than the same rows.")
-    found = [rows for rows in known if rows]
-    axis, fresh = one_axis((rows.axis for rows in found), call), all(rows.fresh for rows in found)
+    axis, fresh = axis_and_freshness(known, call.name)
     others = {name: value for name, value in given.items() if name not in ("input", "target")}
-    call = watch.common(call.but(*tensors, **others))
-    each = mark(call.func(*call.args, **call.kwargs, reduction="none"), Rows(axis, 0, fresh))
+    call = watch.common(replace(call, args=tensors, kwargs={**others, "reduction": "none"}))
+    each = mark(call(), Rows(axis, 0, fresh))
     return each if how == "none" else _over_all(watch, call, each, tensors[1], how)
 
 

@@ -8,53 +8,52 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from domainpar.nn.adapt.calls import Call, one_axis
+from domainpar.nn.adapt.calls import Call, axis_and_freshness, one_axis, words
 from domainpar.nn.adapt.rows import Axis, Names, NotExact, RowCount, Rows, mark
 from domainpar.nn.adapt.watch import Watch, rule
 
 
 def _known(watch: Watch, call: Call) -> tuple[Tensor, Rows]:
-    tensor = call.get(0, "input")
+    tensor = call.get("input")
     rows = watch.rows(tensor)
     if rows is None:
         raise NotExact(f"torch.{call.name} takes a size from rows for a tensor that is the same on every rank.")
     return tensor, rows
 
 
-def _moved(rows: Rows, made: Tensor, dim: int, keeps_names: bool = False) -> Tensor:
+def _moved(rows: Rows, result: Tensor, dim: int, keeps_names: bool = False) -> Tensor:
     """Mark a result whose rows lie along another dimension."""
     names = rows.names if rows.names is not None and (len(rows.names) == 1 or keeps_names) else None
     if rows.names is not None and names is None:
         raise NotExact("row numbers of both ends of edges are reshaped; take edge_index[0] and edge_index[1] first.")
-    return mark(made, rows.but(dim=dim, names=names))
+    return mark(result, rows.but(dim=dim, names=names))
 
 
-@rule("view", "reshape", "view_as", "reshape_as", knows_numbers=True)
+@rule("view", "reshape", "view_as", "reshape_as", takes="input shape|size|other*", knows_numbers=True)
 def view(watch: Watch, call: Call) -> Any:
     """Another shape that leaves the rows apart: the numbers before and behind them stay as many."""
     tensor, rows = _known(watch, call)
-    if len(call.args) > 1 and isinstance(call.args[1], torch.dtype):
+    wanted = call.get("shape", [])
+    if "dtype" in call.kwargs or any(isinstance(size, torch.dtype) for size in wanted):
         raise NotExact("torch.view of another type takes numbers to pieces; use .to(dtype).")
-    wanted = call.args[1] if len(call.args) > 1 else call.kwargs.get("shape", call.kwargs.get("size"))
-    if isinstance(wanted, Tensor):
-        wanted = _sizes_of(watch, wanted)
-    elif not isinstance(wanted, (tuple, list)):
-        wanted = call.args[1:]
-    if _parts_the_pieces(tensor, rows, list(wanted)):
-        pieces = [piece_of(tensor, rows, at, at * rows.axis.pieces[0].length) for at in range(len(rows.axis.pieces))]
-        made = torch.stack(pieces)
-        watch.versions.stands_in(made, tensor)
-        return mark(made.view(*made.shape[:2], *wanted[2:]), Rows(rows.axis.pieces[0], 1, watch.known(pieces[0]).fresh))
-    if (other := _split_or_merged(tensor, rows, list(wanted))) is not None:
+    if any(isinstance(size, Tensor) for size in wanted):
+        wanted = _sizes_of(watch, wanted[0])
+    if _parts_the_pieces(tensor, rows, wanted):
+        pieces = [piece_of(watch, tensor, rows, at) for at in range(len(rows.axis.pieces))]
+        result = torch.stack(pieces)
+        watch.versions.stands_in(result, tensor)
+        fresh = watch.known(pieces[0]).fresh
+        return mark(result.view(*result.shape[:2], *wanted[2:]), Rows(rows.axis.pieces[0], 1, fresh))
+    if (other := _split_or_merged(tensor, rows, wanted)) is not None:
         shape = [other.length, *wanted[1:]]
         tensor = watch.owned(tensor)
-        made = tensor.reshape(shape) if call.name.startswith("reshape") else tensor.view(shape)
-        return mark(made, Rows(other, 0, watch.fresh_of(other is not watch.part.node_axis)))
-    dim = _row_dim(tensor, rows, list(wanted))
+        result = tensor.reshape(shape) if call.name.startswith("reshape") else tensor.view(shape)
+        return mark(result, Rows(other, 0, watch.starts_fresh(other)))
+    dim = _row_dim(tensor, rows, wanted)
     before, behind = math.prod(tensor.shape[: rows.dim]), math.prod(tensor.shape[rows.dim + 1 :])
-    shape = [*_solved(list(wanted[:dim]), before), tensor.size(rows.dim), *_solved(list(wanted[dim + 1 :]), behind)]
-    made = tensor.reshape(shape) if call.name.startswith("reshape") else tensor.view(shape)
-    return _moved(rows, made, dim, keeps_names=dim == rows.dim and made.shape == tensor.shape)
+    shape = [*_solved(wanted[:dim], before), tensor.size(rows.dim), *_solved(wanted[dim + 1 :], behind)]
+    result = tensor.reshape(shape) if call.name.startswith("reshape") else tensor.view(shape)
+    return _moved(rows, result, dim, keeps_names=dim == rows.dim and result.shape == tensor.shape)
 
 
 def _parts_the_pieces(tensor: Tensor, rows: Rows, wanted: list[Any]) -> bool:
@@ -120,11 +119,11 @@ def _solved(sizes: list[Any], numbers: int) -> list[int]:
     return [numbers // fixed if size == -1 else size for size in sizes]
 
 
-@rule("flatten", "ravel", knows_numbers=True)
+@rule("flatten", "ravel", takes="input start_dim end_dim", knows_numbers=True)
 def flatten(watch: Watch, call: Call) -> Any:
     """Features joined; not with rows."""
     tensor, rows = _known(watch, call)
-    start, stop = call.get(1, "start_dim", 0) % tensor.dim(), call.get(2, "end_dim", -1) % tensor.dim()
+    start, stop = call.get("start_dim", 0) % tensor.dim(), call.get("end_dim", -1) % tensor.dim()
     others = math.prod(size for at, size in enumerate(tensor.shape) if start <= at <= stop and at != rows.dim)
     if start <= rows.dim <= stop and others != 1:
         raise NotExact(f"torch.flatten merges rows of {rows.axis.name} with other dimensions.")
@@ -132,19 +131,19 @@ def flatten(watch: Watch, call: Call) -> Any:
     return _moved(rows, call(), dim)
 
 
-@rule("unsqueeze", knows_numbers=True)
+@rule("unsqueeze", takes="input dim", knows_numbers=True)
 def unsqueeze(watch: Watch, call: Call) -> Any:
     """A dimension of length 1 more."""
     tensor, rows = _known(watch, call)
-    dim = call.get(1, "dim") % (tensor.dim() + 1)
+    dim = call.get("dim") % (tensor.dim() + 1)
     return _moved(rows, call(), rows.dim + (dim <= rows.dim))
 
 
-@rule("squeeze", knows_numbers=True)
+@rule("squeeze", takes="input dim", knows_numbers=True)
 def squeeze(watch: Watch, call: Call) -> Any:
     """Dimensions of length 1 less; that of the rows stays, however few one rank has."""
     tensor, rows = _known(watch, call)
-    dims = call.get(1, "dim")
+    dims = call.get("dim")
     asked = range(tensor.dim()) if dims is None else [dims] if isinstance(dims, int) else dims
     gone = [at % tensor.dim() for at in asked]
     if rows.dim in gone and rows.axis.total == 1:
@@ -159,45 +158,32 @@ def squeeze(watch: Watch, call: Call) -> Any:
 
 
 @rule(
-    "transpose",
-    "swapaxes",
-    "swapdims",
-    "t",
-    "T",
-    "mT",
-    "H",
-    "mH",
-    "permute",
-    "movedim",
-    "moveaxis",
-    "adjoint",
+    *words("transpose swapaxes swapdims t T mT H mH permute movedim moveaxis adjoint"),
+    takes="input",
     knows_numbers=True,
 )
 def reorder(watch: Watch, call: Call) -> Any:
     """The same numbers with dimensions in another order."""
     tensor, rows = _known(watch, call)
-    made = call()
+    result = call()
     # Where the rows went is asked of a tensor of the same number of dimensions, all of different lengths.
     probe = torch.empty(tuple(range(2, 2 + tensor.dim())), device="meta")
-    went = call.func(probe, *call.args[1:], **call.kwargs)
-    return _moved(rows, made, list(went.shape).index(2 + rows.dim), keeps_names=made.dim() == 2)
+    went = call.but(input=probe)()
+    return _moved(rows, result, list(went.shape).index(2 + rows.dim), keeps_names=result.dim() == 2)
 
 
-@rule("expand", "expand_as", "broadcast_to", knows_numbers=True)
+@rule("expand", "expand_as", "broadcast_to", takes="input size|other*", knows_numbers=True)
 def expand(watch: Watch, call: Call) -> Any:
     """The same rows beside themselves; also a constant given to each row."""
-    tensor = call.get(0, "input")
+    tensor = call.get("input")
     rows = watch.rows(tensor)
-    wanted = call.args[1] if len(call.args) > 1 else call.kwargs.get("size")
-    if isinstance(wanted, Tensor):
-        beside = watch.rows(wanted)
+    wanted = call.get("size")
+    if isinstance(wanted[0], Tensor):
+        beside = watch.rows(wanted[0])
         if rows is not None and beside is not None and rows.fresh and not beside.fresh:
             tensor = watch.owned(tensor)
             rows = watch.rows(tensor)
-        wanted = _sizes_of(watch, wanted)
-    elif not isinstance(wanted, (tuple, list)):
-        wanted = call.args[1:]
-    wanted = list(wanted)
+        wanted = _sizes_of(watch, wanted[0])
     added = len(wanted) - tensor.dim()
     counts = [at for at, size in enumerate(wanted) if type(size) is RowCount]
     if rows is None:
@@ -206,12 +192,12 @@ def expand(watch: Watch, call: Call) -> Any:
     if any(at != dim for at in counts) or (wanted[dim] != -1 and dim not in counts):
         raise NotExact(f"torch.{call.name} would repeat a tensor of {rows.axis.name} for rows of something.")
     if counts:
-        one_axis([rows.axis, wanted[dim].axis], call)
+        one_axis([rows.axis, wanted[dim].axis], call.name)
     shape = [tensor.size(rows.dim) if at == dim else int(size) for at, size in enumerate(wanted)]
-    made = tensor.expand(shape)
-    if rows.names is not None and len(rows.names) == 1 and made.dim() == 2 and dim == 1:
-        return mark(made, rows.but(dim=dim, names=rows.names * made.size(0)))
-    return _moved(rows, made, dim)
+    result = tensor.expand(shape)
+    if rows.names is not None and len(rows.names) == 1 and result.dim() == 2 and dim == 1:
+        return mark(result, rows.but(dim=dim, names=rows.names * result.size(0)))
+    return _moved(rows, result, dim)
 
 
 def _given_to_each(watch: Watch, tensor: Tensor, wanted: list[Any], counts: list[int]) -> Tensor:
@@ -222,16 +208,15 @@ def _given_to_each(watch: Watch, tensor: Tensor, wanted: list[Any], counts: list
     if at_rows >= 0 and tensor.size(at_rows) != 1:
         raise NotExact(f"a tensor of shape {tuple(tensor.shape)}, the same on every rank, is taken for {axis.name}.")
     shape = [axis.length if at == counts[0] else int(size) for at, size in enumerate(wanted)]
-    return mark(tensor.expand(shape), Rows(axis, counts[0], watch.fresh_of(axis is not watch.part.node_axis)))
+    return mark(tensor.expand(shape), Rows(axis, counts[0], watch.starts_fresh(axis)))
 
 
-@rule("repeat", "tile", knows_numbers=True)
+@rule("repeat", "tile", takes="input dims|repeats*", knows_numbers=True)
 def repeat(watch: Watch, call: Call) -> Any:
     """Copies beside each other; the rows themselves only once. Or a constant given to each row."""
-    tensor = call.get(0, "input")
-    times = call.get(1, "dims", call.kwargs.get("repeats"))
-    times = times if isinstance(times, (tuple, list)) else call.args[1:]
-    times = [1] * (tensor.dim() - len(times)) + list(times)
+    tensor = call.get("input")
+    times = call.get("dims")
+    times = [1] * (tensor.dim() - len(times)) + times
     rows = watch.rows(tensor)
     if rows is None:
         return _repeated_for_each(watch, tensor, times)
@@ -239,12 +224,13 @@ def repeat(watch: Watch, call: Call) -> Any:
     if any(type(count) is RowCount for count in times) or times[dim] != 1:
         raise NotExact(f"torch.{call.name} makes copies of rows of {rows.axis.name}, which would be rows of their own.")
     names = rows.names
-    made = tensor.repeat(times)
-    if names is not None and len(names) == 1 and made.dim() == 2 and dim == 1:
-        names = names * made.size(0)
+    result = tensor.repeat(times)
+    if names is not None and len(names) == 1 and result.dim() == 2 and dim == 1:
+        names = names * result.size(0)
     elif names is not None and len(names) > 1:
-        names = names * (made.size(0) // len(names)) if made.dim() == 2 else rows.without_numbers("torch.repeat").names
-    return mark(made, rows.but(dim=dim, names=names))
+        rows = rows if result.dim() == 2 else rows.without_numbers("torch.repeat")
+        names = names * (result.size(0) // len(names))
+    return mark(result, rows.but(dim=dim, names=names))
 
 
 def _repeated_for_each(watch: Watch, tensor: Tensor, times: list[Any]) -> Tensor:
@@ -256,11 +242,11 @@ def _repeated_for_each(watch: Watch, tensor: Tensor, times: list[Any]) -> Tensor
     return mark(given.contiguous(), watch.known(given))
 
 
-@rule("unbind", "iter", knows_numbers=True)
+@rule("unbind", "iter", takes="input dim", knows_numbers=True)
 def unbind(watch: Watch, call: Call) -> Any:
     """The slices of a dimension that is not that of the rows."""
     tensor, rows = _known(watch, call)
-    dim = call.get(1, "dim", 0) % tensor.dim()
+    dim = call.get("dim", 0) % tensor.dim()
     if dim == rows.dim:
         raise NotExact(f"it takes the {rows.axis.name} one by one; each rank has others.")
     pieces = tensor.unbind(dim)
@@ -270,11 +256,18 @@ def unbind(watch: Watch, call: Call) -> Any:
     return pieces if call.name == "unbind" else iter(pieces)
 
 
-@rule("chunk", "split", "tensor_split", "split_with_sizes", knows_numbers=True)
+@rule("chunk", takes="input chunks dim", knows_numbers=True)
+@rule(
+    "split",
+    "split_with_sizes",
+    takes="input chunks|split_size|split_size_or_sections|split_sizes dim",
+    knows_numbers=True,
+)
+@rule("tensor_split", takes="input chunks|indices_or_sections|sections|indices dim", knows_numbers=True)
 def split(watch: Watch, call: Call) -> Any:
     """Pieces of the features; or, of rows that were joined, the pieces they were joined from."""
     tensor, rows = _known(watch, call)
-    dim = call.get(2, "dim", 0) % tensor.dim()
+    dim = call.get("dim", 0) % tensor.dim()
     if dim != rows.dim:
         pieces = call()
         first = 0
@@ -285,7 +278,7 @@ def split(watch: Watch, call: Call) -> Any:
             mark(piece, rows.but(names=names))
         return pieces
     parts = rows.axis.pieces
-    asked = call.get(1, "chunks", None) if call.name == "chunk" else call.get(1, "split_size")
+    asked = call.get("chunks")
     if call.name == "chunk":
         fits = len(parts) == asked and len({id(part) for part in parts}) == 1
     else:
@@ -294,26 +287,25 @@ def split(watch: Watch, call: Call) -> Any:
         fits = fits and all(type(size) is RowCount and size.axis is part for size, part in zip(sizes, parts))
     if not fits:
         raise NotExact(f"torch.{call.name} cuts the {rows.axis.name} at a place that is not the same on every rank.")
-    starts = [sum(part.length for part in parts[:at]) for at in range(len(parts))]
-    return tuple(piece_of(tensor, rows, at, start) for at, start in enumerate(starts))
+    return tuple(piece_of(watch, tensor, rows, at) for at in range(len(parts)))
 
 
-def piece_of(tensor: Tensor, rows: Rows, number: int, start: int) -> Tensor:
+def piece_of(watch: Watch, tensor: Tensor, rows: Rows, number: int) -> Tensor:
     """One of the pieces that rows were joined from."""
-    axis = rows.axis.pieces[number]
-    fresh = axis is not axis.part.node_axis or axis.part.num_parts == 1
-    return mark(tensor.narrow(rows.dim, start, axis.length), Rows(axis, rows.dim, fresh, names=rows.names))
+    axis, start = rows.axis.pieces[number], sum(piece.length for piece in rows.axis.pieces[:number])
+    piece = tensor.narrow(rows.dim, start, axis.length)
+    return mark(piece, Rows(axis, rows.dim, watch.starts_fresh(axis), names=rows.names))
 
 
-@rule("cat", "concat", "concatenate", knows_numbers=True)
+@rule("cat", "concat", "concatenate", takes="tensors dim", knows_numbers=True)
 def cat(watch: Watch, call: Call) -> Any:
     """Features beside each other; or rows behind each other, which makes rows of a new kind."""
     tensors = [
         tensor
-        for tensor in call.get(0, "tensors")
+        for tensor in call.get("tensors")
         if not (tensor.dim() == 1 and tensor.numel() == 0 and watch.rows(tensor) is None)
     ]
-    dim = call.get(1, "dim", call.kwargs.get("axis", 0)) % tensors[0].dim()
+    dim = call.get("dim", 0) % tensors[0].dim()
     known = [watch.rows(tensor) for tensor in tensors]
     if any(rows is not None and rows.dim == dim for rows in known):
         return _joined(watch, call, tensors, dim)
@@ -326,21 +318,20 @@ def cat(watch: Watch, call: Call) -> Any:
 
 
 def _beside(watch: Watch, call: Call, tensors: list[Tensor], dim: int, known: list[Rows | None]) -> Tensor:
-    axis = one_axis((rows.axis for rows in known if rows), call)
+    axis, fresh = axis_and_freshness(known, call.name)
     row_dim = next(rows.dim for rows in known if rows)
     if any(rows is None or rows.dim != row_dim for rows in known):
         raise NotExact(f"torch.cat joins rows of {axis.name} that lie along different dimensions.")
-    fresh = all(rows.fresh for rows in known if rows)
-    made = torch.cat(tensors if fresh else [watch.owned(tensor) for tensor in tensors], dim)
+    result = torch.cat(tensors if fresh else [watch.owned(tensor) for tensor in tensors], dim)
     named = [rows.names for rows in known if rows]
     names = None
-    if all(names is not None for names in named) and made.dim() == 2:
+    if all(names is not None for names in named) and result.dim() == 2:
         names = tuple(
             name for one, tensor in zip(named, tensors) for name in (one or ()) * (tensor.size(dim) // len(one or (1,)))
         )
     elif any(names is not None for names in named):
         raise NotExact("torch.cat puts row numbers beside other numbers.")
-    return mark(made, Rows(axis, row_dim, fresh, names=names))
+    return mark(result, Rows(axis, row_dim, fresh, names=names))
 
 
 def _joined(watch: Watch, call: Call, tensors: list[Tensor], dim: int) -> Tensor:
@@ -351,10 +342,10 @@ def _joined(watch: Watch, call: Call, tensors: list[Tensor], dim: int) -> Tensor
             "torch.cat puts rows that are the same on every rank (a virtual node?) behind rows that are dealt over the "
             "ranks; add such a node to the graph itself, or keep its state in a tensor of its own."
         )
-    found = [rows for rows in known if rows]
+    of_rows = [rows for rows in known if rows]
     tensors = [watch.owned(tensor) for tensor in tensors]
-    axis = watch.part.joined([rows.axis for rows in found])
-    return mark(torch.cat(tensors, dim), Rows(axis, dim, names=_names_of_joined([rows.names for rows in found])))
+    axis = watch.part.joined([rows.axis for rows in of_rows])
+    return mark(torch.cat(tensors, dim), Rows(axis, dim, names=_names_of_joined([rows.names for rows in of_rows])))
 
 
 def _names_of_joined(named: list[tuple[Names, ...] | None]) -> tuple[Names, ...] | None:
@@ -376,59 +367,56 @@ def _names_of_joined(named: list[tuple[Names, ...] | None]) -> tuple[Names, ...]
     return tuple(joined)
 
 
-@rule("stack", knows_numbers=True)
+@rule("stack", takes="tensors dim", knows_numbers=True)
 def stack(watch: Watch, call: Call) -> Any:
     """Tensors of the same rows on top of each other."""
-    tensors, dim = call.get(0, "tensors"), call.get(1, "dim", 0)
+    tensors, dim = call.get("tensors"), call.get("dim", 0)
     known = [watch.rows(tensor) for tensor in tensors]
     if any(rows is None for rows in known):
         raise NotExact("torch.stack puts a tensor that is the same on every rank on top of rows.")
-    found = [rows for rows in known if rows]
-    axis = one_axis((rows.axis for rows in found), call)
+    of_rows = [rows for rows in known if rows]
+    axis, fresh = axis_and_freshness(of_rows, call.name)
     dim = dim % (tensors[0].dim() + 1)
-    if len({rows.dim for rows in found}) != 1:
+    if len({rows.dim for rows in of_rows}) != 1:
         raise NotExact(f"torch.stack joins rows of {axis.name} that lie along different dimensions.")
-    fresh = all(rows.fresh for rows in found)
-    made = torch.stack([tensor if fresh else watch.owned(tensor) for tensor in tensors], dim)
-    named = [rows.names for rows in found]
+    result = torch.stack([tensor if fresh else watch.owned(tensor) for tensor in tensors], dim)
+    named = [rows.names for rows in of_rows]
     names = None
-    if all(names is not None for names in named) and made.dim() == 2:
+    if all(names is not None for names in named) and result.dim() == 2:
         names = tuple(one[0] for one in named if one)
     elif any(one is not None for one in named):
         raise NotExact(
             "torch.stack puts row numbers on top of what numbers something else: edges from nodes to graphs, say, "
             "have no form here; sum at graphs with new_zeros(num_graphs, ...).index_add(0, batch, rows)."
         )
-    return mark(made, Rows(axis, found[0].dim + (dim <= found[0].dim), fresh, names=names))
+    return mark(result, Rows(axis, of_rows[0].dim + (dim <= of_rows[0].dim), fresh, names=names))
 
 
-@rule("flip", knows_numbers=True)
+@rule("flip", takes="input dims*", knows_numbers=True)
 def flip(watch: Watch, call: Call) -> Any:
     """Another order of features; of ends, if it is those of edges."""
     tensor, rows = _known(watch, call)
-    dims = call.get(1, "dims")
-    dims = dims if isinstance(dims, (tuple, list)) else call.args[1:]
-    if any(dim % tensor.dim() == rows.dim for dim in dims):
+    if any(dim % tensor.dim() == rows.dim for dim in call.get("dims")):
         raise NotExact(f"torch.flip turns the order of the {rows.axis.name} round.")
     names = tuple(reversed(rows.names)) if rows.names is not None else None
     return mark(call(), rows.but(names=names))
 
 
-@rule("narrow")
+@rule("narrow", takes="input dim")
 def narrow(watch: Watch, call: Call) -> Any:
     """Some of the features."""
     tensor, rows = _known(watch, call)
-    if call.get(1, "dim") % tensor.dim() == rows.dim:
+    if call.get("dim") % tensor.dim() == rows.dim:
         raise NotExact(
             f"torch.narrow takes {rows.axis.name} by their place, which is another on each rank; use a mask."
         )
     return mark(call(), rows.but())
 
 
-@rule("repeat_interleave")
+@rule("repeat_interleave", takes="input repeats dim")
 def repeat_interleave(watch: Watch, call: Call) -> Any:
     """Features repeated; or a constant for each row."""
-    tensor, count, dim = call.get(0, "input"), call.get(1, "repeats"), call.get(2, "dim")
+    tensor, count, dim = call.get("input"), call.get("repeats"), call.get("dim")
     rows = watch.rows(tensor)
     if rows is None and type(count) is RowCount:
         tensor, dim = (tensor.flatten(), 0) if dim is None else (tensor, dim % tensor.dim())
@@ -438,11 +426,11 @@ def repeat_interleave(watch: Watch, call: Call) -> Any:
     return mark(call(), rows.but())
 
 
-@rule("select", knows_numbers=True)
+@rule("select", takes="input dim index", knows_numbers=True)
 def select(watch: Watch, call: Call) -> Any:
     """One index of a dimension that is not that of the rows."""
     tensor, rows = _known(watch, call)
-    dim, at = call.get(1, "dim") % tensor.dim(), call.get(2, "index")
+    dim, at = call.get("dim") % tensor.dim(), call.get("index")
     if dim == rows.dim:
         raise NotExact(f"torch.select takes one of the {rows.axis.name} by its place, which is another on each rank.")
     return mark(call(), rows.but(dim=rows.dim - (dim < rows.dim), names=rows.names_at(dim, at)))

@@ -14,36 +14,35 @@ from domainpar.nn.adapt.watch import RULES, Watch, rule
 from domainpar.nn.noise import dropout_mask, random_bits
 
 
-@rule("dropout", "native_dropout")
+@rule("dropout", "native_dropout", takes="input p training inplace")
 def dropout(watch: Watch, call: Call) -> Any:
     """Numbers that are dropped by the global number of their row, so that ghosts agree with their owners."""
-    given, rate, training = call.get(0, "input"), call.get(1, "p", 0.5), call.drops
+    given, rate, training = call.get("input"), call.get("p", 0.5), call.drops
     rows = watch.rows(given)
     if call.name == "native_dropout":
         raise NotExact("torch.native_dropout; use torch.nn.functional.dropout.")
     if not training or rate == 0:
         return given
     kept = torch.zeros_like(given) if rate >= 1 else _mask(watch, given, rows, rate)
-    made = given.mul_(kept) if call.in_place or call.get(3, "inplace", False) else given * kept
-    return mark(made, None if rows is None else rows.but())
+    result = given.mul_(kept) if call.in_place or call.get("inplace", False) else given * kept
+    return mark(result, None if rows is None else rows.but())
 
 
-@rule("rand", "rand_like")
+@rule("rand", takes="size*")
+@rule("rand_like", takes="input")
 def uniform(watch: Watch, call: Call) -> Any:
     """Uniform numbers in [0, 1), one for each row's global number."""
     if call.name == "rand_like":
-        like = call.get(0, "input")
+        like = call.get("input")
         rows, shape, device, dtype = watch.rows(like), like.shape, like.device, like.dtype
     else:
-        first = call.args[0] if call.args else ()
-        sizes = call.kwargs.get("size", first if isinstance(first, (tuple, list)) else call.args)
-        sizes = list(sizes) if isinstance(sizes, (tuple, list)) else [sizes]
+        sizes = call.get("size", [])
         dims = [dim for dim, length in enumerate(sizes) if type(length) is RowCount]
         rows = Rows(sizes[dims[0]].axis, dims[0]) if dims else None
         if len(dims) > 1:
             raise NotExact("torch.rand of rows by rows would join every row with every other one.")
         if rows is not None:
-            rows.fresh = watch.fresh_of(rows.axis is not watch.part.node_axis)
+            rows.fresh = watch.starts_fresh(rows.axis)
         lengths = [length.axis.length if type(length) is RowCount else length for length in sizes]
         shape, device, dtype = torch.Size(lengths), call.kwargs.get("device"), None
     dtype = call.kwargs.get("dtype") or dtype or torch.get_default_dtype()
@@ -102,13 +101,14 @@ def _ids(watch: Watch, axis: Axis, length: int) -> Tensor:
         "alpha_dropout feature_alpha_dropout dropout1d dropout2d dropout3d feature_dropout bernoulli randn randn_like "
         "randint randint_like randperm normal uniform multinomial exponential poisson rrelu cauchy geometric "
         "log_normal random"
-    )
+    ),
+    takes="input lower upper training",
 )
 def other_draws(watch: Watch, call: Call) -> Any:
     """All other random numbers; nothing is drawn in evaluation."""
     if call.name in DROPS and not call.drops:
-        return call.get(0, "input")
-    if call.name == "rrelu" and not call.get(3, "training", False):
+        return call.get("input")
+    if call.name == "rrelu" and not call.get("training", False):
         return RULES["leaky_relu"](watch, call)
     raise NotExact(
         f"torch.{call.name} draws random numbers that would be others on each rank; dropout, rand and rand_like are "

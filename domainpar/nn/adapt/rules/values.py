@@ -13,12 +13,11 @@ from domainpar.nn.adapt.rows import NotExact, RowCount
 from domainpar.nn.adapt.watch import Watch, rule
 
 
-@rule("size", "shape", knows_numbers=True)
+@rule("size", "shape", takes="input dim", knows_numbers=True)
 def size(watch: Watch, call: Call) -> Any:
     """Sizes, in which the number of rows knows what it counts."""
-    tensor, dim = call.args[0], call.get(1, "dim")
-    rows = watch.rows(tensor)
-    assert rows is not None
+    tensor, dim = call.args[0], call.get("dim")
+    rows = watch.known(tensor)
     count = RowCount(rows.axis)
     if dim is None:
         return torch.Size([count if at == rows.dim else length for at, length in enumerate(tensor.shape)])

@@ -9,21 +9,21 @@ from torch import Tensor
 
 from domainpar.nn.adapt.calls import Call
 from domainpar.nn.adapt.rows import NotExact, mark
-from domainpar.nn.adapt.rules.reducing import Reduced, moments
+from domainpar.nn.adapt.rules.reductions import Reduced, moments
 from domainpar.nn.adapt.watch import Watch, rule
 
 
-@rule("batch_norm", "instance_norm")
+@rule("batch_norm", takes="input running_mean running_var weight bias training momentum eps")
+@rule("instance_norm", takes="input running_mean running_var weight bias use_input_stats momentum eps")
 def batch_norm(watch: Watch, call: Call) -> Any:
     """Statistics over rows; in evaluation with running statistics each row by itself.
 
     `batch_norm(x, mean, var, weight, bias, training, momentum, eps)`, and `instance_norm` alike: its statistics are
     taken over rows only where these are its length, as in PyG's InstanceNorm.
     """
-    x = call.get(0, "input")
-    rows = watch.rows(x)
-    assert rows is not None
-    uses_own = call.get(5, "training", False) if call.name == "batch_norm" else call.get(5, "use_input_stats", True)
+    x = call.get("input")
+    rows = watch.known(x)
+    uses_own = call.get("training", False) if call.name == "batch_norm" else call.get("use_input_stats", True)
     per_entry = call.name == "instance_norm"
     if not uses_own or watch.alone or (per_entry and rows.dim == 0 and x.dim() > 2):
         if rows.dim == 1:
@@ -39,18 +39,18 @@ def batch_norm(watch: Watch, call: Call) -> Any:
         )
     mean, variance = moments(watch, of)
     _update_running(call, mean, variance, of.num_summed(), per_entry)
-    made = (x - mean) * torch.rsqrt(variance + call.get(7, "eps", 1e-5))
-    return mark(_affine(made, call.get(3, "weight"), call.get(4, "bias")), rows.but())
+    result = (x - mean) * torch.rsqrt(variance + call.get("eps", 1e-5))
+    return mark(_affine(result, call.get("weight"), call.get("bias")), rows.but())
 
 
 def _update_running(call: Call, mean: Tensor, variance: Tensor, count: int, per_entry: bool) -> None:
-    momentum = call.get(6, "momentum", 0.1)
-    running_mean, running_var = call.get(1, "running_mean"), call.get(2, "running_var")
+    momentum = call.get("momentum", 0.1)
+    running_mean, running_var = call.get("running_mean"), call.get("running_var")
     dims = [dim for dim in range(mean.dim()) if dim != 1]
     with torch.no_grad():
-        for running, found in ((running_mean, mean), (running_var, variance * (count / (count - 1)))):
+        for running, statistic in ((running_mean, mean), (running_var, variance * (count / (count - 1)))):
             if running is not None:
-                running.lerp_(found.detach().mean(dims).to(running.dtype), momentum)
+                running.lerp_(statistic.detach().mean(dims).to(running.dtype), momentum)
 
 
 def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -59,10 +59,10 @@ def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     return x if bias is None else x + bias.view(shape)
 
 
-@rule("group_norm")
+@rule("group_norm", takes="input")
 def group_norm(watch: Watch, call: Call) -> Any:
     """Statistics of each row by itself."""
-    rows = watch.rows(call.get(0, "input"))
+    rows = watch.rows(call.get("input"))
     if rows is None or rows.dim != 0:
         raise NotExact("torch.group_norm runs over rows.")
     return mark(call(), rows.but())

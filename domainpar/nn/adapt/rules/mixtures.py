@@ -14,25 +14,25 @@ from domainpar.nn.adapt.calls import Call, words
 from domainpar.nn.adapt.nested import tensors_in
 from domainpar.nn.adapt.rows import NotExact, Rows, mark
 from domainpar.nn.adapt.rules.elementwise import changed, find_place, without_rows
-from domainpar.nn.adapt.rules.reducing import softmax_over_rows
+from domainpar.nn.adapt.rules.reductions import softmax_over_rows
 from domainpar.nn.adapt.watch import Watch, rule
 
 
 class Mixed(NamedTuple):
-    """Which dimensions a call mixes.
+    """The dimensions that a call mixes.
 
     Attributes:
         default: Those that it mixes if it is not told; None for all.
-        position, name: The argument that tells, if there is one.
+        takes: Its arguments; the last one tells the dimensions.
     """
 
     default: int | tuple[int, ...] | None
-    position: int = 99
-    name: str = ""
+    takes: str = "input"
 
     def of(self, call: Call, tensor: Tensor) -> Collection[int]:
         """The dimensions of one of the call's tensors."""
-        dims = call.get(self.position, self.name, self.default)
+        names = self.takes.split()[1:]
+        dims = call.get(names[-1], self.default) if names else self.default
         dims = range(tensor.dim()) if dims is None else (dims,) if isinstance(dims, int) else dims
         return {dim % tensor.dim() for dim in dims if -tensor.dim() <= dim < tensor.dim()}
 
@@ -44,59 +44,67 @@ MATRICES = words(
     "linalg_solve_triangular linalg_svd linalg_svdvals logdet matrix_exp matrix_power pinverse qr slogdet svd tril triu"
 )
 MIXES = {
-    **dict.fromkeys(words("argsort cummax cummin glu log_softmax softmax softmin sort"), Mixed(-1, 1, "dim")),
-    **dict.fromkeys(words("cumprod cumsum logcumsumexp"), Mixed(None, 1, "dim")),
-    **dict.fromkeys(words("diff kthvalue topk linalg_cross linalg_vecdot"), Mixed(-1, 2, "dim")),
-    **dict.fromkeys(words("cosine_similarity normalize"), Mixed(1, 2, "dim")),
-    "cross": Mixed(None, 2, "dim"),
-    **dict.fromkeys((*MATRICES, "cdist", "fold", "linalg_diagonal"), Mixed((-2, -1))),
-    **dict.fromkeys(words("diag_embed pairwise_distance searchsorted view_as_complex"), Mixed(-1)),
+    **dict.fromkeys(words("argsort cummax cummin glu log_softmax softmax softmin sort"), Mixed(-1, "input dim")),
+    **dict.fromkeys(words("cumprod cumsum logcumsumexp"), Mixed(None, "input dim")),
+    **dict.fromkeys(words("diff kthvalue topk linalg_cross linalg_vecdot"), Mixed(-1, "input by dim")),
+    **dict.fromkeys(words("cosine_similarity normalize"), Mixed(1, "input by dim")),
+    "cross": Mixed(None, "input by dim"),
+    **dict.fromkeys((*MATRICES, "cdist", "fold", "linalg_diagonal"), Mixed((-2, -1), "input|A")),
+    **dict.fromkeys(words("diag_embed pairwise_distance view_as_complex"), Mixed(-1)),
     **dict.fromkeys(words("pixel_shuffle pixel_unshuffle"), Mixed((-3, -2, -1))),
     "view_as_real": Mixed(()),
-    **dict.fromkeys(words("fft_fft fft_ifft fft_rfft fft_irfft fft_hfft fft_ihfft"), Mixed(-1, 2, "dim")),
-    **dict.fromkeys(words("fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2"), Mixed((-2, -1), 2, "dim")),
-    **dict.fromkeys(words("fft_fftn fft_ifftn fft_rfftn fft_irfftn"), Mixed(None, 2, "dim")),
-    **dict.fromkeys(words("fft_fftshift fft_ifftshift unflatten"), Mixed(None, 1, "dim")),
-    "roll": Mixed(None, 2, "dims"),
-    "rot90": Mixed((0, 1), 2, "dims"),
-    "unfold": Mixed((-3, -2, -1), 1, "dimension"),
+    **dict.fromkeys(words("fft_fft fft_ifft fft_rfft fft_irfft fft_hfft fft_ihfft"), Mixed(-1, "input by dim")),
+    **dict.fromkeys(words("fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2"), Mixed((-2, -1), "input by dim")),
+    **dict.fromkeys(words("fft_fftn fft_ifftn fft_rfftn fft_irfftn"), Mixed(None, "input by dim")),
+    **dict.fromkeys(words("fft_fftshift fft_ifftshift unflatten"), Mixed(None, "input dim")),
+    "roll": Mixed(None, "input by dims"),
+    "rot90": Mixed((0, 1), "input by dims"),
+    "unfold": Mixed((-3, -2, -1), "input dimension"),
 }
 PROBES = 2, 3  # numbers of rows; any two will do
 
 
-@rule(*(MIXES.keys() - {"linalg_solve", "searchsorted"}), "pad", "diagonal", "interpolate")
+@rule("pad", takes="input pad")
+@rule("diagonal", takes="input offset dim1 dim2")
+@rule("interpolate", takes="input")
 def mixing(watch: Watch, call: Call) -> Any:
     """Each row by itself; where the rows are afterwards, dimensions being moved, made or taken away, a probe tells."""
-    for tensor in tensors_in((call.args, call.kwargs)):
+    for tensor in call.tensors:
         rows = watch.rows(tensor)
         if rows is not None and rows.dim in _mixed(call, tensor):
             return _along_rows(watch, call, rows)
     place = find_place(watch, call)
     dims = _dims_of_rows(watch, call)
-    given = call.get(0, "input")
+    given = call.tensors[0]
     call = watch.common(call)
-    made = call() if call.name in MATRICES else without_rows(watch, call, dims)  # a row of zeros has no inverse
+    result = call() if call.name in MATRICES else without_rows(watch, call, dims)  # a row of zeros has no inverse
     if call.in_place:
         return changed(watch, given, place)
-    for tensor, dim in zip(tensors_in(made), dims):
+    for tensor, dim in zip(tensors_in(result), dims):
         mark(tensor, Rows(place.axis, dim, place.fresh))
-    return made
+    return result
+
+
+for _name in MIXES.keys() - {"linalg_solve"}:
+    rule(_name, takes=MIXES[_name].takes)(mixing)
 
 
 def _mixed(call: Call, tensor: Tensor) -> Collection[int]:
     if call.name == "pad":
-        return {tensor.dim() - 1 - at // 2 for at, width in enumerate(call.get(1, "pad")) if width}
+        return {tensor.dim() - 1 - at // 2 for at, width in enumerate(call.get("pad")) if width}
     if call.name == "diagonal":
-        return {call.get(at, name, at - 2) % tensor.dim() for at, name in ((2, "dim1"), (3, "dim2"))}
+        return {call.get("dim1", 0) % tensor.dim(), call.get("dim2", 1) % tensor.dim()}
     if call.name == "interpolate":
         return range(2, tensor.dim())
     if call.name == "unfold" and call.func is not Tensor.unfold:  # of pictures, in torch.nn.functional
         return range(tensor.dim() - 3, tensor.dim())
+    if call.name == "searchsorted":
+        return {tensor.dim() - 1}
     return MIXES[call.name].of(call, tensor)
 
 
 def _along_rows(watch: Watch, call: Call, rows: Rows) -> Any:
-    if call.name in ("softmax", "log_softmax") and isinstance(call.get(1, "dim"), int):
+    if call.name in ("softmax", "log_softmax") and isinstance(call.get("dim"), int):
         return softmax_over_rows(watch, call, rows.dim)
     raise NotExact(
         f"torch.{call.name} runs along the {rows.axis.name}, whose order and number are the whole graph's, not one "
@@ -151,20 +159,20 @@ def _probed(func: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...
                 return value.drawn(num_rows)
             return tuple(map(drawn, value)) if isinstance(value, tuple) else value
 
-        made = func(*map(drawn, args), **{name: drawn(value) for name, value in kwargs})
-        return [tensor.shape for tensor in tensors_in(made)]
+        result = func(*map(drawn, args), **{name: drawn(value) for name, value in kwargs})
+        return [tensor.shape for tensor in tensors_in(result)]
 
-    found = []
+    dims = []
     for few, more in zip(*map(shapes, PROBES)):
         changing = [dim for dim, (size, other) in enumerate(zip(few, more)) if size != other]
-        found.append(changing[0] if len(changing) == 1 else None)
-    return tuple(found)
+        dims.append(changing[0] if len(changing) == 1 else None)
+    return tuple(dims)
 
 
-@rule("linalg_solve")
+@rule("linalg_solve", takes="A|input B")
 def solve(watch: Watch, call: Call) -> Any:
     """Of each row a system. Torch tells vectors from matrices by lengths, which are others on each rank."""
-    left, right = call.get(0, "A"), call.get(1, "B")
+    left, right = call.get("A"), call.get("B")
     if right.dim() > 1 and right.dim() != left.dim() - 1:
         return mixing(watch, call)
     if right.dim() > 1 and watch.rows(right) is None:
@@ -174,15 +182,15 @@ def solve(watch: Watch, call: Call) -> Any:
         return torch.linalg.solve(left, columns).squeeze(-1)
 
 
-@rule("isin", "bucketize", "searchsorted")
+@rule("isin", takes="elements test_elements")
+@rule("bucketize", takes="elements|input boundaries")
+@rule("searchsorted", takes="sorted_sequence elements|input|self")
 def among(watch: Watch, call: Call) -> Any:
     """Each number of rows by a list that is the same on every rank."""
-    numbers = call.get(0, "elements")
-    if call.name == "searchsorted":
-        if call.get(0, "sorted_sequence").dim() > 1:  # a list for each row
-            return mixing(watch, call)
-        numbers = call.get(1, "input")
-    known = [rows for tensor in tensors_in((call.args, call.kwargs)) if (rows := watch.rows(tensor))]
+    numbers = call.get("elements")
+    if call.name == "searchsorted" and call.get("sorted_sequence").dim() > 1:  # a list for each row
+        return mixing(watch, call)
+    known = [rows for tensor in call.tensors if (rows := watch.rows(tensor))]
     rows = watch.rows(numbers) if isinstance(numbers, Tensor) else None
     if rows is None or len(known) > 1:
         raise NotExact(
@@ -192,11 +200,11 @@ def among(watch: Watch, call: Call) -> Any:
     return mark(call(), rows.but())
 
 
-@rule("kron")
+@rule("kron", takes="input")
 def kron(watch: Watch, call: Call) -> Any:
     """Each row times what every rank has."""
     place = find_place(watch, call)
-    if all(watch.rows(tensor) is not None for tensor in tensors_in((call.args, call.kwargs))):
+    if all(watch.rows(tensor) is not None for tensor in call.tensors):
         raise NotExact(f"torch.kron multiplies every one of the {place.axis.name} with every other one.")
-    made = watch.common(call)()
-    return mark(made, Rows(place.axis, made.dim() - place.from_end, place.fresh))
+    result = watch.common(call)()
+    return mark(result, Rows(place.axis, result.dim() - place.from_end, place.fresh))
