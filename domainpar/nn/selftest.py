@@ -1,4 +1,4 @@
-"""Does this machine keep the promise that rule 1 of DESIGN section 3 rests on?
+"""Does this machine keep the promise that rule 1 of `docs/same_bits.md` rests on?
 
 A row of a block must not depend on the block's other rows nor on where it lies, in products and kernels as they are
 compiled here; and all ranks must compute the same. Some milliseconds on the model's own shapes: it samples, it does
@@ -165,9 +165,10 @@ def _block(
     folded: Folded, scratch: Scratch, at_nodes: Tensor, of_sums: Tensor, tables: Sequence[Tensor], rows: slice
 ) -> _Results:
     """Forward and backward through a block of edges, or of nodes."""
-    *given, dst, src, upstream = tables
+    *given, src, dst, upstream = tables
     count, nowhere = rows.stop - rows.start, no_sums(folded.norms[0])
-    edges = Edges(rows.start, Ends(dst.numpy(), src.numpy(), np.full(SAMPLE_ROWS, -1), 0), as_table(at_nodes))
+    ends = Ends(src.numpy(), dst.numpy(), pair=np.full(SAMPLE_ROWS, -1), num_owned=0)
+    edges = Edges(rows.start, ends, as_table(at_nodes))
     operands = [Rows(as_table(table), rows.start) for table in given]
 
     out = torch.empty_like(upstream)

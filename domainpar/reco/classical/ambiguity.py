@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from domainpar.reco.classical.compiled import compiled
+from domainpar.nn.compiled import compiled
 
 
 @compiled

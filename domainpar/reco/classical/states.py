@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from domainpar.reco.classical.compiled import compiled
+from domainpar.nn.compiled import compiled
 
 GEV_PER_TESLA_MM = 0.299792e-3
 
