@@ -134,7 +134,7 @@ class EdgeBatches(EdgeCall):
         return at_nodes.back(_sums_at_ends(of_products, self.graph), give), of_operand
 
     def _product(self, rows: Tensor) -> Tensor:
-        """What the first layer makes of edge states, without bias."""
+        """The first layer's product of edge states, without bias."""
         first, _ = self.mlp.layers[0]
         weight = first.weight[:, first.in_features - rows.shape[1] :]
         return F.linear(rows, weight.to(rows.dtype)).to(weight.dtype)
@@ -192,7 +192,7 @@ class _NodeProducts:
         self._table[rows] = self._call.nodes.local[rows] @ self._weight.t()
 
     def at_edges(self, rows: slice) -> Tensor:
-        """What both ends add to each of some edges, [edges, out]; 0 without node states."""
+        """Sum of the products at both ends of each of some edges, [edges, out]; 0 without node states."""
         if self._call.nodes is None:
             return self._weight.new_zeros(rows.stop - rows.start, len(self._weight) // 2)
         return _at_both_ends(self._table, self._call.graph, rows)

@@ -164,7 +164,7 @@ class Edges:
         return replace(self, gathered=gathered)
 
     def drop(self, layer: int, norm: Norm) -> Drop:
-        """What to drop of a hidden layer's results."""
+        """Dropout of a hidden layer's results."""
         return no_drop(norm.bias.dtype) if self.noise is None else self.noise.of_layer(layer, norm.bias.dtype)
 
     @property

@@ -5,7 +5,7 @@ machine's vector registers as they need. What a kernel does to each row is then 
 by a compiler, none depends on what lies next to what in memory, and the code is as fast as the machine's vector units.
 A sum over lanes goes by halving.
 
-How many lanes a kernel takes is part of its type: a tuple `wide`, of one element for each sixteen.
+The number of lanes that a kernel takes is part of its type: a tuple `wide`, of one element for each sixteen.
 
 Arrays of uint16 hold bfloat16 numbers: they are loaded as float32, and rounded to the nearest, ties to even, when
 stored.

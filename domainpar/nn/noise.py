@@ -27,7 +27,7 @@ def key_of(*parts: int | str) -> int:
 
 
 class Drop(NamedTuple):
-    """What a kernel needs to drop numbers at random; without ids nothing is dropped."""
+    """Dropout as kernels take it; without ids nothing is dropped."""
 
     ids: IntArray
     key: Any
@@ -64,7 +64,7 @@ def no_drop(dtype: np.dtype[Any]) -> Drop:
 
 
 def keeps(noise: Noise, layer: int, rows: slice, width: int, like: Tensor) -> Tensor:
-    """What the kernels multiply the results of a layer by, [rows, width]: 0 or 1 / (1 - rate).
+    """Factors of the results of a layer, as in the kernels, [rows, width]: 0 or 1 / (1 - rate).
 
     Args:
         noise: Of this call.
@@ -79,7 +79,7 @@ def keeps(noise: Noise, layer: int, rows: slice, width: int, like: Tensor) -> Te
 
 
 def dropout_mask(ids: Tensor, key: int, width: int, rate: float, like: Tensor) -> Tensor:
-    """What dropout multiplies a table by, [rows, width] of the type of `like`: 0, or 1 / (1 - rate) for what stays.
+    """Factors of a table under dropout, [rows, width] of the type of `like`: 0, or 1 / (1 - rate).
 
     Args:
         ids: Global ids of the rows, int64 [rows].
