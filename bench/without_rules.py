@@ -91,7 +91,7 @@ class DirectSums(tilewise._AtEnds):
 def ends_without_pairs(graph: LocalGraph) -> Ends:
     """An edge's pair is its `src` itself."""
     src = graph.src.numpy()
-    return Ends(graph.dst.numpy(), src, np.where(src < graph.num_owned, src, -1), graph.num_owned)
+    return Ends(src, graph.dst.numpy(), np.where(src < graph.num_owned, src, -1), graph.num_owned)
 
 
 def plain_loss(logits: Tensor, graph: LocalGraph, weights: Tensor, step_weight: float, loss_sum: Any) -> Tensor:

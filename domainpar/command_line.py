@@ -207,7 +207,7 @@ def _read_flags(config_class: type[Group], parser: Any, argv: Sequence[str]) -> 
 
 
 def _own_settings(config_class: type[Group], parser: Any, run: Path) -> dict[str, Any]:
-    """What a run that is resumed was asked to do, but for how its ranks were laid out: this may be another machine.
+    """The flags of a run that is resumed, but for those of its ranks' layout: this may be another machine.
 
     Raises:
         ConfigError: If there is no such run, or its file has been spoilt.

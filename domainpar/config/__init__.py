@@ -1,7 +1,7 @@
-"""What each command can be asked to do, as frozen dataclasses: one field, one flag, one key of a YAML file.
+"""The flags of each command, as frozen dataclasses: one field, one flag, one key of a YAML file.
 
 The docstring under a field is its line in `--help`. Fields are gathered in small groups, shared between commands.
-What is wrong in a group, or between groups, is found when the object is made, before anything else is imported.
+A mistake in a group, or between groups, is refused when the object is made, before anything else is imported.
 Only commands and the rooms' entry points read these objects; everything below takes plain arguments.
 """
 

@@ -73,7 +73,7 @@ def default_store(source: str, directory: str) -> Path:
 
 @dataclass(frozen=True)
 class _File:
-    """What the meaning of a key may depend on besides its value."""
+    """The context of a key, on which its meaning may depend."""
 
     command: str
     keys: Mapping[str, Any]

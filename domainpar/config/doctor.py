@@ -1,4 +1,4 @@
-"""What `doctor` can be asked to do."""
+"""The flags of `doctor`."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -66,4 +66,4 @@ class Certifying(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorConfig(Looking, Certifying):
-    """What `doctor` is asked to do."""
+    """All flags of `doctor`."""

@@ -1,4 +1,4 @@
-"""What all configurations share: groups of fields, the error that refuses, and the file that repeats a command."""
+"""The frame of all configurations: groups of fields, the error that refuses, and the file that repeats a command."""
 
 import math
 import re
@@ -9,14 +9,14 @@ import yaml
 from domainpar.problems import Problem
 
 OWN_MODEL = "own"
-"""What a run's `config.yaml` says in place of a user's own network: a file is data and never names code."""
+"""Stands in a run's `config.yaml` in place of a user's own network: a file is data and never names code."""
 
 # How a command was started, not what it computes: left out of a run's `config.yaml`.
 _NOT_KEPT = ("out", "resume", "overwrite", "report", "verify")
 
 
 class ConfigError(Problem):
-    """What was asked cannot be done, found before work began: commands print it once and end with exit code 2.
+    """A request that cannot be met, seen before work begins: commands print it once and end with exit code 2.
 
     Every rank raises it together, or none: rank 0 alone prints.
     """

@@ -1,4 +1,4 @@
-"""What `infer` can be asked to do."""
+"""The flags of `infer`."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -114,4 +114,4 @@ class Matching(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class InferConfig(Scoring, Tracks, Matching, Ranks, Launch, BadEvents):
-    """What `infer` is asked to do."""
+    """All flags of `infer`."""

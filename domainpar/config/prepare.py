@@ -1,4 +1,4 @@
-"""What `prepare` can be asked to do."""
+"""The flags of `prepare`."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -153,7 +153,7 @@ class Storage(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareConfig(Source, AcornFiles, CandidateEdges, Tiles, Storage):
-    """What `prepare` is asked to do."""
+    """All flags of `prepare`."""
 
     def check(self) -> None:
         """Refuse to read files as acorn's that are not."""

@@ -52,7 +52,7 @@ class Launch(Group):
     """How ranks meet, and how long they wait for each other"""
 
     ranks: int | None = None
-    """How many ranks there must be; any other number is refused. Default: as many as are started."""
+    """Number of ranks there must be; any other is refused. Default: as many as are started."""
 
     join_timeout: float = timeouts.JOIN
     """Seconds in which all ranks must have come."""

@@ -1,4 +1,4 @@
-"""What `report` can be asked to do."""
+"""The flags of `report`."""
 
 from dataclasses import dataclass
 
@@ -40,4 +40,4 @@ class Showing(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class ReportConfig(Showing):
-    """What `report` is asked to do."""
+    """All flags of `report`."""

@@ -1,4 +1,4 @@
-"""What `train` can be asked to do."""
+"""The flags of `train`."""
 
 import difflib
 from dataclasses import dataclass
@@ -110,7 +110,7 @@ class Learning(Group):
     """Times every training event is seen."""
 
     max_steps: int | None = None
-    """Stop after so many steps, whatever the epochs."""
+    """Stop after N steps, even inside an epoch."""
 
     events_per_step: int = 1
     """Events (in naive mode: sectors) of one optimiser step. The ranks change who computes them, never what."""
@@ -232,7 +232,7 @@ class Watching(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(Run, Ranks, Launch, BadEvents, Network, Learning, Memory, Loss, Record, Watching):
-    """What `train` is asked to do."""
+    """All flags of `train`."""
 
     def check(self) -> None:
         """Refuse what this device cannot do."""

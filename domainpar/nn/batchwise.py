@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from domainpar.nn.calls import EdgeCall, Give, NodeCall
-from domainpar.nn.mlp import MLP
+from domainpar.nn.mlp import MLP, gradient_at_ends, weights_at_ends
 from domainpar.nn.noise import Noise, keeps
 from domainpar.parallel.halo import Spread
 from domainpar.parallel.local import EdgesAtNodes, EdgeTile, LocalGraph
@@ -48,8 +48,8 @@ def _through(mlp: MLP, product: Tensor, products: torch.dtype | None, noise: Noi
 
 def _back(through: Tensor, gradient: Tensor, operands: Sequence[Tensor]) -> list[Tensor]:
     """Gradients of some operands, 0 of those that did not take part."""
-    found = torch.autograd.grad(through, list(operands), gradient, allow_unused=True)
-    return [torch.zeros_like(one) if grad is None else grad for one, grad in zip(operands, found)]
+    gradients = torch.autograd.grad(through, list(operands), gradient, allow_unused=True)
+    return [torch.zeros_like(operand) if grad is None else grad for operand, grad in zip(operands, gradients)]
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,10 @@ class NodeBatches(NodeCall):
             operands = [table[rows].detach().requires_grad_() for table in self.tables]
             with torch.enable_grad():
                 out = self._rows(operands, rows)
-            found = _back(out, gradient[rows], [*operands, *_trainable(parameters)])
-            for table, grad in zip(of_tables, found):
+            gradients = _back(out, gradient[rows], [*operands, *_trainable(parameters)])
+            for table, grad in zip(of_tables, gradients):
                 table[rows] = grad
-            give(_trainable(parameters), found[len(operands) :])
+            give(_trainable(parameters), gradients[len(operands) :])
         return of_tables
 
     def _rows(self, operands: Sequence[Tensor], rows: slice) -> Tensor:
@@ -100,11 +100,11 @@ class EdgeBatches(EdgeCall):
         out = self.edges.new_empty(self.graph.num_edges, self.mlp.out_features, dtype=kind)
         at_nodes = _NodeProducts(self)
 
-        def one(rows: slice) -> None:
+        def compute(rows: slice, owned: bool) -> None:
             product = at_nodes.at_edges(rows) + self._product(self.edges[rows])
             out[rows] = _through(self.mlp, product, self.products, self.noise, rows).to(kind)
 
-        self._each(lambda rows, owned: one(rows), self.nodes, at_nodes.take_ghosts)
+        self._each(compute, self.nodes, at_nodes.take_ghosts)
         none = first.weight.new_empty(self.graph.num_owned, 0)
         return out, _sums_at_ends(out.to(exact), self.graph) if sums else none
 
@@ -116,7 +116,7 @@ class EdgeBatches(EdgeCall):
         of_products = first.weight.new_empty(self.graph.num_edges, width)
         parameters = _trainable(list(self.mlp.parameters()))
 
-        def one(rows: slice, owned: bool) -> None:
+        def compute(rows: slice, owned: bool) -> None:
             gradient = of_edges[rows].to(first.weight.dtype)
             if of_sums is not None:
                 gradient = gradient + _at_both_ends(of_sums.local, self.graph, rows)
@@ -128,32 +128,32 @@ class EdgeBatches(EdgeCall):
             if owned:
                 give(parameters, partials)
 
-        self._each(one, of_sums)
+        self._each(compute, of_sums)
         if self.nodes is None:
             return None, of_operand
         return at_nodes.back(_sums_at_ends(of_products, self.graph), give), of_operand
 
     def _product(self, rows: Tensor) -> Tensor:
-        """What the first layer makes of edge states, without bias."""
+        """The first layer's product of edge states, without bias."""
         first, _ = self.mlp.layers[0]
         weight = first.weight[:, first.in_features - rows.shape[1] :]
         return F.linear(rows, weight.to(rows.dtype)).to(weight.dtype)
 
     def _each(
         self,
-        one: Callable[[slice, bool], None],
+        compute: Callable[[slice, bool], None],
         waiting: Spread | None,
         arrived: Callable[[], None] = lambda: None,
     ) -> None:
         """Do all batches, those without a ghost while ghosts are on their way."""
         tiles = self.graph.tiles.edges
         for rows, owned in _runs([tile for tile in tiles if not tile.has_ghosts]):
-            one(rows, owned)
+            compute(rows, owned)
         if waiting is not None:
             waiting.finish()
         arrived()
         for rows, owned in _runs([tile for tile in tiles if tile.has_ghosts]):
-            one(rows, owned)
+            compute(rows, owned)
 
 
 def _runs(tiles: Sequence[EdgeTile]) -> Iterator[tuple[slice, bool]]:
@@ -176,8 +176,7 @@ class _NodeProducts:
         self._call = call
         weight = call.mlp.layers[0][0].weight.detach()
         self._width = 0 if call.nodes is None else call.nodes.owned.shape[1]
-        at_src, at_dst = weight[:, : self._width], weight[:, self._width : 2 * self._width]
-        self._weight = torch.cat([at_dst, at_src])
+        self._weight = torch.cat(weights_at_ends(weight, self._width))
         self._table = weight.new_empty(0 if call.nodes is None else call.graph.plan.num_local, len(self._weight))
         if call.nodes is not None:
             self._multiply(slice(0, call.graph.num_owned))
@@ -193,7 +192,7 @@ class _NodeProducts:
         self._table[rows] = self._call.nodes.local[rows] @ self._weight.t()
 
     def at_edges(self, rows: slice) -> Tensor:
-        """What both ends add to each of some edges, [edges, out]; 0 without node states."""
+        """Sum of the products at both ends of each of some edges, [edges, out]; 0 without node states."""
         if self._call.nodes is None:
             return self._weight.new_zeros(rows.stop - rows.start, len(self._weight) // 2)
         return _at_both_ends(self._table, self._call.graph, rows)
@@ -203,9 +202,7 @@ class _NodeProducts:
         assert self._call.nodes is not None
         first, _ = self._call.mlp.layers[0]
         at_dst, at_src = (of_products.t() @ self._call.nodes.local[: self._call.graph.num_owned]).chunk(2)
-        whole = torch.zeros_like(first.weight, requires_grad=False)
-        whole[:, : 2 * self._width] = torch.cat([at_src, at_dst], dim=1)
-        give([first.weight], [whole])
+        give([first.weight], [gradient_at_ends(first.weight, at_dst, at_src)])
         return of_products @ self._weight
 
 

@@ -1,8 +1,8 @@
 """A perceptron on one block of rows, forward and backward: `products`, and `kernels` between them.
 
-The first layer is factorised: what it takes from the ends of an edge is multiplied once per node, and added to the
-edge's row when that is normalised. Operands lie in their tables as they are; results are padded to a multiple of 16
-columns, and columns beyond the true width hold zeros.
+The first layer is factorised, `W [x_src, x_dst, e] = W_src x_src + W_dst x_dst + W_e e`: the products of node states
+are computed once per node, and added to the edge's row when that is normalised. Operands lie in their tables as they
+are; results are padded to a multiple of 16 columns, and columns beyond the true width hold zeros.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from domainpar.nn import COLUMN_BLOCK
 from domainpar.nn.kernels import Ends, FloatTable, Norm, Sums, Table, norm_backward, norm_forward
 from domainpar.nn.lanes import wide
-from domainpar.nn.mlp import COLUMNS, MLP, PaddedLinear, padded
+from domainpar.nn.mlp import MLP, PaddedLinear, padded, weights_at_ends
 from domainpar.nn.noise import Drop, Noise, no_drop
 from domainpar.nn.products import multiply, outer
 from domainpar.nn.team import Scratch
@@ -100,7 +101,7 @@ def fold(mlp: MLP, tables: Sequence[Tensor], node_width: int = 0, products: torc
         raise ValueError("a plain output alone cannot take node states; give the perceptron a hidden layer.")
     weights = [linear.weight.detach() for linear, _ in mlp.layers]
     exact, widths = weights[0].dtype, tuple(table.shape[1] for table in tables)
-    at_src, at_dst, *inputs = weights[0].split([node_width, node_width, *widths], dim=1)
+    inputs = weights[0][:, 2 * node_width :].split(widths, dim=1) if widths else ()
     later = [products or exact] * len(weights[1:])
     if later and mlp.plain:
         later[-1] = exact
@@ -110,7 +111,7 @@ def fold(mlp: MLP, tables: Sequence[Tensor], node_width: int = 0, products: torc
         node_width,
         widths,
         inputs=tuple(_weight(_pad(weight), table.dtype) for weight, table in zip(inputs, tables)),
-        at_ends=_weight(torch.cat([_pad(at_dst), _pad(at_src)]), exact),
+        at_ends=_weight(torch.cat([_pad(weight) for weight in weights_at_ends(weights[0], node_width)]), exact),
         later=tuple(_weight(_pad(weight), kind) for weight, kind in zip(weights[1:], later)),
         kinds=(tables[0].dtype if tables else exact, *later),
         norms=tuple(_norm(linear, norm) for linear, norm in mlp.layers),
@@ -120,14 +121,14 @@ def fold(mlp: MLP, tables: Sequence[Tensor], node_width: int = 0, products: torc
 def _weight(weight: Tensor, kind: torch.dtype) -> Weight:
     """A weight [padded out, in], rounded to what a type can hold."""
     rounded = weight.to(kind).to(weight.dtype)
-    back = rounded.new_zeros(len(rounded), padded(rounded.shape[1], COLUMNS))
+    back = rounded.new_zeros(len(rounded), padded(rounded.shape[1], COLUMN_BLOCK))
     back[:, : rounded.shape[1]] = rounded
     return Weight(as_table(rounded.t().contiguous()), as_table(back))
 
 
 def _pad(weight: Tensor) -> Tensor:
     """With rows of zeros up to a multiple of 16."""
-    block = weight.new_zeros(padded(len(weight), COLUMNS), weight.shape[1])
+    block = weight.new_zeros(padded(len(weight), COLUMN_BLOCK), weight.shape[1])
     block[: len(weight)] = weight
     return block
 
@@ -144,7 +145,7 @@ def _norm(linear: PaddedLinear, norm: nn.LayerNorm | None) -> Norm:
 
 @dataclass(frozen=True)
 class Edges:
-    """What a block of edges has besides its rows.
+    """The part of a block that is not in its rows. A block of nodes has `NO_ENDS`.
 
     Attributes:
         first: Number of the block's first edge.
@@ -163,7 +164,7 @@ class Edges:
         return replace(self, gathered=gathered)
 
     def drop(self, layer: int, norm: Norm) -> Drop:
-        """What to drop of a hidden layer's results."""
+        """Dropout of a hidden layer's results."""
         return no_drop(norm.bias.dtype) if self.noise is None else self.noise.of_layer(layer, norm.bias.dtype)
 
     @property
@@ -172,7 +173,7 @@ class Edges:
         return self.with_(self.gathered[:0])
 
 
-NO_ENDS = Ends(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64), 0)
+NO_ENDS = Ends(src=np.empty(0, np.int64), dst=np.empty(0, np.int64), pair=np.empty(0, np.int64), num_owned=0)
 
 
 def no_rows(norm: Norm) -> FloatTable:
@@ -187,12 +188,13 @@ def no_sums(norm: Norm) -> Sums:
 
 @dataclass(frozen=True)
 class Activations:
-    """What a block made on its way forward, in memory that the next block of the same thread takes again.
+    """Results of a block's way forward, in memory that the next block of the same thread takes again.
 
     Attributes:
         inputs: Operands of the first layer.
         normed: Operands of the later layers.
-        kept: What each hidden layer normalised; nothing, if not asked for. A single layer's, if it takes node states.
+        kept: Input of the norm of each hidden layer; nothing, if not asked for. A single layer's, if it takes node
+            states.
         product: Result of the last product.
     """
 
@@ -210,17 +212,20 @@ def forward(
     Args:
         folded: The weights.
         inputs: Operands of the first layer.
-        count: How many rows.
-        edges: What the block has besides rows.
+        count: Number of rows.
+        edges: The block's edges.
         scratch: Memory to work in.
-        keep: Keep what `backward` needs.
+        keep: Keep what `WayBack` needs.
     """
     product = _first_product(folded, inputs, count, scratch)
     normed: list[Tensor] = []
     kept: list[Tensor] = []
     for layer, weight in enumerate(folded.later):
         operand = scratch.take(f"normed {layer}", count, len(weight.forward), folded.kinds[layer + 1])
+        # The input of the norm is kept in the place of the product, whose memory nobody else needs: gathered and bias
+        # are then in it, and the way back need not gather again.
         kept += [product] if keep else []
+        # Only the first layer takes anything from the ends of an edge.
         at_ends = edges if layer == 0 else edges.alone
         drop = edges.drop(layer, folded.norms[layer])
         _normalise(product, count, folded.norms[layer], at_ends, operand, product if keep else None, drop)
@@ -228,6 +233,8 @@ def forward(
         product = folded.product(layer + 1, count, scratch)
         multiply(as_table(operand), 0, count, weight.forward, as_table(product), 0, False)
     if keep and not folded.later and len(edges.gathered):
+        # A single layer's norm is left to `finish`, forward; the way back wants its input, whose `gathered` is by then
+        # replaced by a gradient.
         kept.append(product)
         unused = scratch.take("unused", count, folded.width, folded.exact)
         _normalise(product, count, folded.norms[0], edges, unused, product, no_drop(folded.norms[0].bias.dtype))
@@ -237,7 +244,7 @@ def forward(
 def _first_product(folded: Folded, inputs: Sequence[Rows], count: int, scratch: Scratch) -> Tensor:
     product = folded.product(0, count, scratch)
     if not inputs:
-        return product.zero_()
+        return product.zero_()  # all of the first layer is gathered from the ends
     for position, (rows, weight) in enumerate(zip(inputs, folded.inputs)):
         multiply(*rows, count, weight.forward, as_table(product), 0, position > 0)
     return product
@@ -252,16 +259,18 @@ def _normalise(
     norm_forward(*rows, norm, ends, gathered, where, as_table(out), 0, drop, no_sums(norm))
 
 
-def finish(folded: Folded, made: Activations, count: int, edges: Edges, out: Tensor, first: int, sums: Sums) -> None:
+def finish(
+    folded: Folded, activations: Activations, count: int, edges: Edges, out: Tensor, first: int, sums: Sums
+) -> None:
     """The last layer's bias and norm, into rows `first` and on of a table, and the sums at ends."""
     norm = folded.norms[-1]
     if folded.mlp.plain:
         width = out.shape[1]
         bias = torch.from_numpy(norm.bias[0, :width])
-        torch.add(made.product[:count, :width], bias, out=out[first : first + count])
+        torch.add(activations.product[:count, :width], bias, out=out[first : first + count])
         return
     at_ends = edges.alone if folded.later else edges
-    rows = as_table(made.product), edges.first, count
+    rows = as_table(activations.product), edges.first, count
     drop = no_drop(norm.bias.dtype)
     norm_forward(*rows, norm, edges.ends, at_ends.gathered, no_rows(norm), as_table(out), first, drop, sums)
 
@@ -294,7 +303,7 @@ class TileGradients:
         """In the order of the perceptron's parameters; 0 for weights of node states, which are summed per node."""
         folded = self._folded
         of_linears: list[Tensor] = []
-        of_norms: list[Tensor] = []
+        of_norms: list[Tensor] = []  # a perceptron's parameters are those of all linear layers, then of all norms
         for layer, module in enumerate(folded.linears):
             widths = folded.widths if layer == 0 else (module.in_features,)
             of_linears.append(_unpad(self._of_weights[layer], widths, module.weight))
@@ -320,21 +329,21 @@ class WayBack:
 
     Attributes:
         folded: The weights.
-        made: What `forward` kept.
+        activations: Results of `forward`, kept.
         count: Rows that are the block's own.
-        edges: What the block has besides rows; `gathered` is gradient of its results.
+        edges: The block's edges; `gathered` is gradient of its results.
         sums: Where the gradient of the first product is summed.
-        given: Takes the gradients of parameters.
+        gradients: Takes the gradients of parameters.
         scratch: Memory to work in.
         owned: Compute gradients of weights: not for tiles whose owner does.
     """
 
     folded: Folded
-    made: Activations
+    activations: Activations
     count: int
     edges: Edges
     sums: Sums
-    given: TileGradients
+    gradients: TileGradients
     scratch: Scratch
     owned: bool = True
 
@@ -345,36 +354,38 @@ class WayBack:
             gradient: Gradient of the results: a table in which rows `edges.first` and on are the block's.
         """
         last = len(self.folded.norms) - 1
-        into = self._through_last(last, gradient)
+        of_product = self._through_last(last, gradient)
         for layer in range(last, 0, -1):
-            self._give(layer, Rows(as_table(self.made.normed[layer - 1]), 0), into)
+            self._give(layer, Rows(as_table(self.activations.normed[layer - 1]), 0), of_product)
             weight = self.folded.later[layer - 1].back
-            back = self.scratch.take("back", self.count, weight.shape[1], self.folded.exact)
-            multiply(as_table(into), 0, self.count, weight, as_table(back), 0, False)
-            into = self._through_norm(layer - 1, back, 0, self.edges.alone)
-        for operand in self.made.inputs:
-            self._give(0, operand, into)
-        return into
+            # One block of memory serves all layers: `_through_norm` has read it when the next product is written.
+            of_operand = self.scratch.take("back", self.count, weight.shape[1], self.folded.exact)
+            multiply(as_table(of_product), 0, self.count, weight, as_table(of_operand), 0, False)
+            # Gradient from the ends of edges enters at the results only, which `_through_last` went through.
+            of_product = self._through_norm(layer - 1, of_operand, 0, self.edges.alone)
+        for operand in self.activations.inputs:
+            self._give(0, operand, of_product)
+        return of_product
 
     def _give(self, layer: int, operand: Rows, gradient: Tensor) -> None:
         if self.owned:
-            self.given.add_product(layer, operand, gradient, self.count)
+            self.gradients.add_product(layer, operand, gradient, self.count)
 
     def _through_last(self, layer: int, gradient: Tensor) -> Tensor:
         if not self.folded.mlp.plain:
             return self._through_norm(layer, gradient, self.edges.first, self.edges)
-        into = self._gradient(layer).zero_()
-        into[:, : gradient.shape[1]] = gradient[self.edges.first : self.edges.first + self.count]
-        torch.sum(into, dim=0, out=self.given.of_norms[layer][0])
-        return into
+        of_product = self._gradient(layer).zero_()
+        of_product[:, : gradient.shape[1]] = gradient[self.edges.first : self.edges.first + self.count]
+        torch.sum(of_product, dim=0, out=self.gradients.of_norms[layer][0])
+        return of_product
 
     def _through_norm(self, layer: int, gradient: Tensor, first: int, edges: Edges) -> Tensor:
-        norm, made = self.folded.norms[layer], self.made.product
-        if layer < len(self.made.kept):  # its bias is in it
-            norm, made = norm._replace(bias=np.zeros_like(norm.bias)), self.made.kept[layer]
-        into = self._gradient(layer)
+        norm, rows = self.folded.norms[layer], self.activations.product
+        if layer < len(self.activations.kept):  # its bias is in it
+            norm, rows = norm._replace(bias=np.zeros_like(norm.bias)), self.activations.kept[layer]
+        of_product = self._gradient(layer)
         norm_backward(
-            as_table(made),
+            as_table(rows),
             edges.first,
             self.count,
             norm,
@@ -383,14 +394,17 @@ class WayBack:
             first,
             edges.gathered,
             no_drop(norm.bias.dtype) if layer == len(self.folded.later) else edges.drop(layer, norm),
-            as_table(into),
-            as_table(self.given.of_norms[layer]),
+            as_table(of_product),
+            as_table(self.gradients.of_norms[layer]),
             self.sums if layer == 0 else no_sums(norm),
         )
-        return into
+        return of_product
 
     def _gradient(self, layer: int) -> Tensor:
-        """Memory for the gradient of a layer's product: the product's own, where that is of its type."""
+        """Memory for the gradient of a layer's product: the product's own, where that is of its type.
+
+        A kernel reads a row of the product before it writes that row's gradient.
+        """
         kind = self.folded.kinds[layer]
         if kind == self.folded.exact:
             return self.folded.product(layer, self.count, self.scratch)

@@ -28,7 +28,7 @@ ON_STAGES: dict[str, Callable[..., InteractionNetwork]] = {
 """The same bits on any number of ranks."""
 
 OPTIONS = ("node_features", "edge_features", "hidden", "graph_iters", "dropout", "seed")
-"""What a network may be told; a user's factory is called with those of them that it takes."""
+"""Arguments of networks; a user's factory is called with those of them that it takes."""
 
 _ONE_AT_A_TIME = threading.Lock()  # ranks may be threads, and torch has one generator a process
 
@@ -112,7 +112,7 @@ def _taken(factory: Callable[..., Any]) -> tuple[str, ...]:
     if getattr(factory, "__init__", None) is nn.Module.__init__:  # a class without one of its own
         return ()
     named = inspect.signature(factory).parameters
-    open_ended = any(one.kind is one.VAR_KEYWORD for one in named.values())
+    open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in named.values())
     return tuple(option for option in OPTIONS if open_ended or option in named)
 
 

@@ -55,7 +55,7 @@ class GradientSink:
         """Sum over ranks, and leave the result in each parameter's `grad`. *Collective*.
 
         Returns:
-            How many partials, over all ranks, were not finite or too large; unless 0, the gradients mean nothing.
+            The number of partials, over all ranks, that were not finite or too large; unless 0, gradients mean nothing.
         """
         self._sums.reduce(transport)
         total = self._sums.total()

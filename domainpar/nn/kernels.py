@@ -1,11 +1,11 @@
-"""What happens to the rows of a block between two matrix products, one row at a time: DESIGN section 7.
+"""LayerNorm, ReLU and sums at nodes between two matrix products of a block, one row at a time.
 
-LayerNorm, ReLU, what is gathered from nodes before and what is summed at nodes after, in one pass over the rows, so
-that a row is in a register when it is needed. A row is computed by the same instructions wherever it lies, and sums
-run in the order of rows (DESIGN section 3, rules 1 and 2).
+Gathering from nodes before, the norm, and summing at nodes after are one pass over the rows, so that a row is in
+registers when it is needed. A row is computed by the same instructions wherever it lies, and sums run in the order of
+rows (`docs/same_bits.md`, rules 1 and 2).
 
-Tables are C-contiguous with a multiple of 16 columns; uint16 stands for bfloat16 (see `lanes`). A table at the
-ends of edges has two halves: what belongs to the edges' `dst`, then what belongs to their `src`.
+Tables are C-contiguous with a multiple of 16 columns; uint16 stands for bfloat16 (see `lanes`). A table at the ends of
+edges has two halves: rows of the edges' `dst`, then rows of their `src`, in the order in which node nets take sums.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numba import njit
 
 from domainpar.nn.compiled import compiled
 from domainpar.nn.lanes import draw, load, store, total, where_positive
-from domainpar.nn.noise import Drop
+from domainpar.nn.noise import Drop, row_keys
 from domainpar.plan import IntArray
 
 FloatTable = np.ndarray[Any, np.dtype[np.floating[Any]]]
@@ -28,7 +28,7 @@ Table = np.ndarray[Any, np.dtype[Any]]
 
 
 class Norm(NamedTuple):
-    """What makes an output of a product: its bias, then scale, shift and epsilon of a LayerNorm; tables [1, width].
+    """Bias of a product, then scale, shift and epsilon of its LayerNorm; tables [1, width].
 
     `wide` tells kernels the width, see `lanes`.
     """
@@ -41,10 +41,10 @@ class Norm(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """Where edges begin and end: local rows of `dst` and `src`, and the (tile, `src`) pair or -1; int64 [num_edges]."""
+    """Where edges begin and end: local rows of `src` and `dst`, and the (tile, `src`) pair or -1; int64 [num_edges]."""
 
-    dst: IntArray
     src: IntArray
+    dst: IntArray
     pair: IntArray
     num_owned: int
 
@@ -60,19 +60,16 @@ class Sums(NamedTuple):
 def _add_to_ends(row: Any, edge: int, ends: Ends, sums: Sums, wide: tuple[int, ...]) -> None:
     """Add one row to the sums of its edge's ends; ends that this rank does not own are left out."""
     dst, pair = ends.dst[edge], ends.pair[edge]
+    # All edges into an owned node lie in one tile, in global order: their sum can be taken here and now. Those out of
+    # it lie in many, computed in any order by any thread: each tile has a partial of its own, which `add_pairs` adds.
     if dst < ends.num_owned:
         store(sums.at_ends, dst, 0, load(sums.at_ends, dst, 0, wide) + row)
     if pair >= 0:
         store(sums.at_pairs, pair, 0, load(sums.at_pairs, pair, 0, wide) + row)
 
 
-@njit(inline="always", error_model="numpy")
-def _row_key(drop: Drop, row: int) -> Any:
-    """The number that all random numbers of a row come from, see `noise`."""
-    state = drop.key + np.uint64(drop.ids[row]) * np.uint64(0x9E3779B97F4A7C15)
-    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return state ^ (state >> np.uint64(31))
+# The number that all random numbers of a row come from.
+_row_key = njit(inline="always", error_model="numpy")(row_keys)
 
 
 @compiled
@@ -94,14 +91,14 @@ def norm_forward(
     Args:
         rows: The products, [>= count, width].
         first: Edge of row 0.
-        count: How many rows.
+        count: Number of rows.
         norm: Bias, scale and shift.
         ends: Ends of the edges.
-        gathered: What to add to a row from the ends of its edge, [num_local, 2 width]; empty: nothing.
-        kept: Takes what is normalised, for backward, [>= count, width]; may be `rows`; empty: not kept.
+        gathered: Added to a row from both ends of its edge, [num_local, 2 width]; empty: nothing.
+        kept: Takes the input of the norm, for backward, [>= count, width]; may be `rows`; empty: not kept.
         out: Where the results go, from row `out_first` on; may be `rows`, if `kept` is not.
         out_first: Its first row.
-        drop: What to drop of the results.
+        drop: Dropout of the results.
         sums: Where the results are summed; empty tables: nowhere.
     """
     wide, width = norm.wide, norm.bias.shape[1]
@@ -115,13 +112,15 @@ def norm_forward(
         row = row + bias
         if len(kept) > 0:
             store(kept, i, 0, row)
+        # (x - mean) / sqrt(mean of squares + eps): 1 / sqrt first, then a product, in backward as well.
         row = row - total(row) * share
         row = row * (one / np.sqrt(total(row * row) * share + norm.eps)) * factor + shift
-        row = where_positive(row, row)
+        row = where_positive(row, row)  # ReLU
         if len(drop.ids) > 0:
-            row = row * draw(_row_key(drop, edge), drop.threshold, drop.scale, wide)
+            row = row * draw(_row_key(drop.key, np.uint64(drop.ids[edge])), drop.threshold, drop.scale, wide)
         store(out, out_first + i, 0, row)
         if len(sums.at_ends) > 0:
+            # Loaded again: sums are of states as they are kept, which may be rounded to bfloat16.
             _add_to_ends(load(out, out_first + i, 0, wide), edge, ends, sums, wide)
 
 
@@ -140,18 +139,21 @@ def norm_backward(
     of_norm: FloatTable,
     sums: Sums,
 ) -> None:
-    """Back through ReLU and LayerNorm; what was normalised is computed again from `rows`.
+    """Back through ReLU and LayerNorm; normalised rows are computed again from `rows`.
+
+    With y = (x - mean) s, s = 1 / sqrt(variance + eps), g the gradient at y and means over the columns of a row,
+    the gradient at x is (g - mean(g) - y mean(g y)) s.
 
     Args:
-        rows: The products, or what `norm_forward` kept (then `norm` has no bias: zeros), [>= count, width].
+        rows: The products, or the inputs that `norm_forward` kept (then `norm` has no bias: zeros), [>= count, width].
         first: Edge of row 0.
-        count: How many rows.
+        count: Number of rows.
         norm: Bias, scale and shift.
         ends: Ends of the edges.
         gradient: Gradient of the results, from row `gradient_first` on.
         gradient_first: Its first row.
         gathered: More gradient from the ends of each edge, [num_local, 2 width]; empty: nothing.
-        drop: What was dropped of the results.
+        drop: Dropout of the results.
         out: Takes the gradient of the products, [>= count, width]; may be `rows`, or `gradient` if that begins at 0.
         of_norm: The gradients of bias, scale and shift are added to it, [3, width].
         sums: Where the gradients of the products are summed; empty tables: nowhere.
@@ -160,6 +162,7 @@ def norm_backward(
     one = norm.bias.dtype.type(1)
     share = one / norm.bias.dtype.type(width)
     bias, factor, shift = load(norm.bias, 0, 0, wide), load(norm.scale, 0, 0, wide), load(norm.shift, 0, 0, wide)
+    # Sums over the rows of this tile stay in registers, row after row: their order is that of the tile's edges.
     of_bias, of_factor, of_shift = load(of_norm, 0, 0, wide), load(of_norm, 1, 0, wide), load(of_norm, 2, 0, wide)
     for i in range(count):
         row, edge = load(rows, i, 0, wide) + bias, first + i
@@ -167,14 +170,15 @@ def norm_backward(
         if len(gathered) > 0:
             grad = grad + (load(gathered, ends.dst[edge], 0, wide) + load(gathered, ends.src[edge], width, wide))
         if len(drop.ids) > 0:
-            grad = grad * draw(_row_key(drop, edge), drop.threshold, drop.scale, wide)
+            grad = grad * draw(_row_key(drop.key, np.uint64(drop.ids[edge])), drop.threshold, drop.scale, wide)
         row = row - total(row) * share
         scale = one / np.sqrt(total(row * row) * share + norm.eps)
-        row = row * scale
+        row = row * scale  # y
+        # ReLU let through what was positive: the same expression as in forward, so the same decision.
         grad = where_positive(row * factor + shift, grad)
         of_factor = of_factor + grad * row
         of_shift = of_shift + grad
-        grad = grad * factor
+        grad = grad * factor  # g
         mean, slope = total(grad) * share, total(grad * row) * share
         grad = ((grad - mean) - row * slope) * scale
         of_bias = of_bias + grad

@@ -1,14 +1,27 @@
-"""Whole rows of numbers as single values, inside numba kernels.
+"""Rows of numbers as single values, inside numba kernels.
 
 `Lanes` are sixteen numbers or a multiple, which a kernel loads, computes with and stores at once, in as many of the
 machine's vector registers as they need. What a kernel does to each row is then written out: no reduction is reordered
 by a compiler, none depends on what lies next to what in memory, and the code is as fast as the machine's vector units.
 A sum over lanes goes by halving.
 
-How many lanes a kernel takes is part of its type: a tuple `wide`, of one element for each sixteen.
+The number of lanes that a kernel takes is part of its type: a tuple `wide`, of one element for each sixteen.
 
 Arrays of uint16 hold bfloat16 numbers: they are loaded as float32, and rounded to the nearest, ties to even, when
 stored.
+
+numba and llvmlite have no public way to do this. Parts of them that may change without notice, here and in the rest of
+the package, and what breaks when they go:
+
+    numba's `context` in intrinsics (`make_array`, `cast`,      here, `microkernel`: kernels do not compile, an error at
+        `get_value_type`, `get_dummy_value`), and `cgutils`     their first call
+    llvmlite's typed pointers (`.type.pointee` in `TableAt`)    here: the same
+    `llvm.fma.v16f32`, an intrinsic of LLVM by its name         `microkernel`: the same
+    `_cache._cache_file._source_stamp` of compiled functions    `compiled`: an error at import; if the last name alone
+                                                                changes, kernels on disk outlive a change of another
+                                                                file (tests/nn/test_compiled.py)
+    `numba.core.caching.Cache.load_overload`                    `domainpar.compiling`: an error at import; if it is no
+                                                                longer called, ranks compile side by side
 """
 
 from __future__ import annotations
@@ -22,18 +35,21 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, overload, register_model
 
-LANES = 16
+from domainpar.nn import COLUMN_BLOCK
 
 _I16, _I32, _FLOAT = ir.IntType(16), ir.IntType(32), ir.FloatType()
 
 
 def wide(columns: int) -> tuple[int, ...]:
-    """What tells kernels how many lanes to take: a multiple of 16."""
-    return (0,) * (columns // LANES)
+    """A tuple whose type tells kernels how many lanes to take: a multiple of 16."""
+    return (0,) * (columns // COLUMN_BLOCK)
 
 
 class Lanes(types.Type):
-    """numba's type of so many numbers, float32 or float64."""
+    """numba's type of a fixed count of numbers, float32 or float64, in LLVM a vector of that length.
+
+    LLVM cuts long vectors into registers of the machine; arithmetic on each number is the same whatever their width.
+    """
 
     def __init__(self, dtype: types.Type, count: int) -> None:
         self.dtype, self.count = dtype, count
@@ -47,7 +63,7 @@ class _LanesModel(models.PrimitiveModel):
 
 
 class TableAt:
-    """A table as code generators see it: what they write loads and stores of its numbers with.
+    """A table as code generators see it, for loads and stores of its numbers.
 
     Args:
         context, builder: numba's, of the code that is made.
@@ -74,11 +90,14 @@ class TableAt:
         return cgutils.get_item_pointer2(self._context, builder, array.data, shape, strides, "C", [row, column])
 
     def _several(self, row: Any, column: Any, count: int) -> Any:
+        # A pointer to one number becomes one to a vector: LLVM loads it at once.
         first = self._pointer(row, column)
         return self._builder.bitcast(first, ir.VectorType(first.type.pointee, count).as_pointer())
 
-    def load(self, row: Any, column: Any, count: int = LANES) -> Any:
-        """So many numbers from a column on."""
+    def load(self, row: Any, column: Any, count: int = COLUMN_BLOCK) -> Any:
+        """`count` numbers from a column on."""
+        # A row may begin anywhere, so only the alignment of a single number is promised: without it LLVM would assume
+        # that of the whole vector, and fault.
         bits = self._builder.load(self._several(row, column, count), align=self._kind.dtype.bitwidth // 8)
         return _widened(self._builder, bits) if self._narrow else bits
 
@@ -100,7 +119,7 @@ def number_type(kind: Any) -> Any:
 
 
 def _widened(builder: Any, bits: Any) -> Any:
-    """bfloat16 to float32, one number or several."""
+    """bfloat16 to float32, one number or several: the same bits, followed by 16 zeros."""
     integers = _like(bits.type, _I32)
     return builder.bitcast(builder.shl(builder.zext(bits, integers), _each(integers, 16)), _like(bits.type, _FLOAT))
 
@@ -121,7 +140,7 @@ def _index(context: Any, builder: Any, signature: Any, args: Any, position: int)
 @intrinsic
 def load(typing: Any, array: Any, row: Any, column: Any, wide: Any) -> Any:
     """`array[row, column : column + 16 * len(wide)]` of a C-contiguous table."""
-    lanes = Lanes(number_type(array), LANES * len(wide))
+    lanes = Lanes(number_type(array), COLUMN_BLOCK * len(wide))
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         at = [_index(context, builder, signature, args, position) for position in (1, 2)]
@@ -143,6 +162,8 @@ def store(typing: Any, array: Any, row: Any, column: Any, lanes: Any) -> Any:
 
 
 def _round_to_bfloat16(builder: Any, value: Any) -> Any:
+    # Nearest, ties to even: add half of the last bit that stays, less one unit if that bit is 0, then cut. A NaN could
+    # be carried into infinity by the addition, so it is written as such.
     integers = _like(value.type, _I32)
     bits = builder.bitcast(value, integers)
     odd = builder.and_(builder.lshr(bits, _each(integers, 16)), _each(integers, 1))
@@ -156,6 +177,8 @@ def total(typing: Any, lanes: Any) -> Any:
     """The sum of all lanes, by halving: lane i takes the one half their number on; odd parts are added up before."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        # Written out as shuffles and additions, for LLVM's own reduction may take any order. Only a power of two can be
+        # halved to the end, so that parts of 16 in, say, 48 are added up first.
         parts = _split(builder, args[0], lanes.count & -lanes.count)
         value = parts[0]
         for part in parts[1:]:
@@ -168,7 +191,7 @@ def total(typing: Any, lanes: Any) -> Any:
 
 
 def _split(builder: Any, value: Any, count: int) -> list[Any]:
-    """Parts of so many lanes each."""
+    """Parts of `count` lanes each."""
     nothing = ir.Constant(value.type, ir.Undefined)
     starts = range(0, value.type.count, count)
     wanted = [ir.Constant(ir.VectorType(_I32, count), list(range(start, start + count))) for start in starts]
@@ -181,6 +204,7 @@ def where_positive(typing: Any, condition: Any, lanes: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         zero = _each(args[0].type, 0.0)
+        # An ordered comparison is false for NaN, which so passes, and is counted as not finite later.
         return builder.select(builder.fcmp_ordered("<=", args[0], zero), zero, args[1])
 
     return lanes(condition, lanes), generate
@@ -189,10 +213,11 @@ def where_positive(typing: Any, condition: Any, lanes: Any) -> Any:
 @intrinsic
 def draw(typing: Any, row_key: Any, threshold: Any, scale: Any, wide: Any) -> Any:
     """`scale` in lanes whose random 32 bits reach the threshold, else 0: a function of row key and lane alone."""
-    lanes = Lanes(scale, LANES * len(wide))
+    lanes = Lanes(scale, COLUMN_BLOCK * len(wide))
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         integers = ir.VectorType(_I32, lanes.count)
+        # The formula of `noise`: the lane's number enters with the key's low half, its high half between two mixings.
         low, high = (
             in_all_lanes(builder, builder.trunc(half, _I32), integers)
             for half in (args[0], builder.lshr(args[0], ir.Constant(args[0].type, 32)))
@@ -226,6 +251,7 @@ def _elementwise(name: str) -> Callable[..., Any]:
     def operation(typing: Any, left: Any, right: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             value = args[1] if right == left else in_all_lanes(builder, args[1], args[0].type)
+            # No fast-math flags: nothing is contracted or reordered.
             return getattr(builder, name)(args[0], value)
 
         return left(left, right), generate

@@ -1,8 +1,8 @@
 """The innermost piece of a matrix product: a few rows times some columns, summed up in registers.
 
 Every number of a result is a chain of fused multiply-adds in the order of the products' index. What block it is
-computed in, how wide this machine's vectors are and what lies beside it changes no bit of it: rule 1 of DESIGN
-section 3 by construction, on one machine and between machines.
+computed in, how wide this machine's vectors are and what lies beside it changes no bit of it: rule 1 of
+`docs/same_bits.md` by construction, on one machine and between machines.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from domainpar.nn.lanes import LANES, TableAt, in_all_lanes, number_type
+from domainpar.nn import COLUMN_BLOCK
+from domainpar.nn.lanes import TableAt, in_all_lanes, number_type
 
 
 class Shape(NamedTuple):
@@ -26,7 +27,12 @@ class Shape(NamedTuple):
 
 
 def _wide_shape() -> Shape:
-    """As many sums as the registers hold, beside the numbers they are made of: 32 registers of 512 bits, or fewer."""
+    """As many sums as the registers hold, beside the numbers they are made of.
+
+    Every sum waits some four cycles for its last addition, so a dozen or more have to be under way at once.
+    """
+    # AVX-512 has 32 registers of 16 numbers: 4 x 4 are sums, 4 of `right`, 1 of `left`. AVX2 has 16 of 8: 6 rows of two
+    # each, 2 of `right`, 1 of `left`.
     return Shape(4, 4) if get_host_cpu_features().get("avx512f") else Shape(6, 1)
 
 
@@ -67,7 +73,7 @@ def product_of(shape: Shape, transposed: bool = False) -> Any:
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             tables = [TableAt(context, builder, signature.args[i], args[i]) for i in (0, 3, 6)]
-            vector = ir.VectorType(context.get_value_type(number_type(signature.args[6])), LANES)
+            vector = ir.VectorType(context.get_value_type(number_type(signature.args[6])), COLUMN_BLOCK)
             _Block(builder, shape, transposed, vector, *tables).generate(*args[1:3], *args[4:6], *args[7:])
             return context.get_dummy_value()
 
@@ -87,7 +93,7 @@ class _Block:
         self._cells = [(i, j) for i in range(shape.rows) for j in range(shape.sixteens)]
         self._shape = shape
         kind = ir.FunctionType(vector, [vector] * 3)
-        name = f"llvm.fma.v{LANES}f{32 if vector.element == ir.FloatType() else 64}"
+        name = f"llvm.fma.v{COLUMN_BLOCK}f{32 if vector.element == ir.FloatType() else 64}"
         self._fma = cgutils.get_or_insert_function(builder.module, kind, name)  # type: ignore[no-untyped-call]
 
     def generate(
@@ -95,24 +101,28 @@ class _Block:
     ) -> None:
         """Sums in registers: taken up or begun at 0, all steps added, written."""
         builder = self._builder
-        zero = ir.Constant(self._vector, [0.0] * LANES)
+        zero = ir.Constant(self._vector, [0.0] * COLUMN_BLOCK)
         sums = {}
         for i, j in self._cells:
-            before = self._out.load(self._plus(row, i), self._plus(column, LANES * j))
+            # Memory on the stack, by name: LLVM keeps it in registers through the loop, since its address goes nowhere.
+            # What was there is loaded even if it is not added, and left out by a choice instead of a jump.
+            before = self._out.load(self._plus(row, i), self._plus(column, COLUMN_BLOCK * j))
             sums[i, j] = cgutils.alloca_once(builder, self._vector)  # type: ignore[no-untyped-call]
             builder.store(builder.select(add, before, zero), sums[i, j])
         with cgutils.for_range(builder, steps) as loop:
             self._step(sums, column, (left_row, left_column), builder.add(right_row, loop.index), loop.index)
         for i, j in self._cells:
-            self._out.store(self._plus(row, i), self._plus(column, LANES * j), builder.load(sums[i, j]))
+            self._out.store(self._plus(row, i), self._plus(column, COLUMN_BLOCK * j), builder.load(sums[i, j]))
 
     def _step(self, sums: Any, column: Any, left: tuple[Any, Any], right_row: Any, step: Any) -> None:
         builder, (row, first) = self._builder, left
-        right = [self._right.load(right_row, self._plus(column, LANES * j)) for j in range(self._shape.sixteens)]
+        right = [self._right.load(right_row, self._plus(column, COLUMN_BLOCK * j)) for j in range(self._shape.sixteens)]
         for i in range(self._shape.rows):
             at = (builder.add(row, step), self._plus(first, i))
             if not self._transposed:
                 at = (self._plus(row, i), builder.add(first, step))
+            # One number of `left` in all lanes times a vector of `right`: no sum runs across lanes, so each
+            # number is a sum in the order of the steps. A fused multiply-add rounds once, on every machine.
             number = in_all_lanes(builder, self._left.load_one(*at), self._vector)
             for j, numbers in enumerate(right):
                 builder.store(builder.call(self._fma, [number, numbers, builder.load(sums[i, j])]), sums[i, j])

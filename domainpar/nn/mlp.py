@@ -10,9 +10,9 @@ import math
 from itertools import zip_longest
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-COLUMNS = 16
+from domainpar.nn import COLUMN_BLOCK
 
 
 def padded(count: int, multiple: int) -> int:
@@ -62,10 +62,9 @@ class MLP(nn.Module):
     ) -> None:
         super().__init__()
         normed = widths[:-1] if plain_output else widths
-        if bad := [width for width in normed if width <= 0 or width % COLUMNS]:
-            raise ValueError(
-                f"hidden width {bad[0]} is not a multiple of {COLUMNS}; take {padded(max(bad[0], 1), COLUMNS)}."
-            )
+        if bad := [width for width in normed if width <= 0 or width % COLUMN_BLOCK]:
+            better = padded(max(bad[0], 1), COLUMN_BLOCK)
+            raise ValueError(f"hidden width {bad[0]} is not a multiple of {COLUMN_BLOCK}; take {better}.")
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout {dropout:g} is no probability below 1.")
         self.in_features, self.out_features, self.dropout = in_features, widths[-1], dropout
@@ -85,3 +84,19 @@ class MLP(nn.Module):
     def plain(self) -> bool:
         """Whether the output is linear."""
         return len(self.norms) < len(self.linears)
+
+
+# An MLP takes `[x_src, x_dst, ...]`, but node nets take sums at `dst` before those at `src`: trained weights hold both
+# orders. Tables at both ends of edges have that of the sums; only the next two functions know the other.
+
+
+def weights_at_ends(weight: Tensor, node_width: int) -> tuple[Tensor, Tensor]:
+    """Columns of a first layer's weight for node states at `dst`, and for those at `src`, [out, node_width] each."""
+    return weight[:, node_width : 2 * node_width], weight[:, :node_width]
+
+
+def gradient_at_ends(weight: Tensor, at_dst: Tensor, at_src: Tensor) -> Tensor:
+    """Gradient of a first layer's weight from that of these columns; 0 in all others."""
+    gradient, width = torch.zeros_like(weight, requires_grad=False), at_dst.shape[1]
+    gradient[:, :width], gradient[:, width : 2 * width] = at_src, at_dst
+    return gradient

@@ -1,4 +1,4 @@
-"""Random numbers that depend on what they are for, never on who draws them: DESIGN section 3, rule 7.
+"""Random numbers that depend on what they are for, never on who draws them: `docs/same_bits.md`, rule 7.
 
 A number is a function of a key (made of seed, step, event, layer and iteration), of the global id of a row and of its
 column. So both copies of a cut edge have the same one, backward has that of forward, and no generator is anyone's
@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numba import njit
 from torch import Tensor
 
-from domainpar.nn.mask_kernel import write_mask
+from domainpar.nn.compiled import compiled
 from domainpar.plan import IntArray
-
-_GOLDEN = 0x9E3779B97F4A7C15
 
 
 def key_of(*parts: int | str) -> int:
@@ -28,7 +27,7 @@ def key_of(*parts: int | str) -> int:
 
 
 class Drop(NamedTuple):
-    """What a kernel needs to drop numbers at random; without ids nothing is dropped."""
+    """Dropout as kernels take it; without ids nothing is dropped."""
 
     ids: IntArray
     key: Any
@@ -65,7 +64,7 @@ def no_drop(dtype: np.dtype[Any]) -> Drop:
 
 
 def keeps(noise: Noise, layer: int, rows: slice, width: int, like: Tensor) -> Tensor:
-    """What the kernels multiply the results of a layer by, [rows, width]: 0 or 1 / (1 - rate).
+    """Factors of the results of a layer, as in the kernels, [rows, width]: 0 or 1 / (1 - rate).
 
     Args:
         noise: Of this call.
@@ -80,7 +79,7 @@ def keeps(noise: Noise, layer: int, rows: slice, width: int, like: Tensor) -> Te
 
 
 def dropout_mask(ids: Tensor, key: int, width: int, rate: float, like: Tensor) -> Tensor:
-    """What dropout multiplies a table by, [rows, width] of the type of `like`: 0, or 1 / (1 - rate) for what stays.
+    """Factors of a table under dropout, [rows, width] of the type of `like`: 0, or 1 / (1 - rate).
 
     Args:
         ids: Global ids of the rows, int64 [rows].
@@ -93,7 +92,8 @@ def dropout_mask(ids: Tensor, key: int, width: int, rate: float, like: Tensor) -
     if like.device.type == "cpu" and like.dtype in (torch.float32, torch.float64):
         mask = torch.empty(len(ids), width, dtype=like.dtype)
         out = mask.numpy()
-        write_mask(_row_keys(ids.numpy(), key), np.uint32(threshold), out.dtype.type(1 / (1 - rate)), out)
+        keys = row_keys(np.uint64(key), ids.numpy().astype(np.uint64))
+        _write_mask(keys, np.uint32(threshold), out.dtype.type(1 / (1 - rate)), out)
         return mask
     return (random_bits(ids, key, width, like.device) >= threshold).to(like.dtype) / (1 - rate)
 
@@ -104,7 +104,7 @@ def random_bits(ids: Tensor, key: int, width: int, device: torch.device | str) -
 
 
 def _bits(ids: IntArray, key: int, width: int, device: torch.device | str) -> Tensor:
-    keys = _row_keys(ids, key)
+    keys = row_keys(np.uint64(key), ids.astype(np.uint64))
     low, high = (_lower_half(half).to(device)[:, None] for half in (keys, keys >> np.uint64(32)))
     columns = torch.arange(width, device=device)[None]
     return _scramble(_scramble(columns * 0x9E3779B9 + low & 0xFFFFFFFF) ^ high)
@@ -114,13 +114,19 @@ def _lower_half(keys: Any) -> Tensor:
     return torch.from_numpy((keys & np.uint64(0xFFFFFFFF)).astype(np.int64))
 
 
-def _row_keys(ids: IntArray, key: int) -> Any:
-    """A number of 64 bits for each row: splitmix64 of its id from the key on."""
-    with np.errstate(over="ignore"):
-        state = np.uint64(key) + ids.astype(np.uint64) * np.uint64(_GOLDEN)
-        state = (state ^ state >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
-        state = (state ^ state >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
-        return state ^ state >> np.uint64(31)
+def row_keys(key: Any, ids: Any) -> Any:
+    """64 random bits of each row: splitmix64 of its id from the key on.
+
+    One formula for arrays in numpy and for single numbers in kernels.
+
+    Args:
+        key: uint64.
+        ids: Global ids, uint64.
+    """
+    state = key + ids * np.uint64(0x9E3779B97F4A7C15)
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return state ^ (state >> np.uint64(31))
 
 
 def _scramble(bits: Tensor) -> Tensor:
@@ -128,3 +134,29 @@ def _scramble(bits: Tensor) -> Tensor:
     bits = (bits ^ bits >> 16) * 0x7FEB352D & 0xFFFFFFFF
     bits = (bits ^ bits >> 15) * 0x846CA68B & 0xFFFFFFFF
     return bits ^ bits >> 16
+
+
+@njit(inline="always")
+def _scrambled(bits: Any) -> Any:
+    """A one-to-one mixing of 32 bits."""
+    bits = np.uint32((bits ^ (bits >> np.uint32(16))) * np.uint32(0x7FEB352D))
+    bits = np.uint32((bits ^ (bits >> np.uint32(15))) * np.uint32(0x846CA68B))
+    return np.uint32(bits ^ (bits >> np.uint32(16)))
+
+
+@compiled
+def _write_mask(row_keys: Any, threshold: Any, scale: Any, out: Any) -> None:
+    """Write `scale` where a number is kept and 0 where it is dropped.
+
+    Args:
+        row_keys: 64 random bits of each row, uint64 [rows].
+        threshold: A number is dropped if its 32 bits are below, uint32.
+        scale: What a number that is kept is multiplied by.
+        out: [rows, width], float32 or float64.
+    """
+    for row in range(len(row_keys)):
+        low, high = np.uint32(row_keys[row] & np.uint64(0xFFFFFFFF)), np.uint32(row_keys[row] >> np.uint64(32))
+        for column in range(out.shape[1]):
+            start = np.uint32(np.uint32(column) * np.uint32(0x9E3779B9) + low)
+            bits = _scrambled(np.uint32(_scrambled(start) ^ high))
+            out[row, column] = scale if bits >= threshold else 0.0

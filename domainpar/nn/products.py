@@ -13,18 +13,19 @@ from typing import Any
 
 from numba import njit
 
+from domainpar.nn import COLUMN_BLOCK
 from domainpar.nn.compiled import compiled
 from domainpar.nn.kernels import FloatTable, Table
-from domainpar.nn.lanes import LANES
 from domainpar.nn.microkernel import NARROW, WIDE, Shape, product_of
 
 STRIP = 96  # rows that stay in the first cache while all columns are multiplied with them
 
-_WIDE_COLUMNS = WIDE.sixteens * LANES
+_WIDE_COLUMNS = WIDE.sixteens * COLUMN_BLOCK
 
 
 def _strip_of(shape: Shape) -> Any:
     """`multiply` for some columns of the result: in blocks of a shape, the rows left over one by one."""
+    # Rows left over go through a block of one row: the same chain of multiply-adds for each number, so the same bits.
     block, single = product_of(shape), product_of(Shape(1, shape.sixteens))
 
     @njit(error_model="numpy")
@@ -67,7 +68,8 @@ _wide_outer, _narrow_outer = _outer_strip_of(WIDE), _outer_strip_of(NARROW)
 
 @njit(inline="always")
 def _in_wide_blocks(table: Table) -> int:
-    """How many columns of a table go into wide blocks."""
+    """The number of columns of a table that go into wide blocks."""
+    # Numbers of 64 bits fill twice as many registers as a wide block has.
     return 0 if table.itemsize == 8 else table.shape[1] // _WIDE_COLUMNS * _WIDE_COLUMNS
 
 
@@ -78,18 +80,20 @@ def multiply(rows: Table, first: int, count: int, weight: FloatTable, out: Table
     Args:
         rows: [>= first + count, in].
         first: First row to be multiplied.
-        count: How many rows.
+        count: Number of rows.
         weight: [in, out], a multiple of 16 columns.
         out: Takes the products, [>= out_first + count, out].
         out_first: Its first row.
         add: Add them to what is there.
     """
     wide = _in_wide_blocks(weight)
+    # Strip by strip, and within one all columns: rows are read from memory once, and the weight, which is small, stays
+    # in cache throughout.
     for begin in range(0, count, STRIP):
         num_rows, row, into = min(STRIP, count - begin), first + begin, out_first + begin
         for column in range(0, wide, _WIDE_COLUMNS):
             _wide(rows, row, num_rows, weight, column, out, into, add)
-        for column in range(wide, weight.shape[1], LANES):
+        for column in range(wide, weight.shape[1], COLUMN_BLOCK):
             _narrow(rows, row, num_rows, weight, column, out, into, add)
 
 
@@ -102,13 +106,15 @@ def outer(rows: Table, first: int, gradient: Table, gradient_first: int, count: 
         first: First of its rows.
         gradient: Gradient of the products, [>= gradient_first + count, out], a multiple of 16 columns.
         gradient_first: First of its rows.
-        count: How many rows.
+        count: Number of rows.
         out: [in, out].
     """
     wide = _in_wide_blocks(out)
+    # `out` is small and taken up again by every strip: a sum over rows continues where the last strip left it, so that
+    # its order is that of the rows, whatever a strip is.
     for begin in range(0, count, STRIP):
         num_rows, row, came = min(STRIP, count - begin), first + begin, gradient_first + begin
         for column in range(0, wide, _WIDE_COLUMNS):
             _wide_outer(rows, row, gradient, came, num_rows, column, out)
-        for column in range(wide, out.shape[1], LANES):
+        for column in range(wide, out.shape[1], COLUMN_BLOCK):
             _narrow_outer(rows, row, gradient, came, num_rows, column, out)

@@ -366,7 +366,7 @@ def perceptron(
         widths: Inputs, then the outputs of each layer.
         hidden: What follows every layer but the last.
         last: What follows the last.
-        bias: Whether layers have one.
+        bias: Whether layers have biases.
     """
     modules: list[nn.Module] = []
     for position, (wide, width) in enumerate(pairwise(widths), start=2):
@@ -387,7 +387,7 @@ def linear(generator: Generator, in_features: int, out_features: int, bias: bool
 
 
 def through(net: nn.Module, *tables: Tensor) -> Tensor:
-    """What a net makes of tables of the same rows side by side."""
+    """Output of a net for tables of the same rows side by side."""
     rows: Tensor = net(tables[0] if len(tables) == 1 else joined(*tables))
     return rows
 

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Spreads(Protocol):
-    """What sends owned rows to their ghosts: a halo, or one that remembers what came."""
+    """Sends owned rows to their ghosts: a halo, or a memory of its rows."""
 
     def spread(self, owned: Tensor) -> Spread: ...
 

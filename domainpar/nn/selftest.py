@@ -1,4 +1,4 @@
-"""Does this machine keep the promise that rule 1 of DESIGN section 3 rests on?
+"""Does this machine keep the promise that rule 1 of `docs/same_bits.md` rests on?
 
 A row of a block must not depend on the block's other rows nor on where it lies, in products and kernels as they are
 compiled here; and all ranks must compute the same. Some milliseconds on the model's own shapes: it samples, it does
@@ -47,11 +47,11 @@ def rows_are_independent(model: nn.Module, transport: Transport) -> str | None:
             whole = trial.run(trial.tables, slice(0, SAMPLE_ROWS))
             digest.update(b"".join(part.contiguous().view(torch.uint8).numpy().tobytes() for part in whole))
             problem = problem or _compare_subsets(trial, whole)
-    found = [text.decode() for text in transport.all_gather(f"{digest.hexdigest()} {problem}".encode())]
-    problems = sorted({text[65:] for text in found} - {""})
+    reports = [text.decode() for text in transport.all_gather(f"{digest.hexdigest()} {problem}".encode())]
+    problems = sorted({text[65:] for text in reports} - {""})
     if problems:
         return problems[0]
-    if len(set(found)) > 1:
+    if len(set(reports)) > 1:
         return "ranks compute different bits from the same numbers: their machines or numba versions differ"
     return None
 
@@ -107,7 +107,7 @@ class _Case:
         return of_mlp, self.mlp.plain, self.node_width, self.widths, self.kind, self.products
 
     def trials(self) -> Iterator[_Trial]:
-        """What tiles do: products of node states, and the perceptron on a block of edges or nodes."""
+        """The work of tiles: products of node states, and the perceptron on a block of edges or nodes."""
         generator = np.random.default_rng(0)  # much faster than torch's
         exact = next(self.mlp.parameters()).dtype
 
@@ -165,18 +165,19 @@ def _block(
     folded: Folded, scratch: Scratch, at_nodes: Tensor, of_sums: Tensor, tables: Sequence[Tensor], rows: slice
 ) -> _Results:
     """Forward and backward through a block of edges, or of nodes."""
-    *given, dst, src, upstream = tables
+    *given, src, dst, upstream = tables
     count, nowhere = rows.stop - rows.start, no_sums(folded.norms[0])
-    edges = Edges(rows.start, Ends(dst.numpy(), src.numpy(), np.full(SAMPLE_ROWS, -1), 0), as_table(at_nodes))
+    ends = Ends(src.numpy(), dst.numpy(), pair=np.full(SAMPLE_ROWS, -1), num_owned=0)
+    edges = Edges(rows.start, ends, as_table(at_nodes))
     operands = [Rows(as_table(table), rows.start) for table in given]
 
     out = torch.empty_like(upstream)
-    made = blocks.forward(folded, operands, count, edges, scratch)
-    blocks.finish(folded, made, count, edges, out, rows.start, no_sums(folded.norms[-1]))
+    activations = blocks.forward(folded, operands, count, edges, scratch)
+    blocks.finish(folded, activations, count, edges, out, rows.start, no_sums(folded.norms[-1]))
 
-    made = blocks.forward(folded, operands, count, edges, scratch, keep=True)
+    activations = blocks.forward(folded, operands, count, edges, scratch, keep=True)
     shares = TileGradients(folded, scratch)
-    back = WayBack(folded, made, count, edges.with_(as_table(of_sums)), nowhere, shares, scratch)
+    back = WayBack(folded, activations, count, edges.with_(as_table(of_sums)), nowhere, shares, scratch)
     into = back.run(upstream)
     of_operands = [_multiplied(into, slice(0, count), weight.back) for weight in folded.inputs]
     of_rows = torch.cat([into, *of_operands], dim=1)

@@ -1,14 +1,14 @@
 """Stages: one step of a model over all tiles of a part, forward and backward.
 
-A stage is one node of autograd's graph. Inside, the order of every sum and of every exchange is written out (DESIGN
-section 3, rules 2 to 5): new states and sums forward; in backward first the gradient of the sums travels to the
-ghosts, so that every copy of an edge has its whole gradient, then states get theirs without another exchange.
+A stage is one node of autograd's graph. Inside, the order of every sum and of every exchange is written out
+(`docs/same_bits.md`, rules 2 to 5): new states and sums forward; in backward first the gradient of the sums travels to
+the ghosts, so that every copy of an edge has its whole gradient, then states get theirs without another exchange.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,7 +35,8 @@ class NodeStage(TakesGradients):
         With a key, numbers are dropped at random as the MLP's `dropout` says.
         """
         _check_columns(self.mlp, sum(table.shape[1] for table in tables))
-        out: Tensor = _OnNodes.apply(self, graph, key, len(tables), *tables, *self.trainable())  # type: ignore[no-untyped-call]
+        step = _NodeStep(self, graph, key, len(tables))
+        out: Tensor = _OnNodes.apply(step, *tables, *self.trainable())  # type: ignore[no-untyped-call]
         return out
 
     def of_ghosts(self, tables: Sequence[Tensor], graph: LocalGraph, key: int | None = None) -> Tensor:
@@ -44,7 +45,8 @@ class NodeStage(TakesGradients):
         The bits of their owners, without an exchange and without a gradient: that is their owners' to make.
         """
         _check_columns(self.mlp, sum(table.shape[1] for table in tables))
-        return _on_nodes(self, NodeRows.ghosts(graph), [table.detach().contiguous() for table in tables], key).forward()
+        contiguous = [table.detach().contiguous() for table in tables]
+        return _NodeStep(self, graph, key, len(tables)).on(NodeRows.ghosts(graph), contiguous).forward()
 
 
 class EdgeStage(TakesGradients):
@@ -91,7 +93,8 @@ class EdgeStage(TakesGradients):
             raise ValueError("sums at both ends need node states and a normalised output; ask for none: sums=False.")
         owned = None if nodes is None else nodes.owned
         edges = graph.features.new_empty(graph.num_edges, 0) if edges is None else edges
-        new_edges, at_ends = _OnEdges.apply(self, graph, sums, key, nodes, owned, edges, *self.trainable())  # type: ignore[no-untyped-call]
+        step = _EdgeStep(self, graph, sums, key)
+        new_edges, at_ends = _OnEdges.apply(step, nodes, owned, edges, *self.trainable())  # type: ignore[no-untyped-call]
         return new_edges, at_ends
 
 
@@ -100,58 +103,66 @@ def _check_columns(mlp: MLP, columns: int) -> None:
         raise ValueError(f"the MLP of this stage takes {mlp.in_features} columns but got {columns}.")
 
 
-def _on_nodes(stage: NodeStage, nodes: NodeRows, tables: Sequence[Tensor], key: int | None) -> NodeCall:
-    engine = NodeBatches if tables[0].is_cuda else NodeTiles
-    return engine(stage.mlp, nodes, tables, key)
+# A step is all of a stage's call but its tables: those autograd keeps, on the host or computed anew if so asked.
+# Parameters take part in `apply` so that `backward` is called where they alone are trained; their gradients go to the
+# stage's sink.
 
 
-def _on_edges(stage: EdgeStage, graph: LocalGraph, nodes: Spread | None, edges: Tensor, key: int | None) -> EdgeCall:
-    engine = EdgeBatches if graph.features.is_cuda else EdgeTiles
-    return engine(stage.mlp, graph, nodes, edges, stage.products, key)
+class _NodeStep(NamedTuple):
+    stage: NodeStage
+    graph: LocalGraph
+    key: int | None
+    num_tables: int
+
+    def on(self, nodes: NodeRows, tables: Sequence[Tensor]) -> NodeCall:
+        engine = NodeBatches if tables[0].is_cuda else NodeTiles
+        return engine(self.stage.mlp, nodes, tables, self.key)
 
 
 class _OnNodes(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, stage: NodeStage, graph: LocalGraph, key: int | None, num_tables: int, *inputs: Tensor
-    ) -> Tensor:
-        tables = [table.contiguous() for table in inputs[:num_tables]]
-        ctx.stage, ctx.graph, ctx.key, ctx.num_parameters = stage, graph, key, len(inputs) - num_tables
+    def forward(ctx: Any, step: _NodeStep, *tables_and_parameters: Tensor) -> Tensor:
+        tables = [table.contiguous() for table in tables_and_parameters[: step.num_tables]]
+        ctx.step, ctx.num_parameters = step, len(tables_and_parameters) - step.num_tables
         ctx.save_for_backward(*tables)
-        return _on_nodes(stage, NodeRows.owned(graph), tables, key).forward()
+        return step.on(NodeRows.owned(step.graph), tables).forward()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        call = _on_nodes(ctx.stage, NodeRows.owned(ctx.graph), ctx.saved_tensors, ctx.key)
-        of_tables = call.backward(grads[0], ctx.stage.give)
-        return None, None, None, None, *of_tables, *[None] * ctx.num_parameters
+        step: _NodeStep = ctx.step
+        of_tables = step.on(NodeRows.owned(step.graph), ctx.saved_tensors).backward(grads[0], step.stage.give)
+        return None, *of_tables, *[None] * ctx.num_parameters
+
+
+class _EdgeStep(NamedTuple):
+    stage: EdgeStage
+    graph: LocalGraph
+    sums: bool
+    key: int | None
+
+    def on(self, nodes: Spread | None, edges: Tensor) -> EdgeCall:
+        engine = EdgeBatches if self.graph.features.is_cuda else EdgeTiles
+        return engine(self.stage.mlp, self.graph, nodes, edges, self.stage.products, self.key)
 
 
 class _OnEdges(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        stage: EdgeStage,
-        graph: LocalGraph,
-        sums: bool,
-        key: int | None,
-        nodes: Spread | None,
-        owned: Tensor | None,
-        edges: Tensor,
-        *parameters: Tensor,
+        ctx: Any, step: _EdgeStep, nodes: Spread | None, owned: Tensor | None, edges: Tensor, *parameters: Tensor
     ) -> tuple[Tensor, Tensor]:
         edges = edges.contiguous()
-        out = _on_edges(stage, graph, nodes, edges, key).forward(sums)
-        ctx.stage, ctx.graph, ctx.sums, ctx.key, ctx.num_parameters = stage, graph, sums, key, len(parameters)
+        new_edges, at_ends = step.on(nodes, edges).forward(step.sums)
+        ctx.step, ctx.num_parameters = step, len(parameters)
         ctx.halo = None if nodes is None else nodes.halo
         ctx.save_for_backward(edges, *([] if nodes is None else [nodes.local]))
-        return out
+        return new_edges, at_ends
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        step: _EdgeStep = ctx.step
         edges, *local = ctx.saved_tensors
-        of_sums = ctx.halo.spread(grads[1]) if ctx.sums else None
-        nodes = Spread(ctx.halo, local[0][: ctx.graph.num_owned], local[0]) if local else None
-        call = _on_edges(ctx.stage, ctx.graph, nodes, edges, ctx.key)
-        of_owned, of_edges = call.backward(grads[0], of_sums, ctx.stage.give)
-        return None, None, None, None, None, of_owned, of_edges, *[None] * ctx.num_parameters
+        # Ghosts are sent their owners' gradient of the sums: with it each copy of an edge has its whole gradient.
+        of_sums = ctx.halo.spread(grads[1]) if step.sums else None
+        nodes = Spread(ctx.halo, local[0][: step.graph.num_owned], local[0]) if local else None
+        of_owned, of_edges = step.on(nodes, edges).backward(grads[0], of_sums, step.stage.give)
+        return None, None, of_owned, of_edges, *[None] * ctx.num_parameters

@@ -7,8 +7,10 @@ changes no bit: sums at nodes of different tiles lie apart, and all else is adde
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TypeVar
 
 import torch
@@ -63,16 +65,21 @@ class Team:
             work: Called by any thread of the team, with that thread's scratch.
             between: Called by the calling thread only, after each of its items: pokes a transport.
         """
-        queue = _Queue(items)
+        waiting = deque(items)
+
+        def take() -> T | None:
+            with suppress(IndexError):
+                return waiting.popleft()  # an item is taken by one thread only
+            return None
 
         def drain(scratch: Scratch, after: Callable[[], None] = lambda: None) -> None:
             try:
                 with torch.no_grad():  # what autograd is to see is a thread's own setting
-                    for item in queue:
+                    while (item := take()) is not None:
                         work(item, scratch)
                         after()
             except BaseException:
-                queue.close()
+                waiting.clear()  # the others end their items and begin no more
                 raise
 
         helping = [] if self._pool is None else [self._pool.submit(drain, scratch) for scratch in self.scratch[1:]]
@@ -84,27 +91,6 @@ class Team:
             raise errors[0]
 
 
-class _Queue(Iterable[T]):
-    """Items that several threads take, each once."""
-
-    def __init__(self, items: Iterable[T]) -> None:
-        self._items, self._lock = iter(items), threading.Lock()
-
-    def __iter__(self) -> Iterator[T]:
-        while True:
-            with self._lock:
-                try:
-                    item = next(self._items)
-                except StopIteration:
-                    return
-            yield item
-
-    def close(self) -> None:
-        """Give out no more."""
-        with self._lock:
-            self._items = iter(())
-
-
 _of_rank = threading.local()
 
 
@@ -112,8 +98,8 @@ def team() -> Team:
     """The team of the rank that calls; a rank may be a thread of its own."""
     if not hasattr(_of_rank, "team"):
         _of_rank.team = Team()
-    found: Team = _of_rank.team
-    return found
+    of_rank: Team = _of_rank.team
+    return of_rank
 
 
 def set_threads(size: int) -> None:

@@ -1,7 +1,7 @@
 """Stages on CPU: tile after tile, each in memory that stays in cache, by the threads of a rank's team.
 
 Only a stage's inputs are kept for backward, where each tile is computed again. Tiles that need no ghost come first,
-while ghosts are on their way (DESIGN sections 3 and 7).
+while ghosts are on their way: `docs/same_bits.md`, rule 2, says why their order changes no bit.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from domainpar.nn import blocks
 from domainpar.nn.blocks import Activations, Edges, Folded, Rows, TileGradients, WayBack, Weight, as_table, fold
 from domainpar.nn.calls import GHOST_ROWS, EdgeCall, Give, NodeCall
 from domainpar.nn.kernels import Ends, Sums, add_pairs
+from domainpar.nn.mlp import gradient_at_ends
 from domainpar.nn.noise import Noise
 from domainpar.nn.products import multiply, outer
 from domainpar.nn.team import Scratch, team
@@ -32,13 +33,13 @@ class NodeTiles(NodeCall):
         folded, noise = fold(self.mlp, self.tables), self.noise
         out = empty_table(self.nodes.count, self.mlp.out_features, self.tables[0])
 
-        def one(rows: slice, scratch: Scratch) -> None:
+        def compute(rows: slice, scratch: Scratch) -> None:
             inputs, edges, count = _operands(self.tables, rows), _no_edges(folded, rows.start, noise), _length(rows)
-            made = blocks.forward(folded, inputs, count, edges, scratch)
+            activations = blocks.forward(folded, inputs, count, edges, scratch)
             nowhere = blocks.no_sums(folded.norms[-1])
-            blocks.finish(folded, made, count, edges, out, rows.start, nowhere)
+            blocks.finish(folded, activations, count, edges, out, rows.start, nowhere)
 
-        team().each(self.nodes.pieces, one)
+        team().each(self.nodes.pieces, compute)
         return out
 
     def backward(self, gradient: Tensor, give: Give) -> list[Tensor]:
@@ -46,16 +47,16 @@ class NodeTiles(NodeCall):
         of_tables = [empty_table(len(table), table.shape[1], table) for table in self.tables]
         parameters, noise = list(self.mlp.parameters()), self.noise
 
-        def one(rows: slice, scratch: Scratch) -> None:
+        def compute(rows: slice, scratch: Scratch) -> None:
             inputs, edges, count = _operands(self.tables, rows), _no_edges(folded, rows.start, noise), _length(rows)
-            made = blocks.forward(folded, inputs, count, edges, scratch, keep=True)
-            given, nowhere = TileGradients(folded, scratch), blocks.no_sums(folded.norms[0])
-            into = WayBack(folded, made, count, edges, nowhere, given, scratch).run(gradient)
+            activations = blocks.forward(folded, inputs, count, edges, scratch, keep=True)
+            gradients, nowhere = TileGradients(folded, scratch), blocks.no_sums(folded.norms[0])
+            of_product = WayBack(folded, activations, count, edges, nowhere, gradients, scratch).run(gradient)
             for table, weight in zip(of_tables, folded.inputs):
-                _hand_back(Rows(as_table(into), 0), weight, table, rows, scratch)
-            give(parameters, given.partials())
+                _hand_back(Rows(as_table(of_product), 0), weight, table, rows, scratch)
+            give(parameters, gradients.partials())
 
-        team().each(self.nodes.pieces, one)
+        team().each(self.nodes.pieces, compute)
         return of_tables
 
 
@@ -73,10 +74,11 @@ def _no_edges(folded: Folded, first: int, noise: Noise | None) -> Edges:
 
 def _hand_back(gradient: Rows, weight: Weight, table: Tensor, rows: slice, scratch: Scratch) -> None:
     """Write the gradient of an operand into its table, given that of the products."""
-    count, width = rows.stop - rows.start, weight.back.shape[1]
+    count, width = _length(rows), weight.back.shape[1]
     if table.shape[1] == width:
         multiply(*gradient, count, weight.back, as_table(table), rows.start, False)
         return
+    # A table of a width of its own, such as raw features, has no room for the padding of the products.
     block = scratch.take("handed back", count, width, table.dtype)
     multiply(*gradient, count, weight.back, as_table(block), 0, False)
     table[rows] = block[:, : table.shape[1]]
@@ -89,45 +91,47 @@ class EdgeTiles(EdgeCall):
     def forward(self, sums: bool) -> tuple[Tensor, Tensor]:
         work = _Work.begin(self)
         folded, width = work.folded, self.mlp.out_features
-        kind = work.folded.exact if self.mlp.plain else self.products or work.folded.exact
+        kind = folded.exact if self.mlp.plain else self.products or folded.exact
         out = empty_table(self.graph.num_edges, width, self.edges, kind)
-        at_ends = _AtEnds(self.graph, width if sums else 0, work.folded.exact)
+        at_ends = _AtEnds(self.graph, width if sums else 0, folded.exact)
 
-        def one(tile: EdgeTile, scratch: Scratch) -> None:
-            made, edges = work.compute(tile, scratch, keep=False)
-            blocks.finish(folded, made, tile.num_edges, edges, out, tile.edges.start, at_ends.of(tile))
+        def compute(tile: EdgeTile, scratch: Scratch) -> None:
+            activations, edges = work.compute(tile, scratch, keep=False)
+            blocks.finish(folded, activations, tile.num_edges, edges, out, tile.edges.start, at_ends.of(tile))
 
-        work.each(one, self.nodes, work.take_ghosts)
+        work.each(compute, self.nodes, work.take_ghosts)
         return out, at_ends.finish()
 
     def backward(self, of_edges: Tensor, of_sums: Spread | None, give: Give) -> tuple[Tensor | None, Tensor]:
         work = _Work.begin(self)
-        work.take_ghosts()
+        work.take_ghosts()  # they came in forward
         folded, of_edges = work.folded, of_edges.contiguous()
         of_operand = empty_table(self.graph.num_edges, self.edges.shape[1], self.edges)
         parameters = list(self.mlp.parameters())
-        at_ends = _AtEnds(self.graph, folded.width if self.nodes is not None else 0, work.folded.exact)
+        at_ends = _AtEnds(self.graph, folded.width if self.nodes is not None else 0, folded.exact)
         gathered = blocks.no_rows(folded.norms[-1]) if of_sums is None else as_table(of_sums.local)
 
-        def one(tile: EdgeTile, scratch: Scratch) -> None:
-            made, edges = work.compute(tile, scratch, keep=True)
-            given = TileGradients(folded, scratch)
-            came, sums = edges.with_(gathered), at_ends.of(tile)
-            back = WayBack(folded, made, tile.num_edges, came, sums, given, scratch, tile.owned)
-            into = back.run(of_edges)
+        def compute(tile: EdgeTile, scratch: Scratch) -> None:
+            activations, edges = work.compute(tile, scratch, keep=True)
+            gradients = TileGradients(folded, scratch)
+            # An edge's gradient is that of its state and of both sums it went into: complete on every rank that has a
+            # copy of it, since ghosts were sent the gradient of their owners' sums.
+            edges, sums = edges.with_(gathered), at_ends.of(tile)
+            back = WayBack(folded, activations, tile.num_edges, edges, sums, gradients, scratch, tile.owned)
+            of_product = back.run(of_edges)
             for weight in folded.inputs:
-                _hand_back(Rows(as_table(into), 0), weight, of_operand, tile.edges, scratch)
-            if tile.owned:
-                give(parameters, given.partials())
+                _hand_back(Rows(as_table(of_product), 0), weight, of_operand, tile.edges, scratch)
+            if tile.owned:  # parameters are given an edge's share once, by its owner
+                give(parameters, gradients.partials())
 
-        work.each(one, of_sums)
+        work.each(compute, of_sums)
         of_ends = at_ends.finish()
         return None if self.nodes is None else work.back_to_nodes(self.nodes.local, of_ends, give), of_operand
 
 
 @dataclass(frozen=True)
 class _Work:
-    """What all tiles of one call share.
+    """The tables and weights that all tiles of one call share.
 
     Attributes:
         call: The call.
@@ -161,15 +165,14 @@ class _Work:
             first, stop = self.call.graph.num_owned, self.call.graph.plan.num_local
             self._multiply([slice(row, min(row + GHOST_ROWS, stop)) for row in range(first, stop, GHOST_ROWS)])
 
-    def _multiply(self, each: Sequence[slice]) -> None:
+    def _multiply(self, pieces: Sequence[slice]) -> None:
         assert self.call.nodes is not None
         states, at_nodes = as_table(self.call.nodes.local), as_table(self.at_nodes)
 
-        def one(rows: slice, scratch: Scratch) -> None:
-            count = rows.stop - rows.start
-            multiply(states, rows.start, count, self.folded.at_ends.forward, at_nodes, rows.start, False)
+        def compute(rows: slice, scratch: Scratch) -> None:
+            multiply(states, rows.start, _length(rows), self.folded.at_ends.forward, at_nodes, rows.start, False)
 
-        team().each(each, one)
+        team().each(pieces, compute)
 
     def compute(self, tile: EdgeTile, scratch: Scratch, keep: bool) -> tuple[Activations, Edges]:
         """One tile up to its last product."""
@@ -180,19 +183,20 @@ class _Work:
 
     def each(
         self,
-        one: Callable[[EdgeTile, Scratch], None],
+        compute: Callable[[EdgeTile, Scratch], None],
         waiting: Spread | None,
         arrived: Callable[[], None] = lambda: None,
     ) -> None:
         """Do all tiles, those that need no ghost while ghosts are on their way."""
         tiles = self.call.graph.tiles.blocks
         if waiting is None:
-            team().each(tiles, one)
+            team().each(tiles, compute)
             return
-        team().each([tile for tile in tiles if not tile.has_ghosts], one, between=waiting.progress)
+        # MPI moves rows only while somebody calls it: poke it between tiles.
+        team().each([tile for tile in tiles if not tile.has_ghosts], compute, between=waiting.progress)
         waiting.finish()
         arrived()
-        team().each([tile for tile in tiles if tile.has_ghosts], one)
+        team().each([tile for tile in tiles if tile.has_ghosts], compute)
 
     def back_to_nodes(self, states: Tensor, of_ends: Tensor, give: Give) -> Tensor:
         """Gradient of the owned nodes' states, given that of their products; and that of the weights between."""
@@ -200,29 +204,25 @@ class _Work:
         of_states = empty_table(self.call.graph.num_owned, states.shape[1], states)
         first = folded.mlp.layers[0][0].weight
 
-        def one(tile: NodeTile, scratch: Scratch) -> None:
-            rows = tile.rows
-            operand, gradient = Rows(as_table(states), rows.start), Rows(as_table(of_ends), rows.start)
-            _hand_back(gradient, weight, of_states, rows, scratch)
+        def compute(tile: NodeTile, scratch: Scratch) -> None:
+            operand, gradient = Rows(as_table(states), tile.rows.start), Rows(as_table(of_ends), tile.rows.start)
+            _hand_back(gradient, weight, of_states, tile.rows, scratch)
+            # These columns of the weight multiplied nodes, so their partials are of tiles of nodes, not of edges.
             of_weight = scratch.zeros("of states", len(weight.forward), len(weight.back), folded.exact)
             outer(*operand, *gradient, tile.num_nodes, as_table(of_weight))
-            at_dst, at_src = of_weight.t().chunk(2)
-            whole = torch.zeros_like(first, requires_grad=False)
-            width = folded.node_width
-            whole[:, :width] = at_src[: len(first), :width]
-            whole[:, width : 2 * width] = at_dst[: len(first), :width]
-            give([first], [whole])
+            at_dst, at_src = (half[: len(first)] for half in of_weight.t().chunk(2))
+            give([first], [gradient_at_ends(first, at_dst, at_src)])
 
-        team().each(self.call.graph.tiles.nodes, one)
+        team().each(self.call.graph.tiles.nodes, compute)
         return of_states
 
 
 def _ends(graph: LocalGraph) -> Ends:
-    return Ends(graph.dst.numpy(), graph.src.numpy(), graph.tiles.pair_of_edge.numpy(), graph.num_owned)
+    return Ends(graph.src.numpy(), graph.dst.numpy(), graph.tiles.pair_of_edge.numpy(), graph.num_owned)
 
 
 class _AtEnds:
-    """Sums of edge rows at owned nodes, in an order that no grouping of tiles changes (DESIGN section 3, rule 2).
+    """Sums of edge rows at owned nodes, in an order that no grouping of tiles changes (`docs/same_bits.md`, rule 2).
 
     At `dst`: the node's edges in global order; they all lie in one tile. At `src`: first a partial per (tile, node)
     over its edges in global order, then the partials by ascending tile. Every sum starts at +0.0.
@@ -239,7 +239,7 @@ class _AtEnds:
         """Where to sum the rows of a tile; nowhere, if this width is 0."""
         if self._at_ends.shape[1] == 0:
             return self._none
-        self._at_pairs[tile.pairs] = 0
+        self._at_pairs[tile.pairs] = 0  # by the thread that adds to them: no other tile has these pairs
         return self._sums
 
     def finish(self) -> Tensor:

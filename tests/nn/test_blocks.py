@@ -119,7 +119,7 @@ def inputs_of(node_width, widths, out):
     dst, src = np.random.default_rng(3).integers(0, NUM_NODES, (2, COUNT))
     drawn = [torch.randn(rows, width, dtype=torch.float64, generator=generator) for rows, width in
              [(NUM_NODES, node_width), *((COUNT, width) for width in widths), (COUNT, out)]]  # fmt: skip
-    return Inputs(drawn[0], drawn[1:-1], Ends(dst, src, src, NUM_NODES), drawn[-1])
+    return Inputs(drawn[0], drawn[1:-1], Ends(src, dst, src, NUM_NODES), drawn[-1])
 
 
 def moved(inputs, first):

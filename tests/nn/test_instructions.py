@@ -35,7 +35,7 @@ def kernels_hash():
 
     norm = Norm(drawn(1, OUT), drawn(1, OUT), drawn(1, OUT), np.float32(1e-5), wide(OUT))
     dst, src = generator.integers(0, ROWS, (2, ROWS))
-    ends, gathered, drop = Ends(dst, src, src, ROWS), drawn(ROWS, 2 * OUT), no_drop(product.dtype)
+    ends, gathered, drop = Ends(src, dst, src, ROWS), drawn(ROWS, 2 * OUT), no_drop(product.dtype)
     kept, out, of_product, of_norm = (np.zeros((n, OUT), np.float32) for n in (ROWS, ROWS, ROWS, 3))
     sums, back = (Sums(np.zeros((ROWS, 2 * OUT), np.float32), np.zeros((ROWS, OUT), np.float32)) for _ in range(2))
     norm_forward(product, 0, ROWS, norm, ends, gathered, kept, out, 0, drop, sums)

@@ -62,7 +62,7 @@ def drawn(width, dtype=np.float64, num_rows=100, seed=0):
     src[FIRST] = 0  # so that the first pair is among them
     pair = np.where(src < NUM_OWNED, np.arange(NUM_EDGES) // 60 * NUM_OWNED + src, -1)
     norm = Norm(table(1), table(1), table(1), np.dtype(dtype).type(1e-5), wide(width))
-    ends = Ends(dst, src, pair, NUM_OWNED)
+    ends = Ends(src, dst, pair, NUM_OWNED)
     return Block(table(num_rows), norm, ends, table(NUM_LOCAL, 2 * width), table(num_rows), table(NUM_LOCAL, 2 * width))
 
 
@@ -225,8 +225,8 @@ def other_company(block, seed):
     chosen = rng.permutation(len(block.rows))[: rng.integers(1, len(block.rows))]
     edges, first = FIRST + chosen, int(rng.integers(0, 50))
     before = rng.integers(0, NUM_LOCAL, (2, first))
-    dst, src = (np.append(some, end[edges]) for some, end in zip(before, block.ends))
-    ends = Ends(dst, src, np.append(before[0], block.ends.pair[edges]), NUM_OWNED)
+    src, dst = (np.append(some, end[edges]) for some, end in zip(before, block.ends))
+    ends = Ends(src, dst, np.append(before[0], block.ends.pair[edges]), NUM_OWNED)
     noise = replace(block.noise, ids=np.append(before[0], block.noise.ids[edges]))
     rows, gradient = (table[chosen].copy() for table in (block.rows, block.gradient))
     return replace(block, rows=rows, gradient=gradient, ends=ends, noise=noise), chosen, first

@@ -8,10 +8,11 @@ import torch
 from numba import njit
 from numba.core.errors import TypingError
 
-from domainpar.nn.lanes import LANES, load, store, total, where_positive, wide
+from domainpar.nn import COLUMN_BLOCK
+from domainpar.nn.lanes import load, store, total, where_positive, wide
 
 FLOATS = [np.float32, np.float64]
-ONE = wide(LANES)
+ONE = wide(COLUMN_BLOCK)
 WIDTHS = [16, 32, 48, 64, 112, 128]
 AWKWARD = [0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 1e-40, -1e-40, 1e-45, 3e38, -3e38, 0.1, -7.3, 1e7, 2.0**-126]
 
@@ -19,7 +20,7 @@ AWKWARD = [0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 1e-40, -1e-40, 1e-45, 
 @njit
 def _copy(source, target, wide):
     for row in range(source.shape[0]):
-        for column in range(0, source.shape[1], LANES * len(wide)):
+        for column in range(0, source.shape[1], COLUMN_BLOCK * len(wide)):
             store(target, row, column, load(source, row, column, wide))
 
 
@@ -59,12 +60,12 @@ def _what_products_lose(left, right, product, target):
         store(target, row, 0, load(left, row, 0, ONE) * load(right, row, 0, ONE) - load(product, row, 0, ONE))
 
 
-def _drawn(dtype, rows=200, seed=0, columns=LANES):
+def _drawn(dtype, rows=200, seed=0, columns=COLUMN_BLOCK):
     """Numbers of many magnitudes, some of them awkward, [rows, columns]."""
     rng = np.random.default_rng(seed)
     values = rng.normal(size=(rows, columns)) * 10.0 ** rng.uniform(-8, 8, (rows, columns))
     values = values.astype(dtype)
-    values[::7] = rng.permutation(np.tile(AWKWARD, columns // LANES))
+    values[::7] = rng.permutation(np.tile(AWKWARD, columns // COLUMN_BLOCK))
     return values
 
 
@@ -105,12 +106,12 @@ def test_sixteen_numbers_go_where_row_and_column_say_and_nowhere_else(dtype):
 
 
 def _as_table(bfloat16):
-    return bfloat16.view(torch.int16).numpy().view(np.uint16).reshape(-1, LANES)
+    return bfloat16.view(torch.int16).numpy().view(np.uint16).reshape(-1, COLUMN_BLOCK)
 
 
 def test_every_bfloat16_is_loaded_as_torch_reads_it():
     halves = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
-    found = np.zeros((2**12, LANES), np.float32)
+    found = np.zeros((2**12, COLUMN_BLOCK), np.float32)
     _copy(_as_table(halves), found, ONE)
     _assert_same_bits(found.ravel(), halves.float().numpy())
 
@@ -129,10 +130,10 @@ FLOAT32_BITS = {
 @pytest.mark.parametrize("bits", FLOAT32_BITS.values(), ids=FLOAT32_BITS)
 def test_a_number_is_rounded_to_bfloat16_as_torch_rounds_it_and_nan_stays_nan(bits):
     values = bits.view(np.float32)
-    found = np.zeros((len(bits) // LANES, LANES), np.uint16)
-    _copy(values.reshape(-1, LANES), found, ONE)
+    found = np.zeros((len(bits) // COLUMN_BLOCK, COLUMN_BLOCK), np.uint16)
+    _copy(values.reshape(-1, COLUMN_BLOCK), found, ONE)
     expected = _as_table(torch.from_numpy(values).to(torch.bfloat16))
-    is_nan = np.isnan(values).reshape(-1, LANES)
+    is_nan = np.isnan(values).reshape(-1, COLUMN_BLOCK)
     np.testing.assert_array_equal(found[~is_nan], expected[~is_nan])
     stored = found[is_nan]
     assert (((stored & 0x7F80) == 0x7F80) & ((stored & 0x7F) != 0)).all()
@@ -176,7 +177,7 @@ def test_one_number_takes_part_in_every_lane(dtype):
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_lanes_pass_where_the_condition_is_positive_and_nan_is_not_lost(dtype):
     condition, values = (table.ravel() for table in np.meshgrid(AWKWARD, AWKWARD))
-    condition, values = (table.astype(dtype).reshape(-1, LANES) for table in (condition, values))
+    condition, values = (table.astype(dtype).reshape(-1, COLUMN_BLOCK) for table in (condition, values))
     found = np.ones_like(values)
     _where_positive(condition, values, found)
     _assert_same_bits(found, np.where(condition <= 0, dtype(0), values))
@@ -209,4 +210,4 @@ def test_lanes_of_different_types_do_not_mix():
         store(wide, 0, 0, load(narrow, 0, 0, ONE) + load(wide, 0, 0, ONE))
 
     with pytest.raises(TypingError):
-        mixed(np.zeros((1, LANES), np.float32), np.zeros((1, LANES), np.float64))
+        mixed(np.zeros((1, COLUMN_BLOCK), np.float32), np.zeros((1, COLUMN_BLOCK), np.float64))

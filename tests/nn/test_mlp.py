@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from domainpar.nn import blocks
+from domainpar.nn import COLUMN_BLOCK, blocks
 from domainpar.nn.blocks import NO_ENDS, Edges, Rows, TileGradients, WayBack, as_table, fold, no_rows, no_sums
-from domainpar.nn.mlp import COLUMNS, MLP, PaddedLinear, padded
+from domainpar.nn.mlp import MLP, PaddedLinear, padded
 from domainpar.nn.team import Scratch
 
 SHAPES = {
@@ -68,9 +68,9 @@ def test_padding_columns_stay_zero_and_get_no_gradient(in_features, widths, plai
     mlp = make(in_features, widths, plain_output)
     rows = torch.ones(5, in_features, dtype=torch.float64)
     _, product, gradient = on_a_block(mlp, rows, torch.ones(5, widths[-1], dtype=torch.float64))
-    assert product.shape == (5, padded(widths[-1], COLUMNS))
+    assert product.shape == (5, padded(widths[-1], COLUMN_BLOCK))
     assert not product[:, widths[-1] :].any()
-    assert gradient.shape == (5, padded(in_features, COLUMNS))
+    assert gradient.shape == (5, padded(in_features, COLUMN_BLOCK))
     assert not gradient[:, in_features:].any()
 
 

@@ -299,13 +299,13 @@ def _with_rank_many_threads(world, event, num_threads):
 def _through_torchs_norm(self, layer, gradient, first, edges):
     """Without rule 6: LayerNorm and ReLU of a block by torch, which shares its rows among threads."""
     norm, rows = self.folded.norms[layer], slice(first, first + self.count)
-    kept = self.made.kept[layer] if layer < len(self.made.kept) else self.made.product + torch.from_numpy(norm.bias)
+    kept = [*self.activations.kept, self.activations.product + torch.from_numpy(norm.bias)][layer]
     given = [kept[: self.count].clone(), *(torch.from_numpy(table[0]).clone() for table in (norm.scale, norm.shift))]
     with torch.enable_grad():
         normed, scale, shift = (table.requires_grad_() for table in given)
         out = torch.relu(nn.functional.layer_norm(normed, scale.shape, scale, shift, float(norm.eps)))
     of_rows, *of_norm = torch.autograd.grad(out, [normed, scale, shift], gradient[rows])
-    self.given.of_norms[layer] += torch.stack([of_rows.sum(dim=0), *of_norm])
+    self.gradients.of_norms[layer] += torch.stack([of_rows.sum(dim=0), *of_norm])
     return self._gradient(layer).copy_(of_rows)
 
 

@@ -15,8 +15,8 @@ import numpy.typing as npt
 from domainpar.events import detector
 from domainpar.events.detector import GEV_PER_TESLA_MM
 from domainpar.events.graph import FloatArray, IntArray
+from domainpar.nn.compiled import compiled
 from domainpar.reco.classical.candidates import follow_seeds
-from domainpar.reco.classical.compiled import compiled
 from domainpar.reco.classical.crossing import Scene
 from domainpar.reco.classical.seeds import find_seeds
 from domainpar.reco.classical.states import STATE_DTYPE
