@@ -69,6 +69,9 @@ BOARD = 3.0
 RANKS_LEAVING = 5.0
 """Test ranks that have given their results end by themselves, closing their group; then they are killed."""
 
+REFUSAL = 5.0
+"""All ranks of a model that is verified come to the same refusal by then; those that wait for others are stopped."""
+
 PROBE = 20.0
 """Wait of ranks that the doctor starts for each other: they do nothing that takes long."""
 

@@ -58,7 +58,6 @@ def test_the_files_and_tests_of_the_nine_rules_exist():
             assert f"def test_rule_{name.removesuffix('...')}" in tests, name
 
 
-@pytest.mark.xfail(strict=True, reason="docstrings still name the page that docs/same_bits.md replaces")
 def test_nothing_refers_to_a_document_outside_the_repository():
     for path in [*sources(), *PAGES]:
         if path != Path(__file__):

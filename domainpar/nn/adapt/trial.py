@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from domainpar import timeouts
 from domainpar.nn.adapt.gradient_sums import GradientSums
 from domainpar.nn.adapt.nested import every_tensor
 from domainpar.nn.adapt.parallelize import parallelize
@@ -28,8 +29,6 @@ from domainpar.parallel.world import World
 from domainpar.plan import EdgePolicy, IntArray
 
 Inputs = Callable[[GraphPart, Mapping[str, Tensor]], Any]
-
-REFUSAL_SECONDS = 5.0  # in which all ranks come to the same refusal, before those that wait for others are stopped
 
 
 class Failure(NamedTuple):
@@ -79,7 +78,7 @@ def failures_of(work: Callable[[World], None], num_ranks: int, patience: float) 
                 raise
             # A rank that fails stops the others. They are to come to a refusal of the whole model by themselves.
             try:
-                everyone.wait(min(patience, REFUSAL_SECONDS))
+                everyone.wait(min(patience, timeouts.REFUSAL))
             except threading.BrokenBarrierError:
                 raise error from None
         else:
