@@ -45,10 +45,10 @@ bench: $(VENV)/.test-stamp
 
 # Into other files first, so that a survey that finds something wrong leaves the tables as they were.
 table: $(VENV)/.test-stamp
-	OMP_NUM_THREADS=1 $(VENV)/bin/python tests/nn/adapt/survey.py > docs/convolutions.md.new
-	mv docs/convolutions.md.new docs/convolutions.md
-	OMP_NUM_THREADS=1 $(VENV)/bin/python tests/nn/adapt/survey.py models > docs/models.md.new
-	mv docs/models.md.new docs/models.md
+	OMP_NUM_THREADS=1 $(VENV)/bin/python tests/nn/adapt/survey.py > docs/reference/convolutions.md.new
+	mv docs/reference/convolutions.md.new docs/reference/convolutions.md
+	OMP_NUM_THREADS=1 $(VENV)/bin/python tests/nn/adapt/survey.py models > docs/reference/models.md.new
+	mv docs/reference/models.md.new docs/reference/models.md
 
 $(VENV)/.train-stamp: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing into $(VENV): torch and some 40 packages, one to five minutes ..."

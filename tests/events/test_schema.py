@@ -1,4 +1,4 @@
-"""The schema of the store: what is written fits it, what does not fit is refused, and docs/store.md shows it."""
+"""The schema of the store: what is written fits it, what does not fit is refused, and docs/reference/store.md shows it."""
 
 import json
 import zipfile
@@ -17,7 +17,7 @@ from domainpar.events.sources import Source
 from domainpar.events.store import EventStore, StoredEvent, WholeEvent, event_file_name, write_event, write_manifest
 from domainpar.events.store.schema import ARRAYS, LETTERS, SCHEMA_VERSION, check_arrays, names_in, table
 
-PAGE = Path(__file__).parents[2] / "docs" / "store.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "store.md"
 SIZES = {"N": 4, "E": 5, "K": 2, "K+1": 3, "F": 2, "G": 1}
 SHAPES = {**SIZES, "P": 3, "J": 1, "C": 2}
 
@@ -33,7 +33,7 @@ def arrays_of_a_file(**changed):
 
 def test_the_page_shows_the_table_of_the_schema():
     made = "\n".join(table())
-    assert made in PAGE.read_text(encoding="utf-8"), f"write this into docs/store.md:\n{made}"
+    assert made in PAGE.read_text(encoding="utf-8"), f"write this into docs/reference/store.md:\n{made}"
     assert f"schema version {SCHEMA_VERSION}." in PAGE.read_text(encoding="utf-8")
 
 

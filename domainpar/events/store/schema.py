@@ -1,4 +1,4 @@
-"""The arrays of a stored event: one table for the writer, the checks of the reader, and docs/store.md."""
+"""The arrays of a stored event: one table for the writer, the checks of the reader, and docs/reference/store.md."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def check_arrays(arrays: Mapping[str, tuple[tuple[int, ...], str]], sizes: Mappi
 
 
 def table() -> Iterator[str]:
-    """The table of docs/store.md, line by line."""
+    """The table of docs/reference/store.md, line by line."""
     yield from ("| array | shape | in the file | in memory | meaning |", "| --- | --- | --- | --- | --- |")
     for name, array in ARRAYS.items():
         shape, note = ", ".join(array.shape), " (may be absent)" if array.optional else ""

@@ -20,7 +20,7 @@ from domainpar.nn.adapt.rows import mark  # noqa: E402
 from domainpar.nn.adapt.rules import draws  # noqa: E402
 from domainpar.nn.adapt.watch import Watch  # noqa: E402
 
-TABLE = Path(__file__).parents[3] / "docs" / "convolutions.md"
+TABLE = Path(__file__).parents[3] / "docs" / "reference" / "convolutions.md"
 
 # What the reason of each refused variant must say.
 OF_CONVOLUTIONS = {
