@@ -30,7 +30,7 @@ class Ranks(Protocol):
 
     @property
     def world_ranks(self) -> Sequence[int]:
-        """What each of them is called in messages to the user: its rank in the whole run."""
+        """Name of each in messages to the user: its rank in the whole run."""
 
     def all_gather(self, payload: bytes) -> list[bytes]:
         """Give every rank the payload of each, in the order of ranks; *collective*."""

@@ -89,7 +89,7 @@ def _lock_file() -> Path:
 
 
 def _load(cache: caching.Cache, signature: Any, context: Any) -> Any:
-    """What is kept on disk, also what another process is compiling now; None if this one is to compile it."""
+    """The kernel kept on disk, also once another process has compiled it; None if this one is to compile it."""
     found = _LOAD(cache, signature, context)
     return _LOAD(cache, signature, context) if found is None and _WATCH.lock() else found
 
@@ -99,7 +99,7 @@ _WATCH = _Watch()
 
 
 def watch_compiling(talks: bool) -> None:
-    """From now on compile each kernel on one process of this machine at a time, and let `clock` stand still meanwhile.
+    """Compile each kernel on one process of this machine at a time, and let `clock` stand still meanwhile.
 
     Args:
         talks: Whether this process says so, once, when it compiles or waits for a process that does.

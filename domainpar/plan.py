@@ -24,7 +24,7 @@ Ask = Callable[[list[IntArray]], list[IntArray]]
 
 @dataclass(frozen=True, eq=False)
 class PartitionPlan:
-    """What one part owns, what it borrows, and whom it owes.
+    """The nodes and edges of a part, its ghosts, and the rows that it owes to others.
 
     Local rows follow one order everywhere:
 

@@ -17,7 +17,7 @@ class Looking(Group):
     """A training run: check every checkpoint against its hashes."""
 
     transport: Literal["auto", "mpi", "gloo", "nccl"] = "auto"
-    """What the ranks meet by. Others that can be had between the same ranks are measured too."""
+    """Transport between the ranks. Others that can be had between the same ranks are measured too."""
 
     device: Literal["cpu", "cuda"] = "cpu"
     """Where ranks compute. NCCL and GPUs are looked at in any case, where each rank has a GPU of its own."""
@@ -40,7 +40,7 @@ class Looking(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class Certifying(Group):
-    """What this machine and this launcher can do, in one file to send back"""
+    """Abilities of this machine and this launcher, in one file to send back"""
 
     certify: bool = False
     """Besides: same bits on any layout of these ranks, transports, scaling, memory."""

@@ -95,10 +95,10 @@ class Matching(Group):
     """Share of hits that must agree; at 0.5 more than half."""
 
     min_track_length: int = 5
-    """Only tracks of so many hits are counted."""
+    """Fewest hits of a track that counts."""
 
     border_sectors: int | None = None
-    """Show efficiency against the distance to the borders of so many sectors. Default: --sectors, or 8."""
+    """Number of sectors to whose borders efficiency is shown against distance. Default: --sectors, or 8."""
 
     def check(self) -> None:
         """Refuse shares at which several particles match one track."""

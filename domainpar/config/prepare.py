@@ -48,14 +48,14 @@ class AcornFiles(Group):
     """Columns that become node features: 'r, phi, z, eta'. Default: 'r, phi, z'."""
 
     node_scales: str | None = None
-    """What each of --node-features is divided by. Default: '1000, 3.14159265359, 1000'."""
+    """Divisor of each of --node-features. Default: '1000, 3.14159265359, 1000'."""
 
     edge_features: str | None = None
     """Columns that become edge features, computed if absent: 'dr, dphi, dz, deta, phislope, rphislope', or none.
     Default: as of candidate edges that are found here."""
 
     edge_scales: str | None = None
-    """What each of --edge-features is divided by. Default: 1."""
+    """Divisor of each of --edge-features. Default: 1."""
 
     hard_cuts: str | None = None
     """Keep only edges between hits of particles that pass: 'pt: [1, .inf]', in GeV. It looks at the truth."""

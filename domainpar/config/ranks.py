@@ -25,7 +25,7 @@ class Ranks(Group):
     """Ranks that share one event; the others take other events. Default: the largest divisor of all, up to 8."""
 
     transport: Literal["auto", "mpi", "gloo", "nccl"] = "auto"
-    """What carries rows between ranks. auto: NCCL on GPU, MPI under an MPI launcher, gloo under torchrun."""
+    """Carrier of rows between ranks. auto: NCCL on GPU, MPI under an MPI launcher, gloo under torchrun."""
 
     device: Literal["cpu", "cuda"] = "cpu"
     """Where a rank computes. cuda: one GPU for each rank of a machine."""

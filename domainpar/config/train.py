@@ -147,7 +147,7 @@ class Memory(Group):
     """Less memory for more time; the answer stays the same"""
 
     recompute_every: int | None = None
-    """Keep the states of every so many iterations only, and compute those between once more. Default: keep all.
+    """Keep the states of every N-th iteration only, and compute those between once more. Default: keep all.
 
     At least 2: of one iteration no more than its inputs is kept in any case."""
 

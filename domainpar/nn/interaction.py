@@ -54,7 +54,7 @@ class InteractionNetwork(EdgeClassifier):
         dtype: Type of the parameters, float32 or float64.
         products: Type of edge states and of the products that make them, if not that of the parameters: torch.bfloat16.
             Node states, norms and sums keep the parameters' type.
-        recompute_every: Keep the states of every so many iterations only, and compute those between again in backward;
+        recompute_every: Keep the states of every K-th iteration only, and compute those between again in backward;
             None: keep all.
         dropout: Probability with which each number of a hidden layer is dropped in training.
 
@@ -194,7 +194,7 @@ class _Keys:
 
 
 class States(NamedTuple):
-    """What goes from one iteration to the next: states of nodes and edges, and the sums at nodes."""
+    """State between two iterations: of nodes and edges, and the sums at nodes."""
 
     nodes: Spread
     edges: Tensor

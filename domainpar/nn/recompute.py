@@ -49,7 +49,7 @@ class _Remembering:
         self._next: int | None = None
 
     def start_over(self) -> None:
-        """From now on the spreads are the first, second, ... again."""
+        """Begin again with the first spread."""
         if self._ghosts or self._last:
             self._keep_ghosts()
             self._next = 0

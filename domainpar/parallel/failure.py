@@ -64,7 +64,7 @@ def fail(presence: Presence, error: BaseException) -> None:
 
 
 def report(error: BaseException, where: Where) -> str:
-    """What is printed when a rank fails: the traceback where it helps, then one line and a hint.
+    """Text printed when a rank fails: the traceback where it helps, then one line and a hint.
 
     Args:
         error: What went wrong.

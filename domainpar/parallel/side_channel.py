@@ -72,7 +72,7 @@ class SideChannel:
         self._unless_lost(lambda: self.store.set(f"mark/{rank}", mark.text()), None)
 
     def read(self) -> list[Entry]:
-        """What is known of every rank; empty where the store cannot be reached. Takes a second or two."""
+        """State of every rank; empty where the store cannot be reached. Takes a second or two."""
         return self._in_time(self._read_all, [])
 
     def frames_of(self, rank: int) -> str:

@@ -23,7 +23,7 @@ LARGEST_DEFAULT_DOMAIN = 8
 
 @dataclass(frozen=True)
 class ExchangeCounters:
-    """What one rank spent on talking since it was last asked.
+    """Cost of talking of a rank since it was last asked.
 
     Attributes:
         seconds_exchanging: Packing, copying and posting.

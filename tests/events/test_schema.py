@@ -1,4 +1,4 @@
-"""The schema of the store: what is written fits it, what does not fit is refused, and docs/reference/store.md shows it."""
+"""The schema of the store: written events fit it, others are refused, and docs/reference/store.md shows it."""
 
 import json
 import zipfile

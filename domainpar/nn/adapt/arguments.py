@@ -34,7 +34,7 @@ def edges_and_size(graph: Any) -> tuple[Tensor, int]:
 
 
 def inputs_from(module: nn.Module, graph: Any) -> Inputs:
-    """What makes the arguments of a module from the fields of a `Data` that its forward names.
+    """A function that makes the arguments of a module from the fields of a `Data` that its forward names.
 
     Raises:
         ValueError: If it is no `Data`, lacks one of them, or nobody knows what rows a field has.

@@ -51,7 +51,7 @@ def _scripted(watching: Watching) -> bool:
 
 
 def _original(function: Any) -> Callable[..., Any]:
-    """What was scripted. A traced function is another one than what was traced: sizes may be constants in it."""
+    """The source of a scripted function. A traced function has none: sizes may be constants in it."""
     original: Callable[..., Any] | None = getattr(function, "_torchdynamo_inline", None)
     if original is None or torch.jit._state._try_get_jit_cached_function(original) is None:
         raise NotExact(

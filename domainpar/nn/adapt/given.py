@@ -1,4 +1,4 @@
-"""What the ranks were given, which must be the same on all of them: remembered by checksum, and compared."""
+"""Tensors given to the ranks, which must be the same on all of them: remembered by checksum, and compared."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def in_words(tensor: Tensor) -> str:
 
 
 def given_on(transport: Transport) -> Given:
-    """What all parts on a transport were given: the next forward pass may be on another part."""
+    """The tensors given to all parts on a transport: the next forward pass may be on another part."""
     return _GIVEN.setdefault(transport, Given(transport))
 
 

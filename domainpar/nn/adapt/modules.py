@@ -40,7 +40,7 @@ REASONS = {
 
 
 def reason_of(modules: list[nn.Module]) -> str:
-    """What is known of the innermost of some modules of which anything is; empty if nothing is."""
+    """The known reason of the innermost module that has one; empty without any."""
     known = [type(module).__name__ for module in modules if type(module).__name__ in REASONS]
     return f"{known[-1]} {REASONS[known[-1]]}; " if known else ""
 

@@ -105,7 +105,7 @@ class OnEvents(EdgeClassifier):
         return verification.conclusion
 
     def arguments(self, part: GraphPart, x: Tensor, edge_attr: Tensor) -> dict[str, Any]:
-        """What the module is called with, by name.
+        """Arguments of the module, by name.
 
         Args:
             part: The part.

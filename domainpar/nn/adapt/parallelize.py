@@ -80,7 +80,7 @@ class Parallel(nn.Module):
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the module returns, of the rows this rank owns. *Collective*, forward and backward.
+        """The result of the module, of the rows this rank owns. *Collective*, forward and backward.
 
         Args:
             *args: Arguments of the module; tensors are marked by a `GraphPart`, all by the same.

@@ -166,7 +166,7 @@ class GraphPart(Member):
         return tensor
 
     def _taken(self, call: str, whole: Any, dim: int, axis: Axis) -> Tensor:
-        """What was given of all rows of the graph, as a tensor, and remembered."""
+        """A tensor of all rows of the graph, and its checksum remembered for the comparison of ranks."""
         tensor = tensor_given(whole, f"what {call} takes")
         self._check(tensor, dim, axis.total, f"{axis.name} of the whole graph")
         self.given.remember(call, tensor)

@@ -1,4 +1,4 @@
-"""What a tensor's rows are: nodes, edges, or a selection of them, and whether the copies of ghosts are up to date.
+"""The rows of a tensor: nodes, edges, or a selection of them, and whether the copies of ghosts are up to date.
 
 Every tensor of a watched forward pass is one of two things. Either it is *the same on every rank* (weights, constants,
 sums over all ranks); or one of its dimensions is dealt over the ranks, and a `Rows` says which and by what. It is
@@ -126,7 +126,7 @@ class Axis:
         return axis
 
     def split(self, count: int) -> Axis:
-        """Rows that are so many pieces of each of these rows, side by side: `[N, k F]` seen as `[N k, F]`.
+        """Rows that are k pieces of each of these rows, side by side: `[N, k F]` seen as `[N k, F]`.
 
         The same object each time, as two tensors that are split alike have the same rows.
         """
@@ -167,7 +167,7 @@ def _counted(axis: Axis) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Names:
-    """What the integers of a tensor number: rows of an axis, as this rank knows them.
+    """The rows that the integers of a tensor number, as this rank knows them.
 
     Attributes:
         of: The axis whose rows they number.
@@ -180,12 +180,12 @@ class Names:
     only_owned: bool
 
     def joined_with(self, other: Names) -> Names:
-        """What the entries of both number."""
+        """The rows that the entries of both number."""
         return Names(self.of, self.complete and other.complete, self.only_owned and other.only_owned)
 
 
 class Kept(NamedTuple):
-    """What was made of a tensor, kept for the next who asks: of which version of it, and whether gradients were on."""
+    """A result kept for a tensor, with the version of the tensor and whether gradients were on."""
 
     result: Tensor
     version: object
@@ -244,7 +244,7 @@ class Rows:
 
     @property
     def named(self) -> Names:
-        """What an index numbers.
+        """The rows that an index numbers.
 
         Raises:
             NotExact: If it numbers several kinds of rows, or ends of edges of both kinds.
@@ -257,7 +257,7 @@ class Rows:
         return self.names[0]
 
     def names_at(self, dim: int, at: int) -> tuple[Names, ...] | None:
-        """What is numbered by one entry of a dimension that is not that of the rows."""
+        """The rows numbered by an entry of a dimension that is not that of the rows."""
         return self.names if self.names is None or len(self.names) == 1 else (self.names[at],)
 
 

@@ -95,7 +95,7 @@ class Verification:
 
     @property
     def conclusion(self) -> str:
-        """What was found, in one line."""
+        """The finding, in one line."""
         if self.first_difference is not None:
             return self._where_it_differs(self.first_difference)
         if self.refused is not None:
@@ -118,7 +118,7 @@ class Verification:
 
     @property
     def advice(self) -> str:
-        """What to do next, in one line."""
+        """The advice, in one line."""
         if self.exact:
             return "Next: domainpar.parallelize(model, world)."
         if self.first_difference is not None and "arguments" in self.first_difference.note:

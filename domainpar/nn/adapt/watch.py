@@ -87,7 +87,7 @@ class Watch(TorchFunctionMode):
         return result
 
     def _made(self, call: Call) -> Any:
-        """What a call makes under its rule."""
+        """The result of a call under its rule."""
         if not self._concerns_rows(call):
             return self._same_everywhere(call)
         call = call.with_first()
@@ -111,7 +111,7 @@ class Watch(TorchFunctionMode):
     # What is known of a tensor
 
     def rows(self, tensor: Tensor) -> Rows | None:
-        """What a tensor's rows are; None if it is the same on every rank.
+        """The rows of a tensor; None if it is the same on every rank.
 
         Raises:
             NotExact: If nobody knows.
@@ -294,7 +294,7 @@ def _kept(result: Tensor, tensor: Tensor) -> Kept:
 
 
 def _current(kept: Kept | None, tensor: Tensor) -> Tensor | None:
-    """What was made of a tensor, if it is what would be made of it now, gradients included."""
+    """A result kept for a tensor, if the same would be made of it now, gradients included."""
     if kept is None or kept.version != version_of(tensor) or (torch.is_grad_enabled() and not kept.with_gradient):
         return None
     return kept.result

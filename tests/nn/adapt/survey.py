@@ -1,6 +1,6 @@
 """Runs every convolution of the installed torch_geometric whole and split, and says which are exact and which refused.
 
-`python tests/nn/adapt/survey.py` prints the table of `docs/reference/convolutions.md`; with names of classes behind it, the
+`python tests/nn/adapt/survey.py` prints `docs/reference/convolutions.md`; with names of classes behind it, the
 outcome of each of their cases.
 """
 

@@ -1,4 +1,4 @@
-"""The table of `docs/reference/convolutions.md`: which convolutions are exact on a split graph, as the survey found them."""
+"""The table of `docs/reference/convolutions.md`: the convolutions that are exact on a split graph."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ ONLY_KEEPS = words(
 
 
 class Place(NamedTuple):
-    """Where the rows of a result of broadcasting are: so many dimensions from its end."""
+    """The dimension of the rows in a result of broadcasting, counted from its end."""
 
     axis: Axis
     from_end: int

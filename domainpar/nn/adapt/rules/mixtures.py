@@ -115,7 +115,7 @@ def _along_rows(watch: Watch, call: Call, rows: Rows) -> Any:
 
 @dataclass(frozen=True)
 class Sketch:
-    """What a probe keeps of a tensor: its sizes, None for the number of rows, and its type."""
+    """Sizes of a tensor, None for the number of rows, and its type."""
 
     sizes: tuple[int | None, ...]
     dtype: torch.dtype

@@ -19,7 +19,7 @@ from domainpar.nn.adapt.watch import RULES, Watch, rule
 
 
 class Reduced(NamedTuple):
-    """What is reduced: the dimensions, and whether they stay with length 1."""
+    """The dimensions that are reduced, and whether they stay with length 1."""
 
     tensor: Tensor
     rows: Rows
@@ -115,7 +115,7 @@ def moments(watch: Watch, of: Reduced, correction: float = 0) -> tuple[Tensor, T
 
 
 class ValuesOnly(NamedTuple):
-    """What `max` over rows returns; which row it was has another number on each rank."""
+    """The result of `max` over rows; the number of the row differs between ranks."""
 
     values: Tensor
     indices: None = None

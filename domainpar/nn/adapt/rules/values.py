@@ -33,7 +33,7 @@ def length(watch: Watch, call: Call) -> Any:
 
 @rule("untyped_storage", "storage", "set data", "set", "resize")
 def memory(watch: Watch, call: Call) -> Any:
-    """What happens to memory no rule sees."""
+    """Refused: no rule sees changes of memory."""
     raise NotExact(
         f"torch.{call.name} takes rows by the memory they lie in, as invertible blocks do to give it back; switch that "
         "off: disable=True in GroupAddRev and its kin."

@@ -37,7 +37,7 @@ MODELS: list[Case] = [*models.basic_gnns(), *models.other_gnns()]
 """Models of torch_geometric's BasicGNN family: 3 layers, hidden 16."""
 
 WHOLE_MODELS: dict[str, list[Case]] = by_name([*MODELS, *models.with_shapes_of_their_own(), *models.made_of_layers()])
-"""Whole models of torch_geometric and modules made of layers, by class: the first table of `docs/reference/models.md`."""
+"""Whole models of torch_geometric and modules made of layers, by class, as in `docs/reference/models.md`."""
 
 MODULES: list[Case] = [
     *norms_and_readouts.norms(),
