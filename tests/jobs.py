@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,7 +17,8 @@ from pathlib import Path
 
 import psutil
 
-from domainpar import programs
+from domainpar import timeouts
+from domainpar.measure import programs
 from domainpar.testing import find_mpiexec
 
 MPIEXEC = find_mpiexec()
@@ -148,7 +150,10 @@ def running(command: Sequence[str], **environment: str) -> Iterator[Job]:
     environment = inherited | {"OMP_NUM_THREADS": "1", MARK: name} | environment
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "output"
-        with programs.started(command, output, environment) as process:
+        with (
+            output.open("wb") as file,
+            programs.started(command, file, environment, signal.SIGTERM, timeouts.LEAVING) as process,
+        ):
             job = Job(process, name, output)
             try:
                 yield job

@@ -77,7 +77,7 @@ def run_limited(
     with tempfile.TemporaryFile() as output:
         with ExitStack() as stack:
             copies = [
-                stack.enter_context(_started(command, output, inherited | dict(variables), stop, seconds_to_leave))
+                stack.enter_context(started(command, output, inherited | dict(variables), stop, seconds_to_leave))
                 for variables in environments
             ]
             shown = 0
@@ -97,7 +97,7 @@ def run_limited(
 
 
 @contextmanager
-def _started(
+def started(
     command: Sequence[str], output: IO[bytes], environment: Mapping[str, str], stop: signal.Signals, grace: float
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A program at work in a session of its own; nothing of it is left afterwards."""

@@ -17,12 +17,12 @@ from random_store import write_graph
 from safetensors.torch import load_file
 
 from domainpar import infer, train
+from domainpar.agreement import Refused
 from domainpar.command_line import parse
 from domainpar.config import InferConfig, TrainConfig
 from domainpar.events.store import write_manifest
 from domainpar.nn.adapt.rows import NotExact
 from domainpar.nn.catalogue import OF_THE_FIELD
-from domainpar.parallel.world import Refused
 from domainpar.testing import find_mpiexec, run_command, run_ranks
 from domainpar.training.run import train as train_on_ranks
 

@@ -6,6 +6,7 @@ import textwrap
 import pytest
 from marks import fault
 
+from domainpar import timeouts
 from domainpar.diagnosis import launcher, probe
 from domainpar.diagnosis.finding import Verdict
 from domainpar.diagnosis.launcher import (
@@ -123,7 +124,7 @@ def test_ranks_that_see_only_themselves_fail_the_probe(tmp_path):
 def test_a_probe_without_mpi_is_left_out_and_one_that_hangs_is_ended(tmp_path, monkeypatch):
     assert probe.probe_mpi(None, 0.1).verdict is Verdict.SKIP
     assert "cannot be started" in probe.probe_mpi(str(tmp_path / "none"), 0.1).found
-    monkeypatch.setattr(probe, "SECONDS_TO_START", 1.0)
+    monkeypatch.setattr(timeouts, "STARTING", 1.0)
     hanging = fake_mpiexec(tmp_path, "import time; print('waiting', flush=True); time.sleep(100)")
     finding = probe.probe_mpi(hanging, 0.1)
     assert finding.verdict is Verdict.FAIL

@@ -11,6 +11,7 @@ import torch
 from random_events import random_assignment, random_event
 
 from domainpar.events.store import EventStore, event_file_name, write_event, write_manifest
+from domainpar.parallel.failure import guard
 from domainpar.parallel.transport import RanksFailed
 from domainpar.reco.scorer import Scorer
 from domainpar.testing import run_ranks
@@ -72,7 +73,7 @@ def test_a_rank_that_cannot_finish_its_event_ends_all(tmp_path, store, failing):
             return scores
 
         try:
-            with world.guard():
+            with guard(world.presence):
                 scored(world, store, tmp_path, finish)
         except RanksFailed:
             return "ended by another"

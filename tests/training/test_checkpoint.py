@@ -1,5 +1,6 @@
 """Checkpoints: whole or not there at all, checked when loaded, and training goes on from them to the last bit."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -117,9 +118,9 @@ def kill_at(monkeypatch, number):
 
         return operation
 
-    monkeypatch.setattr(checkpoint_files, "_write", counted(checkpoint_files._write))
+    monkeypatch.setattr(checkpoint_files, "write_synced", counted(checkpoint_files.write_synced))
     monkeypatch.setattr(checkpoint_files, "write_whole", counted(checkpoint_files.write_whole))
-    monkeypatch.setattr(checkpoint_files.os, "replace", counted(checkpoint_files.os.replace))
+    monkeypatch.setattr(os, "replace", counted(os.replace))
     monkeypatch.setattr(checkpoint_files.shutil, "rmtree", counted(shutil.rmtree))
     monkeypatch.setattr(Path, "rename", counted(Path.rename))
 

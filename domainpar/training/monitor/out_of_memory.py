@@ -82,7 +82,8 @@ def layer_of(error: BaseException, layers: nn.Module) -> str | None:
     while trace is not None:
         values = trace.tb_frame.f_locals
         # A frame works for its `self`, or, where autograd calls a stage, for that stage.
-        for module in (values.get("stage"), getattr(values.get("ctx"), "stage", None), values.get("self")):
+        step = getattr(values.get("ctx"), "step", None)
+        for module in (values.get("stage"), getattr(step, "stage", None), values.get("self")):
             layer = names.get(id(module), layer)
         trace = trace.tb_next
     return None if layer is None else f"layer {layer}"

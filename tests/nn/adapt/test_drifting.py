@@ -88,7 +88,7 @@ def never_zeroed(steps):
 def test_gradients_that_were_summed_are_not_summed_again(work):
     for message in everywhere(work):
         assert message.startswith("model.sum_gradients() at ")
-        assert "test_replicas.py:" in message
+        assert "test_drifting.py:" in message
         assert " finds gradients that were summed over ranks before" in message
 
 
