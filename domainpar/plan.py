@@ -190,7 +190,15 @@ class _Draft:
         row_of[ghost_ids] = len(owned_ids) + np.arange(len(ghost_ids))
         edge_rows = np.stack([row_of[edges.src], row_of[edges.dst]])
         recv_counts = np.bincount(owner[ghost_ids], minlength=num_parts).astype(np.int64)
-        return cls(part, owned_ids, ghost_ids, recv_counts, edges, edge_rows, row_of)
+        return cls(
+            part=part,
+            owned_ids=owned_ids,
+            ghost_ids=ghost_ids,
+            recv_counts=recv_counts,
+            edges=edges,
+            edge_rows=edge_rows,
+            row_of=row_of,
+        )
 
     @property
     def wanted(self) -> list[IntArray]:

@@ -49,7 +49,15 @@ def places_of(world: World) -> list[Place]:
     versions = {name: version for name in names if (version := installed(name))} | about_this_program()
     world.transport.barrier()
     gpus = torch.cuda.device_count()
-    own = Place(world.rank, platform.node(), cpu_model(), cores_here(), gpus, time.time(), versions)
+    own = Place(
+        rank=world.rank,
+        host=platform.node(),
+        cpu=cpu_model(),
+        cores=cores_here(),
+        gpus=gpus,
+        clock=time.time(),
+        versions=versions,
+    )
     return [Place(**values) for values in of_all_ranks(asdict(own), world)]
 
 

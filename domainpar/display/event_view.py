@@ -159,7 +159,9 @@ def event_view(event: EventData, split: Split, tracking: Tracking, how_scored: s
     kept = _add_particles(event, facts, arrays)
     for name, track_id in (("network", event.track_id), ("classical", event.classical_track_id)):
         if track_id is not None:
-            _add_tracks(name, event, track_id, tracking, kept, facts, arrays)
+            _add_tracks(
+                name=name, event=event, track_id=track_id, tracking=tracking, kept=kept, facts=facts, arrays=arrays
+            )
     borrowed = first_that_borrows(part, event.edge_index)
     return EventView(facts, arrays, split, borrowed, target_text(tracking.cuts.target), how_scored)
 

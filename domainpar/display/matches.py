@@ -74,7 +74,15 @@ def match_tracks(event: EventData, track_id: IntArray, cuts: TrackCuts, style: s
     # Of the tracks of a particle the one with most hits counts; of equal ones the first.
     order = matched[np.lexsort((matched, -shared[matched], majority[matched]))]
     kind[order[1:][majority[order][1:] == majority[order][:-1]]] = DUPLICATE
-    return Matches(to_table[majority], shared, kind, best_track, best_shared, target, found)
+    return Matches(
+        particle=to_table[majority],
+        shared=shared,
+        kind=kind,
+        best_track=best_track,
+        best_shared=best_shared,
+        target=target,
+        found=found,
+    )
 
 
 def _most(owner: IntArray, other: IntArray, counts: IntArray, num_owners: int) -> tuple[IntArray, IntArray]:

@@ -117,9 +117,25 @@ def draw_particles(view: EventView) -> Figure:
     width = min(1.0, math.sqrt(500 / max(int(is_target.sum()), 1)))
     for axes, place in zip(frames, places, strict=True):
         _draw_hits(axes, place, 0.5, color=PALE, label="hits")
-        _draw_paths(axes, place, view, np.flatnonzero(is_target & is_found), "targets found", BLUE, 0.6 * width)
+        _draw_paths(
+            axes=axes,
+            place=place,
+            view=view,
+            particles=np.flatnonzero(is_target & is_found),
+            name="targets found",
+            colour=BLUE,
+            width=0.6 * width,
+        )
         # Above what was found: a reader looks for what was missed.
-        _draw_paths(axes, place, view, np.flatnonzero(is_target & ~is_found), "targets missed", VERMILION, 1.1 * width)
+        _draw_paths(
+            axes=axes,
+            place=place,
+            view=view,
+            particles=np.flatnonzero(is_target & ~is_found),
+            name="targets missed",
+            colour=VERMILION,
+            width=1.1 * width,
+        )
     _frame_across(frames[0], places[0], 1.04)
     _frame_along(frames[1], places[1])
     frames[1].set_box_aspect(1)  # as high as the square beside it

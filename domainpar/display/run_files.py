@@ -266,7 +266,15 @@ def read_run_files(directory: Path, scores: Path | None = None, store: Path | No
         )
     if score_files is not None and score_files.timings is None:
         missing.append("No times of the inference: timings.json is not beside scores.json; infer writes it.")
-    return RunFiles(directory, about, settings, records, score_files, event_store, tuple(missing))
+    return RunFiles(
+        directory=directory,
+        about=about,
+        settings=settings,
+        records=records,
+        scores=score_files,
+        store=event_store,
+        missing=tuple(missing),
+    )
 
 
 def _object(path: Path, parse: Callable[[str], Any] = json.loads) -> Table:

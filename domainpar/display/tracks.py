@@ -249,7 +249,17 @@ def _series(finder: Finder, curve: RateCurve, quantity: str, place: int, of: int
     # This share of the width of its bin, as it is seen on the axis.
     x = bins[0] * (bins[1] / bins[0]) ** share if quantity in TICKS else bins[0] + share * (bins[1] - bins[0])
     marker = MARKERS[place % len(MARKERS)]
-    return Series(finder.label, "points", finder.colour, x, value, interval, bins, marker=marker, notes=notes)
+    return Series(
+        name=finder.label,
+        kind="points",
+        colour=finder.colour,
+        x=x,
+        y=value,
+        interval=interval,
+        bins=bins,
+        marker=marker,
+        notes=notes,
+    )
 
 
 def target_text(conditions: Mapping[str, Any]) -> str:

@@ -121,11 +121,35 @@ STRIP_DISK_Z = (1220.0, 1500.0, 1800.0, 2150.0, 2550.0, 2950.0)
 
 
 def _pixel_barrel(layer: int, radius: float, num_phi: int) -> Barrel:
-    return Barrel(8, layer, radius, num_phi, 14, 70.0, 0.25, 0.14, 8.4, 36.0, PIXEL)
+    return Barrel(
+        volume=8,
+        layer=layer,
+        radius=radius,
+        num_phi=num_phi,
+        num_rows=14,
+        row_pitch=70.0,
+        stagger=0.25,
+        tilt=0.14,
+        half_u=8.4,
+        half_v=36.0,
+        sensor=PIXEL,
+    )
 
 
 def _strip_barrel(volume: int, layer: int, radius: float, num_phi: int, sensor: Sensor) -> Barrel:
-    return Barrel(volume, layer, radius, num_phi, 21, 103.0, 1.5, -0.15, 24.0, 54.0, sensor)
+    return Barrel(
+        volume=volume,
+        layer=layer,
+        radius=radius,
+        num_phi=num_phi,
+        num_rows=21,
+        row_pitch=103.0,
+        stagger=1.5,
+        tilt=-0.15,
+        half_u=24.0,
+        half_v=54.0,
+        sensor=sensor,
+    )
 
 
 def _disk_pairs(volume: int, outward_z: tuple[float, ...], rings: tuple[Ring, ...], sensor: Sensor) -> list[Disk]:

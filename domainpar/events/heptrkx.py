@@ -95,7 +95,15 @@ def read_event(directory: str | Path, event_id: str, num_phi_sectors: int = 1) -
 def _bare_graph(hits: Hits, features: FloatArray, edge_index: IntArray, label: npt.NDArray[Any]) -> EventGraph:
     """The graph without edge features: they can be computed only once it is known that the edges name real nodes."""
     nothing = np.zeros((edge_index.shape[1], 0), np.float32)
-    return EventGraph(hits, features, NODE_FEATURES, edge_index, nothing, (), label)
+    return EventGraph(
+        hits=hits,
+        features=features,
+        feature_names=NODE_FEATURES,
+        edge_index=edge_index,
+        edge_features=nothing,
+        edge_feature_names=(),
+        label=label,
+    )
 
 
 def _features(x: npt.NDArray[Any], num_phi_sectors: int, place: Place) -> FloatArray:

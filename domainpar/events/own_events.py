@@ -107,12 +107,13 @@ def told_of(counts: Mapping[str, Mapping[str, int]] | None) -> list[str]:
         return ["which of these events were trained on is not known: the run is of a version that did not keep it"]
     lines = [] if any(count["trained_on"] for count in counts.values()) else ["none of these events was trained on"]
     for split, count in counts.items():
-        events = f"these {several(count['events'], f'{split} event')}"
+        alone = f"the one {split} event" if count["events"] == 1 else None
+        events = f"of these {several(count['events'], f'{split} event')}"
         if known := count["trained_on"]:
-            lines.append(f"{known:,} of {events} {'was' if known == 1 else 'were'} trained on")
+            lines.append(f"{alone or f'{known:,} {events}'} {'was' if known == 1 else 'were'} trained on")
         if named := count["same_name"]:
             have = "has the name of an event that was" if named == 1 else "have names of events that were"
-            lines.append(f"{named:,} of {events} {have} trained on, and other content")
+            lines.append(f"{alone or f'{named:,} {events}'} {have} trained on, and other content")
     return lines
 
 

@@ -99,7 +99,15 @@ def prepare(
         raise ValueError(f"{size} ranks were given but no all_gather to join them.")
     splits = {"val_split": val_split, "test_split": test_split, "split_seed": seed}
     own_splits = None if source.splits is not None else splits
-    job = _Job(source, Path(directory), partitioner, num_tiles, seed, own_splits, look)
+    job = _Job(
+        source=source,
+        directory=Path(directory),
+        partitioner=partitioner,
+        num_tiles=num_tiles,
+        seed=seed,
+        splits=own_splits,
+        look=look,
+    )
     ranks = Gathering(rank, size, all_gather or (lambda payload: [payload]))
     # A shared file system may not show the same files everywhere; events would be dealt twice or not at all.
     agree_on(ranks, _source_values(source), "let all ranks see the same files, and give all the same flags")

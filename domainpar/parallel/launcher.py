@@ -148,7 +148,15 @@ def _read(
     if not 0 <= rank < size:
         raise ValueError(f"{rank_name}={rank} does not fit {size_name}={size}; ranks count from 0 to {size - 1}.")
     local_rank = _number(environ, local_name) if local_name in environ else 0
-    return Launcher(kind, command, rank, size, local_rank, size_name, has_pmi)
+    return Launcher(
+        kind=kind,
+        command=command,
+        rank=rank,
+        size=size,
+        local_rank=local_rank,
+        size_variable=size_name,
+        has_pmi=has_pmi,
+    )
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:

@@ -154,7 +154,17 @@ def _as_helices(fits: FloatArray, num_hits: IntArray) -> Helices:
     with np.errstate(divide="ignore"):
         pt = GEV_PER_TESLA_MM * np.abs(bz / curvature)
     charge = np.where(fitted, -np.sign(np.where(fitted, curvature * bz, 0.0)), 0.0)
-    return Helices(pt, np.arcsinh(slope), phi, d0, z0, charge.astype(np.int8), chi2, num_hits.astype(np.int64), fitted)
+    return Helices(
+        pt=pt,
+        eta=np.arcsinh(slope),
+        phi=phi,
+        d0=d0,
+        z0=z0,
+        charge=charge.astype(np.int8),
+        chi2=chi2,
+        num_hits=num_hits.astype(np.int64),
+        fitted=fitted,
+    )
 
 
 # --- one track -------------------------------------------------------------------------------------------------------

@@ -93,7 +93,9 @@ class Pieces:
         ptr = np.concatenate([[0], np.cumsum(counts)])
         table = _table(position, bz, ptr)
         fitted = np.flatnonzero(table["lever"] > 0)
-        return cls(table, np.ones(len(table), bool), names, ptr, rows, position, bz)._take(fitted)
+        return cls(
+            table=table, fresh=np.ones(len(table), bool), track=names, ptr=ptr, rows=rows, position=position, bz=bz
+        )._take(fitted)
 
     def _take(self, members: IntArray) -> Pieces:
         places, counts = self.hits_of(members)

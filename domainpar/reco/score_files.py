@@ -134,9 +134,15 @@ def write_scores(directory: Path, scores: EventScores, provenance: Mapping[str, 
     }
     sha256 = write_arrays(path, {name: getattr(scores, name) for name in names} | tracks, attributes)
     return ScoredEvent(
-        scores.event_id, path.name, sha256, logits_sha256, scores.num_edges, scores.num_unscored, num_tracks,
-        str(provenance.get("event_sha256", "")),
-    )  # fmt: skip
+        event=scores.event_id,
+        path=path.name,
+        sha256=sha256,
+        logits_sha256=logits_sha256,
+        edges=scores.num_edges,
+        unscored=scores.num_unscored,
+        tracks=num_tracks,
+        event_sha256=str(provenance.get("event_sha256", "")),
+    )
 
 
 def write_list(directory: Path, events: Sequence[ScoredEvent], about: Mapping[str, Any]) -> None:

@@ -135,7 +135,15 @@ class MemoryMeter:
         one_step = size.bytes_of(np.array([owned + ghosts]), np.array([edges]), np.array([len(graph.tiles.pair_rows)]))
         of_others = max(kept_edges - edges, 0) * size.data_bytes
         where, free = free_memory(self._device)
-        share = Share(owned, ghosts, edges, int(one_step[0]) + of_others + OF_PROCESS, self._bare, where, free)
+        share = Share(
+            owned=owned,
+            ghosts=ghosts,
+            edges=edges,
+            expected=int(one_step[0]) + of_others + OF_PROCESS,
+            bare=self._bare,
+            where=where,
+            free=free,
+        )
         return Expectation(part.name, size, tuple(Share(**each) for each in gather(world.transport, asdict(share))))
 
     def taken(self, world: World) -> list[int | None]:

@@ -120,8 +120,15 @@ def find_overlaps(track_id: IntArray, particle_id: IntArray) -> Overlaps:
     pairs, shared = np.unique(key, return_counts=True)
     track, particle = np.divmod(pairs, max(1, len(particle_ids)))
     return Overlaps(
-        particle_ids, particle_hits, track_hits, particle_of_hit, track_of_hit, track, particle, shared
-    )  # fmt: skip
+        particle_ids=particle_ids,
+        particle_hits=particle_hits,
+        track_hits=track_hits,
+        particle_of_hit=particle_of_hit,
+        track_of_hit=track_of_hit,
+        track=track,
+        particle=particle,
+        shared=shared,
+    )
 
 
 def _rows(ids: IntArray, counted: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> tuple[IntArray, IntArray, IntArray]:
