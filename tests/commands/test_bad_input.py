@@ -287,6 +287,20 @@ def test_events_of_its_own_that_train_cannot_prepare_are_told_with_the_flags_tha
     assert [path.name for path in tmp_path.iterdir()] == ["stores"]
 
 
+def test_events_of_its_own_from_an_earlier_version_are_told_with_the_command_that_makes_them_anew(
+    tmp_path, monkeypatch, capfd
+):
+    monkeypatch.chdir(tmp_path)
+    assert prepare.main(["--events", "3", "--hits", "600", "--store", "stores/simulate-20000"]) == 0
+    manifest = tmp_path / "stores" / "simulate-20000" / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"schema_version": 1}))
+    capfd.readouterr()
+    assert exit_code(SMALL) == 2
+    error, hint = capfd.readouterr().err.splitlines()
+    assert "was prepared with other settings: " in error
+    assert hint.startswith("hint: python -m domainpar.prepare --overwrite makes them anew")
+
+
 HITS = "hit_id,x,y,z,volume_id,layer_id,module_id\n1,32,1,5,8,2,1\n2,72,3,11,8,4,1\n3,116,5,18,8,6,1\n"
 TRUTH = (
     "hit_id,particle_id,tx,ty,tz,tpx,tpy,tpz,weight\n1,7,32,1,5,1,0,0,.3\n2,7,72,3,11,1,0,0,.3\n3,7,116,5,18,1,0,0,.3\n"
