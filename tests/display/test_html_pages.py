@@ -166,7 +166,7 @@ def test_scores_of_another_store_without_truth_are_told_from_the_runs_own_events
     own = Page(report(run)).text
     assert "Event drawn (train split): 6 hits" in own
     assert "Target particles" in own
-    assert "(step 6); 1 of these 1 train event was trained on" in own
+    assert "(step 6); the one train event was trained on" in own
 
 
 @pytest.mark.parametrize(
