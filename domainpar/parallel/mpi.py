@@ -78,7 +78,11 @@ class MpiTransport(Transport):
         self._mpi = import_mpi()
         self._comm = comm
         self._status = self._mpi.Status()
-        self._own_cores = self._have_own_cores() if own_cores is None else own_cores
+        if own_cores is None:
+            on_this_machine = comm.Split_type(self._mpi.COMM_TYPE_SHARED)
+            own_cores = int(on_this_machine.Get_size()) <= len(cores_here())
+            on_this_machine.Free()
+        self._own_cores = own_cores
         self._unfinished: list[_MpiExchange] = []  # MPI may write into their buffers, also if nobody waits any more
 
     def abort(self, code: int) -> None:
@@ -91,12 +95,6 @@ class MpiTransport(Transport):
         """Meet, then free the communicator; *collective*."""
         self.barrier()
         self._comm.Free()
-
-    def _have_own_cores(self) -> bool:
-        on_this_machine = self._comm.Split_type(self._mpi.COMM_TYPE_SHARED)
-        num_ranks = on_this_machine.Get_size()
-        on_this_machine.Free()
-        return int(num_ranks) <= len(cores_here())
 
     def _post(self, outgoing: list[Message], incoming: list[Message], call: int) -> Pending:
         tag = call % NUM_TAGS
@@ -151,7 +149,9 @@ class MpiTransport(Transport):
         while requests := [request for request in requests if not self._is_complete(request)]:
             waited = time.perf_counter() - began
             if waited > self.deadline:
-                _cancel(requests)
+                for request in requests:
+                    if request.receives:  # rows that come late must not be written into a buffer that is used again
+                        request.handle.Cancel()
                 break
             if waited >= spin:
                 # A tenth of the time waited so far: short waits stay short, long ones cost no core.
@@ -224,9 +224,3 @@ class _MpiExchange:
             owing = [request.message.peer for request in left if request.message and not request.receives]
             self.transport.raise_timeout(silent, owing, doing=self.doing)
         self.transport._unfinished.remove(self)
-
-
-def _cancel(requests: list[_Request]) -> None:
-    for request in requests:
-        if request.receives:
-            request.handle.Cancel()

@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from domainpar import timeouts
-from domainpar.parallel.transport import Message, Pending, Reduction, Transport
+from domainpar.parallel.transport import Message, Pending, Posted, Reduction, Transport
 
 NUM_CALLS, NUM_ROW_BYTES = 2**17, 2**13  # together a tag, below 2^30; more exchanges are never in flight
 
@@ -80,7 +81,7 @@ class ProcessGroupTransport(Transport):
 
     def _post_reduction(self, values: Tensor, op: Reduction, call: int) -> Pending:
         combine = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}[op]
-        return _Reduction(self, dist.all_reduce(values, combine, self._group, async_op=True))
+        return Posted(partial(self._wait, dist.all_reduce(values, combine, self._group, async_op=True), "all_reduce"))
 
     def _all_gather(self, payload: bytes, call: int) -> list[bytes]:
         # gloo refuses uneven sizes, so sizes travel first and payloads are padded to the longest.
@@ -91,21 +92,21 @@ class ProcessGroupTransport(Transport):
         self.check_payload(longest * self.size, "all_gather")
         if longest == 0:
             return [b""] * self.size
-        own = self._buffer(longest)
-        own[: len(payload)] = _as_tensor(payload).to(self._device)
-        everything = self._buffer(longest * self.size)
+        own, everything = self._buffer(longest), self._buffer(longest * self.size)
+        own[: len(payload)] = self._as_tensor(payload)
         into = [everything[first : first + longest] for first in range(0, len(everything), longest)]
         self._wait(dist.all_gather(into, own, self._group, async_op=True), "all_gather")
         return [_as_bytes(padded[:size]) for padded, size in zip(into, sizes.tolist(), strict=True)]
 
     def _broadcast(self, payload: bytes, root: int, call: int) -> bytes:
+        # The others do not know the size of what comes; it travels as a sum, in which only the root has a part.
         size = torch.tensor([len(payload) if self.rank == root else 0], device=self._device)
         self._post_reduction(size, "sum", call).finish()
         num_bytes = int(size)
         self.check_payload(num_bytes, "broadcast")
         if num_bytes == 0:
             return b""
-        content = _as_tensor(payload).to(self._device) if self.rank == root else self._buffer(num_bytes)
+        content = self._as_tensor(payload) if self.rank == root else self._buffer(num_bytes)
         work = dist.broadcast(content, group=self._group, async_op=True, group_src=root)
         self._wait(work, "broadcast")
         return payload if self.rank == root else _as_bytes(content)
@@ -119,6 +120,9 @@ class ProcessGroupTransport(Transport):
 
     def _buffer(self, num_bytes: int) -> Tensor:
         return torch.zeros(num_bytes, dtype=torch.uint8, device=self._device)
+
+    def _as_tensor(self, payload: bytes) -> Tensor:
+        return torch.from_numpy(np.frombuffer(payload, np.uint8).copy()).to(self._device)  # a copy: bytes are read-only
 
     def _wait(self, work: Any, doing: str) -> None:
         """Wait for a collective operation, which does not show which ranks are missing."""
@@ -135,18 +139,6 @@ class ProcessGroupTransport(Transport):
         return self.missing(seen, suspects)
 
 
-@dataclass
-class _Reduction:
-    transport: ProcessGroupTransport
-    work: Any
-
-    def progress(self) -> None:
-        """The library's own threads, or the GPU, do it."""
-
-    def finish(self) -> None:
-        self.transport._wait(self.work, "all_reduce")
-
-
 class GlooTransport(ProcessGroupTransport):
     """A rank of a gloo group.
 
@@ -157,7 +149,10 @@ class GlooTransport(ProcessGroupTransport):
     name: ClassVar[str] = "gloo"
 
     def _post(self, outgoing: list[Message], incoming: list[Message], call: int) -> Pending:
-        tag = _tag(call, outgoing or incoming)
+        # gloo would take rows of another type or width without a word, so a tag holds the bytes of a row, too.
+        messages = outgoing or incoming
+        row_bytes = messages[0].num_bytes // len(messages[0].rows) if messages else 0
+        tag = call % NUM_CALLS * NUM_ROW_BYTES + row_bytes % NUM_ROW_BYTES
         receives = [
             (message.peer, dist.irecv(message.as_bytes(), group=self._group, tag=tag, group_src=message.peer))
             for message in incoming
@@ -166,26 +161,16 @@ class GlooTransport(ProcessGroupTransport):
             (message.peer, dist.isend(message.as_bytes(), group=self._group, tag=tag, group_dst=message.peer))
             for message in outgoing
         ]
-        return _GlooExchange(self, receives, sends)
+        return Posted(partial(self._finish, receives, sends))
 
-
-@dataclass
-class _GlooExchange:
-    transport: GlooTransport
-    receives: list[tuple[int, Any]]
-    sends: list[tuple[int, Any]]
-
-    def progress(self) -> None:
-        """gloo's own threads do it."""
-
-    def finish(self) -> None:
-        give_up_at = time.monotonic() + self.transport.deadline
-        silent = [peer for peer, work in self.receives if not self._arrived(peer, work, give_up_at)]
+    def _finish(self, receives: list[tuple[int, Any]], sends: list[tuple[int, Any]]) -> None:
+        give_up_at = time.monotonic() + self.deadline
+        silent = [peer for peer, work in receives if not self._arrived(peer, work, give_up_at)]
         if silent:
-            self.transport.raise_timeout(silent)
-        for peer, work in self.sends:
+            self.raise_timeout(silent)
+        for peer, work in sends:
             if not self._arrived(peer, work, give_up_at):
-                self.transport.raise_timeout([], [peer])
+                self.raise_timeout([], [peer])
 
     def _arrived(self, peer: int, work: Any, give_up_at: float) -> bool:
         # After a first timeout gloo closes all connections, but what had arrived before is still handed out.
@@ -195,7 +180,7 @@ class _GlooExchange:
         except RuntimeError as error:
             if _is_timeout(error):
                 return False
-            raise self.transport._lost(error, f"to {self.transport.name_ranks([peer])}", [peer]) from error
+            raise self._lost(error, f"to {self.name_ranks([peer])}", [peer]) from error
         return True
 
 
@@ -216,38 +201,18 @@ class NcclTransport(ProcessGroupTransport):
         # One batch: NCCL calls posted one by one would wait for each other.
         receives = [dist.P2POp(dist.irecv, m.rows, group=self._group, group_peer=m.peer) for m in incoming]
         sends = [dist.P2POp(dist.isend, m.rows, group=self._group, group_peer=m.peer) for m in outgoing]
-        batch = receives + sends
-        return _NcclExchange(dist.batch_isend_irecv(batch) if batch else [], outgoing)
+        works = dist.batch_isend_irecv(receives + sends) if receives or sends else []
 
+        def finish() -> None:
+            for work in works:
+                work.wait()
 
-@dataclass
-class _NcclExchange:
-    works: list[Any]
-    outgoing: list[Message]  # must outlive the exchange
-
-    def progress(self) -> None:
-        """The GPU does it."""
-
-    def finish(self) -> None:
-        for work in self.works:
-            work.wait()
-
-
-def _tag(call: int, messages: Sequence[Message]) -> int:
-    """Number of a call with the bytes of its rows: gloo would take rows of another type or width without a word."""
-    row_bytes = messages[0].num_bytes // len(messages[0].rows) if messages else 0
-    return call % NUM_CALLS * NUM_ROW_BYTES + row_bytes % NUM_ROW_BYTES
+        return Posted(finish)
 
 
 def _is_timeout(error: RuntimeError) -> bool:
     text = str(error).lower()
     return "timed out" in text or "timeout" in text
-
-
-def _as_tensor(payload: bytes) -> Tensor:
-    if not payload:
-        return torch.zeros(0, dtype=torch.uint8)
-    return torch.frombuffer(bytearray(payload), dtype=torch.uint8)
 
 
 def _as_bytes(content: Tensor) -> bytes:

@@ -6,15 +6,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
-from functools import reduce
-from typing import Any, ClassVar, NoReturn, TypeVar
+from functools import partial, reduce
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
 from domainpar import timeouts
-from domainpar.parallel.transport import Message, Pending, RanksFailed, Reduction, Transport
+from domainpar.parallel.transport import Message, Pending, Posted, RanksFailed, Reduction, Transport
 
 _COMBINE: dict[Reduction, Callable[[Tensor, Tensor], Tensor]] = {
     "sum": torch.add,
@@ -106,14 +105,36 @@ class ThreadTransport(Transport):
         self._switchboard.fail(f"{self.name_ranks([self.rank])} aborted the work (code {code}).")
 
     def _post(self, outgoing: list[Message], incoming: list[Message], call: int) -> Pending:
-        for message in outgoing:
+        for message in outgoing:  # a copy: the sender may change its rows before the receiver looks
             self._put(message.peer, call, message.rows.clone())
-        return _ThreadExchange(self, incoming, call)
+        return Posted(partial(self._receive, incoming, call))
 
     def _post_reduction(self, values: Tensor, op: Reduction, call: int) -> Pending:
         own = values.clone()
         self._put_to_all(own, call)
-        return _ThreadReduction(self, own, values, op, call)
+        return Posted(partial(self._reduce, own, values, op, call))
+
+    def _receive(self, incoming: list[Message], call: int) -> None:
+        letters = self._take([message.peer for message in incoming], call, Tensor, "an exchange")
+        for message, rows in zip(incoming, letters, strict=True):
+            if rows.shape != message.rows.shape or rows.dtype != message.rows.dtype:
+                raise RuntimeError(
+                    f"{self.name_ranks([message.peer])} sent {tuple(rows.shape)} {rows.dtype} where "
+                    f"{self.name_ranks([self.rank])} expects {tuple(message.rows.shape)} {message.rows.dtype}; "
+                    "the plans of the two ranks do not belong together."
+                )
+            message.rows.copy_(rows)
+
+    def _reduce(self, own: Tensor, values: Tensor, op: Reduction, call: int) -> None:
+        letters = self._take_from_all(own, call, Tensor, "all_reduce")
+        for peer, letter in enumerate(letters):
+            if letter.shape != values.shape:  # torch would broadcast some of them in silence
+                raise RuntimeError(
+                    f"{self.name_ranks([peer])} brought {tuple(letter.shape)} to an all_reduce of "
+                    f"{tuple(values.shape)} on {self.name_ranks([self.rank])}; the ranks do not make the same calls."
+                )
+        # Integers: the order does not matter, so every rank may sum by itself.
+        values.copy_(reduce(_COMBINE[op], letters))
 
     def _all_gather(self, payload: bytes, call: int) -> list[bytes]:
         self._put_to_all(payload, call)
@@ -122,9 +143,7 @@ class ThreadTransport(Transport):
     def _broadcast(self, payload: bytes, root: int, call: int) -> bytes:
         if self.rank != root:
             return self._take([root], call, bytes, "broadcast")[0]
-        for peer in range(self.size):
-            if peer != root:
-                self._put(peer, call, payload)
+        self._put_to_all(payload, call)
         return payload
 
     def _split(self, number: int, members: list[int], call: int) -> Transport:
@@ -152,19 +171,19 @@ class ThreadTransport(Transport):
                 missing.append(peer)
                 continue
             if isinstance(letter, Tensor) != (kind is Tensor):
-                self._raise_other_call(peer, kind)
+                numbers, payload = (
+                    "numbers (of an exchange or an all_reduce)",
+                    "bytes (of an all_gather or a broadcast)",
+                )
+                expected, sent = (numbers, payload) if kind is Tensor else (payload, numbers)
+                raise RuntimeError(
+                    f"{self.name_ranks([peer])} sent {sent} where {self.name_ranks([self.rank])} expects {expected}; "
+                    "the ranks do not make the same calls."
+                )
             letters.append(letter)
         if missing:
             self.raise_timeout(missing, doing=doing)
         return letters
-
-    def _raise_other_call(self, peer: int, kind: type) -> NoReturn:
-        numbers, payload = "numbers (of an exchange or an all_reduce)", "bytes (of an all_gather or a broadcast)"
-        expected, sent = (numbers, payload) if kind is Tensor else (payload, numbers)
-        raise RuntimeError(
-            f"{self.name_ranks([peer])} sent {sent} where {self.name_ranks([self.rank])} expects {expected}; "
-            "the ranks do not make the same calls."
-        )
 
     def _put_to_all(self, letter: Any, call: int) -> None:
         """Give every other rank the same letter."""
@@ -177,50 +196,3 @@ class ThreadTransport(Transport):
         letters = self._take([peer for peer in range(self.size) if peer != self.rank], call, kind, doing)
         letters.insert(self.rank, own)
         return letters
-
-
-@dataclass
-class _ThreadExchange:
-    transport: ThreadTransport
-    incoming: list[Message]
-    call: int
-
-    def progress(self) -> None:
-        """Letters need no help."""
-
-    def finish(self) -> None:
-        peers = [message.peer for message in self.incoming]
-        letters = self.transport._take(peers, self.call, Tensor, "an exchange")
-        for message, rows in zip(self.incoming, letters, strict=True):
-            if rows.shape != message.rows.shape or rows.dtype != message.rows.dtype:
-                raise RuntimeError(
-                    f"{self.transport.name_ranks([message.peer])} sent {tuple(rows.shape)} {rows.dtype} where "
-                    f"{self.transport.name_ranks([self.transport.rank])} expects {tuple(message.rows.shape)} "
-                    f"{message.rows.dtype}; the plans of the two ranks do not belong together."
-                )
-            message.rows.copy_(rows)
-
-
-@dataclass
-class _ThreadReduction:
-    transport: ThreadTransport
-    own: Tensor
-    values: Tensor
-    op: Reduction
-    call: int
-
-    def progress(self) -> None:
-        """Letters need no help."""
-
-    def finish(self) -> None:
-        transport = self.transport
-        letters = transport._take_from_all(self.own, self.call, Tensor, "all_reduce")
-        for peer, letter in enumerate(letters):
-            if letter.shape != self.values.shape:  # torch would broadcast some of them in silence
-                raise RuntimeError(
-                    f"{transport.name_ranks([peer])} brought {tuple(letter.shape)} to an all_reduce of "
-                    f"{tuple(self.values.shape)} on {transport.name_ranks([transport.rank])}; the ranks do not make "
-                    "the same calls."
-                )
-        # Integers: the order does not matter, so every rank may sum by itself.
-        self.values.copy_(reduce(_COMBINE[self.op], letters))

@@ -6,7 +6,7 @@ import json
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NoReturn, Protocol
@@ -53,6 +53,16 @@ class Pending(Protocol):
 
     def finish(self) -> None:
         """Wait until it is complete and the buffers may be used again. A second call does nothing."""
+
+
+@dataclass
+class Posted:
+    """An operation that moves by itself, by threads of a library or on the GPU, until `finish` waits for it once."""
+
+    finish: Callable[[], None]
+
+    def progress(self) -> None:
+        """Nothing to help with."""
 
 
 @dataclass
@@ -271,15 +281,11 @@ class Transport(ABC):
     def _next_call(self, kind: str) -> int:
         self.num_calls += 1
         if self._checks_calls:
-            self._check_call(kind)
+            call, place = where()
+            ours = json.dumps([f"{kind} (number {self.num_calls}) in {self.doing or call or 'no phase'}", place])
+            with self.waiting("check of calls"):
+                self._check_same([json.loads(text) for text in self._all_gather(ours.encode(), self.num_calls)])
         return self.num_calls
-
-    def _check_call(self, kind: str) -> None:
-        """Compare which call every rank is in. *Collective*."""
-        call, place = where()
-        ours = json.dumps([f"{kind} (number {self.num_calls}) in {self.doing or call or 'no phase'}", place])
-        with self.waiting("check of calls"):
-            self._check_same([json.loads(text) for text in self._all_gather(ours.encode(), self.num_calls)])
 
     def _check_same(self, calls: Sequence[tuple[str, str]]) -> None:
         """Refuse data of another call than this rank's, given the call and the place of every rank."""
@@ -309,18 +315,16 @@ class Transport(ABC):
         first = 0
         messages = []
         for peer, count in enumerate(numbers):
-            if count:
-                messages.append(self._checked(verb, Message(peer, rows[first : first + count])))
+            message = Message(peer, rows[first : first + count])
             first += count
-        return [message for message in messages if message.num_bytes]
-
-    def _checked(self, verb: str, message: Message) -> Message:
-        if message.num_bytes > MAX_MESSAGE_BYTES:
-            raise ValueError(
-                f"{self.name_ranks([self.rank])} would {verb} {message.num_bytes} bytes in one message with "
-                f"{self.name_ranks([message.peer])}; the limit is {MAX_MESSAGE_BYTES}. Use more ranks or fewer columns."
-            )
-        return message
+            if message.num_bytes > MAX_MESSAGE_BYTES:
+                raise ValueError(
+                    f"{self.name_ranks([self.rank])} would {verb} {message.num_bytes} bytes in one message with "
+                    f"{self.name_ranks([peer])}; the limit is {MAX_MESSAGE_BYTES}. Use more ranks or fewer columns."
+                )
+            if message.num_bytes:  # rows without columns have none
+                messages.append(message)
+        return messages
 
     @contextmanager
     def _exchanging(self) -> Iterator[None]:
