@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # the same names as below, for type checkers
     from domainpar.nn.stages import EdgeStage as EdgeStage, NodeStage as NodeStage
     from domainpar.parallel.halo import AdjointHalo as AdjointHalo, CompleteHalo as CompleteHalo
     from domainpar.parallel.local import LocalGraph as LocalGraph, localise as localise
-    from domainpar.parallel.launch import World as World
+    from domainpar.parallel.world import World as World
     from domainpar.plan import PartitionPlan as PartitionPlan, build_plan as build_plan, build_plans as build_plans
     from domainpar.reco.reading import Scores as Scores, read_scores as read_scores
 
@@ -38,7 +38,7 @@ _MODULES = {
     "domainpar.nn.stages": "EdgeStage NodeStage",
     "domainpar.parallel.halo": "AdjointHalo CompleteHalo",
     "domainpar.parallel.local": "LocalGraph localise",
-    "domainpar.parallel.launch": "World",
+    "domainpar.parallel.world": "World",
     "domainpar.plan": "PartitionPlan build_plan build_plans",
     "domainpar.reco.reading": "Scores read_scores",
 }

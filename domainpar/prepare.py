@@ -28,7 +28,7 @@ from domainpar.config.acorn import default_store
 if TYPE_CHECKING:
     from domainpar.events.acorn import AcornOptions
     from domainpar.events.store import Settings
-    from domainpar.parallel.launch import World
+    from domainpar.parallel.world import World
     from domainpar.reco.facts import EventFacts
 
 
@@ -134,7 +134,7 @@ def _acorn_options(config: PrepareConfig) -> "AcornOptions":
 
 
 def _work(config: PrepareConfig) -> int:
-    from domainpar.parallel.launch import World
+    from domainpar.parallel.world import World
 
     with World.session("auto") as world:
         facts: list[EventFacts] = []

@@ -21,8 +21,8 @@ import torch
 
 from domainpar import timeouts
 from domainpar.measure.programs import LET_OPEN_MPI_START, run_limited
-from domainpar.parallel.launch import World
 from domainpar.parallel.thread_ranks import run_threads
+from domainpar.parallel.world import World
 
 RankTransport = Literal["threads", "gloo", "mpi"]
 

@@ -26,7 +26,7 @@ from domainpar.parallel.signals import StopFlag
 from domainpar.problems import error_text
 
 if TYPE_CHECKING:
-    from domainpar.parallel.launch import World
+    from domainpar.parallel.world import World
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,7 +46,7 @@ def _work(config: TrainConfig, stop: StopFlag) -> int:
 
     import torch
 
-    from domainpar.parallel.launch import World
+    from domainpar.parallel.world import World
     from domainpar.training.inputs import store_to_resume
     from domainpar.training.run import train
 

@@ -20,11 +20,11 @@ from domainpar.diagnosis.launcher import check_launcher, check_mpi, check_open_m
 from domainpar.diagnosis.probe import probe_gloo, probe_mpi
 from domainpar.diagnosis.transport import check_transport, check_transports
 from domainpar.parallel.allocator import set_up_allocator
-from domainpar.parallel.failure import guard
-from domainpar.parallel.launch import World
 from domainpar.parallel.launcher import Launcher, detect, started_as_root
 from domainpar.parallel.meeting import NobodyServes
+from domainpar.parallel.presence import guard
 from domainpar.parallel.thread_ranks import run_threads
+from domainpar.parallel.world import World
 from domainpar.problems import Problem, told
 
 THREAD_RANKS = 3

@@ -21,7 +21,7 @@ from domainpar.diagnosis.launcher import OF_LAUNCHERS
 from domainpar.diagnosis.selftest import check_halo
 from domainpar.diagnosis.transport import check_transport
 from domainpar.measure.programs import LET_OPEN_MPI_START, Ended, run_limited
-from domainpar.parallel.launch import World
+from domainpar.parallel.world import World
 
 NUM_RANKS = 2
 LOOPBACK = "127.0.0.1"

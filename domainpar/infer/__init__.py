@@ -34,7 +34,7 @@ def _work(config: InferConfig) -> int:
 
     import torch
 
-    from domainpar.parallel.launch import World
+    from domainpar.parallel.world import World
 
     torch.set_num_threads(1)  # ranks are the parallelism; more threads inside a kernel could change its bits
     with World.session(**session_arguments(config)) as world:

@@ -6,7 +6,6 @@ import os
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
@@ -19,7 +18,6 @@ from domainpar.parallel.launcher import Launcher
 from domainpar.parallel.side_channel import SideChannel
 from domainpar.parallel.threads import Switchboard, ThreadTransport
 from domainpar.parallel.transport import Transport
-from domainpar.parallel.world import checked_domain_size
 from domainpar.problems import Problem
 
 if TYPE_CHECKING:
@@ -33,64 +31,61 @@ class NobodyServes(Refused):
     """Rank 0, which would print what is wrong, cannot be met: every rank says so itself."""
 
 
-@dataclass(frozen=True)
-class Launch:
-    """How ranks that a launcher started shall become a world.
-
-    Attributes:
-        transport: `auto` takes NCCL on GPUs, MPI under an MPI launcher, gloo otherwise.
-        device: `cpu`, `cuda` (the GPU of this rank), or `auto` for `cuda` where there is one.
-        domain_size: Ranks that share one event, a divisor of their number. Default: the largest up to 8.
-        timeout: Seconds that a rank may wait for the others before it raises (see `World.set_deadline`).
-        join_seconds: Seconds in which all ranks must have come.
-        share_gpu: Let several ranks of a machine use one GPU.
-    """
-
-    transport: TransportName = "auto"
-    device: str = "cpu"
-    domain_size: int | None = None
-    timeout: float = timeouts.FIRST_STEP
-    join_seconds: float = timeouts.JOIN
-    share_gpu: bool = False
+Meeting = tuple[Transport, torch.device, SideChannel | None]
+"""The transport that joins all ranks, the device of this one, and the side channel where there is one."""
 
 
-@dataclass(frozen=True)
-class Meeting:
-    """Ranks that have met.
-
-    Attributes:
-        transport: Joins all of them.
-        device: Where this rank computes.
-        marks: The side channel; None where there is none.
-    """
-
-    transport: Transport
-    device: torch.device
-    marks: SideChannel | None
-
-
-def meet(launch: Launch) -> Meeting:
+def meet(
+    transport: TransportName,
+    device: str,
+    domain_size: int | None,
+    timeout: float,
+    join_seconds: float,
+    share_gpu: bool,
+) -> Meeting:
     """Join the other processes that a launcher started; alone without one. *Collective*.
+
+    Args:
+        transport, device, domain_size, timeout, join_seconds, share_gpu: As for `World.launch`.
 
     Raises:
         ValueError: If an argument is wrong, on every rank alike.
         Refused: If launcher and MPI library do not belong together, or the ranks cannot meet.
     """
-    if launch.transport not in get_args(TransportName):
-        raise ValueError(f"unknown --transport {launch.transport!r}; known are {', '.join(get_args(TransportName))}.")
+    if transport not in get_args(TransportName):
+        raise ValueError(f"unknown --transport {transport!r}; known are {', '.join(get_args(TransportName))}.")
     launcher = launchers.detect()
     faults.arm(launcher.rank)
     faults.reach("init")
-    device = choose_device(launch.device, launch.transport, launcher, launch.share_gpu)
+    own_device = choose_device(device, transport, launcher, share_gpu)
     if launcher.size is not None:
-        checked_domain_size(launch.domain_size, launcher.size)
+        checked_domain_size(domain_size, launcher.size)
     if launcher.kind == "none":
-        return Meeting(ThreadTransport(Switchboard(1), 0), device, SideChannel.of_threads(1))
-    comm = join_mpi(launch.transport, launcher)
-    name = choose_transport(launch.transport, device, has_mpi=comm is not None)
-    if comm is None:
-        return _without_mpi(name, device, launch, launcher)
-    return _with_mpi(name, device, launch, comm)
+        return ThreadTransport(Switchboard(1), 0), own_device, SideChannel.of_threads(1)
+    comm = join_mpi(transport, launcher)
+    name = choose_transport(transport, own_device, has_mpi=comm is not None)
+    if comm is not None:
+        return _with_mpi(name, own_device, domain_size, timeout, comm)
+    return _without_mpi(name, own_device, timeout, join_seconds, launcher)
+
+
+LARGEST_DEFAULT_DOMAIN = 8
+
+
+def checked_domain_size(domain_size: int | None, size: int) -> int:
+    """The ranks that share one event, in a world of `size` ranks.
+
+    Raises:
+        ValueError: If `domain_size` does not divide the number of ranks.
+    """
+    if domain_size is None:
+        return max(ranks for ranks in range(1, LARGEST_DEFAULT_DOMAIN + 1) if size % ranks == 0)
+    if domain_size < 1 or size % domain_size:
+        raise ValueError(
+            f"--domain-size {domain_size} does not divide the {size} ranks; every domain group needs as many ranks as "
+            f"the others. Choose a divisor of {size}, or another number of ranks."
+        )
+    return domain_size
 
 
 def choose_transport(transport: TransportName, device: torch.device, has_mpi: bool) -> str:
@@ -183,24 +178,24 @@ def _mpi_world(launcher: Launcher) -> tuple[Any | None, Refused | None]:
     return comm, None
 
 
-def _with_mpi(name: str, device: torch.device, launch: Launch, comm: Any) -> Meeting:
+def _with_mpi(name: str, device: torch.device, domain_size: int | None, timeout: float, comm: Any) -> Meeting:
     from domainpar.parallel.mpi import MpiTransport
 
-    by_mpi = MpiTransport(comm.Dup(), launch.timeout)
-    checked_domain_size(launch.domain_size, by_mpi.size)
+    by_mpi = MpiTransport(comm.Dup(), timeout)
+    checked_domain_size(domain_size, by_mpi.size)
     marks = side_channel.share_store(by_mpi)
     if name == "mpi":
-        return Meeting(by_mpi, device, marks)
+        return by_mpi, device, marks
     if marks is None:
         raise Refused(
             "not all ranks can open a connection to the host of rank 0; gloo and NCCL need one",
             "check names and firewalls between the hosts, or take --transport mpi",
         )
-    transport = _of_store(name, device, launch.timeout, marks, by_mpi.rank, (marks.hosts[0], 1))
-    return Meeting(transport, device, marks)
+    transport = _of_store(name, device, timeout, marks, by_mpi.rank, (marks.hosts[0], 1))
+    return transport, device, marks
 
 
-def _without_mpi(name: str, device: torch.device, launch: Launch, launcher: Launcher) -> Meeting:
+def _without_mpi(name: str, device: torch.device, timeout: float, join_seconds: float, launcher: Launcher) -> Meeting:
     assert launcher.size is not None, "only PMIx leaves the size to MPI"
     host, port = launchers.address(launcher)
     # torchrun serves a store itself, and uses the same one again when it restarts the ranks.
@@ -208,16 +203,16 @@ def _without_mpi(name: str, device: torch.device, launch: Launch, launcher: Laun
     prefix = f"domainpar/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
     def connect(serves: bool = False) -> Store:
-        return side_channel.prefixed(prefix, side_channel.connect(host, port, serves, launch.join_seconds))
+        return side_channel.prefixed(prefix, side_channel.connect(host, port, serves, join_seconds))
 
     try:
         store = connect(serves)
     except RuntimeError as error:
-        raise _cannot_meet(launcher, host, port, serves, launch.join_seconds, error) from None
-    hosts = _wait_for_all(store, launcher.rank, launcher.size, launch.join_seconds)
+        raise _cannot_meet(launcher, host, port, serves, join_seconds, error) from None
+    hosts = _wait_for_all(store, launcher.rank, launcher.size, join_seconds)
     marks = SideChannel(store, launcher.size, serves, hosts, connect)
-    transport = _of_store(name, device, launch.timeout, marks, launcher.rank, (host, port))
-    return Meeting(transport, device, marks)
+    transport = _of_store(name, device, timeout, marks, launcher.rank, (host, port))
+    return transport, device, marks
 
 
 def _cannot_meet(

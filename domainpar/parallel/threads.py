@@ -171,11 +171,8 @@ class ThreadTransport(Transport):
                 missing.append(peer)
                 continue
             if isinstance(letter, Tensor) != (kind is Tensor):
-                numbers, payload = (
-                    "numbers (of an exchange or an all_reduce)",
-                    "bytes (of an all_gather or a broadcast)",
-                )
-                expected, sent = (numbers, payload) if kind is Tensor else (payload, numbers)
+                numbers, words = "numbers (of an exchange or an all_reduce)", "bytes (of an all_gather or a broadcast)"
+                expected, sent = (numbers, words) if kind is Tensor else (words, numbers)
                 raise RuntimeError(
                     f"{self.name_ranks([peer])} sent {sent} where {self.name_ranks([self.rank])} expects {expected}; "
                     "the ranks do not make the same calls."

@@ -1,24 +1,36 @@
-"""The ranks of a run as a grid: who this one is, and who shares its events."""
+"""The ranks of a run as a grid: who this one is, who shares its events, and the ways to come by a world."""
 
 from __future__ import annotations
 
+import faulthandler
 import platform
-from contextlib import ExitStack
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
 
-from domainpar.parallel.failure import guard
-from domainpar.parallel.launcher import cores_here
-from domainpar.parallel.presence import Presence
-from domainpar.parallel.side_channel import SideChannel
+from domainpar import faults, timeouts
+from domainpar.agreement import Refused, agree, agree_on
+from domainpar.compiling import watch_compiling
+from domainpar.parallel.digests import about_this_program
+from domainpar.parallel.launcher import cores_here, started_as_root
+from domainpar.parallel.meeting import NobodyServes, TransportName, checked_domain_size, meet, of_group
+from domainpar.parallel.presence import Presence, exit_code, fail, guard, write_error
+from domainpar.parallel.side_channel import SideChannel, share_store
 from domainpar.parallel.threads import Switchboard, ThreadTransport
 from domainpar.parallel.transport import Transport
+from domainpar.parallel.watcher import Watcher
+from domainpar.problems import Problem, expected, told
+from domainpar.words import several
 
-LARGEST_DEFAULT_DOMAIN = 8
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 @dataclass(frozen=True)
@@ -58,7 +70,6 @@ class World:
     num_data_groups: int
     device: torch.device
     presence: Presence = field(repr=False)
-    _block: ExitStack = field(default_factory=ExitStack, repr=False)
 
     @classmethod
     def alone(cls, device: str | torch.device = "cpu") -> Self:
@@ -92,6 +103,115 @@ class World:
         domain = transport if len(groups) == 1 else transport.split(groups)
         presence = Presence(transport, domain, marks)
         return cls(transport, domain, transport.rank // domain_size, len(groups), torch.device(device), presence)
+
+    @classmethod
+    def launch(
+        cls,
+        transport: TransportName = "auto",
+        device: str = "cpu",
+        domain_size: int | None = None,
+        timeout: float = timeouts.FIRST_STEP,
+        *,
+        join_seconds: float = timeouts.JOIN,
+        share_gpu: bool = False,
+    ) -> Self:
+        """Join the other processes that a launcher started (mpiexec, torchrun, srun); alone without one; *collective*.
+
+        End with `close`: ranks whose rank 0 is gone end themselves with an error.
+
+        Args:
+            transport: `auto` takes NCCL on GPUs, MPI under an MPI launcher, gloo otherwise.
+            device: `cpu`, `cuda` (the GPU of this rank), or `auto` for `cuda` where there is one.
+            domain_size: Ranks that share one event, a divisor of their number. Default: the largest up to 8.
+            timeout: Seconds that a rank may wait for the others before it raises (see `set_deadline`).
+            join_seconds: Seconds in which all ranks must have come.
+            share_gpu: Let several ranks of a machine use one GPU.
+
+        Raises:
+            ValueError: If an argument is wrong, on every rank alike.
+            Refused: If launcher and MPI library do not belong together, or the ranks cannot meet.
+        """
+        joined, own_device, marks = meet(transport, device, domain_size, timeout, join_seconds, share_gpu)
+        ranks = cls.over(joined, own_device, domain_size, marks)
+        if marks is not None and marks.connect is not None:
+            watcher = Watcher(marks.connect(), ranks.rank, ranks.size, marks.serves, ranks.presence.look)
+            watcher.start()
+            ranks.presence.stop_watching = watcher.stop
+        if joined.name != "threads":
+            ranks._report_what_nobody_catches()
+            joined.barrier()  # a rank that fails from here on is noticed by all
+        faults.reach("joined")
+        return ranks
+
+    @classmethod
+    def from_process_group(
+        cls,
+        group: ProcessGroup | None = None,
+        device: str | torch.device = "cpu",
+        domain_size: int | None = None,
+        timeout: float = timeouts.FIRST_STEP,
+    ) -> Self:
+        """Use a `torch.distributed` group that the program already has; *collective* over that group.
+
+        Args:
+            group: A gloo or NCCL group, None for the default one. It stays the caller's: `close` leaves it alone.
+            device: Where this rank computes.
+            domain_size: As for `launch`.
+            timeout: As for `launch`; a shorter time limit of the group itself comes first.
+
+        Raises:
+            ValueError: If there is no such group.
+        """
+        transport = of_group(group, torch.device(device), timeout)
+        checked_domain_size(domain_size, transport.size)
+        return cls.over(transport, device, domain_size, share_store(transport))
+
+    @classmethod
+    @contextmanager
+    def session(
+        cls,
+        transport: TransportName = "auto",
+        device: str = "cpu",
+        domain_size: int | None = None,
+        timeout: float = timeouts.FIRST_STEP,
+        *,
+        join_seconds: float = timeouts.JOIN,
+        share_gpu: bool = False,
+        num_ranks: int | None = None,
+        same: Mapping[str, str] | None = None,
+    ) -> Iterator[Self]:
+        """`launch`, `agree_on`, and the block of a world in one, for programs; *collective*.
+
+        What is refused before work is printed once and becomes exit code 2, another expected error exit code 1.
+
+        Args:
+            transport, device, domain_size, timeout, join_seconds, share_gpu: As for `launch`.
+            num_ranks: How many ranks there must be; None: as many as there are.
+            same: What must be the same on every rank, besides versions and code.
+        """
+        try:
+            ranks = cls.launch(transport, device, domain_size, timeout, join_seconds=join_seconds, share_gpu=share_gpu)
+        except ValueError as problem:
+            refused = problem if isinstance(problem, Refused) else Refused(**told(problem))
+            if started_as_root() or isinstance(problem, NobodyServes):
+                write_error(refused.text)
+            else:
+                time.sleep(timeouts.REPORT)  # launchers end all ranks when the first is gone
+            raise SystemExit(2) from None
+        watch_compiling(talks=ranks.is_root)
+        try:
+            with ranks:
+                wrong_number = None
+                if num_ranks is not None and num_ranks != ranks.size:
+                    advice = f"mpiexec -n {num_ranks} python -m ..., or omit --ranks to take as many as are started"
+                    wrong_number = Problem(f"config wants {several(num_ranks, 'rank')}, {ranks.size} started", advice)
+                agree(ranks.transport, wrong_number)
+                agree_on(ranks.transport, {**about_this_program(), **(same or {})})
+                yield ranks
+        except (Exception, KeyboardInterrupt) as error:  # only of a rank that is alone: others have ended by now
+            if expected(error) is None and not isinstance(error, KeyboardInterrupt):
+                raise
+            raise SystemExit(exit_code(error)) from None  # it is printed already; a traceback would bury it
 
     @property
     def rank(self) -> int:
@@ -158,26 +278,24 @@ class World:
         self.presence.close()
 
     def __enter__(self) -> Self:
-        self._block.enter_context(guard(self.presence))
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._block.__exit__(kind, error, trace)
-        if error is None:
+        with guard(self.presence):
+            if error is not None:
+                raise error
             self.close()
 
+    def _report_what_nobody_catches(self) -> None:
+        """End all ranks when this one ends by an error outside of `guard`, and say where a crash in C++ happened."""
+        usual = sys.excepthook
 
-def checked_domain_size(domain_size: int | None, size: int) -> int:
-    """The ranks that share one event, in a world of `size` ranks.
+        def hook(kind: Any, error: BaseException, trace: Any) -> None:
+            if issubclass(kind, Exception):
+                fail(self.presence, error)
+            else:
+                usual(kind, error, trace)
 
-    Raises:
-        ValueError: If `domain_size` does not divide the number of ranks.
-    """
-    if domain_size is None:
-        return max(ranks for ranks in range(1, LARGEST_DEFAULT_DOMAIN + 1) if size % ranks == 0)
-    if domain_size < 1 or size % domain_size:
-        raise ValueError(
-            f"--domain-size {domain_size} does not divide the {size} ranks; every domain group needs as many ranks as "
-            f"the others. Choose a divisor of {size}, or another number of ranks."
-        )
-    return domain_size
+        sys.excepthook = hook
+        if not faulthandler.is_enabled() and sys.__stderr__ is not None:
+            faulthandler.enable(sys.__stderr__)

@@ -7,7 +7,7 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # as the commands do
 
 import torch
 
-from domainpar.parallel.launch import World
+from domainpar.parallel.world import World
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

@@ -12,7 +12,7 @@ from torch import nn
 
 from domainpar.nn.adapt.parallelize import parallelize
 from domainpar.nn.adapt.part import split_graph
-from domainpar.parallel.failure import report
+from domainpar.parallel.presence import report
 from domainpar.parallel.transport import RanksDiffer
 from domainpar.problems import Where
 from domainpar.testing import find_mpiexec, run_command, run_ranks

@@ -8,7 +8,7 @@ import time
 import torch
 
 from domainpar.agreement import agree
-from domainpar.parallel.launch import World
+from domainpar.parallel.world import World
 
 
 def main(how: str) -> None:

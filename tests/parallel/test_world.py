@@ -15,12 +15,11 @@ from marks import fault
 
 from domainpar.agreement import Refused, agree
 from domainpar.parallel import mpi
-from domainpar.parallel.failure import guard
-from domainpar.parallel.launch import World
 from domainpar.parallel.launcher import Launcher
 from domainpar.parallel.meeting import choose_device, choose_transport, join_mpi
+from domainpar.parallel.presence import guard
 from domainpar.parallel.transport import RanksFailed
-from domainpar.parallel.world import checked_domain_size
+from domainpar.parallel.world import World, checked_domain_size
 from domainpar.problems import Problem
 from domainpar.testing import run_ranks
 
@@ -232,7 +231,7 @@ def test_ranks_without_a_gpu_of_their_own_are_refused_for_nccl(monkeypatch):
 
 def test_importing_the_room_starts_no_mpi_and_no_process_group():
     code = (
-        "import sys, domainpar.parallel.launch, domainpar.parallel.mpi\n"
+        "import sys, domainpar.parallel.world, domainpar.parallel.mpi\n"
         "assert 'mpi4py' not in sys.modules\n"
         "import torch.distributed as dist; assert not dist.is_initialized()"
     )

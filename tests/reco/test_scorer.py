@@ -11,7 +11,7 @@ import torch
 from random_events import random_assignment, random_event
 
 from domainpar.events.store import EventStore, event_file_name, write_event, write_manifest
-from domainpar.parallel.failure import guard
+from domainpar.parallel.presence import guard
 from domainpar.parallel.transport import RanksFailed
 from domainpar.reco.scorer import Scorer
 from domainpar.testing import run_ranks
