@@ -81,12 +81,6 @@ class PartitionPlan:
         """Global id of every local row, int64 [num_local]."""
         return np.concatenate([self.owned_ids, self.ghost_ids])
 
-    @property
-    def local_owners(self) -> IntArray:
-        """Part that owns the node of every local row, int64 [num_local]."""
-        of_ghosts = np.repeat(np.arange(self.num_parts), self.recv_counts)
-        return np.concatenate([np.full(self.num_owned, self.part), of_ghosts])
-
 
 @dataclass(frozen=True, eq=False)
 class LocalEdges:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Mapping
+from ctypes import c_char_p, c_void_p
 
 # Numbers of glibc's malloc.h. One arena, for a thread's own cannot hold a block above 64 MiB and so keeps none.
 # Huge pages (torch's THP_MEM_ALLOC_ENABLE) are not asked for: alone they leave the zeroing, which costs as much as the
@@ -61,7 +62,7 @@ def _glibc() -> ctypes.CDLL | None:
 
 
 def _version(library: ctypes.CDLL) -> str:
-    library.gnu_get_libc_version.restype = ctypes.c_char_p
+    library.gnu_get_libc_version.restype = c_char_p
     return f"glibc {library.gnu_get_libc_version().decode()}"
 
 
@@ -80,12 +81,7 @@ def _set_by_others(library: ctypes.CDLL, environ: Mapping[str, str]) -> str | No
 class _Symbol(ctypes.Structure):
     """glibc's Dl_info."""
 
-    _fields_ = (
-        ("file", ctypes.c_char_p),
-        ("base", ctypes.c_void_p),
-        ("name", ctypes.c_char_p),
-        ("address", ctypes.c_void_p),
-    )
+    _fields_ = (("file", c_char_p), ("base", c_void_p), ("name", c_char_p), ("address", c_void_p))
 
 
 def _file_of(library: ctypes.CDLL, function: str) -> str:

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
-from typing import Self
+from functools import partial
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from domainpar import timeouts
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
@@ -120,3 +127,153 @@ def describe(entries: Sequence[Entry], first: Sequence[Entry] = ()) -> str:
     rest = [entry for entry in entries if entry not in first]
     lines = [f"  {entry}   <- the others wait for it" for entry in first] + [f"  {entry}" for entry in rest]
     return "\n".join(["Last seen:", *lines])
+
+
+class SideChannel:
+    """The board of all ranks, kept by a `torch.distributed` store: readable without the help of those that wrote on it.
+
+    Nothing here raises when the store is lost: that must not end a run, nor hide why it ended.
+
+    Args:
+        store: This rank's connection, used by one thread; ranks that are threads of one process share it.
+        num_ranks: Ranks that leave marks.
+        serves: Whether the store lives in this process.
+        hosts: Host of each rank.
+        connect: Opens another connection to the store, for another thread; None where ranks share one process.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        num_ranks: int,
+        serves: bool = True,
+        hosts: Sequence[str] = (),
+        connect: Callable[[], Store] | None = None,
+    ) -> None:
+        self.store, self.num_ranks, self.serves, self.connect = store, num_ranks, serves, connect
+        self.hosts = list(hosts) or [""] * num_ranks
+        self._lost = False  # not tried again: torch prints a page of C++ frames at every attempt
+
+    @classmethod
+    def of_threads(cls, num_ranks: int) -> Self:
+        """The channel that ranks of one process share."""
+        from torch.distributed import HashStore  # type: ignore[attr-defined]
+
+        return cls(HashStore(), num_ranks)
+
+    @property
+    def between_processes(self) -> bool:
+        """Whether ranks are processes, of which the first to end may take the others with it."""
+        return self.connect is not None
+
+    def post(self, rank: int, mark: Mark) -> None:
+        """Replace the mark of a rank."""
+        self._unless_lost(lambda: self.store.set(f"mark/{rank}", mark.text()), None)
+
+    def read(self) -> list[Entry]:
+        """State of every rank; empty where the store cannot be reached. Takes a second or two."""
+        return self._in_time(self._read_all, [])
+
+    def frames_of(self, rank: int) -> str:
+        """Where the main thread of a rank is, as lines of a traceback; empty if it does not answer."""
+        return self._in_time(partial(self._ask_for_frames, rank), "")
+
+    def _read_all(self) -> list[Entry]:
+        before = [self._life(rank) for rank in range(self.num_ranks)]
+        if any(before):  # else nobody watches
+            time.sleep(timeouts.SIGNS_OF_LIFE)
+        entries = []
+        for rank, life_before in enumerate(before):
+            mark, life = self._get(f"mark/{rank}"), self._life(rank)
+            alive = None if life is None else life_before is None or life.beat != life_before.beat
+            entries.append(Entry(rank, self.hosts[rank], Mark.parse(mark) if mark else None, life, alive))
+        return entries
+
+    def _life(self, rank: int) -> Life | None:
+        text = self._get(f"life/{rank}")
+        return Life.parse(text) if text else None
+
+    def _ask_for_frames(self, rank: int) -> str:
+        self.store.set(f"wanted/{rank}", "yes")
+        give_up_at = time.monotonic() + timeouts.FRAMES
+        while time.monotonic() < give_up_at:
+            if self.store.check([f"frames/{rank}"]):
+                return self.store.get(f"frames/{rank}").decode()
+            time.sleep(timeouts.ANSWER_POLL)
+        return ""
+
+    def claim_failure(self) -> bool:
+        """Whether the caller is the first rank to report a failure, as far as is known; the others keep quiet."""
+        return self._in_time(lambda: self.store.add("failures", 1) == 1, True)
+
+    def announce_failure(self) -> None:
+        """Let the `Watcher` of all other ranks end their processes."""
+        self._in_time(lambda: self.store.set("failed", "yes"), None)
+        if self.serves:
+            time.sleep(timeouts.LINGER)
+
+    def meet(self, deadline: float, hopeless: Callable[[Sequence[Life | None]], bool]) -> bool:
+        """Wait until every rank wants to leave; *collective*. Threads need not: their store lives as long as they.
+
+        gloo needs this: a rank that closes its connections while others still read their last message can cost them
+        that message.
+
+        Args:
+            deadline: Seconds to wait.
+            hopeless: Asked now and then, with what the watchers of all ranks see: whether to give up.
+
+        Returns:
+            False if some did not want to within `deadline` seconds.
+        """
+        if not self.between_processes:
+            return True
+        return self._unless_lost(partial(self._all_in, "leaving", deadline, hopeless), True)
+
+    def leave(self, deadline: float) -> None:
+        """Leave for good, after `meet` and once nobody watches any more; *collective*.
+
+        The rank that serves the store waits until all others have left it.
+        """
+        if not self.between_processes:
+            return
+        if self.serves:
+            self._unless_lost(partial(self._all_in, "left", deadline, lambda lives: False), True)
+        else:
+            self._unless_lost(lambda: self.store.add("left", 1), 0)
+        self._lost = True
+
+    def _all_in(self, counter: str, seconds: float, hopeless: Callable[[Sequence[Life | None]], bool]) -> bool:
+        """Count this rank in, and wait until all are."""
+        self.store.add(counter, 1)
+        give_up_at = time.monotonic() + seconds
+        next_look = time.monotonic() + timeouts.LOOK
+        while self.store.add(counter, 0) < self.num_ranks:
+            if time.monotonic() > give_up_at:
+                return False
+            if time.monotonic() > next_look:
+                next_look = time.monotonic() + timeouts.LOOK
+                if hopeless([self._life(rank) for rank in range(self.num_ranks)]):
+                    return False
+            time.sleep(timeouts.MEETING_POLL)
+        return True
+
+    def _get(self, key: str) -> str | None:
+        return self.store.get(key).decode() if self.store.check([key]) else None
+
+    def _in_time(self, ask: Callable[[], Answer], otherwise: Answer) -> Answer:
+        """Ask the store from a thread of its own: one that lies on a stopped machine never answers."""
+        answers: list[Answer] = []
+        asking = threading.Thread(target=lambda: answers.append(self._unless_lost(ask, otherwise)), daemon=True)
+        asking.start()
+        asking.join(timeouts.BOARD)
+        self._lost = self._lost or not answers
+        return answers[0] if answers else otherwise
+
+    def _unless_lost(self, ask: Callable[[], Answer], otherwise: Answer) -> Answer:
+        if self._lost:
+            return otherwise
+        try:
+            return ask()
+        except RuntimeError:
+            self._lost = True
+            return otherwise

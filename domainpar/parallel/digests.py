@@ -7,10 +7,10 @@ import json
 import platform
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,13 +24,10 @@ def digest(tensors: Mapping[str, Tensor]) -> int:
     checksum = 0
     for name in sorted(tensors):
         if tensors[name].numel():
-            checksum = zlib.crc32(_bytes_of(tensors[name]), checksum)
+            # As bytes: numpy knows no bfloat16, and equal values may have different bits (0.0 and -0.0).
+            bits = tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            checksum = zlib.crc32(bits, checksum)  # type: ignore[arg-type]
     return checksum
-
-
-def _bytes_of(tensor: Tensor) -> Any:
-    """The bits of a tensor as they lie in the host's memory."""
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 def what_differs(ours: Mapping[str, Tensor], transport: Transport) -> tuple[str, list[int]] | None:
@@ -57,8 +54,12 @@ def what_differs(ours: Mapping[str, Tensor], transport: Transport) -> tuple[str,
 
 def about_this_program() -> dict[str, str]:
     """Versions and code, which decide results and must be the same on every rank."""
-    versions = {name: _version(name) for name in ("torch", "numpy", "numba")}
-    return {"the code of domainpar": code_digest(), "Python": platform.python_version(), **versions}
+    about = {"the code of domainpar": code_digest(), "Python": platform.python_version()}
+    for name in ("torch", "numpy", "numba"):
+        about[name] = "not installed"
+        with suppress(metadata.PackageNotFoundError):
+            about[name] = metadata.version(name)
+    return about
 
 
 @cache
@@ -70,10 +71,3 @@ def code_digest() -> str:
         for path in sorted(folder.rglob("*.py")):
             digest.update(str(path.relative_to(folder)).encode() + path.read_bytes())
     return digest.hexdigest()[:12]
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "not installed"

@@ -26,8 +26,8 @@ from domainpar.plan import Ask, IntArray, PartitionPlan
 class PendingRows:
     """Rows on their way. `finish` waits for them and returns them; call it exactly once."""
 
-    def __init__(self, pending: Pending, received: Tensor, keep: Tensor) -> None:
-        self._pending, self._received, self._keep = pending, received, keep
+    def __init__(self, pending: Pending, received: Tensor) -> None:
+        self._pending, self._received = pending, received
 
     def progress(self) -> None:
         """Move rows that are under way; waits for nothing."""
@@ -98,7 +98,7 @@ class Halo:
         if ghosts is None:
             ghosts = owned.new_empty(self.plan.num_ghosts, *owned.shape[1:])
         pending = self.transport.start(packed, self._send_counts, ghosts, self._recv_counts)
-        return PendingRows(pending, ghosts, packed)
+        return PendingRows(pending, ghosts)
 
     def _check_owned(self, rows: Tensor) -> None:
         if len(rows) != self.plan.num_owned:
@@ -129,7 +129,7 @@ class Halo:
         ghosts = ghosts.contiguous()
         received = ghosts.new_empty(len(self._send_rows), *ghosts.shape[1:])
         pending = self.transport.start(ghosts, self._recv_counts, received, self._send_counts)
-        return PendingRows(pending, received, ghosts)
+        return PendingRows(pending, received)
 
     def sum_to_owners(self, ghosts: Tensor) -> Tensor:
         """Add every ghost's row to its owner's sum, the adjoint of `fill_ghosts`. *Collective*.
@@ -146,13 +146,6 @@ class Halo:
         """Sum the rows that `start_sum` brought, [num_sent, width], into [num_owned, width]."""
         sums = received.new_zeros(self.plan.num_owned, *received.shape[1:])
         return sums.index_add_(0, self._send_rows, received)
-
-    def _extend(self, owned: Tensor) -> Tensor:
-        """One table [owned | ghosts]; what arrives is written into its tail."""
-        table = owned.new_empty(self.plan.num_local, *owned.shape[1:])
-        table[: self.plan.num_owned] = owned
-        self.fill_ghosts(owned, table[self.plan.num_owned :])
-        return table
 
 
 class CompleteHalo(Halo):
@@ -210,8 +203,12 @@ class _ExtendAdjoint(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, owned: Tensor, halo: Halo) -> Tensor:
-        ctx.halo = halo
-        return halo._extend(owned)
+        ctx.halo, num_owned = halo, halo.plan.num_owned
+        # One table [owned | ghosts], received into its tail: to join two tables would copy all rows once more.
+        table = owned.new_empty(halo.plan.num_local, *owned.shape[1:])
+        table[:num_owned] = owned
+        halo.fill_ghosts(owned, table[num_owned:])
+        return table
 
     @staticmethod
     @once_differentiable  # a gradient of this gradient would not be exchanged

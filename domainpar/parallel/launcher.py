@@ -58,10 +58,26 @@ def detect(environ: Mapping[str, str] = os.environ) -> Launcher:
     Raises:
         ValueError: If variables of a launcher are there but incomplete or not numbers.
     """
-    for find in (_torchrun, _open_mpi, _mpich, _srun, _pmix, _plain):
-        launcher = find(environ)
-        if launcher is not None:
-            return launcher
+    plain = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    if "TORCHELASTIC_RUN_ID" in environ:
+        return _read(environ, "torchrun", "torchrun", *plain)
+    if "OMPI_COMM_WORLD_SIZE" in environ:
+        prefix = "OMPI_COMM_WORLD_"
+        names = (prefix + "RANK", prefix + "SIZE", prefix + "LOCAL_RANK")
+        return _read(environ, "openmpi", "mpiexec", *names, has_pmi=True)
+    by_srun = _is_srun(environ)
+    # Also Intel MPI, MVAPICH and Cray. srun with PMI looks the same, but there Slurm's own numbers agree with it.
+    if "PMI_SIZE" in environ and not by_srun:
+        return _read(environ, "mpich", "mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", has_pmi=True)
+    if by_srun:
+        size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
+        has_pmi = "PMI_RANK" in environ or "PMIX_RANK" in environ
+        return _read(environ, "srun", "srun", "SLURM_PROCID", size, "SLURM_LOCALID", has_pmi=has_pmi)
+    if "PMIX_RANK" in environ:
+        rank = _number(environ, "PMIX_RANK")
+        return Launcher("pmix", "the PMIx launcher", rank, None, 0, "PMIX_RANK", has_pmi=True)
+    if "RANK" in environ or "WORLD_SIZE" in environ:
+        return _read(environ, "environment", "the launcher (RANK, WORLD_SIZE)", *plain)
     return Launcher("none", "no launcher")
 
 
@@ -74,53 +90,16 @@ def address(launcher: Launcher, environ: Mapping[str, str] = os.environ) -> tupl
     if "MASTER_ADDR" in environ and "MASTER_PORT" in environ:
         return environ["MASTER_ADDR"], _number(environ, "MASTER_PORT")
     if launcher.kind == "srun":
-        return _slurm_address(environ)
+        nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
+        if not nodes or "SLURM_JOB_ID" not in environ:
+            raise ValueError("srun without SLURM_STEP_NODELIST and SLURM_JOB_ID; set MASTER_ADDR and MASTER_PORT.")
+        # Different steps of one job, and different jobs on one node, should not meet on one port.
+        port = 15_000 + (_number(environ, "SLURM_JOB_ID") + 1009 * _number(environ, "SLURM_STEP_ID")) % 10_000
+        return first_host(nodes), port
     raise ValueError(
         f"{launcher.command} started {launcher.size} processes but nothing says where they meet; set MASTER_ADDR (the "
         "host of rank 0) and MASTER_PORT (a free port there), or start with torchrun or mpiexec."
     )
-
-
-def _torchrun(environ: Mapping[str, str]) -> Launcher | None:
-    if "TORCHELASTIC_RUN_ID" not in environ:
-        return None
-    return _read(environ, "torchrun", "torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK")
-
-
-def _open_mpi(environ: Mapping[str, str]) -> Launcher | None:
-    prefix = "OMPI_COMM_WORLD_"
-    if prefix + "SIZE" not in environ:
-        return None
-    names = (prefix + "RANK", prefix + "SIZE", prefix + "LOCAL_RANK")
-    return _read(environ, "openmpi", "mpiexec", *names, has_pmi=True)
-
-
-def _mpich(environ: Mapping[str, str]) -> Launcher | None:
-    # Also Intel MPI, MVAPICH and Cray. srun with PMI looks the same, but there Slurm's own numbers agree with it.
-    if "PMI_SIZE" not in environ or _is_srun(environ):
-        return None
-    return _read(environ, "mpich", "mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", has_pmi=True)
-
-
-def _srun(environ: Mapping[str, str]) -> Launcher | None:
-    if not _is_srun(environ):
-        return None
-    has_pmi = "PMI_RANK" in environ or "PMIX_RANK" in environ
-    size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
-    return _read(environ, "srun", "srun", "SLURM_PROCID", size, "SLURM_LOCALID", has_pmi=has_pmi)
-
-
-def _pmix(environ: Mapping[str, str]) -> Launcher | None:
-    if "PMIX_RANK" not in environ:
-        return None
-    rank = _number(environ, "PMIX_RANK")
-    return Launcher("pmix", "the PMIx launcher", rank, None, 0, "PMIX_RANK", has_pmi=True)
-
-
-def _plain(environ: Mapping[str, str]) -> Launcher | None:
-    if "RANK" not in environ and "WORLD_SIZE" not in environ:
-        return None
-    return _read(environ, "environment", "the launcher (RANK, WORLD_SIZE)", "RANK", "WORLD_SIZE", "LOCAL_RANK")
 
 
 def _is_srun(environ: Mapping[str, str]) -> bool:
@@ -130,9 +109,8 @@ def _is_srun(environ: Mapping[str, str]) -> bool:
     if _number(environ, "SLURM_STEP_ID") >= FIRST_SPECIAL_STEP:
         return False
     # An mpiexec inside an srun step gives its children numbers of its own.
-    return "PMI_RANK" not in environ or (
-        environ["PMI_RANK"] == environ["SLURM_PROCID"] and "MPI_LOCALRANKID" not in environ
-    )
+    own_numbers = "MPI_LOCALRANKID" in environ or environ.get("PMI_RANK") != environ["SLURM_PROCID"]
+    return "PMI_RANK" not in environ or not own_numbers
 
 
 def _read(
@@ -148,15 +126,7 @@ def _read(
     if not 0 <= rank < size:
         raise ValueError(f"{rank_name}={rank} does not fit {size_name}={size}; ranks count from 0 to {size - 1}.")
     local_rank = _number(environ, local_name) if local_name in environ else 0
-    return Launcher(
-        kind=kind,
-        command=command,
-        rank=rank,
-        size=size,
-        local_rank=local_rank,
-        size_variable=size_name,
-        has_pmi=has_pmi,
-    )
+    return Launcher(kind, command, rank, size, local_rank, size_variable=size_name, has_pmi=has_pmi)
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:
@@ -167,15 +137,6 @@ def _number(environ: Mapping[str, str], name: str) -> int:
         return int(text)
     except ValueError:
         raise ValueError(f"{name}={text!r} in the environment is not a whole number.") from None
-
-
-def _slurm_address(environ: Mapping[str, str]) -> tuple[str, int]:
-    nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
-    if not nodes or "SLURM_JOB_ID" not in environ:
-        raise ValueError("srun without SLURM_STEP_NODELIST and SLURM_JOB_ID; set MASTER_ADDR and MASTER_PORT.")
-    # Different steps of one job, and different jobs on one node, should not meet on one port.
-    port = 15_000 + (_number(environ, "SLURM_JOB_ID") + 1009 * _number(environ, "SLURM_STEP_ID")) % 10_000
-    return first_host(nodes), port
 
 
 def first_host(node_list: str) -> str:

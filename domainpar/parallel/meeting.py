@@ -14,8 +14,8 @@ from domainpar import faults, timeouts
 from domainpar.agreement import Refused, name_ranks
 from domainpar.parallel import launcher as launchers
 from domainpar.parallel import side_channel
+from domainpar.parallel.board import SideChannel
 from domainpar.parallel.launcher import Launcher
-from domainpar.parallel.side_channel import SideChannel
 from domainpar.parallel.threads import Switchboard, ThreadTransport
 from domainpar.parallel.transport import Transport
 from domainpar.problems import Problem
@@ -143,14 +143,20 @@ def join_mpi(transport: TransportName, launcher: Launcher) -> Any | None:
         return None
     if transport in ("gloo", "nccl") and "MASTER_ADDR" in os.environ:
         return None
-    comm, problem = _mpi_world(launcher)
-    if problem is None or (launcher.kind == "srun" and transport != "mpi"):
-        return comm
-    raise problem
+    try:
+        return _mpi_world(launcher)
+    except Refused:
+        if launcher.kind == "srun" and transport != "mpi":
+            return None
+        raise
 
 
-def _mpi_world(launcher: Launcher) -> tuple[Any | None, Refused | None]:
-    """COMM_WORLD, or the reason against it."""
+def _mpi_world(launcher: Launcher) -> Any:
+    """COMM_WORLD.
+
+    Raises:
+        Refused: If the MPI library does not work, or is not that of the launcher.
+    """
     from domainpar.parallel.mpi import import_mpi, library_of, start_mpi
 
     seen = launcher.size_variable if launcher.size is None else f"{launcher.size_variable}={launcher.size}"
@@ -163,19 +169,19 @@ def _mpi_world(launcher: Launcher) -> tuple[Any | None, Refused | None]:
         mpi = import_mpi()
     except (ImportError, RuntimeError) as error:
         what = "mpi4py does not work here" if isinstance(error, ImportError) else "no MPI library found"
-        return None, Refused(
+        raise Refused(
             f"{started} but {what}: {_first_line(error)}",
             "pip install 'domainpar[mpi]' brings one; on a cluster load its MPI module, with 'domainpar[site-mpi]'; "
             "or start with torchrun",
-        )
+        ) from None
     library = library_of(mpi)
     # MPICH ends the process when it is started by Open MPI's mpiexec; Open MPI only sees one rank the other way round.
     if launcher.kind == "openmpi" and any(name in library for name in ("MPICH", "Intel", "MVAPICH")):
-        return None, Refused(f"{started}, it is Open MPI's, but mpi4py uses {library}", advice)
+        raise Refused(f"{started}, it is Open MPI's, but mpi4py uses {library}", advice)
     comm = start_mpi(mpi)
     if launcher.size is not None and comm.Get_size() != launcher.size:
-        return None, Refused(f"{started} but mpi4py ({library}) sees {comm.Get_size()}", advice)
-    return comm, None
+        raise Refused(f"{started} but mpi4py ({library}) sees {comm.Get_size()}", advice)
+    return comm
 
 
 def _with_mpi(name: str, device: torch.device, domain_size: int | None, timeout: float, comm: Any) -> Meeting:

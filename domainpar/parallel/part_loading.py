@@ -175,7 +175,11 @@ def _plan(
         return ask_owners(transport)(wanted)
 
     try:
-        edges = _read_edges(event, np.flatnonzero(part_of_tile == transport.rank), policy, owner)
+        edge_ids, src, dst = event.read_part_edges(np.flatnonzero(part_of_tile == transport.rank), policy)
+        kept = (owner[src] >= 0) & (owner[dst] >= 0)  # the others leave the sector
+        edges = LocalEdges(edge_ids, src, dst)
+        if not kept.all():  # most often all are: nothing is copied
+            edges = LocalEdges(edge_ids[kept], src[kept], dst[kept])
         return build_plan(edges, owner, transport.rank, transport.size, policy, ask)
     except BadEvent:
         raise
@@ -237,12 +241,3 @@ def _only(tiles: TileGraph, taken: IntArray) -> TileGraph:
         dst_tile=number[tiles.dst_tile[inside]].astype(np.int32),
         joining=tiles.joining[inside],
     )
-
-
-def _read_edges(event: StoredEvent, tiles: IntArray, policy: EdgePolicy, owner: IntArray) -> LocalEdges:
-    """The local edges of a part, without those that leave its sector."""
-    edge_ids, src, dst = event.read_part_edges(tiles, policy)
-    kept = (owner[src] >= 0) & (owner[dst] >= 0)
-    if kept.all():
-        return LocalEdges(edge_ids, src, dst)
-    return LocalEdges(edge_ids[kept], src[kept], dst[kept])

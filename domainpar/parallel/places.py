@@ -9,7 +9,6 @@ import sys
 import sysconfig
 import threading
 import traceback
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import FrameType
@@ -47,7 +46,8 @@ def where(frame: FrameType | None = None) -> tuple[str, str]:
         theirs, as in our commands.
     """
     theirs: FrameType | None = None
-    for outer in reversed(list(_inside_out(frame or sys._getframe(1)))):  # the outermost call is the one they know
+    frames = [outer for outer, _ in traceback.walk_stack(frame or sys._getframe(1))]
+    for outer in reversed(frames):  # the outermost call is the one they know
         whose = _whose(outer.f_code.co_filename)
         if whose == "theirs":
             theirs = outer
@@ -103,9 +103,3 @@ def _place(frame: FrameType) -> str:
 def _shown(name: str) -> str:
     path, here = Path(name), Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
-
-
-def _inside_out(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back

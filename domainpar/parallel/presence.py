@@ -16,9 +16,8 @@ from types import TracebackType
 
 from domainpar import faults, timeouts
 from domainpar.agreement import Refused
-from domainpar.parallel.board import Life, Mark
+from domainpar.parallel.board import Life, Mark, SideChannel
 from domainpar.parallel.places import in_words, is_a_command, where
-from domainpar.parallel.side_channel import SideChannel
 from domainpar.parallel.transport import RankMissing, RanksFailed, Transport
 from domainpar.problems import Problem, Where, error_text, expected
 

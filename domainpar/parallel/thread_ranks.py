@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import torch
 
-from domainpar.parallel.side_channel import SideChannel
+from domainpar.parallel.board import SideChannel
 from domainpar.parallel.threads import Switchboard, ThreadTransport
 from domainpar.parallel.transport import RanksFailed
 from domainpar.parallel.world import World
@@ -47,7 +47,9 @@ def run_threads(
     results: list[Any] = [None] * num_ranks
     errors: list[BaseException] = []
 
-    core = _core_here() if num_ranks > 1 else None
+    core = None
+    if num_ranks > 1 and hasattr(os, "sched_setaffinity"):  # macOS cannot hold threads on a core
+        core = psutil.Process().cpu_num()
 
     def work(rank: int) -> None:
         torch.set_num_threads(1)
@@ -64,26 +66,16 @@ def run_threads(
     ranks = [threading.Thread(target=work, args=(rank,), daemon=True, name=f"rank {rank}") for rank in range(num_ranks)]
     for rank in ranks:
         rank.start()
+    give_up_at = time.monotonic() + timeout + 1.0  # the transports' own deadline says more
     try:
-        _join(ranks, timeout, switchboard)
-    finally:
+        for thread in ranks:
+            thread.join(min(max(0.0, give_up_at - time.monotonic()), threading.TIMEOUT_MAX))
+        if late := [thread.name for thread in ranks if thread.is_alive()]:
+            switchboard.fail("the time for this call is over")
+            raise TimeoutError(f"{', '.join(late)} still at work after {timeout:g} s")
+    finally:  # the setting is that of the process, which all ranks have changed
         torch.set_num_threads(num_threads)
     if errors:
         # Not what a rank raised because another one had failed.
         raise next((error for error in errors if not isinstance(error, RanksFailed)), errors[0])
     return results
-
-
-def _core_here() -> int | None:
-    """The core that this thread runs on; None where threads cannot be held on one, as on macOS."""
-    return psutil.Process().cpu_num() if hasattr(os, "sched_setaffinity") else None
-
-
-def _join(ranks: list[threading.Thread], timeout: float, switchboard: Switchboard) -> None:
-    give_up_at = time.monotonic() + timeout + 1.0  # the transports' own deadline says more
-    for rank in ranks:
-        rank.join(min(max(0.0, give_up_at - time.monotonic()), threading.TIMEOUT_MAX))
-    late = [rank.name for rank in ranks if rank.is_alive()]
-    if late:
-        switchboard.fail("the time for this call is over")
-        raise TimeoutError(f"{', '.join(late)} still at work after {timeout:g} s")

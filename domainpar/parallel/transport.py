@@ -16,7 +16,7 @@ from torch import Tensor
 
 from domainpar import faults
 from domainpar.agreement import name_ranks, strays
-from domainpar.parallel.board import Entry, describe, missing
+from domainpar.parallel.board import Entry, SideChannel, describe, missing
 from domainpar.parallel.places import in_words, where
 from domainpar.problems import Problem
 
@@ -29,16 +29,6 @@ MAX_MESSAGE_BYTES = 2**31 - 1
 CHECK_CALLS = "DOMAINPAR_CHECK_CALLS"
 """Environment variable: set to 1, ranks compare before every call which one they are in. Slow; for finding a rank that
 skips one, which would else wait for its deadline, or take another call's data for its own."""
-
-
-class Board(Protocol):
-    """Where it can be read what the ranks are doing."""
-
-    def read(self) -> list[Entry]:
-        """All entries, one a rank of the world; empty where the board cannot be reached."""
-
-    def frames_of(self, rank: int) -> str:
-        """Where the main thread of a rank is, as lines of a traceback; empty if it does not answer."""
 
 
 class Pending(Protocol):
@@ -120,7 +110,7 @@ class Transport(ABC):
         self.size = size
         self.deadline = deadline
         self.world_ranks = list(range(size)) if world_ranks is None else list(world_ranks)
-        self.board: Board | None = None
+        self.board: SideChannel | None = None
         self.doing = ""
         self.waiting_since: float | None = None
         self.waiting_in = ""

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -58,29 +59,22 @@ class Watcher(threading.Thread):
                     beat, next_beat = beat + 1, time.monotonic() + max(timeouts.BEAT, self._poll)
                     life = replace(self._look(beat), place=in_words(*where(self._frame())))
                     self._store.set(f"life/{self._rank}", life.text())
-                    self._answer()
+                    if self._store.check([f"wanted/{self._rank}"]) and not self._store.check([f"frames/{self._rank}"]):
+                        frame = self._frame()
+                        self._store.set(f"frames/{self._rank}", "" if frame is None else lines_of(frame, SHOWN_FRAMES))
                 failed = self._store.check(["failed"])
             except RuntimeError:
-                self._end_without_store()
+                # Whoever served the store ended without `close`: give this rank the time to end by itself, then end it.
+                if not self._stopped.wait(timeouts.ORPHAN):
+                    _end(f"rank 0, which serves the board, is gone; ending rank {self._rank}")
                 return
-            if failed:
+            if failed:  # the rank that serves the store ends last: the others must read of the failure first
                 time.sleep(timeouts.LINGER if self._serves else 0.0)
                 os._exit(1)
-
-    def _answer(self) -> None:
-        """Leave the frames that this rank's main thread is in, if somebody wants to know."""
-        if self._store.check([f"wanted/{self._rank}"]) and not self._store.check([f"frames/{self._rank}"]):
-            frame = self._frame()
-            self._store.set(f"frames/{self._rank}", "" if frame is None else lines_of(frame, SHOWN_FRAMES))
 
     def _frame(self) -> FrameType | None:
         """The innermost frame of the main thread."""
         return sys._current_frames().get(self._watched or 0)
-
-    def _end_without_store(self) -> None:
-        """Whoever served the store ended without `close`: give this rank the time to end by itself, then end it."""
-        if not self._stopped.wait(timeouts.ORPHAN):
-            _end(f"rank 0, which serves the board, is gone; ending rank {self._rank}")
 
     def stop(self) -> None:
         """Stop looking, before the store goes away."""
@@ -89,6 +83,7 @@ class Watcher(threading.Thread):
 
 
 def _end(why: str) -> None:
+    # Not sys.exit, which ends this thread alone; and no cleaning up, which could wait for ranks that are gone.
     os.write(2, f"domainpar: error: {why}\n".encode())
     os._exit(1)
 
@@ -100,28 +95,17 @@ def _launchers(kind: Kind) -> list[psutil.Process]:
     """
     if kind in ("none", "environment"):
         return []
-    try:
-        parents = psutil.Process().parents()
-    except psutil.Error:
-        return []
-    above = []
-    for process in parents[1:]:
-        if not _is_launcher(process):
-            break
-        above.append(process)
-    return parents[:1] + above
-
-
-def _is_launcher(process: psutil.Process) -> bool:
-    try:
-        return process.name().startswith(LAUNCHERS)
-    except psutil.Error:
-        return False
+    starters: list[psutil.Process] = []
+    with suppress(psutil.Error):  # one that ends meanwhile, or belongs to somebody else, is not watched
+        for process in psutil.Process().parents():
+            if starters and not process.name().startswith(LAUNCHERS):
+                break
+            starters.append(process)
+    return starters
 
 
 def _lives(process: psutil.Process) -> bool:
     """Whether this very process runs; a zombie has ended."""
-    try:
+    with suppress(psutil.Error):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
+    return False

@@ -18,11 +18,12 @@ from torch import Tensor
 from domainpar import faults, timeouts
 from domainpar.agreement import Refused, agree, agree_on
 from domainpar.compiling import watch_compiling
+from domainpar.parallel.board import SideChannel
 from domainpar.parallel.digests import about_this_program
 from domainpar.parallel.launcher import cores_here, started_as_root
 from domainpar.parallel.meeting import NobodyServes, TransportName, checked_domain_size, meet, of_group
 from domainpar.parallel.presence import Presence, exit_code, fail, guard, write_error
-from domainpar.parallel.side_channel import SideChannel, share_store
+from domainpar.parallel.side_channel import share_store
 from domainpar.parallel.threads import Switchboard, ThreadTransport
 from domainpar.parallel.transport import Transport
 from domainpar.parallel.watcher import Watcher
