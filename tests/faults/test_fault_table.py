@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from domainpar.faults.points import ACTIONS, POINTS
-from domainpar.faults.switch import Fault
+from domainpar.faults import ACTIONS, POINTS, Fault
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")

@@ -8,9 +8,7 @@ import pytest
 import torch
 
 from domainpar import faults
-from domainpar.faults import switch
-from domainpar.faults.points import ACTIONS, POINTS
-from domainpar.faults.switch import Fault
+from domainpar.faults import ACTIONS, POINTS, Fault
 from domainpar.problems import Problem
 
 
@@ -28,7 +26,7 @@ def test_unset_or_meant_for_another_rank_every_place_gives_back_what_is_at_hand(
     rows = torch.ones(3)
     for rank, environ in ((0, {}), (1, {faults.SWITCH: "rank=0,at=loss,do=nan"})):
         faults.arm(rank, environ)
-        assert switch._armed is None
+        assert faults._armed is None
         assert faults.reach("loss", rows) is rows
         assert rows.tolist() == [1, 1, 1]
 

@@ -6,7 +6,7 @@ from random_store import write_random_store
 
 from domainpar import faults
 from domainpar.events.store import EventStore
-from domainpar.faults.points import POINTS
+from domainpar.faults import POINTS
 from domainpar.parallel.world import World
 from domainpar.testing import run_ranks
 from domainpar.training.sampler import samples_of

@@ -8,7 +8,7 @@ from random_store import write_random_store
 
 from domainpar.agreement import strays
 from domainpar.config import TrainConfig
-from domainpar.faults import switch
+from domainpar.faults import spoil_tensor
 from domainpar.parallel.digests import digest
 from domainpar.testing import run_ranks
 from domainpar.training.monitor.failure import StepFailed
@@ -24,7 +24,7 @@ def store(tmp_path_factory):
 
 
 def one_ulp(tensor):
-    switch._spoil("flip", tensor)
+    spoil_tensor(tensor, "flip")
 
 
 def nothing(trainer, world):
