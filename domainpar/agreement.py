@@ -109,25 +109,23 @@ def agree(ranks: Ranks, problem: BaseException | str | None) -> None:
     payload = ""
     if problem is not None:
         not_written = not isinstance(problem, str) and isinstance(expected(problem), NotWritten)
-        payload = json.dumps([told(problem), not_written], sort_keys=True)
+        payload = json.dumps([told(problem), not_written], sort_keys=True)  # sorted: equal problems are equal texts
     ranks_of: dict[str, list[int]] = {}
     for rank, text in enumerate(ranks.all_gather(payload.encode())):
         if text:
             ranks_of.setdefault(text.decode(), []).append(ranks.world_ranks[rank])
-    if ranks_of:
-        raise _refusal([(*json.loads(text), holders) for text, holders in ranks_of.items()], ranks.size)
-
-
-def _refusal(problems: Sequence[tuple[dict[str, Any], bool, list[int]]], size: int) -> Refused:
-    """One refusal for the problems of all ranks: the first in full, with what is wrong on others below it."""
+    if not ranks_of:
+        return
+    problems = [(*json.loads(text), holders) for text, holders in ranks_of.items()]
+    # The first in full, with what is wrong on others below it; no rank is named where all have the same problem.
     first, _, holders = problems[0]
     what = first["what"]
-    if len(problems) > 1 or 1 < len(holders) < size:
-        what = "\n".join(f"{name_ranks(ranks)}: {problem['what']}" for problem, _, ranks in problems)
-    return Refused(
+    if len(problems) > 1 or 1 < len(holders) < ranks.size:
+        what = "\n".join(f"{name_ranks(holders)}: {problem['what']}" for problem, _, holders in problems)
+    raise Refused(
         **{**first, "what": what},
-        ranks=sorted(rank for _, _, ranks in problems for rank in ranks),
-        size=size,
+        ranks=sorted(rank for _, _, holders in problems for rank in holders),
+        size=ranks.size,
         first=Problem(**first),
         not_written=any(not_written for _, not_written, _ in problems),
     )

@@ -77,17 +77,15 @@ class Where:
     phase: str | None = None
 
     def __str__(self) -> str:
-        rank = "" if self.rank is None else f"rank {self.rank}/{self.size}"
-        host = "" if self.host is None else f"host {self.host}"
-        step = "" if self.step is None else f"step {self.step}"
-        phase = "" if self.phase is None else f"phase {self.phase}"
-        parts = [
-            "" if self.event is None else f"event {self.event}",
-            f"{rank} {host}".strip(),
-            "" if self.file is None else f"file {self.file}",
-            f"{step} {phase}".strip(),
-        ]
-        return "".join(f" | {part}" for part in parts if part)
+        rank = None if self.rank is None else f"{self.rank}/{self.size}"
+        parts = (
+            {"event": self.event},
+            {"rank": rank, "host": self.host},
+            {"file": self.file},
+            {"step": self.step, "phase": self.phase},
+        )
+        words = (" ".join(f"{name} {value}" for name, value in part.items() if value is not None) for part in parts)
+        return "".join(f" | {part}" for part in words if part)
 
 
 def error_text(what: str, where: Where | None = None, hint: str = "") -> str:

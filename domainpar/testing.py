@@ -126,21 +126,18 @@ def _collect(ranks: Sequence[BaseProcess], readers: Sequence[Connection], timeou
         if not ready:
             late = [str(rank) for rank in range(len(ranks)) if rank not in results]
             raise TimeoutError(f"rank {', '.join(late)} still at work after {timeout:g} s")
-        for reader in ready:
-            rank = readers.index(reader)
-            results[rank] = _result_of(rank, ranks[rank], readers[rank])
+        for rank, reader in enumerate(readers):
+            if reader not in ready:
+                continue
+            try:
+                succeeded, content = reader.recv()
+            except EOFError:
+                ranks[rank].join(1.0)  # its end of the pipe is closed a moment before the exit code is there
+                raise RuntimeError(f"rank {rank} ended without a result, exit code {ranks[rank].exitcode}") from None
+            if not succeeded:
+                raise RuntimeError(f"rank {rank} failed:\n{content}")
+            results[rank] = pickle.loads(content)
     return [results[rank] for rank in range(len(ranks))]
-
-
-def _result_of(rank: int, process: BaseProcess, reader: Connection) -> Any:
-    try:
-        succeeded, content = reader.recv()
-    except EOFError:
-        process.join(1.0)
-        raise RuntimeError(f"rank {rank} ended without a result, exit code {process.exitcode}") from None
-    if not succeeded:
-        raise RuntimeError(f"rank {rank} failed:\n{content}")
-    return pickle.loads(content)
 
 
 def _run_mpi(call: bytes, num_ranks: int, timeout: float) -> list[Any]:
