@@ -20,7 +20,7 @@ from domainpar.nn.noise import Noise, keeps
 from domainpar.parallel.halo import Spread
 from domainpar.parallel.local import EdgesAtNodes, EdgeTile, LocalGraph
 
-BATCH_ROWS = 2**18
+BATCH_ROWS = 2**18  # enough to fill a GPU, and few beside the edges of an event: activations of one batch are held
 
 
 def _through(mlp: MLP, product: Tensor, products: torch.dtype | None, noise: Noise | None, which: slice) -> Tensor:
@@ -36,6 +36,7 @@ def _through(mlp: MLP, product: Tensor, products: torch.dtype | None, noise: Noi
     rows = product
     for position, (linear, norm) in enumerate(mlp.layers):
         if position:
+            # A plain output has no norm after it, and keeps the parameters' type: losses are made of it.
             kind = products if norm is not None and products is not None else linear.weight.dtype
             rows = F.linear(rows.to(kind), linear.weight.to(kind)).to(linear.weight.dtype)
         rows = rows + linear.bias
@@ -66,6 +67,7 @@ class NodeBatches(NodeCall):
         of_tables = [torch.empty_like(table) for table in self.tables]
         parameters = list(self.mlp.parameters())
         for rows in _in_batches(self.nodes.count):
+            # Forward kept no activations: they are computed again, batch by batch, with autograd looking on.
             operands = [table[rows].detach().requires_grad_() for table in self.tables]
             with torch.enable_grad():
                 out = self._rows(operands, rows)
@@ -125,7 +127,7 @@ class EdgeBatches(EdgeCall):
                 out = _through(self.mlp, at_edges + self._product(operand), self.products, self.noise, rows)
             of_operand[rows], of_at_edges, *partials = _back(out, gradient, [operand, at_edges, *parameters])
             of_products[rows] = of_at_edges[:, :width]
-            if owned:
+            if owned:  # of a foreign tile its owner gives them
                 give(parameters, partials)
 
         self._each(compute, of_sums)
@@ -160,6 +162,7 @@ def _runs(tiles: Sequence[EdgeTile]) -> Iterator[tuple[slice, bool]]:
     """Batches of the edges of some tiles, owned ones apart from foreign ones: rows, and whether they are owned."""
     position = 0
     while position < len(tiles):
+        # Tiles whose edges follow each other, as far as they are alike: foreign ones give no gradients of weights.
         start, owned = tiles[position].edges.start, tiles[position].owned
         stop = start
         while position < len(tiles) and (tiles[position].edges.start, tiles[position].owned) == (stop, owned):
@@ -201,6 +204,7 @@ class _NodeProducts:
         """Gradient of the owned nodes' states, given that of their products, [num_owned, 2 out]."""
         assert self._call.nodes is not None
         first, _ = self._call.mlp.layers[0]
+        # One partial for all owned nodes, where CPUs give one a tile: it depends on the parts, to rounding.
         at_dst, at_src = (of_products.t() @ self._call.nodes.local[: self._call.graph.num_owned]).chunk(2)
         give([first.weight], [gradient_at_ends(first.weight, at_dst, at_src)])
         return of_products @ self._weight
@@ -219,5 +223,6 @@ def _sums_at_ends(rows: Tensor, graph: LocalGraph) -> Tensor:
 
 def _sum_at(edges: EdgesAtNodes, rows: Tensor) -> Tensor:
     if len(edges.first) == 0 or len(edges.edges) == 0:
-        return rows.new_zeros(len(edges.first), rows.shape[1])
+        return rows.new_zeros(len(edges.first), rows.shape[1])  # `embedding_bag` refuses to sum nothing
+    # Each bag is summed in the order of its edges; `index_add` would add by atomics, in any order.
     return F.embedding_bag(edges.edges, rows, edges.first, mode="sum")

@@ -30,6 +30,7 @@ class GradientSink:
         _check_all_in_stages(model)
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         sizes = [parameter.numel() for parameter in self._parameters]
+        # By identity: torch compares tensors number by number. Models keep their parameters for as long as they live.
         self._start = {id(p): sum(sizes[:i]) for i, p in enumerate(self._parameters)}
         device = self._parameters[0].device if self._parameters else "cpu"
         self._sums = IntegerSums(sum(sizes), device)
@@ -42,13 +43,14 @@ class GradientSink:
         """A tile's gradients are added as one piece, so a stage's parameters have to follow each other."""
         parameters = stage.trainable()
         starts = [self._start[id(parameter)] for parameter in parameters]
-        if any(start + one.numel() != after for one, start, after in zip(parameters, starts, starts[1:])):
+        if any(start + own.numel() != after for own, start, after in zip(parameters, starts, starts[1:])):
             raise ValueError(
                 f"stage {name} shares some of its parameters with another one; share a whole stage or MLP, or nothing."
             )
 
     def add(self, parameters: Sequence[nn.Parameter], partials: Sequence[Tensor]) -> None:
         """Add one tile's gradient of some parameters that lie one behind the other in the model's order."""
+        # In one piece: each call takes a lock, and threads of this rank give at the same time.
         self._sums.add(torch.cat([partial.flatten() for partial in partials]), self._start[id(parameters[0])])
 
     def reduce(self, transport: Transport) -> int:
@@ -62,8 +64,8 @@ class GradientSink:
         for parameter in self._parameters:
             start = self._start[id(parameter)]
             gradient = total[start : start + parameter.numel()].view_as(parameter)
-            parameter.grad = gradient.to(parameter.dtype)
-        rejected = self.rejected
+            parameter.grad = gradient.to(parameter.dtype)  # rounded once, from the exact sum
+        rejected = self.rejected  # clearing sets it to 0
         self._sums.clear()
         return rejected
 

@@ -110,7 +110,7 @@ class InteractionNetwork(EdgeClassifier):
         self.head = EdgeStage(of_head, products)
         edge_item_bytes = None if products is None else products.itemsize
         self.size = ModelSize(hidden, graph_iters, dtype.itemsize, edge_item_bytes, recompute_every)
-        self.to(dtype)
+        self.to(dtype)  # drawn in torch's default type before: networks of a seed begin alike in any type
 
     @property
     def layers(self) -> nn.Module:
@@ -156,6 +156,7 @@ class InteractionNetwork(EdgeClassifier):
 
     def _encode(self, graph: LocalGraph, halo: CompleteHalo, key: int | None) -> Spread:
         """First states of nodes; those of ghosts are made here, of their raw features, rather than fetched."""
+        # Raw features of ghosts are read with the part, and rows do not depend on each other: the bits of their owners.
         owned, ghosts = graph.features[: graph.num_owned], graph.features[graph.num_owned :]
         return halo.join(self.node_encoder([owned], graph, key), self.node_encoder.of_ghosts([ghosts], graph, key))
 
@@ -163,12 +164,6 @@ class InteractionNetwork(EdgeClassifier):
         count = len(self.edge_stages)
         length = self.recompute_every or count
         return [range(first, min(first + length, count)) for first in range(0, count, length)]
-
-    def _segment(self, iterations: range, states: States, graph: LocalGraph, halo: CompleteHalo, of: _Keys) -> States:
-        """Some iterations; all but the last ones are computed again in backward, if so asked."""
-        run = partial(self._iterate, iterations, states, graph, of)
-        is_last = iterations.stop == len(self.edge_stages)  # its backward follows at once: keeping it costs no memory
-        return run(halo) if is_last or not torch.is_grad_enabled() else recomputed(run, halo)
 
     def _iterate(self, iterations: range, states: States, graph: LocalGraph, of: _Keys, halo: Spreads) -> States:
         nodes, edges, sums = states
@@ -204,5 +199,5 @@ class States(NamedTuple):
 def _per_iteration(make: Callable[[], nn.Module], count: int, shared: bool) -> nn.ModuleList:
     """`count` modules, or one module `count` times."""
     if shared and count:
-        return nn.ModuleList([make()] * count)
+        return nn.ModuleList([make()] * count)  # the same module each time, so one set of weights
     return nn.ModuleList(make() for _ in range(count))

@@ -22,6 +22,7 @@ from domainpar.plan import IntArray
 
 def key_of(*parts: int | str) -> int:
     """A key of 63 bits from what tells one use of random numbers from all others."""
+    # With their types: the number 1 and the text "1" name different uses.
     text = "\0".join(f"{type(part).__name__} {part}" for part in parts)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1  # fits a signed integer
 
@@ -53,7 +54,7 @@ class Noise:
 
     def of_layer(self, layer: int, dtype: np.dtype[Any]) -> Drop:
         """For the results of one layer, in the type that norms are computed in."""
-        threshold = min(round(self.rate * 2**32), 2**32 - 1)
+        threshold = min(round(self.rate * 2**32), 2**32 - 1)  # 32 bits hold no 2**32, to which a rate may round
         scale = dtype.type(1.0 / (1.0 - self.rate))
         return Drop(self.ids, np.uint64(key_of(self.key, layer)), np.uint32(threshold), scale)
 
@@ -90,6 +91,7 @@ def dropout_mask(ids: Tensor, key: int, width: int, rate: float, like: Tensor) -
     """
     threshold = min(round(rate * 2**32), 2**32 - 1)
     if like.device.type == "cpu" and like.dtype in (torch.float32, torch.float64):
+        # The numbers of the last line, without tables of 64-bit integers on the way.
         mask = torch.empty(len(ids), width, dtype=like.dtype)
         out = mask.numpy()
         keys = row_keys(np.uint64(key), ids.numpy().astype(np.uint64))
@@ -107,10 +109,12 @@ def _bits(ids: IntArray, key: int, width: int, device: torch.device | str) -> Te
     keys = row_keys(np.uint64(key), ids.astype(np.uint64))
     low, high = (_lower_half(half).to(device)[:, None] for half in (keys, keys >> np.uint64(32)))
     columns = torch.arange(width, device=device)[None]
+    # `+` binds before `&`: the sum is cut to 32 bits. The halves enter apart, for one mixing holds 32 bits only.
     return _scramble(_scramble(columns * 0x9E3779B9 + low & 0xFFFFFFFF) ^ high)
 
 
 def _lower_half(keys: Any) -> Tensor:
+    # In int64: torch computes with no unsigned 32 bits.
     return torch.from_numpy((keys & np.uint64(0xFFFFFFFF)).astype(np.int64))
 
 
@@ -123,6 +127,7 @@ def row_keys(key: Any, ids: Any) -> Any:
         key: uint64.
         ids: Global ids, uint64.
     """
+    # uint64 wraps around in numpy and in kernels alike, as splitmix64 wants.
     state = key + ids * np.uint64(0x9E3779B97F4A7C15)
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -131,6 +136,7 @@ def row_keys(key: Any, ids: Any) -> Any:
 
 def _scramble(bits: Tensor) -> Tensor:
     """A one-to-one mixing of 32 bits, held in int64."""
+    # A product may be too large for int64 and wrap around: the 32 bits that are kept of it are the same.
     bits = (bits ^ bits >> 16) * 0x7FEB352D & 0xFFFFFFFF
     bits = (bits ^ bits >> 15) * 0x846CA68B & 0xFFFFFFFF
     return bits ^ bits >> 16
@@ -157,6 +163,7 @@ def _write_mask(row_keys: Any, threshold: Any, scale: Any, out: Any) -> None:
     for row in range(len(row_keys)):
         low, high = np.uint32(row_keys[row] & np.uint64(0xFFFFFFFF)), np.uint32(row_keys[row] >> np.uint64(32))
         for column in range(out.shape[1]):
+            # Cut to 32 bits at every step: numba would go on in 64.
             start = np.uint32(np.uint32(column) * np.uint32(0x9E3779B9) + low)
             bits = _scrambled(np.uint32(_scrambled(start) ^ high))
             out[row, column] = scale if bits >= threshold else 0.0

@@ -42,13 +42,14 @@ def rows_are_independent(model: nn.Module, transport: Transport) -> str | None:
     """
     digest = hashlib.sha256()
     problem = ""
+    # Layers of the same shapes run the same machine code: one of them is tried.
     for case in {case.shapes: case for case in _cases(model)}.values():
         for trial in case.trials():
             whole = trial.run(trial.tables, slice(0, SAMPLE_ROWS))
             digest.update(b"".join(part.contiguous().view(torch.uint8).numpy().tobytes() for part in whole))
             problem = problem or _compare_subsets(trial, whole)
     reports = [text.decode() for text in transport.all_gather(f"{digest.hexdigest()} {problem}".encode())]
-    problems = sorted({text[65:] for text in reports} - {""})
+    problems = sorted({text[65:] for text in reports} - {""})  # behind the 64 digits of the hash and a blank
     if problems:
         return problems[0]
     if len(set(reports)) > 1:
@@ -70,9 +71,11 @@ def _compare_subsets(trial: _Trial, whole: _Results) -> str:
     for size in SUBSETS:
         chosen = torch.randperm(SAMPLE_ROWS, generator=generator)[:size]
         rows = slice(FIRST_OF_SUBSET, FIRST_OF_SUBSET + size)
+        # The chosen rows lie elsewhere, beside other neighbours and in a block of another size: their bits must stay.
         moved = [table.clone() for table in trial.tables]
         for there, here in zip(moved, trial.tables):
             there[rows] = here[chosen]
+        # Gradients of weights, the third result, are sums over all rows: they are in the hash that ranks compare.
         for direction, ours, theirs in zip(("forward", "backward"), trial.run(moved, rows), whole):
             if not torch.equal(ours, theirs[chosen]):
                 return (
@@ -165,11 +168,12 @@ def _block(
     folded: Folded, scratch: Scratch, at_nodes: Tensor, of_sums: Tensor, tables: Sequence[Tensor], rows: slice
 ) -> _Results:
     """Forward and backward through a block of edges, or of nodes."""
-    *given, src, dst, upstream = tables
+    *operand_tables, src, dst, upstream = tables
     count, nowhere = rows.stop - rows.start, no_sums(folded.norms[0])
+    # Sums at ends are left out: they run over the rows of a block, and are not to be the same for fewer of them.
     ends = Ends(src.numpy(), dst.numpy(), pair=np.full(SAMPLE_ROWS, -1), num_owned=0)
     edges = Edges(rows.start, ends, as_table(at_nodes))
-    operands = [Rows(as_table(table), rows.start) for table in given]
+    operands = [Rows(as_table(table), rows.start) for table in operand_tables]
 
     out = torch.empty_like(upstream)
     activations = blocks.forward(folded, operands, count, edges, scratch)

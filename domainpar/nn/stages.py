@@ -165,4 +165,5 @@ class _OnEdges(torch.autograd.Function):
         of_sums = ctx.halo.spread(grads[1]) if step.sums else None
         nodes = Spread(ctx.halo, local[0][: step.graph.num_owned], local[0]) if local else None
         of_owned, of_edges = step.on(nodes, edges).backward(grads[0], of_sums, step.stage.give)
+        # None for step and nodes, which are no tensors, and for parameters, whose gradients the stage's sink has.
         return None, None, of_owned, of_edges, *[None] * ctx.num_parameters
