@@ -125,13 +125,13 @@ class MutedTransport:
             neighbours = sum(bool(sent or received) for sent, received in zip(send_counts, receive_counts))
             self.traffic.exchanges.append((neighbours, max(send.nbytes, receive.nbytes)))
             self.bytes_sent += send.nbytes
-        return _Arrived()
+        return _Arrived(receive)
 
     def start_all_reduce(self, values: Tensor) -> Pending:
         if not self.muted:
             return self._transport.start_all_reduce(values)
         self.all_reduce(values)
-        return _Arrived()
+        return _Arrived(values)
 
     def all_reduce(self, values: Tensor, *op: Any, **ops: Any) -> None:
         if not self.muted:
@@ -156,9 +156,12 @@ class MutedTransport:
 class _Arrived:
     """An exchange that is over before it began."""
 
+    rows: Tensor
+
     def progress(self) -> None: ...
 
-    def finish(self) -> None: ...
+    def finish(self) -> Tensor:
+        return self.rows
 
 
 # --- one at a time ---------------------------------------------------------------------------------------------------

@@ -149,6 +149,7 @@ def agree_on(ranks: Ranks, values: Mapping[str, str], hint: str = "start all ran
 def difference(ranks: Ranks, values: Mapping[str, str], hint: str) -> Problem | None:
     """The first of the named values in which ranks differ, as a problem that all of them know; None if in none."""
     everyone = gather(ranks, dict(values))
+    # By order of mention, rank 0's names first: every rank comes to the same first difference.
     for name in dict.fromkeys(name for theirs in everyone for name in theirs):
         held = [theirs.get(name, "missing") for theirs in everyone]
         if odd := strays(held):
@@ -196,6 +197,7 @@ def on_root(ranks: Ranks, make: Callable[[], T]) -> T:
 def strays(held: Sequence[Any]) -> list[int]:
     """Ranks that hold something else than most do; without a majority, something else than rank 0 does."""
     (commonest, count), *_ = Counter(held).most_common()
+    # Without a majority nobody knows who is right: rank 0, which speaks for all, is taken for it.
     most = commonest if 2 * count > len(held) else held[0]
     return [rank for rank, value in enumerate(held) if value != most]
 

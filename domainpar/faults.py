@@ -157,6 +157,7 @@ def arm(rank: int, environ: Mapping[str, str] = os.environ) -> None:
     global _armed
     text = environ.get(SWITCH)
     fault = Fault.parse(text) if text else None
+    # Parsed first, on all ranks: what cannot be understood is refused by all alike.
     _armed = fault if fault is not None and fault.rank == rank else None
 
 
@@ -183,6 +184,7 @@ def reach(point: str, at_hand: T = None) -> T:  # type: ignore[assignment]
 
 
 def _happen(fault: Fault, at_hand: Any) -> Any:
+    # Written before it happens, past all buffers: a test measures the time from here to the end of the last rank.
     line = f"domainpar: fault on purpose: rank {fault.rank} does {fault.do} at {fault.at}, time {time.time():.3f}\n"
     os.write(2, line.encode())
     if fault.do in OF_PLANS:

@@ -152,6 +152,7 @@ def select_edges(edge_index: IntArray, owner: IntArray, part: int, policy: EdgeP
     local = owner_of_dst == part
     if policy == "incident":
         local |= owner_of_src == part
+    # Neither end may be a node that is not taken at all, as outside of a sector.
     local &= (owner_of_src >= 0) & (owner_of_dst >= 0)
     edge_ids = np.flatnonzero(local)
     return LocalEdges(edge_ids, edge_index[0, edge_ids], edge_index[1, edge_ids])
@@ -173,11 +174,13 @@ class _Draft:
     def of(cls, edges: LocalEdges, owner: IntArray, part: int, num_parts: int) -> _Draft:
         """Number the local nodes of a part: owned ones ascending, then ghosts by owner."""
         owned_ids = np.flatnonzero(owner == part)
+        # Found by a mask of all nodes: ids of edges' ends, most of them several times there, need not be sorted.
         touched = np.zeros(len(owner), dtype=bool)
         touched[edges.src] = True
         touched[edges.dst] = True
         touched[owned_ids] = False
         ghost_ids = np.flatnonzero(touched)
+        # Stable: those of one owner stay ascending, as the owner will send them.
         ghost_ids = ghost_ids[np.argsort(owner[ghost_ids], kind="stable")]
         row_of = np.full(len(owner), -1, dtype=np.int64)
         row_of[owned_ids] = np.arange(len(owned_ids))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+# What a user can mend, by its number: on one hand more room, on the other hand a different place.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_PLACE = (
     errno.EROFS, errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG,
@@ -33,6 +34,7 @@ class Problem(ValueError):
         super().__init__(what)
 
     def __str__(self) -> str:
+        # Also for whoever catches it as a ValueError and prints it: nothing of it is lost.
         line = self.what + str(Where(event=self.event, file=self.file))
         return f"{line}\nhint: {self.hint}" if self.hint else line
 

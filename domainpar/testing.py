@@ -87,13 +87,13 @@ def _run_gloo(call: bytes, num_ranks: int, timeout: float) -> list[Any]:
         ]
         for rank, (_, writer) in zip(ranks, pipes, strict=True):
             rank.start()
-            writer.close()
+            writer.close()  # this process's copy: else the end of a rank that dies would not be noticed
         try:
             results = _collect(ranks, [reader for reader, _ in pipes], timeout)
             for rank in ranks:
                 rank.join(timeouts.RANKS_LEAVING)
             return results
-        finally:
+        finally:  # also those that hang after their result
             for rank in ranks:
                 rank.kill()
                 rank.join()

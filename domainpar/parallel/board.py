@@ -6,9 +6,9 @@ import json
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
 from domainpar import timeouts
 
@@ -18,22 +18,7 @@ if TYPE_CHECKING:
 Answer = TypeVar("Answer")
 
 
-@dataclass(frozen=True)
-class _Line:
-    """A line of the board."""
-
-    def text(self) -> str:
-        """The values as a line of JSON."""
-        return json.dumps(astuple(self))
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Parse the output of `text`."""
-        return cls(*json.loads(text))
-
-
-@dataclass(frozen=True)
-class Mark(_Line):
+class Mark(NamedTuple):
     """The last words of a rank on what it was about to do.
 
     Attributes:
@@ -50,11 +35,11 @@ class Mark(_Line):
 
     def __str__(self) -> str:
         of = "" if self.event is None else f" of event {self.event}"
+        # Not below 0: the clock of that host may be ahead of this one's.
         return f"step {self.step}, {self.phase}{of}, {max(0.0, time.time() - self.posted):.1f} s ago"
 
 
-@dataclass(frozen=True)
-class Life(_Line):
+class Life(NamedTuple):
     """A rank as its watcher sees it, whatever the rank itself is doing.
 
     Attributes:
@@ -92,17 +77,15 @@ class Entry:
 
     def __str__(self) -> str:
         host = f" on {self.host}" if self.host else ""
-        return f"rank {self.rank}{host}: {self.mark or 'no mark yet'}{self._state()}"
-
-    def _state(self) -> str:
+        seen = f"rank {self.rank}{host}: {self.mark or 'no mark yet'}"
         if self.alive is False:
-            return "; no sign of life: ended, stopped, cut off, or deep in compiled code"
-        if self.life is None:
-            return ""
+            return f"{seen}; no sign of life: ended, stopped, cut off, or deep in compiled code"
+        if self.life is None:  # nobody watches threads
+            return seen
         at = f", at {self.life.place}" if self.life.place else ""
         if self.life.waiting is None:
-            return f"; not waiting for others{at}"
-        return f"; waiting for others in {self.life.doing}, {self.life.waiting:.1f} s{at}"
+            return f"{seen}; not waiting for others{at}"
+        return f"{seen}; waiting for others in {self.life.doing}, {self.life.waiting:.1f} s{at}"
 
 
 def missing(entries: Sequence[Entry]) -> list[Entry]:
@@ -114,9 +97,11 @@ def missing(entries: Sequence[Entry]) -> list[Entry]:
     if dead:
         return dead
     lives = [(entry, entry.life) for entry in entries if entry.life is not None]
+    # Whoever has waited for a moment only has just come: the others waited for it.
     busy = [entry for entry, life in lives if life.waiting is None or life.waiting < timeouts.PATIENCE]
     if busy or not lives:
         return busy if len(busy) < len(entries) else []
+    # All wait: whoever has begun fewer calls than the others has not come to the one that they are in.
     least = min(life.calls for _, life in lives)
     behind = [entry for entry, life in lives if life.calls == least]
     return behind if len(behind) < len(lives) else []
@@ -168,7 +153,8 @@ class SideChannel:
 
     def post(self, rank: int, mark: Mark) -> None:
         """Replace the mark of a rank."""
-        self._unless_lost(lambda: self.store.set(f"mark/{rank}", mark.text()), None)
+        # In this thread, which a store that is gone may hold up: a thread for every phase would cost more than a mark.
+        self._unless_lost(lambda: self.store.set(f"mark/{rank}", json.dumps(mark)), None)
 
     def read(self) -> list[Entry]:
         """State of every rank; empty where the store cannot be reached. Takes a second or two."""
@@ -186,12 +172,12 @@ class SideChannel:
         for rank, life_before in enumerate(before):
             mark, life = self._get(f"mark/{rank}"), self._life(rank)
             alive = None if life is None else life_before is None or life.beat != life_before.beat
-            entries.append(Entry(rank, self.hosts[rank], Mark.parse(mark) if mark else None, life, alive))
+            entries.append(Entry(rank, self.hosts[rank], Mark(*json.loads(mark)) if mark else None, life, alive))
         return entries
 
     def _life(self, rank: int) -> Life | None:
         text = self._get(f"life/{rank}")
-        return Life.parse(text) if text else None
+        return Life(*json.loads(text)) if text else None
 
     def _ask_for_frames(self, rank: int) -> str:
         self.store.set(f"wanted/{rank}", "yes")
@@ -209,7 +195,7 @@ class SideChannel:
     def announce_failure(self) -> None:
         """Let the `Watcher` of all other ranks end their processes."""
         self._in_time(lambda: self.store.set("failed", "yes"), None)
-        if self.serves:
+        if self.serves:  # the store goes with this process
             time.sleep(timeouts.LINGER)
 
     def meet(self, deadline: float, hopeless: Callable[[Sequence[Life | None]], bool]) -> bool:
@@ -240,7 +226,7 @@ class SideChannel:
             self._unless_lost(partial(self._all_in, "left", deadline, lambda lives: False), True)
         else:
             self._unless_lost(lambda: self.store.add("left", 1), 0)
-        self._lost = True
+        self._lost = True  # it may go at any moment: nothing is asked of it any more
 
     def _all_in(self, counter: str, seconds: float, hopeless: Callable[[Sequence[Life | None]], bool]) -> bool:
         """Count this rank in, and wait until all are."""
@@ -263,6 +249,7 @@ class SideChannel:
     def _in_time(self, ask: Callable[[], Answer], otherwise: Answer) -> Answer:
         """Ask the store from a thread of its own: one that lies on a stopped machine never answers."""
         answers: list[Answer] = []
+        # A daemon, so that it does not keep alive a process that has given up on it.
         asking = threading.Thread(target=lambda: answers.append(self._unless_lost(ask, otherwise)), daemon=True)
         asking.start()
         asking.join(timeouts.BOARD)

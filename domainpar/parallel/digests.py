@@ -67,6 +67,7 @@ def code_digest() -> str:
     """Hash of the source files of `domainpar` and `partitioners`, as far as they are files here."""
     digest = hashlib.sha256()
     package = Path(__file__).parents[1]
+    # Without compiled files and data: what is imported decides results.
     for folder in (package, package.parent / "partitioners"):
         for path in sorted(folder.rglob("*.py")):
             digest.update(str(path.relative_to(folder)).encode() + path.read_bytes())

@@ -23,22 +23,6 @@ from domainpar.parallel.transport import Pending, Transport
 from domainpar.plan import Ask, IntArray, PartitionPlan
 
 
-class PendingRows:
-    """Rows on their way. `finish` waits for them and returns them; call it exactly once."""
-
-    def __init__(self, pending: Pending, received: Tensor) -> None:
-        self._pending, self._received = pending, received
-
-    def progress(self) -> None:
-        """Move rows that are under way; waits for nothing."""
-        self._pending.progress()
-
-    def finish(self) -> Tensor:
-        """Wait for the rows. Raises `RuntimeError` when the transport's deadline passes."""
-        self._pending.finish()
-        return self._received
-
-
 class Spread:
     """Rows of owned nodes that are on their way to their ghosts.
 
@@ -48,7 +32,7 @@ class Spread:
         local: Owned rows, then ghosts', [num_local, width]; those of ghosts mean nothing before `finish`.
     """
 
-    def __init__(self, halo: CompleteHalo, owned: Tensor, local: Tensor, pending: PendingRows | None = None) -> None:
+    def __init__(self, halo: CompleteHalo, owned: Tensor, local: Tensor, pending: Pending | None = None) -> None:
         self.halo, self.owned, self.local = halo, owned, local
         self._pending = pending
 
@@ -91,14 +75,13 @@ class Halo:
         self._recv_counts = plan.recv_counts.tolist()
         _check_plans_agree(plan, transport)
 
-    def start_fill(self, owned: Tensor, ghosts: Tensor | None = None) -> PendingRows:
-        """Start `fill_ghosts`; `ghosts` [num_ghosts, width], if given, is the memory to receive into."""
+    def start_fill(self, owned: Tensor, ghosts: Tensor | None = None) -> Pending:
+        """Start `fill_ghosts`; `finish` returns the rows. `ghosts` [num_ghosts, width], if given, is where they go."""
         self._check_owned(owned)
-        packed = owned.index_select(0, self._send_rows)
+        packed = owned.index_select(0, self._send_rows)  # a copy: `owned` may change before `finish`
         if ghosts is None:
             ghosts = owned.new_empty(self.plan.num_ghosts, *owned.shape[1:])
-        pending = self.transport.start(packed, self._send_counts, ghosts, self._recv_counts)
-        return PendingRows(pending, ghosts)
+        return self.transport.start(packed, self._send_counts, ghosts, self._recv_counts)
 
     def _check_owned(self, rows: Tensor) -> None:
         if len(rows) != self.plan.num_owned:
@@ -119,7 +102,7 @@ class Halo:
         """
         return self.start_fill(owned, ghosts).finish()
 
-    def start_sum(self, ghosts: Tensor) -> PendingRows:
+    def start_sum(self, ghosts: Tensor) -> Pending:
         """Start `sum_to_owners`; `finish` returns the received rows, still to be added by `add_received`."""
         if len(ghosts) != self.plan.num_ghosts:
             raise ValueError(
@@ -128,8 +111,7 @@ class Halo:
             )
         ghosts = ghosts.contiguous()
         received = ghosts.new_empty(len(self._send_rows), *ghosts.shape[1:])
-        pending = self.transport.start(ghosts, self._recv_counts, received, self._send_counts)
-        return PendingRows(pending, received)
+        return self.transport.start(ghosts, self._recv_counts, received, self._send_counts)
 
     def sum_to_owners(self, ghosts: Tensor) -> Tensor:
         """Add every ghost's row to its owner's sum, the adjoint of `fill_ghosts`. *Collective*.
@@ -145,6 +127,7 @@ class Halo:
     def add_received(self, received: Tensor) -> Tensor:
         """Sum the rows that `start_sum` brought, [num_sent, width], into [num_owned, width]."""
         sums = received.new_zeros(self.plan.num_owned, *received.shape[1:])
+        # Rows lie by rank of their sender, and CPUs add them in that order.
         return sums.index_add_(0, self._send_rows, received)
 
 
@@ -182,7 +165,7 @@ class CompleteHalo(Halo):
         """A table of local rows with the owned ones filled in; those themselves if there is no ghost."""
         self._check_owned(owned)
         states = owned.detach()
-        if self.plan.num_ghosts == 0:
+        if self.plan.num_ghosts == 0:  # no tail to receive into, so no copy
             return states.contiguous()
         local = empty_table(self.plan.num_local, states.shape[1], states)
         local[: self.plan.num_owned] = states
@@ -249,6 +232,7 @@ def _check_plans_agree(plan: PartitionPlan, transport: Transport) -> None:
     sent = _fingerprints(plan.owned_ids[plan.send_rows], plan.send_counts)
     received = _fingerprints(plan.ghost_ids, plan.recv_counts)
     table = _counts_of_all(np.concatenate([sent, received]).ravel(), transport).reshape(transport.size, 2, -1, 2)
+    # Every rank looks at every pair, so that all raise the same error.
     for sender in range(transport.size):
         for receiver in range(transport.size):
             there, here = table[sender, 0, receiver], table[receiver, 1, sender]

@@ -139,14 +139,14 @@ class _SumsUnderWay:
     def progress(self) -> None:
         self._pending.progress()
 
-    def finish(self) -> None:
-        if self._done:
-            return
-        self._pending.finish()
-        self._done = True
-        with self._sums._lock:
-            self._sums._reducing = False
-            self._sums._carry()
+    def finish(self) -> Tensor:
+        limbs = self._pending.finish()
+        if not self._done:
+            self._done = True
+            with self._sums._lock:
+                self._sums._reducing = False
+                self._sums._carry()  # limbs of all ranks added up leave less room for more partials
+        return limbs
 
 
 def _add_tensors(partials: Tensor, limbs: Tensor, start: int) -> None:

@@ -142,6 +142,8 @@ class EdgesAtNodes(NamedTuple):
 
 def _edges_at_nodes(nodes: Tensor, num_owned: int) -> EdgesAtNodes:
     """Group edges by one of their ends, those at ghosts left out."""
+    # Stable: the edges of a node stay in global order (`docs/same_bits.md`, rule 2). Rows of ghosts are the largest:
+    # their edges come last, and are cut off.
     ordered = torch.sort(nodes, stable=True)
     count = int((nodes < num_owned).sum())
     first = torch.searchsorted(ordered.values, torch.arange(num_owned, device=nodes.device))
@@ -219,6 +221,7 @@ def find_tiles(plan: PartitionPlan, tiles: TileRanges, device: torch.device | st
     stops = np.cumsum(sizes)
     rows_of = {int(tile): slice(int(stop - size), int(stop)) for tile, size, stop in zip(owned, sizes, stops)}
     tile_of_edge = tiles.tile_of_edges(plan.edge_ids)
+    # Local edges are in global order, and so by tile: a tile's are one block.
     block_starts = np.flatnonzero(np.diff(tile_of_edge, prepend=-1))
     block_stops = np.append(block_starts[1:], plan.num_edges)
     pair_rows, pair_of_edge, pair_ptr = _pairs(plan, block_starts, block_stops)
@@ -229,6 +232,7 @@ def find_tiles(plan: PartitionPlan, tiles: TileRanges, device: torch.device | st
         pairs = slice(int(pair_ptr[block]), int(pair_ptr[block + 1]))
         has_ghosts = bool(at_ghost[start:stop].any())
         nodes = rows_of.get(tile, slice(0, 0))
+        # Of a foreign tile nothing is owned, so it has no rows of nodes.
         edge_tiles.append(EdgeTile(tile, tile in rows_of, slice(start, stop), nodes, pairs, has_ghosts))
     return Tiles(
         nodes=tuple(NodeTile(tile, rows) for tile, rows in rows_of.items() if rows.stop > rows.start),
@@ -243,6 +247,7 @@ def _pairs(plan: PartitionPlan, starts: IntArray, stops: IntArray) -> tuple[IntA
     block = np.repeat(np.arange(len(starts)), stops - starts)
     src = plan.edge_rows[0]
     with_owned_src = src < plan.num_owned
+    # One number a pair, ascending by tile, then by node. At least 1 to divide by: a part may own nothing.
     keys, inverse = np.unique(block[with_owned_src] * max(plan.num_owned, 1) + src[with_owned_src], return_inverse=True)
     pair_block, pair_rows = np.divmod(keys, max(plan.num_owned, 1))
     pair_of_edge = np.full(plan.num_edges, -1, dtype=np.int64)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
@@ -22,7 +21,6 @@ from domainpar.problems import Problem
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
-    from torch.distributed import ProcessGroup
 
 TransportName = Literal["auto", "mpi", "gloo", "nccl"]
 
@@ -55,18 +53,34 @@ def meet(
     if transport not in get_args(TransportName):
         raise ValueError(f"unknown --transport {transport!r}; known are {', '.join(get_args(TransportName))}.")
     launcher = launchers.detect()
-    faults.arm(launcher.rank)
+    faults.arm(launcher.rank)  # first of all: a fault can be asked for before the ranks meet
     faults.reach("init")
     own_device = choose_device(device, transport, launcher, share_gpu)
-    if launcher.size is not None:
+    if launcher.size is not None:  # refused before anybody waits for others
         checked_domain_size(domain_size, launcher.size)
     if launcher.kind == "none":
         return ThreadTransport(Switchboard(1), 0), own_device, SideChannel.of_threads(1)
     comm = join_mpi(transport, launcher)
     name = choose_transport(transport, own_device, has_mpi=comm is not None)
-    if comm is not None:
-        return _with_mpi(name, own_device, domain_size, timeout, comm)
-    return _without_mpi(name, own_device, timeout, join_seconds, launcher)
+    marks: SideChannel | None
+    if comm is None:
+        rank, towards = launcher.rank, launchers.address(launcher)
+        marks = _meet_at(*towards, launcher, join_seconds)
+    else:
+        from domainpar.parallel.mpi import MpiTransport
+
+        by_mpi = MpiTransport(comm.Dup(), timeout)  # a communicator of our own: no message of the program meets ours
+        checked_domain_size(domain_size, by_mpi.size)
+        marks = side_channel.share_store(by_mpi)
+        if name == "mpi":
+            return by_mpi, own_device, marks
+        if marks is None:
+            raise Refused(
+                "not all ranks can open a connection to the host of rank 0; gloo and NCCL need one",
+                "check names and firewalls between the hosts, or take --transport mpi",
+            )
+        rank, towards = by_mpi.rank, (marks.hosts[0], 1)
+    return _of_store(name, own_device, timeout, marks, rank, towards), own_device, marks
 
 
 LARGEST_DEFAULT_DOMAIN = 8
@@ -141,7 +155,7 @@ def join_mpi(transport: TransportName, launcher: Launcher) -> Any | None:
             hint = by_srun if launcher.kind == "srun" else "use mpiexec, or --transport gloo"
             raise Refused(f"{launcher.command} does not start MPI processes", hint)
         return None
-    if transport in ("gloo", "nccl") and "MASTER_ADDR" in os.environ:
+    if transport in ("gloo", "nccl") and "MASTER_ADDR" in os.environ:  # the user has said where to meet without MPI
         return None
     try:
         return _mpi_world(launcher)
@@ -184,28 +198,12 @@ def _mpi_world(launcher: Launcher) -> Any:
     return comm
 
 
-def _with_mpi(name: str, device: torch.device, domain_size: int | None, timeout: float, comm: Any) -> Meeting:
-    from domainpar.parallel.mpi import MpiTransport
-
-    by_mpi = MpiTransport(comm.Dup(), timeout)
-    checked_domain_size(domain_size, by_mpi.size)
-    marks = side_channel.share_store(by_mpi)
-    if name == "mpi":
-        return by_mpi, device, marks
-    if marks is None:
-        raise Refused(
-            "not all ranks can open a connection to the host of rank 0; gloo and NCCL need one",
-            "check names and firewalls between the hosts, or take --transport mpi",
-        )
-    transport = _of_store(name, device, timeout, marks, by_mpi.rank, (marks.hosts[0], 1))
-    return transport, device, marks
-
-
-def _without_mpi(name: str, device: torch.device, timeout: float, join_seconds: float, launcher: Launcher) -> Meeting:
+def _meet_at(host: str, port: int, launcher: Launcher, join_seconds: float) -> SideChannel:
+    """The side channel of ranks that meet at an address, where rank 0 or torchrun serves a store. *Collective*."""
     assert launcher.size is not None, "only PMIx leaves the size to MPI"
-    host, port = launchers.address(launcher)
     # torchrun serves a store itself, and uses the same one again when it restarts the ranks.
     serves = launcher.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    # Keys that the ranks before a restart have left there must not be taken for those of these.
     prefix = f"domainpar/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
     def connect(serves: bool = False) -> Store:
@@ -216,9 +214,7 @@ def _without_mpi(name: str, device: torch.device, timeout: float, join_seconds: 
     except RuntimeError as error:
         raise _cannot_meet(launcher, host, port, serves, join_seconds, error) from None
     hosts = _wait_for_all(store, launcher.rank, launcher.size, join_seconds)
-    marks = SideChannel(store, launcher.size, serves, hosts, connect)
-    transport = _of_store(name, device, timeout, marks, launcher.rank, (host, port))
-    return transport, device, marks
+    return SideChannel(store, launcher.size, serves, hosts, connect)
 
 
 def _cannot_meet(
@@ -247,6 +243,7 @@ def _wait_for_all(store: Store, rank: int, size: int, seconds: float) -> list[st
     absent = list(range(size))
     try:
         store.set(f"host/{rank}", platform.node())
+        # Looked at again and again: to wait for a key would not say whose is absent.
         while absent and time.monotonic() < give_up_at:
             absent = [other for other in absent if not store.check([f"host/{other}"])]
             time.sleep(timeouts.MEETING_POLL if absent else 0.0)
@@ -267,7 +264,7 @@ def _of_store(
     """Form a gloo or NCCL group of processes that share a store. *Collective*."""
     import torch.distributed as dist
 
-    from domainpar.parallel.process_group import form_group
+    from domainpar.parallel.process_group import form_group, of_group
 
     if dist.is_initialized():
         raise Refused("torch.distributed is in use by this program already", "use World.from_process_group")
@@ -284,37 +281,6 @@ def _of_store(
             "lists them",
         ) from None
     return of_group(None, device, deadline, on_abort=marks.announce_failure, owned=True)
-
-
-def of_group(
-    group: ProcessGroup | None,
-    device: torch.device,
-    deadline: float,
-    on_abort: Callable[[], None] | None = None,
-    owned: bool = False,
-) -> Transport:
-    """The transport over a process group; None for the default one.
-
-    Raises:
-        ValueError: If there is no such group, or it is neither gloo nor NCCL between GPUs.
-    """
-    import torch.distributed as dist
-
-    from domainpar.parallel.process_group import GlooTransport, NcclTransport
-
-    if group is None and not dist.is_initialized():
-        raise ValueError(
-            "this program has no torch.distributed group; write `with World.session() as world:` or World.launch(), "
-            "which join what a launcher started, World.alone() for one rank, or call init_process_group before."
-        )
-    backend = dist.get_backend(group)
-    if backend == "nccl":
-        if device.type != "cuda":
-            raise ValueError(f"an NCCL group works between GPUs but the device is {device}; pass device='cuda:<n>'.")
-        return NcclTransport(group, device, deadline, on_abort=on_abort, owned=owned)
-    if backend == "gloo":
-        return GlooTransport(group, "cpu", deadline, on_abort=on_abort, owned=owned)
-    raise ValueError(f"the process group uses {backend!r}; only gloo and nccl groups are supported.")
 
 
 def _first_line(error: BaseException) -> str:

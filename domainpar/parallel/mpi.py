@@ -15,7 +15,7 @@ from torch import Tensor
 
 from domainpar import timeouts
 from domainpar.parallel.launcher import cores_here
-from domainpar.parallel.transport import Message, Pending, Reduction, Transport
+from domainpar.parallel.transport import Message, Posted, Reduction, Transport
 
 NUM_TAGS = 32_000  # MPI promises tags up to 32767; more exchanges than this are never in flight
 
@@ -96,17 +96,17 @@ class MpiTransport(Transport):
         self.barrier()
         self._comm.Free()
 
-    def _post(self, outgoing: list[Message], incoming: list[Message], call: int) -> Pending:
+    def _post(self, outgoing: list[Message], incoming: list[Message], call: int) -> Posted:
         tag = call % NUM_TAGS
         byte = self._mpi.BYTE
         receives = [_Request(self._comm.Irecv([m.as_bytes().numpy(), byte], m.peer, tag), m, True) for m in incoming]
         sends = [_Request(self._comm.Isend([m.as_bytes().numpy(), byte], m.peer, tag), m) for m in outgoing]
-        return _MpiExchange(self, receives + sends)
+        return _MpiExchange(self, receives + sends).posted()
 
-    def _post_reduction(self, values: Tensor, op: Reduction, call: int) -> Pending:
+    def _post_reduction(self, values: Tensor, op: Reduction, call: int) -> Posted:
         combine = {"sum": self._mpi.SUM, "max": self._mpi.MAX, "min": self._mpi.MIN}[op]
         handle = self._comm.Iallreduce(self._mpi.IN_PLACE, [values.numpy(), self._mpi.INT64_T], combine)
-        return _MpiExchange(self, [_Request(handle, keep=(values,))], "all_reduce")
+        return _MpiExchange(self, [_Request(handle, keep=(values,))], "all_reduce").posted()
 
     def _all_gather(self, payload: bytes, call: int) -> list[bytes]:
         sizes = np.zeros(self.size, np.int64)
@@ -131,16 +131,15 @@ class MpiTransport(Transport):
         self._wait_for_all(self._comm.Ibcast([content, self._mpi.BYTE], root), "broadcast", content)
         return payload if is_root else content.tobytes()
 
-    def _split(self, number: int, members: list[int], call: int) -> Transport:
+    def _split(self, number: int, members: list[int], world_ranks: list[int], call: int) -> Transport:
         # Split itself waits without a deadline, so all ranks meet before.
         self._post_reduction(torch.zeros(1, dtype=torch.int64), "sum", call).finish()
         comm = self._comm.Split(number, members.index(self.rank))
-        world_ranks = [self.world_ranks[member] for member in members]
         return MpiTransport(comm, self.deadline, world_ranks, self._own_cores)
 
     def _wait_for_all(self, handle: Any, doing: str, *buffers: Any) -> None:
         """Wait for a collective operation, which does not show which ranks are missing."""
-        _MpiExchange(self, [_Request(handle, keep=buffers)], doing).finish()
+        _MpiExchange(self, [_Request(handle, keep=buffers)], doing).posted().finish()
 
     def _poll(self, requests: list[_Request]) -> list[_Request]:
         """Wait until all are complete or the deadline has passed; returns those that are not complete."""
@@ -202,8 +201,9 @@ class _MpiExchange:
     doing: str = "an exchange"
     failure: RuntimeError | None = None
 
-    def __post_init__(self) -> None:
+    def posted(self) -> Posted:
         self.transport._unfinished.append(self)
+        return Posted(self.finish, self.progress)
 
     def progress(self) -> None:
         if self.failure is not None:

@@ -63,7 +63,7 @@ def _settle(place: Place, transport: Transport, error: ValueError | OSError | No
     """Raise a BadEvent on all ranks if one has a problem. *Collective*; costs one small sum where none has."""
     failed = torch.tensor([int(error is not None)], dtype=torch.int64)
     transport.all_reduce(failed)
-    if not failed[0]:
+    if not failed[0]:  # the usual case: texts travel only where there is a problem
         return
     problem: Problem | None = None
     if isinstance(error, OSError):
@@ -181,7 +181,7 @@ def _plan(
         if not kept.all():  # most often all are: nothing is copied
             edges = LocalEdges(edge_ids[kept], src[kept], dst[kept])
         return build_plan(edges, owner, transport.rank, transport.size, policy, ask)
-    except BadEvent:
+    except BadEvent:  # agreed on by all, in `ask`
         raise
     except (ValueError, OSError) as error:
         _settle(event.place, transport, error)
@@ -216,7 +216,7 @@ def empty_parts(event: StoredEvent, num_parts: int, method: str, num_sectors: in
 
 def _parts_of(event: StoredEvent, num_parts: int, method: str, sector: Sector | None, seed: int) -> IntArray:
     """Part of each tile, int32 [K], -1 outside the sector."""
-    taken = np.arange(event.num_tiles)
+    taken = np.arange(event.num_tiles)  # in naive mode, the sector's: its tiles are grouped as if there were no others
     if sector is not None:
         taken = np.flatnonzero(sector_of_tiles(event, sector.of) == sector.number)
     parts = np.full(event.num_tiles, -1, dtype=np.int32)

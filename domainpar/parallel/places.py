@@ -69,6 +69,7 @@ def lines_of(frame: FrameType, most: int) -> str:
         most: Frames to show, the innermost ones.
     """
     stack = traceback.extract_stack(frame)
+    # Frames of libraries say little to a user; without any of theirs, as in our commands, all are shown.
     theirs = [entry for entry in stack if _whose(entry.filename) == "theirs"]
     return "".join(traceback.format_list((theirs or stack)[-most:]))
 

@@ -70,9 +70,10 @@ class Presence:
 
     def look(self, beat: int) -> Life:
         """The doings of this rank, as its watcher shows them to the others; called from the watcher's thread."""
+        # Numbers that the rank's own thread may change meanwhile: the next beat shows them as they are then.
         calls = sum(transport.num_calls for transport in self.transports)
         for transport in self.transports:
-            since = transport.waiting_since
+            since = transport.waiting_since  # read once: it may become None before the next line
             if since is not None:
                 return Life(beat, calls, round(time.monotonic() - since, 2), transport.waiting_in)
         return Life(beat, calls)
@@ -98,7 +99,7 @@ class Presence:
         self.stop_watching()  # not before: until all have come, one may still fail
         if self.marks is not None:
             self.marks.leave(self.transport.deadline)
-        for transport in reversed(self.transports):
+        for transport in reversed(self.transports):  # the group before the whole that it was split from
             transport.close()
 
     def _meet(self, marks: SideChannel) -> None:
@@ -144,7 +145,7 @@ def guard(presence: Presence) -> Iterator[None]:
         presence.close()
         raise SystemExit(2) from None
     except BaseException as error:
-        if isinstance(error, SystemExit) and not error.code:
+        if isinstance(error, SystemExit) and not error.code:  # the program is done, as it says
             raise
         fail(presence, error)
         raise
@@ -153,7 +154,7 @@ def guard(presence: Presence) -> Iterator[None]:
 def fail(presence: Presence, error: BaseException) -> None:
     """Say why this rank fails, unless another one has, and end all of them. On processes this does not return."""
     marks = presence.marks
-    if isinstance(error, RanksFailed):
+    if isinstance(error, RanksFailed):  # the rank that failed says why
         time.sleep(timeouts.REPORT * (marks is not None and marks.between_processes))
     elif marks is None or marks.claim_failure():
         problem = expected(error)

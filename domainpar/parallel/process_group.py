@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from domainpar import timeouts
-from domainpar.parallel.transport import Message, Pending, Posted, Reduction, Transport
+from domainpar.parallel.transport import Message, Posted, Reduction, Transport
 
 NUM_CALLS, NUM_ROW_BYTES = 2**17, 2**13  # together a tag, below 2^30; more exchanges are never in flight
 
@@ -79,7 +79,7 @@ class ProcessGroupTransport(Transport):
         if self._owned:
             dist.destroy_process_group()
 
-    def _post_reduction(self, values: Tensor, op: Reduction, call: int) -> Pending:
+    def _post_reduction(self, values: Tensor, op: Reduction, call: int) -> Posted:
         combine = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}[op]
         return Posted(partial(self._wait, dist.all_reduce(values, combine, self._group, async_op=True), "all_reduce"))
 
@@ -111,11 +111,10 @@ class ProcessGroupTransport(Transport):
         self._wait(work, "broadcast")
         return payload if self.rank == root else _as_bytes(content)
 
-    def _split(self, number: int, members: list[int], call: int) -> Transport:
+    def _split(self, number: int, members: list[int], world_ranks: list[int], call: int) -> Transport:
         ranks = [member if self._group is None else dist.get_global_rank(self._group, member) for member in members]
         timeout = timedelta(seconds=self.deadline + timeouts.GRACE)
         group = dist.new_group(ranks, timeout, dist.get_backend(self._group), use_local_synchronization=True)
-        world_ranks = [self.world_ranks[member] for member in members]
         return type(self)(group, self._device, self.deadline, world_ranks, self.on_abort)
 
     def _buffer(self, num_bytes: int) -> Tensor:
@@ -148,7 +147,7 @@ class GlooTransport(ProcessGroupTransport):
 
     name: ClassVar[str] = "gloo"
 
-    def _post(self, outgoing: list[Message], incoming: list[Message], call: int) -> Pending:
+    def _post(self, outgoing: list[Message], incoming: list[Message], call: int) -> Posted:
         # gloo would take rows of another type or width without a word, so a tag holds the bytes of a row, too.
         messages = outgoing or incoming
         row_bytes = messages[0].num_bytes // len(messages[0].rows) if messages else 0
@@ -197,7 +196,7 @@ class NcclTransport(ProcessGroupTransport):
     def _wire_device(self, rows: Tensor) -> torch.device:
         return self._device  # NCCL moves GPU memory only, also for what lies on the host: ids, fingerprints
 
-    def _post(self, outgoing: list[Message], incoming: list[Message], call: int) -> Pending:
+    def _post(self, outgoing: list[Message], incoming: list[Message], call: int) -> Posted:
         # One batch: NCCL calls posted one by one would wait for each other.
         receives = [dist.P2POp(dist.irecv, m.rows, group=self._group, group_peer=m.peer) for m in incoming]
         sends = [dist.P2POp(dist.isend, m.rows, group=self._group, group_peer=m.peer) for m in outgoing]
@@ -208,6 +207,33 @@ class NcclTransport(ProcessGroupTransport):
                 work.wait()
 
         return Posted(finish)
+
+
+def of_group(
+    group: dist.ProcessGroup | None,
+    device: torch.device,
+    deadline: float,
+    on_abort: Callable[[], None] | None = None,
+    owned: bool = False,
+) -> Transport:
+    """The transport over a process group; None for the default one.
+
+    Raises:
+        ValueError: If there is no such group, or it is neither gloo nor NCCL between GPUs.
+    """
+    if group is None and not dist.is_initialized():
+        raise ValueError(
+            "this program has no torch.distributed group; write `with World.session() as world:` or World.launch(), "
+            "which join what a launcher started, World.alone() for one rank, or call init_process_group before."
+        )
+    backend = dist.get_backend(group)
+    if backend == "nccl":
+        if device.type != "cuda":
+            raise ValueError(f"an NCCL group works between GPUs but the device is {device}; pass device='cuda:<n>'.")
+        return NcclTransport(group, device, deadline, on_abort=on_abort, owned=owned)
+    if backend == "gloo":
+        return GlooTransport(group, "cpu", deadline, on_abort=on_abort, owned=owned)
+    raise ValueError(f"the process group uses {backend!r}; only gloo and nccl groups are supported.")
 
 
 def _is_timeout(error: RuntimeError) -> bool:

@@ -54,16 +54,18 @@ def share_store(transport: Transport) -> SideChannel | None:
     """
     serves = transport.rank == 0
     hosts = [host.decode() for host in transport.all_gather(socket.gethostname().encode())]
+    # On one machine over the loopback: names of hosts may not resolve, or lead round through a firewall.
     alone = len(set(transport.all_gather(network_here().encode()))) == 1
     host = "127.0.0.1" if alone else hosts[0]
     store: Any = None
     if serves:
         with suppress(RuntimeError):
-            store = connect(host, 0, serves=True)
+            store = connect(host, 0, serves=True)  # at any free port, of which the transport tells the others
     port = int(transport.broadcast(str(store.port if store else 0).encode()))
     if not serves and port:
         with suppress(RuntimeError):
             store = connect(host, port)
+    # All ranks or none: in a meeting, all would wait for one that has no channel.
     if not all(transport.all_gather(b"" if store is None else b"connected")) or store is None:
         return None
     return SideChannel(store, transport.size, serves, hosts, partial(connect, host, port))
@@ -90,6 +92,7 @@ def choose_interface(store: Store, rank: int, size: int, towards: tuple[str, int
     loopback = "lo" if sys.platform == "linux" else None
     interface = loopback if alone else _interface_towards(*towards)
     if interface is not None:
+        # Unless the user has chosen one.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
 
 
@@ -98,7 +101,7 @@ def _interface_towards(host: str, port: int) -> str | None:
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with closing(socket.socket(family, kind)) as towards:
-            towards.connect(address)
+            towards.connect(address)  # of a datagram socket: the system chooses the way, and sends nothing
             own = towards.getsockname()[0]
     except OSError:
         return None

@@ -33,6 +33,7 @@ class StopFlag:
         if not self.asked:
             self.asked, self.by = True, number
             if started_as_root():
+                # Not `print`, which the signal may have interrupted: its buffer takes no second call.
                 os.write(2, b"\nstopping at the next step, with a checkpoint; Ctrl-C (again) ends at once\n")
 
     @classmethod
@@ -46,6 +47,6 @@ class StopFlag:
         before = {number: signal.signal(number, flag._handle) for number in STOP_SIGNALS}
         try:
             yield flag
-        finally:
+        finally:  # the program around may have handlers of its own
             for number, handler in before.items():
                 signal.signal(number, handler)

@@ -63,16 +63,15 @@ class Kept:
             self._free = [(block, since) for block, since in self._free if self._num_lent - since <= PATIENCE]
             fitting = [block for block, _ in self._free if size <= block.nbytes <= size * LARGEST_EXCESS]
             block = min(fitting, key=lambda block: block.nbytes, default=None)
-            taken = self._alike(size) if block is None else block
+            taken = block
+            if block is None:  # the place of one for the same thing in an event of another size, which does not fit
+                alike = [block for block, _ in self._free if size / OUTGROWN < block.nbytes < size * OUTGROWN]
+                taken = min(alike, key=lambda block: abs(block.nbytes - size), default=None)
+                del alike
             self._free = [(other, since) for other, since in self._free if other is not taken]
             del taken  # before another block is asked for
             block = _new_block(size) if block is None else block
         return np.asarray(_Loan(block, self._returned))
-
-    def _alike(self, size: int) -> Block | None:
-        """A free block that does not fit, but was for the same thing in an event of another size."""
-        alike = [block for block, _ in self._free if size / OUTGROWN < block.nbytes < size * OUTGROWN]
-        return min(alike, key=lambda block: abs(block.nbytes - size), default=None)
 
 
 def _new_block(size: int) -> Block:

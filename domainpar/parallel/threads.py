@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from domainpar import timeouts
-from domainpar.parallel.transport import Message, Pending, Posted, RanksFailed, Reduction, Transport
+from domainpar.parallel.transport import Message, Posted, RanksFailed, Reduction, Transport
 
 _COMBINE: dict[Reduction, Callable[[Tensor, Tensor], Tensor]] = {
     "sum": torch.add,
@@ -104,12 +104,12 @@ class ThreadTransport(Transport):
         """Make all other ranks raise; returns, so that this one can raise what went wrong."""
         self._switchboard.fail(f"{self.name_ranks([self.rank])} aborted the work (code {code}).")
 
-    def _post(self, outgoing: list[Message], incoming: list[Message], call: int) -> Pending:
+    def _post(self, outgoing: list[Message], incoming: list[Message], call: int) -> Posted:
         for message in outgoing:  # a copy: the sender may change its rows before the receiver looks
             self._put(message.peer, call, message.rows.clone())
         return Posted(partial(self._receive, incoming, call))
 
-    def _post_reduction(self, values: Tensor, op: Reduction, call: int) -> Pending:
+    def _post_reduction(self, values: Tensor, op: Reduction, call: int) -> Posted:
         own = values.clone()
         self._put_to_all(own, call)
         return Posted(partial(self._reduce, own, values, op, call))
@@ -146,9 +146,8 @@ class ThreadTransport(Transport):
         self._put_to_all(payload, call)
         return payload
 
-    def _split(self, number: int, members: list[int], call: int) -> Transport:
+    def _split(self, number: int, members: list[int], world_ranks: list[int], call: int) -> Transport:
         context = (self._context, call)
-        world_ranks = [self.world_ranks[member] for member in members]
         return ThreadTransport(self._switchboard, members.index(self.rank), self.deadline, world_ranks, context)
 
     def _put(self, peer: int, call: int, letter: Any) -> None:

@@ -41,18 +41,19 @@ class Pending(Protocol):
         of moving rows not counted. Errors that occur here are raised by `finish`.
         """
 
-    def finish(self) -> None:
-        """Wait until it is complete and the buffers may be used again. A second call does nothing."""
+    def finish(self) -> Tensor:
+        """Wait until it is complete and the buffers may be used again; returns the rows received, or the sums.
+
+        A second call only returns them.
+        """
 
 
 @dataclass
 class Posted:
-    """An operation that moves by itself, by threads of a library or on the GPU, until `finish` waits for it once."""
+    """An operation that a transport has begun; `finish` waits for it, once. Most move by themselves meanwhile."""
 
     finish: Callable[[], None]
-
-    def progress(self) -> None:
-        """Nothing to help with."""
+    progress: Callable[[], None] = lambda: None
 
 
 @dataclass
@@ -140,7 +141,7 @@ class Transport(ABC):
             RuntimeError: From here or from `finish`, if another rank sent fewer or more rows than expected, failed, or
                 did not answer before the deadline.
         """
-        self.num_exchanges += 1
+        self.num_exchanges += 1  # before anything can fail: ranks count alike
         faults.reach("exchange")
         call = self._next_call(f"an exchange of rows of {tuple(send.shape[1:])} {send.dtype}")
         with self._exchanging():
@@ -148,6 +149,7 @@ class Transport(ABC):
             incoming_rows = wire_rows = receive.detach()
             wire = self._wire_device(receive)
             if wire != receive.device:
+                # Pinned: the GPU copies from it without a stop in other memory.
                 wire_rows = torch.empty(receive.shape, dtype=receive.dtype, device=wire, pin_memory=wire.type == "cpu")
             outgoing = self._messages("send", outgoing_rows, send_counts)
             incoming = self._messages("receive", wire_rows, receive_counts)
@@ -189,6 +191,7 @@ class Transport(ABC):
         """
         call = self._next_call("all_gather")
         with self.waiting("all_gather"):
+            # With the place of each rank's call: all have gathered, but maybe not for the same purpose.
             letters = self._all_gather(json.dumps(where()).encode() + b"\n" + payload, call)
         calls, payloads = zip(*(letter.split(b"\n", 1) for letter in letters), strict=True)
         self._check_same([json.loads(text) for text in calls])
@@ -209,6 +212,7 @@ class Transport(ABC):
 
     def barrier(self) -> None:
         """Wait until every rank has come here; *collective*."""
+        # A sum of one number: barriers of libraries have no deadline, or one of their own.
         self.all_reduce(torch.zeros(1, dtype=torch.int64))
 
     def split(self, groups: Sequence[Sequence[int]]) -> Transport:
@@ -225,7 +229,7 @@ class Transport(ABC):
         number, members = next((i, list(group)) for i, group in enumerate(groups) if self.rank in group)
         call = self._next_call("split")
         with self.waiting("split"):
-            child = self._split(number, members, call)
+            child = self._split(number, members, [self.world_ranks[member] for member in members], call)
         child.board = self.board
         return child
 
@@ -241,10 +245,10 @@ class Transport(ABC):
         """Give back what the transport holds; *collective*. No other call may follow."""
 
     @abstractmethod
-    def _post(self, outgoing: list[Message], incoming: list[Message], call: int) -> Pending: ...
+    def _post(self, outgoing: list[Message], incoming: list[Message], call: int) -> Posted: ...
 
     @abstractmethod
-    def _post_reduction(self, values: Tensor, op: Reduction, call: int) -> Pending: ...
+    def _post_reduction(self, values: Tensor, op: Reduction, call: int) -> Posted: ...
 
     @abstractmethod
     def _all_gather(self, payload: bytes, call: int) -> list[bytes]: ...
@@ -253,7 +257,7 @@ class Transport(ABC):
     def _broadcast(self, payload: bytes, root: int, call: int) -> bytes: ...
 
     @abstractmethod
-    def _split(self, number: int, members: list[int], call: int) -> Transport: ...
+    def _split(self, number: int, members: list[int], world_ranks: list[int], call: int) -> Transport: ...
 
     def _reduce_later(self, values: Tensor, op: Reduction) -> _Exchange:
         if values.dtype != torch.int64 or not values.is_contiguous():
@@ -366,6 +370,7 @@ class Transport(ABC):
         first = [] if known else missing(entries)
         first = first or [entries[self.world_ranks[rank]] for rank in suspects if entries]
         frames = ""
+        # Of one rank that lives: whoever has ended cannot answer, and many frames would bury the message.
         if self.board is not None and len(first) == 1 and first[0].alive and not known:
             frames = self.board.frames_of(first[0].rank)
         return RankMissing(seen, first, describe(entries, first) if entries else "", frames)
@@ -376,7 +381,7 @@ class _Exchange:
     """A started exchange or sum: times the wait, and copies what arrived to where it is wanted."""
 
     transport: Transport
-    posted: Pending
+    posted: Posted
     arrived: Tensor
     wanted: Tensor
     doing: str = "an exchange"
@@ -389,15 +394,15 @@ class _Exchange:
         with self.transport._exchanging():
             self.posted.progress()
 
-    def finish(self) -> None:
-        if self.done:
-            return
-        self.done = True
-        with self.transport.waiting(self.doing):
-            self.posted.finish()
-            if self.arrived is not self.wanted:
-                self.wanted.copy_(self.arrived)
-            self.keep = None
+    def finish(self) -> Tensor:
+        if not self.done:
+            self.done = True  # also if it fails: there is nothing left to wait for
+            with self.transport.waiting(self.doing):
+                self.posted.finish()
+                if self.arrived is not self.wanted:
+                    self.wanted.copy_(self.arrived)
+                self.keep = None
+        return self.wanted
 
 
 class RanksDiffer(Problem, RuntimeError):

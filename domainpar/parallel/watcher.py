@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -57,8 +57,8 @@ class Watcher(threading.Thread):
             try:
                 if time.monotonic() >= next_beat:
                     beat, next_beat = beat + 1, time.monotonic() + max(timeouts.BEAT, self._poll)
-                    life = replace(self._look(beat), place=in_words(*where(self._frame())))
-                    self._store.set(f"life/{self._rank}", life.text())
+                    life = self._look(beat)._replace(place=in_words(*where(self._frame())))
+                    self._store.set(f"life/{self._rank}", json.dumps(life))
                     if self._store.check([f"wanted/{self._rank}"]) and not self._store.check([f"frames/{self._rank}"]):
                         frame = self._frame()
                         self._store.set(f"frames/{self._rank}", "" if frame is None else lines_of(frame, SHOWN_FRAMES))

@@ -21,7 +21,7 @@ from domainpar.compiling import watch_compiling
 from domainpar.parallel.board import SideChannel
 from domainpar.parallel.digests import about_this_program
 from domainpar.parallel.launcher import cores_here, started_as_root
-from domainpar.parallel.meeting import NobodyServes, TransportName, checked_domain_size, meet, of_group
+from domainpar.parallel.meeting import NobodyServes, TransportName, checked_domain_size, meet
 from domainpar.parallel.presence import Presence, exit_code, fail, guard, write_error
 from domainpar.parallel.side_channel import share_store
 from domainpar.parallel.threads import Switchboard, ThreadTransport
@@ -138,7 +138,7 @@ class World:
             watcher = Watcher(marks.connect(), ranks.rank, ranks.size, marks.serves, ranks.presence.look)
             watcher.start()
             ranks.presence.stop_watching = watcher.stop
-        if joined.name != "threads":
+        if joined.name != "threads":  # else this rank is alone
             ranks._report_what_nobody_catches()
             joined.barrier()  # a rank that fails from here on is noticed by all
         faults.reach("joined")
@@ -163,6 +163,8 @@ class World:
         Raises:
             ValueError: If there is no such group.
         """
+        from domainpar.parallel.process_group import of_group  # torch.distributed is for those who use it
+
         transport = of_group(group, torch.device(device), timeout)
         checked_domain_size(domain_size, transport.size)
         return cls.over(transport, device, domain_size, share_store(transport))
@@ -282,7 +284,7 @@ class World:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: TracebackType | None) -> None:
-        with guard(self.presence):
+        with guard(self.presence):  # also around `close`: another rank may never come
             if error is not None:
                 raise error
             self.close()
@@ -292,11 +294,12 @@ class World:
         usual = sys.excepthook
 
         def hook(kind: Any, error: BaseException, trace: Any) -> None:
-            if issubclass(kind, Exception):
+            if issubclass(kind, Exception):  # not Ctrl-C, nor an exit that was asked for
                 fail(self.presence, error)
             else:
                 usual(kind, error, trace)
 
         sys.excepthook = hook
+        # Some notebooks and services have no standard error that is a file.
         if not faulthandler.is_enabled() and sys.__stderr__ is not None:
             faulthandler.enable(sys.__stderr__)

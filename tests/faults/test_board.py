@@ -1,9 +1,11 @@
 """The board says which rank the others wait for: the silent one, the busy one, or the one that is behind."""
 
+import json
+
 import pytest
 from marks import fault
 
-from domainpar.parallel.board import Entry, Life, Mark, describe, missing
+from domainpar.parallel.board import Entry, Life, Mark, SideChannel, describe, missing
 
 
 def entries(*lives: Life | None, alive: dict[int, bool] | None = None) -> list[Entry]:
@@ -44,6 +46,11 @@ def test_the_one_that_is_waited_for_stands_first():
 
 
 def test_what_is_posted_is_read_again():
-    mark, life = Mark(12, "backward", "event 'x'", 1790000000.125), Life(3, 7, None, "")
-    assert Mark.parse(mark.text()) == mark
-    assert Life.parse(life.text()) == life
+    board, mark, life = (
+        SideChannel.of_threads(2),
+        Mark(12, "backward", "event 'x'", 1790000000.125),
+        Life(3, 7, None, ""),
+    )
+    board.post(1, mark)
+    board.store.set("life/0", json.dumps(life))
+    assert [(entry.mark, entry.life) for entry in board.read()] == [(None, life), (mark, None)]
