@@ -21,7 +21,7 @@ from domainpar.events.store import EventRecord, EventStore, StoredEvent
 from domainpar.parallel.halo import CompleteHalo, ask_owners
 from domainpar.parallel.local import LocalGraph, TileRanges, localise
 from domainpar.parallel.transport import RanksFailed, Transport
-from domainpar.plan import EdgePolicy, IntArray, LocalEdges, PartitionPlan, build_plan
+from domainpar.plan import IntArray, LocalEdges, PartitionPlan, build_plan
 from domainpar.problems import Place, Problem
 from partitioners.grouping import TileGraph, group
 
@@ -125,7 +125,6 @@ def load_part(
     *,
     grouping: str = "contiguous",
     sector: Sector | None = None,
-    policy: EdgePolicy = "incident",
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
@@ -137,7 +136,6 @@ def load_part(
         transport: Joins the ranks that share the event; part `p` lives on rank `p`.
         grouping: How tiles are grouped into parts: `contiguous`, `metis` or `random`.
         sector: Take only this sector, and none of the edges that leave it; None for the whole event.
-        policy: Which edges are local.
         device: Where the part goes.
         dtype: Type of the features.
         seed: Seed of the grouping.
@@ -148,7 +146,7 @@ def load_part(
     """
     part_of_tile = group_tiles(event, transport, grouping, sector, seed)
     ranges = TileRanges(event.node_ptr, event.edge_ptr, part_of_tile)
-    plan = _plan(event, part_of_tile, ranges.node_owner(), transport, policy)
+    plan = _plan(event, part_of_tile, ranges.node_owner(), transport)
 
     def graph() -> LocalGraph:
         return localise(
@@ -165,9 +163,7 @@ def load_part(
     return Part(together(transport, event.place, graph), CompleteHalo(plan, transport, device))
 
 
-def _plan(
-    event: StoredEvent, part_of_tile: IntArray, owner: IntArray, transport: Transport, policy: EdgePolicy
-) -> PartitionPlan:
+def _plan(event: StoredEvent, part_of_tile: IntArray, owner: IntArray, transport: Transport) -> PartitionPlan:
     """Read the edges of this rank's part and plan its exchanges. *Collective*."""
 
     def ask(wanted: list[IntArray]) -> list[IntArray]:
@@ -175,12 +171,12 @@ def _plan(
         return ask_owners(transport)(wanted)
 
     try:
-        edge_ids, src, dst = event.read_part_edges(np.flatnonzero(part_of_tile == transport.rank), policy)
+        edge_ids, src, dst = event.read_part_edges(np.flatnonzero(part_of_tile == transport.rank), "incident")
         kept = (owner[src] >= 0) & (owner[dst] >= 0)  # the others leave the sector
         edges = LocalEdges(edge_ids, src, dst)
         if not kept.all():  # most often all are: nothing is copied
             edges = LocalEdges(edge_ids[kept], src[kept], dst[kept])
-        return build_plan(edges, owner, transport.rank, transport.size, policy, ask)
+        return build_plan(edges, owner, transport.rank, transport.size, "incident", ask)
     except BadEvent:  # agreed on by all, in `ask`
         raise
     except (ValueError, OSError) as error:

@@ -107,19 +107,14 @@ class Transport(ABC):
     takes_cuda: ClassVar[bool] = False  # others get copies on the host
 
     def __init__(self, rank: int, size: int, deadline: float, world_ranks: Sequence[int] | None = None) -> None:
-        self.rank = rank
-        self.size = size
-        self.deadline = deadline
+        self.rank, self.size, self.deadline = rank, size, deadline
         self.world_ranks = list(range(size)) if world_ranks is None else list(world_ranks)
         self.board: SideChannel | None = None
         self.doing = ""
         self.waiting_since: float | None = None
         self.waiting_in = ""
-        self.num_calls = 0
-        self.seconds_exchanging = 0.0
-        self.seconds_waiting = 0.0
-        self.bytes_sent = 0
-        self.num_exchanges = 0
+        self.num_calls = self.num_exchanges = self.bytes_sent = 0
+        self.seconds_exchanging = self.seconds_waiting = 0.0
         self._checks_calls = os.environ.get(CHECK_CALLS) == "1"
 
     def start(

@@ -265,13 +265,13 @@ class World:
 
     def take_counters(self) -> ExchangeCounters:
         """Sum the counters of this rank's transports and set them back to zero."""
+        transports = self.presence.transports
         counters = ExchangeCounters(
-            *(
-                sum(getattr(transport, name) for transport in self.presence.transports)
-                for name in ("seconds_exchanging", "seconds_waiting", "bytes_sent")
-            )
+            seconds_exchanging=sum(transport.seconds_exchanging for transport in transports),
+            seconds_waiting=sum(transport.seconds_waiting for transport in transports),
+            bytes_sent=sum(transport.bytes_sent for transport in transports),
         )
-        for transport in self.presence.transports:
+        for transport in transports:
             transport.seconds_exchanging = transport.seconds_waiting = 0.0
             transport.bytes_sent = 0
         return counters
