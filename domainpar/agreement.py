@@ -26,7 +26,7 @@ class Ranks(Protocol):
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """Number of ranks."""
 
     @property
     def world_ranks(self) -> Sequence[int]:
@@ -150,8 +150,8 @@ def difference(ranks: Ranks, values: Mapping[str, str], hint: str) -> Problem | 
     """The first of the named values in which ranks differ, as a problem that all of them know; None if in none."""
     everyone = gather(ranks, dict(values))
     # By order of mention, rank 0's names first: every rank comes to the same first difference.
-    for name in dict.fromkeys(name for theirs in everyone for name in theirs):
-        held = [theirs.get(name, "missing") for theirs in everyone]
+    for name in dict.fromkeys(name for named in everyone for name in named):
+        held = [named.get(name, "missing") for named in everyone]
         if odd := strays(held):
             rest = [rank for rank in range(len(held)) if rank not in odd]
             others = "the others" if len(rest) > 1 else name_ranks([ranks.world_ranks[rank] for rank in rest])

@@ -90,8 +90,8 @@ def _lock_file() -> Path:
 
 def _load(cache: caching.Cache, signature: Any, context: Any) -> Any:
     """The kernel kept on disk, also once another process has compiled it; None if this one is to compile it."""
-    found = _LOAD(cache, signature, context)
-    return _LOAD(cache, signature, context) if found is None and _WATCH.lock() else found
+    kernel = _LOAD(cache, signature, context)
+    return _LOAD(cache, signature, context) if kernel is None and _WATCH.lock() else kernel
 
 
 _LOAD: Callable[[caching.Cache, Any, Any], Any] = caching.Cache.load_overload

@@ -121,9 +121,9 @@ class Fault:
         if exchange := re.fullmatch(r"(halo_fwd|halo_bwd):L?(\d+)", place):
             place, index = exchange[1], int(exchange[2])
         do, _, argument = values["do"].partition(":")
-        for name, value, known in (("at", place, POINTS), ("do", do, ACTIONS)):
-            if value not in known:
-                raise Problem(f"{SWITCH} has {name}={value}; known: {', '.join(known)}", hint)
+        for name, value, allowed in (("at", place, POINTS), ("do", do, ACTIONS)):
+            if value not in allowed:
+                raise Problem(f"{SWITCH} has {name}={value}; known: {', '.join(allowed)}", hint)
         if (do in OF_PLANS) != (place == "plan") and do not in ("kill", "raise", "sleep", "exit"):
             raise Problem(f"{SWITCH}: do={do} does not go with at={place}", hint)
         try:

@@ -1,4 +1,4 @@
-"""Where parameter gradients are summed: a float partial per owned tile, added as integers."""
+"""Sums of parameter gradients: a float partial per owned tile, added as integers."""
 
 from __future__ import annotations
 

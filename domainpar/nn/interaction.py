@@ -118,7 +118,7 @@ class InteractionNetwork(EdgeClassifier):
         return self
 
     def gradients(self) -> GradientSink:
-        """Where its stages add their partial gradients."""
+        """The sink to which its stages give their partial gradients."""
         return GradientSink(self)
 
     def exactness(self, transport: Transport) -> Exactness:

@@ -41,7 +41,7 @@ class Norm(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """Where edges begin and end: local rows of `src` and `dst`, and the (tile, `src`) pair or -1; int64 [num_edges]."""
+    """The ends of edges: local rows of `src` and `dst`, and the (tile, `src`) pair or -1; int64 [num_edges]."""
 
     src: IntArray
     dst: IntArray
@@ -50,7 +50,7 @@ class Ends(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Where rows of edges are summed: [num_owned, 2 width] at nodes, and [num_pairs, width] at (tile, `src`) pairs."""
+    """Sums of rows of edges: [num_owned, 2 width] at nodes, and [num_pairs, width] at (tile, `src`) pairs."""
 
     at_ends: FloatTable
     at_pairs: FloatTable

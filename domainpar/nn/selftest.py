@@ -76,8 +76,8 @@ def _compare_subsets(trial: _Trial, whole: _Results) -> str:
         for there, here in zip(moved, trial.tables):
             there[rows] = here[chosen]
         # Gradients of weights, the third result, are sums over all rows: they are in the hash that ranks compare.
-        for direction, ours, theirs in zip(("forward", "backward"), trial.run(moved, rows), whole):
-            if not torch.equal(ours, theirs[chosen]):
+        for direction, of_subset, of_all in zip(("forward", "backward"), trial.run(moved, rows), whole):
+            if not torch.equal(of_subset, of_all[chosen]):
                 return (
                     f"rows of a {trial.about} block change with the other rows of the block ({direction}, {size} of "
                     f"{SAMPLE_ROWS} rows): code compiled on this machine does not keep rows apart"

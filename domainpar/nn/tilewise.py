@@ -236,7 +236,7 @@ class _AtEnds:
         self._none = Sums(as_table(self._at_ends[:0]), as_table(self._at_pairs[:0]))
 
     def of(self, tile: EdgeTile) -> Sums:
-        """Where to sum the rows of a tile; nowhere, if this width is 0."""
+        """The sums that rows of a tile are added to; none, if this width is 0."""
         if self._at_ends.shape[1] == 0:
             return self._none
         self._at_pairs[tile.pairs] = 0  # by the thread that adds to them: no other tile has these pairs

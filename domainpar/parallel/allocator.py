@@ -87,5 +87,5 @@ class _Symbol(ctypes.Structure):
 def _file_of(library: ctypes.CDLL, function: str) -> str:
     """The file from which this process takes a function; empty if that cannot be said."""
     symbol = _Symbol()
-    known = hasattr(library, "dladdr") and library.dladdr(getattr(library, function), ctypes.byref(symbol))
-    return os.fsdecode(symbol.file) if known else ""
+    described = hasattr(library, "dladdr") and library.dladdr(getattr(library, function), ctypes.byref(symbol))
+    return os.fsdecode(symbol.file) if described else ""

@@ -161,7 +161,7 @@ class SideChannel:
         return self._in_time(self._read_all, [])
 
     def frames_of(self, rank: int) -> str:
-        """Where the main thread of a rank is, as lines of a traceback; empty if it does not answer."""
+        """The place of a rank's main thread, as lines of a traceback; empty if it does not answer."""
         return self._in_time(partial(self._ask_for_frames, rank), "")
 
     def _read_all(self) -> list[Entry]:

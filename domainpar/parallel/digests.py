@@ -30,19 +30,19 @@ def digest(tensors: Mapping[str, Tensor]) -> int:
     return checksum
 
 
-def what_differs(ours: Mapping[str, Tensor], transport: Transport) -> tuple[str, list[int]] | None:
+def what_differs(tensors: Mapping[str, Tensor], transport: Transport) -> tuple[str, list[int]] | None:
     """Compare what every rank holds by its checksum. *Collective*.
 
     Returns:
         The difference in words, and the ranks that differ from the most; None, on all ranks, if nothing differs.
     """
-    if len(set(transport.all_gather(digest(ours).to_bytes(4, "little")))) == 1:
+    if len(set(transport.all_gather(digest(tensors).to_bytes(4, "little")))) == 1:
         return None
-    checksums = gather(transport, {name: digest({name: tensor}) for name, tensor in ours.items()})
-    differing = [name for name in checksums[0] if len({theirs.get(name) for theirs in checksums}) > 1]
+    checksums = gather(transport, {name: digest({name: tensor}) for name, tensor in tensors.items()})
+    differing = [name for name in checksums[0] if len({held.get(name) for held in checksums}) > 1]
     if not differing:  # a rank that lacks tensors has others than rank 0
-        differing = sorted({name for theirs in checksums for name in theirs} - set(checksums[0]))
-    drifted = strays([json.dumps(theirs, sort_keys=True) for theirs in checksums])
+        differing = sorted({name for held in checksums for name in held} - set(checksums[0]))
+    drifted = strays([json.dumps(held, sort_keys=True) for held in checksums])
     others = "the others" if 2 * len(drifted) < transport.size else "rank 0"
     more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
     what = (

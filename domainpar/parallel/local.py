@@ -152,7 +152,7 @@ def _edges_at_nodes(nodes: Tensor, num_owned: int) -> EdgesAtNodes:
 
 @dataclass(frozen=True, eq=False)
 class TileRanges:
-    """Where the tiles of a stored event lie.
+    """The tiles of a stored event as ranges of its nodes and edges, and their parts.
 
     Attributes:
         node_ptr: First node id of each tile, int64 [K + 1].

@@ -1,4 +1,4 @@
-"""Where the user's program is: the line of theirs that called, and which call of ours it is in, in their words."""
+"""Places in the user's program: the line of theirs that called, and the call of ours that it is in, in their words."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def in_words(call: str, place: str) -> str:
 
 
 def lines_of(frame: FrameType, most: int) -> str:
-    """Where a thread is, as lines of a traceback: those of the user's program if there are any.
+    """The place of a thread, as lines of a traceback: those of the user's program if there are any.
 
     Args:
         frame: The innermost frame of the thread.

@@ -79,7 +79,7 @@ class Presence:
         return Life(beat, calls)
 
     def where(self, problem: Problem | None = None) -> Where:
-        """Where this rank is: as far as the problem does not say, where its last mark was."""
+        """The place of this rank, for an error: that of the problem, and of its last mark where the problem has none."""
         where = Where(rank=self.transport.rank, size=self.transport.size, host=self.host)
         if (mark := self.last_mark) is not None:
             where = replace(where, event=mark.event, step=mark.step, phase=mark.phase)
@@ -104,7 +104,7 @@ class Presence:
 
     def _meet(self, marks: SideChannel) -> None:
         """Wait until all ranks close. One that waits in a call that this rank will never make does not."""
-        ours = self.look(0).calls
+        own_calls = self.look(0).calls
         waiting: list[tuple[int, Life]] = []
 
         def hopeless(lives: Sequence[Life | None]) -> bool:
@@ -113,7 +113,7 @@ class Presence:
             waiting[:] = [
                 (rank, life)
                 for rank, life in sharing
-                if life is not None and life.calls > ours and (life.waiting or 0.0) > timeouts.PATIENCE
+                if life is not None and life.calls > own_calls and (life.waiting or 0.0) > timeouts.PATIENCE
             ]
             return bool(waiting)
 

@@ -1,4 +1,4 @@
-"""How a side channel is opened: the store that rank 0 serves to all ranks, and the network that leads there."""
+"""The opening of a side channel: the store that rank 0 serves to all ranks, and the network that leads there."""
 
 from __future__ import annotations
 

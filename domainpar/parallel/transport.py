@@ -79,7 +79,7 @@ class Message:
 
 
 class Transport(ABC):
-    """How the ranks of one group talk. Moves bytes and adds integers; no float is ever added by a transport.
+    """The talk of the ranks of one group. Moves bytes and adds integers; no float is ever added by a transport.
 
     All ranks of the group call the same methods in the same order; that includes `start`, also where this rank has
     nothing to send or to receive. Messages between two ranks are matched in that order. Several exchanges and sums
@@ -271,9 +271,9 @@ class Transport(ABC):
         self.num_calls += 1
         if self._checks_calls:
             call, place = where()
-            ours = json.dumps([f"{kind} (number {self.num_calls}) in {self.doing or call or 'no phase'}", place])
+            own = json.dumps([f"{kind} (number {self.num_calls}) in {self.doing or call or 'no phase'}", place])
             with self.waiting("check of calls"):
-                self._check_same([json.loads(text) for text in self._all_gather(ours.encode(), self.num_calls)])
+                self._check_same([json.loads(text) for text in self._all_gather(own.encode(), self.num_calls)])
         return self.num_calls
 
     def _check_same(self, calls: Sequence[tuple[str, str]]) -> None:
@@ -288,7 +288,7 @@ class Transport(ABC):
             )
 
     def _wire_device(self, rows: Tensor) -> torch.device:
-        """Where these rows must lie to travel."""
+        """The device on which these rows must lie to travel."""
         return torch.device("cpu") if rows.is_cuda and not self.takes_cuda else rows.device
 
     def _messages(self, verb: str, rows: Tensor, counts: Sequence[int]) -> list[Message]:
