@@ -8,7 +8,7 @@ part declares what it needs and learns from the others what it owes (`Ask`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -116,8 +116,8 @@ def build_plan(
     """
     _check_owner(owner, num_parts)
     _check_local(edges, owner, part, policy)
-    draft = _Draft.of(edges, owner, part, num_parts)
-    return draft.complete(policy, ask(draft.wanted))
+    draft = _draft(edges, owner, part, num_parts, policy)
+    return _complete(draft, ask(_wanted(draft)))
 
 
 def build_plans(edge_index: IntArray, assignment: IntArray, num_parts: int, edges: EdgePolicy) -> list[PartitionPlan]:
@@ -138,12 +138,12 @@ def build_plans(edge_index: IntArray, assignment: IntArray, num_parts: int, edge
     owner = np.asarray(assignment)
     _check_owner(owner, num_parts)
     _check_ends(edge_index[0], edge_index[1], len(owner))
-    drafts = [
-        _Draft.of(select_edges(edge_index, owner, part, edges), owner, part, num_parts) for part in range(num_parts)
-    ]
+    local = [select_edges(edge_index, owner, part, edges) for part in range(num_parts)]
+    drafts = [_draft(own, owner, part, num_parts, edges) for part, own in enumerate(local)]
     # Each send list is read off the receivers' ghosts. Seen from the sender's own edges
     # it would be wrong: our edges are directed, so need is not mutual.
-    return [draft.complete(edges, [other.wanted[draft.part] for other in drafts]) for draft in drafts]
+    wanted = [_wanted(draft) for draft in drafts]
+    return [_complete(draft, [ids[draft.part] for ids in wanted]) for draft in drafts]
 
 
 def select_edges(edge_index: IntArray, owner: IntArray, part: int, policy: EdgePolicy) -> LocalEdges:
@@ -158,73 +158,52 @@ def select_edges(edge_index: IntArray, owner: IntArray, part: int, policy: EdgeP
     return LocalEdges(edge_ids, edge_index[0, edge_ids], edge_index[1, edge_ids])
 
 
-@dataclass(frozen=True, eq=False)
-class _Draft:
-    """A plan that does not know yet what the others need."""
+def _draft(edges: LocalEdges, owner: IntArray, part: int, num_parts: int, policy: EdgePolicy) -> PartitionPlan:
+    """The plan of a part that does not know yet what the others need: it sends nothing."""
+    owned_ids = np.flatnonzero(owner == part)
+    # Ghosts by a mask of all nodes: ids of edges' ends, most of them several times there, need not be sorted.
+    touched = np.zeros(len(owner), dtype=bool)
+    touched[edges.src] = True
+    touched[edges.dst] = True
+    touched[owned_ids] = False
+    ghost_ids = np.flatnonzero(touched)
+    # Stable: those of one owner stay ascending, as the owner will send them.
+    ghost_ids = ghost_ids[np.argsort(owner[ghost_ids], kind="stable")]
+    local_ids = np.concatenate([owned_ids, ghost_ids])
+    row_of = np.full(len(owner), -1, dtype=np.int64)
+    row_of[local_ids] = np.arange(len(local_ids))
+    edge_rows = np.stack([row_of[edges.src], row_of[edges.dst]])
+    return PartitionPlan(
+        part=part,
+        num_parts=num_parts,
+        policy=policy,
+        owned_ids=owned_ids,
+        ghost_ids=ghost_ids,
+        edge_ids=edges.edge_ids,
+        edge_rows=edge_rows,
+        edge_owned=edge_rows[1] < len(owned_ids),
+        send_rows=np.zeros(0, np.int64),
+        send_counts=np.zeros(num_parts, np.int64),
+        recv_counts=np.bincount(owner[ghost_ids], minlength=num_parts).astype(np.int64),
+    )
 
-    part: int
-    owned_ids: IntArray
-    ghost_ids: IntArray
-    recv_counts: IntArray
-    edges: LocalEdges
-    edge_rows: IntArray
-    row_of: IntArray
 
-    @classmethod
-    def of(cls, edges: LocalEdges, owner: IntArray, part: int, num_parts: int) -> _Draft:
-        """Number the local nodes of a part: owned ones ascending, then ghosts by owner."""
-        owned_ids = np.flatnonzero(owner == part)
-        # Found by a mask of all nodes: ids of edges' ends, most of them several times there, need not be sorted.
-        touched = np.zeros(len(owner), dtype=bool)
-        touched[edges.src] = True
-        touched[edges.dst] = True
-        touched[owned_ids] = False
-        ghost_ids = np.flatnonzero(touched)
-        # Stable: those of one owner stay ascending, as the owner will send them.
-        ghost_ids = ghost_ids[np.argsort(owner[ghost_ids], kind="stable")]
-        row_of = np.full(len(owner), -1, dtype=np.int64)
-        row_of[owned_ids] = np.arange(len(owned_ids))
-        row_of[ghost_ids] = len(owned_ids) + np.arange(len(ghost_ids))
-        edge_rows = np.stack([row_of[edges.src], row_of[edges.dst]])
-        recv_counts = np.bincount(owner[ghost_ids], minlength=num_parts).astype(np.int64)
-        return cls(
-            part=part,
-            owned_ids=owned_ids,
-            ghost_ids=ghost_ids,
-            recv_counts=recv_counts,
-            edges=edges,
-            edge_rows=edge_rows,
-            row_of=row_of,
+def _wanted(plan: PartitionPlan) -> list[IntArray]:
+    """The ghosts that a part needs from each part."""
+    return list(np.split(plan.ghost_ids, np.cumsum(plan.recv_counts)[:-1]))
+
+
+def _complete(plan: PartitionPlan, owed: Sequence[IntArray]) -> PartitionPlan:
+    """The plan with what each part asked for: `owed[p]` holds the ids that part `p` needs from here."""
+    send_ids = np.concatenate([np.zeros(0, np.int64), *owed])
+    if len(strangers := send_ids[~np.isin(send_ids, plan.owned_ids)]):
+        raise RuntimeError(
+            f"part {plan.part} was asked for node {strangers[0]}, which it does not own; "
+            "the parts hold different assignments of one event."
         )
-
-    @property
-    def wanted(self) -> list[IntArray]:
-        """The ghosts this part needs from each part."""
-        return list(np.split(self.ghost_ids, np.cumsum(self.recv_counts)[:-1]))
-
-    def complete(self, policy: EdgePolicy, owed: Sequence[IntArray]) -> PartitionPlan:
-        """Add what each part asked for: `owed[p]` holds the ids that part `p` needs from here."""
-        send_ids = np.concatenate([np.zeros(0, np.int64), *owed])
-        beyond = len(self.row_of)  # an id of another event may be larger than any of this one
-        send_rows = np.append(self.row_of, -1)[np.minimum(send_ids, beyond)]
-        if len(stranger := send_ids[(send_rows < 0) | (send_rows >= len(self.owned_ids))]):
-            raise RuntimeError(
-                f"part {self.part} was asked for node {stranger[0]}, which it does not own; "
-                "the parts hold different assignments of one event."
-            )
-        return PartitionPlan(
-            part=self.part,
-            num_parts=len(self.recv_counts),
-            policy=policy,
-            owned_ids=self.owned_ids,
-            ghost_ids=self.ghost_ids,
-            edge_ids=self.edges.edge_ids,
-            edge_rows=self.edge_rows,
-            edge_owned=self.edge_rows[1] < len(self.owned_ids),
-            send_rows=send_rows,
-            send_counts=np.array([len(ids) for ids in owed], dtype=np.int64),
-            recv_counts=self.recv_counts,
-        )
+    send_counts = np.array([len(ids) for ids in owed], dtype=np.int64)
+    # Owned ids are ascending, and a row is a place among them.
+    return replace(plan, send_rows=np.searchsorted(plan.owned_ids, send_ids), send_counts=send_counts)
 
 
 def _check_owner(owner: IntArray, num_parts: int) -> None:

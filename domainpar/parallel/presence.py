@@ -79,7 +79,7 @@ class Presence:
         return Life(beat, calls)
 
     def where(self, problem: Problem | None = None) -> Where:
-        """The place of this rank, for an error: that of the problem, and of its last mark where the problem has none."""
+        """The place of this rank, for an error: the problem's own, and where it has none that of the last mark."""
         where = Where(rank=self.transport.rank, size=self.transport.size, host=self.host)
         if (mark := self.last_mark) is not None:
             where = replace(where, event=mark.event, step=mark.step, phase=mark.phase)
