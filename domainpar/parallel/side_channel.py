@@ -33,17 +33,16 @@ def connect(host: str, port: int, serves: bool = False, timeout: float = timeout
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+    # Not waited for: who is absent is said by name, by those who count (`meeting`).
     limit = timedelta(seconds=timeout)
-    store: Store = TCPStore(host, port, is_master=serves, wait_for_workers=False, timeout=limit)
-    return store
+    return TCPStore(host, port, is_master=serves, wait_for_workers=False, timeout=limit)  # type: ignore[no-any-return]
 
 
 def prefixed(prefix: str, store: Store) -> Store:
     """The same store, its keys apart from those of others."""
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-    apart: Store = PrefixStore(prefix, store)
-    return apart
+    return PrefixStore(prefix, store)  # type: ignore[no-any-return]
 
 
 def share_store(transport: Transport) -> SideChannel | None:
