@@ -35,14 +35,14 @@ def connect(host: str, port: int, serves: bool = False, timeout: float = timeout
 
     # Not waited for: who is absent is said by name, by those who count (`meeting`).
     limit = timedelta(seconds=timeout)
-    return TCPStore(host, port, is_master=serves, wait_for_workers=False, timeout=limit)  # type: ignore[no-any-return]
+    return TCPStore(host, port, is_master=serves, wait_for_workers=False, timeout=limit)
 
 
 def prefixed(prefix: str, store: Store) -> Store:
     """The same store, its keys apart from those of others."""
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-    return PrefixStore(prefix, store)  # type: ignore[no-any-return]
+    return PrefixStore(prefix, store)
 
 
 def share_store(transport: Transport) -> SideChannel | None:
