@@ -51,7 +51,7 @@ class ExchangeCounters:
 
 @dataclass(frozen=True, eq=False)
 class World:
-    """All ranks of a run, as a grid of data groups and domain groups.
+    """All ranks of a run, as a grid of data groups and domain groups, with the ways to come by one.
 
     The ranks of a domain group are consecutive and share one event; data groups take different events. As a context
     manager, a world ends all its ranks if one of them fails in the block, and is closed at its end.
