@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 TransportName = Literal["auto", "mpi", "gloo", "nccl"]
 
+LARGEST_DEFAULT_DOMAIN = 8  # ranks that share one event, by default
+
 
 class NobodyServes(Refused):
     """Rank 0, which would print what is wrong, cannot be met: every rank says so itself."""
@@ -34,12 +36,7 @@ Meeting = tuple[Transport, torch.device, SideChannel | None]
 
 
 def meet(
-    transport: TransportName,
-    device: str,
-    domain_size: int | None,
-    timeout: float,
-    join_seconds: float,
-    share_gpu: bool,
+    transport: TransportName, device: str, domain_size: int | None, timeout: float, join_seconds: float, share_gpu: bool
 ) -> Meeting:
     """Join the other processes that a launcher started; alone without one. *Collective*.
 
@@ -62,10 +59,9 @@ def meet(
         return ThreadTransport(Switchboard(1), 0), own_device, SideChannel.of_threads(1)
     comm = join_mpi(transport, launcher)
     name = choose_transport(transport, own_device, has_mpi=comm is not None)
-    marks: SideChannel | None
     if comm is None:
         rank, towards = launcher.rank, launchers.address(launcher)
-        marks = _meet_at(*towards, launcher, join_seconds)
+        marks: SideChannel | None = _meet_at(*towards, launcher, join_seconds)
     else:
         from domainpar.parallel.mpi import MpiTransport
 
@@ -81,9 +77,6 @@ def meet(
             )
         rank, towards = by_mpi.rank, (marks.hosts[0], 1)
     return _of_store(name, own_device, timeout, marks, rank, towards), own_device, marks
-
-
-LARGEST_DEFAULT_DOMAIN = 8
 
 
 def checked_domain_size(domain_size: int | None, size: int) -> int:
