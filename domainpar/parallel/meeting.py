@@ -59,9 +59,10 @@ def meet(
         return ThreadTransport(Switchboard(1), 0), own_device, SideChannel.of_threads(1)
     comm = join_mpi(transport, launcher)
     name = choose_transport(transport, own_device, has_mpi=comm is not None)
+    marks: SideChannel | None
     if comm is None:
         rank, towards = launcher.rank, launchers.address(launcher)
-        marks: SideChannel | None = _meet_at(*towards, launcher, join_seconds)
+        marks = _meet_at(*towards, launcher, join_seconds)
     else:
         from domainpar.parallel.mpi import MpiTransport
 
