@@ -56,7 +56,8 @@ def judge_of(config: InferConfig, conditions: dict[str, Any] | None) -> Judge:
     def judge(event: StoredEvent, scores: EventScores) -> dict[str, Any]:
         # An edge without a score never passes and ranks below all others: what naive mode cuts, it loses.
         logits = np.where(scores.edge_scored, scores.edge_logit, -np.inf)
-        counts = count_event(event, logits[scores.original_position], conditions)
+        in_stored_order = logits[event.read_edges("original_position", np.arange(event.num_edges))]
+        counts = count_event(event, in_stored_order, conditions)
         judgement = judge_tracks(event, scores, cuts, _border_sectors(config)) if config.tracks else {}
         return {
             "edges": None if counts is None else asdict(counts),

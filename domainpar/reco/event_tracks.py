@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -13,11 +13,11 @@ from domainpar import faults
 from domainpar.compiling import clock
 from domainpar.events.detector import field_of_surfaces
 from domainpar.events.graph import FloatArray, IntArray, surface_numbers
-from domainpar.events.store import StoredEvent
+from domainpar.events.store import StoredEvent, WholeEvent
 from domainpar.reco.classical.finder import find_tracks
 from domainpar.reco.scores import CEILING, CLASSICAL, NETWORK, EventScores
 from domainpar.reco.stitching import stitch
-from domainpar.reco.track_files import DATASETS, TrackedEvent, write_acorn, write_csv
+from domainpar.reco.track_files import DATASETS, write_acorn, write_csv
 from domainpar.reco.tracks import TrackOptions, build_tracks
 
 Format = Literal["zarr", "acorn", "csv"]
@@ -50,72 +50,52 @@ class TrackFinders:
             Problem: If the event lacks positions, or has a layer that is none of TrackML's, where a finder needs them;
                 or if its name cannot name a file of the format.
         """
-        ids = event.ids_in_users_order()
+        whole = WholeEvent(event)
         if self.options is not None:
             faults.reach("tracks")
-            scores = with_tracks(event, scores, self.options, ids)
+            scores = with_tracks(whole, scores, self.options)
         if self.classical:
-            scores = replace(scores, tracks={**scores.tracks, CLASSICAL: _classical_tracks(event, ids)})
+            scores = replace(scores, tracks={**scores.tracks, CLASSICAL: _classical_tracks(whole)})
         if self.format == "acorn":
-            write_acorn(self.directory, _tracked(event, scores, ids), DATASETS[self.split_of[event.event_id]])
+            dataset = DATASETS[self.split_of[event.event_id]]
+            write_acorn(self.directory, dataset, whole.hits, scores, whole.edges("label"))
         if self.format == "csv":
-            write_csv(self.directory, _tracked(event, scores, ids))
+            write_csv(self.directory, scores)
         return scores
 
 
-def with_tracks(event: StoredEvent, scores: EventScores, options: TrackOptions, ids: IntArray) -> EventScores:
-    """Scores with the tracks that they, and perfect ones, give; `ids` are those of the hits in the user's order.
+def with_tracks(whole: WholeEvent, scores: EventScores, options: TrackOptions) -> EventScores:
+    """Scores with the tracks that they, and perfect ones, give.
 
     In naive mode an edge between two sectors has no score, and only stitching joins tracks of two sectors.
 
     Raises:
         Problem: If a walk is asked for where hits have no positions.
     """
-    if options.method == "walk" and not event.has_positions:
-        raise event.place.problem("a walk goes outward, but its hits have no positions", "take --tracks cc or junction")
+    place = whole.event.place
+    if options.method == "walk" and not whole.event.has_positions:
+        raise place.problem("a walk goes outward, but its hits have no positions", "take --tracks cc or junction")
     began = clock()
-    position = event.read_nodes("position", ids) if event.has_positions else None
-    volume, layer = (event.read_nodes(name, ids) for name in ("volume", "layer"))
-    surface, field = surface_numbers(volume, layer), field_of_surfaces(volume, layer)
+    hits = whole.hits
+    surface, field = surface_numbers(hits.volume, hits.layer), field_of_surfaces(hits.volume, hits.layer)
     edge_index = scores.edge_index[:, scores.edge_scored]
 
     def build(logits: FloatArray) -> IntArray:
-        tracks = build_tracks(edge_index, logits[scores.edge_scored], surface, position, options)
-        return tracks if position is None or not options.stitch else stitch(tracks, position, field=field)
+        tracks = build_tracks(edge_index, logits[scores.edge_scored], surface, hits.position, options)
+        return tracks if hits.position is None or not options.stitch else stitch(tracks, hits.position, field=field)
 
     tracks = {NETWORK: build(scores.edge_logit)}
     seconds = {**scores.seconds, "tracks": clock() - began}
-    if event.has_labels:
-        label = scores.in_users_order(event.read_edges("label", np.arange(event.num_edges)))
+    if (label := whole.edges("label")) is not None:
         tracks[CEILING] = build(np.where(label > 0, CERTAIN, -CERTAIN))
     return replace(scores, tracks=tracks, seconds=seconds)
 
 
-def _classical_tracks(event: StoredEvent, ids: IntArray) -> IntArray:
-    if not event.has_positions:
-        raise event.place.problem("--classical follows helices, but its hits have no positions", "leave it out")
-    position, volume, layer, module = (
-        event.read_nodes(name, ids) for name in ("position", "volume", "layer", "module")
-    )  # fmt: skip
+def _classical_tracks(whole: WholeEvent) -> IntArray:
+    hits, place = whole.hits, whole.event.place
+    if hits.position is None:
+        raise place.problem("--classical follows helices, but its hits have no positions", "leave it out")
     try:
-        return find_tracks(position, volume, layer, module)
+        return find_tracks(hits.position, hits.volume, hits.layer, hits.module)
     except ValueError as error:
-        raise event.place.of(error) from error
-
-
-def _tracked(event: StoredEvent, scores: EventScores, ids: IntArray) -> TrackedEvent:
-    nodes: dict[str, Any] = {name: event.read_nodes(name, ids) for name in ("volume", "layer", "module")}
-    label = event.read_edges("label", np.arange(event.num_edges)) if event.has_labels else None
-    return TrackedEvent(
-        event_id=event.event_id,
-        hit_id=scores.hit_id,
-        track_id=scores.tracks.get(NETWORK, np.full(event.num_nodes, -1, np.int64)),
-        position=event.read_nodes("position", ids) if event.has_positions else None,
-        edge_index=scores.edge_index,
-        edge_score=scores.edge_score,
-        label=None if label is None else scores.in_users_order(label),
-        particle_id=event.read_nodes("particle_id", ids) if event.has_particle_ids else None,
-        particles=event.particles(),
-        seconds=scores.seconds.get("tracks", 0.0),
-        **nodes,
-    )
+        raise place.of(error) from error

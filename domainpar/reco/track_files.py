@@ -15,59 +15,24 @@ from __future__ import annotations
 import importlib
 import io
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
+import torch
 
 from domainpar.atomic_files import write_whole
-from domainpar.events.graph import FloatArray, IntArray, Particles
+from domainpar.events.graph import FloatArray, Hits, IntArray, Particles
 from domainpar.events.store import SUFFIX, event_file_name
 from domainpar.problems import Problem
 from domainpar.reco.performance.truth import rows_of_table
+from domainpar.reco.scores import NETWORK, EventScores
 
 Dataset = Literal["trainset", "valset", "testset"]
 DATASETS: dict[str, Dataset] = {"train": "trainset", "val": "valset", "test": "testset"}
 """acorn's name of each split."""
 
 CSV_SUFFIX = "-tracks.csv"
-
-
-@dataclass(frozen=True, eq=False)
-class TrackedEvent:
-    """The hits, edges and tracks of one event, to be written. Hits and edges are in the user's order.
-
-    Attributes:
-        event_id: Name of the event; acorn's evaluation wants a number.
-        hit_id: The user's own number of each hit, int64 [N].
-        track_id: Track of each hit, -1 for none, int64 [N].
-        position: x, y, z in mm, [N, 3]; acorn's files need it, and lists of tracks their order from it.
-        edge_index: Rows of the two hits of each edge, int64 [2, E].
-        edge_score: Score of each edge, 0 where there is none, [E].
-        label: 1 for a true segment, [E]; None without truth.
-        particle_id: Particle of each hit, 0 for noise, int64 [N]; None without truth.
-        particles: The particle table; None when unknown.
-        volume: Detector volume, [N]; None when unknown.
-        layer: Layer within the volume, [N]; None when unknown.
-        module: Module within the layer, [N]; None when unknown.
-        seconds: Time that the tracks took; acorn's evaluation averages it.
-    """
-
-    event_id: str
-    hit_id: IntArray
-    track_id: IntArray
-    position: FloatArray | None
-    edge_index: IntArray
-    edge_score: FloatArray
-    label: IntArray | None = None
-    particle_id: IntArray | None = None
-    particles: Particles | None = None
-    volume: IntArray | None = None
-    layer: IntArray | None = None
-    module: IntArray | None = None
-    seconds: float = 0.0
 
 
 def check_acorn_files_can_be_written() -> None:
@@ -85,13 +50,17 @@ def check_acorn_files_can_be_written() -> None:
         ) from error
 
 
-def write_acorn(directory: str | Path, event: TrackedEvent, dataset: Dataset) -> tuple[Path, Path]:
+def write_acorn(
+    directory: str | Path, dataset: Dataset, hits: Hits, scores: EventScores, label: IntArray | None
+) -> tuple[Path, Path]:
     """Write one event as acorn's track building leaves it: a `.pyg` file and a list of tracks.
 
     Args:
         directory: Parent of the folders `{dataset}` and `{dataset}_tracks`.
-        event: The event.
         dataset: The folder, acorn's name of the split.
+        hits: The hits of the event. acorn's evaluation wants a number for its name.
+        scores: Its scores and tracks; acorn's evaluation averages the time that tracks took.
+        label: 1 for a true segment, [E]; None without truth.
 
     Returns:
         Paths of the `.pyg` file and of the list.
@@ -100,15 +69,15 @@ def write_acorn(directory: str | Path, event: TrackedEvent, dataset: Dataset) ->
         ValueError: If torch_geometric is not there, or the event has no positions or a name that cannot name a file.
     """
     check_acorn_files_can_be_written()
-    stem = _stem(event)
+    stem = _stem(scores.event_id)
     path = Path(directory) / dataset / f"{stem}.pyg"
-    write_whole(path, _saved(acorn_columns(event)))
+    write_whole(path, _saved(acorn_columns(hits, scores, label)))
     tracks = Path(directory) / f"{dataset}_tracks" / f"{stem}.txt"
-    write_whole(tracks, track_lines(event).encode())
+    write_whole(tracks, track_lines(scores.hit_id, _track_id(scores), hits.position).encode())
     return path, tracks
 
 
-def write_csv(directory: str | Path, event: TrackedEvent) -> Path:
+def write_csv(directory: str | Path, scores: EventScores) -> Path:
     """Write the track of each hit as CSV: columns event_id, hit_id, track_id, every hit once, in the user's order.
 
     Tracks count from 1, and hits on no track have 0: TrackML's scorer wants no negative number. It takes such a table
@@ -117,26 +86,26 @@ def write_csv(directory: str | Path, event: TrackedEvent) -> Path:
     Raises:
         ValueError: If the name of the event cannot name a file.
     """
-    path = Path(directory) / f"{_stem(event)}{CSV_SUFFIX}"
-    rows = (f"{event.event_id},{hit},{track + 1}" for hit, track in zip(event.hit_id.tolist(), event.track_id.tolist()))
+    path = Path(directory) / f"{_stem(scores.event_id)}{CSV_SUFFIX}"
+    of_hits = zip(scores.hit_id.tolist(), _track_id(scores).tolist())
+    rows = (f"{scores.event_id},{hit},{track + 1}" for hit, track in of_hits)
     write_whole(path, "\n".join(["event_id,hit_id,track_id", *rows, ""]).encode())
     return path
 
 
-def track_lines(event: TrackedEvent) -> str:
+def track_lines(hit_id: IntArray, track_id: IntArray, position: FloatArray | None) -> str:
     """The tracks, one a line in the order of their numbers: hit ids from the inside out (by r^2 + z^2), blanks between.
 
     Without positions the hits of a track are in the user's order.
     """
-    distance = np.zeros(len(event.hit_id)) if event.position is None else (_float64(event.position) ** 2).sum(axis=1)
-    order = np.lexsort((distance, event.track_id))
-    order = order[event.track_id[order] >= 0]
-    starts = np.flatnonzero(np.diff(event.track_id[order], prepend=-1))
-    hits = event.hit_id[order].astype(str)
-    return "".join(" ".join(track) + "\n" for track in np.split(hits, starts[1:]) if len(track))
+    distance = np.zeros(len(hit_id)) if position is None else (position.astype(np.float64) ** 2).sum(axis=1)
+    order = np.lexsort((distance, track_id))
+    order = order[track_id[order] >= 0]
+    starts = np.flatnonzero(np.diff(track_id[order], prepend=-1))
+    return "".join(" ".join(track) + "\n" for track in np.split(hit_id[order].astype(str), starts[1:]) if len(track))
 
 
-def acorn_columns(event: TrackedEvent) -> dict[str, Any]:
+def acorn_columns(hits: Hits, scores: EventScores, label: IntArray | None) -> dict[str, Any]:
     """The columns of the `.pyg` file by acorn's names, as numpy arrays.
 
     True edges join the hits of a particle one after the other, by distance from the origin. With them come columns of
@@ -146,44 +115,52 @@ def acorn_columns(event: TrackedEvent) -> dict[str, Any]:
     Raises:
         Problem: If the event has no positions.
     """
-    if event.position is None:
-        raise Problem("it has no positions, which acorn's files need", "write another format", event=event.event_id)
-    x, y, z = _float64(event.position).T
+    if hits.position is None:
+        raise Problem("it has no positions, which acorn's files need", "write another format", event=hits.event_id)
+    x, y, z = hits.position.astype(np.float64).T
     r = np.hypot(x, y)
     with np.errstate(divide="ignore", invalid="ignore"):
         eta = np.arcsinh(z / r)
-    ids = {"volume_id": event.volume, "layer_id": event.layer, "module_id": event.module}
     return {
-        "hit_id": event.hit_id,
+        "hit_id": hits.hit_id,
         "x": x,
         "z": z,
         "r": r,
         "phi": np.arctan2(y, x),
         "eta": eta,
-        **{name: values for name, values in ids.items() if values is not None},
-        "edge_index": event.edge_index,
-        "scores": event.edge_score,
-        "labels": event.track_id,
-        **({} if event.label is None else {"y": event.label != 0}),
-        **({} if event.particle_id is None else _truth(event, event.particle_id, r * r + z * z)),
-        "num_nodes": len(event.hit_id),
-        "event_id": [event.event_id],
+        "volume_id": hits.volume,
+        "layer_id": hits.layer,
+        "module_id": hits.module,
+        "edge_index": scores.edge_index,
+        "scores": scores.edge_score,
+        "labels": _track_id(scores),
+        **({} if label is None else {"y": label != 0}),
+        **_truth(hits, scores.edge_index, r * r + z * z),
+        "num_nodes": len(hits),
+        "event_id": [hits.event_id],
         "config": [{}],
-        "time_taken": event.seconds,
+        "time_taken": scores.seconds.get("tracks", 0.0),
     }
 
 
-def _truth(event: TrackedEvent, particle_id: IntArray, distance: npt.NDArray[np.float64]) -> dict[str, Any]:
-    order = np.lexsort((distance, particle_id))
+def _track_id(scores: EventScores) -> IntArray:
+    return scores.tracks.get(NETWORK, np.full(len(scores.hit_id), -1, np.int64))
+
+
+def _truth(hits: Hits, edge_index: IntArray, distance: FloatArray) -> dict[str, Any]:
+    """Columns of the true edges; none without truth. `distance` is that of each hit from the origin, squared."""
+    if hits.particle_id is None:
+        return {}
+    order = np.lexsort((distance, hits.particle_id))
     inner, outer = order[:-1], order[1:]
-    joined = (particle_id[inner] == particle_id[outer]) & (particle_id[inner] != 0)
+    joined = (hits.particle_id[inner] == hits.particle_id[outer]) & (hits.particle_id[inner] != 0)
     track_edges = np.stack([inner[joined], outer[joined]])
-    of_edge = particle_id[track_edges[0]]
+    of_edge = hits.particle_id[track_edges[0]]
     return {
         "track_edges": track_edges,
-        "truth_map": _places(track_edges, event.edge_index, len(particle_id)),
+        "truth_map": _places(track_edges, edge_index, len(hits)),
         "particle_id": of_edge,
-        **({} if event.particles is None else _of_particles(event.particles, of_edge)),
+        **({} if hits.particles is None else _of_particles(hits.particles, of_edge)),
     }
 
 
@@ -208,14 +185,12 @@ def _of_particles(particles: Particles, of_edge: IntArray) -> dict[str, Any]:
         **{name: whole[of] for name, of in {"primary": "primary", "pdgId": "pdg_id"}.items() if of in whole},
         "pt": columns["pt"] * 1000.0,
         "eta_particle": columns["eta"],
-        "radius": _float64(np.hypot(x, y)),
+        "radius": np.hypot(x, y).astype(np.float64),
         "nhits": whole["nhits"],
     }
 
 
 def _saved(columns: Mapping[str, Any]) -> bytes:
-    import torch
-
     data = importlib.import_module("torch_geometric.data").Data()
     for name, value in columns.items():
         # Copied: an array that shares memory with others, or may not be written, would be saved with all of it.
@@ -225,9 +200,5 @@ def _saved(columns: Mapping[str, Any]) -> bytes:
     return buffer.getvalue()
 
 
-def _stem(event: TrackedEvent) -> str:
-    return event_file_name(event.event_id).removesuffix(SUFFIX)
-
-
-def _float64(values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    return values.astype(np.float64)
+def _stem(event_id: str) -> str:
+    return event_file_name(event_id).removesuffix(SUFFIX)

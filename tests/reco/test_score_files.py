@@ -30,7 +30,6 @@ def some_scores(num_edges=5, event_id="7", dtype=np.float32):
         edge_logit=logit,
         edge_score=np.where(scored, 1 / (1 + np.exp(-logit)), 0).astype(dtype),
         edge_scored=scored,
-        original_position=np.arange(num_edges),
     )
 
 

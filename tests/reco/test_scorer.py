@@ -48,7 +48,8 @@ def test_every_rank_finishes_an_event_of_its_own_and_all_hear_of_each_in_the_sam
     def run(world):
         def finish(event, scores):
             finished.append((world.rank, event.event_id))
-            assert scores.edge_logit.tolist() == (scores.original_position.argsort() + 1).tolist()
+            position = event.read_edges("original_position", np.arange(event.num_edges))
+            assert scores.edge_logit.tolist() == (position.argsort() + 1).tolist()
             return scores
 
         return scored(world, store, tmp_path, finish)

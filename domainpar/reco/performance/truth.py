@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from domainpar.events import detector
 from domainpar.events.graph import BoolArray, FloatArray, IntArray, Particles, surface_numbers
-from domainpar.events.store import StoredEvent
+from domainpar.events.store import StoredEvent, WholeEvent
 from domainpar.events.targets import NO_PARTICLES, target_particles
 
 Floats = npt.NDArray[np.float64]
@@ -66,23 +66,25 @@ def truth_of(event: StoredEvent, border_sectors: int | None = None) -> EventTrut
     Raises:
         ValueError: If the event cannot be read, or `border_sectors` is below 1.
     """
-    if not event.has_particle_ids:
+    whole = WholeEvent(event)
+    hits = whole.hits
+    if hits.particle_id is None:
         return None
-    ids = event.ids_in_users_order()
-    position = event.read_nodes("position", ids) if event.has_positions else None
     border = None
-    if border_sectors is not None and position is not None:
-        border = distance_to_other_sectors(position, _sector_of_nodes(event, border_sectors)[ids])
-    volume, layer = event.read_nodes("volume", ids), event.read_nodes("layer", ids)
+    if border_sectors is not None and hits.position is not None:
+        from domainpar.parallel.part_loading import sector_of_tiles  # torch comes with it; reading counts needs none
+
+        sector_of_node = np.repeat(sector_of_tiles(event, border_sectors), np.diff(event.node_ptr))
+        border = distance_to_other_sectors(hits.position, sector_of_node[whole.node_ids])
     return EventTruth(
-        particle_id=event.read_nodes("particle_id", ids),
-        surface=surface_numbers(volume, layer),
-        weight=event.read_nodes("weight", ids) if event.has_weights else None,
-        position=position,
-        particles=event.particles(),
+        particle_id=hits.particle_id,
+        surface=surface_numbers(hits.volume, hits.layer),
+        weight=hits.weight,
+        position=hits.position,
+        particles=hits.particles,
         border=border,
         border_sectors=border_sectors,
-        field=detector.field_of_surfaces(volume, layer),
+        field=detector.field_of_surfaces(hits.volume, hits.layer),
     )
 
 
@@ -119,12 +121,6 @@ def rows_of_table(table: Particles | None, particle_ids: IntArray, name: str) ->
     listed = table.particle_id[order[at]] == particle_ids
     values[listed] = getattr(table, name)[order[at[listed]]]
     return values
-
-
-def _sector_of_nodes(event: StoredEvent, num_sectors: int) -> IntArray:
-    from domainpar.parallel.part_loading import sector_of_tiles  # torch comes with it; reading counts needs none
-
-    return np.repeat(sector_of_tiles(event, num_sectors), np.diff(event.node_ptr))
 
 
 # --- borders of sectors ----------------------------------------------------------------------------------------------
