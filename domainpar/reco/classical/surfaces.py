@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from domainpar.events import detector
-from domainpar.events.detector import Barrel, Disk, Surface
+from domainpar.events.detector import Barrel
 from domainpar.events.graph import FloatArray, IntArray
 from domainpar.reco.helix import check_finite, check_positions
 
@@ -37,25 +37,24 @@ class Layout:
 @lru_cache(maxsize=1)
 def layout() -> Layout:
     """The surfaces, built once a process."""
-    surfaces = detector.SURFACES
+    places = np.zeros(len(detector.SURFACES), PLACE_DTYPE)
     by_way: list[list[int]] = [[], [], []]
-    for i, surface in enumerate(surfaces):
-        by_way[0 if isinstance(surface, Barrel) else (1 if surface.z < 0 else 2)].append(i)
-    places = np.array([_place(surface) for surface in surfaces], PLACE_DTYPE)
-    ways = np.full((3, len(surfaces)), -1, np.int64)
-    for way, surfaces_of_way in enumerate(by_way):
-        ways[way, : len(surfaces_of_way)] = sorted(surfaces_of_way, key=lambda i: (abs(places["coordinate"][i]), i))
+    for i, surface in enumerate(detector.SURFACES):
+        variances = surface.sensor.pitch_u**2 / 12, surface.sensor.pitch_v**2 / 12
+        if isinstance(surface, Barrel):
+            half = (surface.num_rows - 1) / 2 * surface.row_pitch + surface.half_v
+            places[i] = True, surface.radius, -half, half, *variances
+            by_way[0].append(i)
+        else:
+            low = min(ring.radius - ring.half_v for ring in surface.rings)
+            high = max(ring.radius + ring.half_v for ring in surface.rings)
+            places[i] = False, surface.z, low, high, *variances
+            by_way[1 if surface.z < 0 else 2].append(i)
+    ways = np.full((3, len(places)), -1, np.int64)
+    for way, of_way in zip(ways, by_way):
+        # Disks of two volumes may have one z: the order of the detector's table decides.
+        way[: len(of_way)] = sorted(of_way, key=lambda i: (abs(places["coordinate"][i]), i))
     return Layout(places, ways)
-
-
-def _place(surface: Surface) -> tuple[bool, float, float, float, float, float]:
-    var_u, var_v = surface.sensor.pitch_u**2 / 12, surface.sensor.pitch_v**2 / 12
-    if isinstance(surface, Disk):
-        low = min(ring.radius - ring.half_v for ring in surface.rings)
-        high = max(ring.radius + ring.half_v for ring in surface.rings)
-        return False, surface.z, low, high, var_u, var_v
-    half = (surface.num_rows - 1) / 2 * surface.row_pitch + surface.half_v
-    return True, surface.radius, -half, half, var_u, var_v
 
 
 HIT_DTYPE = np.dtype(
@@ -116,5 +115,4 @@ def surface_of(volume: IntArray, layer: IntArray) -> IntArray:
             "and resolution of every surface, which are known for TrackML only."
         )
     surfaces = np.array([number[int(v), int(n)] for v, n in present], np.int64)
-    of_hit: IntArray = surfaces[place.reshape(-1)]
-    return of_hit
+    return np.asarray(surfaces[place.reshape(-1)])  # numpy 2.0 gives `place` the shape of the pairs
