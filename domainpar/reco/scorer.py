@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 from torch import nn
 
 from domainpar import faults
+from domainpar.agreement import gather
 from domainpar.compiling import clock
 from domainpar.events.store import EventRecord, EventStore, StoredEvent
 from domainpar.parallel.part_loading import BadEvent, open_together
@@ -104,10 +104,16 @@ class Scorer:
         num_groups, of_group = self.world.num_data_groups, self.world.domain.size
         for first in range(0, len(by_size), self.world.size):
             ours = by_size[first + self.world.data_group : first + self.world.size : num_groups]
-            answer = self._round(ours, first // num_groups)
-            answers = self.world.transport.all_gather(b"" if answer is None else json.dumps(answer).encode())
+            answers = gather(self.world.transport, self._round(ours, first // num_groups))
+            # By size again: the ranks of a group hold its events one after the other.
             in_order = [answers[group * of_group + rank] for rank in range(of_group) for group in range(num_groups)]
-            yield [_outcome(answer) for answer in in_order if answer]
+            yield [
+                Outcome(**answer | {"scored": ScoredEvent(**answer["scored"])})
+                if "scored" in answer
+                else LeftOut(**answer)
+                for answer in in_order
+                if answer is not None
+            ]
 
     def _round(self, records: Sequence[EventRecord], number: int) -> dict[str, Any] | None:
         """Score some events with the ranks of this group; the outcome of this rank's own event. *Collective*.
@@ -117,40 +123,36 @@ class Scorer:
             number: Events that the group has scored before.
         """
         own: tuple[EventScores, float] | None = None
-        left_out: LeftOut | None = None
+        answer: Outcome | LeftOut | None = None
         rank = self.world.domain.rank
         for root, record in enumerate(records):
             self.world.mark("score", number + root, record.event)
             began = clock()
             try:
-                scores = self._scores(record, root)
+                # All of it is read, so all is looked through first: later nobody waits for a rank that cannot read on.
+                with open_together(self.store, record, self.world.domain, check_bytes=True) as event:
+                    scores = score_event(
+                        self.model,
+                        event,
+                        self.world.domain,
+                        root=root,
+                        num_sectors=self.sectors,
+                        grouping=self.grouping,
+                        device=self.world.device,
+                        dtype=self.dtype,
+                        seed=self.seed,
+                    )
             except BadEvent as bad:
                 if self.on_bad_event == "fail":
                     raise bad.for_this_rank() from bad.__cause__
-                left_out = LeftOut(record.event, bad.what) if root == rank else left_out
+                answer = LeftOut(record.event, bad.what) if root == rank else answer
                 continue
             if scores is not None:
                 own = scores, clock() - began
         if own is not None:
             self.world.mark("write", number + rank, records[rank].event)
-            return asdict(self._finished(records[rank], *own))
-        return None if left_out is None else {"left_out": asdict(left_out)}
-
-    def _scores(self, record: EventRecord, root: int) -> EventScores | None:
-        """Score one event with the ranks of this group; the scores on one of them. *Collective*."""
-        # All of it is read, so all of it is looked through first: later nobody waits for one that cannot read on.
-        with open_together(self.store, record, self.world.domain, check_bytes=True) as event:
-            return score_event(
-                self.model,
-                event,
-                self.world.domain,
-                root=root,
-                num_sectors=self.sectors,
-                grouping=self.grouping,
-                device=self.world.device,
-                dtype=self.dtype,
-                seed=self.seed,
-            )
+            answer = self._finished(records[rank], *own)
+        return None if answer is None else asdict(answer)
 
     def _finished(self, record: EventRecord, scores: EventScores, seconds: float) -> Outcome:
         """Find the tracks of an event, write and judge them; on one rank."""
@@ -168,10 +170,3 @@ class Scorer:
             seconds_network=scores.seconds["network"],
             seconds_tracks=seconds_tracks,
         )
-
-
-def _outcome(answer: bytes) -> Outcome | LeftOut:
-    values = json.loads(answer)
-    if "left_out" in values:
-        return LeftOut(**values["left_out"])
-    return Outcome(**{**values, "scored": ScoredEvent(**values["scored"])})

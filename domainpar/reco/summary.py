@@ -11,7 +11,7 @@ from domainpar.events.store import EventRecord, EventStore
 from domainpar.nn.team import team
 from domainpar.parallel.world import World
 from domainpar.reco.performance.counts import TrackCounts
-from domainpar.reco.performance.rates import table
+from domainpar.reco.performance.rates import short, table
 from domainpar.reco.score_files import LIST, SCORES_SUFFIX
 from domainpar.reco.scorer import LeftOut, Outcome
 from domainpar.words import between, several, this_python
@@ -153,7 +153,7 @@ def _track_lines(outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def _metrics_line(split: str, values: Mapping[str, Any], about: Mapping[str, Any]) -> str:
-    shown = " ".join(f"{name}={_short(values[name])}" for name in ("edge_efficiency", "edge_purity", "edge_auc"))
+    shown = " ".join(f"{name}={short(values[name])}" for name in ("edge_efficiency", "edge_purity", "edge_auc"))
     approximate = ", approximate" if about["mode"] == "naive" else ""
     return (
         f"split={split} events={values['events']} {shown} (score above 0.5, against {values['target_edges']:,} target "
@@ -170,7 +170,3 @@ def _ceiling_line(split: str, counts: Mapping[str, int]) -> str:
         f"split={split} against the truth: {counts['in_graph'] / segments:.4f} of {segments:,} segments of the "
         f"target particles of tracks are candidate edges, {counts['passing'] / segments:.4f} pass as well"
     )
-
-
-def _short(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"

@@ -7,13 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from domainpar.events.graph import BoolArray, FloatArray, IntArray
 from domainpar.reco.performance.matching import Matching, Overlaps
 from domainpar.reco.performance.truth import EventTruth, directions, production_vertices
-
-Floats = npt.NDArray[np.float64]
 
 EDGES: Mapping[str, tuple[float, ...]] = {
     "pt": (0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0, 20.0, 50.0),
@@ -95,27 +92,20 @@ def bin_all(overlaps: Overlaps, truth: EventTruth, pt: FloatArray, eta: FloatArr
         "phi": _phi_of_first_hits(overlaps, truth),
         "border": _smallest(truth.border, overlaps.particle_of_hit, overlaps.num_particles),
     }
-    of_tracks = {
-        **_fitted(overlaps, truth),
-        "border": _smallest(truth.border, overlaps.track_of_hit, overlaps.num_tracks),
-    }
+    of_tracks = dict.fromkeys(("pt", "eta", "phi"), np.full(overlaps.num_tracks, np.nan))
+    if truth.position is not None:
+        from domainpar.reco.helix import fit_helices  # its compiled code is loaded when tracks are fitted only
+
+        helices = fit_helices(truth.position, overlaps.track_of_hit, overlaps.num_tracks, truth.field)
+        of_tracks = {"pt": helices.pt, "eta": helices.eta, "phi": helices.phi}
+    of_tracks["border"] = _smallest(truth.border, overlaps.track_of_hit, overlaps.num_tracks)
     return {
         name: Bins(edges, bins_of(of_particles[name], edges), bins_of(of_tracks[name], edges))
         for name, edges in EDGES.items()
     }
 
 
-def _fitted(overlaps: Overlaps, truth: EventTruth) -> dict[str, FloatArray]:
-    """pT, eta and phi of the helix of each track, NaN where there is none."""
-    if truth.position is None:
-        return {name: np.full(overlaps.num_tracks, np.nan) for name in ("pt", "eta", "phi")}
-    from domainpar.reco.helix import fit_helices  # its compiled code is loaded when tracks are fitted only
-
-    helices = fit_helices(truth.position, overlaps.track_of_hit, overlaps.num_tracks, truth.field)
-    return {"pt": helices.pt, "eta": helices.eta, "phi": helices.phi}
-
-
-def _smallest(values: FloatArray | None, row_of_hit: IntArray, count: int) -> Floats:
+def _smallest(values: FloatArray | None, row_of_hit: IntArray, count: int) -> FloatArray:
     """The smallest value among the hits of each row; NaN without values."""
     smallest = np.full(count, np.nan if values is None else np.inf)
     if values is not None:
@@ -124,7 +114,7 @@ def _smallest(values: FloatArray | None, row_of_hit: IntArray, count: int) -> Fl
     return smallest
 
 
-def _phi_of_first_hits(overlaps: Overlaps, truth: EventTruth) -> Floats:
+def _phi_of_first_hits(overlaps: Overlaps, truth: EventTruth) -> FloatArray:
     """phi of the hit of each particle that is nearest to its production vertex, or to the origin if that is unknown."""
     phi = np.full(overlaps.num_particles, np.nan)
     if truth.position is None:

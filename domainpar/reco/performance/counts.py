@@ -6,20 +6,20 @@ All are integers but the TrackML score, of which every event keeps its own; so t
 from __future__ import annotations
 
 import functools
+import json
 import operator
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from domainpar.events.graph import FloatArray, IntArray
+from domainpar.events.graph import IntArray
 from domainpar.reco.performance.binned import Binned, bin_all
 from domainpar.reco.performance.matching import (
     MAX_ABS_ETA,
     MIN_LAYERS,
     MajorityCounts,
-    Matching,
     Overlaps,
     StyleCounts,
     TrackCuts,
@@ -89,7 +89,7 @@ class TrackCounts:
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""
-        values: dict[str, Any] = _lists(asdict(self))
+        values: dict[str, Any] = json.loads(json.dumps(asdict(self)))  # lists for tuples, which JSON does not know
         return values
 
     @classmethod
@@ -99,17 +99,8 @@ class TrackCounts:
         Raises:
             ValueError: If something is missing, or is there and unknown.
         """
-        values = _checked(cls, values)
-        values["styles"] = {
-            name: StyleCounts(**_checked(StyleCounts, style)) for name, style in values["styles"].items()
-        }
-        values["majority"] = MajorityCounts(**_checked(MajorityCounts, values["majority"]))
-        values["trackml_score"] = tuple(values["trackml_score"])
-        values["binned"] = {
-            style: {name: _binned(binned) for name, binned in quantities.items()}
-            for style, quantities in values["binned"].items()
-        }
-        return cls(**values)
+        counts: TrackCounts = _of_type(cls, values)
+        return counts
 
 
 def total(counts: Iterable[TrackCounts]) -> TrackCounts:
@@ -135,27 +126,20 @@ def _added(ours: Any, theirs: Any) -> Any:
     return replace(ours, **{name: _added(getattr(ours, name), getattr(theirs, name)) for name in names})
 
 
-def _binned(values: Mapping[str, Any]) -> Binned:
-    return Binned(**{name: tuple(values) for name, values in _checked(Binned, values).items()})
-
-
-def _checked(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values, if there is one for each field of a dataclass and no other."""
-    wanted = {each.name for each in fields(kind)}
-    if set(values) != wanted:
-        missing, unknown = sorted(wanted - set(values)), sorted(set(values) - wanted)
-        raise ValueError(
-            f"counts of tracks ({kind.__name__}): missing {', '.join(missing) or 'nothing'}, unknown "
-            f"{', '.join(unknown) or 'nothing'}; they were written by another version. Infer again."
-        )
-    return dict(values)
-
-
-def _lists(value: Any) -> Any:
-    """The same with lists for tuples: JSON knows no tuples, and both are to compare equal."""
-    if isinstance(value, Mapping):
-        return {name: _lists(part) for name, part in value.items()}
-    return [_lists(part) for part in value] if isinstance(value, tuple | list) else value
+def _of_type(kind: Any, values: Any) -> Any:
+    """JSON values as an annotation names them: a dataclass, a mapping of such, a tuple; or as they are."""
+    if is_dataclass(kind):
+        types = get_type_hints(kind)
+        if set(values) != set(types):
+            missing, unknown = sorted(set(types) - set(values)), sorted(set(values) - set(types))
+            raise ValueError(
+                f"counts of tracks ({kind.__name__}): missing {', '.join(missing) or 'nothing'}, unknown "
+                f"{', '.join(unknown) or 'nothing'}; they were written by another version. Infer again."
+            )
+        return kind(**{name: _of_type(types[name], value) for name, value in values.items()})
+    if get_origin(kind) is Mapping:
+        return {name: _of_type(get_args(kind)[1], value) for name, value in values.items()}
+    return tuple(values) if get_origin(kind) is tuple else values
 
 
 # --- one event -------------------------------------------------------------------------------------------------------
@@ -173,13 +157,32 @@ def count_tracks(track_id: IntArray, truth: EventTruth, cuts: TrackCuts | None =
         ValueError: If there are not as many track ids as hits, an id is below -1, or the event cannot tell its targets.
     """
     cuts = cuts or TrackCuts()
-    overlaps = find_overlaps(_checked_ids(track_id, truth), truth.particle_id)
-    matchings = match(overlaps, cuts)
+    track_id = np.asarray(track_id, np.int64)
+    if track_id.shape != (len(truth),):
+        raise ValueError(f"{track_id.shape} track ids for {len(truth)} hits; give one to each hit, -1 for no track.")
+    if len(track_id) and track_id.min() < -1:
+        raise ValueError(f"a track id is {track_id.min()}; tracks are numbered from 0, and -1 means no track.")
+    overlaps = find_overlaps(track_id, truth.particle_id)
     matchable = matchable_tracks(overlaps, cuts)
-    target = targets_among(overlaps.particle_ids, truth.particles, cuts.target)
+    target, of_any_pt = (
+        targets_among(overlaps.particle_ids, truth.particles, conditions)
+        for conditions in (cuts.target, cuts.target_without_pt)
+    )
     pt, eta = (rows_of_table(truth.particles, overlaps.particle_ids, name) for name in ("pt", "eta"))
-    of_interest = (_num_surfaces(overlaps, truth) >= MIN_LAYERS) & (np.abs(eta) < MAX_ABS_ETA)
-    of_interest &= pt >= cuts.majority_pt
+    bins_of_quantities = bin_all(overlaps, truth, pt, eta)
+    styles, binned = {}, {}
+    for style, matching in match(overlaps, cuts).items():
+        styles[style] = matching.count(matchable, target)
+        binned[style] = {
+            # A cut on pT would hide the turn-on.
+            name: bins.count(matching, matchable, of_any_pt if name == "pt" else target)
+            for name, bins in bins_of_quantities.items()
+        }
+    # NaN, for what is unknown, compares false: such a particle is not of interest.
+    of_interest = (
+        (_num_surfaces(overlaps, truth) >= MIN_LAYERS) & (np.abs(eta) < MAX_ABS_ETA) & (pt >= cuts.majority_pt)
+    )
+    weight = (truth.particle_id != 0).astype(np.float64) if truth.weight is None else truth.weight
     return TrackCounts(
         events=1,
         hits=len(truth),
@@ -190,41 +193,12 @@ def count_tracks(track_id: IntArray, truth: EventTruth, cuts: TrackCuts | None =
         target=cuts.target_text,
         majority_pt=cuts.majority_pt,
         border_sectors=truth.border_sectors,
-        styles={style: matching.count(matchable, target) for style, matching in matchings.items()},
+        styles=styles,
         majority=count_majorities(overlaps, of_interest),
-        trackml_score=(trackml_score(overlaps, _weight(truth)),),
+        trackml_score=(trackml_score(overlaps, weight),),
         weights=EQUAL_WEIGHTS if truth.weight is None else TRUE_WEIGHTS,
-        binned=_count_bins(overlaps, truth, cuts, matchings, pt, eta),
+        binned=binned,
     )
-
-
-def _checked_ids(track_id: IntArray, truth: EventTruth) -> IntArray:
-    track_id = np.asarray(track_id, np.int64)
-    if track_id.shape != (len(truth),):
-        raise ValueError(f"{track_id.shape} track ids for {len(truth)} hits; give one to each hit, -1 for no track.")
-    if len(track_id) and track_id.min() < -1:
-        raise ValueError(f"a track id is {track_id.min()}; tracks are numbered from 0, and -1 means no track.")
-    return track_id
-
-
-def _count_bins(
-    overlaps: Overlaps,
-    truth: EventTruth,
-    cuts: TrackCuts,
-    matchings: dict[str, Matching],
-    pt: FloatArray,
-    eta: FloatArray,
-) -> dict[str, dict[str, Binned]]:
-    matchable = matchable_tracks(overlaps, cuts)
-    target = targets_among(overlaps.particle_ids, truth.particles, cuts.target)
-    of_any_pt = targets_among(overlaps.particle_ids, truth.particles, cuts.target_without_pt)
-    bins = bin_all(overlaps, truth, pt, eta)
-    return {
-        style: {
-            name: each.count(matching, matchable, of_any_pt if name == "pt" else target) for name, each in bins.items()
-        }
-        for style, matching in matchings.items()
-    }
 
 
 def _num_surfaces(overlaps: Overlaps, truth: EventTruth) -> IntArray:
@@ -233,7 +207,3 @@ def _num_surfaces(overlaps: Overlaps, truth: EventTruth) -> IntArray:
     counted = overlaps.particle_of_hit >= 0
     pairs = np.unique(overlaps.particle_of_hit[counted] * max(1, len(surfaces)) + surface_of_hit[counted])
     return np.bincount(pairs // max(1, len(surfaces)), minlength=overlaps.num_particles)
-
-
-def _weight(truth: EventTruth) -> FloatArray:
-    return (truth.particle_id != 0).astype(np.float64) if truth.weight is None else truth.weight

@@ -105,11 +105,13 @@ def table(performance_by_finder: Mapping[str, TrackCounts], style: str = "atlas"
     names = [name for name in FINDERS if name in performance_by_finder]
     names += [name for name in performance_by_finder if name not in FINDERS]
     rows = [("", *HEADINGS), *((name, *_cells(performance_by_finder[name], style)) for name in names)]
-    return [
-        *_wrapped(_about(performance_by_finder[names[0]], style)),
-        *_aligned(rows),
-        *_wrapped(_notes(performance_by_finder)),
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = [
+        "  ".join([name.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(cells, widths[1:]))])
+        for name, *cells in rows
     ]
+    about = _about(performance_by_finder[names[0]], style)
+    return [*textwrap.wrap(about, WIDTH), *lines, *textwrap.wrap(_notes(performance_by_finder), WIDTH)]
 
 
 def _cells(counts: TrackCounts, style: str) -> tuple[str, ...]:
@@ -117,26 +119,18 @@ def _cells(counts: TrackCounts, style: str) -> tuple[str, ...]:
     interval = wilson(of_style.reconstructed, of_style.targets)
     return (
         f"{counts.tracks:,}",
-        _short(efficiency(of_style)),
+        short(efficiency(of_style)),
         "-" if interval is None else f"{interval[0]:.4f}..{interval[1]:.4f}",
-        _short(fake_rate(of_style)),
-        _short(duplicate_rate(of_style)),
-        *(_short(of_majority[name]) for name in ("perfect", "double_majority", "lhc")),
-        _short(mean_trackml_score(counts)),
+        short(fake_rate(of_style)),
+        short(duplicate_rate(of_style)),
+        *(short(of_majority[name]) for name in ("perfect", "double_majority", "lhc")),
+        short(mean_trackml_score(counts)),
     )
 
 
-def _short(value: float | None) -> str:
+def short(value: float | None) -> str:
+    """A rate as it is printed; `-` where there is none."""
     return "-" if value is None else f"{value:.4f}"
-
-
-def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
-    """Names to the left, numbers to the right, every column as wide as its widest cell."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join([name.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))])
-        for name, *cells in rows
-    ]
 
 
 def _about(counts: TrackCounts, style: str) -> str:
@@ -157,7 +151,3 @@ def _notes(performance_by_finder: Mapping[str, TrackCounts]) -> str:
     if "ceiling" in performance_by_finder:
         notes.append("Ceiling: perfect scores of the candidate edges, through the same track builder.")
     return " ".join(notes)
-
-
-def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH)

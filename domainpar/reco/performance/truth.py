@@ -15,9 +15,6 @@ from domainpar.events.graph import BoolArray, FloatArray, IntArray, Particles, s
 from domainpar.events.store import StoredEvent, WholeEvent
 from domainpar.events.targets import NO_PARTICLES, target_particles
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-
 HITS_PER_LEAF = 8
 TWO_PI = 2 * np.pi
 
@@ -142,78 +139,53 @@ def distance_to_other_sectors(position: FloatArray, sector: IntArray) -> npt.NDA
     eta, phi = directions(position)
     distance = np.full(len(eta), np.inf, np.float32)
     if len(eta) and (sector != sector[0]).any():
-        tree = _tree(eta, phi, np.asarray(sector, np.int64))
-        distance[tree.hit] = np.sqrt(
-            _nearest_of_others(tree.point, tree.sector, tree.first, tree.box, tree.only, len(tree.box) // 2)
-        )
+        # Along a curve that visits neighbours soon after each other, so that a range of it lies in a small box.
+        hit = np.argsort(_places_on_curve(eta, phi), kind="stable")
+        _, sector = np.unique(sector[hit], return_inverse=True)
+        distance[hit] = np.sqrt(_nearest_of_others(*_tree(eta[hit], phi[hit], sector)))
     return distance
 
 
-def directions(position: FloatArray) -> tuple[Floats, Floats]:
+def directions(position: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Pseudorapidity and phi of each hit as seen from the origin, float64 [N] each."""
     x, y, z = np.asarray(position, np.float64).T
     # A hit on the beam line has no pseudorapidity; a micrometre away it has a finite one.
     return np.arcsinh(z / np.maximum(np.hypot(x, y), 1e-3)), np.arctan2(y, x)
 
 
-@dataclass(frozen=True, eq=False)
-class _Tree:
-    """Hits along a curve that visits neighbours soon after each other, and a binary tree of ranges of it.
+def _tree(eta: FloatArray, phi: FloatArray, sector: IntArray) -> tuple[Any, ...]:
+    """A binary tree of ranges of hits on a curve; at least one hit, and no leaf is empty.
 
     Node 0 is everything, nodes 2 i + 1 and 2 i + 2 are the halves of node i; the last half of the nodes are leaves.
 
-    Attributes:
-        hit: Row of each hit of the curve, int64 [N].
-        point: eta and phi along the curve, float64 [N, 2].
-        sector: Sector along the curve, int64 [N].
-        first: First hit of each leaf, and N, int64 [leaves + 1].
-        box: Least and largest eta, least and largest phi of each node, float64 [nodes, 4].
-        only: The one sector all hits of a node belong to; -1 where there are several, int64 [nodes].
+    Returns:
+        eta and phi along the curve, float64 [N, 2]; sector along the curve, int64 [N]; first hit of each leaf, and N,
+        int64 [leaves + 1]; least and largest eta, least and largest phi of each node, float64 [nodes, 4]; the one
+        sector that all hits of a node belong to, -1 where there are several, int64 [nodes].
     """
-
-    hit: Ints
-    point: Floats
-    sector: Ints
-    first: Ints
-    box: Floats
-    only: Ints
-
-
-def _tree(eta: Floats, phi: Floats, sector: Ints) -> _Tree:
-    """A tree over at least one hit; no leaf is empty."""
-    hit = np.argsort(_place_on_curve(eta, phi), kind="stable")
-    eta, phi = eta[hit], phi[hit]
-    _, sector = np.unique(sector[hit], return_inverse=True)
-    depth = max(0, int(np.log2(len(hit) / HITS_PER_LEAF)))
+    depth = max(0, int(np.log2(len(eta) / HITS_PER_LEAF)))
     boxes, only = [], []
     for level in range(depth + 1):
-        first = np.arange(2**level) * len(hit) >> level
+        first = np.arange(2**level) * len(eta) >> level
         least, most = np.minimum.reduceat, np.maximum.reduceat
         boxes.append(np.stack([least(eta, first), most(eta, first), least(phi, first), most(phi, first)], axis=1))
         low, high = least(sector, first), most(sector, first)
         only.append(np.where(low == high, low, -1))
-    return _Tree(
-        hit, np.stack([eta, phi], axis=1), sector, np.append(first, len(hit)), np.concatenate(boxes),
-        np.concatenate(only),
-    )  # fmt: skip
+    leaves = np.append(first, len(eta))
+    return np.stack([eta, phi], axis=1), sector, leaves, np.concatenate(boxes), np.concatenate(only)
 
 
-def _place_on_curve(eta: Floats, phi: Floats) -> npt.NDArray[np.uint64]:
-    """Place of each hit on the Z-order curve: the bits of its eta and phi, one after the other."""
-    return np.asarray(_spread(_in_16_bits(eta)) << np.uint64(1) | _spread(_in_16_bits(phi)))
-
-
-def _in_16_bits(values: Floats) -> npt.NDArray[np.uint64]:
-    extent = float(np.ptp(values))
-    scaled: Floats = (values - values.min()) * (65535 / extent if extent > 0 else 0.0)
-    return scaled.astype(np.uint64)
-
-
-def _spread(bits: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """The 16 lowest bits moved to every other place."""
-    for step, mask in ((8, 0x00FF00FF), (4, 0x0F0F0F0F), (2, 0x33333333), (1, 0x55555555)):
-        bits = (bits | bits << np.uint64(step)) & np.uint64(mask)
-    return bits
+def _places_on_curve(eta: FloatArray, phi: FloatArray) -> npt.NDArray[np.uint64]:
+    """Place of each hit on the Z-order curve: the bits of its eta and phi in 16 bits each, one after the other."""
+    place = np.zeros(len(eta), np.uint64)
+    for values, shift in ((eta, 1), (phi, 0)):
+        extent = float(np.ptp(values))
+        bits = ((values - values.min()) * (65535 / extent if extent > 0 else 0.0)).astype(np.uint64)
+        # Each bit moves to every other place, in halves, quarters and eighths of the word.
+        for step, mask in ((8, 0x00FF00FF), (4, 0x0F0F0F0F), (2, 0x33333333), (1, 0x55555555)):
+            bits = (bits | bits << np.uint64(step)) & np.uint64(mask)
+        place |= bits << np.uint64(shift)
+    return place
 
 
 @numba.njit(cache=True)
@@ -225,13 +197,13 @@ def _from_box(box: Any, eta: float, phi: float) -> float:
 
 
 @numba.njit(cache=True)
-def _nearest_of_others(point: Any, sector: Any, first: Any, box: Any, only: Any, first_leaf: int) -> Any:
+def _nearest_of_others(point: Any, sector: Any, first: Any, box: Any, only: Any) -> Any:
     """Squared distance of each point to the nearest one of another sector, float64 [N]."""
-    nearest = np.full(len(point), np.inf)
+    nearest, first_leaf = np.full(len(point), np.inf), len(box) // 2
     stack = np.empty(64, np.int64)
     for i in range(len(point)):
         best = np.inf
-        for turn in (0.0, -TWO_PI, TWO_PI):
+        for turn in (0.0, -TWO_PI, TWO_PI):  # the tree knows nothing of phi's turn: so the point is moved instead
             eta, phi = point[i, 0], point[i, 1] + turn
             stack[0] = 0
             height = 1
