@@ -18,10 +18,11 @@ PT_IS_RADIUS = 1 / GEV_PER_TESLA_MM
 PIECE_DTYPE = np.dtype(
     [(name, np.float64) for name in ("rho", "phi", "d", "z0", "slope", "eta", "pt", "bend", "lever", "begin", "end")]
     + [(name, np.float64, 3) for name in ("first", "last")]
+    + [("track", np.int64), ("fresh", np.bool_)]
 )
 """A piece: its helix, with rho in 1/mm positive for a turn to the right and d in mm positive where the beam line lies
 to the left; pT in GeV, and what rho would be at 1 GeV; the transverse distance from its first to its last hit, the
-distances of both from the origin, and both hits, in mm."""
+distances of both from the origin, and both hits, in mm; its track, and whether it was not there in an earlier round."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,8 +31,6 @@ class Pieces:
 
     Attributes:
         table: One row a piece, `PIECE_DTYPE` [P].
-        fresh: Whether each was not there in an earlier round, bool [P].
-        track: Track of each piece, int64 [P].
         ptr: First hit of each piece in the three arrays below, int64 [P + 1]; hits of a piece go outward.
         rows: These hits as rows of the event, int64 [n].
         position: Their x, y, z in mm, float64 [n, 3].
@@ -39,8 +38,6 @@ class Pieces:
     """
 
     table: npt.NDArray[Any]
-    fresh: npt.NDArray[np.bool_]
-    track: IntArray
     ptr: IntArray
     rows: IntArray
     position: FloatArray
@@ -70,82 +67,54 @@ class Pieces:
 
     def joined(self, inner: IntArray, outer: IntArray) -> Pieces:
         """The pieces after joining pairs of them, each in at most one: only what is new is fitted, and `fresh`."""
-        track = self.track.copy()
+        track = self.table["track"].copy()
         track[outer] = track[inner]
         places = self.hits_of(np.concatenate([inner, outer]))[0]
         owner = np.repeat(track, np.diff(self.ptr))
         new = self._fitted(self.rows[places], owner[places], self.position[places], self.bz[places])
-        old = np.ones(len(self), bool)
-        old[inner] = old[outer] = False
-        return self._and(np.flatnonzero(old), new)
-
-    def hits_of(self, members: IntArray) -> tuple[IntArray, IntArray]:
-        """Places in `rows` of all hits of some pieces, piece after piece, and how many each has."""
-        counts = np.diff(self.ptr)[members]
-        return ranges(self.ptr[:-1][members], counts), counts
-
-    @classmethod
-    def _fitted(cls, rows: IntArray, track: IntArray, position: FloatArray, bz: FloatArray) -> Pieces:
-        """Pieces of these hits on these tracks."""
-        outward = np.lexsort((np.sum(position**2, axis=1), track))
-        rows, position, bz = rows[outward], position[outward], bz[outward]
-        names, counts = np.unique(track, return_counts=True)
-        ptr = np.concatenate([[0], np.cumsum(counts)])
-        table = _table(position, bz, ptr)
-        fitted = np.flatnonzero(table["lever"] > 0)
-        return cls(
-            table=table, fresh=np.ones(len(table), bool), track=names, ptr=ptr, rows=rows, position=position, bz=bz
-        )._take(fitted)
-
-    def _take(self, members: IntArray) -> Pieces:
-        places, counts = self.hits_of(members)
+        is_old = np.ones(len(self), bool)
+        is_old[inner] = is_old[outer] = False
+        old = self._take(np.flatnonzero(is_old))
+        old.table["fresh"] = False
         return Pieces(
-            table=self.table[members],
-            fresh=self.fresh[members],
-            track=self.track[members],
-            ptr=np.concatenate([[0], np.cumsum(counts)]),
-            rows=self.rows[places],
-            position=self.position[places],
-            bz=self.bz[places],
-        )
-
-    def _and(self, members: IntArray, new: Pieces) -> Pieces:
-        """Some of these pieces, no longer fresh, with new ones."""
-        old = self._take(members)
-        both = Pieces(
             table=np.concatenate([old.table, new.table]),
-            fresh=np.repeat([False, True], [len(old), len(new)]),
-            track=np.concatenate([old.track, new.track]),
             ptr=np.concatenate([old.ptr, old.ptr[-1] + new.ptr[1:]]),
             rows=np.concatenate([old.rows, new.rows]),
             position=np.concatenate([old.position, new.position]),
             bz=np.concatenate([old.bz, new.bz]),
-        )
-        return both.by_eta()
+        ).by_eta()
+
+    def hits_of(self, members: IntArray) -> tuple[IntArray, IntArray]:
+        """Places in `rows` of all hits of some pieces, piece after piece, and how many each has."""
+        counts = np.diff(self.ptr)[members]
+        starts = self.ptr[:-1][members] - np.cumsum(counts) + counts
+        return np.repeat(starts, counts) + np.arange(counts.sum()), counts
+
+    @classmethod
+    def _fitted(cls, rows: IntArray, track: IntArray, position: FloatArray, bz: FloatArray) -> Pieces:
+        """Pieces of these hits on these tracks; those through which no helix goes are left out."""
+        outward = np.lexsort((np.sum(position**2, axis=1), track))
+        rows, position, bz = rows[outward], position[outward], bz[outward]
+        names, counts = np.unique(track, return_counts=True)
+        ptr = np.concatenate([[0], np.cumsum(counts)])
+        helices = fit_helices(position, np.repeat(np.arange(len(counts)), counts), len(counts), PT_IS_RADIUS)
+        table = np.zeros(len(counts), PIECE_DTYPE)
+        table["rho"], table["phi"], table["d"] = helices.charge / helices.pt, helices.phi, -helices.d0
+        table["z0"], table["eta"], table["slope"] = helices.z0, helices.eta, np.sinh(helices.eta)
+        table["bend"] = GEV_PER_TESLA_MM * np.add.reduceat(bz, ptr[:-1]) / counts
+        table["pt"] = helices.pt * table["bend"]
+        table["first"], table["last"] = position[ptr[:-1]], position[ptr[1:] - 1]
+        table["begin"], table["end"] = (np.linalg.norm(table[name], axis=1) for name in ("first", "last"))
+        table["lever"] = np.hypot(*(table["last"] - table["first"])[:, :2].T)
+        table["track"], table["fresh"] = names, True
+        pieces = cls(table=table, ptr=ptr, rows=rows, position=position, bz=bz)
+        return pieces._take(np.flatnonzero(helices.fitted & (table["lever"] > 0)))
+
+    def _take(self, members: IntArray) -> Pieces:
+        places, counts = self.hits_of(members)
+        ptr = np.concatenate([[0], np.cumsum(counts)])
+        return Pieces(self.table[members], ptr, self.rows[places], self.position[places], self.bz[places])
 
     def by_eta(self) -> Pieces:
         """The same, ordered by geometry alone: names of tracks and the order of hits must not decide anything."""
         return self._take(np.lexsort((self.table["begin"], self.table["eta"])))
-
-
-def ranges(starts: IntArray, counts: IntArray) -> IntArray:
-    """start, start + 1, ... of each range, one range after another."""
-    before = np.cumsum(counts) - counts
-    return np.repeat(starts - before, counts) + np.arange(counts.sum())
-
-
-def _table(position: FloatArray, bz: FloatArray, ptr: IntArray) -> npt.NDArray[Any]:
-    """The table of pieces, given their hits; the lever arm is 0 where there is no helix."""
-    counts = np.diff(ptr)
-    helices = fit_helices(position, np.repeat(np.arange(len(counts)), counts), len(counts), PT_IS_RADIUS)
-    table = np.zeros(len(counts), PIECE_DTYPE)
-    if not len(table):
-        return table
-    table["rho"], table["phi"], table["d"] = helices.charge / helices.pt, helices.phi, -helices.d0
-    table["z0"], table["eta"], table["slope"] = helices.z0, helices.eta, np.sinh(helices.eta)
-    table["bend"] = GEV_PER_TESLA_MM * np.add.reduceat(bz, ptr[:-1]) / counts
-    table["pt"] = helices.pt * table["bend"]
-    table["first"], table["last"] = position[ptr[:-1]], position[ptr[1:] - 1]
-    table["begin"], table["end"] = (np.linalg.norm(table[name], axis=1) for name in ("first", "last"))
-    table["lever"] = np.where(helices.fitted, np.hypot(*(table["last"] - table["first"])[:, :2].T), 0.0)
-    return table

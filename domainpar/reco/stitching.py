@@ -99,7 +99,7 @@ def stitch(
     while len(pairs):
         pieces = pieces.joined(*pairs.T)
         pairs = _best_pairs(pieces, options)
-    track_id[pieces.rows] = np.repeat(pieces.track, np.diff(pieces.ptr))
+    track_id[pieces.rows] = np.repeat(pieces.table["track"], np.diff(pieces.ptr))
     return number_tracks(track_id)
 
 
@@ -160,20 +160,20 @@ def find_pairs(pieces: Pieces, options: StitchOptions) -> IntArray:
     One of each pair is `fresh`. Where the pieces overlap in distance from the origin, they lie side by side.
     """
     limits = np.array([options.eta, options.reach, options.beside, options.position, options.along, options.scattering])
-    pairs: IntArray = _find(pieces.table, pieces.fresh, pieces.ptr, pieces.position, limits)
+    pairs: IntArray = _find(pieces.table, pieces.ptr, pieces.position, limits)
     return pairs
 
 
 @numba.njit(cache=True, error_model="numpy")
-def _find(table: Any, fresh: Any, ptr: Any, position: Any, limits: Any) -> Any:
+def _find(table: Any, ptr: Any, position: Any, limits: Any) -> Any:
     pairs = np.empty((256, 2), np.int64)
     count = 0
     for i in range(len(table)):
         for j in range(i + 1, len(table)):
             if table[j].eta - table[i].eta > limits[0]:
-                break
+                break  # pieces are sorted by eta: all others are further away
             a, b = (i, j) if table[i].begin <= table[j].begin else (j, i)
-            if not ((fresh[a] or fresh[b]) and _continues(table[a], table[b], limits)):
+            if not ((table[a].fresh or table[b].fresh) and _continues(table[a], table[b], limits)):
                 continue
             if _side_by_side(position[ptr[a] : ptr[a + 1]], position[ptr[b] : ptr[b + 1]], limits[2]):
                 if count == len(pairs):
