@@ -6,7 +6,7 @@ import functools
 import operator
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -108,63 +108,72 @@ def about_tracks(config: InferConfig, performance: dict[str, dict[str, TrackCoun
     }
 
 
-def metrics_of_splits(records: Sequence[EventRecord], outcomes: Mapping[str, Outcome]) -> dict[str, dict[str, Any]]:
-    """Edge metrics of each split, and the true segments that its candidate edges hold."""
-    metrics = {
-        split: metrics_over([EdgeCounts(**judgement["edges"]) for judgement in judgements])
-        for split, judgements in _by_split(records, outcomes, "edges").items()
-    }
-    for split, judgements in _by_split(records, outcomes, "tracks").items():
-        segments = [judgement["segments"] for judgement in judgements]
-        # An event without positions cannot tell its segments: the sum would be that of other events than the tracks'.
-        if split in metrics and None not in segments:
-            metrics[split]["segments"] = asdict(functools.reduce(operator.add, (EdgeCeiling(**of) for of in segments)))
-    return metrics
+@dataclass(frozen=True)
+class Judgements:
+    """The judgements of events, summed over those of each split.
 
-
-def performance_of_splits(
-    records: Sequence[EventRecord], outcomes: Mapping[str, Outcome]
-) -> dict[str, dict[str, TrackCounts]]:
-    """Counts of the tracks in each split, of each finder that found some in all of its events.
-
-    Perfect scores, for one, are known of events with labels only: sums over different events could not be compared.
+    Attributes:
+        records: The events, in the order of the store.
+        outcomes: The outcome of each, by name.
     """
-    performance = {}
-    for split, judgements in _by_split(records, outcomes, "tracks").items():
-        by_event = [judgement["tracks"] for judgement in judgements]
-        finders = [finder for finder in by_event[0] if all(finder in tracks for tracks in by_event)]
-        performance[split] = {
-            finder: total(TrackCounts.from_json(tracks[finder]) for tracks in by_event) for finder in finders
+
+    records: Sequence[EventRecord]
+    outcomes: Mapping[str, Outcome]
+
+    def metrics(self) -> dict[str, dict[str, Any]]:
+        """Edge metrics of each split, and the true segments that its candidate edges hold."""
+        metrics = {
+            split: metrics_over([EdgeCounts(**judgement["edges"]) for judgement in judgements])
+            for split, judgements in self._by_split("edges").items()
         }
-    return performance
+        for split, judgements in self._by_split("tracks").items():
+            segments = [judgement["segments"] for judgement in judgements]
+            # An event without positions cannot tell its segments: the sum would be over other events than the tracks'.
+            if split in metrics and None not in segments:
+                metrics[split]["segments"] = asdict(
+                    functools.reduce(operator.add, (EdgeCeiling(**of) for of in segments))
+                )
+        return metrics
 
+    def performance(self) -> dict[str, dict[str, TrackCounts]]:
+        """Counts of the tracks in each split, of each finder that found some in all of its events.
 
-def not_counted(records: Sequence[EventRecord], outcomes: Mapping[str, Outcome]) -> list[str]:
-    """Tracks that are in no table, and why; a sentence each."""
-    reasons = Counter(outcome.judgement["uncounted"] for outcome in outcomes.values() if outcome.judgement)
-    lines = [f"tracks of {several(count, 'event')} were not counted: {why}" for why, count in reasons.items() if why]
-    for judgements in _by_split(records, outcomes, "tracks").values():
-        having = Counter(finder for judgement in judgements for finder in judgement["tracks"])
-        lines += [
-            f"{finder} is left out of the table: {count} of {len(judgements)} events have it"
-            for finder, count in sorted(having.items())
-            if count < len(judgements)
+        Perfect scores, for one, are known of events with labels only: sums over different events could not be compared.
+        """
+        performance = {}
+        for split, judgements in self._by_split("tracks").items():
+            by_event = [judgement["tracks"] for judgement in judgements]
+            finders = [finder for finder in by_event[0] if all(finder in tracks for tracks in by_event)]
+            performance[split] = {
+                finder: total(TrackCounts.from_json(tracks[finder]) for tracks in by_event) for finder in finders
+            }
+        return performance
+
+    def not_counted(self) -> list[str]:
+        """Tracks that are in no table, and why; a sentence each."""
+        reasons = Counter(outcome.judgement["uncounted"] for outcome in self.outcomes.values() if outcome.judgement)
+        lines = [
+            f"tracks of {several(count, 'event')} were not counted: {why}" for why, count in reasons.items() if why
         ]
-    return lines
+        for judgements in self._by_split("tracks").values():
+            having = Counter(finder for judgement in judgements for finder in judgement["tracks"])
+            lines += [
+                f"{finder} is left out of the table: {count} of {len(judgements)} events have it"
+                for finder, count in sorted(having.items())
+                if count < len(judgements)
+            ]
+        return lines
+
+    def _by_split(self, name: str) -> dict[str, list[dict[str, Any]]]:
+        """The judgements that have this part."""
+        by_split: dict[str, list[dict[str, Any]]] = {}
+        for split in ("train", "val", "test"):
+            for record in self.records:
+                judgement = self.outcomes[record.event].judgement
+                if record.split == split and judgement is not None and judgement[name] is not None:
+                    by_split.setdefault(split, []).append(judgement)
+        return by_split
 
 
 def _border_sectors(config: InferConfig) -> int:
     return config.border_sectors or config.sectors or DEFAULT_BORDERS
-
-
-def _by_split(
-    records: Sequence[EventRecord], outcomes: Mapping[str, Outcome], name: str
-) -> dict[str, list[dict[str, Any]]]:
-    """The judgements that have this part, by split, in the order of the store."""
-    by_split: dict[str, list[dict[str, Any]]] = {}
-    for split in ("train", "val", "test"):
-        for record in records:
-            judgement = outcomes[record.event].judgement
-            if record.split == split and judgement is not None and judgement[name] is not None:
-                by_split.setdefault(split, []).append(judgement)
-    return by_split

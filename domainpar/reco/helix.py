@@ -163,18 +163,11 @@ def _fit_circle(position: Any) -> Any:
         sine, cosine = -sine, -cosine
     kappa = (sine * cxr - cosine * cyr) / crr
     delta = -kappa * mean_r2 + sine * mean_x - cosine * mean_y
-    return _about_beam(kappa, sine, cosine, delta, x0, y0)
-
-
-@numba.njit(cache=True, error_model="numpy")
-def _about_beam(kappa: float, sine: float, cosine: float, delta: float, x0: float, y0: float) -> Any:
-    """The circle (kappa, phi, delta) about (x0, y0) as (True, rho, phi, d) about the beam line."""
+    # Back from (x0, y0) to the beam line: value and gradient of the equation there.
     gx, gy = -sine - 2 * kappa * x0, cosine - 2 * kappa * y0
     value = kappa * (x0 * x0 + y0 * y0) + sine * x0 - cosine * y0 + delta
     steepness = np.sqrt(max(gx * gx + gy * gy - 4 * kappa * value, 1e-300))
-    rho = 2 * kappa / steepness
-    d = 2 * value / (np.hypot(gx, gy) + steepness)
-    return True, rho, np.arctan2(-gx, gy), d
+    return True, 2 * kappa / steepness, np.arctan2(-gx, gy), 2 * value / (np.hypot(gx, gy) + steepness)
 
 
 @numba.njit(cache=True, error_model="numpy")

@@ -31,6 +31,11 @@ def first_lines(
         mode = f"APPROXIMATE: {about['sectors']} sectors, no exchange, edges between them get no score"
     in_bf16 = " with edges in bf16" if about["precision"] == "bf16" else ""
     trained = "" if about["trained_mode"] == about["mode"] else f", trained in {about['trained_mode']} mode"
+    exactness = "bits on any number of ranks (self-test passed)"
+    if world.device.type != "cpu":
+        exactness = "scores on any number of ranks, to rounding (on GPU)"
+    elif about["bitwise_problem"]:
+        exactness = f"scores on any number of ranks to rounding only: {about['bitwise_problem']}"
     sectors = about.get("trained_sectors")
     otherwise = (
         f"note: trained on {several(sectors or 1, 'sector')} of an event, scored on whole events here; "
@@ -43,18 +48,10 @@ def first_lines(
         f"{about['dtype']}{in_bf16}, parameters sha256 {about['parameters_sha256'][:16]}",
         *([otherwise] if sectors and about["mode"] == "halo" else []),
         *([] if allocator is None else [f"allocator: {allocator}"]),
-        f"exactness: {_exactness(world, about)}",
+        f"exactness: same {exactness}",
         f"events   : {store.path}: {len(sizes)} of its {several(len(store), 'event')}, "
         f"{between(sizes, 'candidate edge')}",
     ]
-
-
-def _exactness(world: World, about: Mapping[str, Any]) -> str:
-    if world.device.type != "cpu":
-        return "same scores on any number of ranks, to rounding (on GPU)"
-    if about["bitwise_problem"]:
-        return f"same scores on any number of ranks to rounding only: {about['bitwise_problem']}"
-    return "same bits on any number of ranks (self-test passed)"
 
 
 def event_line(outcome: Outcome | LeftOut) -> str:
@@ -119,6 +116,10 @@ def last_lines(
     if blind := sum(outcome.judgement is None or outcome.judgement["edges"] is None for outcome in outcomes):
         wanted = " for --target" if about["target"] else ""
         lines.append(f"{several(blind, 'event')} without truth to count against{wanted}")
+    run = quote(str(about["run"]))
+    if beside is not None:  # the report is of the run on whole events, with the naive one at its side
+        whole, naive = (beside, about["run"]) if about["mode"] == "naive" else (about["run"], beside)
+        run = f"{quote(str(whole))} --naive {quote(str(naive))} --png pictures"
     first = directory / min(outcome.scored.path for outcome in outcomes)
     shown = "edge_score" if about["tracks"] is None else "track_id"
     elsewhere = "" if directory == Path(about["run"]) / "scores" else f" --scores {quote(str(directory))}"
@@ -127,16 +128,8 @@ def last_lines(
         *lines,
         f"scores in {directory}: {LIST} and one event<name>{SCORES_SUFFIX} an event, edges in the order of your files",
         f'read one: {this_python()} -c "{opened}"',
-        f"next: {this_python()} -m domainpar.report {_compared(about, beside)}{elsewhere}",
+        f"next: {this_python()} -m domainpar.report {run}{elsewhere}",
     ]
-
-
-def _compared(about: Mapping[str, Any], beside: Path | None) -> str:
-    """Arguments of the report: the run, or the one on whole events with the naive one at its side."""
-    if beside is None:
-        return quote(str(about["run"]))
-    whole, naive = (beside, about["run"]) if about["mode"] == "naive" else (about["run"], beside)
-    return f"{quote(str(whole))} --naive {quote(str(naive))} --png pictures"
 
 
 def _track_lines(outcomes: Sequence[Outcome]) -> list[str]:

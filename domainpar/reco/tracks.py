@@ -89,11 +89,7 @@ class TrackOptions:
 
 
 def build_tracks(
-    edge_index: IntArray,
-    logits: FloatArray,
-    surface: IntArray,
-    position: FloatArray | None,
-    options: TrackOptions,
+    edge_index: IntArray, logits: FloatArray, surface: IntArray, position: FloatArray | None, options: TrackOptions
 ) -> IntArray:
     """Build the tracks of one event from the scores of its edges.
 

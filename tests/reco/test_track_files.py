@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from domainpar.events.graph import Hits, Particles
+from domainpar.reco.event_tracks import acorn_columns, track_lines, write_acorn, write_csv
 from domainpar.reco.scores import NETWORK, EventScores
-from domainpar.reco.track_files import acorn_columns, track_lines, write_acorn, write_csv
 
 POSITION = np.array(
     [[30, 1, 5], [70, 2, 10], [115, 4, 20], [0, -31, 4], [0, -72, 9], [-500, 3, 600], [31, 1, 5.5]], np.float32

@@ -71,15 +71,6 @@ def _keep(states: Any, rows: Any, count: int) -> int:
 
 
 @compiled
-def _go_without(state: Any, inside: bool, max_holes: int) -> bool:
-    """Count a surface that was crossed without a hit; false if there were too many."""
-    if inside:
-        state.pending += 1
-        state.quality -= HOLE_COST
-    return state.pending + state.holes <= max_holes  # type: ignore[no-any-return]
-
-
-@compiled
 def _follow(best: Any, best_rows: Any, side: int, max_holes: int, scene: Any, states: Any, rows: Any) -> None:
     """Follow the track `best[0]`, whose hits are `best_rows`; the best way found replaces it, if any is better.
 
@@ -105,8 +96,12 @@ def _follow(best: Any, best_rows: Any, side: int, max_holes: int, scene: Any, st
                     _take_surface(child, child_rows, near[branch], target, near[:count], scene)
                     if child.quality > best[0].quality:
                         best[0], best_rows[:] = states[then, width], child_rows
-                elif (count and chi2s[0] < OBVIOUS) or not _go_without(child, inside, max_holes):
-                    continue
+                else:
+                    if inside:
+                        child.pending += 1
+                        child.quality -= HOLE_COST
+                    if (count and chi2s[0] < OBVIOUS) or child.pending + child.holes > max_holes:
+                        continue
                 born = _keep(states[then], rows[then], born)
         alive, now = born, then
 

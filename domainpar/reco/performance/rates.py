@@ -110,8 +110,22 @@ def table(performance_by_finder: Mapping[str, TrackCounts], style: str = "atlas"
         "  ".join([name.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(cells, widths[1:]))])
         for name, *cells in rows
     ]
-    about = _about(performance_by_finder[names[0]], style)
-    return [*textwrap.wrap(about, WIDTH), *lines, *textwrap.wrap(_notes(performance_by_finder), WIDTH)]
+    first = performance_by_finder[names[0]]
+    targets = several(first.styles[style].targets, "target particle") + (f" ({first.target})" if first.target else "")
+    share = "more than half" if first.fraction == 0.5 else f"at least {first.fraction:g}"
+    about = (
+        f"{several(first.events, 'event')}, {targets}, tracks of at least {several(first.min_hits, 'hit')}, {style} "
+        f"matching of {share} of the hits:"
+    )
+    notes = (
+        f"Perfect and double majority per particle of at least {first.majority_pt:g} GeV, LHC per track of one: as "
+        "gnn_tracking."
+    )
+    if any(counts.weights != TRUE_WEIGHTS for counts in performance_by_finder.values()):
+        notes += " TrackML score: weight 1 for every labelled hit where the source gives no weights."
+    if "ceiling" in performance_by_finder:
+        notes += " Ceiling: perfect scores of the candidate edges, through the same track builder."
+    return [*textwrap.wrap(about, WIDTH), *lines, *textwrap.wrap(notes, WIDTH)]
 
 
 def _cells(counts: TrackCounts, style: str) -> tuple[str, ...]:
@@ -131,23 +145,3 @@ def _cells(counts: TrackCounts, style: str) -> tuple[str, ...]:
 def short(value: float | None) -> str:
     """A rate as it is printed; `-` where there is none."""
     return "-" if value is None else f"{value:.4f}"
-
-
-def _about(counts: TrackCounts, style: str) -> str:
-    targets = several(counts.styles[style].targets, "target particle")
-    which = f" ({counts.target})" if counts.target else ""
-    share = "more than half" if counts.fraction == 0.5 else f"at least {counts.fraction:g}"
-    return (
-        f"{several(counts.events, 'event')}, {targets}{which}, tracks of at least {several(counts.min_hits, 'hit')}, "
-        f"{style} matching of {share} of the hits:"
-    )
-
-
-def _notes(performance_by_finder: Mapping[str, TrackCounts]) -> str:
-    pt = next(iter(performance_by_finder.values())).majority_pt
-    notes = [f"Perfect and double majority per particle of at least {pt:g} GeV, LHC per track of one: as gnn_tracking."]
-    if any(counts.weights != TRUE_WEIGHTS for counts in performance_by_finder.values()):
-        notes.append("TrackML score: weight 1 for every labelled hit where the source gives no weights.")
-    if "ceiling" in performance_by_finder:
-        notes.append("Ceiling: perfect scores of the candidate edges, through the same track builder.")
-    return " ".join(notes)
