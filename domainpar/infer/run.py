@@ -25,7 +25,7 @@ from domainpar.own_files import UNFINISHED
 from domainpar.parallel.world import World
 from domainpar.problems import Problem
 from domainpar.reco import summary
-from domainpar.reco.classical.surfaces import surface_of
+from domainpar.reco.classical.finder import surface_of
 from domainpar.reco.event_tracks import TrackFinders, check_acorn_files_can_be_written
 from domainpar.reco.score_files import choose_directory, publish, write_list, write_timings
 from domainpar.reco.scorer import LeftOut, Outcome, Scorer

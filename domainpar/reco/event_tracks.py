@@ -31,16 +31,15 @@ from domainpar.events.store import SUFFIX, StoredEvent, WholeEvent, event_file_n
 from domainpar.problems import Problem
 from domainpar.reco.classical.finder import find_tracks
 from domainpar.reco.performance.truth import rows_of_table
+from domainpar.reco.pieces import stitch
 from domainpar.reco.scores import CEILING, CLASSICAL, NETWORK, EventScores
-from domainpar.reco.stitching import stitch
 from domainpar.reco.tracks import TrackOptions, build_tracks
 
 Format = Literal["zarr", "acorn", "csv"]
 
 CERTAIN = 20.0  # as a logit: what a perfect network would say of a true segment
 
-Dataset = Literal["trainset", "valset", "testset"]
-DATASETS: dict[str, Dataset] = {"train": "trainset", "val": "valset", "test": "testset"}
+DATASETS = {"train": "trainset", "val": "valset", "test": "testset"}
 """acorn's name of each split."""
 
 CSV_SUFFIX = "-tracks.csv"
@@ -76,7 +75,15 @@ class TrackFinders:
             faults.reach("tracks")
             scores = with_tracks(whole, scores, self.options)
         if self.classical:
-            scores = replace(scores, tracks={**scores.tracks, CLASSICAL: _classical_tracks(whole)})
+            hits = whole.hits
+            if hits.position is None:
+                what = "--classical follows helices, but its hits have no positions"
+                raise event.place.problem(what, "leave it out")
+            try:
+                tracks = find_tracks(hits.position, hits.volume, hits.layer, hits.module)
+            except ValueError as error:
+                raise event.place.of(error) from error
+            scores = replace(scores, tracks={**scores.tracks, CLASSICAL: tracks})
         if self.format == "acorn":
             dataset = DATASETS[self.split_of[event.event_id]]
             write_acorn(self.directory, dataset, whole.hits, scores, whole.edges("label"))
@@ -112,16 +119,6 @@ def with_tracks(whole: WholeEvent, scores: EventScores, options: TrackOptions) -
     return replace(scores, tracks=tracks, seconds=seconds)
 
 
-def _classical_tracks(whole: WholeEvent) -> IntArray:
-    hits, place = whole.hits, whole.event.place
-    if hits.position is None:
-        raise place.problem("--classical follows helices, but its hits have no positions", "leave it out")
-    try:
-        return find_tracks(hits.position, hits.volume, hits.layer, hits.module)
-    except ValueError as error:
-        raise place.of(error) from error
-
-
 # --- files of others -------------------------------------------------------------------------------------------------
 
 
@@ -141,7 +138,7 @@ def check_acorn_files_can_be_written() -> None:
 
 
 def write_acorn(
-    directory: str | Path, dataset: Dataset, hits: Hits, scores: EventScores, label: IntArray | None
+    directory: str | Path, dataset: str, hits: Hits, scores: EventScores, label: IntArray | None
 ) -> tuple[Path, Path]:
     """Write one event as acorn's track building leaves it: a `.pyg` file and a list of tracks.
 

@@ -97,7 +97,7 @@ def facts_of(hits: Hits, edge_index: IntArray, label: IntArray | None) -> EventF
         values["layers"] = layers.tolist()
     if hits.position is not None and len(hits):
         values |= _of_positions(hits.position, surfaces, surface)
-    if label is not None:
+    if label is not None:  # uint8, whose sum would overflow
         values["true_edges"] = int(np.sum(label, dtype=np.int64))
     if hits.particle_id is not None:
         values |= _of_particles(hits.particle_id, hits.particles)
@@ -137,10 +137,10 @@ def _of_particles(particle_id: IntArray, particles: Particles | None) -> dict[st
     except ValueError:  # the table does not tell what a target is
         values["targets"] = None
     pt, nhits = (rows_of_table(particles, seen, name) for name in ("pt", "nhits"))
-    known = pt[np.isfinite(pt)].astype(np.float32)  # as tables hold it
-    if len(known):
-        values["pt"] = [float(level) for level in np.quantile(known, PT_LEVELS)]
-        values["without_pt"] = len(seen) - len(known)
+    momenta = pt[np.isfinite(pt)].astype(np.float32)  # as tables hold it
+    if len(momenta):
+        values["pt"] = [float(level) for level in np.quantile(momenta, PT_LEVELS)]
+        values["without_pt"] = len(seen) - len(momenta)
     values["other_nhits"] = int(np.sum(np.isfinite(nhits) & (nhits != count)))
     return values
 
@@ -190,12 +190,12 @@ def _hits(facts: Sequence[EventFacts]) -> list[str]:
 
 
 def _particles(facts: Sequence[EventFacts]) -> list[str]:
-    known = [event for event in facts if event.targets is not None]
-    if not known:
+    with_targets = [event for event in facts if event.targets is not None]
+    if not with_targets:
         any_truth = any(event.seen is not None for event in facts)
         return [f"particles: no pT is known, so no target ({_TARGET})"] if any_truth else []
-    line = f"particles: {between([event.targets or 0 for event in known], 'target')} an event ({_TARGET})"
-    pt = np.array([event.pt for event in known if event.pt is not None])
+    line = f"particles: {between([event.targets or 0 for event in with_targets], 'target')} an event ({_TARGET})"
+    pt = np.array([event.pt for event in with_targets if event.pt is not None])
     if len(pt):
         values = ", ".join(f"{value:,.4g}" for value in np.median(pt, axis=0))
         levels = ", ".join(f"{level:.0%}" for level in PT_LEVELS)

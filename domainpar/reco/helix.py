@@ -145,6 +145,7 @@ def _fit_circle(position: Any) -> Any:
     """
     middle = len(position) // 2
     x0, y0 = position[middle, 0], position[middle, 1]
+    # About one of the hits, so that numbers stay small.
     x, y = position[:, 0] - x0, position[:, 1] - y0
     r2 = x * x + y * y
     share = 1 / len(position)

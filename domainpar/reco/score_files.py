@@ -29,6 +29,7 @@ from domainpar.events.store import SUFFIX, EventStore, WholeEvent, event_file_na
 from domainpar.own_files import UNFINISHED, remove, strangers_in_scores
 from domainpar.problems import Problem
 from domainpar.reco.scores import CLASSICAL, NETWORK, EventScores
+from domainpar.words import some_of
 
 LIST = "scores.json"
 TIMINGS = "timings.json"
@@ -108,6 +109,7 @@ def publish(unfinished: Path) -> Path:
     Returns:
         The directory of the scores.
     """
+    # The list last: where it is, all files are.
     for path in sorted(unfinished.iterdir(), key=lambda path: path.name == LIST):
         path.rename(unfinished.parent / path.name)
     unfinished.rmdir()
@@ -225,7 +227,7 @@ class Scores:
         src, dst = self.edge_index
         ends = {"src": src, "dst": dst, "src_hit_id": self.hit_id[src], "dst_hit_id": self.hit_id[dst]}
         values = {"logit": self.edge_logit, "score": self.edge_score, "scored": self.edge_scored, "label": self.label}
-        return pandas.DataFrame(_known(hits)), pandas.DataFrame(_known({**ends, **values}))
+        return pandas.DataFrame(_present(hits)), pandas.DataFrame(_present({**ends, **values}))
 
 
 def read_scores(path: str | Path, event: str | None = None, store: str | Path | None = None) -> Scores:
@@ -270,9 +272,8 @@ def _find(path: Path, event: str | None) -> tuple[Path, Mapping[str, Any]]:
     if event is None and len(files) == 1:
         (event,) = files
     if event not in files:
-        names = ", ".join(sorted(files)[:8]) + (", ..." if len(files) > 8 else "")
         what = "scores of several events" if event is None else f"no scores of event {event!r}"
-        raise Problem(f"{directory} holds {what}", f"take one of {names}: read_scores(path, event)")
+        raise Problem(f"{directory} holds {what}", f"take one of {some_of(sorted(files))}: read_scores(path, event)")
     return directory / files[event], about
 
 
@@ -286,8 +287,8 @@ def _columns_of_store(about: Mapping[str, Any], path: Path) -> dict[str, Any]:
     with store.open(record) as event:
         whole = WholeEvent(event)
         nodes = {name: whole.nodes(name) for name in ("volume", "layer", "module", "position", "particle_id")}
-        return _known({**nodes, "label": whole.edges("label")})
+        return _present({**nodes, "label": whole.edges("label")})
 
 
-def _known(columns: Mapping[str, npt.NDArray[Any] | None]) -> dict[str, npt.NDArray[Any]]:
+def _present(columns: Mapping[str, npt.NDArray[Any] | None]) -> dict[str, npt.NDArray[Any]]:
     return {name: values for name, values in columns.items() if values is not None}

@@ -130,11 +130,12 @@ def score_event(
 
 def _sectors(whole: WholeEvent, num_sectors: int | None) -> IntArray:
     """Sector of each stored edge: that of both ends, `BETWEEN_SECTORS` where they differ, [E]; 0 in a whole event."""
+    ends = whole.edge_index
     sector_of_edge = np.zeros(whole.event.num_edges, np.int32)
     if num_sectors is not None:
         of_tiles = sector_of_tiles(whole.event, num_sectors)
         sector_of_hit = np.repeat(of_tiles, np.diff(whole.event.node_ptr))[whole.node_ids]
-        src, dst = sector_of_hit[whole.edge_index]
+        src, dst = sector_of_hit[ends]
         sector_of_edge[whole.edge_ids] = np.where(src == dst, dst, BETWEEN_SECTORS)
     return sector_of_edge
 
@@ -162,6 +163,7 @@ def gather_scores(
     edge_ids = torch.from_numpy(plan.edge_ids[owned]).to(logits.device)
     owned_logits = logits.detach().index_select(0, torch.from_numpy(owned).to(logits.device))
     edge_ids, owned_logits = _to_root(edge_ids, owned_logits, transport, root)
+    # Only the root can tell, but all must stop with it.
     problem = b""
     if transport.rank == root:
         assert wanted is not None, "the root knows which edges are to be scored"
@@ -173,6 +175,7 @@ def gather_scores(
 
 def _to_root(edge_ids: Tensor, logits: Tensor, transport: Transport, root: int) -> tuple[Tensor, Tensor]:
     """Rows of all ranks on `root`, its own first, on the CPU; nothing on the others. *Collective*."""
+    # The root alone makes room, and so must know first what comes.
     counts = [int.from_bytes(count, "little") for count in transport.all_gather(len(logits).to_bytes(8, "little"))]
     is_root = transport.rank == root
     send_counts = [0 if is_root or peer != root else len(logits) for peer in range(transport.size)]
@@ -180,6 +183,7 @@ def _to_root(edge_ids: Tensor, logits: Tensor, transport: Transport, root: int) 
     tables, pending = [], []
     for values in (edge_ids, logits):
         kept, sent = (values, values[:0]) if is_root else (values[:0], values)
+        # Transports take tables, so a column of one. Ids and logits are under way together.
         table = values.new_empty(sum(counts) if is_root else 0, 1)
         table[: len(kept), 0] = kept
         pending.append(transport.start(sent.reshape(-1, 1), send_counts, table[len(kept) :], receive_counts))
@@ -192,8 +196,8 @@ def _to_root(edge_ids: Tensor, logits: Tensor, transport: Transport, root: int) 
 def _problem(edge_ids: IntArray, logits: Tensor, wanted: BoolArray) -> str:
     """A sentence if the logits of these edges are wrong; empty if every wanted edge has exactly one finite logit."""
     num_edges = int(np.count_nonzero(wanted))
-    known = (edge_ids >= 0) & (edge_ids < len(wanted))
-    times = np.bincount(edge_ids[known], minlength=len(wanted))
+    of_event = (edge_ids >= 0) & (edge_ids < len(wanted))
+    times = np.bincount(edge_ids[of_event], minlength=len(wanted))
     missing, twice = np.count_nonzero(times[wanted] == 0), np.count_nonzero(times[wanted] > 1)
     strange = len(edge_ids) - int(times[wanted].sum())
     if missing or twice or strange:

@@ -14,15 +14,11 @@ from domainpar.reco.performance.counts import TrackCounts
 from domainpar.reco.performance.rates import short, table
 from domainpar.reco.score_files import LIST, SCORES_SUFFIX
 from domainpar.reco.scorer import LeftOut, Outcome
-from domainpar.words import between, several, this_python
+from domainpar.words import between, several, some_of, this_python
 
 
 def first_lines(
-    world: World,
-    store: EventStore,
-    records: Sequence[EventRecord],
-    about: Mapping[str, Any],
-    allocator: str | None = None,
+    world: World, store: EventStore, records: Sequence[EventRecord], about: Mapping[str, Any], allocator: str | None
 ) -> list[str]:
     """Ranks, network and events, and the allocator."""
     sizes = [record.num_edges for record in records]
@@ -68,7 +64,7 @@ def left_out_lines(left_out: Sequence[LeftOut]) -> list[str]:
     """The number of events without scores since they could not be used."""
     if not left_out:
         return []
-    names = ", ".join(skipped.event for skipped in left_out[:8]) + (", ..." if len(left_out) > 8 else "")
+    names = some_of([skipped.event for skipped in left_out])
     return [f"WARNING: {several(len(left_out), 'event')} left out that could not be used: {names} (why: {LIST})"]
 
 
@@ -99,7 +95,7 @@ def last_lines(
     metrics: Mapping[str, Mapping[str, Any]],
     directory: Path,
     about: Mapping[str, Any],
-    beside: Path | None = None,
+    beside: Path | None,
 ) -> list[str]:
     """Totals, metrics, the directory and the next command; `beside` is a run to compare this one with."""
     seconds = [outcome.seconds for outcome in outcomes]

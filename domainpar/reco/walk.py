@@ -87,6 +87,7 @@ def _walk(first: Any, outer: Any, logits: Any, first_in: Any, inner: Any, min_lo
     num_hits = len(first) - 1
     track = np.full(num_hits, -1, np.int64)
     length = np.zeros(num_hits, np.int64)
+    # From the outside in: a road goes on from hits further out.
     for node in range(num_hits - 1, -1, -1):
         length[node] = _onward(node, first, outer, logits, track, length, min_logit, add_logit)[0]
     num_tracks = 0
@@ -104,6 +105,7 @@ def _walk(first: Any, outer: Any, logits: Any, first_in: Any, inner: Any, min_lo
             track[node] = number
             _ask_again(node, start, first_in, inner, track, waiting, changed)
             node = following
+        # Roads of the hits inside the track may have become shorter; each that did asks those inside of it in turn.
         while len(changed) > 0:
             node = -heapq.heappop(changed)
             waiting[node] = False

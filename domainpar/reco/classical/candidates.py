@@ -40,6 +40,7 @@ def _take_surface(state: Any, rows: Any, row: int, target: int, near: Any, scene
     state.holes += state.pending
     state.pending = 0
     modules = (hits[row].module, np.int64(-1))
+    # Three modules of a surface overlap at most.
     for _ in range(2):
         best, best_chi2 = -1, scene.gate
         for other in near:
@@ -80,6 +81,7 @@ def _follow(best: Any, best_rows: Any, side: int, max_holes: int, scene: Any, st
     width = states.shape[1] - 1
     near, chi2s = np.empty(MAX_NEAR, np.int64), np.empty(MAX_NEAR)
     states[0, 0], rows[0, 0] = best[0], best_rows
+    # Two halves of `states` in turn: the ways to this surface, and those born from them.
     alive, now = 1, 0
     while alive:
         then, born = 1 - now, 0
@@ -200,6 +202,7 @@ def follow_seeds(seeds: Any, scene: Any, min_hits: int, max_holes: int, states: 
             continue
         starts[count + 1] = starts[count] + best[0].num_hits
         if starts[count + 1] > len(collected):
+            # One doubling is enough: there is room for more than MAX_TRACK_HITS.
             collected = np.concatenate((collected, np.empty_like(collected)))
         collected[starts[count] : starts[count + 1]] = best_rows[: best[0].num_hits]
         latest[best_rows[: best[0].num_hits]] = count

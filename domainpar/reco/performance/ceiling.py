@@ -80,6 +80,7 @@ def edge_ceiling(
     src, dst = np.minimum(*edge_index), np.maximum(*edge_index)
     joined = (place[src] >= 0) & (place[dst] >= 0) & (truth.particle_id[src] == truth.particle_id[dst])
     joined &= np.abs(place[src] - place[dst]) == 1
+    # Several edges between two hits are one segment.
     pair = src * len(truth) + dst
     return EdgeCeiling(
         segments=_num_segments(truth.particle_id, place),

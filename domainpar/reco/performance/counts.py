@@ -276,6 +276,7 @@ def bins_of(values: FloatArray, edges: tuple[float, ...]) -> IntArray:
     """The bin of each value, -1 outside all of them and for NaN, int64."""
     values = np.asarray(values, np.float64)
     bins = np.searchsorted(edges, values, side="right") - 1
+    # The last bin holds its upper border; NaN compares false and is in none.
     bins[values == edges[-1]] = len(edges) - 2
     bins[~((values >= edges[0]) & (values <= edges[-1]))] = -1
     return np.asarray(bins)

@@ -65,6 +65,7 @@ class TrackCuts:
 
     def agree(self, shared: IntArray, hits: IntArray) -> npt.NDArray[np.bool_]:
         """Whether `shared` is enough of `hits`, in exact integers."""
+        # 0.7 as it is written, not the nearest float: 7 of 10 hits agree on any machine.
         share = Fraction(str(self.fraction)).limit_denominator(10**6)
         part, whole = shared * share.denominator, hits * share.numerator
         return np.asarray(part > whole if share == Fraction(1, 2) else part >= whole)
@@ -116,6 +117,7 @@ def find_overlaps(track_id: IntArray, particle_id: IntArray) -> Overlaps:
     _, track_of_hit, track_hits = _rows(track_id, track_id >= 0)
     particle_ids, particle_of_hit, particle_hits = _rows(particle_id, particle_id != 0)
     both = (track_of_hit >= 0) & (particle_of_hit >= 0)
+    # A pair as one number; an event of noise alone has no particles.
     key = track_of_hit[both] * max(1, len(particle_ids)) + particle_of_hit[both]
     pairs, shared = np.unique(key, return_counts=True)
     track, particle = np.divmod(pairs, max(1, len(particle_ids)))
@@ -255,6 +257,7 @@ class MajorityCounts:
 
 def count_majorities(overlaps: Overlaps, of_interest: BoolArray) -> MajorityCounts:
     """Count clusters by what their majority particle has of them, given which particles are of interest, bool [P]."""
+    # Shares are compared as products of integers: no rounding at 50, 75 and 99 %.
     pair = _majority_pairs(overlaps)
     hits = overlaps.track_hits[overlaps.track[pair]]
     pair = pair[(hits >= MIN_CLUSTER_HITS) & of_interest[overlaps.particle[pair]]]
@@ -283,6 +286,7 @@ def trackml_score(overlaps: Overlaps, weight: FloatArray) -> float | None:
     Returns:
         A number between 0 and 1, independent of the order of hits; None if no hit has a weight.
     """
+    # Rounded once at the end, so the order of hits does not matter.
     total = math.fsum(weight.tolist())
     if total == 0:
         return None

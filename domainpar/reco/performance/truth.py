@@ -114,6 +114,7 @@ def rows_of_table(table: Particles | None, particle_ids: IntArray, name: str) ->
     if table is None or len(table.particle_id) == 0:
         return values
     order = np.argsort(table.particle_id, kind="stable")
+    # An id beyond the last would be looked up past the end.
     at = np.minimum(np.searchsorted(table.particle_id, particle_ids, sorter=order), len(order) - 1)
     listed = table.particle_id[order[at]] == particle_ids
     values[listed] = getattr(table, name)[order[at[listed]]]

@@ -223,6 +223,7 @@ def _best_pairs(pieces: Pieces, options: StitchOptions) -> IntArray:
     fits = off <= np.where(gap > 0, options.residual, options.residual_beside)
     # Of pieces that fit alike the nearest, or the one between would be passed over.
     order = np.lexsort((pairs[:, 1], pairs[:, 0], off + options.residual * gap / options.reach))
+    # Greedy: a piece that a better pair has taken is not free for a worse one.
     free = np.ones(len(pieces), bool)
     taken = []
     for inner, outer in pairs[order[fits[order]]].tolist():
@@ -245,6 +246,7 @@ def _mismatch(pieces: Pieces, pairs: IntArray, options: StitchOptions) -> FloatA
     inner, outer = pieces.table[pairs[:, 0]], pieces.table[pairs[:, 1]]
     lever = np.hypot(*(outer["last"] - inner["first"])[:, :2].T)
     bend = options.scattering / np.maximum(np.minimum(inner["pt"], outer["pt"]), 1e-3) * lever
+    # Scattering bends a track the more, the further its hits are apart and the slower it is.
     squares = (away / (options.position + bend)[pair]) ** 2 + (off / (options.along + bend)[pair]) ** 2
     mean = np.bincount(pair, squares, len(pairs)) / np.bincount(pair, minlength=len(pairs))
     return np.where(helices.fitted, mean, np.inf)
@@ -288,6 +290,7 @@ def _find(table: Any, ptr: Any, position: Any, limits: Any) -> Any:
                 continue
             if _side_by_side(position[ptr[a] : ptr[a + 1]], position[ptr[b] : ptr[b + 1]], limits[2]):
                 if count == len(pairs):
+                    # The number of pairs is not known before: room doubles.
                     pairs = np.concatenate((pairs, np.empty_like(pairs)))
                 pairs[count] = a, b
                 count += 1
@@ -307,7 +310,7 @@ def _continues(inner: Any, outer: Any, limits: Any) -> bool:
     kink = scattering / max(min(inner.pt, outer.pt), 1e-3)
     # Not the curvatures: between the pieces the field may have changed.
     charge_over_pt = abs(inner.rho / inner.bend - outer.rho / outer.bend)
-    if charge_over_pt > _known_to(inner, position, kink) + _known_to(outer, position, kink):
+    if charge_over_pt > _uncertainty(inner, position, kink) + _uncertainty(outer, position, kink):
         return False
     if not _meets(inner, outer.first, gap, position + kink * inner.lever, along + kink * inner.lever):
         return False
@@ -315,7 +318,7 @@ def _continues(inner: Any, outer: Any, limits: Any) -> bool:
 
 
 @numba.njit(cache=True, error_model="numpy")
-def _known_to(piece: Any, position: float, kink: float) -> float:
+def _uncertainty(piece: Any, position: float, kink: float) -> float:
     """Uncertainty of 1/pT of a piece in 1/GeV: of its sagitta half an error of a hit, and half a kink."""
     return float(4 * (position + kink * piece.lever / 4) / piece.lever**2 / piece.bend)
 
@@ -342,6 +345,7 @@ def _side_by_side(inner: Any, outer: Any, beside: float) -> bool:
     """Whether each hit of the outer piece that lies before the inner one's end has a hit of it beside it."""
     end = np.sum(inner[-1] ** 2)
     for i in range(len(outer)):
+        # Hits go outward: all others lie further out, too.
         if np.sum(outer[i] ** 2) > end:
             break
         nearest = np.inf
