@@ -83,6 +83,7 @@ def score_store(config: InferConfig, world: World, allocator: str | None) -> Non
 def _publish(config: InferConfig, job: Job, outcomes: dict[str, Outcome], left_out: Sequence[LeftOut]) -> None:
     """Write and print the summary of all events, and give the files their place; on rank 0."""
     job.scorer.world.mark("write", len(outcomes))
+    # In the order of the store: that of the outcomes depends on the ranks.
     records = [record for record in job.records if record.event in outcomes]
     in_order = [outcomes[record.event] for record in records]
     judgements = Judgements(records, outcomes)
@@ -97,6 +98,7 @@ def _publish(config: InferConfig, job: Job, outcomes: dict[str, Outcome], left_o
     }
     run, unfinished = Path(about["run"]), job.scorer.directory
     place = unfinished.parent  # where they are published
+    # As seen from the scores, which may be moved together with run and store.
     kept = {"run": os.path.relpath(run, place), "store": kept_place(job.scorer.store.path, place)}
     write_timings(unfinished, job.scorer.world.size, [summary.timing(outcome) for outcome in in_order])
     write_list(unfinished, [outcome.scored for outcome in in_order], about | kept)
@@ -118,9 +120,11 @@ def _set_up(config: InferConfig, world: World) -> Job:
     store = open_store(path, world, config.on_bad_event)
     records, left_out = _choose_events(config, store, world)
     model, state = load_network(run, trained, config.checkpoint, store, world)
+    # Minutes may pass until the first track is built: what it lacks is said now.
     on_all(world.transport, lambda: _check_tracks(config, store, records))
     if config.strict:
         on_all(world.transport, lambda: check_parts(store, world, config.grouping, config.sectors, trained.seed))
+    # A network of the user's own may hold tensors that no checkpoint has, drawn anew on each rank.
     model.take_from_root(world)
     model.to(world.device)
     set_threads(config.threads or world.cores_for_each())

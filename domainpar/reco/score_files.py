@@ -64,15 +64,6 @@ class ScoredEvent:
     event_sha256: str = ""
 
 
-def scores_file_name(event_id: str) -> str:
-    """File name of an event's scores.
-
-    Raises:
-        ValueError: If the name of the event cannot be part of a file name.
-    """
-    return event_file_name(event_id).removesuffix(SUFFIX) + SCORES_SUFFIX
-
-
 def choose_directory(path: Path, overwrite: bool) -> Path:
     """Make the directory of scores ready to be written to; called on rank 0.
 
@@ -123,8 +114,11 @@ def write_scores(directory: Path, scores: EventScores, provenance: Mapping[str, 
         directory: Where the file goes.
         scores: The scores.
         provenance: Their origin, plain JSON values, the same on any number of ranks.
+
+    Raises:
+        ValueError: If the name of the event cannot be part of a file name.
     """
-    path = directory / scores_file_name(scores.event_id)
+    path = directory / (event_file_name(scores.event_id).removesuffix(SUFFIX) + SCORES_SUFFIX)
     logits_sha256 = hashlib.sha256(scores.edge_logit.tobytes()).hexdigest()
     names = ("hit_id", "edge_index", "edge_logit", "edge_score", "edge_scored")
     tracks = {name: scores.tracks[finder] for finder, name in ARRAY_OF_TRACKS.items() if finder in scores.tracks}

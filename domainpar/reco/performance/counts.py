@@ -34,7 +34,6 @@ from domainpar.reco.performance.truth import EventTruth, directions, production_
 
 TRUE_WEIGHTS, EQUAL_WEIGHTS, BOTH_WEIGHTS = "truth", "one per labelled hit", "truth in some events only"
 
-
 EDGES: Mapping[str, tuple[float, ...]] = {
     "pt": (0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0, 20.0, 50.0),
     "eta": tuple(i / 2 for i in range(-8, 9)),

@@ -104,7 +104,16 @@ def table(performance_by_finder: Mapping[str, TrackCounts], style: str = "atlas"
         return []
     names = [name for name in FINDERS if name in performance_by_finder]
     names += [name for name in performance_by_finder if name not in FINDERS]
-    rows = [("", *HEADINGS), *((name, *_cells(performance_by_finder[name], style)) for name in names)]
+    rows: list[tuple[str, ...]] = [("", *HEADINGS)]
+    for name in names:
+        counts = performance_by_finder[name]
+        of_style, of_majority = counts.styles[style], majority_rates(counts.majority)
+        interval = wilson(of_style.reconstructed, of_style.targets)
+        limits = "-" if interval is None else f"{interval[0]:.4f}..{interval[1]:.4f}"
+        rates = [fake_rate(of_style), duplicate_rate(of_style)]
+        rates += [of_majority[rate] for rate in ("perfect", "double_majority", "lhc")]
+        rates.append(mean_trackml_score(counts))
+        rows.append((name, f"{counts.tracks:,}", short(efficiency(of_style)), limits, *map(short, rates)))
     widths = [max(map(len, column)) for column in zip(*rows)]
     lines = [
         "  ".join([name.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(cells, widths[1:]))])
@@ -126,20 +135,6 @@ def table(performance_by_finder: Mapping[str, TrackCounts], style: str = "atlas"
     if "ceiling" in performance_by_finder:
         notes += " Ceiling: perfect scores of the candidate edges, through the same track builder."
     return [*textwrap.wrap(about, WIDTH), *lines, *textwrap.wrap(notes, WIDTH)]
-
-
-def _cells(counts: TrackCounts, style: str) -> tuple[str, ...]:
-    of_style, of_majority = counts.styles[style], majority_rates(counts.majority)
-    interval = wilson(of_style.reconstructed, of_style.targets)
-    return (
-        f"{counts.tracks:,}",
-        short(efficiency(of_style)),
-        "-" if interval is None else f"{interval[0]:.4f}..{interval[1]:.4f}",
-        short(fake_rate(of_style)),
-        short(duplicate_rate(of_style)),
-        *(short(of_majority[name]) for name in ("perfect", "double_majority", "lhc")),
-        short(mean_trackml_score(counts)),
-    )
 
 
 def short(value: float | None) -> str:
