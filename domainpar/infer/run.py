@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from domainpar.reco.classical.finder import surface_of
 from domainpar.reco.event_tracks import TrackFinders, check_acorn_files_can_be_written
 from domainpar.reco.score_files import choose_directory, publish, write_list, write_timings
 from domainpar.reco.scorer import LeftOut, Outcome, Scorer
+from domainpar.reco.scores import score_event
 from domainpar.training.checkpoint import parameters_sha256
 from domainpar.training.inputs import check_parts, open_store
 from domainpar.training.run import DTYPES
@@ -138,17 +140,22 @@ def _set_up(config: InferConfig, world: World) -> Job:
     }
     unfinished = (Path(config.out) if config.out is not None else run / "scores") / UNFINISHED
     splits = {record.event: record.split for record in store.events()}
-    scorer = Scorer(
+    score = partial(
+        score_event,
         model,
+        num_sectors=config.sectors,
+        grouping=config.grouping,
+        device=world.device,
+        dtype=DTYPES[trained.dtype],
+        seed=trained.seed,
+    )
+    scorer = Scorer(
+        score,
         store,
         world,
         directory=unfinished,
         finish=TrackFinders(track_options(config), unfinished, config.format, config.classical, splits),
         judge=judge_of(config, target_conditions(trained.target) if trained.target else None),
-        sectors=config.sectors,
-        grouping=config.grouping,
-        dtype=DTYPES[trained.dtype],
-        seed=trained.seed,
         origin=origin,
         on_bad_event=config.on_bad_event,
     )

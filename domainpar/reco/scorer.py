@@ -7,9 +7,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-from torch import nn
-
 from domainpar import faults
 from domainpar.agreement import gather
 from domainpar.compiling import clock
@@ -17,7 +14,7 @@ from domainpar.events.store import EventRecord, EventStore, StoredEvent
 from domainpar.parallel.part_loading import BadEvent, open_together
 from domainpar.parallel.world import World
 from domainpar.reco.score_files import ScoredEvent, write_scores
-from domainpar.reco.scores import EventScores, score_event
+from domainpar.reco.scores import EventScores
 
 Judge = Callable[[StoredEvent, EventScores], dict[str, Any] | None]
 """Compares an event's scores and tracks with its truth, in plain JSON values; called on the rank that has them."""
@@ -64,30 +61,23 @@ class Scorer:
     events are finished at a time, and no rank ever holds the scores of two.
 
     Attributes:
-        model: The network, on the world's device.
+        score: `score_event` with its network and options: called with an event, the transport of the ranks that share
+            it, and `root`.
         store: The events.
         world: The ranks.
         directory: For the files.
         finish: Called with an event and its scores before they are written; returns what to write.
         judge: Called with an event and what was written.
-        sectors: Independent sectors of an event in naive mode; None for whole events.
-        grouping: How tiles are grouped into parts.
-        dtype: Type of features, weights and logits.
-        seed: Seed of the grouping.
         origin: Attributes of every file that say where scores come from.
         on_bad_event: For an event that cannot be used: `fail` ends the work, `skip` leaves it out.
     """
 
-    model: nn.Module
+    score: Callable[..., EventScores | None]
     store: EventStore
     world: World
     directory: Path
     finish: Finish
     judge: Judge
-    sectors: int | None = None
-    grouping: str = "contiguous"
-    dtype: torch.dtype = torch.float32
-    seed: int = 0
     origin: Mapping[str, Any] = field(default_factory=dict)
     on_bad_event: Literal["fail", "skip"] = "fail"
 
@@ -131,17 +121,7 @@ class Scorer:
             try:
                 # All of it is read, so all is looked through first: later nobody waits for a rank that cannot read on.
                 with open_together(self.store, record, self.world.domain, check_bytes=True) as event:
-                    scores = score_event(
-                        self.model,
-                        event,
-                        self.world.domain,
-                        root=root,
-                        num_sectors=self.sectors,
-                        grouping=self.grouping,
-                        device=self.world.device,
-                        dtype=self.dtype,
-                        seed=self.seed,
-                    )
+                    scores = self.score(event, self.world.domain, root=root)
             except BadEvent as bad:
                 if self.on_bad_event == "fail":
                     raise bad.for_this_rank() from bad.__cause__
