@@ -40,8 +40,8 @@ from domainpar.measure.steps import Training
 from domainpar.nn.team import set_threads
 from domainpar.parallel.part_loading import Part, load_part
 from domainpar.parallel.world import World
+from domainpar.reco.pieces import stitch
 from domainpar.reco.scores import score_event
-from domainpar.reco.stitching import stitch
 from domainpar.reco.tracks import METHODS, TrackOptions, build_tracks, logit
 from domainpar.testing import run_ranks
 from domainpar.training.trained import load_network

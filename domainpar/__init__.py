@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # the same names as below, for type checkers
     from domainpar.parallel.local import LocalGraph as LocalGraph, localise as localise
     from domainpar.parallel.world import World as World
     from domainpar.plan import PartitionPlan as PartitionPlan, build_plan as build_plan, build_plans as build_plans
-    from domainpar.reco.reading import Scores as Scores, read_scores as read_scores
+    from domainpar.reco.score_files import Scores as Scores, read_scores as read_scores
 
 __version__ = "0.1.0"
 
@@ -40,7 +40,7 @@ _MODULES = {
     "domainpar.parallel.local": "LocalGraph localise",
     "domainpar.parallel.world": "World",
     "domainpar.plan": "PartitionPlan build_plan build_plans",
-    "domainpar.reco.reading": "Scores read_scores",
+    "domainpar.reco.score_files": "Scores read_scores",
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 __all__ = sorted(_HOMES)

@@ -47,7 +47,7 @@ def _what_to_type(program: str) -> str | None:
     here = Path(sys.executable).with_name(program)
     if not here.exists():
         return None
-    found = shutil.which(program)
-    if found is not None and Path(found).parent.samefile(here.parent):
+    path = shutil.which(program)
+    if path is not None and Path(path).parent.samefile(here.parent):
         return program
     return str(here.relative_to(Path.cwd()) if here.is_relative_to(Path.cwd()) else here)

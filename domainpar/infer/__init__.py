@@ -30,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _work(config: InferConfig) -> int:
+    # Before torch is loaded: what it takes then would still be given back.
     allocator = set_up_allocator(config.allocator)
 
     import torch

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -12,9 +14,11 @@ import numpy as np
 from domainpar.config import InferConfig
 from domainpar.config.texts import conditions_of
 from domainpar.events.store import EventRecord, StoredEvent
-from domainpar.reco.judgement import judge_tracks, left_out, sum_segments, sum_tracks
-from domainpar.reco.performance.counts import TrackCounts
+from domainpar.events.targets import check_target
+from domainpar.reco.performance.ceiling import EdgeCeiling, edge_ceiling
+from domainpar.reco.performance.counts import TrackCounts, count_tracks, total
 from domainpar.reco.performance.matching import TrackCuts
+from domainpar.reco.performance.truth import truth_of
 from domainpar.reco.scorer import Judge, Outcome
 from domainpar.reco.scores import EventScores
 from domainpar.reco.tracks import TrackOptions
@@ -24,9 +28,6 @@ from domainpar.words import several
 
 DEFAULT_BORDERS = 8
 """Sectors whose borders efficiency is shown against where there are none: what others would have cut."""
-
-Judgements = dict[str, list[dict[str, Any]]]
-"""Of the events of each split that have a truth to count against, in the order of the store."""
 
 
 def track_options(config: InferConfig) -> TrackOptions | None:
@@ -56,15 +57,35 @@ def judge_of(config: InferConfig, conditions: dict[str, Any] | None) -> Judge:
     def judge(event: StoredEvent, scores: EventScores) -> dict[str, Any]:
         # An edge without a score never passes and ranks below all others: what naive mode cuts, it loses.
         logits = np.where(scores.edge_scored, scores.edge_logit, -np.inf)
-        counts = count_event(event, logits[scores.original_position], conditions)
-        judgement = judge_tracks(event, scores, cuts, _border_sectors(config)) if config.tracks else {}
-        return {
-            "edges": None if counts is None else asdict(counts),
-            "tracks": judgement if "tracks" in judgement else None,
-            "uncounted": judgement.get("uncounted"),
-        }
+        in_stored_order = logits[event.read_edges("original_position", np.arange(event.num_edges))]
+        counts = count_event(event, in_stored_order, conditions)
+        judgement = {"edges": None if counts is None else asdict(counts), "tracks": None, "uncounted": None}
+        return judgement | (_judge_tracks(event, scores, cuts, _border_sectors(config)) if config.tracks else {})
 
     return judge
+
+
+def _judge_tracks(event: StoredEvent, scores: EventScores, cuts: TrackCuts, border_sectors: int) -> dict[str, Any]:
+    """Count the tracks of each finder, and the segments that candidate edges hold, against the truth of an event.
+
+    Returns:
+        `tracks` by finder, and `segments`, as JSON values. Or `uncounted`, a sentence: the event has no truth, or does
+        not know of its particles what the cuts ask; its tracks are worth having all the same.
+    """
+    truth = truth_of(event, border_sectors)
+    if truth is None:
+        return {"uncounted": "they do not tell the particle of each hit"}
+    try:
+        if cuts.target:
+            check_target(truth.particles, cuts.target)
+    except ValueError as error:
+        return {"uncounted": str(error).removesuffix(".")}
+    passing = scores.edge_scored & (scores.edge_logit > 0)
+    segments = edge_ceiling(truth, scores.edge_index, cuts.target, passing)
+    return {
+        "tracks": {finder: count_tracks(ids, truth, cuts).to_json() for finder, ids in scores.tracks.items()},
+        "segments": None if segments is None else asdict(segments),
+    }
 
 
 def about_tracks(config: InferConfig, performance: dict[str, dict[str, TrackCounts]]) -> dict[str, Any] | None:
@@ -87,43 +108,72 @@ def about_tracks(config: InferConfig, performance: dict[str, dict[str, TrackCoun
     }
 
 
-def metrics_of_splits(records: Sequence[EventRecord], outcomes: Mapping[str, Outcome]) -> dict[str, dict[str, Any]]:
-    """Edge metrics of each split, and the true segments that its candidate edges hold."""
-    edges = _by_split(records, outcomes, "edges")
-    metrics = {split: metrics_over([EdgeCounts(**counts) for counts in events]) for split, events in edges.items()}
-    for split, judgements in _by_split(records, outcomes, "tracks").items():
-        segments = sum_segments(judgements)
-        if segments is not None and split in metrics:
-            metrics[split]["segments"] = asdict(segments)
-    return metrics
+@dataclass(frozen=True)
+class Judgements:
+    """The judgements of events, summed over those of each split.
 
+    Attributes:
+        records: The events, in the order of the store.
+        outcomes: The outcome of each, by name.
+    """
 
-def performance_of_splits(
-    records: Sequence[EventRecord], outcomes: Mapping[str, Outcome]
-) -> dict[str, dict[str, TrackCounts]]:
-    """Counts of each finder's tracks in each split."""
-    return {split: sum_tracks(judgements) for split, judgements in _by_split(records, outcomes, "tracks").items()}
+    records: Sequence[EventRecord]
+    outcomes: Mapping[str, Outcome]
 
+    def metrics(self) -> dict[str, dict[str, Any]]:
+        """Edge metrics of each split, and the true segments that its candidate edges hold."""
+        metrics = {
+            split: metrics_over([EdgeCounts(**judgement["edges"]) for judgement in judgements])
+            for split, judgements in self._by_split("edges").items()
+        }
+        for split, judgements in self._by_split("tracks").items():
+            segments = [judgement["segments"] for judgement in judgements]
+            # An event without positions cannot tell its segments: the sum would be over other events than the tracks'.
+            if split in metrics and None not in segments:
+                metrics[split]["segments"] = asdict(
+                    functools.reduce(operator.add, (EdgeCeiling(**of) for of in segments))
+                )
+        return metrics
 
-def not_counted(records: Sequence[EventRecord], outcomes: Mapping[str, Outcome]) -> list[str]:
-    """Tracks that are in no table, and why; a sentence each."""
-    reasons = Counter(outcome.judgement["uncounted"] for outcome in outcomes.values() if outcome.judgement)
-    lines = [f"tracks of {several(count, 'event')} were not counted: {why}" for why, count in reasons.items() if why]
-    for judgements in _by_split(records, outcomes, "tracks").values():
-        lines += left_out(judgements)
-    return lines
+    def performance(self) -> dict[str, dict[str, TrackCounts]]:
+        """Counts of the tracks in each split, of each finder that found some in all of its events.
+
+        Perfect scores, for one, are known of events with labels only: sums over different events could not be compared.
+        """
+        performance = {}
+        for split, judgements in self._by_split("tracks").items():
+            by_event = [judgement["tracks"] for judgement in judgements]
+            finders = [finder for finder in by_event[0] if all(finder in tracks for tracks in by_event)]
+            performance[split] = {
+                finder: total(TrackCounts.from_json(tracks[finder]) for tracks in by_event) for finder in finders
+            }
+        return performance
+
+    def not_counted(self) -> list[str]:
+        """Tracks that are in no table, and why; a sentence each."""
+        reasons = Counter(outcome.judgement["uncounted"] for outcome in self.outcomes.values() if outcome.judgement)
+        lines = [
+            f"tracks of {several(count, 'event')} were not counted: {why}" for why, count in reasons.items() if why
+        ]
+        for judgements in self._by_split("tracks").values():
+            having = Counter(finder for judgement in judgements for finder in judgement["tracks"])
+            lines += [
+                f"{finder} is left out of the table: {count} of {len(judgements)} events have it"
+                for finder, count in sorted(having.items())
+                if count < len(judgements)
+            ]
+        return lines
+
+    def _by_split(self, name: str) -> dict[str, list[dict[str, Any]]]:
+        """The judgements that have this part."""
+        by_split: dict[str, list[dict[str, Any]]] = {}
+        for split in ("train", "val", "test"):
+            for record in self.records:
+                judgement = self.outcomes[record.event].judgement
+                if record.split == split and judgement is not None and judgement[name] is not None:
+                    by_split.setdefault(split, []).append(judgement)
+        return by_split
 
 
 def _border_sectors(config: InferConfig) -> int:
     return config.border_sectors or config.sectors or DEFAULT_BORDERS
-
-
-def _by_split(records: Sequence[EventRecord], outcomes: Mapping[str, Outcome], name: str) -> Judgements:
-    """One part of the judgements of events."""
-    by_split: Judgements = {}
-    for split in ("train", "val", "test"):
-        for record in records:
-            judgement = outcomes[record.event].judgement
-            if record.split == split and judgement is not None and judgement[name] is not None:
-                by_split.setdefault(split, []).append(judgement[name])
-    return by_split

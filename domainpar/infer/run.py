@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,25 +20,17 @@ from domainpar.display.comparison import run_beside
 from domainpar.events.own_events import OwnEvents, kept_place, own_events, store_of_run, told_of
 from domainpar.events.store import EventRecord, EventStore
 from domainpar.events.targets import check_conditions
-from domainpar.infer.judgement import (
-    about_tracks,
-    judge_of,
-    metrics_of_splits,
-    not_counted,
-    performance_of_splits,
-    track_options,
-    track_target,
-)
+from domainpar.infer.judgement import Judgements, about_tracks, judge_of, track_options, track_target
 from domainpar.nn.team import set_threads
 from domainpar.own_files import UNFINISHED
 from domainpar.parallel.world import World
 from domainpar.problems import Problem
 from domainpar.reco import summary
-from domainpar.reco.classical.surfaces import surface_of
-from domainpar.reco.event_tracks import TrackFinders
+from domainpar.reco.classical.finder import surface_of
+from domainpar.reco.event_tracks import TrackFinders, check_acorn_files_can_be_written
 from domainpar.reco.score_files import choose_directory, publish, write_list, write_timings
 from domainpar.reco.scorer import LeftOut, Outcome, Scorer
-from domainpar.reco.track_files import check_acorn_files_can_be_written
+from domainpar.reco.scores import score_event
 from domainpar.training.checkpoint import parameters_sha256
 from domainpar.training.inputs import check_parts, open_store
 from domainpar.training.run import DTYPES
@@ -70,38 +63,33 @@ def score_store(config: InferConfig, world: World, allocator: str | None) -> Non
     on_root(world.transport, lambda: str(choose_directory(job.scorer.directory.parent, config.overwrite)))
     if world.is_root:
         print(*summary.first_lines(world, job.scorer.store, job.records, job.about, allocator), sep="\n", flush=True)
-    outcomes, left_out = _score(job.scorer, job.records, config.timeout)
+    outcomes: dict[str, Outcome] = {}
+    left_out: list[LeftOut] = []
+    with tqdm(total=len(job.records), desc="score", unit="event", disable=None if world.is_root else True) as bar:
+        for finished in job.scorer.rounds(job.records):
+            world.set_deadline(config.timeout)  # the first events may take longer
+            for outcome in finished:
+                if isinstance(outcome, LeftOut):
+                    left_out.append(outcome)
+                else:
+                    outcomes[outcome.scored.event] = outcome
+                if world.is_root:
+                    bar.write(summary.event_line(outcome))
+            bar.update(len(finished))
     if not outcomes:
         raise Problem(f"none of {len(job.records)} events could be scored: {left_out[0].why}", event=left_out[0].event)
     if world.is_root:
         _publish(config, job, outcomes, sorted([*job.left_out, *left_out], key=lambda skipped: skipped.event))
 
 
-def _score(scorer: Scorer, records: Sequence[EventRecord], timeout: float) -> tuple[dict[str, Outcome], list[LeftOut]]:
-    """Score all events, with a bar and a line for each; outcomes by event, in no order. *Collective*."""
-    is_root = scorer.world.is_root
-    outcomes: dict[str, Outcome] = {}
-    left_out: list[LeftOut] = []
-    with tqdm(total=len(records), desc="score", unit="event", disable=None if is_root else True) as bar:
-        for finished in scorer.rounds(records):
-            scorer.world.set_deadline(timeout)  # the first events may take longer
-            for outcome in finished:
-                if isinstance(outcome, LeftOut):
-                    left_out.append(outcome)
-                else:
-                    outcomes[outcome.scored.event] = outcome
-                if is_root:
-                    bar.write(summary.event_line(outcome))
-            bar.update(len(finished))
-    return outcomes, left_out
-
-
 def _publish(config: InferConfig, job: Job, outcomes: dict[str, Outcome], left_out: Sequence[LeftOut]) -> None:
     """Write and print the summary of all events, and give the files their place; on rank 0."""
     job.scorer.world.mark("write", len(outcomes))
+    # In the order of the store: that of the outcomes depends on the ranks.
     records = [record for record in job.records if record.event in outcomes]
     in_order = [outcomes[record.event] for record in records]
-    metrics, performance = metrics_of_splits(records, outcomes), performance_of_splits(records, outcomes)
+    judgements = Judgements(records, outcomes)
+    metrics, performance = judgements.metrics(), judgements.performance()
     seen = None if job.own is None else job.own.counted(records)
     about = {
         **job.about,
@@ -112,13 +100,14 @@ def _publish(config: InferConfig, job: Job, outcomes: dict[str, Outcome], left_o
     }
     run, unfinished = Path(about["run"]), job.scorer.directory
     place = unfinished.parent  # where they are published
+    # As seen from the scores, which may be moved together with run and store.
     kept = {"run": os.path.relpath(run, place), "store": kept_place(job.scorer.store.path, place)}
     write_timings(unfinished, job.scorer.world.size, [summary.timing(outcome) for outcome in in_order])
     write_list(unfinished, [outcome.scored for outcome in in_order], about | kept)
     directory = publish(unfinished)
     beside = run_beside(run) if directory == run / "scores" else None
     tables = summary.performance_lines(performance, config.matching_style, config.mode == "naive")
-    notes = [*told_of(seen), *not_counted(records, outcomes), *summary.left_out_lines(left_out)]
+    notes = [*told_of(seen), *judgements.not_counted(), *summary.left_out_lines(left_out)]
     print(*tables, *notes, *summary.last_lines(in_order, metrics, directory, about, beside), sep="\n", flush=True)
 
 
@@ -129,15 +118,15 @@ def _set_up(config: InferConfig, world: World) -> Job:
         Refused: On all ranks alike, if they will not do.
     """
     run, trained = _choose_run(config, world)
-    given = None if config.store is None else Path(config.store)
-    store = open_store(
-        on_all(world.transport, lambda: given or store_of_run(run, read_run(run))), world, config.on_bad_event
-    )
+    path = on_all(world.transport, lambda: Path(config.store) if config.store else store_of_run(run, read_run(run)))
+    store = open_store(path, world, config.on_bad_event)
     records, left_out = _choose_events(config, store, world)
     model, state = load_network(run, trained, config.checkpoint, store, world)
+    # Minutes may pass until the first track is built: what it lacks is said now.
     on_all(world.transport, lambda: _check_tracks(config, store, records))
     if config.strict:
         on_all(world.transport, lambda: check_parts(store, world, config.grouping, config.sectors, trained.seed))
+    # A network of the user's own may hold tensors that no checkpoint has, drawn anew on each rank.
     model.take_from_root(world)
     model.to(world.device)
     set_threads(config.threads or world.cores_for_each())
@@ -151,17 +140,22 @@ def _set_up(config: InferConfig, world: World) -> Job:
     }
     unfinished = (Path(config.out) if config.out is not None else run / "scores") / UNFINISHED
     splits = {record.event: record.split for record in store.events()}
-    scorer = Scorer(
+    score = partial(
+        score_event,
         model,
+        num_sectors=config.sectors,
+        grouping=config.grouping,
+        device=world.device,
+        dtype=DTYPES[trained.dtype],
+        seed=trained.seed,
+    )
+    scorer = Scorer(
+        score,
         store,
         world,
         directory=unfinished,
         finish=TrackFinders(track_options(config), unfinished, config.format, config.classical, splits),
         judge=judge_of(config, target_conditions(trained.target) if trained.target else None),
-        sectors=config.sectors,
-        grouping=config.grouping,
-        dtype=DTYPES[trained.dtype],
-        seed=trained.seed,
         origin=origin,
         on_bad_event=config.on_bad_event,
     )
@@ -210,10 +204,8 @@ def _choose_events(config: InferConfig, store: EventStore, world: World) -> tupl
         agree(world.transport, Problem(f"store {store.path} has no {config.split} events", "take another --split"))
     records = [record for record in chosen if record.event not in store.unreadable]
     if not records:
-        agree(
-            world.transport,
-            Problem(f"no {config.split} event of store {store.path} can be read", "take another --split"),
-        )
+        what = f"no {config.split} event of store {store.path} can be read"
+        agree(world.transport, Problem(what, "take another --split"))
     left_out = [record.event for record in chosen if record.event in store.unreadable]
     return records, [LeftOut(event, store.unreadable[event].what) for event in left_out]
 

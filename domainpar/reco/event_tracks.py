@@ -1,28 +1,48 @@
-"""The tracks of one event by every finder, and the files of them that other programs read; on one rank."""
+"""The tracks of one event by every finder, and the files of them that other programs read; on one rank.
+
+    trainset/event000000007.pyg           acorn: hits, edges, scores, labels (the track of each hit), truth if known
+    trainset_tracks/event000000007.txt    acorn: one track a line, its hit ids from the inside out
+    event000000007-tracks.csv             event_id, hit_id, track_id, as TrackML scores it
+
+acorn's track building and evaluation read the first, and so does `events.acorn`. Names and units are acorn's
+(`acorn/utils/loading_utils.py`, GNN4ITkTeam/CommonFramework): no prefixes, pt in MeV. Files appear under their name
+only when they are complete, and have the same bytes whenever the same is written, on any number of ranks; acorn keeps
+the time that tracks took in its file, so that counts as well.
+"""
 
 from __future__ import annotations
 
+import importlib
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
 from domainpar import faults
+from domainpar.atomic_files import write_whole
 from domainpar.compiling import clock
 from domainpar.events.detector import field_of_surfaces
-from domainpar.events.graph import FloatArray, IntArray, surface_numbers
-from domainpar.events.store import StoredEvent
+from domainpar.events.graph import FloatArray, Hits, IntArray, Particles, surface_numbers
+from domainpar.events.store import SUFFIX, StoredEvent, WholeEvent, event_file_name
+from domainpar.problems import Problem
 from domainpar.reco.classical.finder import find_tracks
+from domainpar.reco.performance.truth import rows_of_table
+from domainpar.reco.pieces import stitch
 from domainpar.reco.scores import CEILING, CLASSICAL, NETWORK, EventScores
-from domainpar.reco.stitching import stitch
-from domainpar.reco.track_files import DATASETS, TrackedEvent, write_acorn, write_csv
 from domainpar.reco.tracks import TrackOptions, build_tracks
 
 Format = Literal["zarr", "acorn", "csv"]
 
 CERTAIN = 20.0  # as a logit: what a perfect network would say of a true segment
+
+DATASETS = {"train": "trainset", "val": "valset", "test": "testset"}
+"""acorn's name of each split."""
+
+CSV_SUFFIX = "-tracks.csv"
 
 
 @dataclass(frozen=True)
@@ -50,72 +70,222 @@ class TrackFinders:
             Problem: If the event lacks positions, or has a layer that is none of TrackML's, where a finder needs them;
                 or if its name cannot name a file of the format.
         """
-        ids = event.ids_in_users_order()
+        whole = WholeEvent(event)
         if self.options is not None:
             faults.reach("tracks")
-            scores = with_tracks(event, scores, self.options, ids)
+            scores = with_tracks(whole, scores, self.options)
         if self.classical:
-            scores = replace(scores, tracks={**scores.tracks, CLASSICAL: _classical_tracks(event, ids)})
+            hits = whole.hits
+            if hits.position is None:
+                what = "--classical follows helices, but its hits have no positions"
+                raise event.place.problem(what, "leave it out")
+            try:
+                tracks = find_tracks(hits.position, hits.volume, hits.layer, hits.module)
+            except ValueError as error:
+                raise event.place.of(error) from error
+            scores = replace(scores, tracks={**scores.tracks, CLASSICAL: tracks})
         if self.format == "acorn":
-            write_acorn(self.directory, _tracked(event, scores, ids), DATASETS[self.split_of[event.event_id]])
+            dataset = DATASETS[self.split_of[event.event_id]]
+            write_acorn(self.directory, dataset, whole.hits, scores, whole.edges("label"))
         if self.format == "csv":
-            write_csv(self.directory, _tracked(event, scores, ids))
+            write_csv(self.directory, scores)
         return scores
 
 
-def with_tracks(event: StoredEvent, scores: EventScores, options: TrackOptions, ids: IntArray) -> EventScores:
-    """Scores with the tracks that they, and perfect ones, give; `ids` are those of the hits in the user's order.
+def with_tracks(whole: WholeEvent, scores: EventScores, options: TrackOptions) -> EventScores:
+    """Scores with the tracks that they, and perfect ones, give.
 
     In naive mode an edge between two sectors has no score, and only stitching joins tracks of two sectors.
 
     Raises:
         Problem: If a walk is asked for where hits have no positions.
     """
-    if options.method == "walk" and not event.has_positions:
-        raise event.place.problem("a walk goes outward, but its hits have no positions", "take --tracks cc or junction")
+    place = whole.event.place
+    if options.method == "walk" and not whole.event.has_positions:
+        raise place.problem("a walk goes outward, but its hits have no positions", "take --tracks cc or junction")
     began = clock()
-    position = event.read_nodes("position", ids) if event.has_positions else None
-    volume, layer = (event.read_nodes(name, ids) for name in ("volume", "layer"))
-    surface, field = surface_numbers(volume, layer), field_of_surfaces(volume, layer)
+    hits = whole.hits
+    surface, field = surface_numbers(hits.volume, hits.layer), field_of_surfaces(hits.volume, hits.layer)
     edge_index = scores.edge_index[:, scores.edge_scored]
 
     def build(logits: FloatArray) -> IntArray:
-        tracks = build_tracks(edge_index, logits[scores.edge_scored], surface, position, options)
-        return tracks if position is None or not options.stitch else stitch(tracks, position, field=field)
+        tracks = build_tracks(edge_index, logits[scores.edge_scored], surface, hits.position, options)
+        return tracks if hits.position is None or not options.stitch else stitch(tracks, hits.position, field=field)
 
     tracks = {NETWORK: build(scores.edge_logit)}
     seconds = {**scores.seconds, "tracks": clock() - began}
-    if event.has_labels:
-        label = scores.in_users_order(event.read_edges("label", np.arange(event.num_edges)))
+    if (label := whole.edges("label")) is not None:
         tracks[CEILING] = build(np.where(label > 0, CERTAIN, -CERTAIN))
     return replace(scores, tracks=tracks, seconds=seconds)
 
 
-def _classical_tracks(event: StoredEvent, ids: IntArray) -> IntArray:
-    if not event.has_positions:
-        raise event.place.problem("--classical follows helices, but its hits have no positions", "leave it out")
-    position, volume, layer, module = (
-        event.read_nodes(name, ids) for name in ("position", "volume", "layer", "module")
-    )  # fmt: skip
+# --- files of others -------------------------------------------------------------------------------------------------
+
+
+def check_acorn_files_can_be_written() -> None:
+    """Find out before anything is computed.
+
+    Raises:
+        Problem: If torch_geometric is not there.
+    """
     try:
-        return find_tracks(position, volume, layer, module)
-    except ValueError as error:
-        raise event.place.of(error) from error
+        importlib.import_module("torch_geometric.data")
+    except ImportError as error:
+        raise Problem(
+            f"acorn's files are torch_geometric Data, which cannot be imported here ({error})",
+            "install torch-geometric, or choose another format",
+        ) from error
 
 
-def _tracked(event: StoredEvent, scores: EventScores, ids: IntArray) -> TrackedEvent:
-    nodes: dict[str, Any] = {name: event.read_nodes(name, ids) for name in ("volume", "layer", "module")}
-    label = event.read_edges("label", np.arange(event.num_edges)) if event.has_labels else None
-    return TrackedEvent(
-        event_id=event.event_id,
-        hit_id=scores.hit_id,
-        track_id=scores.tracks.get(NETWORK, np.full(event.num_nodes, -1, np.int64)),
-        position=event.read_nodes("position", ids) if event.has_positions else None,
-        edge_index=scores.edge_index,
-        edge_score=scores.edge_score,
-        label=None if label is None else scores.in_users_order(label),
-        particle_id=event.read_nodes("particle_id", ids) if event.has_particle_ids else None,
-        particles=event.particles(),
-        seconds=scores.seconds.get("tracks", 0.0),
-        **nodes,
-    )
+def write_acorn(
+    directory: str | Path, dataset: str, hits: Hits, scores: EventScores, label: IntArray | None
+) -> tuple[Path, Path]:
+    """Write one event as acorn's track building leaves it: a `.pyg` file and a list of tracks.
+
+    Args:
+        directory: Parent of the folders `{dataset}` and `{dataset}_tracks`.
+        dataset: The folder, acorn's name of the split.
+        hits: The hits of the event. acorn's evaluation wants a number for its name.
+        scores: Its scores and tracks; acorn's evaluation averages the time that tracks took.
+        label: 1 for a true segment, [E]; None without truth.
+
+    Returns:
+        Paths of the `.pyg` file and of the list.
+
+    Raises:
+        ValueError: If torch_geometric is not there, or the event has no positions or a name that cannot name a file.
+    """
+    check_acorn_files_can_be_written()
+    stem = _stem(scores.event_id)
+    path = Path(directory) / dataset / f"{stem}.pyg"
+    write_whole(path, _saved(acorn_columns(hits, scores, label)))
+    tracks = Path(directory) / f"{dataset}_tracks" / f"{stem}.txt"
+    write_whole(tracks, track_lines(scores.hit_id, _track_id(scores), hits.position).encode())
+    return path, tracks
+
+
+def write_csv(directory: str | Path, scores: EventScores) -> Path:
+    """Write the track of each hit as CSV: columns event_id, hit_id, track_id, every hit once, in the user's order.
+
+    Tracks count from 1, and hits on no track have 0: TrackML's scorer wants no negative number. It takes such a table
+    for one event as it is; the tables of several events, one below the other, are a submission.
+
+    Raises:
+        ValueError: If the name of the event cannot name a file.
+    """
+    path = Path(directory) / f"{_stem(scores.event_id)}{CSV_SUFFIX}"
+    of_hits = zip(scores.hit_id.tolist(), _track_id(scores).tolist())
+    rows = (f"{scores.event_id},{hit},{track + 1}" for hit, track in of_hits)
+    write_whole(path, "\n".join(["event_id,hit_id,track_id", *rows, ""]).encode())
+    return path
+
+
+def track_lines(hit_id: IntArray, track_id: IntArray, position: FloatArray | None) -> str:
+    """The tracks, one a line in the order of their numbers: hit ids from the inside out (by r^2 + z^2), blanks between.
+
+    Without positions the hits of a track are in the user's order.
+    """
+    distance = np.zeros(len(hit_id)) if position is None else (position.astype(np.float64) ** 2).sum(axis=1)
+    order = np.lexsort((distance, track_id))
+    order = order[track_id[order] >= 0]
+    starts = np.flatnonzero(np.diff(track_id[order], prepend=-1))
+    return "".join(" ".join(track) + "\n" for track in np.split(hit_id[order].astype(str), starts[1:]) if len(track))
+
+
+def acorn_columns(hits: Hits, scores: EventScores, label: IntArray | None) -> dict[str, Any]:
+    """The columns of the `.pyg` file by acorn's names, as numpy arrays.
+
+    True edges join the hits of a particle one after the other, by distance from the origin. With them come columns of
+    the particle table: pt in MeV, nhits, radius and eta_particle, one value a true edge. A particle with one hit has no
+    true edge, so acorn cannot know of it.
+
+    Raises:
+        Problem: If the event has no positions.
+    """
+    if hits.position is None:
+        raise Problem("it has no positions, which acorn's files need", "write another format", event=hits.event_id)
+    x, y, z = hits.position.astype(np.float64).T
+    r = np.hypot(x, y)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        eta = np.arcsinh(z / r)
+    return {
+        "hit_id": hits.hit_id,
+        "x": x,
+        "z": z,
+        "r": r,
+        "phi": np.arctan2(y, x),
+        "eta": eta,
+        "volume_id": hits.volume,
+        "layer_id": hits.layer,
+        "module_id": hits.module,
+        "edge_index": scores.edge_index,
+        "scores": scores.edge_score,
+        "labels": _track_id(scores),
+        **({} if label is None else {"y": label != 0}),
+        **_truth(hits, scores.edge_index, r * r + z * z),
+        "num_nodes": len(hits),
+        "event_id": [hits.event_id],
+        "config": [{}],
+        "time_taken": scores.seconds.get("tracks", 0.0),
+    }
+
+
+def _track_id(scores: EventScores) -> IntArray:
+    return scores.tracks.get(NETWORK, np.full(len(scores.hit_id), -1, np.int64))
+
+
+def _truth(hits: Hits, edge_index: IntArray, distance: FloatArray) -> dict[str, Any]:
+    """Columns of the true edges; none without truth. `distance` is that of each hit from the origin, squared."""
+    if hits.particle_id is None:
+        return {}
+    order = np.lexsort((distance, hits.particle_id))
+    inner, outer = order[:-1], order[1:]
+    joined = (hits.particle_id[inner] == hits.particle_id[outer]) & (hits.particle_id[inner] != 0)
+    track_edges = np.stack([inner[joined], outer[joined]])
+    of_edge = hits.particle_id[track_edges[0]]
+    return {
+        "track_edges": track_edges,
+        "truth_map": _places(track_edges, edge_index, len(hits)),
+        "particle_id": of_edge,
+        **({} if hits.particles is None else _of_particles(hits.particles, of_edge)),
+    }
+
+
+def _places(track_edges: IntArray, edge_index: IntArray, num_hits: int) -> IntArray:
+    """Place among the candidate edges of each true edge, in either direction; -1 if it is none of them."""
+    if edge_index.shape[1] == 0:
+        return np.full(track_edges.shape[1], -1)
+    key_of_edges = edge_index.min(axis=0) * num_hits + edge_index.max(axis=0)
+    order = np.argsort(key_of_edges, kind="stable")
+    wanted = track_edges.min(axis=0) * num_hits + track_edges.max(axis=0)
+    place = order[np.minimum(np.searchsorted(key_of_edges[order], wanted), len(order) - 1)]
+    return np.where(key_of_edges[place] == wanted, place, -1)
+
+
+def _of_particles(particles: Particles, of_edge: IntArray) -> dict[str, Any]:
+    """Columns of the particle table for each true edge; NaN, or 0 hits, for a particle that it does not list."""
+    names = ["pt", "eta", "nhits", *(name for name in ("primary", "pdg_id") if getattr(particles, name) is not None)]
+    columns = {name: rows_of_table(particles, of_edge, name) for name in names}
+    whole = {name: np.nan_to_num(columns[name]).astype(np.int64) for name in names[2:]}
+    x, y, _ = rows_of_table(particles, of_edge, "vertex").astype(particles.vertex.dtype).T
+    return {
+        **{name: whole[of] for name, of in {"primary": "primary", "pdgId": "pdg_id"}.items() if of in whole},
+        "pt": columns["pt"] * 1000.0,
+        "eta_particle": columns["eta"],
+        "radius": np.hypot(x, y).astype(np.float64),
+        "nhits": whole["nhits"],
+    }
+
+
+def _saved(columns: Mapping[str, Any]) -> bytes:
+    data = importlib.import_module("torch_geometric.data").Data()
+    for name, value in columns.items():
+        # Copied: an array that shares memory with others, or may not be written, would be saved with all of it.
+        data[name] = torch.from_numpy(np.array(value, order="C")) if isinstance(value, np.ndarray) else value
+    buffer = io.BytesIO()
+    torch.save(data, buffer)
+    return buffer.getvalue()
+
+
+def _stem(event_id: str) -> str:
+    return event_file_name(event_id).removesuffix(SUFFIX)

@@ -6,7 +6,7 @@ Nothing is refused here. Units and detectors are guessed from the values, and wh
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -31,6 +31,7 @@ UNITS = {0.1: "cm", 0.001: "m", 1000.0: "µm"}
 """Factors on a position in mm that is written in another unit."""
 
 PT_LEVELS = (0.05, 0.5, 0.95)
+NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +97,7 @@ def facts_of(hits: Hits, edge_index: IntArray, label: IntArray | None) -> EventF
         values["layers"] = layers.tolist()
     if hits.position is not None and len(hits):
         values |= _of_positions(hits.position, surfaces, surface)
-    if label is not None:
+    if label is not None:  # uint8, whose sum would overflow
         values["true_edges"] = int(np.sum(label, dtype=np.int64))
     if hits.particle_id is not None:
         values |= _of_particles(hits.particle_id, hits.particles)
@@ -136,10 +137,10 @@ def _of_particles(particle_id: IntArray, particles: Particles | None) -> dict[st
     except ValueError:  # the table does not tell what a target is
         values["targets"] = None
     pt, nhits = (rows_of_table(particles, seen, name) for name in ("pt", "nhits"))
-    known = pt[np.isfinite(pt)].astype(np.float32)  # as tables hold it
-    if len(known):
-        values["pt"] = [float(level) for level in np.quantile(known, PT_LEVELS)]
-        values["without_pt"] = len(seen) - len(known)
+    momenta = pt[np.isfinite(pt)].astype(np.float32)  # as tables hold it
+    if len(momenta):
+        values["pt"] = [float(level) for level in np.quantile(momenta, PT_LEVELS)]
+        values["without_pt"] = len(seen) - len(momenta)
     values["other_nhits"] = int(np.sum(np.isfinite(nhits) & (nhits != count)))
     return values
 
@@ -154,46 +155,47 @@ def described(facts: Sequence[EventFacts], settings: Settings) -> list[str]:
         facts: Of its events, in their order.
         settings: Those it was prepared with.
     """
-    lines = [*_hits(facts), *_volumes(facts), *_particles(facts), *_edges(facts)]
-    unlabelled = [event for event in facts if event.true_edges is None]
-    if unlabelled:
+    lines = [*_hits(facts), *_particles(facts), *_edges(facts)]
+    if unlabelled := [event for event in facts if event.true_edges is None]:
         names = some_of([event.event for event in unlabelled])
         lines.append(f"truth: none in {len(unlabelled)} of {several(len(facts), 'event')}: {names}")
     return [*lines, *_warnings(facts, settings)]
 
 
 def _hits(facts: Sequence[EventFacts]) -> list[str]:
+    """How far out hits lie, and how many each volume has."""
+    lines = []
     placed = [event for event in facts if event.radius is not None and event.length is not None]
-    if not placed:
-        return []
-    least, middle, most = np.array([event.radius for event in placed]).T
-    usual, longest = np.array([event.length for event in placed]).T
-    return [
-        f"hits: radius {least.min():,.4g} to {most.max():,.4g} mm, median {np.median(middle):,.4g}; "
-        f"|z| up to {longest.max():,.4g} mm, median {np.median(usual):,.4g}"
-    ]
-
-
-def _volumes(facts: Sequence[EventFacts]) -> list[str]:
-    hits: dict[int, int] = {}
-    layers: dict[int, set[int]] = {}
+    if placed:
+        least, middle, most = np.array([event.radius for event in placed]).T
+        usual, longest = np.array([event.length for event in placed]).T
+        lines.append(
+            f"hits: radius {least.min():,.4g} to {most.max():,.4g} mm, median {np.median(middle):,.4g}; "
+            f"|z| up to {longest.max():,.4g} mm, median {np.median(usual):,.4g}"
+        )
+    layers: dict[int, dict[int, int]] = {}
     for event in facts:
         for volume, layer, count in event.layers:
-            hits[volume] = hits.get(volume, 0) + count
-            layers.setdefault(volume, set()).add(layer)
-    each = (f"volume {of}: {hits[of] / len(facts):,.0f} in {several(len(layers[of]), 'layer')}" for of in sorted(hits))
-    whole = "; ".join(text.replace(" ", "\xa0") for text in each)  # lines break between volumes only
-    lines = textwrap.wrap(f"hits an event, by volume: {whole}", 118, subsequent_indent="  ")
-    return [line.replace("\xa0", " ") for line in lines] if hits else []
+            of_volume = layers.setdefault(volume, {})
+            of_volume[layer] = of_volume.get(layer, 0) + count
+    if layers:
+        texts = (
+            f"volume {volume}: {sum(hits.values()) / len(facts):,.0f} in {several(len(hits), 'layer')}"
+            for volume, hits in sorted(layers.items())
+        )
+        # Blanks that do not break, while lines are broken: between volumes only.
+        text = f"hits an event, by volume: {'; '.join(text.replace(' ', NO_BREAK) for text in texts)}"
+        lines += [line.replace(NO_BREAK, " ") for line in textwrap.wrap(text, 118, subsequent_indent="  ")]
+    return lines
 
 
 def _particles(facts: Sequence[EventFacts]) -> list[str]:
-    known = [event for event in facts if event.targets is not None]
-    if not known:
+    with_targets = [event for event in facts if event.targets is not None]
+    if not with_targets:
         any_truth = any(event.seen is not None for event in facts)
         return [f"particles: no pT is known, so no target ({_TARGET})"] if any_truth else []
-    line = f"particles: {between([event.targets or 0 for event in known], 'target')} an event ({_TARGET})"
-    pt = np.array([event.pt for event in known if event.pt is not None])
+    line = f"particles: {between([event.targets or 0 for event in with_targets], 'target')} an event ({_TARGET})"
+    pt = np.array([event.pt for event in with_targets if event.pt is not None])
     if len(pt):
         values = ", ".join(f"{value:,.4g}" for value in np.median(pt, axis=0))
         levels = ", ".join(f"{level:.0%}" for level in PT_LEVELS)
@@ -223,103 +225,77 @@ _TRACKML_PAIRS = [[list(end) for end in pair] for pair in detector.DEFAULT_LAYER
 
 
 class _Oddity(NamedTuple):
-    """An oddity of an event: its kind, the values seen, and the consequence."""
+    """An oddity of an event: its rank among the lines, its kind, the values seen, and the consequence."""
 
+    rank: int
     what: str
     values: str = ""
     so: str = ""
 
 
-def _place(event: EventFacts) -> _Oddity | None:
+def _odd_places(event: EventFacts) -> Iterator[_Oddity]:
+    """Positions in another unit, of another detector, or of none."""
     if event.at_one_point:
-        return _Oddity("all hits at one point")
-    if event.scale is not None:
+        yield _Oddity(0, "all hits at one point")
+    elif event.scale is not None:
         seen = f"hits at {event.scale:.3g} times the places of their TrackML layers"
         if unit := next((name for factor, name in UNITS.items() if 0.8 < event.scale / factor < 1.25), None):
-            return _Oddity(f"positions look like {unit}, not mm,", seen)
-        if not 0.5 < event.scale < 2:
-            return _Oddity("hits are not where TrackML's layers are", seen, "another detector needs --layer-pairs")
+            yield _Oddity(0, f"positions look like {unit}, not mm,", seen)
+        elif not 0.5 < event.scale < 2:
+            yield _Oddity(0, "hits are not where TrackML's layers are", seen, "another detector needs --layer-pairs")
     elif event.radius is not None and event.length is not None:
         farthest = max(event.radius[2], event.length[1])
-        if not 0 < farthest < INNERMOST:
-            return None
-        return _Oddity("positions look like cm or m, not mm,", f"no hit beyond {farthest:.3g} mm")
-    return None
+        if 0 < farthest < INNERMOST:
+            yield _Oddity(0, "positions look like cm or m, not mm,", f"no hit beyond {farthest:.3g} mm")
+    if event.far:
+        yield _Oddity(1, f"hits beyond {FAR / 1000:.0f} m", f"{event.far:,} of {event.hits:,}")
+    if event.on_beam:
+        yield _Oddity(2, "hits on the beam line, x = y = 0,", f"{event.on_beam:,} of {event.hits:,}")
 
 
-def _far(event: EventFacts) -> _Oddity | None:
-    return _Oddity(f"hits beyond {FAR / 1000:.0f} m", f"{event.far:,} of {event.hits:,}") if event.far else None
-
-
-def _on_beam(event: EventFacts) -> _Oddity | None:
-    if not event.on_beam:
-        return None
-    return _Oddity("hits on the beam line, x = y = 0,", f"{event.on_beam:,} of {event.hits:,}")
-
-
-def _chain(event: EventFacts) -> _Oddity | None:
-    """The first link that is missing in the chain from hits to target particles."""
+def _odd_truth(event: EventFacts) -> Iterator[_Oddity]:
+    """The first link that is missing in the chain from hits to target particles; momenta and hits that do not fit."""
     if event.hits == 0:
-        return _Oddity("no hits")
-    if event.noise == event.hits:
-        return _Oddity("all hits noise")
-    if event.edges == 0:
-        return _Oddity("no candidate edge")
-    if event.true_edges == 0:
-        return _Oddity("no true edge", f"of {several(event.edges, 'candidate edge')}")
-    return _Oddity(f"no target particle ({_TARGET})") if event.targets == 0 else None
-
-
-def _momenta(event: EventFacts) -> _Oddity | None:
-    if event.pt is None or event.pt[1] <= MEV_ABOVE:
-        return None
-    return _Oddity("momenta look like MeV, not GeV,", f"median pT {event.pt[1]:,.4g} GeV")
-
-
-def _not_listed(event: EventFacts) -> _Oddity | None:
-    if not event.without_pt:
-        return None
-    values = f"{event.without_pt:,} of {several(event.seen or 0, 'particle')} with hits"
-    return _Oddity("momenta missing in the particle table", values, "they meet no condition on pt")
-
-
-def _other_nhits(event: EventFacts) -> _Oddity | None:
-    if not event.other_nhits:
-        return None
-    values = f"{event.other_nhits:,} of {several(event.seen or 0, 'particle')} with hits"
-    return _Oddity("nhits of the particle table not what truth counts", values, "conditions take the table's")
-
-
-_OF_PLACES = (_place, _far, _on_beam)
-_OF_TRUTH = (_chain, _momenta, _not_listed, _other_nhits)
+        yield _Oddity(3, "no hits")
+    elif event.noise == event.hits:
+        yield _Oddity(3, "all hits noise")
+    elif event.edges == 0:
+        yield _Oddity(3, "no candidate edge")
+    elif event.true_edges == 0:
+        yield _Oddity(3, "no true edge", f"of {several(event.edges, 'candidate edge')}")
+    elif event.targets == 0:
+        yield _Oddity(3, f"no target particle ({_TARGET})")
+    if event.pt is not None and event.pt[1] > MEV_ABOVE:
+        yield _Oddity(4, "momenta look like MeV, not GeV,", f"median pT {event.pt[1]:,.4g} GeV")
+    with_hits = f"of {several(event.seen or 0, 'particle')} with hits"
+    if event.without_pt:
+        values = f"{event.without_pt:,} {with_hits}"
+        yield _Oddity(5, "momenta missing in the particle table", values, "they meet no condition on pt")
+    if event.other_nhits:
+        values = f"{event.other_nhits:,} {with_hits}"
+        yield _Oddity(6, "nhits of the particle table not what truth counts", values, "conditions take the table's")
 
 
 def _warnings(facts: Sequence[EventFacts], settings: Settings) -> list[str]:
     """One line for each kind of oddity: in how many events, and the values of the first of them."""
-    # A plain graph may lie anywhere, on a sphere of radius 1 too.
-    checks = _OF_TRUTH if settings.get("source") == "pyg" else _OF_PLACES + _OF_TRUTH
     lines = []
     pairs = settings.get("layer_pairs")
     if pairs not in (None, _TRACKML_PAIRS):
-        lines = _layers_without_hits(facts, pairs)
+        # Of all events together: one may have no hits on a layer, all rarely have none.
+        present = {(volume, layer) for event in facts for volume, layer, _ in event.layers}
+        missing = sorted({(volume, layer) for pair in pairs for volume, layer in pair} - present)
+        if missing and facts:
+            names = ", ".join(f"{volume}.{layer}" for volume, layer in missing)
+            lines.append(f"WARNING: --layer-pairs names layers without a hit in any event: {names}")
         facts = [replace(event, scale=None) for event in facts]  # its layers may be named as TrackML's, and are not
     oddities: dict[str, list[tuple[str, _Oddity]]] = {}
-    for check in checks:
-        for event in facts:
-            if (oddity := check(event)) is not None:
-                oddities.setdefault(oddity.what, []).append((event.event, oddity))
-    return lines + [_warning(events, len(facts)) for events in oddities.values()]
-
-
-def _layers_without_hits(facts: Sequence[EventFacts], pairs: Sequence[Sequence[Sequence[int]]]) -> list[str]:
-    """Layers that --layer-pairs names and no event has hits on: one event may have none on a layer, all rarely do."""
-    present = {(volume, layer) for event in facts for volume, layer, _ in event.layers}
-    missing = sorted({(volume, layer) for pair in pairs for volume, layer in pair} - present)
-    names = ", ".join(f"{volume}.{layer}" for volume, layer in missing)
-    return [f"WARNING: --layer-pairs names layers without a hit in any event: {names}"] if missing and facts else []
-
-
-def _warning(events: Sequence[tuple[str, _Oddity]], of: int) -> str:
-    name, first = events[0]
-    values, so = (f"{mark}{text}" if text else "" for mark, text in ((", ", first.values), ("; ", first.so)))
-    return f"WARNING: {first.what} in {len(events)} of {several(of, 'event')} (first: {name}{values}){so}"
+    for event in facts:
+        # A plain graph may lie anywhere, on a sphere of radius 1 too.
+        of_places = () if settings.get("source") == "pyg" else _odd_places(event)
+        for oddity in (*of_places, *_odd_truth(event)):
+            oddities.setdefault(oddity.what, []).append((event.event, oddity))
+    for (name, first), *others in sorted(oddities.values(), key=lambda events: events[0][1].rank):
+        values, so = (f"{mark}{text}" if text else "" for mark, text in ((", ", first.values), ("; ", first.so)))
+        count = f"{1 + len(others)} of {several(len(facts), 'event')}"
+        lines.append(f"WARNING: {first.what} in {count} (first: {name}{values}){so}")
+    return lines

@@ -11,11 +11,9 @@ from typing import Any
 
 import numba
 import numpy as np
-import numpy.typing as npt
 
-from domainpar.events import detector
 from domainpar.events.detector import GEV_PER_TESLA_MM
-from domainpar.events.graph import FloatArray, IntArray
+from domainpar.events.graph import BoolArray, FloatArray, IntArray
 
 MIN_FITTED_HITS = 3
 
@@ -33,9 +31,6 @@ class Helices:
             positive where the beam line lies to the right of the track.
         z0: z of that point in mm, float64 [T].
         charge: Sign of the charge, int8 [T]; 0 as well for hits exactly on a line.
-        chi2: Sum of squared distances from the helix, of the circle in the transverse plane and of the line along z, in
-            units of the resolutions where these are known, otherwise in mm^2, float64 [T].
-        num_hits: Hits of the track, int64 [T].
         fitted: Whether there is a fit, bool [T]: three hits apart from each other in the transverse plane.
     """
 
@@ -45,22 +40,16 @@ class Helices:
     d0: FloatArray
     z0: FloatArray
     charge: IntArray
-    chi2: FloatArray
-    num_hits: IntArray
-    fitted: npt.NDArray[np.bool_]
+    fitted: BoolArray
 
     def __len__(self) -> int:
         return len(self.pt)
 
 
-def fit_helices(
-    position: FloatArray,
-    track_id: IntArray,
-    num_tracks: int,
-    field: float | FloatArray = 2.0,
-    volume: IntArray | None = None,
-) -> Helices:
+def fit_helices(position: FloatArray, track_id: IntArray, num_tracks: int, field: float | FloatArray = 2.0) -> Helices:
     """Fit all tracks of an event, each by its own hits in whatever order; they are taken outward from the origin.
+
+    All hits count alike.
 
     Args:
         position: x, y, z of each hit in mm, [N, 3].
@@ -68,15 +57,12 @@ def fit_helices(
         num_tracks: Number of tracks T.
         field: B_z in T, or a table of z in mm (increasing) and B_z, [K, 2], such as `detector.geometry().field`: then
             each track takes the mean over its hits.
-        volume: TrackML volume of each hit, [N]: hits then count by the resolution of their sensors (cell / sqrt(12)).
-            All hits count alike by default.
 
     Returns:
         One row a track. A track of fewer than three hits is not fitted.
 
     Raises:
-        ValueError: If shapes do not agree, a track id is out of range, a position is not finite, or a volume is none of
-            TrackML's.
+        ValueError: If shapes do not agree, a track id is out of range, or a position is not finite.
     """
     position = np.ascontiguousarray(position, np.float64)
     track_id = np.asarray(track_id)
@@ -88,11 +74,14 @@ def fit_helices(
         )
     check_finite(position)
     bz = field_at(field, position[:, 2])
-    sigma_u, sigma_v, in_disk = _resolutions(volume, len(position))
     rows = np.lexsort((np.sum(position**2, axis=1), track_id))
     ptr = np.searchsorted(track_id[rows], np.arange(num_tracks + 1))
-    fits = _fit_all(position[rows], bz[rows], sigma_u[rows], sigma_v[rows], in_disk[rows], ptr, volume is not None)
-    return _as_helices(fits, np.diff(ptr))
+    curvature, phi, d0, z0, slope, mean_bz = _fit_all(position[rows], bz[rows], ptr).T
+    fitted = np.isfinite(curvature)
+    with np.errstate(divide="ignore"):  # a straight line has curvature 0
+        pt = GEV_PER_TESLA_MM * np.abs(mean_bz / curvature)
+    charge = np.where(fitted, -np.sign(np.where(fitted, curvature * mean_bz, 0.0)), 0.0).astype(np.int8)
+    return Helices(pt=pt, eta=np.arcsinh(slope), phi=phi, d0=d0, z0=z0, charge=charge, fitted=fitted)
 
 
 def check_tracks(position: FloatArray, track_id: IntArray) -> None:
@@ -126,89 +115,40 @@ def field_at(field: float | FloatArray, z: FloatArray) -> FloatArray:
     return bz
 
 
-def _resolutions(volume: IntArray | None, count: int) -> tuple[FloatArray, FloatArray, npt.NDArray[np.bool_]]:
-    """Of each hit: sigma across (r phi), sigma along (z in a barrel, r in a disk), and whether it lies in a disk."""
-    if volume is None:
-        return np.ones(count), np.ones(count), np.zeros(count, bool)
-    volume = np.asarray(volume)
-    if volume.shape != (count,):
-        raise ValueError(f"volumes have shape {volume.shape} for {count} hits; give one to each hit.")
-    table = {surface.volume: surface for surface in detector.SURFACES}
-    present, place = np.unique(volume, return_inverse=True)
-    unknown = [int(number) for number in present if int(number) not in table]
-    if unknown:
-        raise ValueError(
-            f"hits lie in volume {unknown[0]}, whose resolution is not known; TrackML's volumes are {sorted(table)}. "
-            "Leave the volumes out to let all hits count alike."
-        )
-    surfaces = [table[int(number)] for number in present]
-    cells = np.array([(surface.sensor.pitch_u, surface.sensor.pitch_v) for surface in surfaces]).reshape(-1, 2)
-    sigma = (cells / np.sqrt(12))[place]
-    in_disk = np.array([isinstance(surface, detector.Disk) for surface in surfaces], bool)[place]
-    return sigma[:, 0], sigma[:, 1], in_disk
-
-
-def _as_helices(fits: FloatArray, num_hits: IntArray) -> Helices:
-    curvature, phi, d0, z0, slope, chi2, bz = fits.T
-    fitted = np.isfinite(curvature)
-    with np.errstate(divide="ignore"):
-        pt = GEV_PER_TESLA_MM * np.abs(bz / curvature)
-    charge = np.where(fitted, -np.sign(np.where(fitted, curvature * bz, 0.0)), 0.0)
-    return Helices(
-        pt=pt,
-        eta=np.arcsinh(slope),
-        phi=phi,
-        d0=d0,
-        z0=z0,
-        charge=charge.astype(np.int8),
-        chi2=chi2,
-        num_hits=num_hits.astype(np.int64),
-        fitted=fitted,
-    )
-
-
 # --- one track -------------------------------------------------------------------------------------------------------
 # A circle is kappa |p|^2 + n.p + delta = 0 with n = (-sin phi, cos phi), the left of the direction phi at the point
 # closest to the origin: negative kappa turns left.
 
 
 @numba.njit(cache=True, error_model="numpy")
-def _fit_all(position: Any, bz: Any, sigma_u: Any, sigma_v: Any, in_disk: Any, ptr: Any, weighted: bool) -> Any:
-    """(curvature, phi, d0, z0, slope, chi2, B_z) of each track, float64 [T, 7]; NaN without a fit. Left turns have
-    positive curvature."""
-    fits = np.full((len(ptr) - 1, 7), np.nan)
+def _fit_all(position: Any, bz: Any, ptr: Any) -> Any:
+    """(curvature, phi, d0, z0, slope, B_z) of each track, float64 [T, 6]; NaN without a fit. Left turns have positive
+    curvature."""
+    fits = np.full((len(ptr) - 1, 6), np.nan)
     for track in range(len(ptr) - 1):
         hits = slice(ptr[track], ptr[track + 1])
         if ptr[track + 1] - ptr[track] < MIN_FITTED_HITS:
             continue
-        fitted, rho, phi, d = _fit_circle(position[hits], 1 / sigma_u[hits] ** 2)
-        if not fitted:
-            continue
-        away, arc = _along_circle(position[hits], rho, phi, d)
-        z = position[hits, 2]
-        z0, slope = _fit_line(arc, z, 1 / sigma_v[hits] ** 2)
-        sigma_z = sigma_v[hits]
-        if weighted:
-            # A disk measures r where a barrel measures z: an error of r is one of arc length.
-            sigma_z = np.where(in_disk[hits], sigma_v[hits] * max(abs(slope), 0.1), sigma_v[hits])
-            z0, slope = _fit_line(arc, z, 1 / sigma_z**2)
-        chi2 = np.sum((away / sigma_u[hits]) ** 2) + np.sum(((z - z0 - slope * arc) / sigma_z) ** 2)
-        fits[track] = -rho, phi, -d, z0, slope, chi2, np.mean(bz[hits])
+        fitted, rho, phi, d = _fit_circle(position[hits])
+        if fitted:
+            z0, slope = _fit_line(_along_circle(position[hits], rho, phi, d), position[hits, 2])
+            fits[track] = -rho, phi, -d, z0, slope, np.mean(bz[hits])
     return fits
 
 
 @numba.njit(cache=True, error_model="numpy")
-def _fit_circle(position: Any, weight: Any) -> Any:
+def _fit_circle(position: Any) -> Any:
     """(whether there is one, rho, phi, d) of the circle closest to hits ordered outward; rho > 0 turns right.
 
-    Karimaki's formulae minimise the weighted squares of kappa |p|^2 + n.p + delta, which is the distance from the
+    Karimaki's formulae minimise the squares of kappa |p|^2 + n.p + delta, which is the distance from the
     circle only for an origin near it: so they are applied about one of the hits, and the circle is moved back.
     """
     middle = len(position) // 2
     x0, y0 = position[middle, 0], position[middle, 1]
+    # About one of the hits, so that numbers stay small.
     x, y = position[:, 0] - x0, position[:, 1] - y0
     r2 = x * x + y * y
-    share = weight / np.sum(weight)
+    share = 1 / len(position)
     mean_x, mean_y, mean_r2 = np.sum(share * x), np.sum(share * y), np.sum(share * r2)
     x, y, r2 = x - mean_x, y - mean_y, r2 - mean_r2
     cxx, cxy, cyy = np.sum(share * x * x), np.sum(share * x * y), np.sum(share * y * y)
@@ -224,39 +164,31 @@ def _fit_circle(position: Any, weight: Any) -> Any:
         sine, cosine = -sine, -cosine
     kappa = (sine * cxr - cosine * cyr) / crr
     delta = -kappa * mean_r2 + sine * mean_x - cosine * mean_y
-    return _about_beam(kappa, sine, cosine, delta, x0, y0)
-
-
-@numba.njit(cache=True, error_model="numpy")
-def _about_beam(kappa: float, sine: float, cosine: float, delta: float, x0: float, y0: float) -> Any:
-    """The circle (kappa, phi, delta) about (x0, y0) as (True, rho, phi, d) about the beam line."""
+    # Back from (x0, y0) to the beam line: value and gradient of the equation there.
     gx, gy = -sine - 2 * kappa * x0, cosine - 2 * kappa * y0
     value = kappa * (x0 * x0 + y0 * y0) + sine * x0 - cosine * y0 + delta
     steepness = np.sqrt(max(gx * gx + gy * gy - 4 * kappa * value, 1e-300))
-    rho = 2 * kappa / steepness
-    d = 2 * value / (np.hypot(gx, gy) + steepness)
-    return True, rho, np.arctan2(-gx, gy), d
+    return True, 2 * kappa / steepness, np.arctan2(-gx, gy), 2 * value / (np.hypot(gx, gy) + steepness)
 
 
 @numba.njit(cache=True, error_model="numpy")
 def _along_circle(position: Any, rho: float, phi: float, d: float) -> Any:
-    """Distance from the circle and arc length from its point closest to the beam line, of each hit."""
+    """Arc length of each hit from the point of the circle closest to the beam line."""
     sine, cosine = np.sin(phi), np.cos(phi)
-    away, arc = np.empty(len(position)), np.empty(len(position))
+    arc = np.empty(len(position))
     for i in range(len(position)):
         x, y = position[i, 0] - d * sine, position[i, 1] + d * cosine
         along, left = x * cosine + y * sine, y * cosine - x * sine
-        value = left + 0.5 * rho * (x * x + y * y)
-        away[i] = 2 * value / (1 + np.sqrt(max(1 + 2 * rho * value, 0.0)))
         angle = np.arctan2(rho * along, 1 + rho * left)
+        # The quotient is lost to rounding where the circle is nearly straight.
         arc[i] = angle / rho if abs(angle) > 1e-6 else along / (1 + rho * left)
-    return away, arc
+    return arc
 
 
 @numba.njit(cache=True, error_model="numpy")
-def _fit_line(arc: Any, z: Any, weight: Any) -> Any:
-    """z at arc 0 and the slope of the weighted straight line."""
-    share = weight / np.sum(weight)
+def _fit_line(arc: Any, z: Any) -> Any:
+    """z at arc 0 and the slope of the straight line."""
+    share = 1 / len(arc)
     mean_arc, mean_z = np.sum(share * arc), np.sum(share * z)
     spread = np.sum(share * (arc - mean_arc) ** 2)
     slope = np.sum(share * (arc - mean_arc) * (z - mean_z)) / spread if spread > 0 else 0.0

@@ -1,4 +1,4 @@
-"""Files of scores: one zarr zip an event and a list of them. The same bytes from any number of ranks.
+"""Files of scores, written and read: one zarr zip an event and a list of them. The same bytes from any number of ranks.
 
 A directory of scores holds
 
@@ -7,7 +7,8 @@ A directory of scores holds
     event000001001.scores.zarr.zip             hit_id [N], edge_index [2, E], edge_logit, edge_score, edge_scored [E];
                                                with tracks track_id [N], and classical_track_id [N] if asked for
 
-While they are written they lie in its folder `unfinished`; `scores.json` appears last of all.
+While they are written they lie in its folder `unfinished`; `scores.json` appears last of all. `read_scores` gives them
+to a user's own program: numpy arrays by name, and tables of hits and edges.
 """
 
 from __future__ import annotations
@@ -15,21 +16,27 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy.typing as npt
+
 from domainpar.atomic_files import write_whole
-from domainpar.events.store import SUFFIX, event_file_name, write_arrays
+from domainpar.events.graph import BoolArray, FloatArray, IntArray
+from domainpar.events.own_events import places
+from domainpar.events.store import SUFFIX, EventStore, WholeEvent, event_file_name, read_arrays, write_arrays
 from domainpar.own_files import UNFINISHED, remove, strangers_in_scores
 from domainpar.problems import Problem
 from domainpar.reco.scores import CLASSICAL, NETWORK, EventScores
+from domainpar.words import some_of
 
 LIST = "scores.json"
 TIMINGS = "timings.json"
 ARRAY_OF_TRACKS = {NETWORK: "track_id", CLASSICAL: "classical_track_id"}
 SCORES_SUFFIX = f".scores{SUFFIX}"
 SCHEMA_VERSION = 1
+FORMAT = {"format": "domainpar scores", "schema_version": SCHEMA_VERSION}
 
 
 @dataclass(frozen=True)
@@ -55,15 +62,6 @@ class ScoredEvent:
     unscored: int
     tracks: int | None = None
     event_sha256: str = ""
-
-
-def scores_file_name(event_id: str) -> str:
-    """File name of an event's scores.
-
-    Raises:
-        ValueError: If the name of the event cannot be part of a file name.
-    """
-    return event_file_name(event_id).removesuffix(SUFFIX) + SCORES_SUFFIX
 
 
 def choose_directory(path: Path, overwrite: bool) -> Path:
@@ -102,6 +100,7 @@ def publish(unfinished: Path) -> Path:
     Returns:
         The directory of the scores.
     """
+    # The list last: where it is, all files are.
     for path in sorted(unfinished.iterdir(), key=lambda path: path.name == LIST):
         path.rename(unfinished.parent / path.name)
     unfinished.rmdir()
@@ -115,15 +114,17 @@ def write_scores(directory: Path, scores: EventScores, provenance: Mapping[str, 
         directory: Where the file goes.
         scores: The scores.
         provenance: Their origin, plain JSON values, the same on any number of ranks.
+
+    Raises:
+        ValueError: If the name of the event cannot be part of a file name.
     """
-    path = directory / scores_file_name(scores.event_id)
+    path = directory / (event_file_name(scores.event_id).removesuffix(SUFFIX) + SCORES_SUFFIX)
     logits_sha256 = hashlib.sha256(scores.edge_logit.tobytes()).hexdigest()
     names = ("hit_id", "edge_index", "edge_logit", "edge_score", "edge_scored")
     tracks = {name: scores.tracks[finder] for finder, name in ARRAY_OF_TRACKS.items() if finder in scores.tracks}
     num_tracks = int(tracks["track_id"].max(initial=-1)) + 1 if "track_id" in tracks else None
     attributes = {
-        "format": "domainpar scores",
-        "schema_version": SCHEMA_VERSION,
+        **FORMAT,
         "event": scores.event_id,
         "num_nodes": len(scores.hit_id),
         "num_edges": scores.num_edges,
@@ -147,13 +148,7 @@ def write_scores(directory: Path, scores: EventScores, provenance: Mapping[str, 
 
 def write_list(directory: Path, events: Sequence[ScoredEvent], about: Mapping[str, Any]) -> None:
     """Write `scores.json`, the last file; called on rank 0."""
-    content = {
-        "format": "domainpar scores",
-        "schema_version": SCHEMA_VERSION,
-        **about,
-        "events": [asdict(event) for event in events],
-    }
-    _write_json(directory / LIST, content)
+    _write_json(directory / LIST, {**FORMAT, **about, "events": [asdict(event) for event in events]})
 
 
 def write_timings(directory: Path, num_ranks: int, events: Sequence[Mapping[str, Any]]) -> None:
@@ -163,3 +158,131 @@ def write_timings(directory: Path, num_ranks: int, events: Sequence[Mapping[str,
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     write_whole(path, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode())
+
+
+# --- read back -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """Scores, and tracks, of one event: N hits and E candidate edges, both in the order of the user's own files.
+
+    What a file of scores does not hold is read from the store of the events, and None where that is not there or does
+    not know it.
+
+    Attributes:
+        event_id: Name of the event.
+        hit_id: The user's own number of each hit, int64 [N].
+        edge_index: The two hits of each edge, from the inside out, as rows of `hit_id`, int64 [2, E].
+        edge_logit: Logit of each edge, in the precision of the training, [E]; above 0 for a segment.
+        edge_score: The sigmoid of it, from 0 to 1, [E].
+        edge_scored: False for an edge that joins two sectors of naive mode: the network never saw it, and its logit and
+            score are 0. True for every edge of an event that was scored whole. bool [E].
+        track_id: Track of each hit that was built from the scores (`infer --tracks`), 0, 1, ... by first hits, -1 for
+            none, int64 [N]; None without tracks.
+        classical_track_id: The same of a finder that follows helices through the hits and knows neither network nor
+            edges (`infer --classical`), to compare with; the two number their tracks each for itself.
+        about: Origin of the scores: mode, sectors, checkpoint step, hashes; the attributes of the file.
+        position: x, y, z of each hit in mm, float32 [N, 3]; from the store, as all that follows.
+        volume, layer, module: Place of each hit in the detector, int32 [N].
+        particle_id: The particle that made each hit, 0 for noise, int64 [N].
+        label: 1 for an edge that is a segment of a particle, 0 for another, uint8 [E].
+    """
+
+    event_id: str
+    hit_id: IntArray
+    edge_index: IntArray
+    edge_logit: FloatArray
+    edge_score: FloatArray
+    edge_scored: BoolArray
+    track_id: IntArray | None = None
+    classical_track_id: IntArray | None = None
+    about: Mapping[str, Any] = field(default_factory=dict)
+    position: FloatArray | None = None
+    volume: IntArray | None = None
+    layer: IntArray | None = None
+    module: IntArray | None = None
+    particle_id: IntArray | None = None
+    label: IntArray | None = None
+
+    def to_pandas(self) -> tuple[Any, Any]:
+        """The event as two `pandas.DataFrame`s; a column that is not known is left out.
+
+        Returns:
+            One row a hit: `hit_id x y z volume layer module particle_id track_id classical_track_id`. One row an edge:
+            `src dst` (rows of the hits), `src_hit_id dst_hit_id logit score scored label`.
+        """
+        import pandas
+
+        x, y, z = (None, None, None) if self.position is None else self.position.T
+        detector = {"volume": self.volume, "layer": self.layer, "module": self.module}
+        tracks = {"track_id": self.track_id, "classical_track_id": self.classical_track_id}
+        hits = {"hit_id": self.hit_id, "x": x, "y": y, "z": z, **detector, "particle_id": self.particle_id, **tracks}
+        src, dst = self.edge_index
+        ends = {"src": src, "dst": dst, "src_hit_id": self.hit_id[src], "dst_hit_id": self.hit_id[dst]}
+        values = {"logit": self.edge_logit, "score": self.edge_score, "scored": self.edge_scored, "label": self.label}
+        return pandas.DataFrame(_present(hits)), pandas.DataFrame(_present({**ends, **values}))
+
+
+def read_scores(path: str | Path, event: str | None = None, store: str | Path | None = None) -> Scores:
+    """Read the scores of one event.
+
+    Args:
+        path: A run, a directory of scores, or the file of one event in it.
+        event: Name of the event; not needed for a file, nor where there is only one.
+        store: The prepared events, for positions and truth. Default: where the scores say they are, if they are there.
+
+    Raises:
+        Problem: If there are no scores, or not of this event, or the store that is named does not hold it as it was
+            scored.
+        StoreError: If a file is missing or damaged.
+    """
+    file, about_all = _find(Path(path), event)
+    arrays, about = read_arrays(file)
+    if {name: about.get(name) for name in FORMAT} != FORMAT:
+        kind = f"{about.get('format')!r} version {about.get('schema_version')!r}"
+        raise Problem(f"it is {kind}, not scores of version {SCHEMA_VERSION}", "name what infer wrote", file=file)
+    if store is not None:
+        columns = _columns_of_store(about, Path(store))
+        if not columns:
+            what = f"store {store} does not hold the event as it was scored"
+            raise Problem(what, "name its store", event=about["event"])
+    else:  # as seen from the scores, and where it was
+        stores = filter(Path.is_dir, places(about_all.get("store") or {}, file.parent))
+        columns = next(filter(None, (_columns_of_store(about, place) for place in stores)), {})
+    return Scores(about["event"], **arrays, about=about, **columns)
+
+
+def _find(path: Path, event: str | None) -> tuple[Path, Mapping[str, Any]]:
+    """The file of an event, and what the list of all of them says."""
+    if path.name.endswith(SCORES_SUFFIX):
+        beside = path.parent / LIST
+        return path, json.loads(beside.read_text()) if beside.is_file() else {}
+    directory = next((place for place in (path, path / "scores") if (place / LIST).is_file()), None)
+    if directory is None:
+        raise Problem(f"{path} holds no scores: no {LIST}", f"write them: python -m domainpar.infer --run {path}")
+    about = json.loads((directory / LIST).read_text())
+    files = {listed["event"]: listed["path"] for listed in about["events"]}
+    if event is None and len(files) == 1:
+        (event,) = files
+    if event not in files:
+        what = "scores of several events" if event is None else f"no scores of event {event!r}"
+        raise Problem(f"{directory} holds {what}", f"take one of {some_of(sorted(files))}: read_scores(path, event)")
+    return directory / files[event], about
+
+
+def _columns_of_store(about: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Columns of a scored event in a store, in the user's order; none if it is not there as it was scored."""
+    store = EventStore(path, check_files=False)
+    # By its hash: an event of the same name may have other hits.
+    record = next((record for record in store.events() if record.sha256 == about.get("event_sha256")), None)
+    if record is None:
+        return {}
+    with store.open(record) as event:
+        whole = WholeEvent(event)
+        nodes = {name: whole.nodes(name) for name in ("volume", "layer", "module", "position", "particle_id")}
+        return _present({**nodes, "label": whole.edges("label")})
+
+
+def _present(columns: Mapping[str, npt.NDArray[Any] | None]) -> dict[str, npt.NDArray[Any]]:
+    return {name: values for name, values in columns.items() if values is not None}

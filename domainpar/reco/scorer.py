@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-from torch import nn
-
 from domainpar import faults
+from domainpar.agreement import gather
 from domainpar.compiling import clock
 from domainpar.events.store import EventRecord, EventStore, StoredEvent
 from domainpar.parallel.part_loading import BadEvent, open_together
 from domainpar.parallel.world import World
 from domainpar.reco.score_files import ScoredEvent, write_scores
-from domainpar.reco.scores import EventScores, score_event
+from domainpar.reco.scores import EventScores
 
 Judge = Callable[[StoredEvent, EventScores], dict[str, Any] | None]
 """Compares an event's scores and tracks with its truth, in plain JSON values; called on the rank that has them."""
@@ -64,30 +61,23 @@ class Scorer:
     events are finished at a time, and no rank ever holds the scores of two.
 
     Attributes:
-        model: The network, on the world's device.
+        score: `score_event` with its network and options: called with an event, the transport of the ranks that share
+            it, and `root`.
         store: The events.
         world: The ranks.
         directory: For the files.
         finish: Called with an event and its scores before they are written; returns what to write.
         judge: Called with an event and what was written.
-        sectors: Independent sectors of an event in naive mode; None for whole events.
-        grouping: How tiles are grouped into parts.
-        dtype: Type of features, weights and logits.
-        seed: Seed of the grouping.
         origin: Attributes of every file that say where scores come from.
         on_bad_event: For an event that cannot be used: `fail` ends the work, `skip` leaves it out.
     """
 
-    model: nn.Module
+    score: Callable[..., EventScores | None]
     store: EventStore
     world: World
     directory: Path
     finish: Finish
     judge: Judge
-    sectors: int | None = None
-    grouping: str = "contiguous"
-    dtype: torch.dtype = torch.float32
-    seed: int = 0
     origin: Mapping[str, Any] = field(default_factory=dict)
     on_bad_event: Literal["fail", "skip"] = "fail"
 
@@ -104,10 +94,16 @@ class Scorer:
         num_groups, of_group = self.world.num_data_groups, self.world.domain.size
         for first in range(0, len(by_size), self.world.size):
             ours = by_size[first + self.world.data_group : first + self.world.size : num_groups]
-            answer = self._round(ours, first // num_groups)
-            answers = self.world.transport.all_gather(b"" if answer is None else json.dumps(answer).encode())
+            answers = gather(self.world.transport, self._round(ours, first // num_groups))
+            # By size again: the ranks of a group hold its events one after the other.
             in_order = [answers[group * of_group + rank] for rank in range(of_group) for group in range(num_groups)]
-            yield [_outcome(answer) for answer in in_order if answer]
+            yield [
+                Outcome(**answer | {"scored": ScoredEvent(**answer["scored"])})
+                if "scored" in answer
+                else LeftOut(**answer)
+                for answer in in_order
+                if answer is not None
+            ]
 
     def _round(self, records: Sequence[EventRecord], number: int) -> dict[str, Any] | None:
         """Score some events with the ranks of this group; the outcome of this rank's own event. *Collective*.
@@ -117,40 +113,26 @@ class Scorer:
             number: Events that the group has scored before.
         """
         own: tuple[EventScores, float] | None = None
-        left_out: LeftOut | None = None
+        answer: Outcome | LeftOut | None = None
         rank = self.world.domain.rank
         for root, record in enumerate(records):
             self.world.mark("score", number + root, record.event)
             began = clock()
             try:
-                scores = self._scores(record, root)
+                # All of it is read, so all is looked through first: later nobody waits for a rank that cannot read on.
+                with open_together(self.store, record, self.world.domain, check_bytes=True) as event:
+                    scores = self.score(event, self.world.domain, root=root)
             except BadEvent as bad:
                 if self.on_bad_event == "fail":
                     raise bad.for_this_rank() from bad.__cause__
-                left_out = LeftOut(record.event, bad.what) if root == rank else left_out
+                answer = LeftOut(record.event, bad.what) if root == rank else answer
                 continue
             if scores is not None:
                 own = scores, clock() - began
         if own is not None:
             self.world.mark("write", number + rank, records[rank].event)
-            return asdict(self._finished(records[rank], *own))
-        return None if left_out is None else {"left_out": asdict(left_out)}
-
-    def _scores(self, record: EventRecord, root: int) -> EventScores | None:
-        """Score one event with the ranks of this group; the scores on one of them. *Collective*."""
-        # All of it is read, so all of it is looked through first: later nobody waits for one that cannot read on.
-        with open_together(self.store, record, self.world.domain, check_bytes=True) as event:
-            return score_event(
-                self.model,
-                event,
-                self.world.domain,
-                root=root,
-                num_sectors=self.sectors,
-                grouping=self.grouping,
-                device=self.world.device,
-                dtype=self.dtype,
-                seed=self.seed,
-            )
+            answer = self._finished(records[rank], *own)
+        return None if answer is None else asdict(answer)
 
     def _finished(self, record: EventRecord, scores: EventScores, seconds: float) -> Outcome:
         """Find the tracks of an event, write and judge them; on one rank."""
@@ -168,10 +150,3 @@ class Scorer:
             seconds_network=scores.seconds["network"],
             seconds_tracks=seconds_tracks,
         )
-
-
-def _outcome(answer: bytes) -> Outcome | LeftOut:
-    values = json.loads(answer)
-    if "left_out" in values:
-        return LeftOut(**values["left_out"])
-    return Outcome(**{**values, "scored": ScoredEvent(**values["scored"])})

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from domainpar import faults
 from domainpar.compiling import clock
-from domainpar.events.store import StoredEvent
+from domainpar.events.store import StoredEvent, WholeEvent
 from domainpar.parallel.part_loading import Sector, load_part, sector_of_tiles, together
 from domainpar.parallel.transport import RanksFailed, Transport
 from domainpar.plan import BoolArray, IntArray, PartitionPlan
@@ -35,7 +34,6 @@ class EventScores:
         edge_logit: Logit of each edge, in the precision of the network, [E]; 0 where it has none.
         edge_score: The sigmoid of it, [E]; 0 where there is no logit.
         edge_scored: False where the network never saw the edge, which joins two sectors, bool [E].
-        original_position: Place in this order of each stored edge, int64 [E].
         tracks: Track of each hit, -1 for none, int64 [N], by finder.
         seconds: Time of the network, and of building tracks from its scores, on this rank; compiling is left out.
     """
@@ -46,7 +44,6 @@ class EventScores:
     edge_logit: npt.NDArray[np.floating]
     edge_score: npt.NDArray[np.floating]
     edge_scored: BoolArray
-    original_position: IntArray
     tracks: Mapping[str, IntArray] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
 
@@ -57,10 +54,6 @@ class EventScores:
     @property
     def num_unscored(self) -> int:
         return int(np.count_nonzero(~self.edge_scored))
-
-    def in_users_order(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Values of all edges in stored order, [E], in the user's order."""
-        return _scattered(values, self.original_position)
 
 
 def score_event(
@@ -97,19 +90,19 @@ def score_event(
         RuntimeError: If an edge got no score or several, or one that is not finite; on all ranks.
     """
     is_root = transport.rank == root
-    ends = together(transport, event.place, lambda: _Ends.read(event, num_sectors) if is_root else None)
-    logits = torch.zeros(event.num_edges if is_root else 0, dtype=dtype)
+    whole = WholeEvent(event)
+    # Read by the root alone, before anybody computes: a damaged file then stops all ranks alike.
+    sector_of_edge = together(transport, event.place, lambda: _sectors(whole, num_sectors) if is_root else None)
+    logits = torch.zeros(event.num_edges if is_root else 0, dtype=dtype)  # in stored order
     seconds = 0.0
     for number in range(num_sectors or 1):
         sector = None if num_sectors is None else Sector(number, num_sectors)
-        part = load_part(
-            event, transport, grouping=grouping, sector=sector, device=device, dtype=dtype, seed=seed
-        )  # fmt: skip
+        part = load_part(event, transport, grouping=grouping, sector=sector, device=device, dtype=dtype, seed=seed)
         began = clock()
         with torch.no_grad():
             local = model(part.graph, part.halo)
         seconds += clock() - began
-        wanted = None if ends is None else ends.sector == number
+        wanted = None if sector_of_edge is None else sector_of_edge == number
         faults.reach("score")
         try:
             gathered = gather_scores(local, part.graph.plan, transport, wanted, root)
@@ -119,7 +112,32 @@ def score_event(
             raise
         if gathered is not None and wanted is not None:
             logits[torch.from_numpy(wanted)] = gathered
-    return None if ends is None else replace(ends.in_users_order(event, logits), seconds={"network": seconds})
+    if sector_of_edge is None:
+        return None
+    # One tensor of all edges in one order, whatever the ranks: an edge's place decides how its sigmoid is rounded.
+    edge_logit = logits[torch.from_numpy(whole.edge_ids)]
+    edge_scored = (sector_of_edge != BETWEEN_SECTORS)[whole.edge_ids]
+    return EventScores(
+        event_id=event.event_id,
+        hit_id=event.read_nodes("hit_id", whole.node_ids),
+        edge_index=whole.edge_index,
+        edge_logit=edge_logit.numpy(),
+        edge_score=torch.where(torch.from_numpy(edge_scored), torch.sigmoid(edge_logit), 0.0).numpy(),
+        edge_scored=edge_scored,
+        seconds={"network": seconds},
+    )
+
+
+def _sectors(whole: WholeEvent, num_sectors: int | None) -> IntArray:
+    """Sector of each stored edge: that of both ends, `BETWEEN_SECTORS` where they differ, [E]; 0 in a whole event."""
+    ends = whole.edge_index
+    sector_of_edge = np.zeros(whole.event.num_edges, np.int32)
+    if num_sectors is not None:
+        of_tiles = sector_of_tiles(whole.event, num_sectors)
+        sector_of_hit = np.repeat(of_tiles, np.diff(whole.event.node_ptr))[whole.node_ids]
+        src, dst = sector_of_hit[ends]
+        sector_of_edge[whole.edge_ids] = np.where(src == dst, dst, BETWEEN_SECTORS)
+    return sector_of_edge
 
 
 def gather_scores(
@@ -145,6 +163,7 @@ def gather_scores(
     edge_ids = torch.from_numpy(plan.edge_ids[owned]).to(logits.device)
     owned_logits = logits.detach().index_select(0, torch.from_numpy(owned).to(logits.device))
     edge_ids, owned_logits = _to_root(edge_ids, owned_logits, transport, root)
+    # Only the root can tell, but all must stop with it.
     problem = b""
     if transport.rank == root:
         assert wanted is not None, "the root knows which edges are to be scored"
@@ -156,6 +175,7 @@ def gather_scores(
 
 def _to_root(edge_ids: Tensor, logits: Tensor, transport: Transport, root: int) -> tuple[Tensor, Tensor]:
     """Rows of all ranks on `root`, its own first, on the CPU; nothing on the others. *Collective*."""
+    # The root alone makes room, and so must know first what comes.
     counts = [int.from_bytes(count, "little") for count in transport.all_gather(len(logits).to_bytes(8, "little"))]
     is_root = transport.rank == root
     send_counts = [0 if is_root or peer != root else len(logits) for peer in range(transport.size)]
@@ -163,6 +183,7 @@ def _to_root(edge_ids: Tensor, logits: Tensor, transport: Transport, root: int) 
     tables, pending = [], []
     for values in (edge_ids, logits):
         kept, sent = (values, values[:0]) if is_root else (values[:0], values)
+        # Transports take tables, so a column of one. Ids and logits are under way together.
         table = values.new_empty(sum(counts) if is_root else 0, 1)
         table[: len(kept), 0] = kept
         pending.append(transport.start(sent.reshape(-1, 1), send_counts, table[len(kept) :], receive_counts))
@@ -175,8 +196,8 @@ def _to_root(edge_ids: Tensor, logits: Tensor, transport: Transport, root: int) 
 def _problem(edge_ids: IntArray, logits: Tensor, wanted: BoolArray) -> str:
     """A sentence if the logits of these edges are wrong; empty if every wanted edge has exactly one finite logit."""
     num_edges = int(np.count_nonzero(wanted))
-    known = (edge_ids >= 0) & (edge_ids < len(wanted))
-    times = np.bincount(edge_ids[known], minlength=len(wanted))
+    of_event = (edge_ids >= 0) & (edge_ids < len(wanted))
+    times = np.bincount(edge_ids[of_event], minlength=len(wanted))
     missing, twice = np.count_nonzero(times[wanted] == 0), np.count_nonzero(times[wanted] > 1)
     strange = len(edge_ids) - int(times[wanted].sum())
     if missing or twice or strange:
@@ -188,53 +209,3 @@ def _problem(edge_ids: IntArray, logits: Tensor, wanted: BoolArray) -> str:
     if bad := int((~torch.isfinite(logits)).sum()):
         return f"{bad} of {num_edges} edges got a score that is not finite; take another checkpoint."
     return ""
-
-
-@dataclass(frozen=True, eq=False)
-class _Ends:
-    """The two ends of all edges of an event, in stored order, and the sector of each edge.
-
-    Attributes:
-        src, dst: Global ids, int64 [E].
-        sector: Sector that holds both ends, `BETWEEN_SECTORS` where none does, int [E]; 0 for a whole event.
-    """
-
-    src: IntArray
-    dst: IntArray
-    sector: IntArray
-
-    @classmethod
-    def read(cls, event: StoredEvent, num_sectors: int | None) -> _Ends:
-        every_edge = np.arange(event.num_edges)
-        src, dst = event.read_edges("src", every_edge), event.read_edges("dst", every_edge)
-        if num_sectors is None:
-            return cls(src, dst, np.zeros(event.num_edges, np.int32))
-        sector_of_node = np.repeat(sector_of_tiles(event, num_sectors), np.diff(event.node_ptr))
-        inside = sector_of_node[src] == sector_of_node[dst]
-        return cls(src, dst, np.where(inside, sector_of_node[dst], BETWEEN_SECTORS))
-
-    def in_users_order(self, event: StoredEvent, logits: Tensor) -> EventScores:
-        """Put the logits of all edges, [E] in stored order, where the user had the edges, and make scores of them."""
-        row = event.read_nodes("original_row", np.arange(event.num_nodes))
-        position = event.read_edges("original_position", np.arange(event.num_edges))
-        hit_id = event.read_nodes("hit_id", np.arange(event.num_nodes))
-        # One tensor of all edges in one order, whatever the ranks: an edge's place decides how its sigmoid is rounded.
-        edge_logit = torch.from_numpy(_scattered(logits.numpy(), position))
-        edge_scored = _scattered(self.sector != BETWEEN_SECTORS, position)
-        edge_score = torch.where(torch.from_numpy(edge_scored), torch.sigmoid(edge_logit), 0.0)
-        return EventScores(
-            event_id=event.event_id,
-            hit_id=_scattered(hit_id, row),
-            edge_index=np.stack([_scattered(row[ends], position) for ends in (self.src, self.dst)]),
-            edge_logit=edge_logit.numpy(),
-            edge_score=edge_score.numpy(),
-            edge_scored=edge_scored,
-            original_position=position,
-        )
-
-
-def _scattered(values: npt.NDArray[Any], places: IntArray) -> npt.NDArray[Any]:
-    """Value i at place i of a new array."""
-    scattered = np.empty_like(values)
-    scattered[places] = values
-    return scattered

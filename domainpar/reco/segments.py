@@ -45,6 +45,7 @@ class Segments:
             min_logit: Logit that a segment must exceed.
         """
         src, dst = edge_index
+        # Exact: cuts are compared in float64, whatever the network computed in.
         values = logits.astype(np.float64)
         kept = np.flatnonzero((values > min_logit) & (src != dst))
         src, dst = src[kept], dst[kept]
@@ -64,20 +65,14 @@ class Segments:
         """Those that exceed a logit."""
         return self.take(self.logit > min_logit)
 
-    def ways(self, ends: IntArray) -> IntArray:
-        """Number of segments that have each hit for this end, int64 [N]."""
-        return np.bincount(ends, minlength=self.num_hits)
-
     def best_at(self, ends: IntArray) -> BoolArray:
         """Whether each is the best of those that have the same hit for this end, bool [S]."""
         best: IntArray = _best_at(ends, self.logit, self.num_hits)
         return np.asarray(best[ends] == np.arange(len(ends)))
 
-
-def smallest_connected(segments: Segments) -> IntArray:
-    """The smallest hit that each hit is connected to, int64 [N]; itself where nothing is."""
-    roots: IntArray = _roots(segments.inner, segments.outer, segments.num_hits)
-    return roots
+    def components(self) -> IntArray:
+        """The smallest hit that each hit is connected to, int64 [N]; itself where nothing is."""
+        return np.asarray(_roots(self.inner, self.outer, self.num_hits))
 
 
 @numba.njit(cache=True)
@@ -130,6 +125,7 @@ def _roots(first: Any, second: Any, num_hits: int) -> Any:
     for i in range(len(first)):
         a, b = first[i], second[i]
         while parent[a] != a:
+            # Halving the path keeps later searches short.
             parent[a] = parent[parent[a]]
             a = parent[a]
         while parent[b] != b:

@@ -11,18 +11,14 @@ from domainpar.events.store import EventRecord, EventStore
 from domainpar.nn.team import team
 from domainpar.parallel.world import World
 from domainpar.reco.performance.counts import TrackCounts
-from domainpar.reco.performance.rates import table
+from domainpar.reco.performance.rates import short, table
 from domainpar.reco.score_files import LIST, SCORES_SUFFIX
 from domainpar.reco.scorer import LeftOut, Outcome
-from domainpar.words import between, several, this_python
+from domainpar.words import between, several, some_of, this_python
 
 
 def first_lines(
-    world: World,
-    store: EventStore,
-    records: Sequence[EventRecord],
-    about: Mapping[str, Any],
-    allocator: str | None = None,
+    world: World, store: EventStore, records: Sequence[EventRecord], about: Mapping[str, Any], allocator: str | None
 ) -> list[str]:
     """Ranks, network and events, and the allocator."""
     sizes = [record.num_edges for record in records]
@@ -31,6 +27,11 @@ def first_lines(
         mode = f"APPROXIMATE: {about['sectors']} sectors, no exchange, edges between them get no score"
     in_bf16 = " with edges in bf16" if about["precision"] == "bf16" else ""
     trained = "" if about["trained_mode"] == about["mode"] else f", trained in {about['trained_mode']} mode"
+    exactness = "bits on any number of ranks (self-test passed)"
+    if world.device.type != "cpu":
+        exactness = "scores on any number of ranks, to rounding (on GPU)"
+    elif about["bitwise_problem"]:
+        exactness = f"scores on any number of ranks to rounding only: {about['bitwise_problem']}"
     sectors = about.get("trained_sectors")
     otherwise = (
         f"note: trained on {several(sectors or 1, 'sector')} of an event, scored on whole events here; "
@@ -43,18 +44,10 @@ def first_lines(
         f"{about['dtype']}{in_bf16}, parameters sha256 {about['parameters_sha256'][:16]}",
         *([otherwise] if sectors and about["mode"] == "halo" else []),
         *([] if allocator is None else [f"allocator: {allocator}"]),
-        f"exactness: {_exactness(world, about)}",
+        f"exactness: same {exactness}",
         f"events   : {store.path}: {len(sizes)} of its {several(len(store), 'event')}, "
         f"{between(sizes, 'candidate edge')}",
     ]
-
-
-def _exactness(world: World, about: Mapping[str, Any]) -> str:
-    if world.device.type != "cpu":
-        return "same scores on any number of ranks, to rounding (on GPU)"
-    if about["bitwise_problem"]:
-        return f"same scores on any number of ranks to rounding only: {about['bitwise_problem']}"
-    return "same bits on any number of ranks (self-test passed)"
 
 
 def event_line(outcome: Outcome | LeftOut) -> str:
@@ -71,7 +64,7 @@ def left_out_lines(left_out: Sequence[LeftOut]) -> list[str]:
     """The number of events without scores since they could not be used."""
     if not left_out:
         return []
-    names = ", ".join(skipped.event for skipped in left_out[:8]) + (", ..." if len(left_out) > 8 else "")
+    names = some_of([skipped.event for skipped in left_out])
     return [f"WARNING: {several(len(left_out), 'event')} left out that could not be used: {names} (why: {LIST})"]
 
 
@@ -102,7 +95,7 @@ def last_lines(
     metrics: Mapping[str, Mapping[str, Any]],
     directory: Path,
     about: Mapping[str, Any],
-    beside: Path | None = None,
+    beside: Path | None,
 ) -> list[str]:
     """Totals, metrics, the directory and the next command; `beside` is a run to compare this one with."""
     seconds = [outcome.seconds for outcome in outcomes]
@@ -119,6 +112,10 @@ def last_lines(
     if blind := sum(outcome.judgement is None or outcome.judgement["edges"] is None for outcome in outcomes):
         wanted = " for --target" if about["target"] else ""
         lines.append(f"{several(blind, 'event')} without truth to count against{wanted}")
+    run = quote(str(about["run"]))
+    if beside is not None:  # the report is of the run on whole events, with the naive one at its side
+        whole, naive = (beside, about["run"]) if about["mode"] == "naive" else (about["run"], beside)
+        run = f"{quote(str(whole))} --naive {quote(str(naive))} --png pictures"
     first = directory / min(outcome.scored.path for outcome in outcomes)
     shown = "edge_score" if about["tracks"] is None else "track_id"
     elsewhere = "" if directory == Path(about["run"]) / "scores" else f" --scores {quote(str(directory))}"
@@ -127,16 +124,8 @@ def last_lines(
         *lines,
         f"scores in {directory}: {LIST} and one event<name>{SCORES_SUFFIX} an event, edges in the order of your files",
         f'read one: {this_python()} -c "{opened}"',
-        f"next: {this_python()} -m domainpar.report {_compared(about, beside)}{elsewhere}",
+        f"next: {this_python()} -m domainpar.report {run}{elsewhere}",
     ]
-
-
-def _compared(about: Mapping[str, Any], beside: Path | None) -> str:
-    """Arguments of the report: the run, or the one on whole events with the naive one at its side."""
-    if beside is None:
-        return quote(str(about["run"]))
-    whole, naive = (beside, about["run"]) if about["mode"] == "naive" else (about["run"], beside)
-    return f"{quote(str(whole))} --naive {quote(str(naive))} --png pictures"
 
 
 def _track_lines(outcomes: Sequence[Outcome]) -> list[str]:
@@ -153,7 +142,7 @@ def _track_lines(outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def _metrics_line(split: str, values: Mapping[str, Any], about: Mapping[str, Any]) -> str:
-    shown = " ".join(f"{name}={_short(values[name])}" for name in ("edge_efficiency", "edge_purity", "edge_auc"))
+    shown = " ".join(f"{name}={short(values[name])}" for name in ("edge_efficiency", "edge_purity", "edge_auc"))
     approximate = ", approximate" if about["mode"] == "naive" else ""
     return (
         f"split={split} events={values['events']} {shown} (score above 0.5, against {values['target_edges']:,} target "
@@ -170,7 +159,3 @@ def _ceiling_line(split: str, counts: Mapping[str, int]) -> str:
         f"split={split} against the truth: {counts['in_graph'] / segments:.4f} of {segments:,} segments of the "
         f"target particles of tracks are candidate edges, {counts['passing'] / segments:.4f} pass as well"
     )
-
-
-def _short(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"

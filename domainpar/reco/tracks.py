@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from domainpar.events.graph import FloatArray, IntArray
 from domainpar.plan import BoolArray
-from domainpar.reco.segments import Segments, smallest_connected
+from domainpar.reco.segments import Segments
 from domainpar.reco.walk import walk
 
 Method = Literal["cc", "walk", "junction"]
@@ -49,7 +49,7 @@ class TrackOptions:
             same neighbour. `walk` and `junction` follow one hit a surface; modules overlap, and a quarter of the
             surfaces that a particle crosses give two. Nothing is given where no hit of the event has a layer.
         double_cut: Score that the segment to that neighbour must exceed.
-        stitch: Join pieces of one helix (`reco.stitching`); hits without positions have none.
+        stitch: Join pieces of one helix (`reco.pieces`); hits without positions have none.
 
     Raises:
         ValueError: If the method is unknown or a number impossible.
@@ -89,11 +89,7 @@ class TrackOptions:
 
 
 def build_tracks(
-    edge_index: IntArray,
-    logits: FloatArray,
-    surface: IntArray,
-    position: FloatArray | None,
-    options: TrackOptions,
+    edge_index: IntArray, logits: FloatArray, surface: IntArray, position: FloatArray | None, options: TrackOptions
 ) -> IntArray:
     """Build the tracks of one event from the scores of its edges.
 
@@ -105,7 +101,7 @@ def build_tracks(
         logits: Logit of each edge, [E].
         surface: Volume and layer of each hit as one number, int64 [N]; 0 for all where there are none.
         position: x, y, z of each hit in mm, [N, 3]; None without a geometry: segments then point as the edges run.
-        options: The method and its numbers; stitching is left to `reco.stitching`.
+        options: The method and its numbers; stitching is left to `reco.pieces`.
 
     Returns:
         Track of each hit, int64 [N]: 0, 1, ... by their first hit, or -1 for none.
@@ -153,14 +149,16 @@ def logit(score: float) -> float:
 
 def _long_components(segments: Segments, min_hits: int) -> IntArray:
     """The first hit of each hit's component, int64 [N]; -1 where that has too few hits."""
-    component = smallest_connected(segments)
+    component = segments.components()
     return np.where(np.bincount(component)[component] >= min_hits, component, NO_TRACK)
 
 
 def _chains(segments: Segments) -> tuple[BoolArray, IntArray]:
     """Whether each hit's component is a simple chain, bool [N], and the first hit of that component, int64 [N]."""
-    component = smallest_connected(segments)
-    branches = np.maximum(segments.ways(segments.outer), segments.ways(segments.inner)) > 1
+    component = segments.components()
+    # Weights of bincount: hits that branch, counted by component.
+    ways_in, ways_out = (np.bincount(ends, minlength=segments.num_hits) for ends in (segments.outer, segments.inner))
+    branches = np.maximum(ways_in, ways_out) > 1
     return np.bincount(component, branches)[component] == 0, component
 
 
@@ -216,6 +214,7 @@ def _with_double_hits(tracks: IntArray, segments: Segments, surface: IntArray, m
     outward = _offers(segments.inner, segments.outer, segments.logit, tracks, surface, min_logit)
     inward = _offers(segments.outer, segments.inner, segments.logit, tracks, surface, min_logit)
     hit, track, logits = (np.concatenate(columns) for columns in zip(outward, inward))
+    # By hit, then by track, the best offer of each track first.
     order = np.lexsort((-logits, track, hit))
     hit, track, logits = hit[order], track[order], logits[order]
     starts = np.ones(len(hit), np.bool_)
@@ -225,9 +224,9 @@ def _with_double_hits(tracks: IntArray, segments: Segments, surface: IntArray, m
     hit, track, logits = hit[first], track[first], logits[first]
     ranked = np.lexsort((track, -logits, -support, hit))
     chosen = ranked[np.diff(hit[ranked], prepend=-1) != 0]
-    given = tracks.copy()
-    given[hit[chosen]] = track[chosen]
-    return given
+    grown = tracks.copy()
+    grown[hit[chosen]] = track[chosen]
+    return grown
 
 
 def _offers(
@@ -239,6 +238,7 @@ def _offers(
     offered = np.flatnonzero(on_track & (tracks[far] == NO_TRACK) & (logits > min_logit))
     looked_at = np.concatenate([inside, offered])
     surfaces, number = np.unique(surface[far[looked_at]], return_inverse=True)
+    # A hit and the surface of its neighbour as one number, to look up pairs.
     near_and_surface = near[looked_at] * len(surfaces) + number
     offered = offered[np.isin(near_and_surface[len(inside) :], near_and_surface[: len(inside)])]
     return far[offered], tracks[near[offered]], logits[offered]

@@ -46,49 +46,29 @@ def walk(
     first, outward = grouped(inner, num_hits)
     first_in, inward = grouped(outer, num_hits)
     logits = np.asarray(logits, np.float64)[outward]
-    track: IntArray = _walk(
-        first, outer[outward], logits, first_in, inner[inward], min_logit, add_logit, min_hits
-    )  # fmt: skip
+    track = _walk(first, outer[outward], logits, first_in, inner[inward], min_logit, add_logit, min_hits)
     return np.where(track == SPENT, FREE, track)
 
 
 @numba.njit(cache=True)
-def _best_free(node: int, first: Any, outer: Any, logits: Any, track: Any, min_logit: float) -> int:
-    """The segment to the best free neighbour, the first of equals; -1 if none exceeds the least."""
+def _onward(node: int, first: Any, outer: Any, logits: Any, track: Any, length: Any, min_logit: float,
+            add_logit: float) -> Any:  # fmt: skip
+    """(hits of the longest road from a hit, itself counted; the neighbour that the last of these goes to, -1 for none).
+
+    The best neighbour is listed before the others; of equally good ones it is the first.
+    """
     best = -1
     for s in range(first[node], first[node + 1]):
         if track[outer[s]] == -1 and (best < 0 or logits[s] > logits[best]):
             best = s
-    return best if best >= 0 and logits[best] > min_logit else -1
-
-
-@numba.njit(cache=True)
-def _length_from(node: int, first: Any, outer: Any, logits: Any, track: Any, length: Any, min_logit: float,
-                 add_logit: float) -> int:  # fmt: skip
-    """Hits of the longest road from a hit, itself counted."""
-    best = _best_free(node, first, outer, logits, track, min_logit)
-    if best < 0:
-        return 1
-    longest = int(length[outer[best]])
-    for s in range(first[node], first[node + 1]):
-        if track[outer[s]] == -1 and logits[s] > add_logit:
-            longest = max(longest, int(length[outer[s]]))
-    return longest + 1
-
-
-@numba.njit(cache=True)
-def _next_on_longest(node: int, first: Any, outer: Any, logits: Any, track: Any, length: Any, min_logit: float,
-                     add_logit: float) -> int:  # fmt: skip
-    """The neighbour that the last of the longest roads goes to; the best neighbour is listed before the others."""
-    best = _best_free(node, first, outer, logits, track, min_logit)
-    if best < 0:
-        return -1
+    if best < 0 or not logits[best] > min_logit:
+        return 1, -1
     chosen = int(outer[best])
     for s in range(first[node], first[node + 1]):
         free_and_good = track[outer[s]] == -1 and logits[s] > add_logit
         if s != best and free_and_good and length[outer[s]] >= length[chosen]:
             chosen = int(outer[s])
-    return chosen
+    return int(length[chosen]) + 1, chosen
 
 
 @numba.njit(cache=True)
@@ -107,8 +87,9 @@ def _walk(first: Any, outer: Any, logits: Any, first_in: Any, inner: Any, min_lo
     num_hits = len(first) - 1
     track = np.full(num_hits, -1, np.int64)
     length = np.zeros(num_hits, np.int64)
+    # From the outside in: a road goes on from hits further out.
     for node in range(num_hits - 1, -1, -1):
-        length[node] = _length_from(node, first, outer, logits, track, length, min_logit, add_logit)
+        length[node] = _onward(node, first, outer, logits, track, length, min_logit, add_logit)[0]
     num_tracks = 0
     waiting = np.zeros(num_hits, np.bool_)
     changed = [0]  # a heap; its numbers are negative, so that the outermost hit comes first: inner ones ask it
@@ -120,15 +101,16 @@ def _walk(first: Any, outer: Any, logits: Any, first_in: Any, inner: Any, min_lo
         num_tracks += number >= 0
         node = start
         while node >= 0:
-            following = _next_on_longest(node, first, outer, logits, track, length, min_logit, add_logit)
+            following = _onward(node, first, outer, logits, track, length, min_logit, add_logit)[1]
             track[node] = number
             _ask_again(node, start, first_in, inner, track, waiting, changed)
             node = following
+        # Roads of the hits inside the track may have become shorter; each that did asks those inside of it in turn.
         while len(changed) > 0:
             node = -heapq.heappop(changed)
             waiting[node] = False
             if track[node] == -1:
-                now = _length_from(node, first, outer, logits, track, length, min_logit, add_logit)
+                now = _onward(node, first, outer, logits, track, length, min_logit, add_logit)[0]
                 if now != length[node]:
                     length[node] = now
                     _ask_again(node, start, first_in, inner, track, waiting, changed)

@@ -9,13 +9,14 @@ import pytest
 
 from domainpar.events import detector
 from domainpar.events.simulate import simulate_event
-from domainpar.reco.classical.finder import FinderOptions, find_tracks, passes
+from domainpar.reco.classical.finder import SEARCHES, chains, find_tracks
 from domainpar.reco.helix import fit_helices
 
 
-def find(event, rows=slice(None), **options):
+def find(event, rows=slice(None), **changes):
     columns = (event.position, event.volume, event.layer, event.module)
-    return find_tracks(*(column[rows] for column in columns), FinderOptions(**options))
+    searches = [replace(search, **changes) for search in SEARCHES]
+    return find_tracks(*(column[rows] for column in columns), searches)
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +163,8 @@ def test_an_event_of_next_to_nothing_has_no_tracks(event, count):
 def test_hits_on_the_beam_line_and_in_one_place_are_no_track():
     position = np.repeat([[0.0, 0, 0], [31, 5, 1], [70, 11, 2]], 4, axis=0)
     layer = np.repeat([2, 4, 6], 4)
-    track_id = find_tracks(position, np.full(12, 8), layer, np.arange(12), FinderOptions(min_hits=4))
+    searches = [replace(search, min_hits=4) for search in SEARCHES]
+    track_id = find_tracks(position, np.full(12, 8), layer, np.arange(12), searches)
     assert (track_id == -1).all()
 
 
@@ -182,26 +184,11 @@ def test_what_cannot_be_searched_is_refused(change, message):
         find_tracks(**(given | change))
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"min_pt": 0.0}, "min_pt is 0.0"),
-        ({"gate": np.inf}, "gate is inf"),
-        ({"min_hits": 3}, "min_hits is 3; it must be at least 4"),
-        ({"ways": 0}, "ways is 0"),
-        ({"max_holes": -1}, "max_holes is -1"),
-    ],
-)
-def test_impossible_options_are_refused(change, message):
-    with pytest.raises(ValueError, match=message):
-        FinderOptions(**change)
-
-
 def test_searches_go_from_hard_to_soft_and_to_displaced_tracks_last():
-    assert [search.min_pt for search in passes(FinderOptions())] == [0.8, 0.4, 0.2, 0.4]
-    assert [search.min_pt for search in passes(FinderOptions(min_pt=0.5))] == [0.8, 0.5, 0.5]
-    assert [search.min_pt for search in passes(FinderOptions(min_pt=2.0))] == [2.0, 2.0]
-    *prompt, displaced = passes(FinderOptions(max_holes=2, min_hits=8))
-    assert [search.max_holes for search in prompt] == [2, 2, 1]
-    assert (displaced.max_holes, displaced.min_hits, displaced.d0) == (1, 8, 20.0)
-    assert len(displaced.chains) > len(prompt[0].chains)
+    *prompt, displaced = SEARCHES
+    assert [search.min_pt for search in prompt] == sorted({search.min_pt for search in prompt}, reverse=True)
+    assert {(search.d0, search.everywhere) for search in prompt} == {(2.0, False)}
+    assert (displaced.d0, displaced.everywhere, displaced.max_holes) == (20.0, True, 1)
+    assert displaced.min_hits > max(search.min_hits for search in prompt)
+    assert len(chains(True)) > len(chains(False))
+    assert np.array_equal(chains(True)[: len(chains(False))], chains(False))

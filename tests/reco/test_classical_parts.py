@@ -7,8 +7,7 @@ import pytest
 
 from domainpar.events import detector
 from domainpar.events.simulate import simulate_event
-from domainpar.reco.classical.finder import resolve
-from domainpar.reco.classical.surfaces import layout, table_of
+from domainpar.reco.classical.finder import layout, resolve, table_of
 
 
 def resolved(*tracks, max_shared=1, min_hits=2, num_hits=10):
@@ -34,7 +33,7 @@ def test_no_candidates_leave_all_hits_free():
 
 
 def test_ways_run_outward_and_hold_every_surface_once():
-    places, ways = layout().places, layout().ways
+    places, ways = layout()
     barrels, minus, plus = (way[way >= 0] for way in ways)
     assert sorted([*barrels, *minus, *plus]) == list(range(len(detector.SURFACES)))
     assert places["is_barrel"][barrels].all()
@@ -46,26 +45,29 @@ def test_ways_run_outward_and_hold_every_surface_once():
 
 def test_the_hits_of_a_simulated_event_lie_within_their_surfaces_extents():
     event = simulate_event(5, 3000)
-    table = table_of(event.position, event.volume, event.layer, event.module)
-    place = layout().places[table.hits["surface"]]
-    along = np.where(place["is_barrel"], table.hits["z"], table.hits["r"])
+    hits, _, _ = table_of(event.position, event.volume, event.layer, event.module)
+    place = layout()[0][hits["surface"]]
+    along = np.where(place["is_barrel"], hits["z"], hits["r"])
     # Corners of flat modules lie a little further out.
     assert ((place["low"] - 1 < along) & (along < place["high"] + 4)).all()
-    off = np.where(place["is_barrel"], table.hits["r"], table.hits["z"]) - place["coordinate"]
+    off = np.where(place["is_barrel"], hits["r"], hits["z"]) - place["coordinate"]
     assert np.abs(off).max() < 6.5
 
 
 @pytest.mark.parametrize("count", [0, 200])
 def test_the_hit_table_is_the_event_by_surface_and_phi(count):
     event = simulate_event(6, 300)
-    rows = slice(0, count)
-    table = table_of(event.position[rows], event.volume[rows], event.layer[rows], event.module[rows])
-    assert sorted(table.rows) == list(range(min(count, len(event))))
-    assert table.ptr[0] == 0
-    assert table.ptr[-1] == len(table.rows)
-    np.testing.assert_array_equal(table.hits["x"], event.position[rows][table.rows, 0])
+    chosen = slice(0, count)
+    position, volume, layer, module = (
+        column[chosen] for column in (event.position, event.volume, event.layer, event.module)
+    )
+    hits, ptr, rows = table_of(position, volume, layer, module)
+    assert sorted(rows) == list(range(min(count, len(event))))
+    assert ptr[0] == 0
+    assert ptr[-1] == len(rows)
+    np.testing.assert_array_equal(hits["x"], position[rows, 0])
     for i, surface in enumerate(detector.SURFACES):
-        mine = slice(table.ptr[i], table.ptr[i + 1])
-        assert (event.volume[rows][table.rows[mine]] == surface.volume).all()
-        assert (event.layer[rows][table.rows[mine]] == surface.layer).all()
-        assert (np.diff(table.hits["phi"][mine]) >= 0).all()
+        mine = slice(ptr[i], ptr[i + 1])
+        assert (volume[rows[mine]] == surface.volume).all()
+        assert (layer[rows[mine]] == surface.layer).all()
+        assert (np.diff(hits["phi"][mine]) >= 0).all()

@@ -10,7 +10,7 @@ from domainpar.events.detector import GEV_PER_TESLA_MM
 from domainpar.events.simulate import simulate_event
 from domainpar.reco.helix import fit_helices
 
-FLOATS = ("pt", "eta", "phi", "d0", "z0", "chi2")
+FLOATS = ("pt", "eta", "phi", "d0", "z0")
 
 
 def ideal(rng, count, hits=8, field=2.0, farthest=900.0):
@@ -52,8 +52,6 @@ def test_an_ideal_helix_is_found_exactly(hits):
     np.testing.assert_allclose(found.z0[spread], true["z0"][spread], rtol=1e-6, atol=1e-5)
     np.testing.assert_allclose(found.d0[spread], true["d0"][spread], rtol=1e-6, atol=1e-5)
     assert apart(found.phi, true["phi"])[spread].max() < 1e-6
-    assert found.chi2[spread].max() < 1e-9
-    assert np.array_equal(found.num_hits, np.full(200, hits))
 
 
 def test_the_order_of_hits_does_not_matter():
@@ -62,7 +60,7 @@ def test_the_order_of_hits_does_not_matter():
     position += rng.normal(0, 0.05, position.shape)
     rows = rng.permutation(len(position))
     first, second = fit_helices(position, track_id, 50), fit_helices(position[rows], track_id[rows], 50)
-    for name in (*FLOATS, "charge", "num_hits", "fitted"):
+    for name in (*FLOATS, "charge", "fitted"):
         assert np.array_equal(getattr(first, name), getattr(second, name)), name
 
 
@@ -74,7 +72,7 @@ def test_helices_turn_with_the_detector_and_are_mirrored_with_it():
     turn = np.array([[np.cos(angle), -np.sin(angle), 0], [np.sin(angle), np.cos(angle), 0], [0, 0, 1]])
     plain, turned = fit_helices(position, track_id, 50), fit_helices(position @ turn.T, track_id, 50)
     mirrored = fit_helices(position * [1, -1, 1], track_id, 50)
-    for name in ("pt", "eta", "d0", "z0", "chi2"):
+    for name in ("pt", "eta", "d0", "z0"):
         np.testing.assert_allclose(getattr(turned, name), getattr(plain, name), rtol=1e-6, atol=1e-6, err_msg=name)
     assert apart(turned.phi, plain.phi + angle).max() < 1e-9
     np.testing.assert_allclose(mirrored.d0, -plain.d0, rtol=1e-6, atol=1e-6)
@@ -111,7 +109,6 @@ def test_too_few_hits_or_too_few_places_are_not_fitted_and_disturb_nobody():
     track_id = np.concatenate([track_id, [2, 2], [3] * 4, [5] * 4, [-1]])
     found = fit_helices(position, track_id, 6)
     assert found.fitted.tolist() == [True, True, False, False, False, False]
-    assert found.num_hits.tolist() == [6, 6, 2, 4, 0, 4]
     for name in FLOATS:
         assert np.array_equal(getattr(found, name)[:2], getattr(alone, name)), name
         assert np.isnan(getattr(found, name)[2:]).all(), name
@@ -127,7 +124,7 @@ def test_a_hit_given_twice_does_not_move_an_ideal_helix():
 
 @pytest.mark.parametrize("num_tracks", [0, 3])
 def test_no_hits_are_no_helices(num_tracks):
-    found = fit_helices(np.empty((0, 3)), np.empty(0, int), num_tracks, volume=np.empty(0, int))
+    found = fit_helices(np.empty((0, 3)), np.empty(0, int), num_tracks)
     assert len(found) == num_tracks
     assert not found.fitted.any()
     assert found.charge.dtype == np.int8
@@ -155,8 +152,6 @@ def test_a_table_of_the_field_gives_the_mean_over_the_hits():
         ({"track_id": np.array([0, 0, 0, -2])}, "-2 to 0"),
         ({"position": np.full((4, 3), np.nan)}, "not finite, first at row 0"),
         ({"field": np.zeros((2, 3))}, "the field has shape"),
-        ({"volume": np.array([8, 8, 8, 99])}, "volume 99"),
-        ({"volume": np.array([8])}, "volumes have shape"),
     ],
 )
 def test_what_cannot_be_fitted_is_refused(change, message):
@@ -188,20 +183,16 @@ def errors(event, **options):
 
 
 def test_simulated_particles_are_measured_well(simulated):
-    error = errors(simulated, field=detector.geometry().field, volume=simulated.volume)
+    error = errors(simulated, field=detector.geometry().field)
     central = error["abs_eta"] < 1
     assert np.median(np.abs(error["pt"][central])) < 0.02
     assert abs(np.median(error["pt"][central])) < 0.01
-    assert np.median(np.abs(error["z0"][central])) < 0.15
+    assert np.median(np.abs(error["z0"][central])) < 0.5
     assert np.median(np.abs(error["d0"][central])) < 0.15
     assert np.median(np.abs(error["eta"])) < 0.003
     assert error["right"][error["abs_eta"] < 3].mean() > 0.98
 
 
-def test_the_field_map_and_the_resolutions_make_it_better(simulated):
-    def typical(name, **options):
-        return np.median(np.abs(errors(simulated, **options)[name]))
-
-    field = detector.geometry().field
-    assert typical("pt", field=field) < 0.6 * typical("pt")
-    assert typical("z0", field=field, volume=simulated.volume) < 0.5 * typical("z0", field=field)
+def test_the_field_map_makes_it_better(simulated):
+    mapped, even = errors(simulated, field=detector.geometry().field), errors(simulated)
+    assert np.median(np.abs(mapped["pt"])) < 0.6 * np.median(np.abs(even["pt"]))

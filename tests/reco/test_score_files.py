@@ -12,7 +12,6 @@ from domainpar.reco.score_files import (
     ScoredEvent,
     choose_directory,
     publish,
-    scores_file_name,
     write_list,
     write_scores,
 )
@@ -30,7 +29,6 @@ def some_scores(num_edges=5, event_id="7", dtype=np.float32):
         edge_logit=logit,
         edge_score=np.where(scored, 1 / (1 + np.exp(-logit)), 0).astype(dtype),
         edge_scored=scored,
-        original_position=np.arange(num_edges),
     )
 
 
@@ -62,9 +60,9 @@ def test_the_same_scores_are_the_same_bytes_and_other_logits_have_another_hash(t
     assert changed.logits_sha256 != first.logits_sha256
 
 
-def test_a_name_that_leaves_the_directory_is_refused():
+def test_a_name_that_leaves_the_directory_is_refused(tmp_path):
     with pytest.raises(ValueError, match="cannot name a file"):
-        scores_file_name("../7")
+        write_scores(tmp_path, some_scores(event_id="../7"), {})
 
 
 def is_ready(directory):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from domainpar.events.store import EventStore, event_file_name, write_event, wri
 from domainpar.parallel.presence import guard
 from domainpar.parallel.transport import RanksFailed
 from domainpar.reco.scorer import Scorer
+from domainpar.reco.scores import score_event
 from domainpar.testing import run_ranks
 
 
@@ -35,7 +37,8 @@ def ids_as_logits(graph, halo):
 
 def scored(world, store, directory, finish):
     """Events by round, in the order in which every rank heard of them."""
-    scorer = Scorer(ids_as_logits, store, world, directory, finish, judge=lambda event, scores: None)
+    score = partial(score_event, ids_as_logits)
+    scorer = Scorer(score, store, world, directory, finish, judge=lambda event, scores: None)
     return [[outcome.scored.event for outcome in outcomes] for outcomes in scorer.rounds(store.events())]
 
 
@@ -48,7 +51,8 @@ def test_every_rank_finishes_an_event_of_its_own_and_all_hear_of_each_in_the_sam
     def run(world):
         def finish(event, scores):
             finished.append((world.rank, event.event_id))
-            assert scores.edge_logit.tolist() == (scores.original_position.argsort() + 1).tolist()
+            position = event.read_edges("original_position", np.arange(event.num_edges))
+            assert scores.edge_logit.tolist() == (position.argsort() + 1).tolist()
             return scores
 
         return scored(world, store, tmp_path, finish)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from dataclasses import replace
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -11,12 +11,35 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from domainpar.events.graph import Particles
-from domainpar.reco.track_files import TrackedEvent, acorn_columns, track_lines, write_acorn, write_csv
+from domainpar.events.graph import Hits, Particles
+from domainpar.reco.event_tracks import acorn_columns, track_lines, write_acorn, write_csv
+from domainpar.reco.scores import NETWORK, EventScores
 
 POSITION = np.array(
     [[30, 1, 5], [70, 2, 10], [115, 4, 20], [0, -31, 4], [0, -72, 9], [-500, 3, 600], [31, 1, 5.5]], np.float32
 )
+
+
+HITS = ("event_id", "hit_id", "position", "volume", "layer", "module", "particle_id", "particles")
+
+
+@dataclass
+class Tracked:
+    """An event as `write_acorn` takes it."""
+
+    hits: Hits
+    scores: EventScores
+    label: np.ndarray | None
+
+    @property
+    def track_id(self):
+        return self.scores.tracks[NETWORK]
+
+    def lines(self):
+        return track_lines(self.hits.hit_id, self.track_id, self.hits.position)
+
+    def columns(self):
+        return acorn_columns(self.hits, self.scores, self.label)
 
 
 def tracked(**changes):
@@ -43,15 +66,31 @@ def tracked(**changes):
         "volume": np.array([8, 8, 8, 8, 8, 7, 8]),
         "layer": np.array([2, 4, 6, 2, 4, 2, 2]),
         "module": np.array([1, 2, 3, 4, 5, 6, 7]),
+        **changes,
     }
-    return TrackedEvent(**{**fields, **changes})
+    edge_score = fields["edge_score"]
+    scores = EventScores(
+        event_id=fields["event_id"],
+        hit_id=fields["hit_id"],
+        edge_index=fields["edge_index"],
+        edge_logit=edge_score,
+        edge_score=edge_score,
+        edge_scored=edge_score > 0,
+        tracks={NETWORK: fields["track_id"]},
+    )
+    return Tracked(Hits(**{name: fields[name] for name in HITS}), scores, fields["label"])
+
+
+NOTHING = {
+    **dict.fromkeys(("hit_id", "track_id", "label", "particle_id", "volume", "layer", "module"), np.zeros(0, np.int64)),
+    "position": np.zeros((0, 3)),
+    "edge_index": np.zeros((2, 0), np.int64),
+    "edge_score": np.zeros(0),
+}
 
 
 def nothing():
-    none = np.zeros(0, np.int64)
-    return tracked(hit_id=none, track_id=none, position=np.zeros((0, 3)), edge_index=np.zeros((2, 0), np.int64),
-                   edge_score=np.zeros(0), label=none, particle_id=none,
-                   volume=none, layer=none, module=none)  # fmt: skip
+    return tracked(**NOTHING)
 
 
 def noise_only():
@@ -59,28 +98,26 @@ def noise_only():
 
 
 def without_truth():
-    return tracked(label=None, particle_id=None, particles=None, volume=None, layer=None, module=None)
+    return tracked(label=None, particle_id=None, particles=None)
 
 
 def one_hit():
-    one = np.array([3])
-    return replace(
-        nothing(), hit_id=one, track_id=np.array([0]), position=POSITION[:1], particle_id=np.array([900]),
-        volume=one, layer=one, module=one,
-    )  # fmt: skip
+    columns = dict.fromkeys(("hit_id", "volume", "layer", "module"), np.array([3]))
+    hit = {"track_id": np.array([0]), "position": POSITION[:1], "particle_id": np.array([900])}
+    return tracked(**NOTHING | columns | hit)
 
 
 # --- lists of tracks -------------------------------------------------------------------------------------------------
 
 
 def test_a_track_is_a_line_of_hit_ids_from_the_inside_out():
-    assert track_lines(tracked()) == "10 11 12\n13 14\n"
+    assert tracked().lines() == "10 11 12\n13 14\n"
     inside_out = tracked(track_id=np.array([1, 1, 0, 1, -1, -1, 1]))
-    assert track_lines(inside_out) == "12\n10 13 16 11\n"
+    assert inside_out.lines() == "12\n10 13 16 11\n"
 
 
 def test_without_positions_the_hits_of_a_track_keep_the_users_order():
-    assert track_lines(tracked(position=None, track_id=np.array([1, 0, 1, 0, 1, -1, 0]))) == "11 13 16\n10 12 14\n"
+    assert tracked(position=None, track_id=np.array([1, 0, 1, 0, 1, -1, 0])).lines() == "11 13 16\n10 12 14\n"
 
 
 @given(st.lists(st.integers(-1, 4), max_size=12), st.integers(0, 2**32 - 1))
@@ -88,20 +125,22 @@ def test_without_positions_the_hits_of_a_track_keep_the_users_order():
 def test_every_track_is_written_once_with_all_its_hits(track_id, seed):
     rng = np.random.default_rng(seed)
     count = len(track_id)
-    event = replace(nothing(), hit_id=rng.permutation(count) + 100, track_id=np.array(track_id, np.int64),
-                    position=rng.normal(size=(count, 3)))  # fmt: skip
-    lines = [[int(hit) for hit in line.split()] for line in track_lines(event).splitlines()]
-    distance = dict(zip(event.hit_id.tolist(), (event.position**2).sum(axis=1).tolist()))
+    hit_id, position = rng.permutation(count) + 100, rng.normal(size=(count, 3))
+    lines = [
+        [int(hit) for hit in line.split()]
+        for line in track_lines(hit_id, np.array(track_id, np.int64), position).splitlines()
+    ]
+    distance = dict(zip(hit_id.tolist(), (position**2).sum(axis=1).tolist()))
     expected = []
     for track in sorted(set(track_id) - {-1}):
-        hits = [hit for hit, of in zip(event.hit_id.tolist(), track_id) if of == track]
+        hits = [hit for hit, of in zip(hit_id.tolist(), track_id) if of == track]
         expected.append(sorted(hits, key=distance.__getitem__))
     assert lines == expected
 
 
 @pytest.mark.parametrize("event", [nothing(), noise_only()])
 def test_no_tracks_are_an_empty_list(event):
-    assert track_lines(event) == ""
+    assert event.lines() == ""
 
 
 # --- CSV -------------------------------------------------------------------------------------------------------------
@@ -122,28 +161,30 @@ def trackml_score(truth, submission):
 
 def test_the_table_is_what_the_trackml_scorer_takes(tmp_path):
     event = tracked()
-    path = write_csv(tmp_path, event)
+    path = write_csv(tmp_path, event.scores)
     assert path.name == "event000000007-tracks.csv"
     table = pd.read_csv(path)
     assert list(table.columns) == ["event_id", "hit_id", "track_id"]
-    assert table.hit_id.tolist() == event.hit_id.tolist()
+    assert table.hit_id.tolist() == event.hits.hit_id.tolist()
     assert table.track_id.tolist() == [1, 1, 1, 2, 2, 0, 0]
-    truth = pd.DataFrame({"hit_id": event.hit_id, "particle_id": event.particle_id, "weight": [1, 1, 1, 2, 2, 0, 1]})
+    truth = pd.DataFrame(
+        {"hit_id": event.hits.hit_id, "particle_id": event.hits.particle_id, "weight": [1, 1, 1, 2, 2, 0, 1]}
+    )
     assert trackml_score(truth, table) == pytest.approx(7 / 8)
 
 
 @pytest.mark.parametrize(("event", "rows"), [(nothing(), 0), (noise_only(), 7), (one_hit(), 1), (without_truth(), 7)])
 def test_every_hit_has_one_row(tmp_path, event, rows):
-    text = write_csv(tmp_path, event).read_text()
+    text = write_csv(tmp_path, event.scores).read_text()
     table = pd.read_csv(io.StringIO(text))
     assert len(table) == rows
-    assert table.hit_id.tolist() == event.hit_id.tolist()
+    assert table.hit_id.tolist() == event.hits.hit_id.tolist()
     assert (table.track_id - 1).tolist() == event.track_id.tolist()
 
 
 def test_a_name_that_cannot_name_a_file_is_refused(tmp_path):
     with pytest.raises(ValueError, match="cannot name a file"):
-        write_csv(tmp_path, tracked(event_id="../7"))
+        write_csv(tmp_path, tracked(event_id="../7").scores)
 
 
 # --- acorn -----------------------------------------------------------------------------------------------------------
@@ -155,7 +196,7 @@ def written(tmp_path):
     pytest.importorskip("torch_geometric")
 
     def write(event, dataset="testset"):
-        return write_acorn(tmp_path, event, dataset)
+        return write_acorn(tmp_path, dataset, event.hits, event.scores, event.label)
 
     return write
 
@@ -164,7 +205,7 @@ def test_files_lie_where_acorn_puts_them(written, tmp_path):
     path, tracks = written(tracked(), "valset")
     assert path == tmp_path / "valset" / "event000000007.pyg"
     assert tracks == tmp_path / "valset_tracks" / "event000000007.txt"
-    assert tracks.read_text() == track_lines(tracked())
+    assert tracks.read_text() == tracked().lines()
     assert sorted(file.name for file in tmp_path.rglob("*") if file.is_file()) == [
         "event000000007.pyg", "event000000007.txt"
     ]  # fmt: skip
@@ -178,13 +219,13 @@ def test_our_reader_gets_back_what_was_written(written):
     assert guess_pt_unit([path]) == "MeV"
     graph = read_event(path, AcornOptions(edge_features=("scores",)))
     hits, table = graph.hits, graph.hits.particles
-    assert hits.event_id == event.event_id
+    assert hits.event_id == event.hits.event_id
     for name in ("hit_id", "particle_id", "volume", "layer", "module"):
-        assert getattr(hits, name).tolist() == getattr(event, name).tolist()
-    np.testing.assert_allclose(hits.position, event.position, rtol=1e-6, atol=1e-9)
-    assert graph.edge_index.tolist() == event.edge_index.tolist()
+        assert getattr(hits, name).tolist() == getattr(event.hits, name).tolist()
+    np.testing.assert_allclose(hits.position, event.hits.position, rtol=1e-6, atol=1e-9)
+    assert graph.edge_index.tolist() == event.scores.edge_index.tolist()
     assert graph.label.tolist() == event.label.tolist()
-    assert graph.edge_features[:, 0].tolist() == event.edge_score.tolist()
+    assert graph.edge_features[:, 0].tolist() == event.scores.edge_score.tolist()
     assert table.particle_id.tolist() == [5, 900]
     np.testing.assert_allclose(table.pt, [0.5, 2.5], rtol=1e-6)
     assert (table.eta.tolist(), table.nhits.tolist()) == ([-1.5, 0.25], [2, 6])
@@ -197,9 +238,9 @@ def test_events_with_little_in_them_come_back_too(written, event):
     from domainpar.events.acorn import read_event
 
     graph = read_event(written(event)[0])
-    assert graph.hits.hit_id.tolist() == event.hit_id.tolist()
-    assert graph.edge_index.tolist() == event.edge_index.tolist()
-    if event.particle_id is None:
+    assert graph.hits.hit_id.tolist() == event.hits.hit_id.tolist()
+    assert graph.edge_index.tolist() == event.scores.edge_index.tolist()
+    if event.hits.particle_id is None:
         assert (graph.hits.particle_id, graph.label) == (None, None)
     else:
         assert not graph.hits.particle_id.any()  # acorn knows particles by their true edges only
@@ -212,11 +253,11 @@ def test_acorns_evaluation_finds_what_it_reads(written):
     event = tracked()
     graph = torch.load(written(event)[0], weights_only=False)  # our own file
     assert graph.labels.tolist() == event.track_id.tolist()
-    assert graph.hit_id.tolist() == event.hit_id.tolist()
+    assert graph.hit_id.tolist() == event.hits.hit_id.tolist()
     particle_id = torch.zeros(7, dtype=torch.int64)
     for ends in graph.track_edges:
         particle_id[ends] = graph.particle_id
-    assert particle_id.tolist() == event.particle_id.tolist()
+    assert particle_id.tolist() == event.hits.particle_id.tolist()
     assert int(graph.event_id[0]) == 7
     assert graph.num_nodes == 7
     graph.config.append({})
@@ -227,21 +268,21 @@ def test_acorns_evaluation_finds_what_it_reads(written):
 
 
 def test_true_edges_follow_a_particle_outwards_and_know_their_candidates():
-    columns = acorn_columns(tracked())
+    columns = tracked().columns()
     assert columns["track_edges"].tolist() == [[3, 0, 6, 1], [4, 6, 1, 2]]
     assert columns["particle_id"].tolist() == [5, 900, 900, 900]
     assert columns["truth_map"].tolist() == [-1, 0, 3, 1]
-    flipped = acorn_columns(tracked(edge_index=tracked().edge_index[::-1]))
+    flipped = tracked(edge_index=tracked().scores.edge_index[::-1]).columns()
     assert flipped["truth_map"].tolist() == [-1, 0, 3, 1]
 
 
 def test_what_the_particle_table_does_not_list_is_unknown():
-    columns = acorn_columns(tracked(particle_id=np.array([901, 901, 901, 5, 5, 0, 901])))
+    columns = tracked(particle_id=np.array([901, 901, 901, 5, 5, 0, 901])).columns()
     assert np.isnan(columns["pt"]).tolist() == [False, True, True, True]
     assert columns["nhits"].tolist() == [2, 0, 0, 0]
     empty = Particles(*(np.zeros((0, 3)) if name == "vertex" else np.zeros(0, np.int64)
                         for name in ("particle_id", "pt", "eta", "vertex", "nhits", "charge")))  # fmt: skip
-    assert np.isnan(acorn_columns(tracked(particles=empty))["pt"]).all()
+    assert np.isnan(tracked(particles=empty).columns()["pt"]).all()
 
 
 def test_the_same_event_is_the_same_bytes(written, tmp_path):

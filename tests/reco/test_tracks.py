@@ -13,7 +13,7 @@ from marks import slow
 from random_events import random_assignment, random_event
 
 from domainpar.events.graph import surface_numbers
-from domainpar.events.store import StoredEvent, event_file_name, write_event
+from domainpar.events.store import StoredEvent, WholeEvent, event_file_name, write_event
 from domainpar.parallel.part_loading import sector_of_tiles
 from domainpar.reco.event_tracks import with_tracks
 from domainpar.reco.scores import NETWORK, score_event
@@ -79,8 +79,8 @@ def tracks_on(world, event, logits, grouping="contiguous", sectors=None, root=0,
     scores = score_event(network, event, world.domain, root=root, num_sectors=sectors, grouping=grouping)
     if scores is None:
         return None
-    ids = event.ids_in_users_order()
-    return {name: with_tracks(event, scores, METHODS[name], ids).tracks[NETWORK].tolist() for name in names}
+    whole = WholeEvent(event)
+    return {name: with_tracks(whole, scores, METHODS[name]).tracks[NETWORK].tolist() for name in names}
 
 
 def tracks_of(event, logits, num_ranks=1, **flags):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
-from domainpar.events.graph import Array, IntArray
+from domainpar.events.graph import Array, Hits, IntArray
 from domainpar.events.store.event import StoredEvent
 
 
@@ -39,6 +40,13 @@ class WholeEvent:
         row = self.event.read_nodes("original_row", np.arange(self.event.num_nodes))
         src, dst = (self.event.read_edges(end, self.edge_ids) for end in ("src", "dst"))
         return np.asarray(row[np.stack([src, dst])])
+
+    @cached_property
+    def hits(self) -> Hits:
+        """The nodes as the source gave them, with the particle table."""
+        names = ("hit_id", "position", "volume", "layer", "module", "particle_id", "weight")
+        columns: dict[str, Any] = {name: self.nodes(name) for name in names}
+        return Hits(self.event.event_id, **columns, particles=self.event.particles())
 
     def nodes(self, name: str) -> Array | None:
         """One array of the nodes, [N, ...] as in the schema; None if the event has none."""

@@ -40,6 +40,7 @@ def _take_surface(state: Any, rows: Any, row: int, target: int, near: Any, scene
     state.holes += state.pending
     state.pending = 0
     modules = (hits[row].module, np.int64(-1))
+    # Three modules of a surface overlap at most.
     for _ in range(2):
         best, best_chi2 = -1, scene.gate
         for other in near:
@@ -71,15 +72,6 @@ def _keep(states: Any, rows: Any, count: int) -> int:
 
 
 @compiled
-def _go_without(state: Any, inside: bool, max_holes: int) -> bool:
-    """Count a surface that was crossed without a hit; false if there were too many."""
-    if inside:
-        state.pending += 1
-        state.quality -= HOLE_COST
-    return state.pending + state.holes <= max_holes  # type: ignore[no-any-return]
-
-
-@compiled
 def _follow(best: Any, best_rows: Any, side: int, max_holes: int, scene: Any, states: Any, rows: Any) -> None:
     """Follow the track `best[0]`, whose hits are `best_rows`; the best way found replaces it, if any is better.
 
@@ -89,6 +81,7 @@ def _follow(best: Any, best_rows: Any, side: int, max_holes: int, scene: Any, st
     width = states.shape[1] - 1
     near, chi2s = np.empty(MAX_NEAR, np.int64), np.empty(MAX_NEAR)
     states[0, 0], rows[0, 0] = best[0], best_rows
+    # Two halves of `states` in turn: the ways to this surface, and those born from them.
     alive, now = 1, 0
     while alive:
         then, born = 1 - now, 0
@@ -105,8 +98,12 @@ def _follow(best: Any, best_rows: Any, side: int, max_holes: int, scene: Any, st
                     _take_surface(child, child_rows, near[branch], target, near[:count], scene)
                     if child.quality > best[0].quality:
                         best[0], best_rows[:] = states[then, width], child_rows
-                elif (count and chi2s[0] < OBVIOUS) or not _go_without(child, inside, max_holes):
-                    continue
+                else:
+                    if inside:
+                        child.pending += 1
+                        child.quality -= HOLE_COST
+                    if (count and chi2s[0] < OBVIOUS) or child.pending + child.holes > max_holes:
+                        continue
                 born = _keep(states[then], rows[then], born)
         alive, now = born, then
 
@@ -205,6 +202,7 @@ def follow_seeds(seeds: Any, scene: Any, min_hits: int, max_holes: int, states: 
             continue
         starts[count + 1] = starts[count] + best[0].num_hits
         if starts[count + 1] > len(collected):
+            # One doubling is enough: there is room for more than MAX_TRACK_HITS.
             collected = np.concatenate((collected, np.empty_like(collected)))
         collected[starts[count] : starts[count + 1]] = best_rows[: best[0].num_hits]
         latest[best_rows[: best[0].num_hits]] = count

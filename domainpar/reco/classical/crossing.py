@@ -17,7 +17,7 @@ OUTWARD, INWARD = 1, -1
 
 
 class Scene(NamedTuple):
-    """Hits, surfaces and field around a track, as in `surfaces.HitTable`, `surfaces.Layout` and `detector.Geometry`.
+    """Hits, surfaces and field around a track, as of `finder.table_of`, `finder.layout` and `detector.geometry`.
 
     Attributes:
         hits: The hit table.
@@ -70,11 +70,13 @@ def _arc_to_radius(state: Any, radius: float, bz: float, side: int) -> float:
     s = side * np.sqrt(root) - out
     for _ in range(6):
         half = 0.5 * k * s
+        # More than 2.4 rad of the circle: it curls up before.
         if abs(half) > 1.2:
             return -1.0
         chord = s if abs(half) < 1e-9 else s * np.sin(half) / half
         x, y = state.x + chord * np.cos(state.psi + half), state.y + chord * np.sin(state.psi + half)
         out = x * np.cos(state.psi + 2 * half) + y * np.sin(state.psi + 2 * half)
+        # It only grazes the radius; Newton's step would be anything.
         if side * out <= 0.05 * radius:
             return -1.0
         step = (radius * radius - x * x - y * y) / (2 * out)
@@ -138,6 +140,7 @@ def next_surface(state: Any, scene: Any, side: int) -> Any:
             state.barrel += side
             v = state.z
             error = 3 * np.sqrt(state.zz) + STAGGER
+        # Missed beyond three standard deviations only, and well inside only as far from the rim.
         if place.low - error < v < place.high + error:
             return target, place.low + error < v < place.high - error
 
@@ -159,9 +162,11 @@ def hits_near(state: Any, target: int, scene: Any, rows: Any, chi2s: Any) -> int
     """Free hits of a surface within the gate of a state on it, best first, in `rows`; returns their number."""
     place, ptr = scene.places[target], scene.ptr
     middle = np.arctan2(state.y, state.x)
+    # Near the beam line an angle says nothing: at least a millimetre of radius.
     half = _half_window(state, place, state.psi - middle, scene.gate) / max(np.hypot(state.x, state.y), 1.0)
     bz = field_at(scene.field, state.z)
     count = 0
+    # phi is cut at +-pi, and the window may reach over the cut.
     for turn in range(-1, 2):
         low, high = middle - half + turn * TWO_PI, middle + half + turn * TWO_PI
         if low > np.pi or high < -np.pi:

@@ -5,6 +5,7 @@ The easiest tracks are looked for first: their hits are then out of the way of t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -13,92 +14,84 @@ import numpy as np
 import numpy.typing as npt
 
 from domainpar.events import detector
-from domainpar.events.detector import GEV_PER_TESLA_MM
+from domainpar.events.detector import GEV_PER_TESLA_MM, Barrel
 from domainpar.events.graph import FloatArray, IntArray
 from domainpar.nn.compiled import compiled
 from domainpar.reco.classical.candidates import follow_seeds
 from domainpar.reco.classical.crossing import Scene
 from domainpar.reco.classical.seeds import find_seeds
 from domainpar.reco.classical.states import STATE_DTYPE
-from domainpar.reco.classical.surfaces import HitTable, layout, table_of
+from domainpar.reco.helix import check_finite, check_positions
 from domainpar.reco.tracks import number_tracks
 
-PROMPT_PT = (0.8, 0.4)
-"""Prompt seeds are looked for down to each of these in turn, in GeV, then down to the smallest asked for."""
-
-SOFT_PT = 0.4
 PIXELS = (7, 8, 9)
+"""Volumes of the pixel detector."""
+
+NUMBERS = {(surface.volume, surface.layer): i for i, surface in enumerate(detector.SURFACES)}
+"""Place of each (volume, layer) in `detector.SURFACES`."""
+
+# Chosen on simulated events, as the searches below.
+MAX_SHARED = 2  # hits that a track may lose to better ones and still be one, if enough remain
+GATE = 16.0  # largest chi^2, with 2 degrees of freedom, of a hit against the prediction
+WAYS = 3  # ways to go on that are kept at once for each seed
+RADIATION_LENGTHS = 0.02  # thickness of one surface, which scatters
+
+PLACE_DTYPE = np.dtype(
+    [("is_barrel", "?"), ("coordinate", "f8"), ("low", "f8"), ("high", "f8"), ("var_u", "f8"), ("var_v", "f8")]
+)
+"""A surface: radius of a barrel or z of a disk, its extent in z or r, and the variances in mm^2 of a hit's position
+across (r phi) and along (z in a barrel, r in a disk): cell^2 / 12."""
+
+HIT_DTYPE = np.dtype(
+    [("x", "f8"), ("y", "f8"), ("z", "f8"), ("r", "f8"), ("phi", "f8"), ("module", "i8"), ("surface", "i8")]
+)
 
 
 @dataclass(frozen=True)
-class FinderOptions:
-    """Limits of the search; the defaults were chosen on simulated events.
+class Search:
+    """A search over the hits that earlier ones left.
 
     Attributes:
-        min_pt: Smallest transverse momentum in GeV of a seed.
-        d0: Largest distance in mm from the beam line of a displaced seed.
-        z0: Largest |z| in mm at which a displaced seed leaves the beam line.
-        prompt_d0: The same for prompt seeds, which are looked for first.
-        prompt_z0: The same for prompt seeds.
-        displaced_min_pt: Smallest transverse momentum in GeV of a displaced seed.
+        min_pt: Smallest transverse momentum of a seed in GeV.
+        d0: Its largest distance from the beam line in mm.
+        z0: Largest |z| in mm at which it leaves that line.
         min_hits: Fewest hits of a track.
-        displaced_min_hits: Fewest hits of a track from a displaced seed: there are many more of these to pick from.
-        max_holes: Most surfaces a track may cross between its hits without leaving one; at most one from displaced
-            seeds and below 0.4 GeV.
-        max_shared: Most hits a track may lose to better ones and still be one, if enough remain.
-        gate: Largest chi^2, with 2 degrees of freedom, of a hit against the prediction.
-        ways: Ways to go on that are kept at once for each seed.
-        radiation_lengths: Thickness of one surface, which scatters, in radiation lengths.
-
-    Raises:
-        ValueError: If a number is not positive, or a count is too small.
+        max_holes: Most surfaces that a track may cross between its hits without leaving one.
+        everywhere: Seeds lie on any neighbouring surfaces, not only on those of the pixels.
     """
 
-    min_pt: float = 0.2
-    d0: float = 20.0
-    z0: float = 200.0
-    prompt_d0: float = 2.0
-    prompt_z0: float = 30.0
-    displaced_min_pt: float = 0.4
-    min_hits: int = 5
-    displaced_min_hits: int = 7
-    max_holes: int = 2
-    max_shared: int = 2
-    gate: float = 16.0
-    ways: int = 3
-    radiation_lengths: float = 0.02
+    min_pt: float
+    d0: float
+    z0: float
+    min_hits: int
+    max_holes: int
+    everywhere: bool = False
 
-    def __post_init__(self) -> None:
-        lengths = ("min_pt", "d0", "z0", "prompt_d0", "prompt_z0", "displaced_min_pt", "gate", "radiation_lengths")
-        for name in lengths:
-            value = getattr(self, name)
-            if not (np.isfinite(value) and value > 0):
-                raise ValueError(f"finder option {name} is {value}; it must be a positive number.")
-        counts = {"min_hits": 4, "displaced_min_hits": 4, "max_holes": 0, "max_shared": 0, "ways": 1}
-        for name, least in counts.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"finder option {name} is {getattr(self, name)}; it must be at least {least}.")
+
+SEARCHES = (
+    Search(min_pt=0.8, d0=2.0, z0=30.0, min_hits=5, max_holes=2),
+    Search(min_pt=0.4, d0=2.0, z0=30.0, min_hits=5, max_holes=2),
+    Search(min_pt=0.2, d0=2.0, z0=30.0, min_hits=5, max_holes=1),
+    # There are many more displaced seeds to pick from, so more hits must agree.
+    Search(min_pt=0.4, d0=20.0, z0=200.0, min_hits=7, max_holes=1, everywhere=True),
+)
+"""Prompt tracks from the pixels, by falling momentum; then displaced ones from anywhere."""
 
 
 def find_tracks(
-    position: FloatArray,
-    volume: IntArray,
-    layer: IntArray,
-    module: IntArray,
-    options: FinderOptions | None = None,
+    position: FloatArray, volume: IntArray, layer: IntArray, module: IntArray, searches: Sequence[Search] = SEARCHES
 ) -> IntArray:
     """Find the tracks of one event of the TrackML detector.
 
     Seeds of three hits on neighbouring surfaces are followed through the detector by a combinatorial Kalman filter in
-    the field map, outward and back; of the candidates that share hits the better ones keep them. Prompt tracks are
-    looked for first, displaced ones among the hits that are left.
+    the field map, outward and back; of the candidates that share hits the better ones keep them.
 
     Args:
         position: x, y, z of each hit in mm, [N, 3].
         volume: TrackML volume of each hit, [N].
         layer: Layer in the volume, [N].
         module: Module in the layer, [N]: two hits of a track on one surface lie on different ones.
-        options: Limits; the defaults if None.
+        searches: The searches, one after the other.
 
     Returns:
         Track of each hit, int64 [N]: 0, 1, ... by their first hit, or -1 for none. Equal hits give equal tracks on any
@@ -107,91 +100,127 @@ def find_tracks(
     Raises:
         ValueError: If shapes do not agree, a position is not finite, or a hit lies on no TrackML surface.
     """
-    options = options or FinderOptions()
-    table = table_of(position, volume, layer, module)
-    track_of = np.full(len(table.hits), -1, np.int64)
+    hits, ptr, rows_of_caller = table_of(position, volume, layer, module)
+    places, ways = layout()
+    track_of = np.full(len(hits), -1, np.int64)
     count = 0
-    for search in passes(options):
-        count = _search(table, track_of, count, search, options)
+    for search in searches:
+        scene = Scene(
+            hits=hits,
+            phi=np.ascontiguousarray(hits["phi"]),
+            ptr=ptr,
+            free=track_of < 0,
+            places=places,
+            ways=ways,
+            field=detector.geometry().field,
+            gate=GATE,
+            radiation_lengths=RADIATION_LENGTHS,
+        )
+        curvature = GEV_PER_TESLA_MM * float(scene.field[:, 1].max()) / search.min_pt
+        # Multiple scattering: 13.6 MeV / p sqrt(x / X0).
+        angle = 0.0136 * np.sqrt(RADIATION_LENGTHS) / search.min_pt
+        limits = curvature, angle, search.d0, search.z0
+        seeds = np.concatenate([find_seeds(chain, scene, *limits) for chain in chains(search.everywhere)])
+        states = np.zeros((2, WAYS + 1), STATE_DTYPE)
+        starts, rows, quality = follow_seeds(seeds, scene, search.min_hits, search.max_holes, states)
+        best_first = np.argsort(-quality, kind="stable")
+        count = resolve(starts, rows, best_first, track_of, count, MAX_SHARED, search.min_hits)
     track_id = np.empty_like(track_of)
-    track_id[table.rows] = track_of
+    track_id[rows_of_caller] = track_of
     return number_tracks(track_id)
 
 
-def _search(table: HitTable, track_of: IntArray, count: int, search: Pass, options: FinderOptions) -> int:
-    """Add the tracks of one pass to `track_of`, numbered from `count`; returns the number after the last."""
-    scene = _scene(table, track_of < 0, options)
-    seeds = _seeds(scene, search, options)
-    states = np.zeros((2, options.ways + 1), STATE_DTYPE)
-    starts, rows, quality = follow_seeds(seeds, scene, search.min_hits, search.max_holes, states)
-    best_first = np.argsort(-quality, kind="stable")
-    return int(resolve(starts, rows, best_first, track_of, count, options.max_shared, search.min_hits))
-
-
-def _scene(table: HitTable, free: npt.NDArray[np.bool_], options: FinderOptions) -> Scene:
-    return Scene(
-        hits=table.hits,
-        phi=np.ascontiguousarray(table.hits["phi"]),
-        ptr=table.ptr,
-        free=free,
-        places=layout().places,
-        ways=layout().ways,
-        field=detector.geometry().field,
-        gate=options.gate,
-        radiation_lengths=options.radiation_lengths,
-    )
-
-
-def _seeds(scene: Scene, search: Pass, options: FinderOptions) -> IntArray:
-    """The seeds of all chains of surfaces, int64 [S, 3]."""
-    curvature = GEV_PER_TESLA_MM * float(scene.field[:, 1].max()) / search.min_pt
-    angle = 0.0136 * np.sqrt(options.radiation_lengths) / search.min_pt
-    seeds = [find_seeds(chain, scene, curvature, angle, search.d0, search.z0) for chain in search.chains]
-    return np.concatenate(seeds)
-
-
-@dataclass(frozen=True, eq=False)
-class Pass:
-    """One search over the hits that earlier ones left.
-
-    Attributes:
-        chains: Places in `detector.SURFACES` of the three surfaces of a seed, outward, int64 [S, 3].
-        min_pt: Smallest transverse momentum of a seed in GeV.
-        d0: Its largest distance from the beam line in mm.
-        z0: Largest |z| in mm at which it leaves that line.
-        min_hits: Fewest hits of a track.
-        max_holes: Most surfaces without a hit.
-    """
-
-    chains: IntArray
-    min_pt: float
-    d0: float
-    z0: float
-    min_hits: int
-    max_holes: int
-
-
-def passes(options: FinderOptions) -> list[Pass]:
-    """Prompt tracks from the pixels, by falling momentum; then displaced ones from anywhere."""
-    pixel, everywhere = _chains()
-    searches = []
-    for min_pt in [*(pt for pt in PROMPT_PT if pt > options.min_pt), options.min_pt]:
-        holes = options.max_holes if min_pt >= SOFT_PT else min(options.max_holes, 1)
-        searches.append(Pass(pixel, min_pt, options.prompt_d0, options.prompt_z0, options.min_hits, holes))
-    min_pt, min_hits = max(options.min_pt, options.displaced_min_pt), max(options.min_hits, options.displaced_min_hits)
-    return [*searches, Pass(everywhere, min_pt, options.d0, options.z0, min_hits, min(options.max_holes, 1))]
+# --- surfaces and hits -----------------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=1)
-def _chains() -> tuple[IntArray, IntArray]:
-    """Three neighbouring surfaces: those in the pixels, and all. Neighbours are the measured layer pairs."""
-    number = {(surface.volume, surface.layer): i for i, surface in enumerate(detector.SURFACES)}
+def layout() -> tuple[npt.NDArray[np.void], IntArray]:
+    """The 48 surfaces, built once a process.
+
+    Returns:
+        `PLACE_DTYPE` [48], in the order of `detector.SURFACES`. And these in the order of an outward track, int64 [3,
+        48]: barrels by radius; disks at negative z by |z|; disks at positive z by z. Rows are filled up with -1.
+    """
+    places = np.zeros(len(detector.SURFACES), PLACE_DTYPE)
+    by_way: list[list[int]] = [[], [], []]
+    for i, surface in enumerate(detector.SURFACES):
+        variances = surface.sensor.pitch_u**2 / 12, surface.sensor.pitch_v**2 / 12
+        if isinstance(surface, Barrel):
+            half = (surface.num_rows - 1) / 2 * surface.row_pitch + surface.half_v
+            places[i] = True, surface.radius, -half, half, *variances
+            by_way[0].append(i)
+        else:
+            low = min(ring.radius - ring.half_v for ring in surface.rings)
+            high = max(ring.radius + ring.half_v for ring in surface.rings)
+            places[i] = False, surface.z, low, high, *variances
+            by_way[1 if surface.z < 0 else 2].append(i)
+    ways = np.full((3, len(places)), -1, np.int64)
+    for way, of_way in zip(ways, by_way):
+        # Disks of two volumes may have one z: the order of the detector's table decides.
+        way[: len(of_way)] = sorted(of_way, key=lambda i: (abs(places["coordinate"][i]), i))
+    return places, ways
+
+
+@lru_cache(maxsize=2)
+def chains(everywhere: bool) -> IntArray:
+    """Places in `detector.SURFACES` of three neighbouring surfaces, outward, int64 [S, 3]: those of the pixels first.
+
+    Neighbours are the measured layer pairs. Without `everywhere` the chains that leave the pixels are left out.
+    """
     pairs = detector.DEFAULT_LAYER_PAIRS
-    chains = [(a, b, c) for a, b in pairs for again, c in pairs if again == b]
-    inside = [all(volume in PIXELS for volume, _layer in chain) for chain in chains]
-    places = np.array([[number[layer] for layer in chain] for chain in chains], np.int64)
-    pixel, other = places[np.array(inside)], places[~np.array(inside)]
-    return pixel, np.concatenate([pixel, other])
+    layers = [(a, b, c) for a, b in pairs for again, c in pairs if again == b]
+    inside = np.array([all(volume in PIXELS for volume, _layer in chain) for chain in layers])
+    places = np.array([[NUMBERS[layer] for layer in chain] for chain in layers], np.int64)
+    return np.concatenate([places[inside], places[~inside]]) if everywhere else places[inside]
+
+
+def table_of(
+    position: FloatArray, volume: IntArray, layer: IntArray, module: IntArray
+) -> tuple[npt.NDArray[np.void], IntArray, IntArray]:
+    """Sort the hits of an event by (surface, phi, z, r), whatever order they come in.
+
+    Returns:
+        `HIT_DTYPE` [N]; the first hit of each surface, and N, int64 [49]; the caller's row of each, int64 [N].
+
+    Raises:
+        ValueError: If shapes do not agree, a position is not finite, or a hit lies on no TrackML surface.
+    """
+    position = np.asarray(position, np.float64)
+    check_positions(position)
+    for name, column in {"volume": volume, "layer": layer, "module": module}.items():
+        if np.shape(column) != (len(position),):
+            raise ValueError(f"{name} has shape {np.shape(column)} for {len(position)} hits; give one to each hit.")
+    check_finite(position)
+    hits = np.zeros(len(position), HIT_DTYPE)
+    hits["x"], hits["y"], hits["z"] = position.T
+    hits["r"], hits["phi"] = np.hypot(hits["x"], hits["y"]), np.arctan2(hits["y"], hits["x"])
+    hits["module"] = module
+    hits["surface"] = surface_of(np.asarray(volume), np.asarray(layer))
+    # By all columns: the order of the caller's hits must not decide anything.
+    rows = np.lexsort((hits["module"], hits["r"], hits["z"], hits["phi"], hits["surface"]))
+    hits = hits[rows]
+    return hits, np.searchsorted(hits["surface"], np.arange(len(detector.SURFACES) + 1)), rows
+
+
+def surface_of(volume: IntArray, layer: IntArray) -> IntArray:
+    """Place of each hit's surface in `detector.SURFACES`.
+
+    Raises:
+        ValueError: If a hit lies on none of them.
+    """
+    present, place = np.unique(np.stack([volume, layer], axis=1), axis=0, return_inverse=True)
+    unknown = [(int(v), int(n)) for v, n in present if (int(v), int(n)) not in NUMBERS]
+    if unknown:
+        raise ValueError(
+            f"hits lie in volume {unknown[0][0]} layer {unknown[0][1]}, which is no surface of the TrackML detector "
+            f"({len(unknown)} of {len(present)} layers are unknown); following helices needs the radius or z, extent "
+            "and resolution of every surface, which are known for TrackML only."
+        )
+    surfaces = np.array([NUMBERS[int(v), int(n)] for v, n in present], np.int64)
+    return np.asarray(surfaces[place.reshape(-1)])  # numpy 2.0 gives `place` the shape of the pairs
+
+
+# --- candidates ------------------------------------------------------------------------------------------------------
 
 
 @compiled

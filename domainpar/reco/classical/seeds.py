@@ -24,6 +24,7 @@ def _window(phi: Any, low: float, high: float, ranges: Any) -> int:
         ranges[0] = 0, len(phi)
         return 1
     count = 0
+    # phi is cut at +-pi: the window, and its copies a turn away.
     for turn in range(-1, 2):
         first, last = np.searchsorted(phi, low + turn * TWO_PI), np.searchsorted(phi, high + turn * TWO_PI)
         if last > first:
@@ -99,6 +100,7 @@ def _third_hits(i: int, j: int, surface: int, scene: Any, curvature: float, angl
     if not t > 0:
         return 0
     x, y = b.x + ux * t, b.y + uy * t
+    # Bending, scattering in b's surface, and how well two hits 0.1 mm off point.
     side = SAGITTA * curvature * t * (t + ab) + WIDTH * angle * t + 0.1 * (1 + t / ab)
     if place.is_barrel:
         side += 0.15 * STAGGER
@@ -141,6 +143,7 @@ def find_seeds(chain: Any, scene: Any, curvature: float, angle: float, d0: float
                 # The straight line to the beam, with room for what bends and scatters.
                 if not scene.free[j] or b.r <= a.r or abs(a.z - a.r * (b.z - a.z) / (b.r - a.r)) > 1.1 * z0 + 2.0:
                     continue
+                # Filled as far as there is room; the number tells how much is needed.
                 more = _third_hits(i, j, chain[2], scene, curvature, angle, d0, z0, ranges_c, thirds)
                 if more > len(thirds):
                     thirds = np.empty(2 * more, np.int64)

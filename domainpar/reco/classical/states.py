@@ -52,6 +52,7 @@ def move(state: Any, s: float, bz: float) -> None:
     state.y += chord * np.sin(state.psi + half)
     state.psi += 2 * half
     state.z += state.slope * s
+    # To first order y becomes y + s p + f k, and the direction p + g k.
     f, g = 0.5 * bz * s * s, bz * s
     yy, yp, yk, pp, pk, kk = state.yy, state.yp, state.yk, state.pp, state.pk, state.kk
     state.yy = yy + 2 * s * yp + 2 * f * yk + s * s * pp + 2 * s * f * pk + f * f * kk
@@ -68,6 +69,7 @@ def approach(state: Any, hit: Any, field: Any) -> None:
     """Move a state to where it passes a hit, over any distance."""
     for _ in range(40):
         s = (hit.x - state.x) * np.cos(state.psi) + (hit.y - state.y) * np.sin(state.psi)
+        # Near enough for `residual`; so written that NaN ends it as well.
         if not abs(s) > 1.0:
             return
         most = EVEN_FIELD / max(abs(state.slope), 1.0)
@@ -78,6 +80,7 @@ def approach(state: Any, hit: Any, field: Any) -> None:
 @compiled
 def _angle_variance(k: float, radiation_lengths: float) -> float:
     """Variance of the transverse direction behind one surface: multiple scattering, 13.6 MeV / p sqrt(x / X0)."""
+    # A straight line would not scatter at all, and a curl without end.
     pt = min(max(GEV_PER_TESLA_MM / abs(k), 0.1), 100.0)
     variance: float = 0.0136**2 * radiation_lengths / (pt * pt)
     return variance
@@ -119,6 +122,7 @@ def residual(state: Any, hit: Any, place: Any, bz: float) -> Any:
 @compiled
 def take(state: Any, hit: Any, place: Any, bz: float) -> None:
     """Move a state to a hit nearby and let the hit correct it."""
+    # Twice: the residual that corrects is that at the hit, not that from afar.
     move(state, residual(state, hit, place, bz)[1], bz)
     chi2, _s, across, up, var_y, var_z = residual(state, hit, place, bz)
     scale = 1 / (state.yy + var_y)

@@ -80,6 +80,7 @@ def edge_ceiling(
     src, dst = np.minimum(*edge_index), np.maximum(*edge_index)
     joined = (place[src] >= 0) & (place[dst] >= 0) & (truth.particle_id[src] == truth.particle_id[dst])
     joined &= np.abs(place[src] - place[dst]) == 1
+    # Several edges between two hits are one segment.
     pair = src * len(truth) + dst
     return EdgeCeiling(
         segments=_num_segments(truth.particle_id, place),
@@ -113,10 +114,8 @@ def _places_along_targets(truth: EventTruth, target: Mapping[str, Any]) -> IntAr
 
 def _num_segments(particle_id: IntArray, place: IntArray) -> int:
     """Pairs of hits on consecutive places along one particle."""
-    counted = place >= 0
-    order = np.lexsort((place[counted], particle_id[counted]))
-    visit = np.stack([particle_id[counted][order], place[counted][order]])
-    starts = np.flatnonzero(np.append(True, (np.diff(visit) != 0).any(axis=0))) if visit.shape[1] else np.zeros(0, int)
-    hits = np.diff(np.append(starts, visit.shape[1]))
-    first = visit[1, starts] == 0
-    return int(np.sum(hits[1:] * hits[:-1] * ~first[1:]))
+    counted, width = place >= 0, place.max(initial=0) + 1
+    _, particle = np.unique(particle_id[counted], return_inverse=True)
+    visits, hits = np.unique(particle * width + place[counted], return_counts=True)
+    # Places have no gaps, so the visit before is that of the same particle but at place 0.
+    return int(np.sum(hits[1:] * hits[:-1] * (visits[1:] % width > 0)))

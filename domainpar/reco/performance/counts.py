@@ -6,15 +6,16 @@ All are integers but the TrackML score, of which every event keeps its own; so t
 from __future__ import annotations
 
 import functools
+import json
+import math
 import operator
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from domainpar.events.graph import FloatArray, IntArray
-from domainpar.reco.performance.binned import Binned, bin_all
+from domainpar.events.graph import BoolArray, FloatArray, IntArray
 from domainpar.reco.performance.matching import (
     MAX_ABS_ETA,
     MIN_LAYERS,
@@ -29,12 +30,41 @@ from domainpar.reco.performance.matching import (
     matchable_tracks,
     trackml_score,
 )
-from domainpar.reco.performance.truth import EventTruth, rows_of_table, targets_among
+from domainpar.reco.performance.truth import EventTruth, directions, production_vertices, rows_of_table, targets_among
 
 TRUE_WEIGHTS, EQUAL_WEIGHTS, BOTH_WEIGHTS = "truth", "one per labelled hit", "truth in some events only"
 
-_CONDITIONS = ("min_hits", "fraction", "target", "majority_pt", "border_sectors")
-_SUMS = ("events", "hits", "tracks", "hits_on_tracks", "trackml_score")
+EDGES: Mapping[str, tuple[float, ...]] = {
+    "pt": (0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0, 20.0, 50.0),
+    "eta": tuple(i / 2 for i in range(-8, 9)),
+    "phi": tuple(i * math.pi / 8 for i in range(-8, 9)),
+    "border": (0.0, 0.01, 0.02, 0.03, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0),
+}
+"""Borders of the bins: pT in GeV, eta, phi in rad, Delta R. A bin holds its lower border, the last one both."""
+
+
+@dataclass(frozen=True)
+class Binned:
+    """Counts of one style in bins of one quantity.
+
+    What lies outside the outermost edges, or whose quantity is unknown, is in no bin: the totals count it.
+
+    Attributes:
+        edges: Borders of the bins, length B + 1.
+        targets: Target particles by their true quantity, length B. Against pT the condition on pT is left out, so that
+            the turn-on shows.
+        reconstructed: Those of them that a track reconstructs.
+        duplicated: Further tracks that reconstruct these particles, after the first.
+        tracks: Matchable tracks by the quantity of the helix fitted to them.
+        fakes: Those of them that match no particle.
+    """
+
+    edges: tuple[float, ...]
+    targets: tuple[int, ...]
+    reconstructed: tuple[int, ...]
+    duplicated: tuple[int, ...]
+    tracks: tuple[int, ...]
+    fakes: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -79,17 +109,21 @@ class TrackCounts:
         Raises:
             ValueError: If they were made with different cuts, or binned differently.
         """
-        for name in _CONDITIONS:
+        for name in ("min_hits", "fraction", "target", "majority_pt", "border_sectors"):
             ours, theirs = getattr(self, name), getattr(other, name)
             if ours != theirs:
                 raise ValueError(f"counts with {name} {ours!r} and {theirs!r} have no sum; count all events alike.")
-        sums = {name: getattr(self, name) + getattr(other, name) for name in _SUMS}
-        parts = {name: _added(getattr(self, name), getattr(other, name)) for name in ("styles", "majority", "binned")}
-        return replace(self, weights=self.weights if self.weights == other.weights else BOTH_WEIGHTS, **sums, **parts)
+        added = ("events", "hits", "tracks", "hits_on_tracks", "styles", "majority", "binned")
+        return replace(
+            self,
+            **{name: _added(getattr(self, name), getattr(other, name)) for name in added},
+            trackml_score=self.trackml_score + other.trackml_score,  # one after the other: a mean is taken at the end
+            weights=self.weights if self.weights == other.weights else BOTH_WEIGHTS,
+        )
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""
-        values: dict[str, Any] = _lists(asdict(self))
+        values: dict[str, Any] = json.loads(json.dumps(asdict(self)))  # lists for tuples, which JSON does not know
         return values
 
     @classmethod
@@ -99,17 +133,8 @@ class TrackCounts:
         Raises:
             ValueError: If something is missing, or is there and unknown.
         """
-        values = _checked(cls, values)
-        values["styles"] = {
-            name: StyleCounts(**_checked(StyleCounts, style)) for name, style in values["styles"].items()
-        }
-        values["majority"] = MajorityCounts(**_checked(MajorityCounts, values["majority"]))
-        values["trackml_score"] = tuple(values["trackml_score"])
-        values["binned"] = {
-            style: {name: _binned(binned) for name, binned in quantities.items()}
-            for style, quantities in values["binned"].items()
-        }
-        return cls(**values)
+        counts: TrackCounts = _of_type(cls, values)
+        return counts
 
 
 def total(counts: Iterable[TrackCounts]) -> TrackCounts:
@@ -135,27 +160,20 @@ def _added(ours: Any, theirs: Any) -> Any:
     return replace(ours, **{name: _added(getattr(ours, name), getattr(theirs, name)) for name in names})
 
 
-def _binned(values: Mapping[str, Any]) -> Binned:
-    return Binned(**{name: tuple(values) for name, values in _checked(Binned, values).items()})
-
-
-def _checked(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values, if there is one for each field of a dataclass and no other."""
-    wanted = {each.name for each in fields(kind)}
-    if set(values) != wanted:
-        missing, unknown = sorted(wanted - set(values)), sorted(set(values) - wanted)
-        raise ValueError(
-            f"counts of tracks ({kind.__name__}): missing {', '.join(missing) or 'nothing'}, unknown "
-            f"{', '.join(unknown) or 'nothing'}; they were written by another version. Infer again."
-        )
-    return dict(values)
-
-
-def _lists(value: Any) -> Any:
-    """The same with lists for tuples: JSON knows no tuples, and both are to compare equal."""
-    if isinstance(value, Mapping):
-        return {name: _lists(part) for name, part in value.items()}
-    return [_lists(part) for part in value] if isinstance(value, tuple | list) else value
+def _of_type(kind: Any, values: Any) -> Any:
+    """JSON values as an annotation names them: a dataclass, a mapping of such, a tuple; or as they are."""
+    if isinstance(kind, type) and is_dataclass(kind):
+        types = get_type_hints(kind)
+        if set(values) != set(types):
+            missing, unknown = sorted(set(types) - set(values)), sorted(set(values) - set(types))
+            raise ValueError(
+                f"counts of tracks ({kind.__name__}): missing {', '.join(missing) or 'nothing'}, unknown "
+                f"{', '.join(unknown) or 'nothing'}; they were written by another version. Infer again."
+            )
+        return kind(**{name: _of_type(types[name], value) for name, value in values.items()})
+    if get_origin(kind) is Mapping:
+        return {name: _of_type(get_args(kind)[1], value) for name, value in values.items()}
+    return tuple(values) if get_origin(kind) is tuple else values
 
 
 # --- one event -------------------------------------------------------------------------------------------------------
@@ -173,13 +191,32 @@ def count_tracks(track_id: IntArray, truth: EventTruth, cuts: TrackCuts | None =
         ValueError: If there are not as many track ids as hits, an id is below -1, or the event cannot tell its targets.
     """
     cuts = cuts or TrackCuts()
-    overlaps = find_overlaps(_checked_ids(track_id, truth), truth.particle_id)
-    matchings = match(overlaps, cuts)
+    track_id = np.asarray(track_id, np.int64)
+    if track_id.shape != (len(truth),):
+        raise ValueError(f"{track_id.shape} track ids for {len(truth)} hits; give one to each hit, -1 for no track.")
+    if len(track_id) and track_id.min() < -1:
+        raise ValueError(f"a track id is {track_id.min()}; tracks are numbered from 0, and -1 means no track.")
+    overlaps = find_overlaps(track_id, truth.particle_id)
     matchable = matchable_tracks(overlaps, cuts)
-    target = targets_among(overlaps.particle_ids, truth.particles, cuts.target)
+    target, of_any_pt = (
+        targets_among(overlaps.particle_ids, truth.particles, conditions)
+        for conditions in (cuts.target, cuts.target_without_pt)
+    )
     pt, eta = (rows_of_table(truth.particles, overlaps.particle_ids, name) for name in ("pt", "eta"))
-    of_interest = (_num_surfaces(overlaps, truth) >= MIN_LAYERS) & (np.abs(eta) < MAX_ABS_ETA)
-    of_interest &= pt >= cuts.majority_pt
+    bins_of_quantities = bin_all(overlaps, truth, pt, eta)
+    styles, binned = {}, {}
+    for style, matching in match(overlaps, cuts).items():
+        styles[style] = matching.count(matchable, target)
+        binned[style] = {
+            # A cut on pT would hide the turn-on.
+            name: bins.count(matching, matchable, of_any_pt if name == "pt" else target)
+            for name, bins in bins_of_quantities.items()
+        }
+    # NaN, for what is unknown, compares false: such a particle is not of interest.
+    of_interest = (
+        (_num_surfaces(overlaps, truth) >= MIN_LAYERS) & (np.abs(eta) < MAX_ABS_ETA) & (pt >= cuts.majority_pt)
+    )
+    weight = (truth.particle_id != 0).astype(np.float64) if truth.weight is None else truth.weight
     return TrackCounts(
         events=1,
         hits=len(truth),
@@ -190,41 +227,12 @@ def count_tracks(track_id: IntArray, truth: EventTruth, cuts: TrackCuts | None =
         target=cuts.target_text,
         majority_pt=cuts.majority_pt,
         border_sectors=truth.border_sectors,
-        styles={style: matching.count(matchable, target) for style, matching in matchings.items()},
+        styles=styles,
         majority=count_majorities(overlaps, of_interest),
-        trackml_score=(trackml_score(overlaps, _weight(truth)),),
+        trackml_score=(trackml_score(overlaps, weight),),
         weights=EQUAL_WEIGHTS if truth.weight is None else TRUE_WEIGHTS,
-        binned=_count_bins(overlaps, truth, cuts, matchings, pt, eta),
+        binned=binned,
     )
-
-
-def _checked_ids(track_id: IntArray, truth: EventTruth) -> IntArray:
-    track_id = np.asarray(track_id, np.int64)
-    if track_id.shape != (len(truth),):
-        raise ValueError(f"{track_id.shape} track ids for {len(truth)} hits; give one to each hit, -1 for no track.")
-    if len(track_id) and track_id.min() < -1:
-        raise ValueError(f"a track id is {track_id.min()}; tracks are numbered from 0, and -1 means no track.")
-    return track_id
-
-
-def _count_bins(
-    overlaps: Overlaps,
-    truth: EventTruth,
-    cuts: TrackCuts,
-    matchings: dict[str, Matching],
-    pt: FloatArray,
-    eta: FloatArray,
-) -> dict[str, dict[str, Binned]]:
-    matchable = matchable_tracks(overlaps, cuts)
-    target = targets_among(overlaps.particle_ids, truth.particles, cuts.target)
-    of_any_pt = targets_among(overlaps.particle_ids, truth.particles, cuts.target_without_pt)
-    bins = bin_all(overlaps, truth, pt, eta)
-    return {
-        style: {
-            name: each.count(matching, matchable, of_any_pt if name == "pt" else target) for name, each in bins.items()
-        }
-        for style, matching in matchings.items()
-    }
 
 
 def _num_surfaces(overlaps: Overlaps, truth: EventTruth) -> IntArray:
@@ -235,5 +243,89 @@ def _num_surfaces(overlaps: Overlaps, truth: EventTruth) -> IntArray:
     return np.bincount(pairs // max(1, len(surfaces)), minlength=overlaps.num_particles)
 
 
-def _weight(truth: EventTruth) -> FloatArray:
-    return (truth.particle_id != 0).astype(np.float64) if truth.weight is None else truth.weight
+# --- bins ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Bins:
+    """The bin of each particle and of each track in one quantity, -1 for none, int64 [P] and [T]."""
+
+    edges: tuple[float, ...]
+    particle: IntArray
+    track: IntArray
+
+    def count(self, matching: Matching, matchable: BoolArray, target: BoolArray) -> Binned:
+        """The counts of one style, given which tracks are matchable [T] and which particles are targets [P]."""
+        times = matching.times_reconstructed
+        further = np.where(target, np.maximum(times - 1, 0), 0)
+        return Binned(
+            edges=self.edges,
+            targets=self._histogram(self.particle[target]),
+            reconstructed=self._histogram(self.particle[target & (times > 0)]),
+            duplicated=self._histogram(np.repeat(self.particle, further)),
+            tracks=self._histogram(self.track[matchable]),
+            fakes=self._histogram(self.track[matchable & ~matching.matched]),
+        )
+
+    def _histogram(self, bins: IntArray) -> tuple[int, ...]:
+        return tuple(np.bincount(bins[bins >= 0], minlength=len(self.edges) - 1).tolist())
+
+
+def bins_of(values: FloatArray, edges: tuple[float, ...]) -> IntArray:
+    """The bin of each value, -1 outside all of them and for NaN, int64."""
+    values = np.asarray(values, np.float64)
+    bins = np.searchsorted(edges, values, side="right") - 1
+    # The last bin holds its upper border; NaN compares false and is in none.
+    bins[values == edges[-1]] = len(edges) - 2
+    bins[~((values >= edges[0]) & (values <= edges[-1]))] = -1
+    return np.asarray(bins)
+
+
+def bin_all(overlaps: Overlaps, truth: EventTruth, pt: FloatArray, eta: FloatArray) -> dict[str, Bins]:
+    """The bins of all particles and tracks, for each quantity of `EDGES`.
+
+    Particles are binned by their true pT and eta, given here, [P]; by the phi of their hit nearest to the production
+    vertex, since tables of particles hold no direction; and by the smallest border distance of their hits. Tracks are
+    binned by a helix fitted to their hits, and by the smallest border distance of these.
+    """
+    of_particles = {
+        "pt": pt,
+        "eta": eta,
+        "phi": _phi_of_first_hits(overlaps, truth),
+        "border": _smallest(truth.border, overlaps.particle_of_hit, overlaps.num_particles),
+    }
+    of_tracks = dict.fromkeys(("pt", "eta", "phi"), np.full(overlaps.num_tracks, np.nan))
+    if truth.position is not None:
+        from domainpar.reco.helix import fit_helices  # its compiled code is loaded when tracks are fitted only
+
+        helices = fit_helices(truth.position, overlaps.track_of_hit, overlaps.num_tracks, truth.field)
+        of_tracks = {"pt": helices.pt, "eta": helices.eta, "phi": helices.phi}
+    of_tracks["border"] = _smallest(truth.border, overlaps.track_of_hit, overlaps.num_tracks)
+    return {
+        name: Bins(edges, bins_of(of_particles[name], edges), bins_of(of_tracks[name], edges))
+        for name, edges in EDGES.items()
+    }
+
+
+def _smallest(values: FloatArray | None, row_of_hit: IntArray, count: int) -> FloatArray:
+    """The smallest value among the hits of each row; NaN without values."""
+    smallest = np.full(count, np.nan if values is None else np.inf)
+    if values is not None:
+        counted = row_of_hit >= 0
+        np.minimum.at(smallest, row_of_hit[counted], values[counted].astype(np.float64))
+    return smallest
+
+
+def _phi_of_first_hits(overlaps: Overlaps, truth: EventTruth) -> FloatArray:
+    """phi of the hit of each particle that is nearest to its production vertex, or to the origin if that is unknown."""
+    phi = np.full(overlaps.num_particles, np.nan)
+    if truth.position is None:
+        return phi
+    hits = np.flatnonzero(overlaps.particle_of_hit >= 0)
+    particle = overlaps.particle_of_hit[hits]
+    position = truth.position[hits]
+    distance = np.linalg.norm(position - production_vertices(truth, overlaps.particle_ids)[particle], axis=1)
+    phi_of_hit = directions(position)[1]
+    order = np.lexsort((phi_of_hit, -distance, particle))
+    phi[particle[order]] = phi_of_hit[order]  # of several, the last one stays: the nearest
+    return phi

@@ -9,7 +9,6 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import yaml
 
 from domainpar.events.graph import FloatArray, IntArray
@@ -63,8 +62,9 @@ class TrackCuts:
         written = yaml.safe_dump(dict(self.target), default_flow_style=True, width=float("inf"))
         return written.strip().removeprefix("{").removesuffix("}")
 
-    def agree(self, shared: IntArray, hits: IntArray) -> npt.NDArray[np.bool_]:
+    def agree(self, shared: IntArray, hits: IntArray) -> BoolArray:
         """Whether `shared` is enough of `hits`, in exact integers."""
+        # 0.7 as it is written, not the nearest float: 7 of 10 hits agree on any machine.
         share = Fraction(str(self.fraction)).limit_denominator(10**6)
         part, whole = shared * share.denominator, hits * share.numerator
         return np.asarray(part > whole if share == Fraction(1, 2) else part >= whole)
@@ -116,6 +116,7 @@ def find_overlaps(track_id: IntArray, particle_id: IntArray) -> Overlaps:
     _, track_of_hit, track_hits = _rows(track_id, track_id >= 0)
     particle_ids, particle_of_hit, particle_hits = _rows(particle_id, particle_id != 0)
     both = (track_of_hit >= 0) & (particle_of_hit >= 0)
+    # A pair as one number; an event of noise alone has no particles.
     key = track_of_hit[both] * max(1, len(particle_ids)) + particle_of_hit[both]
     pairs, shared = np.unique(key, return_counts=True)
     track, particle = np.divmod(pairs, max(1, len(particle_ids)))
@@ -131,7 +132,7 @@ def find_overlaps(track_id: IntArray, particle_id: IntArray) -> Overlaps:
     )
 
 
-def _rows(ids: IntArray, counted: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> tuple[IntArray, IntArray, IntArray]:
+def _rows(ids: IntArray, counted: BoolArray) -> tuple[IntArray, IntArray, IntArray]:
     """Distinct ids of the hits that count, the row of each hit among them (-1 for the others), and hits of each."""
     distinct, rows, hits = np.unique(ids[counted], return_inverse=True, return_counts=True)
     row_of_hit = np.full(len(ids), -1, np.int64)
@@ -255,9 +256,15 @@ class MajorityCounts:
 
 def count_majorities(overlaps: Overlaps, of_interest: BoolArray) -> MajorityCounts:
     """Count clusters by what their majority particle has of them, given which particles are of interest, bool [P]."""
-    pair = _majority_pairs(overlaps)
-    hits = overlaps.track_hits[overlaps.track[pair]]
-    pair = pair[(hits >= MIN_CLUSTER_HITS) & of_interest[overlaps.particle[pair]]]
+    # The pair of each track with the particle of most of its hits, then without those that noise has more of.
+    order = np.lexsort((overlaps.particle, -overlaps.shared, overlaps.track))
+    pair = order[np.diff(overlaps.track[order], prepend=-1) > 0]
+    labelled = np.bincount(overlaps.track, weights=overlaps.shared, minlength=overlaps.num_tracks)
+    noise = overlaps.track_hits - labelled.astype(np.int64)
+    track, particle = overlaps.track[pair], overlaps.particle[pair]
+    counted = (overlaps.shared[pair] > noise[track]) & (overlaps.track_hits[track] >= MIN_CLUSTER_HITS)
+    pair = pair[counted & of_interest[particle]]
+    # Shares are compared as products of integers: no rounding at 50, 75 and 99 %.
     shared = overlaps.shared[pair]
     hits = overlaps.track_hits[overlaps.track[pair]]
     of_particle = overlaps.particle_hits[overlaps.particle[pair]]
@@ -283,6 +290,7 @@ def trackml_score(overlaps: Overlaps, weight: FloatArray) -> float | None:
     Returns:
         A number between 0 and 1, independent of the order of hits; None if no hit has a weight.
     """
+    # Rounded once at the end, so the order of hits does not matter.
     total = math.fsum(weight.tolist())
     if total == 0:
         return None
@@ -294,14 +302,3 @@ def trackml_score(overlaps: Overlaps, weight: FloatArray) -> float | None:
     particle_of_track[overlaps.track[good]] = overlaps.particle[good]
     counted = particle_of_track[overlaps.track_of_hit] == overlaps.particle_of_hit
     return math.fsum(weight[counted].tolist()) / total
-
-
-def _majority_pairs(overlaps: Overlaps) -> npt.NDArray[np.int64]:
-    """The pair of each track with its majority particle; none for a track with noise in the majority."""
-    order = np.lexsort((overlaps.particle, -overlaps.shared, overlaps.track))
-    first = np.ones(len(order), bool)
-    first[1:] = np.diff(overlaps.track[order]) > 0
-    pairs = order[first]
-    labelled = np.bincount(overlaps.track, weights=overlaps.shared, minlength=overlaps.num_tracks)
-    noise = overlaps.track_hits - labelled.astype(np.int64)
-    return np.asarray(pairs[overlaps.shared[pairs] > noise[overlaps.track[pairs]]])

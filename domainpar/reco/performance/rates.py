@@ -104,60 +104,39 @@ def table(performance_by_finder: Mapping[str, TrackCounts], style: str = "atlas"
         return []
     names = [name for name in FINDERS if name in performance_by_finder]
     names += [name for name in performance_by_finder if name not in FINDERS]
-    rows = [("", *HEADINGS), *((name, *_cells(performance_by_finder[name], style)) for name in names)]
-    return [
-        *_wrapped(_about(performance_by_finder[names[0]], style)),
-        *_aligned(rows),
-        *_wrapped(_notes(performance_by_finder)),
-    ]
-
-
-def _cells(counts: TrackCounts, style: str) -> tuple[str, ...]:
-    of_style, of_majority = counts.styles[style], majority_rates(counts.majority)
-    interval = wilson(of_style.reconstructed, of_style.targets)
-    return (
-        f"{counts.tracks:,}",
-        _short(efficiency(of_style)),
-        "-" if interval is None else f"{interval[0]:.4f}..{interval[1]:.4f}",
-        _short(fake_rate(of_style)),
-        _short(duplicate_rate(of_style)),
-        *(_short(of_majority[name]) for name in ("perfect", "double_majority", "lhc")),
-        _short(mean_trackml_score(counts)),
-    )
-
-
-def _short(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
-
-
-def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
-    """Names to the left, numbers to the right, every column as wide as its widest cell."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join([name.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))])
+    rows: list[tuple[str, ...]] = [("", *HEADINGS)]
+    for name in names:
+        counts = performance_by_finder[name]
+        of_style, of_majority = counts.styles[style], majority_rates(counts.majority)
+        interval = wilson(of_style.reconstructed, of_style.targets)
+        limits = "-" if interval is None else f"{interval[0]:.4f}..{interval[1]:.4f}"
+        rates = [fake_rate(of_style), duplicate_rate(of_style)]
+        rates += [of_majority[rate] for rate in ("perfect", "double_majority", "lhc")]
+        rates.append(mean_trackml_score(counts))
+        rows.append((name, f"{counts.tracks:,}", short(efficiency(of_style)), limits, *map(short, rates)))
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = [
+        "  ".join([name.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(cells, widths[1:]))])
         for name, *cells in rows
     ]
-
-
-def _about(counts: TrackCounts, style: str) -> str:
-    targets = several(counts.styles[style].targets, "target particle")
-    which = f" ({counts.target})" if counts.target else ""
-    share = "more than half" if counts.fraction == 0.5 else f"at least {counts.fraction:g}"
-    return (
-        f"{several(counts.events, 'event')}, {targets}{which}, tracks of at least {several(counts.min_hits, 'hit')}, "
-        f"{style} matching of {share} of the hits:"
+    first = performance_by_finder[names[0]]
+    targets = several(first.styles[style].targets, "target particle") + (f" ({first.target})" if first.target else "")
+    share = "more than half" if first.fraction == 0.5 else f"at least {first.fraction:g}"
+    about = (
+        f"{several(first.events, 'event')}, {targets}, tracks of at least {several(first.min_hits, 'hit')}, {style} "
+        f"matching of {share} of the hits:"
     )
-
-
-def _notes(performance_by_finder: Mapping[str, TrackCounts]) -> str:
-    pt = next(iter(performance_by_finder.values())).majority_pt
-    notes = [f"Perfect and double majority per particle of at least {pt:g} GeV, LHC per track of one: as gnn_tracking."]
+    notes = (
+        f"Perfect and double majority per particle of at least {first.majority_pt:g} GeV, LHC per track of one: as "
+        "gnn_tracking."
+    )
     if any(counts.weights != TRUE_WEIGHTS for counts in performance_by_finder.values()):
-        notes.append("TrackML score: weight 1 for every labelled hit where the source gives no weights.")
+        notes += " TrackML score: weight 1 for every labelled hit where the source gives no weights."
     if "ceiling" in performance_by_finder:
-        notes.append("Ceiling: perfect scores of the candidate edges, through the same track builder.")
-    return " ".join(notes)
+        notes += " Ceiling: perfect scores of the candidate edges, through the same track builder."
+    return [*textwrap.wrap(about, WIDTH), *lines, *textwrap.wrap(notes, WIDTH)]
 
 
-def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH)
+def short(value: float | None) -> str:
+    """A rate as it is printed; `-` where there is none."""
+    return "-" if value is None else f"{value:.4f}"

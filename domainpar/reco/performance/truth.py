@@ -12,11 +12,8 @@ import numpy.typing as npt
 
 from domainpar.events import detector
 from domainpar.events.graph import BoolArray, FloatArray, IntArray, Particles, surface_numbers
-from domainpar.events.store import StoredEvent
+from domainpar.events.store import StoredEvent, WholeEvent
 from domainpar.events.targets import NO_PARTICLES, target_particles
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 HITS_PER_LEAF = 8
 TWO_PI = 2 * np.pi
@@ -66,23 +63,25 @@ def truth_of(event: StoredEvent, border_sectors: int | None = None) -> EventTrut
     Raises:
         ValueError: If the event cannot be read, or `border_sectors` is below 1.
     """
-    if not event.has_particle_ids:
+    whole = WholeEvent(event)
+    hits = whole.hits
+    if hits.particle_id is None:
         return None
-    ids = event.ids_in_users_order()
-    position = event.read_nodes("position", ids) if event.has_positions else None
     border = None
-    if border_sectors is not None and position is not None:
-        border = distance_to_other_sectors(position, _sector_of_nodes(event, border_sectors)[ids])
-    volume, layer = event.read_nodes("volume", ids), event.read_nodes("layer", ids)
+    if border_sectors is not None and hits.position is not None:
+        from domainpar.parallel.part_loading import sector_of_tiles  # torch comes with it; reading counts needs none
+
+        sector_of_node = np.repeat(sector_of_tiles(event, border_sectors), np.diff(event.node_ptr))
+        border = distance_to_other_sectors(hits.position, sector_of_node[whole.node_ids])
     return EventTruth(
-        particle_id=event.read_nodes("particle_id", ids),
-        surface=surface_numbers(volume, layer),
-        weight=event.read_nodes("weight", ids) if event.has_weights else None,
-        position=position,
-        particles=event.particles(),
+        particle_id=hits.particle_id,
+        surface=surface_numbers(hits.volume, hits.layer),
+        weight=hits.weight,
+        position=hits.position,
+        particles=hits.particles,
         border=border,
         border_sectors=border_sectors,
-        field=detector.field_of_surfaces(volume, layer),
+        field=detector.field_of_surfaces(hits.volume, hits.layer),
     )
 
 
@@ -115,16 +114,11 @@ def rows_of_table(table: Particles | None, particle_ids: IntArray, name: str) ->
     if table is None or len(table.particle_id) == 0:
         return values
     order = np.argsort(table.particle_id, kind="stable")
+    # An id beyond the last would be looked up past the end.
     at = np.minimum(np.searchsorted(table.particle_id, particle_ids, sorter=order), len(order) - 1)
     listed = table.particle_id[order[at]] == particle_ids
     values[listed] = getattr(table, name)[order[at[listed]]]
     return values
-
-
-def _sector_of_nodes(event: StoredEvent, num_sectors: int) -> IntArray:
-    from domainpar.parallel.part_loading import sector_of_tiles  # torch comes with it; reading counts needs none
-
-    return np.repeat(sector_of_tiles(event, num_sectors), np.diff(event.node_ptr))
 
 
 # --- borders of sectors ----------------------------------------------------------------------------------------------
@@ -146,78 +140,53 @@ def distance_to_other_sectors(position: FloatArray, sector: IntArray) -> npt.NDA
     eta, phi = directions(position)
     distance = np.full(len(eta), np.inf, np.float32)
     if len(eta) and (sector != sector[0]).any():
-        tree = _tree(eta, phi, np.asarray(sector, np.int64))
-        distance[tree.hit] = np.sqrt(
-            _nearest_of_others(tree.point, tree.sector, tree.first, tree.box, tree.only, len(tree.box) // 2)
-        )
+        # Along a curve that visits neighbours soon after each other, so that a range of it lies in a small box.
+        hit = np.argsort(_places_on_curve(eta, phi), kind="stable")
+        _, sector = np.unique(sector[hit], return_inverse=True)
+        distance[hit] = np.sqrt(_nearest_of_others(*_tree(eta[hit], phi[hit], sector)))
     return distance
 
 
-def directions(position: FloatArray) -> tuple[Floats, Floats]:
+def directions(position: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Pseudorapidity and phi of each hit as seen from the origin, float64 [N] each."""
     x, y, z = np.asarray(position, np.float64).T
     # A hit on the beam line has no pseudorapidity; a micrometre away it has a finite one.
     return np.arcsinh(z / np.maximum(np.hypot(x, y), 1e-3)), np.arctan2(y, x)
 
 
-@dataclass(frozen=True, eq=False)
-class _Tree:
-    """Hits along a curve that visits neighbours soon after each other, and a binary tree of ranges of it.
+def _tree(eta: FloatArray, phi: FloatArray, sector: IntArray) -> tuple[Any, ...]:
+    """A binary tree of ranges of hits on a curve; at least one hit, and no leaf is empty.
 
     Node 0 is everything, nodes 2 i + 1 and 2 i + 2 are the halves of node i; the last half of the nodes are leaves.
 
-    Attributes:
-        hit: Row of each hit of the curve, int64 [N].
-        point: eta and phi along the curve, float64 [N, 2].
-        sector: Sector along the curve, int64 [N].
-        first: First hit of each leaf, and N, int64 [leaves + 1].
-        box: Least and largest eta, least and largest phi of each node, float64 [nodes, 4].
-        only: The one sector all hits of a node belong to; -1 where there are several, int64 [nodes].
+    Returns:
+        eta and phi along the curve, float64 [N, 2]; sector along the curve, int64 [N]; first hit of each leaf, and N,
+        int64 [leaves + 1]; least and largest eta, least and largest phi of each node, float64 [nodes, 4]; the one
+        sector that all hits of a node belong to, -1 where there are several, int64 [nodes].
     """
-
-    hit: Ints
-    point: Floats
-    sector: Ints
-    first: Ints
-    box: Floats
-    only: Ints
-
-
-def _tree(eta: Floats, phi: Floats, sector: Ints) -> _Tree:
-    """A tree over at least one hit; no leaf is empty."""
-    hit = np.argsort(_place_on_curve(eta, phi), kind="stable")
-    eta, phi = eta[hit], phi[hit]
-    _, sector = np.unique(sector[hit], return_inverse=True)
-    depth = max(0, int(np.log2(len(hit) / HITS_PER_LEAF)))
+    depth = max(0, int(np.log2(len(eta) / HITS_PER_LEAF)))
     boxes, only = [], []
     for level in range(depth + 1):
-        first = np.arange(2**level) * len(hit) >> level
+        first = np.arange(2**level) * len(eta) >> level
         least, most = np.minimum.reduceat, np.maximum.reduceat
         boxes.append(np.stack([least(eta, first), most(eta, first), least(phi, first), most(phi, first)], axis=1))
         low, high = least(sector, first), most(sector, first)
         only.append(np.where(low == high, low, -1))
-    return _Tree(
-        hit, np.stack([eta, phi], axis=1), sector, np.append(first, len(hit)), np.concatenate(boxes),
-        np.concatenate(only),
-    )  # fmt: skip
+    leaves = np.append(first, len(eta))
+    return np.stack([eta, phi], axis=1), sector, leaves, np.concatenate(boxes), np.concatenate(only)
 
 
-def _place_on_curve(eta: Floats, phi: Floats) -> npt.NDArray[np.uint64]:
-    """Place of each hit on the Z-order curve: the bits of its eta and phi, one after the other."""
-    return np.asarray(_spread(_in_16_bits(eta)) << np.uint64(1) | _spread(_in_16_bits(phi)))
-
-
-def _in_16_bits(values: Floats) -> npt.NDArray[np.uint64]:
-    extent = float(np.ptp(values))
-    scaled: Floats = (values - values.min()) * (65535 / extent if extent > 0 else 0.0)
-    return scaled.astype(np.uint64)
-
-
-def _spread(bits: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """The 16 lowest bits moved to every other place."""
-    for step, mask in ((8, 0x00FF00FF), (4, 0x0F0F0F0F), (2, 0x33333333), (1, 0x55555555)):
-        bits = (bits | bits << np.uint64(step)) & np.uint64(mask)
-    return bits
+def _places_on_curve(eta: FloatArray, phi: FloatArray) -> npt.NDArray[np.uint64]:
+    """Place of each hit on the Z-order curve: the bits of its eta and phi in 16 bits each, one after the other."""
+    place = np.zeros(len(eta), np.uint64)
+    for values, shift in ((eta, 1), (phi, 0)):
+        extent = float(np.ptp(values))
+        bits = ((values - values.min()) * (65535 / extent if extent > 0 else 0.0)).astype(np.uint64)
+        # Each bit moves to every other place, in halves, quarters and eighths of the word.
+        for step, mask in ((8, 0x00FF00FF), (4, 0x0F0F0F0F), (2, 0x33333333), (1, 0x55555555)):
+            bits = (bits | bits << np.uint64(step)) & np.uint64(mask)
+        place |= bits << np.uint64(shift)
+    return place
 
 
 @numba.njit(cache=True)
@@ -229,13 +198,13 @@ def _from_box(box: Any, eta: float, phi: float) -> float:
 
 
 @numba.njit(cache=True)
-def _nearest_of_others(point: Any, sector: Any, first: Any, box: Any, only: Any, first_leaf: int) -> Any:
+def _nearest_of_others(point: Any, sector: Any, first: Any, box: Any, only: Any) -> Any:
     """Squared distance of each point to the nearest one of another sector, float64 [N]."""
-    nearest = np.full(len(point), np.inf)
+    nearest, first_leaf = np.full(len(point), np.inf), len(box) // 2
     stack = np.empty(64, np.int64)
     for i in range(len(point)):
         best = np.inf
-        for turn in (0.0, -TWO_PI, TWO_PI):
+        for turn in (0.0, -TWO_PI, TWO_PI):  # the tree knows nothing of phi's turn: so the point is moved instead
             eta, phi = point[i, 0], point[i, 1] + turn
             stack[0] = 0
             height = 1

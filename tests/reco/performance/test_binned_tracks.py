@@ -10,8 +10,7 @@ from domainpar.events import detector
 from domainpar.events.graph import surface_numbers
 from domainpar.events.simulate import simulate_event
 from domainpar.reco.helix import fit_helices
-from domainpar.reco.performance.binned import EDGES, bins_of
-from domainpar.reco.performance.counts import count_tracks
+from domainpar.reco.performance.counts import EDGES, bins_of, count_tracks
 from domainpar.reco.performance.matching import STYLES, TrackCuts
 from domainpar.reco.performance.truth import EventTruth, distance_to_other_sectors
 

@@ -11,8 +11,7 @@ import pytest
 from domainpar.events import detector
 from domainpar.events.detector import GEV_PER_TESLA_MM
 from domainpar.events.simulate import simulate_event
-from domainpar.reco.pieces import Pieces
-from domainpar.reco.stitching import StitchOptions, find_pairs, stitch
+from domainpar.reco.pieces import Pieces, StitchOptions, find_pairs, stitch
 
 FIELD = 2.0
 BARREL = (32.0, 72.0, 116.0, 172.0, 260.0, 360.0, 500.0, 660.0)
