@@ -14,15 +14,7 @@ from torch import Tensor
 from domainpar.agreement import gather
 from domainpar.events.graph import IntArray
 from domainpar.events.store import EventStore, StoredEvent
-from domainpar.parallel.part_loading import (
-    BadEvent,
-    Part,
-    Sector,
-    load_part,
-    open_together,
-    sector_of_tiles,
-    together,
-)
+from domainpar.parallel.part_loading import BadEvent, Part, Sector, load_part, open_together, sector_of_tiles, together
 from domainpar.parallel.world import World
 from domainpar.training.sampler import Sample
 from domainpar.training.targets import EdgeRules, edge_classes
