@@ -15,10 +15,9 @@ from domainpar.nn.interaction import InteractionNetwork
 from domainpar.nn.team import set_threads
 from domainpar.parallel.world import World
 from domainpar.training.checkpoint import parameters_sha256
-from domainpar.training.loop import Trainer
+from domainpar.training.loop import Schedule, Trainer
 from domainpar.training.parts import PartLoader
 from domainpar.training.sampler import samples_of
-from domainpar.training.schedule import Schedule
 
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64, "bf16": torch.float32}
 SAME_FOR_ALL = ("loss", "grad_norm", "edge_auc", "edges")

@@ -171,6 +171,23 @@ class RunFile:
         write_whole(self.path, (json.dumps(self.content, indent=1, sort_keys=True) + "\n").encode())
 
 
+def read_run(directory: Path) -> dict[str, Any]:
+    """The content of the `run.json` of a run that has begun, and so knows its store.
+
+    Raises:
+        ValueError: If there is no run, or its file cannot be read.
+    """
+    path = directory / "run.json"
+    if not path.is_file():
+        raise ValueError(f"{directory} is not a run: it has no run.json; name the directory of one with --run.")
+    content = RunFile.read(path).content
+    store = content.get("store")
+    for name in ("path", "digest", "feature_names", "edge_feature_names"):
+        if not isinstance(store, dict) or name not in store:
+            raise Problem(f"{path} cannot be read: it does not say store.{name}", "name another run")
+    return content
+
+
 def note_failure(directory: Path, rank: int, error: BaseException) -> None:
     """Write into a run's directory that it failed and why; called on the rank that did. The first one's words stay.
 
