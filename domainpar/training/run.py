@@ -18,7 +18,7 @@ from domainpar.nn.team import set_threads
 from domainpar.parallel.signals import StopFlag
 from domainpar.parallel.transport import RanksFailed
 from domainpar.parallel.world import World
-from domainpar.training.checkpoint import Checkpoints, TrainingState
+from domainpar.training.checkpoint import TrainingState
 from domainpar.training.inputs import Lessons, open_lessons
 from domainpar.training.journal import Journal
 from domainpar.training.keeper import Keeper
@@ -81,26 +81,23 @@ def train(
         trainer.model.take_from_root(world)
         verify_network(config, trainer.model, lessons, world)
         # Claim and resume.
-        claim = on_root(
-            world.transport, lambda: choose_directory(config.out, config.resume, config.overwrite).to_text()
-        )
-        directory = RunDirectory.of_text(claim)
+        choice = config.out, config.resume, config.overwrite
+        directory = RunDirectory.of_json(on_root(world.transport, lambda: choose_directory(*choice).to_json()))
         if world.is_root:
             stack.callback(directory.release)
-        journal = on_all(world.transport, lambda: Journal(config, lessons, trainer, directory))
-        checkpoints = Checkpoints(directory.path / "checkpoints")
-        keeper = Keeper(checkpoints, trainer, journal, config.checkpoint_every, config.save_every_minutes)
+        journal = on_all(world.transport, lambda: Journal(config, lessons, trainer, directory, exactness))
+        keeper = Keeper(config, trainer, journal, stop)
         state = TrainingState(dataset=lessons.digest)
         if directory.resume:
-            state = keeper.resume(lessons.digest, config.strict_resume)
+            state = keeper.resume(lessons.digest)
         journal.say(*(f"note: {note}" for note in directory.notes))
         stack.enter_context(_failures_noted(directory, world))
         # Steps.
         memory = MemoryMeter(world.device)
         expected = _expected_memory(trainer, lessons, memory, state)
-        journal.begin(state, expected, exactness, allocator)
+        journal.begin(state, expected, allocator)
         began = time.perf_counter()
-        state, stopped = _steps(config, lessons, keeper, state, stop)
+        state, stopped = _steps(config, lessons, keeper, state)
         seconds, taken = time.perf_counter() - began, memory.taken(world)
         # Report.
         exit_code = 0
@@ -108,7 +105,7 @@ def train(
             exit_code = 143 if keeper.terminated else 1
             journal.end_unsaved(keeper.unsaved, state.step)
         else:
-            journal.end("preempted" if stopped else "done", state, seconds, expected, taken, exactness)
+            journal.end("preempted" if stopped else "done", state, seconds, taken)
         return Run(directory.path, lessons.store, trainer, state, exit_code)
 
 
@@ -128,14 +125,12 @@ def _failures_noted(directory: RunDirectory, world: World) -> Iterator[None]:
         raise
 
 
-def _steps(
-    config: TrainConfig, lessons: Lessons, keeper: Keeper, state: TrainingState, stop: StopFlag
-) -> tuple[TrainingState, bool]:
+def _steps(config: TrainConfig, lessons: Lessons, keeper: Keeper, state: TrainingState) -> tuple[TrainingState, bool]:
     """Train from a state to the last step; returns the state at the end, and whether a stop was asked. *Collective*."""
     trainer, journal = keeper.trainer, keeper.journal
     total, talks = lessons.total_steps, trainer.world.is_root
     with tqdm(total=total, initial=state.step, disable=None if talks else True, unit="step") as bar:
-        stopped = state.step < total and keeper.boundary(stop, state)  # asked while the run was set up
+        stopped = state.step < total and keeper.boundary(state)  # asked while the run was set up
         while state.step < total and not stopped:
             epoch = state.epoch
             steps = steps_of_epoch(lessons.train, config.events_per_step, config.seed, epoch)
@@ -148,7 +143,7 @@ def _steps(
                     bar.set_postfix_str(f"loss {record['loss']:.4f}", refresh=False)
                 bar.update()
                 may_save = state.step_in_epoch < len(steps) and state.step < total
-                stopped = keeper.boundary(stop, state, may_save)
+                stopped = keeper.boundary(state, may_save)
                 if stopped or state.step >= total:
                     break
             if not stopped:

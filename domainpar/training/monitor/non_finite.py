@@ -104,7 +104,10 @@ class Finding(NamedTuple):
 class _Onlooker(NamedTuple):
     """Stands in for a `GradientSink`: looks at gradients, and adds nothing."""
 
-    add: Callable[[Sequence[nn.Parameter], Sequence[Tensor]], None]
+    look: Callable[[Sequence[Tensor]], None]
+
+    def add(self, parameters: Sequence[nn.Parameter], partials: Sequence[Tensor]) -> None:
+        self.look(partials)
 
 
 @contextmanager
@@ -151,8 +154,7 @@ def layers_watched(
             hooks.append(parameter.register_hook(lambda gradient, layer=layer: look_back(layer, [gradient])))
     sinks = {name: stage.sink for name, stage in stages.items()}
     for name, stage in stages.items():
-        look = partial(look_back, name, largest=LARGEST_PARTIAL)
-        stage.sink = cast(GradientSink, _Onlooker(lambda parameters, partials, look=look: look(partials)))
+        stage.sink = cast(GradientSink, _Onlooker(partial(look_back, name, largest=LARGEST_PARTIAL)))
     try:
         yield
     finally:
