@@ -223,12 +223,10 @@ class CheckpointFiles:
                 self._whole.discard(name)
 
     def _is_whole(self, name: str) -> bool:
-        if name not in self._whole:
-            try:
-                self.read(name)
-            except Problem:
-                return False
-        return True
+        with suppress(Problem):
+            # Read once: hashing all checkpoints at every save would take long.
+            return name in self._whole or bool(self.read(name))
+        return False
 
     def _listed(self) -> str:
         return ", ".join(reversed(self.names())) or "none"
@@ -257,5 +255,5 @@ def _sha256(content: bytes) -> str:
 def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
-    else:
+    else:  # somebody else's, or a partial pointer
         path.unlink()

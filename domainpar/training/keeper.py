@@ -76,11 +76,8 @@ class Keeper:
             Whether any rank was asked to stop.
         """
         faults.reach("boundary")
-        asked, every, seconds = (
-            self._stop.asked,
-            self._config.checkpoint_every,
-            60 * (self._config.save_every_minutes or 0),
-        )
+        asked, every = self._stop.asked, self._config.checkpoint_every
+        seconds = 60 * (self._config.save_every_minutes or 0)
         # One clock: ranks that looked at their own would not all save.
         overdue = self.world.is_root and 0 < seconds <= time.monotonic() - self._saved_at
         flags = torch.tensor([asked, overdue, asked and self._stop.by == signal.SIGTERM], dtype=torch.int64)

@@ -16,7 +16,7 @@ from domainpar.atomic_files import write_synced, write_whole
 from domainpar.lock import RUN, Claim, left_behind
 from domainpar.own_files import remove, strangers_in_run
 from domainpar.problems import Problem
-from domainpar.training.checkpoint_files import CheckpointFiles
+from domainpar.training.checkpoint_files import CheckpointFiles, json_bytes
 
 RUNS = Path("runs")
 _BYTES_TO_TRY = 65536
@@ -168,7 +168,7 @@ class RunFile:
             OSError: If that is impossible; the file is as it was then.
         """
         self.content |= changes
-        write_whole(self.path, (json.dumps(self.content, indent=1, sort_keys=True) + "\n").encode())
+        write_whole(self.path, json_bytes(self.content))
 
 
 def read_run(directory: Path) -> dict[str, Any]:
