@@ -21,8 +21,7 @@ from domainpar.config import DoctorConfig
 from domainpar.diagnosis import machine
 from domainpar.diagnosis.finding import Finding, as_record, failed, gathered, skipped, works
 from domainpar.events.store import EventStore
-from domainpar.measure.layouts import SMALL, layouts, names_by_hash
-from domainpar.measure.steps import PRECISIONS, Training, trained
+from domainpar.measure.steps import PRECISIONS, SMALL, Training, layouts, names_by_hash, trained
 from domainpar.measure.toy import NUM_LAYERS, REACH, ring_event, toy_store
 from domainpar.nn.memory import ModelSize
 from domainpar.nn.team import set_threads

@@ -15,9 +15,8 @@ from domainpar.agreement import gather
 from domainpar.diagnosis.finding import Finding, failed, skipped, works
 from domainpar.diagnosis.machine import nccl_version
 from domainpar.events.store import EventStore
-from domainpar.measure.layouts import SMALL
 from domainpar.measure.rates import MEBIBYTE, SIZES, Ring, largest_of_ranks, transport_rates
-from domainpar.measure.steps import trained_sha256
+from domainpar.measure.steps import SMALL, trained_sha256
 from domainpar.measure.toy import NUM_EDGE_FEATURES, NUM_FEATURES, ring_event, toy_store
 from domainpar.nn.interaction import InteractionNetwork
 from domainpar.nn.selftest import rows_are_independent

@@ -12,7 +12,8 @@ from domainpar.config import DoctorConfig
 from domainpar.diagnosis import certificate
 from domainpar.diagnosis.certificate import Budget, certify, check_layouts, judge_layouts, without_names
 from domainpar.diagnosis.finding import Verdict, works
-from domainpar.measure import layouts, toy
+from domainpar.measure import steps as measured
+from domainpar.measure import toy
 from domainpar.parallel.launcher import Launcher
 from domainpar.testing import run_ranks
 
@@ -24,11 +25,11 @@ def small_events(monkeypatch):
     monkeypatch.setattr(certificate, "TRACKS", {"small": 20, "large": 30})
     monkeypatch.setattr(certificate, "TRACKS_OF_LAYOUTS", (14, 12))
     monkeypatch.setattr(toy, "NUM_TILES", 4)
-    monkeypatch.setattr(layouts, "THREAD_RANKS", (2,))
+    monkeypatch.setattr(measured, "THREAD_RANKS", (2,))
 
 
 def test_layouts_of_four_ranks_are_all_there():
-    names = run_ranks(lambda world: [(layout.training.precision, layout.name) for layout in layouts.layouts(world)], 4)
+    names = run_ranks(lambda world: [(layout.training.precision, layout.name) for layout in measured.layouts(world)], 4)
     assert names[0] == names[3]
     assert set(names[0]) >= {
         *((precision, "each rank alone") for precision in ("float32", "float64", "bf16")),
@@ -38,7 +39,7 @@ def test_layouts_of_four_ranks_are_all_there():
         ("float32", "4 ranks with metis parts"),
         ("float32", "4 ranks of 3 threads that recompute"),
     }
-    assert layouts.divisors(12) == [1, 2, 3, 4, 6, 12]
+    assert measured.divisors(12) == [1, 2, 3, 4, 6, 12]
 
 
 def _broken(world):
@@ -46,7 +47,7 @@ def _broken(world):
 
 
 def test_layouts_over_a_broken_network_do_not_agree_and_which_is_said(monkeypatch):
-    for module in (certificate, layouts):
+    for module in (certificate, measured):
         monkeypatch.setattr(module, "PRECISIONS", {"float32": torch.float32})
     findings, _ = run_ranks(_broken, 2)[0]
     assert findings[0].verdict is Verdict.FAIL
