@@ -110,7 +110,7 @@ class Trainer:
             ours = deal(samples, self.world.num_data_groups)[self.world.data_group]
             parts = list(self._load(ours, step))
             totals = self.loader.total([part.kind_counts for part in parts], len(ours))
-            weight = self.loader.edge_weights.total(totals.kinds) or 1.0
+            weight = self.loader.edge_weights.total(totals.kinds) or 1.0  # where nothing weighs, the loss is 0 / 1
             self.optimizer.zero_grad()
             buffers = StepBuffers(self.model)
             suspects: list[Suspect] = []
@@ -120,13 +120,21 @@ class Trainer:
             self._now.begin("reduce", step)
             faults.reach("reduce")
             tally.loss.reduce(self.world.transport)
+            # Partials that are not finite were counted, not added; the count is the same on every rank by now.
             if self._gradients.reduce(self.world.transport) + tally.loss.rejected:
                 logits = partial(self._logits, step=step)
                 stop_all(look_again(parts, self.model, self._now, step, logits, weight), suspects, self.world)
             buffers.end(self.world.transport, max(1, totals.loaded))
             grad_norm, rate = self._clip(), self.schedule.at(step)
             if totals.loaded:  # else there is nothing to learn from: the optimiser would still decay weights
-                self._optimise(rate, step)
+                # The same arithmetic on the same bits on every rank.
+                for group in self.optimizer.param_groups:
+                    group["lr"] = rate
+                self._now.begin("optimizer", step)
+                faults.reach("optimizer", self._first.grad)
+                self.optimizer.step()
+                faults.reach("stepped", self._first)
+                check_parameters(self.model.layers, rate)
             loss = float(tally.loss.total()) if totals.loaded else None
             record = self._record({"loss": loss, "lr": rate, "grad_norm": grad_norm}, samples, totals, tally)
         if self.check_replicas_every and (step + 1) % self.check_replicas_every == 0:
@@ -198,6 +206,7 @@ class Trainer:
         logits.backward(gradient)
         self.exchanges = between - began, transport.num_exchanges - between
         tally.add(part, logits)
+        # Both count on this rank only until they are reduced: the part at hand has added to them.
         if (tally.loss.rejected, self._gradients.rejected) != rejected:
             return [Suspect(part.name, in_logits=not is_finite(logits))]
         return []
@@ -215,16 +224,6 @@ class Trainer:
         if self.clip is not None:
             torch.nn.utils.clip_grads_with_norm_(parameters, self.clip, norm)
         return float(norm)
-
-    def _optimise(self, rate: float, step: int) -> None:
-        """Change the parameters; the same arithmetic on the same bits on every rank."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self._now.begin("optimizer", step)
-        faults.reach("optimizer", self._first.grad)
-        self.optimizer.step()
-        faults.reach("stepped", self._first)
-        check_parameters(self.model.layers, rate)
 
     def _record(
         self, figures: dict[str, Any], samples: Sequence[Sample], totals: Totals, tally: Tally

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -55,15 +55,8 @@ class Skip:
     why: str
 
 
-@dataclass(frozen=True, eq=False)
-class Totals:
-    """Counts over the samples of one step and all ranks.
-
-    Attributes:
-        kinds: Edges of each kind of weight, int64 [num_kinds].
-        loaded: Samples that were loaded.
-        skipped: Samples that were left out.
-    """
+class Totals(NamedTuple):
+    """Over one step and all ranks: edges of each kind of weight, int64 [num_kinds], samples loaded, and left out."""
 
     kinds: IntArray
     loaded: int
