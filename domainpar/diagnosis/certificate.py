@@ -78,16 +78,9 @@ class Budget:
 def certify(
     config: DoctorConfig, launcher: Launcher, world: World, findings: Sequence[Finding]
 ) -> tuple[dict[str, Any], list[Finding]]:
-    """Train on every layout, measure, and put everything together. *Collective*.
+    """Train on every layout, measure, and put everything together, the `findings` of the checks before too.
 
-    Args:
-        config: How long, and whether to leave names out.
-        launcher: Who started the ranks.
-        world: The ranks.
-        findings: Those of the checks before.
-
-    Returns:
-        The certificate as plain values, and its own findings; the same on every rank.
+    *Collective*. Returns the certificate as plain values, and its own findings; the same on every rank.
     """
     budget = Budget(world, 60.0 * config.minutes)
     # Memory first: later work leaves memory behind in a process, which would be counted.
@@ -184,15 +177,9 @@ class Steps:
 
 
 def measure_steps(world: World, name: str, tracks: int) -> tuple[list[Finding], dict[str, Any], float]:
-    """Steps on a toy event, on all ranks and on rank 0 alone. *Collective*.
+    """Steps on a toy event of that name and so many tracks, on all ranks and on rank 0 alone. *Collective*.
 
-    Args:
-        world: The ranks.
-        name: The event's name in findings.
-        tracks: Its size.
-
-    Returns:
-        Findings about time and memory, the figures, and seconds of both steps; the same on every rank.
+    Returns findings about time and memory, the figures, and seconds of both steps; the same on every rank.
     """
     threads = world.cores_for_each()
     with toy_store(ring_event(tracks), num_ranks=world.size) as store:
@@ -253,9 +240,8 @@ def judge_time(name: str, num_ranks: int, together: Steps, alone: dict[str, Any]
 def judge_memory(name: str, together: Steps, alone: dict[str, Any]) -> Finding:
     """Memory that ranks took against what was expected of them."""
     check = f"memory, {name}"
-    ratios = [
-        (taken / share, taken, share) for taken, share in zip(together.taken, together.expected) if taken is not None
-    ]
+    of_ranks = zip(together.taken, together.expected)
+    ratios = [(taken / share, taken, share) for taken, share in of_ranks if taken is not None]
     if not ratios:
         return skipped(check, "this system does not tell peaks: processes held more before")
     ratio, taken, share = max(ratios)

@@ -105,11 +105,9 @@ def version_of(mpiexec: str) -> str:
 
 
 def judge_mpi(library: str, versions: Mapping[str, str]) -> Finding:
-    """Whether the library belongs to the `mpiexec`s there are.
+    """Whether the library that mpi4py loads belongs to the `mpiexec`s there are, by the words of each on itself.
 
-    Args:
-        library: Name and version of the library that mpi4py loads.
-        versions: The version of each `mpiexec`, the first choice first.
+    In `versions` the first choice comes first.
     """
     mpiexecs = "; ".join(f"{path}: {version}" for path, version in versions.items()) or "no mpiexec"
     text, advice = f"mpi4py uses {library}; {mpiexecs}", ""
@@ -149,12 +147,7 @@ def check_open_mpi(library: str, cores: int, is_superuser: bool | None = None) -
 
 
 def probe_mpi(mpiexec: str | None, seconds: float) -> Finding:
-    """Start two ranks by mpiexec.
-
-    Args:
-        mpiexec: Its path; None where there is none or no mpi4py.
-        seconds: Time to measure in.
-    """
+    """Start two ranks by an mpiexec, None where there is none or no mpi4py; measure for so many seconds."""
     if mpiexec is None:
         advice = "pip install 'domainpar[mpi]'; torchrun works without"
         return skipped("MPI, 2 ranks", "no mpiexec or no mpi4py", advice)

@@ -167,13 +167,6 @@ def open_store(path: Path, world: World, on_bad_event: Literal["fail", "skip"] =
 def check_parts(store: EventStore, world: World, grouping: str, sectors: int | None, seed: int) -> None:
     """Refuse events of which some of the ranks that share them would own nothing. Events are dealt to ranks.
 
-    Args:
-        store: The events.
-        world: The ranks.
-        grouping: How tiles are grouped into parts.
-        sectors: Sectors of an event in naive mode; None for whole events.
-        seed: Seed of the grouping.
-
     Raises:
         Problem: Naming one of this rank's events, and the ranks of a domain group that would own nothing.
     """
@@ -196,12 +189,7 @@ def check_events(
 ) -> None:
     """Refuse a store without training events or truth, or a target it does not know. Events are dealt to ranks.
 
-    Args:
-        store: The events.
-        world: The ranks.
-        target: Conditions of a target particle, if there are any.
-        edge_weights: Weights of edges.
-        skips: Whether events that cannot be used are left out, and so not looked at.
+    With `skips` events that cannot be used are left out, and so not looked at.
 
     Raises:
         Problem: If one of this rank's events, or the store, will not do.
@@ -237,18 +225,10 @@ def check_events(
 
 
 def check_lessons(store: EventStore, world: World, target: Conditions | None, target_text: str | None) -> list[str]:
-    """Refuse training events without any candidate edge; warn where none is true, or a target's. *Collective*.
+    """Refuse training events without any candidate edge; returns warnings where none is true, or a target's.
 
-    Events are dealt to ranks, each of which stops reading once it has seen every kind of edge.
-
-    Args:
-        store: The events.
-        world: The ranks.
-        target: Conditions of a target particle, if there are any.
-        target_text: The same conditions, as the user wrote them.
-
-    Returns:
-        Warnings, the same on all ranks.
+    *Collective*; the same on all ranks. Events are dealt to them, and each stops reading once it has seen every kind
+    of edge. `target_text` are the conditions as the user wrote them.
 
     Raises:
         Refused: On all ranks alike.

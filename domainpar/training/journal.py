@@ -156,13 +156,13 @@ class Journal:
             *summary.left_out(skipped),
             *summary.last_lines(
                 self.directory,
+                self.config,
                 state,
                 how,
                 seconds=seconds,
                 sha256=sha256,
                 exact=self._exactness.bitwise and self._exactness.problem is None,
                 geometry=geometry,
-                config=self.config,
             ),
         )
 

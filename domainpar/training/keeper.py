@@ -68,12 +68,7 @@ class Keeper:
     def boundary(self, state: TrainingState, may_save: bool = False) -> bool:
         """Agree at a step boundary whether to stop, and save if so or if it is time. *Collective*: one small sum.
 
-        Args:
-            state: Where training stands.
-            may_save: Whether no other checkpoint follows at once.
-
-        Returns:
-            Whether any rank was asked to stop.
+        `may_save`: whether no other checkpoint follows at once. Returns whether any rank was asked to stop.
         """
         faults.reach("boundary")
         asked, every = self._stop.asked, self._config.checkpoint_every
@@ -92,11 +87,7 @@ class Keeper:
         """Save a checkpoint, unless the run has done nothing since it was loaded from one. *Collective*.
 
         If the disk is full or cannot be written, rank 0 says so and the run continues; the checkpoints there are stay.
-
-        Args:
-            state: Where training stands.
-            best: Whether it is the best so far.
-            final: Whether the run ends with it: then all ranks learn whether it was saved, in `unsaved`.
+        If the run ends with it (`final`), all ranks learn whether it was saved, in `unsaved`.
 
         Raises:
             StepFailed: If weights or optimiser are not finite on this rank, or not those of the other ranks. Nothing is

@@ -120,13 +120,9 @@ class MemoryMeter:
         self._peak_before = self._peak()
 
     def expect(self, size: ModelSize, part: LabelledPart, kept_edges: int, world: World) -> Expectation:
-        """The bytes of all ranks at their peaks. *Collective*.
+        """The bytes of all ranks at their peaks, with this rank's part of the largest sample. *Collective*.
 
-        Args:
-            size: The model.
-            part: This rank's part of the largest sample.
-            kept_edges: Local edges of all samples whose data this rank will keep from step to step.
-            world: The ranks.
+        `kept_edges`: local edges of all samples whose data this rank will keep from step to step.
         """
         graph = part.graph
         owned, ghosts, edges = graph.num_owned, graph.plan.num_ghosts, graph.num_edges
@@ -138,11 +134,7 @@ class MemoryMeter:
         return Expectation(part.name, size, tuple(Share(**each) for each in gather(world.transport, asdict(share))))
 
     def taken(self, world: World) -> list[int | None]:
-        """Bytes of each rank's peak above its bare process. *Collective*.
-
-        Returns:
-            One figure a rank; None where the process had held more before, which hides the peak.
-        """
+        """Bytes of each rank's peak above its bare process; None where it held more before. *Collective*."""
         peak = self._peak()
         return gather(world.transport, peak - self._bare if peak > self._peak_before else None)
 
@@ -169,9 +161,7 @@ def byte_size(count: int) -> str:
 def free_in_cgroup(cgroups: Path = CGROUPS, membership: Path = Path("/proc/self/cgroup")) -> float:
     """Bytes that a batch system or container leaves to this process and its neighbours; infinite without a limit.
 
-    Args:
-        cgroups: Where Linux shows its control groups (version 2).
-        membership: The file that names this process's own.
+    Linux shows its control groups (version 2) in `cgroups`, and names this process's own in `membership`.
     """
     try:
         lines = membership.read_text().splitlines()

@@ -106,14 +106,9 @@ class MetricsFile:
 
 
 def keep_records(path: Path, last_step: int) -> int:
-    """Drop from `metrics.jsonl` the steps that a run does again when it resumes from an earlier one.
+    """Drop from `metrics.jsonl`, if it is there, the steps that a run does again when it resumes from `last_step`.
 
-    Args:
-        path: The file; may be missing.
-        last_step: Step of the checkpoint that the run resumes from. A line that was not finished goes as well.
-
-    Returns:
-        The number of finished lines that were dropped because they could not be read.
+    A line that was not finished goes as well. Returns the number of finished lines that could not be read.
     """
     if not path.exists():
         return 0

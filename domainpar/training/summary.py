@@ -82,11 +82,9 @@ def memory_expected(expectation: Expectation | None) -> list[str]:
 
 
 def memory_taken(expectation: Expectation | None, taken: Sequence[int | None]) -> str:
-    """The memory that the run took, beside the expected one.
+    """The memory that the run took, beside the expected one if it was predicted.
 
-    Args:
-        expectation: The expected memory, if it was predicted.
-        taken: Bytes of each rank's peak above the bare process, None where it could not be measured.
+    `taken`: bytes of each rank's peak above the bare process, None where it could not be measured.
     """
     peaks = [(peak, rank) for rank, peak in enumerate(taken) if peak is not None]
     if not peaks:
@@ -106,10 +104,8 @@ def exactness(promise: Exactness) -> list[str]:
             "exactness: the answer of any number of ranks to rounding (to the last bit: --model interaction on cpu)"
         ]
     if promise.problem:
-        return [
-            "exactness: WARNING: the answer of any number of ranks to rounding only, since",
-            f"           {promise.problem}",
-        ]
+        warning = "exactness: WARNING: the answer of any number of ranks to rounding only, since"
+        return [warning, f"           {promise.problem}"]
     return ["exactness: the same bits on any number of ranks (self-test passed)"]
 
 
@@ -130,11 +126,7 @@ def exchanged(forward: int, backward: int, sums: int) -> str:
 def idle_ranks(record: Mapping[str, Any], samples: Sequence[Sample], more: bool, world: World) -> tuple[str, list[str]]:
     """A note on ranks that owned nothing, with a way out: its kind and its lines; none if all had work.
 
-    Args:
-        record: The record of the training step, or of the validation.
-        samples: Its samples.
-        more: Whether a step could take more samples than these.
-        world: The ranks.
+    `more`: whether a step could take more samples than those of this training step or validation.
     """
     idle = [rank for rank, owned in enumerate(record["owned_nodes"]) if owned == 0]
     if len(idle) in (0, world.size):
@@ -173,25 +165,26 @@ def left_out(skipped: Sequence[Skip]) -> list[str]:
 
 def last_lines(
     directory: Path,
+    config: TrainConfig,
     state: TrainingState,
     how: str,
+    *,
     seconds: float,
     sha256: str,
     exact: bool,
     geometry: bool,
-    config: TrainConfig,
 ) -> list[str]:
     """The end of the run, its results, and the command to type next.
 
     Args:
         directory: The run.
+        config: The configuration.
         state: Where training stands.
         how: `done` or `preempted`: stopped on request, with a checkpoint.
         seconds: Its duration.
         sha256: Hash of the parameters.
         exact: Whether it is the hash on any number of ranks.
         geometry: Whether hits have positions, so that tracks can be walked.
-        config: The configuration.
     """
     best = "" if state.best is None else f"; best validation edge AUC {state.best:.4f} at step {state.best_step}"
     walk = " --tracks walk" if geometry else ""

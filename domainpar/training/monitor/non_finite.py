@@ -50,14 +50,10 @@ def _spoilt_parameters(model: nn.Module) -> str | None:
 
 
 def check_parameters(model: nn.Module, rate: float) -> None:
-    """Refuse to go on with parameters that are not finite, after a step of the optimiser.
+    """Refuse to go on with parameters that are not finite, after a step of the optimiser with some learning rate.
 
     One norm over all of them. Without talk: ranks hold the same parameters, and the next collective call of a step
     ends the others where one rank alone has spoilt ones.
-
-    Args:
-        model: The network.
-        rate: The learning rate of the step, for the message.
 
     Raises:
         StepFailed: With the first of them.
@@ -227,10 +223,7 @@ def look_again(
 def stop_all(finding: Finding | None, suspects: Sequence[Suspect], world: World) -> NoReturn:
     """Stop all ranks, with the finding that is the first in the order of the computation. *Collective*.
 
-    Args:
-        finding: The second pass's finding on this rank.
-        suspects: Samples that were not finite in the first pass on this rank.
-        world: The ranks.
+    The finding is the second pass's on this rank, the suspects are its samples that were not finite in the first.
 
     Raises:
         StepFailed: On the first rank that it is about.
