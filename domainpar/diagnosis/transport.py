@@ -68,7 +68,7 @@ def check_transport(transport: Transport, seconds: float, device: torch.device |
     check, device = f"transport {transport.name}", torch.device(device)
     if transport.size == 1:
         return skipped(check, "one rank alone has nobody to talk to", "start several: mpiexec -n 2 ..., torchrun ...")
-    rings = [Ring.of(transport, num_rows, device) for num_rows in (1, MEBIBYTE // 8)]
+    rings = [Ring(transport, num_rows, device) for num_rows in (1, MEBIBYTE // 8)]
     for ring in rings:
         ring.exchange()
     wrong = sum(ring.num_wrong() for ring in rings)
@@ -115,25 +115,20 @@ class Second:
 
 def missing(name: str, world: World, launcher: Launcher, local_ranks: int) -> str | None:
     """Why another transport cannot be had beside this world, the same on every rank; None if it can. *Collective*."""
-    reasons: list[str | None] = gather(world.transport, _missing_here(name, world, launcher, local_ranks))
-    return next((reason for reason in reasons if reason), None)
-
-
-def _missing_here(name: str, world: World, launcher: Launcher, local_ranks: int) -> str | None:
-    own = world.transport.name
+    own, reason = world.transport.name, None
     if world.size == 1 or own == "threads":
-        return "these ranks are not processes that a launcher started"
-    if name == "mpi":
+        reason = "these ranks are not processes that a launcher started"
+    elif name == "mpi":
         mpi = sys.modules.get("mpi4py.MPI")
-        if mpi is not None and mpi.Is_initialized() and mpi.COMM_WORLD.Get_size() == world.size:
-            return None
-        return f"{launcher.command} has started no MPI processes here"
-    if name == "nccl" and (nccl_version() is None or torch.cuda.device_count() < local_ranks):
-        return "it needs torch with NCCL and a GPU for each rank of a machine"
-    if own != "mpi":
+        if mpi is None or not mpi.Is_initialized() or mpi.COMM_WORLD.Get_size() != world.size:
+            reason = f"{launcher.command} has started no MPI processes here"
+    elif name == "nccl" and (nccl_version() is None or torch.cuda.device_count() < local_ranks):
+        reason = "it needs torch with NCCL and a GPU for each rank of a machine"
+    elif own != "mpi":
         advice = "--device cuda --transport nccl" if name == "nccl" else f"--transport {name}"
-        return f"torch.distributed is in use by {own} already; start once more with {advice}"
-    return None
+        reason = f"torch.distributed is in use by {own} already; start once more with {advice}"
+    # One rank may lack what the others have: then none of them may begin to form a group.
+    return next((reason for reason in gather(world.transport, reason) if reason), None)
 
 
 def form(name: str, world: World, launcher: Launcher) -> Second | Finding:

@@ -14,10 +14,10 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from domainpar import faults
 from domainpar.atomic_files import PARTIAL, sync_directory, write_synced, write_whole
@@ -43,8 +43,7 @@ def step_of(name: str) -> int:
     return int(match[1]) if match else -1
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """The checkpoint that a run resumes from.
 
     Attributes:
@@ -55,7 +54,7 @@ class Choice:
 
     name: str
     manifest: str
-    problems: tuple[str, ...] = ()
+    problems: Sequence[str] = ()
 
 
 class CheckpointFiles:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from tqdm import tqdm
@@ -141,7 +141,7 @@ class Journal:
         sha256 = parameters_sha256(self.trainer.model)
         memory = {"peak_bytes": list(taken)} if self._expected is None else self._expected.as_record(taken)
         skipped = sorted(self.trainer.loader.skipped.values())
-        left_out = {"skipped": [asdict(skip) for skip in skipped]} if skipped else {}
+        left_out = {"skipped": [skip._asdict() for skip in skipped]} if skipped else {}
         changes = {"state": how, "parameters_sha256": sha256, "steps": state.step, "seconds": seconds, "memory": memory}
         self.file.update(**changes, **left_out)
         # Whether hits have positions is asked of the first event that could be read so far.

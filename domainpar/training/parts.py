@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, asdict, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -40,15 +40,8 @@ class LabelledPart(Part):
     num_not_scored: int = 0
 
 
-@dataclass(frozen=True, order=True)
-class Skip:
-    """A sample that is left out, since its event cannot be used.
-
-    Attributes:
-        sample: The sample.
-        event: Its event.
-        why: The reason.
-    """
+class Skip(NamedTuple):
+    """A sample that is left out, since its event cannot be used, by its name; its event, and the reason."""
 
     sample: str
     event: str
@@ -144,8 +137,8 @@ class PartLoader:
         self.world.transport.all_reduce(totals)
         *of_kinds, loaded, skipped, new = totals.tolist()
         if new:  # an ordinary step does not gather
-            skips_of_ranks = gather(self.world.transport, [asdict(skip) for skip in self._new] if speaks else [])
-            self.skipped |= {skip["sample"]: Skip(**skip) for skips in skips_of_ranks for skip in skips}
+            skips_of_ranks = gather(self.world.transport, self._new if speaks else [])
+            self.skipped |= {sample: Skip(sample, *rest) for skips in skips_of_ranks for sample, *rest in skips}
             self._new.clear()
         return Totals(np.array(of_kinds, np.int64), loaded, skipped)
 

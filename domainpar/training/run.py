@@ -83,7 +83,7 @@ def train(
         # Claim and resume.
         choice = config.out, config.resume, config.overwrite
         directory = RunDirectory.of_json(on_root(world.transport, lambda: choose_directory(*choice).to_json()))
-        if world.is_root:
+        if world.is_root:  # the lock is rank 0's
             stack.callback(directory.release)
         journal = on_all(world.transport, lambda: Journal(config, lessons, trainer, directory, exactness))
         keeper = Keeper(config, trainer, journal, stop)
@@ -92,7 +92,7 @@ def train(
             state = keeper.resume(lessons.digest)
         journal.say(*(f"note: {note}" for note in directory.notes))
         stack.enter_context(_failures_noted(directory, world))
-        # Steps.
+        # Steps. The bare process is measured before the first part is loaded.
         memory = MemoryMeter(world.device)
         expected = _expected_memory(trainer, lessons, memory, state)
         journal.begin(state, expected, allocator)
@@ -102,7 +102,7 @@ def train(
         # Report.
         exit_code = 0
         if keeper.unsaved is not None:
-            exit_code = 143 if keeper.terminated else 1
+            exit_code = 143 if keeper.terminated else 1  # 128 + SIGTERM, as batch systems expect
             journal.end_unsaved(keeper.unsaved, state.step)
         else:
             journal.end("preempted" if stopped else "done", state, seconds, taken)

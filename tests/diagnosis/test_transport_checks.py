@@ -56,7 +56,7 @@ def test_a_transport_that_garbles_rows_fails_and_the_receiver_names_the_sender(h
 
 
 def _nothing_received(world):
-    ring = Ring.of(world.transport, 5, torch.device("cpu"))
+    ring = Ring(world.transport, 5, torch.device("cpu"))
     return ring.num_wrong()
 
 
