@@ -41,11 +41,10 @@ from domainpar.parallel.local import TileRanges, localise
 from domainpar.parallel.part_loading import Part, Sector, sector_of_tiles
 from domainpar.parallel.world import World
 from domainpar.plan import IntArray, LocalEdges, build_plan
-from domainpar.training.loop import Trainer
+from domainpar.training.loop import Schedule, Trainer
 from domainpar.training.metrics import EdgeCounts, EdgeMetrics
 from domainpar.training.parts import LabelledPart, PartLoader
 from domainpar.training.sampler import Sample, samples_of, steps_of_epoch
-from domainpar.training.schedule import Schedule
 from domainpar.training.targets import edge_classes
 
 BoolArray = npt.NDArray[np.bool_]

@@ -44,7 +44,7 @@ from domainpar.reco.pieces import stitch
 from domainpar.reco.scores import score_event
 from domainpar.reco.tracks import METHODS, TrackOptions, build_tracks, logit
 from domainpar.testing import run_ranks
-from domainpar.training.trained import load_network
+from domainpar.training.network import load_network
 
 TRUE, FALSE = 3.5, -7.0  # logits to draw around
 

@@ -1,4 +1,7 @@
-"""One file that says what a machine and a launcher do: so this project learns about those that it does not have."""
+"""One file that says what a machine and a launcher do: so this project learns about those that it does not have.
+
+Bits on every layout of the ranks; seconds and memory of a training step; its gradients on a GPU.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +10,39 @@ import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from domainpar.agreement import gather
 from domainpar.config import DoctorConfig
-from domainpar.diagnosis import machine, speed
-from domainpar.diagnosis.finding import Finding, exit_code, failed, gathered, of_all_ranks, passed, skipped
-from domainpar.diagnosis.ranks import Place, places_of
-from domainpar.measure.layouts import layouts, names_by_hash
-from domainpar.measure.steps import PRECISIONS
-from domainpar.measure.toy import ring_event, toy_store
+from domainpar.diagnosis import machine
+from domainpar.diagnosis.finding import Finding, as_record, failed, gathered, skipped, works
+from domainpar.events.store import EventStore
+from domainpar.measure.steps import PRECISIONS, SMALL, Training, layouts, names_by_hash, trained
+from domainpar.measure.toy import NUM_LAYERS, REACH, ring_event, toy_store
+from domainpar.nn.memory import ModelSize
+from domainpar.nn.team import set_threads
 from domainpar.parallel.launcher import Launcher
 from domainpar.parallel.world import World
+from domainpar.training.memory import MemoryMeter
+from domainpar.training.sampler import samples_of
 from domainpar.words import several
 
 CERTIFICATE_VERSION = 1
+NO_TIME = ("no time left", "give it more: --minutes")
 TRACKS = {"small": 500, "large": 8000}
 TRACKS_OF_LAYOUTS = (60, 43)
 FIRST_GUESS = 5.0  # seconds of the steps on the small event
+TRAINING = Training(hidden=64, graph_iters=4, rate=1e-2)
+NUM_STEPS = 3
+GOOD_EFFICIENCY = 0.5
+MOST_OVER_EXPECTED = 1.3
+GPU_TRACKS = 60
+GPU_BOUNDS = {"float32": 1e-4, "float64": 1e-11}
+KEPT = ("seconds", "seconds_compute", "seconds_exchange", "seconds_wait", "owned_nodes", "ghost_nodes", "halo_bytes")
 OF_TRAINING = ("precision", "grouping", "threads", "recompute_every", "hidden", "graph_iters")
 
 
@@ -61,29 +78,26 @@ class Budget:
 def certify(
     config: DoctorConfig, launcher: Launcher, world: World, findings: Sequence[Finding]
 ) -> tuple[dict[str, Any], list[Finding]]:
-    """Train on every layout, measure, and put everything together. *Collective*.
+    """Train on every layout, measure, and put everything together, the `findings` of the checks before too.
 
-    Args:
-        config: How long, and whether to leave names out.
-        launcher: Who started the ranks.
-        world: The ranks.
-        findings: Those of the checks before.
-
-    Returns:
-        The certificate as plain values, and its own findings; the same on every rank.
+    *Collective*. Returns the certificate as plain values, and its own findings; the same on every rank.
     """
     budget = Budget(world, 60.0 * config.minutes)
     # Memory first: later work leaves memory behind in a process, which would be counted.
     of_scaling, scaling = check_scaling(world, budget)
     of_bits, cases = check_layouts(world, budget)
-    own = gathered([*of_bits, *of_scaling, *_check_gpus(launcher, budget)], world)
-    places = places_of(world)
+    if budget.allows("GPU against CPU"):
+        of_gpus = [check_gpu(precision, launcher.local_rank) for precision in GPU_BOUNDS]
+    else:
+        of_gpus = [skipped("GPU = CPU", *NO_TIME)]
+    own = gathered([*of_bits, *of_scaling, *of_gpus], world)
+    places = machine.places_of(world)
     content = {
         "certificate_version": CERTIFICATE_VERSION,
         "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "argv": sys.argv[1:],
         "launcher": asdict(launcher),
-        "machines": {values["host"]: values for values in reversed(of_all_ranks(machine.describe(), world))},
+        "machines": {values["host"]: values for values in reversed(gather(world.transport, machine.describe()))},
         "layout": [asdict(place) for place in places],
         "transports": {
             finding.check.removeprefix("transport "): dict(finding.figures)
@@ -93,8 +107,7 @@ def certify(
         "invariance": {"overlap": "always on", "cases": cases},
         "scaling": scaling,
         "left_out": budget.left_out,
-        "checks": [asdict(finding) for finding in [*findings, *own]],
-        "exit_code": exit_code([*findings, *own]),
+        **as_record([*findings, *own]),
     }
     return (without_names(content, _names(places)) if config.anonymous else content), own
 
@@ -107,11 +120,11 @@ def check_scaling(world: World, budget: Budget) -> tuple[list[Finding], dict[str
     for name, tracks in TRACKS.items():
         # Twice: the layouts that come after matter more.
         if not budget.allows(f"scaling and memory, {name} event", 2 * guess * tracks / before):
-            findings.append(skipped(f"scaling, {name}", "no time left", "give it more: --minutes"))
+            findings.append(skipped(f"scaling, {name}", *NO_TIME))
             continue
-        of_event, figures[name], seconds = speed.measure_steps(world, name, tracks)
+        of_event, figures[name], seconds = measure_steps(world, name, tracks)
         findings += of_event
-        guess, before = 1.5 * speed.NUM_STEPS * seconds, tracks
+        guess, before = 1.5 * NUM_STEPS * seconds, tracks
     return findings, figures
 
 
@@ -131,24 +144,147 @@ def judge_layouts(precision: str, cases: Sequence[Mapping[str, Any]]) -> Finding
     """Whether all layouts of one precision gave the same bits; cases hold `how` and `sha256`."""
     check = f"same bits, {precision}"
     if len(cases) < 2:
-        return skipped(check, "no time to compare two layouts", "give it more: --minutes")
+        return skipped(check, "no time to compare two layouts", NO_TIME[1])
     by_hash = names_by_hash([(case["how"], case["sha256"]) for case in cases])
     figures = {sha256[:12]: names for sha256, names in by_hash.items()}
     groups = [f"{sha256}: {', '.join(names)}" for sha256, names in figures.items()]
     if len(by_hash) == 1:
-        return passed(check, f"{several(len(cases), 'layout')} give {groups[0]}", **figures)
+        return works(check, f"{several(len(cases), 'layout')} give {groups[0]}", **figures)
     advice = "put this certificate into an issue: results are right to rounding, but not to the bit here"
     return failed(check, f"layouts do not agree: {'; '.join(groups)}", advice, **figures)
 
 
-def _check_gpus(launcher: Launcher, budget: Budget) -> list[Finding]:
-    """Gradients of a training step by both, on every rank that has a GPU. *Collective*."""
-    if not budget.allows("GPU against CPU"):
-        return [skipped("GPU = CPU", "no time left", "give it more: --minutes")]
-    return [speed.check_gpu(precision, launcher.local_rank) for precision in speed.GPU_BOUNDS]
+# --- steps on rank 0 alone and on all ranks, and on a GPU -------------------------------------------------------------
 
 
-def _names(places: Sequence[Place]) -> dict[str, str]:
+@dataclass(frozen=True)
+class Steps:
+    """Some steps on some ranks.
+
+    Attributes:
+        record: Of the fastest step, as `train` writes it: lists hold one value a rank.
+        expected: Bytes that each rank was expected to take at its peak.
+        taken: Bytes of each rank's peak above its bare process; None where that could not be told.
+    """
+
+    record: dict[str, Any]
+    expected: list[int]
+    taken: list[int | None]
+
+    @property
+    def seconds(self) -> float:
+        return float(self.record["seconds"])
+
+
+def measure_steps(world: World, name: str, tracks: int) -> tuple[list[Finding], dict[str, Any], float]:
+    """Steps on a toy event of that name and so many tracks, on all ranks and on rank 0 alone. *Collective*.
+
+    Returns findings about time and memory, the figures, and seconds of both steps; the same on every rank.
+    """
+    threads = world.cores_for_each()
+    with toy_store(ring_event(tracks), num_ranks=world.size) as store:
+        together, alone = several_steps(store, world, threads), None
+        if world.is_root:
+            # Tables that ranks keep are still held, so only time is measured, and memory computed.
+            steps = several_steps(store, World.alone(world.device), threads)
+            alone = {"seconds": steps.seconds, "expected_bytes": steps.expected[0]}
+    alone = gather(world.transport, alone)[0]
+    figures = {
+        "nodes": NUM_LAYERS * tracks,
+        "edges": (NUM_LAYERS - 1) * tracks * (2 * REACH + 1) + 2,
+        "hidden": TRAINING.hidden,
+        "graph_iters": TRAINING.graph_iters,
+        "threads_of_a_rank": threads,
+        "seconds_alone": alone["seconds"],
+        "ranks": {kept: together.record[kept] for kept in KEPT},
+        "memory": {
+            "taken_bytes": together.taken,
+            "expected_bytes": together.expected,
+            "expected_bytes_alone": alone["expected_bytes"],
+        },
+    }
+    findings = [judge_time(name, world.size, together, alone), judge_memory(name, together, alone)]
+    return findings, figures, together.seconds + alone["seconds"]
+
+
+def several_steps(store: EventStore, world: World, threads: int) -> Steps:
+    """Some steps on the one event of a store, shared by all ranks. *Collective*."""
+    one_domain = World.over(world.transport, world.device, domain_size=world.size)
+    set_threads(threads)
+    memory = MemoryMeter(world.device)
+    trainer, samples = TRAINING.trainer(store, one_domain), samples_of(store.events(), None)
+    part = trainer.loader.load(samples[0])
+    assert part is not None, "nothing is left out here"
+    expected = memory.expect(ModelSize(TRAINING.hidden, TRAINING.graph_iters), part, 0, one_domain)
+    records = [trainer.step(samples, step) for step in range(NUM_STEPS)]
+    taken = memory.taken(one_domain)
+    set_threads(1)
+    fastest = min(records, key=lambda record: float(record["seconds"]))
+    return Steps(fastest, [share.expected for share in expected.shares], taken)
+
+
+def judge_time(name: str, num_ranks: int, together: Steps, alone: dict[str, Any]) -> Finding:
+    """Seconds of a step on all ranks against those on one."""
+    check = f"scaling, {name}"
+    if num_ranks == 1:
+        return works(check, f"a step takes {together.seconds:.3g} s on one rank", seconds=together.seconds)
+    speedup = alone["seconds"] / together.seconds
+    text = (
+        f"a step takes {alone['seconds']:.3g} s on one rank and {together.seconds:.3g} s on {num_ranks}: "
+        f"{speedup:.2f} times as fast, {100 * speedup / num_ranks:.0f} % of ideal"
+    )
+    slow = "see 'cores' and 'transport': ranks that share cores, or a slow network; small events gain little anyway"
+    return works(check, text, slow if speedup / num_ranks < GOOD_EFFICIENCY else "", speedup=speedup)
+
+
+def judge_memory(name: str, together: Steps, alone: dict[str, Any]) -> Finding:
+    """Memory that ranks took against what was expected of them."""
+    check = f"memory, {name}"
+    of_ranks = zip(together.taken, together.expected)
+    ratios = [(taken / share, taken, share) for taken, share in of_ranks if taken is not None]
+    if not ratios:
+        return skipped(check, "this system does not tell peaks: processes held more before")
+    ratio, taken, share = max(ratios)
+    at_peak, by_share, by_all = (f"{size / 2**20:,.0f} MiB" for size in (taken, share, alone["expected_bytes"]))
+    text = (
+        f"the rank that took most for its share took {at_peak} at its peak, expected {by_share}; "
+        f"the whole event on one rank: {by_all} expected"
+    )
+    hungry = "more than computed: tell us, this machine allocates differently" if ratio > MOST_OVER_EXPECTED else ""
+    return works(check, text, hungry, ratio=ratio)
+
+
+def check_gpu(precision: str, local_rank: int) -> Finding:
+    """Compare gradients of this rank's GPU with those of its processor: the same to rounding, not to the bit."""
+    check = f"GPU = CPU, {precision}"
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if count == 0:
+        return skipped(check, "no GPU here")
+    device = torch.device("cuda", local_rank % count)
+    with toy_store(ring_event(GPU_TRACKS)) as store:
+        on_cpu, on_gpu = (gradients(precision, store, torch.device(kind)) for kind in ("cpu", device))
+    worst, name = max(
+        (float((on_gpu[name] - value).abs().max() / value.abs().max().clamp_min(1e-30)), name)
+        for name, value in on_cpu.items()
+    )
+    text = f"{torch.cuda.get_device_name(device)}: gradients differ by at most {worst:.1e} of the largest ({name})"
+    if worst > GPU_BOUNDS[precision]:
+        text += f"; {GPU_BOUNDS[precision]:.0e} is rounding"
+        return failed(check, text, "put this into an issue", difference=worst)
+    return works(check, text, difference=worst)
+
+
+def gradients(precision: str, store: EventStore, device: torch.device) -> dict[str, torch.Tensor]:
+    """Gradients of one step on a whole event, on the host, by parameter."""
+    trainer, _ = trained(replace(SMALL, precision=precision), store, World.alone(device), 1)
+    named = trainer.model.named_parameters()
+    return {name: value.grad.detach().cpu().double() for name, value in named if value.grad is not None}
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+
+def _names(places: Sequence[machine.Place]) -> dict[str, str]:
     """Names of people and places, and the words that stand for them; longer names first."""
     hosts = list(dict.fromkeys(place.host for place in places))
     short = {name.split(".")[0]: f"host{number}" for number, name in enumerate(hosts)}

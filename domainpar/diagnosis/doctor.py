@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -12,15 +12,14 @@ from pathlib import Path
 from domainpar import timeouts
 from domainpar.agreement import agree
 from domainpar.config import DoctorConfig
-from domainpar.diagnosis import machine, ranks, selftest
+from domainpar.diagnosis import machine
 from domainpar.diagnosis.certificate import certify
 from domainpar.diagnosis.files import check_run, check_store
 from domainpar.diagnosis.finding import Finding, as_record, attempted, exit_code, failed, gathered, show, write_json
-from domainpar.diagnosis.launcher import check_launcher, check_mpi, check_open_mpi, mpiexec_for
-from domainpar.diagnosis.probe import probe_gloo, probe_mpi
-from domainpar.diagnosis.transport import check_transport, check_transports
+from domainpar.diagnosis.launcher import check_launcher, check_mpi, check_open_mpi, mpiexec_for, probe_gloo, probe_mpi
+from domainpar.diagnosis.transport import check_halo, check_rows, check_split, check_transport, check_transports
 from domainpar.parallel.allocator import set_up_allocator
-from domainpar.parallel.launcher import Launcher, detect, started_as_root
+from domainpar.parallel.launcher import Launcher, cores_here, detect, started_as_root
 from domainpar.parallel.meeting import NobodyServes
 from domainpar.parallel.presence import guard
 from domainpar.parallel.thread_ranks import run_threads
@@ -49,12 +48,12 @@ class Subject:
     started: bool
     allocator: str
     world: World
-    places: Sequence[ranks.Place]
+    places: Sequence[machine.Place]
 
     @property
     def local_ranks(self) -> int:
         """Ranks on this machine."""
-        return ranks.local_ranks(self.places, self.world.rank)
+        return machine.local_ranks(self.places, self.world.rank)
 
     @cached_property
     def mpi(self) -> Finding | None:
@@ -63,32 +62,29 @@ class Subject:
             return None
         return attempted("MPI", lambda: check_mpi(self.launcher))[0]
 
+    def own_findings(self, checks: Mapping[str, Callable[[Subject], Finding | None]]) -> list[Finding]:
+        """The findings of checks that a rank makes by itself; if one ends with an error, that is its finding."""
+        return [finding for name, check in checks.items() for finding in attempted(name, partial(check, self))]
+
 
 def _open_mpi(subject: Subject) -> Finding | None:
     """The flags that the library of `Subject.mpi` asks for."""
     if subject.mpi is None:
         return None
-    return check_open_mpi(str(subject.mpi.figures.get("library", "")), machine.cores_here())
-
-
-def _transports(subject: Subject) -> Iterable[Finding]:
-    world, seconds = subject.world, subject.config.seconds
-    return check_transports(world, subject.launcher, subject.local_ranks, seconds) if world.size > 1 else []
+    return check_open_mpi(str(subject.mpi.figures.get("library", "")), len(cores_here()))
 
 
 def _halo(subject: Subject) -> list[Finding]:
     """The halo and a network on it; on ranks that are threads where there is one process only. *Collective*."""
     if subject.world.size > 1:
-        return [*selftest.check_halo(subject.world), selftest.check_split(subject.world)]
-    of_threads: list[list[Finding]] = run_threads(
-        _on_threads, THREAD_RANKS, subject.config.seconds, timeout=timeouts.DOCTOR
-    )
+        return [*check_halo(subject.world), check_split(subject.world)]
+
+    def on_threads(world: World) -> list[Finding]:
+        transport = check_transport(world.transport, subject.config.seconds)
+        return gathered([transport, *check_halo(world), check_split(world)], world)
+
+    of_threads: list[list[Finding]] = run_threads(on_threads, THREAD_RANKS, timeout=timeouts.DOCTOR)
     return of_threads[0]
-
-
-def _on_threads(world: World, seconds: float) -> list[Finding]:
-    findings = [check_transport(world.transport, seconds), *selftest.check_halo(world), selftest.check_split(world)]
-    return gathered(findings, world)
 
 
 def _files(subject: Subject) -> Iterator[Finding]:
@@ -122,18 +118,18 @@ OF_THE_MACHINE: dict[str, Callable[[Subject], Finding | None]] = {
     "GPUs": lambda subject: machine.check_gpus(subject.local_ranks),
     "slurm": lambda subject: machine.check_slurm(subject.started),
 }
-"""Checks that each rank makes by itself, by name; if one ends with an error, that is its finding."""
+"""Checks that each rank makes by itself, by name."""
 
-OF_ALL_RANKS: dict[str, Callable[[Subject], Iterable[Finding]]] = {
-    "ranks": lambda subject: [ranks.check_ranks(subject.places, subject.world.transport.name)],
-    "same software": lambda subject: [ranks.check_same_versions(subject.places)],
-    "clock": lambda subject: [ranks.check_clocks(subject.places)],
-    "transports": _transports,
-    "halo": _halo,
-    "rows": lambda subject: [selftest.check_rows(subject.world)],
-    "files": _files,
-    "probes": _probes,
-}
+OF_ALL_RANKS: Sequence[Callable[[Subject], Iterable[Finding]]] = (
+    lambda subject: [machine.check_ranks(subject.places, subject.world.transport.name)],
+    lambda subject: [machine.check_same_versions(subject.places)],
+    lambda subject: [machine.check_clocks(subject.places)],
+    lambda subject: check_transports(subject.world, subject.launcher, subject.local_ranks, subject.config.seconds),
+    _halo,
+    lambda subject: [check_rows(subject.world)],
+    _files,
+    _probes,
+)
 """Checks that all ranks make together, *collective*; an error of one ends all."""
 
 
@@ -156,7 +152,7 @@ def diagnose(config: DoctorConfig) -> int:
         return _without_world(config, refused, allocator)
     with guard(world.presence):
         agree(world.transport, _cannot_write(config) if world.is_root else None)
-        subject = Subject(config, launcher, launcher.kind != "none", allocator, world, ranks.places_of(world))
+        subject = Subject(config, launcher, launcher.kind != "none", allocator, world, machine.places_of(world))
         findings = _all_findings(subject)
         if world.is_root:
             _show_and_write(config, findings)
@@ -182,11 +178,10 @@ def _cannot_write(config: DoctorConfig) -> Problem | None:
 
 def _all_findings(subject: Subject) -> list[Finding]:
     """The findings of all checks; if one ends with an error, rank 0 shows those before it. *Collective*."""
-    checks = {**OF_THE_LAUNCHER, **OF_THE_MACHINE}
-    own = [finding for name, check in checks.items() for finding in attempted(name, partial(check, subject))]
-    findings = gathered(own, subject.world)
+    findings = gathered(subject.own_findings({**OF_THE_LAUNCHER, **OF_THE_MACHINE}), subject.world)
     try:
-        for check_together in OF_ALL_RANKS.values():
+        for check_together in OF_ALL_RANKS:
+            # Gathered one by one: a generator's next finding may need the ranks to be free again.
             for finding in check_together(subject):
                 findings += gathered([finding], subject.world)
     except Exception as error:
@@ -205,9 +200,8 @@ def _without_world(config: DoctorConfig, refused: ValueError, allocator: str) ->
     advice = reason["hint"] or "nothing that needs several ranks works until this is mended"
     alone = World.alone()
     # No launcher: MPI is then looked at in a process of its own, safely.
-    subject = Subject(config, Launcher("none", ""), True, allocator, alone, ranks.places_of(alone))
-    checks = {"MPI": OF_THE_LAUNCHER["MPI"], **OF_THE_MACHINE}
-    own = [finding for name, check in checks.items() for finding in attempted(name, partial(check, subject))]
+    subject = Subject(config, Launcher("none", ""), True, allocator, alone, machine.places_of(alone))
+    own = subject.own_findings({"MPI": OF_THE_LAUNCHER["MPI"], **OF_THE_MACHINE})
     _show_and_write(config, [failed("ranks", reason["what"], advice), *own])
     return 1
 

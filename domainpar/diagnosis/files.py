@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from domainpar.diagnosis.finding import Finding, failed, of_all_ranks, passed
+from domainpar.agreement import gather
+from domainpar.diagnosis.finding import Finding, failed, works
 from domainpar.events.store import MANIFEST, StoredEvent, StoreError, file_sha256, names_in
 from domainpar.parallel.world import World
 from domainpar.problems import Problem
@@ -26,7 +27,7 @@ def check_store(directory: Path, world: World) -> Finding:
     """
     check = f"store {directory}"
     listed, unreadable = _listed(directory)
-    if any(of_all_ranks(unreadable, world)):
+    if any(gather(world.transport, unreadable)):
         return failed(check, unreadable or "unreadable on another rank", "run python -m domainpar.prepare again")
     bad = [problem for values in listed[world.rank :: world.size] if (problem := event_problem(directory, values))]
     size = sum(int(values["bytes"]) for values in listed)
@@ -34,7 +35,7 @@ def check_store(directory: Path, world: World) -> Finding:
     if bad := _of_all(bad, world):
         advice = "prepare these events again, or copy them anew"
         return failed(check, f"{text}; {len(bad)} bad: {_first(bad)}", advice, events=len(listed), bad=bad)
-    return passed(check, f"{text}: all as the manifest says", events=len(listed), bytes=size)
+    return works(check, f"{text}: all as the manifest says", events=len(listed), bytes=size)
 
 
 def _listed(directory: Path) -> tuple[list[dict[str, Any]], str]:
@@ -61,7 +62,20 @@ def event_problem(directory: Path, listed: dict[str, Any]) -> str | None:
             return f"{path.name}: sha256 is {sha256[:12]}, the manifest says {str(listed['sha256'])[:12]}"
         with StoredEvent(path) as event:
             event.check_bytes()
-            _read_all(event)
+            event.tile_graph()
+            event.particles()
+            # Every array that is in the file: its hash may be that of a file that was damaged before it was hashed.
+            there = {
+                "position": event.has_positions,
+                "particle_id": event.has_particle_ids,
+                "weight": event.has_weights,
+            }
+            for name in names_in("nodes"):
+                if there.get(name, True):
+                    event.read_nodes(name, np.arange(event.num_nodes))
+            for name in names_in("edges"):
+                if name != "label" or event.has_labels:
+                    event.read_edges(name, np.arange(event.num_edges))
     except OSError as error:
         return f"{path.name}: {error.strerror or error}"
     except StoreError as error:
@@ -69,61 +83,35 @@ def event_problem(directory: Path, listed: dict[str, Any]) -> str | None:
     return None
 
 
-def _read_all(event: StoredEvent) -> None:
-    """Read every array of nodes, edges and particles."""
-    event.tile_graph()
-    event.particles()
-    left_out = {
-        *(set() if event.has_positions else {"position"}),
-        *(set() if event.has_particle_ids else {"particle_id"}),
-        *(set() if event.has_weights else {"weight"}),
-    }
-    for name in names_in("nodes"):
-        if name not in left_out:
-            event.read_nodes(name, np.arange(event.num_nodes))
-    for name in names_in("edges"):
-        if name != "label" or event.has_labels:
-            event.read_edges(name, np.arange(event.num_edges))
-
-
 def check_run(directory: Path, world: World) -> Finding:
     """Every checkpoint of a run against its hashes, shared among the ranks. *Collective*."""
     check, files = f"run {directory}", CheckpointFiles(directory / "checkpoints")
     names = files.names()
-    if not all(of_all_ranks(names, world)):
+    # All of them look before any refuses: they may see different file systems.
+    if not all(gather(world.transport, names)):
         return failed(check, f"no checkpoint in {files.directory}", "name the directory of a run that has saved one")
-    bad = [what for name in names[world.rank :: world.size] if (what := checkpoint_problem(files, name))]
-    bad = _of_all(bad + (_pointer_problems(files) if world.is_root else []), world)
-    text = f"{several(len(names), 'checkpoint')} hashed"
+    bad = [f"{name}: {what}" for name in names[world.rank :: world.size] if (what := _problem(files.read, name))]
+    for pointer in ("last", "best") if world.is_root else ():
+        if pointer == "last" or (files.directory / pointer).exists():  # a run without validation has no best
+            bad += filter(None, [_problem(files.pointed, pointer)])
+    bad, text = _of_all(bad, world), f"{several(len(names), 'checkpoint')} hashed"
     if not bad:
-        return passed(check, f"{text}: all as their manifests say", checkpoints=len(names))
+        return works(check, f"{text}: all as their manifests say", checkpoints=len(names))
     advice = "copy them anew, or go on from one that is whole: write its name into checkpoints/last"
     return failed(check, f"{text}; {len(bad)} bad: {_first(bad)}", advice, checkpoints=len(names), bad=bad)
 
 
-def checkpoint_problem(files: CheckpointFiles, name: str) -> str | None:
-    """The problem of one checkpoint, naming it; None if there is none."""
+def _problem(read: Callable[[str], object], name: str) -> str:
+    """The problem of reading something by its name; nothing if there is none."""
     try:
-        files.read(name)
+        read(name)
     except Problem as problem:
-        return f"{name}: {problem.what}"
-    return None
-
-
-def _pointer_problems(files: CheckpointFiles) -> list[str]:
-    """The problems of `last`, and of `best` if there is one."""
-    problems = []
-    for pointer in ("last", "best"):
-        try:
-            if pointer == "last" or (files.directory / pointer).exists():
-                files.pointed(pointer)
-        except Problem as problem:
-            problems.append(problem.what)
-    return problems
+        return problem.what
+    return ""
 
 
 def _of_all(problems: list[str], world: World) -> list[str]:
-    return sorted(text for texts in of_all_ranks(problems, world) for text in texts)
+    return sorted(text for texts in gather(world.transport, problems) for text in texts)
 
 
 def _first(problems: Sequence[str]) -> str:

@@ -68,14 +68,9 @@ class Finding:
         return cls(**{**values, "verdict": Verdict(values["verdict"])})
 
 
-def passed(check: str, found: str, **figures: Any) -> Finding:
-    """All is well."""
-    return Finding(check, Verdict.PASS, found, figures=figures)
-
-
-def warned(check: str, found: str, advice: str, **figures: Any) -> Finding:
-    """It works, but somebody should know."""
-    return Finding(check, Verdict.WARN, found, advice, figures)
+def works(check: str, found: str, advice: str = "", /, **figures: Any) -> Finding:
+    """All is well; with an advice it works, but somebody should know."""
+    return Finding(check, Verdict.WARN if advice else Verdict.PASS, found, advice, figures)
 
 
 def failed(check: str, found: str, advice: str, **figures: Any) -> Finding:
@@ -102,21 +97,13 @@ def exit_code(findings: Sequence[Finding]) -> int:
     return int(any(finding.verdict is Verdict.FAIL for finding in findings))
 
 
-# --- of all ranks ----------------------------------------------------------------------------------------------------
-
-
-def of_all_ranks(value: Any, world: World) -> list[Any]:
-    """The plain value of every rank. *Collective*."""
-    return gather(world.transport, value)
-
-
 def gathered(findings: Sequence[Finding], world: World) -> list[Finding]:
     """One finding for each check of all ranks, the same on every rank. *Collective*.
 
     The worst verdict wins and its ranks are named; findings that are the same on all ranks are said once.
     """
     by_check: dict[str, dict[int, Finding]] = {}
-    for rank, rows in enumerate(of_all_ranks([asdict(finding) for finding in findings], world)):
+    for rank, rows in enumerate(gather(world.transport, [asdict(finding) for finding in findings])):
         for values in rows:
             by_check.setdefault(values["check"], {})[rank] = Finding.read(values)
     return [_merged(of_ranks) for of_ranks in by_check.values()]
@@ -127,15 +114,13 @@ def _merged(of_ranks: Mapping[int, Finding]) -> Finding:
     worst_ranks = {rank: finding for rank, finding in of_ranks.items() if finding.verdict is worst}
     first = next(iter(worst_ranks.values()))
     alike = len(worst_ranks) == len(of_ranks) and len({finding.found for finding in worst_ranks.values()}) == 1
+    # Of what is well, the words of one rank stand for all: free memory differs a little everywhere.
     if alike or worst.badness <= Verdict.PASS.badness:
         return first
     lines = [f"rank {rank}: {finding.found}" for rank, finding in list(worst_ranks.items())[:MOST_RANKS_NAMED]]
     if len(worst_ranks) > MOST_RANKS_NAMED:
         lines.append(f"and {several(len(worst_ranks) - MOST_RANKS_NAMED, 'more rank')}")
     return replace(first, found="; ".join(lines), figures={**first.figures, "ranks": sorted(worst_ranks)})
-
-
-# --- the table -------------------------------------------------------------------------------------------------------
 
 
 def as_text(findings: Sequence[Finding], width: int = WIDTH_OF_A_FILE, colours: bool = False) -> str:
@@ -146,29 +131,25 @@ def as_text(findings: Sequence[Finding], width: int = WIDTH_OF_A_FILE, colours: 
     for finding in findings:
         verdict = Text(finding.verdict, style=COLOURS[finding.verdict])
         table.add_row(Text(finding.check), verdict, Text(finding.found), Text(finding.advice))
-    written = io.StringIO()
-    Console(file=written, width=width, force_terminal=colours, color_system="standard" if colours else None).print(
-        table
-    )
-    lines = [line.rstrip() for line in written.getvalue().splitlines()]
+    text = io.StringIO()
+    console = Console(file=text, width=width, force_terminal=colours, color_system="standard" if colours else None)
+    console.print(table)
+    lines = [line.rstrip() for line in text.getvalue().splitlines()]
     counts = [f"{sum(finding.verdict is verdict for finding in findings)} {verdict}" for verdict in COLOURS]
     return "\n".join([*lines, f"doctor: {', '.join(counts)}; exit code {exit_code(findings)}"]) + "\n"
 
 
 def show(findings: Sequence[Finding]) -> None:
     """Print the table in one piece: lines of several ranks would tear."""
+    try:
+        launched = detect().kind != "none"
+    except ValueError:  # variables of a launcher, but spoilt ones
+        launched = True
     # A launcher may hand out terminals of its own, which know neither width nor colours of the user's.
-    on_terminal = sys.stdout.isatty() and not _through_launcher()
+    on_terminal = sys.stdout.isatty() and not launched
     width = shutil.get_terminal_size().columns if on_terminal else WIDTH_OF_A_FILE
     sys.stdout.write(as_text(findings, width, on_terminal and "NO_COLOR" not in os.environ))
     sys.stdout.flush()
-
-
-def _through_launcher() -> bool:
-    try:
-        return detect().kind != "none"
-    except ValueError:  # variables of a launcher, but spoilt ones
-        return True
 
 
 def as_record(findings: Sequence[Finding]) -> dict[str, Any]:

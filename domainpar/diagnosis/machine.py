@@ -1,4 +1,4 @@
-"""The machine and the Python that this rank runs on: checks that each rank makes by itself."""
+"""The machine and the Python of each rank, and whether those of all ranks fit together."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import platform
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -17,12 +20,18 @@ import psutil
 import torch
 
 import domainpar
-from domainpar.diagnosis.finding import Finding, failed, passed, skipped, warned
-from domainpar.training.memory import free_in_cgroup
-from domainpar.words import several
+from domainpar.agreement import gather
+from domainpar.diagnosis.finding import Finding, failed, skipped, works
+from domainpar.parallel.digests import about_this_program
+from domainpar.parallel.launcher import cores_here
+from domainpar.parallel.world import World
+from domainpar.training.memory import free_memory
+from domainpar.training.origin import installed
+from domainpar.words import between, several
 
 ENOUGH_MEMORY = 2**30
 ENOUGH_DISK = 10**9
+LARGEST_CLOCK_SPREAD = 2.0  # seconds
 OPTIONAL = ("mpi4py", "torch-geometric", "plotly", "matplotlib")
 OF_SLURM = (
     *("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "SLURM_NNODES", "SLURM_CPUS_PER_TASK"),
@@ -30,18 +39,11 @@ OF_SLURM = (
 )
 
 
-def cores_here() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """Model of the processor."""
-    if cpuinfo.exists():
-        model = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", cpuinfo.read_text(errors="replace"), re.MULTILINE)
-        if model:
-            return model[1]
-    return platform.processor() or platform.machine()
+    text = cpuinfo.read_text(errors="replace") if cpuinfo.exists() else ""
+    model = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", text, re.MULTILINE)
+    return model[1] if model else platform.processor() or platform.machine()
 
 
 def describe() -> dict[str, Any]:
@@ -58,10 +60,12 @@ def describe() -> dict[str, Any]:
     }
 
 
+# --- checks that each rank makes by itself ---------------------------------------------------------------------------
+
+
 def check_versions() -> Finding:
     """The installed packages against those that are declared: there, and new enough?"""
-    needed = needed_versions()
-    versions = {name: version for name in (*needed, *OPTIONAL) if (version := installed(name))}
+    needed, versions = needed_versions(), package_versions()
     wrong = [f"missing: {name}" for name in needed if name not in versions]
     wrong += [
         f"{name} {versions[name]} < {least}"
@@ -72,7 +76,7 @@ def check_versions() -> Finding:
         return failed("versions", "; ".join(wrong), "pip install domainpar in an environment of its own", **versions)
     words = ", ".join(f"{name} {version}" for name, version in versions.items())
     text = f"domainpar {domainpar.__version__}, Python {platform.python_version()}, {words}"
-    return passed("versions", text, **versions)
+    return works("versions", text, **versions)
 
 
 def needed_versions() -> dict[str, str]:
@@ -84,58 +88,52 @@ def needed_versions() -> dict[str, str]:
         declared = metadata.requires("domainpar") or []
     except metadata.PackageNotFoundError:
         return {}
+    # What follows a semicolon is a condition, such as an extra.
     plain = [re.match(r"([\w.-]+)(?:\[[^]]*\])?>=([\d.]+)$", line.strip()) for line in declared if ";" not in line]
     return {match[1]: match[2] for match in plain if match}
 
 
-def installed(package: str) -> str | None:
-    """Version of a package; None if it is not there."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+def package_versions() -> dict[str, str]:
+    """The versions of all packages, needed or optional, that are there."""
+    return {name: version for name in (*needed_versions(), *OPTIONAL) if (version := installed(name))}
 
 
 def _numbers(version: str) -> tuple[int, ...]:
+    """The first three numbers of a version, without a build such as `+cpu`."""
     return tuple(int(part) for part in re.findall(r"\d+", version.split("+")[0])[:3])
 
 
 def check_processor(local_ranks: int) -> Finding:
     """Cores of this rank against the threads it will start."""
-    cores, threads = cores_here(), torch.get_num_threads()
+    cores, threads = len(cores_here()), torch.get_num_threads()
     asked = os.environ.get("OMP_NUM_THREADS")
     text = (
         f"{cpu_model()}; {several(cores, 'core')} for {several(local_ranks, 'rank')} here; "
         f"OMP_NUM_THREADS {asked or 'unset'}, torch would take {several(threads, 'thread')}"
     )
-    figures = {"cores": cores, "local_ranks": local_ranks, "omp_num_threads": asked, "torch_threads": threads}
+    advice = ""
     if local_ranks > cores:
-        return warned("cores", text, "more ranks than cores: start fewer, unless this is only a trial", **figures)
-    if asked and asked.isdigit() and int(asked) * local_ranks > cores > 1:
-        share = max(1, cores // local_ranks)
-        return warned("cores", text, f"OMP_NUM_THREADS={share} gives each rank its share", **figures)
-    return passed("cores", text, **figures)
+        advice = "more ranks than cores: start fewer, unless this is only a trial"
+    elif asked and asked.isdigit() and int(asked) * local_ranks > cores > 1:
+        advice = f"OMP_NUM_THREADS={max(1, cores // local_ranks)} gives each rank its share"
+    figures = {"cores": cores, "local_ranks": local_ranks, "omp_num_threads": asked, "torch_threads": threads}
+    return works("cores", text, advice, **figures)
 
 
 def check_memory(local_ranks: int, free: int | None = None) -> Finding:
     """Memory for each rank of this machine; `free`: bytes nobody uses, also within a container's limit, looked up."""
     total = psutil.virtual_memory().total
-    if free is None:
-        free = int(min(psutil.virtual_memory().available, free_in_cgroup()))
-    share = free // max(1, local_ranks)
+    share = (free_memory(torch.device("cpu"))[1] if free is None else free) // max(1, local_ranks)
     text = f"{share / 2**30:.1f} GiB free for each rank; the machine has {total / 2**30:.1f} GiB"
-    figures = {"free_bytes_of_a_rank": share, "total_bytes": total}
-    if share < ENOUGH_MEMORY:
-        return warned("memory", text, "a full event needs some GiB: fewer ranks here, or another machine", **figures)
-    return passed("memory", text, **figures)
+    little = "a full event needs some GiB: fewer ranks here, or another machine" if share < ENOUGH_MEMORY else ""
+    return works("memory", text, little, free_bytes_of_a_rank=share, total_bytes=total)
 
 
 def check_allocator(words: str) -> Finding:
     """The C library's way with freed memory, in the words of `set_up_allocator`."""
+    slow = "plain PyG models are slower so; models built on stages are not"
     text = f"{' '.join(platform.libc_ver()) or platform.system()}; {words}"
-    if words.startswith("left as it is"):
-        return warned("allocator", text, "plain PyG models are slower so; models built on stages are not")
-    return passed("allocator", text)
+    return works("allocator", text, slow if words.startswith("left as it is") else "")
 
 
 def check_disk(directory: Path | None = None) -> Finding:
@@ -150,76 +148,63 @@ def check_disk(directory: Path | None = None) -> Finding:
         except OSError as error:
             return failed("disk", f"cannot write to {place}: {error.strerror}", "go to a directory that is yours")
     text = ", ".join(f"{name}: {size / 1e9:.1f} GB free" for name, size in free.items())
-    if min(free.values()) < ENOUGH_DISK:
-        return warned("disk", text, "a store of full events takes some GB: make room, or write elsewhere", **free)
-    return passed("disk", text, **free)
+    little = "a store of full events takes some GB: make room, or write elsewhere"
+    return works("disk", text, little if min(free.values()) < ENOUGH_DISK else "", **free)
 
 
 def check_numba_cache() -> Finding:
     """Whether compiled kernels can be kept: else every rank compiles them at every start."""
-    asked = os.environ.get("NUMBA_CACHE_DIR")
-    if asked:
-        place, home = Path(asked), None
-    else:
-        place, home = Path(domainpar.__file__).parent / "nn" / "__pycache__", Path.home() / ".cache"
-    if _can_write(place):
-        return passed("kernel cache", f"compiled kernels are kept in {'NUMBA_CACHE_DIR' if asked else 'the package'}")
-    if home is not None and _can_write(home):  # where numba goes if it may not write beside the code
-        return passed("kernel cache", "the package cannot be written to; compiled kernels are kept in ~/.cache")
-    return warned(
-        "kernel cache",
-        f"{place} cannot be written to: kernels are compiled anew at every start",
-        "NUMBA_CACHE_DIR=DIR, a directory of yours on a local disk",
-    )
-
-
-def _can_write(directory: Path) -> bool:
-    """Whether a file can be made there: tried, since rights do not tell all. Makes the directory, as numba does."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=directory):
-            return True
-    except OSError:
-        return False
+    if asked := os.environ.get("NUMBA_CACHE_DIR"):
+        places = {Path(asked): "compiled kernels are kept in NUMBA_CACHE_DIR"}
+    else:  # numba goes home if it may not write beside the code
+        places = {
+            Path(domainpar.__file__).parent / "nn" / "__pycache__": "compiled kernels are kept in the package",
+            Path.home() / ".cache": "the package cannot be written to; compiled kernels are kept in ~/.cache",
+        }
+    for place, text in places.items():
+        try:
+            # Tried, since rights do not tell all; the directory is made, as numba does.
+            place.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=place):
+                return works("kernel cache", text)
+        except OSError:
+            continue
+    text = f"{next(iter(places))} cannot be written to: kernels are compiled anew at every start"
+    return works("kernel cache", text, "NUMBA_CACHE_DIR=DIR, a directory of yours on a local disk")
 
 
 def check_slurm(started: bool, environ: Mapping[str, str] = os.environ) -> Finding:
     """The variables of the Slurm job; `started`: whether a launcher has started this process."""
-    text = {name: environ[name] for name in OF_SLURM if name in environ}
-    if not text:
+    values = {name: environ[name] for name in OF_SLURM if name in environ}
+    if not values:
         return skipped("slurm", "no Slurm variables: not inside a job")
-    words = ", ".join(f"{name.removeprefix('SLURM_').lower()}={value}" for name, value in text.items())
-    if not started:
-        return warned("slurm", words, "inside a job but not started by srun: srun -n N python -m domainpar...", **text)
-    return passed("slurm", words, **text)
+    words = ", ".join(f"{name.removeprefix('SLURM_').lower()}={value}" for name, value in values.items())
+    without_srun = "inside a job but not started by srun: srun -n N python -m domainpar..."
+    return works("slurm", words, "" if started else without_srun, **values)
 
 
 def check_gpus(local_ranks: int) -> Finding:
     """GPUs of this machine against the ranks on it, and the build of torch."""
     build = f"torch {torch.__version__}, " + (f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA")
     if not torch.cuda.is_available():
-        if Path("/proc/driver/nvidia").exists():
-            return warned(
-                "GPUs",
-                f"{build}; there is an NVIDIA driver, but torch sees no GPU",
-                "install torch built for CUDA, or look at CUDA_VISIBLE_DEVICES",
-                build=build,
-            )
-        return skipped("GPUs", f"{build}; none here")
+        if not Path("/proc/driver/nvidia").exists():
+            return skipped("GPUs", f"{build}; none here")
+        text = f"{build}; there is an NVIDIA driver, but torch sees no GPU"
+        return works("GPUs", text, "install torch built for CUDA, or look at CUDA_VISIBLE_DEVICES", build=build)
     gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     names = ", ".join(f"{gpu.name} {gpu.total_memory / 2**30:.0f} GiB" for gpu in gpus)
     text = f"{build}; {several(len(gpus), 'GPU')} for {several(local_ranks, 'rank')} here: {names}"
     figures = {"build": build, "gpus": names, "count": len(gpus), "local_ranks": local_ranks, "nccl": nccl_version()}
     if len(gpus) < local_ranks:
-        return warned("GPUs", text, f"NCCL needs a GPU for each rank: at most {len(gpus)} ranks here", **figures)
-    return passed("GPUs", f"{text}; NCCL {figures['nccl'] or 'not in this build'}", **figures)
+        return works("GPUs", text, f"NCCL needs a GPU for each rank: at most {len(gpus)} ranks here", **figures)
+    return works("GPUs", f"{text}; NCCL {figures['nccl'] or 'not in this build'}", **figures)
 
 
 def nccl_version() -> str | None:
     """The NCCL that torch was built with; None without."""
     if not torch.cuda.is_available() or not hasattr(torch._C, "_nccl_version"):
         return None
-    from torch.cuda import nccl
+    from torch.cuda import nccl  # reads the library when it is imported
 
     version = nccl.version()
     return ".".join(str(number) for number in version) if isinstance(version, tuple) else str(version)
@@ -227,12 +212,87 @@ def nccl_version() -> str | None:
 
 def check_numbers() -> Finding:
     """Whether this machine computes with floating-point numbers as it must: subnormals are not flushed to zero."""
-    tiny = np.float32(1e-40)
-    kept = bool(tiny * np.float32(1.0) != 0) and bool(torch.tensor(1e-40) * 1.0 != 0)
-    if kept:
-        return passed("numbers", "subnormal numbers are kept")
-    return warned(
-        "numbers",
-        "subnormal numbers are flushed to zero: some library was built with -ffast-math",
-        "bits may differ from machines without it; find the library that was loaded first",
-    )
+    # The processor's flag is set for each thread by whichever library was loaded first; numpy and torch may differ.
+    if bool(np.float32(1e-40) * np.float32(1.0) != 0) and bool(torch.tensor(1e-40) * 1.0 != 0):
+        return works("numbers", "subnormal numbers are kept")
+    text = "subnormal numbers are flushed to zero: some library was built with -ffast-math"
+    return works("numbers", text, "bits may differ from machines without it; find the library that was loaded first")
+
+
+# --- checks of the places of all ranks -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place of one rank.
+
+    Attributes:
+        rank: The rank.
+        host: Its machine.
+        cpu: Model of the processor.
+        cores: Cores that the rank may use.
+        gpus: GPUs that it sees.
+        clock: Seconds since 1970, read when all ranks had met.
+        versions: Of packages, and of the code itself.
+    """
+
+    rank: int
+    host: str
+    cpu: str
+    cores: int
+    gpus: int
+    clock: float
+    versions: dict[str, str]
+
+
+def places_of(world: World) -> list[Place]:
+    """The place of every rank, the same list on every rank. *Collective*."""
+    versions, gpus = package_versions() | about_this_program(), torch.cuda.device_count()
+    # All read their clocks at one moment, after everything that takes a time of its own.
+    world.transport.barrier()
+    own = Place(world.rank, platform.node(), cpu_model(), len(cores_here()), gpus, time.time(), versions)
+    return [Place(**values) for values in gather(world.transport, asdict(own))]
+
+
+def local_ranks(places: Sequence[Place], rank: int) -> int:
+    """Ranks on the machine of one of them."""
+    return sum(place.host == places[rank].host for place in places)
+
+
+def check_ranks(places: Sequence[Place], transport: str) -> Finding:
+    """Ranks and hosts, in one line."""
+    hosts = Counter(place.host for place in places)
+    text = f"{several(len(places), 'rank')} on {several(len(hosts), 'host')} met by {transport}"
+    if len(places) > 1:
+        text += f"; {between(list(hosts.values()), 'rank')} a host"
+    cpus, advice = sorted({place.cpu for place in places}), ""
+    if len(cpus) > 1:
+        text, advice = f"{text}; processors differ: {', '.join(cpus)}", "'rows' says if bits do"
+    return works("ranks", text, advice, ranks=len(places), hosts=dict(hosts), cpus=cpus)
+
+
+def check_same_versions(places: Sequence[Place]) -> Finding:
+    """Whether all ranks run the same software: else they compute different things in silence."""
+    if len(places) == 1:
+        return skipped("same software", "one rank alone")
+    first = places[0]
+    for place in places[1:]:
+        for name in sorted(first.versions.keys() | place.versions.keys()):
+            here, there = first.versions.get(name, "missing"), place.versions.get(name, "missing")
+            if here != there:
+                return failed(
+                    "same software",
+                    f"{name} is {here} on rank 0 ({first.host}) and {there} on rank {place.rank} ({place.host})",
+                    "start all ranks from one environment, on a file system that all hosts see",
+                )
+    return works("same software", f"the same versions on {several(len(places), 'rank')}")
+
+
+def check_clocks(places: Sequence[Place]) -> Finding:
+    """Whether clocks of hosts agree: logs and file times of ranks are compared by them."""
+    now = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(places[0].clock))
+    if len({place.host for place in places}) == 1:
+        return works("clock", now)
+    spread = max(place.clock for place in places) - min(place.clock for place in places)
+    advice = "set the clocks (NTP): times in logs do not compare" if spread > LARGEST_CLOCK_SPREAD else ""
+    return works("clock", f"{now}; hosts differ by at most {spread:.2f} s", advice, spread=spread)

@@ -1,28 +1,46 @@
-"""The transport between the ranks of a world and others that can be had between them: do rows arrive, how fast?"""
+"""Transports between ranks, and the halo on top of them: do rows arrive, how fast, and does a split change a bit?"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from domainpar.diagnosis.finding import Finding, failed, of_all_ranks, passed, skipped, warned
+from domainpar.agreement import gather
+from domainpar.diagnosis.finding import Finding, failed, skipped, works
 from domainpar.diagnosis.machine import nccl_version
+from domainpar.events.store import EventStore
 from domainpar.measure.rates import MEBIBYTE, SIZES, Ring, largest_of_ranks, transport_rates
+from domainpar.measure.steps import SMALL, trained_sha256
+from domainpar.measure.toy import NUM_EDGE_FEATURES, NUM_FEATURES, ring_event, toy_store
+from domainpar.nn.interaction import InteractionNetwork
+from domainpar.nn.selftest import rows_are_independent
 from domainpar.parallel import process_group, side_channel
+from domainpar.parallel.halo import Halo
 from domainpar.parallel.launcher import Launcher
+from domainpar.parallel.mpi import MpiTransport
+from domainpar.parallel.part_loading import load_part
 from domainpar.parallel.transport import Transport
 from domainpar.parallel.world import World
+from domainpar.plan import IntArray
+
+TRACKS = 60  # of the toy event
+COLUMNS = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+ADVICE = "put this table into an issue; another --transport may work meanwhile"
 
 CLUSTER_TRANSPORTS = ("mpi", "gloo", "nccl")
-SLOW_SECONDS = 1e-3
+SLOW_SECONDS = 1e-3  # for 8 bytes to a neighbour
 
 
 def check_transports(world: World, launcher: Launcher, local_ranks: int, seconds: float) -> Iterator[Finding]:
     """The transport of this world, then others between the same ranks. *Collective*."""
+    if world.size == 1:
+        return
     yield check_transport(world.transport, seconds, world.device)
     for name in CLUSTER_TRANSPORTS:
         if name == world.transport.name:
@@ -50,12 +68,22 @@ def check_transport(transport: Transport, seconds: float, device: torch.device |
     check, device = f"transport {transport.name}", torch.device(device)
     if transport.size == 1:
         return skipped(check, "one rank alone has nobody to talk to", "start several: mpiexec -n 2 ..., torchrun ...")
-    rings = [Ring.of(transport, num_rows, device) for num_rows in (1, MEBIBYTE // 8)]
+    rings = [Ring(transport, num_rows, device) for num_rows in (1, MEBIBYTE // 8)]
     for ring in rings:
         ring.exchange()
     wrong = sum(ring.num_wrong() for ring in rings)
     if not largest_of_ranks(transport, wrong):
-        return _speed(check, transport, transport_rates(transport, seconds, device))
+        figures = transport_rates(transport, seconds, device)
+        rates = (
+            f"{size // MEBIBYTE} MiB at {figures[f'bytes_per_second_{size // MEBIBYTE}_MiB'] / 1e9:.2f}"
+            for size in SIZES
+        )
+        text = (
+            f"{transport.size} ranks: 8 bytes to a neighbour in {1e6 * figures['latency_seconds']:.0f} us, "
+            f"sum over all in {1e6 * figures['all_reduce_seconds']:.0f} us; rows of {', '.join(rates)} GB/s"
+        )
+        slow = "slow: do ranks share cores, or a slow interface (GLOO_SOCKET_IFNAME, FI_PROVIDER, UCX_NET_DEVICES)?"
+        return works(check, text, slow if figures["latency_seconds"] > SLOW_SECONDS else "", **figures)
     if not wrong:
         return failed(check, "what arrived here is right, but not on another rank", "see the rank that is named")
     return failed(
@@ -65,20 +93,6 @@ def check_transport(transport: Transport, seconds: float, device: torch.device |
         "use another --transport; look at the network and at the MPI library, and put this into an issue",
         wrong_rows=wrong,
     )
-
-
-def _speed(check: str, transport: Transport, figures: dict[str, float]) -> Finding:
-    rates = ", ".join(
-        f"{size // MEBIBYTE} MiB at {figures[f'bytes_per_second_{size // MEBIBYTE}_MiB'] / 1e9:.2f}" for size in SIZES
-    )
-    text = (
-        f"{transport.size} ranks: 8 bytes to a neighbour in {1e6 * figures['latency_seconds']:.0f} us, "
-        f"sum over all in {1e6 * figures['all_reduce_seconds']:.0f} us; rows of {rates} GB/s"
-    )
-    if figures["latency_seconds"] <= SLOW_SECONDS:
-        return passed(check, text, **figures)
-    advice = "slow: do ranks share cores, or a slow interface (GLOO_SOCKET_IFNAME, FI_PROVIDER, UCX_NET_DEVICES)?"
-    return warned(check, text, advice, **figures)
 
 
 # --- another transport between the same ranks ------------------------------------------------------------------------
@@ -101,25 +115,20 @@ class Second:
 
 def missing(name: str, world: World, launcher: Launcher, local_ranks: int) -> str | None:
     """Why another transport cannot be had beside this world, the same on every rank; None if it can. *Collective*."""
-    reasons: list[str | None] = of_all_ranks(_missing_here(name, world, launcher, local_ranks), world)
-    return next((reason for reason in reasons if reason), None)
-
-
-def _missing_here(name: str, world: World, launcher: Launcher, local_ranks: int) -> str | None:
-    own = world.transport.name
+    own, reason = world.transport.name, None
     if world.size == 1 or own == "threads":
-        return "these ranks are not processes that a launcher started"
-    if name == "mpi":
+        reason = "these ranks are not processes that a launcher started"
+    elif name == "mpi":
         mpi = sys.modules.get("mpi4py.MPI")
-        if mpi is not None and mpi.Is_initialized() and mpi.COMM_WORLD.Get_size() == world.size:
-            return None
-        return f"{launcher.command} has started no MPI processes here"
-    if name == "nccl" and (nccl_version() is None or torch.cuda.device_count() < local_ranks):
-        return "it needs torch with NCCL and a GPU for each rank of a machine"
-    if own != "mpi":
+        if mpi is None or not mpi.Is_initialized() or mpi.COMM_WORLD.Get_size() != world.size:
+            reason = f"{launcher.command} has started no MPI processes here"
+    elif name == "nccl" and (nccl_version() is None or torch.cuda.device_count() < local_ranks):
+        reason = "it needs torch with NCCL and a GPU for each rank of a machine"
+    elif own != "mpi":
         advice = "--device cuda --transport nccl" if name == "nccl" else f"--transport {name}"
-        return f"torch.distributed is in use by {own} already; start once more with {advice}"
-    return None
+        reason = f"torch.distributed is in use by {own} already; start once more with {advice}"
+    # One rank may lack what the others have: then none of them may begin to form a group.
+    return next((reason for reason in gather(world.transport, reason) if reason), None)
 
 
 def form(name: str, world: World, launcher: Launcher) -> Second | Finding:
@@ -129,10 +138,14 @@ def form(name: str, world: World, launcher: Launcher) -> Second | Finding:
     """
     second, why = None, ""
     try:
-        second = _by_mpi(world) if name == "mpi" else _by_torch(name, world, launcher)
+        if name == "mpi":
+            comm = sys.modules["mpi4py.MPI"].COMM_WORLD.Dup()
+            second = Second(MpiTransport(comm, world.transport.deadline), torch.device("cpu"))
+        else:
+            second = _by_torch(name, world, launcher)
     except RuntimeError as error:
         why = str(error).split("\n", 1)[0]
-    reasons = [f"rank {rank}: {text}" for rank, text in enumerate(of_all_ranks(why, world)) if text]
+    reasons = [f"rank {rank}: {text}" for rank, text in enumerate(gather(world.transport, why)) if text]
     if second is not None and not reasons:
         return second
     return failed(
@@ -140,13 +153,6 @@ def form(name: str, world: World, launcher: Launcher) -> Second | Finding:
         f"the ranks could not form a group: {'; '.join(reasons)}",
         "set GLOO_SOCKET_IFNAME (NCCL_SOCKET_IFNAME) to the interface that reaches the other hosts",
     )
-
-
-def _by_mpi(world: World) -> Second:
-    from domainpar.parallel.mpi import MpiTransport
-
-    comm = sys.modules["mpi4py.MPI"].COMM_WORLD.Dup()
-    return Second(MpiTransport(comm, world.transport.deadline), torch.device("cpu"))
 
 
 def _by_torch(name: str, world: World, launcher: Launcher) -> Second:
@@ -166,3 +172,78 @@ def _by_torch(name: str, world: World, launcher: Launcher) -> Second:
         torch.cuda.set_device(device)
         return Second(process_group.NcclTransport(None, device, deadline, owned=True), device, shared)
     return Second(process_group.GlooTransport(None, device, deadline, owned=True), device, shared)
+
+
+# --- the halo on top of it, and a network split by it: on a toy event ------------------------------------------------
+
+
+def check_halo(world: World) -> list[Finding]:
+    """Both verbs of the halo on a toy event that all ranks share. *Collective*."""
+    with _store(world) as store, store.open(store.events()[0]) as event:
+        halo: Halo = load_part(event, world.transport).halo
+        return [check_ghosts(halo), check_sums(halo)]
+
+
+def _store(world: World) -> AbstractContextManager[EventStore]:
+    """A toy event of which every rank can own a part."""
+    return toy_store(ring_event(max(TRACKS, world.size)), num_ranks=world.size)
+
+
+def check_ghosts(halo: Halo) -> Finding:
+    """Global ids through the exchange itself, into memory full of NaN. *Collective*."""
+    plan = halo.plan
+    ghosts = torch.full((plan.num_ghosts, len(COLUMNS)), torch.nan, dtype=torch.float64)
+    halo.fill_ghosts(_column(plan.owned_ids) * COLUMNS, ghosts)
+    wrong_rows = (ghosts != _column(plan.ghost_ids) * COLUMNS).any(1)
+    unfilled, wrong = int(ghosts.isnan().any(1).sum()), int(wrong_rows.sum())
+    text = f"{plan.num_ghosts:,} ghosts of {plan.num_owned:,} nodes here"
+    if not wrong:
+        return works("halo: ghosts", f"{text}: all hold the row of their own node", ghosts=plan.num_ghosts)
+    row = int(wrong_rows.nonzero()[0])
+    text += f": {wrong} are wrong, {unfilled} of them never filled; the first should hold node "
+    text += f"{int(plan.ghost_ids[row])} and holds {ghosts[row].tolist()}"
+    return failed("halo: ghosts", text, ADVICE, wrong=wrong, unfilled=unfilled)
+
+
+def _column(ids: IntArray) -> Tensor:
+    return torch.as_tensor(ids, dtype=torch.float64).unsqueeze(1)
+
+
+def check_sums(halo: Halo) -> Finding:
+    """Sums of ghosts' rows come back to owners as the adjoint of the copy, in whole numbers. *Collective*."""
+    plan = halo.plan
+    owned = _column(plan.owned_ids) % 97 - COLUMNS
+    ghosts = _column(plan.ghost_ids) * (plan.part + 2) % 89 + COLUMNS
+    filled, sums = halo.fill_ghosts(owned), halo.sum_to_owners(ghosts)
+    # Whole numbers far below 2^53, so that float64 adds them without rounding.
+    spoilt = int((~filled.isfinite()).sum() + (~sums.isfinite()).sum())
+    there, back = (int(product.nan_to_num().sum()) for product in (filled * ghosts, owned * sums))
+    totals = torch.tensor([there, back, spoilt], dtype=torch.int64)
+    halo.transport.all_reduce(totals)
+    there, back, spoilt = totals.tolist()
+    text = f"<fill x, y> = {there}, <x, sum y> = {back}" + (f", {spoilt} numbers not finite" if spoilt else "")
+    if there == back and not spoilt:
+        return works("halo: sums", f"{text}: adjoint, exactly", product=there)
+    return failed("halo: sums", f"{text}: the way back is not the adjoint of the way there", ADVICE)
+
+
+def check_split(world: World) -> Finding:
+    """Two training steps on all ranks, and on each rank alone with the whole event: one hash. *Collective*."""
+    with _store(world) as store:
+        split = trained_sha256(SMALL, store, World.over(world.transport, domain_size=world.size))
+        whole = trained_sha256(SMALL, store, World.alone())
+    splits, wholes = zip(*gather(world.transport, [split, whole]))
+    text = f"forward, backward and step on {world.size} parts: {split[:12]}; whole, on one rank: {whole[:12]}"
+    if len({*splits, *wholes}) == 1:
+        return works("split = whole", f"{text}, to the last bit", sha256=split)
+    if len(set(wholes)) > 1:
+        text += "; ranks alone do not agree with each other: their processors or libraries compute differently"
+    return failed("split = whole", text, ADVICE, split=splits, whole=wholes)
+
+
+def check_rows(world: World) -> Finding:
+    """Whether a row's bits depend on the rows beside it, as compiled on this machine. *Collective*."""
+    problem = rows_are_independent(InteractionNetwork(NUM_FEATURES, NUM_EDGE_FEATURES), world.transport)
+    if problem is None:
+        return works("rows", "a row's bits do not depend on the rows beside it, and all ranks compute the same")
+    return failed("rows", problem, "results are right to rounding but not to the bit here: " + ADVICE)

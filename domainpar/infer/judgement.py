@@ -22,8 +22,7 @@ from domainpar.reco.performance.truth import truth_of
 from domainpar.reco.scorer import Judge, Outcome
 from domainpar.reco.scores import EventScores
 from domainpar.reco.tracks import TrackOptions
-from domainpar.training.metrics import EdgeCounts
-from domainpar.training.trained import count_event, metrics_over
+from domainpar.training.metrics import EdgeCounts, count_event, metrics_over
 from domainpar.words import several
 
 DEFAULT_BORDERS = 8

@@ -33,9 +33,8 @@ from domainpar.reco.scorer import LeftOut, Outcome, Scorer
 from domainpar.reco.scores import score_event
 from domainpar.training.checkpoint import parameters_sha256
 from domainpar.training.inputs import check_parts, open_store
-from domainpar.training.run import DTYPES
-from domainpar.training.rundir import newest_run, state_of
-from domainpar.training.trained import load_network, read_run
+from domainpar.training.network import DTYPES, load_network
+from domainpar.training.rundir import newest_run, read_run, state_of
 
 
 @dataclass(frozen=True, eq=False)

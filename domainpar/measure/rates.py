@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -36,7 +35,7 @@ def in_turns(
             began = time.perf_counter()
             for _ in range(inner):
                 call()
-            if turn:
+            if turn:  # the first warms up
                 seconds[name].append((time.perf_counter() - began) / inner)
     return seconds
 
@@ -46,35 +45,27 @@ def slowest(ranks: Sequence[Sequence[float]]) -> list[float]:
     return [max(values) for values in zip(*ranks, strict=True)]
 
 
-@dataclass(frozen=True)
 class Ring:
     """Rows that every rank sends to the next one and receives from the one before, numbered so that each is known.
 
     Attributes:
         transport: Joins the ranks, at least 2.
+        origin: The rank that rows come from.
         send, receive: int64 [num_rows, 1].
     """
 
-    transport: Transport
-    send: Tensor
-    receive: Tensor
-
-    @classmethod
-    def of(cls, transport: Transport, num_rows: int, device: torch.device) -> Ring:
-        send = _numbered(transport.rank, num_rows, device)
-        return cls(transport, send, torch.full_like(send, NOT_SENT))
+    def __init__(self, transport: Transport, num_rows: int, device: torch.device) -> None:
+        self.transport, self.origin = transport, (transport.rank - 1) % transport.size
+        self.send = _numbered(transport.rank, num_rows, device)
+        self.receive = torch.full_like(self.send, NOT_SENT)
 
     def exchange(self) -> None:
         """Send and receive once. *Collective*."""
-        size, rank, count = self.transport.size, self.transport.rank, len(self.send)
+        size, count = self.transport.size, len(self.send)
         to, origin = [0] * size, [0] * size
-        to[(rank + 1) % size], origin[self.origin] = count, count
+        # Of two ranks the next one is the one before: it stands in both lists.
+        to[(self.transport.rank + 1) % size], origin[self.origin] = count, count
         self.transport.start(self.send, to, self.receive, origin).finish()
-
-    @property
-    def origin(self) -> int:
-        """The rank that rows come from."""
-        return (self.transport.rank - 1) % self.transport.size
 
     def num_wrong(self) -> int:
         """Rows that are not those that the rank before has sent."""
@@ -84,39 +75,40 @@ class Ring:
 
 def _numbered(rank: int, num_rows: int, device: torch.device) -> Tensor:
     """Rows that no other rank has, int64 [num_rows, 1]."""
-    return torch.arange(num_rows, device=device).add_((rank + 1) << 32).unsqueeze(1)
+    return torch.arange(num_rows, device=device).add_((rank + 1) << 32).unsqueeze(1)  # the rank in the upper half
 
 
 def transport_rates(transport: Transport, seconds: float, device: torch.device) -> dict[str, float]:
     """Medians of the slowest rank: seconds of an exchange of 8 bytes and of a sum, bytes per second. *Collective*."""
     share = seconds / (2 + len(SIZES))
+
+    def median(call: Callable[[], None]) -> float:
+        """Seconds of a call that is repeated for its share of the time."""
+
+        def timed() -> int:
+            began = time.perf_counter_ns()
+            call()
+            if device.type == "cuda":  # calls return before the GPU is done
+                torch.cuda.synchronize(device)
+            return time.perf_counter_ns() - began
+
+        timed()  # warms up
+        # By the slowest rank's estimate, so that all ranks repeat it alike.
+        estimate = max(largest_of_ranks(transport, min(timed(), timed())), 1)
+        repeats = min(max(3, int(1e9 * share / estimate)), MOST_REPEATS)
+        transport.barrier()
+        return max(largest_of_ranks(transport, statistics.median_high(timed() for _ in range(repeats))), 1) / 1e9
+
     value = torch.ones(1, dtype=torch.int64, device=device)
-    figures = {
-        "latency_seconds": _median(transport, Ring.of(transport, 1, device).exchange, share, device),
-        "all_reduce_seconds": _median(transport, lambda: transport.all_reduce(value), share, device),
+    seconds_of = {
+        "latency_seconds": median(Ring(transport, 1, device).exchange),
+        "all_reduce_seconds": median(lambda: transport.all_reduce(value)),
     }
-    for size in SIZES:
-        median = _median(transport, Ring.of(transport, size // 8, device).exchange, share, device)
-        figures[f"bytes_per_second_{size // MEBIBYTE}_MiB"] = size / median
-    return figures
-
-
-def _median(transport: Transport, call: Callable[[], None], seconds: float, device: torch.device) -> float:
-    """Median seconds of a collective call, repeated for about some seconds, on the slowest rank. *Collective*."""
-
-    def timed() -> int:
-        began = time.perf_counter_ns()
-        call()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return time.perf_counter_ns() - began
-
-    timed()  # warms up
-    estimate = max(largest_of_ranks(transport, min(timed(), timed())), 1)
-    repeats = min(max(3, int(1e9 * seconds / estimate)), MOST_REPEATS)
-    transport.barrier()
-    median = statistics.median_high(timed() for _ in range(repeats))
-    return max(largest_of_ranks(transport, median), 1) / 1e9
+    bytes_per_second = {
+        f"bytes_per_second_{size // MEBIBYTE}_MiB": size / median(Ring(transport, size // 8, device).exchange)
+        for size in SIZES
+    }
+    return seconds_of | bytes_per_second
 
 
 def largest_of_ranks(transport: Transport, value: int) -> int:

@@ -27,7 +27,12 @@ def ring_event(num_tracks: int, seed: int = 0) -> EventGraph:
         seed: Seed of the features, which are whole numbers over 1024.
     """
     layer, place = np.divmod(np.arange(NUM_LAYERS * num_tracks), num_tracks)
-    edge_index, label = _edges(num_tracks)
+    # Outward to the neighbours on the next layer, and at the end a self-loop and a repeated edge.
+    shifts = np.tile(np.arange(-REACH, REACH + 1), (NUM_LAYERS - 1) * num_tracks)
+    src = np.repeat(np.arange((NUM_LAYERS - 1) * num_tracks), 2 * REACH + 1)
+    dst = (layer[src] + 1) * num_tracks + (place[src] + shifts) % num_tracks
+    edge_index = np.stack([np.append(src, [0, src[0]]), np.append(dst, [0, dst[0]])])
+    label = np.append(shifts == 0, [False, False]).astype(np.uint8)
     generator = np.random.default_rng(seed)
 
     def drawn(rows: int, columns: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
@@ -50,18 +55,6 @@ def ring_event(num_tracks: int, seed: int = 0) -> EventGraph:
         edge_feature_names=tuple(f"edge_{number}" for number in range(NUM_EDGE_FEATURES)),
         label=label,
     )
-
-
-def _edges(num_tracks: int) -> tuple[IntArray, IntArray]:
-    """Candidate edges outward, a self-loop and a repeated edge among them; 1 for those along a track."""
-    shift = np.arange(-REACH, REACH + 1)
-    src = np.repeat(np.arange((NUM_LAYERS - 1) * num_tracks), len(shift))
-    layer, place = np.divmod(src, num_tracks)
-    shifts = np.tile(shift, len(src) // len(shift))
-    dst = (layer + 1) * num_tracks + (place + shifts) % num_tracks
-    edge_index = np.stack([np.concatenate([src, [0, src[0]]]), np.concatenate([dst, [0, dst[0]]])])
-    label = np.concatenate([shifts == 0, [False, False]])
-    return edge_index, label.astype(np.uint8)
 
 
 def tiles_of(graph: EventGraph, num_tiles: int) -> IntArray:

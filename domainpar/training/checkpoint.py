@@ -51,6 +51,7 @@ def parameters_sha256(model: nn.Module) -> str:
     digest = hashlib.sha256()
     for name, value in sorted(model.state_dict().items()):
         digest.update(name.encode())
+        # Raw bytes, so that -0.0 and 0.0, or two NaNs, are told apart.
         digest.update(value.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
 
@@ -107,11 +108,11 @@ class Checkpoints(CheckpointFiles):
     def _load(
         self, name: str, files: dict[str, bytes], model: nn.Module, optimizer: torch.optim.Optimizer | None
     ) -> TrainingState:
-        weights = tensors_from_bytes(files["model.safetensors"])
-        tensors = _model_tensors(model)
-        needed, there = (
-            {tensor: (tuple(value.shape), value.dtype) for tensor, value in held.items()} for held in (tensors, weights)
+        weights, tensors = tensors_from_bytes(files["model.safetensors"]), _model_tensors(model)
+        there, needed = (
+            {name: (tuple(value.shape), value.dtype) for name, value in held.items()} for held in (weights, tensors)
         )
+        # Compared before anything is copied: a network is filled whole or not at all.
         for tensor in sorted(needed.keys() | there.keys()):
             if needed.get(tensor) != there.get(tensor):
                 raise Problem(
@@ -128,6 +129,7 @@ class Checkpoints(CheckpointFiles):
             for label, value in sorted(tensors_from_bytes(files["optimizer.safetensors"]).items()):
                 of_parameter, key = label.rsplit(":", 1)
                 parameter = parameters[of_parameter]
+                # AdamW keeps its count of steps on the host, also for parameters on a GPU.
                 optimizer.state[parameter][key] = value.clone() if key == "step" else value.to(parameter.device).clone()
         return TrainingState(**json.loads(files["state.json"]))
 
@@ -159,7 +161,7 @@ def load_agreed(
     """
     if which != "last":
         return on_all(world.transport, lambda: checkpoints.load(which, model, optimizer))
-    choice = Choice(**on_root(world.transport, lambda: asdict(checkpoints.choose(strict))))
+    choice = Choice(*on_root(world.transport, lambda: checkpoints.choose(strict)))
     if choice.problems and world.is_root:
         warn(f"{'; '.join(choice.problems)}; going on from {choice.name}")
     return on_all(world.transport, lambda: checkpoints.load_chosen(choice, model, optimizer))

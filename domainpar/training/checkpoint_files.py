@@ -14,10 +14,10 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from domainpar import faults
 from domainpar.atomic_files import PARTIAL, sync_directory, write_synced, write_whole
@@ -43,8 +43,7 @@ def step_of(name: str) -> int:
     return int(match[1]) if match else -1
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """The checkpoint that a run resumes from.
 
     Attributes:
@@ -55,7 +54,7 @@ class Choice:
 
     name: str
     manifest: str
-    problems: tuple[str, ...] = ()
+    problems: Sequence[str] = ()
 
 
 class CheckpointFiles:
@@ -223,12 +222,10 @@ class CheckpointFiles:
                 self._whole.discard(name)
 
     def _is_whole(self, name: str) -> bool:
-        if name not in self._whole:
-            try:
-                self.read(name)
-            except Problem:
-                return False
-        return True
+        with suppress(Problem):
+            # Read once: hashing all checkpoints at every save would take long.
+            return name in self._whole or bool(self.read(name))
+        return False
 
     def _listed(self) -> str:
         return ", ".join(reversed(self.names())) or "none"
@@ -257,5 +254,5 @@ def _sha256(content: bytes) -> str:
 def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
-    else:
+    else:  # somebody else's, or a partial pointer
         path.unlink()

@@ -5,7 +5,7 @@ Events are dealt to ranks; a problem that one rank finds is agreed on by all.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from tqdm import tqdm
 from domainpar.agreement import agree, agree_on, gather, on_all, on_root
 from domainpar.config import TrainConfig, parse_weighting, target_conditions
 from domainpar.events.own_events import OwnEvents, store_of_run
-from domainpar.events.store import EventRecord, EventStore, StoreError
+from domainpar.events.store import EventStore, StoreError
 from domainpar.events.targets import check_target
 from domainpar.parallel.part_loading import empty_parts
 from domainpar.parallel.world import World
@@ -167,13 +167,6 @@ def open_store(path: Path, world: World, on_bad_event: Literal["fail", "skip"] =
 def check_parts(store: EventStore, world: World, grouping: str, sectors: int | None, seed: int) -> None:
     """Refuse events of which some of the ranks that share them would own nothing. Events are dealt to ranks.
 
-    Args:
-        store: The events.
-        world: The ranks.
-        grouping: How tiles are grouped into parts.
-        sectors: Sectors of an event in naive mode; None for whole events.
-        seed: Seed of the grouping.
-
     Raises:
         Problem: Naming one of this rank's events, and the ranks of a domain group that would own nothing.
     """
@@ -196,12 +189,7 @@ def check_events(
 ) -> None:
     """Refuse a store without training events or truth, or a target it does not know. Events are dealt to ranks.
 
-    Args:
-        store: The events.
-        world: The ranks.
-        target: Conditions of a target particle, if there are any.
-        edge_weights: Weights of edges.
-        skips: Whether events that cannot be used are left out, and so not looked at.
+    With `skips` events that cannot be used are left out, and so not looked at.
 
     Raises:
         Problem: If one of this rank's events, or the store, will not do.
@@ -237,18 +225,10 @@ def check_events(
 
 
 def check_lessons(store: EventStore, world: World, target: Conditions | None, target_text: str | None) -> list[str]:
-    """Refuse training events without any candidate edge; warn where none is true, or a target's. *Collective*.
+    """Refuse training events without any candidate edge; returns warnings where none is true, or a target's.
 
-    Events are dealt to ranks, each of which stops reading once it has seen every kind of edge.
-
-    Args:
-        store: The events.
-        world: The ranks.
-        target: Conditions of a target particle, if there are any.
-        target_text: The same conditions, as the user wrote them.
-
-    Returns:
-        Warnings, the same on all ranks.
+    *Collective*; the same on all ranks. Events are dealt to them, and each stops reading once it has seen every kind
+    of edge. `target_text` are the conditions as the user wrote them.
 
     Raises:
         Refused: On all ranks alike.
@@ -260,28 +240,24 @@ def check_lessons(store: EventStore, world: World, target: Conditions | None, ta
         "of hits, --phi-slope, --z0 and --layer-pairs of prepare decide what is joined",
     )
     agree(world.transport, None if any(record.num_edges for record in records) else no_edge)
-    share = [record for record in records if record.num_edges][world.rank :: world.size]
-    kinds = on_all(world.transport, lambda: _kinds_seen(store, share, target))
+
+    def kinds_seen() -> tuple[bool, bool]:
+        """Whether this rank's events have a true edge, and one of a target."""
+        true = False
+        for record in [record for record in records if record.num_edges][world.rank :: world.size]:
+            with suppress(StoreError), store.open(record) as event:  # a damaged event is named when it is loaded
+                label = event.read_edges("label", np.arange(event.num_edges))
+                edges = np.flatnonzero(label > 0)
+                true = true or len(edges) > 0
+                particle = event.read_nodes("particle_id", event.read_edges("dst", edges)) if target else None
+                if (edge_classes(label[edges], particle, event.particles(), target) == TARGET).any():
+                    return True, True
+        return true, False
+
+    kinds = on_all(world.transport, kinds_seen)
     true, targets = (any(seen) for seen in zip(*gather(world.transport, kinds)))
     if not true:
         return [f"WARNING: no true edge in {events}: the network learns to say no to every edge"]
     if not targets:
         return [f"WARNING: no edge of a target (--target {target_text!r}) in {events}: there is none to find"]
     return []
-
-
-def _kinds_seen(store: EventStore, records: Sequence[EventRecord], target: Conditions | None) -> tuple[bool, bool]:
-    """Whether these events have a true edge, and one of a target; read until both are seen."""
-    true = False
-    for record in records:
-        with suppress(StoreError), store.open(record) as event:  # a damaged event is named when it is loaded
-            edges = np.arange(event.num_edges)
-            label = event.read_edges("label", edges)
-            true = true or bool(label.any())
-            targets = not target
-            if target:
-                particle = event.read_nodes("particle_id", event.read_edges("dst", edges[label > 0]))
-                targets = bool((edge_classes(label[label > 0], particle, event.particles(), target) == TARGET).any())
-            if true and targets:
-                return True, True
-    return true, False

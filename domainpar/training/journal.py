@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from tqdm import tqdm
@@ -36,24 +36,25 @@ class Journal:
         file: Its `run.json`.
     """
 
-    def __init__(self, config: TrainConfig, lessons: Lessons, trainer: Trainer, directory: RunDirectory) -> None:
+    def __init__(
+        self, config: TrainConfig, lessons: Lessons, trainer: Trainer, directory: RunDirectory, exactness: Exactness
+    ) -> None:
         self.config, self.lessons, self.trainer, self.world = config, lessons, trainer, trainer.world
         self.directory = directory.path
         self.file = RunFile(self.directory / "run.json", {"saved": {}})
         self._metrics = MetricsFile(self.directory / "metrics.jsonl")
         self._said: set[str] = set()
-        self._own_model = f" --model {config.model}" if is_code(config.model) else ""  # must be repeated to resume
+        self._exactness = exactness
+        self._expected: Expectation | None = None
         if directory.resume and self.world.is_root:
             self.file = RunFile.read(self.file.path)
 
-    def begin(
-        self, state: TrainingState, expected: Expectation | None, exactness: Exactness, allocator: str | None
-    ) -> None:
+    def begin(self, state: TrainingState, expected: Expectation | None, allocator: str | None) -> None:
         """Write and print the first facts of the run."""
+        self._expected = expected
         if not self.world.is_root:
             return
-        damaged = keep_records(self._metrics.path, state.step)
-        if damaged:
+        if damaged := keep_records(self._metrics.path, state.step):
             warn(f"{self._metrics.path}: {damaged} lines could not be read and were dropped")
         config, store = self.config, self.lessons.store
         # Where the store lies and not how that was typed: the file is read from any directory.
@@ -71,7 +72,7 @@ class Journal:
                 "feature_names": store.feature_names,
                 "edge_feature_names": store.edge_feature_names,
             },
-            bitwise_problem=exactness.problem,
+            bitwise_problem=self._exactness.problem,
             allocator=allocator,
             memory=None if expected is None else expected.as_record(),
             model_code=config.model if is_code(config.model) else None,
@@ -82,16 +83,9 @@ class Journal:
             threads=team().size,
         )
         self.say(
-            *summary.first_lines(
-                config,
-                self.world,
-                store,
-                num_samples=(len(self.lessons.train), len(self.lessons.val)),
-                num_parameters=sum(parameter.numel() for parameter in self.trainer.model.parameters()),
-                allocator=allocator,
-            ),
+            *summary.first_lines(config, self.lessons, self.trainer, allocator),
             *summary.memory_expected(expected),
-            *summary.exactness(exactness),
+            *summary.exactness(self._exactness),
             summary.where_to(self.directory, state, self.lessons.total_steps),
             *self.lessons.warnings,
         )
@@ -120,7 +114,7 @@ class Journal:
 
     def say_once_if_squashed(self) -> None:
         """Warn of a network of the user's own that seems to end in a sigmoid, where logits are expected."""
-        if self.trainer.squashed and self._own_model:
+        if self.trainer.squashed and is_code(self.config.model):
             self._say_once("squashed", [summary.SQUASHED])
 
     def note_weights(self, step: int) -> None:
@@ -140,50 +134,37 @@ class Journal:
             except OSError as error:
                 warn(f"{self.file.path} cannot be written: {error}; training goes on")
 
-    def end(
-        self,
-        how: str,
-        state: TrainingState,
-        seconds: float,
-        expected: Expectation | None,
-        taken: Sequence[int | None],
-        exactness: Exactness,
-    ) -> None:
-        """Write and say how the run ended: `done` or `preempted`."""
+    def end(self, how: str, state: TrainingState, seconds: float, taken: Sequence[int | None]) -> None:
+        """Write and say how the run ended: `done` or `preempted`; `taken`: the memory of each rank at its peak."""
         if not self.world.is_root:
             return
         sha256 = parameters_sha256(self.trainer.model)
-        memory = {"peak_bytes": list(taken)} if expected is None else expected.as_record(taken)
+        memory = {"peak_bytes": list(taken)} if self._expected is None else self._expected.as_record(taken)
         skipped = sorted(self.trainer.loader.skipped.values())
-        self.file.update(state=how, parameters_sha256=sha256, steps=state.step, seconds=seconds, memory=memory)
-        if skipped:
-            self.file.update(skipped=[asdict(skip) for skip in skipped])
+        left_out = {"skipped": [skip._asdict() for skip in skipped]} if skipped else {}
+        changes = {"state": how, "parameters_sha256": sha256, "steps": state.step, "seconds": seconds, "memory": memory}
+        self.file.update(**changes, **left_out)
+        # Whether hits have positions is asked of the first event that could be read so far.
+        store, events, geometry = self.lessons.store, {skip.event for skip in skipped}, False
+        for record in [record for record in store.readable() if record.event not in events][:1]:
+            with store.open(record) as event:
+                geometry = event.has_positions
         failed, lost = self.file.content.get("failed_saves", 0), self.file.content.get("lost_records", 0)
         self.say(
-            summary.memory_taken(expected, taken),
+            summary.memory_taken(self._expected, taken),
             *summary.lost(failed, lost),
             *summary.left_out(skipped),
             *summary.last_lines(
                 self.directory,
+                self.config,
                 state,
                 how,
                 seconds=seconds,
                 sha256=sha256,
-                exact=exactness.bitwise and exactness.problem is None,
-                own=self._own_model,
-                geometry=self._has_geometry({skip.event for skip in skipped}),
-                sectors=self.config.sectors,
+                exact=self._exactness.bitwise and self._exactness.problem is None,
+                geometry=geometry,
             ),
         )
-
-    def _has_geometry(self, left_out: set[str]) -> bool:
-        """Whether hits have positions: asked of the first event that could be read so far."""
-        store = self.lessons.store
-        first = next((record for record in store.readable() if record.event not in left_out), None)
-        if first is None:
-            return False
-        with store.open(first) as event:
-            return event.has_positions
 
     def end_unsaved(self, problem: str, step: int) -> None:
         """Write and say that the run failed, since its last checkpoint could not be saved."""
@@ -191,7 +172,7 @@ class Journal:
             return
         self.note(state="failed", error=f"rank 0: {problem}", steps=step)
         where = Where(rank=0, size=self.world.size, host=self.world.host, step=step, phase="save")
-        command = summary.resume_command(self.directory, self._own_model)
+        command = summary.resume_command(self.directory, self.config)
         hint = f"make room, then go on from the last checkpoint: {command}"
         tqdm.write(error_text(problem, where, hint), file=sys.stderr, end="")
 

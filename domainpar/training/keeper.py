@@ -9,6 +9,7 @@ import torch
 
 from domainpar import faults
 from domainpar.agreement import agree
+from domainpar.config import TrainConfig
 from domainpar.parallel.signals import StopFlag
 from domainpar.problems import Problem
 from domainpar.training.checkpoint import Checkpoints, TrainingState, first_not_finite, load_agreed, warn
@@ -21,11 +22,10 @@ class Keeper:
     """The checkpoints of a run under way.
 
     Args:
-        checkpoints: Their directory.
+        config: Steps, and minutes by rank 0's clock, between two checkpoints.
         trainer: Holds the network and optimiser that are saved.
         journal: Takes note of weights that are saved, and of failed saves.
-        every_steps: Steps between two checkpoints; None: time alone decides.
-        every_minutes: Minutes between two checkpoints by rank 0's clock; 0 or None: steps alone decide.
+        stop: Whether this rank was asked to stop.
 
     Attributes:
         failed_saves: Saves that failed so far; on rank 0.
@@ -33,64 +33,52 @@ class Keeper:
         terminated: Whether SIGTERM asked the run to stop, the same on all ranks.
     """
 
-    def __init__(
-        self,
-        checkpoints: Checkpoints,
-        trainer: Trainer,
-        journal: Journal,
-        every_steps: int | None = None,
-        every_minutes: float | None = None,
-    ) -> None:
-        self.checkpoints, self.trainer, self.world, self.journal = checkpoints, trainer, trainer.world, journal
-        self._every_steps, self._every_seconds = every_steps, 60 * (every_minutes or 0)
+    def __init__(self, config: TrainConfig, trainer: Trainer, journal: Journal, stop: StopFlag) -> None:
+        self.trainer, self.world, self.journal = trainer, trainer.world, journal
+        self.checkpoints = Checkpoints(journal.directory / "checkpoints")
+        self._config, self._stop = config, stop
         self._saved_at = time.monotonic()
         self._loaded: TrainingState | None = None
         self.failed_saves = 0
         self.unsaved: str | None = None
         self.terminated = False
 
-    def resume(self, dataset: str, strict: bool) -> TrainingState:
+    def resume(self, dataset: str) -> TrainingState:
         """Fill network and optimiser from the last good checkpoint. *Collective*.
 
         Args:
             dataset: Digest of the store that the run began with, as far as is known; else of the one there is now.
-            strict: Refuse where the newest checkpoint is not good.
 
         Raises:
             Refused: On all ranks alike, if there is none, or it belongs to another network or other events.
         """
-        trainer = self.trainer
-        state = load_agreed(self.checkpoints, "last", self.world, trainer.model, trainer.optimizer, strict=strict)
+        model, optimizer, strict = self.trainer.model, self.trainer.optimizer, self._config.strict_resume
+        state = load_agreed(self.checkpoints, "last", self.world, model, optimizer, strict=strict)
         if state.dataset != dataset:
-            agree(
-                self.world.transport,
-                Problem(
-                    f"the run in {self.checkpoints.directory.parent} was trained on other events (digest "
-                    f"{state.dataset[:12]}, these have {dataset[:12]})",
-                    "give the --store it began with, as it was: run.json does not list the run's own events, or they "
-                    "are of another run",
-                ),
+            hint = "give the --store it began with, as it was: run.json does not list the run's own events, or they "
+            other = Problem(
+                f"the run in {self.checkpoints.directory.parent} was trained on other events (digest "
+                f"{state.dataset[:12]}, these have {dataset[:12]})",
+                hint + "are of another run",
             )
+            agree(self.world.transport, other)
         self._loaded = state
         return state
 
-    def boundary(self, stop: StopFlag, state: TrainingState, may_save: bool = False) -> bool:
+    def boundary(self, state: TrainingState, may_save: bool = False) -> bool:
         """Agree at a step boundary whether to stop, and save if so or if it is time. *Collective*: one small sum.
 
-        Args:
-            stop: Whether this rank was asked to stop.
-            state: Where training stands.
-            may_save: Whether no other checkpoint follows at once.
-
-        Returns:
-            Whether any rank was asked to stop.
+        `may_save`: whether no other checkpoint follows at once. Returns whether any rank was asked to stop.
         """
         faults.reach("boundary")
-        asked, overdue = stop.asked, self.world.is_root and 0 < self._every_seconds <= time.monotonic() - self._saved_at
-        flags = torch.tensor([asked, overdue, asked and stop.by == signal.SIGTERM], dtype=torch.int64)
+        asked, every = self._stop.asked, self._config.checkpoint_every
+        seconds = 60 * (self._config.save_every_minutes or 0)
+        # One clock: ranks that looked at their own would not all save.
+        overdue = self.world.is_root and 0 < seconds <= time.monotonic() - self._saved_at
+        flags = torch.tensor([asked, overdue, asked and self._stop.by == signal.SIGTERM], dtype=torch.int64)
         stops, late, terminated = (bool(count) for count in self.world.step_boundary(flags))
         self.terminated |= terminated
-        due = self._every_steps is not None and state.step > 0 and state.step % self._every_steps == 0
+        due = every is not None and state.step > 0 and state.step % every == 0
         if stops or ((late or due) and may_save):
             self.save(state, best=False, final=stops)
         return stops
@@ -99,11 +87,7 @@ class Keeper:
         """Save a checkpoint, unless the run has done nothing since it was loaded from one. *Collective*.
 
         If the disk is full or cannot be written, rank 0 says so and the run continues; the checkpoints there are stay.
-
-        Args:
-            state: Where training stands.
-            best: Whether it is the best so far.
-            final: Whether the run ends with it: then all ranks learn whether it was saved, in `unsaved`.
+        If the run ends with it (`final`), all ranks learn whether it was saved, in `unsaved`.
 
         Raises:
             StepFailed: If weights or optimiser are not finite on this rank, or not those of the other ranks. Nothing is
@@ -114,7 +98,12 @@ class Keeper:
         if state == self._loaded and not best:
             return
         self.world.mark("save", state.step)
-        self._refuse_not_finite(state.step)
+        ours = first_not_finite(self.trainer.model, self.trainer.optimizer) or ""
+        names = [name.decode() for name in self.world.transport.all_gather(ours.encode())]
+        if guilty := [rank for rank, name in enumerate(names) if name]:
+            what = f"{names[guilty[0]]} is not finite after step {state.step}; nothing was saved"
+            hint = "go on from the checkpoint before it with a smaller --lr or with --clip"
+            fail_alike(self.world, StepFailed(what, hint), guilty[0])
         self.trainer.check_replicas()
         problem = self._try_to_save(state, best) if self.world.is_root else None
         if final:
@@ -140,13 +129,3 @@ class Keeper:
         except (OSError, Problem) as error:
             warn(f"checkpoint of step {state.step} saved, but old ones could not be removed: {error}")
         return None
-
-    def _refuse_not_finite(self, step: int) -> None:
-        """Fail on all ranks alike rather than save what cannot be trained on. *Collective*."""
-        ours = first_not_finite(self.trainer.model, self.trainer.optimizer) or ""
-        names = [name.decode() for name in self.world.transport.all_gather(ours.encode())]
-        guilty = [rank for rank, name in enumerate(names) if name]
-        if guilty:
-            what = f"{names[guilty[0]]} is not finite after step {step}; nothing was saved"
-            hint = "go on from the checkpoint before it with a smaller --lr or with --clip"
-            fail_alike(self.world, StepFailed(what, hint), guilty[0])

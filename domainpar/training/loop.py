@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,18 +17,45 @@ from domainpar import faults
 from domainpar.nn.adapt.gradient_sums import StepBuffers
 from domainpar.nn.classifier import EdgeClassifier
 from domainpar.nn.noise import key_of
-from domainpar.parallel.integer_sums import IntegerSums
 from domainpar.parallel.world import World
 from domainpar.training.loss import edge_loss
-from domainpar.training.metrics import EdgeMetrics
-from domainpar.training.monitor.failure import Now
+from domainpar.training.metrics import metrics_of
+from domainpar.training.monitor.failure import Now, memory_explained
 from domainpar.training.monitor.non_finite import Suspect, check_parameters, is_finite, look_again, stop_all
-from domainpar.training.monitor.out_of_memory import memory_explained
 from domainpar.training.monitor.ranks import Stragglers, as_records, check_replicas
 from domainpar.training.parts import LabelledPart, PartLoader, Totals
-from domainpar.training.record import Stopwatch, metrics_of
+from domainpar.training.record import Tally
 from domainpar.training.sampler import Sample, deal
-from domainpar.training.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Learning rate of each step.
+
+    Attributes:
+        lr: Peak learning rate.
+        shape: After the warm-up: `constant`; `cosine`, down to 0 after the last step; `step`, times 0.9 each 10 epochs.
+        warmup: Steps in which the rate rises linearly from 0 to `lr`.
+        total_steps: Steps of the whole run, as its epochs plan them.
+        steps_per_epoch: Steps of one epoch.
+    """
+
+    lr: float
+    shape: Literal["constant", "cosine", "step"]
+    warmup: int
+    total_steps: int
+    steps_per_epoch: int
+
+    def at(self, step: int) -> float:
+        """Learning rate of a step, counted from 0."""
+        if step < self.warmup:
+            return self.lr * (step + 1) / self.warmup
+        if self.shape == "cosine":
+            progress = (step - self.warmup) / max(1, self.total_steps - self.warmup)
+            return self.lr * 0.5 * (1.0 + math.cos(math.pi * min(1.0, progress)))
+        if self.shape == "step":
+            return self.lr * 0.9 ** (step // max(1, self.steps_per_epoch) // 10)
+        return self.lr
 
 
 @dataclass
@@ -77,12 +105,12 @@ class Trainer:
                 before any parameter changes; if a parameter is not finite afterwards; if ranks no longer hold the same;
                 or if this rank runs out of memory.
         """
-        stopwatch, tally = Stopwatch(self.world), Tally(self.world)
+        tally = Tally(self.world)
         with memory_explained(self._now, self.model):
             ours = deal(samples, self.world.num_data_groups)[self.world.data_group]
             parts = list(self._load(ours, step))
             totals = self.loader.total([part.kind_counts for part in parts], len(ours))
-            weight = self.loader.edge_weights.total(totals.kinds) or 1.0
+            weight = self.loader.edge_weights.total(totals.kinds) or 1.0  # where nothing weighs, the loss is 0 / 1
             self.optimizer.zero_grad()
             buffers = StepBuffers(self.model)
             suspects: list[Suspect] = []
@@ -92,15 +120,23 @@ class Trainer:
             self._now.begin("reduce", step)
             faults.reach("reduce")
             tally.loss.reduce(self.world.transport)
+            # Partials that are not finite were counted, not added; the count is the same on every rank by now.
             if self._gradients.reduce(self.world.transport) + tally.loss.rejected:
                 logits = partial(self._logits, step=step)
                 stop_all(look_again(parts, self.model, self._now, step, logits, weight), suspects, self.world)
             buffers.end(self.world.transport, max(1, totals.loaded))
             grad_norm, rate = self._clip(), self.schedule.at(step)
             if totals.loaded:  # else there is nothing to learn from: the optimiser would still decay weights
-                self._optimise(rate, step)
+                # The same arithmetic on the same bits on every rank.
+                for group in self.optimizer.param_groups:
+                    group["lr"] = rate
+                self._now.begin("optimizer", step)
+                faults.reach("optimizer", self._first.grad)
+                self.optimizer.step()
+                faults.reach("stepped", self._first)
+                check_parameters(self.model.layers, rate)
             loss = float(tally.loss.total()) if totals.loaded else None
-            record = self._record({"loss": loss, "lr": rate, "grad_norm": grad_norm}, samples, totals, tally, stopwatch)
+            record = self._record({"loss": loss, "lr": rate, "grad_norm": grad_norm}, samples, totals, tally)
         if self.check_replicas_every and (step + 1) % self.check_replicas_every == 0:
             self.check_replicas()
         if slow := self._stragglers.look(record["seconds_compute"], record["local_edges"]):
@@ -118,7 +154,7 @@ class Trainer:
             The fields of a training record. `lr` is that of the last step, `grad_norm` None, and the loss None if it is
             not finite.
         """
-        stopwatch, tally = Stopwatch(self.world), Tally(self.world)
+        tally = Tally(self.world)
         kind_counts = []
         ours = deal(samples, self.world.num_data_groups)[self.world.data_group]
         with memory_explained(self._now, self.model), torch.no_grad():
@@ -137,7 +173,7 @@ class Trainer:
             "lr": self.schedule.at(max(step - 1, 0)),
             "grad_norm": None,
         }
-        return self._record(figures, samples, totals, tally, stopwatch)
+        return self._record(figures, samples, totals, tally)
 
     def check_replicas(self) -> None:
         """Compare the parameters and the optimiser's state of all ranks, unless that is switched off. *Collective*.
@@ -170,6 +206,7 @@ class Trainer:
         logits.backward(gradient)
         self.exchanges = between - began, transport.num_exchanges - between
         tally.add(part, logits)
+        # Both count on this rank only until they are reduced: the part at hand has added to them.
         if (tally.loss.rejected, self._gradients.rejected) != rejected:
             return [Suspect(part.name, in_logits=not is_finite(logits))]
         return []
@@ -188,47 +225,12 @@ class Trainer:
             torch.nn.utils.clip_grads_with_norm_(parameters, self.clip, norm)
         return float(norm)
 
-    def _optimise(self, rate: float, step: int) -> None:
-        """Change the parameters; the same arithmetic on the same bits on every rank."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self._now.begin("optimizer", step)
-        faults.reach("optimizer", self._first.grad)
-        self.optimizer.step()
-        faults.reach("stepped", self._first)
-        check_parameters(self.model.layers, rate)
-
     def _record(
-        self, figures: dict[str, Any], samples: Sequence[Sample], totals: Totals, tally: Tally, stopwatch: Stopwatch
+        self, figures: dict[str, Any], samples: Sequence[Sample], totals: Totals, tally: Tally
     ) -> dict[str, Any]:
         """The record of a step or an evaluation. *Collective*."""
         counts = tally.metrics.count(self.world.transport)
         self.squashed = counts.in_unit == counts.edges > 0
         metrics = metrics_of(counts, in_sectors=any(sample.sector is not None for sample in samples))
         skipped = {"skipped_events": totals.skipped} if totals.skipped else {}
-        return {**figures, **metrics, **skipped, **stopwatch.share(tally.owned_nodes, tally.ghosts, tally.local_edges)}
-
-
-class Tally:
-    """Sums over the parts of a step or an evaluation, on this rank.
-
-    Attributes:
-        loss: Weighted loss of owned edges.
-        metrics: Scores of owned edges.
-        owned_nodes: Owned nodes of all parts.
-        ghosts: Their ghosts.
-        local_edges: Their local edges.
-    """
-
-    def __init__(self, world: World) -> None:
-        self.loss, self.metrics = IntegerSums(1, world.device), EdgeMetrics()
-        self.owned_nodes = self.ghosts = self.local_edges = 0
-
-    def add(self, part: LabelledPart, logits: Tensor) -> None:
-        """Count a part and its logits, [num_edges]; the loss is added by `edge_loss`."""
-        plan = part.graph.plan
-        owned = plan.edge_owned
-        self.metrics.add(logits.detach().cpu().numpy()[owned], part.classes[owned], part.num_not_scored)
-        self.owned_nodes += plan.num_owned
-        self.ghosts += plan.num_ghosts
-        self.local_edges += len(plan.edge_ids)
+        return {**figures, **metrics, **skipped, **tally.shared()}

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
@@ -49,16 +50,8 @@ class Share:
     free: int
 
 
-@dataclass(frozen=True)
-class Shortage:
-    """A memory that is too small for its ranks.
-
-    Attributes:
-        where: The machine or GPU.
-        ranks: Ranks on it.
-        expected: Bytes they will hold together, besides those they hold now.
-        free: Bytes that nobody uses there.
-    """
+class Shortage(NamedTuple):
+    """A memory that is too small for its ranks: the bytes they will hold besides those they hold now, and the free."""
 
     where: str
     ranks: int
@@ -116,58 +109,37 @@ class MemoryMeter:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         give_back_freed()
-        self._forget_peak()
-        on_gpu = device.type == "cuda"
-        self._bare = torch.cuda.memory_allocated(device) if on_gpu else int(psutil.Process().memory_info().rss)
+        # Peaks count from now on; where the system does not allow it they count from the start of the process.
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+            self._bare = torch.cuda.memory_allocated(device)
+        else:
+            with suppress(OSError):
+                Path("/proc/self/clear_refs").write_text("5")
+            self._bare = int(psutil.Process().memory_info().rss)
         self._peak_before = self._peak()
 
     def expect(self, size: ModelSize, part: LabelledPart, kept_edges: int, world: World) -> Expectation:
-        """The bytes of all ranks at their peaks. *Collective*.
+        """The bytes of all ranks at their peaks, with this rank's part of the largest sample. *Collective*.
 
-        Args:
-            size: The model.
-            part: This rank's part of the largest sample.
-            kept_edges: Local edges of all samples whose data this rank will keep from step to step.
-            world: The ranks.
+        `kept_edges`: local edges of all samples whose data this rank will keep from step to step.
         """
         graph = part.graph
         owned, ghosts, edges = graph.num_owned, graph.plan.num_ghosts, graph.num_edges
         one_step = size.bytes_of(np.array([owned + ghosts]), np.array([edges]), np.array([len(graph.tiles.pair_rows)]))
         of_others = max(kept_edges - edges, 0) * size.data_bytes
         where, free = free_memory(self._device)
-        share = Share(
-            owned=owned,
-            ghosts=ghosts,
-            edges=edges,
-            expected=int(one_step[0]) + of_others + OF_PROCESS,
-            bare=self._bare,
-            where=where,
-            free=free,
-        )
+        expected = int(one_step[0]) + of_others + OF_PROCESS
+        share = Share(owned, ghosts, edges, expected=expected, bare=self._bare, where=where, free=free)
         return Expectation(part.name, size, tuple(Share(**each) for each in gather(world.transport, asdict(share))))
 
     def taken(self, world: World) -> list[int | None]:
-        """Bytes of each rank's peak above its bare process. *Collective*.
-
-        Returns:
-            One figure a rank; None where the process had held more before, which hides the peak.
-        """
+        """Bytes of each rank's peak above its bare process; None where it held more before. *Collective*."""
         peak = self._peak()
-        ours = peak - self._bare if peak > self._peak_before else None
-        return gather(world.transport, ours)
+        return gather(world.transport, peak - self._bare if peak > self._peak_before else None)
 
     def _peak(self) -> int:
         return torch.cuda.max_memory_allocated(self._device) if self._device.type == "cuda" else peak_rss_bytes()
-
-    def _forget_peak(self) -> None:
-        """Let peaks count from now on; where the system does not allow it they count from the start of the process."""
-        if self._device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self._device)
-            return
-        try:
-            Path("/proc/self/clear_refs").write_text("5")
-        except OSError:
-            return
 
 
 def free_memory(device: torch.device) -> tuple[str, int]:
@@ -189,24 +161,20 @@ def byte_size(count: int) -> str:
 def free_in_cgroup(cgroups: Path = CGROUPS, membership: Path = Path("/proc/self/cgroup")) -> float:
     """Bytes that a batch system or container leaves to this process and its neighbours; infinite without a limit.
 
-    Args:
-        cgroups: Where Linux shows its control groups (version 2).
-        membership: The file that names this process's own.
+    Linux shows its control groups (version 2) in `cgroups`, and names this process's own in `membership`.
     """
     try:
         lines = membership.read_text().splitlines()
         own = next(line.removeprefix("0::/") for line in lines if line.startswith("0::/"))
     except (OSError, StopIteration):
         return math.inf
-    group = cgroups / own
-    return min(_free_in(place) for place in (group, *group.parents) if place.is_relative_to(cgroups))
-
-
-def _free_in(group: Path) -> float:
-    try:
-        limit, used = (group / "memory.max").read_text(), int((group / "memory.current").read_text())
-        statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        # Files in memory count as used, but give way.
-        return math.inf if limit.strip() == "max" else int(limit) - used + int(statistics["inactive_file"])
-    except (OSError, ValueError, KeyError):
-        return math.inf
+    group, free = cgroups / own, math.inf
+    # The limit of any group around it is a limit, too.
+    for place in (group, *group.parents):
+        with suppress(OSError, ValueError, KeyError):
+            limit, used = (place / "memory.max").read_text().strip(), int((place / "memory.current").read_text())
+            statistics = dict(line.split() for line in (place / "memory.stat").read_text().splitlines())
+            if place.is_relative_to(cgroups) and limit != "max":
+                # Files in memory count as used, but give way.
+                free = min(free, int(limit) - used + int(statistics["inactive_file"]))
+    return free

@@ -7,15 +7,22 @@ appear here.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from domainpar.events.graph import IntArray
+from domainpar.events.store import StoredEvent
 from domainpar.parallel.transport import Transport
-from domainpar.training.targets import OTHER, TARGET
+from domainpar.parallel.world import World
+from domainpar.training.targets import OTHER, TARGET, edge_classes
+
+AGAINST = {False: "candidate edges", True: "candidate edges inside sectors (approximate: naive mode)"}
+"""The edges that are counted: of whole events, or of independent sectors."""
 
 
 @dataclass(frozen=True)
@@ -45,17 +52,19 @@ class EdgeCounts:
     @property
     def efficiency(self) -> float:
         """Share of the targets in the graph that pass; NaN without targets."""
-        return _ratio(self.found, self.targets)
+        return self.found / self.targets if self.targets else math.nan
 
     @property
     def purity(self) -> float:
         """Share of targets among the passing edges, true segments of other particles left out; NaN if none pass."""
-        return _ratio(self.found, self.passing - self.passing_other)
+        counted = self.passing - self.passing_other
+        return self.found / counted if counted else math.nan
 
     @property
     def auc(self) -> float:
         """Area under the ROC curve of targets against all other edges, exact; NaN if there is only one kind."""
-        return _ratio(self.ordered, 2 * self.targets * (self.edges - self.targets))
+        pairs = self.targets * (self.edges - self.targets)
+        return self.ordered / (2 * pairs) if pairs else math.nan
 
     def ratios(self) -> dict[str, float | None]:
         """Efficiency, purity and AUC by their names in records; None where there is nothing to divide by."""
@@ -85,14 +94,18 @@ class EdgeMetrics:
         """
         logits = np.concatenate([np.zeros(0, np.float64), *(part.astype(np.float64) for part in self._logits)])
         classes = np.concatenate([np.zeros(0, np.int8), *self._classes])
-        passing = logits > 0
+        passing, targets = logits > 0, classes == TARGET
+        all_targets = np.frombuffer(b"".join(transport.all_gather(logits[targets].tobytes())), dtype=np.float64)
+        others = np.sort(logits[~targets])
+        # Others below a target count twice, on both sides; those that tie with it once.
+        ordered = sum(int(np.searchsorted(others, all_targets, side).sum()) for side in ("left", "right"))
         ours = [
             len(classes),
-            np.sum(classes == TARGET),
-            np.sum(passing & (classes == TARGET)),
+            np.sum(targets),
+            np.sum(passing & targets),
             np.sum(passing),
             np.sum(passing & (classes == OTHER)),
-            _ordered_pairs(logits[classes == TARGET], logits[classes != TARGET], transport),
+            ordered,
             self._not_scored,
             np.sum((logits >= 0) & (logits <= 1)),
         ]
@@ -101,13 +114,57 @@ class EdgeMetrics:
         return EdgeCounts(*counts.tolist())
 
 
-def _ordered_pairs(targets: npt.NDArray[np.float64], others: npt.NDArray[np.float64], transport: Transport) -> int:
-    gathered = transport.all_gather(targets.tobytes())
-    all_targets = np.frombuffer(b"".join(gathered), dtype=np.float64)
-    others = np.sort(others)
-    below = np.searchsorted(others, all_targets, side="left")
-    return int(below.sum() + np.searchsorted(others, all_targets, side="right").sum())
+def metrics_of(counts: EdgeCounts, in_sectors: bool = False) -> dict[str, Any]:
+    """Edge metrics, against the candidate edges in the graph; None where there is nothing to divide by.
+
+    Args:
+        counts: The edges, counted.
+        in_sectors: Whether the graphs were independent sectors, which lack the edges between them.
+    """
+    return {
+        **counts.ratios(),
+        "counted_against": AGAINST[in_sectors],
+        "edges": counts.edges,
+        "edges_not_scored": counts.not_scored,
+        "target_edges": counts.targets,
+    }
 
 
-def _ratio(part: int, whole: int) -> float:
-    return part / whole if whole else math.nan
+def count_event(
+    event: StoredEvent, logits: npt.NDArray[np.floating], conditions: Mapping[str, Any] | None
+) -> EdgeCounts | None:
+    """Compare the logits of a whole event with its truth; on one rank.
+
+    Args:
+        event: The stored event.
+        logits: Logits of all edges in stored order, [E]; -inf for one that got none.
+        conditions: Conditions of a target particle; None: every particle is one.
+
+    Returns:
+        The counts; None if the event has no truth, or lacks a quantity that the conditions are about.
+    """
+    if not event.has_labels:
+        return None
+    every_edge = np.arange(event.num_edges)
+    label, particles, particle_of_edge = event.read_edges("label", every_edge), event.particles(), None
+    if conditions and event.has_particle_ids:
+        particle_of_edge = event.read_nodes("particle_id", event.read_edges("dst", every_edge))
+    try:
+        classes = edge_classes(label, particle_of_edge, particles, conditions)
+    except ValueError:  # an event of another source; its scores are worth having all the same
+        return None
+    metrics = EdgeMetrics()
+    metrics.add(logits, classes)
+    return metrics.count(World.alone().transport)
+
+
+def metrics_over(counts: Sequence[EdgeCounts]) -> dict[str, Any]:
+    """Metrics over whole events, None where there is nothing to divide by.
+
+    Efficiency and purity are those of all edges together; the AUC is the mean over events, so that no event's scores
+    need to be kept.
+    """
+    total = EdgeCounts(*np.sum([astuple(of_event) for of_event in counts], axis=0, dtype=object).tolist())
+    areas = [of_event.auc for of_event in counts if not math.isnan(of_event.auc)]
+    ratios = total.ratios() | {"edge_auc": float(np.mean(areas)) if areas else None}
+    return {"events": len(counts), **ratios, "edges": total.edges, "target_edges": total.targets}

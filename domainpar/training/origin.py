@@ -37,7 +37,7 @@ def describe_process() -> dict[str, Any]:
         "pid": os.getpid(),
         "started": datetime.now().astimezone().isoformat(timespec="milliseconds"),
         "versions": {"domainpar": domainpar.__version__, "python": platform.python_version()}
-        | {name: _version(name) for name in _PACKAGES},
+        | {name: installed(name) for name in _PACKAGES},
     }
 
 
@@ -66,7 +66,8 @@ def git_sha(root: Path) -> str | None:
         return None
 
 
-def _version(package: str) -> str | None:
+def installed(package: str) -> str | None:
+    """Version of a package; None if it is not there."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

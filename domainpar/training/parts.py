@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -14,15 +14,7 @@ from torch import Tensor
 from domainpar.agreement import gather
 from domainpar.events.graph import IntArray
 from domainpar.events.store import EventStore, StoredEvent
-from domainpar.parallel.part_loading import (
-    BadEvent,
-    Part,
-    Sector,
-    load_part,
-    open_together,
-    sector_of_tiles,
-    together,
-)
+from domainpar.parallel.part_loading import BadEvent, Part, load_part, open_together, sector_of_tiles, together
 from domainpar.parallel.world import World
 from domainpar.training.sampler import Sample
 from domainpar.training.targets import EdgeRules, edge_classes
@@ -48,79 +40,56 @@ class LabelledPart(Part):
     num_not_scored: int = 0
 
 
-@dataclass(frozen=True, order=True)
-class Skip:
-    """A sample that is left out, since its event cannot be used.
-
-    Attributes:
-        sample: The sample.
-        event: Its event.
-        why: The reason.
-    """
+class Skip(NamedTuple):
+    """A sample that is left out, since its event cannot be used, by its name; its event, and the reason."""
 
     sample: str
     event: str
     why: str
 
 
-@dataclass(frozen=True, eq=False)
-class Totals:
-    """Counts over the samples of one step and all ranks.
-
-    Attributes:
-        kinds: Edges of each kind of weight, int64 [num_kinds].
-        loaded: Samples that were loaded.
-        skipped: Samples that were left out.
-    """
+class Totals(NamedTuple):
+    """Over one step and all ranks: edges of each kind of weight, int64 [num_kinds], samples loaded, and left out."""
 
     kinds: IntArray
     loaded: int
     skipped: int
 
 
+@dataclass(eq=False)
 class PartLoader:
     """Loads parts of samples and keeps the last ones, by content, for the next epoch.
 
-    Args:
+    Attributes:
         store: The events.
         world: The ranks; those of a domain group load the same sample together.
         grouping: How tiles are grouped into parts.
-        edge_weights: Weights of edges. Default: those of `EdgeRules.of_classes`.
+        edge_weights: Weights of edges.
         target: Conditions of a target particle; None: every particle is one.
         dtype: Type of features and weights.
         seed: Seed of the grouping.
         keep_edges: Keep parts until they hold more local edges than this.
         on_bad_event: The fate of a sample whose event cannot be used. `fail`: loading it raises. `skip`: it is left
             out, this time and for as long as this loader lives.
-
-    Attributes:
-        edge_weights: Weights of edges.
         skipped: Samples that any rank left out, by name; as of the last `total`.
     """
 
-    def __init__(
-        self,
-        store: EventStore,
-        world: World,
-        *,
-        grouping: str = "contiguous",
-        edge_weights: EdgeRules | None = None,
-        target: Mapping[str, Any] | None = None,
-        dtype: torch.dtype = torch.float32,
-        seed: int = 0,
-        keep_edges: int = 10_000_000,
-        on_bad_event: Literal["fail", "skip"] = "fail",
-    ) -> None:
-        self._store, self._world = store, world
-        self._grouping, self._dtype, self._seed = grouping, dtype, seed
-        self.edge_weights = edge_weights or EdgeRules.of_classes()
-        self._target = target
-        self._keep_edges = keep_edges
+    store: EventStore
+    world: World
+    _: KW_ONLY
+    grouping: str = "contiguous"
+    edge_weights: EdgeRules = field(default_factory=EdgeRules.of_classes)
+    target: Mapping[str, Any] | None = None
+    dtype: torch.dtype = torch.float32
+    seed: int = 0
+    keep_edges: int = 10_000_000
+    on_bad_event: Literal["fail", "skip"] = "fail"
+    skipped: dict[str, Skip] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
         self._kept: OrderedDict[Sample, LabelledPart] = OrderedDict()
-        self._on_bad_event = on_bad_event
         self._bad: dict[Sample, Skip] = {}
-        self._new: list[Skip] = []
-        self.skipped: dict[str, Skip] = {}
+        self._new: list[Skip] = []  # since the last `total`
 
     def load(self, sample: Sample) -> LabelledPart | None:
         """One rank's part of a sample, None if it is left out. *Collective* over the domain group.
@@ -138,21 +107,20 @@ class PartLoader:
             try:
                 self._kept[sample] = self._read(sample)
             except BadEvent as bad:
-                if self._on_bad_event == "fail":
+                if self.on_bad_event == "fail":
                     raise bad.for_this_rank() from bad.__cause__
                 self._bad[sample] = Skip(sample.name, sample.record.event, bad.what)
                 self._new.append(self._bad[sample])
                 return None
         self._kept.move_to_end(sample)
-        while (
-            len(self._kept) > 1 and sum(kept.cost for kept in self._kept) > self._keep_edges * self._world.domain.size
-        ):
+        room = self.keep_edges * self.world.domain.size
+        while len(self._kept) > 1 and sum(kept.cost for kept in self._kept) > room:
             self._kept.popitem(last=False)
         return self._kept[sample]
 
     def kept_edges(self, samples: Sequence[Sample]) -> int:
         """Local edges, roughly, of the parts that this rank keeps once it has loaded all these samples."""
-        return min(sum(sample.cost for sample in samples) // self._world.domain.size, self._keep_edges)
+        return min(sum(sample.cost for sample in samples) // self.world.domain.size, self.keep_edges)
 
     def total(self, kind_counts: Sequence[IntArray], num_samples: int) -> Totals:
         """Add up edges and samples over all ranks, and note the samples left out. *Collective* over all ranks.
@@ -161,35 +129,30 @@ class PartLoader:
             kind_counts: Those of each part that this rank loaded.
             num_samples: Samples that it was to load.
         """
-        speaks = self._world.domain.rank == 0  # one for those that share a sample
+        speaks = self.world.domain.rank == 0  # one for those that share a sample
         ours = [len(kind_counts), num_samples - len(kind_counts), len(self._new)] if speaks else [0, 0, 0]
         no_edges = self.edge_weights.count(np.zeros(0, np.int16))
         counts = np.sum([no_edges, *kind_counts], axis=0)
         totals = torch.from_numpy(np.concatenate([counts, np.array(ours, np.int64)]))
-        self._world.transport.all_reduce(totals)
+        self.world.transport.all_reduce(totals)
         *of_kinds, loaded, skipped, new = totals.tolist()
-        if new:
-            self._share(speaks)
+        if new:  # an ordinary step does not gather
+            skips_of_ranks = gather(self.world.transport, self._new if speaks else [])
+            self.skipped |= {sample: Skip(sample, *rest) for skips in skips_of_ranks for sample, *rest in skips}
+            self._new.clear()
         return Totals(np.array(of_kinds, np.int64), loaded, skipped)
 
-    def _share(self, speaks: bool) -> None:
-        """Give all ranks the samples newly left out on any. *Collective* over all ranks."""
-        ours = [asdict(skip) for skip in self._new] if speaks else []
-        self._new.clear()
-        for skips in gather(self._world.transport, ours):
-            self.skipped |= {skip["sample"]: Skip(**skip) for skip in skips}
-
     def _read(self, sample: Sample) -> LabelledPart:
-        domain = self._world.domain
-        with open_together(self._store, sample.record, domain) as event:
+        domain = self.world.domain
+        with open_together(self.store, sample.record, domain) as event:
             part = load_part(
                 event,
                 domain,
-                grouping=self._grouping,
+                grouping=self.grouping,
                 sector=sample.sector,
-                device=self._world.device,
-                dtype=self._dtype,
-                seed=self._seed,
+                device=self.world.device,
+                dtype=self.dtype,
+                seed=self.seed,
             )
             if part.graph.label is None:
                 raise event.place.problem("it has no truth", "it can be inferred on, not trained on")
@@ -199,27 +162,22 @@ class PartLoader:
         assert part.graph.label is not None
         plan, rules = part.graph.plan, self.edge_weights
         particle_of_edge, particles = None, event.particles()
-        if (self._target or rules.on_particles) and event.has_particle_ids:
+        if (self.target or rules.on_particles) and event.has_particle_ids:
             particle_of_edge = event.read_nodes("particle_id", plan.local_ids)[plan.edge_rows[1]]
-        classes = edge_classes(part.graph.label.cpu().numpy(), particle_of_edge, particles, self._target)
+        classes = edge_classes(part.graph.label.cpu().numpy(), particle_of_edge, particles, self.target)
         kinds = rules.kinds(classes, particle_of_edge, particles)
         num_not_scored = 0
-        if sample.sector is not None and self._world.domain.rank == 0:
-            num_not_scored = _num_from_other_sectors(event, sample.sector)
+        if (sector := sample.sector) is not None and self.world.domain.rank == 0:
+            # Edges that end in a sector and start in another: over all sectors of an event, each cut edge once.
+            tiles, sector_of_tile = event.tile_graph(), sector_of_tiles(event, sector.of)
+            starts, ends = (sector_of_tile[tile] == sector.number for tile in (tiles.src_tile, tiles.dst_tile))
+            num_not_scored = int(tiles.joining[ends & ~starts].sum())
         return LabelledPart(
             graph=part.graph,
             halo=part.halo,
             classes=classes,
             kind_counts=rules.count(kinds[plan.edge_owned]),
-            weights=torch.from_numpy(rules.weights(kinds)).to(self._world.device, self._dtype),
+            weights=torch.from_numpy(rules.weights(kinds)).to(self.world.device, self.dtype),
             name=sample.name,
             num_not_scored=num_not_scored,
         )
-
-
-def _num_from_other_sectors(event: StoredEvent, sector: Sector) -> int:
-    """Edges that end in a sector and start in another: over all sectors of an event, each cut edge once."""
-    tiles, sector_of_tile = event.tile_graph(), sector_of_tiles(event, sector.of)
-    starts_inside = sector_of_tile[tiles.src_tile] == sector.number
-    ends_inside = sector_of_tile[tiles.dst_tile] == sector.number
-    return int(tiles.joining[ends_inside & ~starts_inside].sum())

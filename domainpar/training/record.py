@@ -12,11 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from domainpar.agreement import gather
 from domainpar.atomic_files import write_whole
 from domainpar.compiling import clock
+from domainpar.parallel.integer_sums import IntegerSums
 from domainpar.parallel.world import World
-from domainpar.training.metrics import EdgeCounts
+from domainpar.training.metrics import AGAINST, EdgeMetrics
+from domainpar.training.parts import LabelledPart
 
 SHOWN = {
     "split": "", "epoch": "", "step": "", "loss": ".5g",
@@ -24,62 +28,53 @@ SHOWN = {
 }  # fmt: skip
 """The fields of the readable line of a record, with their formats; the rest is in `metrics.jsonl`."""
 
-AGAINST = {False: "candidate edges", True: "candidate edges inside sectors (approximate: naive mode)"}
-"""The edges that are counted: of whole events, or of independent sectors."""
 
+class Tally:
+    """Sums over the parts of a step or an evaluation on this rank, and its seconds from the making until `shared`.
 
-@dataclass
-class Stopwatch:
-    """Seconds of one step on this rank, from its making until `share`, without those of compiling."""
+    Attributes:
+        loss: Weighted loss of owned edges; `edge_loss` adds to it.
+        metrics: Scores of owned edges.
+        owned_nodes, ghost_nodes, local_edges: Sizes of all parts.
+    """
 
-    world: World
-
-    def __post_init__(self) -> None:
-        self.world.take_counters()
+    def __init__(self, world: World) -> None:
+        self.loss, self.metrics = IntegerSums(1, world.device), EdgeMetrics()
+        self.owned_nodes = self.ghost_nodes = self.local_edges = 0
+        self._world = world
+        world.take_counters()  # begins to count anew
         self._began = clock()
 
-    def share(self, owned_nodes: int, ghost_nodes: int, local_edges: int) -> dict[str, Any]:
-        """Seconds, bytes and sizes of all ranks since then; lists hold one value a rank. *Collective*.
+    def add(self, part: LabelledPart, logits: Tensor) -> None:
+        """Count a part and its logits, [num_edges]."""
+        plan = part.graph.plan
+        owned = plan.edge_owned
+        self.metrics.add(logits.detach().cpu().numpy()[owned], part.classes[owned], part.num_not_scored)
+        self.owned_nodes += plan.num_owned
+        self.ghost_nodes += plan.num_ghosts
+        self.local_edges += len(plan.edge_ids)
+
+    def shared(self) -> dict[str, Any]:
+        """Seconds (but those of compiling), bytes and sizes of all ranks; lists hold one value a rank. *Collective*.
 
         `halo_bytes` are all rows handed to other ranks. While a part is loaded, requests for its ghosts are among them.
-
-        Args:
-            owned_nodes: Nodes this rank owned, over all samples.
-            ghost_nodes: Ghosts it held.
-            local_edges: Edges it computed on.
         """
         seconds = clock() - self._began
-        counters = self.world.take_counters()
+        counters = self._world.take_counters()
         ours = {
             "seconds": seconds,
             "seconds_compute": seconds - counters.seconds_exchanging - counters.seconds_waiting,
             "seconds_exchange": counters.seconds_exchanging,
             "seconds_wait": counters.seconds_waiting,
-            "owned_nodes": owned_nodes,
-            "ghost_nodes": ghost_nodes,
-            "local_edges": local_edges,
+            "owned_nodes": self.owned_nodes,
+            "ghost_nodes": self.ghost_nodes,
+            "local_edges": self.local_edges,
             "halo_bytes": counters.bytes_sent,
             "peak_rss_bytes": peak_rss_bytes(),
         }
-        ranks = gather(self.world.transport, ours)
+        ranks = gather(self._world.transport, ours)
         shared = {name: [rank[name] for rank in ranks] for name in ours}
-        return {"ranks": self.world.size, **shared, "seconds": max(shared["seconds"])}
-
-
-def metrics_of(counts: EdgeCounts, in_sectors: bool = False) -> dict[str, Any]:
-    """Edge metrics, against the candidate edges in the graph; None where there is nothing to divide by.
-
-    Args:
-        counts: The edges, counted.
-        in_sectors: Whether the graphs were independent sectors, which lack the edges between them.
-    """
-    return {
-        **counts.ratios(),
-        "counted_against": AGAINST[in_sectors],
-        "edges": counts.edges,
-        "edges_not_scored": counts.not_scored,
-        "target_edges": counts.targets,
-    }
+        return {"ranks": self._world.size, **shared, "seconds": max(shared["seconds"])}
 
 
 @dataclass
@@ -111,31 +106,22 @@ class MetricsFile:
 
 
 def keep_records(path: Path, last_step: int) -> int:
-    """Drop from `metrics.jsonl` the steps that a run does again when it resumes from an earlier one.
+    """Drop from `metrics.jsonl`, if it is there, the steps that a run does again when it resumes from `last_step`.
 
-    Args:
-        path: The file; may be missing.
-        last_step: Step of the checkpoint that the run resumes from. A line that was not finished goes as well.
-
-    Returns:
-        The number of finished lines that were dropped because they could not be read.
+    A line that was not finished goes as well. Returns the number of finished lines that could not be read.
     """
     if not path.exists():
         return 0
-    lines = path.read_bytes().splitlines(keepends=True)
-    steps = [_step_of(line) for line in lines]
-    kept = [line for line, step in zip(lines, steps) if step is not None and step <= last_step]
+    lines, kept, damaged = path.read_bytes().splitlines(keepends=True), [], 0
+    for line in lines:
+        if line.endswith(b"\n"):  # else its writer was killed
+            try:
+                kept += [line] if int(json.loads(line)["step"]) <= last_step else []
+            except (ValueError, KeyError, TypeError):
+                damaged += 1
     if kept != lines:
         write_whole(path, b"".join(kept))
-    return sum(step is None for step, line in zip(steps, lines) if line.endswith(b"\n"))
-
-
-def _step_of(line: bytes) -> int | None:
-    """The step of a line of the metrics; None if it is not whole."""
-    try:
-        return int(json.loads(line)["step"]) if line.endswith(b"\n") else None
-    except (ValueError, KeyError, TypeError):
-        return None
+    return damaged
 
 
 def readable(record: dict[str, Any]) -> str:

@@ -8,32 +8,26 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import torch
 from tqdm import tqdm
 
 from domainpar.agreement import on_all, on_root
-from domainpar.config import TrainConfig, is_code
-from domainpar.events.store import EventRecord, EventStore
-from domainpar.nn.catalogue import build_model, said_by
-from domainpar.nn.classifier import Differs, EdgeClassifier
+from domainpar.config import TrainConfig
+from domainpar.events.store import EventStore
 from domainpar.nn.team import set_threads
 from domainpar.parallel.signals import StopFlag
 from domainpar.parallel.transport import RanksFailed
 from domainpar.parallel.world import World
-from domainpar.training.checkpoint import Checkpoints, TrainingState
+from domainpar.training.checkpoint import TrainingState
 from domainpar.training.inputs import Lessons, open_lessons
 from domainpar.training.journal import Journal
 from domainpar.training.keeper import Keeper
-from domainpar.training.loop import Trainer
+from domainpar.training.loop import Schedule, Trainer
 from domainpar.training.memory import Expectation, MemoryMeter
+from domainpar.training.network import DTYPES, make_network, verify_network
 from domainpar.training.parts import PartLoader, Skip
 from domainpar.training.rundir import RunDirectory, choose_directory, note_failure
 from domainpar.training.sampler import steps_of_epoch
-from domainpar.training.schedule import Schedule
-
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
-MOST_EDGES_TO_VERIFY = 10_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,36 +79,33 @@ def train(
         trainer = on_all(world.transport, lambda: make_trainer(config, lessons, world))
         exactness = trainer.model.exactness(world.transport)
         trainer.model.take_from_root(world)
-        _verify(config, trainer.model, lessons, world)
+        verify_network(config, trainer.model, lessons, world)
         # Claim and resume.
-        claim = on_root(
-            world.transport, lambda: choose_directory(config.out, config.resume, config.overwrite).to_text()
-        )
-        directory = RunDirectory.of_text(claim)
-        if world.is_root:
+        choice = config.out, config.resume, config.overwrite
+        directory = RunDirectory.of_json(on_root(world.transport, lambda: choose_directory(*choice).to_json()))
+        if world.is_root:  # the lock is rank 0's
             stack.callback(directory.release)
-        journal = on_all(world.transport, lambda: Journal(config, lessons, trainer, directory))
-        checkpoints = Checkpoints(directory.path / "checkpoints")
-        keeper = Keeper(checkpoints, trainer, journal, config.checkpoint_every, config.save_every_minutes)
+        journal = on_all(world.transport, lambda: Journal(config, lessons, trainer, directory, exactness))
+        keeper = Keeper(config, trainer, journal, stop)
         state = TrainingState(dataset=lessons.digest)
         if directory.resume:
-            state = keeper.resume(lessons.digest, config.strict_resume)
+            state = keeper.resume(lessons.digest)
         journal.say(*(f"note: {note}" for note in directory.notes))
         stack.enter_context(_failures_noted(directory, world))
-        # Steps.
+        # Steps. The bare process is measured before the first part is loaded.
         memory = MemoryMeter(world.device)
         expected = _expected_memory(trainer, lessons, memory, state)
-        journal.begin(state, expected, exactness, allocator)
+        journal.begin(state, expected, allocator)
         began = time.perf_counter()
-        state, stopped = _steps(config, lessons, keeper, state, stop)
+        state, stopped = _steps(config, lessons, keeper, state)
         seconds, taken = time.perf_counter() - began, memory.taken(world)
         # Report.
         exit_code = 0
         if keeper.unsaved is not None:
-            exit_code = 143 if keeper.terminated else 1
+            exit_code = 143 if keeper.terminated else 1  # 128 + SIGTERM, as batch systems expect
             journal.end_unsaved(keeper.unsaved, state.step)
         else:
-            journal.end("preempted" if stopped else "done", state, seconds, expected, taken, exactness)
+            journal.end("preempted" if stopped else "done", state, seconds, taken)
         return Run(directory.path, lessons.store, trainer, state, exit_code)
 
 
@@ -134,14 +125,12 @@ def _failures_noted(directory: RunDirectory, world: World) -> Iterator[None]:
         raise
 
 
-def _steps(
-    config: TrainConfig, lessons: Lessons, keeper: Keeper, state: TrainingState, stop: StopFlag
-) -> tuple[TrainingState, bool]:
+def _steps(config: TrainConfig, lessons: Lessons, keeper: Keeper, state: TrainingState) -> tuple[TrainingState, bool]:
     """Train from a state to the last step; returns the state at the end, and whether a stop was asked. *Collective*."""
     trainer, journal = keeper.trainer, keeper.journal
     total, talks = lessons.total_steps, trainer.world.is_root
     with tqdm(total=total, initial=state.step, disable=None if talks else True, unit="step") as bar:
-        stopped = state.step < total and keeper.boundary(stop, state)  # asked while the run was set up
+        stopped = state.step < total and keeper.boundary(state)  # asked while the run was set up
         while state.step < total and not stopped:
             epoch = state.epoch
             steps = steps_of_epoch(lessons.train, config.events_per_step, config.seed, epoch)
@@ -154,7 +143,7 @@ def _steps(
                     bar.set_postfix_str(f"loss {record['loss']:.4f}", refresh=False)
                 bar.update()
                 may_save = state.step_in_epoch < len(steps) and state.step < total
-                stopped = keeper.boundary(stop, state, may_save)
+                stopped = keeper.boundary(state, may_save)
                 if stopped or state.step >= total:
                     break
             if not stopped:
@@ -177,27 +166,6 @@ def _validated(lessons: Lessons, keeper: Keeper, state: TrainingState, epoch: in
             best, state = True, replace(state, best=auc)
     journal.say_once_if_squashed()
     return (replace(state, best_step=state.step) if best else state), best
-
-
-def make_network(config: TrainConfig, store: EventStore) -> EdgeClassifier:
-    """The network of a configuration with its first weights, for the features of a store.
-
-    Raises:
-        ValueError: If it cannot be loaded, or cannot have these sizes or options.
-    """
-    return build_model(
-        config.model,
-        len(store.feature_names),
-        len(store.edge_feature_names),
-        hidden=config.hidden,
-        graph_iters=config.graph_iters,
-        shared_weights=config.shared_weights,
-        seed=config.seed,
-        dtype=DTYPES[config.dtype],
-        products=torch.bfloat16 if config.precision == "bf16" else None,
-        recompute_every=config.recompute_every,
-        dropout=config.dropout,
-    )
 
 
 def make_trainer(config: TrainConfig, lessons: Lessons, world: World) -> Trainer:
@@ -256,46 +224,3 @@ def _expected_memory(
     # Groups of ranks load it each for itself; one that must leave it out leaves all without a prediction.
     missing = world.step_boundary(torch.tensor([int(part is None)], dtype=torch.int64))
     return None if part is None or missing[0] else memory.expect(size, part, kept_edges, world)
-
-
-def _verify(config: TrainConfig, model: EdgeClassifier, lessons: Lessons, world: World) -> None:
-    """Compare a user's own network whole and split before anything is trained. *Collective*.
-
-    Raises:
-        Refused: On all ranks alike, if it does not compute the same.
-    """
-    if not (config.verify and is_code(config.model)):
-        return
-    readable = {record.event for record in lessons.store.readable() if record.num_edges}  # `check_lessons` saw some
-    first = next(sample.record for sample in lessons.train if sample.record.event in readable)
-    if world.is_root:
-        tqdm.write(
-            "verify   : the network whole and split over 3 ranks, on a piece of the first event (--no-verify: skip)"
-        )
-    world.mark("verify", 0)
-    conclusion = on_root(world.transport, lambda: verified(model, lessons.store, first))
-    for line in conclusion.splitlines() if world.is_root else ():
-        tqdm.write(f"           {line}")
-
-
-def verified(model: EdgeClassifier, store: EventStore, record: EventRecord) -> str:
-    """Compare a network whole and split on the first tiles of an event; returns the conclusion, for the user.
-
-    Raises:
-        ValueError: If the network does not compute the same, or makes a call that has no exact form.
-    """
-    with store.open(record) as event:
-        # Whole tiles with some thousand edges; all of a small event.
-        tiles = int(np.searchsorted(event.edge_ptr, min(MOST_EDGES_TO_VERIFY, event.edge_ptr[-1]), side="left"))
-        nodes = int(event.node_ptr[min(tiles, event.num_tiles)])
-        ids = np.arange(event.edge_ptr[np.searchsorted(event.node_ptr, nodes)])
-        ends = np.stack([event.read_edges("src", ids), event.read_edges("dst", ids)]).astype(np.int64)
-        inside = (ends < nodes).all(axis=0)
-        x = torch.from_numpy(event.read_nodes("features", np.arange(nodes))).double()
-        edge_attr = torch.from_numpy(event.read_edges("features", ids[inside])).double()
-    try:
-        return model.verify(torch.from_numpy(ends[:, inside]), x, edge_attr)
-    except Differs:
-        raise
-    except Exception as error:  # a user's own code may raise anything: it is a reason like any other
-        raise ValueError(f"the network cannot be run on a piece of event {record.event}: {said_by(error)}") from error

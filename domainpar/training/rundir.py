@@ -16,7 +16,7 @@ from domainpar.atomic_files import write_synced, write_whole
 from domainpar.lock import RUN, Claim, left_behind
 from domainpar.own_files import remove, strangers_in_run
 from domainpar.problems import Problem
-from domainpar.training.checkpoint_files import CheckpointFiles
+from domainpar.training.checkpoint_files import CheckpointFiles, json_bytes
 
 RUNS = Path("runs")
 _BYTES_TO_TRY = 65536
@@ -40,14 +40,13 @@ class RunDirectory:
     key: str
     notes: tuple[str, ...] = ()
 
-    def to_text(self) -> str:
-        """As text, for the other ranks."""
-        return json.dumps(asdict(self), default=str)
+    def to_json(self) -> dict[str, Any]:
+        """As plain values, for the other ranks."""
+        return asdict(self) | {"path": str(self.path)}
 
     @classmethod
-    def of_text(cls, text: str) -> RunDirectory:
-        """Read the output of `to_text`."""
-        values = json.loads(text)
+    def of_json(cls, values: Mapping[str, Any]) -> RunDirectory:
+        """Read the output of `to_json`."""
         return cls(Path(values["path"]), values["resume"], values["key"], tuple(values["notes"]))
 
     def release(self) -> None:
@@ -64,7 +63,7 @@ def choose_directory(out: str | None, resume: Resume, overwrite: bool) -> RunDir
     """
     try:
         resumes, restarts = goes_on(out, resume), resume == "auto"
-        directory = _next_number(RUNS) if out is None else Path(out)
+        directory = _next_number() if out is None else Path(out)
         if not resumes:
             _check_free(directory, restarts, overwrite)
             directory.mkdir(parents=True, exist_ok=True)
@@ -79,7 +78,11 @@ def choose_directory(out: str | None, resume: Resume, overwrite: bool) -> RunDir
             if not resumes:
                 if restarts and (directory / "run.json").is_file():
                     notes.append(f"{directory} holds a run that never saved a checkpoint; starting anew")
-                notes.append(_clear(directory) if overwrite else "")
+                if overwrite:
+                    # `run.json` goes last: until then it is a run. Our own lock stays.
+                    paths = sorted(directory.iterdir(), key=lambda path: (path.name == "run.json", path.name))
+                    removed = remove(path for path in paths if path.name != RUN.lock)
+                    notes += [f"--overwrite removed the run in {directory}: {', '.join(removed)}"] * bool(removed)
                 (directory / "checkpoints").mkdir(exist_ok=True)
                 RunFile(directory / "run.json").update(state="starting")
         except BaseException:
@@ -113,22 +116,19 @@ def newest_run() -> Path:
     Raises:
         ValueError: If there is none.
     """
-    runs = {path.parent: _started(path) for path in sorted(RUNS.glob("*/run.json"))}
-    begun = {run: started for run, started in runs.items() if started is not None}
+    begun: dict[Path, float] = {}  # seconds since 1970
+    for path in RUNS.glob("*/run.json"):
+        begun[path.parent] = path.stat().st_mtime
+        # Damaged, or of an earlier version: the file's time has to do, and whoever takes the run says what is wrong.
+        with contextlib.suppress(Problem, KeyError, TypeError, ValueError):
+            content = RunFile.read(path).content
+            if content.get("state") == "starting":  # it has not begun to train
+                del begun[path.parent]
+            else:
+                begun[path.parent] = datetime.fromisoformat(content["started"]).timestamp()
     if not begun:
         raise ValueError(f"no run in {RUNS}/; train one first (python -m domainpar.train), or name it with --run.")
     return max(begun, key=lambda run: (begun[run], run))
-
-
-def _started(path: Path) -> float | None:
-    """The start of the run of a `run.json`, in seconds since 1970; None if it has not begun to train."""
-    with contextlib.suppress(Problem):  # damaged: whoever takes it says so
-        content = RunFile.read(path).content
-        if content.get("state") == "starting":
-            return None
-        with contextlib.suppress(KeyError, TypeError, ValueError):
-            return datetime.fromisoformat(content["started"]).timestamp()
-    return path.stat().st_mtime
 
 
 def state_of(directory: Path, content: Mapping[str, Any]) -> str:
@@ -168,7 +168,24 @@ class RunFile:
             OSError: If that is impossible; the file is as it was then.
         """
         self.content |= changes
-        write_whole(self.path, (json.dumps(self.content, indent=1, sort_keys=True) + "\n").encode())
+        write_whole(self.path, json_bytes(self.content))
+
+
+def read_run(directory: Path) -> dict[str, Any]:
+    """The content of the `run.json` of a run that has begun, and so knows its store.
+
+    Raises:
+        ValueError: If there is no run, or its file cannot be read.
+    """
+    path = directory / "run.json"
+    if not path.is_file():
+        raise ValueError(f"{directory} is not a run: it has no run.json; name the directory of one with --run.")
+    content = RunFile.read(path).content
+    store = content.get("store")
+    for name in ("path", "digest", "feature_names", "edge_feature_names"):
+        if not isinstance(store, dict) or name not in store:
+            raise Problem(f"{path} cannot be read: it does not say store.{name}", "name another run")
+    return content
 
 
 def note_failure(directory: Path, rank: int, error: BaseException) -> None:
@@ -177,36 +194,29 @@ def note_failure(directory: Path, rank: int, error: BaseException) -> None:
     If a rank did not come, `faults/` gets the board of all ranks, as rank N saw it.
     """
     with contextlib.suppress(OSError, ValueError):  # the failure matters more than this note of it
-        _write(directory / "logs" / f"rank_{rank}.txt", "".join(traceback.format_exception(error)))
+        texts = {directory / "logs" / f"rank_{rank}.txt": "".join(traceback.format_exception(error))}
         if board := getattr(error, "board", ""):
-            _write(directory / "faults" / f"board_of_rank_{rank}.txt", f"{board}\n{getattr(error, 'frames', '')}")
+            texts[directory / "faults" / f"board_of_rank_{rank}.txt"] = f"{board}\n{getattr(error, 'frames', '')}"
+        for path, text in texts.items():
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
         file = RunFile.read(directory / "run.json")
         if file.content.get("state") != "failed":
-            text = str(error).splitlines()[0] if board else str(error)
-            file.update(state="failed", error=f"rank {rank}: {type(error).__name__}: {text}")
+            said = str(error).splitlines()[0] if board else str(error)  # the rest is the board
+            file.update(state="failed", error=f"rank {rank}: {type(error).__name__}: {said}")
 
 
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(text)
-
-
-def _numbered(runs: Path) -> list[Path]:
-    numbered = (path for path in runs.glob("[0-9]*") if path.name.isdigit() and path.is_dir())
-    return sorted(numbered, key=lambda path: int(path.name))
-
-
-def _next_number(runs: Path) -> Path:
+def _next_number() -> Path:
     """Make the next numbered directory. Of two runs that start at once, one takes the number after."""
-    number = int(taken[-1].name) + 1 if (taken := _numbered(runs)) else 1
-    runs.mkdir(parents=True, exist_ok=True)
+    taken = (int(path.name) for path in RUNS.glob("[0-9]*") if path.name.isdigit() and path.is_dir())
+    number = max(taken, default=0) + 1
+    RUNS.mkdir(parents=True, exist_ok=True)
     while True:
-        try:
-            (runs / f"{number:04d}").mkdir()
-        except FileExistsError:
-            number += 1
-        else:
-            return runs / f"{number:04d}"
+        directory = RUNS / f"{number:04d}"
+        with contextlib.suppress(FileExistsError):
+            directory.mkdir()
+            return directory
+        number += 1
 
 
 def _check_free(directory: Path, restart: bool, overwrite: bool) -> None:
@@ -227,13 +237,6 @@ def _check_free(directory: Path, restart: bool, overwrite: bool) -> None:
         )
     what, instead = ("another run", ", or --resume or --overwrite it") if is_run else ("other files", "")
     raise Problem(f"{directory} holds {what}", f"choose another --out{instead}")
-
-
-def _clear(directory: Path) -> str:
-    """Remove a run, but for our own lock; returns a note of it. `run.json` goes last: until then it is a run."""
-    paths = sorted(directory.iterdir(), key=lambda path: (path.name == "run.json", path.name))
-    removed = remove(path for path in paths if path.name != RUN.lock)
-    return f"--overwrite removed the run in {directory}: {', '.join(removed)}" if removed else ""
 
 
 def _try_to_write(directory: Path) -> None:

@@ -39,6 +39,7 @@ def samples_of(records: Sequence[EventRecord], num_sectors: int | None) -> list[
 
 def steps_of_epoch(samples: Sequence[Sample], per_step: int, seed: int, epoch: int) -> list[list[Sample]]:
     """Shuffle the samples and cut them into steps; the last step may be smaller."""
+    # A generator of its own for each epoch: a resumed run draws the order that the first one would have.
     order = np.random.default_rng([seed, epoch]).permutation(len(samples))
     shuffled = [samples[index] for index in order]
     return [shuffled[first : first + per_step] for first in range(0, len(shuffled), per_step)]
@@ -48,6 +49,7 @@ def deal(samples: Sequence[Sample], num_groups: int) -> list[list[Sample]]:
     """Hand samples to data groups so that costs balance: the costliest first, each to the least loaded group."""
     hands: list[list[Sample]] = [[] for _ in range(num_groups)]
     load = [0] * num_groups
+    # Sorting is stable and `index` takes the first: every rank deals the same hands.
     for sample in sorted(samples, key=lambda sample: -sample.cost):
         group = load.index(min(load))
         hands[group].append(sample)

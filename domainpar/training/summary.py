@@ -8,12 +8,13 @@ from shlex import quote
 from typing import Any
 
 from domainpar.config import Network, TrainConfig, flag, is_code
-from domainpar.events.store import EventStore
 from domainpar.nn.catalogue import options_of
 from domainpar.nn.classifier import Exactness
 from domainpar.nn.team import team
 from domainpar.parallel.world import World
 from domainpar.training.checkpoint import TrainingState
+from domainpar.training.inputs import Lessons
+from domainpar.training.loop import Trainer
 from domainpar.training.memory import Expectation, byte_size
 from domainpar.training.parts import Skip
 from domainpar.training.sampler import Sample, deal
@@ -22,37 +23,21 @@ from domainpar.words import between, several, this_python
 SQUASHED = "WARNING: every output of the network lay in 0..1. Logits are expected: return what goes into a last sigmoid"
 
 
-def first_lines(
-    config: TrainConfig,
-    world: World,
-    store: EventStore,
-    *,
-    num_samples: tuple[int, int],
-    num_parameters: int,
-    allocator: str | None = None,
-) -> list[str]:
-    """The ranks, the events and the network.
-
-    Args:
-        config: The configuration of the run.
-        world: The ranks.
-        store: The events.
-        num_samples: Samples to train on and to validate with.
-        num_parameters: Parameters of the network.
-        allocator: The set-up of the C library's allocator; None if there is none.
-    """
+def first_lines(config: TrainConfig, lessons: Lessons, trainer: Trainer, allocator: str | None) -> list[str]:
+    """The ranks, the events and the network; `allocator`: the set-up of the C library's, None if there is none."""
+    world, store = trainer.world, lessons.store
     records = store.events("train") + store.events("val")
     edges, tiles = [record.num_edges for record in records], [record.num_tiles for record in records]
-    trained, validated = num_samples
+    num_parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
     used = options_of(config.model)
     sizes = f"hidden {config.hidden}, " if "hidden" in used else ""
     sizes += f"{several(config.graph_iters, 'iteration')}, " if "graph_iters" in used else ""
-    samples = several(trained, "event" if config.mode == "halo" else "sector")
+    samples = several(len(lessons.train), "event" if config.mode == "halo" else "sector")
     lines = [
         f"domainpar: {several(world.size, 'rank')} over {world.transport.name}, {world.domain.size} to an event, "
         f"{several(team().size, 'thread')} each",
         f"events   : {store.path}",
-        f"           {samples} to train on, {validated} to validate with; "
+        f"           {samples} to train on, {len(lessons.val)} to validate with; "
         f"{between(edges, 'candidate edge')} in {between(tiles, 'tile')}",
         f"network  : {config.model}, {sizes}{num_parameters:,} parameters, {config.dtype}"
         + (" with edges in bf16" if config.precision == "bf16" else ""),
@@ -97,11 +82,9 @@ def memory_expected(expectation: Expectation | None) -> list[str]:
 
 
 def memory_taken(expectation: Expectation | None, taken: Sequence[int | None]) -> str:
-    """The memory that the run took, beside the expected one.
+    """The memory that the run took, beside the expected one if it was predicted.
 
-    Args:
-        expectation: The expected memory, if it was predicted.
-        taken: Bytes of each rank's peak above the bare process, None where it could not be measured.
+    `taken`: bytes of each rank's peak above the bare process, None where it could not be measured.
     """
     peaks = [(peak, rank) for rank, peak in enumerate(taken) if peak is not None]
     if not peaks:
@@ -121,10 +104,8 @@ def exactness(promise: Exactness) -> list[str]:
             "exactness: the answer of any number of ranks to rounding (to the last bit: --model interaction on cpu)"
         ]
     if promise.problem:
-        return [
-            "exactness: WARNING: the answer of any number of ranks to rounding only, since",
-            f"           {promise.problem}",
-        ]
+        warning = "exactness: WARNING: the answer of any number of ranks to rounding only, since"
+        return [warning, f"           {promise.problem}"]
     return ["exactness: the same bits on any number of ranks (self-test passed)"]
 
 
@@ -145,11 +126,7 @@ def exchanged(forward: int, backward: int, sums: int) -> str:
 def idle_ranks(record: Mapping[str, Any], samples: Sequence[Sample], more: bool, world: World) -> tuple[str, list[str]]:
     """A note on ranks that owned nothing, with a way out: its kind and its lines; none if all had work.
 
-    Args:
-        record: The record of the training step, or of the validation.
-        samples: Its samples.
-        more: Whether a step could take more samples than these.
-        world: The ranks.
+    `more`: whether a step could take more samples than those of this training step or validation.
     """
     idle = [rank for rank, owned in enumerate(record["owned_nodes"]) if owned == 0]
     if len(idle) in (0, world.size):
@@ -188,43 +165,48 @@ def left_out(skipped: Sequence[Skip]) -> list[str]:
 
 def last_lines(
     directory: Path,
+    config: TrainConfig,
     state: TrainingState,
     how: str,
+    *,
     seconds: float,
     sha256: str,
     exact: bool,
-    own: str = "",
-    geometry: bool = False,
-    sectors: int | None = None,
+    geometry: bool,
 ) -> list[str]:
     """The end of the run, its results, and the command to type next.
 
     Args:
         directory: The run.
+        config: The configuration.
         state: Where training stands.
         how: `done` or `preempted`: stopped on request, with a checkpoint.
         seconds: Its duration.
         sha256: Hash of the parameters.
         exact: Whether it is the hash on any number of ranks.
-        own: The flag that names a network of the user's own, which must be repeated.
         geometry: Whether hits have positions, so that tracks can be walked.
-        sectors: Sectors of an event in naive mode: scores that compare like with like are those of sectors, too.
     """
     best = "" if state.best is None else f"; best validation edge AUC {state.best:.4f} at step {state.best_step}"
     walk = " --tracks walk" if geometry else ""
-    naive = "" if sectors is None else f" --mode naive --sectors {sectors}"
-    score = f"{this_python()} -m domainpar.infer --run {quote(str(directory))}{own}{naive}{walk}"
+    # Scores that compare like with like are those of sectors, too.
+    naive = "" if config.sectors is None else f" --mode naive --sectors {config.sectors}"
+    score = f"{this_python()} -m domainpar.infer --run {quote(str(directory))}{own_model(config)}{naive}{walk}"
     return [
         f"{how} after {several(state.step, 'step')}, {seconds:.0f} s{best}",
         f"parameters sha256 {sha256[:16]}" + (": another number of ranks ends with the same" if exact else ""),
         f"results in {directory}: metrics.jsonl, config.yaml, run.json, checkpoints/",
-        f"next: {score if how == 'done' else resume_command(directory, own)}",
+        f"next: {score if how == 'done' else resume_command(directory, config)}",
     ]
 
 
-def resume_command(directory: Path, own: str) -> str:
-    """The command that resumes a run; `own` is the flag that names a network of the user's own, or nothing."""
-    return f"{this_python()} -m domainpar.train --out {quote(str(directory))} --resume{own}"
+def resume_command(directory: Path, config: TrainConfig) -> str:
+    """The command that resumes a run."""
+    return f"{this_python()} -m domainpar.train --out {quote(str(directory))} --resume{own_model(config)}"
+
+
+def own_model(config: TrainConfig) -> str:
+    """The flag that names a network of the user's own, which no file names, for a command; else nothing."""
+    return f" --model {config.model}" if is_code(config.model) else ""
 
 
 def lost(failed_saves: int, lost_records: int) -> list[str]:

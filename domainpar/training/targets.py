@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from domainpar.events.graph import BoolArray, IntArray, Particles
+from domainpar.events.graph import IntArray, Particles
 from domainpar.events.targets import NO_PARTICLES, check_target, passes, target_particles
 
 FAKE, TARGET, OTHER = 0, 1, 2
@@ -141,8 +141,12 @@ class EdgeRules:
             holds = np.ones(len(true), np.bool_) if rule.edge_class is None else classes == rule.edge_class
             if LABEL in rule.conditions:
                 holds &= passes(true.astype(np.int8), rule.conditions[LABEL])
-            if rule.on_particle:
-                holds &= true & _particle_passes(rule.on_particle, particle_of_edge, particles)
+            if conditions := rule.on_particle:
+                if particles is None or particle_of_edge is None:
+                    asked = f"--weighting asks for {', '.join(conditions)} of particles"
+                    raise ValueError(f"{asked}, and this event has no particle table.")
+                targets = particles.particle_id[target_particles(particles, conditions)]
+                holds &= true & np.isin(particle_of_edge, targets)
             kinds[holds] = number
         return kinds
 
@@ -158,13 +162,3 @@ class EdgeRules:
         """The sum of the sizes of the weights of some edges, given their counts by kind."""
         sizes = np.abs(self.weights(np.arange(len(counts))))
         return float(sum(int(count) * float(size) for count, size in zip(counts, sizes)))
-
-
-def _particle_passes(
-    conditions: Mapping[str, Any], particle_of_edge: IntArray | None, particles: Particles | None
-) -> BoolArray:
-    if particles is None or particle_of_edge is None:
-        raise ValueError(
-            f"--weighting asks for {', '.join(conditions)} of particles, and this event has no particle table."
-        )
-    return np.isin(particle_of_edge, particles.particle_id[target_particles(particles, conditions)])

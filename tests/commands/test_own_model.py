@@ -387,7 +387,7 @@ def test_networks_that_are_built_in_are_not_tried(store, tmp_path, monkeypatch):
     def verified(*_):
         raise AssertionError
 
-    monkeypatch.setattr("domainpar.training.run.verified", verified)
+    monkeypatch.setattr("domainpar.training.network.verified", verified)
     trained(store, tmp_path / "run", model="gcn", max_steps=1, verify=True)
     with pytest.raises(AssertionError):
         started(store, tmp_path / "own", "small")

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from domainpar.config import DoctorConfig
-from domainpar.diagnosis import certificate, speed
+from domainpar.diagnosis import certificate
 from domainpar.diagnosis.certificate import Budget, certify, check_layouts, judge_layouts, without_names
-from domainpar.diagnosis.finding import Verdict, passed
-from domainpar.measure import layouts, toy
+from domainpar.diagnosis.finding import Verdict, works
+from domainpar.measure import steps as measured
+from domainpar.measure import toy
 from domainpar.parallel.launcher import Launcher
 from domainpar.testing import run_ranks
 
@@ -24,11 +25,11 @@ def small_events(monkeypatch):
     monkeypatch.setattr(certificate, "TRACKS", {"small": 20, "large": 30})
     monkeypatch.setattr(certificate, "TRACKS_OF_LAYOUTS", (14, 12))
     monkeypatch.setattr(toy, "NUM_TILES", 4)
-    monkeypatch.setattr(layouts, "THREAD_RANKS", (2,))
+    monkeypatch.setattr(measured, "THREAD_RANKS", (2,))
 
 
 def test_layouts_of_four_ranks_are_all_there():
-    names = run_ranks(lambda world: [(layout.training.precision, layout.name) for layout in layouts.layouts(world)], 4)
+    names = run_ranks(lambda world: [(layout.training.precision, layout.name) for layout in measured.layouts(world)], 4)
     assert names[0] == names[3]
     assert set(names[0]) >= {
         *((precision, "each rank alone") for precision in ("float32", "float64", "bf16")),
@@ -38,7 +39,7 @@ def test_layouts_of_four_ranks_are_all_there():
         ("float32", "4 ranks with metis parts"),
         ("float32", "4 ranks of 3 threads that recompute"),
     }
-    assert layouts.divisors(12) == [1, 2, 3, 4, 6, 12]
+    assert measured.divisors(12) == [1, 2, 3, 4, 6, 12]
 
 
 def _broken(world):
@@ -46,7 +47,7 @@ def _broken(world):
 
 
 def test_layouts_over_a_broken_network_do_not_agree_and_which_is_said(monkeypatch):
-    for module in (certificate, layouts):
+    for module in (certificate, measured):
         monkeypatch.setattr(module, "PRECISIONS", {"float32": torch.float32})
     findings, _ = run_ranks(_broken, 2)[0]
     assert findings[0].verdict is Verdict.FAIL
@@ -67,7 +68,7 @@ def test_layouts_that_agree_are_told_from_those_that_do_not():
 
 
 def _certificate(world, config):
-    content, findings = certify(config, THREADS, world, [passed("transport threads", "fast", latency_seconds=1e-6)])
+    content, findings = certify(config, THREADS, world, [works("transport threads", "fast", latency_seconds=1e-6)])
     return content, findings
 
 
@@ -123,22 +124,22 @@ def test_slow_and_hungry_ranks_are_warned_about():
     alone = {"seconds": 1.0, "expected_bytes": 400}
 
     def steps(seconds, expected, taken):
-        return speed.Steps({"seconds": seconds}, expected, taken)
+        return certificate.Steps({"seconds": seconds}, expected, taken)
 
     together = steps(0.3, [100] * 4, [100, None, 90, 80])
-    assert speed.judge_time("small", 4, together, alone).found.endswith("3.33 times as fast, 83 % of ideal")
-    assert speed.judge_time("small", 4, steps(0.9, [], []), alone).verdict is Verdict.WARN
-    assert speed.judge_memory("small", together, alone).verdict is Verdict.PASS
-    assert speed.judge_memory("small", steps(1, [100, 100], [100, 140]), alone).verdict is Verdict.WARN
-    assert speed.judge_memory("small", steps(1, [100], [None]), alone).verdict is Verdict.SKIP
+    assert certificate.judge_time("small", 4, together, alone).found.endswith("3.33 times as fast, 83 % of ideal")
+    assert certificate.judge_time("small", 4, steps(0.9, [], []), alone).verdict is Verdict.WARN
+    assert certificate.judge_memory("small", together, alone).verdict is Verdict.PASS
+    assert certificate.judge_memory("small", steps(1, [100, 100], [100, 140]), alone).verdict is Verdict.WARN
+    assert certificate.judge_memory("small", steps(1, [100], [None]), alone).verdict is Verdict.SKIP
 
 
 def test_a_gpu_that_computes_otherwise_fails(monkeypatch):
-    assert speed.check_gpu("float64", 0).verdict is Verdict.SKIP or torch.cuda.is_available()
+    assert certificate.check_gpu("float64", 0).verdict is Verdict.SKIP or torch.cuda.is_available()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "GPU")
-    honest = speed.gradients
+    honest = certificate.gradients
 
     def pretended(error):
         def gradients(precision, store, device):
@@ -147,9 +148,9 @@ def test_a_gpu_that_computes_otherwise_fails(monkeypatch):
 
         return gradients
 
-    monkeypatch.setattr(speed, "gradients", pretended(1e-6))
-    assert speed.check_gpu("float32", 0).verdict is Verdict.PASS
-    assert speed.check_gpu("float64", 0).verdict is Verdict.FAIL
+    monkeypatch.setattr(certificate, "gradients", pretended(1e-6))
+    assert certificate.check_gpu("float32", 0).verdict is Verdict.PASS
+    assert certificate.check_gpu("float64", 0).verdict is Verdict.FAIL
 
 
 def test_time_is_rank_0s():

@@ -13,17 +13,16 @@ from domainpar.diagnosis.finding import (
     exit_code,
     failed,
     gathered,
-    passed,
     show,
     skipped,
-    warned,
+    works,
     write_json,
 )
 from domainpar.testing import run_ranks
 
 GOOD, ODD, BAD, NONE = (
-    passed("a", "fine", x=1),
-    warned("a", "odd", "look"),
+    works("a", "fine", x=1),
+    works("a", "odd", "look"),
     failed("a", "bad", "mend"),
     skipped("a", "-"),
 )
@@ -45,7 +44,7 @@ def merged(*of_ranks):
     ("of_ranks", "verdict", "found"),
     [
         ((GOOD, GOOD), Verdict.PASS, "fine"),
-        ((GOOD, passed("a", "fine too")), Verdict.PASS, "fine"),
+        ((GOOD, works("a", "fine too")), Verdict.PASS, "fine"),
         ((BAD, BAD), Verdict.FAIL, "bad"),
         ((GOOD, BAD), Verdict.FAIL, "rank 1: bad"),
         ((ODD, GOOD, BAD, ODD), Verdict.FAIL, "rank 2: bad"),

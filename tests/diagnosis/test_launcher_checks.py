@@ -7,7 +7,7 @@ import pytest
 from marks import fault
 
 from domainpar import timeouts
-from domainpar.diagnosis import launcher, probe
+from domainpar.diagnosis import launcher
 from domainpar.diagnosis.finding import Verdict
 from domainpar.diagnosis.launcher import (
     check_launcher,
@@ -16,6 +16,7 @@ from domainpar.diagnosis.launcher import (
     family_of,
     judge_mpi,
     mpiexec_for,
+    probe_mpi,
     version_of,
 )
 from domainpar.parallel.launcher import Launcher
@@ -115,17 +116,17 @@ def test_ranks_that_see_only_themselves_fail_the_probe(tmp_path):
         pretended = os.environ | {"PMI_SIZE": "2", "PMI_RANK": "0"}
         sys.exit(subprocess.run(sys.argv[3:], env=pretended).returncode)
     """
-    finding = probe.probe_mpi(fake_mpiexec(tmp_path, lonely), 0.1)
+    finding = probe_mpi(fake_mpiexec(tmp_path, lonely), 0.1)
     assert finding.verdict is Verdict.FAIL
     assert "exit code 2: mpiexec started 2 processes (PMI_SIZE=2) but mpi4py " in finding.found
     assert "belong" in finding.advice
 
 
 def test_a_probe_without_mpi_is_left_out_and_one_that_hangs_is_ended(tmp_path, monkeypatch):
-    assert probe.probe_mpi(None, 0.1).verdict is Verdict.SKIP
-    assert "cannot be started" in probe.probe_mpi(str(tmp_path / "none"), 0.1).found
+    assert probe_mpi(None, 0.1).verdict is Verdict.SKIP
+    assert "cannot be started" in probe_mpi(str(tmp_path / "none"), 0.1).found
     monkeypatch.setattr(timeouts, "STARTING", 1.0)
     hanging = fake_mpiexec(tmp_path, "import time; print('waiting', flush=True); time.sleep(100)")
-    finding = probe.probe_mpi(hanging, 0.1)
+    finding = probe_mpi(hanging, 0.1)
     assert finding.verdict is Verdict.FAIL
     assert finding.found.startswith("two ranks had not ended after 1 s: waiting")

@@ -7,7 +7,7 @@ import torch
 
 from domainpar.diagnosis import machine
 from domainpar.diagnosis.finding import Verdict
-from domainpar.diagnosis.ranks import Place, check_clocks, check_ranks, check_same_versions, local_ranks, places_of
+from domainpar.diagnosis.machine import Place, check_clocks, check_ranks, check_same_versions, local_ranks, places_of
 from domainpar.testing import run_ranks
 
 
@@ -37,7 +37,7 @@ def test_versions_are_compared_as_numbers_and_extras_are_not_needed(monkeypatch)
 
 
 def test_more_ranks_or_threads_than_cores_are_seen(monkeypatch):
-    monkeypatch.setattr(machine, "cores_here", lambda: 4)
+    monkeypatch.setattr(machine, "cores_here", lambda: range(4))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert machine.check_processor(4).verdict is Verdict.PASS
     assert machine.check_processor(5).verdict is Verdict.WARN

@@ -5,10 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-from domainpar.diagnosis import selftest, transport
+from domainpar.diagnosis import transport
 from domainpar.diagnosis.finding import Verdict, gathered
-from domainpar.diagnosis.selftest import check_halo, check_rows, check_split
-from domainpar.diagnosis.transport import Second, check_transport, form, missing
+from domainpar.diagnosis.transport import Second, check_halo, check_rows, check_split, check_transport, form, missing
 from domainpar.measure import toy
 from domainpar.measure.rates import Ring
 from domainpar.measure.toy import NUM_TILES, ring_event, tiles_for, tiles_of, toy_store
@@ -57,7 +56,7 @@ def test_a_transport_that_garbles_rows_fails_and_the_receiver_names_the_sender(h
 
 
 def _nothing_received(world):
-    ring = Ring.of(world.transport, 5, torch.device("cpu"))
+    ring = Ring(world.transport, 5, torch.device("cpu"))
     return ring.num_wrong()
 
 
@@ -89,7 +88,7 @@ def test_rows_that_reach_the_wrong_ghosts_fail(how, unfilled):
 
 
 def _sums_too_large(world):
-    return gathered([selftest.check_sums(_Doubling(world))], world)[0]
+    return gathered([transport.check_sums(_Doubling(world))], world)[0]
 
 
 class _Doubling:
@@ -97,7 +96,7 @@ class _Doubling:
 
     def __init__(self, world):
         with toy_store(ring_event(20)) as store, store.open(store.events()[0]) as event:
-            self._halo = selftest.load_part(event, world.transport).halo
+            self._halo = transport.load_part(event, world.transport).halo
         self.plan, self.transport, self.fill_ghosts = self._halo.plan, world.transport, self._halo.fill_ghosts
 
     def sum_to_owners(self, ghosts):
@@ -128,7 +127,7 @@ def test_a_network_on_parts_is_the_whole_one_and_is_not_over_a_broken_network(fe
 
 def test_rows_that_depend_on_each_other_fail(monkeypatch):
     assert run_ranks(check_rows, 2)[0].verdict is Verdict.PASS
-    monkeypatch.setattr(selftest, "rows_are_independent", lambda *_: "rows of a block change")
+    monkeypatch.setattr(transport, "rows_are_independent", lambda *_: "rows of a block change")
     assert run_ranks(check_rows, 2)[0].verdict is Verdict.FAIL
 
 

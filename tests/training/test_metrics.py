@@ -8,8 +8,7 @@ import pytest
 
 from domainpar.parallel.world import World
 from domainpar.testing import run_ranks
-from domainpar.training.metrics import EdgeCounts, EdgeMetrics
-from domainpar.training.record import metrics_of
+from domainpar.training.metrics import EdgeCounts, EdgeMetrics, metrics_of
 from domainpar.training.targets import FAKE, OTHER, TARGET
 
 

@@ -12,7 +12,7 @@ from domainpar.events.store import EventStore
 from domainpar.nn.gradients import TakesGradients
 from domainpar.testing import run_ranks
 from domainpar.training.monitor.failure import StepFailed
-from domainpar.training.monitor.non_finite import LayerMonitor, check_parameters
+from domainpar.training.monitor.non_finite import check_parameters, layers_watched
 from domainpar.training.sampler import deal, samples_of
 
 FIRST = "000000000"
@@ -208,7 +208,7 @@ def test_a_watched_network_is_left_as_it_was(store, model):
     for module in network.modules():
         if isinstance(module, TakesGradients):
             module.sink = "a sink"
-    with LayerMonitor(network.layers).attached():
+    with layers_watched(network.layers, []):
         assert not set(hooks_and_sinks(network)) & {(0, 0, "a sink"), (0, 0, None)}
     assert set(hooks_and_sinks(network)) <= {(0, 0, "a sink"), (0, 0, None)}
 

@@ -12,10 +12,9 @@ from random_store import write_graph
 from domainpar.events.store import EventStore, write_manifest
 from domainpar.nn.catalogue import build_model
 from domainpar.testing import run_ranks
-from domainpar.training.loop import Trainer
+from domainpar.training.loop import Schedule, Trainer
 from domainpar.training.parts import PartLoader
 from domainpar.training.sampler import samples_of
-from domainpar.training.schedule import Schedule
 from partitioners import Phi, Topology
 
 NUM_TILES = 8

@@ -10,7 +10,8 @@ from random_store import write_random_store
 from domainpar.config import TrainConfig
 from domainpar.events.store import EventStore
 from domainpar.testing import find_mpiexec, run_ranks
-from domainpar.training.run import make_network, train
+from domainpar.training.network import make_network
+from domainpar.training.run import train
 
 needs_mpi = pytest.mark.skipif(find_mpiexec() is None, reason="no mpiexec or no mpi4py")
 

@@ -7,7 +7,8 @@ import signal
 
 from marks import fault
 
-from domainpar.training.record import AGAINST, MetricsFile, keep_records, peak_rss_bytes, readable
+from domainpar.training.metrics import AGAINST
+from domainpar.training.record import MetricsFile, keep_records, peak_rss_bytes, readable
 
 
 def lines(*steps):

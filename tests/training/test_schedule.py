@@ -2,7 +2,7 @@
 
 import pytest
 
-from domainpar.training.schedule import Schedule
+from domainpar.training.loop import Schedule
 
 
 def rates(shape, warmup=0, total_steps=10, steps_per_epoch=2, steps=None):

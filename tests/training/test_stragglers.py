@@ -12,7 +12,7 @@ from domainpar.config import TrainConfig
 from domainpar.events.store import EventStore
 from domainpar.testing import run_ranks
 from domainpar.training.monitor.ranks import STEPS, Stragglers, lines
-from domainpar.training.record import Stopwatch
+from domainpar.training.record import Tally
 from domainpar.training.run import train
 from domainpar.training.sampler import samples_of
 
@@ -94,12 +94,12 @@ def _run(world, store, out):
 
 @fault(34)
 def test_a_run_prints_and_keeps_it(tmp_path, monkeypatch, capsys):
-    share = Stopwatch.share
+    shared = Tally.shared
 
-    def slowed(self, *args):
-        return share(self, *args) | {"seconds_compute": [0.1, 0.35, 0.1]}
+    def slowed(self):
+        return shared(self) | {"seconds_compute": [0.1, 0.35, 0.1]}
 
-    monkeypatch.setattr(Stopwatch, "share", slowed)
+    monkeypatch.setattr(Tally, "shared", slowed)
     store = write_random_store(tmp_path / "store", num_nodes=40, num_edges=120)
     run_ranks(_run, 3, store, tmp_path / "run")
     written = [json.loads(one) for one in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -116,12 +116,12 @@ def _steps(world, store):
 
 
 def test_a_step_hands_it_on_with_its_host_on_every_rank_alike(tmp_path, monkeypatch):
-    share = Stopwatch.share
+    shared = Tally.shared
 
-    def slowed(self, *args):
-        return share(self, *args) | {"seconds_compute": [0.1, 0.35, 0.1]}
+    def slowed(self):
+        return shared(self) | {"seconds_compute": [0.1, 0.35, 0.1]}
 
-    monkeypatch.setattr(Stopwatch, "share", slowed)
+    monkeypatch.setattr(Tally, "shared", slowed)
     store = write_random_store(tmp_path / "store", num_nodes=40, num_edges=120)
     found = run_ranks(_steps, 3, store)
     assert found[0] == found[1] == found[2]

@@ -11,11 +11,10 @@ from domainpar.events.store import EventStore
 from domainpar.nn.catalogue import build_model
 from domainpar.parallel.transport import RanksFailed
 from domainpar.testing import run_ranks
-from domainpar.training.loop import Trainer
+from domainpar.training.loop import Schedule, Trainer
 from domainpar.training.monitor.failure import StepFailed
 from domainpar.training.parts import PartLoader
 from domainpar.training.sampler import samples_of
-from domainpar.training.schedule import Schedule
 
 SMALL = {"hidden": 16, "graph_iters": 2, "shared_weights": False, "recompute_every": None, "dropout": 0.0}
 LEARNING_RATE = 1e-2

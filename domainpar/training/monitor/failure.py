@@ -1,14 +1,29 @@
-"""The failure of a step: one rank says what happened, all end alike."""
+"""The failure of a step: one rank says what happened, all end alike.
+
+Where memory runs out the layer is read off the frames of the error, so that an ordinary step keeps no note of it.
+"""
 
 from __future__ import annotations
 
+import errno
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NoReturn
 
+import torch
+from torch import nn
+
+from domainpar.nn.classifier import EdgeClassifier
 from domainpar.parallel.transport import RanksFailed
 from domainpar.parallel.world import World
 from domainpar.problems import Problem
+from domainpar.training.memory import byte_size, free_memory
 from domainpar.training.parts import LabelledPart
+
+PHRASES = ("can't allocate memory", "not enough memory", "out of memory", "ALLOC_FAILED")
+"""The words of torch's allocators and CUDA's libraries, where they have no exception of their own for it."""
 
 
 class StepFailed(Problem, RuntimeError):
@@ -51,3 +66,72 @@ class Now:
         self.phase, self.part = phase, part
         self.event = event if part is None else part.name
         self.world.mark(phase, step, self.event)
+
+
+# --- out of memory ---------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def memory_explained(now: Now, model: EdgeClassifier) -> Iterator[None]:
+    """Around a step: if this rank runs out of memory, the error names the layer and the way out.
+
+    Raises:
+        StepFailed: In place of the allocator's error. Other errors pass.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError, OSError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise explained(error, now, model) from error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory was refused, on the host or on a GPU."""
+    if isinstance(error, (Problem, RanksFailed)):
+        return False
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(phrase in str(error) for phrase in PHRASES)
+
+
+def explained(error: BaseException, now: Now, model: EdgeClassifier) -> StepFailed:
+    """The error with the layer, the part, and a way out."""
+    layer = layer_of(error, model.layers)
+    where = f"out of memory in {now.phase}" if layer is None else f"out of memory in {layer} ({now.phase})"
+    place, free = free_memory(now.world.device)
+    facts = []
+    if now.part is not None:
+        graph = now.part.graph
+        nodes = f"{graph.num_owned:,} owned + {graph.plan.num_ghosts:,} ghost nodes"
+        facts.append(f"{nodes}, {graph.num_edges:,} local edges")
+    if (asked := asked_for(str(error))) is not None:
+        facts.append(f"{asked} asked for")
+    facts.append(f"{byte_size(free)} free on {place}")
+    size = model.size
+    recompute = "--recompute-every 2, " if size and size.recompute_every is None and size.graph_iters > 1 else ""
+    hint = f"try {recompute}more ranks on more machines, or a smaller --hidden"
+    return StepFailed(f"{where}: {'; '.join(facts)}", hint, event=now.event)
+
+
+def asked_for(text: str) -> str | None:
+    """The amount of memory that was asked for, by the words of an allocator."""
+    if bytes_asked := re.search(r"allocate (\d+) bytes", text):
+        return byte_size(int(bytes_asked[1]))
+    amount = re.search(r"allocate ([\d.]+ [KMGTPE]?i?B)", text)
+    return amount[1] if amount else None
+
+
+def layer_of(error: BaseException, layers: nn.Module) -> str | None:
+    """The innermost layer of a network that was at work when an error was raised; None if that cannot be seen."""
+    names = {id(module): name for name, module in layers.named_modules() if name}
+    layer = None
+    trace = error.__traceback__
+    while trace is not None:
+        values = trace.tb_frame.f_locals
+        # A frame works for its `self`, or, where autograd calls a stage, for that stage.
+        step = getattr(values.get("ctx"), "step", None)
+        for module in (values.get("stage"), getattr(step, "stage", None), values.get("self")):
+            layer = names.get(id(module), layer)
+        trace = trace.tb_next
+    return None if layer is None else f"layer {layer}"

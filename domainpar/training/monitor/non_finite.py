@@ -7,6 +7,7 @@ pass, so it drops the same and meets the same numbers.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -49,14 +50,10 @@ def _spoilt_parameters(model: nn.Module) -> str | None:
 
 
 def check_parameters(model: nn.Module, rate: float) -> None:
-    """Refuse to go on with parameters that are not finite, after a step of the optimiser.
+    """Refuse to go on with parameters that are not finite, after a step of the optimiser with some learning rate.
 
     One norm over all of them. Without talk: ranks hold the same parameters, and the next collective call of a step
     ends the others where one rank alone has spoilt ones.
-
-    Args:
-        model: The network.
-        rate: The learning rate of the step, for the message.
 
     Raises:
         StepFailed: With the first of them.
@@ -100,89 +97,67 @@ class Finding(NamedTuple):
     hint: str = GO_ON
 
 
-class LayerMonitor:
-    """Looks at the results of all layers of a model, and at the gradients that come back to them.
+class _Onlooker(NamedTuple):
+    """Stands in for a `GradientSink`: looks at gradients, and adds nothing."""
 
-    Made before the forward pass and left after the backward one (`attached`).
+    look: Callable[[Sequence[Tensor]], None]
+
+    def add(self, parameters: Sequence[nn.Parameter], partials: Sequence[Tensor]) -> None:
+        self.look(partials)
+
+
+@contextmanager
+def layers_watched(
+    model: nn.Module, findings: list[Finding], number: int = 0, event: str | None = None
+) -> Iterator[None]:
+    """Around one pass forward and back: looks at the results of all layers, and at the gradients that come back.
 
     Args:
         model: The network.
+        findings: Get a finding for each result that is not finite, and each gradient that is not or is too large.
         number: Position of the sample in the step.
         event: The sample's name.
-
-    Attributes:
-        forward: The first layer whose result is not finite; None if all are.
-        gradients: Layers that got a gradient that is not finite or too large, in no order.
     """
+    times, last_call = Counter[str](), dict[str, int]()
 
-    def __init__(self, model: nn.Module, number: int = 0, event: str | None = None) -> None:
-        self._model, self._number, self._event = model, number, event
-        self.forward: Finding | None = None
-        self.gradients: list[Finding] = []
-        self._num_calls = 0
-        self._last_call: dict[str, int] = {}
-        self._times: dict[str, int] = {}
-
-    @contextmanager
-    def attached(self) -> Iterator[LayerMonitor]:
-        """Around one pass forward and back."""
-        hooks = [
-            module.register_forward_hook(partial(self._look_at_result, name))
-            for name, module in self._model.named_modules()
-        ]
-        stages = [(name, one) for name, one in self._model.named_modules() if isinstance(one, TakesGradients)]
-        # Gradients of stages go to a sink; those of other layers are left in their parameters.
-        of_stages = {id(parameter) for _, stage in stages for parameter in stage.parameters()}
-        for name, parameter in self._model.named_parameters():
-            if parameter.requires_grad and id(parameter) not in of_stages:
-                layer = name.rpartition(".")[0]
-                hooks.append(parameter.register_hook(lambda gradient, layer=layer: self._look_back(layer, [gradient])))
-        sinks = [stage.sink for _, stage in stages]
-        for name, stage in stages:
-            stage.sink = cast(GradientSink, _Onlooker(partial(self._look_back, name, largest=LARGEST_PARTIAL)))
-        try:
-            yield self
-        finally:
-            for hook in hooks:
-                hook.remove()
-            for (_, stage), sink in zip(stages, sinks):
-                stage.sink = sink
-
-    @property
-    def backward(self) -> Finding | None:
-        """Of the layers in `gradients` the first on the way back."""
-        return min(self.gradients, key=lambda finding: finding.order, default=None)
-
-    def _look_at_result(self, name: str, module: nn.Module, arguments: Any, result: Any) -> None:
+    def look_at_result(name: str, module: nn.Module, arguments: Any, result: Any) -> None:
         with unwatched(), torch.no_grad():
-            self._num_calls += 1
-            self._times[name] = self._times.get(name, 0) + 1
-            self._last_call[name] = self._num_calls
-            if self.forward is None and not all(is_finite(_without_ghosts(tensor)) for tensor in every_tensor(result)):
-                again = f", call {self._times[name]}" if self._times[name] > 1 else ""
+            times[name] += 1
+            last_call[name] = times.total()
+            if not all(is_finite(_without_ghosts(tensor)) for tensor in every_tensor(result)):
+                again = f", call {times[name]}" if times[name] > 1 else ""
                 what = f"layer {name}{again} (forward)" if name else "the logits"
-                self.forward = Finding((self._number, 1, self._num_calls), what, self._event)
+                findings.append(Finding((number, 1, times.total()), what, event))
 
-    def _look_back(self, name: str, gradients: Sequence[Tensor], largest: float | None = None) -> None:
+    def look_back(name: str, gradients: Sequence[Tensor], largest: float | None = None) -> None:
         """May be called by several threads."""
-        place = -self._last_call.get(name, 0)  # the last on the way forward is the first on the way back
+        place = -last_call.get(name, 0)  # the last on the way forward is the first on the way back
         what = f"layer {name} (backward)" if name else "the logits"
         for gradient in gradients:
             size = float(gradient.abs().max()) if largest is not None and gradient.numel() else 0.0
             if not is_finite(gradient):
-                self.gradients.append(Finding((self._number, 3, place), what, self._event))
+                findings.append(Finding((number, 3, place), what, event))
             elif largest is not None and size >= largest:
-                self.gradients.append(Finding((self._number, 3, place), what, self._event, size))
+                findings.append(Finding((number, 3, place), what, event, size))
 
-
-class _Onlooker:
-    """Stands in for a `GradientSink`: looks at gradients, and adds nothing."""
-
-    def __init__(self, look: Callable[[Sequence[Tensor]], None]) -> None:
-        self._look = look
-
-    def add(self, parameters: Sequence[nn.Parameter], partials: Sequence[Tensor]) -> None:
-        self._look(partials)
+    hooks = [module.register_forward_hook(partial(look_at_result, name)) for name, module in model.named_modules()]
+    stages = {name: module for name, module in model.named_modules() if isinstance(module, TakesGradients)}
+    # Gradients of stages go to a sink; those of other layers are left in their parameters.
+    of_stages = {id(parameter) for stage in stages.values() for parameter in stage.parameters()}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and id(parameter) not in of_stages:
+            layer = name.rpartition(".")[0]
+            hooks.append(parameter.register_hook(lambda gradient, layer=layer: look_back(layer, [gradient])))
+    sinks = {name: stage.sink for name, stage in stages.items()}
+    for name, stage in stages.items():
+        stage.sink = cast(GradientSink, _Onlooker(partial(look_back, name, largest=LARGEST_PARTIAL)))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for name, stage in stages.items():
+            stage.sink = sinks[name]
 
 
 def _without_ghosts(tensor: Tensor) -> Tensor:
@@ -216,49 +191,39 @@ def look_again(
     Returns:
         Where it begins on this rank; None if all is finite here.
     """
+    spoilt = _spoilt_parameters(model.layers)
+    findings = [] if spoilt is None else [Finding((-1, 0, 0), spoilt)]
 
-    def any_of_domain(finding: Finding | None) -> bool:
-        flag = torch.tensor([int(finding is not None)])
+    def any_of_domain() -> bool:
+        flag = torch.tensor([int(bool(findings))])
         now.world.domain.all_reduce(flag)
         return bool(flag)
 
-    spoilt = _spoilt_parameters(model.layers)
-    finding = None if spoilt is None else Finding((-1, 0, 0), spoilt)
     for number, part in enumerate(parts):
-        finding = finding or _of_inputs(number, part)
-        if any_of_domain(finding):
-            return finding
-        with LayerMonitor(model.layers, number, part.name).attached() as monitor:
+        graph, weights = part.graph, part.weights
+        inputs = {"node features": graph.features, "edge features": graph.edge_features, "weights of edges": weights}
+        for place, (name, tensor) in enumerate(inputs.items()):
+            if not is_finite(tensor):
+                findings.append(Finding((number, 0, place), f"the {name}", part.name, hint=OF_INPUT))
+        if any_of_domain():
+            break
+        with layers_watched(model.layers, findings, number, part.name):
             now.begin("forward", step, part=part)
             logits = forward(part)
             loss = IntegerSums(1, now.world.device)
-            gradient = edge_loss(logits, part.graph, part.weights, step_weight, loss)
-            finding = monitor.forward
-            if finding is None and loss.rejected:  # of finite logits: it can only be too large
-                finding = Finding((number, 2, 0), "the loss", part.name, LARGEST_PARTIAL)
-            if not any_of_domain(finding):
+            gradient = edge_loss(logits, graph, weights, step_weight, loss)
+            if loss.rejected:  # of finite logits it can only be too large; of others a layer comes before it
+                findings.append(Finding((number, 2, 0), "the loss", part.name, LARGEST_PARTIAL))
+            if not any_of_domain():
                 now.begin("backward", step, part=part)
                 logits.backward(gradient)
-                finding = monitor.backward
-    return finding
-
-
-def _of_inputs(number: int, part: LabelledPart) -> Finding | None:
-    graph = part.graph
-    inputs = {"node features": graph.features, "edge features": graph.edge_features, "weights of edges": part.weights}
-    for place, (name, tensor) in enumerate(inputs.items()):
-        if not is_finite(tensor):
-            return Finding((number, 0, place), f"the {name}", part.name, hint=OF_INPUT)
-    return None
+    return min(findings, key=lambda finding: finding.order, default=None)
 
 
 def stop_all(finding: Finding | None, suspects: Sequence[Suspect], world: World) -> NoReturn:
     """Stop all ranks, with the finding that is the first in the order of the computation. *Collective*.
 
-    Args:
-        finding: The second pass's finding on this rank.
-        suspects: Samples that were not finite in the first pass on this rank.
-        world: The ranks.
+    The finding is the second pass's on this rank, the suspects are its samples that were not finite in the first.
 
     Raises:
         StepFailed: On the first rank that it is about.

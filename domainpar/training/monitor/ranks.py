@@ -6,7 +6,7 @@ Every rank holds the same parameters and the same state of the optimiser, to the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -69,11 +69,13 @@ class Straggler:
         rank: The rank.
         times: Its own seconds of computing, times the median of the ranks.
         times_edges: Its local edges, times the median of the ranks.
+        host: Its machine, once it is known.
     """
 
     rank: int
     times: float
     times_edges: float
+    host: str = ""
 
     @property
     def for_its_edges(self) -> bool:
@@ -99,7 +101,11 @@ class Stragglers:
         for rank in range(len(seconds)):
             usual = _usual(seconds, rank)
             if seconds[rank] - usual < LEAST_SECONDS or seconds[rank] < SLOW * usual:
-                self._recover(rank)
+                self._slow.pop(rank, None)
+                if rank in self._noted:
+                    self._noted[rank] += 1
+                    if self._noted[rank] >= STEPS:
+                        del self._noted[rank]
                 continue
             steps = self._slow.setdefault(rank, [])
             steps.append((_times(seconds[rank], usual), _times(edges[rank], _usual(edges, rank))))
@@ -110,14 +116,6 @@ class Stragglers:
                 times, times_edges = (median(ratios) for ratios in zip(*steps[-STEPS:]))
                 due.append(Straggler(rank, round(times, 2), round(times_edges, 2)))
         return due
-
-    def _recover(self, rank: int) -> None:
-        """A step that was not slow."""
-        self._slow.pop(rank, None)
-        if rank in self._noted:
-            self._noted[rank] += 1
-            if self._noted[rank] >= STEPS:
-                del self._noted[rank]
 
 
 def _usual(values: Sequence[float], rank: int) -> float:
@@ -132,18 +130,14 @@ def _times(value: float, usual: float) -> float:
 def as_records(stragglers: Sequence[Straggler], world: World) -> list[dict[str, Any]]:
     """For `metrics.jsonl`: each with its host. *Collective*."""
     hosts = [host.decode() for host in world.transport.all_gather(world.host.encode())]
-    return [asdict(straggler) | {"host": hosts[straggler.rank]} for straggler in stragglers]
+    return [asdict(replace(straggler, host=hosts[straggler.rank])) for straggler in stragglers]
 
 
 def lines(record: Mapping[str, Any]) -> list[str]:
     """A printed note for each straggler in a training record; nothing if it names none."""
-    return [_line(**straggler) for straggler in record.get("straggler", ())]
-
-
-def _line(rank: int, times: float, times_edges: float, host: str) -> str:
-    more_to_do = Straggler(rank, times, times_edges).for_its_edges
-    why = "try --grouping metis or more tiles" if more_to_do else "a slow or shared core?"
-    return (
-        f"note: rank {rank} ({host}) computed {times:.1f}x the median for {STEPS} steps "
-        f"with {times_edges:.2f}x the edges: {why}"
-    )
+    return [
+        f"note: rank {straggler.rank} ({straggler.host}) computed {straggler.times:.1f}x the median for {STEPS} steps "
+        f"with {straggler.times_edges:.2f}x the edges: "
+        + ("try --grouping metis or more tiles" if straggler.for_its_edges else "a slow or shared core?")
+        for straggler in (Straggler(**values) for values in record.get("straggler", ()))
+    ]
