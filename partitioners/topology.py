@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,9 @@ import numpy.typing as npt
 IntArray = npt.NDArray[np.integer]
 FloatArray = npt.NDArray[np.floating]
 BoolArray = npt.NDArray[np.bool_]
+
+EdgePolicy = Literal["incoming", "incident"]
+"""Edges that a part computes on: those into its nodes, or all that touch them."""
 
 
 @dataclass(frozen=True, eq=False)

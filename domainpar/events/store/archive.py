@@ -8,12 +8,13 @@ its array says. Files may be links: what is read through one is checked like any
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import math
 import re
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,18 +70,28 @@ class Archive:
         }
         _check_members(self._members, descriptions, self.layouts)
         self._zip = ZipStore(path, mode="r")
-        self._group = zarr.open_group(self._zip, mode="r", use_consolidated=False)
-        self._arrays: dict[str, Any] = {}
+        group = zarr.open_group(self._zip, mode="r", use_consolidated=False)
+        self._array: Callable[[str], Any] = functools.cache(
+            group.__getitem__
+        )  # zarr reads the description anew for each
 
     def rows(self, name: str, start: int, stop: int) -> Array:
-        """Rows of one array, of which whole chunks are read."""
-        self._check_frames(name, start, stop)
+        """Rows of one array, of which whole chunks are read.
+
+        Chunks that claim to unpack to another size than the array gives them are refused: it would be allocated first.
+        """
+        layout = self.layouts[name]
+        first, last = start // layout.chunks[0], -(-stop // layout.chunks[0])
+        for member in layout.members(name, range(first, min(last, layout.grid[0]))):
+            with self._file.open(member) as chunk:
+                declared = unpacked_size(chunk.read(18))
+            if declared != layout.chunk_bytes:
+                raise ValueError(f"{member} claims {declared} bytes, a chunk has {layout.chunk_bytes}")
         return np.asarray(self._array(name)[start:stop])
 
     def whole(self, name: str) -> Array:
         """All of one array."""
-        self._check_frames(name, 0, self.layouts[name].shape[0])
-        return np.asarray(self._array(name)[...])
+        return self.rows(name, 0, self.layouts[name].shape[0])
 
     def check_bytes(self, share: int = 0, of: int = 1) -> None:
         """Read every member, or one share of them, from end to end: a damaged one fails its checksum."""
@@ -97,21 +108,6 @@ class Archive:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _array(self, name: str) -> Any:
-        if name not in self._arrays:
-            self._arrays[name] = self._group[name]
-        return self._arrays[name]
-
-    def _check_frames(self, name: str, start: int, stop: int) -> None:
-        """Refuse chunks that claim to unpack to another size than the array gives them: it would be allocated first."""
-        layout = self.layouts[name]
-        first, last = start // layout.chunks[0], -(-stop // layout.chunks[0])
-        for member in layout.members(name, range(first, min(last, layout.grid[0]))):
-            with self._file.open(member) as chunk:
-                declared = unpacked_size(chunk.read(18))
-            if declared != layout.chunk_bytes:
-                raise ValueError(f"{member} claims {declared} bytes, a chunk has {layout.chunk_bytes}")
 
 
 @dataclass(frozen=True)
@@ -205,9 +201,9 @@ def _layout(name: str, found: Mapping[str, Any]) -> Layout:
         raise ValueError(f"{name} is encoded by {codecs}, expected {CODECS}")
     if found["chunk_key_encoding"] != {"name": "default", "configuration": {"separator": "/"}}:
         raise ValueError(f"{name} names its chunks {found['chunk_key_encoding']}")
-    shape, chunks = (
-        _sizes(name, sizes) for sizes in (found["shape"], found["chunk_grid"]["configuration"]["chunk_shape"])
-    )
+    shape, chunks = tuple(found["shape"]), tuple(found["chunk_grid"]["configuration"]["chunk_shape"])
+    if not all(isinstance(size, int) and size >= 0 for size in (*shape, *chunks)):
+        raise ValueError(f"{name} has sizes {shape} in chunks of {chunks}")
     layout = Layout(shape, str(found["data_type"]), chunks)
     if len(shape) != len(chunks) or not shape or min(chunks) < 1:
         raise ValueError(f"{name} has shape {shape} in chunks of {chunks}")
@@ -218,12 +214,6 @@ def _layout(name: str, found: Mapping[str, Any]) -> Layout:
     return layout
 
 
-def _sizes(name: str, sizes: Any) -> tuple[int, ...]:
-    if not all(isinstance(size, int) and size >= 0 for size in sizes):
-        raise ValueError(f"{name} has sizes {sizes}")
-    return tuple(sizes)
-
-
 def _check_members(members: frozenset[str], described: Iterable[str], layouts: Mapping[str, Layout]) -> None:
     """Refuse a file that lacks a chunk or holds what none of its arrays needs."""
     expected = {DESCRIPTION, *(f"{name}/{DESCRIPTION}" for name in described)}
@@ -232,12 +222,8 @@ def _check_members(members: frozenset[str], described: Iterable[str], layouts: M
         # Counted before they are listed: a shape may claim more chunks than a machine can count.
         chunks = set(layout.members(name)) if count <= len(members) else None
         if chunks is None or not chunks <= members:
-            there = len(_chunks_of(name, members))
+            there = sum(member.startswith(f"{name}/c/") for member in members)
             raise ValueError(f"{there} of {count} chunks of {name} are there")
         expected |= chunks
     if strangers := sorted(members - expected):
         raise ValueError(f"{strangers[0]} belongs to no array ({len(strangers)} such members)")
-
-
-def _chunks_of(name: str, members: frozenset[str]) -> Sequence[str]:
-    return [member for member in members if member.startswith(f"{name}/c/")]

@@ -13,7 +13,6 @@ from typing import Any, Literal
 from domainpar.events.store.schema import SCHEMA_VERSION
 from domainpar.problems import Problem
 
-EdgePolicy = Literal["incoming", "incident"]
 Split = Literal["train", "val", "test"]
 Settings = Mapping[str, Any]
 
