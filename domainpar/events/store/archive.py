@@ -71,9 +71,8 @@ class Archive:
         _check_members(self._members, descriptions, self.layouts)
         self._zip = ZipStore(path, mode="r")
         group = zarr.open_group(self._zip, mode="r", use_consolidated=False)
-        self._array: Callable[[str], Any] = functools.cache(
-            group.__getitem__
-        )  # zarr reads the description anew for each
+        # zarr would read the description of an array anew for every look-up.
+        self._array: Callable[[str], Any] = functools.cache(group.__getitem__)
 
     def rows(self, name: str, start: int, stop: int) -> Array:
         """Rows of one array, of which whole chunks are read.

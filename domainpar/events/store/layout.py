@@ -67,6 +67,11 @@ class EventRecord:
     edge_feature_names: tuple[str, ...]
     split: Split = "train"
 
+    @classmethod
+    def from_json(cls, item: Mapping[str, Any]) -> EventRecord:
+        """A record by its JSON, in which the names of features are lists."""
+        return cls(**{**item, **{name: tuple(item[name]) for name in ("feature_names", "edge_feature_names")}})
+
 
 def event_file_name(event_id: str) -> str:
     """File name of an event in a store.

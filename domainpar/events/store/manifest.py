@@ -6,7 +6,7 @@ import copy
 import json
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -264,13 +264,11 @@ def _digest(manifest: dict[str, Any]) -> str:
 
 
 def _record(item: dict[str, Any]) -> EventRecord:
-    record = EventRecord(**item)
+    record = EventRecord.from_json(item)
     for what, name in (("event", record.event), ("path", record.path)):
         # An event's name becomes part of names of files, and a path would lead out of the store.
         if not (isinstance(name, str) and NAME.fullmatch(name)):
             raise ValueError(f"{what} {str(name)[:80]!r} is not a plain name")
     if record.split not in _SPLITS:
         raise ValueError(f"event {record.event} is of split {record.split!r}; known: {', '.join(_SPLITS)}")
-    return replace(
-        record, feature_names=tuple(record.feature_names), edge_feature_names=tuple(record.edge_feature_names)
-    )
+    return record
