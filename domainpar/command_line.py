@@ -101,7 +101,10 @@ def parse(config_class: type[Config], text: str, argv: Sequence[str]) -> Config:
 
         run = Path(values["out"])
         if values["resume"] != "auto" or can_go_on(run):
-            parser.set_defaults(_own_settings(config_class, parser, run) | given)
+            own = _read_file(config_class, parser, settings_of_run(run))
+            # This may be another machine, and the store is found by `run.json`, which knows what has to be in it.
+            own = {name: value for name, value in own.items() if name not in (*_OF_THE_MACHINE, "store")}
+            parser.set_defaults(own | given)
             values = _read_flags(config_class, parser, argv)
     del values["config"]
     return config_class(**values)
@@ -206,17 +209,6 @@ def _read_flags(config_class: type[Group], parser: Any, argv: Sequence[str]) -> 
     return values
 
 
-def _own_settings(config_class: type[Group], parser: Any, run: Path) -> dict[str, Any]:
-    """The flags of a run that is resumed, but for those of its ranks' layout: this may be another machine.
-
-    Raises:
-        ConfigError: If there is no such run, or its file has been spoilt.
-    """
-    values = _read_file(config_class, parser, settings_of_run(run))
-    # Its store is found by `run.json`, which knows what has to be in it.
-    return {name: value for name, value in values.items() if name not in (*_OF_THE_MACHINE, "store")}
-
-
 def settings_of_run(run: Path) -> Path:
     """The file that says what a run was asked to do.
 
@@ -243,10 +235,8 @@ def _read_file(config_class: type[Group], parser: Any, path: Path, own_model: bo
     _refuse_unknown_keys(config_class, path, [str(key) for key in given if key not in hints])
     for key, value in given.items():
         if key == "model" and ":" in str(value):
-            raise ConfigError(
-                f"{path}: model is {value!r}: a file is data and never names code",
-                f"give it as a flag: --model {value}",
-            )
+            what = f"{path}: model is {value!r}: a file is data and never names code"
+            raise ConfigError(what, f"give it as a flag: --model {value}")
         # The parser takes a missing value for any type.
         if value is None and NoneType not in get_args(hints[key]):
             raise ConfigError(f"{path}: {key} is null; expected {_expected(hints[key])}", "omit it to have the default")
@@ -258,16 +248,14 @@ def _read_file(config_class: type[Group], parser: Any, path: Path, own_model: bo
 
 
 def _refuse_unknown_keys(config_class: type[Config], path: Path, unknown: Sequence[str]) -> None:
-    if not unknown:
-        return
     lists_them = f"{_help(config_class)} lists those of {_command(config_class)}"
-    for other in _COMMANDS:
+    for other in _COMMANDS if unknown else ():
         if set(unknown) <= {name for name, _ in _fields(other)}:
             which = f"{some_of(unknown, 3)} {'is a flag' if len(unknown) == 1 else 'are flags'}"
             raise ConfigError(f"{path}: {which} of {_command(other)}, not of {_command(config_class)}", lists_them)
-    raise ConfigError(
-        f"{path}: unknown key {unknown[0]!r}", _nearest(unknown[0], dict(_fields(config_class)), lists_them)
-    )
+    if unknown:
+        hint = _nearest(unknown[0], dict(_fields(config_class)), lists_them)
+        raise ConfigError(f"{path}: unknown key {unknown[0]!r}", hint)
 
 
 def _converted(config_class: type[Group], path: Path, keys: Mapping[str, Any], own_model: bool) -> Mapping[str, Any]:
@@ -304,24 +292,19 @@ def _load_mapping(path: Path) -> Mapping[Any, Any]:
     if loaded is None:
         raise ConfigError(f"config is empty: {path}", "write one 'key: value' on a line, or omit --config")
     if not isinstance(loaded, dict):
-        raise ConfigError(
-            f"{path} holds a {type(loaded).__name__}, not keys with values", "write one 'key: value' on a line"
-        )
+        what = f"{path} holds a {type(loaded).__name__}, not keys with values"
+        raise ConfigError(what, "write one 'key: value' on a line")
     return loaded
 
 
 def _refuse_value(config_class: type[Group], key: str, value: Any, where: str) -> NoReturn:
     """Refuse a value of the wrong type, given by a flag (`where` is `--`) or in a file (`where` names it)."""
-    by_flag = where == "--"
-    name = flag(key) if by_flag else f"{where}{key}"
+    name = flag(key) if where == "--" else f"{where}{key}"
     hint = dict(_fields(config_class))[key]
-    if key == "target" and not by_flag:
+    if key == "target" and where != "--":
         raise ConfigError(f"{name} is not text", "quote it: target: 'pt: [1, .inf]'")
-    choices = [str(choice) for choice in _choices(hint)]
-    raise ConfigError(
-        f"{name} is {value!r}; expected {_expected(hint)}",
-        _nearest(str(value), choices, _help(config_class) + " explains it"),
-    )
+    advice = _nearest(str(value), map(str, _choices(hint)), f"{_help(config_class)} explains it")
+    raise ConfigError(f"{name} is {value!r}; expected {_expected(hint)}", advice)
 
 
 def _expected(hint: Any) -> str:

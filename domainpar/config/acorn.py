@@ -96,14 +96,11 @@ class _File:
 
 # --- what keys become ------------------------------------------------------------------------------------------------
 
-_Translation = Callable[[Any, _File], Values]
+_Translation = str | Callable[[Any, _File], Values]
+"""Our field of the same value, or a function from the value to values of our fields."""
 
 
-def _renamed(field: str) -> _Translation:
-    return lambda value, _: {field: value}
-
-
-def _listed(field: str) -> _Translation:
+def _listed(field: str) -> Callable[[Any, _File], Values]:
     def translated(value: Any, _: _File) -> Values:
         if value in (None, [], "None"):
             return {field: "none"}
@@ -138,10 +135,6 @@ def _input_dir(value: Any, file: _File) -> Values:
     return {"run": value} if file.builds_tracks else {}
 
 
-def _stage_dir(value: Any, file: _File) -> Values:
-    return {"run" if file.command == "infer" and not file.builds_tracks else "out": value}
-
-
 def _schedule(_: Any, file: _File) -> Values:
     if (file.keys.get("factor", 0.9), file.keys.get("patience", 10)) != (0.9, 10):
         raise ConfigError(
@@ -163,10 +156,6 @@ def _score_cut(value: Any, file: _File) -> Values:
     if value != 0.5:
         raise ConfigError(f"score_cut {value} of the edge classifier has no equal here", ONLY["edge_cut"][1])
     return {}
-
-
-def _hard_cuts(value: Any, _: _File) -> Values:
-    return {"hard_cuts": value if isinstance(value, str) else _bare(_in_our_words("hard_cuts", value))}
 
 
 def _target_tracks(value: Any, file: _File) -> Values:
@@ -202,19 +191,21 @@ def _weighting(value: Any, _: _File) -> Values:
 
 
 TRANSLATIONS: dict[str, _Translation] = {
-    **{name: _renamed(name) for name in ("hidden", "lr", "seed", "matching_fraction", "min_track_length")},
-    "n_graph_iters": _renamed("graph_iters"),
-    "max_epochs": _renamed("epochs"),
-    "warmup": _renamed("warmup_epochs"),
-    "score_cut_cc": _renamed("score_cut"),
+    **{name: name for name in ("hidden", "lr", "seed", "matching_fraction", "min_track_length")},
+    "n_graph_iters": "graph_iters",
+    "max_epochs": "epochs",
+    "warmup": "warmup_epochs",
+    "score_cut_cc": "score_cut",
     "matching_style": lambda value, _: {"matching_style": str(value).lower()},
     **{name: _listed(name) for name in ("node_features", "node_scales", "edge_features", "edge_scales")},
-    "hard_cuts": _hard_cuts,
+    "hard_cuts": lambda value, _: {
+        "hard_cuts": value if isinstance(value, str) else _bare(_in_our_words("hard_cuts", value))
+    },
     "target_tracks": _target_tracks,
     "weighting": _weighting,
     "model": _model,
     "input_dir": _input_dir,
-    "stage_dir": _stage_dir,
+    "stage_dir": lambda value, file: {"run" if file.command == "infer" and not file.builds_tracks else "out": value},
     "factor": _schedule,
     "patience": _schedule,
     "score_cut": _score_cut,
@@ -348,9 +339,9 @@ def _is_structured(key: str, value: Any) -> bool:
 
 
 def _translated(key: str, file: _File) -> Values:
-    value = file.keys[key]
-    if key in TRANSLATIONS:
-        return TRANSLATIONS[key](value, file)
+    value, translation = file.keys[key], TRANSLATIONS.get(key)
+    if translation is not None:
+        return {translation: value} if isinstance(translation, str) else translation(value, file)
     if allowed := file.allowed(key):
         values, refusal, hint = allowed
         if value not in values:

@@ -101,7 +101,7 @@ class CandidateEdges(Group):
 
     def check(self) -> None:
         """Refuse cuts that let nothing pass, and layer pairs that cannot be read."""
-        self._above_zero("phi_slope", "z0")
+        self._bounded("phi_slope", "z0", positive=True)
         if self.layer_pairs is not None:
             parse_layer_pairs(self.layer_pairs)
 

@@ -69,9 +69,7 @@ class Launch(Group):
     def check(self) -> None:
         """Refuse times and numbers that are none."""
         self._bounded("ranks", least=1)
-        self._above_zero("join_timeout")
-        self._above_zero("first_timeout")
-        self._above_zero("timeout")
+        self._bounded("join_timeout", "first_timeout", "timeout", positive=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -137,9 +137,7 @@ class Learning(Group):
         """Refuse numbers an optimiser cannot use."""
         self._bounded("epochs", "max_steps", "events_per_step", least=1)
         self._bounded("weight_decay", "warmup", "warmup_epochs")
-        self._above_zero("lr")
-        if self.clip is not None:
-            self._above_zero("clip")
+        self._bounded("lr", "clip", positive=True)
 
 
 @dataclass(frozen=True, kw_only=True)

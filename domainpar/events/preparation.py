@@ -45,7 +45,7 @@ from domainpar.words import several, some_of
 from partitioners import Topology, get_partitioner
 from partitioners.topology import IntArray
 
-OnEvent = Callable[[EventRecord, bool], None]
+OnEvent = Callable[[EventRecord, bool], object]
 Look = Callable[[Hits, IntArray, IntArray | None], Any]
 
 

@@ -164,12 +164,11 @@ def _load(path: Path, place: Place) -> object:
 def _allowed() -> list[Any]:
     """Classes that a file may name: plain PyG containers and numpy's arrays, scalars and types."""
     multiarray = importlib.import_module("numpy._core.multiarray")
-    scalars = [np.dtype(kind) for kind in "?bBhHiIlLqQefdUS"]
     allowed: list[Any] = [np.ndarray, np.dtype, multiarray.scalar, multiarray._reconstruct]
     # Files of numpy 1 name the same functions by their old module.
     allowed += [(multiarray.scalar, "numpy.core.multiarray.scalar")]
     allowed += [(multiarray._reconstruct, "numpy.core.multiarray._reconstruct")]
-    allowed += [type(kind) for kind in scalars]
+    allowed += [type(np.dtype(kind)) for kind in "?bBhHiIlLqQefdUS"]
     # Dicts of tensors can be read without torch_geometric; a Data is then refused by name.
     with contextlib.suppress(ImportError):
         allowed += [pkgutil.resolve_name(name) for name in _ALLOWED_PYG]

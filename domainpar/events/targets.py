@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from domainpar.events.graph import BoolArray, Particles
+from domainpar.events.graph import Array, Particles
+from partitioners.topology import BoolArray
 
 QUANTITIES = ("pt", "eta", "nhits", "charge", "radius", "vz", "primary", "pdgId", "particle_id")
 """Quantities of conditions: pt in GeV, eta, hits in the detector, charge, vertex radius and z in mm, whether it is
@@ -29,13 +29,14 @@ MEV_ABOVE = 50.0
 NO_PARTICLES = "--target needs a particle table, and this event has none; leave --target out."
 
 
-def particle_quantity(particles: Particles, name: str) -> npt.NDArray[Any]:
+def particle_quantity(particles: Particles, name: str) -> Array:
     """One quantity of every particle, [M].
 
     Raises:
         ValueError: If the quantity is unknown, or not known for any of the particles.
     """
-    _check_known(name)
+    if name not in QUANTITIES:
+        raise ValueError(f"target condition on {name!r}, which is unknown; known: {', '.join(QUANTITIES)}.")
     if name == "radius":
         values = np.hypot(particles.vertex[:, 0], particles.vertex[:, 1])
     elif name == "vz":
@@ -44,24 +45,14 @@ def particle_quantity(particles: Particles, name: str) -> npt.NDArray[Any]:
         values = getattr(particles, "pdg_id" if name == "pdgId" else name)
     if name == "primary" and values is not None:
         return np.asarray(values)  # that none is primary is known as well
-    if values is None:
-        raise ValueError(_not_told(name))
-    unknown = np.isnan(values) if np.issubdtype(values.dtype, np.floating) else values == 0
-    if len(values) and unknown.all():
-        raise ValueError(_not_told(name))
-    return values
+    if values is not None:
+        unknown = np.isnan(values) if np.issubdtype(values.dtype, np.floating) else values == 0
+    if values is None or (len(values) and unknown.all()):
+        raise ValueError(f"target condition on {name!r}, but the source of these events does not tell it.")
+    return np.asarray(values)
 
 
-def _check_known(name: str) -> None:
-    if name not in QUANTITIES:
-        raise ValueError(f"target condition on {name!r}, which is unknown; known: {', '.join(QUANTITIES)}.")
-
-
-def _not_told(name: str) -> str:
-    return f"target condition on {name!r}, but the source of these events does not tell it."
-
-
-def passes(values: npt.NDArray[Any], condition: Any) -> BoolArray:
+def passes(values: Array, condition: Any) -> BoolArray:
     """True for each value that meets a condition of the grammar; a NaN meets none, nor its opposite.
 
     Raises:
@@ -86,7 +77,7 @@ def passes(values: npt.NDArray[Any], condition: Any) -> BoolArray:
     return np.asarray((~met if "not" in word else met) & known)
 
 
-def _within(values: npt.NDArray[Any], lo: Any, hi: Any, condition: Any) -> BoolArray:
+def _within(values: Array, lo: Any, hi: Any, condition: Any) -> BoolArray:
     low, high = _number(lo, condition), _number(hi, condition)
     if not low <= high:
         raise ValueError(f"target condition {condition!r} is an empty interval; write [lo, hi] with lo <= hi.")
@@ -124,9 +115,9 @@ def check_conditions(conditions: Mapping[str, Any]) -> None:
     Raises:
         ValueError: If one is about an unknown quantity or not of the grammar.
     """
-    for name, condition in conditions.items():
-        _check_known(name)
-        passes(np.zeros(0), condition)
+    nobody, nothing = np.zeros(0, np.int64), np.zeros(0)
+    nowhere = np.zeros((0, 3))
+    target_particles(Particles(nobody, nothing, nothing, nowhere, nobody, nobody, nobody, nobody), conditions)
 
 
 def check_target(particles: Particles | None, conditions: Mapping[str, Any]) -> None:

@@ -149,11 +149,11 @@ def unpacked_size(start: bytes) -> int | None:
 
 def _members(file: zipfile.ZipFile) -> frozenset[str]:
     """Names of the members, of which none is packed or there twice."""
-    found = file.infolist()
-    names = frozenset(member.filename for member in found)
-    if len(names) != len(found):
-        raise ValueError(f"{len(found) - len(names)} of {len(found)} members are there twice")
-    for member in found:
+    members = file.infolist()
+    names = frozenset(member.filename for member in members)
+    if len(names) != len(members):
+        raise ValueError(f"{len(members) - len(names)} of {len(members)} members are there twice")
+    for member in members:
         if not _MEMBER.fullmatch(member.filename):
             raise ValueError(f"a member is called {member.filename[:80]!r}, which no array needs")
         if member.compress_type != zipfile.ZIP_STORED or member.file_size != member.compress_size:
@@ -163,16 +163,17 @@ def _members(file: zipfile.ZipFile) -> frozenset[str]:
 
 def _descriptions(file: zipfile.ZipFile, members: frozenset[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """The descriptions of the file, and of each of its groups and arrays."""
-    found: dict[str, dict[str, Any]] = {}
+    descriptions: dict[str, dict[str, Any]] = {}
     for member in sorted(members):
         if member == DESCRIPTION or member.endswith(f"/{DESCRIPTION}"):
             if (size := file.getinfo(member).file_size) > LARGEST_DESCRIPTION:
                 raise ValueError(f"{member} has {size} bytes, at most {LARGEST_DESCRIPTION} are read")
-            found[member.removesuffix(DESCRIPTION).rstrip("/")] = dict(_mapping(parsed_json(file.read(member)), member))
-    root = found.pop("", None)
+            name = member.removesuffix(DESCRIPTION).rstrip("/")
+            descriptions[name] = dict(_mapping(parsed_json(file.read(member)), member))
+    root = descriptions.pop("", None)
     if root is None:
         raise ValueError(f"it has no {DESCRIPTION}")
-    return root, found
+    return root, descriptions
 
 
 def parsed_json(text: bytes) -> Any:

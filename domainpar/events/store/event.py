@@ -268,12 +268,9 @@ class StoredEvent:
         except OtherVersion:
             raise
         except Exception as error:
-            raise StoreError(
-                f"cannot read {what}: {type(error).__name__}: {error}",
-                f"the file is damaged or incomplete; {COPY_ANEW}",
-                event=self.event_id,
-                file=self.path,
-            ) from error
+            what = f"cannot read {what}: {type(error).__name__}: {error}"
+            hint = f"the file is damaged or incomplete; {COPY_ANEW}"
+            raise StoreError(what, hint, event=self.event_id, file=self.path) from error
 
     @property
     def place(self) -> Place:
