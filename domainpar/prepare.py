@@ -59,7 +59,9 @@ def prepare_store(config: PrepareConfig, world: "World", facts: "list[EventFacts
 
     pairs = {} if config.layer_pairs is None else {"layer_pairs": parse_layer_pairs(config.layer_pairs)}
     cuts = Cuts(phi_slope=config.phi_slope, z0=config.z0, same_layer=config.same_layer, **pairs)
-    directory = Path(config.store) if config.store is not None else _default_store(config)
+    usual = default_store(config.source, config.input or "")
+    usual = Path("stores") / f"simulate-{config.hits}" if config.source == "simulate" else usual
+    directory = usual if config.store is None else Path(config.store)
     problem: Exception | None = None
     try:
         source = open_source(
@@ -176,12 +178,6 @@ def _num_events(config: PrepareConfig, directory: Path) -> int | None:
         return max(DEFAULT_SIMULATED_EVENTS, len(EventStore(directory, check_files=False)))
     except StoreError:  # there is none yet, or it is prepared anew
         return None
-
-
-def _default_store(config: PrepareConfig) -> Path:
-    if config.source != "simulate":
-        return default_store(config.source, config.input or "")
-    return Path("stores") / f"simulate-{config.hits}"
 
 
 if __name__ == "__main__":

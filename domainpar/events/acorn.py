@@ -23,7 +23,7 @@ from domainpar.events.graph import EventGraph, Hits, Particles, checked
 from domainpar.events.pyg import read_entries
 from domainpar.events.targets import MEV_ABOVE, passes
 from domainpar.problems import Place, Problem
-from partitioners.topology import BoolArray, FloatArray, IntArray
+from partitioners.topology import FloatArray, IntArray
 
 PtUnit = Literal["MeV", "GeV"]
 SplitName = Literal["train", "val", "test"]
@@ -249,22 +249,8 @@ def _with_hard_cuts(graph: EventGraph, columns: Columns, options: AcornOptions) 
         return graph
     if columns.track_edges is None:
         raise columns.place.problem("hard_cuts need the truth, and the event has no track_edges")
-    on_passing = np.zeros(columns.num_hits, np.bool_)
-    on_passing[columns.track_edges[:, _passing(columns, options)]] = True
-    kept = np.flatnonzero(on_passing[graph.edge_index].all(axis=0))
-    return replace(
-        graph,
-        edge_index=graph.edge_index[:, kept],
-        edge_features=graph.edge_features[kept],
-        label=None if graph.label is None else graph.label[kept],
-        label_note=f"hard cuts by truth kept {len(kept)} of {graph.num_edges} candidate edges",
-    )
-
-
-def _passing(columns: Columns, options: AcornOptions) -> BoolArray:
-    """True for each true edge that meets all conditions, bool [T]."""
-    passing = columns.known.copy()
-    for name, condition in (options.hard_cuts or {}).items():
+    passing = columns.known.copy()  # of each true edge, whether it meets all conditions
+    for name, condition in options.hard_cuts.items():
         kind_and_name = short_name(name)
         short = "eta_particle" if name == "eta" else kind_and_name[1] if kind_and_name else name
         values = columns.get("track", short)
@@ -274,4 +260,13 @@ def _passing(columns: Columns, options: AcornOptions) -> BoolArray:
             passing &= passes(values, condition)
         except ValueError as error:
             raise columns.place.problem(f"hard_cuts on {name}: {error}".rstrip(".")) from error
-    return passing
+    on_passing = np.zeros(columns.num_hits, np.bool_)
+    on_passing[columns.track_edges[:, passing]] = True
+    kept = np.flatnonzero(on_passing[graph.edge_index].all(axis=0))
+    return replace(
+        graph,
+        edge_index=graph.edge_index[:, kept],
+        edge_features=graph.edge_features[kept],
+        label=None if graph.label is None else graph.label[kept],
+        label_note=f"hard cuts by truth kept {len(kept)} of {graph.num_edges} candidate edges",
+    )

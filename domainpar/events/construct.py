@@ -84,9 +84,16 @@ def build_graph(hits: Hits, cuts: Cuts) -> EventGraph:
         ValueError: If the event has no positions, columns of unequal length, positions that are not finite, hit ids
             used twice, or layers that are neither TrackML's nor named by the pairs.
     """
-    cylinder = _cylindrical(_checked_position(hits))
+    place = Place(hits.event_id)
+    if hits.position is None:
+        raise place.problem("hits have no positions; candidate edges need x, y and z")
+    check_hits(hits, place)
+    ids, counts = np.unique(hits.hit_id, return_counts=True)
+    if len(ids) != len(hits):
+        raise place.problem(f"{len(hits) - len(ids)} hit ids are repeated, such as {ids[counts > 1][0]}")
+    cylinder = _cylindrical(hits.position.astype(np.float64))
     rows = _rows_by_layer(hits, cylinder)
-    _refuse_unknown_layers(rows, cuts, Place(hits.event_id))
+    _refuse_unknown_layers(rows, cuts, place)
     edge_index = np.concatenate([np.empty((2, 0), np.int64), *_joined(hits, rows, cuts, cylinder)], axis=1)
     return EventGraph(
         hits=hits,
@@ -129,17 +136,6 @@ def label_note(hits: Hits) -> str | None:
 
 
 # --- what enters -----------------------------------------------------------------------------------------------------
-
-
-def _checked_position(hits: Hits) -> FloatArray:
-    place = Place(hits.event_id)
-    if hits.position is None:
-        raise place.problem("hits have no positions; candidate edges need x, y and z")
-    check_hits(hits, place)
-    ids, counts = np.unique(hits.hit_id, return_counts=True)
-    if len(ids) != len(hits):
-        raise place.problem(f"{len(hits) - len(ids)} hit ids are repeated, such as {ids[counts > 1][0]}")
-    return hits.position.astype(np.float64)
 
 
 def _cylindrical(position: FloatArray) -> FloatArray:

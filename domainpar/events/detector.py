@@ -191,25 +191,23 @@ class Geometry:
     field: FloatTable
 
 
-def _phi_centres(num_phi: int) -> FloatTable:
-    phi: FloatTable = -np.pi + (np.arange(num_phi, dtype=np.float64) + 0.5) * (2 * np.pi / num_phi)
-    return phi
-
-
-def _blank_modules(surface: Surface, count: int, first: int) -> npt.NDArray[np.void]:
-    modules = np.zeros(count, MODULE_DTYPE)
+def _blank_modules(
+    surface: Surface, part: Barrel | Ring, rows: int, first: int
+) -> tuple[npt.NDArray[np.void], FloatTable]:
+    """The modules of a barrel, row by row, or of a ring, without their frames; and the phi of each."""
+    modules = np.zeros(rows * part.num_phi, MODULE_DTYPE)
     modules["volume"], modules["layer"] = surface.volume, surface.layer
-    modules["module"] = first + np.arange(count)
+    modules["module"] = first + np.arange(len(modules))
+    modules["half_v"] = part.half_v
     for name in ("pitch_u", "pitch_v", "thickness"):
         modules[name] = getattr(surface.sensor, name)
-    return modules
+    return modules, np.tile(-np.pi + (np.arange(part.num_phi) + 0.5) * (2 * np.pi / part.num_phi), rows)
 
 
 def _barrel_modules(barrel: Barrel) -> npt.NDArray[np.void]:
     """Modules row by row, each standing along z and turned by the tilt."""
-    modules = _blank_modules(barrel, barrel.num_rows * barrel.num_phi, 1)
-    row, j = np.divmod(np.arange(len(modules)), barrel.num_phi)
-    phi = _phi_centres(barrel.num_phi)[j]
+    modules, phi = _blank_modules(barrel, barrel, barrel.num_rows, 1)
+    row = np.arange(len(modules)) // barrel.num_phi
     radius = barrel.radius + np.where(row % 2 == 0, barrel.stagger, -barrel.stagger)
     z = (row - (barrel.num_rows - 1) / 2) * barrel.row_pitch
     normal = phi + barrel.tilt
@@ -219,14 +217,12 @@ def _barrel_modules(barrel: Barrel) -> npt.NDArray[np.void]:
     modules["u_axis"] = np.stack([-np.sin(normal), np.cos(normal), zero], axis=1)
     modules["v_axis"] = [0.0, 0.0, 1.0]
     modules["half_inner"] = modules["half_outer"] = barrel.half_u
-    modules["half_v"] = barrel.half_v
     return modules
 
 
 def _ring_modules(disk: Disk, ring: Ring, first: int) -> npt.NDArray[np.void]:
     """Modules around a ring: v points outward in r, the normal along the outward z."""
-    modules = _blank_modules(disk, ring.num_phi, first)
-    phi = _phi_centres(ring.num_phi)
+    modules, phi = _blank_modules(disk, ring, 1, first)
     side = np.sign(disk.z)
     z = disk.z + side * np.resize(ring.stagger, ring.num_phi)
     zero = np.zeros(ring.num_phi)
@@ -235,7 +231,6 @@ def _ring_modules(disk: Disk, ring: Ring, first: int) -> npt.NDArray[np.void]:
     modules["u_axis"] = side * np.stack([np.sin(phi), -np.cos(phi), zero], axis=1)
     modules["v_axis"] = np.stack([np.cos(phi), np.sin(phi), zero], axis=1)
     modules["half_inner"], modules["half_outer"] = ring.half_inner, ring.half_outer
-    modules["half_v"] = ring.half_v
     return modules
 
 

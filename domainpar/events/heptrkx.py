@@ -19,7 +19,7 @@ import numpy as np
 from domainpar.events.construct import EDGE_FEATURES, NODE_FEATURES, NODE_SCALE, edge_features
 from domainpar.events.graph import Array, EventGraph, Hits, check_array, check_finite, checked
 from domainpar.problems import Place, Problem
-from partitioners.topology import FloatArray, IntArray
+from partitioners.topology import IntArray
 
 LARGEST_ARRAY = 2**34
 """Bytes that one array of a file may have: 16 GiB."""
@@ -75,7 +75,13 @@ def read_event(directory: str | Path, event_id: str, num_phi_sectors: int = 1) -
     path = Path(directory) / f"event{event_id}.npz"
     place = Place(event_id, path)
     arrays = _load(path, place, _ARRAYS)
-    features = _features(arrays["X"], num_phi_sectors, place)
+    if num_phi_sectors < 1:
+        raise ValueError(f"num_phi_sectors is {num_phi_sectors}, expected at least 1.")
+    check_array(place, "X", arrays["X"], ("hits", 3), "r, phi and z,")
+    features = arrays["X"].astype(np.float32)
+    check_finite(place, "X", features)
+    if num_phi_sectors > 1:
+        features[:, 1] /= num_phi_sectors
     edge_index = np.stack([_ends(arrays, side, place) for side in ("Ro", "Ri")])
     r, phi, z = (features.astype(np.float64) * NODE_SCALE).T
     position = np.stack([r * np.cos(phi), r * np.sin(phi), z], axis=1).astype(np.float32)
@@ -93,17 +99,6 @@ def read_event(directory: str | Path, event_id: str, num_phi_sectors: int = 1) -
     )
     # They can be computed only now that the edges are known to name real nodes.
     return replace(graph, edge_features=edge_features(position, edge_index), edge_feature_names=EDGE_FEATURES)
-
-
-def _features(x: Array, num_phi_sectors: int, place: Place) -> FloatArray:
-    if num_phi_sectors < 1:
-        raise ValueError(f"num_phi_sectors is {num_phi_sectors}, expected at least 1.")
-    check_array(place, "X", x, ("hits", 3), "r, phi and z,")
-    features = x.astype(np.float32)
-    check_finite(place, "X", features)
-    if num_phi_sectors > 1:
-        features[:, 1] /= num_phi_sectors
-    return features
 
 
 def _hit_ids(directory: Path, event_id: str, num_hits: int) -> IntArray:

@@ -19,7 +19,7 @@ import numpy as np
 
 from domainpar.agreement import Gathering, Ranks, agree_on, gather, on_all
 from domainpar.atomic_files import PARTIAL
-from domainpar.events.graph import EventGraph, Hits
+from domainpar.events.graph import Hits
 from domainpar.events.sources import Source
 from domainpar.events.splits import with_splits
 from domainpar.events.store import (
@@ -177,9 +177,17 @@ class _Job:
         if kept is not None:
             return {"record": kept, "seen": None if self.look is None else self._seen_again(path, self.look)}
         graph = self.source.read(name)
-        record = asdict(self._write(path, graph, self._source_digest(name)))
+        num_tiles = default_num_tiles(graph) if self.num_tiles is None else self.num_tiles
+        try:
+            topology = Topology(graph.edge_index, graph.num_nodes, graph.hits.position)
+            partitioner = self.partitioner or ("metis" if graph.hits.position is None else "phi-eta")
+            assignment = get_partitioner(partitioner, self.seed)(topology, num_tiles)
+        except (ValueError, RuntimeError) as error:  # partitioners see a graph, not whose it is
+            raise Place(graph.hits.event_id).of(ValueError(error)) from error
+        digest = self._source_digest(name)
+        record = write_event(path, graph, assignment, num_tiles, settings=self.settings, source_digest=digest)
         seen = None if self.look is None else self.look(graph.hits, graph.edge_index, graph.label)
-        return {"record": record, "seen": seen}
+        return {"record": asdict(record), "seen": seen}
 
     def _seen_again(self, path: Path, look: Look) -> Any:
         """The result of `look` on an event that is there already."""
@@ -192,16 +200,6 @@ class _Job:
             hits = Hits(event_id=event.event_id, **columns, particles=event.particles())  # type: ignore[arg-type]
             edge_index = np.stack([event.read_edges("src", edges), event.read_edges("dst", edges)])
             return look(hits, edge_index, event.read_edges("label", edges) if event.has_labels else None)
-
-    def _write(self, path: Path, graph: EventGraph, source_digest: str) -> EventRecord:
-        num_tiles = default_num_tiles(graph) if self.num_tiles is None else self.num_tiles
-        try:
-            topology = Topology(graph.edge_index, graph.num_nodes, graph.hits.position)
-            partitioner = self.partitioner or ("metis" if graph.hits.position is None else "phi-eta")
-            assignment = get_partitioner(partitioner, self.seed)(topology, num_tiles)
-        except (ValueError, RuntimeError) as error:  # partitioners see a graph, not whose it is
-            raise Place(graph.hits.event_id).of(ValueError(error)) from error
-        return write_event(path, graph, assignment, num_tiles, settings=self.settings, source_digest=source_digest)
 
     def recorded_if_finished(self) -> dict[str, Split] | None:
         """Splits of the events of a store that lies there and is just what is asked for; None where it is not."""

@@ -60,41 +60,29 @@ def passes(values: Array, condition: Any) -> BoolArray:
     """
     match condition:
         case ["in" | "not_in" as word, list(choices)]:
-            met = np.zeros(len(values), dtype=bool)
-            for choice in choices:  # not np.isin: in float32, 0.1 is one of [0.1] only if it is compared as `is` does
-                met |= values == _number(choice, condition)
+            # Not np.isin: in float32, 0.1 is one of [0.1] only if it is compared as `is` does.
+            intervals = [(choice, choice) for choice in choices]
         case ["is" | "is_not" as word, value]:
-            met = values == _number(value, condition)
+            intervals = [(value, value)]
         case ["within" | "not_within" as word, [lo, hi]]:
-            met = _within(values, lo, hi, condition)
+            intervals = [(lo, hi)]
         case [lo, hi] if not isinstance(lo, str):
-            word, met = "within", _within(values, lo, hi, condition)
-        case list():
-            raise _not_understood(condition)
-        case _:
-            word, met = "is", values == _number(condition, condition)
-    known = values == values  # false for NaN
-    return np.asarray((~met if "not" in word else met) & known)
-
-
-def _within(values: Array, lo: Any, hi: Any, condition: Any) -> BoolArray:
-    low, high = _number(lo, condition), _number(hi, condition)
-    if not low <= high:
-        raise ValueError(f"target condition {condition!r} is an empty interval; write [lo, hi] with lo <= hi.")
-    return np.asarray((values >= low) & (values <= high))
-
-
-def _number(value: Any, condition: Any) -> float:
-    if isinstance(value, int | float):
-        return value
-    raise _not_understood(condition)
-
-
-def _not_understood(condition: Any) -> ValueError:
-    return ValueError(
-        f"target condition {condition!r} is not understood; write a number, [lo, hi], [in, [..]], [not_in, [..]], "
-        "[is, v], [is_not, v], [within, [lo, hi]] or [not_within, [lo, hi]]. In YAML 1e3 is a word: write 1.0e+3."
-    )
+            word, intervals = "within", [(lo, hi)]
+        case _:  # a list that is none of these is no number, and refused as that
+            word, intervals = "is", [(condition, condition)]
+    met = np.zeros(len(values), dtype=bool)
+    for low, high in intervals:
+        if not (isinstance(low, int | float) and isinstance(high, int | float)):
+            raise ValueError(
+                f"target condition {condition!r} is not understood; write a number, [lo, hi], [in, [..]], "
+                "[not_in, [..]], [is, v], [is_not, v], [within, [lo, hi]] or [not_within, [lo, hi]]. "
+                "In YAML 1e3 is a word: write 1.0e+3."
+            )
+        if "within" in word and not low <= high:
+            raise ValueError(f"target condition {condition!r} is an empty interval; write [lo, hi] with lo <= hi.")
+        met |= (values >= low) & (values <= high)
+    not_nan = values == values
+    return np.asarray((~met if "not" in word else met) & not_nan)
 
 
 def target_particles(particles: Particles, conditions: Mapping[str, Any]) -> BoolArray:

@@ -8,6 +8,7 @@ its array says. Files may be links: what is read through one is checked like any
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import json
@@ -54,25 +55,19 @@ class Archive:
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = zipfile.ZipFile(path)
-        try:
-            self._open(path)
-        except BaseException:
-            self._file.close()
-            raise
-
-    def _open(self, path: Path) -> None:
-        self._members = _members(self._file)
-        root, descriptions = _descriptions(self._file, self._members)
-        self.attributes = dict(_mapping(root.get("attributes"), "attributes"))
-        self.layouts = {
-            name: _layout(name, found) for name, found in descriptions.items() if found.get("node_type") == "array"
-        }
-        _check_members(self._members, descriptions, self.layouts)
-        self._zip = ZipStore(path, mode="r")
-        group = zarr.open_group(self._zip, mode="r", use_consolidated=False)
-        # zarr would read the description of an array anew for every look-up.
-        self._array: Callable[[str], Any] = functools.cache(group.__getitem__)
+        with contextlib.ExitStack() as opened:
+            self._file = opened.enter_context(zipfile.ZipFile(path))
+            self._members = _members(self._file)
+            root, descriptions = _descriptions(self._file, self._members)
+            self.attributes = dict(_mapping(root.get("attributes"), "attributes"))
+            self.layouts = {
+                name: _layout(name, about) for name, about in descriptions.items() if about.get("node_type") == "array"
+            }
+            _check_members(self._members, descriptions, self.layouts)
+            group = zarr.open_group(opened.enter_context(ZipStore(path, mode="r")), mode="r", use_consolidated=False)
+            # zarr would read the description of an array anew for every look-up.
+            self._array: Callable[[str], Any] = functools.cache(group.__getitem__)
+            self._opened = opened.pop_all()
 
     def rows(self, name: str, start: int, stop: int) -> Array:
         """Rows of one array, of which whole chunks are read.
@@ -99,8 +94,7 @@ class Archive:
 
     def close(self) -> None:
         """Close the file; nothing can be read any more."""
-        self._zip.close()
-        self._file.close()
+        self._opened.close()
 
     def __enter__(self) -> Archive:
         return self
@@ -194,17 +188,17 @@ def _mapping(value: Any, name: str) -> Mapping[str, Any]:
     return value
 
 
-def _layout(name: str, found: Mapping[str, Any]) -> Layout:
+def _layout(name: str, about: Mapping[str, Any]) -> Layout:
     """The layout of an array by its description, as far as this program would have written it."""
-    codecs = tuple(codec.get("name") for codec in found["codecs"])
-    if codecs != CODECS or found["chunk_grid"]["name"] != "regular" or found.get("storage_transformers"):
+    codecs = tuple(codec.get("name") for codec in about["codecs"])
+    if codecs != CODECS or about["chunk_grid"]["name"] != "regular" or about.get("storage_transformers"):
         raise ValueError(f"{name} is encoded by {codecs}, expected {CODECS}")
-    if found["chunk_key_encoding"] != {"name": "default", "configuration": {"separator": "/"}}:
-        raise ValueError(f"{name} names its chunks {found['chunk_key_encoding']}")
-    shape, chunks = tuple(found["shape"]), tuple(found["chunk_grid"]["configuration"]["chunk_shape"])
+    if about["chunk_key_encoding"] != {"name": "default", "configuration": {"separator": "/"}}:
+        raise ValueError(f"{name} names its chunks {about['chunk_key_encoding']}")
+    shape, chunks = tuple(about["shape"]), tuple(about["chunk_grid"]["configuration"]["chunk_shape"])
     if not all(isinstance(size, int) and size >= 0 for size in (*shape, *chunks)):
         raise ValueError(f"{name} has sizes {shape} in chunks of {chunks}")
-    layout = Layout(shape, str(found["data_type"]), chunks)
+    layout = Layout(shape, str(about["data_type"]), chunks)
     if len(shape) != len(chunks) or not shape or min(chunks) < 1:
         raise ValueError(f"{name} has shape {shape} in chunks of {chunks}")
     if np.dtype(layout.dtype).kind not in "biuf":

@@ -66,15 +66,13 @@ class StoredEvent:
         self._sha256 = sha256
         if not self.path.is_file():
             raise StoreError("no such file", "prepare the store again", event=self.event_id, file=self.path)
-        with self._reading("the archive"):
-            self._archive = Archive(self.path)
-        try:
+        with contextlib.ExitStack() as opened:
+            with self._reading("the archive"):
+                self._archive = opened.enter_context(Archive(self.path))
             self._read_attributes()
             self._check_arrays()
             self._read_tiles()
-        except BaseException:
-            self.close()
-            raise
+            opened.pop_all()  # it stays open
 
     def _read_attributes(self) -> None:
         with self._reading("its description"):
