@@ -89,12 +89,14 @@ def parse(config_class: type[Config], text: str, argv: Sequence[str]) -> Config:
         if started_as_root():
             command.parser.print_help()
         raise SystemExit(0)
+    # Before the parser is built, which takes a while.
     command.refuse_unknown_flags(argv)
     values = command.read_flags(argv)
     from_file: dict[str, Any] = {}
     if values["config"] is not None:
         own_model = any(word.split("=")[0] == "--model" for word in argv)
         from_file = command.read_file(Path(values["config"]), own_model)
+        # Read once more, so that a flag wins over the file.
         command.parser.set_defaults(from_file)
         values = command.read_flags(argv)
     if values.get("resume") and values["out"] is not None and not values["overwrite"]:

@@ -146,6 +146,7 @@ def _runs(pid: int, started: float) -> bool:
 def _made(path: Path, holder: Holder) -> bool:
     """Make a file that holds who holds it; False if there is one."""
     try:
+        # O_EXCL: of several processes, on whatever machines, exactly one makes the file.
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
     except FileExistsError:
         return False
@@ -153,7 +154,7 @@ def _made(path: Path, holder: Holder) -> bool:
         os.write(descriptor, (json.dumps(asdict(holder), sort_keys=True) + "\n").encode())
         os.fsync(descriptor)
     except OSError:
-        path.unlink()
+        path.unlink()  # a lock that names nobody would be taken for one that is being filled
         raise
     finally:
         os.close(descriptor)

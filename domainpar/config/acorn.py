@@ -102,7 +102,7 @@ _Translation = str | Callable[[Any, _File], Values]
 
 def _listed(field: str) -> Callable[[Any, _File], Values]:
     def translated(value: Any, _: _File) -> Values:
-        if value in (None, [], "None"):
+        if value in (None, [], "None"):  # YAML takes Python's None for a word
             return {field: "none"}
         return {field: ", ".join(map(str, value)) if isinstance(value, list) else value}
 
@@ -275,7 +275,7 @@ def _bare(conditions: Values) -> str:
 
 
 def converted(
-    keys: Mapping[str, Any], command: str, fields: Iterable[str], known: Iterable[str], own_model: bool = False
+    keys: Mapping[str, Any], command: str, fields: Iterable[str], all_fields: Iterable[str], own_model: bool = False
 ) -> tuple[str, list[str]] | None:
     """Convert a file of acorn for a command; None for a file without acorn's keys.
 
@@ -283,7 +283,7 @@ def converted(
         keys: The file.
         command: `prepare`, `train` or `infer`.
         fields: Keys of this command.
-        known: Keys of all commands.
+        all_fields: Keys of all commands.
         own_model: The network was chosen by a flag, so what the file says of acorn's is not used.
 
     Returns:
@@ -293,8 +293,8 @@ def converted(
     Raises:
         ConfigError: If some of the keys have no equal here, naming all of those.
     """
-    fields, known = set(fields), set(known)
-    if not any(key in KNOWN and (key not in known or _is_structured(key, of)) for key, of in keys.items()):
+    fields, all_fields = set(fields), set(all_fields)
+    if not any(key in KNOWN and (key not in all_fields or _is_structured(key, of)) for key, of in keys.items()):
         return None
     file = _File(command, keys, own_model or keys.get("model", "InteractionGNN") in MODELS)
     # What nobody knows is passed on, to be refused like any such key.
@@ -327,6 +327,7 @@ def converted(
 
 def _is_ours(key: str, value: Any, fields: set[str]) -> bool:
     """Whether a key that both know means what it means here."""
+    # acorn's warm-up counts epochs, ours steps.
     if key == "warmup" or (key == "model" and str(value) not in MODELS and ":" not in str(value)):
         return False
     return key in fields and not _is_structured(key, value) and key not in ("matching_style", "score_cut")

@@ -32,6 +32,7 @@ class Group:
     """Fields that belong together: one heading of `--help`."""
 
     def __post_init__(self) -> None:
+        # `vars`, not `getattr`: an inherited check would run once more for every class below it.
         for group in type(self).__mro__:
             if check := vars(group).get("check"):
                 check(self)
@@ -41,6 +42,7 @@ class Group:
     ) -> None:
         for name in names:
             value = getattr(self, name)
+            # None is the default of a field; NaN is in no bounds, since it compares as false.
             enough = value is None or (value > 0 if positive else value >= least)
             if enough and (value is None or (value < below and (most is None or value <= most))):
                 continue

@@ -86,7 +86,7 @@ class BadEvents(Group):
 def session_arguments(config: Any) -> dict[str, Any]:
     """Arguments of `World.session`, from a configuration that has the groups `Ranks` and `Launch`."""
     # All flags must be the same on every rank but one.
-    given = {flag(field.name): str(getattr(config, field.name)) for field in fields(config)}
+    values = {flag(field.name): str(getattr(config, field.name)) for field in fields(config)}
     return {
         "transport": config.transport,
         "device": config.device,
@@ -96,5 +96,5 @@ def session_arguments(config: Any) -> dict[str, Any]:
         "join_seconds": config.join_timeout,
         "share_gpu": config.share_gpu,
         "num_ranks": config.ranks,
-        "same": {name: value for name, value in given.items() if name != "--threads"},
+        "same": {name: value for name, value in values.items() if name != "--threads"},
     }

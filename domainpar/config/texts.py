@@ -24,7 +24,7 @@ def loaded_yaml(text: str) -> Any:
     try:
         return loader.get_single_data()
     finally:
-        loader.dispose()
+        loader.dispose()  # its parts refer to each other
 
 
 class _EachKeyOnce(yaml.SafeLoader):
@@ -50,6 +50,7 @@ def conditions_of(name: str, text: str) -> dict[str, Any]:
         ConfigError: If the text is no mapping from quantities to conditions.
     """
     hint = f"write it as {name} 'pt: [1, .inf], nhits: [3, .inf]'"
+    # Without braces, `pt: [1, .inf], nhits: 3` would not be YAML of one line.
     in_braces = text if text.lstrip().startswith("{") else "{" + text + "}"
     conditions = _value_of_flag(name, text, in_braces, hint)
     _check_conditions(name, repr(text), conditions, hint)
@@ -122,7 +123,7 @@ def parse_numbers(name: str, text: str) -> tuple[float, ...]:
         try:
             number = float(part)
         except ValueError:
-            number = math.nan
+            number = math.nan  # refused below, with infinity and 0
         if not math.isfinite(number) or number == 0:
             raise ConfigError(f"{name} has {part.strip()!r}", f"write numbers other than 0: {name} '1000, 3.14, 1000'")
         numbers.append(number)

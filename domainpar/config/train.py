@@ -181,6 +181,7 @@ class Loss(Group):
         """Refuse weights that leave nothing to learn, and a target that is no mapping."""
         if self.weighting is not None:
             parse_weighting(self.weighting)
+            # Other values than the defaults were asked for, and would be of no effect.
             for name in ("true_weight", "fake_weight", "other_weight"):
                 if getattr(self, name) != getattr(Loss, name):
                     raise ConfigError(

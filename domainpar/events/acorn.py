@@ -187,6 +187,7 @@ def _hits(columns: Columns, position: FloatArray, options: AcornOptions) -> Hits
     def whole(name: str) -> IntArray:
         return columns.get("hit", name).astype(np.int64) if columns.has("hit", name) else np.zeros(len(position), int)
 
+    # Numbers of 64 bits, as ATLAS gives its modules, do not fit the store's 32.
     module = whole("module_id")
     if len(module) and max(abs(int(module.min())), int(module.max())) >= 2**31:
         module = np.unique(module, return_inverse=True)[1]
@@ -213,9 +214,9 @@ def _truth(columns: Columns, in_gev: float) -> tuple[IntArray | None, Particles 
     of_edge = columns.get("track", "particle_id").astype(np.int64)
     particle_id = np.zeros(columns.num_hits, np.int64)
     for ends in columns.track_edges:  # a hit of two particles is the last one's, as in acorn
-        particle_id[ends[columns.known]] = of_edge[columns.known]
+        particle_id[ends[columns.inside]] = of_edge[columns.inside]
     ids, first = np.unique(of_edge, return_index=True)
-    first = first[ids != 0]
+    first = first[ids != 0]  # noise is no particle
     return particle_id, _particles(columns, of_edge[first], first, particle_id, in_gev)
 
 
@@ -249,7 +250,7 @@ def _with_hard_cuts(graph: EventGraph, columns: Columns, options: AcornOptions) 
         return graph
     if columns.track_edges is None:
         raise columns.place.problem("hard_cuts need the truth, and the event has no track_edges")
-    passing = columns.known.copy()  # of each true edge, whether it meets all conditions
+    passing = columns.inside.copy()  # of each true edge, whether it meets all conditions
     for name, condition in options.hard_cuts.items():
         kind_and_name = short_name(name)
         short = "eta_particle" if name == "eta" else kind_and_name[1] if kind_and_name else name

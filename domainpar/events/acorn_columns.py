@@ -82,7 +82,7 @@ class Columns:
         num_hits: N.
         edge_index: Rows of the two hits of each candidate edge, int64 [2, E].
         track_edges: Rows of the two hits of each true edge, int64 [2, T]; None without truth.
-        known: Whether both hits of a true edge are in the event, bool [T]; acorn writes -1 for one that is not.
+        inside: Whether both hits of a true edge are in the event, bool [T]; acorn writes -1 for one that is not.
 
     Raises:
         Problem: If a column is there twice, there are no hits or candidate edges, or an edge names a hit that does
@@ -109,11 +109,11 @@ class Columns:
             )
         self.edge_index = self._ends(entries["edge_index"], "edge_index")
         self.track_edges: IntArray | None = None
-        self.known: BoolArray = np.zeros(0, np.bool_)
+        self.inside: BoolArray = np.zeros(0, np.bool_)
         if entries.get("track_edges") is not None:
             self.track_edges = self._ends(entries["track_edges"], "track_edges", least=-1)
-            self.known = np.asarray((self.track_edges >= 0).all(axis=0))
-        self._counts = {"hit": self.num_hits, "edge": self.edge_index.shape[1], "track": len(self.known)}
+            self.inside = np.asarray((self.track_edges >= 0).all(axis=0))
+        self._counts = {"hit": self.num_hits, "edge": self.edge_index.shape[1], "track": len(self.inside)}
 
     def has(self, kind: Kind, name: str) -> bool:
         """Whether the file has this column."""

@@ -124,14 +124,14 @@ def label_note(hits: Hits) -> str | None:
     """A sentence on the order of hits along a particle that the labels follow; None without truth."""
     if hits.particle_id is None:
         return None
-    known = np.isfinite(_production_vertex(hits)[hits.particle_id != 0]).all(axis=1)
-    if known.all():
+    has_vertex = np.isfinite(_production_vertex(hits)[hits.particle_id != 0]).all(axis=1)
+    if has_vertex.all():
         return "hits ordered along a particle by distance from its production vertex"
-    if not known.any():
+    if not has_vertex.any():
         return "no production vertices: hits ordered along a particle by distance from the origin"
     return (
         f"hits ordered along a particle by distance from its production vertex, and from the origin for "
-        f"{np.sum(~known)} of {len(known)} hits whose particle has no known vertex"
+        f"{np.sum(~has_vertex)} of {len(has_vertex)} hits whose particle has no known vertex"
     )
 
 
@@ -143,7 +143,7 @@ def _cylindrical(position: FloatArray) -> FloatArray:
     x, y, z = position.T
     r = np.hypot(x, y)
     phi = np.arctan2(y, x)
-    phi[phi >= np.pi] = -np.pi
+    phi[phi >= np.pi] = -np.pi  # arctan2 gives pi itself, and the windows below are half open
     # A hit on the beam line has no pseudorapidity; a micrometre away it has a finite one.
     return np.stack([r, phi, z, np.arcsinh(z / np.maximum(r, 1e-3))], axis=1)
 

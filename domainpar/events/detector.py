@@ -353,5 +353,5 @@ def field_of_surfaces(volume: npt.NDArray[np.integer], layer: npt.NDArray[np.int
     Returns:
         z in mm and B_z, [K, 2], where all hits lie on surfaces of this detector.
     """
-    known = surface_numbers(*np.array(sorted(KNOWN_LAYERS)).T)
-    return geometry().field if np.isin(surface_numbers(volume, layer), known).all() else 2.0
+    surfaces = surface_numbers(*np.array(sorted(KNOWN_LAYERS)).T)
+    return geometry().field if np.isin(surface_numbers(volume, layer), surfaces).all() else 2.0

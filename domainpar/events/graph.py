@@ -80,6 +80,7 @@ class Hits:
 
 def surface_numbers(volume: IntArray, layer: IntArray) -> IntArray:
     """A number for the (volume, layer) of each hit: equal for equal pairs only, 0 for (0, 0), int64 [N]."""
+    # The layer in the lower 32 bits, which it never leaves.
     return volume.astype(np.int64) * (1 << 32) + layer
 
 

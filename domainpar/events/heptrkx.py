@@ -133,9 +133,9 @@ def _ends(arrays: Mapping[str, Array], side: str, place: Place) -> IntArray:
 def _load(path: Path, place: Place, names: tuple[str, ...]) -> dict[str, Array]:
     try:
         with zipfile.ZipFile(path) as archive:
-            found = {name.removesuffix(".npy") for name in archive.namelist()}
-            if missing := [name for name in names if name not in found]:
-                raise ValueError(f"no array {', '.join(missing)}; found {sorted(found)}, expected {sorted(names)}")
+            members = {name.removesuffix(".npy") for name in archive.namelist()}
+            if missing := [name for name in names if name not in members]:
+                raise ValueError(f"no array {', '.join(missing)}; found {sorted(members)}, expected {sorted(names)}")
             for name in names:
                 _check_declared(archive, f"{name}.npy")
         # allow_pickle is off by default and stays off: an object array in a file is a program.

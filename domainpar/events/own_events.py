@@ -78,6 +78,7 @@ class OwnEvents:
 
     @cached_property
     def _split_of(self) -> dict[str, Split]:
+        # The last wins: what was trained on as well as validated with counts as trained on.
         return {**{sha256: "val" for _, sha256 in self.val}, **{sha256: "train" for _, sha256 in self.train}}
 
     def split_of(self, record: EventRecord) -> Split | None:

@@ -109,7 +109,7 @@ def prepare(
     hint = "let all ranks see the same files, and give all the same flags"
     agree_on(ranks, {"the list of events and settings": events_and_settings}, hint)
     records: list[EventRecord] = []
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as held:  # the lock, given back at the end, also after an error
         recorded = _of_root(ranks, job.recorded_if_finished)
         locked = recorded is None
         if locked:
@@ -166,6 +166,7 @@ class _Job:
             record, settings, source = inspect_event(path)
         except StoreError:
             return None  # damaged: it is made again
+        # A change of the input alone shows in no setting.
         same = (settings, source) == (settings_digest(self.settings), self._source_digest(name))
         return asdict(record) if same else None
 

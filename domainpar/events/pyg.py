@@ -52,7 +52,7 @@ def list_events(directory: str | Path) -> list[str]:
     names = sorted(_event_id(path) for path in directory.iterdir() if path.suffix in _SUFFIXES and path.is_file())
     if not names:
         raise Problem(f"{directory} holds no PyG graphs", "expected are files ending in .pt or .pyg")
-    for name, following in itertools.pairwise(names):
+    for name, following in itertools.pairwise(names):  # sorted: equal ones are neighbours
         if name == following:
             raise Problem(f"{directory} holds two files of this event", "names of events are unique", event=name)
     return names

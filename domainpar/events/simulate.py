@@ -263,7 +263,7 @@ def _meet_module(state: Any, slope: float, k: float, guess: float, module: Any) 
 
 
 @numba.njit(cache=True)
-def _hit_modules(state: Any, slope: float, k: float, s: float, travelled: float, group: Any, modules: Any, found: Any,
+def _hit_modules(state: Any, slope: float, k: float, s: float, travelled: float, group: Any, modules: Any, crossed: Any,
                  local: Any, count: int) -> int:  # fmt: skip
     """Append the modules of one barrel or ring that the track meets near arc length s; returns the new count."""
     x, y, z, _psi = _advance(state, slope, k, s)
@@ -274,8 +274,8 @@ def _hit_modules(state: Any, slope: float, k: float, s: float, travelled: float,
             index = group.first_module + r * group.num_phi + j % group.num_phi
             inside, where, u, v, du, dv = _meet_module(state, slope, k, s, modules[index])
             # Not behind the vertex, and not on another turn of the helix.
-            if inside and travelled + where > 0 and abs(where - s) < 60.0 and count < len(found):
-                found[count] = index
+            if inside and travelled + where > 0 and abs(where - s) < 60.0 and count < len(crossed):
+                crossed[count] = index
                 local[count] = u, v, du, dv
                 count += 1
     return count
@@ -308,7 +308,7 @@ def _pass_material(psi: float, slope: float, pt: float, mass: float, kick: Any) 
 
 @numba.njit(cache=True)
 def _follow(start: Any, momentum: Any, kicks: Any, fates: Any, surfaces: Any, groups: Any, modules: Any, field: Any,
-            found: Any, local: Any) -> int:  # fmt: skip
+            crossed: Any, local: Any) -> int:  # fmt: skip
     """Follow one track to its end, writing the modules it meets; returns how many."""
     pt, slope, charge, mass = momentum
     state = (start[0], start[1], start[2], start[3])
@@ -326,11 +326,11 @@ def _follow(start: Any, momentum: Any, kicks: Any, fates: Any, surfaces: Any, gr
                 continue
             before = count
             for g in range(surfaces[i].first_group, surfaces[i].first_group + surfaces[i].num_groups):
-                count = _hit_modules(state, slope, k, s, travelled, groups[g], modules, found, local, count)
+                count = _hit_modules(state, slope, k, s, travelled, groups[g], modules, crossed, local, count)
             if count == before:
                 continue
             stop = STOP_IN_BARREL if surfaces[i].is_barrel else STOP_IN_DISK
-            if fates[crossings] < stop or crossings + 1 == len(fates) or count == len(found):
+            if fates[crossings] < stop or crossings + 1 == len(fates) or count == len(crossed):
                 return count
             psi, new_slope, pt = _pass_material(psi, new_slope, pt, mass, kicks[crossings])
             if pt < SMALLEST_PT:
@@ -351,13 +351,13 @@ def _propagate(starts: Any, momenta: Any, kicks: Any, fates: Any, luck: Any, sur
     capacity = len(starts) * MAX_HITS_PER_PARTICLE
     tracks, hit_modules = np.empty(capacity, np.int64), np.empty(capacity, np.int64)
     hit_local = np.empty((capacity, 4))
-    found, local = np.empty(MAX_HITS_PER_PARTICLE, np.int64), np.empty((MAX_HITS_PER_PARTICLE, 4))
+    crossed, local = np.empty(MAX_HITS_PER_PARTICLE, np.int64), np.empty((MAX_HITS_PER_PARTICLE, 4))
     total = 0
     for i in range(len(starts)):
-        count = _follow(starts[i], momenta[i], kicks[i], fates[i], surfaces, groups, modules, field, found, local)
+        count = _follow(starts[i], momenta[i], kicks[i], fates[i], surfaces, groups, modules, field, crossed, local)
         for j in range(count):
             if luck[i, j] < MODULE_EFFICIENCY:
-                tracks[total], hit_modules[total] = i, found[j]
+                tracks[total], hit_modules[total] = i, crossed[j]
                 hit_local[total] = local[j]
                 total += 1
     return tracks[:total].copy(), hit_modules[:total].copy(), hit_local[:total].copy()

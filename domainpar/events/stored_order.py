@@ -59,6 +59,7 @@ def stored_order(edge_index: IntArray, assignment: IntArray, num_tiles: int) -> 
     node_id[original_row] = np.arange(num_nodes)
     node_ptr = _offsets(np.bincount(assignment, minlength=num_tiles))
 
+    # One number for (dst, src); a stable sort leaves equal ones in the original order.
     key = node_id[edge_index[1]] * num_nodes + node_id[edge_index[0]]
     original_position = np.argsort(key, kind="stable").astype(np.int64)
     src, dst = node_id[edge_index][:, original_position]

@@ -114,7 +114,7 @@ def _read_truth(
             f"name no such hit (first: hit_id {first})",
             "one of the two files is truncated or of another event; remove the truth file to go without labels",
         )
-    table = table.set_index("hit_id").loc[hit_id]
+    table = table.set_index("hit_id").loc[hit_id]  # in the order of the hits
     weight = table["weight"].to_numpy(np.float32) if "weight" in table else None
     return table["particle_id"].to_numpy(), weight
 

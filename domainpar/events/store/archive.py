@@ -78,7 +78,7 @@ class Archive:
         first, last = start // layout.chunks[0], -(-stop // layout.chunks[0])
         for member in layout.members(name, range(first, min(last, layout.grid[0]))):
             with self._file.open(member) as chunk:
-                declared = unpacked_size(chunk.read(18))
+                declared = unpacked_size(chunk.read(18))  # the longest header of a zstd frame
             if declared != layout.chunk_bytes:
                 raise ValueError(f"{member} claims {declared} bytes, a chunk has {layout.chunk_bytes}")
         return np.asarray(self._array(name)[start:stop])
@@ -133,6 +133,7 @@ def unpacked_size(start: bytes) -> int | None:
     if start[:4] != _ZSTD or len(start) < 5:
         return None
     descriptor = start[4]
+    # Then come a byte on the window unless there is one segment, the id of a dictionary, and the size.
     in_one_segment = bool(descriptor & 0x20)
     length = (int(in_one_segment), 2, 4, 8)[descriptor >> 6]
     at = 5 + (not in_one_segment) + (0, 1, 2, 4)[descriptor & 3]

@@ -121,6 +121,7 @@ class StoredEvent:
         self._src_tile, self._dst_tile = self._whole("tiles/src_tile"), self._whole("tiles/dst_tile")
         self._joining = self._whole("tiles/joining")
         with self._reading("the tiles"):
+            # Offsets that do not ascend would give a tile the rows of another, without any error.
             for name, total in (("node_ptr", self.num_nodes), ("edge_ptr", self.num_edges)):
                 ptr = getattr(self, name)
                 if not (ptr[0] == 0 and ptr[-1] == total and (np.diff(ptr) >= 0).all()):
@@ -244,6 +245,7 @@ class StoredEvent:
         needed = np.zeros(max(1, layout.grid[0]), np.bool_)
         needed[chunk_of] = True
         chunks = np.flatnonzero(needed)
+        # The chunks that are read lie in the buffer one behind the other, each with the room of a whole one.
         first_row = np.zeros(len(needed), np.int64)
         first_row[chunks] = np.arange(len(chunks)) * per_chunk
         buffer = np.empty((len(chunks) * per_chunk, *layout.shape[1:]), layout.dtype)

@@ -149,7 +149,7 @@ def write_manifest(
         "settings_digest": settings_digest(settings),
         "events": [asdict(record) for record in records],
     } | ({} if split_settings is None else {"split_settings": dict(split_settings)})
-    manifest["content_sha256"] = _digest(manifest)
+    manifest["content_sha256"] = _digest(manifest)  # of all but itself
     text = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
     write_whole(Path(directory) / MANIFEST, text.encode())
 
@@ -169,7 +169,7 @@ def _check_records_agree(records: Sequence[EventRecord]) -> None:
 
 def _check_size(path: Path, record: EventRecord) -> None:
     try:
-        size = path.stat().st_size
+        size = path.stat().st_size  # a look at each file; hashing them all would take minutes
     except OSError as error:
         what = f"{error.strerror or error}; the manifest lists it"
         raise StoreError(what, COPY_ANEW, event=record.event, file=path) from error

@@ -96,6 +96,7 @@ def write_event(
         used = f"tiles {assignment.min()} to {assignment.max()}"
         raise place.problem(f"assignment uses {used} but num_tiles is {num_tiles}")
     if graph.hits.position is not None:
+        # Ranges of tile numbers, of which ranks' parts are made, are then sectors.
         assignment = number_along_phi(assignment, graph.hits.position, num_tiles)
     arrays = _stored_arrays(graph, assignment.astype(np.int64), num_tiles)
     attributes = {
@@ -181,6 +182,7 @@ def _zipped(
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for name in sorted(members):
             member = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
+            # Unix and rw-r--r--, whatever the machine: else the same arrays would give other bytes elsewhere.
             member.create_system, member.external_attr = 3, 0o644 << 16
             archive.writestr(member, members[name].to_bytes())
     return buffer.getvalue()
