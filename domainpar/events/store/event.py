@@ -12,15 +12,7 @@ import numpy as np
 
 from domainpar.events.graph import Array, Particles
 from domainpar.events.store.archive import Archive
-from domainpar.events.store.layout import (
-    COPY_ANEW,
-    NAME,
-    SUFFIX,
-    EventRecord,
-    OtherVersion,
-    StoreError,
-    file_sha256,
-)
+from domainpar.events.store.layout import COPY_ANEW, NAME, SUFFIX, EventRecord, OtherVersion, StoreError, file_sha256
 from domainpar.events.store.schema import JOINING_EDGES, SCHEMA_VERSION, check_arrays, in_memory_type, names_in
 from domainpar.events.stored_order import concatenated_ranges
 from domainpar.problems import Place
