@@ -9,7 +9,8 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
@@ -83,60 +84,160 @@ def parse(config_class: type[Config], text: str, argv: Sequence[str]) -> Config:
         ConfigError: If a flag, a key or a value is unknown or impossible, or there is no run to resume.
         SystemExit: With code 0 after `--help`, which only the first rank prints.
     """
+    command = _Command(config_class, text)
     if "-h" in argv or "--help" in argv:
         if started_as_root():
-            _parser(config_class, text).print_help()
+            command.parser.print_help()
         raise SystemExit(0)
-    _refuse_unknown_flags(config_class, argv)
-    parser = _parser(config_class, text)
-    values = _read_flags(config_class, parser, argv)
-    given: dict[str, Any] = {}
+    # Before the parser is built, which takes a while.
+    command.refuse_unknown_flags(argv)
+    values = command.read_flags(argv)
+    from_file: dict[str, Any] = {}
     if values["config"] is not None:
         own_model = any(word.split("=")[0] == "--model" for word in argv)
-        given = _read_file(config_class, parser, Path(values["config"]), own_model)
-        parser.set_defaults(given)
-        values = _read_flags(config_class, parser, argv)
+        from_file = command.read_file(Path(values["config"]), own_model)
+        # Read once more, so that a flag wins over the file.
+        command.parser.set_defaults(from_file)
+        values = command.read_flags(argv)
     if values.get("resume") and values["out"] is not None and not values["overwrite"]:
         from domainpar.training.rundir import can_go_on
 
         run = Path(values["out"])
         if values["resume"] != "auto" or can_go_on(run):
-            parser.set_defaults(_own_settings(config_class, parser, run) | given)
-            values = _read_flags(config_class, parser, argv)
+            own = command.read_file(settings_of_run(run))
+            # This may be another machine, and the store is found by `run.json`, which knows what has to be in it.
+            own = {name: value for name, value in own.items() if name not in (*_OF_THE_MACHINE, "store")}
+            command.parser.set_defaults(own | from_file)
+            values = command.read_flags(argv)
     del values["config"]
     return config_class(**values)
 
 
-def _parser(config_class: type[Group], text: str) -> Any:
-    """The parser of all flags of a configuration, grouped; built late, since help is rarely asked for."""
-    import docstring_parser
-    from jsonargparse import ArgumentParser
+class _Command:
+    """The flags of one command: how they are listed, and read from words and from files.
 
-    purpose, _, examples = text.partition("Examples:")
-    parser = ArgumentParser(
-        usage=f"python -m domainpar.{_command(config_class)} [flags]",
-        description=purpose.strip(),
-        epilog="Examples:" + examples.rstrip() if examples else None,
-        formatter_class=_Help,
-        exit_on_error=False,
-    )
-    parser.add_argument("--config", type=str | None, metavar="FILE", help="YAML file of flags; a flag given here wins.")
-    hints = get_type_hints(config_class)
-    for group in groups(config_class):
-        heading = parser.add_argument_group(title(group))
-        for attribute in docstring_parser.parse_from_object(group).params:
-            name = attribute.arg_name
-            heading.add_argument(
-                *_flags(name, hints[name])[:1],
-                help=attribute.description,
-                default=getattr(config_class, name),
-                **_reading(name, hints[name], attribute.description or ""),
-            )
-    return parser
+    Args:
+        config_class: What the command can be asked to do.
+        text: Its help: the purpose first, `Examples:` last.
 
+    Attributes:
+        fields: The type of each field, by name.
+    """
 
-def _command(config_class: type[Group]) -> str:
-    return config_class.__name__.removesuffix("Config").lower()
+    def __init__(self, config_class: type[Group], text: str = "") -> None:
+        self._config_class, self._text = config_class, text
+        self.name = config_class.__name__.removesuffix("Config").lower()
+        self._help = f"python -m domainpar.{self.name} --help"
+        hints = get_type_hints(config_class)
+        self.fields = {name: hints[name] for group in groups(config_class) for name in group.__annotations__}
+
+    @cached_property
+    def parser(self) -> Any:
+        """The parser of all flags, grouped; built late, since help is rarely asked for."""
+        import docstring_parser
+        from jsonargparse import ArgumentParser
+
+        purpose, _, examples = self._text.partition("Examples:")
+        parser = ArgumentParser(
+            usage=f"python -m domainpar.{self.name} [flags]",
+            description=purpose.strip(),
+            epilog="Examples:" + examples.rstrip() if examples else None,
+            formatter_class=_Help,
+            exit_on_error=False,
+        )
+        about_file = "YAML file of flags; a flag given here wins."
+        parser.add_argument("--config", type=str | None, metavar="FILE", help=about_file)
+        for group in groups(self._config_class):
+            heading = parser.add_argument_group(title(group))
+            for attribute in docstring_parser.parse_from_object(group).params:
+                name, hint = attribute.arg_name, self.fields[attribute.arg_name]
+                heading.add_argument(
+                    *_flags(name, hint)[:1],
+                    help=attribute.description,
+                    default=getattr(self._config_class, name),
+                    **_reading(name, hint, attribute.description or ""),
+                )
+        return parser
+
+    def refuse_unknown_flags(self, argv: Sequence[str]) -> None:
+        """Refuse a word that looks like a flag and is none."""
+        known = ["--config", *(spelling for name, hint in self.fields.items() for spelling in _flags(name, hint))]
+        for word in argv:
+            spelling = word.split("=")[0]
+            if re.match(r"-+[a-zA-Z]", spelling) and spelling not in known:
+                hint = _nearest(spelling, known, f"{self._help} lists the flags")
+                raise ConfigError(f"unknown flag {spelling}", hint)
+
+    def read_flags(self, argv: Sequence[str]) -> dict[str, Any]:
+        """The values of all flags, those of the words and else the parser's defaults."""
+        try:
+            values: dict[str, Any] = self.parser.parse_args(list(argv)).as_dict()
+        except argparse.ArgumentError as error:
+            # Say in one line, with the flag's own name, what the parser says in many.
+            text = str(error)
+            key, value = re.search(r'Parser key "(\w+)"', text), re.findall(r"(?:Got|Given) value: (.*)", text)
+            if key and value:
+                self._refuse_value(key[1], value[-1], where="--")
+            what = text.replace("unrecognized arguments:", "words that belong to no flag:").removeprefix("argument ")
+            hint = f"{self._help} lists the flags; each takes one value, quoted if it has spaces"
+            raise ConfigError(what, hint) from None
+        return values
+
+    def read_file(self, path: Path, own_model: bool = False) -> dict[str, Any]:
+        """The values of a YAML file, each of its field's type. What was translated from acorn's keys is printed.
+
+        Raises:
+            ConfigError: If the file cannot be read, is empty or no mapping, or a key or value is not possible.
+        """
+        values: dict[str, Any] = {}
+        keys = self._converted(path, _load_mapping(path), own_model)
+        if unknown := [str(key) for key in keys if key not in self.fields]:
+            self._refuse_unknown_keys(path, unknown)
+        for key, value in keys.items():
+            if key == "model" and ":" in str(value):
+                what = f"{path}: model is {value!r}: a file is data and never names code"
+                raise ConfigError(what, f"give it as a flag: --model {value}")
+            # The parser takes a missing value for any type.
+            if value is None and NoneType not in get_args(self.fields[key]):
+                what = f"{path}: {key} is null; expected {_expected(self.fields[key])}"
+                raise ConfigError(what, "omit it to have the default")
+            try:
+                values[key] = self.parser.parse_object({key: value}, defaults=False)[key]
+            except argparse.ArgumentError:
+                self._refuse_value(key, value, where=f"{path}: ")
+        return values
+
+    def _refuse_unknown_keys(self, path: Path, unknown: Sequence[str]) -> NoReturn:
+        lists_them = f"{self._help} lists those of {self.name}"
+        for other in map(_Command, _COMMANDS):
+            if other.fields.keys() >= set(unknown):
+                which = f"{some_of(unknown, 3)} {'is a flag' if len(unknown) == 1 else 'are flags'}"
+                raise ConfigError(f"{path}: {which} of {other.name}, not of {self.name}", lists_them)
+        raise ConfigError(f"{path}: unknown key {unknown[0]!r}", _nearest(unknown[0], self.fields, lists_them))
+
+    def _converted(self, path: Path, keys: Mapping[str, Any], own_model: bool) -> Mapping[str, Any]:
+        """The keys of a file in our own; a file with acorn's is converted, and the result printed."""
+        everything = [name for command in _COMMANDS for name in _Command(command).fields]
+        try:
+            conversion = converted(keys, self.name, self.fields, everything, own_model)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error.what}", error.hint) from error
+        if conversion is None:
+            return keys
+        text, said = conversion
+        if started_as_root():
+            print(f"{path}: from acorn's keys, in our own:\n" + textwrap.indent(text, "  "), end="")
+            print(*(f"{path}: {line}" for line in said), sep="\n", flush=True)
+        values: Mapping[str, Any] = loaded_yaml(text)  # what was printed is what is read
+        return values
+
+    def _refuse_value(self, key: str, value: Any, where: str) -> NoReturn:
+        """Refuse a value of the wrong type, given by a flag (`where` is `--`) or in a file (`where` names it)."""
+        name, hint = flag(key) if where == "--" else f"{where}{key}", self.fields[key]
+        if key == "target" and where != "--":
+            raise ConfigError(f"{name} is not text", "quote it: target: 'pt: [1, .inf]'")
+        advice = _nearest(str(value), map(str, _choices(hint)), f"{self._help} explains it")
+        raise ConfigError(f"{name} is {value!r}; expected {_expected(hint)}", advice)
 
 
 def _flags(name: str, hint: Any) -> list[str]:
@@ -178,45 +279,6 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         return f"{text} (default: {value})"
 
 
-def _refuse_unknown_flags(config_class: type[Group], argv: Sequence[str]) -> None:
-    known = ["--config", *(spelling for name, hint in _fields(config_class) for spelling in _flags(name, hint))]
-    for word in argv:
-        given = word.split("=")[0]
-        if re.match(r"-+[a-zA-Z]", given) and given not in known:
-            raise ConfigError(f"unknown flag {given}", _nearest(given, known, f"{_help(config_class)} lists the flags"))
-
-
-def _fields(config_class: type[Group]) -> Iterator[tuple[str, Any]]:
-    hints = get_type_hints(config_class)
-    return ((name, hints[name]) for group in groups(config_class) for name in group.__annotations__)
-
-
-def _read_flags(config_class: type[Group], parser: Any, argv: Sequence[str]) -> dict[str, Any]:
-    try:
-        values: dict[str, Any] = parser.parse_args(list(argv)).as_dict()
-    except argparse.ArgumentError as error:
-        # Say in one line, with the flag's own name, what the parser says in many.
-        text = str(error)
-        key, given = re.search(r'Parser key "(\w+)"', text), re.findall(r"(?:Got|Given) value: (.*)", text)
-        if key and given:
-            _refuse_value(config_class, key[1], given[-1], where="--")
-        what = text.replace("unrecognized arguments:", "words that belong to no flag:").removeprefix("argument ")
-        hint = f"{_help(config_class)} lists the flags; each takes one value, quoted if it has spaces"
-        raise ConfigError(what, hint) from None
-    return values
-
-
-def _own_settings(config_class: type[Group], parser: Any, run: Path) -> dict[str, Any]:
-    """The flags of a run that is resumed, but for those of its ranks' layout: this may be another machine.
-
-    Raises:
-        ConfigError: If there is no such run, or its file has been spoilt.
-    """
-    values = _read_file(config_class, parser, settings_of_run(run))
-    # Its store is found by `run.json`, which knows what has to be in it.
-    return {name: value for name, value in values.items() if name not in (*_OF_THE_MACHINE, "store")}
-
-
 def settings_of_run(run: Path) -> Path:
     """The file that says what a run was asked to do.
 
@@ -229,63 +291,6 @@ def settings_of_run(run: Path) -> Path:
     if not path.is_file():
         raise ConfigError(f"{run} holds no run to resume", "name the directory of a run, or drop --resume to start one")
     return path
-
-
-def _read_file(config_class: type[Group], parser: Any, path: Path, own_model: bool = False) -> dict[str, Any]:
-    """The values of a YAML file, each of its field's type. What was translated from acorn's keys is printed.
-
-    Raises:
-        ConfigError: If the file cannot be read, is empty or no mapping, or a key or value is not possible.
-    """
-    hints = dict(_fields(config_class))
-    values: dict[str, Any] = {}
-    given = _converted(config_class, path, _load_mapping(path), own_model)
-    _refuse_unknown_keys(config_class, path, [str(key) for key in given if key not in hints])
-    for key, value in given.items():
-        if key == "model" and ":" in str(value):
-            raise ConfigError(
-                f"{path}: model is {value!r}: a file is data and never names code",
-                f"give it as a flag: --model {value}",
-            )
-        # The parser takes a missing value for any type.
-        if value is None and NoneType not in get_args(hints[key]):
-            raise ConfigError(f"{path}: {key} is null; expected {_expected(hints[key])}", "omit it to have the default")
-        try:
-            values[key] = parser.parse_object({key: value}, defaults=False)[key]
-        except argparse.ArgumentError:
-            _refuse_value(config_class, key, value, where=f"{path}: ")
-    return values
-
-
-def _refuse_unknown_keys(config_class: type[Config], path: Path, unknown: Sequence[str]) -> None:
-    if not unknown:
-        return
-    lists_them = f"{_help(config_class)} lists those of {_command(config_class)}"
-    for other in _COMMANDS:
-        if set(unknown) <= {name for name, _ in _fields(other)}:
-            which = f"{some_of(unknown, 3)} {'is a flag' if len(unknown) == 1 else 'are flags'}"
-            raise ConfigError(f"{path}: {which} of {_command(other)}, not of {_command(config_class)}", lists_them)
-    raise ConfigError(
-        f"{path}: unknown key {unknown[0]!r}", _nearest(unknown[0], dict(_fields(config_class)), lists_them)
-    )
-
-
-def _converted(config_class: type[Group], path: Path, keys: Mapping[str, Any], own_model: bool) -> Mapping[str, Any]:
-    """The keys of a file in our own; a file with acorn's is converted, and the result printed."""
-    everything = [name for of in _COMMANDS for name, _ in _fields(of)]
-    fields = [name for name, _ in _fields(config_class)]
-    try:
-        conversion = converted(keys, _command(config_class), fields, everything, own_model)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error.what}", error.hint) from error
-    if conversion is None:
-        return keys
-    text, said = conversion
-    if started_as_root():
-        print(f"{path}: from acorn's keys, in our own:\n" + textwrap.indent(text, "  "), end="")
-        print(*(f"{path}: {line}" for line in said), sep="\n", flush=True)
-    values: Mapping[str, Any] = loaded_yaml(text)  # what was printed is what is read
-    return values
 
 
 def _load_mapping(path: Path) -> Mapping[Any, Any]:
@@ -304,24 +309,9 @@ def _load_mapping(path: Path) -> Mapping[Any, Any]:
     if loaded is None:
         raise ConfigError(f"config is empty: {path}", "write one 'key: value' on a line, or omit --config")
     if not isinstance(loaded, dict):
-        raise ConfigError(
-            f"{path} holds a {type(loaded).__name__}, not keys with values", "write one 'key: value' on a line"
-        )
+        what = f"{path} holds a {type(loaded).__name__}, not keys with values"
+        raise ConfigError(what, "write one 'key: value' on a line")
     return loaded
-
-
-def _refuse_value(config_class: type[Group], key: str, value: Any, where: str) -> NoReturn:
-    """Refuse a value of the wrong type, given by a flag (`where` is `--`) or in a file (`where` names it)."""
-    by_flag = where == "--"
-    name = flag(key) if by_flag else f"{where}{key}"
-    hint = dict(_fields(config_class))[key]
-    if key == "target" and not by_flag:
-        raise ConfigError(f"{name} is not text", "quote it: target: 'pt: [1, .inf]'")
-    choices = [str(choice) for choice in _choices(hint)]
-    raise ConfigError(
-        f"{name} is {value!r}; expected {_expected(hint)}",
-        _nearest(str(value), choices, _help(config_class) + " explains it"),
-    )
 
 
 def _expected(hint: Any) -> str:
@@ -334,10 +324,8 @@ def _expected(hint: Any) -> str:
 
 def _plain(hint: Any) -> Any:
     """The type of a value that is given: int of `int | None`."""
-    if get_origin(hint) is Literal:
-        return hint
-    given = [part for part in get_args(hint) if part is not NoneType]
-    return given[0] if given else hint
+    parts = [] if get_origin(hint) is Literal else [part for part in get_args(hint) if part is not NoneType]
+    return parts[0] if parts else hint
 
 
 def _choices(hint: Any) -> tuple[Any, ...]:
@@ -354,7 +342,3 @@ def _words(hint: Any) -> list[str]:
 def _nearest(word: str, known: Iterable[str], otherwise: str) -> str:
     close = difflib.get_close_matches(word, list(known), n=1)
     return f"did you mean {close[0]}?" if close else otherwise
-
-
-def _help(config_class: type[Group]) -> str:
-    return f"python -m domainpar.{_command(config_class)} --help"

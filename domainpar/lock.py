@@ -112,12 +112,12 @@ class Claim:
         mine, path = holder or Holder.here(), directory / work.lock
         if _made(path, mine):
             return cls(path, mine.key)
-        found, content = _read(path)
+        holder, content = _read(path)
         if content == b"":  # it was given back just now
             return cls.take(directory, work, mine)
-        reason = found.gone_for(mine) if found is not None else None
+        reason = holder.gone_for(mine) if holder is not None else None
         if reason is None:
-            raise _held(path, work, found, mine)
+            raise _held(path, work, holder, mine)
         _take_over(path, work, content, mine)
         return cls(path, mine.key, f"{path} was left by an earlier {work.name}: {reason}; taken over")
 
@@ -146,22 +146,19 @@ def _runs(pid: int, started: float) -> bool:
 def _made(path: Path, holder: Holder) -> bool:
     """Make a file that holds who holds it; False if there is one."""
     try:
+        # O_EXCL: of several processes, on whatever machines, exactly one makes the file.
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
     except FileExistsError:
         return False
     try:
-        os.write(descriptor, _text(holder))
+        os.write(descriptor, (json.dumps(asdict(holder), sort_keys=True) + "\n").encode())
         os.fsync(descriptor)
     except OSError:
-        path.unlink()
+        path.unlink()  # a lock that names nobody would be taken for one that is being filled
         raise
     finally:
         os.close(descriptor)
     return True
-
-
-def _text(holder: Holder) -> bytes:
-    return (json.dumps(asdict(holder), sort_keys=True) + "\n").encode()
 
 
 def _read(path: Path) -> tuple[Holder | None, bytes]:
@@ -173,60 +170,44 @@ def _read(path: Path) -> tuple[Holder | None, bytes]:
                 content = file.read(_MOST_OF_A_LOCK)
         except FileNotFoundError:
             return None, b""
-        holder = _parsed(content)
-        if holder is not None or time.monotonic() > give_up_at:
-            return holder, content or b"\n"
+        with suppress(ValueError, TypeError):  # a lock that is being filled, or is none
+            of = Holder(**json.loads(content))
+            holder = Holder(str(of.host), int(of.pid), float(of.started), str(of.job), int(of.restart), of.key)
+            return holder, content
+        if time.monotonic() > give_up_at:
+            return None, content or b"\n"
         time.sleep(timeouts.ANSWER_POLL)
-
-
-def _parsed(content: bytes) -> Holder | None:
-    try:
-        holder = Holder(**json.loads(content))
-        return Holder(
-            str(holder.host), int(holder.pid), float(holder.started), str(holder.job), int(holder.restart), holder.key
-        )
-    except (ValueError, TypeError):
-        return None
 
 
 def _take_over(path: Path, work: Work, content: bytes, mine: Holder) -> None:
     """Replace a lock that was left behind. Others that try the same meanwhile are refused."""
     turn = path.with_name(f"{path.name}.takeover")
     if not _made(turn, mine):
-        raise Problem(
-            f"another {work.name} is taking {path.parent} over right now",
-            f"start again; if none is, remove {turn}",
-            file=turn,
-        )
+        what = f"another {work.name} is taking {path.parent} over right now"
+        raise Problem(what, f"start again; if none is, remove {turn}", file=turn)
     try:
         # Only who holds the turn replaces a lock, so that it cannot change between this look and the rename.
         if _read(path)[1] != content:
-            raise Problem(
-                f"another {work.name} has just taken {path.parent} over", f"choose another {work.flag}", file=path
-            )
+            what = f"another {work.name} has just taken {path.parent} over"
+            raise Problem(what, f"choose another {work.flag}", file=path)
         os.replace(turn, path)
     except BaseException:
         turn.unlink(missing_ok=True)
         raise
 
 
-def _held(path: Path, work: Work, found: Holder | None, mine: Holder) -> Problem:
+def _held(path: Path, work: Work, holder: Holder | None, mine: Holder) -> Problem:
     directory = path.parent
-    if found is None:
-        return Problem(
-            f"{directory} is locked, but its lock cannot be read",
-            f"make sure that no {work.name} works there, then remove {path}",
-            file=path,
+    if holder is None:
+        what = f"{directory} is locked, but its lock cannot be read"
+        hint = f"make sure that no {work.name} works there, then remove {path}"
+    elif holder.host == mine.host:
+        what = f"another {work.name} is at work in {directory}: {holder}"
+        hint = f"wait for it, stop it, or choose another {work.flag}"
+    else:
+        what = (
+            f"another {work.name} is, or was, at work in {directory}: {holder}; from host {mine.host} it cannot be seen"
         )
-    if found.host == mine.host:
-        return Problem(
-            f"another {work.name} is at work in {directory}: {found}",
-            f"wait for it, stop it, or choose another {work.flag}",
-            file=path,
-        )
-    check = f"squeue -j {found.job}" if found.job else f"ps -p {found.pid} on {found.host}"
-    return Problem(
-        f"another {work.name} is, or was, at work in {directory}: {found}; from host {mine.host} it cannot be seen",
-        f"check with {check}; if it is gone, remove {path}",
-        file=path,
-    )
+        check = f"squeue -j {holder.job}" if holder.job else f"ps -p {holder.pid} on {holder.host}"
+        hint = f"check with {check}; if it is gone, remove {path}"
+    return Problem(what, hint, file=path)

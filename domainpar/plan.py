@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 
 from partitioners.topology import BoolArray as BoolArray
+from partitioners.topology import EdgePolicy as EdgePolicy
 from partitioners.topology import IntArray as IntArray
-
-EdgePolicy = Literal["incoming", "incident"]
 
 Ask = Callable[[list[IntArray]], list[IntArray]]
 """Hand part `p` the ids wanted from it, `wanted[p]`; returns the ids each part wants from here. *Collective*."""

@@ -16,7 +16,7 @@ Examples:
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,6 @@ from domainpar.config.acorn import default_store
 
 if TYPE_CHECKING:
     from domainpar.events.acorn import AcornOptions
-    from domainpar.events.store import Settings
     from domainpar.parallel.world import World
     from domainpar.reco.facts import EventFacts
 
@@ -54,14 +53,15 @@ def prepare_store(config: PrepareConfig, world: "World", facts: "list[EventFacts
     from domainpar.events.construct import Cuts
     from domainpar.events.preparation import prepare
     from domainpar.events.sources import open_source
-    from domainpar.events.store import EventRecord
     from domainpar.problems import NotWritten
+    from domainpar.reco.facts import EventFacts, facts_of
     from domainpar.training.monitor.failure import fail_alike
 
-    cuts = Cuts(phi_slope=config.phi_slope, z0=config.z0, same_layer=config.same_layer)
-    if config.layer_pairs is not None:
-        cuts = replace(cuts, layer_pairs=parse_layer_pairs(config.layer_pairs))
-    directory = Path(config.store) if config.store is not None else _default_store(config)
+    pairs = {} if config.layer_pairs is None else {"layer_pairs": parse_layer_pairs(config.layer_pairs)}
+    cuts = Cuts(phi_slope=config.phi_slope, z0=config.z0, same_layer=config.same_layer, **pairs)
+    usual = default_store(config.source, config.input or "")
+    usual = Path("stores") / f"simulate-{config.hits}" if config.source == "simulate" else usual
+    directory = usual if config.store is None else Path(config.store)
     problem: Exception | None = None
     try:
         source = open_source(
@@ -76,11 +76,13 @@ def prepare_store(config: PrepareConfig, world: "World", facts: "list[EventFacts
     except (ValueError, OSError) as error:
         problem = error
     agree(world.transport, problem)
-    with tqdm(total=len(source.names), desc=f"prepare {directory}", unit="event", disable=_no_bar(world)) as bar:
-
-        def advance(record: EventRecord, kept: bool) -> None:
-            bar.update()
-
+    looking: dict[str, Any] = {}
+    if facts is not None:
+        looking["look"] = lambda *event: asdict(facts_of(*event))
+        looking["on_look"] = lambda seen: facts.append(EventFacts(**seen))
+    # None: no bar either where the output is no terminal.
+    disable = None if world.is_root else True
+    with tqdm(total=len(source.names), desc=f"prepare {directory}", unit="event", disable=disable) as bar:
         try:
             prepare(
                 source,
@@ -91,12 +93,10 @@ def prepare_store(config: PrepareConfig, world: "World", facts: "list[EventFacts
                 test_split=config.test_split,
                 seed=config.seed,
                 overwrite=config.overwrite,
-                rank=world.rank,
-                size=world.size,
-                all_gather=world.transport.all_gather,
-                on_event=advance,
+                ranks=world.transport,
+                on_event=lambda record, kept: bar.update(),
                 say=bar.write,
-                **({} if facts is None else _looking(facts)),
+                **looking,
             )
         except Refused as refused:
             if refused.not_written:  # work had begun
@@ -108,21 +108,11 @@ def prepare_store(config: PrepareConfig, world: "World", facts: "list[EventFacts
     return directory
 
 
-def _looking(facts: "list[EventFacts]") -> "dict[str, Any]":
-    """The arguments of `prepare` that collect the facts of each event."""
-    from domainpar.reco.facts import EventFacts, facts_of
-
-    return {
-        "look": lambda *event: asdict(facts_of(*event)),
-        "on_look": lambda found: facts.append(EventFacts(**found)),
-    }
-
-
 def _acorn_options(config: PrepareConfig) -> "AcornOptions":
     """The options for acorn files of a configuration."""
     from domainpar.events.acorn import AcornOptions
 
-    given = {
+    flags = {
         "node_features": config.node_features and parse_names(config.node_features),
         "node_scales": config.node_scales and parse_numbers("--node-scales", config.node_scales),
         "edge_features": config.edge_features and parse_names(config.edge_features),
@@ -130,7 +120,7 @@ def _acorn_options(config: PrepareConfig) -> "AcornOptions":
         "hard_cuts": config.hard_cuts and conditions_of("--hard-cuts", config.hard_cuts),
         "pt_unit": config.pt_unit,
     }
-    return AcornOptions(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+    return AcornOptions(**{name: value for name, value in flags.items() if value is not None})  # type: ignore[arg-type]
 
 
 def _work(config: PrepareConfig) -> int:
@@ -161,8 +151,11 @@ def _say_what_is_there(directory: Path, facts: "list[EventFacts]") -> None:
     )
     print(f"{directory}: {several(len(store), 'event')} ({splits}), digest {store.digest[:16]}")
     print(f"each with {between(nodes, 'hit')}, {between(edges, 'candidate edge')}, {between(tiles, 'tile')}")
-    if store.settings["source"] == "acorn":
-        print(*_how_acorn_was_read(store.settings), sep="\n")
+    if store.settings.get("pt_unit") is not None:
+        print(f"pt of the files taken for {store.settings['pt_unit']}; stores hold GeV")
+    if cuts := store.settings.get("hard_cuts"):
+        print(f"HARD CUTS BY TRUTH: {cuts}. Only edges between hits of passing particles are left.")
+        print("What is measured on such a store does not hold for real data, in which nobody can cut by truth.")
     labelled = [record for record in store.events() if record.has_labels]
     if labelled:
         with store.open(labelled[0]) as event:
@@ -172,16 +165,6 @@ def _say_what_is_there(directory: Path, facts: "list[EventFacts]") -> None:
     command = [*on_ranks(), this_python(), "-m", "domainpar.train" if labelled else "domainpar.infer"]
     skipping = ["--on-bad-event", "skip"] if labelled and len(labelled) < len(store) else []
     print(f"next: {shlex.join([*command, '--store', str(directory), *skipping])}")
-
-
-def _how_acorn_was_read(settings: "Settings") -> list[str]:
-    lines = [] if settings["pt_unit"] is None else [f"pt of the files taken for {settings['pt_unit']}; stores hold GeV"]
-    if settings["hard_cuts"]:
-        lines += [
-            f"HARD CUTS BY TRUTH: {settings['hard_cuts']}. Only edges between hits of passing particles are left.",
-            "What is measured on such a store does not hold for real data, in which nobody can cut by truth.",
-        ]
-    return lines
 
 
 def _num_events(config: PrepareConfig, directory: Path) -> int | None:
@@ -195,16 +178,6 @@ def _num_events(config: PrepareConfig, directory: Path) -> int | None:
         return max(DEFAULT_SIMULATED_EVENTS, len(EventStore(directory, check_files=False)))
     except StoreError:  # there is none yet, or it is prepared anew
         return None
-
-
-def _default_store(config: PrepareConfig) -> Path:
-    if config.source != "simulate":
-        return default_store(config.source, config.input or "")
-    return Path("stores") / f"simulate-{config.hits}"
-
-
-def _no_bar(world: "World") -> bool | None:
-    return None if world.is_root else True
 
 
 if __name__ == "__main__":

@@ -1,30 +1,24 @@
 """Cutting an event into blocks of nodes, and grouping blocks into parts: numpy and METIS, no ranks, no models."""
 
+from collections.abc import Callable
+
 from partitioners.grouping import GROUPINGS, TileGraph, group
 from partitioners.metis import Metis
 from partitioners.ranges import Contiguous, Random
 from partitioners.sectors import Eta, Phi, PhiEta, number_along_phi
 from partitioners.topology import Partitioner, Topology
 
-PARTITIONERS = ("phi", "eta", "phi-eta", "metis", "contiguous", "random")
+_BY_SEED: dict[str, Callable[[int], Partitioner]] = {
+    "phi": lambda _: Phi(), "eta": lambda _: Eta(), "phi-eta": lambda _: PhiEta(), "metis": Metis,
+    "contiguous": lambda _: Contiguous(), "random": Random,
+}  # fmt: skip
+PARTITIONERS = tuple(_BY_SEED)
 """Names that `get_partitioner` knows; the first three need positions."""
 
 __all__ = [
-    "GROUPINGS",
-    "PARTITIONERS",
-    "Contiguous",
-    "Eta",
-    "Metis",
-    "Partitioner",
-    "Phi",
-    "PhiEta",
-    "Random",
-    "TileGraph",
-    "Topology",
-    "get_partitioner",
-    "group",
-    "number_along_phi",
-]
+    "GROUPINGS", "PARTITIONERS", "Contiguous", "Eta", "Metis", "Partitioner", "Phi", "PhiEta", "Random", "TileGraph",
+    "Topology", "get_partitioner", "group", "number_along_phi",
+]  # fmt: skip
 
 
 def get_partitioner(name: str, seed: int = 0) -> Partitioner:
@@ -37,14 +31,6 @@ def get_partitioner(name: str, seed: int = 0) -> Partitioner:
     Raises:
         ValueError: If the name is unknown.
     """
-    known: dict[str, Partitioner] = {
-        "phi": Phi(),
-        "eta": Eta(),
-        "phi-eta": PhiEta(),
-        "metis": Metis(seed),
-        "contiguous": Contiguous(),
-        "random": Random(seed),
-    }
-    if name not in known:
-        raise ValueError(f"partitioner '{name}' is unknown; choose one of {', '.join(known)}.")
-    return known[name]
+    if name not in _BY_SEED:
+        raise ValueError(f"partitioner '{name}' is unknown; choose one of {', '.join(PARTITIONERS)}.")
+    return _BY_SEED[name](seed)

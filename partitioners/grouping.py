@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from partitioners.metis import cut_graph, deal_out
+from partitioners.metis import cut_graph
 from partitioners.ranges import split_evenly
 from partitioners.topology import IntArray, check_assignment, check_edge_index
 
@@ -92,18 +92,7 @@ def group(tiles: TileGraph, num_parts: int, method: str = "contiguous", seed: in
     if method == "contiguous":
         return split_evenly(tiles.costs(), num_parts)
     if method == "metis":
-        return _group_by_metis(tiles, num_parts, seed)
+        return cut_graph(tiles.src_tile, tiles.dst_tile, tiles.joining, tiles.costs(), num_parts, seed)
     if method == "random":
         return np.random.default_rng(seed).integers(0, num_parts, tiles.num_tiles, dtype=np.int32)
     raise ValueError(f"grouping '{method}' is unknown; choose one of {', '.join(GROUPINGS)}.")
-
-
-def _group_by_metis(tiles: TileGraph, num_parts: int, seed: int) -> IntArray:
-    joined = np.zeros(tiles.num_tiles, bool)
-    joined[tiles.src_tile] = joined[tiles.dst_tile] = True
-    row = np.cumsum(joined) - 1
-    src, dst = row[tiles.src_tile], row[tiles.dst_tile]
-    part = np.full(tiles.num_tiles, -1, np.int32)
-    part[joined] = cut_graph(src, dst, tiles.joining, tiles.costs()[joined], num_parts, seed)
-    deal_out(part, tiles.costs(), num_parts)
-    return part

@@ -34,27 +34,27 @@ class Metis:
         """
         check_num_blocks(num_blocks)
         src, dst = topology.edge_index[:, topology.edge_index[0] != topology.edge_index[1]]
-        joined = np.zeros(topology.num_nodes, bool)
-        joined[src] = joined[dst] = True
-        row = np.cumsum(joined) - 1
-        costs = topology.costs()
-        assignment = np.full(topology.num_nodes, -1, np.int32)
-        assignment[joined] = cut_graph(row[src], row[dst], None, costs[joined], num_blocks, self.seed)
-        deal_out(assignment, costs, num_blocks, topology.position)
-        return assignment
+        return cut_graph(src, dst, None, topology.costs(), num_blocks, self.seed, topology.position)
 
 
 def cut_graph(
-    src: IntArray, dst: IntArray, weights: IntArray | None, costs: IntArray, num_blocks: int, seed: int
+    src: IntArray,
+    dst: IntArray,
+    weights: IntArray | None,
+    costs: IntArray,
+    num_blocks: int,
+    seed: int,
+    position: FloatArray | None = None,
 ) -> IntArray:
-    """Cut a graph in which every node has an edge, with METIS. Directions are dropped, parallel edges merged.
+    """Cut a graph with METIS, and deal out nodes without edges. Directions are dropped, parallel edges merged.
 
     Args:
         src, dst: Ends of each edge, unequal, [E].
         weights: Price of cutting each edge, integers >= 1, [E]; None for 1 each.
         costs: Cost of each node, [n].
-        num_blocks: Number of blocks. With at least n of them METIS is not asked: every node gets its own.
+        num_blocks: Number of blocks. With one for each node that has edges METIS is not asked: each gets its own.
         seed: Seed of METIS.
+        position: x, y, z of each node, [n, 3]: nodes without edges go to blocks along phi. None: by weight only.
 
     Returns:
         Block of each node, int32 [n]. Blocks may stay empty.
@@ -63,44 +63,35 @@ def cut_graph(
         ValueError: If the graph is too large for this build of METIS.
         RuntimeError: If METIS fails.
     """
-    num_nodes = len(costs)
-    if num_blocks == 1:
-        return np.zeros(num_nodes, np.int32)
-    if num_blocks >= num_nodes:
-        return np.arange(num_nodes, dtype=np.int32)
-    starts, adjacent, merged = _adjacency(src, dst, weights, num_nodes)
-    return _ask_metis(starts, adjacent, merged, costs, num_blocks, seed)
+    joined = np.zeros(len(costs), bool)
+    joined[src] = joined[dst] = True
+    num_joined, row = int(joined.sum()), np.cumsum(joined) - 1
+    assignment = np.full(len(costs), -1, np.int32)
+    if num_blocks == 1 or num_blocks >= num_joined:
+        assignment[joined] = 0 if num_blocks == 1 else np.arange(num_joined)
+    else:
+        starts, adjacent, merged = _adjacency(row[src], row[dst], weights, num_joined)
+        assignment[joined] = _ask_metis(starts, adjacent, merged, costs[joined], num_blocks, seed)
+    _deal_out(assignment, costs, num_blocks, position)
+    return assignment
 
 
-def deal_out(assignment: IntArray, costs: IntArray, num_blocks: int, position: FloatArray | None = None) -> None:
-    """Give a block to every node that has none yet (-1), in place: nodes without edges, which no block wants.
-
-    Args:
-        assignment: Block of each node or -1, [N].
-        costs: Cost of each node, [N].
-        num_blocks: Number of blocks.
-        position: x, y, z of each node, [N, 3]: then nodes and blocks are matched along phi. None: by weight only.
-    """
+def _deal_out(assignment: IntArray, costs: IntArray, num_blocks: int, position: FloatArray | None) -> None:
+    """Give a block to every node that has none yet (-1), in place: nodes without edges, which no block wants."""
     rest, settled = np.flatnonzero(assignment < 0), np.flatnonzero(assignment >= 0)
     if position is None:
         loads = np.bincount(assignment[settled], costs[settled], num_blocks).astype(np.int64)
-        assignment[rest] = _lightest_first(loads, costs[rest])
+        heap = [(load, block) for block, load in enumerate(loads.tolist())]
+        heapq.heapify(heap)
+        for node, cost in zip(rest.tolist(), costs[rest].tolist()):
+            load, block = heap[0]  # the lightest
+            assignment[node] = block
+            heapq.heapreplace(heap, (load + cost, block))
         return
     phi = phi_of(position)
     along_phi = np.argsort(circular_mean(phi[settled], assignment[settled], num_blocks), kind="stable")
     rest = rest[np.argsort(phi[rest], kind="stable")]
     assignment[rest] = along_phi[split_evenly(costs[rest], num_blocks)]
-
-
-def _lightest_first(loads: IntArray, costs: IntArray) -> IntArray:
-    heap = [(load, block) for block, load in enumerate(loads.tolist())]
-    heapq.heapify(heap)
-    blocks = np.empty(len(costs), np.int32)
-    for item, cost in enumerate(costs.tolist()):
-        load, block = heap[0]
-        blocks[item] = block
-        heapq.heapreplace(heap, (load + cost, block))
-    return blocks
 
 
 def _adjacency(
@@ -124,9 +115,13 @@ def _ask_metis(
     import pymetis  # here, so that other partitioners work and import without it
 
     index = pymetis.zero_copy_dtype()
-    _check_size(index, len(adjacent), weights, costs)
+    largest = max(len(adjacent), int(weights.sum()), int(costs.sum()))
+    if largest > np.iinfo(index).max:
+        raise ValueError(
+            f"this build of METIS counts in {index} but the graph needs counts up to {largest}; choose another method."
+        )
     try:
-        _, found = pymetis.part_graph(
+        _, blocks = pymetis.part_graph(
             num_blocks,
             pymetis.CSRAdjacency(starts.astype(index), adjacent.astype(index)),
             vweights=costs.astype(index),
@@ -138,22 +133,11 @@ def _ask_metis(
             f"METIS failed to cut {len(costs)} nodes and {len(adjacent) // 2} edges into {num_blocks} blocks: {error}; "
             "choose another seed or another method."
         ) from error
-    return _checked(np.asarray(found, np.int32), len(costs), num_blocks)
-
-
-def _check_size(index: np.dtype[np.integer], num_adjacent: int, weights: IntArray, costs: IntArray) -> None:
-    largest = max(num_adjacent, int(weights.sum()), int(costs.sum()))
-    if largest > np.iinfo(index).max:
-        raise ValueError(
-            f"this build of METIS counts in {index} but the graph needs counts up to {largest}; choose another method."
-        )
-
-
-def _checked(blocks: IntArray, num_nodes: int, num_blocks: int) -> IntArray:
-    outside = np.count_nonzero((blocks < 0) | (blocks >= num_blocks))
-    if len(blocks) != num_nodes or outside:
+    assignment = np.asarray(blocks, np.int32)
+    outside = np.count_nonzero((assignment < 0) | (assignment >= num_blocks))
+    if len(assignment) != len(costs) or outside:
         raise RuntimeError(
-            f"METIS gave {len(blocks)} blocks for {num_nodes} nodes, {outside} of them outside [0, {num_blocks}); "
+            f"METIS gave {len(assignment)} blocks for {len(costs)} nodes, {outside} of them outside [0, {num_blocks}); "
             "choose another seed or another method."
         )
-    return blocks
+    return assignment

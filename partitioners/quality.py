@@ -98,7 +98,9 @@ def measure(edge_index: IntArray, assignment: IntArray, num_parts: int) -> Quali
     Raises:
         ValueError: If the assignment names a part that does not exist, or an edge a node that does not.
     """
-    src_part, dst_part = _ends(edge_index, assignment, num_parts)
+    check_edge_index(edge_index, len(assignment))
+    check_assignment(assignment, len(assignment), num_parts)
+    src_part, dst_part = assignment.astype(np.int64)[edge_index]
     cut = np.flatnonzero(src_part != dst_part)
     (src, dst), src_part_cut, dst_part_cut = edge_index[:, cut], src_part[cut], dst_part[cut]
     num_nodes = len(assignment)
@@ -117,35 +119,26 @@ def measure(edge_index: IntArray, assignment: IntArray, num_parts: int) -> Quali
     )
 
 
-def measure_truth(edge_index: IntArray, assignment: IntArray, label: IntArray, particle_id: IntArray) -> TruthCut:
+def measure_truth(
+    edge_index: IntArray, assignment: IntArray, label: IntArray, particle_id: IntArray | None
+) -> TruthCut:
     """Count the true segments and the tracks that an assignment cuts.
 
     Args:
         edge_index: `src` and `dst` id of each edge, int64 [2, E].
         assignment: Part of each node, [N].
         label: Not 0 for a true segment, [E]; set others to 0 to count a selection only.
-        particle_id: Particle of each node, [N]; a track is a particle with a true segment.
+        particle_id: Particle of each node, [N]; a track is a particle with a true segment. None: no tracks are known.
     """
     src, dst = edge_index[:, np.flatnonzero(label)]
     cut = assignment[src] != assignment[dst]
-    return TruthCut(
-        segments=len(src),
-        segments_cut=int(np.count_nonzero(cut)),
-        tracks=len(np.unique(particle_id[dst])),
-        tracks_cut=len(np.unique(particle_id[dst[cut]])),
-    )
+    tracks, tracks_cut = (0 if particle_id is None else len(np.unique(particle_id[ends])) for ends in (dst, dst[cut]))
+    return TruthCut(len(src), int(np.count_nonzero(cut)), tracks, tracks_cut)
 
 
 def imbalance(counts: IntArray) -> float:
     """Return largest / mean; 1 where all are 0."""
     return float(counts.max() / counts.mean()) if counts.any() else 1.0
-
-
-def _ends(edge_index: IntArray, assignment: IntArray, num_blocks: int) -> tuple[IntArray, IntArray]:
-    check_edge_index(edge_index, len(assignment))
-    check_assignment(assignment, len(assignment), num_blocks)
-    src_block, dst_block = assignment.astype(np.int64)[edge_index]
-    return src_block, dst_block
 
 
 def _ratio(part: int, whole: int) -> float:

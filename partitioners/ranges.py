@@ -31,7 +31,10 @@ def split_evenly(costs: IntArray, num_blocks: int) -> IntArray:
         start = borders[block - 1]
         latest = np.searchsorted(before, before[start] + limit, side="right") - 1
         share = (before[-1] - before[start]) // (num_blocks - block + 1)
-        fair = _nearest(before, before[start] + share)
+        # The border with a cost nearest to the fair one.
+        fair = min(int(np.searchsorted(before, before[start] + share)), len(before) - 1)
+        if fair > 0 and before[start] + share - before[fair - 1] <= before[fair] - before[start] - share:
+            fair -= 1
         borders[block] = min(max(fair, earliest[block], start + 1), latest)
     return np.repeat(np.arange(num_blocks, dtype=np.int32), np.diff(borders))
 
@@ -66,12 +69,6 @@ def _earliest_borders(before: IntArray, num_blocks: int, limit: int) -> IntArray
     for block in range(num_blocks - 1, -1, -1):
         borders[block] = np.searchsorted(before, before[borders[block + 1]] - limit, side="left")
     return borders
-
-
-def _nearest(before: IntArray, cost: int) -> int:
-    """Return the border with a cost nearest to the given one before it."""
-    after = min(int(np.searchsorted(before, cost)), len(before) - 1)
-    return after - 1 if after > 0 and cost - before[after - 1] <= before[after] - cost else after
 
 
 @dataclass(frozen=True)

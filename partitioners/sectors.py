@@ -65,7 +65,9 @@ class PhiEta:
         costs, eta = topology.costs(), eta_of(position)
         wedge = _slices(phi_of(position), costs, num_wedges)
         assignment = np.empty(topology.num_nodes, np.int32)
-        for number, nodes in enumerate(_members(wedge, num_wedges)):
+        order = np.argsort(wedge, kind="stable")
+        borders = np.searchsorted(wedge[order], np.arange(1, num_wedges))
+        for number, nodes in enumerate(np.split(order, borders)):
             assignment[nodes] = number * num_slices + _slices(eta[nodes], costs[nodes], num_slices)
         return assignment
 
@@ -138,11 +140,6 @@ def _slices(coordinate: FloatArray, costs: IntArray, num_blocks: int) -> IntArra
     assignment = np.empty(len(order), np.int32)
     assignment[order] = split_evenly(costs[order], num_blocks)
     return assignment
-
-
-def _members(assignment: IntArray, num_blocks: int) -> list[IntArray]:
-    order = np.argsort(assignment, kind="stable")
-    return np.split(order, np.searchsorted(assignment[order], np.arange(1, num_blocks)))
 
 
 def phi_of(position: FloatArray) -> FloatArray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,9 @@ import numpy.typing as npt
 IntArray = npt.NDArray[np.integer]
 FloatArray = npt.NDArray[np.floating]
 BoolArray = npt.NDArray[np.bool_]
+
+EdgePolicy = Literal["incoming", "incident"]
+"""Edges that a part computes on: those into its nodes, or all that touch them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,8 +36,16 @@ class Topology:
 
     def __post_init__(self) -> None:
         check_edge_index(self.edge_index, self.num_nodes)
-        if self.position is not None:
-            _check_position(self.position, self.num_nodes)
+        if self.position is None:
+            return
+        if self.position.shape != (self.num_nodes, 3):
+            raise ValueError(f"position has shape {self.position.shape}; expected x, y, z of {self.num_nodes} nodes.")
+        bad = np.flatnonzero(~np.isfinite(self.position).all(axis=1))
+        if len(bad):
+            raise ValueError(
+                f"position of node {bad[0]} is {self.position[bad[0]].tolist()} ({len(bad)} of {self.num_nodes} nodes "
+                "are not finite); remove these hits or cut by a partitioner that needs no positions."
+            )
 
     @property
     def num_edges(self) -> int:
@@ -94,16 +106,4 @@ def check_assignment(assignment: IntArray, num_items: int, num_blocks: int) -> N
         raise ValueError(
             f"assignment uses blocks {assignment.min()} to {assignment.max()} but there are {num_blocks}; "
             f"blocks run from 0 to {num_blocks - 1}."
-        )
-
-
-def _check_position(position: FloatArray, num_nodes: int) -> None:
-    if position.shape != (num_nodes, 3):
-        raise ValueError(f"position has shape {position.shape}; expected x, y, z of {num_nodes} nodes.")
-    finite = np.isfinite(position).all(axis=1)
-    if not finite.all():
-        bad = int(np.argmin(finite))
-        raise ValueError(
-            f"position of node {bad} is {position[bad].tolist()} ({np.count_nonzero(~finite)} of {num_nodes} nodes are "
-            "not finite); remove these hits or cut by a partitioner that needs no positions."
         )

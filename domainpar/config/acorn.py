@@ -96,16 +96,13 @@ class _File:
 
 # --- what keys become ------------------------------------------------------------------------------------------------
 
-_Translation = Callable[[Any, _File], Values]
+_Translation = str | Callable[[Any, _File], Values]
+"""Our field of the same value, or a function from the value to values of our fields."""
 
 
-def _renamed(field: str) -> _Translation:
-    return lambda value, _: {field: value}
-
-
-def _listed(field: str) -> _Translation:
+def _listed(field: str) -> Callable[[Any, _File], Values]:
     def translated(value: Any, _: _File) -> Values:
-        if value in (None, [], "None"):
+        if value in (None, [], "None"):  # YAML takes Python's None for a word
             return {field: "none"}
         return {field: ", ".join(map(str, value)) if isinstance(value, list) else value}
 
@@ -138,10 +135,6 @@ def _input_dir(value: Any, file: _File) -> Values:
     return {"run": value} if file.builds_tracks else {}
 
 
-def _stage_dir(value: Any, file: _File) -> Values:
-    return {"run" if file.command == "infer" and not file.builds_tracks else "out": value}
-
-
 def _schedule(_: Any, file: _File) -> Values:
     if (file.keys.get("factor", 0.9), file.keys.get("patience", 10)) != (0.9, 10):
         raise ConfigError(
@@ -163,10 +156,6 @@ def _score_cut(value: Any, file: _File) -> Values:
     if value != 0.5:
         raise ConfigError(f"score_cut {value} of the edge classifier has no equal here", ONLY["edge_cut"][1])
     return {}
-
-
-def _hard_cuts(value: Any, _: _File) -> Values:
-    return {"hard_cuts": value if isinstance(value, str) else _bare(_in_our_words("hard_cuts", value))}
 
 
 def _target_tracks(value: Any, file: _File) -> Values:
@@ -202,19 +191,21 @@ def _weighting(value: Any, _: _File) -> Values:
 
 
 TRANSLATIONS: dict[str, _Translation] = {
-    **{name: _renamed(name) for name in ("hidden", "lr", "seed", "matching_fraction", "min_track_length")},
-    "n_graph_iters": _renamed("graph_iters"),
-    "max_epochs": _renamed("epochs"),
-    "warmup": _renamed("warmup_epochs"),
-    "score_cut_cc": _renamed("score_cut"),
+    **{name: name for name in ("hidden", "lr", "seed", "matching_fraction", "min_track_length")},
+    "n_graph_iters": "graph_iters",
+    "max_epochs": "epochs",
+    "warmup": "warmup_epochs",
+    "score_cut_cc": "score_cut",
     "matching_style": lambda value, _: {"matching_style": str(value).lower()},
     **{name: _listed(name) for name in ("node_features", "node_scales", "edge_features", "edge_scales")},
-    "hard_cuts": _hard_cuts,
+    "hard_cuts": lambda value, _: {
+        "hard_cuts": value if isinstance(value, str) else _bare(_in_our_words("hard_cuts", value))
+    },
     "target_tracks": _target_tracks,
     "weighting": _weighting,
     "model": _model,
     "input_dir": _input_dir,
-    "stage_dir": _stage_dir,
+    "stage_dir": lambda value, file: {"run" if file.command == "infer" and not file.builds_tracks else "out": value},
     "factor": _schedule,
     "patience": _schedule,
     "score_cut": _score_cut,
@@ -284,7 +275,7 @@ def _bare(conditions: Values) -> str:
 
 
 def converted(
-    keys: Mapping[str, Any], command: str, fields: Iterable[str], known: Iterable[str], own_model: bool = False
+    keys: Mapping[str, Any], command: str, fields: Iterable[str], all_fields: Iterable[str], own_model: bool = False
 ) -> tuple[str, list[str]] | None:
     """Convert a file of acorn for a command; None for a file without acorn's keys.
 
@@ -292,7 +283,7 @@ def converted(
         keys: The file.
         command: `prepare`, `train` or `infer`.
         fields: Keys of this command.
-        known: Keys of all commands.
+        all_fields: Keys of all commands.
         own_model: The network was chosen by a flag, so what the file says of acorn's is not used.
 
     Returns:
@@ -302,8 +293,8 @@ def converted(
     Raises:
         ConfigError: If some of the keys have no equal here, naming all of those.
     """
-    fields, known = set(fields), set(known)
-    if not any(key in KNOWN and (key not in known or _is_structured(key, of)) for key, of in keys.items()):
+    fields, all_fields = set(fields), set(all_fields)
+    if not any(key in KNOWN and (key not in all_fields or _is_structured(key, of)) for key, of in keys.items()):
         return None
     file = _File(command, keys, own_model or keys.get("model", "InteractionGNN") in MODELS)
     # What nobody knows is passed on, to be refused like any such key.
@@ -336,6 +327,7 @@ def converted(
 
 def _is_ours(key: str, value: Any, fields: set[str]) -> bool:
     """Whether a key that both know means what it means here."""
+    # acorn's warm-up counts epochs, ours steps.
     if key == "warmup" or (key == "model" and str(value) not in MODELS and ":" not in str(value)):
         return False
     return key in fields and not _is_structured(key, value) and key not in ("matching_style", "score_cut")
@@ -348,9 +340,9 @@ def _is_structured(key: str, value: Any) -> bool:
 
 
 def _translated(key: str, file: _File) -> Values:
-    value = file.keys[key]
-    if key in TRANSLATIONS:
-        return TRANSLATIONS[key](value, file)
+    value, translation = file.keys[key], TRANSLATIONS.get(key)
+    if translation is not None:
+        return {translation: value} if isinstance(translation, str) else translation(value, file)
     if allowed := file.allowed(key):
         values, refusal, hint = allowed
         if value not in values:

@@ -33,7 +33,7 @@ class Looking(Group):
 
     def check(self) -> None:
         """Refuse no time at all, and NCCL without a GPU."""
-        self._above_zero("seconds")
+        self._bounded("seconds", positive=True)
         if self.transport == "nccl" and self.device == "cpu":
             raise ConfigError("--transport nccl moves GPU memory, but --device is cpu", "add --device cuda or drop it")
 
@@ -56,7 +56,7 @@ class Certifying(Group):
 
     def check(self) -> None:
         """Refuse no time at all, and where to write what is not asked for."""
-        self._above_zero("minutes")
+        self._bounded("minutes", positive=True)
         if self.out is not None and not self.certify:
             raise ConfigError(
                 "--out is the file of a certificate, but none is asked for",

@@ -32,30 +32,28 @@ class Group:
     """Fields that belong together: one heading of `--help`."""
 
     def __post_init__(self) -> None:
+        # `vars`, not `getattr`: an inherited check would run once more for every class below it.
         for group in type(self).__mro__:
             if check := vars(group).get("check"):
                 check(self)
 
-    def _bounded(self, *names: str, least: float = 0, below: float = math.inf, most: int | None = None) -> None:
+    def _bounded(
+        self, *names: str, least: float = 0, below: float = math.inf, most: int | None = None, positive: bool = False
+    ) -> None:
         for name in names:
             value = getattr(self, name)
-            if value is not None and not (least <= value < below and (most is None or value <= most)):
-                upper = "" if below == math.inf else f" and below {below:g}"
-                upper = upper if most is None else f" and at most {most:,}"
-                bound = f"a finite number of at least {least:g}" if isinstance(value, float) else f"at least {least:g}"
-                raise ConfigError(
-                    f"{flag(name)} is {value}; it must be {bound}{upper}",
-                    f"omit {flag(name)} to have its default",
-                )
-
-    def _above_zero(self, *names: str) -> None:
-        for name in names:
-            value = getattr(self, name)
-            if not 0 < value < math.inf:
-                raise ConfigError(
-                    f"{flag(name)} is {value}; it must be a finite number above 0",
-                    f"omit {flag(name)} to have its default",
-                )
+            # None is the default of a field; NaN is in no bounds, since it compares as false.
+            enough = value is None or (value > 0 if positive else value >= least)
+            if enough and (value is None or (value < below and (most is None or value <= most))):
+                continue
+            bound = f"a finite number of at least {least:g}" if isinstance(value, float) else f"at least {least:g}"
+            bound = "a finite number above 0" if positive else bound
+            if most is not None:
+                bound += f" and at most {most:,}"
+            elif below < math.inf:
+                bound += f" and below {below:g}"
+            hint = f"omit {flag(name)} to have its default"
+            raise ConfigError(f"{flag(name)} is {value}; it must be {bound}", hint)
 
 
 def is_code(model: str) -> bool:

@@ -71,6 +71,7 @@ class Tracks(Group):
         for name in ("score_cut", "walk_min", "walk_add"):
             self._bounded(name, below=1)
         self._bounded("min_hits", least=1)
+        # Other values than the defaults were asked for, and would be of no effect.
         for name in ("walk_min", "walk_add"):
             if self.tracks != "walk" and getattr(self, name) != getattr(Tracks, name):
                 raise ConfigError(f"{flag(name)} means nothing without --tracks walk", "add it, or omit the flag")

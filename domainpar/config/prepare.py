@@ -101,7 +101,7 @@ class CandidateEdges(Group):
 
     def check(self) -> None:
         """Refuse cuts that let nothing pass, and layer pairs that cannot be read."""
-        self._above_zero("phi_slope", "z0")
+        self._bounded("phi_slope", "z0", positive=True)
         if self.layer_pairs is not None:
             parse_layer_pairs(self.layer_pairs)
 
@@ -157,8 +157,8 @@ class PrepareConfig(Source, AcornFiles, CandidateEdges, Tiles, Storage):
 
     def check(self) -> None:
         """Refuse to read files as acorn's that are not."""
-        given = [name for name in AcornFiles.__annotations__ if getattr(self, name) is not None]
-        if given and self.source != "acorn":
+        flags = [name for name in AcornFiles.__annotations__ if getattr(self, name) is not None]
+        if flags and self.source != "acorn":
             raise ConfigError(
-                f"{flag(given[0])} means nothing with --source {self.source}", "it tells how acorn files are read"
+                f"{flag(flags[0])} means nothing with --source {self.source}", "it tells how acorn files are read"
             )

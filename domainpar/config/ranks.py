@@ -69,9 +69,7 @@ class Launch(Group):
     def check(self) -> None:
         """Refuse times and numbers that are none."""
         self._bounded("ranks", least=1)
-        self._above_zero("join_timeout")
-        self._above_zero("first_timeout")
-        self._above_zero("timeout")
+        self._bounded("join_timeout", "first_timeout", "timeout", positive=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +86,7 @@ class BadEvents(Group):
 def session_arguments(config: Any) -> dict[str, Any]:
     """Arguments of `World.session`, from a configuration that has the groups `Ranks` and `Launch`."""
     # All flags must be the same on every rank but one.
-    given = {flag(field.name): str(getattr(config, field.name)) for field in fields(config)}
+    values = {flag(field.name): str(getattr(config, field.name)) for field in fields(config)}
     return {
         "transport": config.transport,
         "device": config.device,
@@ -98,5 +96,5 @@ def session_arguments(config: Any) -> dict[str, Any]:
         "join_seconds": config.join_timeout,
         "share_gpu": config.share_gpu,
         "num_ranks": config.ranks,
-        "same": {name: value for name, value in given.items() if name != "--threads"},
+        "same": {name: value for name, value in values.items() if name != "--threads"},
     }

@@ -2,6 +2,7 @@
 
 import math
 import re
+from functools import partial
 from typing import Any
 
 import yaml
@@ -23,7 +24,7 @@ def loaded_yaml(text: str) -> Any:
     try:
         return loader.get_single_data()
     finally:
-        loader.dispose()
+        loader.dispose()  # its parts refer to each other
 
 
 class _EachKeyOnce(yaml.SafeLoader):
@@ -42,28 +43,22 @@ class _EachKeyOnce(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def target_conditions(text: str) -> dict[str, Any]:
-    """Read `--target`: a YAML mapping from a particle's quantity to a condition, braces optional.
-
-    Raises:
-        ConfigError: If the text is no such mapping.
-    """
-    return conditions_of("--target", text)
-
-
 def conditions_of(name: str, text: str) -> dict[str, Any]:
-    """Read the conditions that a flag of this name gives, like `target_conditions`.
+    """Read the conditions that a flag of this name gives: a YAML mapping from a particle's quantity, braces optional.
 
     Raises:
         ConfigError: If the text is no mapping from quantities to conditions.
     """
     hint = f"write it as {name} 'pt: [1, .inf], nhits: [3, .inf]'"
+    # Without braces, `pt: [1, .inf], nhits: 3` would not be YAML of one line.
     in_braces = text if text.lstrip().startswith("{") else "{" + text + "}"
     conditions = _value_of_flag(name, text, in_braces, hint)
-    if not isinstance(conditions, dict) or not conditions or None in conditions.values():
-        raise ConfigError(f"{name} {text!r} is not a mapping from quantities to conditions", hint)
-    _refuse_equal_reals(name, conditions)
-    return conditions
+    _check_conditions(name, repr(text), conditions, hint)
+    return dict(conditions)
+
+
+target_conditions = partial(conditions_of, "--target")
+"""Read the conditions of `--target`."""
 
 
 def _value_of_flag(name: str, text: str, as_yaml: str, hint: str) -> Any:
@@ -80,8 +75,10 @@ def _value_of_flag(name: str, text: str, as_yaml: str, hint: str) -> Any:
 _REAL = ("pt", "eta", "eta_particle", "radius", "vz")
 
 
-def _refuse_equal_reals(name: str, conditions: dict[str, Any]) -> None:
-    """Refuse `pt: 1`, which asks for a pT of 1 exactly: no particle has it, and nobody means it."""
+def _check_conditions(name: str, text: str, conditions: Any, hint: str) -> None:
+    """Refuse what is no mapping, and `pt: 1`, which asks for a pT of 1 exactly: no particle has it, nobody means it."""
+    if not isinstance(conditions, dict) or not conditions or None in conditions.values():
+        raise ConfigError(f"{name} {text} is not a mapping from quantities to conditions", hint)
     for quantity, condition in conditions.items():
         if quantity in _REAL and isinstance(condition, int | float):
             raise ConfigError(
@@ -100,19 +97,14 @@ def parse_weighting(text: str) -> WeightRules:
     rules = _value_of_flag("--weighting", text, text, hint)
     if not isinstance(rules, list) or not rules:
         raise ConfigError(f"--weighting {text!r} is not a list of rules", hint)
-    return [_weight_rule(rule, hint) for rule in rules]
-
-
-def _weight_rule(rule: Any, hint: str) -> tuple[float, dict[str, Any]]:
-    if not isinstance(rule, dict) or set(rule) != {"weight", "conditions"}:
-        raise ConfigError(f"--weighting has a rule {rule!r}, not one weight and its conditions", hint)
-    weight, conditions = rule["weight"], rule["conditions"]
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
-        raise ConfigError(f"--weighting has a weight {weight!r}, not a finite number", hint)
-    if not isinstance(conditions, dict) or not conditions or None in conditions.values():
-        raise ConfigError(f"--weighting has conditions {conditions!r}, not a mapping from quantities", hint)
-    _refuse_equal_reals("--weighting", conditions)
-    return float(weight), conditions
+    for rule in rules:
+        if not isinstance(rule, dict) or set(rule) != {"weight", "conditions"}:
+            raise ConfigError(f"--weighting has a rule {rule!r}, not one weight and its conditions", hint)
+        weight, conditions = rule["weight"], rule["conditions"]
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
+            raise ConfigError(f"--weighting has a weight {weight!r}, not a finite number", hint)
+        _check_conditions("--weighting", f"has conditions {conditions!r}, which", conditions, hint)
+    return [(float(rule["weight"]), rule["conditions"]) for rule in rules]
 
 
 def parse_names(text: str) -> tuple[str, ...]:
@@ -131,7 +123,7 @@ def parse_numbers(name: str, text: str) -> tuple[float, ...]:
         try:
             number = float(part)
         except ValueError:
-            number = math.nan
+            number = math.nan  # refused below, with infinity and 0
         if not math.isfinite(number) or number == 0:
             raise ConfigError(f"{name} has {part.strip()!r}", f"write numbers other than 0: {name} '1000, 3.14, 1000'")
         numbers.append(number)

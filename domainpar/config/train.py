@@ -137,9 +137,7 @@ class Learning(Group):
         """Refuse numbers an optimiser cannot use."""
         self._bounded("epochs", "max_steps", "events_per_step", least=1)
         self._bounded("weight_decay", "warmup", "warmup_epochs")
-        self._above_zero("lr")
-        if self.clip is not None:
-            self._above_zero("clip")
+        self._bounded("lr", "clip", positive=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,6 +181,7 @@ class Loss(Group):
         """Refuse weights that leave nothing to learn, and a target that is no mapping."""
         if self.weighting is not None:
             parse_weighting(self.weighting)
+            # Other values than the defaults were asked for, and would be of no effect.
             for name in ("true_weight", "fake_weight", "other_weight"):
                 if getattr(self, name) != getattr(Loss, name):
                     raise ConfigError(

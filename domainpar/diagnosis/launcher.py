@@ -23,9 +23,9 @@ from domainpar import timeouts
 from domainpar.diagnosis.finding import Finding, Verdict, failed, gathered, skipped, works
 from domainpar.diagnosis.transport import check_halo, check_transport
 from domainpar.measure.programs import LET_OPEN_MPI_START, run_limited
-from domainpar.parallel.world import World
 from domainpar.parallel.launcher import Launcher
 from domainpar.parallel.mpi import import_mpi, library_of
+from domainpar.parallel.world import World
 from domainpar.words import several
 
 # What launchers and MPI libraries leave in the environment of what they start; a program started from there must not

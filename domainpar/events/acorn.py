@@ -16,21 +16,22 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
-from domainpar.events import acorn_features as features
-from domainpar.events import construct
+from domainpar.events import acorn_columns, construct
 from domainpar.events.acorn_columns import Columns, short_name
-from domainpar.events.graph import EventGraph, FloatArray, Hits, IntArray, Particles, check_graph
+from domainpar.events.graph import EventGraph, Hits, Particles, checked
 from domainpar.events.pyg import read_entries
 from domainpar.events.targets import MEV_ABOVE, passes
 from domainpar.problems import Place, Problem
+from partitioners.topology import FloatArray, IntArray
 
 PtUnit = Literal["MeV", "GeV"]
 SplitName = Literal["train", "val", "test"]
 
 FOLDERS: dict[str, SplitName] = {"trainset": "train", "valset": "val", "testset": "test"}
 SUFFIX = ".pyg"
+
+_IN_GEV = {"MeV": 1e-3, "GeV": 1.0, None: 1e-3}  # acorn itself writes MeV
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class AcornOptions:
         node_features: Columns of hits that become node features; `hit_y`, or `y`, is r sin(phi).
         node_scales: Divisor of each.
         edge_features: Columns of candidate edges that become edge features; computed where the file lacks them
-            (`events.acorn_features`). None: those of graphs built here (`construct.EDGE_FEATURES`).
+            (`events.acorn_columns`). None: those of graphs built here (`construct.EDGE_FEATURES`).
         edge_scales: Divisor of each. None: 1.
         hard_cuts: Conditions on the columns of true edges (`events.targets` has the grammar), pt in GeV: only edges
             whose two hits both lie on true edges that pass are kept. By truth, so impossible on real data.
@@ -61,10 +62,9 @@ class AcornOptions:
     def __post_init__(self) -> None:
         for of in ("node", "edge"):
             names, scales = getattr(self, f"{of}_features"), getattr(self, f"{of}_scales")
-            if scales is not None and len(names or ()) != len(scales):
-                raise ValueError(
-                    f"{len(names or ())} {of}_features but {len(scales)} {of}_scales; one scale for each feature."
-                )
+            count = len(names or ())
+            if scales is not None and count != len(scales):
+                raise ValueError(f"{count} {of}_features but {len(scales)} {of}_scales; one scale for each feature.")
             if any(not math.isfinite(scale) or scale == 0 for scale in scales or ()):
                 raise ValueError(f"{of}_scales are {list(scales)}; expected finite numbers other than 0.")
 
@@ -99,12 +99,11 @@ def find_events(directory: str | Path) -> dict[str, AcornFile]:
         for path in sorted(folder.glob(f"*{SUFFIX}")):
             name = event_name(path)
             if name in events:
-                raise Problem(
-                    f"{path} and {events[name].path} are one event by their names", "remove one of them", event=name
-                )
+                what = f"{path} and {events[name].path} are one event by their names"
+                raise Problem(what, "remove one of them", event=name)
             events[name] = AcornFile(path, split)
     if not events:
-        places = ", ".join(str(folder) for folder in folders or (directory,))
+        places = ", ".join(map(str, folders or (directory,)))
         raise Problem(f"no acorn events in {places}", f"expected are files like event000000007{SUFFIX}")
     return events
 
@@ -156,24 +155,27 @@ def read_event(path: str | Path, options: AcornOptions | None = None) -> EventGr
     """
     options = options or AcornOptions()
     columns = _columns(Path(path))
-    cylinder = features.cylinder_of(columns)
-    particle_id, particles = _truth(columns, options.pt_unit or "MeV")
-    position = np.stack([cylinder["x"], cylinder["y"], cylinder["z"]], axis=1).astype(np.float32)
-    hits = _hits(event_name(Path(path)), columns, position, particle_id, particles)
-    edge_values, edge_names = _edge_features(columns, cylinder, position, options)
-    names = tuple(_short(name) for name in options.node_features)
+    cylinder = acorn_columns.cylinder_of(columns)
+    position = np.stack([cylinder[name] for name in "xyz"], axis=1).astype(np.float32)
+    names = tuple(name if name == "hit_id" else name.removeprefix("hit_") for name in options.node_features)
+    if options.edge_features is None:
+        of_edges: tuple[str, ...] = construct.EDGE_FEATURES
+        edge_values = construct.edge_features(position, columns.edge_index)
+    else:
+        of_edges = tuple(name.removeprefix("edge_") for name in options.edge_features)
+        edge_scales = options.edge_scales or (1.0,) * len(of_edges)
+        node_scales = acorn_columns.SCALES | dict(zip(names, options.node_scales))
+        edge_values = acorn_columns.edge_features(columns, cylinder, of_edges, edge_scales, node_scales)
     graph = EventGraph(
-        hits=hits,
-        features=features.node_features(columns, cylinder, names, options.node_scales),
+        hits=_hits(columns, position, options),
+        features=acorn_columns.node_features(columns, cylinder, names, options.node_scales),
         feature_names=names,
         edge_index=columns.edge_index,
         edge_features=edge_values,
-        edge_feature_names=edge_names,
+        edge_feature_names=of_edges,
         label=columns.get("edge", "y") if columns.has("edge", "y") else None,
     )
-    check_graph(graph, columns.place)
-    label = None if graph.label is None else graph.label.astype(np.uint8)
-    return _with_hard_cuts(replace(graph, label=label), columns, options)
+    return _with_hard_cuts(checked(graph, columns.place), columns, options)
 
 
 def _columns(path: Path) -> Columns:
@@ -181,32 +183,17 @@ def _columns(path: Path) -> Columns:
     return Columns(read_entries(place), place)
 
 
-def _short(name: str) -> str:
-    return name.removeprefix("hit_") if name != "hit_id" else name
-
-
-def _edge_features(
-    columns: Columns, cylinder: Mapping[str, npt.NDArray[np.float64]], position: FloatArray, options: AcornOptions
-) -> tuple[FloatArray, tuple[str, ...]]:
-    if options.edge_features is None:
-        return construct.edge_features(position, columns.edge_index), construct.EDGE_FEATURES
-    names = tuple(name.removeprefix("edge_") for name in options.edge_features)
-    of_nodes = features.SCALES | {_short(n): s for n, s in zip(options.node_features, options.node_scales)}
-    edge_scales = options.edge_scales or (1.0,) * len(names)
-    return features.edge_features(columns, cylinder, names, edge_scales, of_nodes), names
-
-
-def _hits(
-    event_id: str, columns: Columns, position: FloatArray, particle_id: IntArray | None, particles: Particles | None
-) -> Hits:
+def _hits(columns: Columns, position: FloatArray, options: AcornOptions) -> Hits:
     def whole(name: str) -> IntArray:
         return columns.get("hit", name).astype(np.int64) if columns.has("hit", name) else np.zeros(len(position), int)
 
+    # Numbers of 64 bits, as ATLAS gives its modules, do not fit the store's 32.
     module = whole("module_id")
     if len(module) and max(abs(int(module.min())), int(module.max())) >= 2**31:
         module = np.unique(module, return_inverse=True)[1]
+    particle_id, particles = _truth(columns, _IN_GEV[options.pt_unit])
     return Hits(
-        event_id=event_id,
+        event_id=columns.place.event,
         hit_id=whole("hit_id") if columns.has("hit", "hit_id") else np.arange(len(position)),
         position=position,
         volume=whole("volume_id").astype(np.int32),
@@ -220,38 +207,35 @@ def _hits(
 # --- truth -----------------------------------------------------------------------------------------------------------
 
 
-def _truth(columns: Columns, pt_unit: PtUnit) -> tuple[IntArray | None, Particles | None]:
+def _truth(columns: Columns, in_gev: float) -> tuple[IntArray | None, Particles | None]:
     """Particle of each hit, and the particle table."""
     if columns.track_edges is None or not columns.has("track", "particle_id"):
         return None, None
-    known = columns.known
     of_edge = columns.get("track", "particle_id").astype(np.int64)
     particle_id = np.zeros(columns.num_hits, np.int64)
     for ends in columns.track_edges:  # a hit of two particles is the last one's, as in acorn
-        particle_id[ends[known]] = of_edge[known]
+        particle_id[ends[columns.inside]] = of_edge[columns.inside]
     ids, first = np.unique(of_edge, return_index=True)
-    first = first[ids != 0]
-    return particle_id, _particles(columns, of_edge[first], first, particle_id, pt_unit)
+    first = first[ids != 0]  # noise is no particle
+    return particle_id, _particles(columns, of_edge[first], first, particle_id, in_gev)
 
 
-def _particles(columns: Columns, ids: IntArray, first: IntArray, particle_id: IntArray, pt_unit: PtUnit) -> Particles:
+def _particles(columns: Columns, ids: IntArray, first: IntArray, particle_id: IntArray, in_gev: float) -> Particles:
     """The table: what the first true edge of each particle says of it."""
 
-    def column(name: str) -> npt.NDArray[np.float64]:
-        if not columns.has("track", name):
-            return np.full(len(ids), np.nan)
-        return columns.get("track", name)[first].astype(np.float64)
+    def column(name: str) -> FloatArray:
+        return columns.floats("track", name)[first] if columns.has("track", name) else np.full(len(ids), np.nan)
 
     vertex = np.stack([column(name) for name in ("vx", "vy", "vz")], axis=1)
     radius = column("radius")
     only_radius = ~np.isfinite(vertex).all(axis=1) & np.isfinite(radius)
     vertex[only_radius] = np.stack([radius, np.zeros_like(radius), np.full_like(radius, np.nan)], axis=1)[only_radius]
     nhits = column("nhits")
-    found = np.sort(particle_id)
-    in_event = np.searchsorted(found, ids, "right") - np.searchsorted(found, ids, "left")
+    sorted_ids = np.sort(particle_id)
+    in_event = np.searchsorted(sorted_ids, ids, "right") - np.searchsorted(sorted_ids, ids, "left")
     return Particles(
         particle_id=ids,
-        pt=(column("pt") * _gev(pt_unit)).astype(np.float32),
+        pt=(column("pt") * in_gev).astype(np.float32),
         eta=column("eta_particle").astype(np.float32),
         vertex=vertex.astype(np.float32),
         nhits=np.where(np.isnan(nhits), in_event, nhits).astype(np.int32),
@@ -261,17 +245,24 @@ def _particles(columns: Columns, ids: IntArray, first: IntArray, particle_id: In
     )
 
 
-def _gev(pt_unit: PtUnit) -> float:
-    return 1e-3 if pt_unit == "MeV" else 1.0
-
-
 def _with_hard_cuts(graph: EventGraph, columns: Columns, options: AcornOptions) -> EventGraph:
     if not options.hard_cuts:
         return graph
     if columns.track_edges is None:
         raise columns.place.problem("hard_cuts need the truth, and the event has no track_edges")
+    passing = columns.inside.copy()  # of each true edge, whether it meets all conditions
+    for name, condition in options.hard_cuts.items():
+        kind_and_name = short_name(name)
+        short = "eta_particle" if name == "eta" else kind_and_name[1] if kind_and_name else name
+        values = columns.get("track", short)
+        if short == "pt":
+            values = values.astype(np.float64) * _IN_GEV[options.pt_unit]
+        try:
+            passing &= passes(values, condition)
+        except ValueError as error:
+            raise columns.place.problem(f"hard_cuts on {name}: {error}".rstrip(".")) from error
     on_passing = np.zeros(columns.num_hits, np.bool_)
-    on_passing[columns.track_edges[:, _passing(columns, options)]] = True
+    on_passing[columns.track_edges[:, passing]] = True
     kept = np.flatnonzero(on_passing[graph.edge_index].all(axis=0))
     return replace(
         graph,
@@ -280,19 +271,3 @@ def _with_hard_cuts(graph: EventGraph, columns: Columns, options: AcornOptions) 
         label=None if graph.label is None else graph.label[kept],
         label_note=f"hard cuts by truth kept {len(kept)} of {graph.num_edges} candidate edges",
     )
-
-
-def _passing(columns: Columns, options: AcornOptions) -> npt.NDArray[np.bool_]:
-    """True for each true edge that meets all conditions, bool [T]."""
-    passing: npt.NDArray[np.bool_] = columns.known.copy()
-    for name, condition in (options.hard_cuts or {}).items():
-        kind_and_name = short_name(name)
-        short = "eta_particle" if name == "eta" else kind_and_name[1] if kind_and_name else name
-        values = columns.get("track", short)
-        if short == "pt":
-            values = values.astype(np.float64) * _gev(options.pt_unit or "MeV")
-        try:
-            passing &= passes(values, condition)
-        except ValueError as error:
-            raise columns.place.problem(f"hard_cuts on {name}: {error}".rstrip(".")) from error
-    return passing

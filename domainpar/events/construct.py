@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numba
 import numpy as np
-import numpy.typing as npt
 
 from domainpar.events import detector
-from domainpar.events.detector import LayerPair
-from domainpar.events.graph import EventGraph, Hits, surface_numbers
+from domainpar.events.detector import Layer, LayerPair
+from domainpar.events.graph import EventGraph, Hits, check_hits, surface_numbers
 from domainpar.problems import Place
+from partitioners.topology import BoolArray, FloatArray, IntArray
 
 NODE_FEATURES = ("r", "phi", "z")
 EDGE_FEATURES = ("dr", "dphi", "dz", "deta", "phi_slope", "r_phi_slope")
@@ -84,11 +84,17 @@ def build_graph(hits: Hits, cuts: Cuts) -> EventGraph:
         ValueError: If the event has no positions, columns of unequal length, positions that are not finite, hit ids
             used twice, or layers that are neither TrackML's nor named by the pairs.
     """
-    cylinder = _cylindrical(_checked_position(hits))
-    layers = _layers_by_phi(hits, cuts, cylinder)
-    edge_index = _join_pairs(layers, cuts, cylinder)
-    if cuts.same_layer:
-        edge_index = np.concatenate([edge_index, _join_overlaps(hits, layers, cuts, cylinder)], axis=1)
+    place = Place(hits.event_id)
+    if hits.position is None:
+        raise place.problem("hits have no positions; candidate edges need x, y and z")
+    check_hits(hits, place)
+    ids, counts = np.unique(hits.hit_id, return_counts=True)
+    if len(ids) != len(hits):
+        raise place.problem(f"{len(hits) - len(ids)} hit ids are repeated, such as {ids[counts > 1][0]}")
+    cylinder = _cylindrical(hits.position.astype(np.float64))
+    rows = _rows_by_layer(hits, cylinder)
+    _refuse_unknown_layers(rows, cuts, place)
+    edge_index = np.concatenate([np.empty((2, 0), np.int64), *_joined(hits, rows, cuts, cylinder)], axis=1)
     return EventGraph(
         hits=hits,
         features=(cylinder[:, :3] / NODE_SCALE).astype(np.float32),
@@ -101,7 +107,7 @@ def build_graph(hits: Hits, cuts: Cuts) -> EventGraph:
     )
 
 
-def edge_features(position: npt.NDArray[np.floating], edge_index: npt.NDArray[np.integer]) -> npt.NDArray[np.float32]:
+def edge_features(position: FloatArray, edge_index: IntArray) -> FloatArray:
     """The edge features of `build_graph`, named `EDGE_FEATURES`, for edges that came from elsewhere.
 
     Args:
@@ -111,125 +117,80 @@ def edge_features(position: npt.NDArray[np.floating], edge_index: npt.NDArray[np
     Returns:
         float32 [E, 6].
     """
-    features: npt.NDArray[np.float32] = _edge_features(edge_index, _cylindrical(np.asarray(position, np.float64)))
-    return features
+    return np.asarray(_edge_features(edge_index, _cylindrical(np.asarray(position, np.float64))))
 
 
 def label_note(hits: Hits) -> str | None:
     """A sentence on the order of hits along a particle that the labels follow; None without truth."""
     if hits.particle_id is None:
         return None
-    known = np.isfinite(_production_vertex(hits)[hits.particle_id != 0]).all(axis=1)
-    if known.all():
+    has_vertex = np.isfinite(_production_vertex(hits)[hits.particle_id != 0]).all(axis=1)
+    if has_vertex.all():
         return "hits ordered along a particle by distance from its production vertex"
-    if not known.any():
+    if not has_vertex.any():
         return "no production vertices: hits ordered along a particle by distance from the origin"
     return (
         f"hits ordered along a particle by distance from its production vertex, and from the origin for "
-        f"{np.sum(~known)} of {len(known)} hits whose particle has no known vertex"
+        f"{np.sum(~has_vertex)} of {len(has_vertex)} hits whose particle has no known vertex"
     )
 
 
 # --- what enters -----------------------------------------------------------------------------------------------------
 
 
-def _checked_position(hits: Hits) -> npt.NDArray[np.float64]:
-    place = Place(hits.event_id)
-    if hits.position is None:
-        raise place.problem("hits have no positions; candidate edges need x, y and z")
-    for name in ("position", "volume", "layer", "module", "particle_id"):
-        column = getattr(hits, name)
-        if column is not None and len(column) != len(hits):
-            raise place.problem(f"{name} has {len(column)} rows for {len(hits)} hits")
-    position = np.asarray(hits.position, np.float64)
-    if position.shape != (len(hits), 3):
-        raise place.problem(f"position has shape {position.shape}, expected ({len(hits)}, 3)")
-    broken = np.flatnonzero(~np.isfinite(position).all(axis=1))
-    if len(broken):
-        row = broken[0]
-        raise place.problem(
-            f"{len(broken)} of {len(hits)} positions are not finite, first at hit_id {hits.hit_id[row]}: "
-            f"{position[row].tolist()}",
-            "remove these hits",
-        )
-    ids, counts = np.unique(hits.hit_id, return_counts=True)
-    if len(ids) != len(hits):
-        raise place.problem(f"{len(hits) - len(ids)} hit ids are repeated, such as {ids[counts > 1][0]}")
-    return position
-
-
-def _cylindrical(position: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def _cylindrical(position: FloatArray) -> FloatArray:
     """r, phi in [-pi, pi), z and pseudorapidity of each hit, float64 [N, 4]."""
     x, y, z = position.T
     r = np.hypot(x, y)
     phi = np.arctan2(y, x)
-    phi[phi >= np.pi] = -np.pi
+    phi[phi >= np.pi] = -np.pi  # arctan2 gives pi itself, and the windows below are half open
     # A hit on the beam line has no pseudorapidity; a micrometre away it has a finite one.
     return np.stack([r, phi, z, np.arcsinh(z / np.maximum(r, 1e-3))], axis=1)
 
 
-@dataclass(frozen=True, eq=False)
-class _Layers:
-    """Rows of the hits grouped by layer, by phi within each; `number` maps (volume, layer) to its place in `ptr`."""
-
-    rows: npt.NDArray[np.int64]
-    ptr: npt.NDArray[np.int64]
-    number: dict[tuple[int, int], int]
-
-    def of(self, layer: tuple[int, int]) -> npt.NDArray[np.int64]:
-        """Rows of the hits of one layer, which may have none."""
-        at = self.number.get(layer)
-        return self.rows[:0] if at is None else self.rows[self.ptr[at] : self.ptr[at + 1]]
-
-
-def _layers_by_phi(hits: Hits, cuts: Cuts, cylinder: npt.NDArray[np.float64]) -> _Layers:
-    pairs = np.stack([hits.volume, hits.layer], axis=1)
-    present, layer_of_hit = np.unique(pairs, axis=0, return_inverse=True)
+def _rows_by_layer(hits: Hits, cylinder: FloatArray) -> dict[Layer, IntArray]:
+    """Rows of the hits of each (volume, layer) that has any, by phi."""
+    present, layer_of_hit = np.unique(np.stack([hits.volume, hits.layer], axis=1), axis=0, return_inverse=True)
     layer_of_hit = layer_of_hit.reshape(-1)
-    number = {(int(volume), int(layer)): i for i, (volume, layer) in enumerate(present)}
-    _check_layers(hits, cuts, set(number), layer_of_hit, present)
     rows = np.lexsort((cylinder[:, 1], layer_of_hit))
-    ptr = np.searchsorted(layer_of_hit[rows], np.arange(len(present) + 1))
-    return _Layers(rows, ptr, number)
+    borders = np.searchsorted(layer_of_hit[rows], np.arange(1, len(present)))
+    return dict(zip([(int(volume), int(layer)) for volume, layer in present], np.split(rows, borders)))
 
 
-def _check_layers(
-    hits: Hits, cuts: Cuts, present: set[tuple[int, int]], layer_of_hit: npt.NDArray[Any], order: npt.NDArray[Any]
-) -> None:
-    place = Place(hits.event_id)
+def _refuse_unknown_layers(rows: Mapping[Layer, IntArray], cuts: Cuts, place: Place) -> None:
+    """Refuse hits on layers that nothing joins: all of them are listed, as --layer-pairs takes them."""
     named = {layer for pair in cuts.layer_pairs for layer in pair}
-    if unknown := sorted(present - named - detector.KNOWN_LAYERS):
-        raise place.problem(*_unknown_layers(unknown, layer_of_hit, order, cuts))
-
-
-def _unknown_layers(
-    unknown: Sequence[tuple[int, int]], layer_of_hit: npt.NDArray[Any], order: npt.NDArray[Any], cuts: Cuts
-) -> tuple[str, str]:
-    """Error text and hint for layers that nothing joins: lists all of them, as --layer-pairs takes them."""
-    counts = [int(np.sum(layer_of_hit == np.flatnonzero((order == layer).all(axis=1))[0])) for layer in unknown]
+    unknown = sorted(set(rows) - named - detector.KNOWN_LAYERS)
+    if not unknown:
+        return
+    own_pairs = cuts.layer_pairs != detector.DEFAULT_LAYER_PAIRS
     names = [f"{volume}.{layer}" for volume, layer in unknown]
-    listed = ", ".join(f"{name} ({count:,})" for name, count in zip(names, counts))
-    given = cuts.layer_pairs != detector.DEFAULT_LAYER_PAIRS
-    what = (
-        f"{sum(counts):,} of {len(layer_of_hit):,} hits lie on layers that are "
-        f"{'in none of the --layer-pairs given' if given else 'in no layer pair'} and not TrackML's, "
-        f"VOLUME.LAYER (hits): {listed}"
-    )
+    listed = ", ".join(f"{name} ({len(rows[layer]):,})" for name, layer in zip(names, unknown))
     pair = f"{names[0]}-{names[1] if len(names) > 1 else 'VOLUME.LAYER'}"
-    how = "name each in a pair too" if given else "name what to join, from the inside out"
-    return what, f"{how}: --layer-pairs '{pair}, ...'; docs/another_detector.md shows it, and how to find the pairs"
+    how = "name each in a pair too" if own_pairs else "name what to join, from the inside out"
+    raise place.problem(
+        f"{sum(len(rows[layer]) for layer in unknown):,} of {sum(map(len, rows.values())):,} hits lie on layers that "
+        f"are {'in none of the --layer-pairs given' if own_pairs else 'in no layer pair'} and not TrackML's, "
+        f"VOLUME.LAYER (hits): {listed}",
+        f"{how}: --layer-pairs '{pair}, ...'; docs/another_detector.md shows it, and how to find the pairs",
+    )
 
 
 # --- edges -----------------------------------------------------------------------------------------------------------
 
 
-def _join_pairs(layers: _Layers, cuts: Cuts, cylinder: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    parts = [np.empty((2, 0), np.int64)]
+def _joined(hits: Hits, rows: Mapping[Layer, IntArray], cuts: Cuts, cylinder: FloatArray) -> Iterator[IntArray]:
+    """Edges of each layer pair that has hits at both ends, then of each surface with overlaps, int64 [2, E]."""
     for inner, outer in cuts.layer_pairs:
-        inner_rows, outer_rows = layers.of(inner), layers.of(outer)
-        if len(inner_rows) and len(outer_rows):
-            parts.append(_join_layers(inner_rows, outer_rows, cylinder, cuts.phi_slope, cuts.z0))
-    return np.concatenate(parts, axis=1)
+        if inner in rows and outer in rows:
+            yield _join_layers(rows[inner], rows[outer], cylinder, cuts.phi_slope, cuts.z0)
+    module = np.asarray(hits.module, np.int64)
+    for surface in detector.SURFACES if cuts.same_layer else ():
+        if (layer := (surface.volume, surface.layer)) in rows:
+            # The cuts are loosened by the resolution along a cell, which lies along z in a barrel, along r in a disk.
+            cell = surface.sensor.pitch_v
+            along_z, along_r = (cell, 0.0) if isinstance(surface, detector.Barrel) else (0.0, cell)
+            yield _join_modules(rows[layer], cylinder, module, cuts.phi_slope, cuts.z0, along_z, along_r)
 
 
 @numba.njit(cache=True)
@@ -278,19 +239,6 @@ def _join_layers(inner: Any, outer: Any, cylinder: Any, phi_slope: float, z0: fl
                 edges[0, count], edges[1, count] = src, dst
                 count += 1
     return edges[:, :count].copy()
-
-
-def _join_overlaps(hits: Hits, layers: _Layers, cuts: Cuts, cylinder: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    """Edges between overlapping modules, surface by surface; the cuts are loosened by the resolution along a cell."""
-    parts = [np.empty((2, 0), np.int64)]
-    module = np.asarray(hits.module, np.int64)
-    for surface in detector.SURFACES:
-        rows = layers.of((surface.volume, surface.layer))
-        if len(rows):
-            cell = surface.sensor.pitch_v
-            along_z, along_r = (cell, 0.0) if isinstance(surface, detector.Barrel) else (0.0, cell)
-            parts.append(_join_modules(rows, cylinder, module, cuts.phi_slope, cuts.z0, along_z, along_r))
-    return np.concatenate(parts, axis=1)
 
 
 @numba.njit(cache=True)
@@ -349,7 +297,7 @@ def _edge_features(edge_index: Any, cylinder: Any) -> Any:
 # --- truth -----------------------------------------------------------------------------------------------------------
 
 
-def _production_vertex(hits: Hits) -> npt.NDArray[np.float64]:
+def _production_vertex(hits: Hits) -> FloatArray:
     """Production vertex of the particle of each hit in mm, NaN where unknown, float64 [N, 3]."""
     vertex = np.full((len(hits), 3), np.nan)
     if hits.particles is None or hits.particle_id is None or len(hits.particles.particle_id) == 0:
@@ -362,7 +310,7 @@ def _production_vertex(hits: Hits) -> npt.NDArray[np.float64]:
     return vertex
 
 
-def _places_along_particles(hits: Hits) -> npt.NDArray[np.int64]:
+def _places_along_particles(hits: Hits) -> IntArray:
     """Place of each hit's group along its particle, 0 for the first; -1 for noise, int64 [N]."""
     assert hits.particle_id is not None
     assert hits.position is not None
@@ -381,30 +329,25 @@ def _places_along_particles(hits: Hits) -> npt.NDArray[np.int64]:
     group_of_row = np.cumsum(starts) - 1
     first = order[starts]
     by_distance = np.lexsort((surface[first], distance[first], particle[first]))
+    # 0, 1, 2, ... along each particle: the count less that of the particle's first group.
+    count = np.arange(len(first))
     place_of_group = np.empty(len(first), np.int64)
-    place_of_group[by_distance] = _counts_within_runs(particle[first][by_distance])
+    place_of_group[by_distance] = count - np.maximum.accumulate(count * _run_starts(particle[first][by_distance]))
     places[rows[order]] = place_of_group[group_of_row]
     return places
 
 
-def _run_starts(*columns: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+def _run_starts(*columns: IntArray) -> BoolArray:
     """True where a row differs from the row before it."""
     starts = np.ones(len(columns[0]), bool)
     starts[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
     return starts
 
 
-def _counts_within_runs(values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """0, 1, 2, ... along each run of equal values."""
-    starts = np.flatnonzero(_run_starts(values))
-    return np.arange(len(values)) - np.repeat(starts, np.diff(np.append(starts, len(values))))
-
-
-def _label(hits: Hits, edge_index: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8] | None:
+def _label(hits: Hits, edge_index: IntArray) -> IntArray | None:
     if hits.particle_id is None:
         return None
     places = _places_along_particles(hits)
     src, dst = edge_index
     one_particle = (hits.particle_id[src] == hits.particle_id[dst]) & (hits.particle_id[src] != 0)
-    label: npt.NDArray[np.uint8] = (one_particle & (np.abs(places[src] - places[dst]) <= 1)).astype(np.uint8)
-    return label
+    return np.asarray(one_particle & (np.abs(places[src] - places[dst]) <= 1), np.uint8)

@@ -8,8 +8,10 @@ Lengths are mm, momenta GeV, angles rad. "Outward" is away from the origin.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,11 +19,8 @@ import numpy.typing as npt
 from domainpar.events.graph import surface_numbers
 
 FloatTable = npt.NDArray[np.float64]
-GEV_PER_TESLA_MM = 0.299792e-3
-"""Transverse momentum in GeV of charge 1 on a circle of 1 mm in a field of 1 T."""
-
-LayerPair = tuple[tuple[int, int], tuple[int, int]]
-GroupRecord = tuple[bool, float, int, int, int, float, int]
+Layer = tuple[int, int]
+LayerPair = tuple[Layer, Layer]
 
 GEV_PER_TESLA_MM = 0.299792e-3
 """Transverse momentum in GeV of charge 1 on a circle of 1 mm in 1 T."""
@@ -112,44 +111,24 @@ SHORT_STRIP_RINGS = (
     Ring(470.0, 56, (4.5, 1.5), 24.2, 32.2, 78.0),
     Ring(622.0, 60, (-1.5, -4.5), 32.2, 40.0, 78.0),
 )
-LONG_STRIP_RINGS = (
-    Ring(828.0, 48, (-2.5, -5.5), 54.0, 64.2, 78.0),
-    Ring(942.0, 50, (5.5, 2.5), 66.0, 72.0, 78.0),
-)
+LONG_STRIP_RINGS = (Ring(828.0, 48, (-2.5, -5.5), 54.0, 64.2, 78.0), Ring(942.0, 50, (5.5, 2.5), 66.0, 72.0, 78.0))
 PIXEL_DISK_Z = (600.0, 700.0, 820.0, 960.0, 1100.0, 1300.0, 1500.0)
 STRIP_DISK_Z = (1220.0, 1500.0, 1800.0, 2150.0, 2550.0, 2950.0)
 
 
-def _pixel_barrel(layer: int, radius: float, num_phi: int) -> Barrel:
-    return Barrel(
-        volume=8,
-        layer=layer,
-        radius=radius,
-        num_phi=num_phi,
-        num_rows=14,
-        row_pitch=70.0,
-        stagger=0.25,
-        tilt=0.14,
-        half_u=8.4,
-        half_v=36.0,
-        sensor=PIXEL,
-    )
-
-
-def _strip_barrel(volume: int, layer: int, radius: float, num_phi: int, sensor: Sensor) -> Barrel:
-    return Barrel(
-        volume=volume,
-        layer=layer,
-        radius=radius,
-        num_phi=num_phi,
-        num_rows=21,
-        row_pitch=103.0,
-        stagger=1.5,
-        tilt=-0.15,
-        half_u=24.0,
-        half_v=54.0,
-        sensor=sensor,
-    )
+# The modules of a barrel, the same in all its layers.
+_PIXEL_MODULES: dict[str, Any] = {
+    "num_rows": 14, "row_pitch": 70.0, "stagger": 0.25, "tilt": 0.14, "half_u": 8.4, "half_v": 36.0, "sensor": PIXEL,
+}  # fmt: skip
+_STRIP_MODULES = {
+    "num_rows": 21, "row_pitch": 103.0, "stagger": 1.5, "tilt": -0.15, "half_u": 24.0, "half_v": 54.0,
+}  # fmt: skip
+# Volume, modules, and the layers as (layer, radius, modules around a row).
+_BARRELS: tuple[tuple[int, dict[str, Any], tuple[tuple[int, float, int], ...]], ...] = (
+    (8, _PIXEL_MODULES, ((2, 32.0, 16), (4, 72.0, 32), (6, 116.0, 52), (8, 172.0, 78))),
+    (13, {**_STRIP_MODULES, "sensor": SHORT_STRIP}, ((2, 260.0, 40), (4, 360.0, 56), (6, 500.0, 78), (8, 660.0, 102))),
+    (17, {**_STRIP_MODULES, "sensor": LONG_STRIP_BARREL}, ((2, 820.0, 120), (4, 1020.0, 152))),
+)
 
 
 def _disk_pairs(volume: int, outward_z: tuple[float, ...], rings: tuple[Ring, ...], sensor: Sensor) -> list[Disk]:
@@ -160,63 +139,33 @@ def _disk_pairs(volume: int, outward_z: tuple[float, ...], rings: tuple[Ring, ..
     return negative + positive
 
 
-def _surfaces() -> tuple[Surface, ...]:
-    surfaces: list[Surface] = [
-        _pixel_barrel(2, 32.0, 16),
-        _pixel_barrel(4, 72.0, 32),
-        _pixel_barrel(6, 116.0, 52),
-        _pixel_barrel(8, 172.0, 78),
-        _strip_barrel(13, 2, 260.0, 40, SHORT_STRIP),
-        _strip_barrel(13, 4, 360.0, 56, SHORT_STRIP),
-        _strip_barrel(13, 6, 500.0, 78, SHORT_STRIP),
-        _strip_barrel(13, 8, 660.0, 102, SHORT_STRIP),
-        _strip_barrel(17, 2, 820.0, 120, LONG_STRIP_BARREL),
-        _strip_barrel(17, 4, 1020.0, 152, LONG_STRIP_BARREL),
-        *_disk_pairs(7, PIXEL_DISK_Z, PIXEL_RINGS, PIXEL),
-        *_disk_pairs(12, STRIP_DISK_Z, SHORT_STRIP_RINGS, SHORT_STRIP),
-        *_disk_pairs(16, STRIP_DISK_Z, LONG_STRIP_RINGS, LONG_STRIP_DISK),
-    ]
-    return tuple(sorted(surfaces, key=lambda surface: (surface.volume, surface.layer)))
+def _surfaces() -> Iterator[Surface]:
+    for volume, modules, layers in _BARRELS:
+        for layer, radius, num_phi in layers:
+            yield Barrel(volume, layer, radius, num_phi, **modules)
+    yield from _disk_pairs(7, PIXEL_DISK_Z, PIXEL_RINGS, PIXEL)
+    yield from _disk_pairs(12, STRIP_DISK_Z, SHORT_STRIP_RINGS, SHORT_STRIP)
+    yield from _disk_pairs(16, STRIP_DISK_Z, LONG_STRIP_RINGS, LONG_STRIP_DISK)
 
 
-SURFACES: tuple[Surface, ...] = _surfaces()
+SURFACES: tuple[Surface, ...] = tuple(sorted(_surfaces(), key=lambda surface: (surface.volume, surface.layer)))
 """The 48 surfaces, by (volume, layer)."""
 
-KNOWN_LAYERS: frozenset[tuple[int, int]] = frozenset((surface.volume, surface.layer) for surface in SURFACES)
+KNOWN_LAYERS: frozenset[Layer] = frozenset((surface.volume, surface.layer) for surface in SURFACES)
 """(volume, layer) of the 48 surfaces."""
 
-
 MODULE_DTYPE = np.dtype(
-    [
-        ("volume", "i4"),
-        ("layer", "i4"),
-        ("module", "i4"),
-        ("centre", "f8", 3),
-        ("u_axis", "f8", 3),
-        ("v_axis", "f8", 3),
-        ("normal", "f8", 3),
-        ("half_inner", "f8"),
-        ("half_outer", "f8"),
-        ("half_v", "f8"),
-        ("pitch_u", "f8"),
-        ("pitch_v", "f8"),
-        ("thickness", "f8"),
-    ]
+    [(name, "i4") for name in ("volume", "layer", "module")]
+    + [(name, "f8", 3) for name in ("centre", "u_axis", "v_axis", "normal")]
+    + [(name, "f8") for name in ("half_inner", "half_outer", "half_v", "pitch_u", "pitch_v", "thickness")]
 )
 """One flat module: its numbers, frame (centre and three unit vectors), half sizes, cells. Half width runs from
 `half_inner` at v = -half_v to `half_outer` at v = +half_v."""
 
-GROUP_DTYPE = np.dtype(
-    [
-        ("is_barrel", "?"),
-        ("coordinate", "f8"),
-        ("first_module", "i8"),
-        ("num_phi", "i8"),
-        ("num_rows", "i8"),
-        ("row_pitch", "f8"),
-        ("phi_reach", "i8"),
-    ]
-)
+GROUP_DTYPE = np.dtype([
+    ("is_barrel", "?"), ("coordinate", "f8"), ("first_module", "i8"), ("num_phi", "i8"), ("num_rows", "i8"),
+    ("row_pitch", "f8"), ("phi_reach", "i8"),
+])  # fmt: skip
 """A barrel, or one ring of a disk: modules `first_module + row * num_phi + j`, the j-th centred at
 phi = -pi + (j + 1/2) 2 pi / num_phi. `coordinate` is the barrel's radius or the disk's z; a track that passes there
 can touch modules up to `phi_reach` places from the nearest."""
@@ -242,25 +191,23 @@ class Geometry:
     field: FloatTable
 
 
-def _phi_centres(num_phi: int) -> FloatTable:
-    phi: FloatTable = -np.pi + (np.arange(num_phi, dtype=np.float64) + 0.5) * (2 * np.pi / num_phi)
-    return phi
-
-
-def _blank_modules(surface: Surface, count: int, first: int) -> npt.NDArray[np.void]:
-    modules = np.zeros(count, MODULE_DTYPE)
+def _blank_modules(
+    surface: Surface, part: Barrel | Ring, rows: int, first: int
+) -> tuple[npt.NDArray[np.void], FloatTable]:
+    """The modules of a barrel, row by row, or of a ring, without their frames; and the phi of each."""
+    modules = np.zeros(rows * part.num_phi, MODULE_DTYPE)
     modules["volume"], modules["layer"] = surface.volume, surface.layer
-    modules["module"] = first + np.arange(count)
+    modules["module"] = first + np.arange(len(modules))
+    modules["half_v"] = part.half_v
     for name in ("pitch_u", "pitch_v", "thickness"):
         modules[name] = getattr(surface.sensor, name)
-    return modules
+    return modules, np.tile(-np.pi + (np.arange(part.num_phi) + 0.5) * (2 * np.pi / part.num_phi), rows)
 
 
 def _barrel_modules(barrel: Barrel) -> npt.NDArray[np.void]:
     """Modules row by row, each standing along z and turned by the tilt."""
-    modules = _blank_modules(barrel, barrel.num_rows * barrel.num_phi, 1)
-    row, j = np.divmod(np.arange(len(modules)), barrel.num_phi)
-    phi = _phi_centres(barrel.num_phi)[j]
+    modules, phi = _blank_modules(barrel, barrel, barrel.num_rows, 1)
+    row = np.arange(len(modules)) // barrel.num_phi
     radius = barrel.radius + np.where(row % 2 == 0, barrel.stagger, -barrel.stagger)
     z = (row - (barrel.num_rows - 1) / 2) * barrel.row_pitch
     normal = phi + barrel.tilt
@@ -270,14 +217,12 @@ def _barrel_modules(barrel: Barrel) -> npt.NDArray[np.void]:
     modules["u_axis"] = np.stack([-np.sin(normal), np.cos(normal), zero], axis=1)
     modules["v_axis"] = [0.0, 0.0, 1.0]
     modules["half_inner"] = modules["half_outer"] = barrel.half_u
-    modules["half_v"] = barrel.half_v
     return modules
 
 
 def _ring_modules(disk: Disk, ring: Ring, first: int) -> npt.NDArray[np.void]:
     """Modules around a ring: v points outward in r, the normal along the outward z."""
-    modules = _blank_modules(disk, ring.num_phi, first)
-    phi = _phi_centres(ring.num_phi)
+    modules, phi = _blank_modules(disk, ring, 1, first)
     side = np.sign(disk.z)
     z = disk.z + side * np.resize(ring.stagger, ring.num_phi)
     zero = np.zeros(ring.num_phi)
@@ -286,7 +231,6 @@ def _ring_modules(disk: Disk, ring: Ring, first: int) -> npt.NDArray[np.void]:
     modules["u_axis"] = side * np.stack([np.sin(phi), -np.cos(phi), zero], axis=1)
     modules["v_axis"] = np.stack([np.cos(phi), np.sin(phi), zero], axis=1)
     modules["half_inner"], modules["half_outer"] = ring.half_inner, ring.half_outer
-    modules["half_v"] = ring.half_v
     return modules
 
 
@@ -295,46 +239,37 @@ def _reach(half_width: float, radius: float, num_phi: int) -> int:
     return int(np.ceil(half_width / radius / (2 * np.pi / num_phi)) + 1)
 
 
-def _barrel_parts(barrel: Barrel, first: int) -> tuple[list[GroupRecord], npt.NDArray[np.void]]:
-    """The group record and the modules of a barrel whose first module is the detector's `first`."""
-    reach = _reach(barrel.half_u, barrel.radius, barrel.num_phi)
-    group = (True, barrel.radius, first, barrel.num_phi, barrel.num_rows, barrel.row_pitch, reach)
-    return [group], _barrel_modules(barrel)
-
-
-def _disk_parts(disk: Disk, first: int) -> tuple[list[GroupRecord], npt.NDArray[np.void]]:
-    """The group records of a disk's rings, and its modules."""
-    groups: list[GroupRecord] = []
-    modules = []
-    count = 0
-    for ring in disk.rings:
-        reach = _reach(ring.half_inner, ring.radius - ring.half_v, ring.num_phi)
-        groups.append((False, disk.z, first + count, ring.num_phi, 1, 0.0, reach))
-        modules.append(_ring_modules(disk, ring, count + 1))
-        count += ring.num_phi
-    return groups, np.concatenate(modules)
-
-
 @lru_cache(maxsize=1)
 def geometry() -> Geometry:
     """All surfaces and modules of the detector, built once a process."""
     surfaces: list[tuple[bool, float, int, int]] = []
-    groups: list[GroupRecord] = []
+    groups: list[tuple[bool, float, int, int, int, float, int]] = []
     modules: list[npt.NDArray[np.void]] = []
     count = 0
     for surface in SURFACES:
-        is_barrel = isinstance(surface, Barrel)
-        parts = _barrel_parts(surface, count) if isinstance(surface, Barrel) else _disk_parts(surface, count)
-        coordinate = surface.radius if isinstance(surface, Barrel) else surface.z
-        surfaces.append((is_barrel, coordinate, len(groups), len(parts[0])))
-        groups += parts[0]
-        modules.append(parts[1])
-        count += len(parts[1])
+        first_group, first_module = len(groups), count
+        if isinstance(surface, Barrel):
+            coordinate = surface.radius
+            reach = _reach(surface.half_u, surface.radius, surface.num_phi)
+            groups.append((True, coordinate, count, surface.num_phi, surface.num_rows, surface.row_pitch, reach))
+            modules.append(_barrel_modules(surface))
+            count += len(modules[-1])
+        else:
+            coordinate = surface.z
+            for ring in surface.rings:
+                # The half width at the inner edge covers the widest angle.
+                reach = _reach(ring.half_inner, ring.radius - ring.half_v, ring.num_phi)
+                groups.append((False, coordinate, count, ring.num_phi, 1, 0.0, reach))
+                modules.append(_ring_modules(surface, ring, count - first_module + 1))
+                count += ring.num_phi
+        surfaces.append((isinstance(surface, Barrel), coordinate, first_group, len(groups) - first_group))
+    # The field at even steps needs no search. All nodes of the table are multiples of 50 mm: nothing is lost.
+    z = np.linspace(FIELD_Z[0], FIELD_Z[-1], 121)
     return Geometry(
         surfaces=np.array(surfaces, SURFACE_DTYPE),
         groups=np.array(groups, GROUP_DTYPE),
         modules=np.concatenate(modules),
-        field=_even_field(),
+        field=np.stack([z, np.interp(z, FIELD_Z, FIELD_BZ)], axis=1),
     )
 
 
@@ -347,12 +282,6 @@ FIELD_BZ = (0.3, 0.42, 0.7, 1.2, 1.47, 1.64, 1.75, 1.85, 1.89, 1.94, 1.96, 1.985
             1.997, 2.005, 1.995, 1.97, 1.945, 1.9, 1.83, 1.75, 1.62, 1.38, 1.02, 0.82, 0.58, 0.3,
             0.18)
 # fmt: on
-
-
-def _even_field() -> FloatTable:
-    """The field at even steps, which need no search. All nodes above are multiples of 50 mm: nothing is lost."""
-    z = np.linspace(FIELD_Z[0], FIELD_Z[-1], 121)
-    return np.stack([z, np.interp(z, FIELD_Z, FIELD_BZ)], axis=1)
 
 
 # Spectra of the charged particles with at least one hit, measured on 55 full events.
@@ -392,22 +321,19 @@ SECONDARY_RADIUS = np.array([
 # fmt: on
 
 
-def _chain(*layers: tuple[int, int]) -> list[LayerPair]:
-    return list(itertools.pairwise(layers))
-
-
 def _default_layer_pairs() -> tuple[LayerPair, ...]:
-    barrel = [(8, 2), (8, 4), (8, 6), (8, 8), (13, 2), (13, 4), (13, 6), (13, 8), (17, 2), (17, 4)]
-    pairs = _chain(*barrel)
-    pairs += _chain(*((7, layer) for layer in range(14, 0, -2)))
-    pairs += _chain(*((9, layer) for layer in range(2, 16, 2)))
-    pairs += _chain(*((12, layer) for layer in range(12, 0, -2)))
-    pairs += _chain(*((14, layer) for layer in range(2, 14, 2)))
+    chains = [
+        [(8, 2), (8, 4), (8, 6), (8, 8), (13, 2), (13, 4), (13, 6), (13, 8), (17, 2), (17, 4)],
+        [(7, layer) for layer in range(14, 0, -2)],
+        [(9, layer) for layer in range(2, 16, 2)],
+        [(12, layer) for layer in range(12, 0, -2)],
+        [(14, layer) for layer in range(2, 14, 2)],
+    ]
+    pairs = [pair for chain in chains for pair in itertools.pairwise(chain)]
     pairs += [((8, layer), first) for first in ((7, 14), (9, 2)) for layer in (2, 4, 6)]
     pairs += [((8, 6), (13, 2))]
     pairs += [((13, layer), first) for first in ((12, 12), (14, 2)) for layer in (2, 4, 6)]
-    pairs += [((13, 8), (16, 12)), ((13, 8), (18, 2))]
-    pairs += [((7, 14), (13, 2)), ((9, 2), (13, 2))]
+    pairs += [((13, 8), (16, 12)), ((13, 8), (18, 2)), ((7, 14), (13, 2)), ((9, 2), (13, 2))]
     pairs += [((7, 6), (12, 8)), ((7, 8), (12, 10))]
     return tuple(pairs)
 
@@ -427,5 +353,5 @@ def field_of_surfaces(volume: npt.NDArray[np.integer], layer: npt.NDArray[np.int
     Returns:
         z in mm and B_z, [K, 2], where all hits lie on surfaces of this detector.
     """
-    known = surface_numbers(*np.array(sorted(KNOWN_LAYERS)).T)
-    return geometry().field if np.isin(surface_numbers(volume, layer), known).all() else 2.0
+    surfaces = surface_numbers(*np.array(sorted(KNOWN_LAYERS)).T)
+    return geometry().field if np.isin(surface_numbers(volume, layer), surfaces).all() else 2.0

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
-from domainpar.events.graph import FloatArray, IntArray
 from domainpar.events.store import EventRecord, EventStore, StoredEvent, WholeEvent
 from partitioners import Topology, get_partitioner, group, number_along_phi
 from partitioners.quality import Quality, TruthCut, measure, measure_truth
+from partitioners.topology import FloatArray, IntArray
 
-PARTITIONERS = ("phi", "eta", "phi-eta", "metis", "contiguous")
+PARTITIONERS = ("phi", "eta", "phi-eta", "metis", "contiguous")  # `random` cuts worse than any of them
 GROUPINGS = ("contiguous", "metis")
 NUM_PARTS = (2, 4, 8, 16, 32)
 BINS = 8
@@ -89,7 +88,6 @@ def compare_cuts(
     groupings: Sequence[str] = GROUPINGS,
     num_parts: Sequence[int] = NUM_PARTS,
     seed: int = 0,
-    on_cut: Callable[[], None] | None = None,
 ) -> str:
     """A table of what each partitioner, grouping and number of parts would cut, on the event of median size.
 
@@ -99,7 +97,6 @@ def compare_cuts(
         groupings: Groupings of the tiles.
         num_parts: Numbers of parts.
         seed: Seed of what is random.
-        on_cut: Called after each row.
 
     Raises:
         StoreError: If the event cannot be read.
@@ -107,14 +104,19 @@ def compare_cuts(
     record = median_event(store)
     if record is None:
         return "The store has no events."
-    rows: list[tuple[str, ...]] = [_HEADER]
     with store.open(record) as event:
-        for cut in cuts_of(event, partitioners, groupings, num_parts, seed):
-            rows.append(_row(cut))
-            if on_cut is not None:
-                on_cut()
+        rows = [_HEADER, *map(_row, cuts_of(event, partitioners, groupings, num_parts, seed))]
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = (
+        # Two columns of words, then numbers.
+        "  ".join(
+            text.ljust(width) if place < 2 else text.rjust(width)
+            for place, (text, width) in enumerate(zip(row, widths))
+        )
+        for row in rows
+    )
     title = f"Event {record.event} ({record.num_nodes} nodes, {record.num_edges} edges, {record.num_tiles} tiles)"
-    return "\n".join([title + _SELECTION_NOTE, _aligned(rows)])
+    return "\n".join([title + _SELECTION_NOTE, *lines])
 
 
 def cuts_of(
@@ -135,7 +137,9 @@ def cuts_of(
             for parts in num_parts:
                 part_of_node = group(tiles, parts, grouping, seed)[assignment]
                 quality = measure(topology.edge_index, part_of_node, parts)
-                yield Cut(name, grouping, parts, quality, _truth(topology, part_of_node, label, particle_id))
+                # Without particles true segments are known, but not which of them make a track.
+                truth = None if label is None else measure_truth(topology.edge_index, part_of_node, label, particle_id)
+                yield Cut(name, grouping, parts, quality, truth)
 
 
 def median_event(store: EventStore) -> EventRecord | None:
@@ -144,7 +148,7 @@ def median_event(store: EventStore) -> EventRecord | None:
     return records[len(records) // 2] if records else None
 
 
-def histogram(title: str, values: npt.NDArray[np.integer] | FloatArray) -> str:
+def histogram(title: str, values: IntArray | FloatArray) -> str:
     """Bars of counts in equal bins, with smallest, median and largest value; a few values are listed as they are."""
     if len(values) <= 3:
         return f"{title}: {', '.join(f'{value:,.0f}' for value in values) or 'none'}"
@@ -172,13 +176,16 @@ _SELECTION_NOTE = (
     "cut: edges between parts. ghosts: per owned node. imbalance: largest part / mean part. neighbours: most of any "
     "part.\nsegments, tracks: true ones that the cut crosses (naive sectors lose them, an exact halo does not)."
 )
-_HEADER = (
-    *("partitioner", "grouping", "P", "cut %", "ghosts %", "node imb.", "edge imb.", "neighbours"),
-    *("segments %", "tracks %"),
-)
+_HEADER: tuple[str, ...] = (
+    "partitioner", "grouping", "P", "cut %", "ghosts %", "node imb.", "edge imb.", "neighbours", "segments %",
+    "tracks %",
+)  # fmt: skip
 
 
 def _row(cut: Cut) -> tuple[str, ...]:
+    def percent(part: int, whole: int) -> str:
+        return f"{100 * part / whole:.1f}" if whole else "-"
+
     quality = cut.quality
     return (
         cut.partitioner,
@@ -189,24 +196,8 @@ def _row(cut: Cut) -> tuple[str, ...]:
         f"{quality.node_imbalance:.2f}",
         f"{quality.edge_imbalance:.2f}",
         str(int(quality.neighbours.max())),
-        _percent(cut.truth.segments_cut, cut.truth.segments) if cut.truth else "-",
-        _percent(cut.truth.tracks_cut, cut.truth.tracks) if cut.truth else "-",
-    )
-
-
-def _percent(part: int, whole: int) -> str:
-    return f"{100 * part / whole:.1f}" if whole else "-"
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    # Two columns of words, then numbers.
-    return "\n".join(
-        "  ".join(
-            text.ljust(width) if column < 2 else text.rjust(width)
-            for column, (text, width) in enumerate(zip(row, widths))
-        )
-        for row in rows
+        percent(cut.truth.segments_cut, cut.truth.segments) if cut.truth else "-",
+        percent(cut.truth.tracks_cut, cut.truth.tracks) if cut.truth else "-",
     )
 
 
@@ -230,14 +221,3 @@ def _stored_parts(store: EventStore, record: EventRecord, num_parts: int) -> Qua
         part_of_node = group(event.tile_graph(), num_parts, "contiguous")[tile]
         ids = np.arange(event.num_edges)
         return measure(np.stack([event.read_edges("src", ids), event.read_edges("dst", ids)]), part_of_node, num_parts)
-
-
-def _truth(
-    topology: Topology, part_of_node: IntArray, label: IntArray | None, particle_id: IntArray | None
-) -> TruthCut | None:
-    if label is None:
-        return None
-    if particle_id is None:  # true segments are known, but not which of them make a track
-        nobody = np.zeros(topology.num_nodes, np.int64)
-        return replace(measure_truth(topology.edge_index, part_of_node, label, nobody), tracks=0, tracks_cut=0)
-    return measure_truth(topology.edge_index, part_of_node, label, particle_id)

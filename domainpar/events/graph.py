@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -68,12 +68,19 @@ class Hits:
     weight: FloatArray | None = None
     particles: Particles | None = None
 
+    @classmethod
+    def bare(cls, event_id: str, hit_id: IntArray, position: FloatArray | None) -> Hits:
+        """Hits of which neither detector nor particles are known."""
+        unknown = np.zeros(len(hit_id), np.int32)
+        return cls(event_id, hit_id, position, volume=unknown, layer=unknown, module=unknown)
+
     def __len__(self) -> int:
         return len(self.hit_id)
 
 
 def surface_numbers(volume: IntArray, layer: IntArray) -> IntArray:
     """A number for the (volume, layer) of each hit: equal for equal pairs only, 0 for (0, 0), int64 [N]."""
+    # The layer in the lower 32 bits, which it never leaves.
     return volume.astype(np.int64) * (1 << 32) + layer
 
 
@@ -110,27 +117,66 @@ class EventGraph:
         return int(self.edge_index.shape[1])
 
 
-def check_graph(graph: EventGraph, place: Place) -> None:
+def checked(graph: EventGraph, place: Place) -> EventGraph:
     """Refuse a graph whose arrays do not fit together or hold values that cannot be computed with.
 
     Args:
         graph: The event.
         place: The event and its file.
 
+    Returns:
+        The graph with its labels, which may have come as any numbers, as uint8.
+
     Raises:
         Problem: Naming event, file, the array, and the first bad value with its place in it.
     """
-    num_nodes, num_edges = graph.num_nodes, int(np.shape(graph.edge_index)[-1])
-    _check_hits(graph.hits, place)
-    _check_shape(place, "features", graph.features, (num_nodes, len(graph.feature_names)))
-    _check_shape(place, "edge_index", graph.edge_index, (2, num_edges))
-    _check_shape(place, "edge_features", graph.edge_features, (num_edges, len(graph.edge_feature_names)))
-    _check_edge_index(graph.edge_index, num_nodes, place)
+    check_hits(graph.hits, place)
+    check_array(place, "features", graph.features, (graph.num_nodes, len(graph.feature_names)))
+    check_ends(place, "edge_index", graph.edge_index, graph.num_nodes)
+    check_array(place, "edge_features", graph.edge_features, (graph.num_edges, len(graph.edge_feature_names)))
     check_finite(place, "features", graph.features)
     check_finite(place, "edge_features", graph.edge_features)
-    if graph.label is not None:
-        _check_shape(place, "label", graph.label, (num_edges,))
-        _check_labels(graph.label, place)
+    if (label := graph.label) is None:
+        return graph
+    check_array(place, "label", label, (graph.num_edges,))
+    bad = np.flatnonzero((label != 0) & (label != 1))
+    if len(bad):
+        raise place.problem(f"label of edge {bad[0]} is {label[bad[0]]}, expected 0 or 1 ({len(bad)} such edges)")
+    return replace(graph, label=label.astype(np.uint8))
+
+
+def check_array(
+    place: Place, name: str, values: Array, shape: tuple[int | str, ...], expected: str = "numbers", hint: str = ""
+) -> None:
+    """Refuse an array of another shape, or of other values than numbers.
+
+    Args:
+        place: The event and its file.
+        name: Name of the array in the file.
+        values: The array.
+        shape: The shape it must have; a word stands for any size.
+        expected: What it should hold; of `integers` nothing else is taken.
+        hint: What to do about it.
+
+    Raises:
+        Problem: With the type and shape that it has, and those expected.
+    """
+    fits = values.ndim == len(shape) and all(isinstance(n, str) or n == size for n, size in zip(shape, values.shape))
+    if not fits or values.dtype.kind not in ("iu" if expected == "integers" else "biuf"):
+        what = f"{name} is {values.dtype} of shape {list(values.shape)}, expected {expected}"
+        raise place.problem(f"{what} [{', '.join(map(str, shape))}]", hint)
+
+
+def check_ends(place: Place, name: str, ends: Array, num_nodes: int, least: int = 0) -> None:
+    """Refuse edges that are not integers [2, E], or that name a node outside [least, num_nodes)."""
+    check_array(place, name, ends, (2, "edges"), "integers")
+    bad = np.flatnonzero(((ends < least) | (ends >= num_nodes)).any(axis=0))
+    if len(bad):
+        src, dst = ends[:, bad[0]].tolist()
+        raise place.problem(
+            f"{name} names nodes that do not exist in {len(bad)} edges, the first is edge {bad[0]}: "
+            f"{src} -> {dst}; the event has nodes 0 to {num_nodes - 1}"
+        )
 
 
 def check_finite(place: Place, name: str, values: FloatArray) -> None:
@@ -149,36 +195,17 @@ def check_finite(place: Place, name: str, values: FloatArray) -> None:
         )
 
 
-def _check_hits(hits: Hits, place: Place) -> None:
+def check_hits(hits: Hits, place: Place) -> None:
+    """Refuse columns of unequal length, and positions or weights that are not finite.
+
+    Raises:
+        Problem: Naming the column.
+    """
     for name in ("volume", "layer", "module", "particle_id", "weight"):
-        values = getattr(hits, name)
-        if values is not None:
-            _check_shape(place, name, values, (len(hits),))
+        if (values := getattr(hits, name)) is not None:
+            check_array(place, name, values, (len(hits),))
     if hits.position is not None:
-        _check_shape(place, "position", hits.position, (len(hits), 3))
+        check_array(place, "position", hits.position, (len(hits), 3))
         check_finite(place, "position", hits.position)
     if hits.weight is not None:
         check_finite(place, "weight", hits.weight)
-
-
-def _check_shape(place: Place, name: str, values: Array, expected: tuple[int, ...]) -> None:
-    if values.shape != expected:
-        raise place.problem(f"{name} has shape {list(values.shape)}, expected {list(expected)}")
-
-
-def _check_edge_index(edge_index: Array, num_nodes: int, place: Place) -> None:
-    if not np.issubdtype(edge_index.dtype, np.integer):
-        raise place.problem(f"edge_index has dtype {edge_index.dtype}, expected integers")
-    bad = np.flatnonzero(((edge_index < 0) | (edge_index >= num_nodes)).any(axis=0))
-    if len(bad):
-        src, dst = (int(i) for i in edge_index[:, bad[0]])
-        raise place.problem(
-            f"edge_index names nodes that do not exist in {len(bad)} edges, the first is edge {bad[0]}: "
-            f"{src} -> {dst}; the event has nodes 0 to {num_nodes - 1}"
-        )
-
-
-def _check_labels(label: Array, place: Place) -> None:
-    bad = np.flatnonzero((label != 0) & (label != 1))
-    if len(bad):
-        raise place.problem(f"label of edge {bad[0]} is {label[bad[0]]}, expected 0 or 1 ({len(bad)} such edges)")

@@ -10,15 +10,16 @@ import math
 import re
 import zipfile
 import zlib
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from domainpar.events.construct import EDGE_FEATURES, NODE_FEATURES, NODE_SCALE, edge_features
-from domainpar.events.graph import EventGraph, FloatArray, Hits, IntArray, check_finite, check_graph
+from domainpar.events.graph import Array, EventGraph, Hits, check_array, check_finite, checked
 from domainpar.problems import Place, Problem
+from partitioners.topology import IntArray
 
 LARGEST_ARRAY = 2**34
 """Bytes that one array of a file may have: 16 GiB."""
@@ -74,61 +75,30 @@ def read_event(directory: str | Path, event_id: str, num_phi_sectors: int = 1) -
     path = Path(directory) / f"event{event_id}.npz"
     place = Place(event_id, path)
     arrays = _load(path, place, _ARRAYS)
-    features = _features(arrays["X"], num_phi_sectors, place)
-    num_edges = len(arrays["y"])
-    edge_index = np.stack([_ends(arrays[f"{side}_rows"], arrays[f"{side}_cols"], num_edges, side, place)
-                           for side in ("Ro", "Ri")])  # fmt: skip
-    hits = _hits(event_id, features, _hit_ids(Path(directory), event_id, len(features)))
-    check_graph(_bare_graph(hits, features, edge_index, arrays["y"]), place)
-    assert hits.position is not None
-    return EventGraph(
-        hits=hits,
-        features=features,
-        feature_names=NODE_FEATURES,
-        edge_index=edge_index,
-        edge_features=edge_features(hits.position, edge_index),
-        edge_feature_names=EDGE_FEATURES,
-        label=arrays["y"].astype(np.uint8),
-    )
-
-
-def _bare_graph(hits: Hits, features: FloatArray, edge_index: IntArray, label: npt.NDArray[Any]) -> EventGraph:
-    """The graph without edge features: they can be computed only once it is known that the edges name real nodes."""
-    nothing = np.zeros((edge_index.shape[1], 0), np.float32)
-    return EventGraph(
-        hits=hits,
-        features=features,
-        feature_names=NODE_FEATURES,
-        edge_index=edge_index,
-        edge_features=nothing,
-        edge_feature_names=(),
-        label=label,
-    )
-
-
-def _features(x: npt.NDArray[Any], num_phi_sectors: int, place: Place) -> FloatArray:
     if num_phi_sectors < 1:
         raise ValueError(f"num_phi_sectors is {num_phi_sectors}, expected at least 1.")
-    if x.ndim != 2 or x.shape[1] != 3:
-        raise place.problem(f"X has shape {list(x.shape)}, expected [hits, 3] with r, phi and z")
-    features = x.astype(np.float32)
+    check_array(place, "X", arrays["X"], ("hits", 3), "r, phi and z,")
+    features = arrays["X"].astype(np.float32)
     check_finite(place, "X", features)
     if num_phi_sectors > 1:
         features[:, 1] /= num_phi_sectors
-    return features
-
-
-def _hits(event_id: str, features: FloatArray, hit_id: IntArray) -> Hits:
+    edge_index = np.stack([_ends(arrays, side, place) for side in ("Ro", "Ri")])
     r, phi, z = (features.astype(np.float64) * NODE_SCALE).T
-    unknown = np.zeros(len(features), np.int32)
-    return Hits(
-        event_id=event_id,
-        hit_id=hit_id,
-        position=np.stack([r * np.cos(phi), r * np.sin(phi), z], axis=1).astype(np.float32),
-        volume=unknown,
-        layer=unknown,
-        module=unknown,
+    position = np.stack([r * np.cos(phi), r * np.sin(phi), z], axis=1).astype(np.float32)
+    graph = checked(
+        EventGraph(
+            hits=Hits.bare(event_id, _hit_ids(Path(directory), event_id, len(features)), position),
+            features=features,
+            feature_names=NODE_FEATURES,
+            edge_index=edge_index,
+            edge_features=np.zeros((edge_index.shape[1], 0), np.float32),
+            edge_feature_names=(),
+            label=arrays["y"],
+        ),
+        place,
     )
+    # They can be computed only now that the edges are known to name real nodes.
+    return replace(graph, edge_features=edge_features(position, edge_index), edge_feature_names=EDGE_FEATURES)
 
 
 def _hit_ids(directory: Path, event_id: str, num_hits: int) -> IntArray:
@@ -137,20 +107,18 @@ def _hit_ids(directory: Path, event_id: str, num_hits: int) -> IntArray:
         return np.arange(num_hits)
     place = Place(event_id, path)
     hit_id = _load(path, place, ("ID",))["ID"]
-    if hit_id.shape != (num_hits,) or not np.issubdtype(hit_id.dtype, np.integer):
-        raise place.problem(f"ID is {hit_id.dtype} of shape {list(hit_id.shape)}, expected integers [{num_hits}]")
+    check_array(place, "ID", hit_id, (num_hits,), "integers")
     if len(np.unique(hit_id)) != num_hits:
         raise place.problem(f"{num_hits - len(np.unique(hit_id))} of {num_hits} hit ids are repeated")
     return hit_id.astype(np.int64)
 
 
-def _ends(rows: IntArray, edges: IntArray, num_edges: int, side: str, place: Place) -> IntArray:
-    """The node at one end of each edge: `rows[k]` belongs to edge `edges[k]`, listed in any order."""
-    for name, values in (("rows", rows), ("cols", edges)):
-        if values.shape != (num_edges,) or not np.issubdtype(values.dtype, np.integer):
-            raise place.problem(
-                f"{side}_{name} is {values.dtype} of shape {list(values.shape)}, expected integers [{num_edges}] like y"
-            )
+def _ends(arrays: Mapping[str, Array], side: str, place: Place) -> IntArray:
+    """The node at one end of each edge: `rows[k]` belongs to edge `cols[k]`, listed in any order."""
+    num_edges = len(arrays["y"])
+    for name in (f"{side}_rows", f"{side}_cols"):
+        check_array(place, name, arrays[name], (num_edges,), "integers")
+    rows, edges = arrays[f"{side}_rows"], arrays[f"{side}_cols"]
     times_listed = np.bincount(edges[(edges >= 0) & (edges < num_edges)], minlength=num_edges)
     if (times_listed != 1).any():
         edge = int(np.flatnonzero(times_listed != 1)[0])
@@ -162,12 +130,12 @@ def _ends(rows: IntArray, edges: IntArray, num_edges: int, side: str, place: Pla
     return ends
 
 
-def _load(path: Path, place: Place, names: tuple[str, ...]) -> dict[str, npt.NDArray[Any]]:
+def _load(path: Path, place: Place, names: tuple[str, ...]) -> dict[str, Array]:
     try:
         with zipfile.ZipFile(path) as archive:
-            found = {name.removesuffix(".npy") for name in archive.namelist()}
-            if missing := [name for name in names if name not in found]:
-                raise ValueError(f"no array {', '.join(missing)}; found {sorted(found)}, expected {sorted(names)}")
+            members = {name.removesuffix(".npy") for name in archive.namelist()}
+            if missing := [name for name in names if name not in members]:
+                raise ValueError(f"no array {', '.join(missing)}; found {sorted(members)}, expected {sorted(names)}")
             for name in names:
                 _check_declared(archive, f"{name}.npy")
         # allow_pickle is off by default and stays off: an object array in a file is a program.

@@ -37,9 +37,8 @@ class OwnEvents:
     @classmethod
     def of(cls, store: EventStore) -> OwnEvents:
         """Those of a run that is begun on a store."""
-        return cls(
-            *(tuple((record.event, record.sha256) for record in store.events(split)) for split in ("train", "val"))
-        )
+        splits: tuple[Split, ...] = ("train", "val")
+        return cls(*(tuple((record.event, record.sha256) for record in store.events(split)) for split in splits))
 
     @classmethod
     def read(cls, kept: Table) -> OwnEvents | None:
@@ -51,13 +50,10 @@ class OwnEvents:
         if (events := kept.get("events")) is None:
             return None
         try:
-            train, val = (
-                tuple((str(name), str(sha256)) for name, sha256 in events[split]) for split in ("train", "val")
-            )
+            return cls(*(tuple((str(name), str(sha)) for name, sha in events[split]) for split in ("train", "val")))
         except (KeyError, TypeError, ValueError) as error:
             what = f"run.json cannot be read: its events are listed otherwise: {type(error).__name__}: {error}"
             raise Problem(what, "name another run") from error
-        return cls(train, val)
 
     def taken_from(self, store: EventStore, began_with: str) -> EventStore:
         """A store that may have grown since, as if it held these events only.
@@ -82,6 +78,7 @@ class OwnEvents:
 
     @cached_property
     def _split_of(self) -> dict[str, Split]:
+        # The last wins: what was trained on as well as validated with counts as trained on.
         return {**{sha256: "val" for _, sha256 in self.val}, **{sha256: "train" for _, sha256 in self.train}}
 
     def split_of(self, record: EventRecord) -> Split | None:
@@ -94,10 +91,10 @@ class OwnEvents:
         counts: dict[str, dict[str, int]] = {}
         for record in records:
             count = counts.setdefault(record.split, {"events": 0, "trained_on": 0, "same_name": 0})
-            known = self.split_of(record) == "train"
+            trained_on = self.split_of(record) == "train"
             count["events"] += 1
-            count["trained_on"] += known
-            count["same_name"] += not known and record.event in names
+            count["trained_on"] += trained_on
+            count["same_name"] += not trained_on and record.event in names
         return counts
 
 
@@ -109,11 +106,11 @@ def told_of(counts: Mapping[str, Mapping[str, int]] | None) -> list[str]:
     for split, count in counts.items():
         alone = f"the one {split} event" if count["events"] == 1 else None
         events = f"of these {several(count['events'], f'{split} event')}"
-        if known := count["trained_on"]:
-            lines.append(f"{alone or f'{known:,} {events}'} {'was' if known == 1 else 'were'} trained on")
-        if named := count["same_name"]:
-            have = "has the name of an event that was" if named == 1 else "have names of events that were"
-            lines.append(f"{alone or f'{named:,} {events}'} {have} trained on, and other content")
+        if number := count["trained_on"]:
+            lines.append(f"{alone or f'{number:,} {events}'} {'was' if number == 1 else 'were'} trained on")
+        if number := count["same_name"]:
+            have = "has the name of an event that was" if number == 1 else "have names of events that were"
+            lines.append(f"{alone or f'{number:,} {events}'} {have} trained on, and other content")
     return lines
 
 
@@ -140,13 +137,13 @@ def difference(
         events: Name and sha256 of each. None of them: what was kept by an earlier version is known by its digest.
         digest: Digest of the store that held them.
     """
-    found = {record.event: record.sha256 for record in store.records}
+    hashes = {record.event: record.sha256 for record in store.records}
     events = list(events)
     for event, sha256 in events:
-        if event not in found:
+        if event not in hashes:
             return event, f"{store.path} does not hold event {event}"
-        if found[event] != sha256:
-            return event, f"{store.path} holds event {event} with sha256 {found[event][:12]}, then it was {sha256[:12]}"
+        if (here := hashes[event]) != sha256:
+            return event, f"{store.path} holds event {event} with sha256 {here[:12]}, then it was {sha256[:12]}"
     if not events and digest is not None and store.digest != digest:
         return "", f"digest {store.digest[:12]}, not {digest[:12]}"
     return None
@@ -159,10 +156,13 @@ def kept_place(store: Path, beside: Path) -> dict[str, str]:
 
 def places(kept: Table, beside: Path) -> list[Path]:
     """Possible places of the store that a file in the directory `beside` keeps: seen from there, and where it was."""
-    told = str(kept.get("path") or "")
+    if not (path := str(kept.get("path") or "")):
+        return []
     # An earlier version kept the path as it was typed, seen from the directory of the command.
-    found = (os.path.join(os.path.abspath(beside), told), str(kept.get("absolute") or os.path.abspath(told)))
-    return [_from_here(Path(place)) for place in dict.fromkeys(map(os.path.normpath, found))] if told else []
+    absolute = (os.path.join(os.path.abspath(beside), path), str(kept.get("absolute") or os.path.abspath(path)))
+    paths, here = map(Path, dict.fromkeys(map(os.path.normpath, absolute))), Path.cwd()
+    # As they would be typed: relative below this directory.
+    return [path.relative_to(here) if path.is_relative_to(here) else path for path in paths]
 
 
 def not_there(kept: Table, beside: Path) -> str:
@@ -194,18 +194,13 @@ def store_of_run(run: Path, about: Table) -> Path:
         Problem: If it is in none of the places that its `run.json` knows.
     """
     own = OwnEvents.read(about["store"])
-    found = find_store(about["store"], run, () if own is None else own.train + own.val)
-    if found is None:
+    place = find_store(about["store"], run, () if own is None else own.train + own.val)
+    if place is None:
         what = f"the store that {run} was trained on is not found: {not_there(about['store'], run)}"
         raise Problem(what, "name its place with --store")
-    return found
+    return place
 
 
 def kept_events(store: EventStore) -> dict[str, Any]:
     """The events of a run that is begun on a store, to be kept in `run.json`."""
     return asdict(OwnEvents.of(store))
-
-
-def _from_here(path: Path) -> Path:
-    """A path as one would type it: relative where it lies below this directory."""
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

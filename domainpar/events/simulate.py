@@ -13,13 +13,10 @@ from typing import Any
 
 import numba
 import numpy as np
-import numpy.typing as npt
 
 from domainpar.events import detector
 from domainpar.events.graph import Hits, Particles
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from partitioners.topology import FloatArray, IntArray
 
 MIN_HITS = 20
 """Smallest `num_hits` that is worth calling an event."""
@@ -61,14 +58,14 @@ CURVATURE = -detector.GEV_PER_TESLA_MM
 class _Tracks:
     """Particles before propagation: one row each, momenta in GeV, lengths in mm."""
 
-    vertex: Floats
-    phi: Floats
-    pt: Floats
-    eta: Floats
-    charge: Floats
-    mass: Floats
+    vertex: FloatArray
+    phi: FloatArray
+    pt: FloatArray
+    eta: FloatArray
+    charge: FloatArray
+    mass: FloatArray
 
-    def take(self, rows: npt.NDArray[Any]) -> _Tracks:
+    def take(self, rows: IntArray) -> _Tracks:
         return _Tracks(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
 
     def and_then(self, other: _Tracks) -> _Tracks:
@@ -110,43 +107,26 @@ def simulate_event(seed: int, num_hits: int = 100_000, event_id: str | None = No
     position = _read_out(generator, modules, np.concatenate([signal_local, noise_local]))
     # Shuffled within a module: otherwise the order of hits would tell signal from noise.
     order = np.lexsort((generator.random(len(modules)), modules))
-    particles = _as_particles(tracks.take(seen), nhits)
-    name = event_id if event_id is not None else f"sim{seed:09d}"
-    return _as_hits(name, position[order], modules[order], particle_id[order], particles)
-
-
-def _as_particles(tracks: _Tracks, nhits: Ints) -> Particles:
-    return Particles(
-        particle_id=np.arange(1, len(tracks.pt) + 1, dtype=np.int64),
-        pt=tracks.pt.astype(np.float32),
-        eta=tracks.eta.astype(np.float32),
-        vertex=tracks.vertex.astype(np.float32),
+    tracks = tracks.take(seen)
+    particles = Particles(
+        particle_id=np.arange(1, len(seen) + 1, dtype=np.int64),
+        **{name: getattr(tracks, name).astype(np.float32) for name in ("pt", "eta", "vertex")},
         nhits=nhits.astype(np.int32),
         charge=tracks.charge.astype(np.int8),
     )
-
-
-def _as_hits(event_id: str, position: Floats, modules: Ints, particle_id: Ints, particles: Particles) -> Hits:
+    position, modules, particle_id = position[order], modules[order], particle_id[order]
+    # One equal share for every hit of a particle with enough hits.
+    counted = np.concatenate([[0], nhits])[particle_id] >= MIN_WEIGHTED_HITS
     table = detector.geometry().modules[modules]
     return Hits(
-        event_id=event_id,
+        event_id=event_id if event_id is not None else f"sim{seed:09d}",
         hit_id=np.arange(1, len(modules) + 1, dtype=np.int64),
         position=position.astype(np.float32),
-        volume=table["volume"].copy(),
-        layer=table["layer"].copy(),
-        module=table["module"].copy(),
+        **{name: table[name].copy() for name in ("volume", "layer", "module")},
         particle_id=particle_id,
-        weight=_truth_weights(particle_id, particles.nhits),
+        weight=(counted / max(1, counted.sum())).astype(np.float32),
         particles=particles,
     )
-
-
-def _truth_weights(particle_id: Ints, nhits: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """One equal share for every hit of a particle with enough hits."""
-    nhits_of_id = np.concatenate([[0], nhits])
-    counted = nhits_of_id[particle_id] >= MIN_WEIGHTED_HITS
-    weight: npt.NDArray[np.float32] = (counted / max(1, counted.sum())).astype(np.float32)
-    return weight
 
 
 # --- particles -------------------------------------------------------------------------------------------------------
@@ -196,28 +176,27 @@ def _draw_secondary(generator: np.random.Generator, count: int) -> _Tracks:
     )
 
 
-def _quantile(table: Floats, level: Floats) -> Floats:
+def _quantile(table: FloatArray, level: FloatArray) -> FloatArray:
     return np.interp(level, detector.QUANTILE_LEVELS, table)
 
 
-def _signs(generator: np.random.Generator, count: int, positive_share: float) -> Floats:
+def _signs(generator: np.random.Generator, count: int, positive_share: float) -> FloatArray:
     return np.where(generator.random(count) < positive_share, 1.0, -1.0)
 
 
 # --- propagation -----------------------------------------------------------------------------------------------------
 
 
-def _cross_modules(generator: np.random.Generator, tracks: _Tracks) -> tuple[Ints, Ints, Floats]:
+def _cross_modules(generator: np.random.Generator, tracks: _Tracks) -> tuple[IntArray, IntArray, FloatArray]:
     """Follow all tracks: the track, the module and the local (u, v, du/dw, dv/dw) of each hit."""
-    num_tracks = len(tracks.pt)
-    shape = (num_tracks, MAX_CROSSINGS)
+    shape = (len(tracks.pt), MAX_CROSSINGS)
     geometry = detector.geometry()
     return _propagate(  # type: ignore[no-any-return]
         np.concatenate([tracks.vertex, tracks.phi[:, None]], axis=1),
         np.stack([tracks.pt, np.sinh(tracks.eta), tracks.charge, tracks.mass], axis=1),
         generator.standard_normal((*shape, 2)),
         generator.random(shape),
-        generator.random((num_tracks, MAX_HITS_PER_PARTICLE)),
+        generator.random((len(tracks.pt), MAX_HITS_PER_PARTICLE)),
         geometry.surfaces,
         geometry.groups,
         geometry.modules,
@@ -230,8 +209,7 @@ def _field_at(field: Any, z: float) -> float:
     """B_z at z, linear between the nodes of an even table; constant outside."""
     place = min(max((z - field[0, 0]) / (field[1, 0] - field[0, 0]), 0.0), len(field) - 1.0)
     node = min(int(place), len(field) - 2)
-    bz: float = field[node, 1] + (place - node) * (field[node + 1, 1] - field[node, 1])
-    return bz
+    return float(field[node, 1] + (place - node) * (field[node + 1, 1] - field[node, 1]))
 
 
 @numba.njit(cache=True)
@@ -285,7 +263,7 @@ def _meet_module(state: Any, slope: float, k: float, guess: float, module: Any) 
 
 
 @numba.njit(cache=True)
-def _hit_modules(state: Any, slope: float, k: float, s: float, travelled: float, group: Any, modules: Any, found: Any,
+def _hit_modules(state: Any, slope: float, k: float, s: float, travelled: float, group: Any, modules: Any, crossed: Any,
                  local: Any, count: int) -> int:  # fmt: skip
     """Append the modules of one barrel or ring that the track meets near arc length s; returns the new count."""
     x, y, z, _psi = _advance(state, slope, k, s)
@@ -296,8 +274,8 @@ def _hit_modules(state: Any, slope: float, k: float, s: float, travelled: float,
             index = group.first_module + r * group.num_phi + j % group.num_phi
             inside, where, u, v, du, dv = _meet_module(state, slope, k, s, modules[index])
             # Not behind the vertex, and not on another turn of the helix.
-            if inside and travelled + where > 0 and abs(where - s) < 60.0 and count < len(found):
-                found[count] = index
+            if inside and travelled + where > 0 and abs(where - s) < 60.0 and count < len(crossed):
+                crossed[count] = index
                 local[count] = u, v, du, dv
                 count += 1
     return count
@@ -330,7 +308,7 @@ def _pass_material(psi: float, slope: float, pt: float, mass: float, kick: Any) 
 
 @numba.njit(cache=True)
 def _follow(start: Any, momentum: Any, kicks: Any, fates: Any, surfaces: Any, groups: Any, modules: Any, field: Any,
-            found: Any, local: Any) -> int:  # fmt: skip
+            crossed: Any, local: Any) -> int:  # fmt: skip
     """Follow one track to its end, writing the modules it meets; returns how many."""
     pt, slope, charge, mass = momentum
     state = (start[0], start[1], start[2], start[3])
@@ -348,11 +326,11 @@ def _follow(start: Any, momentum: Any, kicks: Any, fates: Any, surfaces: Any, gr
                 continue
             before = count
             for g in range(surfaces[i].first_group, surfaces[i].first_group + surfaces[i].num_groups):
-                count = _hit_modules(state, slope, k, s, travelled, groups[g], modules, found, local, count)
+                count = _hit_modules(state, slope, k, s, travelled, groups[g], modules, crossed, local, count)
             if count == before:
                 continue
             stop = STOP_IN_BARREL if surfaces[i].is_barrel else STOP_IN_DISK
-            if fates[crossings] < stop or crossings + 1 == len(fates) or count == len(found):
+            if fates[crossings] < stop or crossings + 1 == len(fates) or count == len(crossed):
                 return count
             psi, new_slope, pt = _pass_material(psi, new_slope, pt, mass, kicks[crossings])
             if pt < SMALLEST_PT:
@@ -373,13 +351,13 @@ def _propagate(starts: Any, momenta: Any, kicks: Any, fates: Any, luck: Any, sur
     capacity = len(starts) * MAX_HITS_PER_PARTICLE
     tracks, hit_modules = np.empty(capacity, np.int64), np.empty(capacity, np.int64)
     hit_local = np.empty((capacity, 4))
-    found, local = np.empty(MAX_HITS_PER_PARTICLE, np.int64), np.empty((MAX_HITS_PER_PARTICLE, 4))
+    crossed, local = np.empty(MAX_HITS_PER_PARTICLE, np.int64), np.empty((MAX_HITS_PER_PARTICLE, 4))
     total = 0
     for i in range(len(starts)):
-        count = _follow(starts[i], momenta[i], kicks[i], fates[i], surfaces, groups, modules, field, found, local)
+        count = _follow(starts[i], momenta[i], kicks[i], fates[i], surfaces, groups, modules, field, crossed, local)
         for j in range(count):
             if luck[i, j] < MODULE_EFFICIENCY:
-                tracks[total], hit_modules[total] = i, found[j]
+                tracks[total], hit_modules[total] = i, crossed[j]
                 hit_local[total] = local[j]
                 total += 1
     return tracks[:total].copy(), hit_modules[:total].copy(), hit_local[:total].copy()
@@ -388,7 +366,7 @@ def _propagate(starts: Any, momenta: Any, kicks: Any, fates: Any, luck: Any, sur
 # --- read-out --------------------------------------------------------------------------------------------------------
 
 
-def _draw_noise(generator: np.random.Generator, count: int) -> tuple[Ints, Floats]:
+def _draw_noise(generator: np.random.Generator, count: int) -> tuple[IntArray, FloatArray]:
     """Noise: even over modules, whatever their size, and even within each, as measured. No direction."""
     geometry = detector.geometry()
     index = generator.integers(0, len(geometry.modules), count)
@@ -399,7 +377,7 @@ def _draw_noise(generator: np.random.Generator, count: int) -> tuple[Ints, Float
     return index, np.stack([fraction[:, 0] * width, fraction[:, 1] * modules["half_v"], zero, zero], axis=1)
 
 
-def _read_out(generator: np.random.Generator, index: Ints, local: Floats) -> Floats:
+def _read_out(generator: np.random.Generator, index: IntArray, local: FloatArray) -> FloatArray:
     """Global positions as the cells see them, float64 [N, 3]."""
     modules = detector.geometry().modules[index]
     span = local[:, 2:] * modules["thickness"][:, None]
@@ -410,11 +388,10 @@ def _read_out(generator: np.random.Generator, index: Ints, local: Floats) -> Flo
     several = np.floor((local[:, :2] + edge - span / 2) / pitch) != np.floor((local[:, :2] + edge + span / 2) / pitch)
     mean += several * generator.uniform(-1.0, 1.0, mean.shape) * CHARGE_SHARING * pitch
     u, v = (mean - edge).T
-    position: Floats = modules["centre"] + u[:, None] * modules["u_axis"] + v[:, None] * modules["v_axis"]
-    return position
+    return np.asarray(modules["centre"] + u[:, None] * modules["u_axis"] + v[:, None] * modules["v_axis"])
 
 
-def _cell_average(place: Floats, span: Floats, pitch: Floats) -> Floats:
+def _cell_average(place: FloatArray, span: FloatArray, pitch: FloatArray) -> FloatArray:
     """Mean cell centre along the part of the sensor that the track passed, by path length in each cell.
 
     A short passage gives the centre of one cell, so a long strip tells its own middle; a long one averages
@@ -422,12 +399,10 @@ def _cell_average(place: Floats, span: Floats, pitch: Floats) -> Floats:
     """
     length = np.maximum(np.abs(span) / pitch, 1e-3)
     low = place / pitch - 0.5 * length
-    mean: Floats = (_centre_integral(low + length) - _centre_integral(low)) / length * pitch
-    return mean
+    return np.asarray((_centre_integral(low + length) - _centre_integral(low)) / length * pitch)
 
 
-def _centre_integral(place: Floats) -> Floats:
+def _centre_integral(place: FloatArray) -> FloatArray:
     """Integral from 0 of (cell number + 1/2), for cells of width 1."""
     cell = np.floor(place)
-    integral: Floats = 0.5 * cell * cell + (cell + 0.5) * (place - cell)
-    return integral
+    return np.asarray(0.5 * cell * cell + (cell + 0.5) * (place - cell))

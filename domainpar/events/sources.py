@@ -75,14 +75,38 @@ def open_source(
         return _simulated(count, seed, num_hits, cuts)
     if directory is None:
         raise Problem(f"source {kind} needs the directory of its files", "name it with --input")
+    path = Path(directory)
+    # Readers are imported when they are used: pandas and torch take seconds to load, and a simulation needs neither.
     if kind == "trackml":
-        source = _trackml(Path(directory), cuts)
+        from domainpar.events import trackml
+
+        source = Source(
+            tuple(trackml.list_events(path)),
+            lambda name: build_graph(trackml.read_event(path, name), cuts),
+            lambda name: trackml.event_files(path, name),
+            {"source": kind, **_as_json(cuts)},
+        )
     elif kind == "heptrkx":
-        source = _heptrkx(Path(directory), num_phi_sectors)
+        from domainpar.events import heptrkx
+
+        source = Source(
+            tuple(heptrkx.list_events(path)),
+            lambda name: heptrkx.read_event(path, name, num_phi_sectors),
+            lambda name: heptrkx.event_files(path, name),
+            {"source": kind, "num_phi_sectors": num_phi_sectors},
+            whole=heptrkx.whole_event,
+        )
     elif kind == "pyg":
-        source = _pyg(Path(directory))
+        from domainpar.events import pyg
+
+        source = Source(
+            tuple(pyg.list_events(path)),
+            lambda name: pyg.read_event(pyg.event_path(path, name)),
+            lambda name: [pyg.event_path(path, name)],
+            {"source": kind},
+        )
     elif kind == "acorn":
-        source = _acorn(Path(directory), acorn)
+        source = _acorn(path, acorn)
     else:
         raise ValueError(f"unknown source {kind!r}; known: simulate, trackml, heptrkx, pyg, acorn.")
     if num_events is not None and num_events > len(source.names):
@@ -93,9 +117,6 @@ def open_source(
     return replace(source, names=source.names[:num_events])
 
 
-# Readers are imported when they are used: pandas and torch take seconds to load, and a simulation needs neither.
-
-
 def _simulated(num_events: int, seed: int, num_hits: int, cuts: Cuts) -> Source:
     from domainpar.events.simulate import simulate_event
 
@@ -104,42 +125,8 @@ def _simulated(num_events: int, seed: int, num_hits: int, cuts: Cuts) -> Source:
     def read(name: str) -> EventGraph:
         return build_graph(simulate_event(seeds[name], num_hits, name), cuts)
 
-    settings = {"source": "simulate", "num_hits": num_hits, **_cut_settings(cuts)}
+    settings = {"source": "simulate", "num_hits": num_hits, **_as_json(cuts)}
     return Source(tuple(seeds), read, lambda _: [], settings)
-
-
-def _trackml(directory: Path, cuts: Cuts) -> Source:
-    from domainpar.events import trackml
-
-    return Source(
-        tuple(trackml.list_events(directory)),
-        lambda name: build_graph(trackml.read_event(directory, name), cuts),
-        lambda name: trackml.event_files(directory, name),
-        {"source": "trackml", **_cut_settings(cuts)},
-    )
-
-
-def _heptrkx(directory: Path, num_phi_sectors: int) -> Source:
-    from domainpar.events import heptrkx
-
-    return Source(
-        tuple(heptrkx.list_events(directory)),
-        lambda name: heptrkx.read_event(directory, name, num_phi_sectors),
-        lambda name: heptrkx.event_files(directory, name),
-        {"source": "heptrkx", "num_phi_sectors": num_phi_sectors},
-        whole=heptrkx.whole_event,
-    )
-
-
-def _pyg(directory: Path) -> Source:
-    from domainpar.events import pyg
-
-    return Source(
-        tuple(pyg.list_events(directory)),
-        lambda name: pyg.read_event(pyg.event_path(directory, name)),
-        lambda name: [pyg.event_path(directory, name)],
-        {"source": "pyg"},
-    )
 
 
 def _acorn(directory: Path, options: AcornOptions | None) -> Source:
@@ -156,11 +143,13 @@ def _acorn(directory: Path, options: AcornOptions | None) -> Source:
         tuple(paths),
         lambda name: acorn.read_event(paths[name], options),
         lambda name: [paths[name]],
-        {"source": "acorn", **json.loads(json.dumps(asdict(options)))},
+        {"source": "acorn", **_as_json(options)},
         splits or None,
     )
 
 
-def _cut_settings(cuts: Cuts) -> dict[str, Any]:
-    settings: dict[str, Any] = json.loads(json.dumps(asdict(cuts)))  # tuples become lists, as in a manifest read back
+def _as_json(options: Cuts | AcornOptions) -> dict[str, Any]:
+    settings: dict[str, Any] = json.loads(
+        json.dumps(asdict(options))
+    )  # tuples become lists, as in a manifest read back
     return settings

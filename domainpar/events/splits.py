@@ -44,8 +44,14 @@ def with_splits(
     before: dict[str, Split] = {}
     for split in ("test", "val", "train"):  # the last wins: a sector joins those of its event that were trained on
         before |= {whole(event): split for event, of_event in recorded.items() if of_event == split}
-    places = {event: _place(seed, event) for event in {whole(record.event): None for record in records}}
-    splits = {event: before.get(event) or _drawn(place, bounds) for event, place in places.items()}
+    places: dict[str, float] = {}
+    splits: dict[str, Split] = {}
+    for event in dict.fromkeys(whole(record.event) for record in records):
+        # A number in [0, 1) that depends on seed and name alone: the first 53 bits of their hash.
+        digest = hashlib.sha256(f"{seed} {event}".encode()).digest()
+        places[event] = (int.from_bytes(digest[:8], "big") >> 11) / 2**53
+        drawn: Split = "test" if places[event] < test_split else "val" if places[event] >= 1 - val_split else "train"
+        splits[event] = before.get(event, drawn)
     needed = {"train": 1, "val": val_split > 0 and len(splits) > 1, "test": test_split > 0 and len(splits) > 2}
     for split, (low, high) in bounds.items():
         counts = Counter(splits.values())
@@ -53,13 +59,3 @@ def with_splits(
         if counts[split] < needed[split] and spare:
             splits[min(spare, key=lambda event: (max(low - places[event], places[event] - high), event))] = split
     return [replace(record, split=recorded.get(record.event, splits[whole(record.event)])) for record in records]
-
-
-def _place(seed: int, event: str) -> float:
-    """A number in [0, 1) that depends on seed and name alone: the first 53 bits of their hash."""
-    return (int.from_bytes(hashlib.sha256(f"{seed} {event}".encode()).digest()[:8], "big") >> 11) / 2**53
-
-
-def _drawn(place: float, bounds: Mapping[Split, tuple[float, float]]) -> Split:
-    """The split whose bounds hold a place; test lies below train, val above."""
-    return "test" if place < bounds["test"][1] else "val" if place >= bounds["val"][0] else "train"

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from domainpar.events.graph import EventGraph, IntArray
+from domainpar.events.graph import EventGraph
+from partitioners.topology import IntArray
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,10 +59,17 @@ def stored_order(edge_index: IntArray, assignment: IntArray, num_tiles: int) -> 
     node_id[original_row] = np.arange(num_nodes)
     node_ptr = _offsets(np.bincount(assignment, minlength=num_tiles))
 
+    # One number for (dst, src); a stable sort leaves equal ones in the original order.
     key = node_id[edge_index[1]] * num_nodes + node_id[edge_index[0]]
     original_position = np.argsort(key, kind="stable").astype(np.int64)
     src, dst = node_id[edge_index][:, original_position]
     edge_ptr = _offsets(np.bincount(dst, minlength=num_nodes))[node_ptr]
+    src_tile = np.repeat(np.arange(num_tiles), np.diff(node_ptr))[src]
+    dst_tile = np.repeat(np.arange(num_tiles), np.diff(edge_ptr))
+    joining_edges = np.flatnonzero(src_tile != dst_tile)
+    # Edges ascend in dst, so a stable sort by src tile alone leaves them sorted by (src tile, dst tile, id).
+    joining_edges = joining_edges[np.argsort(src_tile[joining_edges], kind="stable")]
+    pairs, joining = np.unique(src_tile[joining_edges] * num_tiles + dst_tile[joining_edges], return_counts=True)
     return StoredOrder(
         original_row=original_row,
         original_position=original_position,
@@ -69,7 +77,10 @@ def stored_order(edge_index: IntArray, assignment: IntArray, num_tiles: int) -> 
         dst=dst,
         node_ptr=node_ptr,
         edge_ptr=edge_ptr,
-        **_joined_tiles(src, node_ptr, edge_ptr),
+        src_tile=pairs // num_tiles,
+        dst_tile=pairs % num_tiles,
+        joining=joining.astype(np.int64),
+        joining_edges=joining_edges,
     )
 
 
@@ -90,25 +101,6 @@ def concatenated_ranges(starts: IntArray, stops: IntArray) -> IntArray:
     counts = np.asarray(stops, np.int64) - starts
     before = np.cumsum(counts) - counts
     return np.asarray(np.arange(counts.sum(), dtype=np.int64) + np.repeat(starts - before, counts))
-
-
-def _joined_tiles(src: IntArray, node_ptr: IntArray, edge_ptr: IntArray) -> dict[str, IntArray]:
-    """The pairs of unequal tiles that edges join, and an index of those edges."""
-    num_tiles = len(node_ptr) - 1
-    tile_of_node = np.repeat(np.arange(num_tiles), np.diff(node_ptr))
-    src_tile = tile_of_node[src]
-    dst_tile = np.repeat(np.arange(num_tiles), np.diff(edge_ptr))
-    joining_edges = np.flatnonzero(src_tile != dst_tile)
-    # Edges ascend in dst, so a stable sort by src tile alone leaves them sorted by (src tile, dst tile, id).
-    joining_edges = joining_edges[np.argsort(src_tile[joining_edges], kind="stable")]
-    pair = src_tile[joining_edges] * num_tiles + dst_tile[joining_edges]
-    pairs, joining = np.unique(pair, return_counts=True)
-    return {
-        "src_tile": pairs // num_tiles,
-        "dst_tile": pairs % num_tiles,
-        "joining": joining.astype(np.int64),
-        "joining_edges": joining_edges,
-    }
 
 
 def _offsets(counts: IntArray) -> IntArray:

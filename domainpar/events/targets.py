@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from domainpar.events.graph import BoolArray, Particles
+from domainpar.events.graph import Array, Particles
+from partitioners.topology import BoolArray
 
 QUANTITIES = ("pt", "eta", "nhits", "charge", "radius", "vz", "primary", "pdgId", "particle_id")
 """Quantities of conditions: pt in GeV, eta, hits in the detector, charge, vertex radius and z in mm, whether it is
@@ -29,13 +29,14 @@ MEV_ABOVE = 50.0
 NO_PARTICLES = "--target needs a particle table, and this event has none; leave --target out."
 
 
-def particle_quantity(particles: Particles, name: str) -> npt.NDArray[Any]:
+def particle_quantity(particles: Particles, name: str) -> Array:
     """One quantity of every particle, [M].
 
     Raises:
         ValueError: If the quantity is unknown, or not known for any of the particles.
     """
-    _check_known(name)
+    if name not in QUANTITIES:
+        raise ValueError(f"target condition on {name!r}, which is unknown; known: {', '.join(QUANTITIES)}.")
     if name == "radius":
         values = np.hypot(particles.vertex[:, 0], particles.vertex[:, 1])
     elif name == "vz":
@@ -44,24 +45,14 @@ def particle_quantity(particles: Particles, name: str) -> npt.NDArray[Any]:
         values = getattr(particles, "pdg_id" if name == "pdgId" else name)
     if name == "primary" and values is not None:
         return np.asarray(values)  # that none is primary is known as well
-    if values is None:
-        raise ValueError(_not_told(name))
-    unknown = np.isnan(values) if np.issubdtype(values.dtype, np.floating) else values == 0
-    if len(values) and unknown.all():
-        raise ValueError(_not_told(name))
-    return values
+    if values is not None:
+        unknown = np.isnan(values) if np.issubdtype(values.dtype, np.floating) else values == 0
+    if values is None or (len(values) and unknown.all()):
+        raise ValueError(f"target condition on {name!r}, but the source of these events does not tell it.")
+    return np.asarray(values)
 
 
-def _check_known(name: str) -> None:
-    if name not in QUANTITIES:
-        raise ValueError(f"target condition on {name!r}, which is unknown; known: {', '.join(QUANTITIES)}.")
-
-
-def _not_told(name: str) -> str:
-    return f"target condition on {name!r}, but the source of these events does not tell it."
-
-
-def passes(values: npt.NDArray[Any], condition: Any) -> BoolArray:
+def passes(values: Array, condition: Any) -> BoolArray:
     """True for each value that meets a condition of the grammar; a NaN meets none, nor its opposite.
 
     Raises:
@@ -69,41 +60,29 @@ def passes(values: npt.NDArray[Any], condition: Any) -> BoolArray:
     """
     match condition:
         case ["in" | "not_in" as word, list(choices)]:
-            met = np.zeros(len(values), dtype=bool)
-            for choice in choices:  # not np.isin: in float32, 0.1 is one of [0.1] only if it is compared as `is` does
-                met |= values == _number(choice, condition)
+            # Not np.isin: in float32, 0.1 is one of [0.1] only if it is compared as `is` does.
+            intervals = [(choice, choice) for choice in choices]
         case ["is" | "is_not" as word, value]:
-            met = values == _number(value, condition)
+            intervals = [(value, value)]
         case ["within" | "not_within" as word, [lo, hi]]:
-            met = _within(values, lo, hi, condition)
+            intervals = [(lo, hi)]
         case [lo, hi] if not isinstance(lo, str):
-            word, met = "within", _within(values, lo, hi, condition)
-        case list():
-            raise _not_understood(condition)
-        case _:
-            word, met = "is", values == _number(condition, condition)
-    known = values == values  # false for NaN
-    return np.asarray((~met if "not" in word else met) & known)
-
-
-def _within(values: npt.NDArray[Any], lo: Any, hi: Any, condition: Any) -> BoolArray:
-    low, high = _number(lo, condition), _number(hi, condition)
-    if not low <= high:
-        raise ValueError(f"target condition {condition!r} is an empty interval; write [lo, hi] with lo <= hi.")
-    return np.asarray((values >= low) & (values <= high))
-
-
-def _number(value: Any, condition: Any) -> float:
-    if isinstance(value, int | float):
-        return value
-    raise _not_understood(condition)
-
-
-def _not_understood(condition: Any) -> ValueError:
-    return ValueError(
-        f"target condition {condition!r} is not understood; write a number, [lo, hi], [in, [..]], [not_in, [..]], "
-        "[is, v], [is_not, v], [within, [lo, hi]] or [not_within, [lo, hi]]. In YAML 1e3 is a word: write 1.0e+3."
-    )
+            word, intervals = "within", [(lo, hi)]
+        case _:  # a list that is none of these is no number, and refused as that
+            word, intervals = "is", [(condition, condition)]
+    met = np.zeros(len(values), dtype=bool)
+    for low, high in intervals:
+        if not (isinstance(low, int | float) and isinstance(high, int | float)):
+            raise ValueError(
+                f"target condition {condition!r} is not understood; write a number, [lo, hi], [in, [..]], "
+                "[not_in, [..]], [is, v], [is_not, v], [within, [lo, hi]] or [not_within, [lo, hi]]. "
+                "In YAML 1e3 is a word: write 1.0e+3."
+            )
+        if "within" in word and not low <= high:
+            raise ValueError(f"target condition {condition!r} is an empty interval; write [lo, hi] with lo <= hi.")
+        met |= (values >= low) & (values <= high)
+    not_nan = values == values
+    return np.asarray((~met if "not" in word else met) & not_nan)
 
 
 def target_particles(particles: Particles, conditions: Mapping[str, Any]) -> BoolArray:
@@ -124,9 +103,9 @@ def check_conditions(conditions: Mapping[str, Any]) -> None:
     Raises:
         ValueError: If one is about an unknown quantity or not of the grammar.
     """
-    for name, condition in conditions.items():
-        _check_known(name)
-        passes(np.zeros(0), condition)
+    nobody, nothing = np.zeros(0, np.int64), np.zeros(0)
+    nowhere = np.zeros((0, 3))
+    target_particles(Particles(nobody, nothing, nothing, nowhere, nobody, nobody, nobody, nobody), conditions)
 
 
 def check_target(particles: Particles | None, conditions: Mapping[str, Any]) -> None:

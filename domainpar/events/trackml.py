@@ -6,36 +6,34 @@ vertex, momentum, charge and number of hits. Other columns, and a first column w
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
-from domainpar.events.graph import FloatArray, Hits, IntArray, Particles
+from domainpar.events.graph import Hits, Particles
 from domainpar.problems import Place, Problem
+from partitioners.topology import FloatArray, IntArray
 
 _SUFFIXES = (".csv", ".csv.gz")
-_HITS = {
-    "hit_id": np.int64,
-    "x": np.float64,
-    "y": np.float64,
-    "z": np.float64,
-    "volume_id": np.int64,
-    "layer_id": np.int64,
-    "module_id": np.int64,
-}
-_TRUTH = {"hit_id": np.int64, "particle_id": np.int64}
-_TRUTH_OPTIONAL = {"weight": np.float64}
-_PARTICLES = {"particle_id": np.int64}
-_PARTICLES_OPTIONAL = {
-    **dict.fromkeys(("vx", "vy", "vz", "px", "py", "pz"), np.float64),
-    "q": np.int64,
-    "nhits": np.int64,
-}
-_Types = Mapping[str, type[Any]]
+# The columns that each file must have, and those that it may have besides.
+_NEEDED: dict[str, dict[str, type[Any]]] = {
+    "hits": {
+        "hit_id": np.int64, **dict.fromkeys("xyz", np.float64),
+        **dict.fromkeys(("volume_id", "layer_id", "module_id"), np.int64),
+    },
+    "truth": {"hit_id": np.int64, "particle_id": np.int64},
+    "particles": {"particle_id": np.int64},
+}  # fmt: skip
+_OPTIONAL: dict[str, dict[str, type[Any]]] = {
+    "hits": {},
+    "truth": {"weight": np.float64},
+    "particles": {
+        **dict.fromkeys(("vx", "vy", "vz", "px", "py", "pz"), np.float64), "q": np.int64, "nhits": np.int64,
+    },
+}  # fmt: skip
 
 
 def list_events(directory: str | Path) -> list[str]:
@@ -47,20 +45,20 @@ def list_events(directory: str | Path) -> list[str]:
     directory = Path(directory)
     if not directory.is_dir():
         raise Problem(f"{directory} is not a directory", "give the one that holds the TrackML files")
-    found = {
+    names = {
         path.name.removesuffix(f"-hits{suffix}").removeprefix("event")
         for suffix in _SUFFIXES
         for path in directory.glob(f"event*-hits{suffix}")
     }
-    if not found:
+    if not names:
         raise Problem(f"{directory} holds no TrackML events", "expected are files like event000001001-hits.csv[.gz]")
-    return sorted(found)
+    return sorted(names)
 
 
 def event_files(directory: str | Path, event_id: str) -> list[Path]:
     """The files that `read_event` reads."""
-    found = [_find(Path(directory), event_id, part) for part in ("hits", "truth", "particles")]
-    return [path for path in found if path is not None]
+    files = [_find(Path(directory), event_id, part) for part in _NEEDED]
+    return [path for path in files if path is not None]
 
 
 def read_event(directory: str | Path, event_id: str) -> Hits:
@@ -84,18 +82,14 @@ def read_event(directory: str | Path, event_id: str) -> Hits:
     path = _find(directory, event_id, "hits")
     if path is None:
         raise Problem(f"no hits in {directory}; expected event{event_id}-hits.csv or .csv.gz", event=event_id)
-    place = Place(event_id, path)
-    table = _read_table(path, place, _HITS, {})
+    table = _read_table(path, Place(event_id, path), "hits", unique="hit_id")
     hit_id = table["hit_id"].to_numpy()
-    _refuse_repeats(hit_id, "hit_id", place)
     particle_id, weight = _read_truth(directory, event_id, hit_id, path)
     return Hits(
         event_id=event_id,
         hit_id=hit_id,
         position=table[["x", "y", "z"]].to_numpy(np.float32),
-        volume=table["volume_id"].to_numpy(np.int32),
-        layer=table["layer_id"].to_numpy(np.int32),
-        module=table["module_id"].to_numpy(np.int32),
+        **{name: table[f"{name}_id"].to_numpy(np.int32) for name in ("volume", "layer", "module")},
         particle_id=particle_id,
         weight=weight,
         particles=_read_particles(directory, event_id, particle_id),
@@ -110,16 +104,8 @@ def _read_truth(
     if path is None:
         return None, None
     place = Place(event_id, path)
-    table = _read_table(path, place, _TRUTH, _TRUTH_OPTIONAL)
-    _refuse_repeats(table["hit_id"].to_numpy(), "hit_id", place)
-    _refuse_strangers(hit_id, table["hit_id"].to_numpy(), place, hits_path)
-    table = table.set_index("hit_id").loc[hit_id]
-    weight = table["weight"].to_numpy(np.float32) if "weight" in table else None
-    return table["particle_id"].to_numpy(), weight
-
-
-def _refuse_strangers(hit_id: IntArray, truth_id: IntArray, place: Place, hits_path: Path) -> None:
-    """Both files list the same hits. Where they do not, one of them is cut short or belongs to another event."""
+    table = _read_table(path, place, "truth", unique="hit_id")
+    truth_id = table["hit_id"].to_numpy()
     unknown, unlisted = np.setdiff1d(hit_id, truth_id), np.setdiff1d(truth_id, hit_id)
     if len(unknown) or len(unlisted):
         first = (unknown if len(unknown) else unlisted)[0]
@@ -128,6 +114,9 @@ def _refuse_strangers(hit_id: IntArray, truth_id: IntArray, place: Place, hits_p
             f"name no such hit (first: hit_id {first})",
             "one of the two files is truncated or of another event; remove the truth file to go without labels",
         )
+    table = table.set_index("hit_id").loc[hit_id]  # in the order of the hits
+    weight = table["weight"].to_numpy(np.float32) if "weight" in table else None
+    return table["particle_id"].to_numpy(), weight
 
 
 def _read_particles(directory: Path, event_id: str, particle_id: IntArray | None) -> Particles | None:
@@ -135,82 +124,75 @@ def _read_particles(directory: Path, event_id: str, particle_id: IntArray | None
     if path is None:
         return None
     place = Place(event_id, path)
-    table = _read_table(path, place, _PARTICLES, _PARTICLES_OPTIONAL)
-    listed = table["particle_id"].to_numpy()
-    _refuse_repeats(listed, "particle_id", place)
-    if (listed == 0).any():
-        raise place.problem("lists a particle 0; 0 means noise and is no particle", _without_particle_0(particle_id))
-    at_hits = np.zeros(0, np.int64) if particle_id is None else particle_id[particle_id != 0]
-    unlisted = np.setdiff1d(at_hits, listed)
+    table = _read_table(path, place, "particles", unique="particle_id")
+    if (table["particle_id"] == 0).any():
+        hint = "there is no truth file that could use the particles: remove this file"
+        if particle_id is not None:
+            hint = (
+                "if ids begin at 0 here, add 1 to every particle_id of a particle, in this file and in truth, and give "
+                "hits of noise 0; else remove this row"
+            )
+        raise place.problem("lists a particle 0; 0 means noise and is no particle", hint)
+    at_hits = pd.Series(np.zeros(0, np.int64) if particle_id is None else particle_id[particle_id != 0])
+    unlisted = np.setdiff1d(at_hits, table["particle_id"])
     table = pd.concat([table, pd.DataFrame({"particle_id": unlisted})], ignore_index=True)
-    return _as_particles(table, _hits_of(table["particle_id"].to_numpy(), at_hits))
 
+    def column(name: str) -> FloatArray:
+        """A column, NaN where it is unknown, float64."""
+        return np.asarray(table[name], np.float64) if name in table else np.full(len(table), np.nan)
 
-def _without_particle_0(particle_id: IntArray | None) -> str:
-    if particle_id is None:
-        return "there is no truth file that could use the particles: remove this file"
-    return (
-        "if ids begin at 0 here, add 1 to every particle_id of a particle, in this file and in truth, and give hits of "
-        "noise 0; else remove this row"
-    )
-
-
-def _as_particles(table: pd.DataFrame, hits_left: IntArray) -> Particles:
-    px, py, pz = (_column(table, name) for name in ("px", "py", "pz"))
+    px, py, pz, nhits = (column(name) for name in ("px", "py", "pz", "nhits"))
     pt = np.hypot(px, py)
     with np.errstate(divide="ignore", invalid="ignore"):
         eta = np.where(pt > 0, np.arcsinh(pz / pt), np.nan)
-    nhits = _column(table, "nhits")
+    hits_left = at_hits.value_counts().reindex(table["particle_id"], fill_value=0)
     return Particles(
         particle_id=table["particle_id"].to_numpy(np.int64),
         pt=pt.astype(np.float32),
         eta=eta.astype(np.float32),
-        vertex=np.stack([_column(table, name) for name in ("vx", "vy", "vz")], axis=1).astype(np.float32),
+        vertex=np.stack([column(name) for name in ("vx", "vy", "vz")], axis=1).astype(np.float32),
         nhits=np.where(np.isnan(nhits), hits_left, nhits).astype(np.int32),
-        charge=np.nan_to_num(np.sign(_column(table, "q"))).astype(np.int8),
+        charge=np.nan_to_num(np.sign(column("q"))).astype(np.int8),
     )
-
-
-def _column(table: pd.DataFrame, name: str) -> npt.NDArray[np.float64]:
-    """A column; NaN where it is unknown."""
-    if name not in table:
-        return np.full(len(table), np.nan)
-    return np.asarray(table[name], np.float64)
-
-
-def _hits_of(particle_id: IntArray, at_hits: IntArray) -> IntArray:
-    """Number of hits of each particle."""
-    found, counts = np.unique(at_hits, return_counts=True)
-    if len(found) == 0:
-        return np.zeros(len(particle_id), np.int64)
-    place = np.minimum(np.searchsorted(found, particle_id), len(found) - 1)
-    return np.asarray(np.where(found[place] == particle_id, counts[place], 0))
 
 
 def _find(directory: Path, event_id: str, part: str) -> Path | None:
     candidates = [directory / f"event{event_id}-{part}{suffix}" for suffix in _SUFFIXES]
-    found = [path for path in candidates if path.is_file()]
-    if len(found) > 1:
-        what = f"{part} are there twice, as {' and as '.join(path.name for path in found)}"
-        raise Problem(what, "remove one of the two", event=event_id, file=found[0])
-    return found[0] if found else None
+    files = [path for path in candidates if path.is_file()]
+    if len(files) > 1:
+        what = f"{part} are there twice, as {' and as '.join(path.name for path in files)}"
+        raise Problem(what, "remove one of the two", event=event_id, file=files[0])
+    return files[0] if files else None
 
 
-def _read_table(path: Path, place: Place, needed: _Types, optional: _Types) -> pd.DataFrame:
-    """The wanted columns of a CSV file, with every error naming event, file and columns."""
+def _read_table(path: Path, place: Place, part: str, unique: str) -> pd.DataFrame:
+    """The wanted columns of a CSV file of finite numbers, one of them without repeats."""
+    needed = _NEEDED[part]
     try:
         columns = [str(name) for name in pd.read_csv(path, nrows=0).columns]
-        _refuse_missing_columns(columns, list(needed), place)
-        types = {name: kind for name, kind in {**needed, **optional}.items() if name in columns}
-        # index_col: else a row with one field too many would silently shift all columns by one.
-        table = pd.read_csv(path, usecols=list(types), dtype=types, index_col=False)
+        if not (missing := [name for name in needed if name not in columns]):
+            types = {name: kind for name, kind in {**needed, **_OPTIONAL[part]}.items() if name in columns}
+            # index_col: else a row with one field too many would silently shift all columns by one.
+            table = pd.read_csv(path, usecols=list(types), dtype=types, index_col=False)
     except (OSError, EOFError, UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
         raise place.problem(f"cannot be read, {type(error).__name__}: {error}", _why_unreadable(path)) from error
-    except Problem:
-        raise
     except ValueError as error:
         raise place.problem(f"a column holds what is not a number, or an empty field: {error}") from error
-    _refuse_non_finite(table, place)
+    if missing:
+        what = f"no column {', '.join(missing)}; found {columns}, expected {list(needed)}"
+        raise place.problem(what, _why_missing(columns, missing))
+    for name in table.columns:
+        bad = np.flatnonzero(~np.isfinite(table[name].to_numpy()))
+        if len(bad):
+            raise place.problem(
+                f"column {name} holds {len(bad)} values that are empty or not finite, "
+                f"the first is {table[name].iloc[bad[0]]} in row {bad[0]}"
+            )
+    repeated = table[unique][table[unique].duplicated(keep=False)]
+    if len(repeated):
+        rows = np.flatnonzero(table[unique] == repeated.min())[:2].tolist()
+        what = f"{repeated.nunique()} values of {unique} appear more than once, the first is {repeated.min()}"
+        raise place.problem(f"{what} in rows {rows}")
     return table
 
 
@@ -231,13 +213,6 @@ def _why_unreadable(path: Path) -> str:
     return "is it truncated?"
 
 
-def _refuse_missing_columns(found: Sequence[str], expected: Sequence[str], place: Place) -> None:
-    missing = [name for name in expected if name not in found]
-    if missing:
-        what = f"no column {', '.join(missing)}; found {list(found)}, expected {list(expected)}"
-        raise place.problem(what, _why_missing(found, missing))
-
-
 def _why_missing(found: Sequence[str], missing: Sequence[str]) -> str:
     """A hint, from the names of the columns that are there, on why others are not."""
     first = found[0] if found else ""
@@ -249,23 +224,3 @@ def _why_missing(found: Sequence[str], missing: Sequence[str]) -> str:
     if set(missing) <= {name.strip() for name in found}:
         return "there are blanks around names in the first line; remove them"
     return ""
-
-
-def _refuse_non_finite(table: pd.DataFrame, place: Place) -> None:
-    for name in table.columns:
-        bad = np.flatnonzero(~np.isfinite(table[name].to_numpy()))
-        if len(bad):
-            raise place.problem(
-                f"column {name} holds {len(bad)} values that are empty or not finite, "
-                f"the first is {table[name].iloc[bad[0]]} in row {bad[0]}"
-            )
-
-
-def _refuse_repeats(ids: IntArray, name: str, place: Place) -> None:
-    values, counts = np.unique(ids, return_counts=True)
-    repeated = values[counts > 1]
-    if len(repeated):
-        rows = np.flatnonzero(ids == repeated[0])[:2].tolist()
-        raise place.problem(
-            f"{len(repeated)} values of {name} appear more than once, the first is {repeated[0]} in rows {rows}"
-        )

@@ -261,11 +261,14 @@ def test_an_event_without_hits_is_a_graph_without_edges():
     ("change", "message"),
     [
         ({"position": None}, "hits have no positions"),
-        ({"position": np.full((5, 3), np.nan, np.float32)}, "5 of 5 positions are not finite, first at hit_id 1"),
-        ({"position": np.zeros((4, 3), np.float32)}, "position has 4 rows for 5 hits"),
-        ({"position": np.zeros((5, 2), np.float32)}, r"shape \(5, 2\)"),
+        ({"position": np.full((5, 3), np.nan, np.float32)}, "position holds 15 values not finite, the first is nan at"),
+        (
+            {"position": np.zeros((4, 3), np.float32)},
+            r"position is float32 of shape \[4, 3\], .* \[5, 3\]",
+        ),
+        ({"position": np.zeros((5, 2), np.float32)}, r"position is float32 of shape \[5, 2\]"),
         ({"hit_id": np.array([1, 2, 2, 3, 4])}, "1 hit ids are repeated, such as 2"),
-        ({"module": np.zeros(3, np.int32)}, "module has 3 rows for 5 hits"),
+        ({"module": np.zeros(3, np.int32)}, r"module is int32 of shape \[3\], expected numbers \[5\]"),
         ({"layer": np.array([2, 4, 5, 8, 2], np.int32)}, r"1 of 5 hits lie on layers .*: 8\.5 \(1\)"),
     ],
 )

@@ -71,7 +71,7 @@ def test_hit_ids_that_do_not_fit_are_refused(tmp_path, ids, message):
     ("changes", "message"),
     [
         ({"y": None}, "no array y; found"),
-        ({"X": np.zeros((3, 4))}, r"X has shape \[3, 4\], expected \[hits, 3\]"),
+        ({"X": np.zeros((3, 4))}, r"X is float64 of shape \[3, 4\], expected r, phi and z, \[hits, 3\]"),
         ({"X": np.full((3, 3), np.nan)}, "X holds 9 values not finite"),
         ({"y": np.array([0, 1, 0.5], np.float32)}, "label of edge 2 is 0.5"),
         ({"Ri_rows": np.array([2, 3, 1])}, "edge 1: 1 -> 3; the event has nodes 0 to 2"),

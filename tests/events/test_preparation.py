@@ -17,6 +17,7 @@ from marks import fault
 from random_events import random_event
 from refused import refused
 
+from domainpar.agreement import Gathering
 from domainpar.events.heptrkx import whole_event
 from domainpar.events.preparation import prepare
 from domainpar.events.sources import Source, open_source
@@ -39,7 +40,7 @@ def prepared(source: Source, directory: Path, **options) -> EventStore:
 
 
 def on_ranks(size, call):
-    """Run `call(rank, size, all_gather)` in one thread a rank; their results, or the exceptions they raised."""
+    """Run `call(ranks)` in one thread a rank; their results, or the exceptions they raised."""
     payloads, barrier, results = [b""] * size, threading.Barrier(size, timeout=30), [None] * size
 
     def all_gather_of(rank):
@@ -54,7 +55,7 @@ def on_ranks(size, call):
 
     def work(rank):
         try:
-            results[rank] = call(rank, size, all_gather_of(rank))
+            results[rank] = call(Gathering(rank, size, all_gather_of(rank)))
         except Exception as error:
             results[rank] = error
 
@@ -75,9 +76,7 @@ def test_a_store_is_the_same_bytes_on_any_number_of_ranks(tmp_path, size):
     expected = prepared(source_of(), tmp_path / "one")
     stores = on_ranks(
         size,
-        lambda rank, size, all_gather: prepared(
-            source_of(), tmp_path / "many", rank=rank, size=size, all_gather=all_gather
-        ),
+        lambda ranks: prepared(source_of(), tmp_path / "many", ranks=ranks),
     )
     assert {store.digest for store in stores} == {expected.digest}
     assert files(tmp_path / "one") == files(tmp_path / "many")
@@ -87,10 +86,7 @@ def test_each_event_is_made_by_one_rank(tmp_path):
     made: list[str] = []
     source = source_of()
     counting = replace(source, read=lambda name: made.append(name) or source.read(name))
-    on_ranks(
-        3,
-        lambda rank, size, all_gather: prepared(counting, tmp_path, rank=rank, size=size, all_gather=all_gather),
-    )
+    on_ranks(3, lambda ranks: prepared(counting, tmp_path, ranks=ranks))
     assert sorted(made) == list(source.names)
 
 
@@ -100,10 +96,9 @@ def test_every_event_is_looked_at_once_and_all_ranks_hear_of_it_also_of_those_th
         joined = hits.hit_id[edge_index]
         return [hits.event_id, sorted(joined.T.tolist()), int(label.sum()), sorted(hits.particles.particle_id.tolist())]
 
-    def heard(rank, size, all_gather):
+    def heard(ranks):
         found = []
-        ranks = {"rank": rank, "size": size, "all_gather": all_gather}
-        prepared(source_of(), tmp_path, **ranks, look=look, on_look=found.append)
+        prepared(source_of(), tmp_path, ranks=ranks, look=look, on_look=found.append)
         return found
 
     for _ in range(2):  # the second time all are kept
@@ -285,9 +280,7 @@ def test_a_store_is_made_smaller_only_on_request_and_what_stays_beside_it_is_nam
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_second_preparation_is_refused_at_once_on_all_ranks_and_a_reader_is_not(tmp_path, size):
     def prepare_as(count):
-        return lambda rank, size, all_gather: prepared(
-            source_of(count), tmp_path, rank=rank, size=size, all_gather=all_gather
-        )
+        return lambda ranks: prepared(source_of(count), tmp_path, ranks=ranks)
 
     prepared(source_of(3), tmp_path)
     claim, before = Claim.take(tmp_path, STORE), files(tmp_path)
@@ -345,10 +338,7 @@ def test_a_bad_event_on_one_rank_stops_all_ranks_with_its_name_and_no_manifest(t
             raise Problem("is bad", "take a good one", event="001", file="x")
         return random_event(int(name), event_id=name)
 
-    def call(rank, size, all_gather):
-        prepared(source_of(read=read), tmp_path, rank=rank, size=size, all_gather=all_gather)
-
-    raised = on_ranks(size, call)
+    raised = on_ranks(size, lambda ranks: prepared(source_of(read=read), tmp_path, ranks=ranks))
     where = " | rank 1/3" if size == 3 else ""
     assert [str(error) for error in raised] == [f"is bad | event 001{where} | file x\nhint: take a good one"] * size
     assert not (tmp_path / "manifest.json").exists()
@@ -357,9 +347,7 @@ def test_a_bad_event_on_one_rank_stops_all_ranks_with_its_name_and_no_manifest(t
 def test_ranks_that_see_other_events_are_refused(tmp_path):
     raised = on_ranks(
         3,
-        lambda rank, size, all_gather: prepared(
-            source_of(4 if rank == 2 else 5), tmp_path, rank=rank, size=size, all_gather=all_gather
-        ),
+        lambda ranks: prepared(source_of(4 if ranks.rank == 2 else 5), tmp_path, ranks=ranks),
     )
     assert all(
         isinstance(error, ValueError)
@@ -372,8 +360,6 @@ def test_ranks_that_see_other_events_are_refused(tmp_path):
 def test_bad_arguments_are_refused(tmp_path):
     with pytest.raises(ValueError, match="partitioner 'circles' is unknown"):
         prepared(source_of(), tmp_path, partitioner="circles")
-    with pytest.raises(ValueError, match="no all_gather"):
-        prepared(source_of(), tmp_path, size=2)
     (tmp_path / "file").touch()
     with refused("is a file; name a directory"):
         prepared(source_of(), tmp_path / "file")
@@ -481,10 +467,7 @@ def test_a_full_disk_names_the_file_on_all_ranks_and_what_is_finished_is_kept(tm
 
     monkeypatch.setattr(os, "replace", replace_unless_full)
 
-    def two(rank, size, gather):
-        return prepared(source_of(), tmp_path, rank=rank, size=size, all_gather=gather)
-
-    errors = on_ranks(2, two)
+    errors = on_ranks(2, lambda ranks: prepared(source_of(), tmp_path, ranks=ranks))
     assert all(error.not_written for error in errors), "work had begun: it is not refused"
     assert {(error.what, error.file) for error in errors} == {
         ("No space left on device (errno 28)", str(tmp_path / file))

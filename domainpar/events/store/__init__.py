@@ -9,7 +9,7 @@ Files appear under their name only when they are complete. The same event prepar
 same versions of the libraries gives the same bytes.
 """
 
-from domainpar.events.store.event import StoredEvent, inspect_event
+from domainpar.events.store.event import StoredEvent, WholeEvent, inspect_event
 from domainpar.events.store.layout import (
     MANIFEST,
     SUFFIX,
@@ -24,28 +24,10 @@ from domainpar.events.store.layout import (
 )
 from domainpar.events.store.manifest import EventStore, write_manifest
 from domainpar.events.store.schema import names_in
-from domainpar.events.store.whole import WholeEvent
-from domainpar.events.store.writing import write_event
-from domainpar.events.store.zip_files import read_arrays, write_arrays
+from domainpar.events.store.zip_files import read_arrays, write_arrays, write_event
 
 __all__ = [
-    "MANIFEST",
-    "SUFFIX",
-    "EventRecord",
-    "EventStore",
-    "OtherVersion",
-    "Settings",
-    "Split",
-    "StoreError",
-    "StoredEvent",
-    "WholeEvent",
-    "event_file_name",
-    "file_sha256",
-    "inspect_event",
-    "names_in",
-    "read_arrays",
-    "settings_digest",
-    "write_arrays",
-    "write_event",
-    "write_manifest",
-]
+    "MANIFEST", "SUFFIX", "EventRecord", "EventStore", "OtherVersion", "Settings", "Split", "StoreError",
+    "StoredEvent", "WholeEvent", "event_file_name", "file_sha256", "inspect_event", "names_in", "read_arrays",
+    "settings_digest", "write_arrays", "write_event", "write_manifest",
+]  # fmt: skip

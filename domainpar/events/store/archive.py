@@ -8,12 +8,14 @@ its array says. Files may be links: what is read through one is checked like any
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 import json
 import math
 import re
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,34 +55,37 @@ class Archive:
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = zipfile.ZipFile(path)
-        try:
-            self._open(path)
-        except BaseException:
-            self._file.close()
-            raise
-
-    def _open(self, path: Path) -> None:
-        self._members = _members(self._file)
-        root, descriptions = _descriptions(self._file, self._members)
-        self.attributes = dict(_mapping(root.get("attributes"), "attributes"))
-        self.layouts = {
-            name: _layout(name, found) for name, found in descriptions.items() if found.get("node_type") == "array"
-        }
-        _check_members(self._members, descriptions, self.layouts)
-        self._zip = ZipStore(path, mode="r")
-        self._group = zarr.open_group(self._zip, mode="r", use_consolidated=False)
-        self._arrays: dict[str, Any] = {}
+        with contextlib.ExitStack() as opened:
+            self._file = opened.enter_context(zipfile.ZipFile(path))
+            self._members = _members(self._file)
+            root, descriptions = _descriptions(self._file, self._members)
+            self.attributes = dict(_mapping(root.get("attributes"), "attributes"))
+            self.layouts = {
+                name: _layout(name, about) for name, about in descriptions.items() if about.get("node_type") == "array"
+            }
+            _check_members(self._members, descriptions, self.layouts)
+            group = zarr.open_group(opened.enter_context(ZipStore(path, mode="r")), mode="r", use_consolidated=False)
+            # zarr would read the description of an array anew for every look-up.
+            self._array: Callable[[str], Any] = functools.cache(group.__getitem__)
+            self._opened = opened.pop_all()
 
     def rows(self, name: str, start: int, stop: int) -> Array:
-        """Rows of one array, of which whole chunks are read."""
-        self._check_frames(name, start, stop)
+        """Rows of one array, of which whole chunks are read.
+
+        Chunks that claim to unpack to another size than the array gives them are refused: it would be allocated first.
+        """
+        layout = self.layouts[name]
+        first, last = start // layout.chunks[0], -(-stop // layout.chunks[0])
+        for member in layout.members(name, range(first, min(last, layout.grid[0]))):
+            with self._file.open(member) as chunk:
+                declared = unpacked_size(chunk.read(18))  # the longest header of a zstd frame
+            if declared != layout.chunk_bytes:
+                raise ValueError(f"{member} claims {declared} bytes, a chunk has {layout.chunk_bytes}")
         return np.asarray(self._array(name)[start:stop])
 
     def whole(self, name: str) -> Array:
         """All of one array."""
-        self._check_frames(name, 0, self.layouts[name].shape[0])
-        return np.asarray(self._array(name)[...])
+        return self.rows(name, 0, self.layouts[name].shape[0])
 
     def check_bytes(self, share: int = 0, of: int = 1) -> None:
         """Read every member, or one share of them, from end to end: a damaged one fails its checksum."""
@@ -89,29 +94,13 @@ class Archive:
 
     def close(self) -> None:
         """Close the file; nothing can be read any more."""
-        self._zip.close()
-        self._file.close()
+        self._opened.close()
 
     def __enter__(self) -> Archive:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _array(self, name: str) -> Any:
-        if name not in self._arrays:
-            self._arrays[name] = self._group[name]
-        return self._arrays[name]
-
-    def _check_frames(self, name: str, start: int, stop: int) -> None:
-        """Refuse chunks that claim to unpack to another size than the array gives them: it would be allocated first."""
-        layout = self.layouts[name]
-        first, last = start // layout.chunks[0], -(-stop // layout.chunks[0])
-        for member in layout.members(name, range(first, min(last, layout.grid[0]))):
-            with self._file.open(member) as chunk:
-                declared = unpacked_size(chunk.read(18))
-            if declared != layout.chunk_bytes:
-                raise ValueError(f"{member} claims {declared} bytes, a chunk has {layout.chunk_bytes}")
 
 
 @dataclass(frozen=True)
@@ -144,6 +133,7 @@ def unpacked_size(start: bytes) -> int | None:
     if start[:4] != _ZSTD or len(start) < 5:
         return None
     descriptor = start[4]
+    # Then come a byte on the window unless there is one segment, the id of a dictionary, and the size.
     in_one_segment = bool(descriptor & 0x20)
     length = (int(in_one_segment), 2, 4, 8)[descriptor >> 6]
     at = 5 + (not in_one_segment) + (0, 1, 2, 4)[descriptor & 3]
@@ -154,11 +144,11 @@ def unpacked_size(start: bytes) -> int | None:
 
 def _members(file: zipfile.ZipFile) -> frozenset[str]:
     """Names of the members, of which none is packed or there twice."""
-    found = file.infolist()
-    names = frozenset(member.filename for member in found)
-    if len(names) != len(found):
-        raise ValueError(f"{len(found) - len(names)} of {len(found)} members are there twice")
-    for member in found:
+    members = file.infolist()
+    names = frozenset(member.filename for member in members)
+    if len(names) != len(members):
+        raise ValueError(f"{len(members) - len(names)} of {len(members)} members are there twice")
+    for member in members:
         if not _MEMBER.fullmatch(member.filename):
             raise ValueError(f"a member is called {member.filename[:80]!r}, which no array needs")
         if member.compress_type != zipfile.ZIP_STORED or member.file_size != member.compress_size:
@@ -168,16 +158,17 @@ def _members(file: zipfile.ZipFile) -> frozenset[str]:
 
 def _descriptions(file: zipfile.ZipFile, members: frozenset[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """The descriptions of the file, and of each of its groups and arrays."""
-    found: dict[str, dict[str, Any]] = {}
+    descriptions: dict[str, dict[str, Any]] = {}
     for member in sorted(members):
         if member == DESCRIPTION or member.endswith(f"/{DESCRIPTION}"):
             if (size := file.getinfo(member).file_size) > LARGEST_DESCRIPTION:
                 raise ValueError(f"{member} has {size} bytes, at most {LARGEST_DESCRIPTION} are read")
-            found[member.removesuffix(DESCRIPTION).rstrip("/")] = dict(_mapping(parsed_json(file.read(member)), member))
-    root = found.pop("", None)
+            name = member.removesuffix(DESCRIPTION).rstrip("/")
+            descriptions[name] = dict(_mapping(parsed_json(file.read(member)), member))
+    root = descriptions.pop("", None)
     if root is None:
         raise ValueError(f"it has no {DESCRIPTION}")
-    return root, found
+    return root, descriptions
 
 
 def parsed_json(text: bytes) -> Any:
@@ -198,17 +189,17 @@ def _mapping(value: Any, name: str) -> Mapping[str, Any]:
     return value
 
 
-def _layout(name: str, found: Mapping[str, Any]) -> Layout:
+def _layout(name: str, about: Mapping[str, Any]) -> Layout:
     """The layout of an array by its description, as far as this program would have written it."""
-    codecs = tuple(codec.get("name") for codec in found["codecs"])
-    if codecs != CODECS or found["chunk_grid"]["name"] != "regular" or found.get("storage_transformers"):
+    codecs = tuple(codec.get("name") for codec in about["codecs"])
+    if codecs != CODECS or about["chunk_grid"]["name"] != "regular" or about.get("storage_transformers"):
         raise ValueError(f"{name} is encoded by {codecs}, expected {CODECS}")
-    if found["chunk_key_encoding"] != {"name": "default", "configuration": {"separator": "/"}}:
-        raise ValueError(f"{name} names its chunks {found['chunk_key_encoding']}")
-    shape, chunks = (
-        _sizes(name, sizes) for sizes in (found["shape"], found["chunk_grid"]["configuration"]["chunk_shape"])
-    )
-    layout = Layout(shape, str(found["data_type"]), chunks)
+    if about["chunk_key_encoding"] != {"name": "default", "configuration": {"separator": "/"}}:
+        raise ValueError(f"{name} names its chunks {about['chunk_key_encoding']}")
+    shape, chunks = tuple(about["shape"]), tuple(about["chunk_grid"]["configuration"]["chunk_shape"])
+    if not all(isinstance(size, int) and size >= 0 for size in (*shape, *chunks)):
+        raise ValueError(f"{name} has sizes {shape} in chunks of {chunks}")
+    layout = Layout(shape, str(about["data_type"]), chunks)
     if len(shape) != len(chunks) or not shape or min(chunks) < 1:
         raise ValueError(f"{name} has shape {shape} in chunks of {chunks}")
     if np.dtype(layout.dtype).kind not in "biuf":
@@ -216,12 +207,6 @@ def _layout(name: str, found: Mapping[str, Any]) -> Layout:
     if layout.chunk_bytes > LARGEST_CHUNK:
         raise ValueError(f"{name} has chunks of {layout.chunk_bytes} bytes, at most {LARGEST_CHUNK} are read")
     return layout
-
-
-def _sizes(name: str, sizes: Any) -> tuple[int, ...]:
-    if not all(isinstance(size, int) and size >= 0 for size in sizes):
-        raise ValueError(f"{name} has sizes {sizes}")
-    return tuple(sizes)
 
 
 def _check_members(members: frozenset[str], described: Iterable[str], layouts: Mapping[str, Layout]) -> None:
@@ -232,12 +217,8 @@ def _check_members(members: frozenset[str], described: Iterable[str], layouts: M
         # Counted before they are listed: a shape may claim more chunks than a machine can count.
         chunks = set(layout.members(name)) if count <= len(members) else None
         if chunks is None or not chunks <= members:
-            there = len(_chunks_of(name, members))
+            there = sum(member.startswith(f"{name}/c/") for member in members)
             raise ValueError(f"{there} of {count} chunks of {name} are there")
         expected |= chunks
     if strangers := sorted(members - expected):
         raise ValueError(f"{strangers[0]} belongs to no array ({len(strangers)} such members)")
-
-
-def _chunks_of(name: str, members: frozenset[str]) -> Sequence[str]:
-    return [member for member in members if member.startswith(f"{name}/c/")]

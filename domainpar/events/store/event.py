@@ -1,30 +1,23 @@
-"""One event of a store, read piece by piece."""
+"""One event of a store, read piece by piece, or whole and in the order of its source."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from domainpar.events.graph import Array, IntArray, Particles
+from domainpar.events.graph import Array, Hits, Particles
 from domainpar.events.store.archive import Archive
-from domainpar.events.store.layout import (
-    COPY_ANEW,
-    NAME,
-    SUFFIX,
-    EdgePolicy,
-    EventRecord,
-    OtherVersion,
-    StoreError,
-    file_sha256,
-)
+from domainpar.events.store.layout import COPY_ANEW, NAME, SUFFIX, EventRecord, OtherVersion, StoreError, file_sha256
 from domainpar.events.store.schema import JOINING_EDGES, SCHEMA_VERSION, check_arrays, in_memory_type, names_in
 from domainpar.events.stored_order import concatenated_ranges
 from domainpar.problems import Place
 from partitioners import TileGraph
+from partitioners.topology import EdgePolicy, IntArray
 
 
 class StoredEvent:
@@ -65,15 +58,13 @@ class StoredEvent:
         self._sha256 = sha256
         if not self.path.is_file():
             raise StoreError("no such file", "prepare the store again", event=self.event_id, file=self.path)
-        with self._reading("the archive"):
-            self._archive = Archive(self.path)
-        try:
+        with contextlib.ExitStack() as opened:
+            with self._reading("the archive"):
+                self._archive = opened.enter_context(Archive(self.path))
             self._read_attributes()
             self._check_arrays()
             self._read_tiles()
-        except BaseException:
-            self.close()
-            raise
+            opened.pop_all()  # it stays open
 
     def _read_attributes(self) -> None:
         with self._reading("its description"):
@@ -122,6 +113,7 @@ class StoredEvent:
         self._src_tile, self._dst_tile = self._whole("tiles/src_tile"), self._whole("tiles/dst_tile")
         self._joining = self._whole("tiles/joining")
         with self._reading("the tiles"):
+            # Offsets that do not ascend would give a tile the rows of another, without any error.
             for name, total in (("node_ptr", self.num_nodes), ("edge_ptr", self.num_edges)):
                 ptr = getattr(self, name)
                 if not (ptr[0] == 0 and ptr[-1] == total and (np.diff(ptr) >= 0).all()):
@@ -168,9 +160,7 @@ class StoredEvent:
         Raises:
             StoreError: If the file is damaged.
         """
-        ids = np.empty(self.num_nodes, np.int64)
-        ids[self.read_nodes("original_row", np.arange(self.num_nodes))] = np.arange(self.num_nodes)
-        return ids
+        return _inverse(self.read_nodes("original_row", np.arange(self.num_nodes)))
 
     def read_nodes(self, name: str, ids: IntArray) -> Array:
         """One array of the nodes with these ids, in their order; reads only the chunks they lie in.
@@ -214,27 +204,20 @@ class StoredEvent:
         """
         if policy not in ("incoming", "incident"):
             raise ValueError(f"unknown edge policy {policy!r}; known: incoming, incident.")
-        tiles = self._checked_tiles(tiles)
-        edge_ids = concatenated_ranges(self.edge_ptr[tiles], self.edge_ptr[tiles + 1])
-        if policy == "incident":
-            edge_ids = np.sort(np.concatenate([edge_ids, self._edges_leaving(tiles)]))
-        return edge_ids, self.read_edges("src", edge_ids), self.read_edges("dst", edge_ids)
-
-    def _checked_tiles(self, tiles: IntArray) -> IntArray:
         tiles = np.asarray(tiles, np.int64)
         if len(tiles) and not (tiles[0] >= 0 and tiles[-1] < self.num_tiles and (np.diff(tiles) > 0).all()):
             raise self.place.problem(
                 f"tiles of a part are ascending numbers in 0 to {self.num_tiles - 1}, "
                 f"got {tiles[:10].tolist()}{'...' if len(tiles) > 10 else ''}"
             )
-        return tiles
-
-    def _edges_leaving(self, tiles: IntArray) -> IntArray:
-        """Edges that start in these tiles and end in others."""
-        ours = np.zeros(self.num_tiles, np.bool_)
-        ours[tiles] = True
-        pairs = np.flatnonzero(ours[self._src_tile] & ~ours[self._dst_tile])
-        return self._rows(JOINING_EDGES, concatenated_ranges(self._joining_ptr[pairs], self._joining_ptr[pairs + 1]))
+        edge_ids = concatenated_ranges(self.edge_ptr[tiles], self.edge_ptr[tiles + 1])
+        if policy == "incident":  # also the edges that start in these tiles and end in others
+            ours = np.zeros(self.num_tiles, np.bool_)
+            ours[tiles] = True
+            pairs = np.flatnonzero(ours[self._src_tile] & ~ours[self._dst_tile])
+            rows = concatenated_ranges(self._joining_ptr[pairs], self._joining_ptr[pairs + 1])
+            edge_ids = np.sort(np.concatenate([edge_ids, self._rows(JOINING_EDGES, rows)]))
+        return edge_ids, self.read_edges("src", edge_ids), self.read_edges("dst", edge_ids)
 
     def _gather(self, kind: str, name: str, ids: IntArray, count: int) -> Array:
         if name not in names_in(kind):
@@ -254,6 +237,7 @@ class StoredEvent:
         needed = np.zeros(max(1, layout.grid[0]), np.bool_)
         needed[chunk_of] = True
         chunks = np.flatnonzero(needed)
+        # The chunks that are read lie in the buffer one behind the other, each with the room of a whole one.
         first_row = np.zeros(len(needed), np.int64)
         first_row[chunks] = np.arange(len(chunks)) * per_chunk
         buffer = np.empty((len(chunks) * per_chunk, *layout.shape[1:]), layout.dtype)
@@ -276,12 +260,9 @@ class StoredEvent:
         except OtherVersion:
             raise
         except Exception as error:
-            raise StoreError(
-                f"cannot read {what}: {type(error).__name__}: {error}",
-                f"the file is damaged or incomplete; {COPY_ANEW}",
-                event=self.event_id,
-                file=self.path,
-            ) from error
+            what = f"cannot read {what}: {type(error).__name__}: {error}"
+            hint = f"the file is damaged or incomplete; {COPY_ANEW}"
+            raise StoreError(what, hint, event=self.event_id, file=self.path) from error
 
     @property
     def place(self) -> Place:
@@ -308,6 +289,52 @@ class StoredEvent:
         self.close()
 
 
+class WholeEvent:
+    """All nodes and edges of an event, row after row as its source gave them. Arrays are read when they are asked for.
+
+    Args:
+        event: The event; it stays open as long as arrays are asked for.
+
+    Raises:
+        StoreError: From every reader, if the file is damaged.
+    """
+
+    def __init__(self, event: StoredEvent) -> None:
+        self.event = event
+
+    @cached_property
+    def node_ids(self) -> IntArray:
+        """Global id of each node of the source, int64 [N]."""
+        return self.event.ids_in_users_order()
+
+    @cached_property
+    def edge_ids(self) -> IntArray:
+        """Global id of each edge of the source, int64 [E]."""
+        return _inverse(self.event.read_edges("original_position", np.arange(self.event.num_edges)))
+
+    @cached_property
+    def edge_index(self) -> IntArray:
+        """Rows of `src` and `dst` of each edge, int64 [2, E]."""
+        row = self.event.read_nodes("original_row", np.arange(self.event.num_nodes))
+        src, dst = (self.event.read_edges(end, self.edge_ids) for end in ("src", "dst"))
+        return np.asarray(row[np.stack([src, dst])])
+
+    @cached_property
+    def hits(self) -> Hits:
+        """The nodes as the source gave them, with the particle table."""
+        names = ("hit_id", "position", "volume", "layer", "module", "particle_id", "weight")
+        columns: dict[str, Any] = {name: self.nodes(name) for name in names}
+        return Hits(self.event.event_id, **columns, particles=self.event.particles())
+
+    def nodes(self, name: str) -> Array | None:
+        """One array of the nodes, [N, ...] as in the schema; None if the event has none."""
+        return self.event.read_nodes(name, self.node_ids) if self.event.has(f"nodes/{name}") else None
+
+    def edges(self, name: str) -> Array | None:
+        """One array of the edges, [E, ...] as in the schema; None if the event has none."""
+        return self.event.read_edges(name, self.edge_ids) if self.event.has(f"edges/{name}") else None
+
+
 def inspect_event(path: Path) -> tuple[EventRecord, str, str]:
     """Read a finished file from end to end and say what it holds: its record, settings digest and source digest.
 
@@ -316,16 +343,18 @@ def inspect_event(path: Path) -> tuple[EventRecord, str, str]:
     """
     with StoredEvent(path) as event:
         event.check_bytes()
+        sizes = ("num_nodes", "num_edges", "num_tiles", "has_labels", "feature_names", "edge_feature_names")
         record = EventRecord(
             event=event.event_id,
             path=path.name,
             bytes=path.stat().st_size,
             sha256=event.sha256,
-            num_nodes=event.num_nodes,
-            num_edges=event.num_edges,
-            num_tiles=event.num_tiles,
-            has_labels=event.has_labels,
-            feature_names=event.feature_names,
-            edge_feature_names=event.edge_feature_names,
+            **{name: getattr(event, name) for name in sizes},
         )
         return record, event.settings_digest, event.source_digest
+
+
+def _inverse(order: IntArray) -> IntArray:
+    inverse = np.empty_like(order)
+    inverse[order] = np.arange(len(order))
+    return inverse

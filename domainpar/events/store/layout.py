@@ -13,7 +13,6 @@ from typing import Any, Literal
 from domainpar.events.store.schema import SCHEMA_VERSION
 from domainpar.problems import Problem
 
-EdgePolicy = Literal["incoming", "incident"]
 Split = Literal["train", "val", "test"]
 Settings = Mapping[str, Any]
 
@@ -67,6 +66,11 @@ class EventRecord:
     feature_names: tuple[str, ...]
     edge_feature_names: tuple[str, ...]
     split: Split = "train"
+
+    @classmethod
+    def from_json(cls, item: Mapping[str, Any]) -> EventRecord:
+        """A record by its JSON, in which the names of features are lists."""
+        return cls(**{**item, **{name: tuple(item[name]) for name in ("feature_names", "edge_feature_names")}})
 
 
 def event_file_name(event_id: str) -> str:

@@ -6,7 +6,7 @@ import copy
 import json
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -91,16 +91,13 @@ class EventStore:
             raise StoreError(problem.what, problem.hint, event=record.event, file=path)
         _check_size(path, record)
         event = StoredEvent(path, event_id=record.event, sha256=record.sha256)
-        listed = (record.event, record.num_nodes, record.num_edges, record.num_tiles, record.has_labels)
-        found = (event.event_id, event.num_nodes, event.num_edges, event.num_tiles, event.has_labels)
-        if listed != found:
+        sizes = ("num_nodes", "num_edges", "num_tiles", "has_labels")
+        listed = (record.event, *(getattr(record, name) for name in sizes))
+        held = (event.event_id, *(getattr(event, name) for name in sizes))
+        if listed != held:
             event.close()
-            raise StoreError(
-                f"the manifest lists (event, nodes, edges, tiles, labels) {listed} but the file holds {found}",
-                "prepare the store again",
-                event=record.event,
-                file=path,
-            )
+            what = f"the manifest lists (event, nodes, edges, tiles, labels) {listed} but the file holds {held}"
+            raise StoreError(what, "prepare the store again", event=record.event, file=path)
         return event
 
     def verify(self, record: EventRecord) -> None:
@@ -110,14 +107,11 @@ class EventStore:
             StoreError: If a single bit differs.
         """
         path = self.path / record.path
-        found = file_sha256(path, record.event)
-        if found != record.sha256:
-            raise StoreError(
-                f"sha256 is {found} but the manifest says {record.sha256}",
-                f"the file has changed since it was prepared; {COPY_ANEW}",
-                event=record.event,
-                file=path,
-            )
+        sha256 = file_sha256(path, record.event)
+        if sha256 != record.sha256:
+            what = f"sha256 is {sha256} but the manifest says {record.sha256}"
+            hint = f"the file has changed since it was prepared; {COPY_ANEW}"
+            raise StoreError(what, hint, event=record.event, file=path)
 
     @property
     def digest(self) -> str:
@@ -155,7 +149,7 @@ def write_manifest(
         "settings_digest": settings_digest(settings),
         "events": [asdict(record) for record in records],
     } | ({} if split_settings is None else {"split_settings": dict(split_settings)})
-    manifest["content_sha256"] = _digest(manifest)
+    manifest["content_sha256"] = _digest(manifest)  # of all but itself
     text = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
     write_whole(Path(directory) / MANIFEST, text.encode())
 
@@ -169,43 +163,38 @@ def _check_records_agree(records: Sequence[EventRecord]) -> None:
         for name in ("feature_names", "edge_feature_names"):
             first, here = getattr(records[0], name), getattr(record, name)
             if first != here:
-                raise Problem(
-                    f"the event has {name} {list(here)} but event {records[0].event} has {list(first)}",
-                    "all events of a store need the same",
-                    event=record.event,
-                )
+                what = f"the event has {name} {list(here)} but event {records[0].event} has {list(first)}"
+                raise Problem(what, "all events of a store need the same", event=record.event)
 
 
 def _check_size(path: Path, record: EventRecord) -> None:
     try:
-        found = path.stat().st_size
+        size = path.stat().st_size  # a look at each file; hashing them all would take minutes
     except OSError as error:
-        raise StoreError(
-            f"{error.strerror or error}; the manifest lists it", COPY_ANEW, event=record.event, file=path
-        ) from error
-    if found != record.bytes:
-        raise StoreError(
-            f"{found} bytes, the manifest says {record.bytes}",
-            f"the file is truncated or was replaced; {COPY_ANEW}",
-            event=record.event,
-            file=path,
-        )
+        what = f"{error.strerror or error}; the manifest lists it"
+        raise StoreError(what, COPY_ANEW, event=record.event, file=path) from error
+    if size != record.bytes:
+        hint = f"the file is truncated or was replaced; {COPY_ANEW}"
+        raise StoreError(f"{size} bytes, the manifest says {record.bytes}", hint, event=record.event, file=path)
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
     """The manifest with its events as records."""
     if not path.is_file():
-        raise StoreError(
-            f"{path.parent} is not a finished store: it has no {path.name}",
-            "run python -m domainpar.prepare; one that was interrupted goes on where it stopped",
-        )
+        what = f"{path.parent} is not a finished store: it has no {path.name}"
+        raise StoreError(what, "run python -m domainpar.prepare; one that was interrupted goes on where it stopped")
     try:
         if (size := path.stat().st_size) > LARGEST_MANIFEST:
             raise ValueError(f"it has {size} bytes, at most {LARGEST_MANIFEST} are read")
         manifest: dict[str, Any] = parsed_json(path.read_bytes())
         if (version := manifest["schema_version"]) != SCHEMA_VERSION:
             raise OtherVersion(version, path, _command_anew(path.parent, manifest))
-        _check_unchanged(manifest)
+        if unknown := sorted(set(manifest) - set(_KEYS)):
+            raise ValueError(f"unknown key {unknown[0]!r}")
+        # Manifests of before there was a checksum in them have none.
+        sha256 = manifest.pop("content_sha256", None)
+        if sha256 not in (None, digest := _digest(manifest)):
+            raise ValueError(f"sha256 of its content is {digest} but it says {sha256}; it was damaged or edited")
         manifest["events"] = tuple(_record(item) for item in manifest["events"])
         drawn = manifest.get("split_settings")  # an earlier version kept none
         manifest["split_settings"] = None if drawn is None else dict(drawn)
@@ -213,11 +202,8 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     except OtherVersion:
         raise
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StoreError(
-            f"{path.name} cannot be read: {type(error).__name__}: {error}",
-            "copy it anew, or prepare the store again with --overwrite",
-            file=path,
-        ) from error
+        what = f"{path.name} cannot be read: {type(error).__name__}: {error}"
+        raise StoreError(what, "copy it anew, or prepare the store again with --overwrite", file=path) from error
 
 
 def _command_anew(directory: Path, manifest: dict[str, Any]) -> str:
@@ -249,28 +235,17 @@ def _command_anew(directory: Path, manifest: dict[str, Any]) -> str:
     return shlex.join(["python", "-m", "domainpar.prepare", *(word for pair in words for word in pair)])
 
 
-def _check_unchanged(manifest: dict[str, Any]) -> None:
-    """Refuse a manifest that is not as it was written. Those of before there was a checksum in them have none."""
-    if unknown := sorted(set(manifest) - set(_KEYS)):
-        raise ValueError(f"unknown key {unknown[0]!r}")
-    sha256 = manifest.pop("content_sha256", None)
-    if sha256 is not None and sha256 != _digest(manifest):
-        raise ValueError(f"sha256 of its content is {_digest(manifest)} but it says {sha256}; it was damaged or edited")
-
-
 def _digest(manifest: dict[str, Any]) -> str:
     """Hash of all that a manifest says, however it is laid out."""
     return sha256_of(json.dumps(manifest, sort_keys=True).encode())
 
 
 def _record(item: dict[str, Any]) -> EventRecord:
-    record = EventRecord(**item)
+    record = EventRecord.from_json(item)
     for what, name in (("event", record.event), ("path", record.path)):
         # An event's name becomes part of names of files, and a path would lead out of the store.
         if not (isinstance(name, str) and NAME.fullmatch(name)):
             raise ValueError(f"{what} {str(name)[:80]!r} is not a plain name")
     if record.split not in _SPLITS:
         raise ValueError(f"event {record.event} is of split {record.split!r}; known: {', '.join(_SPLITS)}")
-    return replace(
-        record, feature_names=tuple(record.feature_names), edge_feature_names=tuple(record.edge_feature_names)
-    )
+    return record

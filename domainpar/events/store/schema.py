@@ -125,15 +125,15 @@ def check_arrays(arrays: Mapping[str, tuple[tuple[int, ...], str]], sizes: Mappi
     for name, array in ARRAYS.items():
         if name not in arrays and not array.optional and (with_particles or not name.startswith("particles/")):
             raise ValueError(f"{name} is missing")
-    known = dict(sizes)
+    sizes = dict(sizes)
     for name, (shape, dtype) in arrays.items():
         if name not in ARRAYS:
             raise ValueError(f"{name} is no array of schema version {SCHEMA_VERSION}")
         letters = ARRAYS[name].shape
         # A size that nothing tells is that of the first array which has it.
         for letter, size in zip(letters, shape):
-            known.setdefault(letter, int(letter) if letter.isdigit() else size)
-        expected = tuple(known.get(letter) for letter in letters)
+            sizes.setdefault(letter, int(letter) if letter.isdigit() else size)
+        expected = tuple(sizes.get(letter) for letter in letters)
         if shape != expected:
             raise ValueError(f"{name}: its shape is {shape}, expected {expected} in this event")
         if dtype not in ARRAYS[name].file_dtypes:
