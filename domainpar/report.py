@@ -85,7 +85,7 @@ def build_report(config: ReportConfig) -> "Page":
     other = None
     if config.naive is not None:
         other = read_run_files(Path(config.naive))
-        if not (other.approximate or (other.scores and other.scores.approximate)):
+        if not (other.approximate or other.scored_naive):
             raise ValueError(f"--naive {config.naive} is no naive run: it was trained and scored on whole events.")
         check_comparable(run, other)
     return build_page(run, other, config.event, config.parts)

@@ -1,4 +1,4 @@
-"""A chart as plain values: described once beside its numbers, painted by `paint_plotly` for the page and by
+"""A chart as plain values: described once beside its numbers, painted by `html` for the page and by
 `paint_matplotlib` for a picture. Whatever a reader could compare between the two stands here: numbers, names, colours,
 limits, ticks of logarithmic axes. A painter decides on fonts, sizes and margins only.
 
