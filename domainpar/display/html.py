@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -27,6 +28,9 @@ SCRIPTS = ("figures.js", "canvas.js", "painting.js", "event.js")
 
 HEIGHT, ROW = 340, 310
 """Pixels of a figure with a single panel, and of each row of several."""
+
+LEGEND_LETTERS = 60
+"""Of a line in the legend of the narrowest figure."""
 
 GAP_X, GAP_Y = 0.1, 0.16
 """Between panels, as a share of the figure."""
@@ -135,6 +139,11 @@ def text(words: str) -> str:
     return plain.replace("p_T", "p<sub>T</sub>")
 
 
+def legend(name: str) -> str:
+    """An entry of the legend; a long one in lines, since plotly clips it at the edge of a figure."""
+    return "<br>".join(textwrap.wrap(text(name), LEGEND_LETTERS, break_long_words=False))
+
+
 def _plot(panels: Sequence[Panel], columns: int, height: int) -> dict[str, Any]:
     """Data and layout of panels side by side; a name is in the legend once."""
     rows = -(-len(panels) // columns)
@@ -174,7 +183,7 @@ def _axis(axis: Axis) -> dict[str, Any]:
 
 def _traces(series: Series) -> list[dict[str, Any]]:
     """A series as plotly's traces; the last of them is its entry in the legend."""
-    name = text(series.name)
+    name = legend(series.name)
     trace: dict[str, Any] = {"type": "scatter", "name": name, "legendgroup": name, "y": _values(series.y)}
     line = {"color": series.colour, "width": series.width, "dash": "dash" if series.dashed else "solid"}
     marker = {"color": series.colour, "symbol": SYMBOLS.get(series.marker, "circle"), "size": 7}
