@@ -18,17 +18,16 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import cache
 
 import cases
 import flags
 import measuring
 import numpy as np
-import numpy.typing as npt
 import systems
 from formulas import Network
-from measuring import Columns, ranks_of
+from measuring import Columns, Row, ranks_of
 from on_ranks import Job
 from systems import GIB, Measured, System
 
@@ -36,11 +35,10 @@ from domainpar.events.store import EventStore
 from domainpar.nn.memory import ModelSize
 from partitioners import group
 from partitioners.quality import measure
+from partitioners.topology import IntArray
 
 DEVICES = (16, 24, 40, 80)
 MOST_DEVICES = 64
-Row = dict[str, Any]
-IntArray = npt.NDArray[np.int64]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,10 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     case = cases.chosen_case(options)
     job = Job(case.store, flags.training_of(options), repeats=options.repeats)
     network = systems.network_of(case, job.training)
-    results.console.print(
-        f"{case.name}: {network.num_nodes:,} nodes, {network.num_edges:,} edges; {options.model}, {options.dtype}; "
-        f"allocator {options.allocator}, one thread a process"
-    )
+    results.console.print(f"{case}; {flags.in_words(options)}; allocator {options.allocator}, one thread a process")
     split = Split(case, options.grouping)
     measured = {}
     for one in systems.take_turns(ways(options), job, network, options.rounds, options.timeout):
@@ -97,20 +92,16 @@ def ways(options: argparse.Namespace) -> list[System]:
 # --- parts and estimates ---------------------------------------------------------------------------------------------
 
 
-@dataclass
+@dataclass(frozen=True)
 class Split:
-    """Sizes of the parts of a split event: nodes, ghosts included, and local edges."""
+    """Sizes of the parts of a split event."""
 
     case: cases.Case
     grouping: str
-    _known: dict[int, tuple[IntArray, IntArray]] = field(default_factory=dict)
 
+    @cache  # noqa: B019  # there is one of them
     def parts(self, count: int) -> tuple[IntArray, IntArray]:
-        if count not in self._known:
-            self._known[count] = self._cut(count)
-        return self._known[count]
-
-    def _cut(self, count: int) -> tuple[IntArray, IntArray]:
+        """Nodes, ghosts included, and local edges of each part."""
         store = EventStore(self.case.store)
         with store.open(store.events()[0]) as event:
             tile = np.repeat(np.arange(event.num_tiles), np.diff(event.node_ptr))

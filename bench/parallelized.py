@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import flags
 import measuring
 import torch
-from compared import NETWORKS, SIZES, Graph, case_of, largest, stored_graph
-from measuring import Columns, of, ranks_of
+from compared import NETWORKS, SIZES, case_of, largest
+from measuring import Columns, Row, of, ranks_of
+from plain_pyg import read_event
+from torch_geometric.data import Data
 from wrapped import LIMIT, exchanges, one_rank, several_ranks
 
 LARGEST_DIFFERENCE = {"float32": 1e-4, "float64": 1e-11}
@@ -34,12 +35,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
     torch.set_num_threads(1)
     results = measuring.Results("parallelized", options)
-    found = {size: case_of(size, options) for size in options.sizes}
-    graphs = {size: stored_graph(case.store, options.dtype) for size, case in found.items()}
+    sized = {size: case_of(size, options) for size in options.sizes}
+    graphs = {size: read_event(case.store, options.dtype) for size, case in sized.items()}
     for size, graph in graphs.items():
-        text = f"{size}: {found[size].name}, {graph.num_nodes:,} nodes, {graph.num_edges:,} edges"
+        text = f"{size}: {sized[size].name}, {graph.num_nodes:,} nodes, {graph.num_edges:,} edges"
         results.console.print(f"{text}; hidden {options.hidden}, {options.layers} layers, {options.dtype}")
-    first, last = found[options.sizes[0]], found[options.sizes[-1]]
+    first, last = sized[options.sizes[0]], sized[options.sizes[-1]]
     limit = LARGEST_DIFFERENCE[options.dtype]
     rows, summary = one_rank(results, graphs, options)
     show_one_rank(results, rows, summary, graphs)
@@ -81,10 +82,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def show_one_rank(
-    results: measuring.Results,
-    rows: Sequence[dict[str, Any]],
-    summary: Sequence[dict[str, Any]],
-    graphs: dict[str, Graph],
+    results: measuring.Results, rows: Sequence[Row], summary: Sequence[Row], graphs: dict[str, Data]
 ) -> None:
     """Two tables: each model on each graph, and of each model what a torch call costs and from where that is little."""
     columns: Columns = {
@@ -108,7 +106,7 @@ def show_one_rank(
     )
     results.show("One rank, wrapped against bare", columns, rows, note)
 
-    def cost_at(size: str) -> Callable[[dict[str, Any]], str]:
+    def cost_at(size: str) -> Callable[[Row], str]:
         return lambda row: f"{row['costs'][size].median:+.1%}" if size in row["costs"] else ""
 
     columns = {
@@ -130,7 +128,7 @@ def show_one_rank(
     results.show("What it costs by size", columns, summary, note)
 
 
-def show_ranks(results: measuring.Results, rows: Sequence[dict[str, Any]]) -> None:
+def show_ranks(results: measuring.Results, rows: Sequence[Row]) -> None:
     """The table of steps on ranks."""
     columns: Columns = {
         "model": lambda row: row["network"],
@@ -152,7 +150,7 @@ def show_ranks(results: measuring.Results, rows: Sequence[dict[str, Any]]) -> No
     results.show("Steps on ranks", columns, rows, note)
 
 
-def show_exchanges(results: measuring.Results, rows: Sequence[dict[str, Any]]) -> None:
+def show_exchanges(results: measuring.Results, rows: Sequence[Row]) -> None:
     """The table of what two ranks send each other."""
     columns: Columns = {
         "model": lambda row: row["network"],

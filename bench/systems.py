@@ -158,7 +158,7 @@ def take_turns(
 
 def network_of(case: Case, training: Training) -> Network:
     """The event of a case and the network trained on it, as formulas see them."""
-    store, record = EventStore(case.store), case.records[0]
+    store, record = EventStore(case.store), case.record
     return Network(
         record.num_nodes,
         record.num_edges,
