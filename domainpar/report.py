@@ -103,16 +103,11 @@ def write_report(page: "Page", path: Path) -> tuple[Path, int]:
     from domainpar.display.html import render
 
     content = render(page).encode()
-    if path.exists() and not _is_report(path):
+    # Any page may be replaced, but never a file of the run.
+    if path.exists() and not path.read_bytes()[:64].lstrip().lower().startswith(b"<!doctype html"):
         raise ValueError(f"{path} is there and is no report; choose another --out.")
     write_whole(path, content)
     return path, len(content)
-
-
-def _is_report(path: Path) -> bool:
-    """Whether a file may be replaced: any page, but never a file of the run."""
-    with path.open("rb") as file:
-        return file.read(64).lstrip().lower().startswith(b"<!doctype html")
 
 
 def write_pictures(page: "Page", directory: Path) -> list[Path]:

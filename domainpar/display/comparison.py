@@ -48,6 +48,7 @@ def run_beside(run: Path) -> Path | None:
     Returns:
         The other run; None if there is none, or this one was not scored as it was trained.
     """
+    # The newest first: it is the likeliest to belong to this one.
     lists = sorted(run.parent.glob("*/scores/scores.json"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
     for path in lists[:MOST_CANDIDATES]:
         with suppress(ValueError):  # a run that cannot be read or compared is no candidate

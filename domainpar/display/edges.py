@@ -73,12 +73,14 @@ def edge_curves(run: RunFiles) -> EdgeCurves | None:
     if split is None:
         return None
     records = run.events(split)
+    # The first event is read however large it is: a report without any curve would say less.
     total = np.cumsum([record.num_edges for record in records])
     few = [record for record, edges in zip(records, total) if edges <= MOST_EDGES or record is records[0]]
     events = [event for event in map(run.read_event, few) if event.edge_class is not None]
     if not events:
         return None
-    logit, classes = _joined(events)
+    logit = np.concatenate([event.logit for event in events if event.logit is not None])
+    classes = np.concatenate([event.edge_class for event in events if event.edge_class is not None])
     roc, auc = _roc(logit, classes == TARGET)
     scored = logit > -np.inf
     score = 1 / (1 + np.exp(-logit[scored]))
@@ -103,17 +105,6 @@ def edge_curves(run: RunFiles) -> EdgeCurves | None:
     )
 
 
-def _joined(events: Sequence[EventData]) -> tuple[FloatArray, IntArray]:
-    """Logits of all edges, -inf for one without a score, and their classes."""
-    logits, classes = [], []
-    for event in events:
-        assert event.scores is not None, "only scored events are counted"
-        assert event.edge_class is not None, "only events with truth are counted"
-        logits.append(np.where(event.scores.scored, event.scores.logit, -np.inf).astype(np.float64))
-        classes.append(event.edge_class)
-    return np.concatenate(logits), np.concatenate(classes)
-
-
 def _roc(logit: FloatArray, is_target: BoolArray) -> tuple[FloatArray, float | None]:
     """The ROC curve, as the cut falls from one logit to the next, and the area under it.
 
@@ -121,9 +112,11 @@ def _roc(logit: FloatArray, is_target: BoolArray) -> tuple[FloatArray, float | N
     """
     order = np.argsort(-logit, kind="stable")
     ordered = logit[order]
+    # Edges of equal scores pass together: the curve has a point at the last of them only.
     last = np.flatnonzero(np.append(ordered[1:] != ordered[:-1], True)) if len(ordered) else np.zeros(0, np.int64)
     targets, others = (np.append(0, np.cumsum(mask)[last]) for mask in (is_target[order], ~is_target[order]))
     pairs = int(targets[-1]) * int(others[-1])
+    # Trapezoids of counts: exact in float64, so that their order changes no bit.
     area = float(np.sum(np.diff(others) * (targets[1:] + targets[:-1]) / 2))
     auc = area / pairs if pairs else None
     curve = np.stack([others / max(others[-1], 1), targets / max(targets[-1], 1)])
@@ -146,12 +139,11 @@ def _ceiling(events: Sequence[EventData], track_target: Mapping[str, Any]) -> Ed
     """Over all events; None if one of them does not know what the conditions ask."""
     ceilings = []
     for event in events:
-        assert event.scores is not None, "only scored events are counted"
+        assert event.logit is not None, "only scored events are counted"
         if event.truth is None:
             return None
-        passing = event.scores.scored & (event.scores.logit > 0)
         try:
-            ceilings.append(edge_ceiling(event.truth, event.edge_index, track_target, passing))
+            ceilings.append(edge_ceiling(event.truth, event.edge_index, track_target, event.logit > 0))
         except ValueError:  # the other curves are worth having
             return None
     return functools.reduce(operator.add, ceilings)

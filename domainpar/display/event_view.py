@@ -146,6 +146,7 @@ def event_view(event: EventData, split: Split, tracking: Tracking, how_scored: s
         return None
     part = event.part_of_hits(split.num_parts, split.grouping, split.seed)
     cut = np.flatnonzero(part[event.edge_index[0]] != part[event.edge_index[1]])
+    # Every n-th of them, rounded up; the step of a slice must not be 0.
     drawn = cut[:: -(-len(cut) // MOST_CUT_EDGES) or 1]
     layers, layer_of_hit = np.unique(np.stack([event.volume, event.layer]), axis=1, return_inverse=True)
     small = event.num_hits == 0 or (event.hit_id.min() >= -(2**31) and event.hit_id.max() < 2**31)
@@ -287,8 +288,10 @@ def match_tracks(event: EventData, track_id: IntArray, cuts: TrackCuts, style: s
     tracks, counts = _most(overlaps.particle, overlaps.track, overlaps.shared, overlaps.num_particles)
     best_track, best_shared = np.full(num_particles, -1, np.int64), np.zeros(num_particles, np.int64)
     best_track[row], best_shared[row] = tracks[here], counts[here]
+    # One place more than there are particles: a track without any has the majority -1, which is the last.
     to_table = np.full(overlaps.num_particles + 1, -1, np.int64)
     to_table[here] = row
+    # The row -1, of no particle in the table, is the one appended: no target.
     of_target = np.append(event.target, False)[to_table[majority]]
     kind = np.where(matchable_tracks(overlaps, cuts), FAKE_TRACK, SHORT).astype(np.uint8)
     matched = np.flatnonzero(matching.matched)

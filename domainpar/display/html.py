@@ -70,6 +70,7 @@ def render(page: Page) -> str:
         lstrip_blocks=True,
     )
     folder, plotly = resources.files("domainpar.display") / "templates", get_plotlyjs()
+    # The scripts are not escaped: they are the package's own, and plotly's.
     assert not re.search(r"</script", plotly, re.IGNORECASE), "plotly.js cannot be put into a page as it is"
     style, *scripts = ((folder / name).read_text(encoding="utf-8") for name in ("report.css", *SCRIPTS))
     return environment.get_template("report.html.j2").render(
@@ -90,6 +91,7 @@ def embedded(value: Any) -> Markup:
         ValueError: If it holds a number that JSON does not know.
     """
     plain = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    # `<` alone would let `</script` end the element and `<!--` change how it is read; JSON has escapes for both.
     return Markup(plain.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
 
 
@@ -165,6 +167,7 @@ def _plot(panels: Sequence[Panel], columns: int, height: int) -> dict[str, Any]:
             )
         for series in panel.series:
             shown = {"xaxis": f"x{number}", "yaxis": f"y{number}", "showlegend": series.name not in named}
+            # A trace's own word wins: a band is never in the legend.
             traces += [shown | trace for trace in _traces(series)]
             named.add(series.name)
     return {"data": traces, "layout": layout}

@@ -66,6 +66,7 @@ def draw_pictures(page: Page, directory: Path, tell: Callable[[str], object] = p
             if path.exists() and not is_own(path):
                 raise Problem(f"{path} is there and is no picture of ours", "move it away, or choose another --png")
             content[path] = png(figure)
+    # All are drawn before the first is written: a problem with one leaves all files as they were.
     for path, picture in content.items():
         write_whole(path, picture)
     return list(content)
@@ -74,6 +75,7 @@ def draw_pictures(page: Page, directory: Path, tell: Callable[[str], object] = p
 def pictures_of(page: Page) -> Iterator[tuple[str, Figure | str]]:
     """The pictures by name, one after the other; for one without content the reason. To be asked for `in_style`."""
     for section in page.sections:
+        # Of the variants of a chart the first is the picture.
         first = {chart.name: chart for chart in reversed(section.charts)}
         for name in dict.fromkeys(chart.name for chart in section.charts):
             yield name, paint(first[name])
@@ -124,6 +126,7 @@ def draw_particles(view: EventView) -> Figure:
     figure = new_figure(4.7, f"Event {view.facts['event']}: {count} ({view.targets}), tracks of the {finder}")
     frames, places = figure.subplots(1, 2), _places(view)
     rows, ptr = view.arrays["particleRows"], view.arrays["particlePtr"]
+    # The more paths, the thinner, so that the ink on the paper stays about the same.
     width = min(1.0, math.sqrt(500 / max(int(is_target.sum()), 1)))
     for axes, place in zip(frames, places, strict=True):
         _draw_hits(axes, place, 0.5, color=PALE, label="hits")
@@ -162,6 +165,7 @@ def _draw_one(axes: Axes, place: FloatArray, view: EventView) -> None:
     axes.add_collection(lines, autolim=False)
     axes.plot([], [], color=BLACK, linewidth=0.8, label=name)  # the legend's; those lines are too faint for it
     _draw_hits(axes, place[borrowed.owned], 1.5, color=colour, label=f"owned hits: {len(borrowed.owned):,}")
+    # In naive mode a sector sees nothing of its neighbours: it has no ghosts.
     name = f"{'hits they lead to, unseen here' if naive else 'ghosts'}: {len(borrowed.ghosts):,}"
     ghost_colour = BLUE if colour in (VERMILION, ORANGE, PURPLE) else VERMILION  # stands out from the part's own
     _draw_hits(axes, place[borrowed.ghosts], 3.0, color=ghost_colour, label=name)

@@ -239,6 +239,7 @@ def read_run_files(directory: Path, scores: Path | None = None, store: Path | No
         raise ValueError(f"{directory} is not a run: it has no run.json; name the directory of one.")
     missing: list[str] = []
     written = _object(directory / "run.json")
+    # A killed process leaves `running` behind; the state as it is now is another.
     about = {**written, "state": state_of(directory, written)}
     settings: Table = {}
     if (directory / "config.yaml").is_file():
@@ -313,6 +314,7 @@ def _scores(run: Path, of_run: Table, named: Path | None, missing: list[str]) ->
     with _refused_by_name(path, **not_as_written):
         for listed in about["events"]:
             name, event = str(listed["path"]), listed["event"]
+            # A file of scores must not be able to make us open a file elsewhere.
             if Path(name).name != name or not isinstance(event, str):
                 raise ValueError(f"the file of event {event!r} is {name!r}, expected a name in this directory")
         _ = [(str(split), int(metrics["events"])) for split, metrics in about["metrics"].items()]
@@ -362,7 +364,7 @@ def _store(
         )
     except ValueError as error:
         if named is not None:
-            raise
+            raise  # a store that was asked for is never passed over
         missing.append(f"No events: {error}")
         return None
 

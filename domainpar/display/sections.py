@@ -319,7 +319,7 @@ def partition(run: RunFiles, event: EventData | None) -> Section:
     if event is None:
         why = _why_missing(run, "events", otherwise="There is no event to split.")
         return _absent("partition", "Partition", why)
-    own = split_of(run, 1)
+    own = split_of(run, 1)  # for its way of grouping alone
     rows = []
     for num_parts in NUM_PARTS:
         part = event.part_of_hits(num_parts, own.grouping, own.seed)
@@ -379,7 +379,7 @@ def _ranks(run: RunFiles) -> Section:
             heading: "–" if event.get(key) is None else form.format(event[key])
             for heading, (key, form) in INFERENCE.items()
         }
-        for event in events[:12]
+        for event in events[:12]  # more would push everything else off the page
     ]
     more = f", the first {len(inference)} of {several(len(events), 'event')}" if len(inference) < len(events) else ""
     note = f"Inference on {several(int(timings.get('ranks') or 1), 'rank')}{more}."

@@ -125,6 +125,7 @@ def command(run: RunFiles) -> str:
     ranks = run.about.get("ranks") or 1
     words = [this_python(), "-m", "domainpar.train", "--config", str(run.directory / "config.yaml")]
     words += ["--model", str(model)] if model else []
+    # `.` and `..` have no name that "-again" could be put behind.
     directory = run.directory if run.directory.name not in ("", "..") else run.directory.resolve()
     words += ["--out", str(directory.with_name(f"{directory.name}-again"))]
     launcher = [its_mpiexec(), "-n", str(ranks)] if ranks != 1 else []
