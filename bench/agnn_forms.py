@@ -74,12 +74,12 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = flags.parser(__doc__, "agnn_forms")
-    given = parser.add_argument_group("events")
-    given.add_argument("--data", type=Path, help="folder of real TrackML events, CSV, instead of a simulated one")
-    given.add_argument("--event", nargs="+", help="which of them, by the end of their names; default: the first")
-    given.add_argument("--hits", type=int, default=105_000, help="hits of the simulated event (default 105000)")
-    given.add_argument("--seed", type=int, default=0, help="of the simulation and of the network")
-    given.add_argument("--sets", nargs="+", choices=RECIPES, default=["small", "med", "big"], help="of heptrkx")
+    group = parser.add_argument_group("events")
+    group.add_argument("--data", type=Path, help="folder of real TrackML events, CSV, instead of a simulated one")
+    group.add_argument("--event", nargs="+", help="which of them, by the end of their names; default: the first")
+    group.add_argument("--hits", type=int, default=105_000, help="hits of the simulated event (default 105000)")
+    group.add_argument("--seed", type=int, default=0, help="of the simulation and of the network")
+    group.add_argument("--sets", nargs="+", choices=RECIPES, default=["small", "med", "big"], help="of heptrkx")
     network = parser.add_argument_group("network")
     network.add_argument("--hidden", type=int, default=64, help="width (default 64)")
     network.add_argument("--graph-iters", type=int, default=8, help="iterations (default 8)")
@@ -100,11 +100,11 @@ def read_events(options: argparse.Namespace) -> tuple[str, list[Hits]]:
     """Name of the events in results, and their hits; a simulated one where there are no real ones."""
     if options.data is not None:
         try:
-            known = trackml.list_events(options.data)
+            names = trackml.list_events(options.data)
         except ValueError as missing:
             print(f"no real events, a simulated one instead: {missing}")
         else:
-            names = chosen_names(known, options.event, 1)
+            names = chosen_names(names, options.event, 1)
             numbers = "-".join(str(int(name)) for name in names)
             return f"real-{numbers}", [trackml.read_event(options.data, name) for name in names]
     return f"hits{options.hits}-seed{options.seed}", [simulate_event(options.seed, options.hits)]

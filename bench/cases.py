@@ -69,6 +69,7 @@ def chosen_case(options: argparse.Namespace, val_split: float = 0.0) -> Case:
     """Prepare what the flags ask for, unless it lies in the cache; says so, for it takes a while."""
     source = source_of(options)
     how = {"partitioner": options.partitioner, "num_tiles": options.tiles, "seed": options.seed, "val_split": val_split}
+    # Whatever decides the content of a store is in its name: another setting never finds it.
     settings = json.dumps([source.names, dict(source.settings), how, str(options.data)], sort_keys=True)
     digest = hashlib.sha256(settings.encode()).hexdigest()[:10]
     name = f"hits{options.hits}-seed{options.seed}" if options.hits else f"{options.case}-seed{options.seed}"

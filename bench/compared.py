@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import cases
 import numpy as np
-import plain_pyg
 import torch
 import torch_geometric.nn as pyg
+from plain_pyg import EdgeUpdate, NodeUpdate, PlainInteraction
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch_geometric.data import Data
@@ -66,16 +64,12 @@ def of_pyg(name: str, **options: Any) -> Network:
     return Network(make)
 
 
-class EvolvingEdges(plain_pyg.PlainInteraction):
+class EvolvingEdges(PlainInteraction):
     """The plain network, but sums at nodes have rows from `x` and not from `len(x)`, which torch does not see."""
 
     @staticmethod
     def _edge_first(
-        edge_stage: plain_pyg.EdgeUpdate,
-        node_stage: plain_pyg.NodeUpdate | None,
-        x: Tensor,
-        edge_index: Tensor,
-        e: Tensor,
+        edge_stage: EdgeUpdate, node_stage: NodeUpdate | None, x: Tensor, edge_index: Tensor, e: Tensor
     ) -> tuple[Tensor, Tensor]:
         e = edge_stage(x, edge_index, e)
         if node_stage is None:
@@ -128,11 +122,6 @@ def tiny_graph(like: Data) -> Data:
     return Data(x=like.x[:TINY_NODES], edge_index=edge_index, **edges)
 
 
-def case_of(size: str, options: argparse.Namespace) -> cases.Case:
-    """The event of a size, prepared."""
-    return cases.chosen_case(argparse.Namespace(**{**vars(options), **SIZES[size], "num_events": 1}))
-
-
 @dataclass(frozen=True, eq=False)
 class Runner:
     """A model, bare or wrapped, with all it is called with.
@@ -151,18 +140,15 @@ class Runner:
 
     @classmethod
     def bare(cls, module: nn.Module, network: Network, graph: Data) -> Runner:
-        arguments = tuple(getattr(graph, name) for name in network.takes)
-        if network.scores == "nodes":
-            return cls(module, arguments, None, graph.num_nodes)
-        return cls(module, arguments, graph.y, graph.num_edges)
+        nodes, arguments = network.scores == "nodes", tuple(graph[name] for name in network.takes)
+        return cls(module, arguments, None if nodes else graph.y, graph.num_nodes if nodes else graph.num_edges)
 
     @classmethod
     def wrapped(cls, module: nn.Module, network: Network, graph: Data, part: GraphPart, world: World) -> Runner:
         marked = {"x": part.nodes(graph.x), "edge_index": part.edge_index, "edge_attr": part.edges(graph.edge_attr)}
-        arguments, model = tuple(marked[name] for name in network.takes), parallelize(module, world)
-        if network.scores == "nodes":
-            return cls(model, arguments, None, graph.num_nodes)
-        return cls(model, arguments, part.owned_edges(graph.y), graph.num_edges)
+        whole = cls.bare(parallelize(module, world), network, graph)
+        label = None if whole.label is None else part.owned_edges(whole.label)
+        return replace(whole, arguments=tuple(marked[name] for name in network.takes), label=label)
 
     def loss(self) -> Tensor:
         """The forward pass: this rank's share of the mean over all rows."""

@@ -123,6 +123,7 @@ def fewest_rows(case: cases.Case, ranks: int, grouping: str) -> int:
         src, dst = event.read_edges("src", edge_ids), event.read_edges("dst", edge_ids)
         part = np.repeat(group(event.tile_graph(), ranks, grouping), np.diff(event.node_ptr))
     cut = part[src] != part[dst]
+    # A pair (node, part) as one number, so that `unique` counts pairs.
     needed = np.concatenate([src[cut] * ranks + part[dst[cut]], dst[cut] * ranks + part[src[cut]]])
     return len(np.unique(needed))
 
@@ -219,6 +220,7 @@ class Price:
         """
         sizes, times = np.array(sorted(seconds)), np.array([seconds[size] for size in sorted(seconds)])
         latency = float(times[0])
+        # Least squares of (time - latency - size * per_byte) / time, in per_byte.
         weights = sizes / times**2
         return cls(latency, max(0.0, float((weights * (times - latency)).sum() / (weights * sizes).sum())))
 

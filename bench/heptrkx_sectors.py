@@ -114,6 +114,7 @@ def select_hits(hits: Hits, pt_min: float) -> Hits:
         layer[(hits.volume == surface[0]) & (hits.layer == surface[1])] = number
     rows = np.flatnonzero((layer >= 0) & np.isin(hits.particle_id, passing))
     r = np.hypot(*hits.position[rows, :2].T.astype(np.float64))
+    # By particle, layer, then r: the first of each particle and layer is the one nearest to the beam.
     rows = rows[np.lexsort((r, layer[rows], hits.particle_id[rows]))]
     keys = np.stack([hits.particle_id[rows], layer[rows]])
     rows = rows[np.append(True, (keys[:, 1:] != keys[:, :-1]).any(axis=0))] if len(rows) else rows

@@ -96,6 +96,7 @@ def product_rate(rows: int = 4608, width: int = 64, repeats: int = 100) -> float
         lambda: torch.mm(block, weight, out=out),
         lambda: multiply(tables[0], 0, rows, tables[1], tables[2], 0, False),
     )
+    # A product is `rows * width * width` multiplications and as many additions.
     return 2 * rows * width * width / min(timed(way, repeats).median for way in ways)
 
 
@@ -226,6 +227,7 @@ def allocator(name: str) -> Iterator[None]:
         yield
     finally:
         for key, value in before.items():
+            # What was not set before must be gone again, not empty.
             os.environ.pop(key) if value is None else os.environ.update({key: value})
 
 

@@ -50,10 +50,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     results.console.print(f"{case}; {flags.in_words(options)}; allocator {options.allocator}, one thread a process")
     split = Split(case, options.grouping)
     measured = {}
-    for one in systems.take_turns(ways(options), job, network, options.rounds, options.timeout):
-        measured[one.system.name, one.system.ranks] = one
-        results.console.print(f"  {one.system.name}, ranks {one.system.ranks}: {one.problem or 'done'}")
-    rows = [row_of(one, list(measured.values()), network, split) for one in measured.values()]
+    for of_system in systems.take_turns(ways(options), job, network, options.rounds, options.timeout):
+        measured[of_system.system.name, of_system.system.ranks] = of_system
+        results.console.print(
+            f"  {of_system.system.name}, ranks {of_system.system.ranks}: {of_system.problem or 'done'}"
+        )
+    rows = [row_of(of_system, list(measured.values()), network, split) for of_system in measured.values()]
     for row in rows:
         results.add(measured="memory", case=case.name, edges=network.num_edges, **row)
     show(results, rows, options)
@@ -140,18 +142,18 @@ def estimates(size: str, network: Network, split: Split, options: argparse.Names
 # --- rows and tables -------------------------------------------------------------------------------------------------
 
 
-def row_of(one: Measured, measured: Sequence[Measured], network: Network, split: Split) -> Row:
+def row_of(of_system: Measured, measured: Sequence[Measured], network: Network, split: Split) -> Row:
     """Figures of one system; of domainpar's also what a perfect split of one rank's memory would have been."""
-    row = {**one.figures(), "estimate": None, "of_whole": None}
-    if one.system.form is not None:
-        return {**row, "estimate": one.system.predicted_bytes(network)}
-    predicted = largest_part(network, split, one.system.ranks)
+    row = {**of_system.figures(), "estimate": None, "of_whole": None}
+    if of_system.system.form is not None:
+        return {**row, "estimate": of_system.system.predicted_bytes(network)}
+    predicted = largest_part(network, split, of_system.system.ranks)
     row["share"] = predicted / largest_part(network, split, 1)
-    if not one.system.changes:
+    if not of_system.system.changes:
         row["estimate"] = predicted
     for other in measured:
-        if other.system == System("domainpar", one.system.allocator) and one.runs and other.runs:
-            row["of_whole"] = max(one.above_bare) / max(other.above_bare)
+        if other.system == System("domainpar", of_system.system.allocator) and of_system.runs and other.runs:
+            row["of_whole"] = max(of_system.above_bare) / max(other.above_bare)
     return row
 
 

@@ -287,11 +287,13 @@ class Truth:
             x, y, _ = event.read_nodes("position", np.arange(event.num_nodes)).T.astype(np.float64)
             label = event.read_edges("label", np.arange(event.num_edges))
         phi = np.arctan2(y, x)
+        # Halfway along the edge: the mean of both ends is wrong where it crosses +-pi.
         mid_phi = phi[src] + wrapped(phi[dst] - phi[src]) / 2
         borders = borders_of(phi, sector, num_sectors)
         distance = np.abs(wrapped(mid_phi[:, None] - borders)).min(axis=1, initial=np.inf)
         cut = sector[src] != sector[dst]
         regions = {"all": np.ones(len(src), bool), "near": distance < border, "cut": cut}
+        # Pairs (node, other sector at one of its edges) as one number: each is a copy of a node.
         seen_by = np.concatenate([src[cut] * num_sectors + sector[dst[cut]], dst[cut] * num_sectors + sector[src[cut]]])
         return cls(record, edge_classes(label, None, None, None), regions, len(np.unique(seen_by)))
 

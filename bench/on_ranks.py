@@ -79,7 +79,7 @@ class PhaseClock:
 
     def step(self, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Run one step; returns its record with seconds and seconds without waiting for each phase, on this rank."""
-        self._marks.clear()
+        self._marks.clear()  # of the step before
         record = run()
         # The record says where the last phase ends: before ranks met to make the record.
         compute, *talked = (record[f"seconds_{name}"][self._world.rank] for name in ("compute", "exchange", "wait"))
@@ -92,8 +92,8 @@ class PhaseClock:
         return {**record, "phases": phases}
 
     def _mark(self, phase: str, step: int, event: str | None = None) -> None:
-        transports = {id(one): one for one in (self._world.transport, self._world.domain)}.values()
-        talked = sum(one.seconds_waiting + one.seconds_exchanging for one in transports)
+        transports = {id(transport): transport for transport in (self._world.transport, self._world.domain)}.values()
+        talked = sum(each.seconds_waiting + each.seconds_exchanging for each in transports)
         self._marks.append((phase, time.perf_counter(), talked))
 
 
@@ -148,9 +148,9 @@ def _recorded(module: ModuleType, name: str) -> Callable[..., None]:
     """A kernel that the profiler sees."""
     plain = getattr(module, name)
 
-    def recorded(*given: Any) -> None:
+    def recorded(*tables: Any) -> None:
         with record_function(name):
-            plain(*given)
+            plain(*tables)
 
     return recorded
 

@@ -18,10 +18,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 
+import cases
 import flags
 import measuring
 import torch
-from compared import NETWORKS, SIZES, case_of, largest
+from compared import NETWORKS, SIZES, largest
 from measuring import Columns, Row, of, ranks_of
 from plain_pyg import read_event
 from torch_geometric.data import Data
@@ -35,7 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
     torch.set_num_threads(1)
     results = measuring.Results("parallelized", options)
-    sized = {size: case_of(size, options) for size in options.sizes}
+    of_size = {size: argparse.Namespace(**{**vars(options), **SIZES[size], "num_events": 1}) for size in options.sizes}
+    sized = {size: cases.chosen_case(flags_of_size) for size, flags_of_size in of_size.items()}
     graphs = {size: read_event(case.store, options.dtype) for size, case in sized.items()}
     for size, graph in graphs.items():
         text = f"{size}: {sized[size].name}, {graph.num_nodes:,} nodes, {graph.num_edges:,} edges"
@@ -59,10 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def agree(results: measuring.Results, differences: dict[str, tuple[float, float]]) -> int:
     """1 if losses or gradients differ by more than rounding."""
-    for between, (found, limit) in differences.items():
-        verdict = "agree" if found <= limit else "DIFFER"
-        results.console.print(f"{between}: losses and gradients {verdict}: {found:.1e}, limit {limit:.0e}")
-    return int(not all(found <= limit for found, limit in differences.values()))
+    for between, (difference, limit) in differences.items():
+        verdict = "agree" if difference <= limit else "DIFFER"
+        results.console.print(f"{between}: losses and gradients {verdict}: {difference:.1e}, limit {limit:.0e}")
+    return int(not all(difference <= limit for difference, limit in differences.values()))
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

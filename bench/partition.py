@@ -177,6 +177,7 @@ def tile_counts(edge_index: IntArray, tile: IntArray, num_tiles: int) -> tuple[i
     """
     src_tile, dst_tile = tile.astype(np.int64)[edge_index]
     apart = src_tile != dst_tile
+    # Pairs of tiles as one number, each way.
     one_way = np.unique(src_tile[apart] * num_tiles + dst_tile[apart])
     both_ways = np.union1d(one_way, one_way % num_tiles * num_tiles + one_way // num_tiles)
     touched = np.bincount(both_ways // num_tiles, minlength=num_tiles)

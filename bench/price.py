@@ -101,13 +101,13 @@ def hashes_of(options: argparse.Namespace) -> dict[str, list[str]]:
     store = cases.chosen_case(argparse.Namespace(**{**vars(options), **smaller})).store
     hashes: dict[str, list[str]] = {}
     for name, rules in variants().items():
-        found = set()
+        of_variant: set[str] = set()
         for ranks in options.hash_ranks:
             for grouping in GROUPINGS:
                 training = flags.training_of(options, grouping=grouping)
                 with without(rules):
-                    found |= set(run_ranks(parameters_after, ranks, store, training, options.hash_steps, 1, True))
-        hashes[name] = sorted(found)
+                    of_variant |= set(run_ranks(parameters_after, ranks, store, training, options.hash_steps, 1, True))
+        hashes[name] = sorted(of_variant)
     return hashes
 
 

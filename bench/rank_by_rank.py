@@ -161,6 +161,7 @@ def turns(folder: Path, world: World, count: int) -> Iterator[int]:
     try:
         if world.rank == 0:
             os.write(box, b".")
+        # Once more than there is work: the last word is that all are done, and the last rank has none to tell.
         for turn in range(count + 1):
             if not select.select([box], [], [], world.transport.deadline)[0]:
                 raise TimeoutError(f"rank {world.rank} waited {world.transport.deadline:g} s for turn {turn}")

@@ -133,33 +133,33 @@ def run(case: cases.Case, small: cases.Case, how: str, ranks: int, options: argp
 # --- figures ---------------------------------------------------------------------------------------------------------
 
 
-def row_of(rounds: Sequence[Ranks], one: Sequence[Ranks], how: str, price: Price) -> Row:
+def row_of(rounds: Sequence[Ranks], alone: Sequence[Ranks], how: str, price: Price) -> Row:
     """Everything about one number of ranks, against one rank in the same rounds."""
     ranks = rounds[0]  # sizes of parts are the same in all rounds
     nodes, edges = total(ranks, "owned_nodes"), total(ranks, "owned_edges")
     return {
         "ranks": len(ranks),
         "cores": os.cpu_count(),
-        **times_of(rounds, one, how, price),
+        **times_of(rounds, alone, how, price),
         "ghost_ratio": total(ranks, "ghosts") / nodes,
         "edge_work": total(ranks, "local_edges") / edges,
         "local_edges": [rank["local_edges"] for rank in ranks],
         "share_of_nodes": [(rank["owned_nodes"] + rank["ghosts"]) / nodes for rank in ranks],
         "share_of_edges": [rank["local_edges"] / edges for rank in ranks],
         **{f"above_{before}": most_held(rounds, before) for before in ("bare", "loaded")},
-        **{f"above_{before}_of_one": most_held(one, before)[0] for before in ("bare", "loaded")},
+        **{f"above_{before}_of_one": most_held(alone, before)[0] for before in ("bare", "loaded")},
     }
 
 
-def times_of(rounds: Sequence[Ranks], one: Sequence[Ranks], how: str, price: Price) -> Row:
+def times_of(rounds: Sequence[Ranks], alone: Sequence[Ranks], how: str, price: Price) -> Row:
     """Seconds and ratios, over rounds.
 
     Both ratios count the edges of this event over those of one rank's, 1 where both are the same event.
     """
     step = step_seconds if how == MEASURED else lambda ranks: projected_seconds(ranks, price)
-    work = total(rounds[0], "owned_edges") / total(one[0], "owned_edges")
+    work = total(rounds[0], "owned_edges") / total(alone[0], "owned_edges")
     seconds = [step(ranks) for ranks in rounds]
-    speed_up = [work * step_seconds(alone) / value for alone, value in zip(one, seconds)]
+    speed_up = [work * step_seconds(ranks) / value for ranks, value in zip(alone, seconds)]
     compute, cpu = (
         [[statistics.median(rank[name]) for rank in ranks] for ranks in rounds] for name in ("compute", "cpu")
     )

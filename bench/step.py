@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     network = systems.network_of(case, job.training)
     results.console.print(f"{case}; {flags.in_words(options)}; {several(options.threads, 'thread')} a process")
     measured, rate = run_all(results, job, network, options)
-    rows = [row_of(one, measured, network, rate, options.threads) for one in measured]
+    rows = [row_of(of_system, measured, network, rate, options.threads) for of_system in measured]
     for row in rows:
         results.add(measured="step", case=case.name, edges=network.num_edges, **row)
     show(results, rows, rate)
@@ -90,12 +90,12 @@ def run_all(
     """All systems, and the rate of matrix products meanwhile."""
     compared = [system for allocator in options.allocator for system in compared_with(allocator, options)]
     rates, measured = [], {}
-    for one in systems.take_turns(compared, job, network, options.rounds, options.timeout):
-        measured[one.system.name, one.system.ranks, one.system.allocator] = one
+    for of_system in systems.take_turns(compared, job, network, options.rounds, options.timeout):
+        measured[of_system.system.name, of_system.system.ranks, of_system.system.allocator] = of_system
         rates.append(measuring.product_rate())
-        outcome = one.problem or f"{one.round_medians('seconds')[-1]:.3f} s"
-        ranks = f" on {one.system.ranks} ranks" if one.system.ranks > 1 else ""
-        results.console.print(f"  {one.system.name}{ranks}, allocator {one.system.allocator}: {outcome}")
+        outcome = of_system.problem or f"{of_system.round_medians('seconds')[-1]:.3f} s"
+        ranks = f" on {of_system.system.ranks} ranks" if of_system.system.ranks > 1 else ""
+        results.console.print(f"  {of_system.system.name}{ranks}, allocator {of_system.system.allocator}: {outcome}")
     return list(measured.values()), Spread.of(rates)
 
 
@@ -110,24 +110,24 @@ def compared_with(allocator: str, options: argparse.Namespace) -> list[System]:
     return [*ours, *(System.plain(form, allocator) for form in options.competitors)]
 
 
-def row_of(one: Measured, measured: Sequence[Measured], network: Network, rate: Spread, threads: int) -> Row:
+def row_of(of_system: Measured, measured: Sequence[Measured], network: Network, rate: Spread, threads: int) -> Row:
     """The figures of one system, some of them against others of the same run."""
-    row = {**one.figures(), "threads": threads, "rate": rate, "operations": one.system.operations(network)}
-    if one.problem is not None:
+    row = {**of_system.figures(), "threads": threads, "rate": rate, "operations": of_system.system.operations(network)}
+    if of_system.problem is not None:
         return row
-    row["full_precision"] = one.system.full_precision
-    row["achieved"] = row["operations"] / row["seconds"].median / (one.system.ranks * threads)
+    row["full_precision"] = of_system.system.full_precision
+    row["achieved"] = row["operations"] / row["seconds"].median / (of_system.system.ranks * threads)
     row["imbalance"] = None
-    if one.system.form is None:  # largest over mean time without exchange and wait, step by step
-        steps = [step for run in one.runs for step in zip(*(rank["compute"] for rank in run))]
+    if of_system.system.form is None:  # largest over mean time without exchange and wait, step by step
+        steps = [step for run in of_system.runs for step in zip(*(rank["compute"] for rank in run))]
         row["imbalance"] = Spread.of([imbalance(np.array(step)) for step in steps])
     eager = {other.system.allocator: other for other in measured if other.system.form == "eager" and not other.problem}
-    alike = eager.get(one.system.allocator)
-    row["bytes_of_eager"] = sum(one.above_bare) / sum(alike.above_bare) if alike else None
-    for name, allocator in (("than_eager_alike", one.system.allocator), ("than_eager_default", "default")):
-        row[name] = systems.ratio(eager[allocator], one) if allocator in eager else None
+    alike = eager.get(of_system.system.allocator)
+    row["bytes_of_eager"] = sum(of_system.above_bare) / sum(alike.above_bare) if alike else None
+    for name, allocator in (("than_eager_alike", of_system.system.allocator), ("than_eager_default", "default")):
+        row[name] = systems.ratio(eager[allocator], of_system) if allocator in eager else None
     reference = next(other for other in measured if not other.problem)
-    row["loss_difference"] = systems.loss_difference(one, reference)
+    row["loss_difference"] = systems.loss_difference(of_system, reference)
     return row
 
 

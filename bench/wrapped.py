@@ -95,7 +95,7 @@ def kept_bytes(runner: Runner) -> int:
     kept: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
+        storage = tensor.untyped_storage()  # a table that is kept twice, or in part, counts once and whole
         kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
@@ -267,12 +267,7 @@ def several_ranks(results: measuring.Results, case: cases.Case, options: argpars
     return rows
 
 
-def row_of(
-    name: str,
-    ranks: int,
-    runs: dict[int, list[list[dict[str, Row]]]],
-    options: argparse.Namespace,
-) -> Row:
+def row_of(name: str, ranks: int, runs: dict[int, list[list[dict[str, Row]]]], options: argparse.Namespace) -> Row:
     """A row of the table on several ranks: seconds of the slowest rank, speed-up over the fewest ranks."""
 
     def times(ranks: int, phase: str) -> list[list[float]]:
