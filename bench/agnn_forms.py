@@ -25,10 +25,10 @@ import argparse
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import flags
 import measuring
@@ -38,7 +38,8 @@ import torch
 from attention_forms import FORMS, logits_of
 from cases import chosen_names
 from heptrkx_sectors import RECIPES, TARGET_HITS, TARGET_PT, Divided, Graph, divide, losses_of
-from measuring import Columns, Spread, of
+from measuring import Columns, Row, Spread, of
+from torch import Tensor
 from torch.nn import functional as F
 
 from domainpar.events import trackml
@@ -57,8 +58,6 @@ LARGEST_DIFFERENCE = 1e-5
 STEP_BYTES = 90
 """Peak of a float32 step per edge, hidden unit and iteration, roughly, without dense matrices."""
 
-Row = dict[str, Any]
-
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = parse(argv)
@@ -75,12 +74,12 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = flags.parser(__doc__, "agnn_forms")
-    given = parser.add_argument_group("events")
-    given.add_argument("--data", type=Path, help="folder of real TrackML events, CSV, instead of a simulated one")
-    given.add_argument("--event", nargs="+", help="which of them, by the end of their names; default: the first")
-    given.add_argument("--hits", type=int, default=105_000, help="hits of the simulated event (default 105000)")
-    given.add_argument("--seed", type=int, default=0, help="of the simulation and of the network")
-    given.add_argument("--sets", nargs="+", choices=RECIPES, default=["small", "med", "big"], help="of heptrkx")
+    group = parser.add_argument_group("events")
+    group.add_argument("--data", type=Path, help="folder of real TrackML events, CSV, instead of a simulated one")
+    group.add_argument("--event", nargs="+", help="which of them, by the end of their names; default: the first")
+    group.add_argument("--hits", type=int, default=105_000, help="hits of the simulated event (default 105000)")
+    group.add_argument("--seed", type=int, default=0, help="of the simulation and of the network")
+    group.add_argument("--sets", nargs="+", choices=RECIPES, default=["small", "med", "big"], help="of heptrkx")
     network = parser.add_argument_group("network")
     network.add_argument("--hidden", type=int, default=64, help="width (default 64)")
     network.add_argument("--graph-iters", type=int, default=8, help="iterations (default 8)")
@@ -101,11 +100,11 @@ def read_events(options: argparse.Namespace) -> tuple[str, list[Hits]]:
     """Name of the events in results, and their hits; a simulated one where there are no real ones."""
     if options.data is not None:
         try:
-            known = trackml.list_events(options.data)
+            names = trackml.list_events(options.data)
         except ValueError as missing:
             print(f"no real events, a simulated one instead: {missing}")
         else:
-            names = chosen_names(known, options.event, 1)
+            names = chosen_names(names, options.event, 1)
             numbers = "-".join(str(int(name)) for name in names)
             return f"real-{numbers}", [trackml.read_event(options.data, name) for name in names]
     return f"hits{options.hits}-seed{options.seed}", [simulate_event(options.seed, options.hits)]
@@ -127,9 +126,9 @@ def show_sizes(divided: dict[str, list[Divided]], source: str, results: measurin
     columns: Columns = {
         "set": lambda row: row["set"],
         "sectors": lambda row: str(row["sectors"]),
-        "nodes": lambda row: as_text(row["sector_nodes"], "{:,.0f}"),
-        "edges": lambda row: as_text(row["sector_edges"], "{:,.0f}"),
-        "true": lambda row: as_text(row["sector_true"], "{:.1%}"),
+        "nodes": lambda row: "{mean:,.0f} [{low:,.0f}, {high:,.0f}]".format(**row["sector_nodes"]),
+        "edges": lambda row: "{mean:,.0f} [{low:,.0f}, {high:,.0f}]".format(**row["sector_edges"]),
+        "true": lambda row: "{mean:.1%} [{low:.1%}, {high:.1%}]".format(**row["sector_true"]),
         "dense GB": lambda row: f"{row['sector_dense_bytes'] / GB:.3g}",
         "uncut nodes": lambda row: f"{row['whole_nodes']['mean']:,.0f}",
         "uncut edges": lambda row: f"{row['whole_edges']['mean']:,.0f}",
@@ -147,10 +146,6 @@ def mean_and_range(values: Sequence[float]) -> dict[str, float]:
     return {"mean": statistics.mean(values), "low": min(values), "high": max(values)}
 
 
-def as_text(values: dict[str, float], form: str) -> str:
-    return f"{form.format(values['mean'])} [{form.format(values['low'])}, {form.format(values['high'])}]"
-
-
 def show_losses(divided: dict[str, list[Divided]], source: str, results: measuring.Results) -> None:
     """Edges and particles lost where sectors are cut apart."""
     rows: list[Row] = []
@@ -160,20 +155,17 @@ def show_losses(divided: dict[str, list[Divided]], source: str, results: measuri
         rows.append(row)
         results.add(**row)
 
-    def share(name: str) -> Callable[[Row], str]:
-        def text(row: Row) -> str:
-            of = row[f"{name}_of"]
-            return f"{row[name]:,} of {of:,}" + (f" ({row[name] / of:.1%})" if of else "")
-
-        return text
+    def share(row: Row, name: str) -> str:
+        whole = row[f"{name}_of"]
+        return f"{row[name]:,} of {whole:,}" + (f" ({row[name] / whole:.1%})" if whole else "")
 
     columns: Columns = {
         "set": lambda row: row["set"],
-        "hits in no sector": share("nodes"),
-        "candidate edges cut": share("edges"),
-        "true segments cut": share("true"),
-        "segments of targets cut": share("target"),
-        "targets broken": share("broken"),
+        "hits in no sector": partial(share, name="nodes"),
+        "candidate edges cut": partial(share, name="edges"),
+        "true segments cut": partial(share, name="true"),
+        "segments of targets cut": partial(share, name="target"),
+        "targets broken": partial(share, name="broken"),
     }
     note = (
         f"Cut: the ends lie in different sectors, or in none. Targets: particles with pT > {TARGET_PT:g} GeV and at "
@@ -196,11 +188,13 @@ def show_steps(
         for form in options.forms:
             row: Row = {**about, "form": form, "problem": problem_of(form, graph, options)}
             if form in runs:
-                row |= {**figures_of(runs[form]), "problem": None}
+                for name in ("seconds", "forward", "backward"):
+                    row[name] = Spread.of([seconds for run in runs[form] for seconds in run[name]])
+                row["making"] = Spread.of([run["making"] for run in runs[form]])
+                row |= {"above_bare": max(run["above_bare"] for run in runs[form]), "problem": None}
                 if "index" in runs:
-                    base = [statistics.median(run["seconds"]) for run in runs["index"]]
-                    mine = [statistics.median(run["seconds"]) for run in runs[form]]
-                    row["than_index"] = Spread.of([m / b for m, b in zip(mine, base)])
+                    medians = ([statistics.median(run["seconds"]) for run in runs[name]] for name in (form, "index"))
+                    row["than_index"] = Spread.of([mine / theirs for mine, theirs in zip(*medians)])
             rows.append(row)
             results.add(**row)
 
@@ -256,21 +250,15 @@ class Trainer:
         self.seconds_to_make = time.perf_counter() - began
 
     def step(self) -> dict[str, float]:
-        """One training step: its loss, and seconds of forward, backward and all of it."""
-        times = [time.perf_counter()]
-        self._optimizer.zero_grad()
+        """One training step, as `measuring.timed_step`."""
+        return measuring.timed_step(self._optimizer, self._loss)
+
+    def _loss(self) -> Tensor:
         logits = logits_of(self._network, self._x, self._ends)
-        loss = F.binary_cross_entropy_with_logits(logits, self._label, weight=self._weight)
-        times.append(time.perf_counter())
-        loss.backward()
-        times.append(time.perf_counter())
-        self._optimizer.step()
-        times.append(time.perf_counter())
-        forward, backward, _ = np.diff(times).tolist()
-        return {"loss": loss.item(), "seconds": times[-1] - times[0], "forward": forward, "backward": backward}
+        return F.binary_cross_entropy_with_logits(logits, self._label, weight=self._weight)
 
 
-def training_steps(world: World, job: Job) -> dict[str, Any]:
+def training_steps(world: World, job: Job) -> Row:
     """Times and peak memory of some steps in this process."""
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
@@ -309,28 +297,18 @@ def problem_of(form: str, graph: Graph, options: argparse.Namespace) -> str | No
     return f"not run: needs some {needed / GB:.0f} GB, {free / GB:.0f} are free" if needed > free else None
 
 
-def steps_in_turns(graph: Graph, true_weight: float, options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
+def steps_in_turns(graph: Graph, true_weight: float, options: argparse.Namespace) -> dict[str, list[Row]]:
     """Figures of each round of each form that fits."""
-    names = ("hidden", "graph_iters", "seed", "repeats")
-    how = {name: getattr(options, name) for name in names}
-    runs: dict[str, list[dict[str, Any]]] = {
-        form: [] for form in options.forms if problem_of(form, graph, options) is None
-    }
+    how = {name: getattr(options, name) for name in ("hidden", "graph_iters", "seed", "repeats")}
+    runs: dict[str, list[Row]] = {form: [] for form in options.forms if problem_of(form, graph, options) is None}
     for _ in range(options.rounds):
-        for form, found in runs.items():
+        for form, of_form in runs.items():
             job = Job(graph, form, true_weight, **how)
-            found += run_ranks(training_steps, 1, job, transport="gloo", timeout=options.timeout)
+            of_form += run_ranks(training_steps, 1, job, transport="gloo", timeout=options.timeout)
     return runs
 
 
-def figures_of(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Seconds and memory of one form, over its processes."""
-    together = {name: Spread.of([t for run in runs for t in run[name]]) for name in ("seconds", "forward", "backward")}
-    making = Spread.of([run["making"] for run in runs])
-    return {**together, "making": making, "above_bare": max(run["above_bare"] for run in runs)}
-
-
-def refuse_if_losses_differ(runs: dict[str, list[dict[str, Any]]]) -> float:
+def refuse_if_losses_differ(runs: dict[str, list[Row]]) -> float:
     """The largest relative difference of the first loss.
 
     Raises:
@@ -338,7 +316,7 @@ def refuse_if_losses_differ(runs: dict[str, list[dict[str, Any]]]) -> float:
     """
     if not runs:
         return 0.0
-    losses = np.array([found[0]["first_loss"] for found in runs.values()])
+    losses = np.array([of_form[0]["first_loss"] for of_form in runs.values()])
     difference = float((losses.max() - losses.min()) / losses.min())  # numpy's: NaN if any is
     if not difference <= LARGEST_DIFFERENCE:
         raise SystemExit(f"first losses differ by {difference:.1e} between forms: {dict(zip(runs, losses.tolist()))}")

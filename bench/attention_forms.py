@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -71,8 +72,7 @@ class ByWeightedMatrix(ByMatrix):
 
 
 def _incidence(ends: Tensor, num_nodes: int, dtype: torch.dtype, layout: torch.layout, turned: bool = False) -> Tensor:
-    places = [ends, torch.arange(len(ends))]
-    shape = [num_nodes, len(ends)]
+    places, shape = [ends, torch.arange(len(ends))], [num_nodes, len(ends)]
     if turned:
         places, shape = places[::-1], shape[::-1]
     ones = torch.ones(len(ends), dtype=dtype)
@@ -98,16 +98,12 @@ class Form(NamedTuple):
         return self.matrices(graph_iters) * graph.num_nodes * graph.num_edges * item_bytes
 
 
-def _in_layout(kind: type[ByMatrix], layout: torch.layout) -> Callable[[Tensor, int, torch.dtype], Ends]:
-    return lambda edge_index, num_nodes, dtype: kind(edge_index, num_nodes, dtype, layout)
-
-
 FORMS = {
     "index": Form(ByIndex, lambda iters: 0),
-    "csr": Form(_in_layout(ByMatrix, torch.sparse_csr), lambda iters: 0),
-    "coo": Form(_in_layout(ByMatrix, torch.sparse_coo), lambda iters: 0),
-    "dense": Form(_in_layout(ByMatrix, torch.strided), lambda iters: 2),
-    "weighted": Form(_in_layout(ByWeightedMatrix, torch.strided), lambda iters: 2 + 2 * iters),
+    "csr": Form(partial(ByMatrix, layout=torch.sparse_csr), lambda iters: 0),
+    "coo": Form(partial(ByMatrix, layout=torch.sparse_coo), lambda iters: 0),
+    "dense": Form(partial(ByMatrix, layout=torch.strided), lambda iters: 2),
+    "weighted": Form(partial(ByWeightedMatrix, layout=torch.strided), lambda iters: 2 + 2 * iters),
 }
 
 

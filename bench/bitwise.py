@@ -57,17 +57,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
     results = measuring.Results("bitwise", options)
     case = cases.chosen_case(options)
-    record = case.records[0]
-    results.console.print(
-        f"{case.name}: {record.num_nodes:,} nodes, {record.num_edges:,} edges; {options.model}, hidden "
-        f"{options.hidden}, {options.graph_iters} iterations, {options.steps} steps of {options.num_events} events"
-    )
+    steps = f"{options.steps} steps of {options.num_events} events"
+    results.console.print(f"{case}; {flags.in_words(options)}, {steps}")
     ways = pairwise({**WAYS, "ranks": tuple(ranks for ranks in WAYS["ranks"] if ranks <= options.most_ranks)})
     for name in options.networks:
         for way in ways:
-            found = run_one(case, name, way, options)
-            results.add(measured="hash", case=case.name, edges=record.num_edges, network=name, **way, **found)
-            results.console.print(f"  {name}: {in_words(way)}: {' '.join(digest[:12] for digest in found['sha256'])}")
+            hashes = hashes_of_ranks(case, name, way, options)
+            about = {"case": case.name, "edges": case.record.num_edges, "network": name, **way}
+            results.add(measured="hash", **about, sha256=hashes)
+            results.console.print(f"  {name}: {in_words(way)}: {' '.join(digest[:12] for digest in hashes)}")
     show(results, options.networks)
     results.end()
     return max(len(hashes_of(results, name)) for name in options.networks) > 1
@@ -105,13 +103,13 @@ def pairs_of(way: Way) -> set[tuple[tuple[str, Any], tuple[str, Any]]]:
     return set(itertools.combinations(way.items(), 2))
 
 
-def run_one(case: cases.Case, network: str, way: Way, options: argparse.Namespace) -> dict[str, Any]:
+def hashes_of_ranks(case: cases.Case, network: str, way: Way, options: argparse.Namespace) -> list[str]:
     """The hashes of all ranks after the steps: one, if they agree."""
     of_way = {name: way[name] for name in ("grouping", "threads", "recompute_every")}
     training = flags.training_of(options, **NETWORKS[network], **of_way)
     how = {"transport": way["transport"], "timeout": options.timeout, "domain_size": way["ranks"] // way["groups"]}
     arguments = case.store, training, options.steps, options.num_events, way["overlap"]
-    return {"sha256": sorted(set(run_ranks(parameters_after, way["ranks"], *arguments, **how)))}
+    return sorted(set(run_ranks(parameters_after, way["ranks"], *arguments, **how)))
 
 
 def parameters_after(world: World, store: Path, training: Training, steps: int, events: int, overlap: bool) -> str:
@@ -130,7 +128,7 @@ def hashes_of(results: measuring.Results, network: str) -> set[str]:
 
 
 def show(results: measuring.Results, networks: Sequence[str]) -> None:
-    found = [{"network": name, "hashes": hashes_of(results, name)} for name in networks]
+    rows = [{"network": name, "hashes": hashes_of(results, name)} for name in networks]
     columns: Columns = {
         "network": lambda row: row["network"],
         "ways": lambda row: str(sum(other["network"] == row["network"] for other in results.rows)),
@@ -138,7 +136,7 @@ def show(results: measuring.Results, networks: Sequence[str]) -> None:
         "sha256": lambda row: " ".join(sorted(digest[:12] for digest in row["hashes"])),
     }
     note = f"Pairwise over {in_words(WAYS)}."
-    results.show("Hashes of all parameters", columns, found, note)
+    results.show("Hashes of all parameters", columns, rows, note)
 
 
 if __name__ == "__main__":

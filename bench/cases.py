@@ -23,6 +23,8 @@ from domainpar.events.store import EventRecord, EventStore
 HITS = {"tiny": 2_000, "small": 9_000, "medium": 30_000, "large": 100_000, "full": 170_000}
 """Hits of each case; at the default cuts 1e3, 1e4, 1e5, 1e6 and 3e6 candidate edges. `large` is a TrackML event."""
 
+CACHE = Path(tempfile.gettempdir()) / f"domainpar-bench-{getpass.getuser()}"
+
 
 @dataclass(frozen=True)
 class Case:
@@ -37,34 +39,42 @@ class Case:
     store: Path
 
     @property
-    def records(self) -> list[EventRecord]:
-        return EventStore(self.store).events()
+    def record(self) -> EventRecord:
+        """The first of them, the only one for most benchmarks."""
+        return EventStore(self.store).events()[0]
+
+    def __str__(self) -> str:
+        record = self.record
+        return f"{self.name}: {record.num_nodes:,} nodes, {record.num_edges:,} edges, {record.num_tiles} tiles"
 
 
 def add_flags(parser: argparse.ArgumentParser, case: str, events: int = 1, partitioner: str | None = "phi-eta") -> None:
     """Add the flags that say which events; `chosen_case` reads them."""
-    given = parser.add_argument_group("events")
-    given.add_argument("--case", choices=HITS, default=case, help=f"simulated events of this size (default {case})")
-    given.add_argument("--hits", type=int, help="hits of a simulated event, instead of --case")
-    given.add_argument("--num-events", type=int, default=events, help=f"how many (default {events})")
-    given.add_argument("--data", type=Path, help="folder of real TrackML events, CSV, instead of simulated ones")
-    given.add_argument("--event", nargs="+", help="which of them, by the end of their names; default: the first")
+    group = parser.add_argument_group("events")
+    group.add_argument("--case", choices=HITS, default=case, help=f"simulated events of this size (default {case})")
+    group.add_argument("--hits", type=int, help="hits of a simulated event, instead of --case")
+    group.add_argument("--num-events", type=int, default=events, help=f"how many (default {events})")
+    group.add_argument("--data", type=Path, help="folder of real TrackML events, CSV, instead of simulated ones")
+    group.add_argument("--event", nargs="+", help="which of them, by the end of their names; default: the first")
     if partitioner is not None:
-        given.add_argument("--partitioner", default=partitioner, help=f"how tiles are cut (default {partitioner})")
-    given.add_argument("--tiles", type=int, help="tiles of an event; default: some 4,600 edges each")
-    given.add_argument("--seed", type=int, default=0, help="of the simulation, of the partitioner and of the network")
-    given.add_argument("--phi-slope", type=float, default=6e-4, help="cut on candidate edges in rad/mm")
-    given.add_argument("--z0", type=float, default=200.0, help="cut on candidate edges in mm")
-    given.add_argument("--cache", type=Path, default=default_cache(), help="where prepared events are kept")
+        group.add_argument("--partitioner", default=partitioner, help=f"how tiles are cut (default {partitioner})")
+    group.add_argument("--tiles", type=int, help="tiles of an event; default: some 4,600 edges each")
+    group.add_argument("--seed", type=int, default=0, help="of the simulation, of the partitioner and of the network")
+    group.add_argument("--phi-slope", type=float, default=6e-4, help="cut on candidate edges in rad/mm")
+    group.add_argument("--z0", type=float, default=200.0, help="cut on candidate edges in mm")
+    group.add_argument("--cache", type=Path, default=CACHE, help="where prepared events are kept")
 
 
 def chosen_case(options: argparse.Namespace, val_split: float = 0.0) -> Case:
     """Prepare what the flags ask for, unless it lies in the cache; says so, for it takes a while."""
     source = source_of(options)
     how = {"partitioner": options.partitioner, "num_tiles": options.tiles, "seed": options.seed, "val_split": val_split}
+    # Whatever decides the content of a store is in its name: another setting never finds it.
     settings = json.dumps([source.names, dict(source.settings), how, str(options.data)], sort_keys=True)
     digest = hashlib.sha256(settings.encode()).hexdigest()[:10]
-    name = case_name(options)
+    name = f"hits{options.hits}-seed{options.seed}" if options.hits else f"{options.case}-seed{options.seed}"
+    if options.data is not None:
+        name = f"real-{'-'.join(options.event or ['first'])}"
     directory = options.cache / f"{name}-{digest}"
     print(f"events: {name} ({len(source.names)}), kept in {directory}", file=sys.stderr, flush=True)
     prepare(source, directory, test_split=0.0, **how)
@@ -84,17 +94,7 @@ def chosen_names(known: Sequence[str], wanted: Sequence[str] | None, count: int)
     """The events that were asked for by the end of their names: 1012 finds event000001012."""
     if wanted is None:
         return tuple(known[:count])
-    found = tuple(name for end in wanted for name in known if name.endswith(end))
-    if len(found) != len(wanted):
-        raise SystemExit(f"events {' '.join(wanted)} match {list(found)} of {list(known)}; name each event once.")
-    return found
-
-
-def case_name(options: argparse.Namespace) -> str:
-    if options.data is not None:
-        return f"real-{'-'.join(options.event or ['first'])}"
-    return f"hits{options.hits}-seed{options.seed}" if options.hits else f"{options.case}-seed{options.seed}"
-
-
-def default_cache() -> Path:
-    return Path(tempfile.gettempdir()) / f"domainpar-bench-{getpass.getuser()}"
+    names = tuple(name for end in wanted for name in known if name.endswith(end))
+    if len(names) != len(wanted):
+        raise SystemExit(f"events {' '.join(wanted)} match {list(names)} of {list(known)}; name each event once.")
+    return names

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import cases
-import plain_pyg
+import numpy as np
 import torch
 import torch_geometric.nn as pyg
+from plain_pyg import EdgeUpdate, NodeUpdate, PlainInteraction
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
+from torch_geometric.data import Data
 
 from domainpar.measure.steps import PRECISIONS
 from domainpar.nn.adapt.parallelize import parallelize
@@ -35,37 +34,17 @@ DROPOUT = 0.5
 
 
 @dataclass(frozen=True)
-class Shape:
-    """Sizes of a model.
-
-    Attributes:
-        layers: Convolutions of torch_geometric's models.
-        graph_iters: Iterations of the edge classifiers.
-        degrees: How many nodes have 0, 1, 2 ... incoming edges; PNA wants to know.
-    """
-
-    node_features: int
-    edge_features: int
-    hidden: int
-    layers: int
-    graph_iters: int
-    degrees: Tensor
-    dtype: torch.dtype = torch.float32
-    seed: int = 0
-
-
-@dataclass(frozen=True)
 class Network:
     """One model of the comparison.
 
     Attributes:
-        make: Builds it with torch's generator.
+        make: Builds it with torch's generator, for a graph and with the sizes of some flags.
         scores: What it returns a row for.
         edges: The edges its parts compute on.
         takes: Fields of a graph it is called with.
     """
 
-    make: Callable[[Shape], nn.Module]
+    make: Callable[[Data, Any], nn.Module]
     scores: Literal["nodes", "edges"] = "nodes"
     edges: Literal["incoming", "incident"] = "incoming"
     takes: tuple[str, ...] = ("x", "edge_index")
@@ -74,26 +53,23 @@ class Network:
 def of_pyg(name: str, **options: Any) -> Network:
     """A model of `torch_geometric.nn.models`: convolutions with ReLU, and perhaps norms and dropout, between them."""
 
-    def make(shape: Shape) -> nn.Module:
-        further = {"deg": shape.degrees} if name == "PNA" else {}
-        model: nn.Module = getattr(pyg, name)(
-            shape.node_features, shape.hidden, shape.layers, shape.hidden, **options, **further
-        )
+    def make(graph: Data, sizes: Any) -> nn.Module:
+        further: dict[str, Any] = {}
+        if name == "PNA":  # wants to know how many nodes have 0, 1, 2 ... incoming edges
+            further["deg"] = torch.bincount(torch.bincount(graph.edge_index[1], minlength=graph.num_nodes))
+        widths = graph.num_node_features, sizes.hidden, sizes.layers, sizes.hidden
+        model: nn.Module = getattr(pyg, name)(*widths, **options, **further)
         return model
 
     return Network(make)
 
 
-class EvolvingEdges(plain_pyg.PlainInteraction):
+class EvolvingEdges(PlainInteraction):
     """The plain network, but sums at nodes have rows from `x` and not from `len(x)`, which torch does not see."""
 
     @staticmethod
     def _edge_first(
-        edge_stage: plain_pyg.EdgeUpdate,
-        node_stage: plain_pyg.NodeUpdate | None,
-        x: Tensor,
-        edge_index: Tensor,
-        e: Tensor,
+        edge_stage: EdgeUpdate, node_stage: NodeUpdate | None, x: Tensor, edge_index: Tensor, e: Tensor
     ) -> tuple[Tensor, Tensor]:
         e = edge_stage(x, edge_index, e)
         if node_stage is None:
@@ -103,14 +79,14 @@ class EvolvingEdges(plain_pyg.PlainInteraction):
         return node_stage.mlp(torch.cat([x, at_dst, at_src], dim=1)), e
 
 
-def interaction(shape: Shape) -> nn.Module:
+def interaction(graph: Data, sizes: Any) -> nn.Module:
     """The edge classifier whose edges have states."""
-    return EvolvingEdges(shape.node_features, shape.edge_features, shape.hidden, shape.graph_iters)
+    return EvolvingEdges(graph.num_node_features, graph.num_edge_features, sizes.hidden, sizes.graph_iters)
 
 
-def agnn(shape: Shape) -> nn.Module:
+def agnn(graph: Data, sizes: Any) -> nn.Module:
     """The attention network."""
-    return AttentionNetwork(shape.node_features, hidden=shape.hidden, graph_iters=shape.graph_iters)
+    return AttentionNetwork(graph.num_node_features, hidden=sizes.hidden, graph_iters=sizes.graph_iters)
 
 
 PNA = {"aggregators": ["mean", "min", "max", "std"], "scalers": ["identity", "amplification", "attenuation"]}
@@ -130,62 +106,20 @@ NETWORKS = {
 _ONE_AT_A_TIME = threading.Lock()  # ranks may be threads, and torch has one generator
 
 
-def make(name: str, shape: Shape) -> nn.Module:
-    """A model with weights by the seed alone."""
+def make(name: str, graph: Data, sizes: Any) -> nn.Module:
+    """A model for a graph, of the sizes in some flags, with weights by their seed alone."""
     with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(shape.seed)
-        return NETWORKS[name].make(shape).to(shape.dtype)
+        torch.default_generator.manual_seed(sizes.seed)
+        return NETWORKS[name].make(graph, sizes).to(PRECISIONS[sizes.dtype])
 
 
-@dataclass(frozen=True, eq=False)
-class Graph:
-    """A graph as users hold it.
-
-    Attributes:
-        x: Node features, [N, node features].
-        edge_index: `src` and `dst` of each edge, int64 [2, E].
-        edge_attr: Edge features, [E, edge features].
-        label: 1 for true edges, [E].
-    """
-
-    x: Tensor
-    edge_index: Tensor
-    edge_attr: Tensor
-    label: Tensor
-
-    @property
-    def num_nodes(self) -> int:
-        return len(self.x)
-
-    @property
-    def num_edges(self) -> int:
-        return len(self.label)
-
-    def shape(self, options: Any) -> Shape:
-        """Sizes of a model for this graph; `options` are flags, or what ranks are asked for."""
-        degrees = torch.bincount(torch.bincount(self.edge_index[1], minlength=self.num_nodes))
-        of = {name: getattr(options, name) for name in ("hidden", "layers", "graph_iters", "seed")}
-        widths = self.x.shape[1], self.edge_attr.shape[1]
-        return Shape(*widths, degrees=degrees, dtype=PRECISIONS[options.dtype], **of)
-
-
-def stored_graph(store: Path, dtype: str) -> Graph:
-    """The first event of a store."""
-    data = plain_pyg.read_event(store, dtype)
-    return Graph(data.x, data.edge_index, data.edge_attr, data.y)
-
-
-def tiny_graph(like: Graph) -> Graph:
+def tiny_graph(like: Data) -> Data:
     """A graph on which torch has next to nothing to do."""
     generator = torch.Generator().manual_seed(0)
     edge_index = torch.randint(TINY_NODES, (2, TINY_EDGES), generator=generator)
     edge_index[1, :TINY_NODES] = torch.arange(TINY_NODES)
-    return Graph(like.x[:TINY_NODES], edge_index, like.edge_attr[:TINY_EDGES], like.label[:TINY_EDGES])
-
-
-def case_of(size: str, options: argparse.Namespace) -> cases.Case:
-    """The event of a size, prepared."""
-    return cases.chosen_case(argparse.Namespace(**{**vars(options), **SIZES[size], "num_events": 1}))
+    edges = {name: like[name][:TINY_EDGES] for name in ("edge_attr", "y")}
+    return Data(x=like.x[:TINY_NODES], edge_index=edge_index, **edges)
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,41 +139,34 @@ class Runner:
     num_rows: int
 
     @classmethod
-    def bare(cls, module: nn.Module, network: Network, graph: Graph) -> Runner:
-        arguments = tuple(getattr(graph, name) for name in network.takes)
-        if network.scores == "nodes":
-            return cls(module, arguments, None, graph.num_nodes)
-        return cls(module, arguments, graph.label, graph.num_edges)
+    def bare(cls, module: nn.Module, network: Network, graph: Data) -> Runner:
+        nodes, arguments = network.scores == "nodes", tuple(graph[name] for name in network.takes)
+        return cls(module, arguments, None if nodes else graph.y, graph.num_nodes if nodes else graph.num_edges)
 
     @classmethod
-    def wrapped(cls, module: nn.Module, network: Network, graph: Graph, part: GraphPart, world: World) -> Runner:
+    def wrapped(cls, module: nn.Module, network: Network, graph: Data, part: GraphPart, world: World) -> Runner:
         marked = {"x": part.nodes(graph.x), "edge_index": part.edge_index, "edge_attr": part.edges(graph.edge_attr)}
-        arguments, model = tuple(marked[name] for name in network.takes), parallelize(module, world)
-        if network.scores == "nodes":
-            return cls(model, arguments, None, graph.num_nodes)
-        return cls(model, arguments, part.owned_edges(graph.label), graph.num_edges)
+        whole = cls.bare(parallelize(module, world), network, graph)
+        label = None if whole.label is None else part.owned_edges(whole.label)
+        return replace(whole, arguments=tuple(marked[name] for name in network.takes), label=label)
 
     def loss(self) -> Tensor:
         """The forward pass: this rank's share of the mean over all rows."""
-        found = self.model(*self.arguments)
+        rows = self.model(*self.arguments)
         if self.label is None:
-            return found.square().sum() / (self.num_rows * found.shape[1])
-        return binary_cross_entropy_with_logits(found, self.label, reduction="sum") / self.num_rows
+            return rows.square().sum() / (self.num_rows * rows.shape[1])
+        return binary_cross_entropy_with_logits(rows, self.label, reduction="sum") / self.num_rows
 
     def step(self) -> dict[str, float]:
         """Seconds of forward and backward, by the clock and of the processor."""
         self.model.zero_grad()
-        began_cpu, began = time.process_time(), time.perf_counter()
+        began, times = time.process_time(), [time.perf_counter()]
         loss = self.loss()
-        between = time.perf_counter()
+        times.append(time.perf_counter())
         loss.backward()
-        ended, ended_cpu = time.perf_counter(), time.process_time()
-        return {
-            "total": ended - began,
-            "forward": between - began,
-            "backward": ended - between,
-            "cpu": ended_cpu - began_cpu,
-        }
+        times.append(time.perf_counter())
+        cpu, (forward, backward) = time.process_time() - began, np.diff(times).tolist()
+        return {"total": times[-1] - times[0], "forward": forward, "backward": backward, "cpu": cpu}
 
     def outcome(self, drops: bool) -> tuple[float, Tensor]:
         """Loss and gradient of a step without dropout, of all parameters in one row."""
@@ -266,5 +193,4 @@ def difference(mine: tuple[float, Tensor], theirs: tuple[float, Tensor]) -> floa
 
 def largest(values: Iterable[float]) -> float:
     """NaN if one of them is, or if there are none."""
-    found = torch.tensor(list(values), dtype=torch.float64)
-    return float(found.max()) if len(found) else float("nan")
+    return float(np.max([*values] or [np.nan]))

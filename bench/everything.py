@@ -142,7 +142,9 @@ def run(bench: Bench, options: argparse.Namespace) -> Outcome:
     if not file.exists():
         print("there is no such file", flush=True)
         return Outcome(command, bench.name, Ended(2, f"{file} does not exist", 0.0))
-    question, keeps_lines = described(file)
+    text = file.read_text()
+    question = (ast.get_docstring(ast.parse(text)) or "").split("\n")[0]
+    keeps_lines = "measuring.Results(" in text
     lines = options.lines / f"{bench.name}.jsonl"
     lines.unlink(missing_ok=True)
     limit = options.timeout or (math.inf if options.full else 600.0)
@@ -150,19 +152,8 @@ def run(bench: Bench, options: argparse.Namespace) -> Outcome:
     # By Ctrl-C, so that it ends its ranks itself.
     how = {"stop": signal.SIGINT, "seconds_to_leave": SECONDS_TO_CLEAN_UP, "show": partial(print, end="", flush=True)}
     ended = run_limited(program, limit, [{"PYTHONUNBUFFERED": "1"}], **how)
-    return Outcome(command, question, ended, tables_in(lines))
-
-
-def described(file: Path) -> tuple[str, bool]:
-    """The question that a benchmark answers, and whether it keeps JSON lines (`measuring.Results`)."""
-    text = file.read_text()
-    return (ast.get_docstring(ast.parse(text)) or "").split("\n")[0], "measuring.Results(" in text
-
-
-def tables_in(lines: Path) -> list[dict[str, Any]]:
-    if not lines.exists():
-        return []
-    return [line["table"] for line in map(json.loads, lines.read_text().splitlines()) if "table" in line]
+    kept = map(json.loads, lines.read_text().splitlines() if lines.exists() else [])
+    return Outcome(command, question, ended, [line["table"] for line in kept if "table" in line])
 
 
 # --- the section -----------------------------------------------------------------------------------------------------
@@ -191,17 +182,13 @@ def lines_of_one(outcome: Outcome) -> list[str]:
     """The part of the section on one benchmark: question, command, tables or why there are none."""
     name = Path(outcome.command.split()[0]).stem
     lines = [f"### {name}", "", outcome.question, "", f"`{outcome.command}`, {outcome.ended.seconds:.0f} s", ""]
-    if outcome.ended.code != 0:
-        lines += [
-            f"**{verdict(outcome).capitalize()}.** The last it printed:",
-            "",
-            *fenced(outcome),
-        ]
+    failed = outcome.ended.code != 0
+    fenced = ["```", *outcome.ended.output.rstrip().splitlines()[-LAST_LINES:], "```", ""]
+    if failed:
+        lines += [f"**{verdict(outcome).capitalize()}.** The last it printed:", "", *fenced]
     for table in outcome.tables:
         lines += markdown(table)
-    if outcome.ended.code == 0 and not outcome.tables:
-        lines += fenced(outcome)
-    return lines
+    return lines if failed or outcome.tables else lines + fenced
 
 
 def verdict(outcome: Outcome) -> str:
@@ -216,11 +203,6 @@ def markdown(table: dict[str, Any]) -> list[str]:
     lines = ["| " + " | ".join(cell.strip().replace("|", "\\|") for cell in row) + " |" for row in rows]
     note = [table["note"].replace("*", "\\*"), ""] if table["note"] else []
     return [f"**{table['title']}**", "", *lines, "", *note]
-
-
-def fenced(outcome: Outcome) -> list[str]:
-    """The end of what a benchmark printed."""
-    return ["```", *outcome.ended.output.rstrip().splitlines()[-LAST_LINES:], "```", ""]
 
 
 def replaced(text: str, section: str) -> str:

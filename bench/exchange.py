@@ -26,7 +26,7 @@ import flags
 import measuring
 import numpy as np
 import torch
-from measuring import Columns, Spread, ranks_of
+from measuring import Columns, Row, Spread, ranks_of
 
 from domainpar.events.store import EventStore
 from domainpar.measure.rates import in_turns, slowest
@@ -47,15 +47,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parse(argv)
     results = measuring.Results("exchange", options)
     case = cases.chosen_case(options)
-    record = case.records[0]
-    sizes = f"{record.num_nodes:,} nodes, {record.num_edges:,} edges"
-    results.console.print(f"{case.name}: {sizes}, rows of {options.width_of_rows} float32")
+    results.console.print(f"{case}; rows of {options.width_of_rows} float32")
     exchanges = [
         one_row(case, transport, ranks, options) for transport in options.transports for ranks in options.ranks
     ]
     for row in exchanges:
-        row["bare"] = bare_of(exchanges, row["ranks"])
-        results.add(measured="exchange", case=case.name, edges=record.num_edges, **row)
+        # Of the run on MPI, the only one that knows it.
+        bare = (other["bare"] for other in exchanges if other.get("bare") and other["ranks"] == row["ranks"])
+        row["bare"] = next(bare, None)
+        results.add(measured="exchange", case=case.name, edges=case.record.num_edges, **row)
     show(results, exchanges)
     of_messages = [row for transport in options.transports for row in message_rows(transport, options)]
     for row in of_messages:
@@ -81,7 +81,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def one_row(case: cases.Case, transport: Any, ranks: int, options: argparse.Namespace) -> dict[str, Any]:
+def one_row(case: cases.Case, transport: Any, ranks: int, options: argparse.Namespace) -> Row:
     """Seconds and bytes of every way to exchange, on some ranks of one transport."""
     arguments = (case.store, options.grouping, options.width_of_rows, options.repeats, options.inner)
     how = {"transport": transport, "timeout": options.timeout, "domain_size": ranks}
@@ -99,12 +99,7 @@ def one_row(case: cases.Case, transport: Any, ranks: int, options: argparse.Name
     }
 
 
-def bare_of(rows: Sequence[dict[str, Any]], ranks: int) -> Spread | None:
-    """Seconds of the same messages by mpi4py alone, from the run on MPI; None without one."""
-    return next((row["bare"] for row in rows if row.get("bare") and row["ranks"] == ranks), None)
-
-
-def message_rows(transport: Any, options: argparse.Namespace) -> list[dict[str, Any]]:
+def message_rows(transport: Any, options: argparse.Namespace) -> list[Row]:
     """One row for each size of a message between two ranks."""
     if not options.message_sizes:
         return []
@@ -120,11 +115,6 @@ def message_rows(transport: Any, options: argparse.Namespace) -> list[dict[str, 
     ]
 
 
-def price_of(rows: Sequence[dict[str, Any]]) -> Price:
-    """The price of messages of one transport: a latency and a bandwidth."""
-    return Price.fit({row["size"]: row["exchange"].median for row in rows})
-
-
 def fewest_rows(case: cases.Case, ranks: int, grouping: str) -> int:
     """Distinct (node, other part with an edge at it), from the edges alone, without a plan."""
     store = EventStore(case.store)
@@ -133,12 +123,13 @@ def fewest_rows(case: cases.Case, ranks: int, grouping: str) -> int:
         src, dst = event.read_edges("src", edge_ids), event.read_edges("dst", edge_ids)
         part = np.repeat(group(event.tile_graph(), ranks, grouping), np.diff(event.node_ptr))
     cut = part[src] != part[dst]
+    # A pair (node, part) as one number, so that `unique` counts pairs.
     needed = np.concatenate([src[cut] * ranks + part[dst[cut]], dst[cut] * ranks + part[src[cut]]])
     return len(np.unique(needed))
 
 
-def show(results: measuring.Results, rows: Sequence[dict[str, Any]]) -> None:
-    def rate(row: dict[str, Any], name: str, width: int = 1) -> float:
+def show(results: measuring.Results, rows: Sequence[Row]) -> None:
+    def rate(row: Row, name: str, width: int = 1) -> float:
         return width * row["most_bytes"] / row[name].median
 
     ranks: Columns = {"transport": lambda row: row["transport"], "ranks": ranks_of}
@@ -173,7 +164,7 @@ def show(results: measuring.Results, rows: Sequence[dict[str, Any]]) -> None:
     results.show("The adjoint form of other models: forward and backward", columns, rows, note)
 
 
-def show_messages(results: measuring.Results, rows: Sequence[dict[str, Any]], transports: Sequence[str]) -> None:
+def show_messages(results: measuring.Results, rows: Sequence[Row], transports: Sequence[str]) -> None:
     """One row a size, the transports side by side."""
     if not rows:
         return
@@ -192,7 +183,7 @@ def show_messages(results: measuring.Results, rows: Sequence[dict[str, Any]], tr
     note = "Both ways at once, without packing; one way: half of a ping and a pong of mpi4py."
     results.show("Messages between two ranks", columns, sorted({row["size"] for row in rows}), note)
     for name in transports:
-        price = price_of([row for row in rows if row["transport"] == name])
+        price = Price.fit({row["size"]: row["exchange"].median for row in rows if row["transport"] == name})
         speed = f"{1e-9 / price.per_byte:.3g} GB/s" if price.per_byte else "no time for bytes"
         results.console.print(f"{name}: {1e6 * price.latency:.3g} us a message, then {speed}")
 
@@ -229,6 +220,7 @@ class Price:
         """
         sizes, times = np.array(sorted(seconds)), np.array([seconds[size] for size in sorted(seconds)])
         latency = float(times[0])
+        # Least squares of (time - latency - size * per_byte) / time, in per_byte.
         weights = sizes / times**2
         return cls(latency, max(0.0, float((weights * (times - latency)).sum() / (weights * sizes).sum())))
 

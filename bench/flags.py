@@ -17,15 +17,13 @@ DTYPES = ("float32", "float64")
 
 def parser(doc: str | None, bench: str, case: str | None = None, **of_cases: Any) -> argparse.ArgumentParser:
     """A parser with the flags of results, and of events if a default case is named; `of_cases` as for `cases`."""
-    made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     if case is not None:
-        cases.add_flags(made, case, **of_cases)
-    given = made.add_argument_group("results")
-    given.add_argument(
-        "--results", type=Path, default=measuring.RESULTS / f"{bench}.jsonl", help="JSON lines are added to it"
-    )
-    given.add_argument("--width", type=int, help="of the tables in characters; default: the terminal's")
-    return made
+        cases.add_flags(parser, case, **of_cases)
+    group, lines = parser.add_argument_group("results"), measuring.RESULTS / f"{bench}.jsonl"
+    group.add_argument("--results", type=Path, default=lines, help="JSON lines are added to it")
+    group.add_argument("--width", type=int, help="of the tables in characters; default: the terminal's")
+    return parser
 
 
 def add_network(
@@ -36,6 +34,11 @@ def add_network(
     parser.add_argument("--hidden", type=int, default=hidden, help=f"width (default {hidden})")
     parser.add_argument("--graph-iters", type=int, default=graph_iters, help=f"iterations (default {graph_iters})")
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
+
+
+def in_words(options: argparse.Namespace) -> str:
+    """The network that the flags ask for, in a line."""
+    return f"{options.model}, hidden {options.hidden}, {options.graph_iters} iterations, {options.dtype}"
 
 
 def add_rounds(parser: argparse.ArgumentParser, rounds: int, repeats: int, timeout: float = 3600.0) -> None:

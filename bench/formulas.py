@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class Network:
 
     def _products(self, factorised: bool) -> Iterator[Product]:
         nodes, edges, hidden = self.num_nodes, self.num_edges, self.hidden
-        join = self._factorised if factorised else self._joined
+        join = partial(self._join, factorised)
         yield Product(nodes, self.node_features, hidden, on_data=True)
         yield Product(nodes, hidden, hidden)
         yield from join(self.edge_features, of_data=True)
@@ -96,12 +97,12 @@ class Network:
         yield Product(edges, hidden, hidden)
         yield Product(edges, hidden, 1)
 
-    def _joined(self, width: int, of_data: bool = False, iterated: bool = False) -> Iterator[Product]:
-        """The first layer of an edge update on [x_src, x_dst, e]; the joined table takes a gradient as a whole."""
-        yield Product(self.num_edges, 2 * self.hidden + width, self.hidden, iterated=iterated)
-
-    def _factorised(self, width: int, of_data: bool = False, iterated: bool = False) -> Iterator[Product]:
-        """The same as two products per node and one per edge."""
-        yield Product(self.num_nodes, self.hidden, self.hidden, iterated=iterated)
-        yield Product(self.num_nodes, self.hidden, self.hidden, iterated=iterated)
+    def _join(self, factorised: bool, width: int, of_data: bool = False, iterated: bool = False) -> Iterator[Product]:
+        """The first layer of an edge update on [x_src, x_dst, e]: two products per node and one per edge, or one on the
+        joined table, which takes a gradient as a whole."""
+        if not factorised:
+            yield Product(self.num_edges, 2 * self.hidden + width, self.hidden, iterated=iterated)
+            return
+        for _ in range(2):
+            yield Product(self.num_nodes, self.hidden, self.hidden, iterated=iterated)
         yield Product(self.num_edges, width, self.hidden, on_data=of_data, iterated=iterated)

@@ -114,6 +114,7 @@ def select_hits(hits: Hits, pt_min: float) -> Hits:
         layer[(hits.volume == surface[0]) & (hits.layer == surface[1])] = number
     rows = np.flatnonzero((layer >= 0) & np.isin(hits.particle_id, passing))
     r = np.hypot(*hits.position[rows, :2].T.astype(np.float64))
+    # By particle, layer, then r: the first of each particle and layer is the one nearest to the beam.
     rows = rows[np.lexsort((r, layer[rows], hits.particle_id[rows]))]
     keys = np.stack([hits.particle_id[rows], layer[rows]])
     rows = rows[np.append(True, (keys[:, 1:] != keys[:, :-1]).any(axis=0))] if len(rows) else rows
@@ -128,6 +129,7 @@ def divide(hits: Hits, recipe: Recipe) -> Divided:
     src, dst = edge_index = build_graph(hits, cuts).edge_index
     assert hits.position is not None
     assert hits.particle_id is not None
+    assert hits.particles is not None
     x, y, z = hits.position.T.astype(np.float64)
     r, phi = np.hypot(x, y), np.arctan2(y, x)
     label = (hits.particle_id[src] == hits.particle_id[dst]).astype(np.float32)
@@ -137,8 +139,15 @@ def divide(hits: Hits, recipe: Recipe) -> Divided:
     sector = np.where((at_phi >= 0) & (at_eta >= 0), at_phi * recipe.num_eta + at_eta, -1)
     half = np.pi / recipe.num_phi
     features = _features(r, phi + np.pi - (2 * at_phi + 1) * half, z, half)
-    graphs = [_part(replace(whole, features=features), sector == number) for number in range(recipe.num_sectors)]
-    return Divided(whole, hits.particle_id, _is_target(hits), sector, graphs)
+    graphs = []
+    for number in range(recipe.num_sectors):
+        inside = sector == number
+        kept, row = inside[edge_index].all(axis=0), np.cumsum(inside) - 1
+        graphs.append(Graph(features[inside], row[edge_index[:, kept]], label[kept]))
+    fast = hits.particles.particle_id[hits.particles.pt > TARGET_PT]
+    _, at, counts = np.unique(hits.particle_id, return_inverse=True, return_counts=True)
+    is_target = np.isin(hits.particle_id, fast) & (counts[at] >= TARGET_HITS)
+    return Divided(whole, hits.particle_id, is_target, sector, graphs)
 
 
 def _features(r: Any, phi: Any, z: Any, half_turn: float) -> npt.NDArray[np.float32]:
@@ -152,28 +161,14 @@ def _between(values: npt.NDArray[Any], borders: npt.NDArray[Any]) -> IntArray:
     return np.where(inside, number, -1)
 
 
-def _part(graph: Graph, chosen: npt.NDArray[np.bool_]) -> Graph:
-    """The chosen nodes and the edges among them."""
-    kept = chosen[graph.edge_index].all(axis=0)
-    row = np.cumsum(chosen) - 1
-    return Graph(graph.features[chosen], row[graph.edge_index[:, kept]], graph.label[kept])
-
-
-def _is_target(hits: Hits) -> npt.NDArray[np.bool_]:
-    assert hits.particles is not None
-    fast = hits.particles.particle_id[hits.particles.pt > TARGET_PT]
-    _, at, counts = np.unique(hits.particle_id, return_inverse=True, return_counts=True)
-    return np.isin(hits.particle_id, fast) & (counts[at] >= TARGET_HITS)
-
-
 def losses_of(event: Divided) -> dict[str, int]:
     """Numbers of things that borders cut in one event, and of all such things."""
     (src, dst), true = event.whole.edge_index, event.whole.label > 0
     cut = (event.sector[src] != event.sector[dst]) | (event.sector[src] < 0)
     target = true & event.is_target[src]
-    found = {"edges": np.ones_like(true), "true": true, "target": target}
-    losses = {name: int(np.sum(cut & chosen)) for name, chosen in found.items()}
-    losses |= {f"{name}_of": int(np.sum(chosen)) for name, chosen in found.items()}
+    masks = {"edges": np.ones_like(true), "true": true, "target": target}
+    losses = {name: int(np.sum(cut & mask)) for name, mask in masks.items()}
+    losses |= {f"{name}_of": int(np.sum(mask)) for name, mask in masks.items()}
     losses["broken"] = len(np.unique(event.particle_id[src[cut & target]]))
     losses["broken_of"] = len(np.unique(event.particle_id[src[target]]))
     losses["nodes"], losses["nodes_of"] = int(np.sum(event.sector < 0)), event.whole.num_nodes

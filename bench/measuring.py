@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,20 @@ def seconds_of(call: Callable[[], Any]) -> float:
     return time.perf_counter() - began
 
 
+def timed_step(optimizer: Any, loss_of: Callable[[], Any]) -> dict[str, float]:
+    """One training step of a plain torch network: its loss, and seconds of forward, backward, optimiser and all."""
+    times = [time.perf_counter()]
+    optimizer.zero_grad()
+    loss = loss_of()
+    times.append(time.perf_counter())
+    loss.backward()
+    times.append(time.perf_counter())
+    optimizer.step()
+    times.append(time.perf_counter())
+    phases = zip(("forward", "backward", "reduce"), (end - begin for begin, end in pairwise(times)))
+    return {"loss": loss.item(), "seconds": times[-1] - times[0], **dict(phases)}
+
+
 def product_rate(rows: int = 4608, width: int = 64, repeats: int = 100) -> float:
     """Floating point operations a second in a float32 matrix product of a tile's size, on one thread.
 
@@ -81,6 +96,7 @@ def product_rate(rows: int = 4608, width: int = 64, repeats: int = 100) -> float
         lambda: torch.mm(block, weight, out=out),
         lambda: multiply(tables[0], 0, rows, tables[1], tables[2], 0, False),
     )
+    # A product is `rows * width * width` multiplications and as many additions.
     return 2 * rows * width * width / min(timed(way, repeats).median for way in ways)
 
 
@@ -89,6 +105,7 @@ def run(file: str) -> None:
     sys.exit(import_module(Path(file).stem).main())
 
 
+Row = dict[str, Any]
 Columns = Mapping[str, Callable[[Any], str]]
 """Columns of a table: the heading, and the text of a row."""
 
@@ -96,6 +113,27 @@ Columns = Mapping[str, Callable[[Any], str]]
 def of(name: str, form: str = "{:.3f}", unit: float = 1.0) -> Callable[[Mapping[str, Any]], str]:
     """A column of a spread's medians, in some unit; empty where there is none."""
     return lambda row: form.format(unit * row[name].median) if row.get(name) is not None else ""
+
+
+def mean(name: str, form: str, deviation: bool = False) -> Callable[[Sequence[Row]], str]:
+    """A column of means over rows that are alike (times are medians, in ms), perhaps with their standard deviation."""
+
+    def read(rows: Sequence[Row]) -> str:
+        values = [row[name] for row in rows if name in row]
+        numbers = [1e3 * value.median if isinstance(value, Spread) else value for value in values]
+        varied = deviation and len(set(numbers)) > 1
+        spread = f" ±{form.format(statistics.stdev(numbers))}" if varied else ""
+        return form.format(statistics.fmean(numbers)) + spread if numbers else "-"
+
+    return read
+
+
+def alike(rows: Sequence[Row], *names: str) -> list[list[Row]]:
+    """Rows about the same thing, of different events or seeds, in order of appearance."""
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in names), []).append(row)
+    return list(groups.values())
 
 
 def ranks_of(row: Mapping[str, Any]) -> str:
@@ -189,6 +227,7 @@ def allocator(name: str) -> Iterator[None]:
         yield
     finally:
         for key, value in before.items():
+            # What was not set before must be gone again, not empty.
             os.environ.pop(key) if value is None else os.environ.update({key: value})
 
 

@@ -18,17 +18,16 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import cache
 
 import cases
 import flags
 import measuring
 import numpy as np
-import numpy.typing as npt
 import systems
 from formulas import Network
-from measuring import Columns, ranks_of
+from measuring import Columns, Row, ranks_of
 from on_ranks import Job
 from systems import GIB, Measured, System
 
@@ -36,11 +35,10 @@ from domainpar.events.store import EventStore
 from domainpar.nn.memory import ModelSize
 from partitioners import group
 from partitioners.quality import measure
+from partitioners.topology import IntArray
 
 DEVICES = (16, 24, 40, 80)
 MOST_DEVICES = 64
-Row = dict[str, Any]
-IntArray = npt.NDArray[np.int64]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,16 +47,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     case = cases.chosen_case(options)
     job = Job(case.store, flags.training_of(options), repeats=options.repeats)
     network = systems.network_of(case, job.training)
-    results.console.print(
-        f"{case.name}: {network.num_nodes:,} nodes, {network.num_edges:,} edges; {options.model}, {options.dtype}; "
-        f"allocator {options.allocator}, one thread a process"
-    )
+    results.console.print(f"{case}; {flags.in_words(options)}; allocator {options.allocator}, one thread a process")
     split = Split(case, options.grouping)
     measured = {}
-    for one in systems.take_turns(ways(options), job, network, options.rounds, options.timeout):
-        measured[one.system.name, one.system.ranks] = one
-        results.console.print(f"  {one.system.name}, ranks {one.system.ranks}: {one.problem or 'done'}")
-    rows = [row_of(one, list(measured.values()), network, split) for one in measured.values()]
+    for of_system in systems.take_turns(ways(options), job, network, options.rounds, options.timeout):
+        measured[of_system.system.name, of_system.system.ranks] = of_system
+        results.console.print(
+            f"  {of_system.system.name}, ranks {of_system.system.ranks}: {of_system.problem or 'done'}"
+        )
+    rows = [row_of(of_system, list(measured.values()), network, split) for of_system in measured.values()]
     for row in rows:
         results.add(measured="memory", case=case.name, edges=network.num_edges, **row)
     show(results, rows, options)
@@ -97,20 +94,16 @@ def ways(options: argparse.Namespace) -> list[System]:
 # --- parts and estimates ---------------------------------------------------------------------------------------------
 
 
-@dataclass
+@dataclass(frozen=True)
 class Split:
-    """Sizes of the parts of a split event: nodes, ghosts included, and local edges."""
+    """Sizes of the parts of a split event."""
 
     case: cases.Case
     grouping: str
-    _known: dict[int, tuple[IntArray, IntArray]] = field(default_factory=dict)
 
+    @cache  # noqa: B019  # there is one of them
     def parts(self, count: int) -> tuple[IntArray, IntArray]:
-        if count not in self._known:
-            self._known[count] = self._cut(count)
-        return self._known[count]
-
-    def _cut(self, count: int) -> tuple[IntArray, IntArray]:
+        """Nodes, ghosts included, and local edges of each part."""
         store = EventStore(self.case.store)
         with store.open(store.events()[0]) as event:
             tile = np.repeat(np.arange(event.num_tiles), np.diff(event.node_ptr))
@@ -149,18 +142,18 @@ def estimates(size: str, network: Network, split: Split, options: argparse.Names
 # --- rows and tables -------------------------------------------------------------------------------------------------
 
 
-def row_of(one: Measured, measured: Sequence[Measured], network: Network, split: Split) -> Row:
+def row_of(of_system: Measured, measured: Sequence[Measured], network: Network, split: Split) -> Row:
     """Figures of one system; of domainpar's also what a perfect split of one rank's memory would have been."""
-    row = {**one.figures(), "estimate": None, "of_whole": None}
-    if one.system.form is not None:
-        return {**row, "estimate": one.system.predicted_bytes(network)}
-    predicted = largest_part(network, split, one.system.ranks)
+    row = {**of_system.figures(), "estimate": None, "of_whole": None}
+    if of_system.system.form is not None:
+        return {**row, "estimate": of_system.system.predicted_bytes(network)}
+    predicted = largest_part(network, split, of_system.system.ranks)
     row["share"] = predicted / largest_part(network, split, 1)
-    if not one.system.changes:
+    if not of_system.system.changes:
         row["estimate"] = predicted
     for other in measured:
-        if other.system == System("domainpar", one.system.allocator) and one.runs and other.runs:
-            row["of_whole"] = max(one.above_bare) / max(other.above_bare)
+        if other.system == System("domainpar", of_system.system.allocator) and of_system.runs and other.runs:
+            row["of_whole"] = max(of_system.above_bare) / max(other.above_bare)
     return row
 
 

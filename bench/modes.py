@@ -25,14 +25,14 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import cases
 import flags
 import measuring
 import numpy as np
-import numpy.typing as npt
 import torch
+from measuring import Row
 from rich.progress import track
 
 from domainpar.events.store import EventRecord, EventStore, StoredEvent
@@ -40,15 +40,14 @@ from domainpar.parallel.halo import CompleteHalo
 from domainpar.parallel.local import TileRanges, localise
 from domainpar.parallel.part_loading import Part, Sector, sector_of_tiles
 from domainpar.parallel.world import World
-from domainpar.plan import IntArray, LocalEdges, build_plan
+from domainpar.plan import LocalEdges, build_plan
 from domainpar.training.loop import Schedule, Trainer
-from domainpar.training.metrics import EdgeCounts, EdgeMetrics
+from domainpar.training.metrics import EdgeMetrics
 from domainpar.training.parts import LabelledPart, PartLoader
 from domainpar.training.sampler import Sample, samples_of, steps_of_epoch
 from domainpar.training.targets import edge_classes
+from partitioners.topology import BoolArray, FloatArray, IntArray
 
-BoolArray = npt.NDArray[np.bool_]
-FloatArray = npt.NDArray[np.floating]
 UNSCORED = -math.inf  # below every cut, and last in the ranking that the AUC is made of
 REGIONS = ("all", "near", "cut")
 
@@ -60,7 +59,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     store = EventStore(cases.chosen_case(options, options.val_split).store)
     train, val = store.events("train"), store.events("val") or store.events("train")
     truths = [Truth.of(store, record, options.sectors, options.border) for record in val]
-    describe(results, train, val, truths, options)
+    edges = sum(truth.record.num_edges for truth in truths)
+    shares = {region: sum(int(truth.regions[region].sum()) for truth in truths) / edges for region in REGIONS}
+    steps = options.epochs * -(-len(train) // options.events_per_step)
+    results.console.print(
+        f"{len(train)} events to train on, {len(val)} to score, {edges // len(truths):,} edges each; {options.sectors} "
+        f"sectors: {shares['near']:.1%} of edges within {options.border} rad of a border, {shares['cut']:.1%} cut. "
+        f"{flags.in_words(options)}, {steps} steps in every mode."
+    )
     for seed in range(options.repeats):
         exact_scores: list[FloatArray] | None = None
         exact_model: torch.nn.Module | None = None
@@ -98,15 +104,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     if parser.parse_args(argv).quick:
         parser.set_defaults(hits=5_000, num_events=4, epochs=4, hidden=16, sectors=4)
     options = parser.parse_args(argv)
-    if options.tiles is None:
-        options.tiles = tiles_for(options)
+    if options.tiles is None:  # about 4,600 edges a tile, and as many tiles in every sector
+        hits = options.hits if options.data is None else 100_000
+        options.tiles = options.sectors * max(1, round(1.1e-4 * hits**2 / 4600 / options.sectors))
     return options
-
-
-def tiles_for(options: argparse.Namespace) -> int:
-    """About 4,600 edges a tile, and as many tiles in every sector."""
-    hits = options.hits if options.data is None else 100_000
-    return options.sectors * max(1, round(1.1e-4 * hits**2 / 4600 / options.sectors))
 
 
 def exact_hops(options: argparse.Namespace) -> int:
@@ -132,10 +133,6 @@ def modes(options: argparse.Namespace) -> list[Mode]:
     return [Mode("halo"), Mode("naive", options.sectors), *borders]
 
 
-class Loader(Protocol):
-    def load(self, sample: Sample) -> LabelledPart: ...
-
-
 class ReplicateLoader(PartLoader):
     """Sectors with a border, one process each: the `replicate` mode. Keeps every part."""
 
@@ -145,20 +142,17 @@ class ReplicateLoader(PartLoader):
 
     def load(self, sample: Sample) -> LabelledPart:
         if sample not in self._all:
+            assert sample.sector is not None
             with self._store.open(sample.record) as event:
-                self._all[sample] = self._sector(event, sample)
+                part = sector_with_border(event, sample.sector, self._hops, self._world)
+            assert part.graph.label is not None
+            owned = part.graph.plan.edge_owned
+            classes = edge_classes(part.graph.label.numpy(), None, None, None)
+            kinds = self.edge_weights.kinds(classes, None, None)
+            counts = self.edge_weights.count(kinds[owned])
+            weights = torch.from_numpy(self.edge_weights.weights(kinds) * owned).to(torch.float32)
+            self._all[sample] = LabelledPart(part.graph, part.halo, classes, counts, weights, sample.name)
         return self._all[sample]
-
-    def _sector(self, event: StoredEvent, sample: Sample) -> LabelledPart:
-        assert sample.sector is not None
-        part = sector_with_border(event, sample.sector, self._hops, self._world)
-        assert part.graph.label is not None
-        owned = part.graph.plan.edge_owned
-        classes = edge_classes(part.graph.label.numpy(), None, None, None)
-        kinds = self.edge_weights.kinds(classes, None, None)
-        counts = self.edge_weights.count(kinds[owned])
-        weights = torch.from_numpy(self.edge_weights.weights(kinds) * owned).to(torch.float32)
-        return LabelledPart(part.graph, part.halo, classes, counts, weights, sample.name)
 
 
 def sector_with_border(event: StoredEvent, sector: Sector, hops: int, world: World) -> Part:
@@ -213,7 +207,7 @@ class Bench:
     def __init__(self, mode: Mode, store: EventStore, options: argparse.Namespace, seed: int) -> None:
         self.mode, self.options, self.seed = mode, options, seed
         world = World.alone()
-        self.loader: Loader = ReplicateLoader(store, world, mode.hops) if mode.hops else PartLoader(store, world)
+        self.loader = ReplicateLoader(store, world, mode.hops) if mode.hops else PartLoader(store, world)
         model = flags.training_of(options, seed=seed).network(store)
         optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr)
         per_epoch = -(-len(store.events("train")) // options.events_per_step)
@@ -223,11 +217,17 @@ class Bench:
 
     def train(self, records: Sequence[EventRecord]) -> float:
         """Train on some events; returns the seconds it took, loading included."""
+        sectors, per_step = self.mode.num_sectors, self.options.events_per_step
         began = time.perf_counter()
         step = 0
         watched = f"seed {self.seed} {self.mode.name:12}"
         for epoch in track(range(self.options.epochs), watched, transient=True, disable=not sys.stderr.isatty()):
-            for samples in self._steps(records, epoch):
+            if self.options.mix_sectors and sectors:
+                steps = steps_of_epoch(samples_of(records, sectors), per_step * sectors, self.seed, epoch)
+            else:
+                whole = steps_of_epoch(samples_of(records, None), per_step, self.seed, epoch)
+                steps = [samples_of([sample.record for sample in events], sectors) for events in whole]
+            for samples in steps:
                 self.trainer.step(samples, step)
                 step += 1
         return time.perf_counter() - began
@@ -238,9 +238,9 @@ class Bench:
         for sample in samples_of([record], self.mode.num_sectors):
             part = self.loader.load(sample)
             with torch.no_grad():
-                found = self.trainer.model(part.graph, part.halo).numpy()
-            ours = part.graph.plan.edge_owned
-            logits[part.graph.plan.edge_ids[ours]] = found[ours]
+                local = self.trainer.model(part.graph, part.halo).numpy()
+            owned = part.graph.plan.edge_owned
+            logits[part.graph.plan.edge_ids[owned]] = local[owned]
         return logits
 
     def work(self, truths: Sequence[Truth]) -> dict[str, float]:
@@ -250,20 +250,14 @@ class Bench:
             if self.mode.num_sectors is None:
                 edges += truth.record.num_edges + int(truth.regions["cut"].sum())
                 nodes += truth.record.num_nodes + truth.ghosts
-            for sample in samples_of([truth.record], self.mode.num_sectors) if self.mode.num_sectors else []:
+                continue
+            for sample in samples_of([truth.record], self.mode.num_sectors):
                 plan = self.loader.load(sample).graph.plan
                 edges += plan.num_edges
                 nodes += plan.num_local
         records = [truth.record for truth in truths]
         edges_once, nodes_once = sum(r.num_edges for r in records), sum(r.num_nodes for r in records)
         return {"edge_work": edges / edges_once, "node_rows": nodes / nodes_once}
-
-    def _steps(self, records: Sequence[EventRecord], epoch: int) -> list[list[Sample]]:
-        sectors, per_step = self.mode.num_sectors, self.options.events_per_step
-        if self.options.mix_sectors and sectors:
-            return steps_of_epoch(samples_of(records, sectors), per_step * sectors, self.seed, epoch)
-        steps = steps_of_epoch(samples_of(records, None), per_step, self.seed, epoch)
-        return [samples_of([sample.record for sample in step], sectors) for step in steps]
 
 
 # --- what is found ---------------------------------------------------------------------------------------------------
@@ -292,11 +286,13 @@ class Truth:
             x, y, _ = event.read_nodes("position", np.arange(event.num_nodes)).T.astype(np.float64)
             label = event.read_edges("label", np.arange(event.num_edges))
         phi = np.arctan2(y, x)
+        # Halfway along the edge: the mean of both ends is wrong where it crosses +-pi.
         mid_phi = phi[src] + wrapped(phi[dst] - phi[src]) / 2
         borders = borders_of(phi, sector, num_sectors)
         distance = np.abs(wrapped(mid_phi[:, None] - borders)).min(axis=1, initial=np.inf)
         cut = sector[src] != sector[dst]
         regions = {"all": np.ones(len(src), bool), "near": distance < border, "cut": cut}
+        # Pairs (node, other sector at one of its edges) as one number: each is a copy of a node.
         seen_by = np.concatenate([src[cut] * num_sectors + sector[dst[cut]], dst[cut] * num_sectors + sector[src[cut]]])
         return cls(record, edge_classes(label, None, None, None), regions, len(np.unique(seen_by)))
 
@@ -322,18 +318,14 @@ def quality(truths: Sequence[Truth], scores: Sequence[FloatArray]) -> dict[str, 
     """Efficiency, purity and AUC of each region; an edge without a score is one that was not found."""
     row: dict[str, Any] = {"unscored": int(sum(np.isneginf(logits).sum() for logits in scores))}
     for region in REGIONS:
-        counts = counted(truths, scores, region)
+        metrics = EdgeMetrics()
+        for truth, logits in zip(truths, scores):
+            inside = truth.regions[region]
+            metrics.add(logits[inside], truth.classes[inside])
+        counts = metrics.count(World.alone().transport)
         row |= {f"efficiency_{region}": counts.efficiency, f"purity_{region}": counts.purity}
         row |= {f"auc_{region}": counts.auc, f"edges_{region}": counts.edges, f"true_{region}": counts.targets}
     return row
-
-
-def counted(truths: Sequence[Truth], scores: Sequence[FloatArray], region: str) -> EdgeCounts:
-    metrics = EdgeMetrics()
-    for truth, logits in zip(truths, scores):
-        inside = truth.regions[region]
-        metrics.add(logits[inside], truth.classes[inside])
-    return metrics.count(World.alone().transport)
 
 
 def compare(scores: Sequence[FloatArray], exact: Sequence[FloatArray]) -> dict[str, float]:
@@ -347,37 +339,11 @@ def compare(scores: Sequence[FloatArray], exact: Sequence[FloatArray]) -> dict[s
 # --- what is shown ---------------------------------------------------------------------------------------------------
 
 
-def describe(
-    results: measuring.Results,
-    train: Sequence[EventRecord],
-    val: Sequence[EventRecord],
-    truths: Sequence[Truth],
-    options: argparse.Namespace,
-) -> None:
-    """Print what was trained on, and how much of it lies at borders of sectors."""
-    edges = sum(truth.record.num_edges for truth in truths)
-    shares = {region: sum(int(truth.regions[region].sum()) for truth in truths) / edges for region in REGIONS}
-    steps = options.epochs * -(-len(train) // options.events_per_step)
-    results.console.print(
-        f"{len(train)} events to train on, {len(val)} to score, {edges // len(truths):,} edges each; {options.sectors} "
-        f"sectors: {shares['near']:.1%} of edges within {options.border} rad of a border, {shares['cut']:.1%} cut. "
-        f"{options.model}, hidden {options.hidden}, {options.graph_iters} iterations, {steps} steps in every mode."
-    )
-
-
 def show(results: measuring.Results, options: argparse.Namespace) -> None:
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for row in results.rows:
-        groups.setdefault(row["mode"], []).append(row)
     exact = {"halo", *(f"replicate {hops}" for hops in range(exact_hops(options), 100))}
 
-    def mean(name: str, form: str = "{:.2%}") -> Callable[[list[dict[str, Any]]], str]:
-        def read(rows: list[dict[str, Any]]) -> str:
-            values = [row[name] for row in rows]
-            spread = f" ±{form.format(np.std(values, ddof=1))}" if len(set(values)) > 1 else ""
-            return form.format(np.mean(values)) + spread
-
-        return read
+    def mean(name: str, form: str = "{:.2%}") -> Callable[[Sequence[Row]], str]:
+        return measuring.mean(name, form, deviation=True)
 
     columns: measuring.Columns = {
         "mode": lambda rows: rows[0]["mode"],
@@ -400,7 +366,7 @@ def show(results: measuring.Results, options: argparse.Namespace) -> None:
         "per edge and node. Flips, d logit: against whole events, with the weights trained on whole events."
     )
     title = f"{options.sectors} sectors; trainings of each mode: {options.repeats}"
-    results.show(title, columns, list(groups.values()), note)
+    results.show(title, columns, measuring.alike(results.rows, "mode"), note)
 
 
 if __name__ == "__main__":

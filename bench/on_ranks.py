@@ -15,7 +15,7 @@ from unittest.mock import patch
 import numpy as np
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from domainpar.events.store import EventStore, StoredEvent
+from domainpar.events.store import EventStore
 from domainpar.measure.steps import Training
 from domainpar.nn import blocks, tilewise
 from domainpar.nn.team import set_threads
@@ -79,7 +79,7 @@ class PhaseClock:
 
     def step(self, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Run one step; returns its record with seconds and seconds without waiting for each phase, on this rank."""
-        self._marks.clear()
+        self._marks.clear()  # of the step before
         record = run()
         # The record says where the last phase ends: before ranks met to make the record.
         compute, *talked = (record[f"seconds_{name}"][self._world.rank] for name in ("compute", "exchange", "wait"))
@@ -92,8 +92,8 @@ class PhaseClock:
         return {**record, "phases": phases}
 
     def _mark(self, phase: str, step: int, event: str | None = None) -> None:
-        transports = {id(one): one for one in (self._world.transport, self._world.domain)}.values()
-        talked = sum(one.seconds_waiting + one.seconds_exchanging for one in transports)
+        transports = {id(transport): transport for transport in (self._world.transport, self._world.domain)}.values()
+        talked = sum(each.seconds_waiting + each.seconds_exchanging for each in transports)
         self._marks.append((phase, time.perf_counter(), talked))
 
 
@@ -101,16 +101,17 @@ def training_steps(world: World, job: Job) -> dict[str, Any]:
     """Seconds and memory of each step on this rank. *Collective*."""
     bare = peak_rss_bytes()
     trainer, samples = job.trainer(world)
-    clock = PhaseClock(world)
-    steps = []
+    clock, steps = PhaseClock(world), []
     for step in range(job.warmup + job.repeats):
         world.transport.barrier()
-        steps.append(clock.step(lambda step=step: trainer.step(samples, step)))
+        cpu = time.process_time()
+        record = clock.step(lambda step=step: trainer.step(samples, step))
+        steps.append({**record, "cpu": time.process_time() - cpu})
     rank, measured = world.rank, steps[job.warmup :]
     return {
         "losses": [record["loss"] for record in steps],
         "first_step": steps[0]["seconds"],
-        "seconds": [record["seconds"] for record in measured],
+        **{name: [record[name] for record in measured] for name in ("seconds", "cpu")},
         **{name: [record[f"seconds_{name}"][rank] for record in measured] for name in ("compute", "exchange", "wait")},
         **{name: [record["phases"][name] for record in measured] for name in PHASES},
         **{f"{name}_busy": [record["phases"][f"{name}_busy"] for record in measured] for name in PHASES},
@@ -136,16 +137,10 @@ def profiled_step(world: World, job: Job) -> dict[str, Any]:
                 replaced.enter_context(patch.object(module, name, _recorded(module, name)))
         with profile(activities=[ProfilerActivity.CPU]) as profiler:
             record = trainer.step(samples, job.warmup)
-    operations = [
-        {
-            "name": event.key,
-            "calls": event.count,
-            "seconds": 1e-6 * event.self_cpu_time_total,
-            "with_inner": 1e-6 * event.cpu_time_total,
-        }
-        for event in profiler.key_averages()
-    ]
-    operations.sort(key=lambda operation: -operation["seconds"])
+    operations = []
+    for event in sorted(profiler.key_averages(), key=lambda event: -event.self_cpu_time_total):
+        times = {"seconds": 1e-6 * event.self_cpu_time_total, "with_inner": 1e-6 * event.cpu_time_total}
+        operations.append({"name": event.key, "calls": event.count, **times})
     return {"seconds": record["seconds"], "operations": operations}
 
 
@@ -153,35 +148,31 @@ def _recorded(module: ModuleType, name: str) -> Callable[..., None]:
     """A kernel that the profiler sees."""
     plain = getattr(module, name)
 
-    def recorded(*given: Any) -> None:
+    def recorded(*tables: Any) -> None:
         with record_function(name):
-            plain(*given)
+            plain(*tables)
 
     return recorded
 
 
 def planning(world: World, store: Path, grouping: str, repeats: int) -> dict[str, list[float]]:
     """Seconds of grouping, of reading a part's edges, of its plan and of the halo made from it. *Collective*."""
-    opened = EventStore(store)
-    seconds: dict[str, list[float]] = {"grouping": [], "reading": [], "plan": [], "agreeing": []}
+    opened, domain = EventStore(store), world.domain
+    turns = []
     with opened.open(opened.events()[0]) as event:
         for _ in range(repeats + 1):
-            for name, value in _plan_once(event, world, grouping).items():
-                seconds[name].append(value)
-    return {name: values[1:] for name, values in seconds.items()}
-
-
-def _plan_once(event: StoredEvent, world: World, grouping: str) -> dict[str, float]:
-    world.domain.barrier()
-    times = [time.perf_counter()]
-    part_of_tile = group_tiles(event, world.domain, grouping)
-    times.append(time.perf_counter())
-    edges = LocalEdges(*event.read_part_edges(np.flatnonzero(part_of_tile == world.domain.rank), "incident"))
-    world.domain.barrier()  # else the plan would be charged with waiting for slow readers
-    times.append(time.perf_counter())
-    owner = TileRanges(event.node_ptr, event.edge_ptr, part_of_tile).node_owner()
-    plan = build_plan(edges, owner, world.domain.rank, world.domain.size, "incident", ask_owners(world.domain))
-    times.append(time.perf_counter())
-    CompleteHalo(plan, world.domain)
-    times.append(time.perf_counter())
-    return dict(zip(("grouping", "reading", "plan", "agreeing"), np.diff(times).tolist()))
+            domain.barrier()
+            times = [time.perf_counter()]
+            part_of_tile = group_tiles(event, domain, grouping)
+            times.append(time.perf_counter())
+            edges = LocalEdges(*event.read_part_edges(np.flatnonzero(part_of_tile == domain.rank), "incident"))
+            domain.barrier()  # else the plan would be charged with waiting for slow readers
+            times.append(time.perf_counter())
+            owner = TileRanges(event.node_ptr, event.edge_ptr, part_of_tile).node_owner()
+            plan = build_plan(edges, owner, domain.rank, domain.size, "incident", ask_owners(domain))
+            times.append(time.perf_counter())
+            CompleteHalo(plan, domain)
+            times.append(time.perf_counter())
+            turns.append(np.diff(times))
+    # The first turn warms up.
+    return dict(zip(("grouping", "reading", "plan", "agreeing"), np.transpose(turns[1:]).tolist()))

@@ -35,12 +35,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
     results = measuring.Results("overlap", options)
     case = cases.chosen_case(options)
-    record = case.records[0]
     job = Job(case.store, flags.training_of(options), repeats=options.repeats)
     for ranks in options.ranks:
         with measuring.allocator(options.allocator):
             of_ranks = run_ranks(overlapping, ranks, job, transport=options.transport, timeout=options.timeout)
-        results.add(measured="overlap", case=case.name, edges=record.num_edges, **summary(ranks, of_ranks))
+        results.add(measured="overlap", case=case.name, edges=case.record.num_edges, **summary(ranks, of_ranks))
     show(results, options)
     results.end()
     return 0

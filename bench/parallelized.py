@@ -17,13 +17,15 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from typing import Any
 
+import cases
 import flags
 import measuring
 import torch
-from compared import NETWORKS, SIZES, Graph, case_of, largest, stored_graph
-from measuring import Columns, of, ranks_of
+from compared import NETWORKS, SIZES, largest
+from measuring import Columns, Row, of, ranks_of
+from plain_pyg import read_event
+from torch_geometric.data import Data
 from wrapped import LIMIT, exchanges, one_rank, several_ranks
 
 LARGEST_DIFFERENCE = {"float32": 1e-4, "float64": 1e-11}
@@ -34,12 +36,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
     torch.set_num_threads(1)
     results = measuring.Results("parallelized", options)
-    found = {size: case_of(size, options) for size in options.sizes}
-    graphs = {size: stored_graph(case.store, options.dtype) for size, case in found.items()}
+    of_size = {size: argparse.Namespace(**{**vars(options), **SIZES[size], "num_events": 1}) for size in options.sizes}
+    sized = {size: cases.chosen_case(flags_of_size) for size, flags_of_size in of_size.items()}
+    graphs = {size: read_event(case.store, options.dtype) for size, case in sized.items()}
     for size, graph in graphs.items():
-        text = f"{size}: {found[size].name}, {graph.num_nodes:,} nodes, {graph.num_edges:,} edges"
+        text = f"{size}: {sized[size].name}, {graph.num_nodes:,} nodes, {graph.num_edges:,} edges"
         results.console.print(f"{text}; hidden {options.hidden}, {options.layers} layers, {options.dtype}")
-    first, last = found[options.sizes[0]], found[options.sizes[-1]]
+    first, last = sized[options.sizes[0]], sized[options.sizes[-1]]
     limit = LARGEST_DIFFERENCE[options.dtype]
     rows, summary = one_rank(results, graphs, options)
     show_one_rank(results, rows, summary, graphs)
@@ -58,10 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def agree(results: measuring.Results, differences: dict[str, tuple[float, float]]) -> int:
     """1 if losses or gradients differ by more than rounding."""
-    for between, (found, limit) in differences.items():
-        verdict = "agree" if found <= limit else "DIFFER"
-        results.console.print(f"{between}: losses and gradients {verdict}: {found:.1e}, limit {limit:.0e}")
-    return int(not all(found <= limit for found, limit in differences.values()))
+    for between, (difference, limit) in differences.items():
+        verdict = "agree" if difference <= limit else "DIFFER"
+        results.console.print(f"{between}: losses and gradients {verdict}: {difference:.1e}, limit {limit:.0e}")
+    return int(not all(difference <= limit for difference, limit in differences.values()))
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -81,10 +84,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def show_one_rank(
-    results: measuring.Results,
-    rows: Sequence[dict[str, Any]],
-    summary: Sequence[dict[str, Any]],
-    graphs: dict[str, Graph],
+    results: measuring.Results, rows: Sequence[Row], summary: Sequence[Row], graphs: dict[str, Data]
 ) -> None:
     """Two tables: each model on each graph, and of each model what a torch call costs and from where that is little."""
     columns: Columns = {
@@ -108,7 +108,7 @@ def show_one_rank(
     )
     results.show("One rank, wrapped against bare", columns, rows, note)
 
-    def cost_at(size: str) -> Callable[[dict[str, Any]], str]:
+    def cost_at(size: str) -> Callable[[Row], str]:
         return lambda row: f"{row['costs'][size].median:+.1%}" if size in row["costs"] else ""
 
     columns = {
@@ -130,7 +130,7 @@ def show_one_rank(
     results.show("What it costs by size", columns, summary, note)
 
 
-def show_ranks(results: measuring.Results, rows: Sequence[dict[str, Any]]) -> None:
+def show_ranks(results: measuring.Results, rows: Sequence[Row]) -> None:
     """The table of steps on ranks."""
     columns: Columns = {
         "model": lambda row: row["network"],
@@ -152,7 +152,7 @@ def show_ranks(results: measuring.Results, rows: Sequence[dict[str, Any]]) -> No
     results.show("Steps on ranks", columns, rows, note)
 
 
-def show_exchanges(results: measuring.Results, rows: Sequence[dict[str, Any]]) -> None:
+def show_exchanges(results: measuring.Results, rows: Sequence[Row]) -> None:
     """The table of what two ranks send each other."""
     columns: Columns = {
         "model": lambda row: row["network"],

@@ -20,15 +20,15 @@ particles with a true segment cut.
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import cases
 import flags
 import measuring
 import numpy as np
+from measuring import Columns, Row, alike, mean
 from rich.progress import track
 
 from domainpar.events.graph import EventGraph
@@ -48,8 +48,6 @@ from partitioners import (
 from partitioners.quality import imbalance, measure, measure_truth
 from partitioners.topology import IntArray
 
-Row = dict[str, Any]
-
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = parse(argv)
@@ -58,15 +56,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name in source.names:
         event = source.read(name)
         results.console.print(f"event {name}: {event.num_nodes:,} nodes, {event.num_edges:,} edges")
-        for row in watched(rows_of(name, event, options), options, results):
+        how: dict[str, Any] = {"console": results.console, "transient": True, "disable": not sys.stdout.isatty()}
+        how["total"] = len(shapes(options)) * (1 + len(options.groupings) * len(options.parts))
+        for row in track(rows_of(name, event, options), "cutting", **how):
             results.add(**row)
     show(results)
     results.end()
-
-
-def watched(rows: Iterator[Row], options: argparse.Namespace, results: measuring.Results) -> Iterable[Row]:
-    total = len(shapes(options)) * (1 + len(options.groupings) * len(options.parts))
-    return track(rows, "cutting", total, console=results.console, transient=True, disable=not sys.stdout.isatty())
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -82,15 +77,15 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def shapes(options: argparse.Namespace) -> dict[str, Partitioner]:
     """Partitioners by what a table calls them; `phi-eta` in several grids, its own choice first."""
     tiles = options.tiles
-    found: dict[str, Partitioner] = {}
+    partitioners: dict[str, Partitioner] = {}
     for name in options.shapes:
         if name != "phi-eta":
-            found[f"{name} {tiles}"] = get_partitioner(name, options.seed)
+            partitioners[f"{name} {tiles}"] = get_partitioner(name, options.seed)
             continue
         own = PhiEta().grid(tiles)[0]
         for wedges in dict.fromkeys([own, *(tiles // slices for slices in (2, 4, 8, 16) if tiles % slices == 0)]):
-            found[f"phi-eta {wedges}x{tiles // wedges}"] = PhiEta(wedges)
-    return found
+            partitioners[f"phi-eta {wedges}x{tiles // wedges}"] = PhiEta(wedges)
+    return partitioners
 
 
 def rows_of(name: str, event: EventGraph, options: argparse.Namespace) -> Iterator[Row]:
@@ -150,6 +145,11 @@ def part_row(event: EventGraph, tile: Any, part_of_tile: Any, num_parts: int) ->
     edge_index, part = event.edge_index, part_of_tile[tile]
     quality = measure(edge_index, part, num_parts)
     free = tiles_without_ghosts(edge_index, tile, part_of_tile)
+    shares = {}
+    if event.label is not None and event.hits.particle_id is not None:
+        truth = measure_truth(edge_index, part, event.label, event.hits.particle_id)
+        shares["segments_cut_share"] = truth.segments_cut / max(truth.segments, 1)
+        shares["tracks_cut_share"] = truth.tracks_cut / max(truth.tracks, 1)
     return {
         "cut_share": quality.cut_share,
         "ghost_ratio": quality.incident_ghost_ratio,
@@ -164,7 +164,7 @@ def part_row(event: EventGraph, tile: Any, part_of_tile: Any, num_parts: int) ->
         "ghost_free_share": float(quality.inner_edges.sum() / max(quality.incident_edges.sum(), 1)),
         "ghost_free_worst": float((np.maximum(quality.inner_edges, 1) / np.maximum(quality.incident_edges, 1)).min()),
         "ghost_free_tiles": float(free.mean()),
-        **truth_row(event, part),
+        **shares,
     }
 
 
@@ -177,6 +177,7 @@ def tile_counts(edge_index: IntArray, tile: IntArray, num_tiles: int) -> tuple[i
     """
     src_tile, dst_tile = tile.astype(np.int64)[edge_index]
     apart = src_tile != dst_tile
+    # Pairs of tiles as one number, each way.
     one_way = np.unique(src_tile[apart] * num_tiles + dst_tile[apart])
     both_ways = np.union1d(one_way, one_way % num_tiles * num_tiles + one_way // num_tiles)
     touched = np.bincount(both_ways // num_tiles, minlength=num_tiles)
@@ -192,51 +193,16 @@ def tiles_without_ghosts(edge_index: IntArray, tile: IntArray, part_of_tile: Int
     return free
 
 
-def truth_row(event: EventGraph, part: Any) -> Row:
-    if event.label is None or event.hits.particle_id is None:
-        return {}
-    truth = measure_truth(event.edge_index, part, event.label, event.hits.particle_id)
-    return {
-        "segments_cut_share": truth.segments_cut / max(truth.segments, 1),
-        "tracks_cut_share": truth.tracks_cut / max(truth.tracks, 1),
-    }
-
-
 def show(results: measuring.Results) -> None:
     """Two tables, each figure the mean over events."""
-    tiles, parts = [], []
-    for row in results.rows:
-        (parts if "grouping" in row else tiles).append(row)
+    tiles, parts = ([row for row in results.rows if ("grouping" in row) == of_parts] for of_parts in (False, True))
     events = len({row["case"] for row in tiles})
     results.show(f"Tiles, mean of {events} events", TILE_COLUMNS, alike(tiles, "shape"))
     results.show(f"Parts, mean of {events} events", PART_COLUMNS, alike(parts, "shape", "grouping", "parts"))
 
 
-def alike(rows: Sequence[Row], *names: str) -> list[list[Row]]:
-    """Rows of different events that are about the same thing, in order of appearance."""
-    groups: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        groups.setdefault(tuple(row[name] for name in names), []).append(row)
-    return list(groups.values())
-
-
-def named(name: str) -> Callable[[Sequence[Row]], str]:
-    return lambda rows: str(rows[0][name])
-
-
-def mean(name: str, form: str) -> Callable[[Sequence[Row]], str]:
-    """The mean over events; times are medians, shown in milliseconds."""
-
-    def read(rows: Sequence[Row]) -> str:
-        values = [row[name] for row in rows if name in row]
-        numbers = [1e3 * value.median if isinstance(value, measuring.Spread) else value for value in values]
-        return form.format(statistics.mean(numbers)) if numbers else "-"
-
-    return read
-
-
-TILE_COLUMNS = {
-    "shape": named("shape"),
+TILE_COLUMNS: Columns = {
+    "shape": lambda rows: rows[0]["shape"],
     "ms": mean("tiling_seconds", "{:.0f}"),
     "edges joining": mean("joining_share", "{:.1%}"),
     "tiles touched": mean("tiles_touched", "{:.1f}"),
@@ -244,10 +210,10 @@ TILE_COLUMNS = {
     "edge imb.": mean("tile_edge_imbalance", "{:.2f}"),
     "node imb.": mean("tile_node_imbalance", "{:.2f}"),
 }
-PART_COLUMNS = {
-    "shape": named("shape"),
-    "grouping": named("grouping"),
-    "parts": named("parts"),
+PART_COLUMNS: Columns = {
+    "shape": lambda rows: rows[0]["shape"],
+    "grouping": lambda rows: rows[0]["grouping"],
+    "parts": lambda rows: str(rows[0]["parts"]),
     "ms": mean("grouping_seconds", "{:.1f}"),
     "plan ms": mean("plan_seconds", "{:.1f}"),
     "cut": mean("cut_share", "{:.1%}"),

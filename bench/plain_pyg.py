@@ -10,13 +10,13 @@ Processes import this file by name, as they do `on_ranks.py`; the forms are thos
 
 from __future__ import annotations
 
-import time
 import warnings
 from functools import partial
 from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any
 
+import measuring
 import numpy as np
 import torch
 from on_ranks import Job
@@ -153,14 +153,8 @@ def make_network(job: Job, form: str = "eager") -> PlainInteraction:
     """The plain network with the initial weights of domainpar's, to be run as it is or compiled."""
     store, training = EventStore(job.store), job.training
     ours = training.network(store)
-    network = PlainInteraction(
-        len(store.feature_names),
-        len(store.edge_feature_names),
-        training.hidden,
-        training.graph_iters,
-        node_first=ours.node_first,
-        checkpointed=form == "checkpoint",
-    )
+    widths = len(store.feature_names), len(store.edge_feature_names), training.hidden, training.graph_iters
+    network = PlainInteraction(*widths, node_first=ours.node_first, checkpointed=form == "checkpoint")
     network.to(PRECISIONS[training.precision]).load_state_dict(ours.state_dict())
     return network
 
@@ -179,43 +173,23 @@ def read_event(path: Path, precision: str) -> Data:
         )
 
 
-class PlainTrainer:
-    """The loss and the optimiser of domainpar's trainer at its default weights, which are 1 for every edge."""
-
-    def __init__(self, job: Job, form: str) -> None:
-        self._event = read_event(job.store, job.training.precision)
-        network = make_network(job, form)
-        self._network = torch.compile(network, dynamic=False) if form == "compile" else network
-        self._optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3, weight_decay=0.01)
-
-    def step(self) -> dict[str, float]:
-        """One step; its loss, and the seconds it took, forward, backward and optimiser apart."""
-        event, times = self._event, [time.perf_counter()]
-        self._optimizer.zero_grad()
-        logits = self._network(event.x, event.edge_index, event.edge_attr)
-        loss = F.binary_cross_entropy_with_logits(logits, event.y, reduction="sum") / event.num_edges
-        times.append(time.perf_counter())
-        loss.backward()
-        times.append(time.perf_counter())
-        self._optimizer.step()
-        times.append(time.perf_counter())
-        forward, backward, reduce = np.diff(times).tolist()
-        return {
-            "loss": float(loss.detach()),
-            "seconds": times[-1] - times[0],
-            "forward": forward,
-            "backward": backward,
-            "reduce": reduce,
-        }
-
-
 def training_steps(world: World, job: Job, form: str) -> dict[str, Any]:
-    """The same figures as `on_ranks.training_steps`, of a plain form: trained in this process alone."""
+    """The same figures as `on_ranks.training_steps`, of a plain form: trained in this process alone.
+
+    Loss and optimiser are those of domainpar's trainer at its default weights, which are 1 for every edge.
+    """
     bare = peak_rss_bytes()
     torch.set_num_threads(job.training.threads)
     warnings.filterwarnings("ignore", module="torch_geometric")
-    trainer = PlainTrainer(job, form)
-    steps = [trainer.step() for _ in range(job.warmup + job.repeats)]
+    event, network = read_event(job.store, job.training.precision), make_network(job, form)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3, weight_decay=0.01)
+    compiled = torch.compile(network, dynamic=False) if form == "compile" else network
+
+    def loss() -> Tensor:
+        logits = compiled(event.x, event.edge_index, event.edge_attr)
+        return F.binary_cross_entropy_with_logits(logits, event.y, reduction="sum") / event.num_edges
+
+    steps = [measuring.timed_step(optimizer, loss) for _ in range(job.warmup + job.repeats)]
     measured = steps[job.warmup :]
     return {
         "losses": [step["loss"] for step in steps],

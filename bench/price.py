@@ -15,8 +15,6 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import cases
 import flags
@@ -24,7 +22,7 @@ import measuring
 import on_ranks
 import torch
 from bitwise import parameters_after
-from measuring import Columns, Spread
+from measuring import Columns, Row, Spread
 from on_ranks import Job
 from without_rules import RULES, without
 
@@ -43,11 +41,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     results = measuring.Results("price", options)
     hashes = hashes_of(options)
     case = cases.chosen_case(options)
-    record = case.records[0]
-    results.console.print(
-        f"{case.name}: {record.num_nodes:,} nodes, {record.num_edges:,} edges, {record.num_tiles} tiles; "
-        f"{options.model}, hidden {options.hidden}, {options.graph_iters} iterations, {options.dtype}, 1 rank"
-    )
+    results.console.print(f"{case}; {flags.in_words(options)}, 1 rank")
     timed = seconds_of_steps(Job(case.store, flags.training_of(options)), options.repeats)
     with_all = timed["all rules"]
     for variant, seconds in timed.items():
@@ -55,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         ratio = Spread.of([full["total"] / step["total"] for full, step in zip(with_all, seconds)])
         row = {"variant": variant, **phases, "price": ratio, "hashes": hashes[variant], "case": case.name}
         bits_change = not set(hashes[variant]) & set(hashes["all rules"])
-        results.add(edges=record.num_edges, bits_change=bits_change, **row)
+        results.add(edges=case.record.num_edges, bits_change=bits_change, **row)
     show(results, options)
     results.end()
 
@@ -78,38 +72,23 @@ def variants() -> dict[str, tuple[str, ...]]:
 # --- the price -------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Runner:
-    """One variant: its own network and optimiser, on parts that all variants share."""
-
-    rules: tuple[str, ...]
-    job: Job
-    world: World
-    loader: PartLoader
-
-    def __post_init__(self) -> None:
-        with without(self.rules):
-            self._trainer, self._samples = self.job.trainer(self.world, self.loader)
-
-    def step(self) -> dict[str, float]:
-        """Seconds of one step and of its phases."""
-        clock = on_ranks.PhaseClock(self.world)
-        with without(self.rules):
-            record = clock.step(lambda: self._trainer.step(self._samples, 0))
-        return {"total": record["seconds"], **{name: record["phases"][name] for name in on_ranks.PHASES}}
-
-
 def seconds_of_steps(job: Job, repeats: int) -> dict[str, list[dict[str, float]]]:
-    """Times of every variant, in turns."""
+    """Seconds of a step and of its phases, of every variant in turns: networks of their own on parts that all share."""
     world = World.alone()
     loader = PartLoader(EventStore(job.store), world, dtype=PRECISIONS[job.training.precision])
-    runners = {name: Runner(rules, job, world, loader) for name, rules in variants().items()}
-    seconds: dict[str, list[dict[str, float]]] = {name: [] for name in runners}
+    trainers = {}
+    for name, rules in variants().items():
+        with without(rules):
+            trainers[name] = job.trainer(world, loader)
+    clock = on_ranks.PhaseClock(world)
+    seconds: dict[str, list[dict[str, float]]] = {name: [] for name in trainers}
     for turn in range(repeats + 1):
-        for name, runner in runners.items():
-            step = runner.step()
+        for name, (trainer, samples) in trainers.items():
+            with without(variants()[name]):
+                record = clock.step(lambda trainer=trainer, samples=samples: trainer.step(samples, 0))
             if turn:  # the first one warms up
-                seconds[name].append(step)
+                phases = {phase: record["phases"][phase] for phase in on_ranks.PHASES}
+                seconds[name].append({"total": record["seconds"], **phases})
     return seconds
 
 
@@ -122,20 +101,20 @@ def hashes_of(options: argparse.Namespace) -> dict[str, list[str]]:
     store = cases.chosen_case(argparse.Namespace(**{**vars(options), **smaller})).store
     hashes: dict[str, list[str]] = {}
     for name, rules in variants().items():
-        found = set()
+        of_variant: set[str] = set()
         for ranks in options.hash_ranks:
             for grouping in GROUPINGS:
                 training = flags.training_of(options, grouping=grouping)
                 with without(rules):
-                    found |= set(run_ranks(parameters_after, ranks, store, training, options.hash_steps, 1, True))
-        hashes[name] = sorted(found)
+                    of_variant |= set(run_ranks(parameters_after, ranks, store, training, options.hash_steps, 1, True))
+        hashes[name] = sorted(of_variant)
     return hashes
 
 
 def show(results: measuring.Results, options: argparse.Namespace) -> None:
     runs = len(options.hash_ranks) * len(GROUPINGS)
 
-    def hashes(row: dict[str, Any]) -> str:
+    def hashes(row: Row) -> str:
         return "one" if len(row["hashes"]) == 1 else f"{len(row['hashes'])} of {runs}"
 
     columns: Columns = {

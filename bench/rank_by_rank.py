@@ -6,20 +6,17 @@ import os
 import select
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from exchange import Traffic
-from on_ranks import Job, sizes
+from on_ranks import Job, sizes, training_steps
 from torch import Tensor
 
 from domainpar.parallel.transport import Pending, Transport
 from domainpar.parallel.world import World
-from domainpar.training.loop import Trainer
 from domainpar.training.record import peak_rss_bytes
-from domainpar.training.sampler import Sample
 
 Record = dict[str, Any]
 
@@ -33,12 +30,7 @@ def together(world: World, job: Job, small: Path) -> Record:
         small: Store of a small event, as in `held_before`.
     """
     before = held_before(job, small)
-    trainer, samples = job.trainer(world)
-    steps = []
-    for step in range(job.warmup + job.repeats):
-        world.transport.barrier()
-        steps.append(_one_step(trainer, samples, step))
-    return {**_record(trainer, samples, steps[job.warmup :]), **before}
+    return {**training_steps(world, job), **before}
 
 
 def in_turn(world: World, job: Job, small: Path, folder: Path) -> Record:
@@ -62,8 +54,12 @@ def in_turn(world: World, job: Job, small: Path, folder: Path) -> Record:
     steps = []
     for turn in turns(folder, world, job.warmup + job.repeats):
         transport.traffic = Traffic()
-        steps.append(_one_step(trainer, samples, turn))
-    return {**_record(trainer, samples, steps[job.warmup :]), **before, "traffic": transport.traffic}
+        cpu = time.process_time()
+        record = trainer.step(samples, turn)
+        of_rank = {name: record[f"seconds_{name}"][world.rank] for name in ("compute", "exchange", "wait")}
+        steps.append({"seconds": record["seconds"], **of_rank, "cpu": time.process_time() - cpu})
+    figures = {name: [step[name] for step in steps[job.warmup :]] for name in steps[0]}
+    return {**figures, **sizes(trainer, samples), "peak_rss": peak_rss_bytes(), **before, "traffic": transport.traffic}
 
 
 def held_before(job: Job, small: Path) -> dict[str, int]:
@@ -76,19 +72,6 @@ def held_before(job: Job, small: Path) -> dict[str, int]:
     trainer, samples = replace(job, store=small).trainer(World.alone())
     trainer.step(samples, 0)
     return {"bare_rss": bare, "loaded_rss": peak_rss_bytes()}
-
-
-def _one_step(trainer: Trainer, samples: Sequence[Sample], step: int) -> dict[str, float]:
-    cpu = time.process_time()
-    record = trainer.step(samples, step)
-    rank = trainer.world.rank
-    own = {name: record[f"seconds_{name}"][rank] for name in ("compute", "exchange", "wait")}
-    return {"seconds": record["seconds"], **own, "cpu": time.process_time() - cpu}
-
-
-def _record(trainer: Trainer, samples: Sequence[Sample], steps: Sequence[dict[str, float]]) -> Record:
-    figures = {name: [step[name] for step in steps] for name in steps[0]}
-    return {**figures, **sizes(trainer, samples), "peak_rss": peak_rss_bytes()}
 
 
 # --- nobody answers --------------------------------------------------------------------------------------------------
@@ -120,11 +103,12 @@ class MutedTransport:
     ) -> Pending:
         if not self.muted:
             return self._transport.start(send, send_counts, receive, receive_counts)
-        with self._exchanging():
-            receive.detach().zero_()
-            neighbours = sum(bool(sent or received) for sent, received in zip(send_counts, receive_counts))
-            self.traffic.exchanges.append((neighbours, max(send.nbytes, receive.nbytes)))
-            self.bytes_sent += send.nbytes
+        began = time.perf_counter()
+        receive.detach().zero_()
+        neighbours = sum(bool(sent or received) for sent, received in zip(send_counts, receive_counts))
+        self.traffic.exchanges.append((neighbours, max(send.nbytes, receive.nbytes)))
+        self.bytes_sent += send.nbytes
+        self.seconds_exchanging += time.perf_counter() - began
         return _Arrived(receive)
 
     def start_all_reduce(self, values: Tensor) -> Pending:
@@ -144,12 +128,6 @@ class MutedTransport:
             return self._transport.all_gather(payload)
         self.traffic.gathered.append(len(payload))
         return [payload] * self._transport.size
-
-    @contextmanager
-    def _exchanging(self) -> Iterator[None]:
-        began = time.perf_counter()
-        yield
-        self.seconds_exchanging += time.perf_counter() - began
 
 
 @dataclass
@@ -187,6 +165,7 @@ def turns(folder: Path, world: World, count: int) -> Iterator[int]:
     try:
         if world.rank == 0:
             os.write(box, b".")
+        # Once more than there is work: the last word is that all are done, and the last rank has none to tell.
         for turn in range(count + 1):
             if not select.select([box], [], [], world.transport.deadline)[0]:
                 raise TimeoutError(f"rank {world.rank} waited {world.transport.deadline:g} s for turn {turn}")
@@ -194,15 +173,10 @@ def turns(folder: Path, world: World, count: int) -> Iterator[int]:
             if turn < count:
                 yield turn
             if turn < count or world.rank < world.size - 1:
-                _pass_on(following)
+                with following.open("wb", buffering=0) as other:
+                    other.write(b".")
     finally:
         os.close(box)
-
-
-def _pass_on(following: Path) -> None:
-    box = os.open(following, os.O_WRONLY)
-    os.write(box, b".")
-    os.close(box)
 
 
 def _box(folder: Path, rank: int) -> Path:

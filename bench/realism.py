@@ -103,7 +103,14 @@ def number(value: float) -> str:
 def figures(hits: Hits) -> Figures:
     assert hits.particles is not None
     graph = build_graph(hits, Cuts())
-    return particle_figures(hits, hits.particles) | edge_figures(graph) | wedge_figures(graph)
+    topology = Topology(graph.edge_index, graph.num_nodes, graph.hits.position)
+    quality = measure(graph.edge_index, Phi()(topology, NUM_WEDGES), NUM_WEDGES)
+    of_wedges = {
+        f"{NUM_WEDGES} phi wedges: cut edges / edges": quality.cut_share,
+        f"{NUM_WEDGES} phi wedges: ghosts / owned": quality.incident_ghost_ratio,
+        f"{NUM_WEDGES} phi wedges: edge imbalance": quality.edge_imbalance,
+    }
+    return particle_figures(hits, hits.particles) | edge_figures(graph) | of_wedges
 
 
 def particle_figures(hits: Hits, particles: Particles) -> Figures:
@@ -112,6 +119,9 @@ def particle_figures(hits: Hits, particles: Particles) -> Figures:
     prompt = np.hypot(particles.vertex[:, 0], particles.vertex[:, 1]) < PROMPT_RADIUS
     nhits = particles.nhits
     target = seen & (particles.pt > 1) & (nhits >= 3)
+    assert hits.particle_id is not None
+    signal = hits.particle_id != 0
+    pairs = np.stack([hits.particle_id[signal], hits.volume[signal], hits.layer[signal]])
     return {
         "hits": len(hits),
         "particles with hits": seen.sum(),
@@ -122,15 +132,8 @@ def particle_figures(hits: Hits, particles: Particles) -> Figures:
         "hits per prompt particle, 90 % quantile": np.quantile(nhits[seen & prompt], 0.9),
         "hits per secondary particle, mean": nhits[seen & ~prompt].mean(),
         "particles with <= 2 hits / particles": np.mean(nhits[seen] <= 2),
-        "(particle, surface) with >= 2 hits": overlap_share(hits),
+        "(particle, surface) with >= 2 hits": float(np.mean(np.unique(pairs, axis=1, return_counts=True)[1] >= 2)),
     }
-
-
-def overlap_share(hits: Hits) -> float:
-    assert hits.particle_id is not None
-    signal = hits.particle_id != 0
-    keys = np.stack([hits.particle_id[signal], hits.volume[signal], hits.layer[signal]])
-    return float(np.mean(np.unique(keys, axis=1, return_counts=True)[1] >= 2))
 
 
 def edge_figures(graph: EventGraph) -> Figures:
@@ -149,16 +152,6 @@ def edge_figures(graph: EventGraph) -> Figures:
         "true edges / edges": graph.label.mean(),
         "true edges / hits": graph.label.sum() / graph.num_nodes,
         "edges across +-pi / edges": np.mean(np.abs(phi[dst] - phi[src]) > 1),
-    }
-
-
-def wedge_figures(graph: EventGraph) -> Figures:
-    topology = Topology(graph.edge_index, graph.num_nodes, graph.hits.position)
-    quality = measure(graph.edge_index, Phi()(topology, NUM_WEDGES), NUM_WEDGES)
-    return {
-        f"{NUM_WEDGES} phi wedges: cut edges / edges": quality.cut_share,
-        f"{NUM_WEDGES} phi wedges: ghosts / owned": quality.incident_ghost_ratio,
-        f"{NUM_WEDGES} phi wedges: edge imbalance": quality.edge_imbalance,
     }
 
 

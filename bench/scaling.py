@@ -23,30 +23,32 @@ import tempfile
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import cases
 import flags
 import measuring
+import numpy as np
 import rank_by_rank
 from exchange import SIZES, Price, messages
-from measuring import Columns, Spread
+from measuring import Columns, Row, Spread
 from on_ranks import Job
 
 from domainpar.measure.rates import slowest
 from domainpar.testing import find_mpiexec, run_ranks
+from partitioners.quality import imbalance
 
 GIB = 2**30
 MEASURED, PROJECTED = "measured", "PROJECTED"
 KINDS = ("strong", "weak")
-Row = dict[str, Any]
 Ranks = list[rank_by_rank.Record]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = parse(argv)
     results = measuring.Results("scaling", options)
-    price = measured_price(options)
+    times = run_ranks(messages, 2, SIZES, 10, 10, transport=options.transport, timeout=options.timeout)
+    slowest_of = {size: slowest([rank[size]["exchange"] for rank in times]) for size in SIZES}
+    price = Price.fit({size: statistics.median(seconds) for size, seconds in slowest_of.items()})
     results.console.print(
         f"{options.transport}: {1e6 * price.latency:.3g} us a message and {1e9 * price.per_byte:.3g} ns a byte, "
         f"fitted to messages of {SIZES[0]} to {SIZES[-1]:,} bytes between two ranks"
@@ -82,17 +84,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def on_cores(ranks: Sequence[int]) -> list[int]:
-    return [number for number in ranks if number <= (os.cpu_count() or 1)]
-
-
-def measured_price(options: argparse.Namespace) -> Price:
-    """The price of a message here, between two ranks."""
-    ranks = run_ranks(messages, 2, SIZES, 10, 10, transport=options.transport, timeout=options.timeout)
-    times = {size: slowest([rank[size]["exchange"] for rank in ranks]) for size in SIZES}
-    return Price.fit({size: statistics.median(seconds) for size, seconds in times.items()})
-
-
 # --- running ---------------------------------------------------------------------------------------------------------
 
 
@@ -107,11 +98,12 @@ def rows_of(kind: str, price: Price, options: argparse.Namespace, results: measu
         for how, ranks in setups:
             results.console.print(f"  {kind} scaling, round {number + 1} of {options.rounds}: {ranks} ranks, {how} ...")
             runs[how, ranks].append(run(events[ranks], small, how, ranks, options))
-    one = runs[MEASURED, 1]
-    return [
-        {"kind": kind, "how": how, **row_of(runs[how, ranks], one, how, price), **about(events[ranks])}
-        for how, ranks in setups
-    ]
+    rows: list[Row] = []
+    for how, ranks in setups:
+        record, row = events[ranks].record, row_of(runs[how, ranks], runs[MEASURED, 1], how, price)
+        sizes = {"nodes": record.num_nodes, "edges": record.num_edges, "tiles": record.num_tiles}
+        rows.append({"kind": kind, "how": how, **row, "case": events[ranks].name, **sizes})
+    return rows
 
 
 def events_of(kind: str, numbers: set[int], options: argparse.Namespace) -> dict[int, cases.Case]:
@@ -128,11 +120,6 @@ def weak_hits(hits: int, ranks: int) -> int:
     return round(hits * math.sqrt(ranks))
 
 
-def about(case: cases.Case) -> Row:
-    record = case.records[0]
-    return {"case": case.name, "nodes": record.num_nodes, "edges": record.num_edges, "tiles": record.num_tiles}
-
-
 def run(case: cases.Case, small: cases.Case, how: str, ranks: int, options: argparse.Namespace) -> Ranks:
     """Seconds and memory of every rank: together, or one at a time."""
     job = Job(case.store, flags.training_of(options), options.warmup, options.repeats)
@@ -146,27 +133,33 @@ def run(case: cases.Case, small: cases.Case, how: str, ranks: int, options: argp
 # --- figures ---------------------------------------------------------------------------------------------------------
 
 
-def row_of(rounds: Sequence[Ranks], one: Sequence[Ranks], how: str, price: Price) -> Row:
+def row_of(rounds: Sequence[Ranks], alone: Sequence[Ranks], how: str, price: Price) -> Row:
     """Everything about one number of ranks, against one rank in the same rounds."""
+    ranks = rounds[0]  # sizes of parts are the same in all rounds
+    nodes, edges = total(ranks, "owned_nodes"), total(ranks, "owned_edges")
     return {
-        "ranks": len(rounds[0]),
+        "ranks": len(ranks),
         "cores": os.cpu_count(),
-        **times_of(rounds, one, how, price),
-        **split_of(rounds[0]),
+        **times_of(rounds, alone, how, price),
+        "ghost_ratio": total(ranks, "ghosts") / nodes,
+        "edge_work": total(ranks, "local_edges") / edges,
+        "local_edges": [rank["local_edges"] for rank in ranks],
+        "share_of_nodes": [(rank["owned_nodes"] + rank["ghosts"]) / nodes for rank in ranks],
+        "share_of_edges": [rank["local_edges"] / edges for rank in ranks],
         **{f"above_{before}": most_held(rounds, before) for before in ("bare", "loaded")},
-        **{f"above_{before}_of_one": most_held(one, before)[0] for before in ("bare", "loaded")},
+        **{f"above_{before}_of_one": most_held(alone, before)[0] for before in ("bare", "loaded")},
     }
 
 
-def times_of(rounds: Sequence[Ranks], one: Sequence[Ranks], how: str, price: Price) -> Row:
+def times_of(rounds: Sequence[Ranks], alone: Sequence[Ranks], how: str, price: Price) -> Row:
     """Seconds and ratios, over rounds.
 
     Both ratios count the edges of this event over those of one rank's, 1 where both are the same event.
     """
     step = step_seconds if how == MEASURED else lambda ranks: projected_seconds(ranks, price)
-    work = total(rounds[0], "owned_edges") / total(one[0], "owned_edges")
+    work = total(rounds[0], "owned_edges") / total(alone[0], "owned_edges")
     seconds = [step(ranks) for ranks in rounds]
-    speed_up = [work * step_seconds(alone) / value for alone, value in zip(one, seconds)]
+    speed_up = [work * step_seconds(ranks) / value for ranks, value in zip(alone, seconds)]
     compute, cpu = (
         [[statistics.median(rank[name]) for rank in ranks] for ranks in rounds] for name in ("compute", "cpu")
     )
@@ -174,24 +167,12 @@ def times_of(rounds: Sequence[Ranks], one: Sequence[Ranks], how: str, price: Pri
         "seconds": Spread.of(seconds),
         "speed_up": Spread.of(speed_up),
         "efficiency": Spread.of([value / len(rounds[0]) for value in speed_up]),
-        "imbalance": Spread.of([imbalance(values) for values in compute]),
-        "cpu_imbalance": Spread.of([imbalance(values) for values in cpu]),
+        "imbalance": Spread.of([imbalance(np.array(values)) for values in compute]),
+        "cpu_imbalance": Spread.of([imbalance(np.array(values)) for values in cpu]),
         "unsteadiness": statistics.median(max(rank["compute"]) / min(rank["compute"]) for rank in chain(*rounds)),
         "talking": Spread.of([talking(ranks, how, price) for ranks in rounds]),
         "compute": compute,
         "cpu": cpu,
-    }
-
-
-def split_of(ranks: Ranks) -> Row:
-    """Sizes of the parts, which no clock changes."""
-    nodes, edges = total(ranks, "owned_nodes"), total(ranks, "owned_edges")
-    return {
-        "ghost_ratio": total(ranks, "ghosts") / nodes,
-        "edge_work": total(ranks, "local_edges") / edges,
-        "local_edges": [rank["local_edges"] for rank in ranks],
-        "share_of_nodes": [(rank["owned_nodes"] + rank["ghosts"]) / nodes for rank in ranks],
-        "share_of_edges": [rank["local_edges"] / edges for rank in ranks],
     }
 
 
@@ -216,10 +197,6 @@ def talking(ranks: Ranks, how: str, price: Price) -> float:
 def most_held(rounds: Sequence[Ranks], before: str) -> list[int]:
     """Bytes that each rank held at most, above what it held before (`bare` or `loaded`)."""
     return [max(rank["peak_rss"] - rank[f"{before}_rss"] for rank in same) for same in zip(*rounds)]
-
-
-def imbalance(values: Sequence[float]) -> float:
-    return max(values) / statistics.mean(values)
 
 
 def total(ranks: Ranks, name: str) -> int:
@@ -257,7 +234,7 @@ def show_ranks(results: measuring.Results, rows: Sequence[Row]) -> None:
         "slowest / mean": lambda row: f"{row['imbalance'].median:.3f}",
         "CPU": lambda row: f"{row['cpu_imbalance'].median:.3f}",
         "steps of a rank": lambda row: f"{row['unsteadiness'] - 1:.1%}",
-        "edges, largest / mean": lambda row: f"{imbalance(row['local_edges']):.3f}",
+        "edges, largest / mean": lambda row: f"{imbalance(np.array(row['local_edges'])):.3f}",
         "above bare GiB": lambda row: f"{max(row['above_bare']) / GIB:.3f}",
         "/ share": lambda row: over_share(row, "bare", "nodes"),
         "above loaded GiB": lambda row: f"{max(row['above_loaded']) / GIB:.3f}",

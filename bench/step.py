@@ -23,25 +23,27 @@ differ by more than 1e-5 between systems; systems of another `--precision` are c
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import cases
 import flags
 import measuring
+import numpy as np
 import on_ranks
 import systems
 from formulas import Network
-from measuring import Columns, Spread, of, ranks_of
+from measuring import Columns, Row, Spread, of, ranks_of
 from on_ranks import Job
 from systems import GIB, Measured, System
 
 from domainpar.measure.rates import slowest
 from domainpar.testing import run_ranks
+from domainpar.words import several
+from partitioners.quality import imbalance
 
 MIB = 2**20
 PRECISIONS: dict[str, dict[str, Any]] = {"full": {}, "bf16": {"precision": "bf16"}}
-Row = dict[str, Any]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,13 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     case = cases.chosen_case(options)
     job = Job(case.store, flags.training_of(options), options.warmup, options.repeats)
     network = systems.network_of(case, job.training)
-    results.console.print(
-        f"{case.name}: {network.num_nodes:,} nodes, {network.num_edges:,} edges, {case.records[0].num_tiles} tiles; "
-        f"{options.model}, hidden {options.hidden}, {options.graph_iters} iterations, {options.dtype}; "
-        f"{options.threads} {'thread' if options.threads == 1 else 'threads'} a process"
-    )
+    results.console.print(f"{case}; {flags.in_words(options)}; {several(options.threads, 'thread')} a process")
     measured, rate = run_all(results, job, network, options)
-    rows = [row_of(one, measured, network, rate, options.threads) for one in measured]
+    rows = [row_of(of_system, measured, network, rate, options.threads) for of_system in measured]
     for row in rows:
         results.add(measured="step", case=case.name, edges=network.num_edges, **row)
     show(results, rows, rate)
@@ -92,12 +90,12 @@ def run_all(
     """All systems, and the rate of matrix products meanwhile."""
     compared = [system for allocator in options.allocator for system in compared_with(allocator, options)]
     rates, measured = [], {}
-    for one in systems.take_turns(compared, job, network, options.rounds, options.timeout):
-        measured[one.system.name, one.system.ranks, one.system.allocator] = one
+    for of_system in systems.take_turns(compared, job, network, options.rounds, options.timeout):
+        measured[of_system.system.name, of_system.system.ranks, of_system.system.allocator] = of_system
         rates.append(measuring.product_rate())
-        outcome = one.problem or f"{one.round_medians('seconds')[-1]:.3f} s"
-        ranks = f" on {one.system.ranks} ranks" if one.system.ranks > 1 else ""
-        results.console.print(f"  {one.system.name}{ranks}, allocator {one.system.allocator}: {outcome}")
+        outcome = of_system.problem or f"{of_system.round_medians('seconds')[-1]:.3f} s"
+        ranks = f" on {of_system.system.ranks} ranks" if of_system.system.ranks > 1 else ""
+        results.console.print(f"  {of_system.system.name}{ranks}, allocator {of_system.system.allocator}: {outcome}")
     return list(measured.values()), Spread.of(rates)
 
 
@@ -112,30 +110,25 @@ def compared_with(allocator: str, options: argparse.Namespace) -> list[System]:
     return [*ours, *(System.plain(form, allocator) for form in options.competitors)]
 
 
-def row_of(one: Measured, measured: Sequence[Measured], network: Network, rate: Spread, threads: int) -> Row:
+def row_of(of_system: Measured, measured: Sequence[Measured], network: Network, rate: Spread, threads: int) -> Row:
     """The figures of one system, some of them against others of the same run."""
-    row = {**one.figures(), "threads": threads, "rate": rate, "operations": one.system.operations(network)}
-    if one.problem is not None:
+    row = {**of_system.figures(), "threads": threads, "rate": rate, "operations": of_system.system.operations(network)}
+    if of_system.problem is not None:
         return row
-    row["full_precision"] = one.system.full_precision
-    row["achieved"] = row["operations"] / row["seconds"].median / (one.system.ranks * threads)
-    row["imbalance"] = imbalance(one)
+    row["full_precision"] = of_system.system.full_precision
+    row["achieved"] = row["operations"] / row["seconds"].median / (of_system.system.ranks * threads)
+    row["imbalance"] = None
+    if of_system.system.form is None:  # largest over mean time without exchange and wait, step by step
+        steps = [step for run in of_system.runs for step in zip(*(rank["compute"] for rank in run))]
+        row["imbalance"] = Spread.of([imbalance(np.array(step)) for step in steps])
     eager = {other.system.allocator: other for other in measured if other.system.form == "eager" and not other.problem}
-    alike = eager.get(one.system.allocator)
-    row["bytes_of_eager"] = sum(one.above_bare) / sum(alike.above_bare) if alike else None
-    for name, allocator in (("than_eager_alike", one.system.allocator), ("than_eager_default", "default")):
-        row[name] = systems.ratio(eager[allocator], one) if allocator in eager else None
+    alike = eager.get(of_system.system.allocator)
+    row["bytes_of_eager"] = sum(of_system.above_bare) / sum(alike.above_bare) if alike else None
+    for name, allocator in (("than_eager_alike", of_system.system.allocator), ("than_eager_default", "default")):
+        row[name] = systems.ratio(eager[allocator], of_system) if allocator in eager else None
     reference = next(other for other in measured if not other.problem)
-    row["loss_difference"] = systems.loss_difference(one, reference)
+    row["loss_difference"] = systems.loss_difference(of_system, reference)
     return row
-
-
-def imbalance(one: Measured) -> Spread | None:
-    """Largest over mean time without exchange and wait, step by step."""
-    if one.system.form is not None:
-        return None
-    steps = [step for run in one.runs for step in zip(*(rank["compute"] for rank in run))]
-    return Spread.of([max(step) * len(step) / sum(step) for step in steps])
 
 
 def agree(results: measuring.Results, rows: Sequence[Row]) -> int:
@@ -154,10 +147,6 @@ def agree(results: measuring.Results, rows: Sequence[Row]) -> int:
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------
-
-
-def if_measured(read: Callable[[Row], str]) -> Callable[[Row], str]:
-    return lambda row: read(row) if row["problem"] is None else ""
 
 
 def show(results: measuring.Results, rows: Sequence[Row], rate: Spread) -> None:
@@ -180,7 +169,7 @@ def show(results: measuring.Results, rows: Sequence[Row], rate: Spread) -> None:
         "system": lambda row: row["system"],
         "ranks": ranks_of,
         "allocator": lambda row: row["allocator"],
-        **{heading: if_measured(read) for heading, read in whole.items()},
+        **{name: lambda row, read=read: read(row) if row["problem"] is None else "" for name, read in whole.items()},
     }
     note = (
         "Seconds of the slowest rank, median over the steps of all rounds, smallest and largest. x eager: how many "
@@ -251,22 +240,19 @@ def breakdown(results: measuring.Results, job: Job, network: Network, options: a
 
 def planning(results: measuring.Results, case: cases.Case, options: argparse.Namespace) -> None:
     """Seconds of planning the parts of the event; `partition.py` times cutting it into tiles."""
-    rows = [plan_of(case, ranks, options) for ranks in options.ranks]
-    for row in rows:
-        results.add(measured="plan", case=case.name, **row)
+    rows: list[Row] = []
+    arguments = (case.store, options.grouping, max(5, options.repeats))
+    for ranks in options.ranks:
+        with measuring.allocator(options.allocator[0]):
+            of_ranks = run_ranks(on_ranks.planning, ranks, *arguments, transport="mpi", timeout=options.timeout)
+        times = {name: Spread.of(slowest([rank[name] for rank in of_ranks])) for name in of_ranks[0]}
+        rows.append({"ranks": ranks, "allocator": options.allocator[0], **times})
+        results.add(measured="plan", case=case.name, **rows[-1])
     columns: Columns = {
         "ranks": ranks_of,
         **{f"{name} ms": of(name, "{:.2f}", 1e3) for name in ("grouping", "reading", "plan", "agreeing")},
     }
     results.show("Its plan", columns, rows, "Slowest rank, median.")
-
-
-def plan_of(case: cases.Case, ranks: int, options: argparse.Namespace) -> Row:
-    arguments = (case.store, options.grouping, max(5, options.repeats))
-    with measuring.allocator(options.allocator[0]):
-        of_ranks = run_ranks(on_ranks.planning, ranks, *arguments, transport="mpi", timeout=options.timeout)
-    times = {name: Spread.of(slowest([rank[name] for rank in of_ranks])) for name in of_ranks[0]}
-    return {"ranks": ranks, "allocator": options.allocator[0], **times}
 
 
 if __name__ == "__main__":

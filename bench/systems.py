@@ -158,7 +158,7 @@ def take_turns(
 
 def network_of(case: Case, training: Training) -> Network:
     """The event of a case and the network trained on it, as formulas see them."""
-    store, record = EventStore(case.store), case.records[0]
+    store, record = EventStore(case.store), case.record
     return Network(
         record.num_nodes,
         record.num_edges,
@@ -171,15 +171,15 @@ def network_of(case: Case, training: Training) -> Network:
     )
 
 
-def loss_difference(one: Measured, other: Measured) -> float:
+def loss_difference(system: Measured, other: Measured) -> float:
     """Largest relative difference of two systems' losses, step by step."""
-    pairs = zip(one.runs[0][0]["losses"], other.runs[0][0]["losses"], strict=True)
+    pairs = zip(system.runs[0][0]["losses"], other.runs[0][0]["losses"], strict=True)
     return max(abs(loss - reference) / abs(reference) for loss, reference in pairs)
 
 
-def ratio(one: Measured, other: Measured) -> Spread:
+def ratio(system: Measured, other: Measured) -> Spread:
     """Seconds of one over those of the other, over rounds."""
-    return Spread.of([a / b for a, b in zip(one.round_medians("seconds"), other.round_medians("seconds"))])
+    return Spread.of([a / b for a, b in zip(system.round_medians("seconds"), other.round_medians("seconds"))])
 
 
 def same_parameters(rows: Sequence[Mapping[str, Any]], results: measuring.Results) -> bool:
@@ -196,20 +196,20 @@ def same_parameters(rows: Sequence[Mapping[str, Any]], results: measuring.Result
     return all(len(hashes) <= 1 for hashes in alike.values())
 
 
-def _run(one: Measured, job: Job, network: Network, timeout: float) -> None:
+def _run(measured: Measured, job: Job, network: Network, timeout: float) -> None:
     # An allocator that keeps memory also keeps the holes in it: half as much again was seen.
-    kept = 1.5 if one.system.form is not None and one.system.allocator != "default" else 1.0
-    needed = kept * one.system.predicted_bytes(network) + one.system.ranks * BARE
+    kept = 1.5 if measured.system.form is not None and measured.system.allocator != "default" else 1.0
+    needed = kept * measured.system.predicted_bytes(network) + measured.system.ranks * BARE
     free = psutil.virtual_memory().available
     if needed > free:
-        one.problem = f"not run: needs some {needed / GIB:.0f} GiB, {free / GIB:.0f} GiB are free"
+        measured.problem = f"not run: needs some {needed / GIB:.0f} GiB, {free / GIB:.0f} GiB are free"
         return
     try:
-        one.runs.append(one.system.run(job, timeout))
+        measured.runs.append(measured.system.run(job, timeout))
     except (RuntimeError, TimeoutError) as error:
-        if one.system.form is None:
+        if measured.system.form is None:
             raise
-        one.problem = f"failed: {str(error).strip().splitlines()[-1]}"
+        measured.problem = f"failed: {str(error).strip().splitlines()[-1]}"
 
 
 def _slowest(run: Sequence[Mapping[str, Any]], name: str) -> list[float]:

@@ -130,7 +130,9 @@ def measure(world: World, job: Job) -> dict[str, Any]:
     store = EventStore(job.store)
     with store.open(store.events()[0]) as event:
         part = load_part(event, world.domain)
-        model = network_for(job, store, world)
+        model: torch.nn.Module = Training(hidden=job.hidden, graph_iters=job.graph_iters).network(store)
+        if job.run is not None:
+            model = load_network(job.run, trained_as(job.run, InferConfig()), "best", store, world)[0]
         network = in_turns({"": lambda: forward(model, part)}, world.transport, job.repeats)[""]
         logits = forward(model, part) if job.run else drawn(part, event.event_id, job.spread)
         scores = score_event(lambda graph, halo: torch.from_numpy(logits), event, world.domain)
@@ -157,12 +159,6 @@ def measure(world: World, job: Job) -> dict[str, Any]:
         "passing": int((logits[owned] > logit(0.01)).sum()),
         "tracks": {method: int(of_method.max(initial=-1)) + 1 for method, of_method in names.items()},
     }
-
-
-def network_for(job: Job, store: EventStore, world: World) -> torch.nn.Module:
-    if job.run is None:
-        return Training(hidden=job.hidden, graph_iters=job.graph_iters).network(store)
-    return load_network(job.run, trained_as(job.run, InferConfig()), "best", store, world)[0]
 
 
 def forward(model: torch.nn.Module, part: Part) -> npt.NDArray[np.float32]:

@@ -6,7 +6,7 @@ Only the benchmark does this. The rules are those that the docstrings of `domain
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -60,19 +60,17 @@ def library_multiply(
 ) -> None:
     """Takes the place of `multiply`: a library's product, whose order of sums may depend on the number of rows."""
     into = torch.from_numpy(out[out_first : out_first + count])
-    _product(rows[first : first + count], weight, into, add)
+    left = torch.from_numpy(rows[first : first + count])
+    torch.addmm(into, left, torch.from_numpy(weight), beta=int(add), out=into)
 
 
 def library_outer(
     rows: FloatTable, first: int, gradient: FloatTable, gradient_first: int, count: int, out: FloatTable
 ) -> None:
     """Takes the place of `outer`, likewise."""
-    right = gradient[gradient_first : gradient_first + count]
-    _product(rows[first : first + count].T, right, torch.from_numpy(out), add=True)
-
-
-def _product(left: FloatTable, right: FloatTable, into: Tensor, add: bool) -> None:
-    torch.addmm(into, torch.from_numpy(left), torch.from_numpy(right), beta=int(add), out=into)
+    left, right = rows[first : first + count].T, gradient[gradient_first : gradient_first + count]
+    into = torch.from_numpy(out)
+    torch.addmm(into, torch.from_numpy(left), torch.from_numpy(right), out=into)
 
 
 class DirectSums(tilewise._AtEnds):
@@ -104,33 +102,17 @@ def plain_loss(logits: Tensor, graph: LocalGraph, weights: Tensor, step_weight: 
     return (torch.sigmoid(z) - y) * weights / step_weight
 
 
-def _float_sums() -> list[Any]:
-    return [patch.object(gradients, "IntegerSums", FloatSums), patch.object(loop, "IntegerSums", FloatSums)]
-
-
-def _products_by_the_library() -> list[Any]:
-    return [
-        *(patch.object(module, "multiply", library_multiply) for module in (blocks, tilewise)),
-        *(patch.object(module, "outer", library_outer) for module in (blocks, tilewise)),
-        patch.object(loss, "ROWS", 1),
-    ]
-
-
-def _direct_sums() -> list[Any]:
-    return [patch.object(tilewise, "_AtEnds", DirectSums), patch.object(tilewise, "_ends", ends_without_pairs)]
-
-
-def _whole_loss() -> list[Any]:
-    return [patch.object(loop, "edge_loss", plain_loss)]
-
-
-RULES: dict[str, Callable[[], list[Any]]] = {
-    "integer sums": _float_sums,
-    "own products": _products_by_the_library,
-    "partials at src": _direct_sums,
-    "loss by tiles": _whole_loss,
+RULES: dict[str, list[tuple[Any, str, Any]]] = {
+    "integer sums": [(gradients, "IntegerSums", FloatSums), (loop, "IntegerSums", FloatSums)],
+    "own products": [
+        *((module, "multiply", library_multiply) for module in (blocks, tilewise)),
+        *((module, "outer", library_outer) for module in (blocks, tilewise)),
+        (loss, "ROWS", 1),
+    ],
+    "partials at src": [(tilewise, "_AtEnds", DirectSums), (tilewise, "_ends", ends_without_pairs)],
+    "loss by tiles": [(loop, "edge_loss", plain_loss)],
 }
-"""The rules that can be switched off, with their replacements."""
+"""The rules that can be switched off: where, which name, and its replacement."""
 
 
 @contextmanager
@@ -139,6 +121,6 @@ def without(rules: Sequence[str]) -> Iterator[None]:
     # patch.object raises where the package has changed and there is nothing of that name left to replace.
     with ExitStack() as replaced:
         for rule in rules:
-            for replacement in RULES[rule]():
-                replaced.enter_context(replacement)
+            for replacement in RULES[rule]:
+                replaced.enter_context(patch.object(*replacement))
         yield

@@ -12,12 +12,14 @@ import cases
 import measuring
 import psutil
 import torch
-from compared import NETWORKS, Graph, Runner, Shape, difference, gradient_of, largest, make, stored_graph, tiny_graph
-from measuring import Spread
+from compared import NETWORKS, Runner, difference, gradient_of, largest, make, tiny_graph
+from measuring import Row, Spread
 from on_ranks import Job
+from plain_pyg import read_event
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
+from torch_geometric.data import Data
 
 from domainpar.measure.rates import slowest
 from domainpar.measure.steps import Training
@@ -33,13 +35,13 @@ SPARE = 1.5
 """Peak of a step over what it keeps for backward, roughly."""
 
 
-def runners_of(name: str, graph: Graph, shape: Shape, world: World) -> dict[str, Runner]:
+def runners_of(name: str, graph: Data, sizes: Any, world: World) -> dict[str, Runner]:
     """The model bare and wrapped, with the same weights."""
     network = NETWORKS[name]
     part = split_graph(graph.edge_index, graph.num_nodes, world, edges=network.edges)
     return {
-        "bare": Runner.bare(make(name, shape), network, graph),
-        "wrapped": Runner.wrapped(make(name, shape), network, graph, part, world),
+        "bare": Runner.bare(make(name, graph, sizes), network, graph),
+        "wrapped": Runner.wrapped(make(name, graph, sizes), network, graph, part, world),
     }
 
 
@@ -93,7 +95,7 @@ def kept_bytes(runner: Runner) -> int:
     kept: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
+        storage = tensor.untyped_storage()  # a table that is kept twice, or in part, counts once and whole
         kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
@@ -112,7 +114,7 @@ class Counting(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def microseconds_a_call(runners: dict[str, Runner], repeats: int) -> dict[str, Any]:
+def microseconds_a_call(runners: dict[str, Runner], repeats: int) -> Row:
     """Of a forward pass, what a torch call takes: bare, what watching adds, and what a mode that does nothing adds."""
     bare, wrapped = runners["bare"], runners["wrapped"]
     with Counting() as counting:
@@ -130,28 +132,40 @@ def microseconds_a_call(runners: dict[str, Runner], repeats: int) -> dict[str, A
 
 
 def one_rank(
-    results: measuring.Results, graphs: dict[str, Graph], options: argparse.Namespace
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    results: measuring.Results, graphs: dict[str, Data], options: argparse.Namespace
+) -> tuple[list[Row], list[Row]]:
     """All models on all graphs, wrapped against bare: a row for each, and one for each model on all graphs."""
     world, first = World.alone(), next(iter(graphs.values()))
     tiny, rows, summary = tiny_graph(first), [], []
     for name in options.networks:
         drops = "dropout" in name
-        fixed = runners_of(name, tiny, first.shape(options), world)
+        fixed = runners_of(name, tiny, options, world)
         times = in_turns(fixed, drops, options.tiny_repeats)
         price = microseconds_a_call(fixed, options.tiny_repeats)
-        kept = kept_bytes(runners_of(name, first, first.shape(options), world)["bare"]) / first.num_edges
-        row: dict[str, Any] = {"network": name, **price, "fixed": times.added("total"), "costs": {}, "below": None}
+        kept = kept_bytes(runners_of(name, first, options, world)["bare"]) / first.num_edges
+        row: Row = {"network": name, **price, "fixed": times.added("total"), "costs": {}, "below": None}
         for size, graph in graphs.items():
             needed, free = SPARE * kept * graph.num_edges, psutil.virtual_memory().available
             if needed > free:
-                text = (
-                    f"{name} on {size}: some {needed / 2**30:.0f} GiB, of which {free / 2**30:.0f} are there: left out"
-                )
-                results.console.print(text)
+                there = f"some {needed / 2**30:.0f} GiB, of which {free / 2**30:.0f} are there"
+                results.console.print(f"{name} on {size}: {there}: left out")
                 continue
-            steps = in_turns(runners_of(name, graph, graph.shape(options), world), drops, options.repeats)
-            rows.append(figures_of(name, size, graph, steps))
+            steps = in_turns(runners_of(name, graph, options, world), drops, options.repeats)
+            rows.append(
+                {
+                    "network": name,
+                    "size": size,
+                    "nodes": graph.num_nodes,
+                    "edges": graph.num_edges,
+                    "bare": Spread.of(steps.of("bare", "total") + steps.of("again", "total")),
+                    "wrapped": Spread.of(steps.of("wrapped", "total")),
+                    "cost": steps.cost("total"),
+                    **{f"cost_{phase}": steps.cost(phase) for phase in ("forward", "backward", "cpu")},
+                    "resolved": steps.resolved(),
+                    "difference": steps.difference,
+                    "same_bits": steps.same_bits,
+                }
+            )
             results.add(measured="one rank", **rows[-1])
             results.console.print(f"  {name}, {graph.num_edges:,} edges: {rows[-1]['cost'].median:+.1%}")
             row["costs"][size] = rows[-1]["cost"]
@@ -159,24 +173,6 @@ def one_rank(
         results.add(measured="fixed", **{what: value for what, value in row.items() if what != "costs"})
         summary.append(row)
     return rows, summary
-
-
-def figures_of(name: str, size: str, graph: Graph, steps: InTurns) -> dict[str, Any]:
-    """A row of the table on one rank."""
-    costs = {f"cost_{phase}": steps.cost(phase) for phase in ("forward", "backward", "cpu")}
-    return {
-        "network": name,
-        "size": size,
-        "nodes": graph.num_nodes,
-        "edges": graph.num_edges,
-        "bare": Spread.of(steps.of("bare", "total") + steps.of("again", "total")),
-        "wrapped": Spread.of(steps.of("wrapped", "total")),
-        "cost": steps.cost("total"),
-        **costs,
-        "resolved": steps.resolved(),
-        "difference": steps.difference,
-        "same_bits": steps.same_bits,
-    }
 
 
 # --- on several ranks -----------------------------------------------------------------------------------------------
@@ -201,10 +197,10 @@ class WrappedJob:
     repeats: int = 0
 
 
-def on_ranks_steps(world: World, job: WrappedJob) -> dict[str, dict[str, Any]]:
+def on_ranks_steps(world: World, job: WrappedJob) -> dict[str, Row]:
     """Steps of every model on this rank's part of the event, and what they exchange. *Collective*."""
-    graph = stored_graph(job.store, job.dtype)
-    modules = {name: make(name, graph.shape(job)) for name in job.networks}
+    graph = read_event(job.store, job.dtype)
+    modules = {name: make(name, graph, job) for name in job.networks}
     world.transport.barrier()  # where ranks are threads: nobody draws weights while others look at torch's generator
     parts: dict[str, GraphPart] = {}
     figures = {}
@@ -219,7 +215,7 @@ def on_ranks_steps(world: World, job: WrappedJob) -> dict[str, dict[str, Any]]:
     return figures
 
 
-def counts_of(runner: Runner, part: GraphPart, world: World, drops: bool) -> dict[str, Any]:
+def counts_of(runner: Runner, part: GraphPart, world: World, drops: bool) -> Row:
     """One step, forward and backward: what it exchanges and sums, loss and gradient of the whole. *Collective*."""
     assert isinstance(runner.model, Parallel)
     transport = world.transport
@@ -256,11 +252,11 @@ def steps_of(runner: Runner, world: World, repeats: int) -> dict[str, list[float
     return times
 
 
-def several_ranks(results: measuring.Results, case: cases.Case, options: argparse.Namespace) -> list[dict[str, Any]]:
+def several_ranks(results: measuring.Results, case: cases.Case, options: argparse.Namespace) -> list[Row]:
     """Steps on each number of ranks, in rounds: a row for each model and number."""
     names = ("hidden", "layers", "graph_iters", "dtype", "seed", "repeats")
     job = WrappedJob(case.store, tuple(options.networks), **{name: getattr(options, name) for name in names})
-    runs: dict[int, list[list[dict[str, dict[str, Any]]]]] = {ranks: [] for ranks in options.ranks}
+    runs: dict[int, list[list[dict[str, Row]]]] = {ranks: [] for ranks in options.ranks}
     for _ in range(options.rounds):
         for ranks, of_ranks in runs.items():
             how = {"transport": options.transport, "timeout": options.timeout}
@@ -271,12 +267,7 @@ def several_ranks(results: measuring.Results, case: cases.Case, options: argpars
     return rows
 
 
-def row_of(
-    name: str,
-    ranks: int,
-    runs: dict[int, list[list[dict[str, dict[str, Any]]]]],
-    options: argparse.Namespace,
-) -> dict[str, Any]:
+def row_of(name: str, ranks: int, runs: dict[int, list[list[dict[str, Row]]]], options: argparse.Namespace) -> Row:
     """A row of the table on several ranks: seconds of the slowest rank, speed-up over the fewest ranks."""
 
     def times(ranks: int, phase: str) -> list[list[float]]:
@@ -307,7 +298,7 @@ def staged_steps(world: World, job: Job) -> tuple[int, int]:
     return int(forward), int(backward)
 
 
-def exchanges(results: measuring.Results, case: cases.Case, options: argparse.Namespace) -> list[dict[str, Any]]:
+def exchanges(results: measuring.Results, case: cases.Case, options: argparse.Namespace) -> list[Row]:
     """Exchanges of two ranks in a step: a row for each model, and for the built-in network."""
     iters = {"hidden": 16, "graph_iters": options.count_iters, "dtype": "float64"}
     job = WrappedJob(case.store, tuple(options.networks), layers=options.layers, **iters)

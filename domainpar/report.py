@@ -85,7 +85,7 @@ def build_report(config: ReportConfig) -> "Page":
     other = None
     if config.naive is not None:
         other = read_run_files(Path(config.naive))
-        if not (other.approximate or (other.scores and other.scores.approximate)):
+        if not (other.approximate or other.scored_naive):
             raise ValueError(f"--naive {config.naive} is no naive run: it was trained and scored on whole events.")
         check_comparable(run, other)
     return build_page(run, other, config.event, config.parts)
@@ -103,16 +103,11 @@ def write_report(page: "Page", path: Path) -> tuple[Path, int]:
     from domainpar.display.html import render
 
     content = render(page).encode()
-    if path.exists() and not _is_report(path):
+    # Any page may be replaced, but never a file of the run.
+    if path.exists() and not path.read_bytes()[:64].lstrip().lower().startswith(b"<!doctype html"):
         raise ValueError(f"{path} is there and is no report; choose another --out.")
     write_whole(path, content)
     return path, len(content)
-
-
-def _is_report(path: Path) -> bool:
-    """Whether a file may be replaced: any page, but never a file of the run."""
-    with path.open("rb") as file:
-        return file.read(64).lstrip().lower().startswith(b"<!doctype html")
 
 
 def write_pictures(page: "Page", directory: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""A chart as plain values: described once beside its numbers, painted by `paint_plotly` for the page and by
+"""A chart as plain values: described once beside its numbers, painted by `html` for the page and by
 `paint_matplotlib` for a picture. Whatever a reader could compare between the two stands here: numbers, names, colours,
 limits, ticks of logarithmic axes. A painter decides on fonts, sizes and margins only.
 
@@ -135,6 +135,7 @@ def log_axis(label: str, values: FloatArray, low: float | None = None, high: flo
     finite = values[np.isfinite(values)]
     if len(finite) == 0 or finite.min() <= 0:
         return Axis(label)
+    # A twentieth of the span as the eye sees it, which on such an axis is a factor.
     spare = (finite.max() / finite.min()) ** 0.05 if finite.max() > finite.min() else 1.5
     low = finite.min() / spare if low is None else low
     high = finite.max() * spare if high is None else high
@@ -148,8 +149,9 @@ def _log_ticks(low: float, high: float) -> tuple[tuple[float, str], ...]:
         return tuple((10.0**n, f"10{str(n).translate(_SUPERSCRIPTS)}") for n in powers if low <= 10.0**n <= high)
     ticks = [factor * 10.0**n for n in powers for factor in (1, 2, 5) if low <= factor * 10.0**n <= high]
     if len(ticks) < 3:
-        rough = (high - low) / 4
+        rough = (high - low) / 4  # four steps at most, of 1, 2 or 5 of some power of ten
         step = 10.0 ** math.floor(math.log10(rough))
+        # The tolerance: a rough step of 0.2 may come out as 0.20000000000000001.
         step *= next(factor for factor in (1, 2, 5, 10) if factor * step >= rough * (1 - 1e-9))
         ticks = [number * step for number in range(math.ceil(low / step), math.floor(high / step) + 1)]
     return tuple((tick, f"{tick:g}") for tick in ticks)

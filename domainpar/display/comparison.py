@@ -48,18 +48,16 @@ def run_beside(run: Path) -> Path | None:
     Returns:
         The other run; None if there is none, or this one was not scored as it was trained.
     """
+    # The newest first: it is the likeliest to belong to this one.
     lists = sorted(run.parent.glob("*/scores/scores.json"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
     for path in lists[:MOST_CANDIDATES]:
         with suppress(ValueError):  # a run that cannot be read or compared is no candidate
-            ours, other = read_run_files(run), read_run_files(path.parents[1])
-            if _scored_as_trained(ours) and _scored_as_trained(other) and ours.approximate != other.approximate:
+            both = ours, other = read_run_files(run), read_run_files(path.parents[1])
+            as_trained = all(files.scores is not None and files.scored_naive == files.approximate for files in both)
+            if as_trained and ours.approximate != other.approximate:
                 check_comparable(ours, other)
                 return other.directory
     return None
-
-
-def _scored_as_trained(run: RunFiles) -> bool:
-    return run.scores is not None and run.scores.approximate == run.approximate
 
 
 def _conditions(run: RunFiles) -> dict[str, Any]:

@@ -22,8 +22,12 @@ from domainpar.reco.performance.ceiling import EdgeCeiling, edge_ceiling
 from domainpar.training.targets import FAKE, OTHER, TARGET
 from domainpar.words import several
 
-NUM_BINS = 50
-NUM_CUTS = 101
+BINS = np.linspace(0, 1, 51)
+"""Borders of the bins of the score."""
+
+CUTS = np.linspace(0, 1, 101)
+"""Cuts on the score."""
+
 ROC_POINTS = 400
 MOST_EDGES = 12_000_000
 """Of more edges the scores of the first events only are read, and the report says so."""
@@ -39,11 +43,9 @@ class EdgeCurves:
         left_out: Events of the split that were not counted: too many edges, or without truth.
         roc: Share of other edges and share of targets that pass, as the cut falls, float64 [2, n].
         auc: Area under it; None without edges of both kinds.
-        cuts: Cuts on the score, float64 [101].
-        efficiency: Share of targets that pass each cut, NaN without any.
+        efficiency: Share of targets that pass each of `CUTS`, NaN without any.
         purity: Share of targets among what passes, true segments of other particles left out; NaN where none pass.
-        bins: Borders of the bins of the score, float64 [51].
-        targets, fakes, others: Scored edges of each class in each bin, int64 [50].
+        targets, fakes, others: Scored edges of each class in each of `BINS`, int64 [50].
         unscored_targets: Targets without a score: they join two sectors of naive mode, and are lost.
         unscored: Edges without a score.
         ceiling: True segments of the targets of the tracks, those the graph holds, and those that pass at 0.5; None
@@ -55,10 +57,8 @@ class EdgeCurves:
     left_out: int
     roc: FloatArray
     auc: float | None
-    cuts: FloatArray
     efficiency: FloatArray
     purity: FloatArray
-    bins: FloatArray
     targets: IntArray
     fakes: IntArray
     others: IntArray
@@ -73,19 +73,20 @@ def edge_curves(run: RunFiles) -> EdgeCurves | None:
     if split is None:
         return None
     records = run.events(split)
+    # The first event is read however large it is: a report without any curve would say less.
     total = np.cumsum([record.num_edges for record in records])
     few = [record for record, edges in zip(records, total) if edges <= MOST_EDGES or record is records[0]]
     events = [event for event in map(run.read_event, few) if event.edge_class is not None]
     if not events:
         return None
-    logit, classes = _joined(events)
+    logit = np.concatenate([event.logit for event in events if event.logit is not None])
+    classes = np.concatenate([event.edge_class for event in events if event.edge_class is not None])
     roc, auc = _roc(logit, classes == TARGET)
     scored = logit > -np.inf
     score = 1 / (1 + np.exp(-logit[scored]))
-    bins, cuts = np.linspace(0, 1, NUM_BINS + 1), np.linspace(0, 1, NUM_CUTS)
-    histograms = [np.histogram(score[classes[scored] == kind], bins)[0] for kind in (TARGET, FAKE, OTHER)]
-    by_kind = [np.sort(score[classes[scored] == kind]) for kind in (TARGET, FAKE)]
-    targets, fakes = (len(values) - np.searchsorted(values, cuts, side="left") for values in by_kind)  # that pass
+    by_kind = [np.sort(score[classes[scored] == kind]) for kind in (TARGET, FAKE, OTHER)]
+    histograms = [np.histogram(scores, BINS)[0] for scores in by_kind]
+    targets, fakes, _ = (len(scores) - np.searchsorted(scores, CUTS, side="left") for scores in by_kind)  # that pass
     num_targets = int(np.count_nonzero(classes == TARGET))
     return EdgeCurves(
         split=split,
@@ -93,10 +94,8 @@ def edge_curves(run: RunFiles) -> EdgeCurves | None:
         left_out=len(records) - len(events),
         roc=roc,
         auc=auc,
-        cuts=cuts,
-        efficiency=_ratio(targets, np.full(NUM_CUTS, num_targets)),
+        efficiency=_ratio(targets, np.full(len(CUTS), num_targets)),
         purity=_ratio(targets, targets + fakes),
-        bins=bins,
         targets=histograms[0],
         fakes=histograms[1],
         others=histograms[2],
@@ -106,17 +105,6 @@ def edge_curves(run: RunFiles) -> EdgeCurves | None:
     )
 
 
-def _joined(events: Sequence[EventData]) -> tuple[FloatArray, IntArray]:
-    """Logits of all edges, -inf for one without a score, and their classes."""
-    logits, classes = [], []
-    for event in events:
-        assert event.scores is not None, "only scored events are counted"
-        assert event.edge_class is not None, "only events with truth are counted"
-        logits.append(np.where(event.scores.scored, event.scores.logit, -np.inf).astype(np.float64))
-        classes.append(event.edge_class)
-    return np.concatenate(logits), np.concatenate(classes)
-
-
 def _roc(logit: FloatArray, is_target: BoolArray) -> tuple[FloatArray, float | None]:
     """The ROC curve, as the cut falls from one logit to the next, and the area under it.
 
@@ -124,9 +112,11 @@ def _roc(logit: FloatArray, is_target: BoolArray) -> tuple[FloatArray, float | N
     """
     order = np.argsort(-logit, kind="stable")
     ordered = logit[order]
+    # Edges of equal scores pass together: the curve has a point at the last of them only.
     last = np.flatnonzero(np.append(ordered[1:] != ordered[:-1], True)) if len(ordered) else np.zeros(0, np.int64)
     targets, others = (np.append(0, np.cumsum(mask)[last]) for mask in (is_target[order], ~is_target[order]))
     pairs = int(targets[-1]) * int(others[-1])
+    # Trapezoids of counts: exact in float64, so that their order changes no bit.
     area = float(np.sum(np.diff(others) * (targets[1:] + targets[:-1]) / 2))
     auc = area / pairs if pairs else None
     curve = np.stack([others / max(others[-1], 1), targets / max(targets[-1], 1)])
@@ -149,12 +139,11 @@ def _ceiling(events: Sequence[EventData], track_target: Mapping[str, Any]) -> Ed
     """Over all events; None if one of them does not know what the conditions ask."""
     ceilings = []
     for event in events:
-        assert event.scores is not None, "only scored events are counted"
+        assert event.logit is not None, "only scored events are counted"
         if event.truth is None:
             return None
-        passing = event.scores.scored & (event.scores.logit > 0)
         try:
-            ceilings.append(edge_ceiling(event.truth, event.edge_index, track_target, passing))
+            ceilings.append(edge_ceiling(event.truth, event.edge_index, track_target, event.logit > 0))
         except ValueError:  # the other curves are worth having
             return None
     return functools.reduce(operator.add, ceilings)
@@ -188,10 +177,10 @@ def _score_panel(curves: EdgeCurves) -> Panel:
         kinds.append(("true, no target", curves.others, GREY))
     # Nothing is drawn where nothing was counted: a log axis has no zero.
     series = tuple(
-        Series(name, "steps", colour, curves.bins, np.where(counts > 0, counts, np.nan), dashed=colour == GREY)
+        Series(name, "steps", colour, BINS, np.where(counts > 0, counts, np.nan), dashed=colour == GREY)
         for name, counts, colour in kinds
     )
-    y = log_axis(f"edges per {curves.bins[1]:.2g} of score", np.concatenate([steps.y for steps in series]))
+    y = log_axis(f"edges per {BINS[1]:.2g} of score", np.concatenate([steps.y for steps in series]))
     caption = "Scores of target edges and of those that are not true."
     return Panel("scores", series, Axis("score of the edge", 0.0, 1.0), y, "", caption)
 
@@ -201,7 +190,7 @@ def _cut_panel(runs: Sequence[tuple[EdgeCurves, str]]) -> Panel:
     for (curves, kind), (blue, orange) in zip(runs, ((BLUE, ORANGE), (VERMILION, BLACK))):
         words = f", {kind.split(' (')[0]}" if len(runs) > 1 else ""
         for name, values, colour in (("efficiency", curves.efficiency, blue), ("purity", curves.purity, orange)):
-            series.append(Series(name + words, "line", colour, curves.cuts, values, dashed=blue == VERMILION))
+            series.append(Series(name + words, "line", colour, CUTS, values, dashed=blue == VERMILION))
     caption = "Edge efficiency and purity of all edges with at least this score, counted in the graph."
     ceiling = runs[0][0].ceiling
     if ceiling is not None and ceiling.construction_efficiency is not None:

@@ -21,19 +21,6 @@ Conditions = Mapping[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
-class EdgeScores:
-    """Scores of the edges of an event, in the user's order.
-
-    Attributes:
-        logit: The network's logit of each; 0 without a score, [E].
-        scored: False for an edge without a score: it joins two sectors of naive mode, bool [E].
-    """
-
-    logit: FloatArray
-    scored: BoolArray
-
-
-@dataclass(frozen=True, eq=False)
 class EventData:
     """One event: N hits, E edges, M particles, K tiles, hits and edges in the user's order.
 
@@ -52,7 +39,8 @@ class EventData:
         target: Whether each particle of the table is a target of tracks, bool [M]; None without a table.
         edge_class: `FAKE`, `TARGET` or `OTHER` of `training.targets`, int8 [E]; None without truth. Its targets are
             those of the training.
-        scores: The scores; None where the event was not scored.
+        logit: The network's logit of each edge, -inf for one without a score, which joins two sectors of naive mode,
+            float64 [E]; None where the event was not scored.
         track_id: Track of each hit, -1 for none, int64 [N]; None where no tracks were built.
         classical_track_id: The same of the classical finder.
     """
@@ -71,7 +59,7 @@ class EventData:
     particles: Particles | None
     target: BoolArray | None
     edge_class: IntArray | None
-    scores: EdgeScores | None
+    logit: FloatArray | None
     track_id: IntArray | None
     classical_track_id: IntArray | None
 
@@ -90,6 +78,7 @@ class EventData:
             return np.full(self.num_hits, -1, np.int64)
         order = np.argsort(self.particles.particle_id, kind="stable")
         ids = self.particles.particle_id[order]
+        # A particle beyond the last of the table is searched to a row that is not there.
         at = np.minimum(np.searchsorted(ids, self.particle_id), len(ids) - 1)
         listed = (ids[at] == self.particle_id) & (self.particle_id != 0)
         return np.where(listed, order[at], -1)
@@ -133,6 +122,14 @@ def read_event_data(
         particles = event.particles() if event.has_particle_ids else None
         tiles = event.tile_graph()
     arrays: Mapping[str, Any] = {} if scores is None else _score_arrays(scores, record.event, hits, edges)
+    target = None
+    if particles is not None:
+        known = {}
+        for name, condition in track_target.items():
+            values = getattr(particles, name, None)
+            if values is None or values.dtype.kind != "f" or not np.isnan(values).all():
+                known[name] = condition
+        target = targets_among(particles.particle_id, particles, known)
     edge_class = None
     if edges["label"] is not None and (particles is not None or not edge_target):
         of_edge = None if hits["particle_id"] is None else hits["particle_id"][edges["edge_index"][1]]
@@ -144,9 +141,9 @@ def read_event_data(
         **edges,
         tiles=tiles,
         particles=particles,
-        target=None if particles is None else _targets(particles, track_target),
+        target=target,
         edge_class=edge_class,
-        scores=EdgeScores(arrays["edge_logit"], arrays["edge_scored"]) if arrays else None,
+        logit=np.where(arrays["edge_scored"], arrays["edge_logit"].astype(np.float64), -np.inf) if arrays else None,
         track_id=arrays.get("track_id"),
         classical_track_id=arrays.get("classical_track_id"),
     )
@@ -159,19 +156,10 @@ def _score_arrays(
     arrays, about = read_arrays(path)
     if lacking := {"hit_id", "edge_index", "edge_logit", "edge_scored"} - set(arrays):
         raise ValueError(f"{path} holds no scores: it lacks {', '.join(sorted(lacking))}; run infer again.")
+    # Not by the name alone: an event that is prepared with other cuts keeps its name.
     if not all(np.array_equal(arrays[name], own[name]) for name, own in (("hit_id", hits), ("edge_index", edges))):
         raise ValueError(
             f"{path} holds scores of event {about.get('event')} as it was prepared another time: its hits or edges are "
             f"not those of event {event_id} in this store; run infer again."
         )
     return arrays
-
-
-def _targets(particles: Particles, conditions: Conditions) -> BoolArray:
-    """The targets by those of the conditions that the source of the event knows the values of."""
-    known = {}
-    for name, condition in conditions.items():
-        values = getattr(particles, name, None)
-        if values is None or values.dtype.kind != "f" or not np.isnan(values).all():
-            known[name] = condition
-    return targets_among(particles.particle_id, particles, known)

@@ -1,5 +1,10 @@
-"""The content of the event display and of the pictures of an event: arrays of one event and its split, as small as they
-go."""
+"""The content of the event display and of the pictures of an event: arrays of one event, its split and its tracks, as
+small as they go.
+
+Tracks are matched by the rules of the efficiencies, so that the display shows what those count. In the `atlas` style a
+track with more than half of its hits from one particle belongs to it, the particle is found, and a track of no particle
+is a fake.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from domainpar.display.event_data import EventData
-from domainpar.display.matches import DUPLICATE, FAKE_TRACK, SHORT, match_tracks
 from domainpar.display.run_files import RunFiles, Tracking
 from domainpar.display.tracks import target_text
-from domainpar.events.graph import FloatArray, IntArray
+from domainpar.events.graph import BoolArray, FloatArray, IntArray
+from domainpar.reco.performance.matching import TrackCuts, find_overlaps, match, matchable_tracks
 
 MOST_CUT_EDGES = 150_000
 """Of more cut edges an even choice is drawn, and the display says so."""
@@ -22,6 +27,9 @@ MOST_CUT_EDGES = 150_000
 DEFAULT_PARTS = 8
 SMALL = {"f8": np.float64, "f4": np.float32, "i4": np.int32, "u2": np.uint16, "u1": np.uint8}
 Arrays = dict[str, npt.NDArray[Any]]
+
+OF_TARGET, OF_OTHER, DUPLICATE, FAKE_TRACK, SHORT = 0, 1, 2, 3, 4
+"""Kinds of tracks: of a target, of another particle, of a particle that has a better one, of none, too short."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +62,12 @@ def split_of(run: RunFiles, num_parts: int | None) -> Split:
     seed = int(run.settings.get("seed") or 0)
     if num_parts is not None:
         return Split(num_parts, "parts, as asked for", False, grouping, seed)
-    sectors = run.scores.about.get("sectors") if run.scores and run.scores.approximate else None
+    sectors = run.scores.about.get("sectors") if run.scores and run.scored_naive else None
     if sectors := sectors or (run.settings.get("sectors") if run.approximate else None):
         return Split(int(sectors), "independent sectors (approximate: naive mode)", True, "contiguous", seed)
-    if run.ranks_of_an_event > 1:
-        return Split(run.ranks_of_an_event, "parts, as in the training", False, grouping, seed)
+    num_ranks = int(run.about.get("domain_size") or 1)
+    if num_ranks > 1:
+        return Split(num_ranks, "parts, as in the training", False, grouping, seed)
     return Split(DEFAULT_PARTS, "parts", False, grouping, seed)
 
 
@@ -137,9 +146,10 @@ def event_view(event: EventData, split: Split, tracking: Tracking, how_scored: s
         return None
     part = event.part_of_hits(split.num_parts, split.grouping, split.seed)
     cut = np.flatnonzero(part[event.edge_index[0]] != part[event.edge_index[1]])
+    # Every n-th of them, rounded up; the step of a slice must not be 0.
     drawn = cut[:: -(-len(cut) // MOST_CUT_EDGES) or 1]
     layers, layer_of_hit = np.unique(np.stack([event.volume, event.layer]), axis=1, return_inverse=True)
-    few = event.num_hits == 0 or (event.hit_id.min() >= -(2**31) and event.hit_id.max() < 2**31)
+    small = event.num_hits == 0 or (event.hit_id.min() >= -(2**31) and event.hit_id.max() < 2**31)
     facts: dict[str, Any] = {
         "event": event.event_id,
         "parts": split.num_parts,
@@ -151,72 +161,37 @@ def event_view(event: EventData, split: Split, tracking: Tracking, how_scored: s
     }
     arrays: Arrays = {
         **dict(zip("xyz", event.position.T.astype(np.float32))),
-        "hitId": event.hit_id.astype(np.int32 if few else np.float64),  # the numbers of a browser
+        "hitId": event.hit_id.astype(np.int32 if small else np.float64),  # the numbers of a browser
         "part": part.astype(np.uint8 if split.num_parts < 256 else np.uint16),
         "layer": layer_of_hit.reshape(-1).astype(np.uint16),
         "cut": event.edge_index[:, drawn].T.astype(np.int32).reshape(-1),
     }
-    kept = _add_particles(event, facts, arrays)
+    kept = _add_particles(event, event.position, facts, arrays)
     for name, track_id in (("network", event.track_id), ("classical", event.classical_track_id)):
-        if track_id is not None:
-            _add_tracks(
-                name=name, event=event, track_id=track_id, tracking=tracking, kept=kept, facts=facts, arrays=arrays
-            )
+        if track_id is None:
+            continue
+        facts.setdefault("finders", []).append(name)
+        arrays[f"{name}Track"] = track_id.astype(np.int32)
+        arrays |= _paths(name, track_id, int(track_id.max(initial=-1)) + 1, np.linalg.norm(event.position, axis=1))
+        if (matches := match_tracks(event, track_id, tracking.cuts, tracking.style)) is not None:
+            _add_matches(name, matches, kept, facts, arrays)
     borrowed = first_that_borrows(part, event.edge_index)
     return EventView(facts, arrays, split, borrowed, target_text(tracking.cuts.target), how_scored)
 
 
-@dataclass(frozen=True, eq=False)
-class Paths:
-    """Hits in the order of some tracks or particles.
-
-    Attributes:
-        rows: Rows of the hits, path after path, int64 [n].
-        ptr: Path p holds rows[ptr[p] : ptr[p + 1]], int64 [paths + 1]; a path may be empty.
-    """
-
-    rows: IntArray
-    ptr: IntArray
-
-    @property
-    def sizes(self) -> IntArray:
-        """Hits of each path, int64 [paths]."""
-        return np.diff(self.ptr)
-
-
-def particle_paths(event: EventData) -> Paths:
-    """The hits of each particle of the table, by distance from its production vertex (the origin where unknown)."""
-    rows = event.particle_row
-    if event.particles is None or event.position is None:
-        return Paths(np.zeros(0, np.int64), np.zeros(1, np.int64))
-    start = np.zeros((event.num_hits, 3))
-    known = rows >= 0
-    start[known] = np.nan_to_num(event.particles.vertex[rows[known]], nan=0.0)
-    return _paths(rows, len(event.particles.particle_id), np.linalg.norm(event.position - start, axis=1))
-
-
-def track_paths(event: EventData, track_id: IntArray) -> Paths:
-    """The hits of each track, by distance from the origin."""
-    distance = np.zeros(event.num_hits) if event.position is None else np.linalg.norm(event.position, axis=1)
-    return _paths(track_id, int(track_id.max(initial=-1)) + 1, distance)
-
-
-def _paths(owner: IntArray, num_owners: int, distance: FloatArray) -> Paths:
-    """The hits of each owner, -1 for none, by increasing distance."""
-    order = np.lexsort((distance, owner))
-    rows = order[np.searchsorted(owner[order], 0) :]
-    counts = np.bincount(owner[rows], minlength=num_owners)
-    return Paths(rows, np.concatenate([[0], np.cumsum(counts)]))
-
-
-def _add_particles(event: EventData, facts: dict[str, Any], arrays: Arrays) -> IntArray:
+def _add_particles(event: EventData, position: FloatArray, facts: dict[str, Any], arrays: Arrays) -> IntArray:
     """Add the particles that left hits, and the path of each; returns their rows in the particle table."""
-    paths = particle_paths(event)
-    kept = np.flatnonzero(paths.sizes)
+    row = event.particle_row
+    listed = row >= 0
+    kept = np.unique(row[listed])
     if event.particles is None or event.target is None:
         return kept
-    arrays |= _path_arrays("particle", paths.rows, paths.sizes[kept])
-    arrays["particle"] = _places(kept, len(paths.sizes))[event.particle_row]
+    # Along a path hits lie by the distance from where the particle came from: the origin where that is unknown.
+    start = np.zeros((event.num_hits, 3))
+    start[listed] = np.nan_to_num(event.particles.vertex[row[listed]], nan=0.0)
+    place = _places(kept, len(event.particles.particle_id))[row]
+    arrays |= _paths("particle", place, len(kept), np.linalg.norm(position - start, axis=1))
+    arrays["particle"] = place
     arrays["particleTarget"] = event.target[kept].astype(np.uint8)
     arrays["particlePt"] = event.particles.pt[kept].astype(np.float32)
     arrays["particleEta"] = event.particles.eta[kept].astype(np.float32)
@@ -225,23 +200,8 @@ def _add_particles(event: EventData, facts: dict[str, Any], arrays: Arrays) -> I
     return kept
 
 
-def _add_tracks(
-    name: str,
-    event: EventData,
-    track_id: IntArray,
-    tracking: Tracking,
-    kept: IntArray,
-    facts: dict[str, Any],
-    arrays: Arrays,
-) -> None:
-    """Add the tracks of one finder, their particles, and the particles that it missed."""
-    paths = track_paths(event, track_id)
-    arrays[f"{name}Track"] = track_id.astype(np.int32)
-    arrays |= _path_arrays(name, paths.rows, paths.sizes)
-    facts.setdefault("finders", []).append(name)
-    matches = match_tracks(event, track_id, tracking.cuts, tracking.style)
-    if matches is None:
-        return
+def _add_matches(name: str, matches: Matches, kept: IntArray, facts: dict[str, Any], arrays: Arrays) -> None:
+    """Add the particles of the tracks of one finder, and the particles that it missed."""
     arrays[f"{name}Kind"] = matches.kind.astype(np.uint8)
     arrays[f"{name}Particle"] = _places(kept, len(matches.found))[matches.particle]
     arrays[f"{name}Shared"] = matches.shared.astype(np.uint16)
@@ -258,6 +218,14 @@ def _add_tracks(
     }
 
 
+def _paths(name: str, owner: IntArray, num_owners: int, distance: FloatArray) -> Arrays:
+    """The hits of each owner (-1: of none) by increasing distance, path p being rows[ptr[p] : ptr[p + 1]]."""
+    order = np.lexsort((distance, owner))
+    rows = order[np.searchsorted(owner[order], 0) :]
+    ptr = np.concatenate([[0], np.cumsum(np.bincount(owner[rows], minlength=num_owners))])
+    return {f"{name}Rows": rows.astype(np.int32), f"{name}Ptr": ptr.astype(np.int32)}
+
+
 def _places(kept: IntArray, num_rows: int) -> npt.NDArray[np.int32]:
     """Place of each row among those that are kept; -1 for the others, and at the end for row -1."""
     place = np.full(num_rows + 1, -1, np.int32)
@@ -265,12 +233,87 @@ def _places(kept: IntArray, num_rows: int) -> npt.NDArray[np.int32]:
     return place
 
 
-def _path_arrays(name: str, rows: IntArray, sizes: IntArray) -> Arrays:
-    ptr = np.concatenate([[0], np.cumsum(sizes)])
-    return {f"{name}Rows": rows.astype(np.int32), f"{name}Ptr": ptr.astype(np.int32)}
-
-
 def _encoded(values: npt.NDArray[Any]) -> dict[str, str]:
     kind = next(name for name, dtype in SMALL.items() if values.dtype == dtype)
     data = np.ascontiguousarray(values).astype(values.dtype.newbyteorder("<"), copy=False)
     return {"type": kind, "data": base64.b64encode(data.tobytes()).decode()}
+
+
+# --- tracks and particles, matched -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Matches:
+    """Tracks (T) and particles of the table (M) of one event, matched.
+
+    Attributes:
+        particle: Row of the particle that made most hits of each track, -1 for none, int64 [T].
+        shared: The number of these hits, int64 [T].
+        kind: One of `OF_TARGET`, `OF_OTHER`, `DUPLICATE`, `FAKE_TRACK`, `SHORT`, uint8 [T].
+        best_track: The track that holds most hits of each particle, -1 where none holds any, int64 [M].
+        best_shared: The number of these hits, int64 [M].
+        target: Whether each particle is a target with hits in the event, bool [M].
+        found: Whether a track belongs to each particle, bool [M].
+    """
+
+    particle: IntArray
+    shared: IntArray
+    kind: IntArray
+    best_track: IntArray
+    best_shared: IntArray
+    target: BoolArray
+    found: BoolArray
+
+
+def match_tracks(event: EventData, track_id: IntArray, cuts: TrackCuts, style: str = "atlas") -> Matches | None:
+    """Match the tracks of an event with its particles; None without a particle table.
+
+    Args:
+        event: The event.
+        track_id: Track of each hit, numbered from 0, -1 for none, [N].
+        cuts: Conditions on the tracks that count, and on the share of hits. Its targets are those of the event already.
+        style: One of `styles.STYLES`.
+    """
+    if event.particles is None or event.target is None or event.particle_id is None:
+        return None
+    overlaps = find_overlaps(track_id, event.particle_id)
+    matching = match(overlaps, cuts)[style]
+    num_particles = len(event.particles.particle_id)
+    # Particles with hits that are in the table: their rows among the overlaps and in the table.
+    _, here, row = np.intersect1d(overlaps.particle_ids, event.particles.particle_id, return_indices=True)
+    found, target = np.zeros(num_particles, bool), np.zeros(num_particles, bool)
+    found[row] = matching.times_reconstructed[here] > 0
+    target[row] = event.target[row]
+    majority, shared = _most(overlaps.track, overlaps.particle, overlaps.shared, overlaps.num_tracks)
+    tracks, counts = _most(overlaps.particle, overlaps.track, overlaps.shared, overlaps.num_particles)
+    best_track, best_shared = np.full(num_particles, -1, np.int64), np.zeros(num_particles, np.int64)
+    best_track[row], best_shared[row] = tracks[here], counts[here]
+    # One place more than there are particles: a track without any has the majority -1, which is the last.
+    to_table = np.full(overlaps.num_particles + 1, -1, np.int64)
+    to_table[here] = row
+    # The row -1, of no particle in the table, is the one appended: no target.
+    of_target = np.append(event.target, False)[to_table[majority]]
+    kind = np.where(matchable_tracks(overlaps, cuts), FAKE_TRACK, SHORT).astype(np.uint8)
+    matched = np.flatnonzero(matching.matched)
+    kind[matched] = np.where(of_target[matched], OF_TARGET, OF_OTHER)
+    # Of the tracks of a particle the one with most hits counts; of equal ones the first.
+    order = matched[np.lexsort((matched, -shared[matched], majority[matched]))]
+    kind[order[1:][majority[order][1:] == majority[order][:-1]]] = DUPLICATE
+    return Matches(
+        particle=to_table[majority],
+        shared=shared,
+        kind=kind,
+        best_track=best_track,
+        best_shared=best_shared,
+        target=target,
+        found=found,
+    )
+
+
+def _most(owner: IntArray, other: IntArray, counts: IntArray, num_owners: int) -> tuple[IntArray, IntArray]:
+    """Of each owner the other that it shares most with, and the number; -1 and 0 where it shares nothing."""
+    order = np.lexsort((other, -counts, owner))
+    owners, first = np.unique(owner[order], return_index=True)
+    which, shared = np.full(num_owners, -1, np.int64), np.zeros(num_owners, np.int64)
+    which[owners], shared[owners] = other[order][first], counts[order][first]
+    return which, shared

@@ -105,6 +105,7 @@ def legend_below(figure: Figure, axes: Axes, columns: int, names: Sequence[str] 
         names: Those that come first, in this order.
         more: Further arguments of matplotlib's legend.
     """
+    # By name, each once; matplotlib gives handles first.
     handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     ordered = {name: handles[name] for name in (*names, *handles)}
     figure.legend(list(ordered.values()), list(ordered), loc="outside lower center", ncols=columns, **more)
@@ -139,7 +140,7 @@ def _columns(panel: Panel, letters: int) -> int:
 
 
 def _paint_panel(axes: Axes, panel: Panel) -> None:
-    stacked: Any = 0.0
+    stacked: Any = 0.0  # bars stand upon those of the series before
     for series in panel.series:
         if series.kind == "bars":
             axes.bar(series.x, series.y, 0.6, bottom=stacked, color=series.colour, label=text(series.name))

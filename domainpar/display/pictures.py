@@ -20,7 +20,7 @@ from domainpar.display.event_view import EventView
 from domainpar.display.paint_matplotlib import in_style, is_own, legend_below, new_figure, paint, png
 from domainpar.display.sections import Page
 from domainpar.display.tracks import finder_label
-from domainpar.events.graph import FloatArray, IntArray
+from domainpar.events.graph import FloatArray
 from domainpar.problems import Problem
 from domainpar.words import several
 
@@ -66,6 +66,7 @@ def draw_pictures(page: Page, directory: Path, tell: Callable[[str], object] = p
             if path.exists() and not is_own(path):
                 raise Problem(f"{path} is there and is no picture of ours", "move it away, or choose another --png")
             content[path] = png(figure)
+    # All are drawn before the first is written: a problem with one leaves all files as they were.
     for path, picture in content.items():
         write_whole(path, picture)
     return list(content)
@@ -74,6 +75,7 @@ def draw_pictures(page: Page, directory: Path, tell: Callable[[str], object] = p
 def pictures_of(page: Page) -> Iterator[tuple[str, Figure | str]]:
     """The pictures by name, one after the other; for one without content the reason. To be asked for `in_style`."""
     for section in page.sections:
+        # Of the variants of a chart the first is the picture.
         first = {chart.name: chart for chart in reversed(section.charts)}
         for name in dict.fromkeys(chart.name for chart in section.charts):
             yield name, paint(first[name])
@@ -97,7 +99,16 @@ def draw_parts(view: EventView) -> Figure:
     grid = figure.add_gridspec(2, 2, height_ratios=(4.6, 2.6))
     everything, one_part, along_beam = (figure.add_subplot(place) for place in (grid[0, 0], grid[0, 1], grid[1, :]))
     across, along = _places(view)
-    _draw_all(everything, across, view.arrays["part"], split.num_parts)
+    part = view.arrays["part"]
+    _draw_hits(everything, across, 1.0, c=np.array(COLOURS)[part % len(COLOURS)])
+    radius = 1.1 * float(np.hypot(*across.T).max())
+    for number in range(split.num_parts if split.num_parts <= MOST_NUMBERS else 0):
+        phi = np.arctan2(*across[part == number].T[::-1])
+        mean = np.array([np.cos(phi).mean(), np.sin(phi).mean()]) if len(phi) else np.zeros(2)
+        length = float(np.hypot(*mean))
+        if length > 0.5:  # else it lies all around the beam
+            x, y = radius * mean / length  # beyond its outermost hits
+            everything.text(x, y, str(number), ha="center", va="center", fontsize=9, fontweight="bold")
     _draw_one(one_part, across, view)
     _draw_one(along_beam, along, view)
     _frame_across(everything, across, 1.2, f"every hit, by its {split.word}")
@@ -114,28 +125,21 @@ def draw_particles(view: EventView) -> Figure:
     finder = finder_label(view.finder, view.how_scored)
     figure = new_figure(4.7, f"Event {view.facts['event']}: {count} ({view.targets}), tracks of the {finder}")
     frames, places = figure.subplots(1, 2), _places(view)
+    rows, ptr = view.arrays["particleRows"], view.arrays["particlePtr"]
+    # The more paths, the thinner, so that the ink on the paper stays about the same.
     width = min(1.0, math.sqrt(500 / max(int(is_target.sum()), 1)))
     for axes, place in zip(frames, places, strict=True):
         _draw_hits(axes, place, 0.5, color=PALE, label="hits")
-        _draw_paths(
-            axes=axes,
-            place=place,
-            view=view,
-            particles=np.flatnonzero(is_target & is_found),
-            name="targets found",
-            colour=BLUE,
-            width=0.6 * width,
-        )
-        # Above what was found: a reader looks for what was missed.
-        _draw_paths(
-            axes=axes,
-            place=place,
-            view=view,
-            particles=np.flatnonzero(is_target & ~is_found),
-            name="targets missed",
-            colour=VERMILION,
-            width=1.1 * width,
-        )
+        # What was missed above what was found: a reader looks for it.
+        for name, found, colour, wide in (("found", True, BLUE, 0.6), ("missed", False, VERMILION, 1.1)):
+            particles = np.flatnonzero(is_target & (is_found == found))
+            every = max(1, -(-len(particles) // MOST_LINES))
+            label = f"targets {name}: {len(particles):,}" + (f", one in {every} drawn" if every > 1 else "")
+            lines = [place[rows[ptr[particle] : ptr[particle + 1]]] for particle in particles[::every]]
+            axes.add_collection(
+                LineCollection(lines, colors=colour, linewidths=wide * width, alpha=0.85), autolim=False
+            )
+            axes.plot([], [], color=colour, linewidth=1.5, label=label)  # the legend's, as wide as the eye needs
     _frame_across(frames[0], places[0], 1.04)
     _frame_along(frames[1], places[1])
     frames[1].set_box_aspect(1)  # as high as the square beside it
@@ -147,19 +151,6 @@ def _places(view: EventView) -> tuple[FloatArray, FloatArray]:
     """Hits across the beam, x and y, and along it, z and the distance from it, [N, 2] each."""
     x, y, z = (view.arrays[name] for name in "xyz")
     return np.stack([x, y], axis=1), np.stack([z, np.hypot(x, y)], axis=1)
-
-
-def _draw_all(axes: Axes, place: FloatArray, part: IntArray, num_parts: int) -> None:
-    """All hits in the colours of their parts, and the number of each part beyond its outermost hits."""
-    _draw_hits(axes, place, 1.0, c=np.array(COLOURS)[part % len(COLOURS)])
-    radius = 1.1 * float(np.hypot(*place.T).max())
-    for number in range(num_parts if num_parts <= MOST_NUMBERS else 0):
-        phi = np.arctan2(*place[part == number].T[::-1])
-        mean = np.array([np.cos(phi).mean(), np.sin(phi).mean()]) if len(phi) else np.zeros(2)
-        length = float(np.hypot(*mean))
-        if length > 0.5:  # else it lies all around the beam
-            x, y = radius * mean / length
-            axes.text(x, y, str(number), ha="center", va="center", fontsize=9, fontweight="bold")
 
 
 def _draw_one(axes: Axes, place: FloatArray, view: EventView) -> None:
@@ -174,20 +165,10 @@ def _draw_one(axes: Axes, place: FloatArray, view: EventView) -> None:
     axes.add_collection(lines, autolim=False)
     axes.plot([], [], color=BLACK, linewidth=0.8, label=name)  # the legend's; those lines are too faint for it
     _draw_hits(axes, place[borrowed.owned], 1.5, color=colour, label=f"owned hits: {len(borrowed.owned):,}")
+    # In naive mode a sector sees nothing of its neighbours: it has no ghosts.
     name = f"{'hits they lead to, unseen here' if naive else 'ghosts'}: {len(borrowed.ghosts):,}"
     ghost_colour = BLUE if colour in (VERMILION, ORANGE, PURPLE) else VERMILION  # stands out from the part's own
     _draw_hits(axes, place[borrowed.ghosts], 3.0, color=ghost_colour, label=name)
-
-
-def _draw_paths(
-    axes: Axes, place: FloatArray, view: EventView, particles: IntArray, name: str, colour: str, width: float
-) -> None:
-    rows, ptr = view.arrays["particleRows"], view.arrays["particlePtr"]
-    every = max(1, -(-len(particles) // MOST_LINES))
-    name = f"{name}: {len(particles):,}" + (f", one in {every} drawn" if every > 1 else "")
-    lines = [place[rows[ptr[particle] : ptr[particle + 1]]] for particle in particles[::every]]
-    axes.add_collection(LineCollection(lines, colors=colour, linewidths=width, alpha=0.85), autolim=False)
-    axes.plot([], [], color=colour, linewidth=1.5, label=name)  # the legend's, as wide as the eye needs
 
 
 def _draw_hits(axes: Axes, place: FloatArray, size: float, **style: Any) -> None:

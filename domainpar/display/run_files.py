@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 
 from domainpar.config import ConfigError, target_conditions
 from domainpar.display.event_data import EventData, read_event_data
-from domainpar.events.own_events import Hashes, OwnEvents, difference, find_store, not_there, own_events, places
+from domainpar.events.own_events import OwnEvents, difference, find_store, not_there, own_events, places
 from domainpar.events.store import EventRecord, EventStore
 from domainpar.reco.performance.counts import TrackCounts
 from domainpar.reco.performance.matching import STYLES, TrackCuts
@@ -27,7 +27,6 @@ from domainpar.training.rundir import state_of
 from domainpar.words import this_python
 
 Table = Mapping[str, Any]
-T = TypeVar("T")
 
 SPLITS = ("val", "test", "train")
 """Splits in the order of interest: events that training did not see come first."""
@@ -48,11 +47,6 @@ class ScoreFiles:
     timings: Table | None
 
     @property
-    def approximate(self) -> bool:
-        """Whether events were cut into independent sectors."""
-        return self.about.get("mode") == "naive"
-
-    @property
     def events(self) -> dict[str, Table]:
         """The entries of the scored events, by name."""
         return {str(listed["event"]): listed for listed in self.about["events"]}
@@ -68,19 +62,6 @@ class ScoreFiles:
         """Method, options and finders of the tracks; None without tracks."""
         tracks: Table | None = self.about.get("tracks")
         return tracks
-
-    @cached_property
-    def performance(self) -> dict[str, dict[str, TrackCounts]]:
-        """Counts of tracks by split and finder: `network`, `classical`, `ceiling`; empty without tracks.
-
-        Raises:
-            ValueError: If they were written by another version.
-        """
-        splits: Table = (self.tracks or {}).get("performance") or {}
-        return {
-            split: {name: TrackCounts.from_json(counts) for name, counts in by_finder.items()}
-            for split, by_finder in splits.items()
-        }
 
 
 @dataclass(frozen=True)
@@ -124,6 +105,11 @@ class RunFiles:
         return self.settings.get("mode") == "naive"
 
     @property
+    def scored_naive(self) -> bool:
+        """Whether its scores are of independent sectors, however it was trained; False without scores."""
+        return self.scores is not None and self.scores.about.get("mode") == "naive"
+
+    @property
     def how_trained(self) -> str:
         """How the run trained and validated, which need not be how it scored."""
         return f"naive, {self.settings.get('sectors')} sectors (approximate)" if self.approximate else "halo (exact)"
@@ -131,7 +117,7 @@ class RunFiles:
     @property
     def how_scored(self) -> str:
         """How the run trained and scored: exactly on whole events, or approximately on sectors, and of which kind."""
-        if self.scores is not None and self.scores.approximate:
+        if self.scores is not None and self.scored_naive:
             return f"naive, {self.scores.about.get('sectors')} sectors (approximate)"
         if self.scores is not None and self.approximate:
             return f"trained naive on {self.settings.get('sectors')} sectors (approximate), scored whole"
@@ -140,14 +126,9 @@ class RunFiles:
     @property
     def kind(self) -> str:
         """How the run was scored, in the few words that a legend has room for."""
-        if self.scores is not None and self.scores.approximate:
+        if self.scored_naive:
             return "naive (approximate)"
         return "trained naive (approximate)" if self.approximate else "halo (exact)"
-
-    @property
-    def ranks_of_an_event(self) -> int:
-        """Ranks that shared an event in training."""
-        return int(self.about.get("domain_size") or 1)
 
     @property
     def target(self) -> str:
@@ -181,10 +162,18 @@ class RunFiles:
         part = {"train": "but trained on", "val": "but validated with"}.get(own_split or "", "not seen in training")
         return f"{record.split} split, {part}"
 
-    @property
+    @cached_property
     def performance(self) -> dict[str, dict[str, TrackCounts]]:
-        """`ScoreFiles.performance`; empty without scores."""
-        return {} if self.scores is None else self.scores.performance
+        """Counts of tracks by split and finder: `network`, `classical`, `ceiling`; empty without tracks.
+
+        Raises:
+            ValueError: If they were written by another version.
+        """
+        splits: Table = ((self.scores.tracks if self.scores else None) or {}).get("performance") or {}
+        return {
+            split: {name: TrackCounts.from_json(counts) for name, counts in by_finder.items()}
+            for split, by_finder in splits.items()
+        }
 
     def records_of(self, split: str) -> list[Table]:
         """The records of one split, in order."""
@@ -250,6 +239,7 @@ def read_run_files(directory: Path, scores: Path | None = None, store: Path | No
         raise ValueError(f"{directory} is not a run: it has no run.json; name the directory of one.")
     missing: list[str] = []
     written = _object(directory / "run.json")
+    # A killed process leaves `running` behind; the state as it is now is another.
     about = {**written, "state": state_of(directory, written)}
     settings: Table = {}
     if (directory / "config.yaml").is_file():
@@ -277,38 +267,41 @@ def read_run_files(directory: Path, scores: Path | None = None, store: Path | No
     )
 
 
+@contextmanager
+def _refused_by_name(path: Path, wrong: str = "cannot be read", remedy: str = "") -> Iterator[None]:
+    """Refuse a file that cannot be read, or in which a key or a value is not as it was written, by its name."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
+        raise ValueError(f"{path} {wrong}: {type(error).__name__}: {error}{remedy}.") from error
+
+
 def _object(path: Path, parse: Callable[[str], Any] = json.loads) -> Table:
-    content = _read(path, parse)
+    with _refused_by_name(path):
+        content = parse(path.read_text(encoding="utf-8"))
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds a {type(content).__name__}, expected names with values.")
     return content
 
 
-def _read(path: Path, parse: Callable[[str], T]) -> T:
-    try:
-        return parse(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ValueError(f"{path} cannot be read: {type(error).__name__}: {error}.") from error
-
-
 def _records(path: Path, missing: list[str]) -> tuple[Table, ...]:
-    """The lines of `metrics.jsonl`; the last one of a run that is under way may not be finished and is left out."""
     if not path.is_file():
         missing.append("No metrics.jsonl: the run has not finished a step.")
         return ()
-    lines = _read(path, str.splitlines)
-    finished = [line for line in lines[:-1] if line] + [line for line in lines[-1:] if line.endswith("}")]
-    try:
+    with _refused_by_name(path):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        # The last line of a run that is under way may be half written.
+        finished = [line for line in lines[:-1] if line] + [line for line in lines[-1:] if line.endswith("}")]
         records = tuple(json.loads(line) for line in finished)
         _ = [(record["split"], record["step"]) for record in records]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} cannot be read: {type(error).__name__}: {error}.") from error
     return records
 
 
 def _scores(run: Path, of_run: Table, named: Path | None, missing: list[str]) -> ScoreFiles | None:
+    """The scores, all that is shown of them being there, and made with weights of this run."""
     directory = named or run / "scores"
-    if not (directory / "scores.json").is_file():
+    path, of_times = directory / "scores.json", directory / "timings.json"
+    if not path.is_file():
         if named is not None:
             raise ValueError(f"{named} holds no scores: it has no scores.json; name a directory that infer wrote.")
         missing.append(
@@ -316,58 +309,45 @@ def _scores(run: Path, of_run: Table, named: Path | None, missing: list[str]) ->
             f"{this_python()} -m domainpar.infer --run {run} --tracks walk"
         )
         return None
-    about = _object(directory / "scores.json")
-    with _as_infer_writes(directory / "scores.json"):
-        _check_scores(about)
-    _check_weights(about, directory / "scores.json", run, of_run)
-    path = directory / "timings.json"
-    timings = _object(path) if path.is_file() else None
-    with _as_infer_writes(path):
-        for event in timings["events"] if timings is not None else ():
-            _ = (event["event"], float(event["seconds_network"]), float(event["seconds_all"]))
-    return ScoreFiles(directory, about, timings)
-
-
-@contextmanager
-def _as_infer_writes(path: Path) -> Iterator[None]:
-    """Refuse a file in which a key or a value is not as `infer` writes it, by its name."""
-    try:
-        yield
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise ValueError(f"{path} is not what infer writes: {reason}; run infer again.") from error
-
-
-def _check_scores(about: Table) -> None:
-    """Everything of scores that is shown must be there, and name no files elsewhere."""
-    for listed in about["events"]:
-        name, event = str(listed["path"]), listed["event"]
-        if Path(name).name != name or not isinstance(event, str):
-            raise ValueError(f"the file of event {event!r} is {name!r}, expected a name in this directory")
-    for split, metrics in about["metrics"].items():
-        _ = (str(split), int(metrics["events"]))
-    for by_finder in ((about.get("tracks") or {}).get("performance") or {}).values():
-        for counts in by_finder.values():
-            TrackCounts.from_json(counts)
-
-
-def _check_weights(about: Table, path: Path, run: Path, of_run: Table) -> None:
-    """The run must have had the weights of its scores, wherever both lie now; one of an earlier version does not name
-    its weights, and is trusted."""
+    about = _object(path)
+    not_as_written = {"wrong": "is not what infer writes", "remedy": "; run infer again"}
+    with _refused_by_name(path, **not_as_written):
+        for listed in about["events"]:
+            name, event = str(listed["path"]), listed["event"]
+            # A file of scores must not be able to make us open a file elsewhere.
+            if Path(name).name != name or not isinstance(event, str):
+                raise ValueError(f"the file of event {event!r} is {name!r}, expected a name in this directory")
+        _ = [(str(split), int(metrics["events"])) for split, metrics in about["metrics"].items()]
+        for by_finder in ((about.get("tracks") or {}).get("performance") or {}).values():
+            _ = [TrackCounts.from_json(counts) for counts in by_finder.values()]
     sha256, saved = str(about.get("parameters_sha256")), of_run.get("saved")
+    # Wherever both lie now. A run of an earlier version does not name its weights, and is trusted.
     if isinstance(saved, dict) and sha256 not in saved.values():
-        origin = f" ({os.path.normpath(path.parent / str(about['run']))})" if about.get("run") else ""
+        origin = f" ({os.path.normpath(directory / str(about['run']))})" if about.get("run") else ""
         raise ValueError(
             f"{path} holds the scores of another run{origin}, with weights (sha256 {sha256[:12]}) that {run} never "
             "had; show that run, or infer with this one."
         )
+    timings = _object(of_times) if of_times.is_file() else None
+    with _refused_by_name(of_times, **not_as_written):
+        for event in timings["events"] if timings is not None else ():
+            _ = (event["event"], float(event["seconds_network"]), float(event["seconds_all"]))
+    return ScoreFiles(directory, about, timings)
 
 
 def _store(
     run: Path, about: Table, scores: ScoreFiles | None, named: Path | None, missing: list[str]
 ) -> EventStore | None:
     """The store that holds the events that were scored, or else those of the run, by their hashes."""
-    kept, beside, hashes = _kept_store(run, about, scores)
+    if scores is not None and scores.store:
+        kept, beside = scores.store, scores.directory
+        hashes = tuple((name, str(listed.get("event_sha256") or "")) for name, listed in scores.events.items())
+        if not all(sha256 for _, sha256 in hashes):  # an earlier version kept the digest of the store alone
+            hashes = ()
+    else:
+        kept, beside = about.get("store") or {}, run
+        own = OwnEvents.read(kept)
+        hashes = () if own is None else own.train + own.val
     path = named or find_store(kept, beside, hashes)
     if path is None:
         reason = "the run does not say where its store is"
@@ -384,19 +364,9 @@ def _store(
         )
     except ValueError as error:
         if named is not None:
-            raise
+            raise  # a store that was asked for is never passed over
         missing.append(f"No events: {error}")
         return None
-
-
-def _kept_store(run: Path, about: Table, scores: ScoreFiles | None) -> tuple[Table, Path, Hashes]:
-    """The store as the scores, or else the run, name it; the directory that does; the hashes of its events."""
-    if scores is not None and scores.store:
-        hashes = tuple((name, str(listed.get("event_sha256") or "")) for name, listed in scores.events.items())
-        complete = all(sha256 for _, sha256 in hashes)  # an earlier version kept the digest of the store alone
-        return scores.store, scores.directory, hashes if complete else ()
-    own = OwnEvents.read(about.get("store") or {})
-    return about.get("store") or {}, run, () if own is None else own.train + own.val
 
 
 def _conditions(target: str) -> Table:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from domainpar.display import summary
 from domainpar.display.chart import Chart
-from domainpar.display.edges import EdgeCurves, edge_chart, edge_curves
+from domainpar.display.edges import edge_chart, edge_curves
 from domainpar.display.event_data import EventData
 from domainpar.display.event_view import EventView, event_view, split_of
-from domainpar.display.ranks import MIB, PHASES, RankTimes, rank_chart, rank_times
 from domainpar.display.run_files import SPLITS, RunFiles
 from domainpar.display.summary import Rows, percent, short
 from domainpar.display.tracks import BORDERS, RATES, Finder, finders_of, track_charts
-from domainpar.display.training import training_chart
+from domainpar.display.training import MIB, rank_chart, rank_times, training_chart
 from domainpar.reco.performance.ceiling import SEGMENT
 from domainpar.reco.performance.matching import STYLES
 from domainpar.reco.performance.rates import (
@@ -37,6 +36,16 @@ STYLE_MEANINGS = {
     "one_way": "one_way: most hits of the particle are on the track",
     "two_way": "two_way: both",
 }
+
+INFERENCE = {
+    "network": ("seconds_network", "{:.3g} s"),
+    "tracks": ("seconds_tracks", "{:.3g} s"),
+    "all": ("seconds_all", "{:.3g} s"),
+    "hits": ("hits", "{:,}"),
+    "edges": ("edges", "{:,}"),
+    "tracks found": ("tracks", "{:,}"),
+}
+"""Columns on an inferred event: its key in `timings.json`, and the form of the number."""
 
 
 @dataclass(frozen=True)
@@ -130,12 +139,9 @@ def _why_missing(run: RunFiles, *subjects: str, otherwise: str) -> str:
 
 def _approximate(run: RunFiles, other: RunFiles | None = None) -> str:
     """The approximation of a run, or of the one beside it; empty where both are exact."""
-    ours, beside = (
-        files is not None and (files.approximate or (files.scores is not None and files.scores.approximate))
-        for files in (run, other)
-    )
-    if ours:
+    if run.approximate or run.scored_naive:
         return "approximate: naive mode"
+    beside = other is not None and (other.approximate or other.scored_naive)
     return "the run beside it is approximate: naive mode" if beside else ""
 
 
@@ -145,20 +151,19 @@ def _targets(run: RunFiles) -> str:
 
 def _summary(run: RunFiles, other: RunFiles | None) -> Section:
     """The run, how it ended, and how to do it again."""
-    metrics = summary.final_metrics(run, other)
     commands = [("Train the same again", summary.command(run))]
     if started := summary.started_as(run):
         commands.append(("It was started with", started))
     lead = []
     if other is not None:
         lead.append(f"Compared with {other.directory}: {other.how_scored}.")
-        if other.approximate and other.scores is not None and not other.scores.approximate:
+        if other.approximate and other.scores is not None and not other.scored_naive:
             lead.append(
                 "To see what sectors lose at their borders, score it as it was trained: "
                 f"{this_python()} -m domainpar.infer --run {other.directory} --mode naive "
                 f"--sectors {other.settings.get('sectors')} --tracks walk --overwrite"
             )
-    tables = (summary.facts(run), *([metrics] if metrics else []))
+    tables = (summary.facts(run), *summary.final_metrics(run, other))
     return Section("summary", "Run", tuple(lead), _approximate(run, other), tables, commands=tuple(commands))
 
 
@@ -182,40 +187,30 @@ def _edges(run: RunFiles, other: RunFiles | None) -> Section:
         return _absent("edges", title, _why_missing(run, "scores", "events", otherwise=otherwise), "edges")
     beside = edge_curves(other) if other is not None else None
     chart = edge_chart(run, curves, other, beside)
-    tables = _ceilings(run, [(run, curves), (other, beside)])
-    return Section("edges", title, (_edge_lead(curves),), _approximate(run, other), tables=tables, charts=(chart,))
-
-
-def _edge_lead(curves: EdgeCurves) -> str:
     counts = [int(kind.sum()) for kind in (curves.targets, curves.fakes, curves.others)]
-    text = (
+    lead = (
         f"{several(len(curves.events), 'event')} of the {curves.split} split: {sum(counts):,} scored edges, "
         f"{counts[0] + curves.unscored_targets:,} target edges among the candidates. Counted in the graph."
     )
     if curves.unscored:
-        text += (
+        lead += (
             f" {curves.unscored:,} edges join two sectors and got no score (approximate: naive mode); "
             f"{curves.unscored_targets:,} of them are targets, and count as lost."
         )
     if curves.left_out:
-        text += f" {several(curves.left_out, 'more event')} of the split not counted here."
-    return text
-
-
-def _ceilings(run: RunFiles, both: Sequence[tuple[RunFiles | None, EdgeCurves | None]]) -> tuple[Rows, ...]:
-    rows = []
-    for files, curves in both:
-        if files is not None and curves is not None and (ceiling := curves.ceiling) is not None:
-            shares = (percent(ceiling.construction_efficiency), percent(ceiling.cumulative_efficiency))
-            rows.append((files.how_scored, f"{ceiling.segments:,}", *shares))
-    head = (
-        "scores",
-        "true segments of target particles",
-        "of them in the graph (ceiling)",
-        "in the graph, score > 0.5",
-    )
-    note = f"{SEGMENT[0].upper()}{SEGMENT[1:]}. {_targets(run)}"
-    return (Rows(head, tuple(rows), note),) if rows else ()
+        lead += f" {several(curves.left_out, 'more event')} of the split not counted here."
+    ceilings = [
+        {
+            "scores": files.how_scored,
+            "true segments of target particles": f"{ceiling.segments:,}",
+            "of them in the graph (ceiling)": percent(ceiling.construction_efficiency),
+            "in the graph, score > 0.5": percent(ceiling.cumulative_efficiency),
+        }
+        for files, of_run in ((run, curves), (other, beside))
+        if files is not None and of_run is not None and (ceiling := of_run.ceiling) is not None
+    ]
+    tables = Rows.of(ceilings, f"{SEGMENT[0].upper()}{SEGMENT[1:]}. {_targets(run)}")
+    return Section("edges", title, (lead,), _approximate(run, other), tables=tables, charts=(chart,))
 
 
 def _tracks(run: RunFiles, other: RunFiles | None) -> Section:
@@ -229,53 +224,56 @@ def _tracks(run: RunFiles, other: RunFiles | None) -> Section:
     finders = finders_of(run, split, other)
     styles = sorted(STYLES, key=lambda style: style != run.tracking.style)  # the one that was asked for comes first
     charts = tuple(track_charts(run, split, finders, styles))
-    drawn = {chart.name for chart in charts}
-    return Section(
-        "tracks",
-        title,
-        (_track_lead(run, finders, split),),
-        _approximate(run, other),
-        tables=(_rates(finders), _majorities(finders)),
-        styles=tuple((style, STYLE_MEANINGS[style]) for style in styles),
-        charts=charts,
-        left_out={
-            name: f"The run beside it has no tracks in the {split} split." for name in names if name not in drawn
-        },
-    )
-
-
-def _track_lead(run: RunFiles, finders: Sequence[Finder], split: str) -> str:
+    absent = f"The run beside it has no tracks in the {split} split."
     counts = finders[0].counts
     share = "more than half" if counts.fraction == 0.5 else f"at least {counts.fraction:g}"
-    sectors = counts.border_sectors
-    border = f" Distances are to the borders of {sectors} sectors." if sectors else ""
-    return (
+    border = f" Distances are to the borders of {counts.border_sectors} sectors." if counts.border_sectors else ""
+    lead = (
         f"{several(counts.events, 'event')} of the {split} split. {_targets(run)} Matching takes {share} of the "
         f"hits; tracks with fewer than {counts.min_hits} hits are not counted. Intervals are Wilson's, 68.3 %.{border}"
     )
+    return Section(
+        "tracks",
+        title,
+        (lead,),
+        _approximate(run, other),
+        tables=_rate_tables(finders),
+        styles=tuple((style, STYLE_MEANINGS[style]) for style in styles),
+        charts=charts,
+        left_out=dict.fromkeys([name for name in names if name not in {chart.name for chart in charts}], absent),
+    )
 
 
-def _rates(finders: Sequence[Finder]) -> Rows:
-    rows = []
+def _rate_tables(finders: list[Finder]) -> tuple[Rows, ...]:
+    """Rates of each finder in each style of matching, and its tracks by the share of their majority particle."""
+    rates, majorities = [], []
     for finder in finders:
         for style in STYLES:
             counts = finder.counts.styles[style]
             interval = wilson(counts.reconstructed, counts.targets)
-            ends = "–" if interval is None else f"{interval[0]:.4f} to {interval[1]:.4f}"
-            rates = (short(efficiency(counts)), ends, short(fake_rate(counts)), short(duplicate_rate(counts)))
-            label = finder.label if style == STYLES[0] else ""
-            rows.append((label, style, f"{counts.reconstructed:,} of {counts.targets:,}", *rates))
-    head = ("found by", "matching", "targets found", "efficiency", "68.3 % interval", "fake rate", "duplicates")
-    return Rows(head, tuple(rows), words=2)
-
-
-def _majorities(finders: Sequence[Finder]) -> Rows:
-    rows = []
-    for finder in finders:
-        rates = majority_rates(finder.counts.majority)
-        shares = (*(rates[name] for name in ("perfect", "double_majority", "lhc")), mean_trackml_score(finder.counts))
-        rows.append((finder.label, f"{finder.counts.tracks:,}", *map(short, shares)))
-    return Rows(("found by", "tracks", "perfect", "double majority", "LHC", "TrackML score"), tuple(rows))
+            rates.append(
+                {
+                    "found by": finder.label if style == STYLES[0] else "",
+                    "matching": style,
+                    "targets found": f"{counts.reconstructed:,} of {counts.targets:,}",
+                    "efficiency": short(efficiency(counts)),
+                    "68.3 % interval": "–" if interval is None else f"{interval[0]:.4f} to {interval[1]:.4f}",
+                    "fake rate": short(fake_rate(counts)),
+                    "duplicates": short(duplicate_rate(counts)),
+                }
+            )
+        shares = majority_rates(finder.counts.majority)
+        majorities.append(
+            {
+                "found by": finder.label,
+                "tracks": f"{finder.counts.tracks:,}",
+                "perfect": short(shares["perfect"]),
+                "double majority": short(shares["double_majority"]),
+                "LHC": short(shares["lhc"]),
+                "TrackML score": short(mean_trackml_score(finder.counts)),
+            }
+        )
+    return Rows.of(rates, words=2) + Rows.of(majorities)
 
 
 def _event(run: RunFiles, event: EventData | None, known_as: str, num_parts: int | None) -> Section:
@@ -300,21 +298,20 @@ def _event(run: RunFiles, event: EventData | None, known_as: str, num_parts: int
         left_out = {"event-tracks": _why_missing(run, "scores", "tracks", otherwise=otherwise)}
     elif f"{view.finder}Found" not in view.arrays:
         left_out = {"event-tracks": f"The particles of event {event.event_id} are unknown."}
-    tables = _finder_table(view, run.tracking.style)
+    finders = [
+        {
+            "found by": name,
+            "targets found": f"{counts['found']:,} of {counts['targets']:,}",
+            "tracks": f"{counts['tracks']:,}",
+            "fakes": f"{counts['fakes']:,}",
+            "duplicates": f"{counts['duplicates']:,}",
+            "too short to count": f"{counts['short']:,}",
+        }
+        for name in view.facts.get("finders", [])
+        if (counts := view.facts.get(f"{name}Counts"))
+    ]
+    tables = Rows.of(finders, f"Matching: {run.tracking.style}.")
     return Section("event", title, (lead,), _approximate(run), tables=tables, event=view, left_out=left_out)
-
-
-def _finder_table(view: EventView, style: str) -> tuple[Rows, ...]:
-    """The counts of each finder in this event; no table without tracks and truth."""
-    counted = {name: view.facts.get(f"{name}Counts") for name in view.facts.get("finders", [])}
-    kinds = ("tracks", "fakes", "duplicates", "short")
-    rows = tuple(
-        (name, f"{counts['found']:,} of {counts['targets']:,}", *(f"{counts[kind]:,}" for kind in kinds))
-        for name, counts in counted.items()
-        if counts
-    )
-    head = ("found by", "targets found", "tracks", "fakes", "duplicates", "too short to count")
-    return (Rows(head, rows, f"Matching: {style}."),) if rows else ()
 
 
 def partition(run: RunFiles, event: EventData | None) -> Section:
@@ -322,30 +319,31 @@ def partition(run: RunFiles, event: EventData | None) -> Section:
     if event is None:
         why = _why_missing(run, "events", otherwise="There is no event to split.")
         return _absent("partition", "Partition", why)
-    own = split_of(run, 1)
+    own = split_of(run, 1)  # for its way of grouping alone
     rows = []
     for num_parts in NUM_PARTS:
         part = event.part_of_hits(num_parts, own.grouping, own.seed)
         quality, truth = measure(event.edge_index, part, num_parts), None
         if event.label is not None and event.particle_id is not None:
             truth = measure_truth(event.edge_index, part, event.label, event.particle_id)
-        cells = {
-            "parts": str(num_parts),
-            "cut edges": percent(quality.cut_share),
-            "number": f"{quality.cut_edges:,}",
-            "ghosts / owned": percent(quality.incident_ghost_ratio),
-            "imbalance of hits": f"{quality.node_imbalance:.3f}",
-            "imbalance of edges": f"{quality.incident_imbalance:.3f}",
-            "most neighbours": str(int(quality.neighbours.max())),
-            "true segments cut": percent(truth.segments_cut / truth.segments if truth and truth.segments else None),
-            "tracks cut": percent(truth.tracks_cut / truth.tracks if truth and truth.tracks else None),
-        }
-        rows.append(tuple(cells.values()))
+        rows.append(
+            {
+                "parts": str(num_parts),
+                "cut edges": percent(quality.cut_share),
+                "number": f"{quality.cut_edges:,}",
+                "ghosts / owned": percent(quality.incident_ghost_ratio),
+                "imbalance of hits": f"{quality.node_imbalance:.3f}",
+                "imbalance of edges": f"{quality.incident_imbalance:.3f}",
+                "most neighbours": str(int(quality.neighbours.max())),
+                "true segments cut": percent(truth.segments_cut / truth.segments if truth and truth.segments else None),
+                "tracks cut": percent(truth.tracks_cut / truth.tracks if truth and truth.tracks else None),
+            }
+        )
     lead = (
         f"Event {event.event_id}, its {event.tiles.num_tiles} tiles (grouping: {own.grouping}). Imbalance: largest "
         "part / mean part. An exact halo loses nothing of what is cut; independent sectors lose all of it."
     )
-    return Section("partition", "Partition", (lead,), tables=(Rows(tuple(cells), tuple(rows)),))
+    return Section("partition", "Partition", (lead,), tables=Rows.of(rows))
 
 
 def _ranks(run: RunFiles) -> Section:
@@ -360,35 +358,30 @@ def _ranks(run: RunFiles) -> Section:
     )
     if times.other_sizes:
         lead += f" {several(times.other_sizes, 'earlier step')} on another number of ranks are not in it."
-    return Section("ranks", title, (lead,), tables=(_rank_table(times), *_inference(run)), charts=(rank_chart(times),))
-
-
-def _rank_table(times: RankTimes) -> Rows:
-    columns = [
-        [str(rank) for rank in range(times.num_ranks)],
-        *([f"{seconds:.4g} s" for seconds in times.phases[phase]] for phase in PHASES),
-        *([f"{number:,.0f}" for number in numbers] for numbers in (times.owned, times.ghosts)),
-        [f"{sent / MIB:.2f} MiB" for sent in times.halo_bytes],
-        [f"{held / MIB:,.0f} MiB" for held in times.peak_bytes],
+    ranks = [
+        {
+            "rank": str(rank),
+            "computing": f"{times.phases['seconds_compute'][rank]:.4g} s",
+            "handing on": f"{times.phases['seconds_exchange'][rank]:.4g} s",
+            "waiting": f"{times.phases['seconds_wait'][rank]:.4g} s",
+            "hits owned": f"{times.owned[rank]:,.0f}",
+            "ghosts": f"{times.ghosts[rank]:,.0f}",
+            "sent in a step": f"{times.halo_bytes[rank] / MIB:.2f} MiB",
+            "peak memory": f"{times.peak_bytes[rank] / MIB:,.0f} MiB",
+        }
+        for rank in range(times.num_ranks)
     ]
-    head = ("rank", "computing", "handing on", "waiting", "hits owned", "ghosts", "sent in a step", "peak memory")
-    return Rows(head, tuple(zip(*columns, strict=True)))
-
-
-def _inference(run: RunFiles) -> tuple[Rows, ...]:
-    if run.scores is None or run.scores.timings is None:
-        return ()
-    events = run.scores.timings.get("events") or []
-    formats = dict.fromkeys(("seconds_network", "seconds_tracks", "seconds_all"), "{:.3g} s")
-    formats |= dict.fromkeys(("hits", "edges", "tracks"), "{:,}")
-    rows = tuple(
-        (
-            str(event.get("event")),
-            *("–" if event.get(key) is None else form.format(event[key]) for key, form in formats.items()),
-        )
-        for event in events[:12]
-    )
-    head = ("event", "network", "tracks", "all", "hits", "edges", "tracks found")
-    more = f", the first {len(rows)} of {several(len(events), 'event')}" if len(rows) < len(events) else ""
-    note = f"Inference on {several(int(run.scores.timings.get('ranks') or 1), 'rank')}{more}."
-    return (Rows(head, rows, note),) if rows else ()
+    timings = (run.scores.timings if run.scores else None) or {}
+    events = timings.get("events") or []
+    inference = [
+        {"event": str(event.get("event"))}
+        | {
+            heading: "–" if event.get(key) is None else form.format(event[key])
+            for heading, (key, form) in INFERENCE.items()
+        }
+        for event in events[:12]  # more would push everything else off the page
+    ]
+    more = f", the first {len(inference)} of {several(len(events), 'event')}" if len(inference) < len(events) else ""
+    note = f"Inference on {several(int(timings.get('ranks') or 1), 'rank')}{more}."
+    tables = Rows.of(ranks) + Rows.of(inference, note)
+    return Section("ranks", title, (lead,), tables=tables, charts=(rank_chart(times),))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,6 @@ from domainpar.display.run_files import SPLITS, RunFiles, Table
 from domainpar.events.own_events import told_of
 from domainpar.parallel.launcher import detect
 from domainpar.words import its_mpiexec, several, this_python
-
-METRICS = ("edge_efficiency", "edge_purity", "edge_auc")
 
 STATES = {
     "done": "done",
@@ -42,22 +41,43 @@ class Rows:
     note: str = ""
     words: int = 1
 
+    @classmethod
+    def of(cls, rows: Sequence[Mapping[str, str]], note: str = "", words: int = 1) -> tuple[Rows, ...]:
+        """The table of some rows, each its cells by the headings; no table of no rows."""
+        return (cls(tuple(rows[0]), tuple(tuple(row.values()) for row in rows), note, words),) if rows else ()
+
 
 def facts(run: RunFiles) -> Rows:
     """Network, events, duration, machine and promise of a run; only what its files hold."""
     about, settings = run.about, run.settings
-    state = str(about.get("state") or "unknown")
+    state, ranks, kept = str(about.get("state") or "unknown"), about.get("ranks"), _mapping(about, "store")
+    records = run.records_of("train")
+    steps, of_ranks = "none", ""
+    if records:
+        epochs = f" of {settings['epochs']}" if settings.get("epochs") else ""
+        steps = f"{records[-1]['step']:,}, in epoch {int(records[-1].get('epoch', 0)) + 1}{epochs}"
+    if ranks:
+        threads = several(int(about.get("threads") or 1), "thread")
+        of_ranks = f"{several(int(ranks), 'rank')}, {about.get('domain_size')} to an event, {threads} each"
+        of_ranks += f", on {settings['device']}" if settings.get("device") else ""
+    events = ""
+    if run.own is not None:
+        events = f": {several(len(run.own.train), 'event')}, and {len(run.own.val)} to validate with"
+    mode = "halo: whole events, split over the ranks, which exchange what they need of each other"
+    if run.approximate:
+        sectors = settings.get("sectors")
+        mode = f"naive: APPROXIMATE. {sectors} independent sectors of an event, edges between them dropped"
     facts = {
         "state": STATES.get(state, state) + (f": {about['error']}" if about.get("error") else ""),
-        "mode": _mode(run),
+        "mode": mode,
         "network": _network(about, settings),
         "parameters": f"sha256 {about['parameters_sha256']}" if about.get("parameters_sha256") else "",
-        "trained on": _events(about, run),
+        "trained on": f"{_store(kept)}{events}" if kept else "",
         "target particles": run.target or "every particle",
         "left out": _left_out(run),
-        "steps": _steps(run),
+        "steps": steps,
         "time": _duration(about.get("seconds")),
-        "ranks": _ranks(about, settings),
+        "ranks": of_ranks,
         "precision": str(settings.get("dtype") or "")
         + (", edges in bf16" if settings.get("precision") == "bf16" else ""),
         "exactness": _exactness(run),
@@ -69,23 +89,34 @@ def facts(run: RunFiles) -> Rows:
     return Rows((), tuple((name, text) for name, text in facts.items() if text))
 
 
-def _left_out(run: RunFiles) -> str:
-    """Events that training or inference left out since they could not be used; empty if none were."""
-    texts: list[str] = []
-    scored = run.scores.about if run.scores else {}
-    for work, about, name in (("in training", run.about, "sample"), ("in scoring", scored, "event")):
-        skipped = [str(entry.get(name)) for entry in about.get("skipped") or () if isinstance(entry, dict)]
-        if skipped:
-            names = ", ".join(skipped[:4]) + (", ..." if len(skipped) > 4 else "")
-            texts.append(f"{several(len(skipped), name)} {work}: {names}")
-    return "; ".join(texts) + (" (could not be used)" if texts else "")
-
-
-def final_metrics(run: RunFiles, other: RunFiles | None = None) -> Rows | None:
-    """Edge metrics of each split: of the scores, or else of the last validation; None where there are none."""
-    rows = _metric_rows(run) + (_metric_rows(other) if other else [])
-    head = ("split", "how", "counted in the graph", "edge efficiency", "edge purity", "edge AUC", "target edges")
-    return Rows(head, tuple(rows), words=3) if rows else None
+def final_metrics(*runs: RunFiles | None) -> tuple[Rows, ...]:
+    """Edge metrics of each split: of the scores, or else of the last validation; no table where there are none."""
+    rows = []
+    for run in runs:
+        if run is None:
+            continue
+        metrics: Table = (run.scores.about.get("metrics") if run.scores else None) or {}
+        counted = [
+            (split, run.how_scored, several(int(metrics[split]["events"]), "event"), metrics[split])
+            for split in SPLITS
+            if split in metrics
+        ]
+        if not metrics:
+            last = run.records_of("val")[-1:]
+            counted = [("val", f"{run.how_trained}, step {record['step']}", "in training", record) for record in last]
+        rows += [
+            {
+                "split": split,
+                "how": how,
+                "counted in the graph": where,
+                "edge efficiency": short(values.get("edge_efficiency")),
+                "edge purity": short(values.get("edge_purity")),
+                "edge AUC": short(values.get("edge_auc")),
+                "target edges": f"{values.get('target_edges') or 0:,}",
+            }
+            for split, how, where, values in counted
+        ]
+    return Rows.of(rows, words=3)
 
 
 def command(run: RunFiles) -> str:
@@ -94,6 +125,7 @@ def command(run: RunFiles) -> str:
     ranks = run.about.get("ranks") or 1
     words = [this_python(), "-m", "domainpar.train", "--config", str(run.directory / "config.yaml")]
     words += ["--model", str(model)] if model else []
+    # `.` and `..` have no name that "-again" could be put behind.
     directory = run.directory if run.directory.name not in ("", "..") else run.directory.resolve()
     words += ["--out", str(directory.with_name(f"{directory.name}-again"))]
     launcher = [its_mpiexec(), "-n", str(ranks)] if ranks != 1 else []
@@ -101,32 +133,18 @@ def command(run: RunFiles) -> str:
 
 
 def started_as(run: RunFiles) -> str | None:
-    """The command that started the run; None where it is not kept."""
+    """The command that started the run, behind the launcher that its environment shows; None where it is not kept."""
     argv = run.about.get("argv")
     if not isinstance(argv, list) or not argv:
         return None
-    name = Path(str(argv[0])).stem
-    return shlex.join([*_launcher(run.about), "-m", f"domainpar.{name}", *map(str, argv[1:])])
-
-
-def _launcher(about: Table) -> list[str]:
-    """The words before `-m`: the launcher that the run's environment shows, with the number of ranks."""
-    environment = {str(name): str(value) for name, value in _mapping(about, "environment").items()}
-    try:
-        launcher = detect(environment)
-    except ValueError:  # not as a launcher leaves it
-        return ["python"]
-    if launcher.kind == "torchrun":
-        return ["torchrun", "..."]  # its environment does not hold the number of machines
-    known = launcher.command in ("mpiexec", "srun")
-    return [*([launcher.command, "-n", str(launcher.size)] if known else []), "python"]
-
-
-def _mode(run: RunFiles) -> str:
-    if run.approximate:
-        sectors = run.settings.get("sectors")
-        return f"naive: APPROXIMATE. {sectors} independent sectors of an event, edges between them dropped"
-    return "halo: whole events, split over the ranks, which exchange what they need of each other"
+    words = ["python"]
+    with suppress(ValueError):  # an environment that no launcher leaves
+        launcher = detect({str(name): str(value) for name, value in _mapping(run.about, "environment").items()})
+        if launcher.kind == "torchrun":
+            words = ["torchrun", "..."]  # its environment does not hold the number of machines
+        elif launcher.command in ("mpiexec", "srun"):
+            words = [launcher.command, "-n", str(launcher.size), "python"]
+    return shlex.join([*words, "-m", f"domainpar.{Path(str(argv[0])).stem}", *map(str, argv[1:])])
 
 
 def _network(about: Table, settings: Table) -> str:
@@ -144,27 +162,21 @@ def _network(about: Table, settings: Table) -> str:
     return f"{model}" + "".join(text for name, text in shown.items() if name in used)
 
 
-def _events(about: Table, run: RunFiles) -> str:
-    store = _mapping(about, "store")
-    if not store:
-        return ""
-    own = run.own
-    events = "" if own is None else f": {several(len(own.train), 'event')}, and {len(own.val)} to validate with"
-    return f"{_store(store)}{events}"
+def _left_out(run: RunFiles) -> str:
+    """Events that training or inference left out since they could not be used; empty if none were."""
+    texts: list[str] = []
+    scored = run.scores.about if run.scores else {}
+    for work, about, name in (("in training", run.about, "sample"), ("in scoring", scored, "event")):
+        skipped = [str(entry.get(name)) for entry in about.get("skipped") or () if isinstance(entry, dict)]
+        if skipped:
+            names = ", ".join(skipped[:4]) + (", ..." if len(skipped) > 4 else "")
+            texts.append(f"{several(len(skipped), name)} {work}: {names}")
+    return "; ".join(texts) + (" (could not be used)" if texts else "")
 
 
 def _store(kept: Table) -> str:
     """A store by its name and digest."""
     return f"{kept.get('absolute') or kept.get('path')}, digest {str(kept.get('digest'))[:16]}"
-
-
-def _steps(run: RunFiles) -> str:
-    records = run.records_of("train")
-    if not records:
-        return "none"
-    last = records[-1]
-    epochs = f" of {run.settings['epochs']}" if run.settings.get("epochs") else ""
-    return f"{last['step']:,}, in epoch {int(last.get('epoch', 0)) + 1}{epochs}"
 
 
 def _duration(seconds: Any) -> str:
@@ -174,17 +186,6 @@ def _duration(seconds: Any) -> str:
         return f"{seconds:.0f} s"
     hours, minutes = divmod(round(seconds / 60), 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min"
-
-
-def _ranks(about: Table, settings: Table) -> str:
-    ranks = about.get("ranks")
-    if not ranks:
-        return ""
-    device = f", on {settings['device']}" if settings.get("device") else ""
-    return (
-        f"{several(int(ranks), 'rank')}, {about.get('domain_size')} to an event, "
-        f"{several(int(about.get('threads') or 1), 'thread')} each{device}"
-    )
 
 
 def _exactness(run: RunFiles) -> str:
@@ -208,23 +209,6 @@ def _scored(run: RunFiles) -> str:
         f"(step {about.get('step')}){other}"
     )
     return "; ".join([text, *(told_of(about["trained_on"]) if "trained_on" in about else [])])
-
-
-def _metric_rows(run: RunFiles) -> list[tuple[str, ...]]:
-    if run.scores is not None and run.scores.about.get("metrics"):
-        metrics: Table = run.scores.about["metrics"]
-        counted = [
-            (split, run.how_scored, several(int(metrics[split]["events"]), "event"), metrics[split])
-            for split in SPLITS
-            if split in metrics
-        ]
-    else:
-        last = run.records_of("val")[-1:]
-        counted = [("val", f"{run.how_trained}, step {record['step']}", "in training", record) for record in last]
-    return [
-        (*words, *(short(values.get(name)) for name in METRICS), f"{values.get('target_edges') or 0:,}")
-        for *words, values in counted
-    ]
 
 
 def short(value: Any) -> str:

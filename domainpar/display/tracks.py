@@ -156,27 +156,23 @@ def _interval(part: int, whole: int, rate: str) -> tuple[float, float, float]:
 def track_charts(run: RunFiles, split: str, finders: Sequence[Finder], styles: Sequence[str]) -> list[Chart]:
     """A chart of each rate in each style of matching; where the network of another run is among the finders, one of
     both networks, and of the ceiling, near the borders of sectors."""
-    charts = [_rate_chart(run, split, finders, style, rate) for rate in RATES for style in styles]
+    charts = []
+    for rate, (name, _, caption) in RATES.items():
+        caption += f" Bins with fewer than {FEWEST} are left out."
+        for style in styles:
+            panels = _panels(finders, style, tuple(QUANTITIES), rate)
+            if rate != "fake_rate" and "pt" in run.tracking.cuts.target:
+                panels[0] = replace(panels[0], title="without the condition on p_T")
+            title = _title(run, split, finders, style)
+            charts.append(Chart(name, title, tuple(panels), caption=caption, variant=style))
     if any(finder.other for finder in finders):
         compared = [finder for finder in finders if finder.name in ("network", "ceiling")]
-        style = styles[0]
         # More than half of a particle's hits are on one track only: where that is asked for, there are no duplicates.
-        rates = [rate for rate in RATES if style == "atlas" or rate != "duplicate_rate"]
-        panels = tuple(
-            replace(panel, name=rate) for rate in rates for panel in _panels(compared, style, ("border",), rate)
-        )
-        title = _title(run, split, finders, style)
-        charts.append(Chart(BORDERS, title, panels, columns=len(panels), on_page=False))
+        rates = [rate for rate in RATES if styles[0] == "atlas" or rate != "duplicate_rate"]
+        of_borders = tuple(replace(_panels(compared, styles[0], ("border",), rate)[0], name=rate) for rate in rates)
+        title = _title(run, split, finders, styles[0])
+        charts.append(Chart(BORDERS, title, of_borders, columns=len(of_borders), on_page=False))
     return charts
-
-
-def _rate_chart(run: RunFiles, split: str, finders: Sequence[Finder], style: str, rate: str) -> Chart:
-    name, _, caption = RATES[rate]
-    panels = _panels(finders, style, tuple(QUANTITIES), rate)
-    if rate != "fake_rate" and "pt" in run.tracking.cuts.target:
-        panels[0] = replace(panels[0], title="without the condition on p_T")
-    caption += f" Bins with fewer than {FEWEST} are left out."
-    return Chart(name, _title(run, split, finders, style), tuple(panels), caption=caption, variant=style)
 
 
 def _title(run: RunFiles, split: str, finders: Sequence[Finder], style: str) -> str:
@@ -248,18 +244,8 @@ def _series(finder: Finder, curve: RateCurve, quantity: str, place: int, of: int
     bins, share = np.stack([borders[:-1], borders[1:]]), (place + 1) / (of + 1)
     # This share of the width of its bin, as it is seen on the axis.
     x = bins[0] * (bins[1] / bins[0]) ** share if quantity in TICKS else bins[0] + share * (bins[1] - bins[0])
-    marker = MARKERS[place % len(MARKERS)]
-    return Series(
-        name=finder.label,
-        kind="points",
-        colour=finder.colour,
-        x=x,
-        y=value,
-        interval=interval,
-        bins=bins,
-        marker=marker,
-        notes=notes,
-    )
+    look: dict[str, Any] = {"marker": MARKERS[place % len(MARKERS)], "notes": notes}
+    return Series(finder.label, "points", finder.colour, x, value, interval=interval, bins=bins, **look)
 
 
 def target_text(conditions: Mapping[str, Any]) -> str:

@@ -1,14 +1,18 @@
-"""The training, step by step: what its records say, and the chart of it."""
+"""The training, step by step and rank by rank: the numbers of its records, and the charts of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
-from domainpar.display.chart import BLUE, SKY, VERMILION, Axis, Chart, Panel, Series, log_axis
+from domainpar.display.chart import BLUE, GREEN, ORANGE, PALE, SKY, VERMILION, Axis, Chart, Panel, Series, log_axis
 from domainpar.display.run_files import RunFiles, Table
 from domainpar.events.graph import FloatArray
+from domainpar.words import several
+from partitioners.quality import imbalance
 
 QUANTITIES = {
     "loss": ("loss per edge", "Loss per edge, weighted as in the training; the smaller the better."),
@@ -21,14 +25,23 @@ QUANTITIES = {
     "lr": ("learning rate", "Learning rate of each step."),
     "grad_norm": ("norm of the gradient", "Norm of the gradient before clipping."),
 }
-"""Keys of a record: the label of the axis, and what the panel shows."""
+"""Keys of a record: the label of the axis, and the content of the panel."""
 
 OF_STEPS = ("lr", "grad_norm")
-"""Quantities that a step has and a validation has not."""
+"""Quantities of a step. The record of a validation repeats the last rate."""
 
 MOST_POINTS = 2000
 FEW = 60
 """Fewer points are marked, so that a single one is seen."""
+
+PHASES = {
+    "seconds_compute": ("computing", BLUE),
+    "seconds_exchange": ("handing rows on", ORANGE),
+    "seconds_wait": ("waiting", PALE),
+}
+"""Phases of a step by their keys in a record: name and colour."""
+
+MIB = 2.0**20
 
 
 def training_curves(run: RunFiles) -> dict[str, dict[str, FloatArray]]:
@@ -37,11 +50,16 @@ def training_curves(run: RunFiles) -> dict[str, dict[str, FloatArray]]:
     Quantities that no record has are left out.
     """
     curves: dict[str, dict[str, FloatArray]] = {}
-    for quantity in QUANTITIES:
-        for split in ("train", "val"):
-            curve = _curve(run.records_of(split), quantity)
-            if curve.size and not (split == "val" and quantity in OF_STEPS):
-                curves.setdefault(quantity, {})[split] = curve
+    for quantity, split in product(QUANTITIES, ("train", "val")):
+        if split == "val" and quantity in OF_STEPS:
+            continue
+        records = [record for record in run.records_of(split) if record.get(quantity) is not None]
+        points = np.array([(record["step"], record[quantity]) for record in records], np.float64).reshape(-1, 2)
+        points = points[np.isfinite(points).all(axis=1)]
+        # A figure has some 1000 pixels. Thinned from the end: the last point is always among them.
+        every = -(-len(points) // MOST_POINTS) or 1
+        if len(points):
+            curves.setdefault(quantity, {})[split] = points[::-1][::every][::-1].T
     return curves
 
 
@@ -57,11 +75,12 @@ def training_chart(run: RunFiles, other: RunFiles | None = None) -> Chart | None
     for quantity, by_split in curves.items():
         series = []
         if "train" in by_split:
-            series.append(_series("training, each step", by_split["train"], SKY, width=0.9))
+            steps, values = by_split["train"]
+            series.append(Series("training, each step", "line", SKY, steps, values, width=0.9))
         if "val" in by_split:
-            series.append(_series("validation", by_split["val"], BLUE))
+            series.append(_validation("validation", by_split["val"], BLUE))
         if "val" in beside.get(quantity, {}):
-            series.append(_series(other_name, beside[quantity]["val"], VERMILION, dashed=True))
+            series.append(_validation(other_name, beside[quantity]["val"], VERMILION))
         label, caption = QUANTITIES[quantity]
         y = Axis(label, low=0.0 if quantity == "lr" else None, high=1.0 if quantity.startswith("edge") else None)
         if quantity in ("loss", "grad_norm"):
@@ -75,15 +94,92 @@ def _how_trained(run: RunFiles) -> str:
     return run.how_trained + (", edges inside sectors only" if run.approximate else "")
 
 
-def _series(name: str, curve: FloatArray, colour: str, dashed: bool = False, width: float = 1.5) -> Series:
-    marker = "circle" if curve.shape[1] < FEW and not name.startswith("training") else ""
-    return Series(name, "line", colour, curve[0], curve[1], marker=marker, dashed=dashed, width=width)
+def _validation(name: str, curve: FloatArray, colour: str) -> Series:
+    steps, values = curve
+    marker = "circle" if len(steps) < FEW else ""
+    return Series(name, "line", colour, steps, values, marker=marker, dashed=colour == VERMILION)
 
 
-def _curve(records: Sequence[Table], quantity: str) -> FloatArray:
-    known = [(record["step"], record[quantity]) for record in records if record.get(quantity) is not None]
-    points = np.array(known, dtype=np.float64).reshape(-1, 2)
-    points = points[np.isfinite(points).all(axis=1)]
-    # A figure has some 1000 pixels; the last point is always among them.
-    every = -(-len(points) // MOST_POINTS) or 1
-    return points[::-1][::every][::-1].T
+# --- rank by rank ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class RankTimes:
+    """Medians over the training steps of a run, P values each.
+
+    Attributes:
+        phases: Seconds of a step in each of `PHASES`, by its name.
+        step_seconds: Seconds of a step: the slowest rank's.
+        owned: Nodes that each rank owned.
+        ghosts: Ghosts that each rank held.
+        halo_bytes: Bytes that each rank sent in a step.
+        peak_bytes: The most memory that each rank's process held in the whole run.
+        node_imbalance: Largest owned / mean, median over steps.
+        compute_imbalance: Slowest computing / mean, median over steps.
+        num_steps: Steps in these numbers; the first, in which kernels are compiled, is left out.
+        other_sizes: Steps of this run that were done on another number of ranks, and are not in these numbers.
+    """
+
+    phases: dict[str, FloatArray]
+    step_seconds: float
+    owned: FloatArray
+    ghosts: FloatArray
+    halo_bytes: FloatArray
+    peak_bytes: FloatArray
+    node_imbalance: float
+    compute_imbalance: float
+    num_steps: int
+    other_sizes: int
+
+    @property
+    def num_ranks(self) -> int:
+        return len(self.owned)
+
+
+def rank_times(run: RunFiles) -> RankTimes | None:
+    """Times and memory of each rank, on the number of ranks the run had last; None before the first step."""
+    records = [record for record in run.records_of("train") if record.get("ranks")]
+    if not records:
+        return None
+    alike = [record for record in records if record["ranks"] == records[-1]["ranks"]]
+    steps = alike[1:] or alike  # kernels are compiled in the first
+    owned, compute = _table(steps, "owned_nodes"), _table(steps, "seconds_compute")
+    return RankTimes(
+        phases={name: _median(_table(steps, name)) for name in PHASES},
+        step_seconds=float(np.median([record["seconds"] for record in steps])),
+        owned=_median(owned),
+        ghosts=_median(_table(steps, "ghost_nodes")),
+        halo_bytes=_median(_table(steps, "halo_bytes")),
+        peak_bytes=_table(alike, "peak_rss_bytes").max(axis=0),
+        node_imbalance=float(np.median([imbalance(row) for row in owned])),
+        compute_imbalance=float(np.median([imbalance(row) for row in compute])),
+        num_steps=len(steps),
+        other_sizes=len(records) - len(alike),
+    )
+
+
+def rank_chart(times: RankTimes) -> Chart:
+    """Seconds of a training step by phase, and the most memory held, on each rank."""
+    ranks = np.arange(times.num_ranks, dtype=np.float64)
+    # Whole numbers, not more than fit; bars no wider than with four ranks.
+    ticks = tuple((float(rank), str(rank)) for rank in range(0, times.num_ranks, -(-times.num_ranks // 16)))
+    spare = max(0.5, (4 - times.num_ranks) / 2)
+    x = Axis("rank", -spare, times.num_ranks - 1 + spare, ticks=ticks)
+    phases = tuple(Series(name, "bars", colour, ranks, times.phases[key]) for key, (name, colour) in PHASES.items())
+    memory = (Series("peak memory", "bars", GREEN, ranks, times.peak_bytes / MIB),)
+    steps = several(times.num_steps, "step")
+    seconds, mib = Axis("time of a training step [s]", low=0.0), Axis("peak memory [MiB]", low=0.0)
+    caption = f"Where the time of a training step goes on each rank: medians over {steps}."
+    of_memory = "The most memory that the process of each rank ever held."
+    panels = (Panel("time", phases, x, seconds, "", caption), Panel("memory", memory, x, mib, "", of_memory))
+    return Chart("ranks", f"{several(times.num_ranks, 'rank')}, medians over {steps}", panels)
+
+
+def _table(records: Sequence[Table], name: str) -> FloatArray:
+    """One number of each rank in each step, [steps, P]."""
+    return np.array([record[name] for record in records], dtype=np.float64)
+
+
+def _median(table: FloatArray) -> FloatArray:
+    medians: FloatArray = np.median(table, axis=0)
+    return medians

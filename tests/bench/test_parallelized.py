@@ -1,5 +1,7 @@
 """`parallelized.py`: what it compares is alike, and it runs from the flags to the last line."""
 
+from types import SimpleNamespace
+
 import pytest
 import short_runs
 import torch
@@ -8,13 +10,14 @@ pytest.importorskip("torch_geometric")
 
 import parallelized
 import wrapped
-from compared import NETWORKS, Graph, Runner, Shape, difference, make
+from compared import NETWORKS, Runner, difference, make
+from torch_geometric.data import Data
 from wrapped import Counting, InTurns, kept_bytes, runners_of
 
 from domainpar.parallel.world import World
 from domainpar.testing import run_ranks
 
-SHAPE = Shape(3, 6, hidden=16, layers=2, graph_iters=2, degrees=torch.tensor([2, 5, 7]), dtype=torch.float64)
+SIZES = SimpleNamespace(hidden=16, layers=2, graph_iters=2, dtype="float64", seed=0)
 
 
 def graph(num_nodes=20, num_edges=70):
@@ -22,12 +25,13 @@ def graph(num_nodes=20, num_edges=70):
     of = {"generator": generator, "dtype": torch.float64}
     ends = torch.randint(num_nodes, (2, num_edges), generator=generator)
     label = torch.randint(2, (num_edges,), generator=generator).double()
-    return Graph(torch.randn(num_nodes, 3, **of), ends, torch.randn(num_edges, 6, **of), label)
+    features = {"x": torch.randn(num_nodes, 3, **of), "edge_attr": torch.randn(num_edges, 6, **of)}
+    return Data(edge_index=ends, y=label, **features)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_wrapped_model_has_the_outcome_of_the_bare_one(name):
-    runners = runners_of(name, graph(), SHAPE, World.alone())
+    runners = runners_of(name, graph(), SIZES, World.alone())
     theirs, ours = (runners[form].outcome("dropout" in name) for form in ("bare", "wrapped"))
     assert difference(ours, theirs) < 1e-12
     assert theirs[1].abs().max() > 0
@@ -111,7 +115,7 @@ def test_results_that_differ_are_told_and_end_in_failure(tmp_path_factory, tmp_p
 
 def test_ranks_that_are_threads_make_the_same_weights():
     def both(world):
-        made = [make("GAT", SHAPE).state_dict() for _ in range(5)]
+        made = [make("GAT", graph(), SIZES).state_dict() for _ in range(5)]
         return [torch.cat([one.flatten() for one in state.values()]) for state in made]
 
     first, second = run_ranks(both, 2)

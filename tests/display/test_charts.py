@@ -11,9 +11,8 @@ from small_run import HOSTILE, simulated, write_run
 matplotlib = pytest.importorskip("matplotlib", reason="matplotlib is not installed (pip install '.[report]')")
 go = pytest.importorskip("plotly.graph_objects", reason="plotly is not installed (pip install '.[report]')")
 
-from domainpar.display import paint_matplotlib, paint_plotly  # noqa: E402
+from domainpar.display import html, paint_matplotlib  # noqa: E402
 from domainpar.display.chart import BLUE, Axis, Chart, Panel, Series  # noqa: E402
-from domainpar.display.html import embedded  # noqa: E402
 from domainpar.display.run_files import read_run_files  # noqa: E402
 from domainpar.display.sections import build_page  # noqa: E402
 
@@ -28,8 +27,8 @@ def charts(tmp_path_factory):
 
 def plots(chart):
     """The panels of a chart as plotly draws them: name of the figure, data and layout, number of its axes."""
-    for figure in paint_plotly.figures_of([chart]):
-        plot = json.loads(embedded(figure.variants[next(iter(figure.variants))]))
+    for figure in html.figures_of([chart]):
+        plot = json.loads(html.embedded(figure.variants[next(iter(figure.variants))]))
         numbers = [name.removeprefix("xaxis") for name in plot["layout"] if name.startswith("xaxis")]
         for number in numbers:
             traces = [trace for trace in plot["data"] if trace["xaxis"] == f"x{number}" and trace.get("fill") is None]
@@ -72,7 +71,7 @@ def test_every_chart_of_the_page_has_the_numbers_of_its_picture(charts):
         of_page, of_picture = list(plots(chart)), frames(chart)
         assert len(of_page) == len(of_picture) == len(chart.panels)
         for panel, axes, (_, _, traces) in zip(chart.panels, of_picture, of_page, strict=True):
-            assert [trace["name"] for trace in traces] == [paint_plotly.text(series.name) for series in panel.series]
+            assert [trace["name"] for trace in traces] == [html.legend(series.name) for series in panel.series]
             for series, trace in zip(panel.series, traces, strict=True):
                 x, y = painted(axes, series)
                 assert np.allclose(shown(trace["x"]), x, equal_nan=True, rtol=1e-12), (chart.name, series.name)
@@ -106,7 +105,7 @@ def test_labels_limits_and_ticks_of_the_page_are_those_of_its_picture(charts):
         for panel, axes, (layout, number, _) in zip(chart.panels, frames(chart), plots(chart), strict=True):
             for name, axis, described in (("xaxis", axes.xaxis, panel.x), ("yaxis", axes.yaxis, panel.y)):
                 of_page = layout[f"{name}{number}"]
-                assert of_page["title"]["text"] == paint_plotly.text(described.label)
+                assert of_page["title"]["text"] == html.text(described.label)
                 assert axis.get_label_text() == paint_matplotlib.text(described.label)
                 assert (of_page["type"] == "log") == (axis.get_scale() == "log") == described.log
                 for end, limit in zip(of_page.get("range", (None, None)), axis.get_view_interval(), strict=True):
@@ -118,7 +117,7 @@ def test_labels_limits_and_ticks_of_the_page_are_those_of_its_picture(charts):
 
 def test_a_series_has_one_colour_and_one_entry_in_a_legend(charts):
     for chart in (chart for chart in charts if chart.on_page):
-        for figure in paint_plotly.figures_of([chart]):
+        for figure in html.figures_of([chart]):
             for plot in figure.variants.values():
                 named = [trace["name"] for trace in plot["data"] if trace["showlegend"]]
                 assert len(named) == len(set(named)) > 0
@@ -133,7 +132,7 @@ def test_a_series_has_one_colour_and_one_entry_in_a_legend(charts):
 def test_plotly_knows_every_word_that_a_plot_uses(charts):
     """Its Python half refuses what plotly.js would silently pass over."""
     for chart in charts:
-        for figure in paint_plotly.figures_of([chart]):
+        for figure in html.figures_of([chart]):
             for plot in figure.variants.values():
                 go.Figure(plot)
 
@@ -141,8 +140,11 @@ def test_plotly_knows_every_word_that_a_plot_uses(charts):
 def test_words_of_a_run_are_words_to_both_painters():
     series = Series(f"$x{HOSTILE}%{{y}} p_T", "line", BLUE, np.arange(3.0), np.arange(3.0), notes=("<b>",) * 3)
     panel = Panel("only", (series,), Axis("$"), Axis("<i>"), "", "caption")
-    (figure,) = paint_plotly.figures_of([Chart("c", "$", (panel,))])
-    texts = json.dumps(figure.variants).replace("p<sub>T</sub>", "").replace("<extra>", "").replace("</extra>", "")
+    (figure,) = html.figures_of([Chart("c", "$", (panel,))])
+    texts = json.dumps(figure.variants)
+    for own in ("p<sub>T</sub>", "<extra>", "</extra>", "<br>"):
+        texts = texts.replace(own, "")
     assert "<" not in texts
     assert "%{y}" not in texts
+    assert html.legend(f"{'long ' * 12}name") == f"{'long ' * 12}".rstrip() + "<br>name", "clipped by plotly"
     frames(Chart("c", "$\\nothing{", (panel,)))

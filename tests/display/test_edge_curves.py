@@ -19,7 +19,7 @@ def files(tmp_path_factory):
 
 def counts_of(event):
     metrics = EdgeMetrics()
-    metrics.add(np.where(event.scores.scored, event.scores.logit, -np.inf), event.edge_class)
+    metrics.add(event.logit, event.edge_class)
     return metrics.count(World.alone().transport)
 
 

@@ -10,8 +10,17 @@ import numpy as np
 import pytest
 from small_run import ODD, drawn, write_run
 
-from domainpar.display.event_view import SMALL, Split, event_view, particle_paths, track_paths
-from domainpar.display.matches import DUPLICATE, FAKE_TRACK, OF_OTHER, OF_TARGET, SHORT, match_tracks
+from domainpar.display.event_view import (
+    DUPLICATE,
+    FAKE_TRACK,
+    OF_OTHER,
+    OF_TARGET,
+    SHORT,
+    SMALL,
+    Split,
+    event_view,
+    match_tracks,
+)
 from domainpar.display.run_files import read_run_files
 from domainpar.events.graph import Particles
 from domainpar.reco.performance.counts import count_tracks
@@ -87,16 +96,19 @@ def test_ids_beyond_32_bits_arrive_whole(files, event):
     object.__setattr__(event, "hit_id", huge - 2**40)
 
 
-def test_paths_hold_every_hit_once_in_order(event):
-    paths = particle_paths(event)
-    assert np.array_equal(np.sort(paths.rows), np.flatnonzero(event.particle_row >= 0))
-    for number in np.flatnonzero(paths.sizes > 1)[:20]:
-        rows = paths.rows[paths.ptr[number] : paths.ptr[number + 1]]
-        assert (event.particle_row[rows] == number).all()
-        away = np.linalg.norm(event.position[rows] - event.particles.vertex[number], axis=1)
+def test_paths_hold_every_hit_once_in_order(files, event):
+    facts, arrays = decoded(event_view(event, Split(4), files.tracking))
+    rows, ptr = arrays["particleRows"], arrays["particlePtr"]
+    assert np.array_equal(np.sort(rows), np.flatnonzero(event.particle_row >= 0))
+    assert len(ptr) == len(facts["particleIds"]) + 1
+    for number in np.flatnonzero(np.diff(ptr) > 1)[:20]:
+        path = rows[ptr[number] : ptr[number + 1]]
+        (row,) = np.unique(event.particle_row[path])
+        assert str(event.particles.particle_id[row]) == facts["particleIds"][number]
+        away = np.linalg.norm(event.position[path] - event.particles.vertex[row], axis=1)
         assert (np.diff(away) >= 0).all()
-    tracks = track_paths(event, event.track_id)
-    assert np.array_equal(tracks.sizes, np.bincount(event.track_id[event.track_id >= 0]))
+    assert np.array_equal(np.diff(arrays["networkPtr"]), np.bincount(event.track_id[event.track_id >= 0]))
+    assert np.array_equal(np.sort(arrays["networkRows"]), np.flatnonzero(event.track_id >= 0))
 
 
 @pytest.mark.parametrize("style", STYLES)

@@ -10,7 +10,7 @@ import pytest
 from marks import fault
 from small_run import HOSTILE, ODD, drawn, write_run
 
-from domainpar.display.html import embedded, render
+from domainpar.display.html import embedded, legend, render
 from domainpar.display.run_files import read_run_files
 from domainpar.display.sections import build_page
 from domainpar.display.summary import facts
@@ -99,9 +99,8 @@ def test_curves_of_a_naive_training_are_those_of_sectors_however_it_was_scored(p
     page = Page(report(place / "halo" / "run", place / "naive scored whole" / "run"))
     of_training = [script for script in page.scripts if '"validation, ' in script]
     assert len(of_training) == 4
-    assert all(
-        '"validation, naive, 4 sectors (approximate), edges inside sectors only"' in script for script in of_training
-    )
+    name = json.dumps(legend("validation, naive, 4 sectors (approximate), edges inside sectors only"))
+    assert all(name.replace("<", "\\u003c").replace(">", "\\u003e") in script for script in of_training)
     assert "trained naive on 4 sectors (approximate), scored whole" in page.text
     assert "score it as it was trained: " in page.text
     assert "--mode naive --sectors 4 --tracks walk --overwrite" in page.text

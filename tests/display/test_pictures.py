@@ -21,9 +21,9 @@ from domainpar.display import paint_matplotlib, pictures  # noqa: E402
 from domainpar.display.event_view import first_that_borrows, split_of  # noqa: E402
 from domainpar.display.paint_matplotlib import in_style, paint, png  # noqa: E402
 from domainpar.display.pictures import draw_pictures, pictures_of  # noqa: E402
-from domainpar.display.ranks import rank_chart, rank_times  # noqa: E402
 from domainpar.display.sections import Page, Section, build_page  # noqa: E402
 from domainpar.display.tracks import FEWEST, QUANTITIES, RATES, finders_of, rate_curve, target_text  # noqa: E402
+from domainpar.display.training import rank_chart, rank_times  # noqa: E402
 
 TRACKS = [name for name, *_ in RATES.values()]
 ALL = ["training", "edges", "track-efficiency", "track-fakes", "track-duplicates", "borders",

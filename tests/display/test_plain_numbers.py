@@ -9,12 +9,11 @@ import pytest
 from small_run import ODD, drawn, record, write_run
 
 from domainpar.display.chart import log_axis
-from domainpar.display.ranks import rank_times
 from domainpar.display.run_files import read_run_files
 from domainpar.display.sections import NUM_PARTS, partition
 from domainpar.display.summary import started_as
 from domainpar.display.tracks import QUANTITIES, RATES, finders_of, rate_curve
-from domainpar.display.training import MOST_POINTS, training_chart, training_curves
+from domainpar.display.training import MOST_POINTS, rank_times, training_chart, training_curves
 from domainpar.reco.performance.matching import STYLES
 
 
