@@ -42,16 +42,6 @@ def index_put(watch: Watch, call: Call) -> Any:
         return (into.index_add_ if call.in_place else into.index_add)(0, index, values)
 
 
-@rule("masked_select", takes="input mask", knows_numbers=True)
-def masked_select(watch: Watch, call: Call) -> Any:
-    """A column by a mask of its rows; of several columns it makes one list, in the order of the whole graph."""
-    tensor, mask = call.get("input"), call.get("mask")
-    if tensor.dim() != 1 or mask.dim() != 1:
-        raise NotExact("torch.masked_select makes one list of rows and features; pick rows: x[mask] of a mask of rows.")
-    with watch.in_other_words():
-        return tensor[mask]
-
-
 @rule("gumbel_softmax", takes="logits tau hard eps dim")
 def gumbel_softmax(watch: Watch, call: Call) -> Any:
     """A random choice of classes, drawn by the global numbers of rows as all that is drawn."""
