@@ -152,7 +152,7 @@ REFUSED = {
         lambda x, batch: torch.stack([torch.arange(x.size(0)), batch]),
         "edges from nodes to graphs",
     ),
-    "a constant on top of rows": (lambda x: torch.stack([x, torch.ones(13, 4, dtype=x.dtype)]), "on top of rows"),
+    "a constant on top of rows": (lambda x: torch.stack([x, torch.ones(13, 4, dtype=x.dtype)]), "beside rows"),
     "nodes on top of edges": (
         lambda x, e: torch.stack([x, e]),
         "not the same rows",
@@ -160,7 +160,7 @@ REFUSED = {
     ),
     "rows upside down": (lambda x: x.flip(0), "turns the order"),
     "rows by narrow": (lambda x: x.narrow(0, 0, 2), "by their place"),
-    "a row by select": (lambda x: x.select(0, 1), "by its place"),
+    "a row by select": (lambda x: x.select(0, 1), "by their place"),
     "rolled": (lambda x: x.roll(1, 0), "roll"),
     "as_strided": (lambda x: x.as_strided((2, 2), (1, 1)), "as_strided"),
     "unfolded": (lambda x: x.unfold(0, 2, 1), "unfold"),

@@ -11,21 +11,6 @@ from domainpar.nn.adapt.rows import NotExact
 from domainpar.nn.adapt.watch import Watch, rule
 
 
-@rule("vstack", "row_stack", "hstack", "column_stack", "dstack", takes="tensors", knows_numbers=True)
-def stacks(watch: Watch, call: Call) -> Any:
-    """Along the first, second or third dimension, which is made where it is missing."""
-    tensors = list(call.get("tensors"))
-    with watch.in_other_words():
-        if call.name == "hstack":
-            return torch.cat(tensors, min(1, tensors[0].dim() - 1))
-        if call.name == "column_stack":
-            return torch.cat([tensor if tensor.dim() > 1 else tensor.view(-1, 1) for tensor in tensors], 1)
-        tensors = [tensor if tensor.dim() > 1 else tensor.unsqueeze(0) for tensor in tensors]
-        if call.name == "dstack":
-            return torch.cat([tensor if tensor.dim() > 2 else tensor.unsqueeze(-1) for tensor in tensors], 2)
-        return torch.cat(tensors, 0)
-
-
 @rule("index_put", takes="input indices values accumulate", knows_numbers=True)
 def index_put(watch: Watch, call: Call) -> Any:
     """`x[indices] = values`, or `x[index] += values` for each time that a row is named."""
