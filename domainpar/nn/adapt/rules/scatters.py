@@ -210,11 +210,9 @@ def _extreme(watch: Watch, into: Tensor, dim: int, index: Tensor, values: Tensor
     return with_gradient_of(value, torch.where(ties > 0, carrier, into))
 
 
-@rule("setitem", "masked_scatter", knows_numbers=True)
+@rule("setitem", knows_numbers=True)
 def write_rows(watch: Watch, call: Call) -> Any:
     """Rows written over by an index or a mask: `x[index] = values`."""
-    if call.name != "setitem":
-        raise NotExact("torch.masked_scatter; use x[index] = values or index_add.")
     into, item, values = call.args
     rows = watch.rows(into)
     if rows is None:
@@ -284,6 +282,22 @@ def _write_by_number(
     target[index] = values
 
 
+@rule("index_put", takes="input indices values accumulate", knows_numbers=True)
+def index_put(watch: Watch, call: Call) -> Any:
+    """`x[indices] = values`, or `x[index] += values` for each time that a row is named."""
+    into, indices, values = map(call.get, ("input", "indices", "values"))
+    with watch.in_other_words():
+        if not call.get("accumulate", False):
+            into = into if call.in_place else into.clone()
+            into[indices[0] if len(indices) == 1 else tuple(indices)] = values
+            return into
+        if len(indices) > 1:
+            raise NotExact("torch.index_put adds at several indices; use index_add at the rows.")
+        index = indices[0].nonzero().view(-1) if indices[0].dtype is torch.bool else indices[0]
+        values = values.expand(index.size(0), *into.shape[1:])
+        return (into.index_add_ if call.in_place else into.index_add)(0, index, values)
+
+
 @rule("unique", takes="input sorted return_inverse return_counts dim")
 def distinct(watch: Watch, call: Call) -> Any:
     """The values that occur in the whole graph, increasing, and how often: the same on every rank."""
@@ -336,12 +350,6 @@ def bincount(watch: Watch, call: Call) -> Any:
         raise ValueError(f"torch.bincount of a negative number, {-lowest}.")
     mine = torch.zeros(max(int(least), highest + 1), dtype=of_weights, device=tensor.device)
     return mark(summed(mine.index_add(0, tensor.long(), each), watch.part), None)
-
-
-@rule("histc", "unique_consecutive")
-def counts(watch: Watch, call: Call) -> Any:
-    """Counting values of rows."""
-    raise NotExact(f"torch.{call.name} looks at one rank's rows; use torch.bincount or torch.unique.")
 
 
 @rule("torch_scatter.scatter_max", "torch_scatter.scatter_min", takes="src index dim out dim_size", knows_numbers=True)
