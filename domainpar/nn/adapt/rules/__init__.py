@@ -5,7 +5,6 @@ from domainpar.nn.adapt.rules import (  # noqa: F401
     matrix_products,
     mixtures,
     new_tensors,
-    norms,
     reductions,
     refusals,
     scatters,

@@ -59,14 +59,12 @@ def elementwise(watch: Watch, call: Call) -> Any:
         and call.args[0].dim() - place.from_end == min(1, call.args[0].dim() - 1)
     ):
         raise NotExact("prelu with a slope for each row.")
-    given = call.args[0] if call.args else None
     equal_ends = _equal_ends(watch, call)
-    call = watch.common(call)
-    result = call()
+    result = watch.common(call)()
     if call.in_place:
-        assert isinstance(given, Tensor)
-        return changed(watch, given, place)
-    marked(result, place)
+        return changed(watch, call.args[0], place.fresh)
+    for tensor in tensors_in(result):
+        mark(tensor, Rows(place.axis, tensor.dim() - place.from_end, place.fresh))
     if equal_ends is not None:
         watch.known(result).equal_ends = equal_ends
     return result
@@ -155,22 +153,19 @@ def _compared_or_values(watch: Watch, call: Call) -> Call:
     return watch.with_values(call)
 
 
-def marked(result: Any, place: Place) -> Any:
-    """Mark what broadcasting made."""
-    for tensor in (result,) if isinstance(result, Tensor) else tensors_in(result):
-        mark(tensor, Rows(place.axis, tensor.dim() - place.from_end, place.fresh))
-    return result
+def changed(watch: Watch, tensor: Tensor, fresh: bool) -> Tensor:
+    """A tensor after a call that changed it in place.
 
-
-def changed(watch: Watch, given: Tensor, place: Place) -> Tensor:
-    """A tensor after a call that changed it in place."""
-    before = watch.rows(given)
+    Args:
+        fresh: Whether the ghosts of what it was changed by are up to date.
+    """
+    before = watch.rows(tensor)
     if before is None:
         raise NotExact("a tensor that is the same on every rank is changed, in place, by rows that are not.")
-    mark(given, before.but())
-    if before.fresh and not place.fresh:
-        watch.fill_in_place(given)
-    return given
+    mark(tensor, before.but())
+    if before.fresh and not fresh:  # it, or a view of it, may have been seen with its ghosts
+        watch.fill_in_place(tensor)
+    return tensor
 
 
 @rule(*ONLY_KEEPS, takes="input", knows_numbers=True)
@@ -213,13 +208,4 @@ def one_hot(watch: Watch, call: Call) -> Any:
     rows = watch.known(call.args[0])
     if call.get("num_classes", -1) == -1:
         raise NotExact("one_hot without num_classes counts the classes of one rank only; pass num_classes.")
-    return mark(call(), rows.but())
-
-
-@rule("layer_norm", "rms_norm", takes="input normalized_shape")
-def layer_norm(watch: Watch, call: Call) -> Any:
-    """Statistics of each row by itself."""
-    rows = watch.known(call.args[0])
-    if rows.dim >= call.args[0].dim() - len(call.get("normalized_shape")):
-        raise NotExact(f"torch.{call.name} runs over the {rows.axis.name}; normalise over features only.")
     return mark(call(), rows.but())

@@ -14,7 +14,6 @@ from domainpar.nn.adapt.across import largest, summed, with_gradient_of
 from domainpar.nn.adapt.calls import Call, axis_and_freshness, words
 from domainpar.nn.adapt.nested import tensors_in
 from domainpar.nn.adapt.rows import NotExact, Rows, mark
-from domainpar.nn.adapt.rules.elementwise import none_of
 from domainpar.nn.adapt.watch import RULES, Watch, rule
 
 
@@ -112,6 +111,52 @@ def moments(watch: Watch, of: Reduced, correction: float = 0) -> tuple[Tensor, T
     apart = watch.counted(of.tensor) - mean
     squares = summed((apart * apart).sum(of.dims, keepdim=True), watch.part)
     return mean, squares / max(of.num_summed() - correction, 0) if of.num_summed() > correction else squares / 0.0
+
+
+@rule("batch_norm", takes="input running_mean running_var weight bias training momentum eps")
+@rule("instance_norm", takes="input running_mean running_var weight bias use_input_stats momentum eps")
+def batch_norm(watch: Watch, call: Call) -> Any:
+    """Statistics over rows; in evaluation with running statistics each row by itself.
+
+    `batch_norm(x, mean, var, weight, bias, training, momentum, eps)`, and `instance_norm` alike: its statistics are
+    taken over rows only where these are its length, as in PyG's InstanceNorm.
+    """
+    x = call.get("input")
+    rows = watch.known(x)
+    uses_own = call.get("training", False) if call.name == "batch_norm" else call.get("use_input_stats", True)
+    per_entry = call.name == "instance_norm"
+    if not uses_own or watch.alone or (per_entry and rows.dim == 0 and x.dim() > 2):
+        if rows.dim == 1:
+            raise NotExact(f"torch.{call.name} with a feature for each of the {rows.axis.name}.")
+        return mark(call(), rows.but())
+    if rows.dim == 1:
+        raise NotExact(f"torch.{call.name} with a feature for each of the {rows.axis.name}.")
+    dims = tuple(dim for dim in range(x.dim()) if dim != 1 and not (per_entry and dim == 0))
+    of = Reduced(x, rows, dims, True, None)
+    if of.num_summed() <= 1:
+        raise ValueError(
+            f"torch.{call.name} in training needs more than one value a feature; the graph has {of.num_summed()}."
+        )
+    mean, variance = moments(watch, of)
+    _update_running(call, mean, variance, of.num_summed(), per_entry)
+    result = (x - mean) * torch.rsqrt(variance + call.get("eps", 1e-5))
+    return mark(_affine(result, call.get("weight"), call.get("bias")), rows.but())
+
+
+def _update_running(call: Call, mean: Tensor, variance: Tensor, count: int, per_entry: bool) -> None:
+    momentum = call.get("momentum", 0.1)
+    running_mean, running_var = call.get("running_mean"), call.get("running_var")
+    dims = [dim for dim in range(mean.dim()) if dim != 1]
+    with torch.no_grad():
+        for running, statistic in ((running_mean, mean), (running_var, variance * (count / (count - 1)))):
+            if running is not None:
+                running.lerp_(statistic.detach().mean(dims).to(running.dtype), momentum)
+
+
+def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    shape = [1, -1] + [1] * (x.dim() - 2)
+    x = x if weight is None else x * weight.view(shape)
+    return x if bias is None else x + bias.view(shape)
 
 
 class ValuesOnly(NamedTuple):
@@ -237,30 +282,6 @@ def softmax_over_rows(watch: Watch, call: Call, dim: int) -> Tensor:
     total = total_over_rows(watch, of._replace(tensor=mark(apart.exp(), rows.but())))
     result = apart - total.log() if call.name == "log_softmax" else apart.exp() / total
     return mark(result, rows.but())
-
-
-@rule("prod", "median", "nanmedian", "mode", "argmax", "argmin", "aminmax", takes="input dim keepdim")
-@rule("quantile", takes="input q dim keepdim")
-def only_features(watch: Watch, call: Call) -> Any:
-    """Other reductions: over features only."""
-    if call.name == "quantile" and isinstance(call.get("q"), Tensor):
-        raise NotExact("torch.quantile of rows with a tensor of q; give them one by one.")
-    tensor, dim = call.get("input"), call.get("dim")
-    rows = watch.known(tensor)
-    if not isinstance(dim, int) or dim % tensor.dim() == rows.dim:
-        raise NotExact(
-            f"torch.{call.name} over the {rows.axis.name} has no exact form that is known here; sum, mean, max, "
-            "min, var and std have one."
-        )
-    of = Reduced(tensor, rows, (dim % tensor.dim(),), bool(call.get("keepdim", False)), None)
-    if tensor.size(rows.dim) == 0:  # torch reduces nothing of this
-        call = call.but(input=tensor.new_zeros([size or 1 for size in tensor.shape]))
-        result = call()
-        cut = [none_of(one, of.row_dim_after(), [tensor]) for one in tensors_in(result)]
-        result = type(result)(cut) if isinstance(result, tuple) else cut[0]
-    else:
-        result = call()
-    return _marked(result, of)
 
 
 @rule(

@@ -10,6 +10,7 @@ from torch import Tensor
 from domainpar.nn.adapt.across import largest, summed, with_gradient_of
 from domainpar.nn.adapt.calls import Call, one_axis, words
 from domainpar.nn.adapt.rows import Axis, NotExact, RowCount, Rows, mark
+from domainpar.nn.adapt.rules.elementwise import changed
 from domainpar.nn.adapt.rules.new_tensors import room
 from domainpar.nn.adapt.rules.reductions import ValuesOnly
 from domainpar.nn.adapt.rules.selections import selection_of
@@ -96,13 +97,7 @@ def _at_rows(watch: Watch, call: Call, into: Tensor, target: Rows, index: Tensor
         result = call()
     else:
         result = _with_room_for_ghosts(watch, call, into, target)
-    if not call.in_place:
-        return mark(result, target.but(fresh=fresh))
-    if target.fresh:  # it, or a view of it, may have been seen as such
-        mark(into, target.but())
-        watch.fill_in_place(into)
-        return into
-    return mark(into, target.but(fresh=fresh))
+    return changed(watch, into, fresh) if call.in_place else mark(result, target.but(fresh=fresh))
 
 
 def _with_room_for_ghosts(watch: Watch, call: Call, into: Tensor, target: Rows) -> Tensor:
@@ -128,12 +123,7 @@ def _into_columns(watch: Watch, call: Call, into: Tensor, dim: int, target: Rows
     one_axis((rows.axis for rows in (target, *known)), call.name)
     fresh = target.fresh and all(rows.fresh for rows in known)
     result = watch.common(call)()
-    if not call.in_place:
-        return mark(result, target.but(fresh=fresh))
-    mark(into, target.but())
-    if target.fresh and not fresh:
-        watch.fill_in_place(into)
-    return into
+    return changed(watch, into, fresh) if call.in_place else mark(result, target.but(fresh=fresh))
 
 
 def _at_graphs(watch: Watch, call: Call, into: Tensor, dim: int, index: Tensor, values: Tensor) -> Tensor:
@@ -251,9 +241,7 @@ def _write(watch: Watch, into: Tensor, rows: Rows, item: Tensor, values: Any) ->
         _write_by_mask(watch, target, rows, item, values, of_values)
     else:
         _write_by_number(watch, target, rows, item, values, of_values)
-    mark(into, rows.but())
-    if rows.fresh:
-        watch.fill_in_place(into)
+    changed(watch, into, fresh=False)
 
 
 def _write_by_mask(watch: Watch, target: Tensor, rows: Rows, mask: Tensor, values: Any, of_values: Rows | None) -> None:
