@@ -104,6 +104,13 @@ EXACT = {
         torch.stack([x, z]).sum(0) + torch.stack([x, z], -1)[..., 1] + torch.stack((x, z), dim=1)[:, 0]
     ),
     "ends on top of each other": lambda x, src, dst: (lambda ends: x[ends[0]] - x[ends[1]])(torch.stack([src, dst])),
+    "columns of ends copied": lambda x, edge_index, src: (
+        edge_index.t().repeat(1, 2)[:, 3] * 2,
+        edge_index.t().repeat(1, 2) * 2,
+        src.view(-1, 1).expand(-1, 3)[:, 1] * 2,
+        edge_index.flip([]) * 2,
+        x.sum(),
+    ),
     "turned edges": lambda x, edge_index, e: x[edge_index.flip(0)[0]] - x[edge_index[[1, 0]][1]],
     "features backwards": lambda x: x.flip(1) + x.flip([-1]),
     "some features": lambda x: x.narrow(1, 1, 2) + x.select(1, 0).view(-1, 1) + x.select(-1, 3).unsqueeze(-1),

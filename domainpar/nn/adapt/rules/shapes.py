@@ -188,9 +188,7 @@ def expand(watch: Watch, call: Call) -> Any:
         one_axis([rows.axis, wanted[dim].axis], call.name)
     shape = [tensor.size(rows.dim) if at == dim else int(size) for at, size in enumerate(wanted)]
     result = tensor.expand(shape)
-    if rows.names is not None and len(rows.names) == 1 and result.dim() == 2 and dim == 1:
-        return mark(result, rows.but(dim=dim, names=rows.names * result.size(0)))
-    return _moved(rows, result, dim)
+    return mark(result, rows.but(dim=dim, names=_names_of_copies(rows.names, result, dim)))
 
 
 def _given_to_each(watch: Watch, tensor: Tensor, wanted: list[Any], counts: list[int]) -> Tensor:
@@ -216,14 +214,17 @@ def repeat(watch: Watch, call: Call) -> Any:
     dim = rows.dim + len(times) - tensor.dim()
     if any(type(count) is RowCount for count in times) or times[dim] != 1:
         raise NotExact(f"torch.{call.name} makes copies of rows of {rows.axis.name}, which would be rows of their own.")
-    names = rows.names
     result = tensor.repeat(times)
-    if names is not None and len(names) == 1 and result.dim() == 2 and dim == 1:
-        names = names * result.size(0)
-    elif names is not None and len(names) > 1:
-        rows = rows if result.dim() == 2 else rows.without_numbers("torch.repeat")
-        names = names * (result.size(0) // len(names))
-    return mark(result, rows.but(dim=dim, names=names))
+    return mark(result, rows.but(dim=dim, names=_names_of_copies(rows.names, result, dim)))
+
+
+def _names_of_copies(names: tuple[Names, ...] | None, result: Tensor, dim: int) -> tuple[Names, ...] | None:
+    """The rows that copies of row numbers number; of copies on top of each other, as ends of edges are, for each."""
+    if names is None or (len(names) == 1 and (result.dim() != 2 or dim == 0)):
+        return names
+    if result.dim() != 2:
+        raise NotExact("row numbers of both ends of edges are copied; take edge_index[0] and edge_index[1] first.")
+    return names * max(result.size(1 - dim) // len(names), 1)
 
 
 def _repeated_for_each(watch: Watch, tensor: Tensor, times: list[Any]) -> Tensor:
@@ -248,14 +249,11 @@ def unbind(watch: Watch, call: Call) -> Any:
     return pieces if call.name == "unbind" else iter(pieces)
 
 
-@rule("chunk", takes="input chunks dim", knows_numbers=True)
 @rule(
-    "split",
-    "split_with_sizes",
-    takes="input chunks|split_size|split_size_or_sections|split_sizes dim",
+    *words("chunk split split_with_sizes tensor_split"),
+    takes="input chunks|split_size|split_size_or_sections|split_sizes|indices_or_sections|sections|indices dim",
     knows_numbers=True,
 )
-@rule("tensor_split", takes="input chunks|indices_or_sections|sections|indices dim", knows_numbers=True)
 def split(watch: Watch, call: Call) -> Any:
     """Pieces of the features; or, of rows that were joined, the pieces they were joined from."""
     tensor, rows = _rows_of_input(watch, call)
@@ -364,10 +362,10 @@ def stacks(watch: Watch, call: Call) -> Any:
 def flip(watch: Watch, call: Call) -> Any:
     """Another order of features; of ends, if it is those of edges."""
     tensor, rows = _rows_of_input(watch, call)
-    if any(dim % tensor.dim() == rows.dim for dim in call.get("dims")):
+    dims = call.get("dims")
+    if any(dim % tensor.dim() == rows.dim for dim in dims):
         raise NotExact(f"torch.flip turns the order of the {rows.axis.name} round.")
-    names = tuple(reversed(rows.names)) if rows.names is not None else None
-    return mark(call(), rows.but(names=names))
+    return mark(call(), rows.but(names=rows.names[::-1] if rows.names and dims else rows.names))
 
 
 @rule("repeat_interleave", takes="input repeats dim")
