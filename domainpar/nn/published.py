@@ -159,7 +159,7 @@ class InteractionGNN2(PublishedNetwork):
         for k in range(self.graph_iters):
             x = joined(x, x_0)
             e = through(self.edge_networks[k], joined(e, e_0), *at_ends(x, ends))
-            if k < self.graph_iters - 1:
+            if k < self.graph_iters - 1:  # the last one would reach no logit
                 x = through(self.node_networks[k], sum_at(x, ends.dst, e), sum_at(x, ends.src, e), x)
         return through(self.edge_output_transform, self.edge_decoder(e))
 
@@ -226,6 +226,7 @@ class MessagePassingNetwork(PublishedNetwork):
         x = self.node_encoder(x)
         sender, receiver = torch.cat([*ends], dim=0), torch.cat([ends.dst, ends.src], dim=0)
         for _ in range(self.graph_iters):
+            # Messages have no name, so that they are gone before the next ones are made.
             received = sum_at(x, receiver, through(self.edge_network, x[sender], x[receiver]))
             x = through(self.node_network, x, received) + x
         return through(self.edge_classifier, *at_ends(x, ends))

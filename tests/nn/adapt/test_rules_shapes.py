@@ -145,6 +145,10 @@ REFUSED = {
     "rows in pieces of 5": (lambda x: x.split(5)[0], "cuts the nodes"),
     "joined rows cut elsewhere": (lambda x, e: torch.cat([x, e]).split([e.size(0), x.size(0)]), "cuts the"),
     "joined rows halved": (lambda x, e: torch.cat([x, e]).chunk(2), "cuts the"),
+    "joined rows cut at places": (
+        lambda x, e: torch.cat([x, e]).tensor_split([x.size(0), e.size(0)]),
+        "cuts the",
+    ),
     "a virtual node": (lambda x, c: torch.cat([x, c.view(1, 4)]), "virtual node"),
     "a constant beside rows": (lambda x: torch.cat([x, torch.ones(13, 1, dtype=x.dtype)], 1), "beside rows"),
     "nodes beside edges": (

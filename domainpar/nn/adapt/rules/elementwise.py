@@ -164,19 +164,19 @@ def changed(watch: Watch, tensor: Tensor, fresh: bool) -> Tensor:
 @rule(*ONLY_KEEPS, takes="input", knows_numbers=True)
 def keep(watch: Watch, call: Call) -> Any:
     """The same values in another place or of another type."""
-    rows = watch.rows(call.args[0])
-    # What is written into `x.data` does not count as a change of x; into x.detach() it does.
+    tensor = call.args[0]
+    rows = watch.rows(tensor)
     if call.name == "deepcopy":
-        result: Any = call.args[0].detach().clone().requires_grad_(call.args[0].requires_grad)
-    else:
-        result = call.args[0].detach() if call.name == "data" else call()
+        result: Any = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    else:  # what is written into `x.data` does not count as a change of x; into x.detach() it does
+        result = tensor.detach() if call.name == "data" else call()
     if not isinstance(result, Tensor):
         return result
     if rows is None:  # another argument gave type or device
         return mark(result, None)
     if rows.names is not None and result.dtype not in (torch.int64, torch.int32):  # smaller ones hold other numbers
-        return keep(watch, call.but(input=watch.as_values(call.args[0])))
-    return result if result is call.args[0] else mark(result, rows.but())
+        return keep(watch, call.but(input=watch.as_values(tensor)))
+    return result if result is tensor else mark(result, rows.but())
 
 
 @rule("embedding", takes="input weight padding_idx max_norm norm_type scale_grad_by_freq", knows_numbers=True)

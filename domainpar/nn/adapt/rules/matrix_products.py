@@ -163,7 +163,7 @@ def convolution(watch: Watch, call: Call) -> Any:
 def _stays(call: Call, along: int) -> bool:
     """Whether a kernel makes each entry along one of its dimensions of that entry only."""
 
-    def of(value: Any) -> Any:
+    def of(value: Any) -> Any:  # one number is for all dimensions
         return value[min(along, len(value) - 1)] if isinstance(value, (tuple, list)) else value
 
     if call.name.startswith("adaptive"):
@@ -204,22 +204,23 @@ def attention(watch: Watch, call: Call) -> Any:
 )
 def multi_head_attention(watch: Watch, call: Call) -> Any:
     """`nn.MultiheadAttention`, whose inputs are [entries, batch, features] here: rows may be the batch."""
-    given, padding = [call.get(name) for name in ("query", "key", "value")], call.get("key_padding_mask")
-    known = [watch.rows(tensor) for tensor in given]
-    if any(rows is not None and (tensor.dim() < 3 or rows.dim != 1) for rows, tensor in zip(known, given)):
+    inputs, padding = [call.get(name) for name in ("query", "key", "value")], call.get("key_padding_mask")
+    rows_of_inputs = [watch.rows(tensor) for tensor in inputs]
+    if any(rows and (tensor.dim() < 3 or rows.dim != 1) for rows, tensor in zip(rows_of_inputs, inputs)):
         raise NotExact(BETWEEN_ROWS)
-    others = [tensor for tensor in call.tensors if all(tensor is not one for one in (*given, padding))]
-    of_padding = watch.rows(padding) if padding is not None else None
-    if any(rows is None for rows in known) or (padding is not None and (of_padding is None or of_padding.dim != 0)):
+    of_padding = None if padding is None else watch.rows(padding)
+    alike = padding is None or (of_padding is not None and of_padding.dim == 0)
+    if None in rows_of_inputs or not alike:
         raise NotExact("attention of rows to what is the same on every rank; expand that to the rows: x.size(0).")
-    if any(watch.rows(tensor) is not None for tensor in others) or (
-        (mask := call.get("attn_mask")) is not None and mask.dim() > 2
-    ):
+    others = [tensor for tensor in call.tensors if all(tensor is not each for each in (*inputs, padding))]
+    mask = call.get("attn_mask")
+    # A mask of three dimensions is for each row and head, which torch counts as one.
+    if any(watch.rows(tensor) is not None for tensor in others) or (mask is not None and mask.dim() > 2):
         raise NotExact("attention with a mask or weights for each row; key_padding_mask may have rows.")
     if call.get("dropout_p", 0.0) and call.get("training", True):
         raise NotExact(
             "dropout inside nn.MultiheadAttention; make it with dropout=0.0 and put an nn.Dropout behind it."
         )
-    axis, fresh = axis_and_freshness([*known, of_padding], call.name)
+    axis, fresh = axis_and_freshness([*rows_of_inputs, of_padding], call.name)
     result, weights = watch.common(call)()
     return mark(result, Rows(axis, 1, fresh)), None if weights is None else mark(weights, Rows(axis, 0, fresh))

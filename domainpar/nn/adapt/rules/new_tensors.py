@@ -30,19 +30,13 @@ def size(watch: Watch, call: Call) -> Any:
     return count if dim % tensor.dim() == rows.dim else tensor.size(dim)
 
 
-@rule("python len", knows_numbers=True)
-def length(watch: Watch, call: Call) -> Any:
-    """The whole graph's number. Python makes it a plain integer, which as a size is refused later."""
-    rows = watch.known(call.args[0])
-    return rows.axis.total if rows.dim == 0 else call()
-
-
-@rule("numel", "nelement", knows_numbers=True)
-def number_of_elements(watch: Watch, call: Call) -> Any:
-    """That of the whole graph."""
+@rule("python len", "numel", "nelement", knows_numbers=True)
+def count(watch: Watch, call: Call) -> Any:
+    """Numbers of the whole graph. Python makes that of `len` a plain integer, which as a size is refused later."""
     tensor = call.args[0]
     rows = watch.known(tensor)
-    return rows.axis.total * math.prod(size for dim, size in enumerate(tensor.shape) if dim != rows.dim)
+    sizes = [rows.axis.total if dim == rows.dim else length for dim, length in enumerate(tensor.shape)]
+    return sizes[0] if call.name == "python len" else math.prod(sizes)
 
 
 def _rows_of_sizes(watch: Watch, sizes: Sequence[Any]) -> Rows | None:
@@ -102,6 +96,7 @@ def arange(watch: Watch, call: Call) -> Any:
     axis = stop.axis
     kwargs = {name: value for name, value in call.kwargs.items() if name not in ("start", "end", "step")}
     numbers, fresh = torch.arange(axis.length, **kwargs), watch.starts_fresh(axis)
+    # Integers stay this rank's numbers, as those of edge_index; of another type they are values of the whole graph.
     if numbers.dtype not in (torch.int64, torch.int32):
         numbers = (watch.part.local_ids[: axis.length] if axis is watch.part.node_axis else axis.places).to(numbers)
         return mark(numbers, Rows(axis, 0, fresh))
@@ -174,6 +169,7 @@ def _drawn(watch: Watch, shape: torch.Size, rows: Rows | None, draw: Draw) -> Te
 
 
 def _ids(watch: Watch, axis: Axis, length: int) -> Tensor:
+    # A ghost draws by its global number what its owner draws.
     with_ghosts = axis is watch.part.node_axis and length == watch.part.plan.num_local
     return watch.part.local_ids if with_ghosts else axis.keys
 

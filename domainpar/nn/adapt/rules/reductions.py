@@ -41,12 +41,13 @@ class Reduced(NamedTuple):
         return mark(tensor if self.keep else tensor.squeeze(self.dims), None)
 
 
-def reduction(
-    *names: str, takes: str = "input dim keepdim"
-) -> Callable[[Callable[[Watch, Call, Reduced], Any]], Callable[[Watch, Call, Reduced], Any]]:
+OverRows = Callable[[Watch, Call, Reduced], Any]
+
+
+def reduction(*names: str, takes: str = "input dim keepdim") -> Callable[[OverRows], OverRows]:
     """Make a function the rule of calls that reduce over rows; where the rows stay, each is reduced by itself."""
 
-    def register(over_rows: Callable[[Watch, Call, Reduced], Any]) -> Callable[[Watch, Call, Reduced], Any]:
+    def register(over_rows: OverRows) -> OverRows:
         @rule(*names, takes=takes)
         def reduce(watch: Watch, call: Call) -> Any:
             if isinstance(call.get("dim"), Tensor):  # `x.max(y)`

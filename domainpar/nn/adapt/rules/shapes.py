@@ -39,6 +39,7 @@ def view(watch: Watch, call: Call) -> Any:
     if any(isinstance(size, Tensor) for size in wanted):
         wanted = _sizes_of(watch, wanted[0])
     if _parts_the_pieces(tensor, rows, wanted):
+        # A stack of pieces holds copies where torch makes a view: changes in place of either are refused.
         pieces = [piece_of(watch, tensor, rows, at) for at in range(len(rows.axis.pieces))]
         result = torch.stack(pieces)
         watch.versions.stands_in(result, tensor)
@@ -232,8 +233,8 @@ def _repeated_for_each(watch: Watch, tensor: Tensor, times: list[Any]) -> Tensor
     counts = [at for at, count in enumerate(times) if type(count) is RowCount]
     once = tensor.repeat([1 if at in counts else count for at, count in enumerate(times)])
     wanted = [times[at] if at in counts else size for at, size in enumerate(once.shape)]
-    given = _given_to_each(watch, once, wanted, counts)
-    return mark(given.contiguous(), watch.known(given))
+    copies = _given_to_each(watch, once, wanted, counts)
+    return mark(copies.contiguous(), watch.known(copies))
 
 
 @rule("unbind", "iter", takes="input dim", knows_numbers=True)
@@ -272,7 +273,7 @@ def split(watch: Watch, call: Call) -> Any:
     else:
         sizes = list(asked) if isinstance(asked, (tuple, list)) else [asked] * len(parts)
         axes = [size.axis if type(size) is RowCount else None for size in sizes]
-        fits = bool(parts) and axes == list(parts)
+        fits = bool(parts) and axes == list(parts) and call.name != "tensor_split"  # which takes places, not sizes
     if not fits:
         raise NotExact(f"torch.{call.name} cuts the {rows.axis.name} at a place that is not the same on every rank.")
     return tuple(piece_of(watch, tensor, rows, at) for at in range(len(parts)))
@@ -288,9 +289,12 @@ def piece_of(watch: Watch, tensor: Tensor, rows: Rows, number: int) -> Tensor:
 @rule("cat", "concat", "concatenate", takes="tensors dim", knows_numbers=True)
 def cat(watch: Watch, call: Call) -> Any:
     """Features beside each other; or rows behind each other, which makes rows of a new kind."""
-    given = call.get("tensors")
     # torch lets empty vectors stand beside anything
-    tensors = [one for one in given if one.dim() != 1 or one.numel() or watch.rows(one) is not None]
+    tensors = [
+        tensor
+        for tensor in call.get("tensors")
+        if tensor.dim() != 1 or tensor.numel() or watch.rows(tensor) is not None
+    ]
     dim = call.get("dim", 0) % tensors[0].dim()
     rows_of_each = [watch.rows(tensor) for tensor in tensors]
     of_rows = [rows for rows in rows_of_each if rows is not None]
