@@ -71,11 +71,11 @@ def build_model(
     if name in ON_STAGES:
         make = ON_STAGES[name]
         return make(node_features, edge_features, **options, **of_stages, dtype=dtype, dropout=dropout)
-    given = [_FLAGS[option] for option, value in of_stages.items() if value]
+    refused = [_FLAGS[option] for option, value in of_stages.items() if value]
     if dropout and name in OF_THE_FIELD:
-        given.append("--dropout")
-    if given:
-        raise ValueError(f"--model {name} has no {', '.join(given)}; {' and '.join(ON_STAGES)} have.")
+        refused.append("--dropout")
+    if refused:
+        raise ValueError(f"--model {name} has no {', '.join(refused)}; {' and '.join(ON_STAGES)} have.")
     if name in OF_THE_FIELD:
         module: nn.Module = OF_THE_FIELD[name](node_features, edge_features, **options)
     else:
@@ -93,27 +93,34 @@ def _own(name: str, options: dict[str, Any]) -> nn.Module:
     Raises:
         ValueError: If it cannot be found or called, or makes something else.
     """
-    module_name, _, factory_name = name.partition(":")
     try:
-        factory = getattr(import_module(module_name), factory_name)
+        factory = _factory(name)
         taken = _taken(factory)
         with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
             torch.manual_seed(options["seed"])
             module = factory(**{option: value for option, value in options.items() if option in taken})
     except (Exception, SystemExit) as error:  # whatever a user's code may raise is the user's to see, in one line
-        raise ValueError(f"model {name!r} cannot be made: {said_by(error)}{_advice(error)}.") from error
+        advice = f"; a factory may take {', '.join(OPTIONS)}" if isinstance(error, TypeError) else ""
+        if isinstance(error, (ImportError, AttributeError)):
+            advice = "; write package.module:factory, with the package on the Python path (the current directory is)"
+        raise ValueError(f"model {name!r} cannot be made: {said_by(error)}{advice}.") from error
     if not isinstance(module, nn.Module):
         raise ValueError(f"model {name!r} made a {type(module).__name__}; a factory returns a torch.nn.Module.")
     return module
+
+
+def _factory(name: str) -> Any:
+    module_name, _, factory_name = name.partition(":")
+    return getattr(import_module(module_name), factory_name)
 
 
 def _taken(factory: Callable[..., Any]) -> tuple[str, ...]:
     """Those of `OPTIONS` that a factory takes."""
     if getattr(factory, "__init__", None) is nn.Module.__init__:  # a class without one of its own
         return ()
-    named = inspect.signature(factory).parameters
-    open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in named.values())
-    return tuple(option for option in OPTIONS if open_ended or option in named)
+    parameters = inspect.signature(factory).parameters
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    return tuple(option for option in OPTIONS if takes_all or option in parameters)
 
 
 def options_of(name: str) -> tuple[str, ...]:
@@ -122,9 +129,8 @@ def options_of(name: str) -> tuple[str, ...]:
         return OPTIONS
     if name in OF_THE_FIELD:
         return tuple(option for option in OPTIONS if option != "dropout")
-    module_name, _, factory_name = name.partition(":")
     try:
-        return _taken(getattr(import_module(module_name), factory_name))
+        return _taken(_factory(name))
     except (Exception, SystemExit):  # `build_model` says what is wrong with it
         return OPTIONS
 
@@ -133,17 +139,12 @@ def said_by(error: BaseException) -> str:
     """An error of a user's code: its kind, its text, and the last line of that code; ours names the module itself."""
     if isinstance(error, NotExact):
         return str(error)
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_of_user(frame.filename)]
-    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{where}"
-
-
-def _is_of_user(filename: str) -> bool:
     own = str(Path(__file__).parents[1])
-    return not filename.startswith((own, "<")) and "site-packages" not in filename and filename != importlib.__file__
-
-
-def _advice(error: BaseException) -> str:
-    if isinstance(error, (ImportError, AttributeError)):
-        return "; write package.module:factory, with the package on the Python path (the current directory is)"
-    return f"; a factory may take {', '.join(OPTIONS)}" if isinstance(error, TypeError) else ""
+    of_user = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((own, "<")) and "site-packages" not in frame.filename
+        if frame.filename != importlib.__file__
+    ]
+    where = f" ({of_user[-1].filename}, line {of_user[-1].lineno})" if of_user else ""
+    return f"{type(error).__name__}: {error}{where}"

@@ -20,9 +20,6 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor, nn
 
-States = tuple[Tensor, ...]
-"""States of nodes and edges between two iterations, in an order of each network's own."""
-
 
 class Ends(NamedTuple):
     """Nodes at the two ends of each edge, int64 [E]."""
@@ -71,26 +68,14 @@ class PublishedNetwork(nn.Module):
         Raises:
             ValueError: If the network needs edge features and there are none.
         """
-        ends = Ends(edge_index[0], edge_index[1])
-        states = self.encode(x, edge_attr, ends)
-        for k in range(self.graph_iters):
-            states = self.iterate(k, states, ends)
-        return self.score(states, ends).squeeze(-1)
+        return self.logits(x, edge_attr, Ends(edge_index[0], edge_index[1])).squeeze(-1)
 
     @abstractmethod
     def build(self, node_features: int, hidden: int, generator: Generator) -> None:
         """Make the perceptrons, in the order in which their weights are drawn."""
 
     @abstractmethod
-    def encode(self, x: Tensor, edge_attr: Tensor | None, ends: Ends) -> States:
-        """First states."""
-
-    @abstractmethod
-    def iterate(self, k: int, states: States, ends: Ends) -> States:
-        """States after iteration k = 0, 1, ..."""
-
-    @abstractmethod
-    def score(self, states: States, ends: Ends) -> Tensor:
+    def logits(self, x: Tensor, edge_attr: Tensor | None, ends: Ends) -> Tensor:
         """Logits, [E, 1]."""
 
     def given(self, edge_attr: Tensor | None) -> Tensor:
@@ -129,17 +114,12 @@ class InteractionGNN(PublishedNetwork):
         self.node_networks = nn.ModuleList([net(3 * hidden)])
         self.output_edge_classifier = perceptron(generator, [3 * hidden, hidden, hidden, 1], normed)
 
-    def encode(self, x: Tensor, edge_attr: Tensor | None, ends: Ends) -> States:
+    def logits(self, x: Tensor, edge_attr: Tensor | None, ends: Ends) -> Tensor:
         x = self.node_encoder(x)
-        return x, through(self.edge_encoder, *at_ends(x, ends))
-
-    def iterate(self, k: int, states: States, ends: Ends) -> States:
-        x, e = states
-        x = through(self.node_networks[0], x, sum_at(x, ends.dst, e), sum_at(x, ends.src, e))
-        return x, through(self.edge_networks[0], *at_ends(x, ends), e)
-
-    def score(self, states: States, ends: Ends) -> Tensor:
-        x, e = states
+        e = through(self.edge_encoder, *at_ends(x, ends))
+        for _ in range(self.graph_iters):
+            x = through(self.node_networks[0], x, sum_at(x, ends.dst, e), sum_at(x, ends.src, e))
+            e = through(self.edge_networks[0], *at_ends(x, ends), e)
         return through(self.output_edge_classifier, *at_ends(x, ends), e)
 
 
@@ -173,21 +153,15 @@ class InteractionGNN2(PublishedNetwork):
         self.edge_decoder = net(hidden)
         self.edge_output_transform = perceptron(generator, [hidden, hidden, 1], normed)
 
-    def encode(self, x: Tensor, edge_attr: Tensor | None, ends: Ends) -> States:
-        x = self.node_encoder(x)
-        e = through(self.edge_encoder, *([self.given(edge_attr)] if self.edge_features else at_ends(x, ends)))
-        return x, e, x, e
-
-    def iterate(self, k: int, states: States, ends: Ends) -> States:
-        x, e, x_0, e_0 = states
-        x = joined(x, x_0)
-        e = through(self.edge_networks[k], joined(e, e_0), *at_ends(x, ends))
-        if k < self.graph_iters - 1:
-            x = through(self.node_networks[k], sum_at(x, ends.dst, e), sum_at(x, ends.src, e), x)
-        return x, e, x_0, e_0
-
-    def score(self, states: States, ends: Ends) -> Tensor:
-        return through(self.edge_output_transform, self.edge_decoder(states[1]))
+    def logits(self, x: Tensor, edge_attr: Tensor | None, ends: Ends) -> Tensor:
+        x = x_0 = self.node_encoder(x)
+        e = e_0 = through(self.edge_encoder, *([self.given(edge_attr)] if self.edge_features else at_ends(x, ends)))
+        for k in range(self.graph_iters):
+            x = joined(x, x_0)
+            e = through(self.edge_networks[k], joined(e, e_0), *at_ends(x, ends))
+            if k < self.graph_iters - 1:  # the last one would reach no logit
+                x = through(self.node_networks[k], sum_at(x, ends.dst, e), sum_at(x, ends.src, e), x)
+        return through(self.edge_output_transform, self.edge_decoder(e))
 
 
 class AttentionNetwork(PublishedNetwork):
@@ -212,18 +186,17 @@ class AttentionNetwork(PublishedNetwork):
         self.edge_network = perceptron(generator, [2 * hidden, hidden, hidden, hidden, 1], normed)
         self.node_network = perceptron(generator, [3 * hidden, hidden, hidden, hidden, hidden], normed, normed)
 
-    def encode(self, x: Tensor, edge_attr: Tensor | None, ends: Ends) -> States:
-        return (self.input_network(x),)
+    def logits(self, x: Tensor, edge_attr: Tensor | None, ends: Ends) -> Tensor:
+        x = self.input_network(x)
+        for _ in range(self.graph_iters):
+            x = through(self.node_network, *self._collected(x, ends), x) + x
+        return through(self.edge_network, *at_ends(x, ends))
 
-    def iterate(self, k: int, states: States, ends: Ends) -> States:
-        (x,) = states
+    def _collected(self, x: Tensor, ends: Ends) -> tuple[Tensor, Tensor]:
+        # Apart, so that tables of edges are gone before the next ones are made.
         x_src, x_dst = at_ends(x, ends)
         a = torch.sigmoid(through(self.edge_network, x_src, x_dst))
-        m_in, m_out = sum_at(x, ends.dst, a * x_src), sum_at(x, ends.src, a * x_dst)
-        return (through(self.node_network, m_in, m_out, x) + x,)
-
-    def score(self, states: States, ends: Ends) -> Tensor:
-        return through(self.edge_network, *at_ends(states[0], ends))
+        return sum_at(x, ends.dst, a * x_src), sum_at(x, ends.src, a * x_dst)
 
 
 class MessagePassingNetwork(PublishedNetwork):
@@ -249,17 +222,14 @@ class MessagePassingNetwork(PublishedNetwork):
         self.node_network = perceptron(generator, [2 * hidden, hidden, hidden, hidden, hidden], normed, normed)
         self.edge_classifier = perceptron(generator, [2 * hidden, hidden, 1])
 
-    def encode(self, x: Tensor, edge_attr: Tensor | None, ends: Ends) -> States:
-        # Both ways are tables of the event, joined once: they ride along as states that no iteration alters.
-        return self.node_encoder(x), torch.cat([*ends], dim=0), torch.cat([ends.dst, ends.src], dim=0)
-
-    def iterate(self, k: int, states: States, ends: Ends) -> States:
-        x, sender, receiver = states
-        messages = through(self.edge_network, x[sender], x[receiver])
-        return through(self.node_network, x, sum_at(x, receiver, messages)) + x, sender, receiver
-
-    def score(self, states: States, ends: Ends) -> Tensor:
-        return through(self.edge_classifier, *at_ends(states[0], ends))
+    def logits(self, x: Tensor, edge_attr: Tensor | None, ends: Ends) -> Tensor:
+        x = self.node_encoder(x)
+        sender, receiver = torch.cat([*ends], dim=0), torch.cat([ends.dst, ends.src], dim=0)
+        for _ in range(self.graph_iters):
+            # Messages have no name, so that they are gone before the next ones are made.
+            received = sum_at(x, receiver, through(self.edge_network, x[sender], x[receiver]))
+            x = through(self.node_network, x, received) + x
+        return through(self.edge_classifier, *at_ends(x, ends))
 
 
 class GraphConvolutionalNetwork(PublishedNetwork):
@@ -281,18 +251,13 @@ class GraphConvolutionalNetwork(PublishedNetwork):
         self.layers = nn.ModuleList(linear(generator, wide, width) for wide, width in pairwise(widths))
         self.head = perceptron(generator, [2 * hidden, hidden, 1])
 
-    def encode(self, x: Tensor, edge_attr: Tensor | None, ends: Ends) -> States:
+    def logits(self, x: Tensor, edge_attr: Tensor | None, ends: Ends) -> Tensor:
         from_other = (ends.src != ends.dst).to(x.dtype).unsqueeze(-1)  # every node has its one self-loop already
-        return x, from_other, (sum_at(x, ends.dst, from_other) + 1).rsqrt()
-
-    def iterate(self, k: int, states: States, ends: Ends) -> States:
-        x, from_other, scale = states
-        scaled = scale * x
-        x = torch.relu(self.layers[k](scale * (sum_at(scaled, ends.dst, from_other * scaled[ends.src]) + scaled)))
-        return x, from_other, scale
-
-    def score(self, states: States, ends: Ends) -> Tensor:
-        return through(self.head, *at_ends(states[0], ends))
+        scale = (sum_at(x, ends.dst, from_other) + 1).rsqrt()
+        for layer in self.layers:
+            x = scale * x
+            x = torch.relu(layer(scale * (sum_at(x, ends.dst, from_other * x[ends.src]) + x)))
+        return through(self.head, *at_ends(x, ends))
 
 
 class ResidualInteractionNetwork(PublishedNetwork):
@@ -323,18 +288,12 @@ class ResidualInteractionNetwork(PublishedNetwork):
         self.node_networks = nn.ModuleList(net(2 * hidden, hidden) for _ in range(self.graph_iters))
         self.head = net((self.graph_iters + 3) * hidden, 1)
 
-    def encode(self, x: Tensor, edge_attr: Tensor | None, ends: Ends) -> States:
-        return torch.relu(self.node_encoder(x)), torch.relu(self.edge_encoder(self.given(edge_attr)))
-
-    def iterate(self, k: int, states: States, ends: Ends) -> States:
-        x, *e = states
-        a = torch.relu(x)
-        e.append(through(self.edge_networks[k], a[ends.dst], a[ends.src], torch.relu(e[-1])))
-        y = through(self.node_networks[k], a, sum_at(x, ends.dst, e[-1]))
-        return math.sqrt(0.5) * x + math.sqrt(0.5) * y, *e
-
-    def score(self, states: States, ends: Ends) -> Tensor:
-        x, *e = states
+    def logits(self, x: Tensor, edge_attr: Tensor | None, ends: Ends) -> Tensor:
+        x, e = torch.relu(self.node_encoder(x)), [torch.relu(self.edge_encoder(self.given(edge_attr)))]
+        for edge_network, node_network in zip(self.edge_networks, self.node_networks):
+            a = torch.relu(x)
+            e.append(through(edge_network, a[ends.dst], a[ends.src], torch.relu(e[-1])))
+            x = math.sqrt(0.5) * x + math.sqrt(0.5) * through(node_network, a, sum_at(x, ends.dst, e[-1]))
         return through(self.head, *at_ends(x, ends), *e)
 
 

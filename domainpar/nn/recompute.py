@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol, TypeVar
 
 from torch import Tensor
@@ -46,25 +46,23 @@ class _Remembering:
         self._halo = halo
         self._ghosts: list[Tensor] = []
         self._last: Spread | None = None
-        self._next: int | None = None
+        self._again: Iterator[Tensor] | None = None
 
     def start_over(self) -> None:
         """Begin again with the first spread."""
-        if self._ghosts or self._last:
+        if self._ghosts or self._last:  # not before the first time through
             self._keep_ghosts()
-            self._next = 0
+            self._again = iter(self._ghosts)
 
     def spread(self, owned: Tensor) -> Spread:
-        if self._next is None:
-            self._keep_ghosts()
-            self._last = self._halo.spread(owned)
-            return self._last
-        ghosts = self._ghosts[self._next]
-        self._next += 1
-        return self._halo.join(owned, ghosts)
+        if self._again is not None:
+            return self._halo.join(owned, next(self._again))
+        self._keep_ghosts()
+        self._last = self._halo.spread(owned)
+        return self._last
 
     def _keep_ghosts(self) -> None:
         """Of the last spread keep the ghosts' rows only; whoever needed them has waited for them."""
         if self._last is not None:
-            self._ghosts.append(self._last.finish().clone())
+            self._ghosts.append(self._last.finish().clone())  # a copy, so that the table they lie in can go
             self._last = None

@@ -133,7 +133,7 @@ REFUSED = {
     "a table of all rows": (lambda x, net: x + net.weight, "node_parameters", {"net": lambda: nn.Embedding(13, 4)}),
     "an embedding whose table is rows": (lambda batch, x: F.embedding(batch, x), "are picked by numbers"),
     "classes not counted": (lambda batch: F.one_hot(batch), "num_classes"),
-    "norms over rows": (lambda x: F.layer_norm(x, (13, 4)), "runs over the nodes"),
+    "norms over rows": (lambda x: F.layer_norm(x, (13, 4)), "runs along the nodes"),
     "an unknown call": (lambda x: torch.cov(x), "has no exact form"),
 }
 

@@ -153,7 +153,7 @@ REFUSED = {
     "over rows of a square": (lambda square, x: square @ x, "not the same rows"),
     "weights that are rows": (lambda x, z: F.linear(x, z), "weights that are dealt"),
     "a layer over rows": (lambda square, net: net(square.t()), "sums over rows", {"net": lambda: nn.Linear(13, 2)}),
-    "matrices of every rank": (lambda vectors: vectors @ torch.ones(13, 2, 2, dtype=vectors.dtype), "meets rows"),
+    "matrices of every rank": (lambda vectors: vectors @ torch.ones(13, 2, 2, dtype=vectors.dtype), "beside rows"),
     "einsum of all pairs": (lambda x: torch.einsum("nf,mf->nm", x, x), "with every other one"),
     "einsum of all pairs, not said": (lambda x: torch.einsum("...f,mf", x[:, None], x), "with every other one"),
     "einsum with a constant of all rows, not said": (
@@ -162,7 +162,7 @@ REFUSED = {
     ),
     "einsum with a constant of all rows": (
         lambda x: torch.einsum("nf,n->f", x, torch.ones(13, dtype=x.dtype)),
-        "beside rows",
+        "not the same rows",
     ),
     "a sequence of rows": (lambda x, net: net(x)[0], "runs along the rows", {"net": lambda: nn.LSTM(4, 3)}),
     "a sequence of rows in a batch": (

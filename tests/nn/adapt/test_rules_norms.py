@@ -53,8 +53,12 @@ REFUSED = {
         "a feature for each of the nodes",
         {"net": lambda: nn.BatchNorm1d(13).eval()},
     ),
-    "groups of rows": (lambda x, net: net(x.t()[None]), "runs over rows", {"net": lambda: nn.GroupNorm(2, 4)}),
-    "groups of columns": (lambda columns, net: net(columns), "runs over rows", {"net": lambda: nn.GroupNorm(2, 40)}),
+    "groups of rows": (lambda x, net: net(x.t()[None]), "runs along the nodes", {"net": lambda: nn.GroupNorm(2, 4)}),
+    "groups of columns": (
+        lambda columns, net: net(columns),
+        "runs along the edges",
+        {"net": lambda: nn.GroupNorm(2, 40)},
+    ),
     "local response": (lambda x: F.local_response_norm(x.t()[None], 2), ""),
 }
 

@@ -27,6 +27,7 @@ class Places(nn.Module):
     def __init__(self):
         super().__init__()
         self.register_buffer("places", torch.tensor([3, 0, 3]))
+        self.register_buffer("pairs", torch.tensor([[0, 1], [2, 1]]))
 
 
 EXACT = {
@@ -50,6 +51,27 @@ EXACT = {
     ),
     "masked rows by their places": lambda x, mask: (x[mask][0], x[mask][1:], torch.arange(x[mask].size(0))),
     "entries gathered from nodes": lambda x, v, src: (x.gather(0, src.view(-1, 1).expand(-1, 4)), v.gather(0, src)),
+    "a column by masked_select": lambda v, mask: v.masked_select(mask) * 2,
+    "items behind a table of row numbers": lambda x, edge_index, series: (
+        x[edge_index, 0] + x[edge_index.t(), 1:2].squeeze(2).t(),
+        x[..., None][edge_index, ..., 0].sum(0),
+        series[np.array([[0, 1]]), :, 0],
+    ),
+    "items behind a table of features": (lambda vectors, net: vectors[:, net.pairs, 0], {"net": lambda: Places()}),
+    "row numbers by the numbers of their edges": lambda src, edge_index, edge_mask, x: (
+        *(numbers[..., edge_mask.nonzero().view(-1)] * 2 for numbers in (edge_index, src, src.view(1, -1))),
+        edge_index.t()[edge_mask.nonzero().view(-1)] * 2,
+        edge_index.t()[torch.stack([edge_mask.nonzero().view(-1)] * 2)] * 2,
+        x.sum(),
+    ),
+    "row numbers by a list of their columns": lambda src, edge_index, x: (
+        src.view(-1, 1)[:, [0, 0]] * 2,
+        edge_index[torch.tensor([[1, 0]])] * 2,
+        x.sum(),
+    ),
+    "entries of rows and all that they hold": lambda vectors, batch: (
+        vectors[torch.arange(vectors.size(0)), batch, :] + vectors[torch.arange(vectors.size(0)), batch, ...]
+    ),
     "nodes at both ends": lambda x, src, dst: x[src] - x.index_select(0, dst),
     "sums at both ends": lambda x, src, dst, e: (lambda h: h[src] * h[dst])(sums(x, src, dst, e)),
     "rows along another dimension": lambda series, src: series[:, src] + series.index_select(1, src),
@@ -147,12 +169,17 @@ REFUSED = {
         lambda e: (lambda both: (both.view(2, -1, 4).mul_(2), both * 1)[1])(torch.cat([e, e])),
         "clone()",
     ),
+    "a list of lists": (lambda x: x[[[1, 0]]], "takes for a tuple"),
     "a range": (lambda x: x[range(2)], ""),
     "an index of nobody knows": (lambda x: x[torch.from_numpy(np.array([0, 1]))], "nobody knows"),
     "computed numbers": (lambda x, batch: x[batch], "computed"),
     "edges by numbers of nodes": (lambda e, src: e[src], "number something else"),
     "a mask of edges on nodes": (lambda x, edge_mask: x[edge_mask], "not the same rows"),
     "a mask of two dimensions": (lambda x: x[x > 0], "several dimensions"),
+    "a mask of two features": (
+        lambda vectors, table: vectors[:, table[:, :2] > 100],
+        "several dimensions",
+    ),
     "what every rank has, at ends": (lambda table, src: table[src], "has fewer rows"),
     "rows of two equal masks": (lambda x, mask: x[mask] + x[mask.clone()], "not the same rows"),
     "masked_select": (lambda x, mask: x.masked_select(mask.view(-1, 1)), "masked_select"),

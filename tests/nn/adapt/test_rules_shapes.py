@@ -104,6 +104,13 @@ EXACT = {
         torch.stack([x, z]).sum(0) + torch.stack([x, z], -1)[..., 1] + torch.stack((x, z), dim=1)[:, 0]
     ),
     "ends on top of each other": lambda x, src, dst: (lambda ends: x[ends[0]] - x[ends[1]])(torch.stack([src, dst])),
+    "columns of ends copied": lambda x, edge_index, src: (
+        edge_index.t().repeat(1, 2)[:, 3] * 2,
+        edge_index.t().repeat(1, 2) * 2,
+        src.view(-1, 1).expand(-1, 3)[:, 1] * 2,
+        edge_index.flip([]) * 2,
+        x.sum(),
+    ),
     "turned edges": lambda x, edge_index, e: x[edge_index.flip(0)[0]] - x[edge_index[[1, 0]][1]],
     "features backwards": lambda x: x.flip(1) + x.flip([-1]),
     "some features": lambda x: x.narrow(1, 1, 2) + x.select(1, 0).view(-1, 1) + x.select(-1, 3).unsqueeze(-1),
@@ -138,6 +145,10 @@ REFUSED = {
     "rows in pieces of 5": (lambda x: x.split(5)[0], "cuts the nodes"),
     "joined rows cut elsewhere": (lambda x, e: torch.cat([x, e]).split([e.size(0), x.size(0)]), "cuts the"),
     "joined rows halved": (lambda x, e: torch.cat([x, e]).chunk(2), "cuts the"),
+    "joined rows cut at places": (
+        lambda x, e: torch.cat([x, e]).tensor_split([x.size(0), e.size(0)]),
+        "cuts the",
+    ),
     "a virtual node": (lambda x, c: torch.cat([x, c.view(1, 4)]), "virtual node"),
     "a constant beside rows": (lambda x: torch.cat([x, torch.ones(13, 1, dtype=x.dtype)], 1), "beside rows"),
     "nodes beside edges": (
@@ -152,7 +163,7 @@ REFUSED = {
         lambda x, batch: torch.stack([torch.arange(x.size(0)), batch]),
         "edges from nodes to graphs",
     ),
-    "a constant on top of rows": (lambda x: torch.stack([x, torch.ones(13, 4, dtype=x.dtype)]), "on top of rows"),
+    "a constant on top of rows": (lambda x: torch.stack([x, torch.ones(13, 4, dtype=x.dtype)]), "beside rows"),
     "nodes on top of edges": (
         lambda x, e: torch.stack([x, e]),
         "not the same rows",
@@ -160,7 +171,7 @@ REFUSED = {
     ),
     "rows upside down": (lambda x: x.flip(0), "turns the order"),
     "rows by narrow": (lambda x: x.narrow(0, 0, 2), "by their place"),
-    "a row by select": (lambda x: x.select(0, 1), "by its place"),
+    "a row by select": (lambda x: x.select(0, 1), "by their place"),
     "rolled": (lambda x: x.roll(1, 0), "roll"),
     "as_strided": (lambda x: x.as_strided((2, 2), (1, 1)), "as_strided"),
     "unfolded": (lambda x: x.unfold(0, 2, 1), "unfold"),

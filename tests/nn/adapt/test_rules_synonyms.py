@@ -37,7 +37,6 @@ EXACT = {
     "numbers of the type of rows": lambda x, mask: (
         x * x.new_tensor([1, 2, x.size(0), 3]) + mask.new_tensor(data=2.0, dtype=x.dtype) * x.new_tensor(x.size(0))
     ),
-    "a column by a mask": lambda v, mask: v.masked_select(mask) * 2,
     "a random choice": alike(
         lambda x, series, src: F.gumbel_softmax(x)[src] * F.gumbel_softmax(series, 0.5, dim=0).sum((0, 2))[src][:, None]
     ),

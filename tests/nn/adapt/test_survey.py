@@ -17,7 +17,7 @@ from survey_table import first_clause, table  # noqa: E402
 
 from domainpar.nn.adapt import across  # noqa: E402
 from domainpar.nn.adapt.rows import mark  # noqa: E402
-from domainpar.nn.adapt.rules import draws  # noqa: E402
+from domainpar.nn.adapt.rules import new_tensors  # noqa: E402
 from domainpar.nn.adapt.watch import Watch  # noqa: E402
 
 TABLE = Path(__file__).parents[3] / "docs" / "reference" / "convolutions.md"
@@ -270,7 +270,7 @@ def test_a_gradient_of_one_rank_instead_of_all_is_found_wrong(sabotage):
 def test_dropout_drawn_by_local_rows_is_found_wrong(sabotage):
     case = find(CONVOLUTIONS["GATConv"], "GATConv (dropout)")
     assert verdicts(case) == ["exact"]
-    sabotage.setattr(draws, "_ids", lambda watch, axis, length: torch.arange(length))
+    sabotage.setattr(new_tensors, "_ids", lambda watch, axis, length: torch.arange(length))
     assert verdicts(case) == ["wrong"]
 
 

@@ -1,16 +1,13 @@
 """The rules of torch calls on rows that are dealt over ranks; importing this package registers them."""
 
 from domainpar.nn.adapt.rules import (  # noqa: F401
-    draws,
     elementwise,
     matrix_products,
     mixtures,
     new_tensors,
-    norms,
     reductions,
+    refusals,
     scatters,
     selections,
     shapes,
-    synonyms,
-    values,
 )

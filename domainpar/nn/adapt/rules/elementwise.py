@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from domainpar.nn.adapt.calls import Call, one_axis, words
+from domainpar.nn.adapt.calls import Call, axis_and_freshness, words
 from domainpar.nn.adapt.nested import tensors_in
 from domainpar.nn.adapt.rows import MARK_IT, Axis, NotExact, Rows, check_enough_rows, mark
 from domainpar.nn.adapt.watch import Watch, rule
@@ -53,20 +53,16 @@ def elementwise(watch: Watch, call: Call) -> Any:
             return call.args[0].nonzero(as_tuple=True)
     call = _compared_or_values(watch, call)
     place = find_place(watch, call)
-    if (
-        call.name == "prelu"
-        and call.args[1].numel() > 1
-        and call.args[0].dim() - place.from_end == min(1, call.args[0].dim() - 1)
-    ):
-        raise NotExact("prelu with a slope for each row.")
-    given = call.args[0] if call.args else None
+    if call.name == "prelu" and call.args[1].numel() > 1:  # a slope for each index of the second dimension
+        x = call.args[0]
+        if x.dim() - place.from_end == min(1, x.dim() - 1):
+            raise NotExact("prelu with a slope for each row.")
     equal_ends = _equal_ends(watch, call)
-    call = watch.common(call)
-    result = call()
+    result = watch.common(call)()
     if call.in_place:
-        assert isinstance(given, Tensor)
-        return changed(watch, given, place)
-    marked(result, place)
+        return changed(watch, call.args[0], place.fresh)
+    for tensor in tensors_in(result):
+        mark(tensor, Rows(place.axis, tensor.dim() - place.from_end, place.fresh))
     if equal_ends is not None:
         watch.known(result).equal_ends = equal_ends
     return result
@@ -82,25 +78,24 @@ def without_rows(watch: Watch, call: Call, dims: Sequence[int]) -> Any:
     rows = watch.rows(tensor)
     if rows is None or tensor.size(rows.dim):
         return call()
-    result = call.mapped(lambda value: _one_row(watch, value))()
-    cut = [none_of(part, dim, call.tensors) for part, dim in zip(tensors_in(result), dims)]
-    return type(result)(cut) if isinstance(result, tuple) else cut[0]
 
+    def one_row(value: Tensor) -> Tensor:
+        if (of := watch.rows(value)) is None:
+            return value
+        return value.new_zeros([1 if dim == of.dim else size for dim, size in enumerate(value.shape)])
 
-def none_of(result: Tensor, dim: int, given: Sequence[Tensor]) -> Tensor:
-    """No rows of a result, known to autograd as made of all that was given: all ranks go the same way back."""
-    empty = result.narrow(dim, 0, 0)
-    if not (result.is_floating_point() or result.is_complex()):
+    def without(part: Tensor, dim: int) -> Tensor:
+        empty = part.narrow(dim, 0, 0)
+        if not (part.is_floating_point() or part.is_complex()):
+            return empty
+        # Known to autograd as made of all that was given: all ranks go the same way back.
+        for nothing in (tensor.sum() * 0 for tensor in call.tensors if tensor.requires_grad):
+            empty = empty + (nothing if part.is_complex() else torch.real(nothing)).to(part.dtype)
         return empty
-    for nothing in (one.sum() * 0 for one in given if one.requires_grad):
-        empty = empty + (nothing if result.is_complex() else torch.real(nothing)).to(result.dtype)
-    return empty
 
-
-def _one_row(watch: Watch, value: Tensor) -> Tensor:
-    if (rows := watch.rows(value)) is None:
-        return value
-    return value.new_zeros([1 if dim == rows.dim else size for dim, size in enumerate(value.shape)])
+    result = call.mapped(one_row)()
+    cut = [without(part, dim) for part, dim in zip(tensors_in(result), dims)]
+    return type(result)(cut) if isinstance(result, tuple) else cut[0]
 
 
 def _equal_ends(watch: Watch, call: Call) -> bool | None:
@@ -123,23 +118,19 @@ def find_place(watch: Watch, call: Call) -> Place:
     Raises:
         NotExact: If rows meet other rows, or a tensor that nobody said anything of, or row numbers are computed with.
     """
-    tensors = call.tensors
-    known, others = [], []
-    for tensor in tensors:
-        if (rows := watch.rows(tensor)) is None:
-            others.append(tensor)
-        else:
-            known.append((tensor.dim() - rows.dim, rows))
-    axis, from_end = one_axis([rows.axis for _, rows in known], call.name), known[0][0]
-    if any(end != from_end for end, _ in known):
+    rows_of_each = [watch.rows(tensor) for tensor in call.tensors]
+    axis, fresh = axis_and_freshness(rows_of_each, call.name)
+    ends = {tensor.dim() - rows.dim for tensor, rows in zip(call.tensors, rows_of_each) if rows}
+    if len(ends) > 1:
         raise NotExact(f"torch.{call.name} lets rows of {axis.name} meet all other ones, an outer product of rows.")
-    for tensor in others:
-        if tensor.dim() >= from_end and tensor.size(-from_end) != 1:
+    from_end = ends.pop()
+    for tensor, rows in zip(call.tensors, rows_of_each):
+        if rows is None and tensor.dim() >= from_end and tensor.size(-from_end) != 1:
             raise NotExact(
                 f"torch.{call.name} puts a tensor of shape {tuple(tensor.shape)}, the same on every rank, beside rows "
                 f"of {axis.name}; {MARK_IT} if it holds one row for each of them."
             )
-    return Place(axis, from_end, all(rows.fresh for _, rows in known))
+    return Place(axis, from_end, fresh)
 
 
 def _compared_or_values(watch: Watch, call: Call) -> Call:
@@ -147,7 +138,7 @@ def _compared_or_values(watch: Watch, call: Call) -> Call:
     named = [rows.names if rows else None for rows in map(watch.rows, call.tensors)]
     if not any(named):
         return call
-    kinds = {id(one.of) for names in named for one in names or ()}
+    kinds = {id(name.of) for names in named for name in names or ()}
     if call.name in ("eq", "ne", "not_equal") and len(named) == 2 and all(named) and len(kinds) == 1:
         return call
     if call.in_place and named[0]:
@@ -155,40 +146,37 @@ def _compared_or_values(watch: Watch, call: Call) -> Call:
     return watch.with_values(call)
 
 
-def marked(result: Any, place: Place) -> Any:
-    """Mark what broadcasting made."""
-    for tensor in (result,) if isinstance(result, Tensor) else tensors_in(result):
-        mark(tensor, Rows(place.axis, tensor.dim() - place.from_end, place.fresh))
-    return result
+def changed(watch: Watch, tensor: Tensor, fresh: bool) -> Tensor:
+    """A tensor after a call that changed it in place.
 
-
-def changed(watch: Watch, given: Tensor, place: Place) -> Tensor:
-    """A tensor after a call that changed it in place."""
-    before = watch.rows(given)
+    Args:
+        fresh: Whether the ghosts of what it was changed by are up to date.
+    """
+    before = watch.rows(tensor)
     if before is None:
         raise NotExact("a tensor that is the same on every rank is changed, in place, by rows that are not.")
-    mark(given, before.but())
-    if before.fresh and not place.fresh:
-        watch.fill_in_place(given)
-    return given
+    mark(tensor, before.but())
+    if before.fresh and not fresh:  # it, or a view of it, may have been seen with its ghosts
+        watch.fill_in_place(tensor)
+    return tensor
 
 
 @rule(*ONLY_KEEPS, takes="input", knows_numbers=True)
 def keep(watch: Watch, call: Call) -> Any:
     """The same values in another place or of another type."""
-    rows = watch.rows(call.args[0])
-    # What is written into `x.data` does not count as a change of x; into x.detach() it does.
+    tensor = call.args[0]
+    rows = watch.rows(tensor)
     if call.name == "deepcopy":
-        result: Any = call.args[0].detach().clone().requires_grad_(call.args[0].requires_grad)
-    else:
-        result = call.args[0].detach() if call.name == "data" else call()
+        result: Any = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    else:  # what is written into `x.data` does not count as a change of x; into x.detach() it does
+        result = tensor.detach() if call.name == "data" else call()
     if not isinstance(result, Tensor):
         return result
     if rows is None:  # another argument gave type or device
         return mark(result, None)
     if rows.names is not None and result.dtype not in (torch.int64, torch.int32):  # smaller ones hold other numbers
-        return keep(watch, call.but(input=watch.as_values(call.args[0])))
-    return result if result is call.args[0] else mark(result, rows.but())
+        return keep(watch, call.but(input=watch.as_values(tensor)))
+    return result if result is tensor else mark(result, rows.but())
 
 
 @rule("embedding", takes="input weight padding_idx max_norm norm_type scale_grad_by_freq", knows_numbers=True)
@@ -213,13 +201,4 @@ def one_hot(watch: Watch, call: Call) -> Any:
     rows = watch.known(call.args[0])
     if call.get("num_classes", -1) == -1:
         raise NotExact("one_hot without num_classes counts the classes of one rank only; pass num_classes.")
-    return mark(call(), rows.but())
-
-
-@rule("layer_norm", "rms_norm", takes="input normalized_shape")
-def layer_norm(watch: Watch, call: Call) -> Any:
-    """Statistics of each row by itself."""
-    rows = watch.known(call.args[0])
-    if rows.dim >= call.args[0].dim() - len(call.get("normalized_shape")):
-        raise NotExact(f"torch.{call.name} runs over the {rows.axis.name}; normalise over features only.")
     return mark(call(), rows.but())

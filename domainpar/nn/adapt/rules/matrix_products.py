@@ -3,33 +3,65 @@
 from __future__ import annotations
 
 import string
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from domainpar.nn.adapt.across import summed
-from domainpar.nn.adapt.calls import Call, axis_and_freshness, one_axis, words
+from domainpar.nn.adapt.calls import Call, axis_and_freshness, words
 from domainpar.nn.adapt.nested import tensors_in
 from domainpar.nn.adapt.rows import NotExact, Rows, mark
 from domainpar.nn.adapt.rules.elementwise import find_place, without_rows
 from domainpar.nn.adapt.watch import Watch, rule
 
 
-@rule("linear", takes="input")
-@rule("bilinear", takes="input1")
+def product(watch: Watch, call: Call, operands: Sequence[Tensor], letters: Sequence[str], output: str) -> Tensor:
+    """A product that Einstein's notation can say, however torch computes it: the letter of the rows decides.
+
+    Rows whose letter is in the result stay rows. Else the product sums over them: each rank over the rows that it
+    counts, then over ranks.
+
+    Args:
+        call: Computes it, from the tensors among its arguments.
+        operands: Its factors.
+        letters: A letter for each dimension of each factor.
+        output: A letter for each dimension of the result.
+    """
+    rows_of_each = [watch.rows(operand) for operand in operands]
+    axis, fresh = axis_and_freshness(rows_of_each, call.name)
+    letters_of_rows = {word[rows.dim] for word, rows in zip(letters, rows_of_each) if rows}
+    row, is_summed = min(letters_of_rows), not letters_of_rows <= set(output)
+    broadcasts = call.name == "einsum" or not is_summed  # lengths of 1
+    has_constant = any(
+        rows is None and row in word and not (broadcasts and operand.size(word.index(row)) == 1)
+        for word, operand, rows in zip(letters, operands, rows_of_each)
+    )
+    if is_summed and (has_constant or len(letters_of_rows) > 1):
+        raise NotExact(f"torch.{call.name} sums over rows and something else that is not the same rows.")
+    if len(letters_of_rows) > 1:
+        raise NotExact(f"torch.{call.name} multiplies every one of the {axis.name} with every other one.")
+    if any(word.count(row) > 1 for word in letters):
+        raise NotExact(f"torch.{call.name} takes the diagonal of rows by rows.")
+    if has_constant:
+        raise NotExact(f"torch.{call.name} puts a tensor that is the same on every rank beside rows.")
+    if is_summed:
+        return mark(summed(call.mapped(watch.counted)(), watch.part), None)
+    return mark(watch.common(call)(), Rows(axis, output.index(row), fresh))
+
+
+@rule("linear", takes="input weight")
+@rule("bilinear", takes="input1 input2 weight")
 def linear(watch: Watch, call: Call) -> Any:
     """Each row times weights that every rank has."""
-    num_inputs = 2 if call.name == "bilinear" else 1
-    known = [watch.rows(tensor) for tensor in call.args[:num_inputs]]
-    if any(rows is None or rows.dim == tensor.dim() - 1 for rows, tensor in zip(known, call.args)):
-        raise NotExact(
-            f"torch.{call.name} sums over rows, or has weights that are dealt over the ranks; write it as a matmul."
-        )
-    if any(watch.rows(weight) is not None for weight in tensors_in((call.args[num_inputs:], call.kwargs))):
-        raise NotExact(f"torch.{call.name} has weights that are dealt over the ranks.")
-    axis, fresh = axis_and_freshness(known, call.name)
-    return mark(watch.common(call)(), Rows(axis, next(rows.dim for rows in known if rows), fresh))
+    inputs = call.args[: 2 if call.name == "bilinear" else 1]
+    if any(watch.rows(weight) is not None for weight in tensors_in((call.args[len(inputs) :], call.kwargs))):
+        raise NotExact(f"torch.{call.name} has weights that are dealt over the ranks; write it as a matmul.")
+    batch = string.ascii_uppercase[: inputs[0].dim() - 1]
+    words_of_inputs = [batch + letter for letter, _ in zip("ij", inputs)]
+    letters = [*words_of_inputs, "o" + "ij"[: len(inputs)]]
+    return product(watch, call, [*inputs, call.get("weight")], letters, batch + "o")
 
 
 @rule("matmul", "rmatmul", "mm", "bmm", "dot", "mv", takes="input other|mat2|vec|tensor")
@@ -39,35 +71,30 @@ def matmul(watch: Watch, call: Call) -> Any:
     if call.name == "rmatmul":
         left, right = right, left
         call = replace(call, func=Tensor.matmul, name="matmul", args=[left, right])
-    of_left, of_right = watch.rows(left), watch.rows(right)
-    left_end = None if of_left is None else left.dim() - of_left.dim
-    right_end = None if of_right is None else right.dim() - of_right.dim
-    inner = 2 if right.dim() > 1 else 1
-    if of_left and of_right and left_end == 1 and right_end == inner:
-        axis = one_axis([of_left.axis, of_right.axis], call.name)
-        return mark(summed(call.but(input=watch.counted(left), other=watch.counted(right))(), watch.part), None)
-    if left_end == 1 or right_end == inner:
-        raise NotExact("a matrix product sums over rows and something else that is not the same rows.")
-    axis, fresh = axis_and_freshness([of_left, of_right], call.name)
-    if of_left and of_right:
-        if left_end != right_end or left_end is None or left_end < 3:
-            raise NotExact(f"a matrix product of every one of the {axis.name} with every other one.")
-        end_after = left_end
-    elif of_left:
-        assert left_end is not None
-        _check_batch(left_end, right)
-        end_after = left_end - (right.dim() == 1)
-    else:
-        assert right_end is not None
-        _check_batch(right_end, left)
-        end_after = right_end - (left.dim() == 1 and right_end > 1)
-    result = watch.common(call)()
-    return mark(result, Rows(axis, result.dim() - end_after, fresh))
+    # Dimensions of batches are broadcast, so their letters are counted from behind.
+    batches = [string.ascii_uppercase[28 - max(tensor.dim(), 2) :] for tensor in (left, right)]
+    of_left, of_right = "i" * (left.dim() > 1), "k" * (right.dim() > 1)
+    letters = [batches[0] + of_left + "j", batches[1] + "j" + of_right]
+    return product(watch, call, [left, right], letters, max(batches, key=len) + of_left + of_right)
 
 
-def _check_batch(end: int, other: Tensor) -> None:
-    if end >= 3 and other.dim() >= end and other.size(-end) != 1:
-        raise NotExact("a batch of matrices that is the same on every rank meets rows.")
+@rule("einsum")
+def einsum(watch: Watch, call: Call) -> Any:
+    """Products in Einstein's notation."""
+    equation, operands = call.args[0], call.args[1:]
+    operands = list(operands[0]) if len(operands) == 1 and isinstance(operands[0], (tuple, list)) else operands
+    inputs, arrow, output = equation.replace(" ", "").partition("->")
+    if not arrow:  # what stands for other dimensions, then what occurs once, as torch sorts it
+        alone = sorted(letter for letter in set(inputs) - set(",.") if inputs.count(letter) == 1)
+        output = "..." * ("..." in inputs) + "".join(alone)
+    # The dimensions that dots stand for are broadcast: spare letters, counted from behind.
+    hidden = [operand.dim() - len(word) + 3 for word, operand in zip(inputs.split(","), operands)]
+    most = max((count for word, count in zip(inputs.split(","), hidden) if "..." in word), default=0)
+    spare = "".join(letter for letter in string.ascii_letters if letter not in equation)[:most]
+    letters = [word.replace("...", spare[most - count :]) for word, count in zip(inputs.split(","), hidden)]
+    output = output.replace("...", spare)
+    call = replace(call, args=[f"{','.join(letters)}->{output}", *operands])
+    return product(watch, call, operands, letters, output)
 
 
 @rule("addmm", "baddbmm", "addmv", "addbmm", takes="input left|mat1|mat|batch1 right|mat2|vec|batch2")
@@ -80,90 +107,30 @@ def add_and_multiply(watch: Watch, call: Call) -> Any:
         return added * call.kwargs.get("beta", 1) + (left @ right) * call.kwargs.get("alpha", 1)
 
 
-@rule(
-    *words(
-        "sparse_coo_tensor sparse_csr_tensor sparse_csc_tensor sparse_compressed_tensor to_sparse to_sparse_coo "
-        "to_sparse_csr _sparse_mm"
-    )
-)
-def sparse(watch: Watch, call: Call) -> Any:
-    """Matrices of all nodes by all nodes."""
-    raise NotExact(
-        f"torch.{call.name.lstrip('_')}: a sparse matrix has rows and columns of the whole graph, which no rank has; "
-        "give the layer edge_index, and weights of edges, which layers of PyG take as well."
-    )
-
-
-@rule("einsum")
-def einsum(watch: Watch, call: Call) -> Any:
-    """Products in Einstein's notation; a letter of rows that is summed over is summed over all ranks."""
-    equation, operands = call.args[0], call.args[1:]
-    operands = list(operands[0]) if len(operands) == 1 and isinstance(operands[0], (tuple, list)) else operands
-    letters, output = _letters(equation, [operand.dim() for operand in operands])
-    equation = f"{','.join(letters)}->{output}"
-    known = [watch.rows(operand) for operand in operands]
-    axis, fresh = axis_and_freshness(known, call.name)
-    letter = {one[rows.dim] for one, rows in zip(letters, known) if rows}
-    if len(letter) != 1:
-        raise NotExact(f"torch.einsum multiplies every one of the {axis.name} with every other one.")
-    row = letter.pop()
-    if any(one.count(row) > 1 for one in letters):
-        raise NotExact("torch.einsum takes the diagonal of rows by rows.")
-    for one, operand, rows in zip(letters, operands, known):
-        if rows is None and row in one and operand.size(one.index(row)) != 1:
-            raise NotExact("torch.einsum puts a tensor that is the same on every rank beside rows.")
-    if row in output:
-        args = operands if fresh else [watch.owned(operand) for operand in operands]
-        return mark(call.func(equation, *args), Rows(axis, output.index(row), fresh))
-    return mark(summed(call.func(equation, *(watch.counted(operand) for operand in operands)), watch.part), None)
-
-
-def _letters(equation: str, num_dims: list[int]) -> tuple[list[str], str]:
-    """The letters of each operand and of the result, also where "..." or no result is written."""
-    inputs, arrow, output = equation.replace(" ", "").partition("->")
-    operands = inputs.split(",")
-    if not arrow:  # what stands for other dimensions, then what occurs once, as torch sorts it
-        alone = sorted(letter for letter in set(inputs) - set(",.") if inputs.count(letter) == 1)
-        output = "..." * ("..." in inputs) + "".join(alone)
-    spare = "".join(letter for letter in string.ascii_letters if letter not in equation)
-    hidden = [num - len(one) + 3 for one, num in zip(operands, num_dims) if "..." in one]
-    spare = spare[: max(hidden, default=0)]
-    letters = [one.replace("...", spare[len(spare) - (num - len(one) + 3) :]) for one, num in zip(operands, num_dims)]
-    return letters, output.replace("...", spare)
-
-
-@rule("lstm", "gru", "rnn_tanh", "rnn_relu")
+@rule("lstm", "gru", "rnn_tanh", "rnn_relu", "gru_cell", "lstm_cell", "rnn_tanh_cell", "rnn_relu_cell")
 def recurrent(watch: Watch, call: Call) -> Any:
-    """A recurrent network along a dimension of features, a sequence for each row."""
-    if isinstance(call.args[1], Tensor) and call.name != "gru" and call.args[1].dim() == 1:
-        raise NotExact(f"torch.{call.name} of packed sequences.")
-    rows = watch.rows(call.args[0])
-    batch_first, dropout, train = call.args[-1], call.args[5], call.args[6]
-    if rows is None or call.args[0].dim() != 3 or rows.dim != (0 if batch_first else 1):
-        raise NotExact(f"torch.{call.name} runs along the rows; their order is the whole graph's, not one rank's.")
-    if dropout and train:
-        raise NotExact(f"dropout inside torch.{call.name}; put an nn.Dropout behind it.")
-    given = [call.args[1]] if isinstance(call.args[1], Tensor) else list(call.args[1])
-    of_states = [watch.rows(state) for state in given]
-    if any(of is None or of.axis is not rows.axis or of.dim != 1 for of in of_states):
-        raise NotExact(f"torch.{call.name} begins with states that are not of the same rows.")
-    fresh = rows.fresh and all(of.fresh for of in of_states if of)
-    output, *states = watch.common(call)()
-    mark(output, rows.but(fresh=fresh))
-    return (output, *(mark(state, Rows(rows.axis, 1, fresh)) for state in states))
-
-
-@rule("gru_cell", "lstm_cell", "rnn_tanh_cell", "rnn_relu_cell")
-def recurrent_cell(watch: Watch, call: Call) -> Any:
-    """One step of a recurrent network for each row."""
-    states = list(call.args[1]) if isinstance(call.args[1], (tuple, list)) else [call.args[1]]
-    known = [watch.rows(tensor) for tensor in [call.args[0], *states]]
-    if any(rows is None or rows.dim != 0 for rows in known):
-        raise NotExact(f"torch.{call.name} of rows and of something that is the same on every rank.")
-    axis, fresh = axis_and_freshness(known, call.name)
+    """A recurrent network along a dimension of features, a sequence for each row; or one step of it."""
+    given, states = call.args[0], call.args[1]
+    is_step = call.name.endswith("_cell")
+    if not is_step:
+        if isinstance(states, Tensor) and call.name != "gru" and states.dim() == 1:
+            raise NotExact(f"torch.{call.name} of packed sequences.")
+        batch_first, dropout, training = call.args[-1], call.args[5], call.args[6]
+        if dropout and training:
+            raise NotExact(f"dropout inside torch.{call.name}; put an nn.Dropout behind it.")
+    states = [states] if isinstance(states, Tensor) else list(states)
+    rows_of_each = [watch.rows(tensor) for tensor in (given, *states)]
+    # Of a sequence, states are [layers, batch, features]; results lie as input and states do.
+    dims = [0 if is_step or batch_first else 1, *[0 if is_step else 1] * len(states)]
+    if any(rows is None or rows.dim != dim for rows, dim in zip(rows_of_each, dims)) or given.dim() != 3 - is_step:
+        raise NotExact(
+            f"torch.{call.name} runs along the rows, whose order is the whole graph's, not one rank's; or it joins "
+            "rows with states or inputs that are the same on every rank."
+        )
+    axis, fresh = axis_and_freshness(rows_of_each, call.name)
     result = watch.common(call)()
-    for tensor in tensors_in(result):
-        mark(tensor, Rows(axis, 0, fresh))
+    for tensor, dim in zip(tensors_in(result), dims):
+        mark(tensor, Rows(axis, dim, fresh))
     return result
 
 
@@ -176,11 +143,7 @@ def recurrent_cell(watch: Watch, call: Call) -> Any:
     *words("max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d"),
     takes="input kernel_size stride padding",
 )
-@rule(
-    *words("adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d"),
-    *words("adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d"),
-    takes="input output_size",
-)
+@rule(*(f"adaptive_{how}_pool{count}d" for how in ("avg", "max") for count in (1, 2, 3)), takes="input output_size")
 def convolution(watch: Watch, call: Call) -> Any:
     """A batch entry for each row; or rows along a dimension of the picture, where the kernel stays within one row."""
     given, count = call.get("input"), int(call.name[-2])
@@ -200,7 +163,7 @@ def convolution(watch: Watch, call: Call) -> Any:
 def _stays(call: Call, along: int) -> bool:
     """Whether a kernel makes each entry along one of its dimensions of that entry only."""
 
-    def of(value: Any) -> Any:
+    def of(value: Any) -> Any:  # one number is for all dimensions
         return value[min(along, len(value) - 1)] if isinstance(value, (tuple, list)) else value
 
     if call.name.startswith("adaptive"):
@@ -241,22 +204,23 @@ def attention(watch: Watch, call: Call) -> Any:
 )
 def multi_head_attention(watch: Watch, call: Call) -> Any:
     """`nn.MultiheadAttention`, whose inputs are [entries, batch, features] here: rows may be the batch."""
-    given, padding = [call.get(name) for name in ("query", "key", "value")], call.get("key_padding_mask")
-    known = [watch.rows(tensor) for tensor in given]
-    if any(rows is not None and (tensor.dim() < 3 or rows.dim != 1) for rows, tensor in zip(known, given)):
+    inputs, padding = [call.get(name) for name in ("query", "key", "value")], call.get("key_padding_mask")
+    rows_of_inputs = [watch.rows(tensor) for tensor in inputs]
+    if any(rows and (tensor.dim() < 3 or rows.dim != 1) for rows, tensor in zip(rows_of_inputs, inputs)):
         raise NotExact(BETWEEN_ROWS)
-    others = [tensor for tensor in call.tensors if all(tensor is not one for one in (*given, padding))]
-    of_padding = watch.rows(padding) if padding is not None else None
-    if any(rows is None for rows in known) or (padding is not None and (of_padding is None or of_padding.dim != 0)):
+    of_padding = None if padding is None else watch.rows(padding)
+    alike = padding is None or (of_padding is not None and of_padding.dim == 0)
+    if None in rows_of_inputs or not alike:
         raise NotExact("attention of rows to what is the same on every rank; expand that to the rows: x.size(0).")
-    if any(watch.rows(tensor) is not None for tensor in others) or (
-        (mask := call.get("attn_mask")) is not None and mask.dim() > 2
-    ):
+    others = [tensor for tensor in call.tensors if all(tensor is not each for each in (*inputs, padding))]
+    mask = call.get("attn_mask")
+    # A mask of three dimensions is for each row and head, which torch counts as one.
+    if any(watch.rows(tensor) is not None for tensor in others) or (mask is not None and mask.dim() > 2):
         raise NotExact("attention with a mask or weights for each row; key_padding_mask may have rows.")
     if call.get("dropout_p", 0.0) and call.get("training", True):
         raise NotExact(
             "dropout inside nn.MultiheadAttention; make it with dropout=0.0 and put an nn.Dropout behind it."
         )
-    axis, fresh = axis_and_freshness([*known, of_padding], call.name)
+    axis, fresh = axis_and_freshness([*rows_of_inputs, of_padding], call.name)
     result, weights = watch.common(call)()
     return mark(result, Rows(axis, 1, fresh)), None if weights is None else mark(weights, Rows(axis, 0, fresh))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -22,17 +22,20 @@ class Mixed(NamedTuple):
     """The dimensions that a call mixes.
 
     Attributes:
-        default: Those that it mixes if it is not told; None for all.
-        takes: Its arguments; the last one tells the dimensions.
+        default: Those that it mixes if it is not told; None for all. Or a function of the call and one of its tensors.
+        takes: Its arguments; the one that begins with `dim` tells the dimensions.
     """
 
-    default: int | tuple[int, ...] | None
+    default: int | tuple[int, ...] | Callable[[Call, Tensor], Iterable[int]] | None
     takes: str = "input"
 
     def of(self, call: Call, tensor: Tensor) -> Collection[int]:
         """The dimensions of one of the call's tensors."""
-        names = self.takes.split()[1:]
-        dims = call.get(names[-1], self.default) if names else self.default
+        if callable(self.default):
+            dims: Any = self.default(call, tensor)
+        else:
+            name = next((name for name in self.takes.split() if name.startswith("dim")), None)
+            dims = call.get(name, self.default) if name else self.default
         dims = range(tensor.dim()) if dims is None else (dims,) if isinstance(dims, int) else dims
         return {dim % tensor.dim() for dim in dims if -tensor.dim() <= dim < tensor.dim()}
 
@@ -59,58 +62,55 @@ MIXES = {
     **dict.fromkeys(words("fft_fftshift fft_ifftshift unflatten"), Mixed(None, "input dim")),
     "roll": Mixed(None, "input by dims"),
     "rot90": Mixed((0, 1), "input by dims"),
-    "unfold": Mixed((-3, -2, -1), "input dimension"),
+    **dict.fromkeys(words("prod median nanmedian mode argmax argmin aminmax"), Mixed(None, "input dim keepdim")),
+    "quantile": Mixed(None, "input q dim keepdim"),
+    # of pictures, in torch.nn.functional, or of a tensor along a dimension
+    "unfold": Mixed(
+        lambda call, _: call.get("dimension", 0) if call.func is Tensor.unfold else (-3, -2, -1), "input dimension"
+    ),
+    "pad": Mixed(lambda call, _: [-1 - at // 2 for at, width in enumerate(call.get("pad")) if width], "input pad"),
+    "diagonal": Mixed(lambda call, _: (call.get("dim1", 0), call.get("dim2", 1)), "input offset dim1 dim2"),
+    "interpolate": Mixed(lambda _, tensor: range(2, tensor.dim())),
+    **dict.fromkeys(
+        ("layer_norm", "rms_norm"),
+        Mixed(lambda call, _: range(-len(call.get("normalized_shape")), 0), "input normalized_shape"),
+    ),
+    # statistics of each row of the batch; its weights may not have rows at all
+    "group_norm": Mixed(lambda call, tensor: range(int(tensor is call.get("input")), tensor.dim())),
+    "kron": Mixed(()),
+    "searchsorted": Mixed(-1, "sorted_sequence elements|input|self"),  # of a list for each row
 }
 PROBES = 2, 3  # numbers of rows; any two will do
 
 
-@rule("pad", takes="input pad")
-@rule("diagonal", takes="input offset dim1 dim2")
-@rule("interpolate", takes="input")
 def mixing(watch: Watch, call: Call) -> Any:
     """Each row by itself; where the rows are afterwards, dimensions being moved, made or taken away, a probe tells."""
     for tensor in call.tensors:
         rows = watch.rows(tensor)
-        if rows is not None and rows.dim in _mixed(call, tensor):
-            return _along_rows(watch, call, rows)
+        if rows is not None and rows.dim in MIXES[call.name].of(call, tensor):
+            if call.name in ("softmax", "log_softmax") and isinstance(call.get("dim"), int):
+                return softmax_over_rows(watch, call, rows.dim)
+            raise NotExact(
+                f"torch.{call.name} runs along the {rows.axis.name}, whose order and number are the whole graph's, not "
+                "one rank's, and has no exact form that is known here; sum, mean, max, min, var, std and softmax over "
+                "rows have one, and so has what is done along other dimensions, to each row by itself. Sort edges "
+                "before split_graph."
+            )
     place = find_place(watch, call)
+    if call.name == "kron" and all(watch.rows(tensor) is not None for tensor in call.tensors):
+        raise NotExact(f"torch.kron multiplies every one of the {place.axis.name} with every other one.")
     dims = _dims_of_rows(watch, call)
-    given = call.tensors[0]
-    call = watch.common(call)
-    result = call() if call.name in MATRICES else without_rows(watch, call, dims)  # a row of zeros has no inverse
+    common = watch.common(call)
+    result = common() if call.name in MATRICES else without_rows(watch, common, dims)  # a row of zeros has no inverse
     if call.in_place:
-        return changed(watch, given, place)
+        return changed(watch, call.tensors[0], place.fresh)
     for tensor, dim in zip(tensors_in(result), dims):
         mark(tensor, Rows(place.axis, dim, place.fresh))
     return result
 
 
-for _name in MIXES.keys() - {"linalg_solve"}:
+for _name in MIXES.keys() - {"linalg_solve", "searchsorted"}:  # have rules of their own
     rule(_name, takes=MIXES[_name].takes)(mixing)
-
-
-def _mixed(call: Call, tensor: Tensor) -> Collection[int]:
-    if call.name == "pad":
-        return {tensor.dim() - 1 - at // 2 for at, width in enumerate(call.get("pad")) if width}
-    if call.name == "diagonal":
-        return {call.get("dim1", 0) % tensor.dim(), call.get("dim2", 1) % tensor.dim()}
-    if call.name == "interpolate":
-        return range(2, tensor.dim())
-    if call.name == "unfold" and call.func is not Tensor.unfold:  # of pictures, in torch.nn.functional
-        return range(tensor.dim() - 3, tensor.dim())
-    if call.name == "searchsorted":
-        return {tensor.dim() - 1}
-    return MIXES[call.name].of(call, tensor)
-
-
-def _along_rows(watch: Watch, call: Call, rows: Rows) -> Any:
-    if call.name in ("softmax", "log_softmax") and isinstance(call.get("dim"), int):
-        return softmax_over_rows(watch, call, rows.dim)
-    raise NotExact(
-        f"torch.{call.name} runs along the {rows.axis.name}, whose order and number are the whole graph's, not one "
-        "rank's; sums, means, maxima and softmax over rows have an exact form, and so has what is done along other "
-        "dimensions, to each row by itself. Sort edges before split_graph."
-    )
 
 
 @dataclass(frozen=True)
@@ -190,21 +190,11 @@ def among(watch: Watch, call: Call) -> Any:
     numbers = call.get("elements")
     if call.name == "searchsorted" and call.get("sorted_sequence").dim() > 1:  # a list for each row
         return mixing(watch, call)
-    known = [rows for tensor in call.tensors if (rows := watch.rows(tensor))]
+    of_rows = [rows for tensor in call.tensors if (rows := watch.rows(tensor))]
     rows = watch.rows(numbers) if isinstance(numbers, Tensor) else None
-    if rows is None or len(known) > 1:
+    if rows is None or len(of_rows) > 1:
         raise NotExact(
-            f"torch.{call.name} looks something up among {known[-1].axis.name}, of which each rank has others; "
+            f"torch.{call.name} looks something up among {of_rows[-1].axis.name}, of which each rank has others; "
             "give it a list that is the same on every rank, for example rows.unique(): the values of all of them."
         )
     return mark(call(), rows.but())
-
-
-@rule("kron", takes="input")
-def kron(watch: Watch, call: Call) -> Any:
-    """Each row times what every rank has."""
-    place = find_place(watch, call)
-    if all(watch.rows(tensor) is not None for tensor in call.tensors):
-        raise NotExact(f"torch.kron multiplies every one of the {place.axis.name} with every other one.")
-    result = watch.common(call)()
-    return mark(result, Rows(place.axis, result.dim() - place.from_end, place.fresh))

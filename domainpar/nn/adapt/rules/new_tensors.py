@@ -1,15 +1,53 @@
-"""Calls that make tensors of as many rows as others have."""
+"""Sizes that know which rows they count, and new tensors of as many rows: of one value, of numbers, drawn at random.
+
+Random numbers do not depend on who draws them: they are the same for a row wherever it is.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from domainpar.nn.adapt.calls import Call
+from domainpar.nn.adapt.calls import DROPS, Call, words
 from domainpar.nn.adapt.rows import Axis, Names, NotExact, RowCount, Rows, mark
-from domainpar.nn.adapt.watch import Watch, rule
+from domainpar.nn.adapt.watch import RULES, Watch, rule
+from domainpar.nn.noise import dropout_mask, random_bits
+
+
+@rule("size", "shape", takes="input dim", knows_numbers=True)
+def size(watch: Watch, call: Call) -> Any:
+    """Sizes, in which the number of rows knows what it counts."""
+    tensor, dim = call.args[0], call.get("dim")
+    rows = watch.known(tensor)
+    count = RowCount(rows.axis)
+    if dim is None:
+        return torch.Size([count if at == rows.dim else length for at, length in enumerate(tensor.shape)])
+    return count if dim % tensor.dim() == rows.dim else tensor.size(dim)
+
+
+@rule("python len", "numel", "nelement", knows_numbers=True)
+def count(watch: Watch, call: Call) -> Any:
+    """Numbers of the whole graph. Python makes that of `len` a plain integer, which as a size is refused later."""
+    tensor = call.args[0]
+    rows = watch.known(tensor)
+    sizes = [rows.axis.total if dim == rows.dim else length for dim, length in enumerate(tensor.shape)]
+    return sizes[0] if call.name == "python len" else math.prod(sizes)
+
+
+def _rows_of_sizes(watch: Watch, sizes: Sequence[Any]) -> Rows | None:
+    """The rows of a new tensor; None if no size is a number of rows."""
+    dims = [dim for dim, size in enumerate(sizes) if type(size) is RowCount]
+    if len(dims) > 1:
+        raise NotExact(f"a tensor of {sizes[dims[0]]} by {sizes[dims[1]]} would join every row with every other one.")
+    if not dims:
+        return None
+    axis = sizes[dims[0]].axis
+    return Rows(axis, dims[0], watch.starts_fresh(axis))
 
 
 @rule("zeros", "ones", "empty", takes="size*", knows_numbers=True)
@@ -17,17 +55,13 @@ from domainpar.nn.adapt.watch import Watch, rule
 @rule("new_zeros", "new_ones", "new_empty", takes="input size*", knows_numbers=True)
 @rule("new_full", takes="input size", knows_numbers=True)
 def filled(watch: Watch, call: Call) -> Any:
-    """A tensor of one value; where a size is a number of rows, it has those rows."""
+    """A tensor of one value; where a size is a number of rows, it has those rows. Else it is made like rows only."""
     size = call.get("size")
     sizes = list(size) if isinstance(size, (tuple, list)) else [size]
-    dims = [dim for dim, length in enumerate(sizes) if type(length) is RowCount]
-    if len(dims) > 1:
-        raise NotExact(f"a tensor of {sizes[dims[0]]} by {sizes[dims[1]]} would join every row with every other one.")
-    if not dims:  # made like rows, but not of them
-        return mark(call.but(size=tuple(sizes))(), None)
-    axis: Axis = sizes[dims[0]].axis
-    sizes[dims[0]] = axis.length if axis is not watch.part.node_axis else room(watch)
-    return mark(call.but(size=tuple(sizes))(), Rows(axis, dims[0], watch.starts_fresh(axis)))
+    rows = _rows_of_sizes(watch, sizes)
+    if rows is not None:
+        sizes[rows.dim] = room(watch) if rows.axis is watch.part.node_axis else rows.axis.length
+    return mark(call.but(size=tuple(sizes))(), rows)
 
 
 @rule("zeros_like", "ones_like", "empty_like", "full_like", takes="input", knows_numbers=True)
@@ -37,11 +71,10 @@ def filled_like(watch: Watch, call: Call) -> Any:
     rows = watch.rows(like)
     if rows is None:
         return mark(call(), None)
-    if rows.axis is not watch.part.node_axis:
-        return mark(call(), rows.but(names=None))
-    shape = [room(watch) if dim == rows.dim else size for dim, size in enumerate(like.shape)]
-    result = call.but(input=like.detach().new_empty(shape))()
-    return mark(result, Rows(rows.axis, rows.dim, fresh=watch.alone))
+    if rows.axis is watch.part.node_axis:
+        shape = [room(watch) if dim == rows.dim else size for dim, size in enumerate(like.shape)]
+        call = call.but(input=like.detach().new_empty(shape))
+    return mark(call(), rows.but(names=None, fresh=watch.starts_fresh(rows.axis)))
 
 
 def room(watch: Watch) -> int:
@@ -63,6 +96,7 @@ def arange(watch: Watch, call: Call) -> Any:
     axis = stop.axis
     kwargs = {name: value for name, value in call.kwargs.items() if name not in ("start", "end", "step")}
     numbers, fresh = torch.arange(axis.length, **kwargs), watch.starts_fresh(axis)
+    # Integers stay this rank's numbers, as those of edge_index; of another type they are values of the whole graph.
     if numbers.dtype not in (torch.int64, torch.int32):
         numbers = (watch.part.local_ids[: axis.length] if axis is watch.part.node_axis else axis.places).to(numbers)
         return mark(numbers, Rows(axis, 0, fresh))
@@ -73,7 +107,101 @@ def arange(watch: Watch, call: Call) -> Any:
 @rule("scalar_tensor", takes="s")
 def of_numbers(watch: Watch, call: Call) -> Any:
     """A number of rows as a value: that of the whole graph."""
-    value = call.args[0]
-    if type(value) is not RowCount:
+    count, *others = call.args
+    if type(count) is not RowCount:
         raise NotExact(f"torch.{call.name} is given rows or their number inside a list.")
-    return mark(replace(call, args=[value.axis.total, *call.args[1:]])(), None)
+    return mark(replace(call, args=[count.axis.total, *others])(), None)
+
+
+@rule("new_tensor", takes="input data")
+def new_tensor(watch: Watch, call: Call) -> Any:
+    """Numbers as a tensor of the type of rows."""
+    like, data = call.args[0], call.get("data")
+    kwargs = {name: value for name, value in call.kwargs.items() if name != "data" and value is not None}
+    with watch.in_other_words():
+        return torch.tensor(data, **({"dtype": like.dtype, "device": like.device} | kwargs))
+
+
+@rule("dropout", takes="input p training inplace")
+def dropout(watch: Watch, call: Call) -> Any:
+    """Numbers that are dropped by the global number of their row, so that ghosts agree with their owners."""
+    x, rate = call.get("input"), call.get("p", 0.5)
+    rows = watch.rows(x)
+    if not call.drops or rate == 0:
+        return x
+    if rate >= 1:  # the mask of this rate would be divided by 0
+        mask = torch.zeros_like(x)
+    else:
+        mask = _drawn(watch, x.shape, rows, lambda ids, key, width: dropout_mask(ids, key, width, rate, x))
+    result = x.mul_(mask) if call.in_place or call.get("inplace", False) else x * mask
+    return mark(result, None if rows is None else rows.but())
+
+
+@rule("rand", takes="size*")
+@rule("rand_like", takes="input")
+def uniform(watch: Watch, call: Call) -> Any:
+    """Uniform numbers in [0, 1), one for each row's global number."""
+    if call.name == "rand_like":
+        like = call.get("input")
+        rows, shape, device, dtype = watch.rows(like), like.shape, like.device, like.dtype
+    else:
+        sizes = call.get("size", [])
+        rows, device, dtype = _rows_of_sizes(watch, sizes), call.kwargs.get("device") or "cpu", None
+        shape = torch.Size([size.axis.length if type(size) is RowCount else size for size in sizes])
+    dtype = call.kwargs.get("dtype") or dtype or torch.get_default_dtype()
+    bits = _drawn(watch, shape, rows, lambda ids, key, width: random_bits(ids, key, width, device))
+    # 24 of 32 bits: every float holds them exactly, so the numbers are the same in each type.
+    return mark((bits >> 8).to(dtype) * 2.0**-24, None if rows is None else rows.but())
+
+
+Draw = Callable[[Tensor, int, int], Tensor]
+"""Numbers of a table, [rows, width], by the ids of its rows, the key of the call, and the width."""
+
+
+def _drawn(watch: Watch, shape: torch.Size, rows: Rows | None, draw: Draw) -> Tensor:
+    """Random numbers of a shape, seen as a table of rows with ids that are the same on every rank that has them."""
+    if not shape:
+        return draw(torch.zeros(1, dtype=torch.int64), watch.noise_key(), 1)[0, 0]
+    dim = 0 if rows is None else rows.dim
+    others = [size for at, size in enumerate(shape) if at != dim]
+    ids = torch.arange(shape[0]) if rows is None else _ids(watch, rows.axis, shape[dim])
+    return draw(ids, watch.noise_key(), math.prod(others)).view(len(ids), *others).movedim(0, dim)
+
+
+def _ids(watch: Watch, axis: Axis, length: int) -> Tensor:
+    # A ghost draws by its global number what its owner draws.
+    with_ghosts = axis is watch.part.node_axis and length == watch.part.plan.num_local
+    return watch.part.local_ids if with_ghosts else axis.keys
+
+
+@rule(
+    *words(
+        "alpha_dropout feature_alpha_dropout dropout1d dropout2d dropout3d feature_dropout bernoulli randn randn_like "
+        "randint randint_like randperm normal uniform multinomial exponential poisson rrelu cauchy geometric "
+        "log_normal random"
+    ),
+    takes="input lower upper training",
+)
+def other_draws(watch: Watch, call: Call) -> Any:
+    """All other random numbers; nothing is drawn in evaluation."""
+    if call.name in DROPS and not call.drops:
+        return call.get("input")
+    if call.name == "rrelu" and not call.get("training", False):
+        return RULES["leaky_relu"](watch, call)
+    raise NotExact(
+        f"torch.{call.name} draws random numbers that would be others on each rank; dropout, rand and rand_like are "
+        "drawn by the global number of a row and may be used."
+    )
+
+
+@rule("gumbel_softmax", takes="logits tau hard eps dim")
+def gumbel_softmax(watch: Watch, call: Call) -> Any:
+    """A random choice of classes, drawn by the global numbers of rows as all that is drawn."""
+    logits, dim = call.get("logits"), call.get("dim", -1)
+    with watch.in_other_words():
+        uniform = torch.rand_like(logits).clamp(min=2.0**-25)  # neither 0 nor 1: what is made of it stays finite
+        soft = ((logits - (-uniform.log()).log()) / call.get("tau", 1)).softmax(dim)
+        if not call.get("hard", False):
+            return soft
+        chosen = torch.zeros_like(logits).scatter(dim, soft.detach().argmax(dim, keepdim=True), 1.0)
+        return chosen - soft.detach() + soft

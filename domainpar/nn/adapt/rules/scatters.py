@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from domainpar.nn.adapt.across import largest, summed, with_gradient_of
-from domainpar.nn.adapt.calls import Call, one_axis, words
+from domainpar.nn.adapt.calls import Call, axis_and_freshness, one_axis, words
 from domainpar.nn.adapt.rows import Axis, NotExact, RowCount, Rows, mark
+from domainpar.nn.adapt.rules.elementwise import changed
 from domainpar.nn.adapt.rules.new_tensors import room
 from domainpar.nn.adapt.rules.reductions import ValuesOnly
 from domainpar.nn.adapt.rules.selections import selection_of
@@ -23,19 +24,22 @@ from domainpar.nn.adapt.watch import Watch, rule
 )
 def scatter(watch: Watch, call: Call) -> Any:
     """Rows combined where an index says: `scatter_add(into, dim, index, rows)`."""
-    into, dim, index = call.get("input"), call.get("dim"), call.get("index")
-    values, dim = call.get("src"), dim % into.dim()
+    into, index = call.get("input"), call.get("index")
+    values, dim = call.get("src"), call.get("dim") % into.dim()
     target, by = watch.rows(into), watch.rows(index)
     if target is not None:
         target.without_numbers(f"torch.{call.name}")
-    if by is None:
-        return _into_columns(watch, call, into, dim, target)
-    if by.dim != (dim if index.dim() > 1 else 0):
+    if by is None or by.dim != (dim if index.dim() > 1 else 0):
         return _into_columns(watch, call, into, dim, target)
     if isinstance(values, Tensor):
         values = watch.as_values(values)
         call = call.but(src=values)
-    _check_same_rows(watch, call, values, by, dim)
+        if (of_values := watch.rows(values)) is not None:
+            one_axis([of_values.axis, by.axis], call.name)
+        elif values.dim() > 0 and values.size(min(dim, values.dim() - 1)) != 1:
+            raise NotExact(
+                f"torch.{call.name} sums a tensor that is the same on every rank by an index of {by.axis.name}."
+            )
     if by.names is None:
         return _at_graphs(watch, call, into, dim, index, values)
     if target is None and by.named.of.total == into.size(dim):
@@ -74,69 +78,42 @@ def _dealt(watch: Watch, call: Call, into: Tensor, dim: int, axis: Axis) -> Tens
     return result
 
 
-def _check_same_rows(watch: Watch, call: Call, values: Any, by: Rows, dim: int) -> None:
-    if not isinstance(values, Tensor):
-        return
-    rows = watch.rows(values)
-    if rows is None and values.dim() > 0 and values.size(min(dim, values.dim() - 1)) != 1:
-        raise NotExact(f"torch.{call.name} sums a tensor that is the same on every rank by an index of {by.axis.name}.")
-    if rows is not None:
-        one_axis([rows.axis, by.axis], call.name)
-
-
 def _at_rows(watch: Watch, call: Call, into: Tensor, target: Rows, index: Tensor, values: Any) -> Tensor:
     """Edges at nodes. All edges of owned nodes are here; what lands on ghosts is not read by anybody."""
-    by = watch.known(index)
+    by, plan = watch.known(index), watch.part.plan
     if by.axis is watch.part.node_axis and isinstance(values, Tensor):  # with ghosts or without: the index has none
         call = call.but(index=watch.owned(index), src=watch.owned(values))
     fresh = watch.starts_fresh(target.axis)
     if by.named.only_owned or fresh:
         result = call.but(input=watch.owned(into))()
-    elif into.size(target.dim) == watch.part.plan.num_local:
+    elif into.size(target.dim) == plan.num_local:
         result = call()
-    else:
-        result = _with_room_for_ghosts(watch, call, into, target)
-    if not call.in_place:
-        return mark(result, target.but(fresh=fresh))
-    if target.fresh:  # it, or a view of it, may have been seen as such
-        mark(into, target.but())
-        watch.fill_in_place(into)
-        return into
-    return mark(into, target.but(fresh=fresh))
-
-
-def _with_room_for_ghosts(watch: Watch, call: Call, into: Tensor, target: Rows) -> Tensor:
-    """The call on a longer tensor, where sums at ghosts have a place; the owned rows of what it makes."""
-    shape = list(into.shape)
-    shape[target.dim] = watch.part.plan.num_ghosts
-    longer = call.but(input=torch.cat([into, into.new_zeros(shape)], target.dim))
-    result: Tensor = longer().narrow(target.dim, 0, watch.part.plan.num_owned)
-    return into.copy_(result) if call.in_place else result
+    else:  # on a longer tensor, where sums at ghosts have a place
+        shape = [plan.num_ghosts if dim == target.dim else size for dim, size in enumerate(into.shape)]
+        longer = call.but(input=torch.cat([into, into.new_zeros(shape)], target.dim))
+        result = longer().narrow(target.dim, 0, plan.num_owned)
+        if call.in_place:
+            into.copy_(result)
+    return changed(watch, into, fresh) if call.in_place else mark(result, target.but(fresh=fresh))
 
 
 def _into_columns(watch: Watch, call: Call, into: Tensor, dim: int, target: Rows | None) -> Tensor:
     """Columns by an index: rows stay where they are."""
-    given = [call.get("index"), call.get("src")]
-    known = [rows for one in given if isinstance(one, Tensor) and (rows := watch.rows(one)) is not None]
-    by_row = call.name in ("scatter", "scatter_add", "scatter_reduce")
-    if target is None or target.dim == dim or any(rows.dim != target.dim for rows in known):
+    others = [tensor for tensor in (call.get("index"), call.get("src")) if isinstance(tensor, Tensor)]
+    of_others = [rows for tensor in others if (rows := watch.rows(tensor)) is not None]
+    if target is None or target.dim == dim or any(rows.dim != target.dim for rows in of_others):
         raise NotExact(f"torch.{call.name} combines rows by an index that does not number them.")
-    if by_row and len(known) != sum(isinstance(one, Tensor) for one in given):
+    # These take as many rows as the index has, not all: of the same tensor each rank would take its first ones.
+    if call.name in ("scatter", "scatter_add", "scatter_reduce") and len(of_others) != len(others):
         raise NotExact(f"torch.{call.name} takes one rank's first rows of a tensor that is the same on every rank.")
-    for rows in (target, *known):
+    for rows in of_others:
         rows.without_numbers(f"torch.{call.name}")
-    one_axis((rows.axis for rows in (target, *known)), call.name)
-    fresh = target.fresh and all(rows.fresh for rows in known)
+    _, fresh = axis_and_freshness([target, *of_others], call.name)
     result = watch.common(call)()
-    if not call.in_place:
-        return mark(result, target.but(fresh=fresh))
-    mark(into, target.but())
-    if target.fresh and not fresh:
-        watch.fill_in_place(into)
-    return into
+    return changed(watch, into, fresh) if call.in_place else mark(result, target.but(fresh=fresh))
 
 
-def _at_graphs(watch: Watch, call: Call, into: Tensor, dim: int, index: Tensor, values: Tensor) -> Tensor:
+def _at_graphs(watch: Watch, call: Call, into: Tensor, dim: int, index: Tensor, values: Any) -> Tensor:
     """Rows of all ranks at a few places that every rank has: the graphs of a batch, classes, bins."""
     if watch.rows(into) is not None:
         raise NotExact(
@@ -145,14 +122,12 @@ def _at_graphs(watch: Watch, call: Call, into: Tensor, dim: int, index: Tensor, 
         )
     how = call.get("reduce") if call.name in ("scatter_reduce", "index_reduce", "scatter") else "sum"
     alpha, include_self = call.kwargs.get("alpha", 1), call.get("include_self", True)
-    index, values = (
-        watch.counted(index),
-        watch.counted(values) if isinstance(values, Tensor) and watch.rows(values) else values,
-    )
+    index, values = watch.counted(index), watch.counted(values) if isinstance(values, Tensor) else values
     if how == "sum" and call.name in ("scatter_add", "index_add"):
-        result = _add(into, dim, index, values)
-        result = result if alpha == 1 else result * alpha
-        total = into + summed(result, watch.part)
+        zeros = torch.zeros_like(into, requires_grad=False)
+        by_row = index.dim() == 1 and values.dim() > 1
+        mine = zeros.index_add(dim, index, values) if by_row else zeros.scatter_add(dim, index, values)
+        total = into + summed(mine if alpha == 1 else mine * alpha, watch.part)
     elif how in ("amax", "amin") and not include_self:
         total = _extreme(watch, into, dim, index, values, how)
     elif how == "prod" and call.name == "scatter_reduce" and include_self and values.is_floating_point():
@@ -162,19 +137,7 @@ def _at_graphs(watch: Watch, call: Call, into: Tensor, dim: int, index: Tensor, 
             f"torch.{call.name} over all rows with reduce={how!r}, include_self={include_self} has no exact form that "
             "is known here; sums have, and amax and amin with include_self=False."
         )
-    if call.in_place:
-        into.copy_(total)
-        return mark(into, None)
-    return mark(total, None)
-
-
-def _add(into: Tensor, dim: int, index: Tensor, values: Tensor) -> Tensor:
-    zeros = torch.zeros_like(into, requires_grad=False)
-    return (
-        zeros.index_add(dim, index, values)
-        if index.dim() == 1 and values.dim() > 1
-        else zeros.scatter_add(dim, index, values)
-    )
+    return mark(into.copy_(total) if call.in_place else total, None)
 
 
 def _product(watch: Watch, into: Tensor, dim: int, index: Tensor, values: Tensor) -> Tensor:
@@ -195,11 +158,11 @@ def _extreme(watch: Watch, into: Tensor, dim: int, index: Tensor, values: Tensor
     if index.dim() == 1 and values.dim() > 1:
         shape = [-1 if at == dim else 1 for at in range(values.dim())]
         index = index.view(shape).expand_as(values)
-    known, floating = values.detach(), values.is_floating_point()
+    mine, floating = sign * values.detach(), values.is_floating_point()
     lowest = torch.full_like(into, -torch.inf if floating else torch.iinfo(into.dtype).min + 1, requires_grad=False)
-    best = largest(lowest.scatter_reduce(dim, index, sign * known, "amax", include_self=True), watch.part)
+    best = largest(lowest.scatter_reduce(dim, index, mine, "amax", include_self=True), watch.part)
     best_there = best.gather(dim, index)
-    here = (sign * known == best_there) | (known.isnan() & best_there.isnan())
+    here = (mine == best_there) | (mine.isnan() & best_there.isnan())
     zeros = torch.zeros_like(into, requires_grad=False)
     ties = summed(zeros.scatter_add(dim, index, here.to(into.dtype)), watch.part)
     value = torch.where(ties > 0, sign * best, into)
@@ -210,11 +173,9 @@ def _extreme(watch: Watch, into: Tensor, dim: int, index: Tensor, values: Tensor
     return with_gradient_of(value, torch.where(ties > 0, carrier, into))
 
 
-@rule("setitem", "masked_scatter", knows_numbers=True)
+@rule("setitem", knows_numbers=True)
 def write_rows(watch: Watch, call: Call) -> Any:
     """Rows written over by an index or a mask: `x[index] = values`."""
-    if call.name != "setitem":
-        raise NotExact("torch.masked_scatter; use x[index] = values or index_add.")
     into, item, values = call.args
     rows = watch.rows(into)
     if rows is None:
@@ -228,10 +189,10 @@ def write_rows(watch: Watch, call: Call) -> Any:
             "rows are written into a tensor that is the same on every rank. Dense batches (to_dense_batch, attention "
             "over all nodes of a graph) need every row on one rank."
         )
+    rows.without_numbers("writing into it")
     if isinstance(item, Tensor) and rows.dim == 0 and watch.rows(item) is not None:
         return _write(watch, into, rows, item, values)
-    rows.without_numbers("writing into it")
-    if any(isinstance(one, (Tensor, list)) for one in (item if isinstance(item, tuple) else (item,))):
+    if any(isinstance(each, (Tensor, list)) for each in (item if isinstance(item, tuple) else (item,))):
         raise NotExact(f"values are written into some columns of some of the {rows.axis.name}; use torch.where.")
     with watch.in_other_words():
         view = into[item]  # refuses places of rows
@@ -243,45 +204,44 @@ def write_rows(watch: Watch, call: Call) -> Any:
 
 def _write(watch: Watch, into: Tensor, rows: Rows, item: Tensor, values: Any) -> None:
     """Rows written over, of a mask or by their numbers; ghosts of a tensor that has some are brought up to date."""
-    rows.without_numbers("writing into it")
-    if not isinstance(values, Tensor):
-        of_values = None
-    elif (of_values := watch.rows(values)) is None and values.dim() >= into.dim() and values.size(0) != 1:
+    of_values = watch.rows(values) if isinstance(values, Tensor) else None
+    if isinstance(values, Tensor) and of_values is None and values.dim() >= into.dim() and values.size(0) != 1:
         raise NotExact("a tensor that is the same on every rank is written into rows, one for each.")
     target = into.narrow(0, 0, rows.axis.length) if rows.axis is watch.part.node_axis else into
+    by, where = watch.known(item), watch.owned(item)
     if item.dtype is torch.bool:
-        _write_by_mask(watch, target, rows, item, values, of_values)
+        one_axis([rows.axis, by.axis], "assignment")
+        if of_values is not None:
+            one_axis([selection_of(watch, where), of_values.axis], "assignment")
     else:
-        _write_by_number(watch, target, rows, item, values, of_values)
-    mark(into, rows.but())
-    if rows.fresh:
-        watch.fill_in_place(into)
+        if by.names is None or by.named.of is not rows.axis:
+            raise NotExact("rows are written by numbers of which nobody knows that they number rows.")
+        if not by.named.complete:
+            raise NotExact("rows are written at the nodes where edges begin; split the graph with edges='incident'.")
+        if of_values is not None:
+            one_axis([by.axis, of_values.axis], "assignment")
+            values = watch.owned(values)
+        if not by.named.only_owned:  # what is written at ghosts is for their owners to write
+            here = (where < watch.part.plan.num_owned).nonzero().view(-1)
+            where, values = where[here], values if of_values is None else values[here]
+    target[where] = values
+    changed(watch, into, fresh=False)
 
 
-def _write_by_mask(watch: Watch, target: Tensor, rows: Rows, mask: Tensor, values: Any, of_values: Rows | None) -> None:
-    mask = watch.owned(mask)
-    one_axis([rows.axis, watch.known(mask).axis], "assignment")
-    if of_values is not None:
-        one_axis([selection_of(watch, mask), of_values.axis], "assignment")
-    target[mask] = values
-
-
-def _write_by_number(
-    watch: Watch, target: Tensor, rows: Rows, index: Tensor, values: Any, of_values: Rows | None
-) -> None:
-    by = watch.known(index)
-    if by.names is None or by.named.of is not rows.axis:
-        raise NotExact("rows are written by numbers of which nobody knows that they number rows.")
-    if not by.named.complete:
-        raise NotExact("rows are written at the nodes where edges begin; split the graph with edges='incident'.")
-    if of_values is not None:
-        one_axis([by.axis, of_values.axis], "assignment")
-        values = watch.owned(values)
-    index = watch.owned(index)
-    if not by.named.only_owned:  # what is written at ghosts is for their owners to write
-        here = (index < watch.part.plan.num_owned).nonzero().view(-1)
-        index, values = index[here], values if of_values is None else values[here]
-    target[index] = values
+@rule("index_put", takes="input indices values accumulate", knows_numbers=True)
+def index_put(watch: Watch, call: Call) -> Any:
+    """`x[indices] = values`, or `x[index] += values` for each time that a row is named."""
+    into, indices, values = map(call.get, ("input", "indices", "values"))
+    with watch.in_other_words():
+        if not call.get("accumulate", False):
+            into = into if call.in_place else into.clone()
+            into[indices[0] if len(indices) == 1 else tuple(indices)] = values
+            return into
+        if len(indices) > 1:
+            raise NotExact("torch.index_put adds at several indices; use index_add at the rows.")
+        index = indices[0].nonzero().view(-1) if indices[0].dtype is torch.bool else indices[0]
+        values = values.expand(index.size(0), *into.shape[1:])
+        return (into.index_add_ if call.in_place else into.index_add)(0, index, values)
 
 
 @rule("unique", takes="input sorted return_inverse return_counts dim")
@@ -297,11 +257,13 @@ def distinct(watch: Watch, call: Call) -> Any:
     mine, number = watch.counted(tensor).unique(return_counts=True)
     watch.part.num_sums += 1
     lengths = [int(length) for length in watch.part.gather(torch.tensor([len(mine)]))]
-    padded = [mine.new_zeros(max(lengths)), number.new_zeros(max(lengths))]
-    padded[0][: len(mine)], padded[1][: len(mine)] = mine, number
-    values, numbers = (
-        torch.cat([piece[:length] for piece, length in zip(watch.part.gather(one), lengths)]) for one in padded
-    )
+
+    def of_everyone(piece: Tensor) -> Tensor:  # ranks gather tensors of one shape
+        padded = piece.new_zeros(max(lengths))
+        padded[: len(piece)] = piece
+        return torch.cat([every[:length] for every, length in zip(watch.part.gather(padded), lengths)])
+
+    values, numbers = of_everyone(mine), of_everyone(number)
     every, place = values.unique(return_inverse=True)
     result: list[Any] = [mark(every, None)]
     if inverse:
@@ -315,17 +277,13 @@ def distinct(watch: Watch, call: Call) -> Any:
 def bincount(watch: Watch, call: Call) -> Any:
     """How often each number occurs in the whole graph; of row numbers, at its row."""
     tensor, weights, least = call.get("input"), call.get("weights"), call.get("minlength", 0)
-    rows = watch.rows(tensor)
-    if rows is None or (
-        weights is not None and (watch.rows(weights) is None or watch.known(weights).axis is not rows.axis)
-    ):
+    rows, of_weights = watch.rows(tensor), None if weights is None else watch.rows(weights)
+    if rows is None or (weights is not None and (of_weights is None or of_weights.axis is not rows.axis)):
         raise NotExact("torch.bincount of numbers that are the same on every rank, or weights that are no such rows.")
     # As torch has it: no gradient, whole numbers without weights, float32 for those, float64 for all others.
-    of_weights = torch.int64 if weights is None else torch.float32 if weights.dtype is torch.float32 else torch.float64
-    each = (torch.ones_like(tensor) if weights is None else weights.detach()).to(of_weights)
-    each = mark(
-        each, None if (by := watch.rows(tensor if weights is None else weights)) is None else by.but(names=None)
-    )
+    dtype = torch.int64 if weights is None else torch.float32 if weights.dtype is torch.float32 else torch.float64
+    each = (torch.ones_like(tensor) if weights is None else weights.detach()).to(dtype)
+    mark(each, (of_weights or rows).but(names=None))
     if rows.names is not None and type(least) is RowCount and least.axis is rows.named.of:
         with watch.in_other_words():
             return each.new_zeros(least).index_add(0, tensor, each)
@@ -334,14 +292,8 @@ def bincount(watch: Watch, call: Call) -> Any:
     lowest, highest = largest(ends.to(tensor.device), watch.part).tolist()
     if lowest > 0:
         raise ValueError(f"torch.bincount of a negative number, {-lowest}.")
-    mine = torch.zeros(max(int(least), highest + 1), dtype=of_weights, device=tensor.device)
+    mine = torch.zeros(max(int(least), highest + 1), dtype=dtype, device=tensor.device)
     return mark(summed(mine.index_add(0, tensor.long(), each), watch.part), None)
-
-
-@rule("histc", "unique_consecutive")
-def counts(watch: Watch, call: Call) -> Any:
-    """Counting values of rows."""
-    raise NotExact(f"torch.{call.name} looks at one rank's rows; use torch.bincount or torch.unique.")
 
 
 @rule("torch_scatter.scatter_max", "torch_scatter.scatter_min", takes="src index dim out dim_size", knows_numbers=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,13 @@ def index_select(watch: Watch, call: Call) -> Any:
 def read_rows(watch: Watch, tensor: Tensor, dim: int, index: Tensor) -> Tensor:
     """`tensor.index_select(dim, index)`: ghosts are brought up to date first, if the index may name one."""
     rows, by = watch.rows(tensor), watch.rows(index)
-    if by is None:
-        return _same_for_each(watch, tensor, dim, index, rows)
+    if by is None:  # the same index on every rank: of features, or of places in the whole graph
+        if rows is not None and dim == rows.dim:
+            return rows_at(watch, tensor, index)
+        names = None if rows is None else rows.names
+        if names is not None and len(names) > 1:
+            names = tuple(names[at] for at in index.tolist())
+        return mark(tensor.index_select(dim, index), None if rows is None else rows.but(names=names))
     if rows is None:  # row numbers are those of the whole graph here, as its table is
         check_enough_rows(tensor, dim, by)
         return mark(tensor.index_select(dim, watch.as_values(index)), Rows(by.axis, dim, by.fresh))
@@ -38,22 +44,9 @@ def read_rows(watch: Watch, tensor: Tensor, dim: int, index: Tensor) -> Tensor:
             f"{rows.axis.name} are picked by numbers that were computed, or that number something else; only "
             "part.edge_index, part.src, part.dst, self-loops, and the results of nonzero are known to number them."
         )
-    if not by.named.only_owned:
+    if not by.named.only_owned:  # a ghost's row number means nothing to its owner, its value does
         tensor = watch.with_ghosts(watch.as_values(tensor))
-    names = watch.known(tensor).names
-    return mark(tensor.index_select(dim, index), Rows(by.axis, dim, by.fresh, names=names if dim == 0 else None))
-
-
-def _same_for_each(watch: Watch, tensor: Tensor, dim: int, index: Tensor, rows: Rows | None) -> Tensor:
-    """An index that is the same on every rank: it picks features, or rows by their place in the whole graph."""
-    if rows is None:
-        return mark(tensor.index_select(dim, index), None)
-    if dim == rows.dim:
-        return rows_at(watch, tensor, index)
-    names = None
-    if rows.names is not None and len(rows.names) > 1:
-        names = tuple(rows.names[at] for at in index.tolist())
-    return mark(tensor.index_select(dim, index), rows.but(names=names))
+    return mark(tensor.index_select(dim, index), Rows(by.axis, dim, by.fresh, names=watch.known(tensor).names))
 
 
 def rows_at(watch: Watch, tensor: Tensor, index: Tensor) -> Tensor:
@@ -70,15 +63,14 @@ def rows_at(watch: Watch, tensor: Tensor, index: Tensor) -> Tensor:
     places = rows.axis.places if rows.axis.counted is None else rows.axis.places[rows.axis.counted]
     order, wanted = places.argsort(), index % max(total, 1)
     if places.numel():
-        at = order[torch.searchsorted(places[order], wanted).clamp(max=len(places) - 1)]
-        here = (places[at] == wanted).view([-1 if one == dim else 1 for one in range(tensor.dim())])
-        picked = mine.index_select(dim, at)
+        nearest = order[torch.searchsorted(places[order], wanted).clamp(max=len(places) - 1)]
+        here = (places[nearest] == wanted).view([-1 if at == dim else 1 for at in range(tensor.dim())])
+        picked = mine.index_select(dim, nearest)
+        # `where`, not a product: what lies at the nearest place may be infinite.
         picked = torch.where(here, picked, torch.zeros_like(picked))
-    else:
-        picked = mine.sum(dim, keepdim=True).expand(
-            [len(wanted) if one == dim else size for one, size in enumerate(mine.shape)]
-        )
-        picked = picked.to(tensor.dtype)
+    else:  # zeros that autograd knows as made of these rows: every rank takes part in the sum's backward
+        shape = [len(wanted) if at == dim else size for at, size in enumerate(mine.shape)]
+        picked = mine.sum(dim, keepdim=True).expand(shape).to(tensor.dtype)
     return mark(summed(picked, watch.part).to(tensor.dtype), None)
 
 
@@ -116,30 +108,46 @@ def selection_of(watch: Watch, mask: Tensor) -> Axis:
 @rule("getitem", knows_numbers=True)
 def getitem(watch: Watch, call: Call) -> Any:
     """Square brackets: each dimension by a slice, a number, a mask or an index."""
-    tensor, items = call.args[0], call.args[1]
-    items = tuple(_plain(item) for item in (items if isinstance(items, tuple) else (items,)))
-    advanced = [item for item in items if isinstance(item, (Tensor, list))]
+    tensor, brackets = call.args[0], call.args[1]
+    if isinstance(brackets, list) and any(isinstance(item, _MAKE_A_TUPLE) for item in brackets):
+        raise NotExact("rows are picked by a list that torch takes for a tuple, and later releases will not.")
+    items = _one_for_each_dimension(tensor, brackets if isinstance(brackets, tuple) else (brackets,))
+    advanced = [at for at, item in enumerate(items) if isinstance(item, (Tensor, list))]
     rows = watch.rows(tensor)
     if not advanced:
         return _basic(watch, tensor, items)
     if len(advanced) > 1:
-        return _several(watch, tensor, items)
-    place = _place_of(tensor, items, advanced[0])
-    index = advanced[0]
+        return _several(watch, tensor, items, len(advanced))
+    at = advanced[0]
+    index = items[at]
     if isinstance(index, list):
         index = mark(torch.tensor(index, device=tensor.device), None)
     is_mask = index.dtype is torch.bool or index.dtype is torch.uint8
     if is_mask and index.dim() == 0:  # adds a dimension, of length 1 or 0
         raise NotExact("rows are picked by a single truth value; use torch.where, or a Python if.")
-    if is_mask and watch.rows(index) is None:
+    if is_mask and index.dim() == 1 and watch.rows(index) is None:
         index, is_mask = mark(index.nonzero().view(-1), None), False
     if index.dim() != 1 and (rows is None or is_mask):
         return _table(watch, tensor, items, index)
+    before, behind = items[:at], items[at + 1 :]
     if index.dim() == 0 and watch.rows(index) is None:
-        return _basic(watch, tensor, tuple(int(index) if item is advanced[0] else item for item in items))
-    picked = select_by_mask(watch, tensor, place, index) if is_mask else _read_any_shape(watch, tensor, place, index)
-    others = tuple(slice(None) if item is advanced[0] else item for item in items)
+        return _basic(watch, tensor, [*before, int(index), *behind])
+    dim = sum(item is not None for item in before)
+    picked = select_by_mask(watch, tensor, dim, index) if is_mask else _read_any_shape(watch, tensor, dim, index)
+    # The index took one dimension and left as many as it has itself.
+    others = [*before, *[slice(None)] * index.dim(), *behind]
     return picked if _takes_all(others) else _basic(watch, picked, others)
+
+
+_MAKE_A_TUPLE = (list, tuple, slice, Tensor, type(None), type(Ellipsis))
+
+
+def _one_for_each_dimension(tensor: Tensor, items: tuple[Any, ...]) -> list[Any]:
+    """Items without dots: an item for each dimension of the tensor, and None for each new one."""
+    plain = [_plain(item) for item in items]
+    dots = next((at for at, item in enumerate(plain) if item is Ellipsis), len(plain))
+    taken = sum(item is not None and item is not Ellipsis for item in plain)
+    return [*plain[:dots], *[slice(None)] * (tensor.dim() - taken), *plain[dots + 1 :]]
 
 
 def _plain(item: Any) -> Any:
@@ -163,6 +171,8 @@ def _plain(item: Any) -> Any:
 def _read_any_shape(watch: Watch, tensor: Tensor, dim: int, index: Tensor) -> Tensor:
     if index.dim() == 1:
         return read_rows(watch, tensor, dim, index)
+    if tensor.dim() > 1:  # row numbers in a shape that cannot say of which rows each is: values like any other
+        tensor = watch.as_values(tensor)
     by = watch.rows(index)
     if by is None:  # features, or places of the whole graph
         picked = read_rows(watch, tensor, dim, mark(index.reshape(-1), None))
@@ -180,12 +190,11 @@ def _read_any_shape(watch: Watch, tensor: Tensor, dim: int, index: Tensor) -> Te
         for at, column in enumerate(columns)
     ]
     rows = watch.known(each[0])
-    place = dim + (1 - by.dim)
-    names = rows.names if tensor.dim() == 1 else None
-    return mark(torch.stack(each, place), rows.but(dim=dim + by.dim, names=names and names * len(each)))
+    names = rows.names and rows.names * len(each)
+    return mark(torch.stack(each, dim + 1 - by.dim), rows.but(dim=dim + by.dim, names=names))
 
 
-def _table(watch: Watch, tensor: Tensor, items: tuple[Any, ...], index: Tensor) -> Tensor:
+def _table(watch: Watch, tensor: Tensor, items: list[Any], index: Tensor) -> Tensor:
     """A table that is the same on every rank, read by numbers that differ from row to row."""
     by = watch.rows(index)
     if watch.rows(tensor) is not None or by is None or not _takes_all(items[1:]):
@@ -194,83 +203,54 @@ def _table(watch: Watch, tensor: Tensor, items: tuple[Any, ...], index: Tensor) 
     return mark(tensor[watch.as_values(index)], by.but(names=None))
 
 
-def _place_of(tensor: Tensor, items: tuple[Any, ...], advanced: Any) -> int:
-    """The dimension of the tensor that an item is for."""
-    place = 0
-    consuming = sum(item is not None and item is not Ellipsis for item in items)
-    for item in items:
-        if item is advanced:
-            return place
-        if item is Ellipsis:
-            place += tensor.dim() - consuming
-        elif item is not None:
-            place += 1
-    raise AssertionError
+def _takes_all(items: Sequence[Any]) -> bool:
+    return all(isinstance(item, slice) and item == slice(None) for item in items)
 
 
-def _takes_all(items: tuple[Any, ...]) -> bool:
-    return all(item is Ellipsis or (isinstance(item, slice) and item == slice(None)) for item in items)
-
-
-def _several(watch: Watch, tensor: Tensor, items: tuple[Any, ...]) -> Tensor:
+def _several(watch: Watch, tensor: Tensor, items: list[Any], count: int) -> Tensor:
     """Two or more indices: `x[rows, column_of_each_row]`, `table[type, class]`."""
-    known = [watch.rows(item) for item in items if isinstance(item, Tensor)]
-    rows = watch.rows(tensor)
-    plain = all(isinstance(item, Tensor) and item.dim() == 1 for item in items)
-    if not plain or any(by is None for by in known):
+    indices, rows = items[:count], watch.rows(tensor)
+    plain = all(isinstance(item, Tensor) and item.dim() == 1 for item in indices) and _takes_all(items[count:])
+    rows_of_indices = [by for item in indices if isinstance(item, Tensor) and (by := watch.rows(item)) is not None]
+    if not plain or len(rows_of_indices) < count:
         raise NotExact("rows are picked by several indices of which some are the same on every rank.")
-    indices = [by for by in known if by]
-    axis = one_axis((by.axis for by in indices), "indexing")
-    first = indices[0]
+    axis, first = one_axis((by.axis for by in rows_of_indices), "indexing"), rows_of_indices[0]
     if rows is not None:
         if rows.dim != 0 or first.names is None or first.named.of is not rows.axis or not first.named.only_owned:
             raise NotExact("rows are picked by several indices of which the first does not number owned rows in order.")
         tensor = watch.owned(tensor)
-    for place, by in enumerate(indices):
-        if place or rows is None:
-            check_enough_rows(tensor, place, by)
-    values = [watch.as_values(item) if at or rows is None else item for at, item in enumerate(items)]
-    owned = tuple(watch.owned(item) for item in values)
-    return mark(tensor[owned], Rows(axis, 0, watch.starts_fresh(axis)))
+    of_tables = int(rows is not None)  # the first of these that is for a dimension that every rank has whole
+    for place in range(of_tables, count):
+        check_enough_rows(tensor, place, rows_of_indices[place])
+        indices[place] = watch.as_values(indices[place])
+    return mark(tensor[tuple(map(watch.owned, indices))], Rows(axis, 0, watch.starts_fresh(axis)))
 
 
-def _basic(watch: Watch, tensor: Tensor, items: tuple[Any, ...]) -> Tensor:
-    """Slices, numbers, None and ... : the rows stay whole, or are one of the pieces they were joined from."""
+def _basic(watch: Watch, tensor: Tensor, items: Sequence[Any]) -> Tensor:
+    """Slices, numbers and None: the rows stay whole, or are one of the pieces they were joined from.
+
+    Args:
+        items: One for each dimension of the tensor, and None for each new one.
+    """
     rows = watch.rows(tensor)
     if rows is None:
-        return mark(tensor[items], None)
-    place, dim, names, cut = 0, 0, rows.names, None
-    row_dim: int | None = None
-    consuming = sum(item is not None and item is not Ellipsis for item in items)
-    given = list(items)
+        return mark(tensor[tuple(items)], None)
+    whole, names = list(items), rows.names
+    place = dim = row_dim = 0  # dimensions of the tensor, and of the result, before this item
+    cut: Any = None
     for at, item in enumerate(items):
-        if item is None:
-            dim += 1
-        elif item is Ellipsis:
-            skipped = tensor.dim() - consuming
-            if place <= rows.dim < place + skipped:
-                row_dim = dim + rows.dim - place
-            place, dim = place + skipped, dim + skipped
-        else:
-            if place == rows.dim:
-                row_dim, cut = dim, item
-                given[at] = slice(None)
-            elif names is not None and len(names) > 1:
-                names = names[item] if isinstance(item, slice) else (names[item],)
-            dim += not isinstance(item, int)
-            place += 1
-    if row_dim is None:
-        row_dim = dim + rows.dim - place
-    result = tensor[tuple(given)]
+        if item is not None and place == rows.dim:
+            row_dim, cut, whole[at] = dim, item, slice(None)
+        elif item is not None and names is not None and len(names) > 1:
+            names = names[item] if isinstance(item, slice) else (names[item],)
+        place += item is not None
+        dim += not isinstance(item, int)
+    result = tensor[tuple(whole)]
     if names is not None and len(names) > 1 and result.dim() != 2:
-        result, names = made_of_values(watch, tensor, given), None
+        # Row numbers in a shape that cannot say of which rows each is: values like any other.
+        result, names = watch.as_values(tensor)[tuple(whole)], None
     mark(result, rows.but(dim=row_dim, names=names))
-    return result if cut is None or cut == slice(None) else _cut(watch, result, cut)
-
-
-def made_of_values(watch: Watch, tensor: Tensor, items: list[Any]) -> Tensor:
-    """Row numbers in a shape that cannot say what each numbers: values like any other."""
-    return watch.as_values(tensor)[tuple(items)]
+    return result if cut == slice(None) else _cut(watch, result, cut)
 
 
 def _cut(watch: Watch, tensor: Tensor, item: Any) -> Tensor:
@@ -285,10 +265,11 @@ def _cut(watch: Watch, tensor: Tensor, item: Any) -> Tensor:
         watch.versions.stands_in(result, tensor)
         return mark(result, None)
     start, stop = (item.start, item.stop) if item.step in (None, 1) else (0, 0)
-    if start in (None, 0) and type(stop) is RowCount and stop.axis is rows.axis:
-        return tensor
-    if start in (None, 0) and type(stop) is RowCount and pieces and stop.axis is pieces[0]:
-        return piece_of(watch, tensor, rows, 0)
+    if start in (None, 0) and type(stop) is RowCount:
+        if stop.axis is rows.axis:
+            return tensor
+        if pieces and stop.axis is pieces[0]:
+            return piece_of(watch, tensor, rows, 0)
     if stop is None and type(start) is RowCount and len(pieces) == 2 and start.axis is pieces[0]:
         return piece_of(watch, tensor, rows, 1)
     result = select_by_mask(watch, tensor, rows.dim, _mask_of_places(watch, rows.axis, item))
@@ -303,8 +284,8 @@ def _mask_of_places(watch: Watch, axis: Axis, item: slice) -> Tensor:
     if key not in watch.slices:
         places = axis.places
         picked = (places >= start) & (places < stop) & ((places - start) % step == 0)
-        fresh = watch.starts_fresh(axis)
-        watch.slices[key] = (axis, mark(picked, Rows(axis, 0, fresh)))
+        # The axis is kept beside its mask, so that its id is not given to another one.
+        watch.slices[key] = (axis, mark(picked, Rows(axis, 0, watch.starts_fresh(axis))))
     return watch.slices[key][1]
 
 
@@ -317,39 +298,36 @@ def nonzero(watch: Watch, call: Call) -> Any:
         raise NotExact(f"torch.nonzero of a tensor of {rows.axis.name} and features; take it of one column.")
     if mask.dtype is not torch.bool:
         raise NotExact("torch.nonzero of numbers; compare them first, so that it is a mask.")
-    axis, result = selection_of(watch, mask), mask.nonzero()
-    named = (Names(rows.axis, complete=True, only_owned=True),)
-    if call.get("as_tuple", False):
-        return (mark(result.view(-1), Rows(axis, 0, names=named)),)
-    return mark(result, Rows(axis, 0, names=named))
+    selected = Rows(selection_of(watch, mask), 0, names=(Names(rows.axis, complete=True, only_owned=True),))
+    numbers = mask.nonzero()
+    return (mark(numbers.view(-1), selected),) if call.get("as_tuple", False) else mark(numbers, selected)
 
 
 @rule("gather", takes="input dim index", knows_numbers=True)
 @rule("take_along_dim", takes="input index|indices dim", knows_numbers=True)
 def gather(watch: Watch, call: Call) -> Any:
-    """Features of each row by numbers of its own."""
+    """Features of each row by numbers of its own; or an entry of another row for each entry of the index."""
     tensor, dim, index = call.get("input"), call.get("dim"), call.get("index")
     rows, by = watch.rows(tensor), watch.rows(index)
-    if rows and by and by.names and dim is not None and dim % tensor.dim() == rows.dim == by.dim:
-        return _gathered_rows(watch, tensor, rows, index, by)
-    if (
-        dim is None
-        or rows is None
-        or by is None
-        or dim % tensor.dim() == rows.dim
-        or rows.axis is not by.axis
-        or by.dim != rows.dim
-    ):
-        raise NotExact(f"torch.{call.name} picks rows; use index_select.")
-    call = call.mapped(watch.as_values)
-    return mark(watch.common(call)(), Rows(rows.axis, rows.dim, rows.fresh and by.fresh))
+    if rows and by and dim is not None and rows.dim == by.dim:
+        along_rows = dim % tensor.dim() == rows.dim
+        if not along_rows and rows.axis is by.axis:
+            call = call.mapped(watch.as_values)
+            return mark(watch.common(call)(), Rows(rows.axis, rows.dim, rows.fresh and by.fresh))
+        if along_rows and by.names:
+            if by.named.of is not rows.axis:
+                raise NotExact(f"{rows.axis.name} are gathered by numbers that number something else.")
+            tensor = watch.as_values(tensor)
+            tensor = tensor if by.named.only_owned else watch.with_ghosts(tensor)
+            return mark(tensor.gather(rows.dim, index), Rows(by.axis, by.dim, by.fresh))
+    raise NotExact(f"torch.{call.name} picks rows; use index_select.")
 
 
-def _gathered_rows(watch: Watch, tensor: Tensor, rows: Rows, index: Tensor, by: Rows) -> Tensor:
-    """An entry of another row for each entry of the index."""
-    names = by.named
-    if names.of is not rows.axis:
-        raise NotExact(f"{rows.axis.name} are gathered by numbers that number something else.")
-    tensor = watch.as_values(tensor)
-    tensor = tensor if names.only_owned else watch.with_ghosts(tensor)
-    return mark(tensor.gather(rows.dim, index), Rows(by.axis, by.dim, by.fresh))
+@rule("masked_select", takes="input mask", knows_numbers=True)
+def masked_select(watch: Watch, call: Call) -> Any:
+    """A column by a mask of its rows; of several columns it makes one list, in the order of the whole graph."""
+    tensor, mask = call.get("input"), call.get("mask")
+    if tensor.dim() != 1 or mask.dim() != 1:
+        raise NotExact("torch.masked_select makes one list of rows and features; pick rows: x[mask] of a mask of rows.")
+    with watch.in_other_words():
+        return tensor[mask]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import reduce
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from domainpar.nn.adapt.rows import Axis, Names, NotExact, RowCount, Rows, mark
 from domainpar.nn.adapt.watch import Watch, rule
 
 
-def _known(watch: Watch, call: Call) -> tuple[Tensor, Rows]:
+def _rows_of_input(watch: Watch, call: Call) -> tuple[Tensor, Rows]:
     tensor = call.get("input")
     rows = watch.rows(tensor)
     if rows is None:
@@ -23,22 +24,22 @@ def _known(watch: Watch, call: Call) -> tuple[Tensor, Rows]:
 
 def _moved(rows: Rows, result: Tensor, dim: int, keeps_names: bool = False) -> Tensor:
     """Mark a result whose rows lie along another dimension."""
-    names = rows.names if rows.names is not None and (len(rows.names) == 1 or keeps_names) else None
-    if rows.names is not None and names is None:
+    if rows.names is not None and len(rows.names) > 1 and not keeps_names:
         raise NotExact("row numbers of both ends of edges are reshaped; take edge_index[0] and edge_index[1] first.")
-    return mark(result, rows.but(dim=dim, names=names))
+    return mark(result, rows.but(dim=dim))
 
 
 @rule("view", "reshape", "view_as", "reshape_as", takes="input shape|size|other*", knows_numbers=True)
 def view(watch: Watch, call: Call) -> Any:
     """Another shape that leaves the rows apart: the numbers before and behind them stay as many."""
-    tensor, rows = _known(watch, call)
+    tensor, rows = _rows_of_input(watch, call)
     wanted = call.get("shape", [])
     if "dtype" in call.kwargs or any(isinstance(size, torch.dtype) for size in wanted):
         raise NotExact("torch.view of another type takes numbers to pieces; use .to(dtype).")
     if any(isinstance(size, Tensor) for size in wanted):
         wanted = _sizes_of(watch, wanted[0])
     if _parts_the_pieces(tensor, rows, wanted):
+        # A stack of pieces holds copies where torch makes a view: changes in place of either are refused.
         pieces = [piece_of(watch, tensor, rows, at) for at in range(len(rows.axis.pieces))]
         result = torch.stack(pieces)
         watch.versions.stands_in(result, tensor)
@@ -49,9 +50,7 @@ def view(watch: Watch, call: Call) -> Any:
         tensor = watch.owned(tensor)
         result = tensor.reshape(shape) if call.name.startswith("reshape") else tensor.view(shape)
         return mark(result, Rows(other, 0, watch.starts_fresh(other)))
-    dim = _row_dim(tensor, rows, wanted)
-    before, behind = math.prod(tensor.shape[: rows.dim]), math.prod(tensor.shape[rows.dim + 1 :])
-    shape = [*_solved(wanted[:dim], before), tensor.size(rows.dim), *_solved(wanted[dim + 1 :], behind)]
+    dim, shape = _row_dim_and_shape(tensor, rows, wanted)
     result = tensor.reshape(shape) if call.name.startswith("reshape") else tensor.view(shape)
     return _moved(rows, result, dim, keeps_names=dim == rows.dim and result.shape == tensor.shape)
 
@@ -62,8 +61,9 @@ def _parts_the_pieces(tensor: Tensor, rows: Rows, wanted: list[Any]) -> bool:
     if rows.dim != 0 or rows.names is not None or len(wanted) < 2 or len({id(piece) for piece in pieces}) != 1:
         return False
     count, each, *behind = wanted
-    fits = (type(each) is RowCount and each.axis is pieces[0]) or (type(each) is not RowCount and each == -1)
-    return type(count) is int and count == len(pieces) and fits and _fits(behind, math.prod(tensor.shape[1:]))
+    of_pieces = each.axis is pieces[0] if type(each) is RowCount else each == -1
+    fits = _solved(behind, math.prod(tensor.shape[1:])) is not None
+    return type(count) is int and count == len(pieces) and of_pieces and fits
 
 
 def _split_or_merged(tensor: Tensor, rows: Rows, wanted: list[Any]) -> Axis | None:
@@ -92,16 +92,20 @@ def _sizes_of(watch: Watch, other: Tensor) -> list[Any]:
     return [RowCount(rows.axis) if rows and at == rows.dim else size for at, size in enumerate(other.shape)]
 
 
-def _row_dim(tensor: Tensor, rows: Rows, wanted: list[Any]) -> int:
-    """Which of the wanted sizes is that of the rows: one that says so, or -1; never one that only has their length."""
+def _row_dim_and_shape(tensor: Tensor, rows: Rows, wanted: list[Any]) -> tuple[int, list[int]]:
+    """Which of the wanted sizes is that of the rows, and all of them as they are on this rank.
+
+    It is one that says so, or -1; never one that only has their length.
+    """
     counts = [at for at, size in enumerate(wanted) if type(size) is RowCount]
     if any(wanted[at].axis is not rows.axis for at in counts) or len(counts) > 1:
         raise NotExact(f"rows of {rows.axis.name} are to become rows of something else by a view.")
-    candidates = counts or [at for at, size in enumerate(wanted) if size == -1]
     before, behind = math.prod(tensor.shape[: rows.dim]), math.prod(tensor.shape[rows.dim + 1 :])
-    for at in candidates:
-        if _fits(wanted[:at], before) and _fits(wanted[at + 1 :], behind):
-            return at
+    # Rows are not mixed with others where as many numbers as before stand before and behind each of them.
+    for at in counts or [at for at, size in enumerate(wanted) if size == -1]:
+        first, last = _solved(wanted[:at], before), _solved(wanted[at + 1 :], behind)
+        if first is not None and last is not None:
+            return at, [*first, tensor.size(rows.dim), *last]
     shape = tuple(-1 if type(size) is RowCount else size for size in wanted)
     raise NotExact(
         f"a view of shape {shape} merges rows of {rows.axis.name} with other dimensions, or gives their number as a "
@@ -109,67 +113,57 @@ def _row_dim(tensor: Tensor, rows: Rows, wanted: list[Any]) -> int:
     )
 
 
-def _fits(sizes: list[Any], numbers: int) -> bool:
+def _solved(sizes: list[Any], numbers: int) -> list[int] | None:
+    """Sizes with -1 filled in for so many numbers; None if they are others."""
     fixed = math.prod(size for size in sizes if size != -1)
-    return fixed == numbers or (-1 in sizes and fixed > 0 and numbers % fixed == 0)
-
-
-def _solved(sizes: list[Any], numbers: int) -> list[int]:
-    fixed = math.prod(size for size in sizes if size != -1)
-    return [numbers // fixed if size == -1 else size for size in sizes]
+    if fixed != numbers and (-1 not in sizes or fixed == 0 or numbers % fixed != 0):
+        return None
+    return [numbers // max(fixed, 1) if size == -1 else size for size in sizes]
 
 
 @rule("flatten", "ravel", takes="input start_dim end_dim", knows_numbers=True)
 def flatten(watch: Watch, call: Call) -> Any:
     """Features joined; not with rows."""
-    tensor, rows = _known(watch, call)
+    tensor, _ = _rows_of_input(watch, call)
     start, stop = call.get("start_dim", 0) % tensor.dim(), call.get("end_dim", -1) % tensor.dim()
-    others = math.prod(size for at, size in enumerate(tensor.shape) if start <= at <= stop and at != rows.dim)
-    if start <= rows.dim <= stop and others != 1:
-        raise NotExact(f"torch.flatten merges rows of {rows.axis.name} with other dimensions.")
-    dim = rows.dim if rows.dim < start else start if rows.dim <= stop else rows.dim - (stop - start)
-    return _moved(rows, call(), dim)
-
-
-@rule("unsqueeze", takes="input dim", knows_numbers=True)
-def unsqueeze(watch: Watch, call: Call) -> Any:
-    """A dimension of length 1 more."""
-    tensor, rows = _known(watch, call)
-    dim = call.get("dim") % (tensor.dim() + 1)
-    return _moved(rows, call(), rows.dim + (dim <= rows.dim))
+    if start > stop:  # torch says what is wrong
+        return call()
+    sizes = _sizes_of(watch, tensor)
+    with watch.in_other_words():
+        # A number of rows times 1 is still one; times any other number it is plain, which `view` refuses.
+        return tensor.reshape([*sizes[:start], math.prod(sizes[start : stop + 1]), *sizes[stop + 1 :]])
 
 
 @rule("squeeze", takes="input dim", knows_numbers=True)
 def squeeze(watch: Watch, call: Call) -> Any:
     """Dimensions of length 1 less; that of the rows stays, however few one rank has."""
-    tensor, rows = _known(watch, call)
+    tensor, rows = _rows_of_input(watch, call)
     dims = call.get("dim")
     asked = range(tensor.dim()) if dims is None else [dims] if isinstance(dims, int) else dims
-    gone = [at % tensor.dim() for at in asked]
+    gone = {dim % tensor.dim() for dim in asked}
     if rows.dim in gone and rows.axis.total == 1:
         raise NotExact("torch.squeeze of a graph of one node, where it would take the dimension of the rows away.")
-    gone = [at for at in gone if at != rows.dim and tensor.size(at) == 1]
-    squeezed = tensor.squeeze_ if call.in_place else tensor.squeeze
-    return _moved(
-        rows,
-        squeezed(tuple(gone)) if gone else tensor if call.in_place else tensor.view_as(tensor),
-        rows.dim - sum(at < rows.dim for at in gone),
-    )
+    gone = {dim for dim in gone if dim != rows.dim and tensor.size(dim) == 1}
+    if call.in_place:
+        result = tensor.squeeze_(tuple(gone)) if gone else tensor
+    else:  # a view in any case, as torch makes
+        result = tensor.squeeze(tuple(gone)) if gone else tensor.view_as(tensor)
+    return _moved(rows, result, rows.dim - sum(dim < rows.dim for dim in gone))
 
 
 @rule(
-    *words("transpose swapaxes swapdims t T mT H mH permute movedim moveaxis adjoint"),
+    *words("transpose swapaxes swapdims t T mT H mH permute movedim moveaxis adjoint unsqueeze"),
     takes="input",
     knows_numbers=True,
 )
 def reorder(watch: Watch, call: Call) -> Any:
-    """The same numbers with dimensions in another order."""
-    tensor, rows = _known(watch, call)
-    result = call()
+    """The same numbers with dimensions in another order, or one of length 1 more."""
+    tensor, rows = _rows_of_input(watch, call)
     # Where the rows went is asked of a tensor of the same number of dimensions, all of different lengths.
     probe = torch.empty(tuple(range(2, 2 + tensor.dim())), device="meta")
-    went = call.but(input=probe)()
-    return _moved(rows, result, list(went.shape).index(2 + rows.dim), keeps_names=result.dim() == 2)
+    went = list(call.but(input=probe)().shape).index(2 + rows.dim)
+    result = call()
+    return _moved(rows, result, went, keeps_names=result.dim() == 2)
 
 
 @rule("expand", "expand_as", "broadcast_to", takes="input size|other*", knows_numbers=True)
@@ -195,9 +189,7 @@ def expand(watch: Watch, call: Call) -> Any:
         one_axis([rows.axis, wanted[dim].axis], call.name)
     shape = [tensor.size(rows.dim) if at == dim else int(size) for at, size in enumerate(wanted)]
     result = tensor.expand(shape)
-    if rows.names is not None and len(rows.names) == 1 and result.dim() == 2 and dim == 1:
-        return mark(result, rows.but(dim=dim, names=rows.names * result.size(0)))
-    return _moved(rows, result, dim)
+    return mark(result, rows.but(dim=dim, names=_names_of_copies(rows.names, result, dim)))
 
 
 def _given_to_each(watch: Watch, tensor: Tensor, wanted: list[Any], counts: list[int]) -> Tensor:
@@ -223,14 +215,17 @@ def repeat(watch: Watch, call: Call) -> Any:
     dim = rows.dim + len(times) - tensor.dim()
     if any(type(count) is RowCount for count in times) or times[dim] != 1:
         raise NotExact(f"torch.{call.name} makes copies of rows of {rows.axis.name}, which would be rows of their own.")
-    names = rows.names
     result = tensor.repeat(times)
-    if names is not None and len(names) == 1 and result.dim() == 2 and dim == 1:
-        names = names * result.size(0)
-    elif names is not None and len(names) > 1:
-        rows = rows if result.dim() == 2 else rows.without_numbers("torch.repeat")
-        names = names * (result.size(0) // len(names))
-    return mark(result, rows.but(dim=dim, names=names))
+    return mark(result, rows.but(dim=dim, names=_names_of_copies(rows.names, result, dim)))
+
+
+def _names_of_copies(names: tuple[Names, ...] | None, result: Tensor, dim: int) -> tuple[Names, ...] | None:
+    """The rows that copies of row numbers number; of copies on top of each other, as ends of edges are, for each."""
+    if names is None or (len(names) == 1 and (result.dim() != 2 or dim == 0)):
+        return names
+    if result.dim() != 2:
+        raise NotExact("row numbers of both ends of edges are copied; take edge_index[0] and edge_index[1] first.")
+    return names * max(result.size(1 - dim) // len(names), 1)
 
 
 def _repeated_for_each(watch: Watch, tensor: Tensor, times: list[Any]) -> Tensor:
@@ -238,53 +233,47 @@ def _repeated_for_each(watch: Watch, tensor: Tensor, times: list[Any]) -> Tensor
     counts = [at for at, count in enumerate(times) if type(count) is RowCount]
     once = tensor.repeat([1 if at in counts else count for at, count in enumerate(times)])
     wanted = [times[at] if at in counts else size for at, size in enumerate(once.shape)]
-    given = _given_to_each(watch, once, wanted, counts)
-    return mark(given.contiguous(), watch.known(given))
+    copies = _given_to_each(watch, once, wanted, counts)
+    return mark(copies.contiguous(), watch.known(copies))
 
 
 @rule("unbind", "iter", takes="input dim", knows_numbers=True)
 def unbind(watch: Watch, call: Call) -> Any:
     """The slices of a dimension that is not that of the rows."""
-    tensor, rows = _known(watch, call)
+    tensor, rows = _rows_of_input(watch, call)
     dim = call.get("dim", 0) % tensor.dim()
     if dim == rows.dim:
         raise NotExact(f"it takes the {rows.axis.name} one by one; each rank has others.")
     pieces = tensor.unbind(dim)
     for at, piece in enumerate(pieces):
-        names = rows.names_at(dim, at)
-        mark(piece, rows.but(dim=rows.dim - (dim < rows.dim), names=names))
+        mark(piece, rows.but(dim=rows.dim - (dim < rows.dim), names=rows.names_at(dim, at)))
     return pieces if call.name == "unbind" else iter(pieces)
 
 
-@rule("chunk", takes="input chunks dim", knows_numbers=True)
 @rule(
-    "split",
-    "split_with_sizes",
-    takes="input chunks|split_size|split_size_or_sections|split_sizes dim",
+    *words("chunk split split_with_sizes tensor_split"),
+    takes="input chunks|split_size|split_size_or_sections|split_sizes|indices_or_sections|sections|indices dim",
     knows_numbers=True,
 )
-@rule("tensor_split", takes="input chunks|indices_or_sections|sections|indices dim", knows_numbers=True)
 def split(watch: Watch, call: Call) -> Any:
     """Pieces of the features; or, of rows that were joined, the pieces they were joined from."""
-    tensor, rows = _known(watch, call)
+    tensor, rows = _rows_of_input(watch, call)
     dim = call.get("dim", 0) % tensor.dim()
     if dim != rows.dim:
-        pieces = call()
-        first = 0
+        pieces, names, first = call(), rows.names, 0
         for piece in pieces:
-            names = rows.names
-            if names is not None and len(names) > 1:
-                names, first = names[first : first + piece.size(dim)], first + piece.size(dim)
-            mark(piece, rows.but(names=names))
+            behind = first + piece.size(dim)
+            mark(piece, rows.but(names=names if names is None or len(names) == 1 else names[first:behind]))
+            first = behind
         return pieces
     parts = rows.axis.pieces
     asked = call.get("chunks")
-    if call.name == "chunk":
+    if call.name == "chunk":  # equal pieces: those of one axis
         fits = len(parts) == asked and len({id(part) for part in parts}) == 1
     else:
         sizes = list(asked) if isinstance(asked, (tuple, list)) else [asked] * len(parts)
-        fits = bool(parts) and len(sizes) == len(parts)
-        fits = fits and all(type(size) is RowCount and size.axis is part for size, part in zip(sizes, parts))
+        axes = [size.axis if type(size) is RowCount else None for size in sizes]
+        fits = bool(parts) and axes == list(parts) and call.name != "tensor_split"  # which takes places, not sizes
     if not fits:
         raise NotExact(f"torch.{call.name} cuts the {rows.axis.name} at a place that is not the same on every rank.")
     return tuple(piece_of(watch, tensor, rows, at) for at in range(len(parts)))
@@ -300,117 +289,87 @@ def piece_of(watch: Watch, tensor: Tensor, rows: Rows, number: int) -> Tensor:
 @rule("cat", "concat", "concatenate", takes="tensors dim", knows_numbers=True)
 def cat(watch: Watch, call: Call) -> Any:
     """Features beside each other; or rows behind each other, which makes rows of a new kind."""
+    # torch lets empty vectors stand beside anything
     tensors = [
         tensor
         for tensor in call.get("tensors")
-        if not (tensor.dim() == 1 and tensor.numel() == 0 and watch.rows(tensor) is None)
+        if tensor.dim() != 1 or tensor.numel() or watch.rows(tensor) is not None
     ]
     dim = call.get("dim", 0) % tensors[0].dim()
-    known = [watch.rows(tensor) for tensor in tensors]
-    if any(rows is not None and rows.dim == dim for rows in known):
-        return _joined(watch, call, tensors, dim)
-    for tensor, rows in zip(tensors, known):
-        if rows is None and tensor.size(next(other.dim for other in known if other)) != 1:
+    rows_of_each = [watch.rows(tensor) for tensor in tensors]
+    of_rows = [rows for rows in rows_of_each if rows is not None]
+    several = [rows.names for rows in of_rows]
+    if any(rows.dim == dim for rows in of_rows):
+        if any(rows is None or rows.dim != dim for rows in rows_of_each):
+            raise NotExact(
+                "torch.cat puts rows that are the same on every rank (a virtual node?) behind rows that are dealt over "
+                "the ranks; add such a node to the graph itself, or keep its state in a tensor of its own."
+            )
+        tensors = [watch.owned(tensor) for tensor in tensors]
+        axis = watch.part.joined([rows.axis for rows in of_rows])
+        return mark(torch.cat(tensors, dim), Rows(axis, dim, names=_names_behind_each_other(several)))
+    for tensor, rows in zip(tensors, rows_of_each):
+        if rows is None:
             raise NotExact(
                 f"torch.cat puts a tensor of shape {tuple(tensor.shape)}, the same on every rank, beside rows."
             )
-    return _beside(watch, call, tensors, dim, known)
-
-
-def _beside(watch: Watch, call: Call, tensors: list[Tensor], dim: int, known: list[Rows | None]) -> Tensor:
-    axis, fresh = axis_and_freshness(known, call.name)
-    row_dim = next(rows.dim for rows in known if rows)
-    if any(rows is None or rows.dim != row_dim for rows in known):
+    axis, fresh = axis_and_freshness(of_rows, call.name)
+    if len({rows.dim for rows in of_rows}) > 1:
         raise NotExact(f"torch.cat joins rows of {axis.name} that lie along different dimensions.")
     result = torch.cat(tensors if fresh else [watch.owned(tensor) for tensor in tensors], dim)
-    named = [rows.names for rows in known if rows]
-    names = None
-    if all(names is not None for names in named) and result.dim() == 2:
-        names = tuple(
-            name for one, tensor in zip(named, tensors) for name in (one or ()) * (tensor.size(dim) // len(one or (1,)))
-        )
-    elif any(names is not None for names in named):
-        raise NotExact("torch.cat puts row numbers beside other numbers.")
-    return mark(result, Rows(axis, row_dim, fresh, names=names))
-
-
-def _joined(watch: Watch, call: Call, tensors: list[Tensor], dim: int) -> Tensor:
-    """Rows behind each other."""
-    known = [watch.rows(tensor) for tensor in tensors]
-    if any(rows is None or rows.dim != dim for rows in known):
+    names: tuple[Names, ...] | None = None
+    if all(several) and result.dim() == 2:  # a name for each column; one that is for all stands for each
+        columns = [(names, tensor.size(dim)) for names, tensor in zip(several, tensors) if names]
+        names = tuple(name for names, count in columns for name in names * (count // len(names)))
+    elif any(several):
         raise NotExact(
-            "torch.cat puts rows that are the same on every rank (a virtual node?) behind rows that are dealt over the "
-            "ranks; add such a node to the graph itself, or keep its state in a tensor of its own."
+            "torch.cat puts row numbers beside what numbers something else: edges from nodes to graphs, say, have no "
+            "form here; sum at graphs with new_zeros(num_graphs, ...).index_add(0, batch, rows)."
         )
-    of_rows = [rows for rows in known if rows]
-    tensors = [watch.owned(tensor) for tensor in tensors]
-    axis = watch.part.joined([rows.axis for rows in of_rows])
-    return mark(torch.cat(tensors, dim), Rows(axis, dim, names=_names_of_joined([rows.names for rows in of_rows])))
+    return mark(result, Rows(axis, of_rows[0].dim, fresh, names=names))
 
 
-def _names_of_joined(named: list[tuple[Names, ...] | None]) -> tuple[Names, ...] | None:
-    if any(names is None for names in named):
-        if any(names is not None for names in named):
-            raise NotExact("torch.cat puts row numbers and other numbers behind each other.")
+def _names_behind_each_other(several: list[tuple[Names, ...] | None]) -> tuple[Names, ...] | None:
+    named = [names for names in several if names is not None]
+    if not named:
         return None
-    if len({len(names) for names in named if names is not None}) != 1:
+    if len(named) < len(several):
+        raise NotExact("torch.cat puts row numbers and other numbers behind each other.")
+    if len({len(names) for names in named}) != 1:
         raise NotExact("torch.cat puts row numbers of one end behind those of both.")
-    columns = list(zip(*(names for names in named if names is not None)))
-    joined = []
-    for column in columns:
-        if len({id(names.of) for names in column}) != 1:
-            raise NotExact("torch.cat puts numbers of rows of two kinds behind each other.")
-        total = column[0]
-        for names in column[1:]:
-            total = total.joined_with(names)
-        joined.append(total)
-    return tuple(joined)
+    columns = list(zip(*named))
+    if any(names.of is not column[0].of for column in columns for names in column):
+        raise NotExact("torch.cat puts numbers of rows of two kinds behind each other.")
+    return tuple(reduce(Names.joined_with, column) for column in columns)
 
 
 @rule("stack", takes="tensors dim", knows_numbers=True)
-def stack(watch: Watch, call: Call) -> Any:
-    """Tensors of the same rows on top of each other."""
-    tensors, dim = call.get("tensors"), call.get("dim", 0)
-    known = [watch.rows(tensor) for tensor in tensors]
-    if any(rows is None for rows in known):
-        raise NotExact("torch.stack puts a tensor that is the same on every rank on top of rows.")
-    of_rows = [rows for rows in known if rows]
-    axis, fresh = axis_and_freshness(of_rows, call.name)
-    dim = dim % (tensors[0].dim() + 1)
-    if len({rows.dim for rows in of_rows}) != 1:
-        raise NotExact(f"torch.stack joins rows of {axis.name} that lie along different dimensions.")
-    result = torch.stack([tensor if fresh else watch.owned(tensor) for tensor in tensors], dim)
-    named = [rows.names for rows in of_rows]
-    names = None
-    if all(names is not None for names in named) and result.dim() == 2:
-        names = tuple(one[0] for one in named if one)
-    elif any(one is not None for one in named):
-        raise NotExact(
-            "torch.stack puts row numbers on top of what numbers something else: edges from nodes to graphs, say, "
-            "have no form here; sum at graphs with new_zeros(num_graphs, ...).index_add(0, batch, rows)."
-        )
-    return mark(result, Rows(axis, of_rows[0].dim + (dim <= of_rows[0].dim), fresh, names=names))
+@rule("vstack", "row_stack", "hstack", "column_stack", "dstack", takes="tensors", knows_numbers=True)
+def stacks(watch: Watch, call: Call) -> Any:
+    """Along a new dimension; or along the first, second or third, which is made where it is missing."""
+    tensors = list(call.get("tensors"))
+    with watch.in_other_words():
+        if call.name == "stack":
+            dim = call.get("dim", 0)
+            return torch.cat([tensor.unsqueeze(dim) for tensor in tensors], dim)
+        if call.name == "hstack":
+            return torch.cat(tensors, min(1, tensors[0].dim() - 1))
+        if call.name == "column_stack":
+            return torch.cat([tensor if tensor.dim() > 1 else tensor.view(-1, 1) for tensor in tensors], 1)
+        tensors = [tensor if tensor.dim() > 1 else tensor.unsqueeze(0) for tensor in tensors]
+        if call.name == "dstack":
+            return torch.cat([tensor if tensor.dim() > 2 else tensor.unsqueeze(-1) for tensor in tensors], 2)
+        return torch.cat(tensors, 0)
 
 
 @rule("flip", takes="input dims*", knows_numbers=True)
 def flip(watch: Watch, call: Call) -> Any:
     """Another order of features; of ends, if it is those of edges."""
-    tensor, rows = _known(watch, call)
-    if any(dim % tensor.dim() == rows.dim for dim in call.get("dims")):
+    tensor, rows = _rows_of_input(watch, call)
+    dims = call.get("dims")
+    if any(dim % tensor.dim() == rows.dim for dim in dims):
         raise NotExact(f"torch.flip turns the order of the {rows.axis.name} round.")
-    names = tuple(reversed(rows.names)) if rows.names is not None else None
-    return mark(call(), rows.but(names=names))
-
-
-@rule("narrow", takes="input dim")
-def narrow(watch: Watch, call: Call) -> Any:
-    """Some of the features."""
-    tensor, rows = _known(watch, call)
-    if call.get("dim") % tensor.dim() == rows.dim:
-        raise NotExact(
-            f"torch.narrow takes {rows.axis.name} by their place, which is another on each rank; use a mask."
-        )
-    return mark(call(), rows.but())
+    return mark(call(), rows.but(names=rows.names[::-1] if rows.names and dims else rows.names))
 
 
 @rule("repeat_interleave", takes="input repeats dim")
@@ -427,10 +386,16 @@ def repeat_interleave(watch: Watch, call: Call) -> Any:
 
 
 @rule("select", takes="input dim index", knows_numbers=True)
-def select(watch: Watch, call: Call) -> Any:
-    """One index of a dimension that is not that of the rows."""
-    tensor, rows = _known(watch, call)
-    dim, at = call.get("dim") % tensor.dim(), call.get("index")
+@rule("narrow", takes="input dim start length")
+def some_features(watch: Watch, call: Call) -> Any:
+    """One or some indices of a dimension that is not that of the rows."""
+    tensor, rows = _rows_of_input(watch, call)
+    dim = call.get("dim") % tensor.dim()
     if dim == rows.dim:
-        raise NotExact(f"torch.select takes one of the {rows.axis.name} by its place, which is another on each rank.")
-    return mark(call(), rows.but(dim=rows.dim - (dim < rows.dim), names=rows.names_at(dim, at)))
+        raise NotExact(
+            f"torch.{call.name} takes {rows.axis.name} by their place, which is another on each rank; use a mask, or "
+            "square brackets, which count in the whole graph."
+        )
+    if call.name == "narrow":
+        return mark(call(), rows.but())
+    return mark(call(), rows.but(dim=rows.dim - (dim < rows.dim), names=rows.names_at(dim, call.get("index"))))
