@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from domainpar.nn.adapt.nested import mapped, tensors_in
+from domainpar.nn.adapt.nested import rebuilt, tensors_in
 from domainpar.nn.adapt.rows import Axis, NotExact, Rows
 
 
@@ -118,8 +118,10 @@ class Call:
 
     def mapped(self, change: Callable[[Tensor], Tensor], start: int = 0) -> Call:
         """The same call with its tensors changed, from some positional argument on."""
-        args = [*self.args[:start], *(mapped(change, value) for value in self.args[start:])]
-        return replace(self, args=args, kwargs={name: mapped(change, value) for name, value in self.kwargs.items()})
+        args, kwargs = rebuilt(
+            (self.args[start:], self.kwargs), lambda value: change(value) if isinstance(value, Tensor) else value
+        )
+        return replace(self, args=self.args[:start] + args, kwargs=kwargs)
 
     def _keyword(self, argument: Argument) -> str | None:
         return next((name for name in argument.names if name in self.kwargs), None)

@@ -14,7 +14,7 @@ from domainpar.nn.adapt import rules as _rules  # noqa: F401  registers them
 from domainpar.nn.adapt.across import Member, counted_once
 from domainpar.nn.adapt.gradient_sums import GradientSums, Replicas, take_from_root
 from domainpar.nn.adapt.modules import check_module, common_tensors, owner_of, read_as_nodes, reason_of
-from domainpar.nn.adapt.nested import every_tensor, rebuilt
+from domainpar.nn.adapt.nested import rebuilt, tensors_in
 from domainpar.nn.adapt.part import GraphPart
 from domainpar.nn.adapt.rows import UNKNOWN, NotExact, Rows, rows_of, unwatched
 from domainpar.nn.adapt.watch import Watch
@@ -125,7 +125,7 @@ class Parallel(nn.Module):
         uses = itertools.count()
         noise = None if key is None else lambda: key_of(key, next(uses))
         watch = Watch(part, {id(one): one for one in common_tensors(self.module).values()}, noise)
-        arguments = list(every_tensor((args, kwargs)))
+        arguments = tensors_in((args, kwargs))
         watch.numbering.start(arguments)
         watch.versions.given(arguments)
         gradients = torch.is_grad_enabled()
@@ -141,7 +141,7 @@ class Parallel(nn.Module):
                 result = self.module(*args, **kwargs)
             if not torch.equal(torch.get_rng_state(), before):
                 raise NotExact("it draws random numbers from torch's generator, which would be others on each rank.")
-            watch.versions.check_at_the_end(every_tensor(((result,), {})))
+            watch.versions.check_at_the_end(tensors_in(result))
             check(result)
             return rebuilt(result, lambda item: _owned(item, watch))
         except NotExact as refused:
@@ -220,7 +220,7 @@ def _part_of(arguments: Any) -> GraphPart:
         if getattr(item, "is_sparse", False) or type(item).__name__ == "SparseTensor":
             raise NotExact("an adjacency matrix (adj_t) is given; give part.edge_index instead.")
     parts: dict[int, Member] = {}
-    for tensor in every_tensor(arguments):
+    for tensor in tensors_in(arguments):
         rows = rows_of(tensor)
         if rows is UNKNOWN:
             raise NotExact(

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from domainpar.nn.adapt.nested import every_tensor
+from domainpar.nn.adapt.nested import tensors_in
 from domainpar.nn.adapt.rows import NotExact, Rows, unwatched
 from domainpar.nn.adapt.watch import Watch, watching
 
@@ -191,5 +191,5 @@ class Recorder:
     def _write(self, when: When, inside: Layer | None, value: Any) -> None:
         watch = watching()
         with unwatched(), torch.no_grad():
-            seen = [see(tensor, watch) for tensor in every_tensor(value)]
+            seen = [see(tensor, watch) for tensor in tensors_in(value)]
         self.moments.append(Moment(self.running[-1], when, inside, seen))

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from domainpar import timeouts
 from domainpar.nn.adapt.gradient_sums import GradientSums
-from domainpar.nn.adapt.nested import every_tensor
+from domainpar.nn.adapt.nested import tensors_in
 from domainpar.nn.adapt.parallelize import parallelize
 from domainpar.nn.adapt.part import GraphPart, split_graph
 from domainpar.nn.adapt.recorder import Layer, Recorder, Seen, as_numbers
@@ -125,7 +125,7 @@ class OneRank:
         """The tensors of the result."""
         return [
             seen.returned_as(tensor)
-            for tensor, seen in zip(every_tensor(self.result), self.recorder.result(), strict=True)
+            for tensor, seen in zip(tensors_in(self.result), self.recorder.result(), strict=True)
         ]
 
     def state(self) -> dict[str, Tensor]:
@@ -147,7 +147,7 @@ class OneRank:
         """
         terms = [
             _weighted_sum(tensor, seen)
-            for tensor, seen in zip(every_tensor(self.result), whole, strict=True)
+            for tensor, seen in zip(tensors_in(self.result), whole, strict=True)
             if tensor.requires_grad
         ]
         if terms:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from domainpar.agreement import gather
-from domainpar.nn.adapt.nested import every_tensor
+from domainpar.nn.adapt.nested import tensors_in
 from domainpar.nn.adapt.rows import Rows, rows_of, unwatched
 from domainpar.nn.classifier import EdgeClassifier
 from domainpar.nn.gradients import GradientSink, TakesGradients
@@ -158,7 +158,7 @@ class LayerMonitor:
             self._num_calls += 1
             self._times[name] = self._times.get(name, 0) + 1
             self._last_call[name] = self._num_calls
-            if self.forward is None and not all(is_finite(_without_ghosts(tensor)) for tensor in every_tensor(result)):
+            if self.forward is None and not all(is_finite(_without_ghosts(tensor)) for tensor in tensors_in(result)):
                 again = f", call {self._times[name]}" if self._times[name] > 1 else ""
                 what = f"layer {name}{again} (forward)" if name else "the logits"
                 self.forward = Finding((self._number, 1, self._num_calls), what, self._event)
