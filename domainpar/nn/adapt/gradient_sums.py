@@ -60,7 +60,7 @@ class GradientSums:
                 "which would count once for each rank",
                 "it was called twice, or zero_grad() was left out since; call each once for every step",
             )
-        gradients = [_dense_gradient(parameter) for parameter in self._parameters]
+        gradients = [dense_gradient(parameter) for parameter in self._parameters]
         sums = sum_exactly(gradients, transport, device)
         if sums is None:
             return 1
@@ -133,10 +133,11 @@ class Replicas:
         return [version_of(one) for one in self._module.parameters()]
 
 
-def _dense_gradient(parameter: nn.Parameter) -> Tensor:
-    if parameter.grad is None:
-        return torch.zeros_like(parameter)
-    gradient = parameter.grad.detach()
+def dense_gradient(tensor: Tensor) -> Tensor:
+    """The gradient that was left in a tensor; zeros where there is none."""
+    if tensor.grad is None:
+        return torch.zeros_like(tensor)
+    gradient = tensor.grad.detach()
     return gradient.to_dense() if gradient.is_sparse else gradient
 
 

@@ -52,37 +52,37 @@ def check_module(module: nn.Module) -> None:
         ValueError: With what it is and what to do.
         NotExact: If torch would not tell what happens inside it.
     """
-    if scripted := [
-        name or "the model" for name, one in module.named_modules() if isinstance(one, torch.jit.ScriptModule)
-    ]:
+    modules = [(name or "the model", child) for name, child in module.named_modules()]
+    if scripted := [name for name, child in modules if isinstance(child, torch.jit.ScriptModule)]:
         raise NotExact(
             f"{', '.join(scripted)}: a module of torch.jit.script, and torch tells nothing of what runs inside. Set "
             "the environment variable PYTORCH_JIT=0 before torch is imported, or give the module as it was before."
         )
-    tensors = dict([*module.named_parameters(), *module.named_buffers()])
-    for name, one in tensors.items():
-        if isinstance(one, (UninitializedParameter, UninitializedBuffer)):
-            raise ValueError(
-                f"the size of {name} is not known yet (-1 channels, a lazy layer); run the module once on a small "
-                "graph or give the sizes, so that every rank begins with the same weights."
-            )
-        if one.is_complex():
+    check_sizes(module)
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if tensor.is_complex():
             raise ValueError(f"{name} is complex; keep real and imaginary part apart.")
-    hooked = [name for name, one in module.named_parameters() if _hooks(one)]
-    hooked += [name or "the model" for name, one in module.named_modules() if one._backward_hooks or _pre_hooks(one)]
-    if hooked:
+    hooks = ("_backward_hooks", "_post_accumulate_grad_hooks", "_backward_pre_hooks")  # of parameters and modules
+    holders = [*module.named_parameters(), *modules]
+    if hooked := [name for name, holder in holders if any(getattr(holder, kind, None) for kind in hooks)]:
         raise ValueError(
             f"there are hooks on the gradients of {', '.join(hooked)}: they would see one rank's share of them; change "
             "gradients after sum_gradients, or clip with --clip."
         )
 
 
-def _hooks(parameter: torch.Tensor) -> bool:
-    return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
+def check_sizes(module: nn.Module) -> None:
+    """Refuse parameters and buffers that have no size yet.
 
-
-def _pre_hooks(module: nn.Module) -> bool:
-    return bool(getattr(module, "_backward_pre_hooks", None))
+    Raises:
+        ValueError: If there are any.
+    """
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
+            raise ValueError(
+                f"the size of {name} is not known yet (-1 channels, a lazy layer); run the module once on a small "
+                "graph or give the sizes, so that every rank begins with the same weights."
+            )
 
 
 def common_tensors(module: nn.Module) -> dict[str, Tensor]:

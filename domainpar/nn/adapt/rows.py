@@ -117,6 +117,11 @@ class Axis:
         everyone = torch.cat([torch.frombuffer(bytearray(one), dtype=torch.int64) for one in payloads if one] or [mine])
         return everyone.sort().values.to(self.keys.device)
 
+    @property
+    def counted_rows(self) -> Tensor:
+        """`counted`, also where that is all, bool [length]."""
+        return torch.ones_like(self.keys, dtype=torch.bool) if self.counted is None else self.counted
+
     def selected(self, mask: Tensor) -> Axis:
         """The rows where a mask is set, bool [length]."""
         counted = None if self.counted is None else self.counted[mask]
@@ -143,7 +148,7 @@ class Axis:
         """The rows of several axes, one behind the other."""
         counted = None
         if any(piece.counted is not None for piece in pieces):
-            counted = torch.cat([_counted(piece) for piece in pieces])
+            counted = torch.cat([piece.counted_rows for piece in pieces])
         *firsts, leaves = itertools.accumulate((piece.leaves for piece in pieces), initial=0)
         if leaves >= 1 << (63 - BITS_OF_KEY):
             raise NotExact(f"{leaves} kinds of rows are joined behind each other, more than their keys can tell apart.")
@@ -159,10 +164,6 @@ class Axis:
 
 def _split_keys(keys: Tensor, count: int) -> Tensor:
     return (keys.unsqueeze(1) * count + torch.arange(count, device=keys.device)).view(-1)
-
-
-def _counted(axis: Axis) -> Tensor:
-    return torch.ones_like(axis.keys, dtype=torch.bool) if axis.counted is None else axis.counted
 
 
 @dataclass(frozen=True, eq=False)
