@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from domainpar.agreement import Refused, gather, strays
+from domainpar.nn.adapt.across import shape_and_type
 from domainpar.nn.adapt.rows import unwatched, version_of
 from domainpar.parallel.digests import digest
 from domainpar.parallel.places import where
@@ -44,7 +45,7 @@ def in_words(tensor: Tensor) -> str:
     """Shape, type and checksum of a tensor; equal for equal tensors only."""
     with unwatched():
         checksum = digest({"": tensor.to_dense() if tensor.is_sparse else tensor})
-    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}, checksum {checksum:08x}"
+    return f"{shape_and_type(tensor)}, checksum {checksum:08x}"
 
 
 def given_on(transport: Transport) -> Given:

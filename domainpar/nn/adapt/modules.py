@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -88,16 +88,14 @@ def check_sizes(module: nn.Module) -> None:
 def common_tensors(module: nn.Module) -> dict[str, Tensor]:
     """Every tensor that a module holds, by name, also outside its parameters and buffers, but for rows of parts."""
     tensors: dict[str, Tensor] = {}
+    kept_apart = ("_parameters", "_buffers", "_modules")
     for path, child in module.named_modules():
         for name, value in {**vars(child), **child._parameters, **child._buffers}.items():
-            if name not in _KEPT_APART and isinstance(value, (Tensor, list, tuple, dict)):
+            if name not in kept_apart and isinstance(value, (Tensor, list, tuple, dict)):
                 for number, tensor in enumerate(tensors_in(value)):
                     place = name if tensor is value else f"{name}[{number}]"
                     tensors[f"{path}.{place}" if path else place] = tensor
     return {name: tensor for name, tensor in tensors.items() if not holds_rows(tensor)}
-
-
-_KEPT_APART = frozenset(("_parameters", "_buffers", "_modules"))
 
 
 def owner_of(module: nn.Module, name: str) -> nn.Module:
@@ -115,25 +113,18 @@ def owner_of(module: nn.Module, name: str) -> nn.Module:
 
 
 @contextmanager
-def read_as_nodes(owners: Mapping[str, nn.Module], part: GraphPart) -> Iterator[None]:
-    """While it lasts, modules read this part's rows, marked, where they hold a row for each node of the graph.
+def read_as_nodes(name: str, owner: nn.Module, part: GraphPart) -> Iterator[None]:
+    """While it lasts, a module reads this part's rows, marked, where it holds a row for each node of the graph.
 
     Args:
-        owners: Of each parameter and buffer that is meant, by name, the module that holds it.
+        name: Of the parameter or buffer that is meant.
+        owner: The module that holds it.
         part: The part.
 
     Raises:
-        ValueError: If one has not as many rows as the graph has nodes.
-        NotExact: If the module has changed one.
+        ValueError: If it has not as many rows as the graph has nodes.
+        NotExact: If the module has changed it.
     """
-    with ExitStack() as stack:
-        for name, owner in owners.items():
-            stack.enter_context(_read_as_nodes(name, owner, part))
-        yield
-
-
-@contextmanager
-def _read_as_nodes(name: str, owner: nn.Module, part: GraphPart) -> Iterator[None]:
     attribute = name.rpartition(".")[2]
     whole = getattr(owner, attribute)
     try:

@@ -50,8 +50,8 @@ class GraphPart(Member):
         self._edge_owned = self._to_device(plan.edge_owned)
         owned = self.local_ids[: plan.num_owned]
         incident = plan.policy == "incident" and plan.num_parts > 1
-        self.node_axis = Axis(self, "nodes", plan.num_owned, None, owned)
-        self.edge_axis = Axis(self, "edges", plan.num_edges, self._edge_owned if incident else None, self._edge_ids)
+        self.node_axis = Axis(self, "nodes", None, owned)
+        self.edge_axis = Axis(self, "edges", self._edge_owned if incident else None, self._edge_ids)
         self._joined: WeakValueDictionary[tuple[int, ...], Axis] = WeakValueDictionary()
         src = Names(self.node_axis, complete=incident or plan.num_parts == 1, only_owned=plan.num_parts == 1)
         dst = Names(self.node_axis, complete=True, only_owned=not incident)
