@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
-from domainpar.nn.adapt.as_written import run_as_written
 from domainpar.nn.adapt.calls import DRAWS, DROPS, TAKES_SIZES, TELLS_NO_VALUE, USUAL, Call, Signature, name_of
 from domainpar.nn.adapt.nested import flat, tensors_in
 from domainpar.nn.adapt.numbering import Numbering
 from domainpar.nn.adapt.part import GraphPart
 from domainpar.nn.adapt.rows import UNKNOWN, Axis, Kept, NotExact, RowCount, Rows, mark, rows_of, version_of
+from domainpar.nn.adapt.transforms import run_as_written
 from domainpar.nn.adapt.versions import Versions
 
 Rule = Callable[["Watch", "Call"], Any]
