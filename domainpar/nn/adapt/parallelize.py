@@ -128,8 +128,8 @@ class Parallel(nn.Module):
         noise = None if key is None else lambda: key_of(key, next(uses))
         watch = Watch(part, {id(one): one for one in common_tensors(self.module).values()}, noise)
         arguments = tensors_in((args, kwargs))
-        watch.numbering.start(arguments)
-        watch.versions.given(arguments)
+        watch.numbering.give(arguments, "arguments")
+        watch.versions.keep(arguments)
         gradients = torch.is_grad_enabled()
         layers = [] if watch.alone else [layer for layer in self.module.modules() if _passes_messages(layer)]
         hooks = [layer.register_forward_pre_hook(partial(_refresh, watch), with_kwargs=True) for layer in layers]

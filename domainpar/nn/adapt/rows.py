@@ -183,6 +183,15 @@ class Kept(NamedTuple):
     version: object
     with_gradient: bool
 
+    @classmethod
+    def of(cls, tensor: Tensor, result: Tensor) -> Kept:
+        """What was made of a tensor just now."""
+        return cls(result, version_of(tensor), torch.is_grad_enabled())
+
+    def holds_for(self, tensor: Tensor) -> bool:
+        """Whether the same would be made of the tensor now, gradients included."""
+        return self.version == version_of(tensor) and (self.with_gradient or not torch.is_grad_enabled())
+
 
 @dataclass(eq=False)
 class Rows:
