@@ -101,7 +101,7 @@ class Parallel(nn.Module):
         """
         part = _part_of((args, kwargs))
         doubt = self._replicas.doubt() if self.world is not None and torch.is_grad_enabled() else 0
-        if doubt := part.given.compare(doubt):
+        if doubt := part.inputs.compare(doubt):
             self._replicas.compare(part.transport, doubt)
         with torch.no_grad():
             self.calls += 1
