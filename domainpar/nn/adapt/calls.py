@@ -6,6 +6,7 @@ import inspect
 import sys
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -173,18 +174,10 @@ DROPS = frozenset(
     words("dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout native_dropout")
 )
 
-_NAMES: dict[Any, tuple[str, bool]] = {}
 
-
+@cache
 def name_of(func: Any) -> tuple[str, bool]:
     """The name a torch function goes by in the rules, and whether it changes its first argument."""
-    known = _NAMES.get(func)
-    if known is None:
-        known = _NAMES[func] = _find_name(func)
-    return known
-
-
-def _find_name(func: Any) -> tuple[str, bool]:
     name = getattr(func, "__name__", str(func))
     if (owner := _foreign_owner(func)) is not None:  # what others call softmax need not be torch's
         return f"{owner}.{name}", False
@@ -228,10 +221,8 @@ def one_axis(axes: Iterable[Axis], what: str) -> Axis:
     """
     different = list({id(axis): axis for axis in axes}.values())
     if len(different) != 1:
-        raise NotExact(
-            f"torch.{what} puts rows side by side that are not the same rows: "
-            f"{' and '.join(sorted(axis.name for axis in different))}."
-        )
+        names = " and ".join(sorted(axis.name for axis in different))
+        raise NotExact(f"torch.{what} puts rows side by side that are not the same rows: {names}.")
     return different[0]
 
 
@@ -241,5 +232,5 @@ def axis_and_freshness(several: Iterable[Rows | None], what: str) -> tuple[Axis,
     Raises:
         NotExact: If they are not the same rows.
     """
-    known = [rows for rows in several if rows is not None]
-    return one_axis((rows.axis for rows in known), what), all(rows.fresh for rows in known)
+    dealt = [rows for rows in several if rows is not None]
+    return one_axis((rows.axis for rows in dealt), what), all(rows.fresh for rows in dealt)
