@@ -16,6 +16,6 @@ Parts of torch that are not public and that this room relies on, with what break
 - `Module._parameters`, `_buffers`, `_backward_hooks`, `_backward_pre_hooks`, and `_backward_hooks`,
   `_post_accumulate_grad_hooks` of a parameter (`modules`): hooks on gradients would not be refused.
 - `torch.jit._state._try_get_jit_cached_function`, `_torchdynamo_inline`; `CheckpointFunction` and
-  `_checkpoint_without_reentrant_generator`; `torch._dynamo.eval_frame._callback_from_stance` (`as_written`): an
+  `_checkpoint_without_reentrant_generator`; `torch._dynamo.eval_frame._callback_from_stance` (`transforms`): an
   AttributeError where the first watch begins, or where a scripted or compiled function is called.
 """

@@ -11,6 +11,24 @@ from torch.autograd.function import once_differentiable
 from domainpar.parallel.transport import Transport
 
 
+def payload_of(tensor: Tensor) -> bytes:
+    """The bits of a tensor, to be sent."""
+    payload: bytes = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    return payload
+
+
+def tensor_of(payload: bytes, like: Tensor) -> Tensor:
+    """What was sent as bits: a tensor of the type of another one and on its device, in one dimension."""
+    if not payload:
+        return torch.empty(0, dtype=like.dtype, device=like.device)
+    return torch.frombuffer(bytearray(payload), dtype=like.dtype).to(like.device)
+
+
+def shape_and_type(tensor: Tensor) -> str:
+    """In words, as messages about ranks say it."""
+    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+
+
 class Member:
     """One of the ranks that share a graph, and its talk with the others.
 
@@ -33,10 +51,8 @@ class Member:
         """Every rank's tensor, all of one shape and type. *Collective*."""
         if self.num_parts == 1:
             return [local]
-        host = local.detach().contiguous().cpu()
-        payloads = self.transport.all_gather(host.view(-1).view(torch.uint8).numpy().tobytes())
-        tensors = [torch.frombuffer(bytearray(payload), dtype=host.dtype) if payload else host for payload in payloads]
-        return [tensor.view(host.shape).to(local.device) for tensor in tensors]
+        payloads = self.transport.all_gather(payload_of(local))
+        return [tensor_of(payload, local).view(local.shape) for payload in payloads]
 
     def sum_over_ranks(self, local: Tensor) -> Tensor:
         """The sum over ranks, added in their order, so the same bits on every rank. *Collective*."""

@@ -6,12 +6,13 @@ import inspect
 import sys
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from domainpar.nn.adapt.nested import mapped, tensors_in
+from domainpar.nn.adapt.nested import rebuilt, tensors_in
 from domainpar.nn.adapt.rows import Axis, NotExact, Rows
 
 
@@ -118,8 +119,10 @@ class Call:
 
     def mapped(self, change: Callable[[Tensor], Tensor], start: int = 0) -> Call:
         """The same call with its tensors changed, from some positional argument on."""
-        args = [*self.args[:start], *(mapped(change, value) for value in self.args[start:])]
-        return replace(self, args=args, kwargs={name: mapped(change, value) for name, value in self.kwargs.items()})
+        args, kwargs = rebuilt(
+            (self.args[start:], self.kwargs), lambda value: change(value) if isinstance(value, Tensor) else value
+        )
+        return replace(self, args=self.args[:start] + args, kwargs=kwargs)
 
     def _keyword(self, argument: Argument) -> str | None:
         return next((name for name in argument.names if name in self.kwargs), None)
@@ -171,18 +174,10 @@ DROPS = frozenset(
     words("dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout native_dropout")
 )
 
-_NAMES: dict[Any, tuple[str, bool]] = {}
 
-
+@cache
 def name_of(func: Any) -> tuple[str, bool]:
     """The name a torch function goes by in the rules, and whether it changes its first argument."""
-    known = _NAMES.get(func)
-    if known is None:
-        known = _NAMES[func] = _find_name(func)
-    return known
-
-
-def _find_name(func: Any) -> tuple[str, bool]:
     name = getattr(func, "__name__", str(func))
     if (owner := _foreign_owner(func)) is not None:  # what others call softmax need not be torch's
         return f"{owner}.{name}", False
@@ -226,10 +221,8 @@ def one_axis(axes: Iterable[Axis], what: str) -> Axis:
     """
     different = list({id(axis): axis for axis in axes}.values())
     if len(different) != 1:
-        raise NotExact(
-            f"torch.{what} puts rows side by side that are not the same rows: "
-            f"{' and '.join(sorted(axis.name for axis in different))}."
-        )
+        names = " and ".join(sorted(axis.name for axis in different))
+        raise NotExact(f"torch.{what} puts rows side by side that are not the same rows: {names}.")
     return different[0]
 
 
@@ -239,5 +232,5 @@ def axis_and_freshness(several: Iterable[Rows | None], what: str) -> tuple[Axis,
     Raises:
         NotExact: If they are not the same rows.
     """
-    known = [rows for rows in several if rows is not None]
-    return one_axis((rows.axis for rows in known), what), all(rows.fresh for rows in known)
+    dealt = [rows for rows in several if rows is not None]
+    return one_axis((rows.axis for rows in dealt), what), all(rows.fresh for rows in dealt)

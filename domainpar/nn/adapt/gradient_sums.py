@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from domainpar.agreement import agree_on
+from domainpar.nn.adapt.across import payload_of, shape_and_type, tensor_of
 from domainpar.nn.adapt.rows import version_of
 from domainpar.parallel.digests import what_differs
 from domainpar.parallel.integer_sums import IntegerSums
@@ -50,7 +51,6 @@ class GradientSums:
         Raises:
             RanksDiffer: On all ranks alike, if gradients hold what was summed before.
         """
-        device = self._parameters[0].device if self._parameters else torch.device("cpu")
         again = any(_is_summed(parameter.grad) for parameter in self._parameters if parameter.grad is not None)
         ours = bytes([*(parameter.grad is not None for parameter in self._parameters), again])
         *exists, again = map(any, zip(*transport.all_gather(ours), strict=True))
@@ -60,8 +60,8 @@ class GradientSums:
                 "which would count once for each rank",
                 "it was called twice, or zero_grad() was left out since; call each once for every step",
             )
-        gradients = [_dense_gradient(parameter) for parameter in self._parameters]
-        sums = sum_exactly(gradients, transport, device)
+        gradients = [dense_gradient(parameter) for parameter in self._parameters]
+        sums = sum_exactly(gradients, transport)
         if sums is None:
             return 1
         put_back = [total.to(parameter.dtype) for total, parameter in zip(sums, self._parameters)]
@@ -119,6 +119,7 @@ class Replicas:
         """
         differing = what_differs(dict(self._module.named_parameters()), transport)
         if differing is None:
+            # After reasons enough that came to nothing, somebody else sums: see `ENOUGH_LOOKS`.
             self._same += doubt == 2
             return
         if doubt == 2:
@@ -133,14 +134,15 @@ class Replicas:
         return [version_of(one) for one in self._module.parameters()]
 
 
-def _dense_gradient(parameter: nn.Parameter) -> Tensor:
-    if parameter.grad is None:
-        return torch.zeros_like(parameter)
-    gradient = parameter.grad.detach()
+def dense_gradient(tensor: Tensor) -> Tensor:
+    """The gradient that was left in a tensor; zeros where there is none."""
+    if tensor.grad is None:
+        return torch.zeros_like(tensor)
+    gradient = tensor.grad.detach()
     return gradient.to_dense() if gradient.is_sparse else gradient
 
 
-def sum_exactly(tensors: Sequence[Tensor], transport: Transport, device: torch.device) -> list[Tensor] | None:
+def sum_exactly(tensors: Sequence[Tensor], transport: Transport) -> list[Tensor] | None:
     """Sums over ranks of tensors that have the same shapes on all, in float64, the same bits on all. *Collective*.
 
     Each tensor is scaled by a power of two of its own, which loses no bit, so that small ones are summed as well as
@@ -149,15 +151,17 @@ def sum_exactly(tensors: Sequence[Tensor], transport: Transport, device: torch.d
     Returns:
         The sums; None on every rank if a number of any rank is not finite.
     """
+    device = tensors[0].device if tensors else torch.device("cpu")
     exponents = torch.tensor([_exponent(tensor) for tensor in tensors], dtype=torch.int64)
     transport.all_reduce(exponents, "max")
     if bool((exponents >= NOT_FINITE).any()):
         return None
     flat = [torch.ldexp(tensor.flatten().double(), -power) for tensor, power in zip(tensors, exponents.to(device))]
-    sums = IntegerSums(sum(len(tensor) for tensor in flat), device)
-    sums.add(torch.cat([torch.zeros(0, device=device, dtype=torch.float64), *flat]))
+    sizes = [len(tensor) for tensor in flat]
+    sums = IntegerSums(sum(sizes), device)
+    sums.add(torch.cat([torch.zeros(0, device=device, dtype=torch.float64), *flat]))  # of nothing there is no cat
     sums.reduce(transport)
-    totals = zip(tensors, sums.total().split([len(tensor) for tensor in flat]), exponents.to(device))
+    totals = zip(tensors, sums.total().split(sizes), exponents.to(device))
     return [torch.ldexp(total, power).view(tensor.shape) for tensor, total, power in totals]
 
 
@@ -208,7 +212,7 @@ class StepBuffers:
         """
         if not self._buffers:
             return
-        totals = sum_exactly(self._changes, transport, self._buffers[0].device)
+        totals = sum_exactly(self._changes, transport)
         if totals is None:
             raise RuntimeError(
                 "a buffer of the model (running means, say) became infinite or NaN in this step; look at its inputs."
@@ -225,21 +229,14 @@ def take_from_root(tensors: Mapping[str, Tensor], world: World) -> None:
     Raises:
         Refused: On all ranks alike, if a name, a shape or a type is another one on some rank.
     """
-    kinds = {f"the module's {name}": _kind(tensor) for name, tensor in tensors.items()}
     agree_on(
         world.transport,
-        kinds,
+        {f"the module's {name}": shape_and_type(tensor) for name, tensor in tensors.items()},
         "build the same module on every rank; of a tensor that holds rows of a part this is known if it comes from "
         "part.nodes, part.edges or the like, or is part.edge_index itself",
     )
     with torch.no_grad():
         for _, tensor in sorted(tensors.items()):
-            host = tensor.detach().contiguous().cpu()
-            payload = host.view(-1).view(torch.uint8).numpy().tobytes() if world.is_root and host.numel() else b""
-            payload = world.transport.broadcast(payload if world.is_root else None)
-            if host.numel() and not world.is_root:
-                tensor.copy_(torch.frombuffer(bytearray(payload), dtype=host.dtype).view(host.shape))
-
-
-def _kind(tensor: Tensor) -> str:
-    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+            payload = world.transport.broadcast(payload_of(tensor) if world.is_root else None)
+            if not world.is_root:
+                tensor.copy_(tensor_of(payload, tensor).view(tensor.shape))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -52,52 +52,50 @@ def check_module(module: nn.Module) -> None:
         ValueError: With what it is and what to do.
         NotExact: If torch would not tell what happens inside it.
     """
-    if scripted := [
-        name or "the model" for name, one in module.named_modules() if isinstance(one, torch.jit.ScriptModule)
-    ]:
+    modules = [(name or "the model", child) for name, child in module.named_modules()]
+    if scripted := [name for name, child in modules if isinstance(child, torch.jit.ScriptModule)]:
         raise NotExact(
             f"{', '.join(scripted)}: a module of torch.jit.script, and torch tells nothing of what runs inside. Set "
             "the environment variable PYTORCH_JIT=0 before torch is imported, or give the module as it was before."
         )
-    tensors = dict([*module.named_parameters(), *module.named_buffers()])
-    for name, one in tensors.items():
-        if isinstance(one, (UninitializedParameter, UninitializedBuffer)):
-            raise ValueError(
-                f"the size of {name} is not known yet (-1 channels, a lazy layer); run the module once on a small "
-                "graph or give the sizes, so that every rank begins with the same weights."
-            )
-        if one.is_complex():
+    check_sizes(module)
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if tensor.is_complex():
             raise ValueError(f"{name} is complex; keep real and imaginary part apart.")
-    hooked = [name for name, one in module.named_parameters() if _hooks(one)]
-    hooked += [name or "the model" for name, one in module.named_modules() if one._backward_hooks or _pre_hooks(one)]
-    if hooked:
+    hooks = ("_backward_hooks", "_post_accumulate_grad_hooks", "_backward_pre_hooks")  # of parameters and modules
+    holders = [*module.named_parameters(), *modules]
+    if hooked := [name for name, holder in holders if any(getattr(holder, kind, None) for kind in hooks)]:
         raise ValueError(
             f"there are hooks on the gradients of {', '.join(hooked)}: they would see one rank's share of them; change "
             "gradients after sum_gradients, or clip with --clip."
         )
 
 
-def _hooks(parameter: torch.Tensor) -> bool:
-    return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
+def check_sizes(module: nn.Module) -> None:
+    """Refuse parameters and buffers that have no size yet.
 
-
-def _pre_hooks(module: nn.Module) -> bool:
-    return bool(getattr(module, "_backward_pre_hooks", None))
+    Raises:
+        ValueError: If there are any.
+    """
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
+            raise ValueError(
+                f"the size of {name} is not known yet (-1 channels, a lazy layer); run the module once on a small "
+                "graph or give the sizes, so that every rank begins with the same weights."
+            )
 
 
 def common_tensors(module: nn.Module) -> dict[str, Tensor]:
     """Every tensor that a module holds, by name, also outside its parameters and buffers, but for rows of parts."""
     tensors: dict[str, Tensor] = {}
+    kept_apart = ("_parameters", "_buffers", "_modules")
     for path, child in module.named_modules():
         for name, value in {**vars(child), **child._parameters, **child._buffers}.items():
-            if name not in _KEPT_APART and isinstance(value, (Tensor, list, tuple, dict)):
+            if name not in kept_apart and isinstance(value, (Tensor, list, tuple, dict)):
                 for number, tensor in enumerate(tensors_in(value)):
                     place = name if tensor is value else f"{name}[{number}]"
                     tensors[f"{path}.{place}" if path else place] = tensor
     return {name: tensor for name, tensor in tensors.items() if not holds_rows(tensor)}
-
-
-_KEPT_APART = frozenset(("_parameters", "_buffers", "_modules"))
 
 
 def owner_of(module: nn.Module, name: str) -> nn.Module:
@@ -115,25 +113,18 @@ def owner_of(module: nn.Module, name: str) -> nn.Module:
 
 
 @contextmanager
-def read_as_nodes(owners: Mapping[str, nn.Module], part: GraphPart) -> Iterator[None]:
-    """While it lasts, modules read this part's rows, marked, where they hold a row for each node of the graph.
+def read_as_nodes(name: str, owner: nn.Module, part: GraphPart) -> Iterator[None]:
+    """While it lasts, a module reads this part's rows, marked, where it holds a row for each node of the graph.
 
     Args:
-        owners: Of each parameter and buffer that is meant, by name, the module that holds it.
+        name: Of the parameter or buffer that is meant.
+        owner: The module that holds it.
         part: The part.
 
     Raises:
-        ValueError: If one has not as many rows as the graph has nodes.
-        NotExact: If the module has changed one.
+        ValueError: If it has not as many rows as the graph has nodes.
+        NotExact: If the module has changed it.
     """
-    with ExitStack() as stack:
-        for name, owner in owners.items():
-            stack.enter_context(_read_as_nodes(name, owner, part))
-        yield
-
-
-@contextmanager
-def _read_as_nodes(name: str, owner: nn.Module, part: GraphPart) -> Iterator[None]:
     attribute = name.rpartition(".")[2]
     whole = getattr(owner, attribute)
     try:

@@ -1,69 +1,58 @@
-"""Tensors inside other values: nested lists and tuples, dictionaries, dataclasses, a PyG `Data`."""
+"""Tensors inside other values: lists and tuples, dictionaries, dataclasses and PyG `Data`, to any depth."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+# Asked first: the watch looks at every argument of every call, and the other questions cost ten times as much.
+_PLAIN = frozenset((Tensor, nn.Parameter, int, float, bool, str, type(None), slice, torch.dtype, torch.device))
 
 
 def flat(value: Any) -> list[Any]:
-    """The values in nested lists, tuples and dictionaries, as torch calls take them."""
-    values: list[Any] = []
-    _collect((value,), values)
-    return values
+    """Everything that is no nest itself, always in the same order."""
+    leaves: list[Any] = []
+    _collect(value, leaves)
+    return leaves
 
 
-def _collect(nested: Iterable[Any], values: list[Any]) -> None:
-    for value in nested:
-        if isinstance(value, (list, tuple)):
-            _collect(value, values)
-        elif isinstance(value, dict):
-            _collect(value.values(), values)
-        else:
-            values.append(value)
+def _collect(value: Any, leaves: list[Any]) -> None:
+    items: Iterable[Any]
+    if type(value) in _PLAIN:
+        leaves.append(value)
+        return
+    if isinstance(value, (list, tuple)):
+        items = value
+    elif isinstance(value, Mapping):
+        items = value.values()
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        items = [getattr(value, field.name) for field in dataclasses.fields(value)]
+    elif is_data(value):
+        items = value.to_dict().values()
+    else:
+        leaves.append(value)
+        return
+    for item in items:
+        _collect(item, leaves)
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """The tensors in nested lists, tuples and dictionaries, as torch calls take them."""
-    return [item for item in flat(value) if isinstance(item, Tensor)]
-
-
-def mapped(change: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """A value with every tensor in it, at any depth of lists and tuples, changed."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
-        items: Iterable[Any] = [mapped(change, item) for item in value]
-        return items if isinstance(value, list) else tuple(items)
-    return value
-
-
-def every_tensor(value: Any) -> Iterator[Tensor]:
-    """The tensors in anything that layers hand each other, always in the same order."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from every_tensor(item)
-    elif isinstance(value, Mapping):
-        yield from every_tensor(tuple(value.values()))
-    elif is_data(value):
-        yield from every_tensor(value.to_dict())
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        yield from every_tensor(tuple(getattr(value, field.name) for field in dataclasses.fields(value)))
+    """The tensors in a nest, always in the same order."""
+    return [leaf for leaf in flat(value) if isinstance(leaf, Tensor)]
 
 
 def rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
-    """The same nest of tuples, lists, dictionaries, dataclasses and `Data`, all else in it changed."""
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(rebuilt(item, change) for item in value))
+    """The same nest with everything changed that is no nest itself."""
+    if type(value) in _PLAIN:
+        return change(value)
     if isinstance(value, (tuple, list)):
-        return type(value)(rebuilt(item, change) for item in value)
+        items = [rebuilt(item, change) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if isinstance(value, dict):
         return {name: rebuilt(item, change) for name, item in value.items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -6,7 +6,7 @@ and ghosts that were fetched for one need not be fetched for the other.
 What identifies a call or a tensor under the watch, here and elsewhere, and what each key has to hold:
 
 - a call: the function itself, its arguments by number or by repr, torch's default dtype; nothing that draws (here)
-- a tensor as it is now: its number and its version; an argument by its `id` while the pass holds it (here)
+- a tensor as it is now: its number and its version; an argument by its place among them (here)
 - a rule: the name of a function of torch itself; those of other libraries have the library's name before it (`calls`)
 - what every rank has: the `id` of a tensor that the module holds, while the pass holds it (`Watch.rows`)
 - rows: the axis as an object; a mask by its number or version, a slice by axis and bounds (`rules/selections`), joined
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from domainpar.nn.adapt.rows import Axis, RowCount, Rows, rows_of, version_of
 
-PLAIN = (int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+PLAIN = (int, bool, str, type(None), type(...), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
 class Unnumbered(Exception):
@@ -44,7 +44,7 @@ class Numbering:
         what torch decides by besides the arguments.
         """
         if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
-            return None
+            return None  # it makes other values of the same arguments
         try:
             if getattr(func, "__name__", "").startswith("new_") and args:  # of the tensor only type and device matter
                 args = (args[0].dtype, args[0].device, *args[1:])
@@ -62,19 +62,12 @@ class Numbering:
         number, version = rows.number
         return number if version == version_of(tensor) else None
 
-    def give(self, tensors: Iterable[Tensor], number: int) -> None:
-        """Number what a call made or changed."""
-        for position, tensor in enumerate(tensors):
+    def give(self, tensors: Iterable[Tensor], origin: Hashable) -> None:
+        """Number what a call made or changed, and the arguments of the pass, by their origin and place."""
+        for place, tensor in enumerate(tensors):
             rows = rows_of(tensor)
             if isinstance(rows, Rows):
-                rows.number = (self._number((number, position)), version_of(tensor))
-
-    def start(self, tensors: Iterable[Tensor]) -> None:
-        """Number the arguments of a forward pass, each by itself."""
-        for tensor in tensors:
-            rows = rows_of(tensor)
-            if isinstance(rows, Rows):
-                rows.number = (self._number(("argument", id(tensor))), version_of(tensor))
+                rows.number = (self._number((origin, place)), version_of(tensor))
 
     def _number(self, key: Hashable) -> int:
         return self._numbers.setdefault(key, len(self._numbers))
@@ -91,12 +84,10 @@ class Numbering:
             return ("float", repr(value))
         if isinstance(value, PLAIN):
             return (type(value).__name__, value)
+        if isinstance(value, slice):
+            return ("slice", *map(self._frozen, (value.start, value.stop, value.step)))
         if isinstance(value, (tuple, list)):
             return (type(value).__name__, *map(self._frozen, value))
-        if isinstance(value, slice):
-            return ("slice", self._frozen(value.start), self._frozen(value.stop), self._frozen(value.step))
-        if value is Ellipsis:
-            return "..."
         raise Unnumbered
 
     def _of_axis(self, axis: Axis) -> Hashable:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -44,7 +45,7 @@ class OnEvents(EdgeClassifier):
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         check_module(module)
-        if any(type(one).get_extra_state is not nn.Module.get_extra_state for one in module.modules()):
+        if any(type(child).get_extra_state is not nn.Module.get_extra_state for child in module.modules()):
             raise ValueError("the model keeps extra state (get_extra_state), which a run's checkpoints would lose.")
         self.module = module
         self.exchanges = self.sums = 0
@@ -59,12 +60,14 @@ class OnEvents(EdgeClassifier):
             halo: Joins the parts.
             key: Of the random numbers of this call, the same on every rank, for training; None to evaluate.
         """
-        part = self._part_of(graph, halo)
+        if graph not in self._parts:
+            self._parts[graph] = GraphPart(graph.plan, halo.transport, graph.features.device)
+        part = self._parts[graph]
         part.num_exchanges = part.num_sums = 0
         self.module.train(key is not None)
         x, edge_attr = part.local_nodes(graph.features), part.local_edges(graph.edge_features)
         arguments = self.arguments(part, x, edge_attr)
-        logits = Parallel(self.module).run(part, (), arguments, key, lambda result: check_logits(result, part))
+        logits = Parallel(self.module).run(part, (), arguments, key, partial(check_logits, part))
         self.exchanges, self.sums = part.num_exchanges, part.num_sums
         owned = torch.from_numpy(graph.plan.edge_owned).to(graph.features.device).nonzero().view(-1)
         zeros = graph.features.new_zeros(graph.num_edges)
@@ -98,7 +101,7 @@ class OnEvents(EdgeClassifier):
         for key in (1, None):
             module.train(key is not None)
             with torch.no_grad():
-                Parallel(module).run(alone, (), inputs(alone), key, lambda result: check_logits(result, alone))
+                Parallel(module).run(alone, (), inputs(alone), key, partial(check_logits, alone))
         verification = verify(self.module, (edge_index, len(x)), parts=3, inputs=inputs, edges="incident")
         if not verification.exact:
             raise Differs(f"the network is not the same whole and split:\n{verification}")
@@ -120,13 +123,8 @@ class OnEvents(EdgeClassifier):
             return {"data": Data(**{name: tensors[name] for name in KNOWN[:3]})}
         return {name: tensors[name] for name in self._wants}
 
-    def _part_of(self, graph: LocalGraph, halo: Halo) -> GraphPart:
-        if graph not in self._parts:
-            self._parts[graph] = GraphPart(graph.plan, halo.transport, graph.features.device)
-        return self._parts[graph]
 
-
-def check_logits(result: Any, part: GraphPart) -> None:
+def check_logits(part: GraphPart, result: Any) -> None:
     """Refuse a result that is not one logit for each edge.
 
     Raises:
@@ -150,14 +148,14 @@ def wanted_arguments(module: nn.Module) -> tuple[str, ...]:
     Raises:
         ValueError: If it needs others.
     """
-    parameters = inspect.signature(module.forward).parameters.values()
-    if [one.name for one in parameters] == ["data"]:
+    parameters = inspect.signature(module.forward).parameters
+    if list(parameters) == ["data"]:
         return ("data",)
-    needed = [one for one in parameters if one.default is one.empty and one.kind in (0, 1, 3)]
-    if strange := [one.name for one in needed if one.name not in KNOWN or one.kind == one.POSITIONAL_ONLY]:
+    named = [it for it in parameters.values() if it.kind not in (it.VAR_POSITIONAL, it.VAR_KEYWORD)]
+    needed = [it for it in named if it.default is it.empty]
+    if strange := [it.name for it in needed if it.name not in KNOWN or it.kind is it.POSITIONAL_ONLY]:
         raise ValueError(
             f"the model's forward needs {', '.join(strange)}; here it can have {', '.join(KNOWN)} by name, or all in "
             "one argument 'data'. Use domainpar.parallelize in a program of your own for other arguments."
         )
-    names = {one.name for one in parameters}
-    return tuple(name for name in KNOWN if name in names)
+    return tuple(name for name in KNOWN if name in parameters)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import traceback
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +16,7 @@ from domainpar.nn.adapt import rules as _rules  # noqa: F401  registers them
 from domainpar.nn.adapt.across import Member, counted_once
 from domainpar.nn.adapt.gradient_sums import GradientSums, Replicas, take_from_root
 from domainpar.nn.adapt.modules import check_module, common_tensors, owner_of, read_as_nodes, reason_of
-from domainpar.nn.adapt.nested import every_tensor, rebuilt
+from domainpar.nn.adapt.nested import rebuilt, tensors_in
 from domainpar.nn.adapt.part import GraphPart
 from domainpar.nn.adapt.rows import UNKNOWN, NotExact, Rows, rows_of, unwatched
 from domainpar.nn.adapt.watch import Watch
@@ -99,7 +101,7 @@ class Parallel(nn.Module):
         """
         part = _part_of((args, kwargs))
         doubt = self._replicas.doubt() if self.world is not None and torch.is_grad_enabled() else 0
-        if doubt := part.given.compare(doubt):
+        if doubt := part.inputs.compare(doubt):
             self._replicas.compare(part.transport, doubt)
         with torch.no_grad():
             self.calls += 1
@@ -125,25 +127,27 @@ class Parallel(nn.Module):
         uses = itertools.count()
         noise = None if key is None else lambda: key_of(key, next(uses))
         watch = Watch(part, {id(one): one for one in common_tensors(self.module).values()}, noise)
-        arguments = list(every_tensor((args, kwargs)))
-        watch.numbering.start(arguments)
-        watch.versions.given(arguments)
+        arguments = tensors_in((args, kwargs))
+        watch.numbering.give(arguments, "arguments")
+        watch.versions.keep(arguments)
         gradients = torch.is_grad_enabled()
-        hooks = [layer.register_forward_pre_hook(_Refresh(watch), with_kwargs=True) for layer in self._layers()]
+        layers = [] if watch.alone else [layer for layer in self.module.modules() if _passes_messages(layer)]
+        hooks = [layer.register_forward_pre_hook(partial(_refresh, watch), with_kwargs=True) for layer in layers]
         try:
             before = torch.get_rng_state()
             with contextlib.ExitStack() as around:
                 # In inference mode tensors do not count their changes, so that nobody would see one.
                 around.enter_context(torch.inference_mode(False))
                 around.enter_context(torch.set_grad_enabled(gradients))
-                around.enter_context(read_as_nodes(self._node_parameters, part))
+                for name, owner in self._node_parameters.items():
+                    around.enter_context(read_as_nodes(name, owner, part))
                 around.enter_context(watch)
                 result = self.module(*args, **kwargs)
             if not torch.equal(torch.get_rng_state(), before):
                 raise NotExact("it draws random numbers from torch's generator, which would be others on each rank.")
-            watch.versions.check_at_the_end(every_tensor(((result,), {})))
+            watch.versions.check_at_the_end(tensors_in(result))
             check(result)
-            return rebuilt(result, lambda item: _owned(item, watch))
+            return rebuilt(result, partial(_owned, watch))
         except NotExact as refused:
             raise NotExact(self._explained(refused)) from refused
         finally:
@@ -166,36 +170,25 @@ class Parallel(nn.Module):
             raise RuntimeError("a gradient of some rank is not finite; look at the loss and the learning rate.")
         self._replicas.note_sum()
 
-    def _layers(self) -> list[nn.Module]:
-        """The layers that pass messages."""
-        return [layer for layer in self.module.modules() if hasattr(layer, "propagate") and hasattr(layer, "node_dim")]
-
     def _explained(self, refused: NotExact) -> str:
         """The reason, with the innermost module whose code was running and what is known of such modules."""
         names = {id(module): name for name, module in self.module.named_modules()}
         running: list[Any] = [self.module]
-        trace = refused.__traceback__
-        while trace is not None:
-            owner = trace.tb_frame.f_locals.get("self")
+        for frame, _ in traceback.walk_tb(refused.__traceback__):
+            owner = frame.f_locals.get("self")
             running += [owner] if id(owner) in names else []
-            trace = trace.tb_next
         innermost = running[-1]
         where = f"{names[id(innermost)] or 'the model'} ({type(innermost).__name__})"
         return f"{where}: {reason_of(running)}{refused}"
 
 
-class _Refresh:
+def _passes_messages(layer: nn.Module) -> bool:
+    return hasattr(layer, "propagate") and hasattr(layer, "node_dim")  # as PyG's do, which need not be installed
+
+
+def _refresh(watch: Watch, _: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
     """Before a layer that passes messages: node values that are out of date are fetched, once for all it does."""
-
-    def __init__(self, watch: Watch) -> None:
-        self._watch = watch
-
-    def __call__(self, layer: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        if self._watch.alone:
-            return None
-        return tuple(_with_ghosts(self._watch, value) for value in args), {
-            name: _with_ghosts(self._watch, value) for name, value in kwargs.items()
-        }
+    return _with_ghosts(watch, args), {name: _with_ghosts(watch, value) for name, value in kwargs.items()}
 
 
 def _with_ghosts(watch: Watch, value: Any) -> Any:
@@ -204,7 +197,7 @@ def _with_ghosts(watch: Watch, value: Any) -> Any:
         if isinstance(rows, Rows) and rows.axis is watch.part.node_axis and rows.names is None and not rows.fresh:
             with unwatched():
                 return watch.with_ghosts(value)
-    if isinstance(value, tuple) and type(value) is tuple:
+    if type(value) is tuple:  # of the two ends; lists and all else stay the objects that the layer may change
         return tuple(_with_ghosts(watch, item) for item in value)
     return value
 
@@ -220,7 +213,7 @@ def _part_of(arguments: Any) -> GraphPart:
         if getattr(item, "is_sparse", False) or type(item).__name__ == "SparseTensor":
             raise NotExact("an adjacency matrix (adj_t) is given; give part.edge_index instead.")
     parts: dict[int, Member] = {}
-    for tensor in every_tensor(arguments):
+    for tensor in tensors_in(arguments):
         rows = rows_of(tensor)
         if rows is UNKNOWN:
             raise NotExact(
@@ -237,7 +230,7 @@ def _part_of(arguments: Any) -> GraphPart:
     return part
 
 
-def _owned(result: Any, watch: Watch) -> Any:
+def _owned(watch: Watch, result: Any) -> Any:
     if isinstance(result, Tensor):
         if watch.rows(result) is None:
             return counted_once(result, watch.part)

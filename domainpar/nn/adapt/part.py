@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from domainpar.agreement import agree, difference, on_all
 from domainpar.nn.adapt.across import Member
-from domainpar.nn.adapt.given import HINT, given_on, in_words, tensor_given
+from domainpar.nn.adapt.input_log import HINT, in_words, input_log, tensor_given
 from domainpar.nn.adapt.rows import Axis, Names, Rows, mark, rows_of
 from domainpar.parallel.halo import AdjointHalo, ask_owners
 from domainpar.parallel.transport import Transport
@@ -38,26 +38,25 @@ class GraphPart(Member):
         local_ids: Global id of each owned node and ghost, int64 [num_local].
         edge_index: Local rows of `src` and `dst` of the local edges, int64 [2, num_edges], marked.
         ends: What the two rows of `edge_index` number.
-        given: The whole tensors that this rank's parts were given, to be compared with those of other ranks.
+        inputs: The whole tensors that this rank's parts took, to be compared with those of other ranks.
     """
 
     def __init__(self, plan: PartitionPlan, transport: Transport, device: torch.device | str = "cpu") -> None:
         super().__init__(transport)
         self.plan, self.device = plan, torch.device(device)
         self.halo = AdjointHalo(plan, transport, device)
-        self.given = given_on(transport)
-        self.local_ids, self._edge_ids = self._to_device(plan.local_ids), self._to_device(plan.edge_ids)
-        self._edge_owned = self._to_device(plan.edge_owned)
-        owned = self.local_ids[: plan.num_owned]
+        self.inputs = input_log(transport)
+        self.local_ids, self._edge_owned = self._to_device(plan.local_ids), self._to_device(plan.edge_owned)
         incident = plan.policy == "incident" and plan.num_parts > 1
-        self.node_axis = Axis(self, "nodes", plan.num_owned, None, owned)
-        self.edge_axis = Axis(self, "edges", plan.num_edges, self._edge_owned if incident else None, self._edge_ids)
+        self.node_axis = Axis(self, "nodes", None, self.local_ids[: plan.num_owned])
+        counted = self._edge_owned if incident else None
+        self.edge_axis = Axis(self, "edges", counted, self._to_device(plan.edge_ids))
         self._joined: WeakValueDictionary[tuple[int, ...], Axis] = WeakValueDictionary()
         src = Names(self.node_axis, complete=incident or plan.num_parts == 1, only_owned=plan.num_parts == 1)
         dst = Names(self.node_axis, complete=True, only_owned=not incident)
         self.ends = (src, dst)
         _ = self.node_axis.total, self.edge_axis.total  # asked now, together, not by whoever asks first
-        self.edge_index = _marked(self._to_device(plan.edge_rows), Rows(self.edge_axis, 1, names=self.ends))
+        self.edge_index = mark(self._to_device(plan.edge_rows), Rows(self.edge_axis, 1, names=self.ends))
 
     @property
     def src(self) -> Tensor:
@@ -83,7 +82,7 @@ class GraphPart(Member):
         Raises:
             ValueError: If its number of rows is not that of the graph's nodes.
         """
-        return self.read_nodes(self._taken("part.nodes", whole, dim, self.node_axis), dim)
+        return self.local_nodes(self._taken("part.nodes", whole, dim, self.node_axis, self.local_ids), dim)
 
     def read_nodes(self, whole: Tensor, dim: int = 0) -> Tensor:
         """The same of what need not be compared, since all ranks have it: a parameter."""
@@ -92,18 +91,15 @@ class GraphPart(Member):
 
     def edges(self, whole: Tensor | npt.ArrayLike, dim: int = 0) -> Tensor:
         """This part's rows of a tensor of all edges, marked as edges; arguments as for `nodes`."""
-        taken = self._taken("part.edges", whole, dim, self.edge_axis)
-        return self.local_edges(taken.index_select(dim, self._edge_ids.to(taken.device)), dim)
+        return self.local_edges(self._taken("part.edges", whole, dim, self.edge_axis, self.edge_axis.keys), dim)
 
     def owned_nodes(self, whole: Tensor | npt.ArrayLike, dim: int = 0) -> Tensor:
         """The rows of a tensor of all nodes that this part owns, as in a model's result: targets, masks, weights."""
-        taken = self._taken("part.owned_nodes", whole, dim, self.node_axis)
-        return taken.index_select(dim, self.local_ids[: self.plan.num_owned].to(taken.device))
+        return self._taken("part.owned_nodes", whole, dim, self.node_axis, self.node_axis.keys)
 
     def owned_edges(self, whole: Tensor | npt.ArrayLike, dim: int = 0) -> Tensor:
         """The rows of a tensor of all edges that this part owns, as in a model's result."""
-        taken = self._taken("part.owned_edges", whole, dim, self.edge_axis)
-        return taken.index_select(dim, self._edge_ids[self._edge_owned].to(taken.device))
+        return self._taken("part.owned_edges", whole, dim, self.edge_axis, self.edge_axis.keys[self._edge_owned])
 
     def local_nodes(self, local: Tensor, dim: int = 0) -> Tensor:
         """Mark a tensor whose rows are this part's owned nodes and ghosts in the plan's order, ghosts up to date."""
@@ -118,7 +114,7 @@ class GraphPart(Member):
     def same_everywhere(self, tensor: Tensor | npt.ArrayLike) -> Tensor:
         """Mark a tensor that is the same on every rank: a time step, a condition of the whole graph."""
         taken = tensor_given(tensor, "what is the same everywhere")
-        self.given.remember("part.same_everywhere", taken)
+        self.inputs.remember("part.same_everywhere", taken)
         return mark(taken.view_as(taken), None)
 
     def sum(self, owned: Tensor) -> Tensor:
@@ -149,7 +145,7 @@ class GraphPart(Member):
         numbers_each = each.shape[1:].numel()
         if weights is None:
             return each.sum() / (axis.total * numbers_each)
-        beside = weights.view(-1, *(1 for _ in each.shape[1:]))
+        beside = weights.view(-1, *(1 for _ in each.shape[1:]))  # a weight of a row, whatever its dimensions
         return (each * beside).sum() / (self.sum(weights.sum()) * numbers_each)
 
     def joined(self, pieces: Sequence[Axis]) -> Axis:
@@ -165,12 +161,12 @@ class GraphPart(Member):
         tensor.untyped_storage().__dict__[_OF_A_PART] = True
         return tensor
 
-    def _taken(self, call: str, whole: Any, dim: int, axis: Axis) -> Tensor:
-        """A tensor of all rows of the graph, and its checksum remembered for the comparison of ranks."""
+    def _taken(self, call: str, whole: Any, dim: int, axis: Axis, ids: Tensor) -> Tensor:
+        """Some rows of a tensor of all rows of the graph, which is remembered for the comparison of ranks."""
         tensor = tensor_given(whole, f"what {call} takes")
         self._check(tensor, dim, axis.total, f"{axis.name} of the whole graph")
-        self.given.remember(call, tensor)
-        return tensor
+        self.inputs.remember(call, tensor)
+        return tensor.index_select(dim, ids.to(tensor.device))
 
     def _check(self, tensor: Tensor, dim: int, expected: int, what: str) -> None:
         if not -tensor.dim() <= dim < tensor.dim() or tensor.size(dim) != expected:
@@ -214,11 +210,20 @@ def split_graph(
     """
     transport = world.transport if among == "all" else world.domain
     topology = on_all(world.transport, lambda: _topology(edge_index, num_nodes, edges, position))
-    if transport.size > 1:
-        agree(world.transport, difference(transport, _split_by(topology, edges, partitioner, seed), HINT))
-    ends = topology.edge_index
+    if transport.size > 1:  # one rank needs no checksums, which take a look at every byte
+        named, at = isinstance(partitioner, str), topology.position
+        arguments = {
+            "number of nodes": str(topology.num_nodes),
+            "edge_index": in_words(torch.from_numpy(topology.edge_index)),
+            "edges": edges,
+            "partitioner": str(partitioner) if named else in_words(torch.as_tensor(np.asarray(partitioner))),
+            "position": "None" if at is None else in_words(torch.from_numpy(at)),
+            "seed": str(seed),
+        }
+        given = {f"split_graph's {name}": words for name, words in arguments.items()}
+        agree(world.transport, difference(transport, given, HINT))
     assignment = _assignment(topology, world, transport, partitioner, seed)
-    local = on_all(world.transport, lambda: select_edges(ends, assignment, transport.rank, edges))
+    local = on_all(world.transport, lambda: select_edges(topology.edge_index, assignment, transport.rank, edges))
     plan = build_plan(local, assignment, transport.rank, transport.size, edges, ask_owners(transport))
     return GraphPart(plan, transport, world.device)
 
@@ -237,19 +242,6 @@ def _topology(edge_index: Any, num_nodes: int, edges: str, position: Any) -> Top
         if value is not None
     )
     return Topology(ends, num_nodes, *where)
-
-
-def _split_by(topology: Topology, edges: EdgePolicy, partitioner: str | IntArray, seed: int) -> dict[str, str]:
-    """In words, what all ranks that share a graph must have been given."""
-    named, position = isinstance(partitioner, str), topology.position
-    return {
-        "split_graph's number of nodes": str(topology.num_nodes),
-        "split_graph's edge_index": in_words(torch.from_numpy(topology.edge_index)),
-        "split_graph's edges": edges,
-        "split_graph's partitioner": str(partitioner) if named else in_words(torch.as_tensor(np.asarray(partitioner))),
-        "split_graph's position": "None" if position is None else in_words(torch.from_numpy(position)),
-        "split_graph's seed": str(seed),
-    }
 
 
 _OF_A_PART = "_domainpar_of_a_part"
@@ -280,8 +272,8 @@ def _assignment(
             return b""
         if isinstance(partitioner, str):
             return get_partitioner(partitioner, seed)(topology, transport.size).astype(np.int32).tobytes()
-        made = np.asarray(partitioner)
-        check_assignment(made, topology.num_nodes, transport.size)
-        return made.astype(np.int32).tobytes()
+        assignment = np.asarray(partitioner)
+        check_assignment(assignment, topology.num_nodes, transport.size)
+        return assignment.astype(np.int32).tobytes()
 
     return np.frombuffer(transport.broadcast(on_all(world.transport, make)), dtype=np.int32)

@@ -11,11 +11,11 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from domainpar.nn.adapt.nested import every_tensor
-from domainpar.nn.adapt.rows import NotExact, Rows, unwatched
+from domainpar.nn.adapt.nested import tensors_in
+from domainpar.nn.adapt.rows import NotExact, unwatched
+from domainpar.nn.adapt.verification import Layer
 from domainpar.nn.adapt.watch import Watch, watching
 
-COARSE = (torch.float32, torch.float16, torch.bfloat16, torch.complex64)
 When = Literal["given", "made", "left"]
 
 
@@ -29,24 +29,19 @@ class Seen:
         rows: The kind of its rows; `graph` if it is the same on every rank.
         dim: Where the rows lie; None if it has none that are dealt.
         keys: Of each row.
-        copies: Rows that another rank counts and this one computes with.
+        copies: Rows that another rank counts and this one computes with; None if it has none that are up to date.
         keys_of_copies: Of each of them.
         problem: Why it cannot be compared; empty if it can.
     """
 
-    value: Tensor
+    value: Tensor = field(default_factory=lambda: torch.zeros(0))
     dtype: torch.dtype = torch.float64
     rows: str = "graph"
     dim: int | None = None
     keys: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     copies: Tensor | None = None
-    keys_of_copies: Tensor | None = None
+    keys_of_copies: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     problem: str = ""
-
-    @property
-    def coarse(self) -> bool:
-        """Whether it is of less than float64."""
-        return self.dtype in COARSE
 
     def returned_as(self, tensor: Tensor) -> Seen:
         """The result of a module as its caller got it: rows that this rank counts, row numbers as values."""
@@ -61,45 +56,36 @@ _SPARSE = "a sparse tensor"
 def see(tensor: Tensor, watch: Watch | None) -> Seen:
     """A tensor as it is now; without a watch, on the whole graph."""
     if tensor.layout is not torch.strided:
-        return Seen(torch.zeros(0), problem=_SPARSE)
+        return Seen(problem=_SPARSE)
     try:
         rows = None if watch is None else watch.rows(tensor)
     except NotExact:
-        return Seen(torch.zeros(0), problem="nobody knows what its rows are")
+        return Seen(problem="nobody knows what its rows are")
     if watch is None or rows is None:
         return Seen(as_numbers(tensor), tensor.dtype)
-    if rows.names is None:
-        return _see_rows(tensor, rows, watch)
-    nodes, edges = watch.part.node_axis, watch.part.edge_axis
-    numbered = {id(names.of) for names in rows.names}
-    for axis, ids in ((nodes, watch.part.local_ids), (edges, edges.keys)):
-        if numbered == {id(axis)}:
+    axis, dim, part = rows.axis, rows.dim, watch.part
+    values, problem = tensor, ""
+    if rows.names is not None:  # local numbers differ between ranks: the ids behind them are compared
+        ids_of = {id(part.node_axis): part.local_ids, id(part.edge_axis): part.edge_axis.keys}
+        numbered = {id(names.of) for names in rows.names}
+        if len(numbered) > 1 or not numbered <= ids_of.keys():
+            problem = "numbers of rows that were made inside the model"
+        else:
+            ids = ids_of[numbered.pop()]
             if tensor.numel() and not -len(ids) <= int(tensor.min()) <= int(tensor.max()) < len(ids):
                 # Changed where torch does not tell: the watch refuses them as soon as they are used.
-                return Seen(torch.zeros(0), problem="numbers beyond the rows", rows=rows.axis.name)
-            return _see_rows(ids[tensor], rows, watch)
-    return replace(_see_rows(tensor, rows, watch), problem="numbers of rows that were made inside the model")
-
-
-def _see_rows(tensor: Tensor, rows: Rows, watch: Watch) -> Seen:
-    axis, plan, dim = rows.axis, watch.part.plan, rows.dim
-
-    def seen(values: Tensor, keys: Tensor) -> Seen:
-        return Seen(as_numbers(values), tensor.dtype, axis.name, dim, keys)
-
-    if axis is watch.part.node_axis:
-        owned = seen(tensor.narrow(dim, 0, plan.num_owned), axis.keys)
-        if not rows.fresh or tensor.size(dim) != plan.num_local:
-            return owned
-        ghosts = as_numbers(tensor.narrow(dim, plan.num_owned, plan.num_ghosts))
-        return replace(owned, copies=ghosts, keys_of_copies=watch.part.local_ids[plan.num_owned :])
-    if axis.counted is None:
-        return seen(tensor, axis.keys)
-    ours, others = axis.counted.nonzero().view(-1), (~axis.counted).nonzero().view(-1)
-    copies = as_numbers(tensor.index_select(dim, others))
-    return replace(
-        seen(tensor.index_select(dim, ours), axis.keys[ours]), copies=copies, keys_of_copies=axis.keys[others]
-    )
+                return Seen(problem="numbers beyond the rows", rows=axis.name)
+            values = ids[tensor]
+    if axis is part.node_axis:
+        keys = part.local_ids[: tensor.size(dim)]
+        counted = torch.arange(len(keys)) < part.plan.num_owned
+    else:
+        keys, counted = axis.keys, axis.counted_rows
+    ours, others = counted.nonzero().view(-1), (~counted).nonzero().view(-1)
+    seen = Seen(as_numbers(values.index_select(dim, ours)), tensor.dtype, axis.name, dim, keys[ours], problem=problem)
+    if axis is part.node_axis and not rows.fresh:  # ghosts out of date hold nothing that anybody reads
+        return seen
+    return replace(seen, copies=as_numbers(values.index_select(dim, others)), keys_of_copies=keys[others])
 
 
 def as_numbers(tensor: Tensor) -> Tensor:
@@ -118,22 +104,11 @@ def merged(ranks: Sequence[Seen]) -> Seen:
         return replace(first, problem="its rows are not the same kind of rows on every rank")
     if first.dim is None:
         return first
+    if len({seen.value.movedim(first.dim, 0).shape[1:] for seen in ranks}) > 1:
+        return replace(first, value=first.value.new_zeros(0))  # of no shape that the whole graph's could have
     keys, order = torch.cat([seen.keys for seen in ranks]).sort()
-    if len({_without(seen.value.shape, first.dim) for seen in ranks}) > 1:
-        return replace(first, value=first.value.new_zeros(0))
     value = torch.cat([seen.value for seen in ranks], first.dim).index_select(first.dim, order)
     return Seen(value, first.dtype, first.rows, first.dim, keys)
-
-
-def _without(shape: torch.Size, dim: int) -> tuple[int, ...]:
-    return tuple(shape[:dim]) + tuple(shape[dim + 1 :])
-
-
-class Layer(NamedTuple):
-    """One call of a layer."""
-
-    name: str
-    number: int
 
 
 class Moment(NamedTuple):
@@ -149,16 +124,14 @@ class Recorder:
     """Writes down the arguments and results of all layers of a module, in the order of events.
 
     Attributes:
-        kinds: The class of each layer, by its name.
         moments: The record.
         running: The calls that have begun and not ended, inner ones last.
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self.kinds = {name: type(child).__name__ for name, child in module.named_modules()}
         self.moments: list[Moment] = []
         self.running: list[Layer] = []
-        self._calls: Counter[str] = Counter()
+        self._model, self._calls = type(module).__name__, Counter[str]()
         self._hooks = []
         for name, child in module.named_modules():
             self._hooks.append(child.register_forward_pre_hook(partial(self._called, name), with_kwargs=True))
@@ -169,19 +142,23 @@ class Recorder:
         for hook in self._hooks:
             hook.remove()
 
+    @property
+    def place(self) -> Layer:
+        """The layer that runs, or ran when the module failed."""
+        return self.running[-1] if self.running else Layer("", self._model)
+
     def result(self) -> list[Seen]:
         """The result of the module itself, of its last call."""
-        whole = [moment for moment in self.moments if moment.layer.name == "" and moment.when == "made"]
-        return whole[-1].seen
+        return next(last.seen for last in reversed(self.moments) if last.layer.name == "" and last.when == "made")
 
-    def _called(self, name: str, _: nn.Module, args: Any, kwargs: Any) -> None:
+    def _called(self, name: str, child: nn.Module, args: Any, kwargs: Any) -> None:
         self._calls[name] += 1
         inside = self.running[-1] if self.running else None
-        self.running.append(Layer(name, self._calls[name]))
+        self.running.append(Layer(name, type(child).__name__, self._calls[name]))
         self._write("given", inside, (args, kwargs))
 
     def _returns(self, name: str, _: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
-        while self.running[-1].name != name:  # one whose error its caller caught
+        while self.running[-1].name != name:  # a layer whose error its caller caught
             self.running.pop()
         inside = self.running[-2] if len(self.running) > 1 else None
         self._write("made", inside, result)
@@ -191,5 +168,5 @@ class Recorder:
     def _write(self, when: When, inside: Layer | None, value: Any) -> None:
         watch = watching()
         with unwatched(), torch.no_grad():
-            seen = [see(tensor, watch) for tensor in every_tensor(value)]
+            seen = [see(tensor, watch) for tensor in tensors_in(value)]
         self.moments.append(Moment(self.running[-1], when, inside, seen))

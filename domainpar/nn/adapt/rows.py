@@ -8,13 +8,15 @@ attached to the tensor where the tensor is made, and never guessed from a length
 from __future__ import annotations
 
 import itertools
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from domainpar.nn.adapt.across import Member
+from domainpar.nn.adapt.across import Member, payload_of, tensor_of
 
 MARK_IT = "mark it with part.nodes or part.edges (a parameter: parallelize(..., node_parameters=[its name]))"
 BITS_OF_KEY = 40  # a joined axis numbers its pieces above the ids of each
@@ -36,6 +38,7 @@ class Unhashable(NotExact, TypeError):
     """A number of rows was to be a key; libraries that keep shapes take a TypeError as a reason not to."""
 
 
+@dataclass(eq=False)
 class Axis:
     """Rows that are dealt over ranks: the nodes of a graph, its edges, or what a layer made of them.
 
@@ -44,33 +47,32 @@ class Axis:
     Attributes:
         part: This rank's part of the graph.
         name: What it is called in messages.
-        length: Rows on this rank that it computes on: owned nodes, local edges.
         counted: Which of them this rank counts, bool [length]; None for all. Each row is counted on one rank.
         keys: A number for each row that is the same wherever the row is, int64 [length].
         pieces: The axes it was joined from, in order; empty for one that was not.
         each: If each row of another axis was split into several: that axis, and into how many.
         leaves: Keys are below `leaves << BITS_OF_KEY`.
         selected_from: If it was selected: the axis whose rows it has, and which of them, bool [its length].
+        number: Of the mask that selected it: see `Numbering`.
+        length: Rows on this rank that it computes on: owned nodes, local edges.
     """
 
-    def __init__(
-        self,
-        part: Member,
-        name: str,
-        length: int,
-        counted: Tensor | None,
-        keys: Tensor,
-        pieces: tuple[Axis, ...] = (),
-    ) -> None:
-        self.part, self.name, self.length = part, name, length
-        self.counted, self.keys, self.pieces = counted, keys, pieces
-        self.number: int | None = None  # of the mask that selected it: see `Numbering`
-        self.each: tuple[Axis, int] | None = None
-        self.leaves = 1
-        self.selected_from: tuple[Axis, Tensor] | None = None
-        self._total: int | None = None
-        self._places: Tensor | None = None
-        self._split: dict[int, Axis] = {}
+    part: Member
+    name: str
+    counted: Tensor | None
+    keys: Tensor
+    pieces: tuple[Axis, ...] = ()
+    each: tuple[Axis, int] | None = None
+    leaves: int = 1
+    selected_from: tuple[Axis, Tensor] | None = None
+    number: int | None = None
+    length: int = field(init=False)
+    _total: int | None = field(default=None, init=False)
+    _places: Tensor | None = field(default=None, init=False)
+    _split: dict[int, Axis] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self.length = self.keys.size(0)
 
     @property
     def total(self) -> int:
@@ -82,10 +84,9 @@ class Axis:
             return sum(piece.total for piece in self.pieces)
         if self.each is not None:
             return self.each[0].total * self.each[1]
-        if self._total is None:
+        if self._total is None:  # no cached_property: until Python 3.12 it locks the other ranks' threads out
             with unwatched():
-                mine = self.length if self.counted is None else int(self.counted.sum())
-                self._total = sum(int(one) for one in self.part.gather(torch.tensor([mine])))
+                self._total = sum(map(int, self.part.gather(self.counted_rows.sum().view(1))))
         return self._total
 
     @property
@@ -109,21 +110,20 @@ class Axis:
             return self.keys
         parent, mask = self.selected_from
         there = parent.places[mask]
-        return torch.searchsorted(self._of_everyone(there), there)
+        payloads = self.part.transport.all_gather(payload_of(there[self.counted_rows]))
+        everyone = torch.cat([tensor_of(payload, there) for payload in payloads])
+        return torch.searchsorted(everyone.sort().values, there)
 
-    def _of_everyone(self, places: Tensor) -> Tensor:
-        mine = places if self.counted is None else places[self.counted]
-        payloads = self.part.transport.all_gather(mine.cpu().numpy().tobytes())
-        everyone = torch.cat([torch.frombuffer(bytearray(one), dtype=torch.int64) for one in payloads if one] or [mine])
-        return everyone.sort().values.to(self.keys.device)
+    @property
+    def counted_rows(self) -> Tensor:
+        """`counted`, also where that is all, bool [length]."""
+        return torch.ones_like(self.keys, dtype=torch.bool) if self.counted is None else self.counted
 
     def selected(self, mask: Tensor) -> Axis:
         """The rows where a mask is set, bool [length]."""
+        name = f"some of the {self.name.removeprefix('some of the ')}"
         counted = None if self.counted is None else self.counted[mask]
-        name = self.name if self.name.startswith("some of the ") else f"some of the {self.name}"
-        axis = Axis(self.part, name, int(mask.sum()), counted, self.keys[mask])
-        axis.leaves, axis.selected_from = self.leaves, (self, mask)
-        return axis
+        return Axis(self.part, name, counted, self.keys[mask], leaves=self.leaves, selected_from=(self, mask))
 
     def split(self, count: int) -> Axis:
         """Rows that are k pieces of each of these rows, side by side: `[N, k F]` seen as `[N k, F]`.
@@ -131,11 +131,10 @@ class Axis:
         The same object each time, as two tensors that are split alike have the same rows.
         """
         if count not in self._split:
+            name = f"{count} pieces of each of the {self.name}"
             counted = None if self.counted is None else self.counted.repeat_interleave(count)
             keys = _split_keys(self.keys, count)
-            axis = Axis(self.part, f"{count} pieces of each of the {self.name}", self.length * count, counted, keys)
-            axis.each, axis.leaves = (self, count), self.leaves * count
-            self._split[count] = axis
+            self._split[count] = Axis(self.part, name, counted, keys, each=(self, count), leaves=self.leaves * count)
         return self._split[count]
 
     @staticmethod
@@ -143,15 +142,12 @@ class Axis:
         """The rows of several axes, one behind the other."""
         counted = None
         if any(piece.counted is not None for piece in pieces):
-            counted = torch.cat([_counted(piece) for piece in pieces])
+            counted = torch.cat([piece.counted_rows for piece in pieces])
         *firsts, leaves = itertools.accumulate((piece.leaves for piece in pieces), initial=0)
         if leaves >= 1 << (63 - BITS_OF_KEY):
             raise NotExact(f"{leaves} kinds of rows are joined behind each other, more than their keys can tell apart.")
         keys = torch.cat([piece.keys + (first << BITS_OF_KEY) for first, piece in zip(firsts, pieces)])
-        name = " + ".join(piece.name for piece in pieces)
-        axis = Axis(pieces[0].part, name, sum(piece.length for piece in pieces), counted, keys, pieces)
-        axis.leaves = leaves
-        return axis
+        return Axis(pieces[0].part, " + ".join(piece.name for piece in pieces), counted, keys, pieces, leaves=leaves)
 
     def __repr__(self) -> str:
         return f"<{self.name}: {self.length} here>"
@@ -159,10 +155,6 @@ class Axis:
 
 def _split_keys(keys: Tensor, count: int) -> Tensor:
     return (keys.unsqueeze(1) * count + torch.arange(count, device=keys.device)).view(-1)
-
-
-def _counted(axis: Axis) -> Tensor:
-    return torch.ones_like(axis.keys, dtype=torch.bool) if axis.counted is None else axis.counted
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,6 +182,15 @@ class Kept(NamedTuple):
     result: Tensor
     version: object
     with_gradient: bool
+
+    @classmethod
+    def of(cls, tensor: Tensor, result: Tensor) -> Kept:
+        """What was made of a tensor just now."""
+        return cls(result, version_of(tensor), torch.is_grad_enabled())
+
+    def holds_for(self, tensor: Tensor) -> bool:
+        """Whether the same would be made of the tensor now, gradients included."""
+        return self.version == version_of(tensor) and (self.with_gradient or not torch.is_grad_enabled())
 
 
 @dataclass(eq=False)
@@ -272,6 +273,13 @@ def check_enough_rows(table: Tensor, dim: int, by: Rows) -> None:
         )
 
 
+def _kept_by(neutral: int, operation: Callable[[int, Any], Any]) -> Any:
+    def operate(count: RowCount, other: Any) -> Any:
+        return count if type(other) is int and other == neutral else operation(int(count), other)
+
+    return operate
+
+
 class RowCount(int):
     """How many rows a tensor has, as a number of the whole graph, each counted once; it knows of what.
 
@@ -287,30 +295,14 @@ class RowCount(int):
         return self
 
     # It stays what it is in sums that begin with 0 and products that begin with 1, as libraries compute shapes.
-
-    def __add__(self, other: int) -> int:
-        return self if _is(other, 0) else int(self) + other
-
-    __radd__ = __add__
-
-    def __sub__(self, other: int) -> int:
-        return self if _is(other, 0) else int(self) - other
-
-    def __mul__(self, other: int) -> int:
-        return self if _is(other, 1) else int(self) * other
-
-    __rmul__ = __mul__
-
-    def __floordiv__(self, other: int) -> int:
-        return self if _is(other, 1) else int(self) // other
+    __add__ = __radd__ = _kept_by(0, operator.add)
+    __sub__ = _kept_by(0, operator.sub)
+    __mul__ = __rmul__ = _kept_by(1, operator.mul)
+    __floordiv__ = _kept_by(1, operator.floordiv)
 
     def __hash__(self) -> int:
         # What is found under 83 rows need not be of these 83 rows.
         raise Unhashable("something is looked up by a number of rows; use int(x.size(0)) if only the number matters.")
-
-
-def _is(value: object, number: int) -> bool:
-    return type(value) is int and value == number
 
 
 _ATTRIBUTE = "_domainpar_rows"

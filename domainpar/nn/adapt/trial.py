@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import threading
@@ -16,13 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from domainpar import timeouts
-from domainpar.nn.adapt.gradient_sums import GradientSums
-from domainpar.nn.adapt.nested import every_tensor
+from domainpar.nn.adapt.gradient_sums import GradientSums, dense_gradient
+from domainpar.nn.adapt.nested import tensors_in
 from domainpar.nn.adapt.parallelize import parallelize
 from domainpar.nn.adapt.part import GraphPart, split_graph
-from domainpar.nn.adapt.recorder import Layer, Recorder, Seen, as_numbers
+from domainpar.nn.adapt.recorder import Recorder, Seen, as_numbers
 from domainpar.nn.adapt.rows import NotExact
-from domainpar.nn.adapt.verification import LayerCheck
 from domainpar.parallel.thread_ranks import run_threads
 from domainpar.parallel.transport import RanksFailed
 from domainpar.parallel.world import World
@@ -69,9 +69,8 @@ def failures_of(work: Callable[[World], None], num_ranks: int, patience: float) 
         try:
             work(world)
         except BaseException as error:
-            talking = any(
-                "parallel" in Path(frame.filename).parts for frame in traceback.extract_tb(error.__traceback__)
-            )
+            frames = traceback.extract_tb(error.__traceback__)
+            talking = any("parallel" in Path(frame.filename).parts for frame in frames)
             failures.append(Failure(error, world.rank, talking))
             if not isinstance(error, NotExact):
                 everyone.abort()
@@ -81,11 +80,10 @@ def failures_of(work: Callable[[World], None], num_ranks: int, patience: float) 
                 everyone.wait(min(patience, timeouts.REFUSAL))
             except threading.BrokenBarrierError:
                 raise error from None
-        else:
-            try:
-                everyone.wait(patience)
-            except threading.BrokenBarrierError:
-                return
+            return
+        # A rank that refuses waits until all have failed or are done.
+        with contextlib.suppress(threading.BrokenBarrierError):
+            everyone.wait(patience)
 
     try:
         run_threads(attempt, num_ranks, timeout=math.inf, deadline=patience, domain_size=num_ranks)
@@ -123,19 +121,13 @@ class OneRank:
 
     def results(self) -> list[Seen]:
         """The tensors of the result."""
-        return [
-            seen.returned_as(tensor)
-            for tensor, seen in zip(every_tensor(self.result), self.recorder.result(), strict=True)
-        ]
+        pairs = zip(tensors_in(self.result), self.recorder.result(), strict=True)
+        return [seen.returned_as(tensor) for tensor, seen in pairs]
 
     def state(self) -> dict[str, Tensor]:
         """Buffers and parameters as the run left them."""
-        named = [*self.module.named_buffers(), *self.module.named_parameters()]
-        return {name: as_numbers(tensor) for name, tensor in named}
-
-    def call_of(self, layer: Layer) -> LayerCheck:
-        """A call of a layer with its class, nothing compared yet."""
-        return LayerCheck(layer.name, self.recorder.kinds[layer.name], layer.number, None)
+        state = {**dict(self.module.named_buffers()), **dict(self.module.named_parameters())}
+        return {name: as_numbers(tensor) for name, tensor in state.items()}
 
     def learn(self, whole: Sequence[Seen]) -> None:
         """The backward pass of a sum of all results, with weights that depend on the key of each row.
@@ -145,28 +137,21 @@ class OneRank:
         Args:
             whole: The results with their keys: of this rank, or merged from all ranks for a run on the whole graph.
         """
-        terms = [
-            _weighted_sum(tensor, seen)
-            for tensor, seen in zip(every_tensor(self.result), whole, strict=True)
-            if tensor.requires_grad
-        ]
+        pairs = zip(tensors_in(self.result), whole, strict=True)
+        terms = [_weighted_sum(tensor, seen) for tensor, seen in pairs if tensor.requires_grad]
         if terms:
             sum(terms[1:], terms[0]).backward()
-        self.gradients = {f"input {name}": _gradient(leaf) for name, leaf in self.leaves.items()}
-        self.gradients |= self.of_parameters()
+        inputs = {f"input {name}": as_numbers(dense_gradient(leaf)) for name, leaf in self.leaves.items()}
+        self.gradients = inputs | self.of_parameters()
 
     def of_parameters(self) -> dict[str, Tensor]:
         """The gradients that are in the parameters now."""
-        return {name: _gradient(one) for name, one in self.module.named_parameters() if one.requires_grad}
-
-
-def _gradient(tensor: Tensor) -> Tensor:
-    if tensor.grad is None:
-        return torch.zeros_like(tensor, dtype=torch.float64)
-    return as_numbers(tensor.grad.to_dense() if tensor.grad.is_sparse else tensor.grad)
+        parameters = self.module.named_parameters()
+        return {name: as_numbers(dense_gradient(one)) for name, one in parameters if one.requires_grad}
 
 
 def _weighted_sum(tensor: Tensor, seen: Seen) -> Tensor:
+    """A sum in which every number has a weight of its own, so that no two gradients can be taken for each other."""
     first = tensor.flatten() if seen.dim is None else tensor.movedim(seen.dim, 0)
     table = first.flatten(1) if first.dim() > 1 else first.unsqueeze(1)
     keys = torch.arange(len(table)) if seen.dim is None else seen.keys
@@ -189,7 +174,7 @@ class Run:
     @property
     def failure(self) -> Failure | None:
         """The first of the errors."""
-        return next(iter(self.failures), None)
+        return self.failures[0] if self.failures else None
 
     @property
     def refused(self) -> str | None:
@@ -199,12 +184,13 @@ class Run:
     @property
     def failed(self) -> str | None:
         """Where it failed; if in a talk of ranks, also where that rank was which is behind the others."""
-        failure = self.failure
-        if failure is None or failure.refuses:
-            return self.uneven if failure is None else None
-        here = str(_running(self.ranks[failure.rank]))
+        if (failure := self.failure) is None:
+            return self.uneven
+        if failure.refuses:
+            return None
+        here = self.ranks[failure.rank].recorder.place
         behind = min(range(len(self.ranks)), key=lambda rank: len(self.ranks[rank].recorder.moments))
-        there = str(_running(self.ranks[behind]))
+        there = self.ranks[behind].recorder.place
         if failure.talking and there != here:
             return f"{here}: {failure}; rank {behind} was in {there} then, where it called for what others did not"
         return f"{here}: {failure}"
@@ -218,12 +204,6 @@ class Run:
             for number, rank in enumerate(self.ranks)
         ]
         return None if len(set(ends)) == 1 else f"ranks came to different ends: {ends}"
-
-
-def _running(rank: OneRank) -> LayerCheck:
-    """The layer that a rank is in, or was in when it failed."""
-    running = rank.recorder.running
-    return rank.call_of(running[-1] if running else Layer("", 1))
 
 
 @dataclass(frozen=True)

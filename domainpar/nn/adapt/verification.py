@@ -8,14 +8,32 @@ from typing import NamedTuple
 from domainpar.nn.adapt.rows import NotExact
 
 
-@dataclass(frozen=True)
-class LayerCheck:
-    """One call of one layer, whole and split.
+class Layer(NamedTuple):
+    """One call of one layer.
 
     Attributes:
         name: The layer's name in the model, as in `named_modules`; empty for the model itself.
         kind: Its class.
         number: Which of its calls, from 1.
+    """
+
+    name: str
+    kind: str
+    number: int = 1
+
+    def __str__(self) -> str:
+        which = f", call {self.number}" if self.number > 1 else ""
+        return f"{self.name or 'the model'} ({self.kind}{which})"
+
+
+@dataclass(frozen=True)
+class LayerCheck:
+    """One call of one layer, whole and split.
+
+    Attributes:
+        name: As in `Layer`.
+        kind: As in `Layer`.
+        number: As in `Layer`.
         difference: Of its result: the largest, relative to the largest value, `inf` where shapes or calls differ; None
             if it was not compared.
         note: Why not, or where in the layer.
@@ -32,8 +50,7 @@ class LayerCheck:
     mode: str = ""
 
     def __str__(self) -> str:
-        which = f", call {self.number}" if self.number > 1 else ""
-        return f"{self.name or 'the model'} ({self.kind}{which})"
+        return str(Layer(self.name, self.kind, self.number))
 
 
 class Worst(NamedTuple):
@@ -96,8 +113,11 @@ class Verification:
     @property
     def conclusion(self) -> str:
         """The finding, in one line."""
-        if self.first_difference is not None:
-            return self._where_it_differs(self.first_difference)
+        if (first := self.first_difference) is not None:
+            where = f", {first.note}" if first.note else ""
+            what_followed = (("is refused", self.refused), ("fails", self.failed))
+            then = "".join(f" Behind it the model {what}: {text}" for what, text in what_followed if text is not None)
+            return f"not exact: the first difference, {_number(first.difference)}, is in {first}{where}.{then}"
         if self.refused is not None:
             return f"refused: {self.refused}"
         if self.failed is not None:
@@ -137,41 +157,24 @@ class Verification:
         return "Next: look at where the model changes its buffers, or what it returns."
 
     def __str__(self) -> str:
-        return "\n".join([*self._table(), *self.remarks, self.conclusion, self.advice])
+        lines = [("layer", "class", "rows", "difference", ""), *map(self._line, self.rows)]
+        widths = [max(map(len, column)) for column in zip(*lines)]
+        table = ["  ".join(text.ljust(width) for text, width in zip(line, widths)).rstrip() for line in lines]
+        return "\n".join([*table, *self.remarks, self.conclusion, self.advice])
 
-    def _where_it_differs(self, first: LayerCheck) -> str:
-        where = f", {first.note}" if first.note else ""
-        what_followed = (("is refused", self.refused), ("fails", self.failed))
-        then = "".join(f" Behind it the model {what}: {text}" for what, text in what_followed if text is not None)
-        return f"not exact: the first difference, {_number(first.difference)}, is in {first}{where}.{then}"
-
-    def _table(self) -> list[str]:
-        lines = [("layer", "class", "rows", "difference", "")]
-        lines += [
-            (_name(row), row.kind, row.rows, _number(row.difference), self._pointer(row) or row.note)
-            for row in self.rows
-        ]
-        widths = [max(len(line[at]) for line in lines) for at in range(4)]
-        return [
-            "  ".join([*(text.ljust(width) for text, width in zip(line, widths)), line[4]]).rstrip() for line in lines
-        ]
-
-    def _pointer(self, row: LayerCheck) -> str:
-        first = self.first_difference
-        if first is None or (row.name, row.number, row.mode) != (first.name, first.number, first.mode):
-            return ""
-        notes = dict.fromkeys(note for note in (first.note, row.note) if note)
-        return ", ".join(["<- first difference", *notes])
+    def _line(self, row: LayerCheck) -> tuple[str, ...]:
+        """A line of the table; the layer of the first difference is pointed at."""
+        number = f" (call {row.number})" if row.number > 1 else ""
+        name = f"{row.name or 'the model'}{number}{' in ' + row.mode if row.mode else ''}"
+        first, note = self.first_difference, row.note
+        if first is not None and (row.name, row.number, row.mode) == (first.name, first.number, first.mode):
+            note = ", ".join(dict.fromkeys(filter(None, ("<- first difference", first.note, row.note))))
+        return name, row.kind, row.rows, _number(row.difference), note
 
 
 def agrees(worst: Worst | None, tolerance: float) -> bool:
     """Whether nothing differs by more than rounding; so it does not where there is nothing."""
     return worst is None or worst.difference <= tolerance
-
-
-def _name(row: LayerCheck) -> str:
-    number = f" (call {row.number})" if row.number > 1 else ""
-    return f"{row.name or 'the model'}{number}{' in ' + row.mode if row.mode else ''}"
 
 
 def _number(difference: float | None) -> str:

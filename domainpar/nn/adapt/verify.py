@@ -8,27 +8,32 @@ long run.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
-from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+from torch import Tensor, nn
 
 from domainpar import timeouts
-from domainpar.nn.adapt.arguments import doubled, doubled_module, edges_and_size, inputs_from, leaves_of
 from domainpar.nn.adapt.differences import compare_layers, compare_runs
+from domainpar.nn.adapt.modules import check_sizes
+from domainpar.nn.adapt.nested import is_data, rebuilt, with_fields
 from domainpar.nn.adapt.parallelize import Parallel
 from domainpar.nn.adapt.part import GraphPart
-from domainpar.nn.adapt.trial import Run, Trial
+from domainpar.nn.adapt.rows import UNKNOWN, mark, rows_of
+from domainpar.nn.adapt.trial import Inputs, Run, Trial
 from domainpar.nn.adapt.verification import LayerCheck, Verification, Worst, agrees
 from domainpar.plan import EdgePolicy
 
 __all__ = ["LayerCheck", "Verification", "Worst", "verify"]
 
 DRAWS = "It draws random numbers: compared with itself on one rank"
+PASS_INPUTS = (
+    "pass inputs, which makes the arguments from a part: inputs=lambda part: (part.nodes(x), part.edge_index)."
+)
 
 
 def verify(
@@ -71,28 +76,36 @@ def verify(
         Exception: What the module raises on the whole graph.
     """
     module = module.module if isinstance(module, Parallel) else module
-    edge_index, num_nodes = edges_and_size(graph)
+    if is_data(graph):
+        edge_index, num_nodes = graph.edge_index, int(graph.num_nodes)
+    elif isinstance(graph, tuple) and len(graph) == 2 and isinstance(graph[0], Tensor):
+        edge_index, num_nodes = graph[0], int(graph[1])
+    else:
+        raise ValueError(f"a graph is a PyG Data or a tuple (edge_index, num_nodes), not {type(graph).__name__}.")
     if parts < 1:
         raise ValueError(f"a graph cannot be split into {parts} parts; pass 1 or more.")
-    state = [*module.parameters(), *module.buffers()]
-    if any(isinstance(tensor, (UninitializedParameter, UninitializedBuffer)) for tensor in state):
-        raise ValueError("the module has parameters whose size is not known yet; run it once, so that they get it.")
-    arguments = inputs_from(module, graph) if inputs is None else (lambda part, _: inputs(part))
+    check_sizes(module)
+    arguments = _inputs_from(module, graph) if inputs is None else (lambda part, _: inputs(part))
+    fields = graph.to_dict() if is_data(graph) else {}
+    leaves = {name: field.double() for name, field in fields.items() if getattr(field, "requires_grad", False)}
     at_random = torch.Generator().manual_seed(seed)
+    empty = ", one of which owns nothing" if parts > 2 else ""
+    several = f"{parts + (parts > 2)} ranks ({edges} edges, nodes dealt at random{empty})"
     trial = Trial(
-        module=doubled_module(module),
+        module=_doubled_module(module),
         edge_index=edge_index,
         num_nodes=num_nodes,
-        inputs=lambda part, leaves: doubled(arguments(part, leaves)),
+        inputs=lambda part, leaves: rebuilt(arguments(part, leaves), _doubled),
         assignment=torch.randint(0, parts, (num_nodes,), generator=at_random).numpy(),
         edges=edges,
-        leaves=leaves_of(graph),
+        leaves=leaves,
         backward=backward,
         seed=seed,
         patience=timeouts.SMALL_GRAPH,
     )
     with _on_our_terms():
-        return _Verifier(trial, parts, tolerance).judged()
+        blank = Verification(False, (), tolerance=tolerance, ranks="1 rank" if parts == 1 else several)
+        return _judged(blank, trial, parts + (parts > 2))
 
 
 @contextmanager
@@ -109,76 +122,23 @@ def _on_our_terms() -> Iterator[None]:
         torch.set_num_threads(num_threads)
 
 
-class _Verifier:
-    """Runs a trial whole and split, and judges.
-
-    Args:
-        trial: The model and its graph.
-        parts: Parts with nodes.
-        tolerance: The largest relative difference that is rounding.
-    """
-
-    def __init__(self, trial: Trial, parts: int, tolerance: float) -> None:
-        self._trial, self._tolerance = trial, tolerance
-        self._num_ranks = parts + (parts > 2)
-        empty = ", one of which owns nothing" if parts > 2 else ""
-        several = f"{self._num_ranks} ranks ({trial.edges} edges, nodes dealt at random{empty})"
-        self._ranks = "1 rank" if parts == 1 else several
-
-    def judged(self) -> Verification:
-        """Split against whole; a model that draws random numbers against itself on one rank, and in evaluation."""
-        trial = self._trial
-        bare, draws = trial.bare()
-        if not draws:
-            return self._compared(trial, bare, lambda: trial.bare()[0])
-        alone = trial.split(1)
-        if alone.refused is not None:
-            return Verification(False, (), refused=alone.refused, tolerance=self._tolerance, ranks=self._ranks)
-        if alone.failure is not None:
-            raise alone.failure.error
-        training = self._compared(trial, alone, lambda: trial.split(1))
-        calm = replace(trial, module=copy.deepcopy(trial.module).eval())
-        bare, draws = calm.bare()
-        if draws:
-            remark = f"{DRAWS} only, as it draws them in evaluation too."
-            return replace(training, remarks=(*training.remarks, remark))
-        return _both(self._compared(calm, bare, lambda: calm.bare()[0], mode="eval"), training)
-
-    def _compared(self, trial: Trial, whole: Run, again: Callable[[], Run], mode: str = "") -> Verification:
-        split = trial.split(self._num_ranks)
-        rows, first = compare_layers(whole, split, self._tolerance)
-        verification = Verification(
-            exact=False,
-            rows=tuple(replace(row, mode=mode) for row in rows),
-            first_difference=None if first is None else replace(first, mode=mode),
-            refused=split.refused,
-            failed=split.failed,
-            exchanges=split.ranks[0].exchanges,
-            sums=split.ranks[0].sums,
-            tolerance=self._tolerance,
-            ranks=self._ranks,
-            remarks=() if first is None else tuple(self._remarks(whole, again(), rows)),
-        )
-        if split.failure is not None:
-            return verification
-        differences = compare_runs(whole, split)
-        kinds = (differences.results, differences.gradients if first is None else (), differences.state)
-        results, gradients, buffers = (max(kind, default=None) for kind in kinds)
-        exact = first is None and split.uneven is None and results is not None
-        exact = exact and all(agrees(worst, self._tolerance) for worst in (results, gradients, buffers))
-        return replace(verification, exact=exact, results=results, gradients=gradients, buffers=buffers)
-
-    def _remarks(self, whole: Run, again: Run, rows: tuple[LayerCheck, ...]) -> Iterator[str]:
-        """Other possible reasons of a difference."""
-        _, unsteady = compare_layers(whole, again, self._tolerance)
-        if unsteady is not None:
-            yield f"Two runs on the whole graph differ as well, first in {unsteady}: it is not a function."
-        if any("in less than float64" in row.note for row in rows):
-            yield "Some layers compute in less than float64 whatever they are given: that may be rounding."
-
-
-def _both(calm: Verification, training: Verification) -> Verification:
-    """The comparison in evaluation, then the one in training."""
+def _judged(blank: Verification, trial: Trial, num_ranks: int) -> Verification:
+    """Split against whole; a model that draws random numbers against itself on one rank, and in evaluation."""
+    bare, draws = trial.bare()
+    if not draws:
+        return _compared(blank, trial, num_ranks, bare, lambda: trial.bare()[0])
+    alone = trial.split(1)
+    if alone.refused is not None:
+        return replace(blank, refused=alone.refused)
+    if alone.failure is not None:
+        raise alone.failure.error
+    training = _compared(blank, trial, num_ranks, alone, lambda: trial.split(1))
+    calm_trial = replace(trial, module=copy.deepcopy(trial.module).eval())
+    bare, draws = calm_trial.bare()
+    if draws:
+        remark = f"{DRAWS} only, as it draws them in evaluation too."
+        return replace(training, remarks=(*training.remarks, remark))
+    calm = _compared(blank, calm_trial, num_ranks, bare, lambda: calm_trial.bare()[0], mode="eval")
     remark = f"{DRAWS}; in evaluation (eval) with the module alone."
     return replace(
         training,
@@ -196,3 +156,115 @@ def _both(calm: Verification, training: Verification) -> Verification:
 
 def _worse(*pair: Worst | None) -> Worst | None:
     return max((worst for worst in pair if worst is not None), default=None)
+
+
+def _compared(
+    blank: Verification, trial: Trial, num_ranks: int, whole: Run, again: Callable[[], Run], mode: str = ""
+) -> Verification:
+    """A run on ranks against a run on the whole graph, which `again` repeats to see whether it is always the same."""
+    split, tolerance = trial.split(num_ranks), blank.tolerance
+    rows, first = compare_layers(whole, split, tolerance)
+    remarks = []
+    if first is not None:  # other reasons that the difference may have
+        _, unsteady = compare_layers(whole, again(), tolerance)
+        if unsteady is not None:
+            remarks.append(f"Two runs on the whole graph differ as well, first in {unsteady}: it is not a function.")
+        if any("in less than float64" in row.note for row in rows):
+            remarks.append("Some layers compute in less than float64 whatever they are given: that may be rounding.")
+    verification = replace(
+        blank,
+        rows=tuple(replace(row, mode=mode) for row in rows),
+        first_difference=None if first is None else replace(first, mode=mode),
+        refused=split.refused,
+        failed=split.failed,
+        exchanges=split.ranks[0].exchanges,
+        sums=split.ranks[0].sums,
+        remarks=tuple(remarks),
+    )
+    if split.failure is not None:
+        return verification
+    differences = compare_runs(whole, split)
+    # Behind a layer that differs, gradients differ as well, and say nothing more.
+    kinds = (differences.results, differences.gradients if first is None else (), differences.state)
+    results, gradients, buffers = (max(kind, default=None) for kind in kinds)
+    exact = first is None and split.uneven is None and results is not None
+    exact = exact and all(agrees(worst, tolerance) for worst in (results, gradients, buffers))
+    return replace(verification, exact=exact, results=results, gradients=gradients, buffers=buffers)
+
+
+# Arguments of the model: from the fields of a PyG `Data`, by their names; all of them in float64.
+
+
+def _inputs_from(module: nn.Module, graph: Any) -> Inputs:
+    """Make the arguments of a module from the fields of a `Data` that its forward names.
+
+    Raises:
+        ValueError: If it is no `Data`, lacks one of them, or nobody knows what rows a field has.
+    """
+    if not is_data(graph):
+        raise ValueError("of (edge_index, num_nodes) no arguments can be made; pass inputs=lambda part: (...).")
+    wanted = list(inspect.signature(module.forward).parameters.values())
+    fields = {name: value for name, value in graph.to_dict().items() if name != "num_nodes" and value is not None}
+    as_data = len(wanted) == 1 and wanted[0].name in ("data", "batch")
+    if not as_data:
+        wanted = [
+            argument for argument in wanted if argument.kind not in (argument.VAR_POSITIONAL, argument.VAR_KEYWORD)
+        ]
+        required = [argument.name for argument in wanted if argument.default is argument.empty]
+        if missing := [name for name in required if name not in fields]:
+            raise ValueError(f"forward asks for {', '.join(missing)}, the graph has {', '.join(fields)}; {PASS_INPUTS}")
+        wanted = [argument for argument in wanted if argument.name in fields]
+        fields = {argument.name: fields[argument.name] for argument in wanted}
+    positional = any(argument.kind is argument.POSITIONAL_ONLY for argument in wanted)
+    _check_rows(fields, graph)
+
+    def inputs(part: GraphPart, leaves: Mapping[str, Tensor]) -> Any:
+        def rows_of_field(name: str, value: Any) -> Any:
+            if name == "edge_index" or not isinstance(value, Tensor):
+                return part.edge_index if name == "edge_index" else value
+            take = part.nodes if _rows_of_field(name) == "nodes" else part.edges
+            return take(leaves.get(name, value))
+
+        rows = {name: rows_of_field(name, value) for name, value in fields.items()}
+        if as_data:
+            return with_fields(graph, rows)
+        return tuple(rows.values()) if positional else rows
+
+    return inputs
+
+
+def _check_rows(fields: Mapping[str, Any], graph: Any) -> None:
+    numbers = {"nodes": int(graph.num_nodes), "edges": graph.edge_index.size(1)}
+    for name, value in fields.items():
+        of = _rows_of_field(name)
+        expected = numbers.get(of)
+        if name != "edge_index" and isinstance(value, Tensor) and (not value.dim() or len(value) != expected):
+            reason = f"are taken for {of}, of which there are {expected}" if of else "are not known"
+            raise ValueError(
+                f"the rows of the graph's field {name}, of shape {tuple(value.shape)}, {reason}; {PASS_INPUTS}"
+            )
+
+
+def _rows_of_field(name: str) -> str:
+    if name in ("x", "pos", "batch", "y", "z") or name.startswith("node_") or name.endswith("_mask"):
+        return "nodes"
+    return "edges" if name.startswith("edge_") else ""
+
+
+def _doubled_module(module: nn.Module) -> nn.Module:
+    """A copy on the CPU in float64, tensors that are no parameters or buffers included."""
+    module = copy.deepcopy(module).cpu().double()
+    for child in module.modules():
+        for name, value in list(vars(child).items()):
+            if isinstance(value, Tensor) and value.is_floating_point():
+                setattr(child, name, value.cpu().double())
+    return module
+
+
+def _doubled(value: Any) -> Any:
+    """A tensor in float64, marked as it was; anything else as it is."""
+    if not isinstance(value, Tensor) or not value.is_floating_point() or value.dtype is torch.float64:
+        return value
+    rows = rows_of(value)
+    double = value.detach().double().requires_grad_(value.requires_grad)
+    return double if rows is UNKNOWN else mark(double, None if rows is None else rows.but())

@@ -8,7 +8,7 @@ somebody else.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -46,15 +46,15 @@ class Versions:
     """
 
     def __init__(self, held: Mapping[int, Tensor]) -> None:
-        self._held = {key: one for key, one in held.items() if _counts(one)}
-        self._of_held = {key: one._version for key, one in self._held.items()}
+        self._held = {key: tensor for key, tensor in held.items() if _counts(tensor)}
+        self._of_held = {key: tensor._version for key, tensor in self._held.items()}
         self._sharing: dict[int, list[int]] = {}
-        for key, one in self._held.items():
-            self._sharing.setdefault(_memory(one), []).append(key)
+        for key, tensor in self._held.items():
+            self._sharing.setdefault(_memory(tensor), []).append(key)
         # A weak reference keeps an address from being used again while it is a key here.
         self._of_memory: dict[int, tuple[StorageWeakRef, int]] = {}
-        self._spoiled: dict[int, StorageWeakRef] = {}
-        self._given: set[int] = set()
+        self._spoiled: dict[int, StorageWeakRef] = {}  # for the same reason not a set
+        self._of_caller: set[int] = set()
         self._stand_ins: dict[int, _StandIn] = {}
 
     def check(self, tensors: Iterable[Tensor]) -> None:
@@ -72,8 +72,8 @@ class Versions:
                     "what that call returned, or make the tensor as x.new_zeros(x.size(0), ...)."
                 )
             self._check_stand_in(_memory(tensor), tensor._version)
-            known = self._of_held.get(id(tensor)) if id(tensor) in self._held else self._last_seen(tensor)
-            if known is not None and known != tensor._version:
+            _, version = self._of_memory.get(_memory(tensor), (None, tensor._version))
+            if self._of_held.get(id(tensor), version) != tensor._version:
                 raise NotExact(
                     f"a tensor of shape {tuple(tensor.shape)} was changed in place where torch does not tell (a "
                     "scripted function, an extension, a kernel of your own), so nobody knows what it holds now; use a "
@@ -90,8 +90,7 @@ class Versions:
             for key in self._sharing.get(memory, ()):
                 self._of_held[key] = self._held[key]._version
             if memory not in self._sharing:
-                entry = self._of_memory.get(memory)
-                reference = StorageWeakRef(tensor.untyped_storage()) if entry is None else entry[0]
+                reference, _ = self._of_memory.get(memory) or (StorageWeakRef(tensor.untyped_storage()), 0)
                 self._of_memory[memory] = (reference, tensor._version)
 
     def spoil(self, tensor: Tensor) -> None:
@@ -121,26 +120,21 @@ class Versions:
             raise NotExact(_STANDS_IN)
         self._check_stand_in(stand_in.memory_of_it, version_of_it)  # which may stand for another one itself
 
-    def given(self, arguments: Iterable[Tensor]) -> None:
+    def keep(self, arguments: Sequence[Tensor]) -> None:
         """Note the arguments of the pass, which the caller has before and afterwards."""
-        arguments = list(arguments)
         self.seen(arguments)
-        self._given.update(_memory(one) for one in arguments if _counts(one))
+        self._of_caller.update(_memory(tensor) for tensor in arguments if _counts(tensor))
 
     def outlives_the_pass(self, tensor: Tensor) -> bool:
         """Whether it is, or is a view of, an argument or what the model held before."""
-        return _counts(tensor) and (_memory(tensor) in self._sharing or _memory(tensor) in self._given)
+        return _counts(tensor) and (_memory(tensor) in self._sharing or _memory(tensor) in self._of_caller)
 
     def check_at_the_end(self, result: Iterable[Tensor]) -> None:
         """Refuse what was changed since it was last seen: the result, what the model holds, what stands for another."""
         self.check([*self._held.values(), *result])
-        for one in self._stand_ins.values():
-            if (made := one.made()) is not None and made._version != one.version:
+        for stand_in in self._stand_ins.values():
+            if (made := stand_in.made()) is not None and made._version != stand_in.version:
                 raise NotExact(_STANDS_IN)
-
-    def _last_seen(self, tensor: Tensor) -> int | None:
-        entry = self._of_memory.get(_memory(tensor))
-        return None if entry is None else entry[1]
 
 
 def _counts(tensor: Tensor) -> bool:

@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
-from domainpar.nn.adapt.as_written import run_as_written
 from domainpar.nn.adapt.calls import DRAWS, DROPS, TAKES_SIZES, TELLS_NO_VALUE, USUAL, Call, Signature, name_of
 from domainpar.nn.adapt.nested import flat, tensors_in
 from domainpar.nn.adapt.numbering import Numbering
 from domainpar.nn.adapt.part import GraphPart
-from domainpar.nn.adapt.rows import UNKNOWN, Axis, Kept, NotExact, RowCount, Rows, mark, rows_of, version_of
+from domainpar.nn.adapt.rows import UNKNOWN, Axis, Kept, NotExact, RowCount, Rows, mark, rows_of
+from domainpar.nn.adapt.transforms import run_as_written
 from domainpar.nn.adapt.versions import Versions
 
 Rule = Callable[["Watch", "Call"], Any]
@@ -75,34 +75,33 @@ class Watch(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, in_place = name_of(func)
-        if name in TELLS_NO_VALUE:
-            return func(*args, **(kwargs or {}))
         kwargs = kwargs or {}
+        if name in TELLS_NO_VALUE:
+            return func(*args, **kwargs)
         call = Call(func, name, list(args), kwargs, in_place, _SIGNATURES.get(name, USUAL))
-        given = tensors_in((args, kwargs))
-        self.versions.check(given)
-        result = self._made(call)
-        self.versions.seen(given)
+        arguments = tensors_in((args, kwargs))
+        self.versions.check(arguments)
+        result = self._under_rule(call) if self._concerns_rows(call) else self._same_everywhere(call)
+        self.versions.seen(arguments)
         self.versions.seen(tensors_in(result))
         return result
 
-    def _made(self, call: Call) -> Any:
-        """The result of a call under its rule."""
-        if not self._concerns_rows(call):
-            return self._same_everywhere(call)
+    def _under_rule(self, call: Call) -> Any:
         call = call.with_first()
         name, args, kwargs = call.name, call.args, call.kwargs
         if name not in _KNOW_NUMBERS:
             call = self.with_values(call)
         if kwargs.get("out") is not None:
             raise NotExact(f"torch.{name} writes into a given tensor (out=); use the one it returns.")
-        handle = RULES.get(name)
-        if handle is None:
-            raise NotExact(self._not_known(call))
+        if (handle := RULES.get(name)) is None:
+            axes = sorted({rows.axis.name for tensor in call.tensors if (rows := self.rows(tensor))})
+            raise NotExact(
+                f"torch.{name} on {' and '.join(axes) or 'a number of rows'} has no exact form on a split graph that "
+                "is known here; say the same in other torch functions, or tell us of it."
+            )
         # Chance makes two values of equal calls, so it gives no number.
-        number = (
-            None if self.alone or name in DRAWS or name in DROPS else self.numbering.of_call(call.func, args, kwargs)
-        )
+        by_chance = name in DRAWS or name in DROPS
+        number = None if self.alone or by_chance else self.numbering.of_call(call.func, args, kwargs)
         result = handle(self, call)
         if number is not None:
             self.numbering.give(tensors_in(args[:1] if call.in_place else result), number)
@@ -151,10 +150,11 @@ class Watch(TorchFunctionMode):
         rows = self.rows(tensor)
         if rows is None or rows.names is None:
             return tensor
-        of = [self.part.local_ids if one.of is self.part.node_axis else one.of.places for one in rows.names]
+        axes = [names.of for names in rows.names]
+        of = [self.part.local_ids if axis is self.part.node_axis else axis.places for axis in axes]
         if len(of) == 1:
             values = of[0][tensor]
-        else:
+        else:  # a row of numbers for each end
             columns = zip(of, tensor.unbind(1 - rows.dim))
             values = torch.stack([ids[column] for ids, column in columns], 1 - rows.dim)
         values = mark(values.to(tensor.dtype), rows.but(names=None))
@@ -174,21 +174,20 @@ class Watch(TorchFunctionMode):
             return tensor
         if not rows.fresh and tensor.size(rows.dim) == self.part.plan.num_owned:
             return tensor
-        kept = _current(rows.without_ghosts, tensor)
-        if kept is None:
-            kept = mark(tensor.narrow(rows.dim, 0, self.part.plan.num_owned), rows.but(fresh=False))
-            rows.without_ghosts = _kept(kept, tensor)
-            self.versions.seen((kept,))
-        return kept
+        if rows.without_ghosts is not None and rows.without_ghosts.holds_for(tensor):
+            return rows.without_ghosts.result
+        owned = mark(tensor.narrow(rows.dim, 0, self.part.plan.num_owned), rows.but(fresh=False))
+        rows.without_ghosts = Kept.of(tensor, owned)
+        self.versions.seen((owned,))
+        return owned
 
     def with_ghosts(self, tensor: Tensor) -> Tensor:
         """The tensor with up-to-date rows of ghosts. *Collective* if it had none: once, whoever asks again."""
         rows = self.rows(tensor)
         if self.alone or rows is None or rows.fresh or rows.axis is not self.part.node_axis:
             return tensor
-        kept = _current(rows.with_ghosts, tensor)
-        if kept is not None:
-            return kept
+        if rows.with_ghosts is not None and rows.with_ghosts.holds_for(tensor):
+            return rows.with_ghosts.result
         number = self.numbering.of(tensor)
         if number is not None and number in self._filled:
             return self._filled[number]
@@ -196,7 +195,7 @@ class Watch(TorchFunctionMode):
         first = self.owned(tensor).movedim(rows.dim, 0)
         filled = self.part.halo.extend(first.contiguous()).movedim(0, rows.dim)
         mark(filled, rows.but(fresh=True))
-        rows.with_ghosts = _kept(filled, tensor)
+        rows.with_ghosts = Kept.of(tensor, filled)
         self.versions.seen((filled,))
         self.versions.stands_in(filled, tensor)
         if number is not None:
@@ -252,22 +251,16 @@ class Watch(TorchFunctionMode):
     # Calls without rows
 
     def _concerns_rows(self, call: Call) -> bool:
-        for value in flat((call.args, call.kwargs)):
-            if isinstance(value, Tensor):
-                if self.rows(value) is not None:
-                    return True
-            elif type(value) is RowCount and call.name in TAKES_SIZES:
-                return True
-        return False
+        sizes = call.name in TAKES_SIZES
+        return any(
+            self.rows(value) is not None if isinstance(value, Tensor) else sizes and type(value) is RowCount
+            for value in flat((call.args, call.kwargs))
+        )
 
     def _same_everywhere(self, call: Call) -> Any:
         """A call on what every rank has gives what every rank has, unless chance plays a part."""
-        if call.name in DRAWS or (call.name in DROPS and call.drops):
-            handle = RULES.get(call.name)
-            if handle is None:
-                raise NotExact(f"torch.{call.name} draws random numbers, which would differ between ranks.")
-            return handle(self, call)
-        if call.name == "autograd.grad":  # also of what every rank has: through sums, each rank has a share
+        # A gradient also of what every rank has: through sums, each rank has a share. All that draws has a rule.
+        if call.name in DRAWS or (call.name in DROPS and call.drops) or call.name == "autograd.grad":
             return RULES[call.name](self, call)
         if call.name == "register_hook":
             raise NotExact("register_hook in a forward pass: the hook would see one rank's share of a gradient.")
@@ -276,28 +269,10 @@ class Watch(TorchFunctionMode):
             mark(tensor, None)
         return result
 
-    def _not_known(self, call: Call) -> str:
-        axes = {rows.axis.name for tensor in call.tensors if (rows := self.rows(tensor))}
-        return (
-            f"torch.{call.name} on {' and '.join(sorted(axes)) or 'a number of rows'} has no exact form on a split "
-            "graph that is known here; say the same in other torch functions, or tell us of it."
-        )
-
 
 def watching() -> Watch | None:
     """The watch that torch calls of this thread go through now, if there is one."""
     return next((mode for mode in reversed(_get_current_function_mode_stack()) if isinstance(mode, Watch)), None)
-
-
-def _kept(result: Tensor, tensor: Tensor) -> Kept:
-    return Kept(result, version_of(tensor), torch.is_grad_enabled())
-
-
-def _current(kept: Kept | None, tensor: Tensor) -> Tensor | None:
-    """A result kept for a tensor, if the same would be made of it now, gradients included."""
-    if kept is None or kept.version != version_of(tensor) or (torch.is_grad_enabled() and not kept.with_gradient):
-        return None
-    return kept.result
 
 
 def _of_foreign_function(tensor: Tensor) -> bool:

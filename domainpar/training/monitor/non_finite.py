@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from domainpar.agreement import gather
-from domainpar.nn.adapt.nested import every_tensor
+from domainpar.nn.adapt.nested import tensors_in
 from domainpar.nn.adapt.rows import Rows, rows_of, unwatched
 from domainpar.nn.classifier import EdgeClassifier
 from domainpar.nn.gradients import GradientSink, TakesGradients
@@ -124,7 +124,7 @@ def layers_watched(
         with unwatched(), torch.no_grad():
             times[name] += 1
             last_call[name] = times.total()
-            if not all(is_finite(_without_ghosts(tensor)) for tensor in every_tensor(result)):
+            if not all(is_finite(_without_ghosts(tensor)) for tensor in tensors_in(result)):
                 again = f", call {times[name]}" if times[name] > 1 else ""
                 what = f"layer {name}{again} (forward)" if name else "the logits"
                 findings.append(Finding((number, 1, times.total()), what, event))

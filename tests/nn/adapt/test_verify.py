@@ -122,5 +122,5 @@ def test_a_module_that_runs_on_a_split_graph_already_may_be_given():
 def test_no_parts_and_unknown_sizes_are_refused():
     with pytest.raises(ValueError, match="0 parts"):
         verified(Net(), parts=0)
-    with pytest.raises(ValueError, match="size is not known"):
+    with pytest.raises(ValueError, match="size of middle.weight is not known"):
         verified(Net(nn.LazyLinear(8)))

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from whole_and_split import cases, check, refusals, trial_of
 
 from domainpar import World
-from domainpar.nn.adapt import as_written
+from domainpar.nn.adapt import transforms
 from domainpar.nn.adapt.calls import name_of
 from domainpar.nn.adapt.parallelize import parallelize
 from domainpar.nn.adapt.rows import NotExact
@@ -340,7 +340,7 @@ def test_equal_calls_of_chance_are_two_draws(function, more):
 
 
 def test_that_a_model_is_not_recomputed_or_compiled_is_said_once(monkeypatch):
-    monkeypatch.setattr(as_written, "_said", set())
+    monkeypatch.setattr(transforms, "_said", set())
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         for _ in range(2):

@@ -10,7 +10,7 @@ from whole_and_split import USUAL
 
 from domainpar import World
 from domainpar.agreement import Refused
-from domainpar.nn.adapt import given
+from domainpar.nn.adapt import input_log
 from domainpar.nn.adapt.parallelize import parallelize
 from domainpar.nn.adapt.part import split_graph
 from domainpar.testing import run_ranks
@@ -61,13 +61,13 @@ def test_a_rank_that_was_given_something_else_is_named_on_all_ranks_before_any_e
     line = inspect.getsourcelines(give)[1]
     for message in refusals(give):
         assert f"rank 2 {text}" in message
-        assert f"test_given.py:{line}" in message, message
+        assert f"test_input_log.py:{line}" in message, message
         assert "equal seeds" in message
 
 
 def test_one_call_too_few_is_told_as_nothing_more():
     def then(model, part):
-        part.given.compare()
+        part.inputs.compare()
 
     for message in refusals(lambda part, odd: None if odd else part.nodes(USUAL.x), then=then):
         assert "rank 2 nothing more at the next forward pass" in message
@@ -76,13 +76,13 @@ def test_one_call_too_few_is_told_as_nothing_more():
 def test_a_tensor_changed_in_place_is_looked_at_again_and_an_unchanged_one_is_not(monkeypatch):
     looked_at = []
     whole = USUAL.x.clone()
-    in_words = given.in_words
+    in_words = input_log.in_words
 
     def counted(tensor):
         looked_at.append(tensor)
         return in_words(tensor)
 
-    monkeypatch.setattr(given, "in_words", counted)
+    monkeypatch.setattr(input_log, "in_words", counted)
 
     def work(world):
         part = split_graph(USUAL.edge_index, 13, world)
@@ -99,6 +99,6 @@ def test_a_tensor_changed_in_place_is_looked_at_again_and_an_unchanged_one_is_no
 
 
 def test_one_rank_looks_at_nothing(monkeypatch):
-    monkeypatch.setattr(given, "digest", lambda tensors: 1 / 0)
+    monkeypatch.setattr(input_log, "digest", lambda tensors: 1 / 0)
     part = split_graph(USUAL.edge_index, 13, World.alone())
     parallelize(Sums(), World.alone())(part.nodes(USUAL.x))

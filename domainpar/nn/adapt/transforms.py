@@ -1,0 +1,97 @@
+"""Functions that torch runs out of sight of the watch, run as they are written: scripted, checkpointed, compiled.
+
+Torch calls of a scripted function happen in its own interpreter, those of a checkpointed one once more in backward, and
+a compiled one is traced. While a watch is on in this thread, the function that the user wrote is called instead: the
+same numbers, without what the transformation would have saved. Elsewhere nothing changes.
+
+The places in torch where this is decided are not public: see the list in `domainpar.nn.adapt`.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import Any
+
+import torch
+from torch.utils import checkpoint
+
+from domainpar.nn.adapt.rows import NotExact
+
+_LOCK = threading.Lock()
+_taken: set[str] = set()
+
+
+def run_as_written(watching: Callable[[], Any]) -> None:
+    """Make torch ask, from now on, whether a watch is on before it transforms a function.
+
+    Args:
+        watching: Gives the watch that is on in this thread, or None.
+    """
+    places = [
+        (torch.jit.ScriptFunction, "__call__", _source),
+        (checkpoint.CheckpointFunction, "apply", _call),
+        (checkpoint, "_checkpoint_without_reentrant_generator", _nothing_around),
+        (sys.modules.get("torch._dynamo.eval_frame"), "_callback_from_stance", _eager),  # there once something compiled
+    ]
+    with _LOCK:  # ranks may be threads, and a place that is taken twice would ask twice
+        for owner, name, instead in places:
+            if owner is not None and name not in _taken:
+                _taken.add(name)
+                setattr(owner, name, _asking(watching, getattr(owner, name), instead))
+
+
+def _asking(watching: Callable[[], Any], usual: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(usual)
+    def ask(*args: Any, **kwargs: Any) -> Any:
+        watch = watching()
+        return usual(*args, **kwargs) if watch is None else instead(watch, usual, *args, **kwargs)
+
+    return ask
+
+
+def _source(watch: Any, usual: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+    """The source of a scripted function. A traced function has none: sizes may be constants in it."""
+    original: Callable[..., Any] | None = getattr(function, "_torchdynamo_inline", None)
+    if original is None or torch.jit._state._try_get_jit_cached_function(original) is None:
+        raise NotExact(
+            f"{function.name} is a traced or loaded function (torch.jit), and torch tells nothing of what runs inside; "
+            "call the function that it was made from."
+        )
+    return original(*args, **kwargs)
+
+
+def _call(watch: Any, usual: Any, function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+    _say(watch, "checkpointed")
+    return function(*args)
+
+
+def _nothing_around(watch: Any, usual: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
+    _say(watch, "checkpointed")
+    yield
+
+
+def _eager(watch: Any, usual: Any, callback: Any) -> Any:
+    if callback in (None, False):
+        return usual(callback)
+    _say(watch, "compiled")
+    return None  # as with torch.compiler.set_stance("force_eager"), for this thread only
+
+
+_SAID = {
+    "checkpointed": "activation checkpointing (torch.utils.checkpoint) in the model: on a split graph its functions "
+    "are called as they are and nothing is computed again, so that it saves no memory here. The results are the same.",
+    "compiled": "torch.compile in the model: on a split graph its functions run eagerly, as they are written. The "
+    "results are the same, to rounding.",
+}
+_said: set[str] = set()
+
+
+def _say(watch: Any, what: str) -> None:
+    """Say once in a process what the user's model does not get, on the first rank."""
+    if what not in _said and watch.part.part == 0:
+        _said.add(what)
+        warnings.warn(_SAID[what], stacklevel=4)
