@@ -78,12 +78,14 @@ def open_lessons(config: TrainConfig, path: Path, world: World) -> Lessons:
     train, val = ([sample for sample in split if sample.record.has_labels] for split in samples.values())
     target, edge_weights = target_conditions(config.target) if config.target else None, edge_weights_of(config)
     on_all(world.transport, lambda: check_events(store, world, target, edge_weights, skips))
+    # It reads labels of edges, so it comes once the cheap checks have passed.
     warnings = check_lessons(store, world, target, config.target)
     if without_truth and world.is_root:
         events = sorted({sample.record.event for sample in without_truth})
         tqdm.write(f"WARNING: {several(len(events), 'event')} without truth left out: {some_of(events)}")
     if config.strict:
         on_all(world.transport, lambda: check_parts(store, world, config.grouping, sectors, config.seed))
+    # Rounded up: the last step of an epoch may take fewer events.
     steps_per_epoch = -(-len(train) // config.events_per_step)
     total_steps = config.epochs * steps_per_epoch
     return Lessons(

@@ -60,6 +60,7 @@ class Journal:
         # Where the store lies and not how that was typed: the file is read from any directory.
         resolved = resolved_yaml(replace(config, store=os.path.abspath(store.path)))
         (self.directory / "config.yaml").write_text(resolved)
+        # Of the run before: they are no more true of this one.
         for finished in ("error", "failed_saves", "lost_records"):
             self.file.content.pop(finished, None)
         self.file.update(

@@ -91,7 +91,7 @@ class Expectation:
         """The memories into which it will not fit, as far as that is known now."""
         places: dict[str, list[Share]] = {}
         for share in self.shares:
-            places.setdefault(share.where, []).append(share)
+            places.setdefault(share.where, []).append(share)  # ranks of one machine share its memory
         memories = [
             Shortage(where, len(here), sum(share.expected for share in here), min(share.free for share in here))
             for where, here in places.items()

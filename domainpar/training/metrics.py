@@ -92,8 +92,10 @@ class EdgeMetrics:
         The AUC is exact and needs no gathered event: the targets' logits, a few per cent of all, go to every rank,
         which ranks its own other edges against them; the pairs are counted in integers.
         """
+        # Of float32 too: float64 holds each exactly, and all ranks compare one type.
         logits = np.concatenate([np.zeros(0, np.float64), *(part.astype(np.float64) for part in self._logits)])
         classes = np.concatenate([np.zeros(0, np.int8), *self._classes])
+        # A logit above 0 is a score above 0.5, without the rounding of a sigmoid.
         passing, targets = logits > 0, classes == TARGET
         all_targets = np.frombuffer(b"".join(transport.all_gather(logits[targets].tobytes())), dtype=np.float64)
         others = np.sort(logits[~targets])

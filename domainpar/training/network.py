@@ -55,9 +55,8 @@ def verify_network(config: TrainConfig, model: EdgeClassifier, lessons: Lessons,
     readable = {record.event for record in lessons.store.readable() if record.num_edges}  # `check_lessons` saw some
     first = next(sample.record for sample in lessons.train if sample.record.event in readable)
     if world.is_root:
-        tqdm.write(
-            "verify   : the network whole and split over 3 ranks, on a piece of the first event (--no-verify: skip)"
-        )
+        what = "the network whole and split over 3 ranks, on a piece of the first event (--no-verify: skip)"
+        tqdm.write(f"verify   : {what}")
     world.mark("verify", 0)
     conclusion = on_root(world.transport, lambda: verified(model, lessons.store, first))
     for line in conclusion.splitlines() if world.is_root else ():
@@ -77,6 +76,7 @@ def verified(model: EdgeClassifier, store: EventStore, record: EventRecord) -> s
         ids = np.arange(event.edge_ptr[np.searchsorted(event.node_ptr, nodes)])
         ends = np.stack([event.read_edges("src", ids), event.read_edges("dst", ids)]).astype(np.int64)
         inside = (ends < nodes).all(axis=0)
+        # In float64, so that rounding does not hide a mistake.
         x = torch.from_numpy(event.read_nodes("features", np.arange(nodes))).double()
         edge_attr = torch.from_numpy(event.read_edges("features", ids[inside])).double()
     try:
@@ -110,6 +110,7 @@ def load_network(
                     f"the network of {directory} was trained on {name} {expected} but the events of {store.path} have "
                     f"{names}; prepare them from the same kind of source, or name another --store."
                 )
+        # Else the missing `best` would read as if the run had saved nothing.
         has_best, has_last = ((checkpoints.directory / pointer).is_file() for pointer in ("best", "last"))
         if which == "best" and has_last and not has_best:
             raise Problem(f"{directory} has no best checkpoint yet", "take its newest with --checkpoint last")

@@ -112,7 +112,7 @@ class PartLoader:
                 self._bad[sample] = Skip(sample.name, sample.record.event, bad.what)
                 self._new.append(self._bad[sample])
                 return None
-        self._kept.move_to_end(sample)
+        self._kept.move_to_end(sample)  # the first is the one not used for longest
         room = self.keep_edges * self.world.domain.size
         while len(self._kept) > 1 and sum(kept.cost for kept in self._kept) > room:
             self._kept.popitem(last=False)

@@ -91,9 +91,10 @@ class MetricsFile:
 
     def add(self, record: dict[str, Any]) -> OSError | None:
         """Add one record; returns why that was impossible, such as a full disk. The file then ends as it did before."""
+        # NaN is no JSON: a figure that is missing is None.
         line = (json.dumps(record, allow_nan=False) + "\n").encode()
         try:
-            with self.path.open("ab", buffering=0) as file:
+            with self.path.open("ab", buffering=0) as file:  # one write a line, and its size is known
                 end = file.tell()
                 written = file.write(line)
                 if written != len(line):  # the disk took a piece of it

@@ -134,6 +134,7 @@ def newest_run() -> Path:
 def state_of(directory: Path, content: Mapping[str, Any]) -> str:
     """The state of a run by its `run.json`; `died` if that says that it is at work, and its process is gone."""
     state = str(content.get("state") or "unknown")
+    # A process that was killed could not change the word.
     return "died" if state in ("starting", "running") and left_behind(directory, RUN) else state
 
 
@@ -214,7 +215,7 @@ def _next_number() -> Path:
     while True:
         directory = RUNS / f"{number:04d}"
         with contextlib.suppress(FileExistsError):
-            directory.mkdir()
+            directory.mkdir()  # exactly one of those that try succeeds
             return directory
         number += 1
 

@@ -88,6 +88,7 @@ def memory_explained(now: Now, model: EdgeClassifier) -> Iterator[None]:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory was refused, on the host or on a GPU."""
+    # Our own errors may quote such words without being one.
     if isinstance(error, (Problem, RanksFailed)):
         return False
     if isinstance(error, OSError):
