@@ -31,7 +31,7 @@ def run_as_written(watching: Callable[[], Any]) -> None:
     Args:
         watching: Gives the watch that is on in this thread, or None.
     """
-    places = [
+    places: list[tuple[Any, str, Callable[..., Any]]] = [
         (torch.jit.ScriptFunction, "__call__", _source),
         (checkpoint.CheckpointFunction, "apply", _call),
         (checkpoint, "_checkpoint_without_reentrant_generator", _nothing_around),
