@@ -18,8 +18,8 @@ def payload_of(tensor: Tensor) -> bytes:
 
 
 def tensor_of(payload: bytes, like: Tensor) -> Tensor:
-    """What was sent as bits: a tensor of the type of another one and on its device, in one dimension."""
-    if not payload:
+    """A tensor from the bits that were sent, of the type of another one and on its device, in one dimension."""
+    if not payload:  # of which torch makes no tensor
         return torch.empty(0, dtype=like.dtype, device=like.device)
     return torch.frombuffer(bytearray(payload), dtype=like.dtype).to(like.device)
 

@@ -148,6 +148,7 @@ _SYNONYMS = {"dim": ("axis",), "keepdim": ("keepdims",), "other": ("x2",), "inpu
 USUAL = Signature("condition|input|A|tensors")
 
 
+# Asked of any tensor without a rule: the answers tell nothing of values, and are the same for rows and what is whole.
 TELLS_NO_VALUE = frozenset(
     words(
         "dim ndim dtype device is_floating_point is_complex requires_grad is_contiguous layout is_sparse type_ "
@@ -158,12 +159,14 @@ TELLS_NO_VALUE = frozenset(
         "is_vulkan is_ipu is_mtia is_xla is_maia has_torch_function grad output_nr reduce_ex format _base backward"
     )
 ) | {"set requires_grad", "set _backward_hooks"}
+# A number of rows among their arguments makes a tensor of such rows.
 TAKES_SIZES = frozenset(
     words(
         "zeros ones empty full new_zeros new_ones new_empty new_full arange rand randn randint randperm expand "
         "broadcast_to repeat tile repeat_interleave bincount"
     )
 )
+# Random numbers, which every rank would draw otherwise; dropouts are apart, as they draw in training only.
 DRAWS = frozenset(
     words(
         "rand randn rand_like randn_like randint randint_like randperm bernoulli normal uniform multinomial "

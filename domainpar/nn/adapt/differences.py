@@ -122,9 +122,11 @@ class Comparison:
             return Difference(math.inf, "another number of tensors")
         if not whole:
             return Difference(None, "not compared: no tensors")
-        each = [self._of_one(merged([one]), [seen[at] for seen in ranks]) for at, one in enumerate(whole)]
-        worst = max((one.difference for one in each if one.difference is not None), default=None)
-        return Difference(worst, _listed(one.note for one in each), _listed(one.rows for one in each))
+        each = [self._of_one(merged([seen]), others) for seen, *others in zip(whole, *ranks)]
+        sizes, notes, rows = zip(*each)
+        return Difference(
+            max((size for size in sizes if size is not None), default=None), _listed(notes), _listed(rows)
+        )
 
     def _of_one(self, whole: Seen, ranks: Sequence[Seen]) -> Difference:
         split = merged(ranks)
@@ -177,10 +179,10 @@ def compare_layers(whole: Run, split: Run, tolerance: float) -> tuple[tuple[Laye
         # Not `> tolerance`: a difference that is no number is one, too.
         if first is None and check.difference is not None and not check.difference <= tolerance:
             first = _blamed(record[: at + 1], check)
-    made = {moment.layer for moment in record if moment.when == "made"}
+    layers_of_whole = {moment.layer for moment in record if moment.when == "made"}
     layers = dict.fromkeys(layer for moments in by_rank for layer, when in moments if when == "made")
     extra = Difference(math.inf, "called where the graph is split only")
-    rows_of_extra = [LayerCheck(*layer, *extra) for layer in layers if layer not in made]
+    rows_of_extra = [LayerCheck(*layer, *extra) for layer in layers if layer not in layers_of_whole]
     return (*rows, *rows_of_extra), first or next(iter(rows_of_extra), None)
 
 

@@ -52,6 +52,7 @@ class GradientSums:
             RanksDiffer: On all ranks alike, if gradients hold what was summed before.
         """
         again = any(_is_summed(parameter.grad) for parameter in self._parameters if parameter.grad is not None)
+        # A rank that had no use for a parameter has no gradient of it, and takes part all the same.
         ours = bytes([*(parameter.grad is not None for parameter in self._parameters), again])
         *exists, again = map(any, zip(*transport.all_gather(ours), strict=True))
         if again:
@@ -64,6 +65,7 @@ class GradientSums:
         sums = sum_exactly(gradients, transport)
         if sums is None:
             return 1
+        # Rounded to the parameter's type, in which a finite sum may have become infinite.
         put_back = [total.to(parameter.dtype) for total, parameter in zip(sums, self._parameters)]
         for parameter, total, exist in zip(self._parameters, put_back, exists):
             parameter.grad = total if exist else None
@@ -109,7 +111,7 @@ class Replicas:
             self._versions, self._summed = versions, False
             if not summed and self._same < ENOUGH_LOOKS:
                 return 2
-        return int(self._passes % LOOK_EVERY == 2)
+        return int(self._passes % LOOK_EVERY == 2)  # the second pass is the first after a step
 
     def compare(self, transport: Transport, doubt: int) -> None:
         """Compare them over ranks. *Collective*.
@@ -131,7 +133,7 @@ class Replicas:
         raise RanksDiffer(f"{differing[0]}: {why}", hint)
 
     def _look_at_versions(self) -> list[object]:
-        return [version_of(one) for one in self._module.parameters()]
+        return [version_of(parameter) for parameter in self._module.parameters()]
 
 
 def dense_gradient(tensor: Tensor) -> Tensor:
@@ -167,7 +169,7 @@ def sum_exactly(tensors: Sequence[Tensor], transport: Transport) -> list[Tensor]
 
 def _exponent(values: Tensor) -> int:
     """The power of two next above all magnitudes; `NOT_FINITE` if one is not finite."""
-    largest = values.abs().max().double() if values.numel() else torch.zeros(())
+    largest = values.abs().max().double() if values.numel() else torch.zeros(())  # of a NaN it is NaN
     if not bool(torch.isfinite(largest)):
         return NOT_FINITE
     return max(int(torch.frexp(largest).exponent), LOWEST) if bool(largest) else LOWEST

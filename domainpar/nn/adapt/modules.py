@@ -41,8 +41,8 @@ REASONS = {
 
 def reason_of(modules: list[nn.Module]) -> str:
     """The known reason of the innermost module that has one; empty without any."""
-    known = [type(module).__name__ for module in modules if type(module).__name__ in REASONS]
-    return f"{known[-1]} {REASONS[known[-1]]}; " if known else ""
+    kind = next((kind for module in reversed(modules) if (kind := type(module).__name__) in REASONS), None)
+    return f"{kind} {REASONS[kind]}; " if kind else ""
 
 
 def check_module(module: nn.Module) -> None:
@@ -107,8 +107,8 @@ def owner_of(module: nn.Module, name: str) -> nn.Module:
     path, _, attribute = name.rpartition(".")
     owner: nn.Module | None = dict(module.named_modules(remove_duplicate=False)).get(path)
     if owner is None or {**owner._parameters, **owner._buffers}.get(attribute) is None:
-        known = [name for name, tensor in [*module.named_parameters(), *module.named_buffers()] if tensor.dim()]
-        raise ValueError(f"the module has no parameter or buffer {name!r}; it has {', '.join(known) or 'none'}.")
+        names = [name for name, tensor in [*module.named_parameters(), *module.named_buffers()] if tensor.dim()]
+        raise ValueError(f"the module has no parameter or buffer {name!r}; it has {', '.join(names) or 'none'}.")
     return owner
 
 

@@ -52,6 +52,7 @@ def rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
         return change(value)
     if isinstance(value, (tuple, list)):
         items = [rebuilt(item, change) for item in value]
+        # A namedtuple takes its fields one by one; torch's own return types, which have no `_fields`, take a list.
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if isinstance(value, dict):
         return {name: rebuilt(item, change) for name, item in value.items()}

@@ -91,6 +91,7 @@ class Numbering:
         raise Unnumbered
 
     def _of_axis(self, axis: Axis) -> Hashable:
+        # Not the axis itself, of which a layer may make another one for the same rows.
         if axis.pieces:
             return ("joined", *map(self._of_axis, axis.pieces))
         if axis.number is not None:

@@ -42,7 +42,7 @@ def parallelize(module: nn.Module, world: World, *, seed: int = 0, node_paramete
             nothing has a given name.
         Refused: On all ranks alike, if the modules of the ranks differ in a name, a shape or a type.
     """
-    if any(isinstance(one, Parallel) for one in module.modules()):
+    if any(isinstance(child, Parallel) for child in module.modules()):
         raise ValueError("the module is parallel already; give parallelize the module itself, once.")
     check_module(module)
     parallel = Parallel(module, world, seed, node_parameters)
@@ -126,7 +126,7 @@ class Parallel(nn.Module):
         """
         uses = itertools.count()
         noise = None if key is None else lambda: key_of(key, next(uses))
-        watch = Watch(part, {id(one): one for one in common_tensors(self.module).values()}, noise)
+        watch = Watch(part, {id(tensor): tensor for tensor in common_tensors(self.module).values()}, noise)
         arguments = tensors_in((args, kwargs))
         watch.numbering.give(arguments, "arguments")
         watch.versions.keep(arguments)

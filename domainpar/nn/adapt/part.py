@@ -151,7 +151,7 @@ class GraphPart(Member):
     def joined(self, pieces: Sequence[Axis]) -> Axis:
         """The axis of rows of several axes, one behind the other; the same object for the same pieces."""
         key = tuple(id(piece) for piece in pieces)
-        axis = self._joined.get(key)
+        axis = self._joined.get(key)  # an id may have been used again since: so the pieces are compared as well
         if axis is None or any(mine is not yours for mine, yours in zip(axis.pieces, pieces)):
             axis = self._joined[key] = Axis.joined(tuple(pieces))
         return axis
@@ -220,8 +220,8 @@ def split_graph(
             "position": "None" if at is None else in_words(torch.from_numpy(at)),
             "seed": str(seed),
         }
-        given = {f"split_graph's {name}": words for name, words in arguments.items()}
-        agree(world.transport, difference(transport, given, HINT))
+        arguments = {f"split_graph's {name}": words for name, words in arguments.items()}
+        agree(world.transport, difference(transport, arguments, HINT))
     assignment = _assignment(topology, world, transport, partitioner, seed)
     local = on_all(world.transport, lambda: select_edges(topology.edge_index, assignment, transport.rank, edges))
     plan = build_plan(local, assignment, transport.rank, transport.size, edges, ask_owners(transport))
@@ -244,6 +244,7 @@ def _topology(edge_index: Any, num_nodes: int, edges: str, position: Any) -> Top
     return Topology(ends, num_nodes, *where)
 
 
+# Set on the memory of a tensor, as views of it have no `Rows` of their own where nobody watches.
 _OF_A_PART = "_domainpar_of_a_part"
 
 

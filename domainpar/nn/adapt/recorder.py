@@ -167,6 +167,7 @@ class Recorder:
 
     def _write(self, when: When, inside: Layer | None, value: Any) -> None:
         watch = watching()
+        # This look at the tensors is no part of the model: it neither passes the watch nor leaves a graph.
         with unwatched(), torch.no_grad():
             seen = [see(tensor, watch) for tensor in tensors_in(value)]
         self.moments.append(Moment(self.running[-1], when, inside, seen))

@@ -143,6 +143,7 @@ class Axis:
         counted = None
         if any(piece.counted is not None for piece in pieces):
             counted = torch.cat([piece.counted_rows for piece in pieces])
+        # Keys of different pieces are kept apart by the number of the piece, above the bits of their own keys.
         *firsts, leaves = itertools.accumulate((piece.leaves for piece in pieces), initial=0)
         if leaves >= 1 << (63 - BITS_OF_KEY):
             raise NotExact(f"{leaves} kinds of rows are joined behind each other, more than their keys can tell apart.")
@@ -185,7 +186,7 @@ class Kept(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Tensor, result: Tensor) -> Kept:
-        """What was made of a tensor just now."""
+        """A result that was made of a tensor just now."""
         return cls(result, version_of(tensor), torch.is_grad_enabled())
 
     def holds_for(self, tensor: Tensor) -> bool:
@@ -322,6 +323,7 @@ def version_of(tensor: Tensor) -> object:
 def mark(tensor: Tensor, rows: Rows | None) -> Tensor:
     """Say what the rows of a tensor are; None: the same on every rank. Returns the tensor."""
     if rows is not None:
+        # Each tensor has `Rows` of its own: what they keep was made of its values.
         rows = rows.but() if rows.used else rows
         rows.used = True
     tensor.__dict__[_ATTRIBUTE] = rows

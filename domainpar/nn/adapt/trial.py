@@ -147,7 +147,7 @@ class OneRank:
     def of_parameters(self) -> dict[str, Tensor]:
         """The gradients that are in the parameters now."""
         parameters = self.module.named_parameters()
-        return {name: as_numbers(dense_gradient(one)) for name, one in parameters if one.requires_grad}
+        return {name: as_numbers(dense_gradient(tensor)) for name, tensor in parameters if tensor.requires_grad}
 
 
 def _weighted_sum(tensor: Tensor, seen: Seen) -> Tensor:
@@ -155,6 +155,7 @@ def _weighted_sum(tensor: Tensor, seen: Seen) -> Tensor:
     first = tensor.flatten() if seen.dim is None else tensor.movedim(seen.dim, 0)
     table = first.flatten(1) if first.dim() > 1 else first.unsqueeze(1)
     keys = torch.arange(len(table)) if seen.dim is None else seen.keys
+    # Steps that share no period with each other or with the sine: no two rows or columns weigh the same.
     weights = torch.sin(1.7 * keys.double()[:, None] + 0.9 * torch.arange(table.size(1)) + 0.3)
     return (table * weights).abs().sum() if tensor.is_complex() else (table * weights).sum()
 
@@ -239,7 +240,7 @@ class Trial:
     def bare(self) -> tuple[Run, bool]:
         """The module itself on the whole graph, and whether torch drew random numbers for it."""
         rank, part = self._one_rank(), self._part(World.alone())
-        torch.manual_seed(self.seed)
+        torch.manual_seed(self.seed)  # so that a second run on the whole graph drops the same
         before = torch.get_rng_state()
         for _ in range(self.calls):
             args, kwargs = self._arguments(part, rank)
@@ -257,24 +258,20 @@ class Trial:
         return Run(ranks, failures_of(partial(self._on_rank, ranks), num_ranks, self.patience))
 
     def _on_rank(self, ranks: Sequence[OneRank], world: World) -> None:
-        rank = ranks[world.rank]
+        rank, part = ranks[world.rank], self._part(world)
         try:
             parallel = parallelize(rank.module, world, seed=self.seed)
-            part = self._part(world)
             args, kwargs = self._arguments(part, rank)
-            try:
-                for _ in range(self.calls):
-                    rank.result = parallel(*args, **kwargs)
-            finally:
-                rank.exchanges, rank.sums = part.num_exchanges, part.num_sums
+            for _ in range(self.calls):
+                rank.result = parallel(*args, **kwargs)
             rank.recorder.stop()
             world.transport.all_gather(b"")  # every rank to the end of its forward pass, before one fails in backward
             if self.backward:
                 rank.learn(rank.results())
                 if not GradientSums(rank.module).reduce(world.transport):
                     rank.summed = rank.of_parameters()
-        finally:
-            rank.calls = world.transport.num_calls
+        finally:  # also of a rank that failed: ranks are to fail after the same calls
+            rank.exchanges, rank.sums, rank.calls = part.num_exchanges, part.num_sums, world.transport.num_calls
 
     def _one_rank(self) -> OneRank:
         module = copy.deepcopy(self.module)
@@ -286,7 +283,7 @@ class Trial:
         return split_graph(self.edge_index, self.num_nodes, world, edges=self.edges, partitioner=assignment)
 
     def _arguments(self, part: GraphPart, rank: OneRank) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        given = self.inputs(part, rank.leaves)
-        if isinstance(given, dict):
-            return (), given
-        return (given if isinstance(given, tuple) else (given,)), {}
+        arguments = self.inputs(part, rank.leaves)
+        if isinstance(arguments, dict):
+            return (), arguments
+        return (arguments if isinstance(arguments, tuple) else (arguments,)), {}

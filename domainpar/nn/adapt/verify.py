@@ -88,6 +88,7 @@ def verify(
     arguments = _inputs_from(module, graph) if inputs is None else (lambda part, _: inputs(part))
     fields = graph.to_dict() if is_data(graph) else {}
     leaves = {name: field.double() for name, field in fields.items() if getattr(field, "requires_grad", False)}
+    # At random most edges are cut. Of more than two parts there is a rank more, for which no number is drawn.
     at_random = torch.Generator().manual_seed(seed)
     empty = ", one of which owns nothing" if parts > 2 else ""
     several = f"{parts + (parts > 2)} ranks ({edges} edges, nodes dealt at random{empty})"

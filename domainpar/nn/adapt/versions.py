@@ -28,10 +28,10 @@ class _StandIn(NamedTuple):
     """A tensor that is a new one here, and in torch another one or a view of it; nothing of both is kept alive."""
 
     reference: StorageWeakRef
-    made: weakref.ref[Tensor]
+    tensor: weakref.ref[Tensor]
     version: int
-    memory_of_it: int
     of: weakref.ref[Tensor]
+    memory_of_it: int
     version_of_it: int
 
 
@@ -95,19 +95,18 @@ class Versions:
 
     def spoil(self, tensor: Tensor) -> None:
         """Refuse a tensor, and all its views, from now on: torch would have changed it in place, and we did not."""
-        storage = tensor.untyped_storage()
-        self._spoiled[int(storage._cdata)] = StorageWeakRef(storage)
+        self._spoiled[_memory(tensor)] = StorageWeakRef(tensor.untyped_storage())
 
-    def stands_in(self, made: Tensor, of: Tensor) -> None:
+    def stands_in(self, tensor: Tensor, of: Tensor) -> None:
         """Note a new tensor where torch has a view of another one, or that one itself.
 
         What is written into one of the two, torch writes into both. So from then on the new one is refused.
         """
-        if _counts(made) and _counts(of) and _memory(of) not in self._sharing:
+        if _counts(tensor) and _counts(of) and _memory(of) not in self._sharing:
             self.seen((of,))
-            storage = made.untyped_storage()
-            self._stand_ins[int(storage._cdata)] = _StandIn(
-                StorageWeakRef(storage), weakref.ref(made), made._version, _memory(of), weakref.ref(of), of._version
+            reference, stand_in = StorageWeakRef(tensor.untyped_storage()), weakref.ref(tensor)
+            self._stand_ins[_memory(tensor)] = _StandIn(
+                reference, stand_in, tensor._version, weakref.ref(of), _memory(of), of._version
             )
 
     def _check_stand_in(self, memory: int, version: int) -> None:
@@ -133,7 +132,7 @@ class Versions:
         """Refuse what was changed since it was last seen: the result, what the model holds, what stands for another."""
         self.check([*self._held.values(), *result])
         for stand_in in self._stand_ins.values():
-            if (made := stand_in.made()) is not None and made._version != stand_in.version:
+            if (tensor := stand_in.tensor()) is not None and tensor._version != stand_in.version:
                 raise NotExact(_STANDS_IN)
 
 

@@ -188,6 +188,7 @@ class Watch(TorchFunctionMode):
             return tensor
         if rows.with_ghosts is not None and rows.with_ghosts.holds_for(tensor):
             return rows.with_ghosts.result
+        # Another tensor of the same values may have been filled before.
         number = self.numbering.of(tensor)
         if number is not None and number in self._filled:
             return self._filled[number]
@@ -218,6 +219,7 @@ class Watch(TorchFunctionMode):
         if self.alone or rows.axis is not self.part.node_axis:
             return
         num_owned, num_ghosts = self.part.plan.num_owned, self.part.plan.num_ghosts
+        # A clone: a view would change with the tensor, which is written into below.
         owned = mark(tensor.narrow(rows.dim, 0, num_owned).clone(), Rows(rows.axis, rows.dim, fresh=False))
         filled = self.with_ghosts(owned)
         tensor.narrow(rows.dim, num_owned, num_ghosts).copy_(filled.narrow(rows.dim, num_owned, num_ghosts))
