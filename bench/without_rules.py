@@ -20,7 +20,7 @@ from domainpar.nn import blocks, gradients, tilewise
 from domainpar.nn.kernels import Ends, FloatTable, Sums
 from domainpar.parallel.local import EdgeTile, LocalGraph
 from domainpar.parallel.transport import Transport
-from domainpar.training import loop, loss
+from domainpar.training import loop, loss, record
 
 
 class FloatSums:
@@ -103,7 +103,7 @@ def plain_loss(logits: Tensor, graph: LocalGraph, weights: Tensor, step_weight: 
 
 
 RULES: dict[str, list[tuple[Any, str, Any]]] = {
-    "integer sums": [(gradients, "IntegerSums", FloatSums), (loop, "IntegerSums", FloatSums)],
+    "integer sums": [(gradients, "IntegerSums", FloatSums), (record, "IntegerSums", FloatSums)],
     "own products": [
         *((module, "multiply", library_multiply) for module in (blocks, tilewise)),
         *((module, "outer", library_outer) for module in (blocks, tilewise)),

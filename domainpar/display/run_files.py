@@ -365,7 +365,7 @@ def _store(
     except ValueError as error:
         if named is not None:
             raise  # a store that was asked for is never passed over
-        missing.append(f"No events: {error}")
+        missing.append(f"No events: {error}".replace("\nhint: ", "; "))  # one sentence of the page
         return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import subprocess
@@ -137,6 +138,16 @@ def test_a_run_that_was_moved_is_shown_whole_and_what_is_missing_is_said(tmp_pat
     assert main([str(alone)]) == 0
     assert "No events" not in capsys.readouterr().out
     assert "Event c (val split): 6 hits" in (alone / "report.html").read_text()
+
+
+def test_a_store_that_cannot_be_read_is_said_with_its_remedy_in_one_line(tmp_path, capsys):
+    run = write_run(tmp_path, [drawn(6, num_edges=5)], tracks=False)
+    manifest = tmp_path / "store" / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"schema_version": 1}))
+    assert main([str(run)]) == 0
+    (said,) = (line for line in capsys.readouterr().out.splitlines() if "No events" in line)
+    assert "it is of schema version 1" in said
+    assert "; prepare it anew: " in said
 
 
 def test_of_several_ranks_the_first_writes_and_the_others_do_nothing(run, tmp_path, monkeypatch, capsys):
