@@ -104,13 +104,15 @@ def with_tracks(whole: WholeEvent, scores: EventScores, options: TrackOptions) -
     if options.method == "walk" and not whole.event.has_positions:
         raise place.problem("a walk goes outward, but its hits have no positions", "take --tracks cc or junction")
     began = clock()
-    hits = whole.hits
-    surface, field = surface_numbers(hits.volume, hits.layer), field_of_surfaces(hits.volume, hits.layer)
+    # Three columns of the hits, not `whole.hits`: reading the others would take as long as building tracks.
+    position = whole.nodes("position")
+    volume, layer = (whole.event.read_nodes(name, whole.node_ids) for name in ("volume", "layer"))
+    surface, field = surface_numbers(volume, layer), field_of_surfaces(volume, layer)
     edge_index = scores.edge_index[:, scores.edge_scored]
 
     def build(logits: FloatArray) -> IntArray:
-        tracks = build_tracks(edge_index, logits[scores.edge_scored], surface, hits.position, options)
-        return tracks if hits.position is None or not options.stitch else stitch(tracks, hits.position, field=field)
+        tracks = build_tracks(edge_index, logits[scores.edge_scored], surface, position, options)
+        return tracks if position is None or not options.stitch else stitch(tracks, position, field=field)
 
     tracks = {NETWORK: build(scores.edge_logit)}
     seconds = {**scores.seconds, "tracks": clock() - began}
