@@ -94,7 +94,7 @@ def product_rate(rows: int = 4608, width: int = 64, repeats: int = 100) -> float
     tables = block.numpy(), weight.numpy(), out.numpy()
     ways = (
         lambda: torch.mm(block, weight, out=out),
-        lambda: multiply(tables[0], 0, rows, tables[1], tables[2], 0, False),
+        lambda: multiply(tables[0], rows, tables[1], tables[2], False),
     )
     # A product is `rows * width * width` multiplications and as many additions.
     return 2 * rows * width * width / min(timed(way, repeats).median for way in ways)

@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from domainpar.events.store import EventStore
 from domainpar.measure.steps import Training
 from domainpar.nn import blocks, tilewise
-from domainpar.nn.team import set_threads
+from domainpar.nn.program import set_threads
 from domainpar.parallel.halo import CompleteHalo, ask_owners
 from domainpar.parallel.local import TileRanges
 from domainpar.parallel.part_loading import group_tiles

@@ -37,7 +37,7 @@ from domainpar.events.store import EventStore
 from domainpar.infer.run import trained_as
 from domainpar.measure.rates import in_turns, slowest
 from domainpar.measure.steps import Training
-from domainpar.nn.team import set_threads
+from domainpar.nn.program import set_threads
 from domainpar.parallel.part_loading import Part, load_part
 from domainpar.parallel.world import World
 from domainpar.reco.pieces import stitch

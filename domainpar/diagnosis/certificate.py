@@ -24,7 +24,7 @@ from domainpar.events.store import EventStore
 from domainpar.measure.steps import PRECISIONS, SMALL, Training, layouts, names_by_hash, trained
 from domainpar.measure.toy import NUM_LAYERS, REACH, ring_event, toy_store
 from domainpar.nn.memory import ModelSize
-from domainpar.nn.team import set_threads
+from domainpar.nn.program import set_threads
 from domainpar.parallel.launcher import Launcher
 from domainpar.parallel.world import World
 from domainpar.training.memory import MemoryMeter

@@ -21,7 +21,7 @@ from domainpar.events.own_events import OwnEvents, kept_place, own_events, store
 from domainpar.events.store import EventRecord, EventStore
 from domainpar.events.targets import check_conditions
 from domainpar.infer.judgement import Judgements, about_tracks, judge_of, track_options, track_target
-from domainpar.nn.team import set_threads
+from domainpar.nn.program import set_threads
 from domainpar.own_files import UNFINISHED
 from domainpar.parallel.world import World
 from domainpar.problems import Problem

@@ -19,7 +19,7 @@ from domainpar.agreement import gather
 from domainpar.events.store import EventStore
 from domainpar.nn.catalogue import ON_STAGES
 from domainpar.nn.interaction import InteractionNetwork
-from domainpar.nn.team import set_threads
+from domainpar.nn.program import set_threads
 from domainpar.parallel.thread_ranks import run_threads
 from domainpar.parallel.world import World
 from domainpar.training.checkpoint import parameters_sha256

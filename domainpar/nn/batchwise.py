@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from domainpar.nn.calls import EdgeCall, Give, NodeCall
+from domainpar.nn.calls import EdgeCall, NodeCall
+from domainpar.nn.gradients import TakesGradients
 from domainpar.nn.mlp import MLP, gradient_at_ends, weights_at_ends
 from domainpar.nn.noise import Noise, keeps
 from domainpar.parallel.halo import Spread
@@ -34,7 +35,7 @@ def _through(mlp: MLP, product: Tensor, products: torch.dtype | None, noise: Noi
         which: Rows of the table that these are.
     """
     rows = product
-    for position, (linear, norm) in enumerate(mlp.layers):
+    for position, (linear, norm, _) in enumerate(mlp.layers):
         if position:
             # A plain output has no norm after it, and keeps the parameters' type: losses are made of it.
             kind = products if norm is not None and products is not None else linear.weight.dtype
@@ -63,8 +64,8 @@ class NodeBatches(NodeCall):
             out[rows] = self._rows([table[rows] for table in self.tables], rows)
         return out
 
-    def backward(self, gradient: Tensor, give: Give) -> list[Tensor]:
-        of_tables = [torch.empty_like(table) for table in self.tables]
+    def backward(self, gradient: Tensor, taker: TakesGradients, needed: Sequence[bool]) -> list[Tensor | None]:
+        of_tables: list[Tensor | None] = [torch.empty_like(table) for table in self.tables]
         parameters = list(self.mlp.parameters())
         for rows in _in_batches(self.nodes.count):
             # Forward kept no activations: they are computed again, batch by batch, with autograd looking on.
@@ -74,11 +75,11 @@ class NodeBatches(NodeCall):
             gradients = _back(out, gradient[rows], [*operands, *_trainable(parameters)])
             for table, grad in zip(of_tables, gradients):
                 table[rows] = grad
-            give(_trainable(parameters), gradients[len(operands) :])
+            taker.give(_trainable(parameters), gradients[len(operands) :])
         return of_tables
 
     def _rows(self, operands: Sequence[Tensor], rows: slice) -> Tensor:
-        first, _ = self.mlp.layers[0]
+        first = self.mlp.layers[0].linear
         return _through(self.mlp, F.linear(torch.cat(list(operands), dim=1), first.weight), None, self.noise, rows)
 
 
@@ -96,7 +97,7 @@ class EdgeBatches(EdgeCall):
     """A perceptron on the local edges, many tiles at once."""
 
     def forward(self, sums: bool) -> tuple[Tensor, Tensor]:
-        first, _ = self.mlp.layers[0]
+        first = self.mlp.layers[0].linear
         exact = first.weight.dtype
         kind = exact if self.mlp.plain else self.products or exact
         out = self.edges.new_empty(self.graph.num_edges, self.mlp.out_features, dtype=kind)
@@ -110,10 +111,12 @@ class EdgeBatches(EdgeCall):
         none = first.weight.new_empty(self.graph.num_owned, 0)
         return out, _sums_at_ends(out.to(exact), self.graph) if sums else none
 
-    def backward(self, of_edges: Tensor, of_sums: Spread | None, give: Give) -> tuple[Tensor | None, Tensor]:
+    def backward(
+        self, of_edges: Tensor, of_sums: Spread | None, taker: TakesGradients, needed: bool
+    ) -> tuple[Tensor | None, Tensor | None]:
         at_nodes, of_operand = _NodeProducts(self), torch.empty_like(self.edges)
         at_nodes.take_ghosts()
-        first, _ = self.mlp.layers[0]
+        first = self.mlp.layers[0].linear
         width = 0 if self.nodes is None else first.out_features
         of_products = first.weight.new_empty(self.graph.num_edges, width)
         parameters = _trainable(list(self.mlp.parameters()))
@@ -128,16 +131,16 @@ class EdgeBatches(EdgeCall):
             of_operand[rows], of_at_edges, *partials = _back(out, gradient, [operand, at_edges, *parameters])
             of_products[rows] = of_at_edges[:, :width]
             if owned:  # of a foreign tile its owner gives them
-                give(parameters, partials)
+                taker.give(parameters, partials)
 
         self._each(compute, of_sums)
         if self.nodes is None:
             return None, of_operand
-        return at_nodes.back(_sums_at_ends(of_products, self.graph), give), of_operand
+        return at_nodes.back(_sums_at_ends(of_products, self.graph), taker), of_operand
 
     def _product(self, rows: Tensor) -> Tensor:
         """The first layer's product of edge states, without bias."""
-        first, _ = self.mlp.layers[0]
+        first = self.mlp.layers[0].linear
         weight = first.weight[:, first.in_features - rows.shape[1] :]
         return F.linear(rows, weight.to(rows.dtype)).to(weight.dtype)
 
@@ -177,7 +180,7 @@ class _NodeProducts:
 
     def __init__(self, call: EdgeCall) -> None:
         self._call = call
-        weight = call.mlp.layers[0][0].weight.detach()
+        weight = call.mlp.layers[0].linear.weight.detach()
         self._width = 0 if call.nodes is None else call.nodes.owned.shape[1]
         self._weight = torch.cat(weights_at_ends(weight, self._width))
         self._table = weight.new_empty(0 if call.nodes is None else call.graph.plan.num_local, len(self._weight))
@@ -200,13 +203,13 @@ class _NodeProducts:
             return self._weight.new_zeros(rows.stop - rows.start, len(self._weight) // 2)
         return _at_both_ends(self._table, self._call.graph, rows)
 
-    def back(self, of_products: Tensor, give: Give) -> Tensor:
+    def back(self, of_products: Tensor, taker: TakesGradients) -> Tensor:
         """Gradient of the owned nodes' states, given that of their products, [num_owned, 2 out]."""
         assert self._call.nodes is not None
-        first, _ = self._call.mlp.layers[0]
+        first = self._call.mlp.layers[0].linear
         # One partial for all owned nodes, where CPUs give one a tile: it depends on the parts, to rounding.
         at_dst, at_src = (of_products.t() @ self._call.nodes.local[: self._call.graph.num_owned]).chunk(2)
-        give([first.weight], [gradient_at_ends(first.weight, at_dst, at_src)])
+        taker.give([first.weight], [gradient_at_ends(first.weight, at_dst, at_src)])
         return of_products @ self._weight
 
 

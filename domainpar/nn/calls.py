@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from domainpar.nn.gradients import TakesGradients
 from domainpar.nn.mlp import MLP
 from domainpar.nn.noise import Noise
 from domainpar.parallel.halo import Spread
@@ -16,9 +17,6 @@ from domainpar.parallel.local import LocalGraph
 from domainpar.plan import IntArray
 
 GHOST_ROWS = 4096  # in one product; no bit depends on it
-
-Give = Callable[[Sequence[nn.Parameter], Sequence[Tensor]], None]
-"""Takes a share of the gradients of some parameters that follow each other in a perceptron."""
 
 
 def _noise(mlp: MLP, key: int | None, ids: IntArray) -> Noise | None:
@@ -80,12 +78,13 @@ class NodeCall(ABC):
         """New states, [count, out]."""
 
     @abstractmethod
-    def backward(self, gradient: Tensor, give: Give) -> list[Tensor]:
-        """Gradients of the tables; those of parameters go to `give`.
+    def backward(self, gradient: Tensor, taker: TakesGradients, needed: Sequence[bool]) -> list[Tensor | None]:
+        """Gradients of the tables.
 
         Args:
             gradient: Gradient of the new states.
-            give: Takes gradients of parameters.
+            taker: Takes gradients of parameters.
+            needed: Of which tables a gradient is asked for.
         """
 
 
@@ -119,11 +118,14 @@ class EdgeCall(ABC):
         """New edge states [num_edges, out] and their sums at owned nodes, [num_owned, 2 out] or, without, [.., 0]."""
 
     @abstractmethod
-    def backward(self, of_edges: Tensor, of_sums: Spread | None, give: Give) -> tuple[Tensor | None, Tensor]:
-        """Gradients of the owned nodes' states and of `edges`; those of parameters go to `give`.
+    def backward(
+        self, of_edges: Tensor, of_sums: Spread | None, taker: TakesGradients, needed: bool
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Gradients of the owned nodes' states and of `edges`.
 
         Args:
             of_edges: Gradient of the new edge states.
             of_sums: Gradient of the sums, on its way to the ghosts; None without sums.
-            give: Takes gradients of parameters.
+            taker: Takes gradients of parameters.
+            needed: Whether a gradient of `edges` is asked for.
         """

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from domainpar.parallel.integer_sums import IntegerSums
 from domainpar.parallel.transport import Transport
+from domainpar.plan import IntArray
 
 
 class GradientSink:
@@ -53,6 +55,17 @@ class GradientSink:
         # In one piece: each call takes a lock, and threads of this rank give at the same time.
         self._sums.add(torch.cat([partial.flatten() for partial in partials]), self._start[id(parameters[0])])
 
+    def add_limbs(self, parameters: Sequence[nn.Parameter], limbs: IntArray, rejected: int, largest: float) -> None:
+        """Add what many tiles have, summed as integers already.
+
+        Args:
+            parameters: Parameters that lie one behind the other in the model's order.
+            limbs: Of the sums of their gradients, int64 [2, numbers], see `IntegerSums.add_limbs`.
+            rejected: Partials that were left out, for they were not finite or too large.
+            largest: The largest of them.
+        """
+        self._sums.add_limbs(limbs, rejected, self._start[id(parameters[0])])
+
     def reduce(self, transport: Transport) -> int:
         """Sum over ranks, and leave the result in each parameter's `grad`. *Collective*.
 
@@ -91,11 +104,30 @@ class TakesGradients(nn.Module):
             parameters: Parameters of this stage that follow each other in the model's order.
             partials: The gradient of each, in its shape.
         """
-        if self.sink is None:
-            raise RuntimeError("no gradient sink; make GradientSink(model) before the first backward pass.")
         pairs = [pair for pair in zip(parameters, partials) if pair[0].requires_grad]
         if pairs:
-            self.sink.add([parameter for parameter, _ in pairs], [partial for _, partial in pairs])
+            self._attached.add([parameter for parameter, _ in pairs], [partial for _, partial in pairs])
+
+    def give_limbs(
+        self, parameters: Sequence[nn.Parameter], limbs: Sequence[IntArray], rejected: int, largest: float
+    ) -> None:
+        """Hand the sums of all owned tiles to the sink; those of frozen parameters are left out.
+
+        Args:
+            parameters: Parameters of this stage that follow each other in the model's order.
+            limbs: Of the sums of each one's gradients, int64 [2, numbers].
+            rejected, largest: See `GradientSink.add_limbs`.
+        """
+        taken = [part for parameter, part in zip(parameters, limbs) if parameter.requires_grad]
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
+        if trained:
+            self._attached.add_limbs(trained, np.concatenate(taken, axis=1), rejected, largest)
+
+    @property
+    def _attached(self) -> GradientSink:
+        if self.sink is None:
+            raise RuntimeError("no gradient sink; make GradientSink(model) before the first backward pass.")
+        return self.sink
 
 
 def _check_all_in_stages(model: nn.Module) -> None:

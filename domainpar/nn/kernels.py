@@ -1,8 +1,9 @@
-"""LayerNorm, ReLU and sums at nodes between two matrix products of a block, one row at a time.
+"""What happens to rows between two matrix products: LayerNorm, activation, dropout, and sums at nodes.
 
-Gathering from nodes before, the norm, and summing at nodes after are one pass over the rows, so that a row is in
-registers when it is needed. A row is computed by the same instructions wherever it lies, and sums run in the order of
-rows (`docs/same_bits.md`, rules 1 and 2).
+Gathering from nodes before, the norm, and summing at nodes after are one pass over a strip of rows, which stays in the
+first cache. Rows are taken in groups of eight whose totals are made together, for the additions inside a row wait for
+each other; a row's numbers are the same in any group and at any place of it, and sums run in the order of rows
+(`docs/same_bits.md`, rules 1 and 2).
 
 Tables are C-contiguous with a multiple of 16 columns; uint16 stands for bfloat16 (see `lanes`). A table at the ends of
 edges has two halves: rows of the edges' `dst`, then rows of their `src`, in the order in which node nets take sums.
@@ -15,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from domainpar.nn.compiled import compiled
-from domainpar.nn.lanes import draw, load, store, total, where_positive
-from domainpar.nn.noise import Drop, row_keys
+from domainpar.nn.lanes import ROWS_AT_ONCE, draw, inverse_root, load, store, totals, where_positive
+from domainpar.nn.noise import row_keys
+from domainpar.parallel.integer_sums import CARRY_BITS, HI_SCALE, LARGEST_PARTIAL, LO_SCALE
 from domainpar.plan import IntArray
 
 FloatTable = np.ndarray[Any, np.dtype[np.floating[Any]]]
@@ -26,17 +27,32 @@ FloatTable = np.ndarray[Any, np.dtype[np.floating[Any]]]
 Table = np.ndarray[Any, np.dtype[Any]]
 """float32, float64, or uint16 for bfloat16, [rows, multiple of 16]."""
 
+BIAS, SCALE, SHIFT, EPS, KEPT, NUM_CONSTANTS = range(6)
+"""Rows of a layer's table of constants; epsilon of its norm, and the factor of what dropout keeps, in all columns."""
 
-class Norm(NamedTuple):
-    """Bias of a product, then scale, shift and epsilon of its LayerNorm; tables [1, width].
+NO_ACTIVATION, RELU, SILU, TANH = range(4)
+"""As in `mlp.ACTIVATIONS`."""
 
-    `wide` tells kernels the width, see `lanes`.
+
+class Layer(NamedTuple):
+    """What follows a product.
+
+    Attributes:
+        constants: See `BIAS`, [NUM_CONSTANTS, width].
+        normed: Whether a LayerNorm follows the bias, 0 or 1.
+        activation: What follows that.
+        ids: Global ids of the rows, for dropout; empty: nothing is dropped.
+        key: Of its random numbers, uint64.
+        threshold: Numbers whose 32 random bits are below are dropped, uint32.
+        wide: Tells kernels the width, see `lanes`.
     """
 
-    bias: FloatTable
-    scale: FloatTable
-    shift: FloatTable
-    eps: Any
+    constants: FloatTable
+    normed: int
+    activation: int
+    ids: IntArray
+    key: Any
+    threshold: Any
     wide: tuple[int, ...]
 
 
@@ -56,145 +72,234 @@ class Sums(NamedTuple):
     at_pairs: FloatTable
 
 
+class Work(NamedTuple):
+    """Memory between the two ways of a layer and within one.
+
+    Attributes:
+        rows: Product of the layer, of which forward makes the normed rows, [multiple of 8, width].
+        inverse: 1 / standard deviation of each row, [1, as many].
+        totals: Two totals of each row of a group, [2, 8].
+        gradient: Of the normed rows, [multiple of 8, width]; backward only.
+    """
+
+    rows: FloatTable
+    inverse: FloatTable
+    totals: FloatTable
+    gradient: FloatTable
+
+
 @njit(inline="always", error_model="numpy")
 def _add_to_ends(row: Any, edge: int, ends: Ends, sums: Sums, wide: tuple[int, ...]) -> None:
     """Add one row to the sums of its edge's ends; ends that this rank does not own are left out."""
     dst, pair = ends.dst[edge], ends.pair[edge]
     # All edges into an owned node lie in one tile, in global order: their sum can be taken here and now. Those out of
-    # it lie in many, computed in any order by any thread: each tile has a partial of its own, which `add_pairs` adds.
+    # it lie in many, computed in any order by any thread: each tile has a partial of its own, which `sum_pairs` adds.
     if dst < ends.num_owned:
         store(sums.at_ends, dst, 0, load(sums.at_ends, dst, 0, wide) + row)
     if pair >= 0:
         store(sums.at_pairs, pair, 0, load(sums.at_pairs, pair, 0, wide) + row)
 
 
+@njit(inline="always", error_model="numpy")
+def _at_ends(table: FloatTable, edge: int, ends: Ends, wide: tuple[int, ...]) -> Any:
+    """Sum of what a table [num_local, 2 width] holds for both ends of an edge."""
+    width = table.shape[1] // 2
+    return load(table, ends.dst[edge], 0, wide) + load(table, ends.src[edge], width, wide)
+
+
+@njit(inline="always", error_model="numpy")
+def _dropped(row: Any, i: int, layer: Layer) -> Any:
+    key = row_keys_of_one(layer.key, np.uint64(layer.ids[i]))
+    return row * draw(key, layer.threshold, layer.constants[KEPT, 0], layer.wide)
+
+
 # The number that all random numbers of a row come from.
-_row_key = njit(inline="always", error_model="numpy")(row_keys)
+row_keys_of_one = njit(inline="always", error_model="numpy")(row_keys)
 
 
-@compiled
-def norm_forward(
-    rows: Table,
-    first: int,
+@njit(error_model="numpy")
+def forward(
     count: int,
-    norm: Norm,
+    layer: Layer,
+    work: Work,
     ends: Ends,
     gathered: FloatTable,
-    kept: FloatTable,
+    residual: Table,
     out: Table,
-    out_first: int,
-    drop: Drop,
     sums: Sums,
 ) -> None:
-    """LayerNorm and ReLU of a block of products.
+    """Bias, LayerNorm, activation and dropout of a strip of products.
 
     Args:
-        rows: The products, [>= count, width].
-        first: Edge of row 0.
         count: Number of rows.
-        norm: Bias, scale and shift.
-        ends: Ends of the edges.
+        layer: What is done to them.
+        work: Products come in it; normed rows and 1 / standard deviations stay in it, for `backward`.
+        ends: Ends of the strip's edges.
         gathered: Added to a row from both ends of its edge, [num_local, 2 width]; empty: nothing.
-        kept: Takes the input of the norm, for backward, [>= count, width]; may be `rows`; empty: not kept.
-        out: Where the results go, from row `out_first` on; may be `rows`, if `kept` is not.
-        out_first: Its first row.
-        drop: Dropout of the results.
+        residual: Added to the results, [count, width]; empty: nothing.
+        out: Takes the results, [count, width]; empty: they are not needed.
         sums: Where the results are summed; empty tables: nowhere.
     """
-    wide, width = norm.wide, norm.bias.shape[1]
-    one = norm.bias.dtype.type(1)
-    share = one / norm.bias.dtype.type(width)
-    bias, factor, shift = load(norm.bias, 0, 0, wide), load(norm.scale, 0, 0, wide), load(norm.shift, 0, 0, wide)
-    for i in range(count):
-        row, edge = load(rows, i, 0, wide), first + i
-        if len(gathered) > 0:
-            row = row + (load(gathered, ends.dst[edge], 0, wide) + load(gathered, ends.src[edge], width, wide))
-        row = row + bias
-        if len(kept) > 0:
-            store(kept, i, 0, row)
-        # (x - mean) / sqrt(mean of squares + eps): 1 / sqrt first, then a product, in backward as well.
-        row = row - total(row) * share
-        row = row * (one / np.sqrt(total(row * row) * share + norm.eps)) * factor + shift
-        row = where_positive(row, row)  # ReLU
-        if len(drop.ids) > 0:
-            row = row * draw(_row_key(drop.key, np.uint64(drop.ids[edge])), drop.threshold, drop.scale, wide)
-        store(out, out_first + i, 0, row)
-        if len(sums.at_ends) > 0:
-            # Loaded again: sums are of states as they are kept, which may be rounded to bfloat16.
-            _add_to_ends(load(out, out_first + i, 0, wide), edge, ends, sums, wide)
+    constants, wide = layer.constants, layer.wide
+    one = constants.dtype.type(1)
+    share, eps = one / constants.dtype.type(constants.shape[1]), constants[EPS, 0]
+    bias, factor, shift = (
+        load(constants, BIAS, 0, wide),
+        load(constants, SCALE, 0, wide),
+        load(constants, SHIFT, 0, wide),
+    )
+    rows = work.rows
+    for first in range(0, count, ROWS_AT_ONCE):
+        after = min(first + ROWS_AT_ONCE, count)
+        for i in range(first, after):
+            row = load(rows, i, 0, wide)
+            if len(gathered) > 0:
+                row = row + _at_ends(gathered, i, ends, wide)
+            store(rows, i, 0, row + bias)
+        if layer.normed:
+            # (x - mean) / sqrt(mean of squares + eps): 1 / sqrt first, then a product. Totals of a whole group, also
+            # where it ends beyond the rows: what is there stays in this memory.
+            store(work.totals, 0, 0, totals(rows, None, first, wide) * share)
+            for i in range(first, after):
+                store(rows, i, 0, load(rows, i, 0, wide) - work.totals[0, i - first])
+            store(work.inverse, 0, first, inverse_root(totals(rows, rows, first, wide) * share + eps))
+        for i in range(first, after):
+            row = load(rows, i, 0, wide)
+            if layer.normed:
+                row = row * work.inverse[0, i]
+                store(rows, i, 0, row)
+                row = row * factor + shift
+            if len(out) > 0:
+                if layer.activation == RELU:
+                    row = where_positive(row, row)
+                if len(layer.ids) > 0:
+                    row = _dropped(row, i, layer)
+                if len(residual) > 0:
+                    row = load(residual, i, 0, wide) + row
+                store(out, i, 0, row)
+                if len(sums.at_ends) > 0:
+                    # Loaded again: sums are of states as they are kept, which may be rounded to bfloat16.
+                    _add_to_ends(load(out, i, 0, wide), i, ends, sums, wide)
 
 
-@compiled
-def norm_backward(
-    rows: Table,
-    first: int,
+@njit(error_model="numpy")
+def backward(
     count: int,
-    norm: Norm,
+    layer: Layer,
+    work: Work,
     ends: Ends,
     gradient: Table,
-    gradient_first: int,
     gathered: FloatTable,
-    drop: Drop,
+    carried: Table,
     out: Table,
-    of_norm: FloatTable,
+    of_constants: FloatTable,
     sums: Sums,
 ) -> None:
-    """Back through ReLU and LayerNorm; normalised rows are computed again from `rows`.
+    """Back through dropout, activation, LayerNorm and bias of a strip.
 
     With y = (x - mean) s, s = 1 / sqrt(variance + eps), g the gradient at y and means over the columns of a row,
     the gradient at x is (g - mean(g) - y mean(g y)) s.
 
     Args:
-        rows: The products, or the inputs that `norm_forward` kept (then `norm` has no bias: zeros), [>= count, width].
-        first: Edge of row 0.
         count: Number of rows.
-        norm: Bias, scale and shift.
-        ends: Ends of the edges.
-        gradient: Gradient of the results, from row `gradient_first` on.
-        gradient_first: Its first row.
+        layer: What was done to them.
+        work: As `forward` left it.
+        ends: Ends of the strip's edges.
+        gradient: Of the results, [count, width].
         gathered: More gradient from the ends of each edge, [num_local, 2 width]; empty: nothing.
-        drop: Dropout of the results.
-        out: Takes the gradient of the products, [>= count, width]; may be `rows`, or `gradient` if that begins at 0.
-        of_norm: The gradients of bias, scale and shift are added to it, [3, width].
+        carried: Takes the gradient of the results, which is that of the residual, [count, width]; empty: not needed.
+        out: Takes the gradient of the products, [count, width]; may be `work.rows`.
+        of_constants: The gradients of bias, scale and shift are added to it, [3, width].
         sums: Where the gradients of the products are summed; empty tables: nowhere.
     """
-    wide, width = norm.wide, norm.bias.shape[1]
-    one = norm.bias.dtype.type(1)
-    share = one / norm.bias.dtype.type(width)
-    bias, factor, shift = load(norm.bias, 0, 0, wide), load(norm.scale, 0, 0, wide), load(norm.shift, 0, 0, wide)
+    constants, wide = layer.constants, layer.wide
+    share = constants.dtype.type(1) / constants.dtype.type(constants.shape[1])
+    factor, shift = load(constants, SCALE, 0, wide), load(constants, SHIFT, 0, wide)
     # Sums over the rows of this tile stay in registers, row after row: their order is that of the tile's edges.
-    of_bias, of_factor, of_shift = load(of_norm, 0, 0, wide), load(of_norm, 1, 0, wide), load(of_norm, 2, 0, wide)
-    for i in range(count):
-        row, edge = load(rows, i, 0, wide) + bias, first + i
-        grad = load(gradient, gradient_first + i, 0, wide)
-        if len(gathered) > 0:
-            grad = grad + (load(gathered, ends.dst[edge], 0, wide) + load(gathered, ends.src[edge], width, wide))
-        if len(drop.ids) > 0:
-            grad = grad * draw(_row_key(drop.key, np.uint64(drop.ids[edge])), drop.threshold, drop.scale, wide)
-        row = row - total(row) * share
-        scale = one / np.sqrt(total(row * row) * share + norm.eps)
-        row = row * scale  # y
-        # ReLU let through what was positive: the same expression as in forward, so the same decision.
-        grad = where_positive(row * factor + shift, grad)
-        of_factor = of_factor + grad * row
-        of_shift = of_shift + grad
-        grad = grad * factor  # g
-        mean, slope = total(grad) * share, total(grad * row) * share
-        grad = ((grad - mean) - row * slope) * scale
-        of_bias = of_bias + grad
-        store(out, i, 0, grad)
-        if len(sums.at_ends) > 0:
-            _add_to_ends(load(out, i, 0, wide), edge, ends, sums, wide)
-    store(of_norm, 0, 0, of_bias)
-    store(of_norm, 1, 0, of_factor)
-    store(of_norm, 2, 0, of_shift)
+    of_bias, of_factor, of_shift = (
+        load(of_constants, BIAS, 0, wide),
+        load(of_constants, SCALE, 0, wide),
+        load(of_constants, SHIFT, 0, wide),
+    )
+    rows, gradients = work.rows, work.gradient
+    for first in range(0, count, ROWS_AT_ONCE):
+        after = min(first + ROWS_AT_ONCE, count)
+        for i in range(first, after):
+            grad = load(gradient, i, 0, wide)
+            if len(gathered) > 0:
+                grad = grad + _at_ends(gathered, i, ends, wide)
+            if len(carried) > 0:
+                store(carried, i, 0, grad)
+            if len(layer.ids) > 0:
+                grad = _dropped(grad, i, layer)
+            row = load(rows, i, 0, wide)
+            if layer.activation == RELU:
+                # It let through what was positive: the same expression as in forward, so the same decision.
+                grad = where_positive(row * factor + shift if layer.normed else row, grad)
+            if layer.normed:
+                of_factor = of_factor + grad * row
+                of_shift = of_shift + grad
+                grad = grad * factor  # g
+            store(gradients, i, 0, grad)
+        if layer.normed:
+            store(work.totals, 0, 0, totals(gradients, None, first, wide) * share)
+            store(work.totals, 1, 0, totals(gradients, rows, first, wide) * share)
+        for i in range(first, after):
+            grad = load(gradients, i, 0, wide)
+            if layer.normed:
+                slope = load(rows, i, 0, wide) * work.totals[1, i - first]
+                grad = ((grad - work.totals[0, i - first]) - slope) * work.inverse[0, i]
+            of_bias = of_bias + grad
+            store(out, i, 0, grad)
+            if len(sums.at_ends) > 0:
+                _add_to_ends(load(out, i, 0, wide), i, ends, sums, wide)
+    store(of_constants, BIAS, 0, of_bias)
+    store(of_constants, SCALE, 0, of_factor)
+    store(of_constants, SHIFT, 0, of_shift)
 
 
-@compiled
-def add_pairs(at_pairs: FloatTable, pair_rows: IntArray, at_ends: FloatTable) -> None:
-    """Add the partials of (tile, `src`) pairs, in ascending order, to the second half of `at_ends`."""
+@njit(error_model="numpy")
+def sum_pairs(
+    first: int, count: int, starts: IntArray, pairs: IntArray, at_pairs: FloatTable, at_ends: FloatTable, wide: Any
+) -> None:
+    """Sum the partials of the (tile, `src`) pairs of some nodes, by ascending tile, into the second half of `at_ends`.
+
+    Args:
+        first: First node.
+        count: Number of nodes.
+        starts: Where the pairs of each node begin in `pairs`, [num_owned + 1].
+        pairs: Pairs by node, by ascending tile within one.
+        at_pairs: The partials, [num_pairs, width].
+        at_ends: [num_owned, 2 width].
+        wide: Tells the width.
+    """
     width = at_pairs.shape[1]
-    for pair in range(len(pair_rows)):
-        node = pair_rows[pair]
-        for column in range(width):
-            at_ends[node, width + column] += at_pairs[pair, column]
+    for node in range(first, first + count):
+        row = load(at_ends, node, width, wide)  # +0.0
+        for i in range(starts[node], starts[node + 1]):
+            row = row + load(at_pairs, pairs[i], 0, wide)
+        store(at_ends, node, width, row)
+
+
+@njit(error_model="numpy")
+def split_partials(partials: Any, limbs: Any) -> None:
+    """Add a tile's partials to sums of integers, as `IntegerSums` does, in the carried form that it keeps.
+
+    Args:
+        partials: Floats [size].
+        limbs: int64 [2 size + 2]: high limbs, low limbs, the number of partials that were not finite or too large to
+            be added, and the bits of the largest magnitude of these (those of NaN are larger than all others).
+    """
+    size = len(partials)
+    rejected = 0
+    for i in range(size):
+        value = np.float64(partials[i])
+        if not abs(value) < LARGEST_PARTIAL:  # so for NaN
+            rejected += 1
+            limbs[2 * size + 1] = max(limbs[2 * size + 1], np.float64(abs(value)).view(np.int64))
+            value = np.float64(0.0)
+        hi = np.rint(value * HI_SCALE)  # halves to even
+        lo = limbs[size + i] + np.int64(np.rint((value - hi / HI_SCALE) * LO_SCALE))
+        limbs[i] += np.int64(hi) + (lo >> CARRY_BITS)
+        limbs[size + i] = lo & ((1 << CARRY_BITS) - 1)
+    limbs[2 * size] += rejected

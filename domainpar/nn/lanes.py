@@ -177,17 +177,22 @@ def total(typing: Any, lanes: Any) -> Any:
     """The sum of all lanes, by halving: lane i takes the one half their number on; odd parts are added up before."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        # Written out as shuffles and additions, for LLVM's own reduction may take any order. Only a power of two can be
-        # halved to the end, so that parts of 16 in, say, 48 are added up first.
-        parts = _split(builder, args[0], lanes.count & -lanes.count)
-        value = parts[0]
-        for part in parts[1:]:
-            value = builder.fadd(value, part)
-        while value.type.count > 1:
-            value = builder.fadd(*_split(builder, value, value.type.count // 2))
-        return builder.extract_element(value, ir.Constant(_I32, 0))
+        return builder.extract_element(_halved(builder, args[0], 1), ir.Constant(_I32, 0))
 
     return lanes.dtype(lanes), generate
+
+
+def _halved(builder: Any, value: Any, count: int) -> Any:
+    """Lanes added up until `count` are left, a power of two that divides their number."""
+    # Written out as shuffles and additions, for LLVM's own reduction may take any order. Only a power of two can be
+    # halved to the end, so that parts of 16 in, say, 48 are added up first.
+    parts = _split(builder, value, value.type.count & -value.type.count)
+    value = parts[0]
+    for part in parts[1:]:
+        value = builder.fadd(value, part)
+    while value.type.count > count:
+        value = builder.fadd(*_split(builder, value, value.type.count // 2))
+    return value
 
 
 def _split(builder: Any, value: Any, count: int) -> list[Any]:
@@ -196,6 +201,67 @@ def _split(builder: Any, value: Any, count: int) -> list[Any]:
     starts = range(0, value.type.count, count)
     wanted = [ir.Constant(ir.VectorType(_I32, count), list(range(start, start + count))) for start in starts]
     return [builder.shuffle_vector(value, nothing, lanes) for lanes in wanted]
+
+
+ROWS_AT_ONCE = 8
+"""Rows whose totals are made together."""
+
+
+@intrinsic
+def totals(typing: Any, array: Any, other: Any, row: Any, wide: Any) -> Any:
+    """`total` of each of 8 rows of a table from `row` on, times those of another table if that is one; 8 lanes."""
+    count = COLUMN_BLOCK * len(wide)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        first = _index(context, builder, signature, args, 2)
+        tables = [
+            TableAt(context, builder, kind, value)
+            for kind, value in zip(signature.args[:2], args[:2])
+            if kind != types.none
+        ]
+        zero = ir.Constant(first.type, 0)
+        rows = []
+        for i in range(ROWS_AT_ONCE):
+            at = builder.add(first, ir.Constant(first.type, i))
+            values = [table.load(at, zero, count) for table in tables]
+            rows.append(_halved(builder, builder.fmul(*values) if len(values) == 2 else values[0], COLUMN_BLOCK))
+        return _totals_of(builder, rows)
+
+    return Lanes(number_type(array), ROWS_AT_ONCE)(array, other, row, wide), generate
+
+
+def _totals_of(builder: Any, rows: list[Any]) -> Any:
+    """The totals of vectors of 16, in lanes of one vector; lanes are added in pairs as in `total`.
+
+    A single row's last four additions wait for each other and for the shuffles between them. Here a vector holds
+    the half-added lanes of ever more rows: 16 of one, then 8 each of two, 4 of four and 2 of eight.
+    """
+    half = COLUMN_BLOCK // 2
+    while half:
+        # Lanes of a pair of vectors, those of each row one behind the other, of which the first and second halves meet.
+        lanes = range(COLUMN_BLOCK * min(len(rows), 2))
+        low, high = ([lane for lane in lanes if lane // half % 2 == side] for side in (0, 1))
+        pairs = zip(rows[::2], rows[1::2]) if len(rows) > 1 else [(rows[0], rows[0])]
+        rows = [builder.fadd(_picked(builder, pair, low), _picked(builder, pair, high)) for pair in pairs]
+        half //= 2
+    return rows[0]
+
+
+def _picked(builder: Any, pair: Any, lanes: list[int]) -> Any:
+    return builder.shuffle_vector(*pair, ir.Constant(ir.VectorType(_I32, len(lanes)), lanes))
+
+
+@intrinsic
+def inverse_root(typing: Any, lanes: Any) -> Any:
+    """1 / sqrt, each rounded as IEEE 754 says: the same on every machine."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = args[0].type
+        name = f"llvm.sqrt.v{lanes.count}f{32 if kind.element == _FLOAT else 64}"
+        root = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind]), name)  # type: ignore[no-untyped-call]
+        return builder.fdiv(_each(kind, 1.0), builder.call(root, [args[0]]))
+
+    return lanes(lanes), generate
 
 
 @intrinsic

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import math
 from itertools import zip_longest
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from domainpar.nn import COLUMN_BLOCK
+from domainpar.plan import IntArray
 
 
 def padded(count: int, multiple: int) -> int:
@@ -37,19 +40,34 @@ class PaddedLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(out_features).uniform_(-bound, bound, generator=generator))
 
 
+ACTIVATIONS = ("none", "relu", "silu", "tanh")
+"""By the numbers that kernels know them by."""
+
+
+class PerceptronLayer(NamedTuple):
+    """One layer: a linear map, then a norm if there is one, then an activation, by its number in `ACTIVATIONS`."""
+
+    linear: PaddedLinear
+    norm: nn.LayerNorm | None
+    activation: int
+
+
 class MLP(nn.Module):
-    """Linear layers, each but the last followed by LayerNorm and ReLU; the last too unless it is a plain output.
+    """Linear layers, each but the last followed by LayerNorm and activation; the last too unless it is a plain output.
 
     Args:
         in_features: Inputs.
-        widths: Outputs of each layer. All but a plain output must be multiples of 16: a LayerNorm over padding would
+        widths: Outputs of each layer. All that are normalised must be multiples of 16: a LayerNorm over padding would
             not be the LayerNorm of the model.
         generator: Source of the initial weights.
         plain_output: Leave the last layer linear.
         dropout: Probability with which each result of a layer, but for the last one, is dropped in training.
+        activation: Of all layers but the last, of `ACTIVATIONS`.
+        last_activation: Of the last layer, if it is no plain output; None: as the others.
 
     Raises:
-        ValueError: If a normalised width is not a multiple of 16, or the probability not in [0, 1).
+        ValueError: If a normalised width is not a multiple of 16, the probability not in [0, 1), or there is no such
+            activation.
     """
 
     def __init__(
@@ -59,6 +77,8 @@ class MLP(nn.Module):
         generator: torch.Generator,
         plain_output: bool = False,
         dropout: float = 0.0,
+        activation: str = "relu",
+        last_activation: str | None = None,
     ) -> None:
         super().__init__()
         normed = widths[:-1] if plain_output else widths
@@ -67,18 +87,23 @@ class MLP(nn.Module):
             raise ValueError(f"hidden width {bad[0]} is not a multiple of {COLUMN_BLOCK}; take {better}.")
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout {dropout:g} is no probability below 1.")
+        last = "none" if plain_output else last_activation or activation
+        if unknown := {activation, last} - set(ACTIVATIONS):
+            raise ValueError(f"there is no activation {unknown.pop()!r}; take {', '.join(ACTIVATIONS)}.")
         self.in_features, self.out_features, self.dropout = in_features, widths[-1], dropout
+        self.activations = (activation,) * (len(widths) - 1) + (last,)
         self.linears = nn.ModuleList(
             PaddedLinear(wide, out, generator) for wide, out in zip((in_features, *widths[:-1]), widths)
         )
         self.norms = nn.ModuleList(nn.LayerNorm(width) for width in normed)
 
     @property
-    def layers(self) -> list[tuple[PaddedLinear, nn.LayerNorm | None]]:
-        """Each linear layer and the norm after it; None after a plain output."""
+    def layers(self) -> list[PerceptronLayer]:
+        """All layers, in order."""
         norms = [norm for norm in self.norms if isinstance(norm, nn.LayerNorm)]
         linears = [linear for linear in self.linears if isinstance(linear, PaddedLinear)]
-        return list(zip_longest(linears, norms))
+        numbers = map(ACTIVATIONS.index, self.activations)
+        return [PerceptronLayer(*layer) for layer in zip_longest(linears, norms, numbers)]
 
     @property
     def plain(self) -> bool:
@@ -100,3 +125,10 @@ def gradient_at_ends(weight: Tensor, at_dst: Tensor, at_src: Tensor) -> Tensor:
     gradient, width = torch.zeros_like(weight, requires_grad=False), at_dst.shape[1]
     gradient[:, :width], gradient[:, width : 2 * width] = at_src, at_dst
     return gradient
+
+
+def limbs_at_ends(weight: Tensor, at_dst: IntArray, at_src: IntArray) -> IntArray:
+    """The same for sums of integers, int64 [2, out, node width] each."""
+    limbs, width = np.zeros((2, *weight.shape), np.int64), at_dst.shape[2]
+    limbs[:, :, :width], limbs[:, :, width : 2 * width] = at_src, at_dst
+    return limbs

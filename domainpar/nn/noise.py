@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,13 +27,9 @@ def key_of(*parts: int | str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1  # fits a signed integer
 
 
-class Drop(NamedTuple):
-    """Dropout as kernels take it; without ids nothing is dropped."""
-
-    ids: IntArray
-    key: Any
-    threshold: Any
-    scale: Any
+def threshold_of(rate: float) -> int:
+    """Numbers whose 32 random bits are below are dropped."""
+    return min(round(rate * 2**32), 2**32 - 1)  # 32 bits hold no 2**32, to which a rate may round
 
 
 @dataclass(frozen=True)
@@ -52,16 +48,9 @@ class Noise:
     rate: float
     ids: IntArray
 
-    def of_layer(self, layer: int, dtype: np.dtype[Any]) -> Drop:
-        """For the results of one layer, in the type that norms are computed in."""
-        threshold = min(round(self.rate * 2**32), 2**32 - 1)  # 32 bits hold no 2**32, to which a rate may round
-        scale = dtype.type(1.0 / (1.0 - self.rate))
-        return Drop(self.ids, np.uint64(key_of(self.key, layer)), np.uint32(threshold), scale)
-
-
-def no_drop(dtype: np.dtype[Any]) -> Drop:
-    """Drop nothing."""
-    return Drop(np.empty(0, np.int64), np.uint64(0), np.uint32(0), dtype.type(1))
+    def key_of_layer(self, layer: int) -> int:
+        """Key of the results of one layer."""
+        return key_of(self.key, layer)
 
 
 def keeps(noise: Noise, layer: int, rows: slice, width: int, like: Tensor) -> Tensor:
@@ -74,9 +63,8 @@ def keeps(noise: Noise, layer: int, rows: slice, width: int, like: Tensor) -> Te
         width: Columns.
         like: Gives type and device.
     """
-    drop = noise.of_layer(layer, np.dtype(np.float64))
-    bits = _bits(drop.ids[rows], int(drop.key), width, like.device)
-    return (bits >= int(drop.threshold)).to(like.dtype) * float(drop.scale)
+    bits = _bits(noise.ids[rows], noise.key_of_layer(layer), width, like.device)
+    return (bits >= threshold_of(noise.rate)).to(like.dtype) * (1.0 / (1.0 - noise.rate))
 
 
 def dropout_mask(ids: Tensor, key: int, width: int, rate: float, like: Tensor) -> Tensor:
@@ -89,7 +77,7 @@ def dropout_mask(ids: Tensor, key: int, width: int, rate: float, like: Tensor) -
         rate: Probability of 0, in [0, 1).
         like: Gives type and device.
     """
-    threshold = min(round(rate * 2**32), 2**32 - 1)
+    threshold = threshold_of(rate)
     if like.device.type == "cpu" and like.dtype in (torch.float32, torch.float64):
         # The numbers of the last line, without tables of 64-bit integers on the way.
         mask = torch.empty(len(ids), width, dtype=like.dtype)

@@ -16,13 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from domainpar.nn import blocks
-from domainpar.nn.blocks import Edges, Folded, Rows, TileGradients, WayBack, as_table, fold, no_sums
-from domainpar.nn.kernels import Ends, FloatTable
+from domainpar.nn import operations
+from domainpar.nn.blocks import AtEnds, Folded, Partials, Perceptron, fold
 from domainpar.nn.mlp import MLP
-from domainpar.nn.products import multiply
+from domainpar.nn.program import Program, Tiles, shared, table
 from domainpar.nn.stages import EdgeStage, NodeStage
-from domainpar.nn.team import Scratch
 from domainpar.parallel.transport import Transport
 
 SAMPLE_ROWS = 1000  # no multiple of what products take at once: the last rows sit in a ragged tail
@@ -107,7 +105,7 @@ class _Case:
     def shapes(self) -> tuple[object, ...]:
         """Equal for cases that are tried alike."""
         of_mlp = tuple((parameter.shape, parameter.dtype) for parameter in self.mlp.parameters())
-        return of_mlp, self.mlp.plain, self.node_width, self.widths, self.kind, self.products
+        return of_mlp, self.mlp.activations, self.node_width, self.widths, self.kind, self.products
 
     def trials(self) -> Iterator[_Trial]:
         """The work of tiles: products of node states, and the perceptron on a block of edges or nodes."""
@@ -118,7 +116,7 @@ class _Case:
             return torch.from_numpy(generator.random((SAMPLE_ROWS, width)) - 0.5).to(kind)
 
         tables = [drawn(width, self.kind) for width in self.widths]
-        folded, scratch = fold(self.mlp, tables, self.node_width, self.products), Scratch()
+        folded = fold(self.mlp, tables, self.node_width, self.products)
         at_nodes, of_sums = drawn(2 * folded.width), drawn(2 * self.mlp.out_features)
         if self.node_width:
             of_nodes = [drawn(self.node_width), drawn(2 * folded.width)]
@@ -127,7 +125,7 @@ class _Case:
         ends = torch.from_numpy(generator.integers(0, SAMPLE_ROWS, (2, SAMPLE_ROWS)))
         upstream = drawn(self.mlp.out_features, exact if self.mlp.plain else self.products or exact)
         about = f"{self.mlp.in_features}-column {self.products or exact}"
-        yield _Trial(partial(_block, folded, scratch, *gathered), [*tables, *ends, upstream], about)
+        yield _Trial(partial(_block, folded, *gathered), [*tables, *ends, upstream], about)
 
 
 def _cases(model: nn.Module) -> Iterator[_Case]:
@@ -157,32 +155,41 @@ def _products_of_nodes(folded: Folded, tables: Sequence[Tensor], rows: slice) ->
     return _multiplied(states, rows, weight.forward), _multiplied(gradient, rows, weight.back)
 
 
-def _multiplied(table: Tensor, rows: slice, weight: FloatTable) -> Tensor:
-    count = rows.stop - rows.start
-    out = torch.from_numpy(np.empty((count, weight.shape[1]), weight.dtype))
-    multiply(as_table(table), rows.start, count, weight, as_table(out), 0, False)
-    return out
+def _multiplied(rows: Tensor, which: slice, weight: Tensor) -> Tensor:
+    program, out = Program(), rows.new_empty(len(rows), weight.shape[1], dtype=weight.dtype)
+    kernel = operations.multiply_rows(rows.dtype, out.dtype)
+    program.add(kernel, table(rows), rows.shape[1], shared(weight), table(out), weight.shape[1], False)
+    program.run(_tile(which))
+    return out[which]
 
 
-def _block(
-    folded: Folded, scratch: Scratch, at_nodes: Tensor, of_sums: Tensor, tables: Sequence[Tensor], rows: slice
-) -> _Results:
+def _tile(rows: slice) -> Tiles:
+    return Tiles.of([(rows, slice(0, 0), True)])
+
+
+def _block(folded: Folded, at_nodes: Tensor, of_sums: Tensor, tables: Sequence[Tensor], rows: slice) -> _Results:
     """Forward and backward through a block of edges, or of nodes."""
-    *operand_tables, src, dst, upstream = tables
-    count, nowhere = rows.stop - rows.start, no_sums(folded.norms[0])
+    *operands, src, dst, upstream = tables
     # Sums at ends are left out: they run over the rows of a block, and are not to be the same for fewer of them.
-    ends = Ends(src.numpy(), dst.numpy(), pair=np.full(SAMPLE_ROWS, -1), num_owned=0)
-    edges = Edges(rows.start, ends, as_table(at_nodes))
-    operands = [Rows(as_table(table), rows.start) for table in operand_tables]
-
+    ends = AtEnds.of(src.numpy(), dst.numpy(), np.full(SAMPLE_ROWS, -1), num_owned=0)
+    inputs, gathered = [table(operand) for operand in operands], (shared(at_nodes), shared(of_sums))
     out = torch.empty_like(upstream)
-    activations = blocks.forward(folded, operands, count, edges, scratch)
-    blocks.finish(folded, activations, count, edges, out, rows.start, no_sums(folded.norms[-1]))
+    program = Program()
+    Perceptron(program, folded, ends).forward(inputs, gathered[0], out=table(out))
+    program.run(_tile(rows))
 
-    activations = blocks.forward(folded, operands, count, edges, scratch, keep=True)
-    shares = TileGradients(folded, scratch)
-    back = WayBack(folded, activations, count, edges.with_(as_table(of_sums)), nowhere, shares, scratch)
-    into = back.run(upstream)
-    of_operands = [_multiplied(into, slice(0, count), weight.back) for weight in folded.inputs]
-    of_rows = torch.cat([into, *of_operands], dim=1)
-    return out[rows], of_rows, torch.cat([share.flatten() for share in shares.partials()])
+    program = Program()
+    perceptron, partials = Perceptron(program, folded, ends), Partials(program, folded.exact)
+    perceptron.take_partials(partials)
+    partials.close()
+    perceptron.forward(inputs, gathered[0])
+    of_product = perceptron.backward(table(upstream), gathered[1])
+    of_operands = [torch.zeros_like(operand) for operand in operands]
+    into = torch.empty(SAMPLE_ROWS, folded.width, dtype=of_product.dtype)
+    program.add(operations.copy_columns(into.dtype, into.dtype), of_product, folded.width, table(into), folded.width)
+    for position, of_operand in enumerate(of_operands):
+        perceptron.hand_back(of_product, position, table(of_operand))
+    partials.clear()
+    program.run(_tile(rows))
+    of_rows = [each[rows].to(folded.exact) for each in (into, *of_operands)]
+    return out[rows], torch.cat(of_rows, dim=1), torch.from_numpy(partials.total()[0])

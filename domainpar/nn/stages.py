@@ -130,7 +130,8 @@ class _OnNodes(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         step: _NodeStep = ctx.step
-        of_tables = step.on(NodeRows.owned(step.graph), ctx.saved_tensors).backward(grads[0], step.stage.give)
+        needed = ctx.needs_input_grad[1 : 1 + step.num_tables]
+        of_tables = step.on(NodeRows.owned(step.graph), ctx.saved_tensors).backward(grads[0], step.stage, needed)
         return None, *of_tables, *[None] * ctx.num_parameters
 
 
@@ -164,6 +165,6 @@ class _OnEdges(torch.autograd.Function):
         # Ghosts are sent their owners' gradient of the sums: with it each copy of an edge has its whole gradient.
         of_sums = ctx.halo.spread(grads[1]) if step.sums else None
         nodes = Spread(ctx.halo, local[0][: step.graph.num_owned], local[0]) if local else None
-        of_owned, of_edges = step.on(nodes, edges).backward(grads[0], of_sums, step.stage.give)
+        of_owned, of_edges = step.on(nodes, edges).backward(grads[0], of_sums, step.stage, ctx.needs_input_grad[3])
         # None for step and nodes, which are no tensors, and for parameters, whose gradients the stage's sink has.
         return None, None, of_owned, of_edges, *[None] * ctx.num_parameters

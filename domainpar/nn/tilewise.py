@@ -1,6 +1,6 @@
-"""Stages on CPU: tile after tile, each in memory that stays in cache, by the threads of a rank's team.
+"""Stages on CPU: a program over the tiles of a part, forward and backward.
 
-Only a stage's inputs are kept for backward, where each tile is computed again. Tiles that need no ghost come first,
+Only a stage's inputs are kept for backward, where each strip is computed again. Tiles that need no ghost come first,
 while ghosts are on their way: `docs/same_bits.md`, rule 2, says why their order changes no bit.
 """
 
@@ -12,17 +12,25 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from domainpar.nn import blocks
-from domainpar.nn.blocks import Activations, Edges, Folded, Rows, TileGradients, WayBack, Weight, as_table, fold
-from domainpar.nn.calls import GHOST_ROWS, EdgeCall, Give, NodeCall
-from domainpar.nn.kernels import Ends, Sums, add_pairs
-from domainpar.nn.mlp import gradient_at_ends
-from domainpar.nn.noise import Noise
-from domainpar.nn.products import multiply, outer
-from domainpar.nn.team import Scratch, team
+from domainpar.nn import operations
+from domainpar.nn.blocks import AtEnds, Folded, Partials, Perceptron, SumsAt, fold
+from domainpar.nn.calls import GHOST_ROWS, EdgeCall, NodeCall
+from domainpar.nn.gradients import TakesGradients
+from domainpar.nn.mlp import limbs_at_ends
+from domainpar.nn.program import NOTHING, Operand, Program, Tiles, When, shared, table
 from domainpar.parallel.halo import Spread
-from domainpar.parallel.local import EdgeTile, LocalGraph, NodeTile
+from domainpar.parallel.local import EdgeTile, LocalGraph
 from domainpar.parallel.tables import empty_table
+
+_NO_PAIRS = slice(0, 0)
+
+
+def _of_nodes(pieces: Sequence[slice]) -> Tiles:
+    return Tiles.of([(rows, _NO_PAIRS, True) for rows in pieces])
+
+
+def _of_edges(tiles: Sequence[EdgeTile]) -> Tiles:
+    return Tiles.of([(tile.edges, tile.pairs, tile.owned) for tile in tiles])
 
 
 @dataclass(frozen=True)
@@ -30,58 +38,36 @@ class NodeTiles(NodeCall):
     """A perceptron on the rows of some nodes, piece by piece."""
 
     def forward(self) -> Tensor:
-        folded, noise = fold(self.mlp, self.tables), self.noise
+        folded, program = fold(self.mlp, self.tables), Program()
         out = empty_table(self.nodes.count, self.mlp.out_features, self.tables[0])
-
-        def compute(rows: slice, scratch: Scratch) -> None:
-            inputs, edges, count = _operands(self.tables, rows), _no_edges(folded, rows.start, noise), _length(rows)
-            activations = blocks.forward(folded, inputs, count, edges, scratch)
-            nowhere = blocks.no_sums(folded.norms[-1])
-            blocks.finish(folded, activations, count, edges, out, rows.start, nowhere)
-
-        team().each(self.nodes.pieces, compute)
+        perceptron = Perceptron(program, folded, noise=self.noise)
+        perceptron.forward(self._inputs, out=table(out))
+        program.run(_of_nodes(self.nodes.pieces))
         return out
 
-    def backward(self, gradient: Tensor, give: Give) -> list[Tensor]:
-        folded, gradient = fold(self.mlp, self.tables), gradient.contiguous()
-        of_tables = [empty_table(len(table), table.shape[1], table) for table in self.tables]
-        parameters, noise = list(self.mlp.parameters()), self.noise
-
-        def compute(rows: slice, scratch: Scratch) -> None:
-            inputs, edges, count = _operands(self.tables, rows), _no_edges(folded, rows.start, noise), _length(rows)
-            activations = blocks.forward(folded, inputs, count, edges, scratch, keep=True)
-            gradients, nowhere = TileGradients(folded, scratch), blocks.no_sums(folded.norms[0])
-            of_product = WayBack(folded, activations, count, edges, nowhere, gradients, scratch).run(gradient)
-            for table, weight in zip(of_tables, folded.inputs):
-                _hand_back(Rows(as_table(of_product), 0), weight, table, rows, scratch)
-            give(parameters, gradients.partials())
-
-        team().each(self.nodes.pieces, compute)
+    def backward(self, gradient: Tensor, taker: TakesGradients, needed: Sequence[bool]) -> list[Tensor | None]:
+        folded, program, gradient = fold(self.mlp, self.tables), Program(), gradient.contiguous()
+        of_tables = [_like(one) if is_needed else None for one, is_needed in zip(self.tables, needed)]
+        perceptron, partials = Perceptron(program, folded, noise=self.noise), Partials(program, folded.exact)
+        perceptron.take_partials(partials)
+        partials.close()
+        perceptron.forward(self._inputs)
+        of_product = perceptron.backward(table(gradient))
+        for position, of_table in enumerate(of_tables):
+            if of_table is not None:
+                perceptron.hand_back(of_product, position, table(of_table))
+        partials.clear()
+        program.run(_of_nodes(self.nodes.pieces))
+        perceptron.give(*partials.total(), taker)
         return of_tables
 
-
-def _length(rows: slice) -> int:
-    return int(rows.stop - rows.start)
-
-
-def _operands(tables: Sequence[Tensor], rows: slice) -> list[Rows]:
-    return [Rows(as_table(table), rows.start) for table in tables]
+    @property
+    def _inputs(self) -> list[Operand]:
+        return [table(one) for one in self.tables]
 
 
-def _no_edges(folded: Folded, first: int, noise: Noise | None) -> Edges:
-    return Edges(first, blocks.NO_ENDS, blocks.no_rows(folded.norms[0]), noise)
-
-
-def _hand_back(gradient: Rows, weight: Weight, table: Tensor, rows: slice, scratch: Scratch) -> None:
-    """Write the gradient of an operand into its table, given that of the products."""
-    count, width = _length(rows), weight.back.shape[1]
-    if table.shape[1] == width:
-        multiply(*gradient, count, weight.back, as_table(table), rows.start, False)
-        return
-    # A table of a width of its own, such as raw features, has no room for the padding of the products.
-    block = scratch.take("handed back", count, width, table.dtype)
-    multiply(*gradient, count, weight.back, as_table(block), 0, False)
-    table[rows] = block[:, : table.shape[1]]
+def _like(rows: Tensor) -> Tensor:
+    return empty_table(len(rows), rows.shape[1], rows)
 
 
 @dataclass(frozen=True)
@@ -89,139 +75,121 @@ class EdgeTiles(EdgeCall):
     """A perceptron on the local edges, tile by tile."""
 
     def forward(self, sums: bool) -> tuple[Tensor, Tensor]:
-        work = _Work.begin(self)
-        folded, width = work.folded, self.mlp.out_features
+        folded, program, graph = self._folded(), Program(), self.graph
         kind = folded.exact if self.mlp.plain else self.products or folded.exact
-        out = empty_table(self.graph.num_edges, width, self.edges, kind)
-        at_ends = _AtEnds(self.graph, width if sums else 0, folded.exact)
-
-        def compute(tile: EdgeTile, scratch: Scratch) -> None:
-            activations, edges = work.compute(tile, scratch, keep=False)
-            blocks.finish(folded, activations, tile.num_edges, edges, out, tile.edges.start, at_ends.of(tile))
-
-        work.each(compute, self.nodes, work.take_ghosts)
+        out = empty_table(graph.num_edges, self.mlp.out_features, self.edges, kind)
+        at_nodes = _NodeProducts(self, folded)
+        at_ends = _Sums(graph, self.mlp.out_features if sums else 0, folded.exact)
+        perceptron = Perceptron(program, folded, _ends(graph), self.noise)
+        perceptron.forward(self._inputs, at_nodes.operand, out=table(out), sums=at_ends.cleared_by(program))
+        self._run(program, self.nodes, at_nodes.take_ghosts)
         return out, at_ends.finish()
 
-    def backward(self, of_edges: Tensor, of_sums: Spread | None, give: Give) -> tuple[Tensor | None, Tensor]:
-        work = _Work.begin(self)
-        work.take_ghosts()  # they came in forward
-        folded, of_edges = work.folded, of_edges.contiguous()
-        of_operand = empty_table(self.graph.num_edges, self.edges.shape[1], self.edges)
-        parameters = list(self.mlp.parameters())
-        at_ends = _AtEnds(self.graph, folded.width if self.nodes is not None else 0, folded.exact)
-        gathered = blocks.no_rows(folded.norms[-1]) if of_sums is None else as_table(of_sums.local)
-
-        def compute(tile: EdgeTile, scratch: Scratch) -> None:
-            activations, edges = work.compute(tile, scratch, keep=True)
-            gradients = TileGradients(folded, scratch)
-            # An edge's gradient is that of its state and of both sums it went into: complete on every rank that has a
-            # copy of it, since ghosts were sent the gradient of their owners' sums.
-            edges, sums = edges.with_(gathered), at_ends.of(tile)
-            back = WayBack(folded, activations, tile.num_edges, edges, sums, gradients, scratch, tile.owned)
-            of_product = back.run(of_edges)
-            for weight in folded.inputs:
-                _hand_back(Rows(as_table(of_product), 0), weight, of_operand, tile.edges, scratch)
-            if tile.owned:  # parameters are given an edge's share once, by its owner
-                give(parameters, gradients.partials())
-
-        work.each(compute, of_sums)
+    def backward(
+        self, of_edges: Tensor, of_sums: Spread | None, taker: TakesGradients, needed: bool
+    ) -> tuple[Tensor | None, Tensor | None]:
+        folded, program, graph, of_edges = self._folded(), Program(), self.graph, of_edges.contiguous()
+        at_nodes = _NodeProducts(self, folded)
+        at_nodes.take_ghosts()  # they came in forward
+        of_operand = _like(self.edges) if needed else None
+        at_ends = _Sums(graph, folded.width if self.nodes is not None else 0, folded.exact)
+        perceptron, partials = Perceptron(program, folded, _ends(graph), self.noise), Partials(program, folded.exact)
+        perceptron.take_partials(partials)
+        partials.close()
+        perceptron.forward(self._inputs, at_nodes.operand)
+        # An edge's gradient is that of its state and of both sums it went into: complete on every rank that has a
+        # copy of it, since ghosts were sent the gradient of their owners' sums.
+        gathered = NOTHING if of_sums is None else shared(of_sums.local)
+        of_product = perceptron.backward(table(of_edges), gathered, sums=at_ends.cleared_by(program))
+        if of_operand is not None and self.edges.shape[1]:
+            perceptron.hand_back(of_product, 0, table(of_operand))
+        partials.clear()
+        self._run(program, of_sums)
+        perceptron.give(*partials.total(), taker)
         of_ends = at_ends.finish()
-        return None if self.nodes is None else work.back_to_nodes(self.nodes.local, of_ends, give), of_operand
+        return None if self.nodes is None else at_nodes.back(of_ends, taker), of_operand
+
+    def _folded(self) -> Folded:
+        tables = [self.edges] if self.edges.shape[1] else []
+        return fold(self.mlp, tables, 0 if self.nodes is None else self.nodes.owned.shape[1], self.products)
+
+    @property
+    def _inputs(self) -> list[Operand]:
+        return [table(self.edges)] if self.edges.shape[1] else []
+
+    def _run(self, program: Program, waiting: Spread | None, arrived: Callable[[], None] = lambda: None) -> None:
+        """Do all tiles, those that need no ghost while ghosts are on their way."""
+        tiles = self.graph.tiles.blocks
+        if waiting is None:
+            program.run(_of_edges(tiles))
+            return
+        # MPI moves rows only while somebody calls it: poke it now and then.
+        program.run(_of_edges([tile for tile in tiles if not tile.has_ghosts]), between=waiting.progress)
+        waiting.finish()
+        arrived()
+        program.run(_of_edges([tile for tile in tiles if tile.has_ghosts]))
 
 
-@dataclass(frozen=True)
-class _Work:
-    """The tables and weights that all tiles of one call share.
+class _NodeProducts:
+    """Products of node states with the first layer's weights for `dst` and for `src`, [num_local, 2 padded out]."""
 
-    Attributes:
-        call: The call.
-        folded: Its weights.
-        ends: Ends of all local edges.
-        at_nodes: Products of node states, [num_local, 2 padded out]; [0, ...] without nodes.
-    """
-
-    call: EdgeTiles
-    folded: Folded
-    ends: Ends
-    at_nodes: Tensor
-
-    @classmethod
-    def begin(cls, call: EdgeTiles) -> _Work:
-        """Fold the weights and multiply the owned nodes' states."""
-        nodes, graph = call.nodes, call.graph
-        tables = [call.edges] if call.edges.shape[1] else []
-        folded = fold(call.mlp, tables, 0 if nodes is None else nodes.owned.shape[1], call.products)
-        num_rows = 0 if nodes is None else graph.plan.num_local
-        at_nodes = empty_table(num_rows, folded.at_ends.forward.shape[1], graph.features, folded.exact)
-        work = cls(call, folded, _ends(graph), at_nodes)
-        if nodes is not None:
-            work._multiply([tile.rows for tile in graph.tiles.nodes])
-        return work
+    def __init__(self, call: EdgeCall, folded: Folded) -> None:
+        self._call, self._weight = call, folded.at_ends
+        self.operand = NOTHING
+        if call.nodes is not None:
+            self._table = empty_table(
+                call.graph.plan.num_local, folded.at_ends.forward.shape[1], call.graph.features, folded.exact
+            )
+            self.operand = shared(self._table)
+            self._multiply([tile.rows for tile in call.graph.tiles.nodes])
 
     def take_ghosts(self) -> None:
         """Multiply the ghosts' states, which have come."""
-        if self.call.nodes is not None:
-            self.call.nodes.finish()
-            first, stop = self.call.graph.num_owned, self.call.graph.plan.num_local
+        if self._call.nodes is not None:
+            self._call.nodes.finish()
+            first, stop = self._call.graph.num_owned, self._call.graph.plan.num_local
             self._multiply([slice(row, min(row + GHOST_ROWS, stop)) for row in range(first, stop, GHOST_ROWS)])
 
     def _multiply(self, pieces: Sequence[slice]) -> None:
-        assert self.call.nodes is not None
-        states, at_nodes = as_table(self.call.nodes.local), as_table(self.at_nodes)
+        assert self._call.nodes is not None
+        program, states = Program(), self._call.nodes.local
+        kernel = operations.multiply_rows(states.dtype, self._table.dtype)
+        out, weight = table(self._table), self._weight.forward
+        program.add(kernel, table(states), states.shape[1], shared(weight), out, out.width, False)
+        program.run(_of_nodes(pieces))
 
-        def compute(rows: slice, scratch: Scratch) -> None:
-            multiply(states, rows.start, _length(rows), self.folded.at_ends.forward, at_nodes, rows.start, False)
-
-        team().each(pieces, compute)
-
-    def compute(self, tile: EdgeTile, scratch: Scratch, keep: bool) -> tuple[Activations, Edges]:
-        """One tile up to its last product."""
-        table = self.call.edges
-        inputs = _operands([table] if table.shape[1] else [], tile.edges)
-        edges = Edges(tile.edges.start, self.ends, as_table(self.at_nodes), self.call.noise)
-        return blocks.forward(self.folded, inputs, tile.num_edges, edges, scratch, keep), edges
-
-    def each(
-        self,
-        compute: Callable[[EdgeTile, Scratch], None],
-        waiting: Spread | None,
-        arrived: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Do all tiles, those that need no ghost while ghosts are on their way."""
-        tiles = self.call.graph.tiles.blocks
-        if waiting is None:
-            team().each(tiles, compute)
-            return
-        # MPI moves rows only while somebody calls it: poke it between tiles.
-        team().each([tile for tile in tiles if not tile.has_ghosts], compute, between=waiting.progress)
-        waiting.finish()
-        arrived()
-        team().each([tile for tile in tiles if tile.has_ghosts], compute)
-
-    def back_to_nodes(self, states: Tensor, of_ends: Tensor, give: Give) -> Tensor:
+    def back(self, of_ends: Tensor, taker: TakesGradients) -> Tensor:
         """Gradient of the owned nodes' states, given that of their products; and that of the weights between."""
-        folded, weight = self.folded, self.folded.at_ends
-        of_states = empty_table(self.call.graph.num_owned, states.shape[1], states)
-        first = folded.mlp.layers[0][0].weight
-
-        def compute(tile: NodeTile, scratch: Scratch) -> None:
-            operand, gradient = Rows(as_table(states), tile.rows.start), Rows(as_table(of_ends), tile.rows.start)
-            _hand_back(gradient, weight, of_states, tile.rows, scratch)
-            # These columns of the weight multiplied nodes, so their partials are of tiles of nodes, not of edges.
-            of_weight = scratch.zeros("of states", len(weight.forward), len(weight.back), folded.exact)
-            outer(*operand, *gradient, tile.num_nodes, as_table(of_weight))
-            at_dst, at_src = (half[: len(first)] for half in of_weight.t().chunk(2))
-            give([first], [gradient_at_ends(first, at_dst, at_src)])
-
-        team().each(self.call.graph.tiles.nodes, compute)
+        assert self._call.nodes is not None
+        states, back, program = self._call.nodes.local, self._weight.back, Program()
+        of_states = empty_table(self._call.graph.num_owned, states.shape[1], states)
+        partials = Partials(program, of_ends.dtype)
+        first = partials.take(states.shape[1], of_ends.shape[1])
+        partials.close()
+        gradient, out = table(of_ends), table(of_states)
+        room = out if out.width == back.shape[1] else program.room(operations.STRIP, back.shape[1], out.dtype)
+        kernel = operations.multiply_rows(gradient.dtype, out.dtype)
+        program.add(kernel, gradient, gradient.width, shared(back), room, back.shape[1], False)
+        if room is not out:
+            program.add(operations.copy_columns(room.dtype, out.dtype), room, room.width, out, out.width)
+        # These columns of the weight multiplied nodes, so their partials are of tiles of nodes, not of edges.
+        outer = operations.add_outer(states.dtype, of_ends.dtype)
+        rows = (table(states), states.shape[1], gradient, gradient.width, partials.at(first))
+        program.add(outer, *rows, when=When.OWNED_STRIP)
+        partials.clear()
+        program.run(_of_nodes([tile.rows for tile in self._call.graph.tiles.nodes]))
+        limbs, rejected, largest = partials.total()
+        weight = self._call.mlp.layers[0].linear.weight
+        halves = limbs.reshape(2, states.shape[1], 2, -1)[..., : len(weight)].transpose(2, 0, 3, 1)
+        taker.give_limbs([weight], [limbs_at_ends(weight, *halves).reshape(2, -1)], rejected, largest)
         return of_states
 
 
-def _ends(graph: LocalGraph) -> Ends:
-    return Ends(graph.src.numpy(), graph.dst.numpy(), graph.tiles.pair_of_edge.numpy(), graph.num_owned)
+def _ends(graph: LocalGraph) -> AtEnds:
+    return AtEnds.of(graph.src.numpy(), graph.dst.numpy(), graph.tiles.pair_of_edge.numpy(), graph.num_owned)
 
 
-class _AtEnds:
+class _Sums:
     """Sums of edge rows at owned nodes, in an order that no grouping of tiles changes (`docs/same_bits.md`, rule 2).
 
     At `dst`: the node's edges in global order; they all lie in one tile. At `src`: first a partial per (tile, node)
@@ -229,21 +197,23 @@ class _AtEnds:
     """
 
     def __init__(self, graph: LocalGraph, width: int, dtype: torch.dtype) -> None:
-        self._pair_rows = graph.tiles.pair_rows
+        self._graph, self._width = graph, width
         self._at_ends = empty_table(graph.num_owned, 2 * width, graph.features, dtype).zero_()
-        self._at_pairs = empty_table(len(self._pair_rows) if width else 0, width, graph.features, dtype)
-        self._sums = Sums(as_table(self._at_ends), as_table(self._at_pairs))
-        self._none = Sums(as_table(self._at_ends[:0]), as_table(self._at_pairs[:0]))
+        self._at_pairs = empty_table(len(graph.tiles.pair_rows) if width else 0, width, graph.features, dtype)
 
-    def of(self, tile: EdgeTile) -> Sums:
-        """The sums that rows of a tile are added to; none, if this width is 0."""
-        if self._at_ends.shape[1] == 0:
-            return self._none
-        self._at_pairs[tile.pairs] = 0  # by the thread that adds to them: no other tile has these pairs
-        return self._sums
+    def cleared_by(self, program: Program) -> SumsAt:
+        """The sums that rows are added to; none, if this width is 0. A tile's own pairs are cleared before."""
+        if self._width == 0:
+            return SumsAt()
+        pairs = table(self._at_pairs)  # no other tile has these
+        program.add(operations.clear(), pairs, -pairs.row_bytes, when=When.TILE_STARTS)
+        return SumsAt(shared(self._at_ends), shared(self._at_pairs))
 
     def finish(self) -> Tensor:
         """The sums at `dst`, then at `src`, [num_owned, 2 width]."""
-        if self._at_ends.shape[1]:
-            add_pairs(self._sums.at_pairs, self._pair_rows.numpy(), self._sums.at_ends)
+        if self._width:
+            program, (starts, pairs) = Program(), self._graph.tiles.pairs_of_nodes
+            kernel = operations.sum_pairs(self._width, self._at_ends.dtype)
+            program.add(kernel, shared(starts), shared(pairs), shared(self._at_pairs), shared(self._at_ends))
+            program.run(_of_nodes([tile.rows for tile in self._graph.tiles.nodes]))
         return self._at_ends

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from domainpar.parallel.transport import Pending, Transport
+from domainpar.plan import IntArray
 
 HI_SCALE = 2.0**20
 LO_SCALE = 2.0**72
@@ -74,6 +75,21 @@ class IntegerSums:
             self._uncarried += 1
             if self._uncarried >= CARRY_EVERY:
                 self._carry()
+
+    def add_limbs(self, limbs: IntArray, rejected: int, start: int = 0) -> None:
+        """Add sums that are integers already, in the carried form 0 <= lo < 2^52. Any thread may call it.
+
+        Args:
+            limbs: High and low limbs of sums of partials, int64 [2, n].
+            rejected: Partials that these leave out.
+            start: First of the n sums to add to.
+        """
+        size, count = len(self), limbs.shape[1]
+        with self._alone():
+            for first, part in zip((start, size + start), torch.from_numpy(np.ascontiguousarray(limbs))):
+                self._limbs[first : first + count] += part.to(self._limbs.device)
+            self._limbs[-1] += rejected
+            self._carry()
 
     def start_reduce(self, transport: Transport) -> Pending:
         """Start adding up the sums of all ranks; after `finish` every rank holds the same limbs. *Collective*.

@@ -90,6 +90,13 @@ class Tiles:
                 joined[-1] = replace(last, edges=rows, pairs=pairs, has_ghosts=has_ghosts)
         return tuple(joined)
 
+    @cached_property
+    def pairs_of_nodes(self) -> tuple[IntArray, IntArray]:
+        """(tile, `src`) pairs by owned node, by ascending tile within one: where each node's begin, and the pairs."""
+        rows, num_owned = self.pair_rows.numpy(), max((tile.rows.stop for tile in self.nodes), default=0)
+        pairs = np.argsort(rows, kind="stable")
+        return np.searchsorted(rows[pairs], np.arange(num_owned + 1)), pairs
+
 
 @dataclass(frozen=True, eq=False)
 class LocalGraph:

@@ -8,7 +8,7 @@ from shlex import quote
 from typing import Any
 
 from domainpar.events.store import EventRecord, EventStore
-from domainpar.nn.team import team
+from domainpar.nn.program import team
 from domainpar.parallel.world import World
 from domainpar.reco.performance.counts import TrackCounts
 from domainpar.reco.performance.rates import short, table

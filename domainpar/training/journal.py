@@ -14,7 +14,7 @@ from domainpar.config import TrainConfig, is_code, resolved_yaml
 from domainpar.events.own_events import kept_events, kept_place
 from domainpar.nn.catalogue import options_of
 from domainpar.nn.classifier import Exactness
-from domainpar.nn.team import team
+from domainpar.nn.program import team
 from domainpar.problems import Where, error_text
 from domainpar.training import summary
 from domainpar.training.checkpoint import TrainingState, parameters_sha256, warn

@@ -14,7 +14,7 @@ from tqdm import tqdm
 from domainpar.agreement import on_all, on_root
 from domainpar.config import TrainConfig
 from domainpar.events.store import EventStore
-from domainpar.nn.team import set_threads
+from domainpar.nn.program import set_threads
 from domainpar.parallel.signals import StopFlag
 from domainpar.parallel.transport import RanksFailed
 from domainpar.parallel.world import World

@@ -10,7 +10,7 @@ from typing import Any
 from domainpar.config import Network, TrainConfig, flag, is_code
 from domainpar.nn.catalogue import options_of
 from domainpar.nn.classifier import Exactness
-from domainpar.nn.team import team
+from domainpar.nn.program import team
 from domainpar.parallel.world import World
 from domainpar.training.checkpoint import TrainingState
 from domainpar.training.inputs import Lessons

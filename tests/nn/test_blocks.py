@@ -12,7 +12,7 @@ from domainpar.nn import blocks
 from domainpar.nn.blocks import Edges, Rows, TileGradients, WayBack, as_table, fold, no_rows, no_sums
 from domainpar.nn.kernels import Ends, Sums, add_pairs
 from domainpar.nn.mlp import MLP, padded
-from domainpar.nn.team import Scratch
+from domainpar.nn.program import Scratch
 
 COUNT, NUM_NODES = 45, 11
 UNTOUCHED = -5.0

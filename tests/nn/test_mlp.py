@@ -7,7 +7,7 @@ from torch import nn
 from domainpar.nn import COLUMN_BLOCK, blocks
 from domainpar.nn.blocks import NO_ENDS, Edges, Rows, TileGradients, WayBack, as_table, fold, no_rows, no_sums
 from domainpar.nn.mlp import MLP, PaddedLinear, padded
-from domainpar.nn.team import Scratch
+from domainpar.nn.program import Scratch
 
 SHAPES = {
     "hidden layers": (9, (32, 16), False),

@@ -14,7 +14,7 @@ from tiled import TiledEvent, sha
 from domainpar.nn import team as team_module
 from domainpar.nn.gradients import GradientSink
 from domainpar.nn.interaction import InteractionNetwork
-from domainpar.nn.team import Scratch, Team, set_threads, team
+from domainpar.nn.program import Scratch, Team, set_threads, team
 from domainpar.testing import run_ranks
 
 SIZES = (1, 2, 3)

@@ -1,0 +1,240 @@
+"""The operations of a `Program`: compiled functions behind one signature, made once for each width and type.
+
+Each takes its operands as addresses and numbers in one array, in the order of its docstring, and sees them as tables.
+An address of 0 is an empty table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from numba import carray, njit, types
+from numba.extending import intrinsic
+
+from domainpar.nn import kernels
+from domainpar.nn.compiled import compiled
+from domainpar.nn.kernels import NUM_CONSTANTS, Ends, Layer, Sums, Work
+from domainpar.nn.lanes import ROWS_AT_ONCE, wide
+from domainpar.nn.products import multiply, outer
+from domainpar.nn.program import STRIP
+
+NUMBERS = {torch.float32: np.float32, torch.float64: np.float64, torch.bfloat16: np.uint16}
+"""How kernels see the numbers of tables: uint16 stands for bfloat16."""
+
+_integers, _bytes = np.int64, np.uint8
+
+
+@intrinsic
+def _pointer(typing: Any, address: Any, kind: Any) -> Any:
+    """An address as a pointer to numbers."""
+    pointer = types.CPointer(kind.dtype)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], context.get_value_type(pointer))
+
+    return pointer(types.int64, kind), generate
+
+
+@njit(inline="always")
+def _table(arguments: Any, slot: int, rows: int, columns: int, kind: Any) -> Any:
+    """The table at an address, or an empty one."""
+    here = arguments[slot]
+    return carray(_pointer(here, kind), (rows if here != 0 else 0, columns))
+
+
+@njit(inline="always")
+def _list(arguments: Any, slot: int, count: int) -> Any:
+    here = arguments[slot]
+    return carray(_pointer(here, _integers), (count if here != 0 else 0,))
+
+
+_CODE = types.void(types.CPointer(types.int64), types.int64, types.int64)
+_alive: list[Any] = []
+
+
+def _address(function: Callable[..., None]) -> int:
+    """Address of the machine code of `function(arguments, first, count)`, as C calls it."""
+    kernel = compiled(function)
+    result = kernel.get_compile_result(_CODE)
+    _alive.append(kernel)  # its code goes with it
+    return int(result.library.get_pointer_to_function(result.fndesc.llvm_cfunc_wrapper_name))
+
+
+@cache
+def multiply_rows(kind: torch.dtype, out_kind: torch.dtype) -> int:
+    """`out = rows @ weight`: rows, their columns, weight, out, its columns, whether to add to what is there."""
+    numbers, of_out = NUMBERS[kind], NUMBERS[out_kind]
+    exact = np.float64 if torch.float64 in (kind, out_kind) else np.float32
+
+    def multiply_rows(arguments: Any, first: int, count: int) -> None:
+        inputs, outputs = arguments[1], arguments[4]
+        rows = _table(arguments, 0, count, inputs, numbers)
+        weight = _table(arguments, 2, inputs, outputs, exact)
+        multiply(rows, count, weight, _table(arguments, 3, count, outputs, of_out), arguments[5] != 0)
+
+    return _address(multiply_rows)
+
+
+@cache
+def add_outer(kind: torch.dtype, of_gradient: torch.dtype) -> int:
+    """`out += rows.T @ gradient`: rows, their columns, gradient, its columns, out."""
+    numbers, of_gradients = NUMBERS[kind], NUMBERS[of_gradient]
+    exact = np.float64 if torch.float64 in (kind, of_gradient) else np.float32
+
+    def add_outer(arguments: Any, first: int, count: int) -> None:
+        inputs, outputs = arguments[1], arguments[3]
+        rows = _table(arguments, 0, count, inputs, numbers)
+        gradient = _table(arguments, 2, count, outputs, of_gradients)
+        outer(rows, gradient, count, _table(arguments, 4, inputs, outputs, exact))
+
+    return _address(add_outer)
+
+
+@njit(inline="always")
+def _layer(arguments: Any, count: int, columns: int, exact: Any, lanes: Any) -> Any:
+    """Operands 0 to 5: constants, whether normed, activation, ids, key and threshold of dropout."""
+    return Layer(
+        _table(arguments, 0, NUM_CONSTANTS, columns, exact),
+        arguments[1],
+        arguments[2],
+        _list(arguments, 3, count),
+        np.uint64(arguments[4]),
+        np.uint32(arguments[5]),
+        lanes,
+    )
+
+
+@njit(inline="always")
+def _work(arguments: Any, columns: int, exact: Any) -> Any:
+    """Operands 6 to 9: rows, inverse deviations, totals, gradient."""
+    return Work(
+        _table(arguments, 6, STRIP, columns, exact),
+        _table(arguments, 7, 1, STRIP, exact),
+        _table(arguments, 8, 2, ROWS_AT_ONCE, exact),
+        _table(arguments, 9, STRIP, columns, exact),
+    )
+
+
+@njit(inline="always")
+def _ends(arguments: Any, count: int) -> Any:
+    """Operands 10 to 13: rows of `src` and of `dst`, pairs, owned nodes."""
+    return Ends(_list(arguments, 10, count), _list(arguments, 11, count), _list(arguments, 12, count), arguments[13])
+
+
+MANY = 2**40
+"""Rows of a table of nodes or pairs, for what need not know their number."""
+
+
+@njit(inline="always")
+def _sums(arguments: Any, columns: int, exact: Any) -> Any:
+    """Operands 14 and 15: sums at ends and at pairs."""
+    return Sums(_table(arguments, 14, MANY, 2 * columns, exact), _table(arguments, 15, MANY, columns, exact))
+
+
+@cache
+def layer_forward(width: int, exact_kind: torch.dtype, out_kind: torch.dtype) -> int:
+    """`kernels.forward`: 0 to 15 as above, gathered, residual, out."""
+    exact, of_out, lanes = NUMBERS[exact_kind], NUMBERS[out_kind], wide(width)
+
+    def layer_forward(arguments: Any, first: int, count: int) -> None:
+        kernels.forward(
+            count,
+            _layer(arguments, count, width, exact, lanes),
+            _work(arguments, width, exact),
+            _ends(arguments, count),
+            _table(arguments, 16, MANY, 2 * width, exact),
+            _table(arguments, 17, count, width, of_out),
+            _table(arguments, 18, count, width, of_out),
+            _sums(arguments, width, exact),
+        )
+
+    return _address(layer_forward)
+
+
+@cache
+def layer_backward(width: int, exact_kind: torch.dtype, gradient_kind: torch.dtype, out_kind: torch.dtype) -> int:
+    """`kernels.backward`: 0 to 15 as above, gathered, gradient, carried, out, gradient of constants."""
+    exact, of_gradient, of_out, lanes = NUMBERS[exact_kind], NUMBERS[gradient_kind], NUMBERS[out_kind], wide(width)
+
+    def layer_backward(arguments: Any, first: int, count: int) -> None:
+        kernels.backward(
+            count,
+            _layer(arguments, count, width, exact, lanes),
+            _work(arguments, width, exact),
+            _ends(arguments, count),
+            _table(arguments, 17, count, width, of_gradient),
+            _table(arguments, 16, MANY, 2 * width, exact),
+            _table(arguments, 18, count, width, of_gradient),
+            _table(arguments, 19, count, width, of_out),
+            _table(arguments, 20, 3, width, exact),
+            _sums(arguments, width, exact),
+        )
+
+    return _address(layer_backward)
+
+
+@cache
+def copy_columns(kind: torch.dtype, out_kind: torch.dtype) -> int:
+    """Copy rows into a wider or narrower table, the columns beyond theirs 0: rows, their columns, out, its columns."""
+    numbers, of_out = NUMBERS[kind], NUMBERS[out_kind]
+
+    def copy_columns(arguments: Any, first: int, count: int) -> None:
+        rows = _table(arguments, 0, count, arguments[1], numbers)
+        out = _table(arguments, 2, count, arguments[3], of_out)
+        common = min(rows.shape[1], out.shape[1])
+        for i in range(count):
+            for column in range(common):
+                out[i, column] = rows[i, column]
+            for column in range(common, out.shape[1]):
+                out[i, column] = 0
+
+    return _address(copy_columns)
+
+
+@cache
+def clear() -> int:
+    """Set to 0: bytes, and how many, or how many for each row."""
+
+    def clear(arguments: Any, first: int, count: int) -> None:
+        size = arguments[1] if arguments[1] > 0 else -arguments[1] * count
+        memory = carray(_pointer(arguments[0], _bytes), (size,))
+        for i in range(size):
+            memory[i] = 0
+
+    return _address(clear)
+
+
+@cache
+def split(kind: torch.dtype) -> int:
+    """`kernels.split_partials`: partials, how many, limbs."""
+    numbers = NUMBERS[kind]
+
+    def split(arguments: Any, first: int, count: int) -> None:
+        size = arguments[1]
+        partials = carray(_pointer(arguments[0], numbers), (size,))
+        kernels.split_partials(partials, carray(_pointer(arguments[2], _integers), (2 * size + 2,)))
+
+    return _address(split)
+
+
+@cache
+def sum_pairs(width: int, kind: torch.dtype) -> int:
+    """`kernels.sum_pairs`: starts, pairs, at pairs, at ends."""
+    numbers, lanes = NUMBERS[kind], wide(width)
+
+    def sum_pairs(arguments: Any, first: int, count: int) -> None:
+        kernels.sum_pairs(
+            first,
+            count,
+            _list(arguments, 0, MANY),
+            _list(arguments, 1, MANY),
+            _table(arguments, 2, MANY, width, numbers),
+            _table(arguments, 3, MANY, 2 * width, numbers),
+            lanes,
+        )
+
+    return _address(sum_pairs)
