@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from domainpar.nn.calls import EdgeCall, NodeCall
+from domainpar.nn import kernels
+from domainpar.nn.calls import EdgeCall, EdgeResults, Link, NodeCall, scale_of_sums
 from domainpar.nn.gradients import TakesGradients
 from domainpar.nn.mlp import MLP, gradient_at_ends, weights_at_ends
 from domainpar.nn.noise import Noise, keeps
@@ -22,6 +23,14 @@ from domainpar.parallel.halo import Spread
 from domainpar.parallel.local import EdgesAtNodes, EdgeTile, LocalGraph
 
 BATCH_ROWS = 2**18  # enough to fill a GPU, and few beside the edges of an event: activations of one batch are held
+
+
+_ACTIVATIONS: dict[int, Callable[[Tensor], Tensor]] = {
+    kernels.NO_ACTIVATION: lambda rows: rows,
+    kernels.RELU: F.relu,
+    kernels.SILU: F.silu,
+    kernels.TANH: torch.tanh,
+}
 
 
 def _through(mlp: MLP, product: Tensor, products: torch.dtype | None, noise: Noise | None, which: slice) -> Tensor:
@@ -35,22 +44,23 @@ def _through(mlp: MLP, product: Tensor, products: torch.dtype | None, noise: Noi
         which: Rows of the table that these are.
     """
     rows = product
-    for position, (linear, norm, _) in enumerate(mlp.layers):
+    for position, (linear, norm, activation) in enumerate(mlp.layers):
         if position:
             # A plain output has no norm after it, and keeps the parameters' type: losses are made of it.
             kind = products if norm is not None and products is not None else linear.weight.dtype
             rows = F.linear(rows.to(kind), linear.weight.to(kind)).to(linear.weight.dtype)
         rows = rows + linear.bias
-        if norm is not None:
-            rows = F.relu(norm(rows))
+        rows = rows if norm is None else norm(rows)
+        rows = _ACTIVATIONS[activation](rows)
         if noise is not None and position < len(mlp.layers) - 1:
             rows = rows * keeps(noise, position, which, rows.shape[1], rows)
     return rows
 
 
-def _back(through: Tensor, gradient: Tensor, operands: Sequence[Tensor]) -> list[Tensor]:
-    """Gradients of some operands, 0 of those that did not take part."""
-    gradients = torch.autograd.grad(through, list(operands), gradient, allow_unused=True)
+def _back(results: Sequence[tuple[Tensor, Tensor]], operands: Sequence[Tensor]) -> list[Tensor]:
+    """Gradients of some operands, 0 of those that did not take part, given results and their gradients."""
+    through, given = zip(*results)
+    gradients = torch.autograd.grad(through, list(operands), given, allow_unused=True)
     return [torch.zeros_like(operand) if grad is None else grad for operand, grad in zip(operands, gradients)]
 
 
@@ -72,7 +82,7 @@ class NodeBatches(NodeCall):
             operands = [table[rows].detach().requires_grad_() for table in self.tables]
             with torch.enable_grad():
                 out = self._rows(operands, rows)
-            gradients = _back(out, gradient[rows], [*operands, *_trainable(parameters)])
+            gradients = _back([(out, gradient[rows])], [*operands, *_trainable(parameters)])
             for table, grad in zip(of_tables, gradients):
                 table[rows] = grad
             taker.give(_trainable(parameters), gradients[len(operands) :])
@@ -80,7 +90,8 @@ class NodeBatches(NodeCall):
 
     def _rows(self, operands: Sequence[Tensor], rows: slice) -> Tensor:
         first = self.mlp.layers[0].linear
-        return _through(self.mlp, F.linear(torch.cat(list(operands), dim=1), first.weight), None, self.noise, rows)
+        out = _through(self.mlp, F.linear(torch.cat(list(operands), dim=1), first.weight), None, self.noise, rows)
+        return operands[0] + out if self.residual else out
 
 
 def _trainable(parameters: Sequence[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
@@ -94,61 +105,95 @@ def _in_batches(stop: int, start: int = 0) -> Iterator[slice]:
 
 @dataclass(frozen=True)
 class EdgeBatches(EdgeCall):
-    """A perceptron on the local edges, many tiles at once."""
+    """Perceptrons on the local edges, many tiles at once."""
 
-    def forward(self, sums: bool) -> tuple[Tensor, Tensor]:
-        first = self.mlp.layers[0].linear
-        exact = first.weight.dtype
-        kind = exact if self.mlp.plain else self.products or exact
-        out = self.edges.new_empty(self.graph.num_edges, self.mlp.out_features, dtype=kind)
-        at_nodes = _NodeProducts(self)
+    def forward(self) -> EdgeResults:
+        exact, num_edges = self.chain[0].exact, self.graph.num_edges
+        states = readout = None
+        if self.updates and (self.keeps or self.aggregate):
+            last = self.updates[-1]
+            states = self.edges.new_empty(num_edges, last.mlp.out_features, dtype=last.kind)
+        if self.readout is not None:
+            readout = self.edges.new_empty(num_edges, self.readout.mlp.out_features, dtype=exact)
+        at_nodes = [_NodeProducts(self, link) for link in self.chain]
 
         def compute(rows: slice, owned: bool) -> None:
-            product = at_nodes.at_edges(rows) + self._product(self.edges[rows])
-            out[rows] = _through(self.mlp, product, self.products, self.noise, rows).to(kind)
+            results = self._rows(self.edges[rows], [products.at_edges(rows) for products in at_nodes], rows)
+            for table, made in zip((states, readout), results):
+                if table is not None and made is not None:
+                    table[rows] = made
 
-        self._each(compute, self.nodes, at_nodes.take_ghosts)
-        none = first.weight.new_empty(self.graph.num_owned, 0)
-        return out, _sums_at_ends(out.to(exact), self.graph) if sums else none
+        self._each(compute, self.nodes, lambda: [products.take_ghosts() for products in at_nodes])
+        sums = self.edges.new_empty(self.graph.num_owned, 0, dtype=exact)
+        if self.aggregate is not None and states is not None:
+            sums = _sums_at_ends(states.to(exact), self.graph)
+            scale = scale_of_sums(self.graph, self.aggregate, sums)
+            sums = sums if scale is None else (sums.unflatten(1, (2, -1)) * scale[..., None]).flatten(1)
+        return EdgeResults(states if self.keeps else None, sums, readout)
 
     def backward(
-        self, of_edges: Tensor, of_sums: Spread | None, taker: TakesGradients, needed: bool
+        self, of_edges: Tensor | None, of_sums: Spread | None, of_readout: Tensor | None, needed: bool
     ) -> tuple[Tensor | None, Tensor | None]:
-        at_nodes, of_operand = _NodeProducts(self), torch.empty_like(self.edges)
-        at_nodes.take_ghosts()
-        first = self.mlp.layers[0].linear
-        width = 0 if self.nodes is None else first.out_features
-        of_products = first.weight.new_empty(self.graph.num_edges, width)
-        parameters = _trainable(list(self.mlp.parameters()))
+        at_nodes, of_operand = [_NodeProducts(self, link) for link in self.chain], torch.empty_like(self.edges)
+        for products in at_nodes:
+            products.take_ghosts()
+        of_products = [products.empty(self.graph.num_edges) for products in at_nodes]
+        parameters = [_trainable(list(link.mlp.parameters())) for link in self.chain]
 
         def compute(rows: slice, owned: bool) -> None:
-            gradient = of_edges[rows].to(first.weight.dtype)
-            if of_sums is not None:
-                gradient = gradient + _at_both_ends(of_sums.local, self.graph, rows)
-            operand, at_edges = self.edges[rows].detach().requires_grad_(), at_nodes.at_edges(rows).requires_grad_()
+            operand = self.edges[rows].detach().requires_grad_()
+            at_edges = [products.at_edges(rows).requires_grad_() for products in at_nodes]
             with torch.enable_grad():
-                out = _through(self.mlp, at_edges + self._product(operand), self.products, self.noise, rows)
-            of_operand[rows], of_at_edges, *partials = _back(out, gradient, [operand, at_edges, *parameters])
-            of_products[rows] = of_at_edges[:, :width]
+                state, readout = self._rows(operand, at_edges, rows)
+            of_state = None if of_edges is None else of_edges[rows].to(self.chain[0].exact)
+            if of_sums is not None:
+                at_ends = _at_both_ends(of_sums.local, self.graph, rows)
+                of_state = at_ends if of_state is None else of_state + at_ends
+            made = [(state, of_state), (readout, None if of_readout is None else of_readout[rows])]
+            pairs = [
+                (one, gradient.to(one.dtype)) for one, gradient in made if one is not None and gradient is not None
+            ]
+            wanted = [operand, *at_edges, *(each for own in parameters for each in own)]
+            of_operand[rows], *gradients = _back(pairs, wanted)
+            for table, gradient in zip(of_products, gradients):
+                table[rows] = gradient[:, : table.shape[1]]
+            partials = gradients[len(at_edges) :]
             if owned:  # of a foreign tile its owner gives them
-                taker.give(parameters, partials)
+                for link, own in zip(self.chain, parameters):
+                    link.taker.give(own, partials[: len(own)])
+                    partials = partials[len(own) :]
 
         self._each(compute, of_sums)
         if self.nodes is None:
             return None, of_operand
-        return at_nodes.back(_sums_at_ends(of_products, self.graph), taker), of_operand
+        backs = [
+            products.back(_sums_at_ends(table, self.graph))
+            for products, table in zip(at_nodes, of_products)
+            if products
+        ]
+        return torch.stack(backs).sum(dim=0), of_operand
 
-    def _product(self, rows: Tensor) -> Tensor:
-        """The first layer's product of edge states, without bias."""
-        first = self.mlp.layers[0].linear
-        weight = first.weight[:, first.in_features - rows.shape[1] :]
-        return F.linear(rows, weight.to(rows.dtype)).to(weight.dtype)
+    def _rows(self, operand: Tensor, at_edges: Sequence[Tensor], rows: slice) -> tuple[Tensor | None, Tensor | None]:
+        """The last states of some edges, and what is read out of them."""
+        state, made, readout = operand, None, None
+        for link, at_both in zip(self.chain, at_edges):
+            first = link.mlp.layers[0].linear
+            weight = first.weight[:, first.in_features - state.shape[1] :]
+            # Products in the type of the states, all else in that of the parameters.
+            product = at_both + F.linear(state, weight.to(state.dtype)).to(weight.dtype)
+            results = _through(link.mlp, product, link.products, link.noise, rows)
+            results = results + state.to(results.dtype) if link.residual else results
+            if link.mlp.plain:
+                readout = results
+            else:
+                state = made = results.to(link.kind)
+        return made, readout
 
     def _each(
         self,
         compute: Callable[[slice, bool], None],
         waiting: Spread | None,
-        arrived: Callable[[], None] = lambda: None,
+        arrived: Callable[[], object] = lambda: None,
     ) -> None:
         """Do all batches, those without a ghost while ghosts are on their way."""
         tiles = self.graph.tiles.edges
@@ -176,40 +221,48 @@ def _runs(tiles: Sequence[EdgeTile]) -> Iterator[tuple[slice, bool]]:
 
 
 class _NodeProducts:
-    """Products of node states with the first layer's weights for `dst` and for `src`, [num_local, 2 out]."""
+    """Products of node states with a first layer's weights for `dst` and for `src`, [num_local, 2 out]."""
 
-    def __init__(self, call: EdgeCall) -> None:
-        self._call = call
-        weight = call.mlp.layers[0].linear.weight.detach()
-        self._width = 0 if call.nodes is None else call.nodes.owned.shape[1]
+    def __init__(self, call: EdgeCall, link: Link) -> None:
+        self._call, self._link = call, link
+        self._nodes = call.nodes if link.takes_nodes else None
+        weight = link.mlp.layers[0].linear.weight.detach()
+        self._width = 0 if self._nodes is None else self._nodes.owned.shape[1]
         self._weight = torch.cat(weights_at_ends(weight, self._width))
-        self._table = weight.new_empty(0 if call.nodes is None else call.graph.plan.num_local, len(self._weight))
-        if call.nodes is not None:
+        self._table = weight.new_empty(0 if self._nodes is None else call.graph.plan.num_local, len(self._weight))
+        if self._nodes is not None:
             self._multiply(slice(0, call.graph.num_owned))
+
+    def __bool__(self) -> bool:
+        return self._nodes is not None
+
+    def empty(self, num_edges: int) -> Tensor:
+        """For gradients of products, [num_edges, out], or without columns."""
+        return self._weight.new_empty(num_edges, len(self._weight) // 2 if self else 0)
 
     def take_ghosts(self) -> None:
         """Multiply the ghosts' states, which have come."""
-        if self._call.nodes is not None:
-            self._call.nodes.finish()
+        if self._nodes is not None:
+            self._nodes.finish()
             self._multiply(slice(self._call.graph.num_owned, self._call.graph.plan.num_local))
 
     def _multiply(self, rows: slice) -> None:
-        assert self._call.nodes is not None
-        self._table[rows] = self._call.nodes.local[rows] @ self._weight.t()
+        assert self._nodes is not None
+        self._table[rows] = self._nodes.local[rows] @ self._weight.t()
 
     def at_edges(self, rows: slice) -> Tensor:
         """Sum of the products at both ends of each of some edges, [edges, out]; 0 without node states."""
-        if self._call.nodes is None:
+        if self._nodes is None:
             return self._weight.new_zeros(rows.stop - rows.start, len(self._weight) // 2)
         return _at_both_ends(self._table, self._call.graph, rows)
 
-    def back(self, of_products: Tensor, taker: TakesGradients) -> Tensor:
+    def back(self, of_products: Tensor) -> Tensor:
         """Gradient of the owned nodes' states, given that of their products, [num_owned, 2 out]."""
-        assert self._call.nodes is not None
-        first = self._call.mlp.layers[0].linear
+        assert self._nodes is not None
+        first = self._link.mlp.layers[0].linear
         # One partial for all owned nodes, where CPUs give one a tile: it depends on the parts, to rounding.
-        at_dst, at_src = (of_products.t() @ self._call.nodes.local[: self._call.graph.num_owned]).chunk(2)
-        taker.give([first.weight], [gradient_at_ends(first.weight, at_dst, at_src)])
+        at_dst, at_src = (of_products.t() @ self._nodes.local[: self._call.graph.num_owned]).chunk(2)
+        self._link.taker.give([first.weight], [gradient_at_ends(first.weight, at_dst, at_src)])
         return of_products @ self._weight
 
 

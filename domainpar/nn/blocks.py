@@ -157,6 +157,9 @@ class SumsAt(NamedTuple):
     pairs: Operand = NOTHING
 
 
+NO_ENDS, NOWHERE = AtEnds(), SumsAt()
+
+
 class Partials:
     """One tile's sums of parameter gradients, and the sums of integers over tiles that they are added to.
 
@@ -180,7 +183,7 @@ class Partials:
         self._memory = self._program.room(1, max(self._size, 1), self._exact)
         self._limbs = self._program.room(1, 2 * self._size + 2, torch.int64)
         size, bytes_of_all = self._size, self._size * self._exact.itemsize
-        self._program.add(operations.clear(), self._memory, bytes_of_all, when=When.OWNED_TILE_STARTS)
+        self._program.add(operations.clear_bytes(), self._memory, bytes_of_all, when=When.OWNED_TILE_STARTS)
         self._program.add(operations.split(self._exact), self._memory, size, self._limbs, when=When.OWNED_TILE_ENDS)
 
     def at(self, first: int) -> Operand:
@@ -209,9 +212,7 @@ class Perceptron:
         noise: Dropout of hidden layers.
     """
 
-    def __init__(
-        self, program: Program, folded: Folded, ends: AtEnds | None = None, noise: Noise | None = None
-    ) -> None:
+    def __init__(self, program: Program, folded: Folded, ends: AtEnds = NO_ENDS, noise: Noise | None = None) -> None:
         self._program, self._folded, self._noise = program, folded, noise
         self._ends = ends
         self._layers = folded.mlp.layers
@@ -230,7 +231,7 @@ class Perceptron:
         gathered: Operand = NOTHING,
         residual: Operand = NOTHING,
         out: Operand = NOTHING,
-        sums: SumsAt = SumsAt(),  # noqa: B008  # immutable
+        sums: SumsAt = NOWHERE,
     ) -> None:
         """All layers.
 
@@ -247,7 +248,7 @@ class Perceptron:
             operand = self._program.room(STRIP, folded.constants[layer].shape[1], folded.kinds[layer + 1])
             self._operands.append(operand)
             self._layer(layer, gathered if layer == 0 else NOTHING, operand)
-            self._multiply(operand, weight.forward, self._rows[layer + 1])
+            operations.multiply(self._program, operand, weight.forward, self._rows[layer + 1])
         last = len(folded.later)
         gathered = NOTHING if folded.later else gathered
         if out.width % COLUMN_BLOCK == 0:
@@ -255,14 +256,14 @@ class Perceptron:
             return
         results = self._program.room(STRIP, folded.constants[last].shape[1], out.dtype)
         self._layer(last, gathered, results)
-        self._copy(results, out)
+        operations.copy(self._program, results, out)
 
     def _first_product(self, inputs: Sequence[Operand]) -> None:
         rows = self._rows[0]
         if not inputs:  # all of the first layer is gathered from the ends
-            self._program.add(operations.clear(), rows, -rows.width * rows.dtype.itemsize)
+            operations.clear_rows(self._program, rows)
         for position, (operand, weight) in enumerate(zip(inputs, self._folded.inputs)):
-            self._multiply(operand, weight.forward, rows, add=position > 0)
+            operations.multiply(self._program, operand, weight.forward, rows, add=position > 0)
 
     def _layer(
         self,
@@ -270,7 +271,7 @@ class Perceptron:
         gathered: Operand,
         out: Operand,
         residual: Operand = NOTHING,
-        sums: SumsAt = SumsAt(),  # noqa: B008
+        sums: SumsAt = NOWHERE,
     ) -> None:
         exact = self._folded.exact
         width, kind = self._rows[layer].width, out.dtype if out.width else exact
@@ -292,13 +293,6 @@ class Perceptron:
             yield from (numbers(noise.ids), noise.key_of_layer(layer), threshold_of(noise.rate))
         yield from (self._rows[layer], self._inverse[layer], self._totals, gradient, *self._ends, *sums)
 
-    def _multiply(self, rows: Operand, weight: Tensor, out: Operand, add: bool = False) -> None:
-        kernel = operations.multiply_rows(rows.dtype, out.dtype)
-        self._program.add(kernel, rows, rows.width, shared(weight), out, weight.shape[1], add)
-
-    def _copy(self, rows: Operand, out: Operand) -> None:
-        self._program.add(operations.copy_columns(rows.dtype, out.dtype), rows, rows.width, out, out.width)
-
     # --- back --------------------------------------------------------------------------------------------------------
 
     def take_partials(self, partials: Partials) -> None:
@@ -315,7 +309,7 @@ class Perceptron:
         gradient: Operand,
         gathered: Operand = NOTHING,
         carried: Operand = NOTHING,
-        sums: SumsAt = SumsAt(),  # noqa: B008
+        sums: SumsAt = NOWHERE,
     ) -> Operand:
         """All layers back, after `forward` of the same strip.
 
@@ -333,14 +327,16 @@ class Perceptron:
         last = len(folded.later)
         if gradient.width % COLUMN_BLOCK:
             given, gradient = gradient, program.room(STRIP, self._rows[last].width, gradient.dtype)
-            self._copy(given, gradient)
+            operations.copy(self._program, given, gradient)
         for layer in range(last, -1, -1):
             rows, kind = self._rows[layer], folded.kinds[layer]
             # A kernel reads a row of the product before it writes that row's gradient.
             out = rows if kind == folded.exact else program.room(STRIP, rows.width, kind)
             program.add(
-                operations.layer_backward(rows.width, folded.exact, gradient.dtype, kind),
-                *self._common(layer, work._replace(width=rows.width), sums if layer == 0 else SumsAt()),
+                operations.layer_backward(
+                    rows.width, folded.exact, gradient.dtype, kind, carried.dtype if carried.width else gradient.dtype
+                ),
+                *self._common(layer, work._replace(width=rows.width), sums if layer == 0 else NOWHERE),
                 gathered if layer == last else NOTHING,
                 gradient,
                 carried if layer == last else NOTHING,
@@ -349,26 +345,23 @@ class Perceptron:
             )
             operands = [self._operands[layer - 1]] if layer else self._inputs
             for operand, first in zip(operands, self._of_weights[layer]):
-                kernel = operations.add_outer(operand.dtype, out.dtype)
-                program.add(
-                    kernel, operand, operand.width, out, out.width, self._partials.at(first), when=When.OWNED_STRIP
-                )
+                operations.add_outer(program, operand, out, self._partials.at(first))
             if layer:
                 back = folded.later[layer - 1].back
                 gradient = program.room(STRIP, back.shape[1], folded.exact)
-                self._multiply(out, back, gradient)
+                operations.multiply(self._program, out, back, gradient)
         return out
 
     def hand_back(self, of_product: Operand, position: int, of_input: Operand, add: bool = False) -> None:
         """The gradient of an input of the first layer, given that of its product."""
         back = self._folded.inputs[position].back
         if of_input.width == back.shape[1]:
-            self._multiply(of_product, back, of_input, add)
+            operations.multiply(self._program, of_product, back, of_input, add)
             return
         # A table of a width of its own, such as raw features, has no room for the padding of the products.
         room = self._program.room(STRIP, back.shape[1], of_input.dtype)
-        self._multiply(of_product, back, room)
-        self._copy(room, of_input)
+        operations.multiply(self._program, of_product, back, room)
+        operations.copy(self._program, room, of_input)
 
     def give(self, limbs: IntArray, rejected: int, largest: float, taker: TakesGradients) -> None:
         """Hand the sums of all tiles to a sink.

@@ -5,7 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,8 +21,12 @@ from domainpar.plan import IntArray
 
 GHOST_ROWS = 4096  # in one product; no bit depends on it
 
+Aggregate = Literal["sum", "mean", "root"]
+"""Sums at nodes as they are, divided by the number of edges, or by its square root."""
 
-def _noise(mlp: MLP, key: int | None, ids: IntArray) -> Noise | None:
+
+def noise_of(mlp: MLP, key: int | None, ids: IntArray) -> Noise | None:
+    """Dropout of one call; none without a key."""
     return None if key is None or mlp.dropout == 0 else Noise(key, mlp.dropout, ids)
 
 
@@ -60,18 +67,20 @@ class NodeCall(ABC):
         mlp: Takes `[table_1, table_2, ...]`.
         nodes: The nodes.
         tables: Their states, [count, width] each.
+        residual: Whether the results are added to the first table.
         key: Of the random numbers of this call; None: nothing is dropped.
     """
 
     mlp: MLP
     nodes: NodeRows
     tables: Sequence[Tensor]
+    residual: bool = False
     key: int | None = None
 
     @property
     def noise(self) -> Noise | None:
         """Dropout of this call."""
-        return _noise(self.mlp, self.key, self.nodes.ids)
+        return noise_of(self.mlp, self.key, self.nodes.ids)
 
     @abstractmethod
     def forward(self) -> Tensor:
@@ -88,44 +97,102 @@ class NodeCall(ABC):
         """
 
 
-@dataclass(frozen=True)
-class EdgeCall(ABC):
-    """A perceptron on the local edges.
+class Link(NamedTuple):
+    """One perceptron of a chain on edges.
 
     Attributes:
-        mlp: Takes `[x_src, x_dst, edge]`.
-        graph: The part.
-        nodes: States of owned nodes, with ghosts that came or are on their way; None if the perceptron takes none.
-        edges: States of the local edges, [num_edges, width].
+        mlp: Takes `[x_src, x_dst, edge]`, or `[edge]` alone.
+        taker: Takes the gradients of its parameters.
+        takes_nodes: Whether node states come in.
+        residual: Whether its results are added to the edge states that come in.
         products: Type of edge states and of their products, if not that of the parameters.
-        key: Of the random numbers of this call; None: nothing is dropped.
+        noise: Dropout of its hidden layers.
     """
 
     mlp: MLP
+    taker: TakesGradients
+    takes_nodes: bool
+    residual: bool
+    products: torch.dtype | None
+    noise: Noise | None
+
+    @property
+    def exact(self) -> torch.dtype:
+        """Type of the parameters."""
+        return self.mlp.layers[0].linear.weight.dtype
+
+    @property
+    def kind(self) -> torch.dtype:
+        """Type of its results."""
+        return self.exact if self.mlp.plain else self.products or self.exact
+
+
+class EdgeResults(NamedTuple):
+    """What a chain makes of the edges of a part.
+
+    Attributes:
+        edges: New edge states, [num_edges, out]; None if they are not asked for.
+        sums: Of them at owned nodes, [num_owned, 2 out], at `dst`, then at `src`; [num_owned, 0] without.
+        readout: Results of the last perceptron, if that is a plain output, [num_edges, out].
+    """
+
+    edges: Tensor | None
+    sums: Tensor
+    readout: Tensor | None
+
+
+@dataclass(frozen=True)
+class EdgeCall(ABC):
+    """Perceptrons on the local edges, each on what the one before it made.
+
+    Attributes:
+        chain: The perceptrons. Only the last one may be a plain output: a readout of the states before it.
+        graph: The part.
+        nodes: States of owned nodes, with ghosts that came or are on their way; None if no perceptron takes any.
+        edges: States of the local edges, [num_edges, width].
+        aggregate: How sums at nodes are scaled; None: no sums.
+        keeps: Whether new edge states are asked for.
+    """
+
+    chain: tuple[Link, ...]
     graph: LocalGraph
     nodes: Spread | None
     edges: Tensor
-    products: torch.dtype | None = None
-    key: int | None = None
+    aggregate: Aggregate | None = None
+    keeps: bool = True
+
+    @cached_property
+    def updates(self) -> tuple[Link, ...]:
+        """The perceptrons that make states."""
+        return self.chain[:-1] if self.chain[-1].mlp.plain else self.chain
 
     @property
-    def noise(self) -> Noise | None:
-        """Dropout of this call."""
-        return _noise(self.mlp, self.key, self.graph.plan.edge_ids)
+    def readout(self) -> Link | None:
+        """The one that reads them out."""
+        return self.chain[-1] if self.chain[-1].mlp.plain else None
 
     @abstractmethod
-    def forward(self, sums: bool) -> tuple[Tensor, Tensor]:
-        """New edge states [num_edges, out] and their sums at owned nodes, [num_owned, 2 out] or, without, [.., 0]."""
+    def forward(self) -> EdgeResults:
+        """New edge states, their sums, and what is read out."""
 
     @abstractmethod
     def backward(
-        self, of_edges: Tensor, of_sums: Spread | None, taker: TakesGradients, needed: bool
+        self, of_edges: Tensor | None, of_sums: Spread | None, of_readout: Tensor | None, needed: bool
     ) -> tuple[Tensor | None, Tensor | None]:
         """Gradients of the owned nodes' states and of `edges`.
 
         Args:
-            of_edges: Gradient of the new edge states.
-            of_sums: Gradient of the sums, on its way to the ghosts; None without sums.
-            taker: Takes gradients of parameters.
+            of_edges: Gradient of the new edge states, if there is one.
+            of_sums: Gradient of the sums before they are scaled, on its way to the ghosts; None without sums.
+            of_readout: Gradient of what was read out, if there is one.
             needed: Whether a gradient of `edges` is asked for.
         """
+
+
+def scale_of_sums(graph: LocalGraph, aggregate: Aggregate, like: Tensor) -> Tensor | None:
+    """Factors of sums at owned nodes, at `dst`, then at `src`, [num_owned, 2]; None if sums stay as they are."""
+    if aggregate == "sum":
+        return None
+    degrees = np.maximum(graph.degrees, 1).astype(torch.empty(0, dtype=like.dtype).numpy().dtype)
+    # Divisions and roots of numpy are rounded as IEEE 754 says: the same bits on every machine.
+    return torch.from_numpy(1 / (np.sqrt(degrees) if aggregate == "root" else degrees)).to(like.device)

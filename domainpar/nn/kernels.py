@@ -260,7 +260,14 @@ def backward(
 
 @njit(error_model="numpy")
 def sum_pairs(
-    first: int, count: int, starts: IntArray, pairs: IntArray, at_pairs: FloatTable, at_ends: FloatTable, wide: Any
+    first: int,
+    count: int,
+    starts: IntArray,
+    pairs: IntArray,
+    at_pairs: FloatTable,
+    at_ends: FloatTable,
+    scale: FloatTable,
+    wide: Any,
 ) -> None:
     """Sum the partials of the (tile, `src`) pairs of some nodes, by ascending tile, into the second half of `at_ends`.
 
@@ -271,6 +278,7 @@ def sum_pairs(
         pairs: Pairs by node, by ascending tile within one.
         at_pairs: The partials, [num_pairs, width].
         at_ends: [num_owned, 2 width].
+        scale: What both halves are multiplied by, [num_owned, 2]; empty: nothing.
         wide: Tells the width.
     """
     width = at_pairs.shape[1]
@@ -278,6 +286,9 @@ def sum_pairs(
         row = load(at_ends, node, width, wide)  # +0.0
         for i in range(starts[node], starts[node + 1]):
             row = row + load(at_pairs, pairs[i], 0, wide)
+        if len(scale) > 0:
+            store(at_ends, node, 0, load(at_ends, node, 0, wide) * scale[node, 0])
+            row = row * scale[node, 1]
         store(at_ends, node, width, row)
 
 

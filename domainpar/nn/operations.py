@@ -14,18 +14,19 @@ import numpy as np
 import torch
 from numba import carray, njit, types
 from numba.extending import intrinsic
+from torch import Tensor
 
-from domainpar.nn import kernels
+from domainpar.nn import COLUMN_BLOCK, kernels, products
 from domainpar.nn.compiled import compiled
 from domainpar.nn.kernels import NUM_CONSTANTS, Ends, Layer, Sums, Work
-from domainpar.nn.lanes import ROWS_AT_ONCE, wide
-from domainpar.nn.products import multiply, outer
-from domainpar.nn.program import STRIP
+from domainpar.nn.lanes import ROWS_AT_ONCE, load, store, wide
+from domainpar.nn.program import STRIP, Operand, Program, When, shared
 
 NUMBERS = {torch.float32: np.float32, torch.float64: np.float64, torch.bfloat16: np.uint16}
 """How kernels see the numbers of tables: uint16 stands for bfloat16."""
 
 _integers, _bytes = np.int64, np.uint8
+_SIXTEEN = wide(COLUMN_BLOCK)
 
 
 @intrinsic
@@ -74,24 +75,24 @@ def multiply_rows(kind: torch.dtype, out_kind: torch.dtype) -> int:
         inputs, outputs = arguments[1], arguments[4]
         rows = _table(arguments, 0, count, inputs, numbers)
         weight = _table(arguments, 2, inputs, outputs, exact)
-        multiply(rows, count, weight, _table(arguments, 3, count, outputs, of_out), arguments[5] != 0)
+        products.multiply(rows, count, weight, _table(arguments, 3, count, outputs, of_out), arguments[5] != 0)
 
     return _address(multiply_rows)
 
 
 @cache
-def add_outer(kind: torch.dtype, of_gradient: torch.dtype) -> int:
+def outer_of_rows(kind: torch.dtype, of_gradient: torch.dtype) -> int:
     """`out += rows.T @ gradient`: rows, their columns, gradient, its columns, out."""
     numbers, of_gradients = NUMBERS[kind], NUMBERS[of_gradient]
     exact = np.float64 if torch.float64 in (kind, of_gradient) else np.float32
 
-    def add_outer(arguments: Any, first: int, count: int) -> None:
+    def outer_of_rows(arguments: Any, first: int, count: int) -> None:
         inputs, outputs = arguments[1], arguments[3]
         rows = _table(arguments, 0, count, inputs, numbers)
         gradient = _table(arguments, 2, count, outputs, of_gradients)
-        outer(rows, gradient, count, _table(arguments, 4, inputs, outputs, exact))
+        products.outer(rows, gradient, count, _table(arguments, 4, inputs, outputs, exact))
 
-    return _address(add_outer)
+    return _address(outer_of_rows)
 
 
 @njit(inline="always")
@@ -156,9 +157,16 @@ def layer_forward(width: int, exact_kind: torch.dtype, out_kind: torch.dtype) ->
 
 
 @cache
-def layer_backward(width: int, exact_kind: torch.dtype, gradient_kind: torch.dtype, out_kind: torch.dtype) -> int:
+def layer_backward(
+    width: int,
+    exact_kind: torch.dtype,
+    gradient_kind: torch.dtype,
+    out_kind: torch.dtype,
+    carried_kind: torch.dtype,
+) -> int:
     """`kernels.backward`: 0 to 15 as above, gathered, gradient, carried, out, gradient of constants."""
     exact, of_gradient, of_out, lanes = NUMBERS[exact_kind], NUMBERS[gradient_kind], NUMBERS[out_kind], wide(width)
+    of_carried = NUMBERS[carried_kind]
 
     def layer_backward(arguments: Any, first: int, count: int) -> None:
         kernels.backward(
@@ -168,7 +176,7 @@ def layer_backward(width: int, exact_kind: torch.dtype, gradient_kind: torch.dty
             _ends(arguments, count),
             _table(arguments, 17, count, width, of_gradient),
             _table(arguments, 16, MANY, 2 * width, exact),
-            _table(arguments, 18, count, width, of_gradient),
+            _table(arguments, 18, count, width, of_carried),
             _table(arguments, 19, count, width, of_out),
             _table(arguments, 20, 3, width, exact),
             _sums(arguments, width, exact),
@@ -179,33 +187,40 @@ def layer_backward(width: int, exact_kind: torch.dtype, gradient_kind: torch.dty
 
 @cache
 def copy_columns(kind: torch.dtype, out_kind: torch.dtype) -> int:
-    """Copy rows into a wider or narrower table, the columns beyond theirs 0: rows, their columns, out, its columns."""
-    numbers, of_out = NUMBERS[kind], NUMBERS[out_kind]
+    """Copy rows into a wider or narrower table, the columns beyond theirs 0: rows, their columns, out, its columns.
+
+    Into another type go only rows of as many columns, a multiple of 16.
+    """
+    numbers, of_out, alike = NUMBERS[kind], NUMBERS[out_kind], kind == out_kind
 
     def copy_columns(arguments: Any, first: int, count: int) -> None:
         rows = _table(arguments, 0, count, arguments[1], numbers)
         out = _table(arguments, 2, count, arguments[3], of_out)
         common = min(rows.shape[1], out.shape[1])
         for i in range(count):
-            for column in range(common):
-                out[i, column] = rows[i, column]
-            for column in range(common, out.shape[1]):
-                out[i, column] = 0
+            if alike:
+                for column in range(common):
+                    out[i, column] = rows[i, column]
+                for column in range(common, out.shape[1]):
+                    out[i, column] = 0
+            else:
+                for column in range(0, common, COLUMN_BLOCK):
+                    store(out, i, column, load(rows, i, column, _SIXTEEN))
 
     return _address(copy_columns)
 
 
 @cache
-def clear() -> int:
+def clear_bytes() -> int:
     """Set to 0: bytes, and how many, or how many for each row."""
 
-    def clear(arguments: Any, first: int, count: int) -> None:
+    def clear_bytes(arguments: Any, first: int, count: int) -> None:
         size = arguments[1] if arguments[1] > 0 else -arguments[1] * count
         memory = carray(_pointer(arguments[0], _bytes), (size,))
         for i in range(size):
             memory[i] = 0
 
-    return _address(clear)
+    return _address(clear_bytes)
 
 
 @cache
@@ -223,7 +238,7 @@ def split(kind: torch.dtype) -> int:
 
 @cache
 def sum_pairs(width: int, kind: torch.dtype) -> int:
-    """`kernels.sum_pairs`: starts, pairs, at pairs, at ends."""
+    """`kernels.sum_pairs`: starts, pairs, at pairs, at ends, scale."""
     numbers, lanes = NUMBERS[kind], wide(width)
 
     def sum_pairs(arguments: Any, first: int, count: int) -> None:
@@ -234,7 +249,29 @@ def sum_pairs(width: int, kind: torch.dtype) -> int:
             _list(arguments, 1, MANY),
             _table(arguments, 2, MANY, width, numbers),
             _table(arguments, 3, MANY, 2 * width, numbers),
+            _table(arguments, 4, MANY, 2, numbers),
             lanes,
         )
 
     return _address(sum_pairs)
+
+
+def multiply(program: Program, rows: Operand, weight: Tensor, out: Operand, add: bool = False) -> None:
+    """Add to a program: `out = rows @ weight`, or `out +=`."""
+    program.add(multiply_rows(rows.dtype, out.dtype), rows, rows.width, shared(weight), out, weight.shape[1], add)
+
+
+def add_outer(program: Program, rows: Operand, gradient: Operand, out: Operand) -> None:
+    """Add to a program: `out += rows.T @ gradient`, of owned tiles."""
+    kernel = outer_of_rows(rows.dtype, gradient.dtype)
+    program.add(kernel, rows, rows.width, gradient, gradient.width, out, when=When.OWNED_STRIP)
+
+
+def copy(program: Program, rows: Operand, out: Operand) -> None:
+    """Add to a program: copy rows, into more or fewer columns."""
+    program.add(copy_columns(rows.dtype, out.dtype), rows, rows.width, out, out.width)
+
+
+def clear_rows(program: Program, rows: Operand, when: When = When.STRIP) -> None:
+    """Add to a program: set rows to 0."""
+    program.add(clear_bytes(), rows, -rows.width * rows.dtype.itemsize, when=when)

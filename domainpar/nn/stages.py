@@ -14,7 +14,16 @@ import torch
 from torch import Tensor
 
 from domainpar.nn.batchwise import EdgeBatches, NodeBatches
-from domainpar.nn.calls import EdgeCall, NodeCall, NodeRows
+from domainpar.nn.calls import (
+    Aggregate,
+    EdgeCall,
+    EdgeResults,
+    Link,
+    NodeCall,
+    NodeRows,
+    noise_of,
+    scale_of_sums,
+)
 from domainpar.nn.gradients import TakesGradients
 from domainpar.nn.mlp import MLP
 from domainpar.nn.tilewise import EdgeTiles, NodeTiles
@@ -23,18 +32,26 @@ from domainpar.parallel.local import LocalGraph
 
 
 class NodeStage(TakesGradients):
-    """A perceptron on the owned nodes: `mlp([table_1, table_2, ...])`, tile by tile."""
+    """A perceptron on the owned nodes: `mlp([table_1, table_2, ...])`, tile by tile.
 
-    def __init__(self, mlp: MLP) -> None:
+    Args:
+        mlp: The perceptron.
+        residual: Add its results to the first table, which is as wide: an update of states.
+    """
+
+    def __init__(self, mlp: MLP, residual: bool = False) -> None:
         super().__init__()
-        self.mlp = mlp
+        self.mlp, self.residual = mlp, residual
 
     def forward(self, tables: Sequence[Tensor], graph: LocalGraph, key: int | None = None) -> Tensor:
         """Node tables, each [num_owned, width], side by side into the MLP; returns [num_owned, out].
 
         With a key, numbers are dropped at random as the MLP's `dropout` says.
+
+        Raises:
+            ValueError: If the tables do not fit the MLP.
         """
-        _check_columns(self.mlp, sum(table.shape[1] for table in tables))
+        self._check(tables)
         step = _NodeStep(self, graph, key, len(tables))
         out: Tensor = _OnNodes.apply(step, *tables, *self.trainable())  # type: ignore[no-untyped-call]
         return out
@@ -44,9 +61,14 @@ class NodeStage(TakesGradients):
 
         The bits of their owners, without an exchange and without a gradient: that is their owners' to make.
         """
-        _check_columns(self.mlp, sum(table.shape[1] for table in tables))
+        self._check(tables)
         contiguous = [table.detach().contiguous() for table in tables]
         return _NodeStep(self, graph, key, len(tables)).on(NodeRows.ghosts(graph), contiguous).forward()
+
+    def _check(self, tables: Sequence[Tensor]) -> None:
+        _check_columns(self.mlp, sum(table.shape[1] for table in tables))
+        if self.residual:
+            _check_residual(self.mlp, tables[0].shape[1])
 
 
 class EdgeStage(TakesGradients):
@@ -55,11 +77,15 @@ class EdgeStage(TakesGradients):
     Args:
         mlp: The perceptron.
         products: Type of edge states and of their products, if not that of the parameters.
+        residual: Add its results to the edge states that come in, which are as wide.
+        aggregate: How sums at nodes are scaled.
     """
 
-    def __init__(self, mlp: MLP, products: torch.dtype | None = None) -> None:
+    def __init__(
+        self, mlp: MLP, products: torch.dtype | None = None, residual: bool = False, aggregate: Aggregate = "sum"
+    ) -> None:
         super().__init__()
-        self.mlp, self.products = mlp, products
+        self.mlp, self.products, self.residual, self.aggregate = mlp, products, residual, aggregate
 
     def forward(
         self,
@@ -87,20 +113,75 @@ class EdgeStage(TakesGradients):
             ValueError: If the states do not fit the MLP, or sums are asked of a stage that knows no halo or of a plain
                 output.
         """
-        node_width = 0 if nodes is None else nodes.owned.shape[1]
-        _check_columns(self.mlp, 2 * node_width + (0 if edges is None else edges.shape[1]))
-        if sums and (nodes is None or self.mlp.plain):
-            raise ValueError("sums at both ends need node states and a normalised output; ask for none: sums=False.")
-        owned = None if nodes is None else nodes.owned
-        edges = graph.features.new_empty(graph.num_edges, 0) if edges is None else edges
-        step = _EdgeStep(self, graph, sums, key)
-        new_edges, at_ends = _OnEdges.apply(step, nodes, owned, edges, *self.trainable())  # type: ignore[no-untyped-call]
-        return new_edges, at_ends
+        width = 0 if edges is None else edges.shape[1]
+        _check_columns(self.mlp, width + (0 if nodes is None else 2 * nodes.owned.shape[1]))
+        results = through([self], nodes, edges, graph, sums=sums, keys=[key])
+        new_edges = results.readout if self.mlp.plain else results.edges
+        assert new_edges is not None
+        return new_edges, results.sums
+
+
+def through(
+    stages: Sequence[EdgeStage],
+    nodes: Spread | None,
+    edges: Tensor | None,
+    graph: LocalGraph,
+    *,
+    sums: bool,
+    keeps: bool = True,
+    keys: Sequence[int | None],
+) -> EdgeResults:
+    """Several stages on the same node states in one pass over the edges. *Collective* in backward, with `sums`.
+
+    What one stage makes for the next never leaves the caches, and nothing of it is kept for backward.
+
+    Args:
+        stages: Each takes the edge states that the one before it made. Only the last may be a plain output: it reads
+            them out.
+        nodes: States of owned nodes, [num_owned, node width], on their way to the ghosts; None if no stage takes any.
+        edges: States of the local edges, [num_edges, edge width]; None if the first stage takes none.
+        graph: The part.
+        sums: Also sum the last edge states at their `dst` and at their `src`, scaled as the stage that made them says.
+        keeps: Also give back these states.
+        keys: Of random numbers for dropout, one for each stage; None: drop nothing.
+
+    Raises:
+        ValueError: If states do not fit a stage, or sums are asked of what knows no halo or makes no states.
+    """
+    node_width, width = 0 if nodes is None else nodes.owned.shape[1], 0 if edges is None else edges.shape[1]
+    chain: list[Link] = []
+    for stage, key in zip(stages, keys, strict=True):
+        mlp, takes_nodes = stage.mlp, stage.mlp.in_features != width
+        _check_columns(mlp, width + 2 * node_width * takes_nodes)
+        if stage.residual:
+            _check_residual(mlp, width)
+        noise = noise_of(mlp, key, graph.plan.edge_ids)
+        chain.append(Link(mlp, stage, takes_nodes, stage.residual, stage.products, noise))
+        width = mlp.out_features
+    states = [stage for stage in stages if not stage.mlp.plain]
+    if sums and (nodes is None or not states):
+        raise ValueError("sums at both ends need node states and a normalised output; ask for none: sums=False.")
+    if any(link.mlp.plain for link in chain[:-1]):
+        raise ValueError("only the last of several stages may be a plain output: the others make states for the next.")
+    edges = graph.features.new_empty(graph.num_edges, 0) if edges is None else edges
+    step = _EdgeStep(tuple(chain), graph, states[-1].aggregate if sums else None, keeps and bool(states))
+    parameters = [parameter for stage in stages for parameter in stage.trainable()]
+    owned = None if nodes is None else nodes.owned
+    results = _OnEdges.apply(step, nodes, owned, edges, *parameters)  # type: ignore[no-untyped-call]
+    return EdgeResults(*results)
 
 
 def _check_columns(mlp: MLP, columns: int) -> None:
     if columns != mlp.in_features:
         raise ValueError(f"the MLP of this stage takes {mlp.in_features} columns but got {columns}.")
+
+
+def _check_residual(mlp: MLP, width: int) -> None:
+    if mlp.plain or width != mlp.out_features:
+        raise ValueError(
+            f"a residual adds {mlp.out_features} columns to states of {width}, which must be as many, of a layer with "
+            "a norm; give the perceptron the width of the states, or residual=False."
+        )
 
 
 # A step is all of a stage's call but its tables: those autograd keeps, on the host or computed anew if so asked.
@@ -116,7 +197,7 @@ class _NodeStep(NamedTuple):
 
     def on(self, nodes: NodeRows, tables: Sequence[Tensor]) -> NodeCall:
         engine = NodeBatches if tables[0].is_cuda else NodeTiles
-        return engine(self.stage.mlp, nodes, tables, self.key)
+        return engine(self.stage.mlp, nodes, tables, self.stage.residual, self.key)
 
 
 class _OnNodes(torch.autograd.Function):
@@ -136,35 +217,46 @@ class _OnNodes(torch.autograd.Function):
 
 
 class _EdgeStep(NamedTuple):
-    stage: EdgeStage
+    chain: tuple[Link, ...]
     graph: LocalGraph
-    sums: bool
-    key: int | None
+    aggregate: Aggregate | None
+    keeps: bool
 
     def on(self, nodes: Spread | None, edges: Tensor) -> EdgeCall:
         engine = EdgeBatches if self.graph.features.is_cuda else EdgeTiles
-        return engine(self.stage.mlp, self.graph, nodes, edges, self.stage.products, self.key)
+        return engine(self.chain, self.graph, nodes, edges, self.aggregate, self.keeps)
 
 
 class _OnEdges(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, step: _EdgeStep, nodes: Spread | None, owned: Tensor | None, edges: Tensor, *parameters: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    ) -> EdgeResults:
         edges = edges.contiguous()
-        new_edges, at_ends = step.on(nodes, edges).forward(step.sums)
+        results = step.on(nodes, edges).forward()
+        ctx.set_materialize_grads(False)
         ctx.step, ctx.num_parameters = step, len(parameters)
-        ctx.halo = None if nodes is None else nodes.halo
+        ctx.halo, ctx.shape_of_sums = None if nodes is None else nodes.halo, results.sums.shape
         ctx.save_for_backward(edges, *([] if nodes is None else [nodes.local]))
-        return new_edges, at_ends
+        return results
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any, of_edges: Tensor | None, of_sums: Tensor | None, of_readout: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         step: _EdgeStep = ctx.step
         edges, *local = ctx.saved_tensors
-        # Ghosts are sent their owners' gradient of the sums: with it each copy of an edge has its whole gradient.
-        of_sums = ctx.halo.spread(grads[1]) if step.sums else None
+        spread = None
+        if step.aggregate is not None:
+            # Ghosts are sent their owners' gradient of the sums: with it each copy of an edge has its whole gradient.
+            # Also where no rank has one: every rank takes part in every exchange.
+            of_sums = step.chain[0].mlp.linears[0].weight.new_zeros(ctx.shape_of_sums) if of_sums is None else of_sums
+            scale = scale_of_sums(step.graph, step.aggregate, of_sums)
+            if scale is not None:
+                of_sums = (of_sums.unflatten(1, (2, -1)) * scale[..., None]).flatten(1)
+            spread = ctx.halo.spread(of_sums)
         nodes = Spread(ctx.halo, local[0][: step.graph.num_owned], local[0]) if local else None
-        of_owned, of_edges = step.on(nodes, edges).backward(grads[0], of_sums, step.stage, ctx.needs_input_grad[3])
+        needed = ctx.needs_input_grad[3]
+        of_owned, of_input = step.on(nodes, edges).backward(of_edges, spread, of_readout, needed)
         # None for step and nodes, which are no tensors, and for parameters, whose gradients the stage's sink has.
-        return None, None, of_owned, of_edges, *[None] * ctx.num_parameters
+        return None, None, of_owned, of_input, *[None] * ctx.num_parameters

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from domainpar.nn import operations
-from domainpar.nn.blocks import AtEnds, Folded, Partials, Perceptron, SumsAt, fold
-from domainpar.nn.calls import GHOST_ROWS, EdgeCall, NodeCall
+from domainpar.nn.blocks import NOWHERE, AtEnds, Folded, Partials, Perceptron, SumsAt, fold
+from domainpar.nn.calls import GHOST_ROWS, EdgeCall, EdgeResults, Link, NodeCall, scale_of_sums
 from domainpar.nn.gradients import TakesGradients
 from domainpar.nn.mlp import limbs_at_ends
-from domainpar.nn.program import NOTHING, Operand, Program, Tiles, When, shared, table
+from domainpar.nn.program import NOTHING, STRIP, Operand, Program, Tiles, When, shared, table
 from domainpar.parallel.halo import Spread
 from domainpar.parallel.local import EdgeTile, LocalGraph
 from domainpar.parallel.tables import empty_table
@@ -33,6 +34,10 @@ def _of_edges(tiles: Sequence[EdgeTile]) -> Tiles:
     return Tiles.of([(tile.edges, tile.pairs, tile.owned) for tile in tiles])
 
 
+def _like(rows: Tensor) -> Tensor:
+    return empty_table(len(rows), rows.shape[1], rows)
+
+
 @dataclass(frozen=True)
 class NodeTiles(NodeCall):
     """A perceptron on the rows of some nodes, piece by piece."""
@@ -40,22 +45,24 @@ class NodeTiles(NodeCall):
     def forward(self) -> Tensor:
         folded, program = fold(self.mlp, self.tables), Program()
         out = empty_table(self.nodes.count, self.mlp.out_features, self.tables[0])
-        perceptron = Perceptron(program, folded, noise=self.noise)
-        perceptron.forward(self._inputs, out=table(out))
+        residual = table(self.tables[0]) if self.residual else NOTHING
+        Perceptron(program, folded, noise=self.noise).forward(self._inputs, residual=residual, out=table(out))
         program.run(_of_nodes(self.nodes.pieces))
         return out
 
     def backward(self, gradient: Tensor, taker: TakesGradients, needed: Sequence[bool]) -> list[Tensor | None]:
         folded, program, gradient = fold(self.mlp, self.tables), Program(), gradient.contiguous()
-        of_tables = [_like(one) if is_needed else None for one, is_needed in zip(self.tables, needed)]
+        of_tables = [_like(rows) if is_needed else None for rows, is_needed in zip(self.tables, needed)]
         perceptron, partials = Perceptron(program, folded, noise=self.noise), Partials(program, folded.exact)
         perceptron.take_partials(partials)
         partials.close()
         perceptron.forward(self._inputs)
-        of_product = perceptron.backward(table(gradient))
+        carried = NOTHING if of_tables[0] is None or not self.residual else table(of_tables[0])
+        of_product = perceptron.backward(table(gradient), carried=carried)
         for position, of_table in enumerate(of_tables):
             if of_table is not None:
-                perceptron.hand_back(of_product, position, table(of_table))
+                add = self.residual and position == 0
+                perceptron.hand_back(of_product, position, table(of_table), add)
         partials.clear()
         program.run(_of_nodes(self.nodes.pieces))
         perceptron.give(*partials.total(), taker)
@@ -63,59 +70,136 @@ class NodeTiles(NodeCall):
 
     @property
     def _inputs(self) -> list[Operand]:
-        return [table(one) for one in self.tables]
+        return [table(rows) for rows in self.tables]
 
 
-def _like(rows: Tensor) -> Tensor:
-    return empty_table(len(rows), rows.shape[1], rows)
+class _Linked(NamedTuple):
+    """A perceptron of a chain, as a program has it.
+
+    Attributes:
+        link: What it is.
+        folded: Its weights.
+        perceptron: Its operations.
+        at_nodes: Products of node states with its first layer, [num_local, 2 padded out]; None if it takes none.
+    """
+
+    link: Link
+    folded: Folded
+    perceptron: Perceptron
+    at_nodes: Tensor | None
+
+    @property
+    def gathered(self) -> Operand:
+        return NOTHING if self.at_nodes is None else shared(self.at_nodes)
 
 
 @dataclass(frozen=True)
 class EdgeTiles(EdgeCall):
-    """A perceptron on the local edges, tile by tile."""
+    """Perceptrons on the local edges, tile by tile."""
 
-    def forward(self, sums: bool) -> tuple[Tensor, Tensor]:
-        folded, program, graph = self._folded(), Program(), self.graph
-        kind = folded.exact if self.mlp.plain else self.products or folded.exact
-        out = empty_table(graph.num_edges, self.mlp.out_features, self.edges, kind)
-        at_nodes = _NodeProducts(self, folded)
-        at_ends = _Sums(graph, self.mlp.out_features if sums else 0, folded.exact)
-        perceptron = Perceptron(program, folded, _ends(graph), self.noise)
-        perceptron.forward(self._inputs, at_nodes.operand, out=table(out), sums=at_ends.cleared_by(program))
-        self._run(program, self.nodes, at_nodes.take_ghosts)
-        return out, at_ends.finish()
+    def forward(self) -> EdgeResults:
+        program, graph = Program(), self.graph
+        chain = self._linked(program)
+        edges = readout = None
+        width, exact = chain[-1].link.mlp.out_features, chain[0].folded.exact
+        if self.readout is not None:
+            readout = empty_table(graph.num_edges, width, self.edges, exact)
+        if self.updates:
+            width = self.updates[-1].mlp.out_features
+            if self.keeps:
+                edges = empty_table(graph.num_edges, width, self.edges, self.updates[-1].kind)
+        at_ends = _Sums(graph, width if self.aggregate else 0, exact)
+        outs = {}
+        if edges is not None:
+            outs[len(self.updates) - 1] = table(edges)
+        if readout is not None:
+            outs[len(chain) - 1] = table(readout)
+        self._forward(program, chain, outs, at_ends.cleared_by(program))
+        products = _NodeProducts(self, chain)
+        self._run(program, self.nodes, products.take_ghosts)
+        scale = scale_of_sums(graph, self.aggregate, at_ends.at_ends) if self.aggregate else None
+        return EdgeResults(edges, at_ends.finish(scale), readout)
 
     def backward(
-        self, of_edges: Tensor, of_sums: Spread | None, taker: TakesGradients, needed: bool
+        self, of_edges: Tensor | None, of_sums: Spread | None, of_readout: Tensor | None, needed: bool
     ) -> tuple[Tensor | None, Tensor | None]:
-        folded, program, graph, of_edges = self._folded(), Program(), self.graph, of_edges.contiguous()
-        at_nodes = _NodeProducts(self, folded)
-        at_nodes.take_ghosts()  # they came in forward
-        of_operand = _like(self.edges) if needed else None
-        at_ends = _Sums(graph, folded.width if self.nodes is not None else 0, folded.exact)
-        perceptron, partials = Perceptron(program, folded, _ends(graph), self.noise), Partials(program, folded.exact)
-        perceptron.take_partials(partials)
+        program, graph = Program(), self.graph
+        chain = self._linked(program)
+        products = _NodeProducts(self, chain)
+        products.take_ghosts()  # they came in forward
+        partials = Partials(program, chain[0].folded.exact)
+        for linked in chain:
+            linked.perceptron.take_partials(partials)
         partials.close()
-        perceptron.forward(self._inputs, at_nodes.operand)
-        # An edge's gradient is that of its state and of both sums it went into: complete on every rank that has a
-        # copy of it, since ghosts were sent the gradient of their owners' sums.
+        self._forward(program, chain, {len(chain) - 1: NOTHING}, NOWHERE)
+        of_operand = _like(self.edges) if needed else None
+        at_ends = [
+            _Sums(graph, linked.folded.width if linked.link.takes_nodes else 0, linked.folded.exact) for linked in chain
+        ]
+        # Of a state of the chain: what its readout and later states return, in memory of the strip; else the table
+        # that came. An edge's gradient is that of its state and of both sums it went into: complete on every rank that
+        # has a copy of it, since ghosts were sent the gradient of their owners' sums.
+        tables = [None if one is None else one.contiguous() for one in (of_edges, of_readout)]
+        gradient = None if tables[0] is None else table(tables[0])
         gathered = NOTHING if of_sums is None else shared(of_sums.local)
-        of_product = perceptron.backward(table(of_edges), gathered, sums=at_ends.cleared_by(program))
-        if of_operand is not None and self.edges.shape[1]:
-            perceptron.hand_back(of_product, 0, table(of_operand))
+        for position in range(len(chain) - 1, -1, -1):
+            linked = chain[position]
+            reads = linked.link.mlp.plain
+            of_results = (None if tables[1] is None else table(tables[1])) if reads else gradient
+            if reads and of_results is None:
+                continue
+            if of_results is None:
+                of_results = program.room(STRIP, linked.link.mlp.out_features, linked.folded.exact)
+                operations.clear_rows(program, of_results)
+            carries = linked.link.residual or (reads and gradient is not None)
+            if position:
+                into = program.room(STRIP, linked.folded.widths[0], linked.folded.exact)
+            else:
+                into = NOTHING if of_operand is None or not linked.folded.widths else table(of_operand)
+            if reads and gradient is not None and into is not NOTHING:
+                operations.copy(program, gradient, into)
+            of_product = linked.perceptron.backward(
+                of_results,
+                NOTHING if reads else gathered,
+                into if linked.link.residual else NOTHING,
+                at_ends[position].cleared_by(program),
+            )
+            if into is not NOTHING:
+                linked.perceptron.hand_back(of_product, 0, into, carries)
+            gradient, gathered = into if reads or position else None, gathered if reads else NOTHING
         partials.clear()
         self._run(program, of_sums)
-        perceptron.give(*partials.total(), taker)
-        of_ends = at_ends.finish()
-        return None if self.nodes is None else at_nodes.back(of_ends, taker), of_operand
+        total = partials.total()
+        for linked in chain:
+            linked.perceptron.give(*total, linked.link.taker)
+        if self.nodes is None:
+            return None, of_operand
+        return products.back([sums.finish() for sums in at_ends]), of_operand
 
-    def _folded(self) -> Folded:
-        tables = [self.edges] if self.edges.shape[1] else []
-        return fold(self.mlp, tables, 0 if self.nodes is None else self.nodes.owned.shape[1], self.products)
+    def _linked(self, program: Program) -> list[_Linked]:
+        chain, tables, ends = [], [self.edges] if self.edges.shape[1] else [], _ends(self.graph)
+        for link in self.chain:
+            width = self.nodes.owned.shape[1] if link.takes_nodes and self.nodes is not None else 0
+            folded = fold(link.mlp, tables, width, link.products)
+            at_nodes = None
+            if width:
+                columns = folded.at_ends.forward.shape[1]
+                at_nodes = empty_table(self.graph.plan.num_local, columns, self.graph.features, folded.exact)
+            chain.append(_Linked(link, folded, Perceptron(program, folded, ends, link.noise), at_nodes))
+            tables = [torch.empty(0, link.mlp.out_features, dtype=link.kind)]  # what the next one takes
+        return chain
 
-    @property
-    def _inputs(self) -> list[Operand]:
-        return [table(self.edges)] if self.edges.shape[1] else []
+    def _forward(self, program: Program, chain: Sequence[_Linked], outs: dict[int, Operand], sums: SumsAt) -> None:
+        """All perceptrons; results go where `outs` says, those of others stay in memory of the strip."""
+        states = [table(self.edges)] if self.edges.shape[1] else []
+        for position, (link, _, perceptron, _) in enumerate(chain):
+            out = outs.get(position)
+            if out is None:
+                out = program.room(STRIP, link.mlp.out_features, link.kind)
+            is_last = position == len(self.updates) - 1
+            residual = states[0] if link.residual else NOTHING
+            perceptron.forward(states, chain[position].gathered, residual, out, sums if is_last else NOWHERE)
+            states = [out]
 
     def _run(self, program: Program, waiting: Spread | None, arrived: Callable[[], None] = lambda: None) -> None:
         """Do all tiles, those that need no ghost while ghosts are on their way."""
@@ -131,57 +215,56 @@ class EdgeTiles(EdgeCall):
 
 
 class _NodeProducts:
-    """Products of node states with the first layer's weights for `dst` and for `src`, [num_local, 2 padded out]."""
+    """Products of node states with the first layers' weights for `dst` and for `src`, and the way back."""
 
-    def __init__(self, call: EdgeCall, folded: Folded) -> None:
-        self._call, self._weight = call, folded.at_ends
-        self.operand = NOTHING
-        if call.nodes is not None:
-            self._table = empty_table(
-                call.graph.plan.num_local, folded.at_ends.forward.shape[1], call.graph.features, folded.exact
-            )
-            self.operand = shared(self._table)
-            self._multiply([tile.rows for tile in call.graph.tiles.nodes])
+    def __init__(self, call: EdgeCall, chain: Sequence[_Linked]) -> None:
+        self._graph, self._nodes = call.graph, call.nodes
+        self._chain = [linked for linked in chain if linked.at_nodes is not None]
+        self._taking = [position for position, linked in enumerate(chain) if linked.at_nodes is not None]
+        self._multiply([tile.rows for tile in call.graph.tiles.nodes])
 
     def take_ghosts(self) -> None:
         """Multiply the ghosts' states, which have come."""
-        if self._call.nodes is not None:
-            self._call.nodes.finish()
-            first, stop = self._call.graph.num_owned, self._call.graph.plan.num_local
+        if self._nodes is not None:
+            self._nodes.finish()
+            first, stop = self._graph.num_owned, self._graph.plan.num_local
             self._multiply([slice(row, min(row + GHOST_ROWS, stop)) for row in range(first, stop, GHOST_ROWS)])
 
     def _multiply(self, pieces: Sequence[slice]) -> None:
-        assert self._call.nodes is not None
-        program, states = Program(), self._call.nodes.local
-        kernel = operations.multiply_rows(states.dtype, self._table.dtype)
-        out, weight = table(self._table), self._weight.forward
-        program.add(kernel, table(states), states.shape[1], shared(weight), out, out.width, False)
+        program = Program()
+        for _, folded, _, at_nodes in self._chain:
+            assert self._nodes is not None
+            assert at_nodes is not None
+            operations.multiply(program, table(self._nodes.local), folded.at_ends.forward, table(at_nodes))
         program.run(_of_nodes(pieces))
 
-    def back(self, of_ends: Tensor, taker: TakesGradients) -> Tensor:
+    def back(self, of_ends: Sequence[Tensor]) -> Tensor:
         """Gradient of the owned nodes' states, given that of their products; and that of the weights between."""
-        assert self._call.nodes is not None
-        states, back, program = self._call.nodes.local, self._weight.back, Program()
-        of_states = empty_table(self._call.graph.num_owned, states.shape[1], states)
-        partials = Partials(program, of_ends.dtype)
-        first = partials.take(states.shape[1], of_ends.shape[1])
+        assert self._nodes is not None
+        states, program = self._nodes.local, Program()
+        of_states = empty_table(self._graph.num_owned, states.shape[1], states)
+        out = room = table(of_states)
+        width = self._chain[0].folded.at_ends.back.shape[1]
+        if out.width != width:
+            room = program.room(STRIP, width, out.dtype)
+        partials = Partials(program, states.dtype)
+        gradients = [table(of_ends[position]) for position in self._taking]
+        firsts = [partials.take(states.shape[1], gradient.width) for gradient in gradients]
         partials.close()
-        gradient, out = table(of_ends), table(of_states)
-        room = out if out.width == back.shape[1] else program.room(operations.STRIP, back.shape[1], out.dtype)
-        kernel = operations.multiply_rows(gradient.dtype, out.dtype)
-        program.add(kernel, gradient, gradient.width, shared(back), room, back.shape[1], False)
+        for number, (linked, gradient, first) in enumerate(zip(self._chain, gradients, firsts)):
+            operations.multiply(program, gradient, linked.folded.at_ends.back, room, add=number > 0)
+            # These columns of the weight multiplied nodes, so their partials are of tiles of nodes, not of edges.
+            operations.add_outer(program, table(states), gradient, partials.at(first))
         if room is not out:
-            program.add(operations.copy_columns(room.dtype, out.dtype), room, room.width, out, out.width)
-        # These columns of the weight multiplied nodes, so their partials are of tiles of nodes, not of edges.
-        outer = operations.add_outer(states.dtype, of_ends.dtype)
-        rows = (table(states), states.shape[1], gradient, gradient.width, partials.at(first))
-        program.add(outer, *rows, when=When.OWNED_STRIP)
+            operations.copy(program, room, out)
         partials.clear()
-        program.run(_of_nodes([tile.rows for tile in self._call.graph.tiles.nodes]))
+        program.run(_of_nodes([tile.rows for tile in self._graph.tiles.nodes]))
         limbs, rejected, largest = partials.total()
-        weight = self._call.mlp.layers[0].linear.weight
-        halves = limbs.reshape(2, states.shape[1], 2, -1)[..., : len(weight)].transpose(2, 0, 3, 1)
-        taker.give_limbs([weight], [limbs_at_ends(weight, *halves).reshape(2, -1)], rejected, largest)
+        for linked, gradient, first in zip(self._chain, gradients, firsts):
+            weight = linked.link.mlp.layers[0].linear.weight
+            part = limbs[:, first : first + states.shape[1] * gradient.width]
+            halves = part.reshape(2, states.shape[1], 2, -1)[..., : len(weight)].transpose(2, 0, 3, 1)
+            linked.link.taker.give_limbs([weight], [limbs_at_ends(weight, *halves).reshape(2, -1)], rejected, largest)
         return of_states
 
 
@@ -198,22 +281,23 @@ class _Sums:
 
     def __init__(self, graph: LocalGraph, width: int, dtype: torch.dtype) -> None:
         self._graph, self._width = graph, width
-        self._at_ends = empty_table(graph.num_owned, 2 * width, graph.features, dtype).zero_()
+        self.at_ends = empty_table(graph.num_owned, 2 * width, graph.features, dtype).zero_()
         self._at_pairs = empty_table(len(graph.tiles.pair_rows) if width else 0, width, graph.features, dtype)
 
     def cleared_by(self, program: Program) -> SumsAt:
         """The sums that rows are added to; none, if this width is 0. A tile's own pairs are cleared before."""
         if self._width == 0:
-            return SumsAt()
+            return NOWHERE
         pairs = table(self._at_pairs)  # no other tile has these
-        program.add(operations.clear(), pairs, -pairs.row_bytes, when=When.TILE_STARTS)
-        return SumsAt(shared(self._at_ends), shared(self._at_pairs))
+        operations.clear_rows(program, pairs, When.TILE_STARTS)
+        return SumsAt(shared(self.at_ends), shared(self._at_pairs))
 
-    def finish(self) -> Tensor:
-        """The sums at `dst`, then at `src`, [num_owned, 2 width]."""
+    def finish(self, scale: Tensor | None = None) -> Tensor:
+        """The sums at `dst`, then at `src`, [num_owned, 2 width], times factors [num_owned, 2]."""
         if self._width:
             program, (starts, pairs) = Program(), self._graph.tiles.pairs_of_nodes
-            kernel = operations.sum_pairs(self._width, self._at_ends.dtype)
-            program.add(kernel, shared(starts), shared(pairs), shared(self._at_pairs), shared(self._at_ends))
+            kernel = operations.sum_pairs(self._width, self.at_ends.dtype)
+            factors = NOTHING if scale is None else shared(scale)
+            program.add(kernel, shared(starts), shared(pairs), shared(self._at_pairs), shared(self.at_ends), factors)
             program.run(_of_nodes([tile.rows for tile in self._graph.tiles.nodes]))
-        return self._at_ends
+        return self.at_ends
