@@ -75,7 +75,7 @@ class NodeBatches(NodeCall):
         return out
 
     def backward(self, gradient: Tensor, taker: TakesGradients, needed: Sequence[bool]) -> list[Tensor | None]:
-        of_tables: list[Tensor | None] = [torch.empty_like(table) for table in self.tables]
+        of_tables = [torch.empty_like(table) for table in self.tables]
         parameters = list(self.mlp.parameters())
         for rows in _in_batches(self.nodes.count):
             # Forward kept no activations: they are computed again, batch by batch, with autograd looking on.
@@ -86,7 +86,7 @@ class NodeBatches(NodeCall):
             for table, grad in zip(of_tables, gradients):
                 table[rows] = grad
             taker.give(_trainable(parameters), gradients[len(operands) :])
-        return of_tables
+        return list(of_tables)
 
     def _rows(self, operands: Sequence[Tensor], rows: slice) -> Tensor:
         first = self.mlp.layers[0].linear
@@ -123,7 +123,11 @@ class EdgeBatches(EdgeCall):
                 if table is not None and made is not None:
                     table[rows] = made
 
-        self._each(compute, self.nodes, lambda: [products.take_ghosts() for products in at_nodes])
+        def arrived() -> None:
+            for products in at_nodes:
+                products.take_ghosts()
+
+        self._each(compute, self.nodes, arrived)
         sums = self.edges.new_empty(self.graph.num_owned, 0, dtype=exact)
         if self.aggregate is not None and states is not None:
             sums = _sums_at_ends(states.to(exact), self.graph)
@@ -193,7 +197,7 @@ class EdgeBatches(EdgeCall):
         self,
         compute: Callable[[slice, bool], None],
         waiting: Spread | None,
-        arrived: Callable[[], object] = lambda: None,
+        arrived: Callable[[], None] = lambda: None,
     ) -> None:
         """Do all batches, those without a ghost while ghosts are on their way."""
         tiles = self.graph.tiles.edges

@@ -17,6 +17,7 @@ from torch import nn
 
 from domainpar.nn.adapt.on_events import OnEvents
 from domainpar.nn.adapt.rows import NotExact
+from domainpar.nn.calls import Aggregate
 from domainpar.nn.classifier import EdgeClassifier
 from domainpar.nn.interaction import InteractionNetwork
 from domainpar.nn.published import OF_THE_FIELD
@@ -26,6 +27,9 @@ ON_STAGES: dict[str, Callable[..., InteractionNetwork]] = {
     "interaction-node-first": partial(InteractionNetwork, order="node-first"),
 }
 """The same bits on any number of ranks."""
+
+LEARNS: dict[str, Any] = {"residual": True, "aggregate": "root", "activation": "relu"}
+"""The form of networks on stages that learns best: `bench/learning.py`."""
 
 OPTIONS = ("node_features", "edge_features", "hidden", "graph_iters", "dropout", "seed")
 """Arguments of networks; a user's factory is called with those of them that it takes."""
@@ -46,6 +50,9 @@ def build_model(
     products: torch.dtype | None = None,
     recompute_every: int | None = None,
     dropout: float = 0.0,
+    residual: bool | None = None,
+    aggregate: Aggregate | None = None,
+    activation: str | None = None,
 ) -> EdgeClassifier:
     """Build a network; the same weights on every rank.
 
@@ -62,16 +69,21 @@ def build_model(
         products: See `EdgeStage`; of networks on stages.
         recompute_every: See `InteractionNetwork`; of networks on stages.
         dropout: Of networks on stages and of users' own.
+        residual, aggregate, activation: See `InteractionNetwork`; of networks on stages. None: as in `LEARNS`.
 
     Raises:
         ValueError: If there is no network of this name, or it cannot have these sizes or options.
     """
     options: dict[str, Any] = {"hidden": hidden, "graph_iters": graph_iters, "seed": seed}
     of_stages = {"shared_weights": shared_weights, "products": products, "recompute_every": recompute_every}
+    form = {"residual": residual, "aggregate": aggregate, "activation": activation}
     if name in ON_STAGES:
-        make = ON_STAGES[name]
-        return make(node_features, edge_features, **options, **of_stages, dtype=dtype, dropout=dropout)
+        make, chosen = ON_STAGES[name], {option: value for option, value in form.items() if value is not None}
+        return make(
+            node_features, edge_features, **options, **of_stages, **LEARNS | chosen, dtype=dtype, dropout=dropout
+        )
     refused = [_FLAGS[option] for option, value in of_stages.items() if value]
+    refused += [f"--{option}" for option, value in form.items() if value is not None]
     if dropout and name in OF_THE_FIELD:
         refused.append("--dropout")
     if refused:

@@ -2,7 +2,7 @@
 
 Both keep a state per node and per edge and sum new edge states at both ends of each edge, apart from each other.
 Definitions follow the acorn framework (`InteractionGNN`: node then edge; `InteractionGNN2`: edge then node), with
-LayerNorm and ReLU after every layer and no residual.
+LayerNorm and an activation after every layer. States are replaced in each iteration, or updated by residuals.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from domainpar.nn.calls import Aggregate
 from domainpar.nn.classifier import EdgeClassifier, Exactness
 from domainpar.nn.gradients import GradientSink
 from domainpar.nn.memory import ModelSize
@@ -21,7 +22,7 @@ from domainpar.nn.mlp import MLP
 from domainpar.nn.noise import key_of
 from domainpar.nn.recompute import Spreads, recomputed
 from domainpar.nn.selftest import rows_are_independent
-from domainpar.nn.stages import EdgeStage, NodeStage
+from domainpar.nn.stages import EdgeStage, NodeStage, through
 from domainpar.parallel.halo import CompleteHalo, Spread
 from domainpar.parallel.local import LocalGraph
 from domainpar.parallel.transport import Transport
@@ -40,7 +41,9 @@ class InteractionNetwork(EdgeClassifier):
         node-first   x = node([x, S_dst e, S_src e])        e = edge([x_src, x_dst, e])
         head         edge-first: logit = mlp(e)             node-first: logit = mlp([x_src, x_dst, e])
 
-    The last node update of the edge-first order would reach no logit and is left out.
+    The last node update of the edge-first order would reach no logit and is left out. With `residual`, nets have no
+    activation after their last norm, and `e = edge(...)`, `x = node(...)` become `e = e + edge(...)`,
+    `x = x + node(...)`: gradients reach the first iterations whole.
 
     Args:
         node_features: Features of a node.
@@ -57,6 +60,9 @@ class InteractionNetwork(EdgeClassifier):
         recompute_every: Keep the states of every K-th iteration only, and compute those between again in backward;
             None: keep all.
         dropout: Probability with which each number of a hidden layer is dropped in training.
+        residual: Update states instead of replacing them.
+        aggregate: How sums at nodes are scaled: `sum` not at all, `mean` by 1 / degree, `root` by 1 / sqrt(degree).
+        activation: Of hidden layers: `relu`, `silu` or `tanh`.
 
     Raises:
         ValueError: If a size is out of its range, or the types do not go together.
@@ -77,6 +83,9 @@ class InteractionNetwork(EdgeClassifier):
         products: torch.dtype | None = None,
         recompute_every: int | None = None,
         dropout: float = 0.0,
+        residual: bool = False,
+        aggregate: Aggregate = "sum",
+        activation: str = "relu",
     ) -> None:
         super().__init__()
         if recompute_every is not None and recompute_every < 1:
@@ -92,21 +101,28 @@ class InteractionNetwork(EdgeClassifier):
             )
         generator = torch.Generator().manual_seed(seed)
         widths = (hidden,) * layers
+        last = "none" if residual else None
 
-        def edge_stage(edge_width: int) -> EdgeStage:
-            return EdgeStage(MLP(2 * hidden + edge_width, widths, generator, dropout=dropout), products)
+        def mlp(columns: int, *, updates: bool = False) -> MLP:
+            last_activation = last if updates else None
+            return MLP(
+                columns, widths, generator, dropout=dropout, activation=activation, last_activation=last_activation
+            )
+
+        def edge_stage() -> EdgeStage:
+            return EdgeStage(mlp(3 * hidden, updates=True), products, residual, aggregate)
 
         def node_stage() -> NodeStage:
-            return NodeStage(MLP(3 * hidden, widths, generator, dropout=dropout))
+            return NodeStage(mlp(3 * hidden, updates=True), residual)
 
         self.node_first, self.recompute_every = order == "node-first", recompute_every
-        self.node_encoder = NodeStage(MLP(node_features, widths, generator, dropout=dropout))
-        self.edge_encoder = edge_stage(edge_features)
-        self.edge_stages = _per_iteration(lambda: edge_stage(hidden), graph_iters, shared_weights)
+        self.node_encoder = NodeStage(mlp(node_features))
+        self.edge_encoder = EdgeStage(mlp(2 * hidden + edge_features), products, aggregate=aggregate)
+        self.edge_stages = _per_iteration(edge_stage, graph_iters, shared_weights)
         num_node_updates = graph_iters if self.node_first else graph_iters - 1
         self.node_stages = _per_iteration(node_stage, num_node_updates, shared_weights)
         columns = (3 if self.node_first else 1) * hidden
-        of_head = MLP(columns, (*widths, 1), generator, plain_output=True, dropout=dropout)
+        of_head = MLP(columns, (*widths, 1), generator, plain_output=True, dropout=dropout, activation=activation)
         self.head = EdgeStage(of_head, products)
         edge_item_bytes = None if products is None else products.itemsize
         self.size = ModelSize(hidden, graph_iters, dtype.itemsize, edge_item_bytes, recompute_every)
@@ -144,15 +160,15 @@ class InteractionNetwork(EdgeClassifier):
         """
         of = _Keys(key)
         nodes = self._encode(graph, halo, of("node encoder"))
-        edges, sums = self.edge_encoder(nodes, graph.edge_features, graph, self.node_first, of("edge encoder"))
-        states = States(nodes, edges, sums)
+        states = States(nodes, graph.edge_features, None)
+        if self.node_first:
+            states = self._encode_edges(states, graph, of)
         for iterations in self._in_segments():
             run = partial(self._iterate, iterations, states, graph, of)
             is_last = iterations.stop == len(self.edge_stages)  # its backward follows at once: keeping it is free
             states = run(halo) if is_last or not torch.is_grad_enabled() else recomputed(run, halo)
-        at_ends = states.nodes if self.node_first else None
-        logits: Tensor = self.head(at_ends, states.edges, graph, False, of("head"))[0]
-        return logits.squeeze(1)
+        assert states.edges is not None
+        return states.edges.squeeze(1)
 
     def _encode(self, graph: LocalGraph, halo: CompleteHalo, key: int | None) -> Spread:
         """First states of nodes; those of ghosts are made here, of their raw features, rather than fetched."""
@@ -165,16 +181,33 @@ class InteractionNetwork(EdgeClassifier):
         length = self.recompute_every or count
         return [range(first, min(first + length, count)) for first in range(0, count, length)]
 
+    def _encode_edges(self, states: States, graph: LocalGraph, of: _Keys) -> States:
+        results = through([self.edge_encoder], *states[:2], graph, sums=True, keys=[of("edge encoder")])
+        return States(states.nodes, results.edges, results.sums)
+
     def _iterate(self, iterations: range, states: States, graph: LocalGraph, of: _Keys, halo: Spreads) -> States:
+        """Some iterations; after the last of all, the states of edges are their logits."""
         nodes, edges, sums = states
         last = len(self.edge_stages) - 1
         for iteration in iterations:
             if self.node_first:
+                assert sums is not None
                 nodes = halo.spread(self.node_stages[iteration]([nodes.owned, sums], graph, of("nodes", iteration)))
-            edges, sums = self.edge_stages[iteration](nodes, edges, graph, iteration < last, of("edges", iteration))
-            if not self.node_first and iteration < last:
+            # What works on the same states of nodes is one pass over the edges: first states of edges and the first
+            # iteration, unless nodes come in between, and the last iteration and its readout.
+            stage = self.edge_stages[iteration]
+            assert isinstance(stage, EdgeStage)
+            stages, keys = [stage], [of("edges", iteration)]
+            if iteration == 0 and not self.node_first:
+                stages, keys = [self.edge_encoder, *stages], [of("edge encoder"), *keys]
+            if iteration == last:
+                stages, keys = [*stages, self.head], [*keys, of("head")]
+            goes_on = iteration < last
+            results = through(stages, nodes, edges, graph, sums=goes_on, keeps=goes_on, keys=keys)
+            edges, sums = results.edges if goes_on else results.readout, results.sums
+            if not self.node_first and goes_on:
                 nodes = halo.spread(self.node_stages[iteration]([nodes.owned, sums], graph, of("nodes", iteration)))
-                sums = sums.new_empty(0)  # no later iteration takes these: keep them no longer
+                sums = None  # no later iteration takes these: keep them no longer
         return States(nodes, edges, sums)
 
 
@@ -189,11 +222,11 @@ class _Keys:
 
 
 class States(NamedTuple):
-    """State between two iterations: of nodes and edges, and the sums at nodes."""
+    """State between two iterations: of nodes and edges, and the sums at nodes if the next one takes them."""
 
     nodes: Spread
-    edges: Tensor
-    sums: Tensor
+    edges: Tensor | None
+    sums: Tensor | None
 
 
 def _per_iteration(make: Callable[[], nn.Module], count: int, shared: bool) -> nn.ModuleList:

@@ -258,7 +258,7 @@ def inverse_root(typing: Any, lanes: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = args[0].type
         name = f"llvm.sqrt.v{lanes.count}f{32 if kind.element == _FLOAT else 64}"
-        root = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind]), name)  # type: ignore[no-untyped-call]
+        root = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind]), name)
         return builder.fdiv(_each(kind, 1.0), builder.call(root, [args[0]]))
 
     return lanes(lanes), generate

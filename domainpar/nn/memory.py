@@ -37,11 +37,11 @@ class ModelSize:
     def bytes_of(self, num_nodes: IntArray, num_edges: IntArray, num_pairs: IntArray | None = None) -> IntArray:
         """Predicted peak of one training step above the bare process.
 
-        It comes early in backward. All that autograd keeps is still there: of each iteration the edge states and,
-        per node, its state, the same with ghosts, and two sums. Besides, the edge states that the head took and a
-        gradient of edge states, or two gradients; and the working memory of one stage: per node two products of its
-        state, two gradients of sums and one of the state, and a partial sum per (tile, node) pair. The blocks that one
-        tile works in are small against it.
+        It comes early in backward. All that autograd keeps is still there: of each iteration but the first, which
+        begins with features, the edge states and, per node, its state, the same with ghosts, and two sums. Besides,
+        two gradients of edge states; and the working memory of one stage: per node two products of its state, two
+        gradients of sums and one of the state, and a partial sum per (tile, node) pair. The strips that a thread
+        works in are small against it.
 
         Args:
             num_nodes: Owned nodes and ghosts of each part.
@@ -52,7 +52,7 @@ class ModelSize:
         nodes, edges = np.asarray(num_nodes, np.int64), np.asarray(num_edges, np.int64)
         pairs = nodes if num_pairs is None else np.asarray(num_pairs, np.int64)
         kept = self._kept(self.recompute_every)
-        of_edges = edges * ((kept + 2) * edge_state + self.data_bytes)
+        of_edges = edges * ((kept + 1) * edge_state + self.data_bytes)
         return of_edges + nodes * (4 * kept + 5) * node_state + pairs * node_state
 
     def leanest_recompute(self) -> int | None:

@@ -148,6 +148,8 @@ def through(
     Raises:
         ValueError: If states do not fit a stage, or sums are asked of what knows no halo or makes no states.
     """
+    if len(stages) > 1 and any(stage._forward_hooks for stage in stages):
+        return _one_by_one(stages, nodes, edges, graph, sums, keeps, keys)
     node_width, width = 0 if nodes is None else nodes.owned.shape[1], 0 if edges is None else edges.shape[1]
     chain: list[Link] = []
     for stage, key in zip(stages, keys, strict=True):
@@ -169,6 +171,29 @@ def through(
     owned = None if nodes is None else nodes.owned
     results = _OnEdges.apply(step, nodes, owned, edges, *parameters)  # type: ignore[no-untyped-call]
     return EdgeResults(*results)
+
+
+def _one_by_one(
+    stages: Sequence[EdgeStage],
+    nodes: Spread | None,
+    edges: Tensor | None,
+    graph: LocalGraph,
+    sums: bool,
+    keeps: bool,
+    keys: Sequence[int | None],
+) -> EdgeResults:
+    """`through`, for who watches each stage: hooks of a module see what it is called with and what it makes."""
+    last = max((i for i, stage in enumerate(stages) if not stage.mlp.plain), default=-1)
+    at_ends, readout = graph.features.new_empty(graph.num_owned, 0), None
+    for position, (stage, key) in enumerate(zip(stages, keys, strict=True)):
+        width = 0 if edges is None else edges.shape[1]
+        own_nodes = nodes if stage.mlp.in_features != width else None
+        made, own_sums = stage(own_nodes, edges, graph, sums and position == last, key)
+        if stage.mlp.plain:
+            readout = made
+        else:
+            edges, at_ends = made, own_sums if position == last else at_ends
+    return EdgeResults(edges if keeps and last >= 0 else None, at_ends, readout)
 
 
 def _check_columns(mlp: MLP, columns: int) -> None:
@@ -250,7 +275,8 @@ class _OnEdges(torch.autograd.Function):
         if step.aggregate is not None:
             # Ghosts are sent their owners' gradient of the sums: with it each copy of an edge has its whole gradient.
             # Also where no rank has one: every rank takes part in every exchange.
-            of_sums = step.chain[0].mlp.linears[0].weight.new_zeros(ctx.shape_of_sums) if of_sums is None else of_sums
+            like = step.chain[0].mlp.layers[0].linear.weight
+            of_sums = like.new_zeros(ctx.shape_of_sums) if of_sums is None else of_sums
             scale = scale_of_sums(step.graph, step.aggregate, of_sums)
             if scale is not None:
                 of_sums = (of_sums.unflatten(1, (2, -1)) * scale[..., None]).flatten(1)

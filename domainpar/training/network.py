@@ -41,6 +41,9 @@ def make_network(config: TrainConfig, store: EventStore) -> EdgeClassifier:
         products=torch.bfloat16 if config.precision == "bf16" else None,
         recompute_every=config.recompute_every,
         dropout=config.dropout,
+        residual=config.residual,
+        aggregate=config.aggregate,
+        activation=config.activation,
     )
 
 
