@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from domainpar.nn.lanes import ROWS_AT_ONCE, draw, inverse_root, load, store, totals, where_positive
+from domainpar.nn.lanes import ROWS_AT_ONCE, draw, inverse_root, load, sigmoid, store, tanh, totals, where_positive
 from domainpar.nn.noise import row_keys
 from domainpar.parallel.integer_sums import CARRY_BITS, HI_SCALE, LARGEST_PARTIAL, LO_SCALE
 from domainpar.plan import IntArray
@@ -108,6 +108,31 @@ def _at_ends(table: FloatTable, edge: int, ends: Ends, wide: tuple[int, ...]) ->
 
 
 @njit(inline="always", error_model="numpy")
+def _activated(row: Any, activation: int) -> Any:
+    if activation == RELU:
+        row = where_positive(row, row)
+    elif activation == SILU:
+        row = row * sigmoid(row)
+    elif activation == TANH:
+        row = tanh(row)
+    return row
+
+
+@njit(inline="always", error_model="numpy")
+def _back_through(row: Any, grad: Any, activation: int) -> Any:
+    """Gradient of what came into an activation, that is the row, given that of its result."""
+    if activation == RELU:
+        grad = where_positive(row, grad)
+    elif activation == SILU:
+        share = sigmoid(row)  # s, with derivative s + x s (1 - s)
+        grad = grad * (share + row * (share - share * share))
+    elif activation == TANH:
+        row = tanh(row)  # t, with derivative 1 - t^2
+        grad = grad - grad * (row * row)
+    return grad
+
+
+@njit(inline="always", error_model="numpy")
 def _dropped(row: Any, i: int, layer: Layer) -> Any:
     key = row_keys_of_one(layer.key, np.uint64(layer.ids[i]))
     return row * draw(key, layer.threshold, layer.constants[KEPT, 0], layer.wide)
@@ -170,8 +195,7 @@ def forward(
                 store(rows, i, 0, row)
                 row = row * factor + shift
             if len(out) > 0:
-                if layer.activation == RELU:
-                    row = where_positive(row, row)
+                row = _activated(row, layer.activation)
                 if len(layer.ids) > 0:
                     row = _dropped(row, i, layer)
                 if len(residual) > 0:
@@ -233,9 +257,9 @@ def backward(
             if len(layer.ids) > 0:
                 grad = _dropped(grad, i, layer)
             row = load(rows, i, 0, wide)
-            if layer.activation == RELU:
-                # It let through what was positive: the same expression as in forward, so the same decision.
-                grad = where_positive(row * factor + shift if layer.normed else row, grad)
+            if layer.activation != NO_ACTIVATION:
+                # Of the same expression as in forward: a ReLU let through what was positive, so the same decision.
+                grad = _back_through(row * factor + shift if layer.normed else row, grad, layer.activation)
             if layer.normed:
                 of_factor = of_factor + grad * row
                 of_shift = of_shift + grad

@@ -26,9 +26,10 @@ the package, and what breaks when they go:
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 from numba import types
@@ -257,11 +258,86 @@ def inverse_root(typing: Any, lanes: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = args[0].type
-        name = f"llvm.sqrt.v{lanes.count}f{32 if kind.element == _FLOAT else 64}"
-        root = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind]), name)
+        root = _of_vectors(builder, "sqrt", kind, 1)
         return builder.fdiv(_each(kind, 1.0), builder.call(root, [args[0]]))
 
     return lanes(lanes), generate
+
+
+class _Exp(NamedTuple):
+    """What `exp` needs for one type of numbers.
+
+    With n the integer next to x / ln 2 and r = x - n ln 2, at most ln 2 / 2 in size: exp x = 2^n exp r, and exp r is a
+    Taylor polynomial whose next term is below half a unit of the last place.
+    """
+
+    largest: float  # beyond, 2^n is no normal number
+    magic: float  # adding and subtracting it rounds to an integer
+    ln2: tuple[float, float]  # in two parts, of which the first has zeros for n times it to be exact
+    degree: int
+    bits: int  # of the integer that holds such a number
+    bias: int  # of its exponent
+    mantissa: int  # bits of its mantissa
+
+
+_EXP = {
+    32: _Exp(87.0, 1.5 * 2**23, (0.693359375, -2.12194440e-4), 7, 32, 127, 23),
+    64: _Exp(708.0, 1.5 * 2**52, (6.93145751953125e-1, 1.42860682030941723212e-6), 13, 64, 1023, 52),
+}
+
+
+def _exp(builder: Any, x: Any) -> Any:
+    kind = x.type
+    with_bits = _EXP[32 if kind.element == _FLOAT else 64]
+    fma = _of_vectors(builder, "fma", kind, 3)
+    for bound, beyond in ((with_bits.largest, ">"), (-with_bits.largest, "<")):
+        # An ordered comparison is false for NaN, which so passes.
+        x = builder.select(builder.fcmp_ordered(beyond, x, _each(kind, bound)), _each(kind, bound), x)
+    magic = _each(kind, with_bits.magic)
+    rounded = builder.fadd(builder.fmul(x, _each(kind, 1 / math.log(2))), magic)
+    n = builder.fsub(rounded, magic)
+    r = x
+    for part in with_bits.ln2:
+        r = builder.call(fma, [n, _each(kind, -part), r])
+    value = _each(kind, 1 / math.factorial(with_bits.degree))
+    for power in range(with_bits.degree - 1, -1, -1):
+        value = builder.call(fma, [value, r, _each(kind, 1 / math.factorial(power))])
+    integers = _like(kind, ir.IntType(with_bits.bits))
+    # The last bits of a number with the magic one added are n itself: no conversion, which NaN has none of.
+    exponent = builder.add(builder.bitcast(rounded, integers), _each(integers, with_bits.bias))
+    scale = builder.bitcast(builder.shl(exponent, _each(integers, with_bits.mantissa)), kind)
+    return builder.fmul(value, scale)
+
+
+def _of_vectors(builder: Any, name: str, kind: Any, arguments: int) -> Any:
+    """A function of LLVM for vectors of a type."""
+    full = f"llvm.{name}.v{kind.count}f{32 if kind.element == _FLOAT else 64}"
+    return cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind] * arguments), full)
+
+
+def _sigmoid(builder: Any, x: Any) -> Any:
+    one = _each(x.type, 1.0)
+    return builder.fdiv(one, builder.fadd(one, _exp(builder, builder.fsub(_each(x.type, -0.0), x))))
+
+
+def _tanh(builder: Any, x: Any) -> Any:
+    share = _sigmoid(builder, builder.fadd(x, x))  # tanh x = 2 sigmoid(2 x) - 1
+    return builder.fsub(builder.fadd(share, share), _each(x.type, 1.0))
+
+
+def _function_of(form: Callable[[Any, Any], Any]) -> Any:
+    @intrinsic
+    def function(typing: Any, lanes: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return form(builder, args[0])
+
+        return lanes(lanes), generate
+
+    return function
+
+
+# To rounding, finite for all numbers, NaN for NaN; the same bits in any lane and on every machine.
+exp, sigmoid, tanh = _function_of(_exp), _function_of(_sigmoid), _function_of(_tanh)
 
 
 @intrinsic
