@@ -5,6 +5,8 @@ from torch import nn
 
 from domainpar.nn.noise import Noise, keeps, key_of
 
+ACTIVATIONS = {"none": lambda rows: rows, "relu": torch.relu, "silu": nn.functional.silu, "tanh": torch.tanh}
+
 
 def mlp(module, rows, key=None):
     """What an `MLP` of ours computes, on plain rows; with a key, numbers of the rows 0, 1, ... are dropped."""
@@ -12,7 +14,8 @@ def mlp(module, rows, key=None):
         rows = nn.functional.linear(rows, linear.weight, linear.bias)
         if position < len(module.norms):
             norm = module.norms[position]
-            rows = torch.relu(nn.functional.layer_norm(rows, norm.normalized_shape, norm.weight, norm.bias, norm.eps))
+            rows = nn.functional.layer_norm(rows, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+        rows = ACTIVATIONS[module.activations[position]](rows)
         if key is not None and position < len(module.linears) - 1:
             noise = Noise(key, module.dropout, torch.arange(len(rows)).numpy())
             rows = rows * keeps(noise, position, slice(None), rows.shape[1], rows)
@@ -22,8 +25,20 @@ def mlp(module, rows, key=None):
 def edge_stage(stage, nodes, edges, src, dst, key=None):
     """New edge states and their sums at `dst` and at `src`."""
     new = mlp(stage.mlp, torch.cat([nodes[src], nodes[dst], edges], dim=1), key)
+    new = new + edges if stage.residual else new
     zeros = new.new_zeros(len(nodes), new.shape[1])
-    return new, zeros.index_add(0, dst, new), zeros.index_add(0, src, new)
+    sums = []
+    for end in (dst, src):
+        degree = torch.bincount(end, minlength=len(nodes)).clamp(min=1).to(new.dtype)[:, None]
+        scale = {"sum": 1, "mean": 1 / degree, "root": 1 / degree.sqrt()}[stage.aggregate]
+        sums.append(zeros.index_add(0, end, new) * scale)
+    return new, *sums
+
+
+def node_stage(stage, tables, key=None):
+    """New states of nodes."""
+    new = mlp(stage.mlp, torch.cat(tables, dim=1), key)
+    return new + tables[0] if stage.residual else new
 
 
 def interaction_network(model, features, edge_features, src, dst, key=None):
@@ -36,11 +51,11 @@ def interaction_network(model, features, edge_features, src, dst, key=None):
     e, at_dst, at_src = edge_stage(model.edge_encoder, x, edge_features, src, dst, of("edge encoder"))
     if model.node_first:
         for position, (node, edge) in enumerate(zip(model.node_stages, model.edge_stages, strict=True)):
-            x = mlp(node.mlp, torch.cat([x, at_dst, at_src], dim=1), of("nodes", position))
+            x = node_stage(node, [x, at_dst, at_src], of("nodes", position))
             e, at_dst, at_src = edge_stage(edge, x, e, src, dst, of("edges", position))
         return mlp(model.head.mlp, torch.cat([x[src], x[dst], e], dim=1), of("head"))[:, 0]
     for position, edge in enumerate(model.edge_stages):
         e, at_dst, at_src = edge_stage(edge, x, e, src, dst, of("edges", position))
         if position < len(model.node_stages):
-            x = mlp(model.node_stages[position].mlp, torch.cat([x, at_dst, at_src], dim=1), of("nodes", position))
+            x = node_stage(model.node_stages[position], [x, at_dst, at_src], of("nodes", position))
     return mlp(model.head.mlp, e, of("head"))[:, 0]

@@ -22,8 +22,8 @@ from domainpar.nn.gradients import GradientSink, TakesGradients
 from domainpar.nn.interaction import InteractionNetwork
 from domainpar.nn.mlp import MLP, padded
 from domainpar.nn.products import multiply
-from domainpar.nn.stages import EdgeStage, NodeStage
 from domainpar.nn.program import set_threads
+from domainpar.nn.stages import EdgeStage, NodeStage
 from domainpar.parallel import local
 from domainpar.parallel.halo import CompleteHalo, Halo, Spread, _ExtendAdjoint
 from domainpar.parallel.integer_sums import IntegerSums

@@ -1,0 +1,106 @@
+"""Residuals, scaled sums and activations: the formula, and one hash on any number of ranks, alone and in pairs."""
+
+import itertools
+
+import networks
+import numpy as np
+import pytest
+import torch
+from random_events import random_event
+from tiled import TiledEvent
+
+from domainpar.nn.mlp import MLP
+from domainpar.nn.stages import EdgeStage, NodeStage, through
+
+OPTIONS = {
+    "residual": {"residual": True},
+    "mean": {"aggregate": "mean"},
+    "root": {"aggregate": "root"},
+    "silu": {"activation": "silu"},
+    "tanh": {"activation": "tanh"},
+    "dropout": {"dropout": 0.2},
+    "recompute": {"recompute_every": 1},
+    "shared": {"shared_weights": True},
+}
+PAIRS = [(one, other) for one, other in itertools.combinations(OPTIONS, 2) if not OPTIONS[one].keys() & OPTIONS[other]]
+KEY = 7
+
+
+@pytest.fixture(scope="module")
+def event():
+    return TiledEvent.of(random_event(3, 200, 1500), np.arange(200) * 8 // 200, 8)
+
+
+@pytest.mark.parametrize("order", ["edge-first", "node-first"])
+@pytest.mark.parametrize("names", [(name,) for name in OPTIONS] + PAIRS, ids="-".join)
+def test_options_are_their_formulas_with_all_gradients(event, names, order):
+    flags = {"order": order, "graph_iters": 3}
+    for name in names:
+        flags |= OPTIONS[name]
+    key = KEY if "dropout" in names else None
+    expected = networks.by_formula(event, key, **flags)
+    found = networks.on_ranks(event, 2, key=key, **flags)
+    assert networks.distance(found, expected) < 1e-10
+
+
+@pytest.mark.parametrize("kind", [{}, {"products": torch.bfloat16}], ids=["float32", "bfloat16 edges"])
+@pytest.mark.parametrize("names", [(name,) for name in OPTIONS] + PAIRS, ids="-".join)
+def test_with_any_options_all_ranks_have_one_hash(event, names, kind):
+    flags = {"graph_iters": 3, "order": "node-first" if len(names) == 1 else "edge-first", **kind}
+    for name in names:
+        flags |= OPTIONS[name]
+    key = KEY if "dropout" in names else None
+    found = {networks.on_ranks(event, ranks, dtype=torch.float32, key=key, **flags).sha for ranks in (1, 2, 3)}
+    assert len(found) == 1
+
+
+def _stage(columns, widths=(16, 16), plain=False, **options):
+    return EdgeStage(MLP(columns, widths, torch.Generator().manual_seed(0), plain), **options)
+
+
+def test_a_residual_needs_states_of_its_width(event):
+    part = event.part
+    stage = _stage(6 + 6, residual=True)
+
+    def forward(world):
+        graph = part(world.transport, event.grouping("ranges", 1)).graph
+        return stage(None, torch.zeros(graph.num_edges, 12), graph, sums=False)
+
+    with pytest.raises(ValueError, match="a residual adds 16 columns to states of 12, which must be as many"):
+        networks.run_ranks(forward, 1)
+    node = NodeStage(MLP(3, (16,), torch.Generator().manual_seed(0)), residual=True)
+    with pytest.raises(ValueError, match="a residual adds 16 columns to states of 3"):
+        node([torch.zeros(4, 3)], None)
+
+
+def test_only_the_last_of_several_stages_reads_out(event):
+    def forward(world):
+        graph = event.part(world.transport, event.grouping("ranges", 1)).graph
+        stages = [_stage(16, (16, 16), plain=True), _stage(16)]
+        through(stages, None, torch.zeros(graph.num_edges, 16), graph, sums=False, keys=[None, None])
+
+    with pytest.raises(ValueError, match="only the last of several stages may be a plain output"):
+        networks.run_ranks(forward, 1)
+
+
+def test_stages_that_are_watched_run_one_by_one_with_the_same_results(event):
+    flags = {"graph_iters": 2, "residual": True, "aggregate": "root"}
+    plain = networks.on_ranks(event, 1, **flags)
+    seen = []
+
+    def forward(world):
+        part = event.part(world.transport, event.grouping("random", 1, seed=1), torch.float64)
+        model = networks.network(event, torch.float64, **flags)
+        sink = networks.GradientSink(model)
+        for name, module in model.named_modules():
+            if isinstance(module, EdgeStage):
+                module.register_forward_hook(lambda module, given, made, name=name: seen.append(name))
+        logits = model(part.graph, part.halo)
+        logits.backward(networks.upstream(event)[torch.from_numpy(part.graph.plan.edge_ids)])
+        sink.reduce(world.transport)
+        gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+        return part.graph.plan.edge_ids, part.graph.plan.edge_owned, logits.detach().numpy(), gradients
+
+    watched = networks.whole(event, networks.run_ranks(forward, 1))
+    assert seen == ["edge_encoder", "edge_stages.0", "edge_stages.1", "head"]
+    assert networks.distance(watched, plain) < 1e-12
