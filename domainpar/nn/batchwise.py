@@ -68,13 +68,15 @@ def _back(results: Sequence[tuple[Tensor, Tensor]], operands: Sequence[Tensor]) 
 class NodeBatches(NodeCall):
     """A perceptron on the rows of some nodes, many at once."""
 
-    def forward(self) -> Tensor:
+    def forward(self, keep: bool = False) -> tuple[Tensor, list[Tensor]]:
         out = self.tables[0].new_empty(self.nodes.count, self.mlp.out_features)
         for rows in _in_batches(self.nodes.count):
             out[rows] = self._rows([table[rows] for table in self.tables], rows)
-        return out
+        return out, []
 
-    def backward(self, gradient: Tensor, taker: TakesGradients, needed: Sequence[bool]) -> list[Tensor | None]:
+    def backward(
+        self, kept: Sequence[Tensor], gradient: Tensor, taker: TakesGradients, needed: Sequence[bool]
+    ) -> list[Tensor | None]:
         of_tables = [torch.empty_like(table) for table in self.tables]
         parameters = list(self.mlp.parameters())
         for rows in _in_batches(self.nodes.count):
@@ -107,7 +109,7 @@ def _in_batches(stop: int, start: int = 0) -> Iterator[slice]:
 class EdgeBatches(EdgeCall):
     """Perceptrons on the local edges, many tiles at once."""
 
-    def forward(self) -> EdgeResults:
+    def forward(self, keep: bool = False) -> tuple[EdgeResults, list[Tensor]]:
         exact, num_edges = self.chain[0].exact, self.graph.num_edges
         states = readout = None
         if self.updates and (self.keeps or self.aggregate):
@@ -133,10 +135,15 @@ class EdgeBatches(EdgeCall):
             sums = _sums_at_ends(states.to(exact), self.graph)
             scale = scale_of_sums(self.graph, self.aggregate, sums)
             sums = sums if scale is None else (sums.unflatten(1, (2, -1)) * scale[..., None]).flatten(1)
-        return EdgeResults(states if self.keeps else None, sums, readout)
+        return EdgeResults(states if self.keeps else None, sums, readout), []
 
     def backward(
-        self, of_edges: Tensor | None, of_sums: Spread | None, of_readout: Tensor | None, needed: bool
+        self,
+        kept: Sequence[Tensor],
+        of_edges: Tensor | None,
+        of_sums: Spread | None,
+        of_readout: Tensor | None,
+        needed: bool,
     ) -> tuple[Tensor | None, Tensor | None]:
         at_nodes, of_operand = [_NodeProducts(self, link) for link in self.chain], torch.empty_like(self.edges)
         for products in at_nodes:

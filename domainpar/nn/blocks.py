@@ -21,7 +21,8 @@ from domainpar.nn.kernels import NUM_CONSTANTS
 from domainpar.nn.lanes import ROWS_AT_ONCE
 from domainpar.nn.mlp import MLP, PerceptronLayer, padded, weights_at_ends
 from domainpar.nn.noise import Noise, threshold_of
-from domainpar.nn.program import NOTHING, STRIP, Operand, Program, When, numbers, shared
+from domainpar.nn.program import NOTHING, STRIP, Operand, Program, When, numbers, shared, table
+from domainpar.parallel.tables import empty_table
 from domainpar.plan import IntArray
 
 
@@ -202,6 +203,22 @@ class Partials:
         return limbs, int(of_threads[:, -2].sum()), float(of_threads[:, -1].max().view(np.float64))
 
 
+class KeptLayer(NamedTuple):
+    """Normed rows [rows + 8, padded width] and 1 / standard deviations [rows, 1] of a layer, kept for backward."""
+
+    rows: Tensor
+    inverse: Tensor
+
+
+def keep_of(folded: Folded, count: int) -> list[KeptLayer]:
+    """Tables to keep the layers of a perceptron in, for `count` rows."""
+    # Kernels look at eight rows at a time, also where they end beyond the table.
+    return [
+        KeptLayer(empty_table(count + ROWS_AT_ONCE, constants.shape[1], constants), empty_table(count, 1, constants))
+        for constants in folded.constants
+    ]
+
+
 class Perceptron:
     """A perceptron's operations in a program.
 
@@ -210,16 +227,30 @@ class Perceptron:
         folded: The weights.
         ends: Ends of the rows' edges; none for rows of nodes.
         noise: Dropout of hidden layers.
+        kept: Tables of its layers, which forward fills; or which are filled, `again`: then nothing is multiplied.
+        again: Forward was done before, and its normed rows are in `kept`.
     """
 
-    def __init__(self, program: Program, folded: Folded, ends: AtEnds = NO_ENDS, noise: Noise | None = None) -> None:
+    def __init__(
+        self,
+        program: Program,
+        folded: Folded,
+        ends: AtEnds = NO_ENDS,
+        noise: Noise | None = None,
+        kept: Sequence[KeptLayer] = (),
+        again: bool = False,
+    ) -> None:
         self._program, self._folded, self._noise = program, folded, noise
         self._ends = ends
         self._layers = folded.mlp.layers
+        self._kept, self._again = kept, again
         exact = folded.exact
         self._totals = program.room(2, ROWS_AT_ONCE, exact)
-        self._rows = [program.room(STRIP, constants.shape[1], exact) for constants in folded.constants]
         self._inverse = [program.room(1, STRIP, exact) for _ in folded.constants]
+        self._rows = [program.room(STRIP, constants.shape[1], exact) for constants in folded.constants]
+        if again:
+            self._rows = [table(layer.rows) for layer in kept]
+            self._inverse = [table(layer.inverse) for layer in kept]
         self._operands: list[Operand] = []  # of the later layers
         self._inputs: Sequence[Operand] = ()
 
@@ -243,16 +274,19 @@ class Perceptron:
             sums: Where they are summed.
         """
         folded, self._inputs = self._folded, inputs
-        self._first_product(inputs)
+        if not self._again:
+            self._first_product(inputs)
         for layer, weight in enumerate(folded.later):
             operand = self._program.room(STRIP, folded.constants[layer].shape[1], folded.kinds[layer + 1])
             self._operands.append(operand)
             self._layer(layer, gathered if layer == 0 else NOTHING, operand)
-            operations.multiply(self._program, operand, weight.forward, self._rows[layer + 1])
+            if not self._again:
+                operations.multiply(self._program, operand, weight.forward, self._rows[layer + 1])
         last = len(folded.later)
         gathered = NOTHING if folded.later else gathered
         if out.width % COLUMN_BLOCK == 0:
-            self._layer(last, gathered, out, residual, sums)
+            if out.width or not self._again:
+                self._layer(last, gathered, out, residual, sums)
             return
         results = self._program.room(STRIP, folded.constants[last].shape[1], out.dtype)
         self._layer(last, gathered, results)
@@ -275,12 +309,15 @@ class Perceptron:
     ) -> None:
         exact = self._folded.exact
         width, kind = self._rows[layer].width, out.dtype if out.width else exact
+        keeps = bool(self._kept) and not self._again
         self._program.add(
             operations.layer_forward(width, exact, kind),
             *self._common(layer, NOTHING, sums),
             gathered,
             residual,
             out,
+            *((table(kept) for kept in self._kept[layer]) if keeps else (NOTHING, NOTHING)),
+            self._again,
         )
 
     def _common(self, layer: int, gradient: Operand, sums: SumsAt) -> Iterator[Operand | int]:
@@ -330,8 +367,9 @@ class Perceptron:
             operations.copy(self._program, given, gradient)
         for layer in range(last, -1, -1):
             rows, kind = self._rows[layer], folded.kinds[layer]
-            # A kernel reads a row of the product before it writes that row's gradient.
-            out = rows if kind == folded.exact else program.room(STRIP, rows.width, kind)
+            # A kernel reads a row of the product before it writes that row's gradient. What is kept stays as it is.
+            in_place = kind == folded.exact and not self._again
+            out = rows if in_place else program.room(STRIP, rows.width, kind)
             program.add(
                 operations.layer_backward(
                     rows.width, folded.exact, gradient.dtype, kind, carried.dtype if carried.width else gradient.dtype

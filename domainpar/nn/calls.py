@@ -83,14 +83,17 @@ class NodeCall(ABC):
         return noise_of(self.mlp, self.key, self.nodes.ids)
 
     @abstractmethod
-    def forward(self) -> Tensor:
-        """New states, [count, out]."""
+    def forward(self, keep: bool = False) -> tuple[Tensor, list[Tensor]]:
+        """New states, [count, out]; and what `backward` takes so as not to compute it again, if that is to be kept."""
 
     @abstractmethod
-    def backward(self, gradient: Tensor, taker: TakesGradients, needed: Sequence[bool]) -> list[Tensor | None]:
+    def backward(
+        self, kept: Sequence[Tensor], gradient: Tensor, taker: TakesGradients, needed: Sequence[bool]
+    ) -> list[Tensor | None]:
         """Gradients of the tables.
 
         Args:
+            kept: What forward kept; may be nothing.
             gradient: Gradient of the new states.
             taker: Takes gradients of parameters.
             needed: Of which tables a gradient is asked for.
@@ -172,16 +175,22 @@ class EdgeCall(ABC):
         return self.chain[-1] if self.chain[-1].mlp.plain else None
 
     @abstractmethod
-    def forward(self) -> EdgeResults:
-        """New edge states, their sums, and what is read out."""
+    def forward(self, keep: bool = False) -> tuple[EdgeResults, list[Tensor]]:
+        """New edge states, their sums and what is read out; and what `backward` takes to compute no layer again."""
 
     @abstractmethod
     def backward(
-        self, of_edges: Tensor | None, of_sums: Spread | None, of_readout: Tensor | None, needed: bool
+        self,
+        kept: Sequence[Tensor],
+        of_edges: Tensor | None,
+        of_sums: Spread | None,
+        of_readout: Tensor | None,
+        needed: bool,
     ) -> tuple[Tensor | None, Tensor | None]:
         """Gradients of the owned nodes' states and of `edges`.
 
         Args:
+            kept: What forward kept; may be nothing.
             of_edges: Gradient of the new edge states, if there is one.
             of_sums: Gradient of the sums before they are scaled, on its way to the ghosts; None without sums.
             of_readout: Gradient of what was read out, if there is one.

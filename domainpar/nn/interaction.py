@@ -126,6 +126,9 @@ class InteractionNetwork(EdgeClassifier):
         self.head = EdgeStage(of_head, products)
         edge_item_bytes = None if products is None else products.itemsize
         self.size = ModelSize(hidden, graph_iters, dtype.itemsize, edge_item_bytes, recompute_every)
+        for module in self.modules():
+            if isinstance(module, NodeStage | EdgeStage):
+                module.keeps_layers = recompute_every is None
         self.to(dtype)  # drawn in torch's default type before: networks of a seed begin alike in any type
 
     @property

@@ -88,6 +88,13 @@ class Work(NamedTuple):
     gradient: FloatTable
 
 
+class Kept(NamedTuple):
+    """Normed rows [count, width] and 1 / standard deviations [count] of a layer, kept from forward to backward."""
+
+    rows: FloatTable
+    inverse: FloatTable
+
+
 @njit(inline="always", error_model="numpy")
 def _add_to_ends(row: Any, edge: int, ends: Ends, sums: Sums, wide: tuple[int, ...]) -> None:
     """Add one row to the sums of its edge's ends; ends that this rank does not own are left out."""
@@ -152,6 +159,8 @@ def forward(
     residual: Table,
     out: Table,
     sums: Sums,
+    kept: Kept,
+    again: bool,
 ) -> None:
     """Bias, LayerNorm, activation and dropout of a strip of products.
 
@@ -164,6 +173,8 @@ def forward(
         residual: Added to the results, [count, width]; empty: nothing.
         out: Takes the results, [count, width]; empty: they are not needed.
         sums: Where the results are summed; empty tables: nowhere.
+        kept: Takes normed rows and 1 / standard deviations for a later `backward`; empty: they are not kept.
+        again: Normed rows are in `work.rows` already: what follows the norm is done once more.
     """
     constants, wide = layer.constants, layer.wide
     one = constants.dtype.type(1)
@@ -176,12 +187,12 @@ def forward(
     rows = work.rows
     for first in range(0, count, ROWS_AT_ONCE):
         after = min(first + ROWS_AT_ONCE, count)
-        for i in range(first, after):
+        for i in range(first, after if not again else first):
             row = load(rows, i, 0, wide)
             if len(gathered) > 0:
                 row = row + _at_ends(gathered, i, ends, wide)
             store(rows, i, 0, row + bias)
-        if layer.normed:
+        if layer.normed and not again:
             # (x - mean) / sqrt(mean of squares + eps): 1 / sqrt first, then a product. Totals of a whole group, also
             # where it ends beyond the rows: what is there stays in this memory.
             store(work.totals, 0, 0, totals(rows, None, first, wide) * share)
@@ -190,9 +201,14 @@ def forward(
             store(work.inverse, 0, first, inverse_root(totals(rows, rows, first, wide) * share + eps))
         for i in range(first, after):
             row = load(rows, i, 0, wide)
-            if layer.normed:
+            if layer.normed and not again:
                 row = row * work.inverse[0, i]
                 store(rows, i, 0, row)
+            if len(kept.rows) > 0:
+                store(kept.rows, i, 0, row)
+                if layer.normed:
+                    kept.inverse[i] = work.inverse[0, i]
+            if layer.normed:
                 row = row * factor + shift
             if len(out) > 0:
                 row = _activated(row, layer.activation)
@@ -328,13 +344,18 @@ def split_partials(partials: Any, limbs: Any) -> None:
     size = len(partials)
     rejected = 0
     for i in range(size):
+        rejected += not abs(partials[i]) < LARGEST_PARTIAL  # so for NaN
+    if rejected:
+        limbs[2 * size] += rejected
+        for i in range(size):
+            if not abs(partials[i]) < LARGEST_PARTIAL:
+                bits = np.float64(abs(partials[i])).view(np.int64)
+                limbs[2 * size + 1] = max(limbs[2 * size + 1], bits)
+    # Without a jump inside, so that the compiler takes several numbers at once.
+    for i in range(size):
         value = np.float64(partials[i])
-        if not abs(value) < LARGEST_PARTIAL:  # so for NaN
-            rejected += 1
-            limbs[2 * size + 1] = max(limbs[2 * size + 1], np.float64(abs(value)).view(np.int64))
-            value = np.float64(0.0)
+        value = value if abs(value) < LARGEST_PARTIAL else np.float64(0.0)
         hi = np.rint(value * HI_SCALE)  # halves to even
         lo = limbs[size + i] + np.int64(np.rint((value - hi / HI_SCALE) * LO_SCALE))
         limbs[i] += np.int64(hi) + (lo >> CARRY_BITS)
         limbs[size + i] = lo & ((1 << CARRY_BITS) - 1)
-    limbs[2 * size] += rejected

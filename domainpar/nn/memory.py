@@ -9,6 +9,14 @@ import numpy as np
 
 from domainpar.plan import IntArray
 
+MOST_BYTES_OF_LAYERS = 2**27
+"""Of the layers that one stage may keep for backward on a rank."""
+
+
+def bytes_of_layers(rows: int, columns: int, item_bytes: int) -> int:
+    """Memory of a stage's layers: their rows, before activations."""
+    return rows * columns * item_bytes
+
 
 @dataclass(frozen=True)
 class ModelSize:

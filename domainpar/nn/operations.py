@@ -18,7 +18,7 @@ from torch import Tensor
 
 from domainpar.nn import COLUMN_BLOCK, kernels, products
 from domainpar.nn.compiled import compiled
-from domainpar.nn.kernels import NUM_CONSTANTS, Ends, Layer, Sums, Work
+from domainpar.nn.kernels import NUM_CONSTANTS, Ends, Kept, Layer, Sums, Work
 from domainpar.nn.lanes import ROWS_AT_ONCE, load, store, wide
 from domainpar.nn.program import STRIP, Operand, Program, When, shared
 
@@ -48,9 +48,14 @@ def _table(arguments: Any, slot: int, rows: int, columns: int, kind: Any) -> Any
 
 
 @njit(inline="always")
-def _list(arguments: Any, slot: int, count: int) -> Any:
+def _numbers(arguments: Any, slot: int, count: int, kind: Any) -> Any:
     here = arguments[slot]
-    return carray(_pointer(here, _integers), (count if here != 0 else 0,))
+    return carray(_pointer(here, kind), (count if here != 0 else 0,))
+
+
+@njit(inline="always")
+def _list(arguments: Any, slot: int, count: int) -> Any:
+    return _numbers(arguments, slot, count, _integers)
 
 
 _CODE = types.void(types.CPointer(types.int64), types.int64, types.int64)
@@ -138,7 +143,7 @@ def _sums(arguments: Any, columns: int, exact: Any) -> Any:
 
 @cache
 def layer_forward(width: int, exact_kind: torch.dtype, out_kind: torch.dtype) -> int:
-    """`kernels.forward`: 0 to 15 as above, gathered, residual, out."""
+    """`kernels.forward`: 0 to 15 as above, gathered, residual, out, kept rows and inverse deviations, again."""
     exact, of_out, lanes = NUMBERS[exact_kind], NUMBERS[out_kind], wide(width)
 
     def layer_forward(arguments: Any, first: int, count: int) -> None:
@@ -151,6 +156,8 @@ def layer_forward(width: int, exact_kind: torch.dtype, out_kind: torch.dtype) ->
             _table(arguments, 17, count, width, of_out),
             _table(arguments, 18, count, width, of_out),
             _sums(arguments, width, exact),
+            Kept(_table(arguments, 19, count, width, exact), _numbers(arguments, 20, count, exact)),
+            arguments[21] != 0,
         )
 
     return _address(layer_forward)

@@ -25,6 +25,7 @@ from domainpar.nn.calls import (
     scale_of_sums,
 )
 from domainpar.nn.gradients import TakesGradients
+from domainpar.nn.memory import MOST_BYTES_OF_LAYERS, bytes_of_layers
 from domainpar.nn.mlp import MLP
 from domainpar.nn.tilewise import EdgeTiles, NodeTiles
 from domainpar.parallel.halo import Spread
@@ -37,7 +38,12 @@ class NodeStage(TakesGradients):
     Args:
         mlp: The perceptron.
         residual: Add its results to the first table, which is as wide: an update of states.
+
+    Attributes:
+        keeps_layers: Keep its layers for backward, where they are few, instead of computing them again.
     """
+
+    keeps_layers = True
 
     def __init__(self, mlp: MLP, residual: bool = False) -> None:
         super().__init__()
@@ -52,7 +58,7 @@ class NodeStage(TakesGradients):
             ValueError: If the tables do not fit the MLP.
         """
         self._check(tables)
-        step = _NodeStep(self, graph, key, len(tables))
+        step = _NodeStep(self, graph, key, len(tables), _keeps_layers([self], graph.num_owned))
         out: Tensor = _OnNodes.apply(step, *tables, *self.trainable())  # type: ignore[no-untyped-call]
         return out
 
@@ -63,7 +69,8 @@ class NodeStage(TakesGradients):
         """
         self._check(tables)
         contiguous = [table.detach().contiguous() for table in tables]
-        return _NodeStep(self, graph, key, len(tables)).on(NodeRows.ghosts(graph), contiguous).forward()
+        step = _NodeStep(self, graph, key, len(tables), keeps_layers=False)
+        return step.on(NodeRows.ghosts(graph), contiguous).forward()[0]
 
     def _check(self, tables: Sequence[Tensor]) -> None:
         _check_columns(self.mlp, sum(table.shape[1] for table in tables))
@@ -79,7 +86,12 @@ class EdgeStage(TakesGradients):
         products: Type of edge states and of their products, if not that of the parameters.
         residual: Add its results to the edge states that come in, which are as wide.
         aggregate: How sums at nodes are scaled.
+
+    Attributes:
+        keeps_layers: Keep its layers for backward, where they are few, instead of computing them again.
     """
+
+    keeps_layers = True
 
     def __init__(
         self, mlp: MLP, products: torch.dtype | None = None, residual: bool = False, aggregate: Aggregate = "sum"
@@ -166,7 +178,8 @@ def through(
     if any(link.mlp.plain for link in chain[:-1]):
         raise ValueError("only the last of several stages may be a plain output: the others make states for the next.")
     edges = graph.features.new_empty(graph.num_edges, 0) if edges is None else edges
-    step = _EdgeStep(tuple(chain), graph, states[-1].aggregate if sums else None, keeps and bool(states))
+    aggregate, keeps = states[-1].aggregate if sums else None, keeps and bool(states)
+    step = _EdgeStep(tuple(chain), graph, aggregate, keeps, _keeps_layers(stages, graph.num_edges))
     parameters = [parameter for stage in stages for parameter in stage.trainable()]
     owned = None if nodes is None else nodes.owned
     results = _OnEdges.apply(step, nodes, owned, edges, *parameters)  # type: ignore[no-untyped-call]
@@ -196,6 +209,14 @@ def _one_by_one(
     return EdgeResults(edges if keeps and last >= 0 else None, at_ends, readout)
 
 
+def _keeps_layers(stages: Sequence[NodeStage | EdgeStage], rows: int) -> bool:
+    """Whether backward of a call gets its layers instead of computing them again; no bit depends on it."""
+    columns = sum(layer.linear.out_features for stage in stages for layer in stage.mlp.layers)
+    item_bytes = stages[0].mlp.layers[0].linear.weight.itemsize
+    keep = all(stage.keeps_layers for stage in stages)
+    return keep and torch.is_grad_enabled() and bytes_of_layers(rows, columns, item_bytes) <= MOST_BYTES_OF_LAYERS
+
+
 def _check_columns(mlp: MLP, columns: int) -> None:
     if columns != mlp.in_features:
         raise ValueError(f"the MLP of this stage takes {mlp.in_features} columns but got {columns}.")
@@ -219,6 +240,7 @@ class _NodeStep(NamedTuple):
     graph: LocalGraph
     key: int | None
     num_tables: int
+    keeps_layers: bool
 
     def on(self, nodes: NodeRows, tables: Sequence[Tensor]) -> NodeCall:
         engine = NodeBatches if tables[0].is_cuda else NodeTiles
@@ -230,14 +252,17 @@ class _OnNodes(torch.autograd.Function):
     def forward(ctx: Any, step: _NodeStep, *tables_and_parameters: Tensor) -> Tensor:
         tables = [table.contiguous() for table in tables_and_parameters[: step.num_tables]]
         ctx.step, ctx.num_parameters = step, len(tables_and_parameters) - step.num_tables
-        ctx.save_for_backward(*tables)
-        return step.on(NodeRows.owned(step.graph), tables).forward()
+        out, kept = step.on(NodeRows.owned(step.graph), tables).forward(step.keeps_layers)
+        ctx.save_for_backward(*tables, *kept)
+        return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         step: _NodeStep = ctx.step
         needed = ctx.needs_input_grad[1 : 1 + step.num_tables]
-        of_tables = step.on(NodeRows.owned(step.graph), ctx.saved_tensors).backward(grads[0], step.stage, needed)
+        saved = ctx.saved_tensors
+        tables, kept = saved[: step.num_tables], saved[step.num_tables :]
+        of_tables = step.on(NodeRows.owned(step.graph), tables).backward(kept, grads[0], step.stage, needed)
         return None, *of_tables, *[None] * ctx.num_parameters
 
 
@@ -246,6 +271,7 @@ class _EdgeStep(NamedTuple):
     graph: LocalGraph
     aggregate: Aggregate | None
     keeps: bool
+    keeps_layers: bool
 
     def on(self, nodes: Spread | None, edges: Tensor) -> EdgeCall:
         engine = EdgeBatches if self.graph.features.is_cuda else EdgeTiles
@@ -258,11 +284,12 @@ class _OnEdges(torch.autograd.Function):
         ctx: Any, step: _EdgeStep, nodes: Spread | None, owned: Tensor | None, edges: Tensor, *parameters: Tensor
     ) -> EdgeResults:
         edges = edges.contiguous()
-        results = step.on(nodes, edges).forward()
+        results, kept = step.on(nodes, edges).forward(step.keeps_layers)
         ctx.set_materialize_grads(False)
         ctx.step, ctx.num_parameters = step, len(parameters)
         ctx.halo, ctx.shape_of_sums = None if nodes is None else nodes.halo, results.sums.shape
-        ctx.save_for_backward(edges, *([] if nodes is None else [nodes.local]))
+        ctx.save_for_backward(edges, *kept, *([] if nodes is None else [nodes.local]))
+        ctx.num_kept = len(kept)
         return results
 
     @staticmethod
@@ -270,7 +297,8 @@ class _OnEdges(torch.autograd.Function):
         ctx: Any, of_edges: Tensor | None, of_sums: Tensor | None, of_readout: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         step: _EdgeStep = ctx.step
-        edges, *local = ctx.saved_tensors
+        edges, *rest = ctx.saved_tensors
+        kept, local = rest[: ctx.num_kept], rest[ctx.num_kept :]
         spread = None
         if step.aggregate is not None:
             # Ghosts are sent their owners' gradient of the sums: with it each copy of an edge has its whole gradient.
@@ -283,6 +311,6 @@ class _OnEdges(torch.autograd.Function):
             spread = ctx.halo.spread(of_sums)
         nodes = Spread(ctx.halo, local[0][: step.graph.num_owned], local[0]) if local else None
         needed = ctx.needs_input_grad[3]
-        of_owned, of_input = step.on(nodes, edges).backward(of_edges, spread, of_readout, needed)
+        of_owned, of_input = step.on(nodes, edges).backward(kept, of_edges, spread, of_readout, needed)
         # None for step and nodes, which are no tensors, and for parameters, whose gradients the stage's sink has.
         return None, None, of_owned, of_input, *[None] * ctx.num_parameters
