@@ -73,6 +73,16 @@ class Tiles:
     pair_rows: Tensor
 
     @cached_property
+    def edge_ptr(self) -> Tensor:
+        """First row of the edges of each of `edges`, and the end of the last, int64 [len(edges) + 1]."""
+        return torch.tensor([0, *[tile.edges.stop for tile in self.edges]], device=self.pair_rows.device)
+
+    @cached_property
+    def owned(self) -> Tensor:
+        """Whether this part owns each of `edges`, bool [len(edges)]."""
+        return torch.tensor([tile.owned for tile in self.edges], dtype=torch.bool, device=self.pair_rows.device)
+
+    @cached_property
     def blocks(self) -> tuple[EdgeTile, ...]:
         """The tiles computed at a time: `edges`, but successive foreign tiles are joined, named by the first.
 
