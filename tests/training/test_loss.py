@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from counted_calls import calls_of
 from random_events import random_event
 from tiled import TiledEvent, sha
 from torch.nn import functional as F
@@ -208,22 +209,6 @@ def test_the_form_for_other_devices_is_the_same_to_rounding():
 
 
 # --- in one call -----------------------------------------------------------------------------------------------------
-
-
-def calls_of(work):
-    """Calls of functions, of Python and of C, that some work makes."""
-    count = 0
-
-    def note(frame, kind, what):
-        nonlocal count
-        count += kind in ("call", "c_call")
-
-    sys.setprofile(note)
-    try:
-        work()
-    finally:
-        sys.setprofile(None)
-    return count
 
 
 @pytest.mark.parametrize("device", ["cpu", "other"])
