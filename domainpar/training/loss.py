@@ -15,7 +15,7 @@ from domainpar.nn.compiled import compiled
 from domainpar.parallel.integer_sums import IntegerSums
 from domainpar.parallel.local import LocalGraph
 
-LOG2_E = 1 / math.log(2)
+LOG2_E = 1.4426950408889634
 LN2 = 0.6931471803691238, 1.9082149292705877e-10  # in two pieces: products of the first with small integers are exact
 ROUND = 1.5 * 2.0**52  # added to a number of less than 2^51: its last bits are the number, rounded to an integer
 EXP_TERMS = tuple(1 / math.factorial(n) for n in range(13, -1, -1))
