@@ -20,7 +20,7 @@ from domainpar.nn import blocks, gradients, tilewise
 from domainpar.nn.kernels import Ends, FloatTable, Sums
 from domainpar.parallel.local import EdgeTile, LocalGraph
 from domainpar.parallel.transport import Transport
-from domainpar.training import loop, loss, record
+from domainpar.training import loop, record
 
 
 class FloatSums:
@@ -36,6 +36,9 @@ class FloatSums:
         if self._sums.dtype != partials.dtype:
             self._sums = self._sums.to(partials.dtype)
         self._sums[start : start + partials.numel()] += partials.detach().flatten()
+
+    def add_rows(self, partials: Tensor, start: int = 0) -> None:
+        self.add(partials.sum(0), start)
 
     def reduce(self, transport: Transport) -> None:
         # No transport adds floats, so they are gathered and added here, rank after rank.
@@ -107,7 +110,6 @@ RULES: dict[str, list[tuple[Any, str, Any]]] = {
     "own products": [
         *((module, "multiply", library_multiply) for module in (blocks, tilewise)),
         *((module, "outer", library_outer) for module in (blocks, tilewise)),
-        (loss, "ROWS", 1),
     ],
     "partials at src": [(tilewise, "_AtEnds", DirectSums), (tilewise, "_ends", ends_without_pairs)],
     "loss by tiles": [(loop, "edge_loss", plain_loss)],

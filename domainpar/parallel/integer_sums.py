@@ -64,15 +64,29 @@ class IntegerSums:
             ValueError: If there are not n sums from `start` on.
             RuntimeError: Between `start_reduce` and its `finish`.
         """
-        if start < 0 or start + partials.numel() > len(self):
+        self.add_rows(partials.reshape(1, -1), start)
+
+    def add_rows(self, partials: Tensor, start: int = 0) -> None:
+        """Add any number of partials to each of the sums from `start` on, as `add` would one row after the other.
+
+        Args:
+            partials: Floats [m, n], of which column i belongs to sum `start + i`.
+            start: First of the n sums to add to.
+
+        Raises:
+            ValueError: If there are not n sums from `start` on.
+            RuntimeError: Between `start_reduce` and its `finish`.
+        """
+        count, width = partials.shape
+        if start < 0 or start + width > len(self):
             raise ValueError(
-                f"{partials.numel()} partials from sum {start} on do not fit {len(self)} sums; every partial needs a "
+                f"{width} partials from sum {start} on do not fit {len(self)} sums; every partial needs a "
                 "sum of its own, counted from 0."
             )
         add = _add_arrays if self._limbs.device.type == "cpu" else _add_tensors
         with self._alone():
             add(partials.detach(), self._limbs, start)
-            self._uncarried += 1
+            self._uncarried += count
             if self._uncarried >= CARRY_EVERY:
                 self._carry()
 
@@ -128,9 +142,7 @@ class IntegerSums:
     def _carry(self) -> tuple[Tensor, Tensor]:
         """Bring the limbs to their one canonical form, 0 <= lo < 2^52; the value stays the same."""
         hi, lo = self._limbs[: len(self)], self._limbs[len(self) : -1]
-        carried = lo >> CARRY_BITS  # floors, also for negative limbs
-        hi += carried
-        lo -= carried << CARRY_BITS
+        _carry_over(hi, lo)
         self._uncarried = 0
         return hi, lo
 
@@ -165,37 +177,57 @@ class _SumsUnderWay:
         return limbs
 
 
+def _carry_over(hi: Any, lo: Any) -> None:
+    """Move all of `lo` but its lowest 52 bits into `hi`, in place."""
+    carried = lo >> CARRY_BITS  # floors, also for negative limbs
+    hi += carried
+    lo -= carried << CARRY_BITS
+
+
+_carry_arrays = numba.njit(_carry_over)
+
+# Both forms carry what they add to after every CARRY_EVERY rows of a call: until then `lo` holds those and fewer than
+# CARRY_EVERY partials from before, which fit.
+
+
 def _add_tensors(partials: Tensor, limbs: Tensor, start: int) -> None:
-    """Split partials and add them to the limbs [hi | lo | rejected], on any device."""
-    values = partials.to(torch.float64).flatten()
-    accepted = values.abs() < LARGEST_PARTIAL  # False for NaN
-    values = torch.where(accepted, values, 0.0)
-    hi = torch.round(values * HI_SCALE)  # halves to even
-    lo = torch.round((values - hi / HI_SCALE) * LO_SCALE)
-    start_of_lo = len(limbs) // 2 + start
-    limbs[start : start + len(values)] += hi.to(torch.int64)
-    limbs[start_of_lo : start_of_lo + len(values)] += lo.to(torch.int64)
-    limbs[-1] += len(values) - accepted.sum()
+    """Split partials [m, n] and add them to the limbs [hi | lo | rejected], on any device."""
+    size, width = len(limbs) // 2, partials.shape[1]
+    his, los = limbs[start : start + width], limbs[size + start : size + start + width]
+    for rows in partials.split(CARRY_EVERY):
+        values = rows.to(torch.float64)
+        accepted = values.abs() < LARGEST_PARTIAL  # False for NaN
+        values = torch.where(accepted, values, 0.0)
+        hi = torch.round(values * HI_SCALE)  # halves to even
+        lo = torch.round((values - hi / HI_SCALE) * LO_SCALE)
+        his += hi.to(torch.int64).sum(0)
+        los += lo.to(torch.int64).sum(0)
+        limbs[-1] += accepted.numel() - accepted.sum()
+        if len(rows) == CARRY_EVERY:
+            _carry_over(his, los)
 
 
 def _add_arrays(partials: Tensor, limbs: Tensor, start: int) -> None:
     """The same to the last bit on CPU, in one pass and some ten times faster."""
     if partials.dtype not in (torch.float32, torch.float64):
         partials = partials.to(torch.float64)
-    _add_in_one_pass(partials.flatten().contiguous().numpy(), limbs.numpy(), start)
+    _add_in_one_pass(partials.contiguous().numpy(), limbs.numpy(), start, CARRY_EVERY)
 
 
 @numba.njit(cache=True, nogil=True)  # nogil: other threads of this rank compute meanwhile
-def _add_in_one_pass(values: Any, limbs: Any, start: int) -> None:
-    size = len(limbs) // 2
-    his, los = limbs[start:size], limbs[size + start : 2 * size]
+def _add_in_one_pass(rows: Any, limbs: Any, start: int, carry_every: int) -> None:
+    size, width = len(limbs) // 2, rows.shape[1]
+    his, los = limbs[start : start + width], limbs[size + start : size + start + width]
     rejected = 0
-    for i in range(len(values)):
-        value = np.float64(values[i])
-        if not abs(value) < LARGEST_PARTIAL:  # so for NaN
-            rejected += 1
-            value = np.float64(0.0)
-        hi = np.rint(value * HI_SCALE)  # halves to even
-        his[i] += np.int64(hi)
-        los[i] += np.int64(np.rint((value - hi / HI_SCALE) * LO_SCALE))
+    for row in range(len(rows)):
+        for i in range(width):
+            value = np.float64(rows[row, i])
+            if not abs(value) < LARGEST_PARTIAL:  # so for NaN
+                rejected += 1
+                value = np.float64(0.0)
+            hi = np.rint(value * HI_SCALE)  # halves to even
+            his[i] += np.int64(hi)
+            los[i] += np.int64(np.rint((value - hi / HI_SCALE) * LO_SCALE))
+        if (row + 1) % carry_every == 0:
+            _carry_arrays(his, los)
     limbs[2 * size] += rejected

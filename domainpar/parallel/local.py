@@ -97,6 +97,16 @@ class Tiles:
         pairs = np.argsort(rows, kind="stable")
         return np.searchsorted(rows[pairs], np.arange(num_owned + 1)), pairs
 
+    @cached_property
+    def edge_ptr(self) -> Tensor:
+        """First row of the edges of each of `edges`, and the end of the last, int64 [len(edges) + 1]."""
+        return torch.tensor([0, *[tile.edges.stop for tile in self.edges]], device=self.pair_rows.device)
+
+    @cached_property
+    def owned(self) -> Tensor:
+        """Whether this part owns each of `edges`, bool [len(edges)]."""
+        return torch.tensor([tile.owned for tile in self.edges], dtype=torch.bool, device=self.pair_rows.device)
+
 
 @dataclass(frozen=True, eq=False)
 class LocalGraph:
@@ -240,16 +250,20 @@ def find_tiles(plan: PartitionPlan, tiles: TileRanges, device: torch.device | st
     # Local edges are in global order, and so by tile: a tile's are one block.
     block_starts = np.flatnonzero(np.diff(tile_of_edge, prepend=-1))
     block_stops = np.append(block_starts[1:], plan.num_edges)
+    tile_of_block = tile_of_edge[block_starts]
     pair_rows, pair_of_edge, pair_ptr = _pairs(plan, block_starts, block_stops)
     at_ghost = np.logical_or(*(plan.edge_rows >= plan.num_owned))
-    edge_tiles = []
-    for block, (start, stop) in enumerate(zip(block_starts.tolist(), block_stops.tolist())):
-        tile = int(tile_of_edge[start])
-        pairs = slice(int(pair_ptr[block]), int(pair_ptr[block + 1]))
-        has_ghosts = bool(at_ghost[start:stop].any())
-        nodes = rows_of.get(tile, slice(0, 0))
-        # Of a foreign tile nothing is owned, so it has no rows of nodes.
-        edge_tiles.append(EdgeTile(tile, tile in rows_of, slice(start, stop), nodes, pairs, has_ghosts))
+    columns = (
+        tile_of_block,
+        tiles.part_of_tile[tile_of_block] == plan.part,
+        *(block_starts, block_stops, pair_ptr[:-1], pair_ptr[1:]),
+        np.logical_or.reduceat(at_ghost, block_starts),
+    )
+    nothing = slice(0, 0)  # of a foreign tile nothing is owned, so it has no rows of nodes
+    edge_tiles = [
+        EdgeTile(tile, owned, slice(start, stop), rows_of.get(tile, nothing), slice(first, last), has_ghosts)
+        for tile, owned, start, stop, first, last, has_ghosts in zip(*(column.tolist() for column in columns))
+    ]
     return Tiles(
         nodes=tuple(NodeTile(tile, rows) for tile, rows in rows_of.items() if rows.stop > rows.start),
         edges=tuple(edge_tiles),

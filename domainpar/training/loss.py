@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
+import numpy as np
 import torch
+from numba import njit
 from torch import Tensor
 from torch.nn import functional as F
 
-from domainpar.nn.mlp import padded
+from domainpar.nn.compiled import compiled
 from domainpar.parallel.integer_sums import IntegerSums
 from domainpar.parallel.local import LocalGraph
 
-ROWS = 32  # a multiple of the rows that torch computes at once
+LOG2_E = 1.4426950408889634
+LN2 = 0.6931471803691238, 1.9082149292705877e-10  # in two pieces: products of the first with small integers are exact
+ROUND = 1.5 * 2.0**52  # added to a number of less than 2^51: its last bits are the number, rounded to an integer
+EXP_TERMS = tuple(1 / math.factorial(n) for n in range(13, -1, -1))
+LOG_TERMS = tuple(2 / n for n in range(29, 0, -2))
 
 
 def edge_loss(logits: Tensor, graph: LocalGraph, weights: Tensor, step_weight: float, loss_sum: IntegerSums) -> Tensor:
@@ -31,19 +40,89 @@ def edge_loss(logits: Tensor, graph: LocalGraph, weights: Tensor, step_weight: f
         d loss / d logits, [num_edges].
     """
     assert graph.label is not None
-    labels, weights = graph.label.to(logits.dtype) * (weights >= 0), weights.abs()
-    gradient = torch.empty_like(logits)
-    for tile in graph.tiles.edges:
-        z, y, w = (_block(values[tile.edges]) for values in (logits.detach(), labels, weights))
-        gradient[tile.edges] = ((torch.sigmoid(z) - y) * w / step_weight)[: tile.num_edges]
-        if tile.owned:
-            terms = F.binary_cross_entropy_with_logits(z, y, reduction="none") * w
-            loss_sum.add(terms.to(torch.float64).sum().reshape(1) / step_weight)
-    return gradient
+    form = _over_arrays if logits.device.type == "cpu" else _over_tensors
+    # In float64 whatever the network computes in: what is rounded, is rounded once, at the end.
+    z, w = (values.detach().to(torch.float64).contiguous() for values in (logits, weights))
+    gradient, partials = form(z, w, graph.label, graph.tiles.edge_ptr, graph.tiles.owned)
+    loss_sum.add_rows(partials[:, None] / step_weight)
+    return (gradient / step_weight).to(logits.dtype)
 
 
-def _block(values: Tensor) -> Tensor:
-    """One tile's values in a fresh block, padded so that none is handled in a ragged tail."""
-    block = values.new_zeros(padded(len(values), ROWS))
-    block[: len(values)] = values
-    return block
+def _over_tensors(
+    logits: Tensor, weights: Tensor, label: Tensor, edge_ptr: Tensor, owned: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Gradient of each edge and sum of each tile (0 for a foreign one), not divided yet; on any device, to rounding."""
+    taught, sizes = label * (weights >= 0), weights.abs()
+    terms = F.binary_cross_entropy_with_logits(logits, taught.to(logits.dtype), weight=sizes, reduction="none")
+    sums = torch.segment_reduce(terms, "sum", offsets=edge_ptr)
+    return (torch.sigmoid(logits) - taught) * sizes, torch.where(owned, sums, 0.0)
+
+
+def _over_arrays(
+    logits: Tensor, weights: Tensor, label: Tensor, edge_ptr: Tensor, owned: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The same on CPU, where an edge's numbers are functions of that edge alone, to the last bit."""
+    gradient, partials = torch.empty_like(logits), torch.zeros(len(owned), dtype=logits.dtype)
+    tables = (logits, weights, label, edge_ptr, owned, gradient, partials)
+    _over_edges(*(table.numpy() for table in tables))
+    return gradient, partials
+
+
+@njit(inline="always", error_model="numpy")
+def _horner(terms: Any, x: Any) -> Any:
+    value = 0.0
+    for term in terms:
+        value = value * x + term
+    return value
+
+
+# Written out in sums, products and quotients, which round alike on every machine, one at a time or in vectors. Those of
+# a library need not: numba may take them from SVML where that is installed, and a loop's last edges from elsewhere;
+# libm's `exp` has other bits where there is no fused multiply-add.
+
+
+@njit(inline="always", error_model="numpy")
+def _exp(x: Any) -> Any:
+    """exp(x) of x <= 0, to some units in the last place; 0 below the smallest normal number."""
+    shifted = x * LOG2_E + ROUND
+    twos = shifted - ROUND
+    rest = (x - twos * LN2[0]) - twos * LN2[1]
+    # 2^twos by its bits, as only integers that are in range may be converted to: NaN goes through all this unharmed.
+    power = np.int64((np.float64(shifted).view(np.int64) + 1023) << 52).view(np.float64)
+    value = _horner(EXP_TERMS, rest) * power
+    return 0.0 if x < -708.0 else value
+
+
+@njit(inline="always", error_model="numpy")
+def _log1p(x: Any) -> Any:
+    """log(1 + x) of x in [0, 1], to some units in the last place: 2 atanh(x / (2 + x)) by its series."""
+    ratio = x / (2.0 + x)
+    return _horner(LOG_TERMS, ratio * ratio) * ratio
+
+
+@compiled
+def _over_edges(logits: Any, weights: Any, label: Any, edge_ptr: Any, owned: Any, gradient: Any, partials: Any) -> None:
+    """Cross-entropy of logits and its gradient in one pass.
+
+    Args:
+        logits, weights: float64 [num_edges].
+        label: [num_edges].
+        edge_ptr: First edge of each tile, [num_tiles + 1].
+        owned: Whether this part counts the tile, [num_tiles].
+        gradient: Takes the gradient of each edge, float64 [num_edges].
+        partials: Takes the sum over each owned tile, in stored order, float64 [num_tiles].
+    """
+    terms = np.empty_like(gradient)
+    for i in range(len(logits)):
+        size, taught = abs(weights[i]), (label[i] > 0) & (weights[i] >= 0)
+        # The loss is log(1 + exp(u)), its slope 1 / (1 + exp(-u)): exp of what is not positive never overflows.
+        u = -logits[i] if taught else logits[i]
+        small = _exp(-abs(u))
+        slope = (1.0 if u >= 0 else small) / (1.0 + small)
+        gradient[i] = (-slope if taught else slope) * size
+        # 0 * u: an infinite logit, also on the right side, is an error and not a loss of 0.
+        terms[i] = ((u if u > 0 else 0.0) + _log1p(small) + 0.0 * u) * size
+    for tile in range(len(owned)):
+        if owned[tile]:
+            for i in range(edge_ptr[tile], edge_ptr[tile + 1]):
+                partials[tile] += terms[i]

@@ -46,6 +46,7 @@ def test_all_that_a_rule_replaces_is_there_to_be_replaced(rule):
 def test_a_total_of_floats_stays_when_they_are_cleared(dtype):
     sums = without_rules.FloatSums(2)
     sums.add(torch.ones(2, dtype=dtype))
+    sums.add_rows(torch.tensor([[2.0], [3.0]], dtype=dtype), 1)
     total = sums.total()
     sums.clear()
-    assert total.tolist() == [1, 1]
+    assert total.tolist() == [1, 6]

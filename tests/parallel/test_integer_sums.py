@@ -49,10 +49,40 @@ def test_limbs_carry_before_they_overflow():
     np.testing.assert_array_equal(_summed([worst] * count).total(), count * worst)
 
 
-def test_without_carrying_they_would_overflow(monkeypatch):
+ADDERS = {"arrays": integer_sums._add_arrays, "tensors": integer_sums._add_tensors}
+
+
+@pytest.fixture(params=ADDERS)
+def either_form(request, monkeypatch):
+    """What adds partials on CPU, and what adds them elsewhere."""
+    monkeypatch.setattr(integer_sums, "_add_arrays", ADDERS[request.param])
+
+
+@pytest.mark.parametrize("add", [lambda sums, worst: [sums.add(row) for row in worst], IntegerSums.add_rows])
+def test_without_carrying_they_would_overflow(monkeypatch, either_form, add):
     monkeypatch.setattr(integer_sums, "CARRY_EVERY", 2**40)
-    worst = torch.tensor([2.0**-21 * 0.999], dtype=torch.float64)
-    assert float(_summed([worst] * 2**13).total()) != pytest.approx(2**13 * float(worst))
+    worst = torch.full((2**13, 1), 2.0**-21 * 0.999, dtype=torch.float64)
+    sums = IntegerSums(1)
+    add(sums, worst)
+    assert float(sums.total()) != pytest.approx(float(worst.sum()))
+
+
+@pytest.mark.parametrize("count", [0, 1, 1023, 1024, 1025, 2048, 2**13 + 5])
+def test_any_number_of_partials_of_each_sum_may_come_in_one_call(count, either_form):
+    """Between two as large calls, each of which leaves what the next one must not make overflow."""
+    worst = torch.tensor([-(2.0**-21), 2.0**-21, 0.75 + 2.0**-21, -(2.0**25) - 2.0**-21], dtype=torch.float64)
+    rows = torch.cat([worst.repeat(count, 1), torch.tensor([[math.nan, 0, -math.inf, 2.0**26]])])
+    sums, one_by_one = IntegerSums(6), IntegerSums(6)
+    for _ in range(1023):
+        sums.add(worst, 1)
+    for _ in range(3):
+        sums.add_rows(rows, 1)
+    for row in [*[worst] * 1023, *rows, *rows, *rows]:
+        one_by_one.add(row, 1)
+    assert torch.equal(sums.total(), one_by_one.total())
+    assert torch.equal(sums._limbs, one_by_one._limbs)  # of one canonical form, once carried
+    assert sums.rejected == one_by_one.rejected == 9
+    np.testing.assert_array_equal(sums.total(), [0, *((1023 + 3 * count) * worst).tolist(), 0])
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 2.0**26, -(2.0**30)])
@@ -110,14 +140,16 @@ LAYOUTS = {
     numbers=st.lists(NUMBERS, min_size=1, max_size=40),
     dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.int64]),
     layout=st.sampled_from(sorted(LAYOUTS)),
+    column=st.booleans(),
     start=st.integers(0, 3),
 )
-def test_the_pass_over_arrays_and_the_tensor_form_give_the_same_limbs(numbers, dtype, layout, start):
+def test_the_pass_over_arrays_and_the_tensor_form_give_the_same_limbs(numbers, dtype, layout, column, start):
     partials = torch.tensor(numbers, dtype=torch.float64)
     if dtype == torch.int64:
         partials = torch.nan_to_num(partials).clamp(-(2.0**40), 2.0**40)
     partials = LAYOUTS[layout](partials.to(dtype))
-    limbs = torch.randint(-(2**50), 2**50, (2 * (start + partials.numel() + 2) + 1,))
+    partials = partials if partials.ndim == 2 else partials[:, None] if column else partials[None]
+    limbs = torch.randint(-(2**50), 2**50, (2 * (start + partials.shape[1] + 2) + 1,))
     expected = limbs.clone()
     integer_sums._add_tensors(partials, expected, start)
     integer_sums._add_arrays(partials, limbs, start)
@@ -129,8 +161,8 @@ def test_on_many_drawn_values_too():
     values = torch.from_numpy(rng.normal(size=50_000) * 10.0 ** rng.uniform(-30, 9, 50_000))
     for partials in (values, values.float()):
         arrays, tensors = torch.zeros(2, 100_001, dtype=torch.int64)
-        integer_sums._add_arrays(partials, arrays, 0)
-        integer_sums._add_tensors(partials, tensors, 0)
+        integer_sums._add_arrays(partials[None], arrays, 0)
+        integer_sums._add_tensors(partials[None], tensors, 0)
         assert torch.equal(arrays, tensors)
         assert arrays[-1] == (partials.abs() >= 2**26).sum() > 100
 
@@ -145,6 +177,7 @@ def test_partials_may_be_added_to_some_of_the_sums():
     sums.add(torch.tensor([1.0, math.nan]), 1)
     sums.add(torch.tensor([[2.0], [0.5]]), 3)
     sums.add(torch.tensor([]), 5)
+    sums.add_rows(torch.ones(7, 0), 2)
     assert sums.total().tolist() == [0, 1, 0, 2, 0.5]
     assert sums.rejected == 1
 
@@ -154,6 +187,8 @@ def test_partials_that_fit_nowhere_are_refused(count, start):
     sums = IntegerSums(5)
     with pytest.raises(ValueError, match=f"{count} partials from sum {start} on do not fit 5 sums"):
         sums.add(torch.ones(count), start)
+    with pytest.raises(ValueError, match=f"{count} partials from sum {start} on do not fit 5 sums"):
+        sums.add_rows(torch.ones(1, count), start)
 
 
 def test_threads_may_add_at_the_same_time(monkeypatch):

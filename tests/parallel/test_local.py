@@ -74,6 +74,8 @@ def _check_tiles(world, event, grouping):
 
     rows = [np.arange(tile.edges.start, tile.edges.stop) for tile in tiles.edges]
     np.testing.assert_array_equal(np.concatenate([[], *rows]), np.arange(plan.num_edges))  # each edge once, in order
+    assert tiles.edge_ptr.tolist() == [0, *np.cumsum([len(edges) for edges in rows])]
+    assert tiles.owned.tolist() == [tile.owned for tile in tiles.edges]
     assert [tile.tile for tile in tiles.edges] == sorted({int(tile) for tile in tile_of_node[dst]})
     for tile, edges in zip(tiles.edges, rows):
         assert tile.num_edges == len(edges) > 0
