@@ -80,6 +80,15 @@ class Network:
         raw = self.num_edges * 40
         return (self.num_edges * of_edges + self.num_nodes * of_nodes) * state + raw
 
+    def plain_scoring_bytes(self) -> int:
+        """Predicted peak of a plain pass without gradients, above the bare process.
+
+        It comes in an edge update, which holds the edge states it began with, the states gathered at both ends (2
+        widths), these three joined (3), and three tables in the MLP: a norm's input, its result, the activation's.
+        """
+        of_edges, of_nodes, state = 9, 3, self.hidden * self.item_bytes
+        return (self.num_edges * of_edges + self.num_nodes * of_nodes) * state + self.num_edges * 40
+
     def _products(self, factorised: bool) -> Iterator[Product]:
         nodes, edges, hidden = self.num_nodes, self.num_edges, self.hidden
         join = partial(self._join, factorised)

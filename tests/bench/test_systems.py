@@ -74,8 +74,8 @@ def test_other_parameters_and_other_losses_are_seen():
     results = SimpleNamespace(console=SimpleNamespace(print=said.append))
     row = {"changes": {}, "sha256": ["a"]}
     of_bf16 = {"changes": {"precision": "bf16"}, "sha256": ["c"]}
-    assert systems.same_parameters([row, row, of_bf16], results)
-    assert not systems.same_parameters([row, {**row, "sha256": ["b"]}], results)
+    assert systems.same_hash([row, row, of_bf16], results)
+    assert not systems.same_hash([row, {**row, "sha256": ["b"]}], results)
     assert said[-1] == "PARAMETERS DIFFER: 2 hashes"
     one, other = (Measured(System("domainpar"), [ran([1.0], losses)]) for losses in ((1.0, 0.5), (1.0, 0.6)))
     assert systems.loss_difference(other, one) == pytest.approx(0.2)
