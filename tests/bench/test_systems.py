@@ -118,7 +118,7 @@ def test_a_system_is_compared_with_others_of_its_allocator_and_of_as_many_thread
     eager = measured(System.plain("eager", "keep"), 10.0, 10.0)
     eager_threads = measured(System.plain("eager", "keep", 2), 6.0, 10.0)
     eager_default = measured(System.plain("eager", "default"), 20.0, 20.0)
-    failed = Measured(System.plain("compile", "keep"), problem="failed")
+    failed = Measured(System.plain("eager", "keep"), problem="failed")
     found = systems.ratios(threads, [failed, one, threads, ranks, eager_default, eager, eager_threads])
     medians = {name: value.median for name, value in found.items() if name != "bytes_of_eager"}
     assert medians == {
