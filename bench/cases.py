@@ -19,6 +19,7 @@ from domainpar.events.construct import Cuts
 from domainpar.events.preparation import prepare
 from domainpar.events.sources import Source, open_source
 from domainpar.events.store import EventRecord, EventStore
+from domainpar.events.store.schema import SCHEMA_VERSION
 
 HITS = {"tiny": 2_000, "small": 9_000, "medium": 30_000, "large": 100_000, "full": 170_000}
 """Hits of each case; at the default cuts 1e3, 1e4, 1e5, 1e6 and 3e6 candidate edges. `large` is a TrackML event."""
@@ -48,11 +49,25 @@ class Case:
         return f"{self.name}: {record.num_nodes:,} nodes, {record.num_edges:,} edges, {record.num_tiles} tiles"
 
 
-def add_flags(parser: argparse.ArgumentParser, case: str, events: int = 1, partitioner: str | None = "phi-eta") -> None:
-    """Add the flags that say which events; `chosen_case` reads them."""
+def add_flags(
+    parser: argparse.ArgumentParser,
+    case: str,
+    events: int = 1,
+    partitioner: str | None = "phi-eta",
+    sizes: Sequence[int] = (),
+) -> None:
+    """Add the flags that say which events; `chosen_case` reads them.
+
+    With `sizes` of events there is no default case, but an event with each of these hits; `chosen_cases` reads them.
+    """
     group = parser.add_argument_group("events")
-    group.add_argument("--case", choices=HITS, default=case, help=f"simulated events of this size (default {case})")
-    group.add_argument("--hits", type=int, help="hits of a simulated event, instead of --case")
+    if sizes:
+        group.add_argument("--case", choices=HITS, help="one simulated event of this size")
+        default = f"default {' '.join(map(str, sizes))}"
+        group.add_argument("--hits", type=int, nargs="+", default=list(sizes), help=f"of simulated ones ({default})")
+    else:
+        group.add_argument("--case", choices=HITS, default=case, help=f"simulated events of this size (default {case})")
+        group.add_argument("--hits", type=int, help="hits of a simulated event, instead of --case")
     group.add_argument("--num-events", type=int, default=events, help=f"how many (default {events})")
     group.add_argument("--data", type=Path, help="folder of real TrackML events, CSV, instead of simulated ones")
     group.add_argument("--event", nargs="+", help="which of them, by the end of their names; default: the first")
@@ -70,7 +85,8 @@ def chosen_case(options: argparse.Namespace, val_split: float = 0.0) -> Case:
     source = source_of(options)
     how = {"partitioner": options.partitioner, "num_tiles": options.tiles, "seed": options.seed, "val_split": val_split}
     # Whatever decides the content of a store is in its name: another setting never finds it.
-    settings = json.dumps([source.names, dict(source.settings), how, str(options.data)], sort_keys=True)
+    content = [SCHEMA_VERSION, source.names, dict(source.settings), how, str(options.data)]
+    settings = json.dumps(content, sort_keys=True)
     digest = hashlib.sha256(settings.encode()).hexdigest()[:10]
     name = f"hits{options.hits}-seed{options.seed}" if options.hits else f"{options.case}-seed{options.seed}"
     if options.data is not None:
@@ -79,6 +95,14 @@ def chosen_case(options: argparse.Namespace, val_split: float = 0.0) -> Case:
     print(f"events: {name} ({len(source.names)}), kept in {directory}", file=sys.stderr, flush=True)
     prepare(source, directory, test_split=0.0, **how)
     return Case(name, directory)
+
+
+def chosen_cases(options: argparse.Namespace) -> list[Case]:
+    """The cases of several sizes: simulated ones by hits, or the one that was named instead."""
+    one = options.data is not None or options.case is not None
+    return [
+        chosen_case(argparse.Namespace(**vars(options) | {"hits": hits})) for hits in ([None] if one else options.hits)
+    ]
 
 
 def source_of(options: argparse.Namespace) -> Source:

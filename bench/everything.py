@@ -56,7 +56,8 @@ class Bench:
 
 BENCHES = (
     Bench("agnn_forms", "--hidden 16 --graph-iters 2 --rounds 1 --repeats 2", "--hits 20000"),
-    Bench("step", "--ranks 1 2 --competitors eager --hidden 16 --rounds 1", "--case small"),
+    Bench("step", "--ranks 1 2 --threads 1 2 --competitors eager --hidden 16 --rounds 1", "--case small"),
+    Bench("inference", "--hidden 16 --rounds 1", "--case medium"),
     Bench("memory", "--ranks 1 2 --hidden 16 --rounds 1 --repeats 1", "--case small"),
     Bench("exchange", "--ranks 2 --repeats 10", "--case medium"),
     Bench("partition", "--groupings contiguous --parts 2 8", "--hits 30000 --tiles 64"),
@@ -66,6 +67,7 @@ BENCHES = (
     Bench("price", "--hidden 16 --repeats 3 --hash-ranks 1 2", "--case small"),
     Bench("overlap", "--hidden 16 --repeats 3 --ranks 2", "--case small"),
     Bench("modes", "--quick", "", ""),
+    Bench("learning", "default 'rate 1e-2' --hits 5000 --num-events 5 --hidden 16 --budget 5", "", ""),
     Bench("tracks", "--ranks 1 2 --repeats 3", "--case medium"),
     Bench("realism", "--events 1", "--num-hits 20000", "--data {data}"),
 )

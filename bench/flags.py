@@ -50,6 +50,6 @@ def add_rounds(parser: argparse.ArgumentParser, rounds: int, repeats: int, timeo
 
 def training_of(options: argparse.Namespace, **changes: Any) -> Training:
     """The training that the flags ask for."""
-    names = ("model", "hidden", "graph_iters", "seed", "grouping", "threads")
+    names = ("model", "hidden", "graph_iters", "seed", "grouping")
     asked = {name: getattr(options, name) for name in names if hasattr(options, name)}
     return Training(**{**asked, "precision": options.dtype, **changes})

@@ -11,7 +11,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -19,12 +20,18 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features, get_host_cpu_name
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from domainpar import __version__
 from domainpar.diagnosis.machine import cpu_model, installed
+from domainpar.nn.lanes import in_all_lanes
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("torch", "torch-geometric", "numpy", "numba", "pymetis", "mpi4py", "mpich")
@@ -35,6 +42,20 @@ ALLOCATORS: dict[str, dict[str, str]] = {
     "default": {},
     "keep": {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40), "MALLOC_TOP_PAD_": str(2**26)},
 }
+ALLOCATORS_IN_WORDS = {
+    "default": "the C library's own, as people run it: large blocks that are freed go back to the system, and come "
+    "again as zeroed pages, a fault each",
+    "keep": "what is freed stays with the process, for the next step",
+}
+
+
+def allocators_in_words(names: Iterable[str]) -> str:
+    """What each setting means, a line each."""
+    lines = []
+    for name in names:
+        variables = " ".join(f"{key}={value}" for key, value in ALLOCATORS[name].items())
+        lines.append(f"allocator {name}: {ALLOCATORS_IN_WORDS[name]}" + (f" ({variables})" if variables else ""))
+    return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -50,8 +71,9 @@ class Spread:
     def of(cls, values: Sequence[float]) -> Spread:
         return cls(statistics.median(values), min(values), max(values), len(values))
 
-    def text(self, form: str = "{:.3f}") -> str:
-        return f"{form.format(self.median)} [{form.format(self.low)}, {form.format(self.high)}]"
+    def text(self, form: str = "{:.3f}", unit: float = 1.0) -> str:
+        median, low, high = (form.format(unit * value) for value in (self.median, self.low, self.high))
+        return f"{median} [{low}, {high}]"
 
 
 def timed(call: Callable[[], Any], repeats: int) -> Spread:
@@ -98,6 +120,71 @@ def product_rate(rows: int = 4608, width: int = 64, repeats: int = 100) -> float
     )
     # A product is `rows * width * width` multiplications and as many additions.
     return 2 * rows * width * width / min(timed(way, repeats).median for way in ways)
+
+
+# --- the most that a machine can do ---------------------------------------------------------------------------------
+
+_FEATURES = get_host_cpu_features()
+LANES = 16 if _FEATURES.get("avx512f") else 8 if _FEATURES.get("avx") else 4
+"""float32 numbers in one register of this machine."""
+SUMS = 12 if LANES == 8 else 24
+"""Registers that are added to, of 16 (AVX) or 32: each waits some four cycles for its last addition, and up to four
+additions begin in a cycle."""
+FUSED_STEPS = 4_000_000
+"""Of one run: a hundredth of a second or two."""
+
+
+@intrinsic
+def _fused(typing: Any, steps: Any, factor: Any, addend: Any) -> Any:
+    """`steps` times x = x * factor + addend, for all numbers x of `SUMS` registers; returns the sum of all numbers."""
+    number, vector = ir.FloatType(), ir.VectorType(ir.FloatType(), LANES)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        fma = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(vector, [vector] * 3), f"llvm.fma.v{LANES}f32"
+        )
+        by, plus = (in_all_lanes(builder, value, vector) for value in args[1:])
+        # Each begins with other numbers: chains that compute the same would be computed once.
+        first = [ir.Constant(vector, [float(k * LANES + lane) for lane in range(LANES)]) for k in range(SUMS)]
+        # Memory on the stack, by name: LLVM keeps it in registers through the loop.
+        sums = [cgutils.alloca_once_value(builder, value) for value in first]
+        with cgutils.for_range(builder, args[0]):
+            for x in sums:
+                builder.store(builder.call(fma, [builder.load(x), by, plus]), x)
+        total = ir.Constant(number, 0.0)
+        for x in sums:
+            for lane in range(LANES):
+                one = builder.extract_element(builder.load(x), ir.Constant(ir.IntType(32), lane))
+                total = builder.fadd(total, one)
+        return total
+
+    return types.float32(types.intp, types.float32, types.float32), generate
+
+
+@njit(nogil=True)
+def fused_loop(steps: int, factor: float, addend: float) -> float:
+    return _fused(steps, factor, addend)
+
+
+def fma_peak(threads: int = 1, runs: int = 10) -> float:
+    """Floating point operations a second of fused multiply-adds of float32 that wait for no memory; the best run.
+
+    On several threads at once: of all together. Cores that share a unit, a clock or a limit of power show it here.
+    """
+    with ThreadPoolExecutor(threads) as pool:
+
+        def together() -> None:
+            # Numbers tend to 1: none becomes so small or large that it would take longer.
+            list(pool.map(lambda _: fused_loop(FUSED_STEPS, 0.5, 0.5), range(threads)))
+
+        together()  # compiles
+        fastest = min(seconds_of(together) for _ in range(runs))
+    return threads * 2 * SUMS * LANES * FUSED_STEPS / fastest
+
+
+def machine_name() -> str:
+    """The processor as it calls itself and as a compiler knows it, and the width of its registers."""
+    return f"{cpu_model()} ({get_host_cpu_name()}, {32 * LANES}-bit registers)"
 
 
 def run(file: str) -> None:

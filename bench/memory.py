@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         results.add(measured="estimate", case=case.name, edges=network.num_edges, **row)
     show_devices(results, estimated, options)
     results.end()
-    return int(not systems.same_parameters(rows, results))
+    return int(not systems.same_hash(rows, results))
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

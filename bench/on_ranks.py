@@ -1,7 +1,8 @@
-"""Training steps as ranks of a benchmark take them: timed by phase, profiled, and the planning before them."""
+"""Training steps as ranks of a benchmark take them: timed by phase, profiled; planning before them; and scoring."""
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -9,14 +10,15 @@ from dataclasses import dataclass
 from itertools import pairwise, product
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 from unittest.mock import patch
 
 import numpy as np
+from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from domainpar.events.store import EventStore
-from domainpar.measure.steps import Training
+from domainpar.measure.steps import PRECISIONS, Training
 from domainpar.nn import blocks, tilewise
 from domainpar.nn.program import set_threads
 from domainpar.parallel.halo import CompleteHalo, ask_owners
@@ -24,11 +26,15 @@ from domainpar.parallel.local import TileRanges
 from domainpar.parallel.part_loading import group_tiles
 from domainpar.parallel.world import World
 from domainpar.plan import LocalEdges, build_plan
+from domainpar.reco.scores import score_event
 from domainpar.training.checkpoint import parameters_sha256
 from domainpar.training.loop import Trainer
 from domainpar.training.parts import PartLoader
 from domainpar.training.record import peak_rss_bytes
 from domainpar.training.sampler import Sample, samples_of
+
+Work = Literal["training_steps", "scoring_passes"]
+"""What ranks are asked for: a function of this file, and one of `plain_pyg`."""
 
 PRODUCTS = ("multiply", "outer")
 KERNELS = (*PRODUCTS, "norm_forward", "norm_backward", "add_pairs")
@@ -37,19 +43,21 @@ PHASES = ("load", "forward", "backward", "reduce")
 
 @dataclass(frozen=True)
 class Job:
-    """Training steps that ranks are asked for.
+    """Training steps, or passes over an event that score it, that ranks are asked for.
 
     Attributes:
-        store: Its first event is trained on.
-        training: How.
-        warmup: Steps before the clock starts.
-        repeats: Steps that count.
+        store: Its first event is trained on, or scored.
+        training: How, and with which network.
+        warmup: Steps or passes before the clock starts.
+        repeats: Those that count.
+        work: Steps or passes.
     """
 
     store: Path
     training: Training
     warmup: int = 1
     repeats: int = 3
+    work: Work = "training_steps"
 
     def trainer(self, world: World, loader: PartLoader | None = None) -> tuple[Trainer, list[Sample]]:
         """A trainer with the job's number of threads, and the sample of each step."""
@@ -121,6 +129,39 @@ def training_steps(world: World, job: Job) -> dict[str, Any]:
         "peak_rss": peak_rss_bytes(),
         "sha256": parameters_sha256(trainer.model),
     }
+
+
+def scoring_passes(world: World, job: Job) -> dict[str, Any]:
+    """Seconds and memory of scoring the event as `infer` does, without tracks and files. *Collective*.
+
+    Returns:
+        `seconds` of the network, `whole` with loading the part and gathering the scores. On rank 0 `logits` [E] in the
+        user's order, and their hash.
+    """
+    bare = peak_rss_bytes()
+    set_threads(job.training.threads)
+    store, dtype = EventStore(job.store), PRECISIONS[job.training.precision]
+    network, seconds, whole = job.training.network(store), [], []
+
+    def timed(graph: Any, halo: Any) -> Tensor:
+        world.transport.barrier()  # else it would be charged with waiting for slow readers
+        began = time.perf_counter()
+        logits: Tensor = network(graph, halo)
+        seconds.append(time.perf_counter() - began)
+        return logits
+
+    for _ in range(job.warmup + job.repeats):
+        world.transport.barrier()
+        began = time.perf_counter()
+        with store.open(store.events()[0]) as event:
+            scores = score_event(timed, event, world.domain, grouping=job.training.grouping, dtype=dtype)
+        whole.append(time.perf_counter() - began)
+    figures: dict[str, Any] = {"seconds": seconds[job.warmup :], "whole": whole[job.warmup :], "first_step": seconds[0]}
+    figures |= {"bare_rss": bare, "peak_rss": peak_rss_bytes()}
+    if scores is not None:
+        figures["logits"] = scores.edge_logit
+        figures["sha256"] = hashlib.sha256(scores.edge_logit.tobytes() + scores.edge_score.tobytes()).hexdigest()
+    return figures
 
 
 def profiled_step(world: World, job: Job) -> dict[str, Any]:

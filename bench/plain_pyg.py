@@ -10,6 +10,7 @@ Processes import this file by name, as they do `on_ranks.py`; the forms are thos
 
 from __future__ import annotations
 
+import time
 import warnings
 from functools import partial
 from itertools import pairwise, zip_longest
@@ -26,7 +27,7 @@ from torch.utils.checkpoint import checkpoint
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
-from domainpar.events.store import EventStore
+from domainpar.events.store import EventStore, WholeEvent
 from domainpar.measure.steps import PRECISIONS
 from domainpar.parallel.world import World
 from domainpar.training.record import peak_rss_bytes
@@ -198,3 +199,23 @@ def training_steps(world: World, job: Job, form: str) -> dict[str, Any]:
         "bare_rss": bare,
         "peak_rss": peak_rss_bytes(),
     }
+
+
+def scoring_passes(world: World, job: Job, form: str) -> dict[str, Any]:
+    """The same figures as `on_ranks.scoring_passes`, of a plain form; there is no `whole`: its event lies in memory."""
+    bare = peak_rss_bytes()
+    torch.set_num_threads(job.training.threads)
+    warnings.filterwarnings("ignore", module="torch_geometric")
+    event, network = read_event(job.store, job.training.precision), make_network(job, form).eval()
+    scoring = torch.compile(network, dynamic=False) if form == "compile" else network
+    seconds = []
+    for _ in range(job.warmup + job.repeats):
+        began = time.perf_counter()
+        with torch.no_grad():
+            logits = scoring(event.x, event.edge_index, event.edge_attr)
+        seconds.append(time.perf_counter() - began)
+    peak, store = peak_rss_bytes(), EventStore(job.store)  # what follows is for the comparison
+    with store.open(store.events()[0]) as stored:
+        in_order = logits.numpy()[WholeEvent(stored).edge_ids]
+    figures = {"seconds": seconds[job.warmup :], "first_step": seconds[0], "logits": in_order}
+    return {**figures, "bare_rss": bare, "peak_rss": peak}

@@ -1,29 +1,36 @@
 """How long does a training step of one whole event take, against the plain network of torch_geometric users?
 
-    python bench/step.py --data DIR --event 1012 --ranks 1 2                a real event
-    python bench/step.py --hits 62300                                       simulated, 0.4M edges
+    python bench/step.py --data DIR --event 1012 --ranks 1 2 --threads 1 2  a real event: ranks against threads
+    python bench/step.py --hits 20000 --ranks 1 2 --threads 1 2             48,000 edges, simulated
+    python bench/step.py --hits 62300                                       0.4M
     python bench/step.py --hits 107800                                      1.2M
     python bench/step.py --hits 139300                                      2M; what does not fit says so
     python bench/step.py --ranks 1 --precision full bf16 --competitors      domainpar alone, also with products in bf16
     python bench/step.py --ranks 1 --competitors eager --breakdown          and where domainpar's time goes
     python bench/step.py --case tiny --hidden 16 --graph-iters 2 --competitors eager --rounds 1     seconds
 
-Systems are domainpar on each number of ranks and the competitors (`plain_pyg.py`), each with each allocator setting.
-They take turns in rounds; in a round each is started anew, with `--threads` a process, takes `--warmup` steps and then
-`--repeats` that count. Ratios are made round by round, of medians. `compile` compiles in its warm-up.
+Systems are domainpar on ranks and threads and the competitors (`plain_pyg.py`) on threads, each with each allocator
+setting. domainpar runs on each of `--ranks` with the first of `--threads` a rank, and on the first of `--ranks` with
+the other `--threads`: `--ranks 1 2 --threads 1 2` is one rank of one thread, two ranks of one, one rank of two.
+
+They take turns in rounds; in a round each is started anew, takes `--warmup` steps and then `--repeats` that count.
+Ratios are made round by round, of medians. `compile` compiles in its warm-up.
 
 Products: floating point operations of matrix products by formula (`formulas.py`: forward, backward and what the system
-recomputes), per thread and second, and their share of the rate of [4608, 64] x [64, 64], one thread, timed after each
-run, by torch or by domainpar, whichever is faster. It is the whole step that is divided by, not the edge stages alone.
+recomputes), per thread and second. It is the whole step that is divided by, not the edge stages alone. Their shares are
+of what one thread of this machine can do, both timed after each run: the peak, fused multiply-adds in registers that
+wait for nothing; and the rate of [4608, 64] x [64, 64], by torch or by domainpar, whichever is faster.
 
-The program fails if domainpar's parameters differ after equal steps, over ranks, allocators and rounds, or if losses
-differ by more than 1e-5 between systems; systems of another `--precision` are compared among themselves.
+The program fails if domainpar's parameters differ after equal steps, over ranks, threads, allocators and rounds, or if
+losses differ by more than 1e-5 between systems; systems of another `--precision` are compared among themselves.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import cases
@@ -35,11 +42,10 @@ import systems
 from formulas import Network
 from measuring import Columns, Row, Spread, of, ranks_of
 from on_ranks import Job
-from systems import GIB, Measured, System
+from systems import Measured
 
 from domainpar.measure.rates import slowest
 from domainpar.testing import run_ranks
-from domainpar.words import several
 from partitioners.quality import imbalance
 
 MIB = 2**20
@@ -50,14 +56,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
     results = measuring.Results("step", options)
     case = cases.chosen_case(options)
-    job = Job(case.store, flags.training_of(options), options.warmup, options.repeats)
+    training = flags.training_of(options, threads=options.threads[0])
+    job = Job(case.store, training, options.warmup, options.repeats)
     network = systems.network_of(case, job.training)
-    results.console.print(f"{case}; {flags.in_words(options)}; {several(options.threads, 'thread')} a process")
-    measured, rate = run_all(results, job, network, options)
-    rows = [row_of(of_system, measured, network, rate, options.threads) for of_system in measured]
+    results.console.print(f"{case}; {flags.in_words(options)}\n{measuring.allocators_in_words(options.allocator)}")
+    measured, limits = run_all(results, job, network, options)
+    rows = [row_of(of_system, measured, network, limits) for of_system in measured]
     for row in rows:
         results.add(measured="step", case=case.name, edges=network.num_edges, **row)
-    show(results, rows, rate)
+    show(results, rows)
+    show_work(results, rows, limits)
     show_ranks(results, rows)
     if options.breakdown:
         breakdown(results, job, network, options)
@@ -72,7 +80,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--precision", nargs="+", choices=PRECISIONS, default=["full"], help="of domainpar's edges")
     parser.add_argument("--competitors", nargs="*", choices=systems.FORMS, default=list(systems.FORMS))
     parser.add_argument("--allocator", nargs="+", choices=measuring.ALLOCATORS, default=list(measuring.ALLOCATORS))
-    parser.add_argument("--threads", type=int, default=1, help="of each process, of all systems")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1], help="of a process, of all systems; see above")
     parser.add_argument("--grouping", default="contiguous")
     flags.add_network(parser)
     flags.add_rounds(parser, rounds=3, repeats=2)
@@ -84,56 +92,65 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 # --- steps -----------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Limits:
+    """What this machine can do at best, in floating point operations a second, timed between the runs.
+
+    Attributes:
+        peaks: Fused multiply-adds in registers, by the number of threads at once: of all of them together.
+        product: One matrix product on one thread.
+    """
+
+    peaks: Mapping[int, Spread]
+    product: Spread
+
+
 def run_all(
     results: measuring.Results, job: Job, network: Network, options: argparse.Namespace
-) -> tuple[list[Measured], Spread]:
-    """All systems, and the rate of matrix products meanwhile."""
-    compared = [system for allocator in options.allocator for system in compared_with(allocator, options)]
-    rates, measured = [], {}
+) -> tuple[list[Measured], Limits]:
+    """All systems, and the limits of the machine meanwhile."""
+    ours = {"domainpar" if name == "full" else f"domainpar {name}": PRECISIONS[name] for name in options.precision}
+    layouts = options.allocator, options.ranks, options.threads, options.competitors
+    compared = systems.compared(*layouts, ours)
+    in_all = {1, *(system.ranks * system.threads for system in compared)}
+    peaks: dict[int, list[float]] = {count: [] for count in sorted(in_all) if count <= (os.cpu_count() or 1)}
+    rates: list[float] = []
+    measured: dict[int, Measured] = {}
     for of_system in systems.take_turns(compared, job, network, options.rounds, options.timeout):
-        measured[of_system.system.name, of_system.system.ranks, of_system.system.allocator] = of_system
+        measured[id(of_system)] = of_system
+        for count, values in peaks.items():
+            values.append(measuring.fma_peak(count))
         rates.append(measuring.product_rate())
         outcome = of_system.problem or f"{of_system.round_medians('seconds')[-1]:.3f} s"
-        ranks = f" on {of_system.system.ranks} ranks" if of_system.system.ranks > 1 else ""
-        results.console.print(f"  {of_system.system.name}{ranks}, allocator {of_system.system.allocator}: {outcome}")
-    return list(measured.values()), Spread.of(rates)
+        results.console.print(f"  {of_system.system}: {outcome}")
+    limits = Limits({count: Spread.of(values) for count, values in peaks.items()}, Spread.of(rates))
+    by_threads = {f"peak_{count}": peak for count, peak in limits.peaks.items()}
+    results.add(measured="machine", name=measuring.machine_name(), product=limits.product, **by_threads)
+    return list(measured.values()), limits
 
 
-def compared_with(allocator: str, options: argparse.Namespace) -> list[System]:
-    """All systems with one allocator setting."""
-    names = {precision: "domainpar" if precision == "full" else f"domainpar {precision}" for precision in PRECISIONS}
-    ours = [
-        System(names[precision], allocator, ranks, changes=PRECISIONS[precision])
-        for precision in options.precision
-        for ranks in options.ranks
-    ]
-    return [*ours, *(System.plain(form, allocator) for form in options.competitors)]
-
-
-def row_of(of_system: Measured, measured: Sequence[Measured], network: Network, rate: Spread, threads: int) -> Row:
+def row_of(of_system: Measured, measured: Sequence[Measured], network: Network, limits: Limits) -> Row:
     """The figures of one system, some of them against others of the same run."""
-    row = {**of_system.figures(), "threads": threads, "rate": rate, "operations": of_system.system.operations(network)}
+    system = of_system.system
+    row = {**of_system.figures(), "operations": system.operations(network)}
     if of_system.problem is not None:
         return row
-    row["full_precision"] = of_system.system.full_precision
-    row["achieved"] = row["operations"] / row["seconds"].median / (of_system.system.ranks * threads)
+    row["full_precision"] = system.full_precision
+    row["achieved"] = row["operations"] / row["seconds"].median / (system.ranks * system.threads)
+    row["of_peak"] = row["achieved"] / limits.peaks[1].median
+    row["of_rate"] = row["achieved"] / limits.product.median
     row["imbalance"] = None
-    if of_system.system.form is None:  # largest over mean time without exchange and wait, step by step
+    if system.form is None:  # largest over mean time without exchange and wait, step by step
         steps = [step for run in of_system.runs for step in zip(*(rank["compute"] for rank in run))]
         row["imbalance"] = Spread.of([imbalance(np.array(step)) for step in steps])
-    eager = {other.system.allocator: other for other in measured if other.system.form == "eager" and not other.problem}
-    alike = eager.get(of_system.system.allocator)
-    row["bytes_of_eager"] = sum(of_system.above_bare) / sum(alike.above_bare) if alike else None
-    for name, allocator in (("than_eager_alike", of_system.system.allocator), ("than_eager_default", "default")):
-        row[name] = systems.ratio(eager[allocator], of_system) if allocator in eager else None
     reference = next(other for other in measured if not other.problem)
     row["loss_difference"] = systems.loss_difference(of_system, reference)
-    return row
+    return row | systems.ratios(of_system, measured)
 
 
 def agree(results: measuring.Results, rows: Sequence[Row]) -> int:
     """1 if parameters or losses differ, or if there is nothing to compare."""
-    same = systems.same_parameters(rows, results)
+    same = systems.same_hash(rows, results)
     differences = [row["loss_difference"] for row in rows if row.get("full_precision")]
     if not differences:
         results.console.print("no system could be measured")
@@ -149,52 +166,56 @@ def agree(results: measuring.Results, rows: Sequence[Row]) -> int:
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 
-def show(results: measuring.Results, rows: Sequence[Row], rate: Spread) -> None:
-    whole: Columns = {
+def show(results: measuring.Results, rows: Sequence[Row]) -> None:
+    columns: Columns = {
+        **systems.SYSTEM,
         "step s": of("seconds"),
         "from, to": lambda row: f"{row['seconds'].low:.2f} {row['seconds'].high:.2f}",
         "forward": of("forward"),
         "backward": of("backward"),
-        "x eager": of("than_eager_alike", "{:.2f}"),
-        "x default": of("than_eager_default", "{:.2f}"),
-        "GFLOP/s": lambda row: f"{row['achieved'] / 1e9:.1f}",
-        "of rate": lambda row: f"{row['achieved'] / rate.median:.0%}",
-        "GiB": lambda row: f"{max(row['above_bare']) / GIB:.2f}",
-        "all": lambda row: f"{sum(row['above_bare']) / GIB:.2f}",
-        "of eager": lambda row: f"{row['bytes_of_eager']:.2f}" if row["bytes_of_eager"] else "",
         "first s": of("first_step", "{:.1f}"),
+        **systems.RATIOS,
         "loss": lambda row: f"{row['loss_difference']:.0e}",
     }
-    columns: Columns = {
-        "system": lambda row: row["system"],
-        "ranks": ranks_of,
-        "allocator": lambda row: row["allocator"],
-        **{name: lambda row, read=read: read(row) if row["problem"] is None else "" for name, read in whole.items()},
-    }
     note = (
-        "Seconds of the slowest rank, median over the steps of all rounds, smallest and largest. x eager: how many "
-        "times faster than eager PyG with the same allocator setting; x default: with the default one. GFLOP/s: of "
-        f"matrix products, per thread; of rate: of one product on one thread, {rate.median / 1e9:.1f} "
-        f"[{rate.low / 1e9:.1f}, {rate.high / 1e9:.1f}]. GiB: peak of the fullest process less what it held before the "
-        "store was opened; all: of all processes together; of eager: this over eager PyG's, same allocator. first: the "
-        "first step, compiling included. loss: largest relative difference from the first row. * more "
-        "threads than cores: no measure of scaling."
+        "Seconds of the slowest rank, median over the steps of all rounds, smallest and largest. first: the first "
+        f"step, compiling included. {systems.ABOUT_RATIOS} loss: largest relative difference from the first row. "
+        f"{systems.ABOUT_STARS}"
     )
-    results.show("One training step of one event", columns, rows, note)
+    results.show("One training step of one event", systems.where_measured(columns), rows, note)
     for row in rows:
         if row["problem"] is not None:
             results.console.print(f"{row['system']}, allocator {row['allocator']}: {row['problem']}")
 
 
+def show_work(results: measuring.Results, rows: Sequence[Row], limits: Limits) -> None:
+    """The table of what each system makes of the machine, and of its memory."""
+    columns: Columns = {
+        **systems.SYSTEM,
+        "GFLOP/s": lambda row: f"{row['achieved'] / 1e9:.1f}",
+        "of peak": lambda row: f"{row['of_peak']:.0%}",
+        "of rate": lambda row: f"{row['of_rate']:.0%}",
+        **systems.MEMORY,
+    }
+    one, form = limits.peaks[1], "{:.1f}"
+    more = [
+        f", {threads} threads at once {peak.text(form, 1e-9)}, {peak.median / one.median:.2f} times as much"
+        for threads, peak in limits.peaks.items()
+        if threads > 1
+    ]
+    note = (
+        "GFLOP/s: of matrix products, per thread; of peak: of fused multiply-adds in registers, one thread; of rate: "
+        f"of one product, one thread. {measuring.machine_name()}: peak {one.text(form, 1e-9)} GFLOP/s{''.join(more)}; "
+        f"rate {limits.product.text(form, 1e-9)}. {systems.ABOUT_MEMORY}"
+    )
+    results.show("Its share of the machine, and its memory", systems.where_measured(columns), rows, note)
+
+
 def show_ranks(results: measuring.Results, rows: Sequence[Row]) -> None:
     """The table of the ranks of domainpar in that time."""
     ours = [row for row in rows if row["form"] is None and row["problem"] is None]
-    first = {(row["system"], row["allocator"]): row["seconds"].median for row in reversed(ours)}
     columns: Columns = {
-        "system": lambda row: row["system"],
-        "ranks": ranks_of,
-        "allocator": lambda row: row["allocator"],
-        "speed-up": lambda row: f"{first[row['system'], row['allocator']] / row['seconds'].median:.2f}",
+        **systems.SYSTEM,
         "reduce": of("reduce"),
         "compute": of("compute"),
         "imbalance": of("imbalance"),

@@ -1,4 +1,4 @@
-"""The systems that benchmarks compare: domainpar on some ranks, and the forms of the plain network.
+"""The systems that benchmarks compare: domainpar on ranks and threads, and the forms of the plain network.
 
 Each run is of fresh processes, so that none holds memory of another, and systems take turns in rounds, so that a busy
 moment of the machine does not hit one of them alone.
@@ -16,8 +16,8 @@ import on_ranks
 import psutil
 from cases import Case
 from formulas import Network
-from measuring import Spread
-from on_ranks import Job
+from measuring import Columns, Spread, of, ranks_of
+from on_ranks import Job, Work
 
 from domainpar.events.store import EventStore
 from domainpar.measure.rates import slowest
@@ -25,6 +25,7 @@ from domainpar.measure.steps import PRECISIONS, Training
 from domainpar.nn.catalogue import ON_STAGES
 from domainpar.nn.memory import ModelSize
 from domainpar.testing import run_ranks
+from domainpar.words import several
 
 GIB = 2**30
 BARE = 0.5 * GIB
@@ -40,12 +41,13 @@ LARGEST_DIFFERENCE = 1e-5
 
 @dataclass(frozen=True)
 class System:
-    """One way to take a training step.
+    """One way to take a training step, or to score an event.
 
     Attributes:
         name: What tables call it.
         allocator: Setting of the C allocator, see `measuring.ALLOCATORS`.
         ranks: Processes that share the event.
+        threads: Threads of each.
         form: Form of the plain network; None: domainpar.
         changes: Attributes of domainpar's training that are its own.
     """
@@ -53,8 +55,13 @@ class System:
     name: str
     allocator: str = "default"
     ranks: int = 1
+    threads: int = 1
     form: str | None = None
     changes: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        ranks = f"{several(self.ranks, 'rank')} of " if self.form is None else ""
+        return f"{self.name}, {ranks}{several(self.threads, 'thread')}, allocator {self.allocator}"
 
     @property
     def full_precision(self) -> bool:
@@ -62,23 +69,25 @@ class System:
         return "precision" not in self.changes
 
     @classmethod
-    def plain(cls, form: str, allocator: str = "default") -> System:
-        return cls(f"PyG {form}", allocator, form=form)
+    def plain(cls, form: str, allocator: str = "default", threads: int = 1) -> System:
+        return cls(f"PyG {form}", allocator, threads=threads, form=form)
 
     def run(self, job: Job, timeout: float) -> list[dict[str, Any]]:
-        """Take some steps in processes of its own; returns what each rank says of them."""
+        """Do the work of a job in processes of its own; returns what each rank says of it."""
         how: Any = {"transport": "mpi", "timeout": timeout}
+        job = replace(job, training=replace(job.training, threads=self.threads, **self.changes))
         with measuring.allocator(self.allocator):
             if self.form is None:
-                job = replace(job, training=replace(job.training, **self.changes))
-                return run_ranks(on_ranks.training_steps, self.ranks, job, **how)
+                return run_ranks(getattr(on_ranks, job.work), self.ranks, job, **how)
             import plain_pyg  # not above: domainpar is measured without torch_geometric too
 
-            return run_ranks(plain_pyg.training_steps, 1, job, self.form, **how)
+            return run_ranks(getattr(plain_pyg, job.work), 1, job, self.form, **how)
 
-    def predicted_bytes(self, network: Network) -> int:
-        """Peak of all its processes above the bare ones, by formula."""
+    def predicted_bytes(self, network: Network, work: Work = "training_steps") -> int:
+        """Peak of all its processes above the bare ones, by formula; of domainpar always that of a training step."""
         if self.form is not None:
+            if work == "scoring_passes":
+                return network.plain_scoring_bytes()
             return network.plain_bytes(checkpointed=self.form == "checkpoint")
         size = ModelSize(network.hidden, network.graph_iters, network.item_bytes)
         return int(size.bytes_of(network.num_nodes, network.num_edges))
@@ -104,9 +113,13 @@ class Measured:
     runs: list[list[dict[str, Any]]] = field(default_factory=list)
     problem: str | None = None
 
+    def values(self, name: str) -> list[float]:
+        """Of the slowest rank, the steps of all rounds."""
+        return [value for run in self.runs for value in _slowest(run, name)]
+
     def spread(self, name: str) -> Spread:
         """Of the slowest rank, over the steps of all rounds."""
-        return Spread.of([value for run in self.runs for value in _slowest(run, name)])
+        return Spread.of(self.values(name))
 
     def round_medians(self, name: str) -> list[float]:
         """Of the slowest rank, the median step of each round."""
@@ -124,7 +137,8 @@ class Measured:
     def figures(self) -> dict[str, Any]:
         """One row of results."""
         about = {"system": self.system.name, "form": self.system.form, "changes": dict(self.system.changes)}
-        about |= {"allocator": self.system.allocator, "ranks": self.system.ranks, "problem": self.problem}
+        about |= {name: getattr(self.system, name) for name in ("allocator", "ranks", "threads")}
+        about["problem"] = self.problem
         if self.problem is not None:
             return about
         lists = [name for name, value in self.runs[0][0].items() if isinstance(value, list) and name != "losses"]
@@ -136,7 +150,7 @@ class Measured:
             **{name: self.most(name) for name in held},
             "above_bare": self.above_bare,
             "first_step": Spread.of([max(rank["first_step"] for rank in run) for run in self.runs]),
-            "losses": self.runs[0][0]["losses"],
+            "losses": self.runs[0][0].get("losses"),
             "sha256": sorted({rank["sha256"] for run in self.runs for rank in run if "sha256" in rank}),
         }
 
@@ -182,24 +196,79 @@ def ratio(system: Measured, other: Measured) -> Spread:
     return Spread.of([a / b for a, b in zip(system.round_medians("seconds"), other.round_medians("seconds"))])
 
 
-def same_parameters(rows: Sequence[Mapping[str, Any]], results: measuring.Results) -> bool:
-    """Say whether domainpar's parameters came out the same in all rows of one precision."""
+def compared(
+    allocators: Sequence[str],
+    ranks: Sequence[int],
+    threads: Sequence[int],
+    forms: Sequence[str],
+    ours: Mapping[str, Mapping[str, Any]],
+) -> list[System]:
+    """The systems that a benchmark asks for, allocator by allocator.
+
+    Args:
+        allocators: Settings of the C allocator.
+        ranks, threads: Of domainpar: each number of ranks with the first number of threads, then the first number of
+            ranks with each other number of threads.
+        forms: Forms of the plain network, each with each number of threads.
+        ours: Changes of domainpar's training, by name of the system.
+    """
+    layouts = [*((count, threads[0]) for count in ranks), *((ranks[0], count) for count in threads[1:])]
+    systems = []
+    for allocator in allocators:
+        for name, changes in ours.items():
+            systems += [System(name, allocator, *layout, changes=changes) for layout in layouts]
+        systems += [System.plain(form, allocator, count) for form in forms for count in threads]
+    return systems
+
+
+def ratios(of_system: Measured, measured: Sequence[Measured]) -> dict[str, Any]:
+    """How many times faster a system is than others of the same run, over rounds; None where they were not measured.
+
+    Returns:
+        `speed_up`: than itself on its first ranks and threads. `than_ranks`: than as many ranks of one thread, where it
+        is one rank of several. `than_eager_alike`: than eager PyG with the same allocator, on its first number of
+        threads; `than_eager_default`: the same with the default allocator; `than_eager_equal`: with the same allocator
+        on as many threads as this system has in all. And `bytes_of_eager`: its peak over that of `than_eager_alike`.
+    """
+    system = of_system.system
+    in_all, alike = system.ranks * system.threads, {"allocator": system.allocator}
+
+    def first(**like: Any) -> Measured | None:
+        able = (other for other in measured if other.problem is None)
+        return next((other for other in able if all(getattr(other.system, n) == v for n, v in like.items())), None)
+
+    of_threads = system.form is None and system.ranks == 1 < system.threads
+    others = {
+        "speed_up": first(name=system.name, **alike),
+        "than_ranks": first(name=system.name, ranks=in_all, threads=1, **alike) if of_threads else None,
+        "than_eager_alike": first(form="eager", **alike),
+        "than_eager_default": first(form="eager", allocator="default"),
+        "than_eager_equal": first(form="eager", threads=in_all, **alike),
+    }
+    found: dict[str, Any] = {name: other and ratio(other, of_system) for name, other in others.items()}
+    eager = others["than_eager_alike"]
+    found["bytes_of_eager"] = sum(of_system.above_bare) / sum(eager.above_bare) if eager else None
+    return found
+
+
+def same_hash(rows: Sequence[Mapping[str, Any]], results: measuring.Results, what: str = "parameters") -> bool:
+    """Say whether domainpar's parameters, or scores, came out the same in all rows of one precision."""
     alike: dict[str | None, set[str]] = {}
     for row in rows:
         alike.setdefault(row["changes"].get("precision"), set()).update(row.get("sha256", ()))
     for precision, hashes in alike.items():
-        of = f" in {precision}" if precision else ""
+        within = f" in {precision}" if precision else ""
         if len(hashes) > 1:
-            results.console.print(f"PARAMETERS DIFFER{of}: {len(hashes)} hashes")
+            results.console.print(f"{what.upper()} DIFFER{within}: {len(hashes)} hashes")
         elif hashes:
-            results.console.print(f"one hash of all parameters{of}: {min(hashes)}")
+            results.console.print(f"one hash of all {what}{within}: {min(hashes)}")
     return all(len(hashes) <= 1 for hashes in alike.values())
 
 
 def _run(measured: Measured, job: Job, network: Network, timeout: float) -> None:
     # An allocator that keeps memory also keeps the holes in it: half as much again was seen.
     kept = 1.5 if measured.system.form is not None and measured.system.allocator != "default" else 1.0
-    needed = kept * measured.system.predicted_bytes(network) + measured.system.ranks * BARE
+    needed = kept * measured.system.predicted_bytes(network, job.work) + measured.system.ranks * BARE
     free = psutil.virtual_memory().available
     if needed > free:
         measured.problem = f"not run: needs some {needed / GIB:.0f} GiB, {free / GIB:.0f} GiB are free"
@@ -214,3 +283,46 @@ def _run(measured: Measured, job: Job, network: Network, timeout: float) -> None
 
 def _slowest(run: Sequence[Mapping[str, Any]], name: str) -> list[float]:
     return slowest([rank[name] for rank in run])
+
+
+# --- columns that tables of systems share ----------------------------------------------------------------------------
+
+SYSTEM: Columns = {
+    "system": lambda row: row["system"],
+    "ranks": ranks_of,
+    "threads": lambda row: f"{row['threads']}",
+    "allocator": lambda row: row["allocator"],
+}
+ABOUT_STARS = "* more threads than cores: no measure of scaling."
+
+RATIOS: Columns = {
+    "speed-up": of("speed_up", "{:.2f}"),
+    "x ranks": of("than_ranks", "{:.2f}"),
+    "x eager": of("than_eager_alike", "{:.2f}"),
+    "x default": of("than_eager_default", "{:.2f}"),
+    "x equal": of("than_eager_equal", "{:.2f}"),
+}
+ABOUT_RATIOS = (
+    "How many times faster, round by round: speed-up, than the first row of this system with this allocator; x ranks, "
+    "than as many ranks of one thread; x eager, than eager PyG with the same allocator, its first row; x default, than "
+    "eager PyG with the default allocator, its first row; x equal, than eager PyG with the same allocator and as many "
+    "threads as this row has in all."
+)
+
+MEMORY: Columns = {
+    "GiB": lambda row: f"{max(row['above_bare']) / GIB:.2f}",
+    "all": lambda row: f"{sum(row['above_bare']) / GIB:.2f}",
+    "of eager": lambda row: f"{row['bytes_of_eager']:.2f}" if row["bytes_of_eager"] else "",
+}
+ABOUT_MEMORY = (
+    "GiB: peak of the fullest process less what it held before the store was opened; all: of all processes together; "
+    "of eager: this over eager PyG's, same allocator."
+)
+
+
+def where_measured(columns: Columns) -> Columns:
+    """The columns, empty in rows of systems that could not be measured, but for their names."""
+    return {
+        name: read if name in SYSTEM else lambda row, read=read: read(row) if row["problem"] is None else ""
+        for name, read in columns.items()
+    }

@@ -1,5 +1,7 @@
 """The competitor computes what domainpar computes, so that their times can be compared."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from random_store import write_random_store
@@ -15,6 +17,7 @@ from domainpar.events.store import EventStore
 from domainpar.measure.steps import Training
 from domainpar.parallel.part_loading import load_part
 from domainpar.parallel.world import World
+from domainpar.testing import run_ranks
 
 MODELS = ("interaction", "interaction-node-first")
 
@@ -54,6 +57,23 @@ def test_the_plain_network_trains_to_our_losses(store, model, form):
     assert plain == pytest.approx(ours, rel=1e-5)
 
 
+@pytest.mark.parametrize("model", MODELS)
+def test_the_plain_network_scores_like_ours_in_the_users_order_and_ours_alike_on_ranks_and_threads(store, model):
+    job = replace(job_for(store, model), work="scoring_passes", repeats=2)
+    plain = plain_pyg.scoring_passes(World.alone(), job, "eager")
+    threads = replace(job, training=replace(job.training, threads=2))
+    layouts = [(1, job), (3, job), (2, threads)]
+    ours = [run_ranks(on_ranks.scoring_passes, ranks, work) for ranks, work in layouts]
+    assert len({ranks[0]["sha256"] for ranks in ours}) == 1
+    for ranks in ours:
+        assert difference(torch.from_numpy(plain["logits"]), torch.from_numpy(ranks[0]["logits"])) < 1e-5
+        assert not any("logits" in rank for rank in ranks[1:])
+        for rank in ranks:
+            assert len(rank["seconds"]) == len(rank["whole"]) == 2
+            assert all(network < whole for network, whole in zip(rank["seconds"], rank["whole"]))
+    assert len(plain["seconds"]) == 2
+
+
 @pytest.mark.parametrize("checkpointed", [False, True])
 @pytest.mark.parametrize("model", MODELS)
 def test_the_products_of_a_plain_step_are_those_of_the_formula(store, model, checkpointed):
@@ -89,3 +109,9 @@ def test_a_plain_step_of_a_full_event_holds_eleven_gigabytes_and_checkpoints_hal
     full = Network(num_nodes=91_749, num_edges=1_176_560, node_features=6, edge_features=0, hidden=64, graph_iters=4)
     assert 11.0e9 < full.plain_bytes() < 13.0e9
     assert 0.5 < full.plain_bytes(checkpointed=True) / full.plain_bytes() < 0.65
+
+
+def test_a_plain_pass_without_gradients_holds_less_than_a_step_and_more_than_its_joined_table():
+    full = Network(num_nodes=91_749, num_edges=1_176_560, node_features=6, edge_features=0, hidden=64, graph_iters=4)
+    joined = full.num_edges * 3 * 64 * 4
+    assert 3 * joined < full.plain_scoring_bytes() < 4 * joined < full.plain_bytes(checkpointed=True)

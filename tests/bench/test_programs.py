@@ -1,7 +1,9 @@
-"""`step.py`, `memory.py` and `tracks.py` from the flags to the last line, on small events."""
+"""Programs that start ranks as processes, from the flags to the last line, on small events."""
 
 import json
 
+import inference
+import learning
 import memory
 import pytest
 import step
@@ -26,12 +28,19 @@ def kept(tmp_path):
 @pytest.mark.slow
 def test_step_compares_domainpar_with_the_plain_network(kept, capsys):
     flags, lines = kept
-    assert step.main([*TINY, *flags, *"--allocator default --competitors eager --breakdown".split()]) == 0
+    short = "--threads 1 2 --allocator default --competitors eager --breakdown"
+    assert step.main([*TINY, *flags, *short.split()]) == 0
     printed = capsys.readouterr().out
     assert "one hash of all parameters" in printed
-    assert "losses of systems compared: 2; they agree" in printed
-    ours, eager = (line for line in lines() if line.get("measured") == "step")
-    assert (ours["system"], eager["system"]) == ("domainpar", "PyG eager")
+    assert "losses of systems compared: 4; they agree" in printed
+    ours, threads, eager, _ = rows = [line for line in lines() if line.get("measured") == "step"]
+    of_systems = [(row["system"], row["threads"]) for row in rows]
+    assert of_systems == [("domainpar", 1), ("domainpar", 2), ("PyG eager", 1), ("PyG eager", 2)]
+    (machine,) = (line for line in lines() if line.get("measured") == "machine")
+    for row in rows:
+        of_peak = row["operations"] / row["seconds"]["median"] / row["threads"] / machine["peak_1"]["median"]
+        assert row["of_peak"] == pytest.approx(of_peak)
+    assert threads["speed_up"]["median"] == pytest.approx(ours["seconds"]["median"] / threads["seconds"]["median"])
     assert ours["than_eager_alike"]["median"] == pytest.approx(eager["seconds"]["median"] / ours["seconds"]["median"])
     assert 0 < eager["loss_difference"] < 1e-5
     assert min(ours["above_bare"] + eager["above_bare"]) > 0
@@ -40,6 +49,37 @@ def test_step_compares_domainpar_with_the_plain_network(kept, capsys):
     assert {"multiply", "outer", "norm_forward", "norm_backward", "add_pairs"} <= {
         part["name"] for part in parts["operations"]
     }
+
+
+@pytest.mark.slow
+def test_inference_scores_alike_on_ranks_and_threads_and_like_the_plain_network(kept, capsys):
+    flags, lines = kept
+    short = "--ranks 1 2 --threads 1 2 --allocator default --competitors eager"
+    assert inference.main([*TINY, *flags, *short.split()]) == 0
+    printed = capsys.readouterr().out
+    assert "one hash of all scores" in printed
+    assert "logits of systems compared: 5; they agree" in printed
+    rows = [line for line in lines() if line.get("measured") == "inference"]
+    assert [row["ranks"] * row["threads"] for row in rows] == [1, 2, 2, 1, 2]
+    assert [row["difference"] for row in rows[:3]] == [0, 0, 0]
+    assert all(0 < row["difference"] < 1e-4 for row in rows[3:])
+    for row in rows:
+        assert row["edges_per_second"]["median"] == pytest.approx(row["edges"] / row["seconds"]["median"])
+        assert min(row["above_bare"]) > 0
+
+
+@pytest.mark.slow
+def test_learning_trains_variants_for_as_long_as_it_is_told(kept, capsys):
+    flags, lines = kept
+    short = "default fast=lr=1e-2 --hits 2000 --num-events 4 --hidden 16 --budget 0.5 --seeds 0 1"
+    assert learning.main([*short.split(), *flags]) == 0
+    rows = [line for line in lines() if line.get("measured") == "learning"]
+    assert [(row["variant"], row["seed"]) for row in rows] == [(v, s) for s in (0, 1) for v in ("default", "fast")]
+    for variant in ("default", "fast"):
+        (steps,) = {row["steps"] for row in rows if row["variant"] == variant}
+        assert steps % 2 == 0, "whole epochs of two training events"
+    assert all(0 < row["edge_auc"] < 1 for row in rows)
+    assert "Variants of the network, 0.5 s of training" in capsys.readouterr().out
 
 
 @pytest.mark.slow

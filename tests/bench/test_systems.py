@@ -74,8 +74,61 @@ def test_other_parameters_and_other_losses_are_seen():
     results = SimpleNamespace(console=SimpleNamespace(print=said.append))
     row = {"changes": {}, "sha256": ["a"]}
     of_bf16 = {"changes": {"precision": "bf16"}, "sha256": ["c"]}
-    assert systems.same_parameters([row, row, of_bf16], results)
-    assert not systems.same_parameters([row, {**row, "sha256": ["b"]}], results)
+    assert systems.same_hash([row, row, of_bf16], results)
+    assert not systems.same_hash([row, {**row, "sha256": ["b"]}], results)
     assert said[-1] == "PARAMETERS DIFFER: 2 hashes"
     one, other = (Measured(System("domainpar"), [ran([1.0], losses)]) for losses in ((1.0, 0.5), (1.0, 0.6)))
     assert systems.loss_difference(other, one) == pytest.approx(0.2)
+
+
+# --- layouts and ratios ----------------------------------------------------------------------------------------------
+
+
+def test_ranks_and_threads_are_varied_one_at_a_time():
+    named = systems.compared(["keep"], [1, 2], [1, 3], ["eager"], {"domainpar": {}, "bf16": {"precision": "bf16"}})
+    layouts = [(system.name, system.ranks, system.threads) for system in named]
+    ours = [(1, 1), (2, 1), (1, 3)]
+    assert layouts == [
+        *(("domainpar", *layout) for layout in ours),
+        *(("bf16", *layout) for layout in ours),
+        ("PyG eager", 1, 1),
+        ("PyG eager", 1, 3),
+    ]
+    assert {system.allocator for system in named} == {"keep"}
+    assert named[3].changes == {"precision": "bf16"}
+    (both,) = systems.compared(["default"], [4], [2], [], {"domainpar": {}})
+    assert (both.ranks, both.threads) == (4, 2), "one number of each is taken as it is"
+
+
+def test_threads_of_a_system_reach_its_training(monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(systems, "run_ranks", lambda function, ranks, job, *rest, **how: asked.append((ranks, job)))
+    System("domainpar", ranks=2, threads=3, changes={"precision": "bf16"}).run(Job(tmp_path, Training(hidden=32)), 1.0)
+    ((ranks, job),) = asked
+    assert (ranks, job.training) == (2, Training(hidden=32, threads=3, precision="bf16"))
+
+
+def test_a_system_is_compared_with_others_of_its_allocator_and_of_as_many_threads():
+    def measured(system, *seconds):
+        return Measured(system, [ran([value]) for value in seconds])
+
+    one = measured(System("domainpar", "keep"), 4.0, 8.0)
+    threads = measured(System("domainpar", "keep", threads=2), 2.0, 5.0)
+    ranks = measured(System("domainpar", "keep", ranks=2), 1.0, 2.0)
+    eager = measured(System.plain("eager", "keep"), 10.0, 10.0)
+    eager_threads = measured(System.plain("eager", "keep", 2), 6.0, 10.0)
+    eager_default = measured(System.plain("eager", "default"), 20.0, 20.0)
+    failed = Measured(System.plain("eager", "keep"), problem="failed")
+    found = systems.ratios(threads, [failed, one, threads, ranks, eager_default, eager, eager_threads])
+    medians = {name: value.median for name, value in found.items() if name != "bytes_of_eager"}
+    assert medians == {
+        "speed_up": pytest.approx((4 / 2 + 8 / 5) / 2),
+        "than_ranks": pytest.approx((1 / 2 + 2 / 5) / 2),
+        "than_eager_alike": pytest.approx((10 / 2 + 10 / 5) / 2),
+        "than_eager_default": pytest.approx((20 / 2 + 20 / 5) / 2),
+        "than_eager_equal": pytest.approx((6 / 2 + 10 / 5) / 2),
+    }
+    assert found["bytes_of_eager"] == 1
+    alone = systems.ratios(ranks, [ranks])
+    assert alone.pop("speed_up").median == 1
+    assert set(alone.values()) == {None}
