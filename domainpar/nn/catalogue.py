@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from domainpar.events.standard import Standard
 from domainpar.nn.adapt.on_events import OnEvents
 from domainpar.nn.adapt.rows import NotExact
 from domainpar.nn.classifier import EdgeClassifier
@@ -46,6 +47,7 @@ def build_model(
     products: torch.dtype | None = None,
     recompute_every: int | None = None,
     dropout: float = 0.0,
+    standard: Standard | None = None,
 ) -> EdgeClassifier:
     """Build a network; the same weights on every rank.
 
@@ -62,12 +64,14 @@ def build_model(
         products: See `EdgeStage`; of networks on stages.
         recompute_every: See `InteractionNetwork`; of networks on stages.
         dropout: Of networks on stages and of users' own.
+        standard: See `InteractionNetwork`; of networks on stages.
 
     Raises:
         ValueError: If there is no network of this name, or it cannot have these sizes or options.
     """
     options: dict[str, Any] = {"hidden": hidden, "graph_iters": graph_iters, "seed": seed}
-    of_stages = {"shared_weights": shared_weights, "products": products, "recompute_every": recompute_every}
+    of_stages: dict[str, Any] = {"shared_weights": shared_weights, "products": products}
+    of_stages |= {"recompute_every": recompute_every, "standard": standard}
     if name in ON_STAGES:
         make = ON_STAGES[name]
         return make(node_features, edge_features, **options, **of_stages, dtype=dtype, dropout=dropout)
@@ -84,7 +88,12 @@ def build_model(
     return OnEvents(module.to(dtype))
 
 
-_FLAGS = {"shared_weights": "--shared-weights", "products": "--precision bf16", "recompute_every": "--recompute-every"}
+_FLAGS = {
+    "shared_weights": "--shared-weights",
+    "products": "--precision bf16",
+    "recompute_every": "--recompute-every",
+    "standard": "--standardise",
+}
 
 
 def _own(name: str, options: dict[str, Any]) -> nn.Module:

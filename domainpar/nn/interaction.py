@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from domainpar.events.standard import Standard
 from domainpar.nn.classifier import EdgeClassifier, Exactness
 from domainpar.nn.gradients import GradientSink
 from domainpar.nn.memory import ModelSize
@@ -22,6 +23,7 @@ from domainpar.nn.noise import key_of
 from domainpar.nn.recompute import Spreads, recomputed
 from domainpar.nn.selftest import rows_are_independent
 from domainpar.nn.stages import EdgeStage, NodeStage
+from domainpar.nn.standardise import Standardise
 from domainpar.parallel.halo import CompleteHalo, Spread
 from domainpar.parallel.local import LocalGraph
 from domainpar.parallel.transport import Transport
@@ -57,6 +59,7 @@ class InteractionNetwork(EdgeClassifier):
         recompute_every: Keep the states of every K-th iteration only, and compute those between again in backward;
             None: keep all.
         dropout: Probability with which each number of a hidden layer is dropped in training.
+        standard: Constants that standardise features; None: features are taken as they are.
 
     Raises:
         ValueError: If a size is out of its range, or the types do not go together.
@@ -77,6 +80,7 @@ class InteractionNetwork(EdgeClassifier):
         products: torch.dtype | None = None,
         recompute_every: int | None = None,
         dropout: float = 0.0,
+        standard: Standard | None = None,
     ) -> None:
         super().__init__()
         if recompute_every is not None and recompute_every < 1:
@@ -90,6 +94,11 @@ class InteractionNetwork(EdgeClassifier):
                 f"products in {products} do not go with parameters in {dtype}; take torch.bfloat16 with torch.float32, "
                 "or None for the parameters' own type."
             )
+        if standard is not None and (len(standard.node_mean), len(standard.edge_mean)) != (node_features, edge_features):
+            raise ValueError(
+                f"constants of {len(standard.node_mean)} node and {len(standard.edge_mean)} edge features do not "
+                f"standardise {node_features} and {edge_features}."
+            )
         generator = torch.Generator().manual_seed(seed)
         widths = (hidden,) * layers
 
@@ -100,6 +109,7 @@ class InteractionNetwork(EdgeClassifier):
             return NodeStage(MLP(3 * hidden, widths, generator, dropout=dropout))
 
         self.node_first, self.recompute_every = order == "node-first", recompute_every
+        self.standardise = None if standard is None else Standardise(standard)
         self.node_encoder = NodeStage(MLP(node_features, widths, generator, dropout=dropout))
         self.edge_encoder = edge_stage(edge_features)
         self.edge_stages = _per_iteration(lambda: edge_stage(hidden), graph_iters, shared_weights)
@@ -143,6 +153,8 @@ class InteractionNetwork(EdgeClassifier):
             key: Of the random numbers of this call, the same on every rank; None: nothing is dropped.
         """
         of = _Keys(key)
+        if self.standardise is not None:
+            graph = self.standardise(graph)
         nodes = self._encode(graph, halo, of("node encoder"))
         edges, sums = self.edge_encoder(nodes, graph.edge_features, graph, self.node_first, of("edge encoder"))
         states = States(nodes, edges, sums)

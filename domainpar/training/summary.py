@@ -40,7 +40,8 @@ def first_lines(config: TrainConfig, lessons: Lessons, trainer: Trainer, allocat
         f"           {samples} to train on, {len(lessons.val)} to validate with; "
         f"{between(edges, 'candidate edge')} in {between(tiles, 'tile')}",
         f"network  : {config.model}, {sizes}{num_parameters:,} parameters, {config.dtype}"
-        + (" with edges in bf16" if config.precision == "bf16" else ""),
+        + (" with edges in bf16" if config.precision == "bf16" else "")
+        + (", features standardised" if config.standardises else ""),
     ]
     # Flags of the network that a network of the user's own does not take.
     unused = [
