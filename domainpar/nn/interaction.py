@@ -94,7 +94,10 @@ class InteractionNetwork(EdgeClassifier):
                 f"products in {products} do not go with parameters in {dtype}; take torch.bfloat16 with torch.float32, "
                 "or None for the parameters' own type."
             )
-        if standard is not None and (len(standard.node_mean), len(standard.edge_mean)) != (node_features, edge_features):
+        if standard is not None and (len(standard.node_mean), len(standard.edge_mean)) != (
+            node_features,
+            edge_features,
+        ):
             raise ValueError(
                 f"constants of {len(standard.node_mean)} node and {len(standard.edge_mean)} edge features do not "
                 f"standardise {node_features} and {edge_features}."

@@ -32,6 +32,7 @@ def first_lines(config: TrainConfig, lessons: Lessons, trainer: Trainer, allocat
     used = options_of(config.model)
     sizes = f"hidden {config.hidden}, " if "hidden" in used else ""
     sizes += f"{several(config.graph_iters, 'iteration')}, " if "graph_iters" in used else ""
+    sizes += "standardised features, " if config.standardises else ""
     samples = several(len(lessons.train), "event" if config.mode == "halo" else "sector")
     lines = [
         f"domainpar: {several(world.size, 'rank')} over {world.transport.name}, {world.domain.size} to an event, "
@@ -40,8 +41,7 @@ def first_lines(config: TrainConfig, lessons: Lessons, trainer: Trainer, allocat
         f"           {samples} to train on, {len(lessons.val)} to validate with; "
         f"{between(edges, 'candidate edge')} in {between(tiles, 'tile')}",
         f"network  : {config.model}, {sizes}{num_parameters:,} parameters, {config.dtype}"
-        + (" with edges in bf16" if config.precision == "bf16" else "")
-        + (", features standardised" if config.standardises else ""),
+        + (" with edges in bf16" if config.precision == "bf16" else ""),
     ]
     # Flags of the network that a network of the user's own does not take.
     unused = [

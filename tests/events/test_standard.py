@@ -98,11 +98,14 @@ def by_numpy(events):
     return [moment for table in tables for moment in (table.mean(0, np.float64), table.std(0, np.float64))]
 
 
-def test_a_store_has_the_constants_of_the_events_to_train_on(tmp_path):
-    source = source_of(12)
-    store = prepared(source, tmp_path)
-    training = [source.read(record.event) for record in store.events("train")]
-    assert 0 < len(training) < len(store)
+def test_a_store_has_the_constants_of_the_events_to_train_on_which_have_truth(tmp_path):
+    def read(name):
+        return random_event(int(name), 40, 100, event_id=name, labels=name != "001")
+
+    store = prepared(source_of(12, read=read), tmp_path)
+    assert 0 < len(store.events("val")) < len(store.events("train"))
+    assert "001" in {record.event for record in store.events("train")}
+    training = [read(record.event) for record in store.events("train") if record.event != "001"]
     for found, expected in zip(store.standard, by_numpy(training), strict=True):
         assert found == pytest.approx(expected, rel=1e-6)
 

@@ -141,8 +141,8 @@ class EventStore:
 
 
 def standardised_by(records: Sequence[EventRecord]) -> list[EventRecord]:
-    """The events whose features are counted by the constants: those to train on, or all where there are none."""
-    return [record for record in records if record.split == "train"] or list(records)
+    """The events whose features the constants count: those to train on, so with truth; all where there are none."""
+    return [record for record in records if record.split == "train" and record.has_labels] or list(records)
 
 
 def write_manifest(
