@@ -42,6 +42,11 @@ class Standard(NamedTuple):
         """Means of 0 and scales of 1: keeps the place of constants that a checkpoint has."""
         return cls((0.0,) * node_features, (1.0,) * node_features, (0.0,) * edge_features, (1.0,) * edge_features)
 
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Number of node features, and of edge features."""
+        return len(self.node_mean), len(self.edge_mean)
+
     def lines(self, node_names: Sequence[str], edge_names: Sequence[str]) -> list[str]:
         """What it says of the features of these names: lines about nodes, then about edges; none without features."""
         lines = []

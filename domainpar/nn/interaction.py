@@ -94,13 +94,10 @@ class InteractionNetwork(EdgeClassifier):
                 f"products in {products} do not go with parameters in {dtype}; take torch.bfloat16 with torch.float32, "
                 "or None for the parameters' own type."
             )
-        if standard is not None and (len(standard.node_mean), len(standard.edge_mean)) != (
-            node_features,
-            edge_features,
-        ):
+        if standard is not None and standard.sizes != (node_features, edge_features):
             raise ValueError(
-                f"constants of {len(standard.node_mean)} node and {len(standard.edge_mean)} edge features do not "
-                f"standardise {node_features} and {edge_features}."
+                f"constants of {standard.sizes} node and edge features do not standardise "
+                f"{(node_features, edge_features)}."
             )
         generator = torch.Generator().manual_seed(seed)
         widths = (hidden,) * layers

@@ -3,6 +3,7 @@
 import invariance
 import pytest
 import torch
+from marks import fault
 from random_events import random_assignment, random_event
 from random_store import NUM_TILES, of_before_constants, write_graph, write_random_store
 from safetensors.torch import load_file
@@ -106,6 +107,7 @@ def test_a_run_goes_on_with_the_constants_of_its_checkpoint(store, old_store, tm
     assert trained(old_store, tmp_path / "run", resume=True) == [expected]
 
 
+@fault(18)
 def test_a_run_begins_only_on_a_store_that_has_constants(old_store, tmp_path):
     with pytest.raises(Refused, match=PREPARE_AGAIN):
         trained(old_store, tmp_path / "run", num_ranks=2)

@@ -35,9 +35,8 @@ LARGEST_MANIFEST = 2**28
 
 _SPLITS = ("train", "val", "test")
 _KEYS = (
-    *("format", "schema_version", "settings", "settings_digest", "events", "split_settings", "standard"),
-    "content_sha256",
-)
+    "format", "schema_version", "settings", "settings_digest", "events", "split_settings", "standard", "content_sha256",
+)  # fmt: skip
 
 
 class EventStore:
