@@ -30,11 +30,10 @@ import numpy.typing as npt
 import torch
 from measuring import Columns, Spread
 
-from domainpar.config import InferConfig
+from domainpar.command_line import config_of_run
 from domainpar.events.detector import field_of_surfaces
 from domainpar.events.graph import surface_numbers
 from domainpar.events.store import EventStore
-from domainpar.infer.run import trained_as
 from domainpar.measure.rates import in_turns, slowest
 from domainpar.measure.steps import Training
 from domainpar.nn.program import set_threads
@@ -132,7 +131,7 @@ def measure(world: World, job: Job) -> dict[str, Any]:
         part = load_part(event, world.domain)
         model: torch.nn.Module = Training(hidden=job.hidden, graph_iters=job.graph_iters).network(store)
         if job.run is not None:
-            model = load_network(job.run, trained_as(job.run, InferConfig()), "best", store, world)[0]
+            model = load_network(job.run, config_of_run(job.run), "best", store, world)[0]
         network = in_turns({"": lambda: forward(model, part)}, world.transport, job.repeats)[""]
         logits = forward(model, part) if job.run else drawn(part, event.event_id, job.spread)
         scores = score_event(lambda graph, halo: torch.from_numpy(logits), event, world.domain)

@@ -104,13 +104,26 @@ def parse(config_class: type[Config], text: str, argv: Sequence[str]) -> Config:
 
         run = Path(values["out"])
         if values["resume"] != "auto" or can_go_on(run):
-            own = command.read_file(settings_of_run(run))
+            own = command.read_run(run)
             # This may be another machine, and the store is found by `run.json`, which knows what has to be in it.
             own = {name: value for name, value in own.items() if name not in (*_OF_THE_MACHINE, "store")}
             command.parser.set_defaults(own | from_file)
             values = command.read_flags(argv)
     del values["config"]
     return config_class(**values)
+
+
+def config_of_run(run: Path, model: str | None = None) -> TrainConfig:
+    """The configuration that a run began with, by its `config.yaml`; `model` names a network of the user's own.
+
+    Raises:
+        ConfigError: If there is no run, or its file cannot be read.
+    """
+    command = _Command(TrainConfig)
+    command.parser.set_defaults(command.read_run(run, model is not None))
+    values = command.read_flags([] if model is None else ["--model", model])
+    del values["config"]
+    return TrainConfig(**values)
 
 
 class _Command:
@@ -207,6 +220,10 @@ class _Command:
                 self._refuse_value(key, value, where=f"{path}: ")
         return values
 
+    def read_run(self, run: Path, own_model: bool = False) -> dict[str, Any]:
+        """The values that a run began with: those of its file, below them what runs did before there was a flag."""
+        return {"standardise": False} | self.read_file(_settings_of_run(run), own_model)
+
     def _refuse_unknown_keys(self, path: Path, unknown: Sequence[str]) -> NoReturn:
         lists_them = f"{self._help} lists those of {self.name}"
         for other in map(_Command, _COMMANDS):
@@ -279,7 +296,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         return f"{text} (default: {value})"
 
 
-def settings_of_run(run: Path) -> Path:
+def _settings_of_run(run: Path) -> Path:
     """The file that says what a run was asked to do.
 
     Raises:

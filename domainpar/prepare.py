@@ -162,6 +162,8 @@ def _say_what_is_there(directory: Path, facts: "list[EventFacts]") -> None:
             if event.label_note is not None:
                 print(f"labels: {event.label_note}")
     print(*described(facts, store.settings), sep="\n")
+    if store.standard is not None:
+        print(*store.standard.lines(store.feature_names, store.edge_feature_names), sep="\n")
     command = [*on_ranks(), this_python(), "-m", "domainpar.train" if labelled else "domainpar.infer"]
     skipping = ["--on-bad-event", "skip"] if labelled and len(labelled) < len(store) else []
     print(f"next: {shlex.join([*command, '--store', str(directory), *skipping])}")

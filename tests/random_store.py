@@ -1,5 +1,6 @@
 """A small store of random events: dense enough that every part has ghosts, with empty tiles and self-loops."""
 
+import json
 from dataclasses import replace
 
 from random_events import random_assignment, random_event
@@ -23,3 +24,11 @@ def write_graph(directory, graph, assignment, num_tiles, split):
     """Write one event; its record, for the manifest."""
     record = write_event(directory / event_file_name(graph.hits.event_id), graph, assignment, num_tiles)
     return replace(record, split=split)
+
+
+def of_before_constants(directory):
+    """The store as an earlier version wrote it, whose manifest has no constants that standardise features."""
+    manifest = json.loads((directory / "manifest.json").read_text())
+    del manifest["standard"], manifest["content_sha256"]
+    (directory / "manifest.json").write_text(json.dumps(manifest))
+    return directory

@@ -86,6 +86,15 @@ class Network(Group):
     precision: Literal["full", "bf16"] = "full"
     """Precision of edge states and their products. full: that of --dtype. bf16: half the memory of edge states."""
 
+    standardise: bool = True
+    """Bring input features to one scale by constants of the store, which checkpoints keep; of interaction and
+    interaction-node-first, other models take features as they are."""
+
+    @property
+    def standardises(self) -> bool:
+        """Whether the network standardises features: those on stages can."""
+        return self.standardise and self.model in ON_STAGES
+
     def check(self) -> None:
         """Refuse a network that cannot be built."""
         if self.model == OWN_MODEL:

@@ -22,6 +22,7 @@ from domainpar.atomic_files import PARTIAL
 from domainpar.events.graph import Hits
 from domainpar.events.sources import Source
 from domainpar.events.splits import with_splits
+from domainpar.events.standard import Standard, Sums, standard_of
 from domainpar.events.store import (
     MANIFEST,
     SUFFIX,
@@ -35,6 +36,7 @@ from domainpar.events.store import (
     event_file_name,
     inspect_event,
     settings_digest,
+    standardised_by,
     write_event,
     write_manifest,
 )
@@ -132,7 +134,8 @@ def prepare(
         else:
             records = [replace(record, split=source.splits[record.event]) for record in records]
         if locked:
-            _of_root(ranks, lambda: _finish(job, records, say))
+            standard = _standard(job.directory, standardised_by(records), ranks)
+            _of_root(ranks, lambda: _finish(job, records, standard, say))
     return EventStore(directory)
 
 
@@ -205,8 +208,8 @@ class _Job:
     def recorded_if_finished(self) -> dict[str, Split] | None:
         """Splits of the events of a store that lies there and is just what is asked for; None where it is not."""
         store = _store_in(self.directory)
-        if store is None or settings_digest(self.settings) != store.settings_digest:
-            return None
+        if store is None or store.standard is None or settings_digest(self.settings) != store.settings_digest:
+            return None  # without constants it is of an earlier version
         splits = _splits_of(store)
         return splits if (tuple(splits), store.split_settings) == (self.source.names, self.splits) else None
 
@@ -272,9 +275,27 @@ def _claim(job: _Job, held: contextlib.ExitStack, say: Callable[[str], None]) ->
         say(f"note: {claim.note}")
 
 
-def _finish(job: _Job, records: Sequence[EventRecord], say: Callable[[str], None]) -> None:
+def _standard(directory: Path, records: Sequence[EventRecord], ranks: Ranks) -> Standard:
+    """The constants of some events, dealt to ranks; integers are added, so that no bit depends on how. *Collective*."""
+
+    def sums_of(record: EventRecord | None) -> tuple[Sums, Sums] | None:
+        if record is None:
+            return None
+        with StoredEvent(directory / record.path) as event:
+            return event.feature_sums()
+
+    of_events: list[tuple[Sums, Sums]] = []
+    for start in range(0, len(records), ranks.size):  # one event a rank, then all meet, as above
+        now = records[start : start + ranks.size]
+        mine = now[ranks.rank] if ranks.rank < len(now) else None
+        gathered = _of_all(ranks, partial(sums_of, mine))[: len(now)]
+        of_events += [(Sums(*nodes), Sums(*edges)) for nodes, edges in gathered]
+    return standard_of(of_events)
+
+
+def _finish(job: _Job, records: Sequence[EventRecord], standard: Standard, say: Callable[[str], None]) -> None:
     """Write the manifest, and name what lies beside it and is no part of the store."""
-    write_manifest(job.directory, records, job.settings, job.splits)
+    write_manifest(job.directory, records, job.settings, job.splits, standard)
     files = {path.name for path in job.directory.glob(f"event*{SUFFIX}")}
     if others := sorted(files - {record.path for record in records}):
         say(f"note: {several(len(others), 'file')} in {job.directory} do not belong to the store: {some_of(others, 4)}")

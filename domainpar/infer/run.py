@@ -14,7 +14,7 @@ import yaml
 from tqdm import tqdm
 
 from domainpar.agreement import agree, on_all, on_root
-from domainpar.command_line import parse, settings_of_run
+from domainpar.command_line import config_of_run
 from domainpar.config import ConfigError, InferConfig, TrainConfig, resolved_yaml, target_conditions
 from domainpar.display.comparison import run_beside
 from domainpar.events.own_events import OwnEvents, kept_place, own_events, store_of_run, told_of
@@ -179,7 +179,7 @@ def _choose_run(config: InferConfig, world: World) -> tuple[Path, TrainConfig]:
     def trained() -> str:
         read_run(run)  # says it better than a missing file does
         try:
-            return resolved_yaml(trained_as(run, config))
+            return resolved_yaml(config_of_run(run, config.model))
         except ConfigError as error:
             raise Problem(error.what, error.hint) from error
 
@@ -188,12 +188,6 @@ def _choose_run(config: InferConfig, world: World) -> tuple[Path, TrainConfig]:
     if world.is_root and state_of(run, read_run(run)) == "died":
         print(f"note: the training in {run} ended without a word, as a killed process does", flush=True)
     return run, TrainConfig(**values | ({} if config.model is None else {"model": config.model}))
-
-
-def trained_as(run: Path, config: InferConfig) -> TrainConfig:
-    """The configuration of a run, by its `config.yaml`; a network of the user's own is named by `config.model`."""
-    own = [] if config.model is None else ["--model", config.model]
-    return parse(TrainConfig, "", ["--config", str(settings_of_run(run)), *own])
 
 
 def _choose_events(config: InferConfig, store: EventStore, world: World) -> tuple[list[EventRecord], list[LeftOut]]:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from domainpar.events.standard import Standard
 from domainpar.nn.adapt.on_events import OnEvents
 from domainpar.nn.adapt.rows import NotExact
 from domainpar.nn.calls import Aggregate
@@ -53,6 +54,7 @@ def build_model(
     residual: bool | None = None,
     aggregate: Aggregate | None = None,
     activation: str | None = None,
+    standard: Standard | None = None,
 ) -> EdgeClassifier:
     """Build a network; the same weights on every rank.
 
@@ -70,18 +72,18 @@ def build_model(
         recompute_every: See `InteractionNetwork`; of networks on stages.
         dropout: Of networks on stages and of users' own.
         residual, aggregate, activation: See `InteractionNetwork`; of networks on stages. None: as in `LEARNS`.
+        standard: See `InteractionNetwork`; of networks on stages.
 
     Raises:
         ValueError: If there is no network of this name, or it cannot have these sizes or options.
     """
     options: dict[str, Any] = {"hidden": hidden, "graph_iters": graph_iters, "seed": seed}
-    of_stages = {"shared_weights": shared_weights, "products": products, "recompute_every": recompute_every}
+    of_stages: dict[str, Any] = {"shared_weights": shared_weights, "products": products}
+    of_stages |= {"recompute_every": recompute_every, "standard": standard}
     form = {"residual": residual, "aggregate": aggregate, "activation": activation}
     if name in ON_STAGES:
-        make, chosen = ON_STAGES[name], {option: value for option, value in form.items() if value is not None}
-        return make(
-            node_features, edge_features, **options, **of_stages, **LEARNS | chosen, dtype=dtype, dropout=dropout
-        )
+        options |= of_stages | LEARNS | {option: value for option, value in form.items() if value is not None}
+        return ON_STAGES[name](node_features, edge_features, **options, dtype=dtype, dropout=dropout)
     refused = [_FLAGS[option] for option, value in of_stages.items() if value]
     refused += [f"--{option}" for option, value in form.items() if value is not None]
     if dropout and name in OF_THE_FIELD:
@@ -96,7 +98,12 @@ def build_model(
     return OnEvents(module.to(dtype))
 
 
-_FLAGS = {"shared_weights": "--shared-weights", "products": "--precision bf16", "recompute_every": "--recompute-every"}
+_FLAGS = {
+    "shared_weights": "--shared-weights",
+    "products": "--precision bf16",
+    "recompute_every": "--recompute-every",
+    "standard": "--standardise",
+}
 
 
 def _own(name: str, options: dict[str, Any]) -> nn.Module:

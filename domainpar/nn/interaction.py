@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from domainpar.events.standard import Standard
 from domainpar.nn.calls import Aggregate
 from domainpar.nn.classifier import EdgeClassifier, Exactness
 from domainpar.nn.gradients import GradientSink
@@ -23,6 +24,7 @@ from domainpar.nn.noise import key_of
 from domainpar.nn.recompute import Spreads, recomputed
 from domainpar.nn.selftest import rows_are_independent
 from domainpar.nn.stages import EdgeStage, NodeStage, through
+from domainpar.nn.standardise import Standardise
 from domainpar.parallel.halo import CompleteHalo, Spread
 from domainpar.parallel.local import LocalGraph
 from domainpar.parallel.transport import Transport
@@ -63,6 +65,7 @@ class InteractionNetwork(EdgeClassifier):
         residual: Update states instead of replacing them.
         aggregate: How sums at nodes are scaled: `sum` not at all, `mean` by 1 / degree, `root` by 1 / sqrt(degree).
         activation: Of hidden layers: `relu`, `silu` or `tanh`.
+        standard: Constants that standardise features; None: features are taken as they are.
 
     Raises:
         ValueError: If a size is out of its range, or the types do not go together.
@@ -86,6 +89,7 @@ class InteractionNetwork(EdgeClassifier):
         residual: bool = False,
         aggregate: Aggregate = "sum",
         activation: str = "relu",
+        standard: Standard | None = None,
     ) -> None:
         super().__init__()
         if recompute_every is not None and recompute_every < 1:
@@ -98,6 +102,11 @@ class InteractionNetwork(EdgeClassifier):
             raise ValueError(
                 f"products in {products} do not go with parameters in {dtype}; take torch.bfloat16 with torch.float32, "
                 "or None for the parameters' own type."
+            )
+        if standard is not None and standard.sizes != (node_features, edge_features):
+            raise ValueError(
+                f"constants of {standard.sizes} node and edge features do not standardise "
+                f"{(node_features, edge_features)}."
             )
         generator = torch.Generator().manual_seed(seed)
         widths = (hidden,) * layers
@@ -116,6 +125,7 @@ class InteractionNetwork(EdgeClassifier):
             return NodeStage(mlp(3 * hidden, updates=True), residual)
 
         self.node_first, self.recompute_every = order == "node-first", recompute_every
+        self.standardise = None if standard is None else Standardise(standard)
         self.node_encoder = NodeStage(mlp(node_features))
         self.edge_encoder = EdgeStage(mlp(2 * hidden + edge_features), products, aggregate=aggregate)
         self.edge_stages = _per_iteration(edge_stage, graph_iters, shared_weights)
@@ -162,6 +172,8 @@ class InteractionNetwork(EdgeClassifier):
             key: Of the random numbers of this call, the same on every rank; None: nothing is dropped.
         """
         of = _Keys(key)
+        if self.standardise is not None:
+            graph = self.standardise(graph)
         nodes = self._encode(graph, halo, of("node encoder"))
         states = States(nodes, graph.edge_features, None)
         if self.node_first:

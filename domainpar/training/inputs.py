@@ -17,6 +17,7 @@ from tqdm import tqdm
 from domainpar.agreement import agree, agree_on, gather, on_all, on_root
 from domainpar.config import TrainConfig, parse_weighting, target_conditions
 from domainpar.events.own_events import OwnEvents, store_of_run
+from domainpar.events.standard import Standard
 from domainpar.events.store import EventStore, StoreError
 from domainpar.events.targets import check_target
 from domainpar.parallel.part_loading import empty_parts
@@ -44,6 +45,8 @@ class Lessons:
         edge_weights: Weights of edges in the loss.
         steps_per_epoch: Steps that take every training sample once.
         total_steps: Steps of the whole run.
+        standard: Constants that standardise features; None: the network takes them as they are. A run that continues
+            has those of its checkpoint.
         warnings: Lines for the user about events without edges to learn from.
     """
 
@@ -56,6 +59,7 @@ class Lessons:
     edge_weights: EdgeRules
     steps_per_epoch: int
     total_steps: int
+    standard: Standard | None
     warnings: list[str]
 
 
@@ -78,6 +82,7 @@ def open_lessons(config: TrainConfig, path: Path, world: World) -> Lessons:
     train, val = ([sample for sample in split if sample.record.has_labels] for split in samples.values())
     target, edge_weights = target_conditions(config.target) if config.target else None, edge_weights_of(config)
     on_all(world.transport, lambda: check_events(store, world, target, edge_weights, skips))
+    standard = on_all(world.transport, lambda: _standard(store, bool(kept))) if config.standardises else None
     # It reads labels of edges, so it comes once the cheap checks have passed.
     warnings = check_lessons(store, world, target, config.target)
     if without_truth and world.is_root:
@@ -98,7 +103,24 @@ def open_lessons(config: TrainConfig, path: Path, world: World) -> Lessons:
         edge_weights=edge_weights,
         steps_per_epoch=steps_per_epoch,
         total_steps=total_steps if config.max_steps is None else min(total_steps, config.max_steps),
+        standard=standard,
         warnings=warnings,
+    )
+
+
+def _standard(store: EventStore, continues: bool) -> Standard:
+    """The constants of a store.
+
+    Raises:
+        Problem: If it has none.
+    """
+    if store.standard is not None:
+        return store.standard
+    if continues:  # the place of those that the checkpoint has
+        return Standard.neutral(len(store.feature_names), len(store.edge_feature_names))
+    raise Problem(
+        f"store {store.path} has no constants to standardise features with: an earlier version prepared it",
+        "prepare it again as it was (its events are kept), or take features as they are with --no-standardise",
     )
 
 

@@ -10,6 +10,7 @@ from tqdm import tqdm
 
 from domainpar.agreement import on_all, on_root
 from domainpar.config import TrainConfig, is_code
+from domainpar.events.standard import Standard
 from domainpar.events.store import EventRecord, EventStore
 from domainpar.nn.catalogue import build_model, said_by
 from domainpar.nn.classifier import Differs, EdgeClassifier
@@ -23,8 +24,10 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 MOST_EDGES_TO_VERIFY = 10_000
 
 
-def make_network(config: TrainConfig, store: EventStore) -> EdgeClassifier:
+def make_network(config: TrainConfig, store: EventStore, standard: Standard | None = None) -> EdgeClassifier:
     """The network of a configuration with its first weights, for the features of a store.
+
+    `standard`: constants that standardise features; None: they are taken as they are.
 
     Raises:
         ValueError: If it cannot be loaded, or cannot have these sizes or options.
@@ -44,6 +47,7 @@ def make_network(config: TrainConfig, store: EventStore) -> EdgeClassifier:
         residual=config.residual,
         aggregate=config.aggregate,
         activation=config.activation,
+        standard=standard,
     )
 
 
@@ -117,7 +121,9 @@ def load_network(
         has_best, has_last = ((checkpoints.directory / pointer).is_file() for pointer in ("best", "last"))
         if which == "best" and has_last and not has_best:
             raise Problem(f"{directory} has no best checkpoint yet", "take its newest with --checkpoint last")
-        return make_network(config, store)
+        # The constants are those of the checkpoint, never of the store that it is to score.
+        sizes = len(store.feature_names), len(store.edge_feature_names)
+        return make_network(config, store, Standard.neutral(*sizes) if config.standardises else None)
 
     network = on_all(world.transport, build)
     return network, load_agreed(checkpoints, which, world, network)

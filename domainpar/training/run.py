@@ -174,7 +174,7 @@ def make_trainer(config: TrainConfig, lessons: Lessons, world: World) -> Trainer
     Raises:
         ValueError: If the network cannot be made, or has nothing to train.
     """
-    model = make_network(config, lessons.store).to(world.device)
+    model = make_network(config, lessons.store, lessons.standard).to(world.device)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError(f"model {config.model!r} has no parameter to train: all of them are frozen.")
     loader = PartLoader(

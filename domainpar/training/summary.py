@@ -32,6 +32,7 @@ def first_lines(config: TrainConfig, lessons: Lessons, trainer: Trainer, allocat
     used = options_of(config.model)
     sizes = f"hidden {config.hidden}, " if "hidden" in used else ""
     sizes += f"{several(config.graph_iters, 'iteration')}, " if "graph_iters" in used else ""
+    sizes += "standardised features, " if config.standardises else ""
     samples = several(len(lessons.train), "event" if config.mode == "halo" else "sector")
     lines = [
         f"domainpar: {several(world.size, 'rank')} over {world.transport.name}, {world.domain.size} to an event, "

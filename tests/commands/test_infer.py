@@ -139,6 +139,19 @@ def test_metrics_of_the_validation_events_are_those_that_training_printed(place,
     assert {name: listed["metrics"]["val"][name] for name in names} == {name: line[name] for name in names}
 
 
+def test_features_are_standardised_by_the_constants_of_the_run_whatever_the_store_has(place, tmp_path):
+    _, expected = inferred(place, tmp_path / "expected")
+    shutil.copytree(place / "store", tmp_path / "store")
+    path = tmp_path / "store" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["content_sha256"]
+    for constants in ({**manifest["standard"], "node_mean": [5.0, 6.0, 7.0]}, None):  # None: of an earlier version
+        path.write_text(json.dumps({**manifest, "standard": constants}))
+        _, found = inferred(place, tmp_path / "out", store=str(tmp_path / "store"), overwrite=True)
+        names = expected.keys() - {"scores.json"}
+        assert {name: found[name] for name in names} == {name: expected[name] for name in names}
+
+
 def test_events_without_truth_are_scored_and_named_as_such(place, tmp_path, capsys):
     listed, _ = inferred(place, tmp_path / "out", split="test")
     assert len(listed["events"]) == 1

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from domainpar.config import MODELS, ON_STAGES
+from domainpar.events.standard import Standard
 from domainpar.nn import catalogue
 from domainpar.nn.adapt.on_events import OnEvents
 from domainpar.nn.catalogue import OF_THE_FIELD, build_model
@@ -104,6 +105,7 @@ OPTIONS = {
     "bf16": ({"products": torch.bfloat16}, "--precision bf16"),
     "recompute": ({"recompute_every": 2}, "--recompute-every"),
     "shared": ({"shared_weights": True}, "--shared-weights"),
+    "standard": ({"standard": Standard.neutral(3, 6)}, "--standardise"),
 }
 
 

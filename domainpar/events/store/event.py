@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from domainpar.events.graph import Array, Hits, Particles
+from domainpar.events.standard import Sums
 from domainpar.events.store.archive import Archive
 from domainpar.events.store.layout import COPY_ANEW, NAME, SUFFIX, EventRecord, OtherVersion, StoreError, file_sha256
 from domainpar.events.store.schema import JOINING_EDGES, SCHEMA_VERSION, check_arrays, in_memory_type, names_in
@@ -218,6 +219,15 @@ class StoredEvent:
             rows = concatenated_ranges(self._joining_ptr[pairs], self._joining_ptr[pairs + 1])
             edge_ids = np.sort(np.concatenate([edge_ids, self._rows(JOINING_EDGES, rows)]))
         return edge_ids, self.read_edges("src", edge_ids), self.read_edges("dst", edge_ids)
+
+    def feature_sums(self) -> tuple[Sums, Sums]:
+        """Exact sums of the features of all nodes, and of all edges.
+
+        Raises:
+            StoreError: If the file is damaged.
+        """
+        nodes = self.read_nodes("features", np.arange(self.num_nodes))
+        return Sums.of(nodes), Sums.of(self.read_edges("features", np.arange(self.num_edges)))
 
     def _gather(self, kind: str, name: str, ids: IntArray, count: int) -> Array:
         if name not in names_in(kind):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from domainpar.atomic_files import write_whole
+from domainpar.events.standard import Standard, standard_of
 from domainpar.events.store.archive import parsed_json
 from domainpar.events.store.event import StoredEvent
 from domainpar.events.store.layout import (
@@ -33,7 +34,9 @@ LARGEST_MANIFEST = 2**28
 """Bytes of a manifest: some hundred times what a million events need."""
 
 _SPLITS = ("train", "val", "test")
-_KEYS = ("format", "schema_version", "settings", "settings_digest", "events", "split_settings", "content_sha256")
+_KEYS = (
+    "format", "schema_version", "settings", "settings_digest", "events", "split_settings", "standard", "content_sha256",
+)  # fmt: skip
 
 
 class EventStore:
@@ -46,6 +49,8 @@ class EventStore:
     Attributes:
         settings: All that decides the bytes of an event's file, besides its input.
         split_settings: Shares and seed of the splits; None where the source gave the splits, or none are recorded.
+        standard: Constants that standardise features, of the events of `standardised_by`; None in a store of an
+            earlier version, which kept none.
         unreadable: The errors of events that cannot be read and are to be left out, by name; filled by the reader
             that checks them. `open` raises them.
 
@@ -60,6 +65,7 @@ class EventStore:
         self.settings: dict[str, Any] = manifest["settings"]
         self.settings_digest: str = manifest["settings_digest"]
         self.split_settings: dict[str, Any] | None = manifest["split_settings"]
+        self.standard: Standard | None = manifest["standard"]
         self.records: tuple[EventRecord, ...] = manifest["events"]
         for record in self.records if check_files else ():
             _check_size(self.path / record.path, record)
@@ -133,21 +139,45 @@ class EventStore:
         return len(self.records)
 
 
+def standardised_by(records: Sequence[EventRecord]) -> list[EventRecord]:
+    """The events whose features the constants count: those to train on, so with truth; all where there are none."""
+    return [record for record in records if record.split == "train" and record.has_labels] or list(records)
+
+
 def write_manifest(
-    directory: Path, records: Sequence[EventRecord], settings: Settings, split_settings: Settings | None = None
+    directory: Path,
+    records: Sequence[EventRecord],
+    settings: Settings,
+    split_settings: Settings | None = None,
+    standard: Standard | None = None,
 ) -> None:
     """Write the manifest of a store, the last file of a preparation. Replaces an old one in one step.
 
+    Args:
+        directory: The store, with the files of its events.
+        records: The events.
+        settings: See `EventStore`.
+        split_settings: See `EventStore`.
+        standard: Constants that standardise features. Default: computed here, of the files.
+
     Raises:
         ValueError: If two events have one name, or do not have the same features.
+        StoreError: If an event has to be read for the constants, and cannot be.
     """
     _check_records_agree(records)
+    if standard is None:
+        sums = []
+        for record in standardised_by(records):
+            with StoredEvent(Path(directory) / record.path, event_id=record.event) as event:
+                sums.append(event.feature_sums())
+        standard = standard_of(sums)
     manifest = {
         "format": "domainpar store",
         "schema_version": SCHEMA_VERSION,
         "settings": dict(settings),
         "settings_digest": settings_digest(settings),
         "events": [asdict(record) for record in records],
+        "standard": standard._asdict(),
     } | ({} if split_settings is None else {"split_settings": dict(split_settings)})
     manifest["content_sha256"] = _digest(manifest)  # of all but itself
     text = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
@@ -198,6 +228,8 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         manifest["events"] = tuple(_record(item) for item in manifest["events"])
         drawn = manifest.get("split_settings")  # an earlier version kept none
         manifest["split_settings"] = None if drawn is None else dict(drawn)
+        constants = manifest.get("standard")  # likewise
+        manifest["standard"] = None if constants is None else Standard.from_json(constants)
         return manifest
     except OtherVersion:
         raise
