@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -73,6 +74,12 @@ class PartitionPlan:
     @property
     def num_edges(self) -> int:
         return len(self.edge_ids)
+
+    @cached_property
+    def degrees(self) -> IntArray:
+        """Local edges that end and that begin at each owned node, int64 [num_owned, 2]; all, of an `incident` plan."""
+        ends = (self.edge_rows[1], self.edge_rows[0])
+        return np.stack([np.bincount(end, minlength=self.num_local)[: self.num_owned] for end in ends], axis=1)
 
     @property
     def local_ids(self) -> IntArray:

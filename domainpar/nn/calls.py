@@ -202,6 +202,6 @@ def scale_of_sums(graph: LocalGraph, aggregate: Aggregate, like: Tensor) -> Tens
     """Factors of sums at owned nodes, at `dst`, then at `src`, [num_owned, 2]; None if sums stay as they are."""
     if aggregate == "sum":
         return None
-    degrees = np.maximum(graph.degrees, 1).astype(torch.empty(0, dtype=like.dtype).numpy().dtype)
+    degrees = np.maximum(graph.plan.degrees, 1).astype(torch.empty(0, dtype=like.dtype).numpy().dtype)
     # Divisions and roots of numpy are rounded as IEEE 754 says: the same bits on every machine.
     return torch.from_numpy(1 / (np.sqrt(degrees) if aggregate == "root" else degrees)).to(like.device)

@@ -140,15 +140,6 @@ class LocalGraph:
         return self.plan.num_edges
 
     @cached_property
-    def degrees(self) -> IntArray:
-        """Edges that end and that begin at each owned node, int64 [num_owned, 2].
-
-        Of the whole event: the part has every edge of an owned node.
-        """
-        counts = [torch.bincount(end, minlength=self.plan.num_local)[: self.num_owned] for end in (self.dst, self.src)]
-        return torch.stack(counts, dim=1).cpu().numpy()
-
-    @cached_property
     def edges_at_dst(self) -> EdgesAtNodes:
         """The edges that end at each owned node, in global order."""
         return _edges_at_nodes(self.dst, self.num_owned)
