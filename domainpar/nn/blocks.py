@@ -21,7 +21,7 @@ from domainpar.nn.kernels import NUM_CONSTANTS
 from domainpar.nn.lanes import ROWS_AT_ONCE
 from domainpar.nn.mlp import MLP, PerceptronLayer, padded, weights_at_ends
 from domainpar.nn.noise import Noise, threshold_of
-from domainpar.nn.program import NOTHING, STRIP, Operand, Program, When, numbers, shared, table
+from domainpar.nn.program import ALIGNMENT, NOTHING, STRIP, Operand, Program, When, numbers, shared, table
 from domainpar.parallel.tables import empty_table
 from domainpar.plan import IntArray
 
@@ -318,6 +318,8 @@ class Perceptron:
             out,
             *((table(kept) for kept in self._kept[layer]) if keeps else (NOTHING, NOTHING)),
             self._again,
+            # Rows of an aligned table of 16 columns or a multiple are aligned as well.
+            out.row_bytes > 0 and out.address % ALIGNMENT == 0,
         )
 
     def _common(self, layer: int, gradient: Operand, sums: SumsAt) -> Iterator[Operand | int]:

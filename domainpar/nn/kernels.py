@@ -16,7 +16,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from domainpar.nn.lanes import ROWS_AT_ONCE, draw, inverse_root, load, sigmoid, store, tanh, totals, where_positive
+from domainpar.nn.lanes import (
+    ROWS_AT_ONCE,
+    as_kept,
+    draw,
+    inverse_root,
+    load,
+    sigmoid,
+    store,
+    stream,
+    tanh,
+    totals,
+    where_positive,
+)
 from domainpar.nn.noise import row_keys
 from domainpar.parallel.integer_sums import CARRY_BITS, HI_SCALE, LARGEST_PARTIAL, LO_SCALE
 from domainpar.plan import IntArray
@@ -161,6 +173,7 @@ def forward(
     sums: Sums,
     kept: Kept,
     again: bool,
+    streams: bool,
 ) -> None:
     """Bias, LayerNorm, activation and dropout of a strip of products.
 
@@ -174,6 +187,7 @@ def forward(
         out: Takes the results, [count, width]; empty: they are not needed.
         sums: Where the results are summed; empty tables: nowhere.
         kept: Takes normed rows and 1 / standard deviations for a later `backward`; empty: they are not kept.
+        streams: The results are a table that is not read soon, and 64-byte aligned.
         again: Normed rows are in `work.rows` already: what follows the norm is done once more.
     """
     constants, wide = layer.constants, layer.wide
@@ -205,7 +219,7 @@ def forward(
                 row = row * work.inverse[0, i]
                 store(rows, i, 0, row)
             if len(kept.rows) > 0:
-                store(kept.rows, i, 0, row)
+                stream(kept.rows, i, row)
                 if layer.normed:
                     kept.inverse[i] = work.inverse[0, i]
             if layer.normed:
@@ -216,10 +230,13 @@ def forward(
                     row = _dropped(row, i, layer)
                 if len(residual) > 0:
                     row = load(residual, i, 0, wide) + row
-                store(out, i, 0, row)
+                if streams:
+                    stream(out, i, row)
+                else:
+                    store(out, i, 0, row)
                 if len(sums.at_ends) > 0:
-                    # Loaded again: sums are of states as they are kept, which may be rounded to bfloat16.
-                    _add_to_ends(load(out, i, 0, wide), i, ends, sums, wide)
+                    # Sums are of states as they are kept, which may be rounded to bfloat16.
+                    _add_to_ends(as_kept(row, out), i, ends, sums, wide)
 
 
 @njit(error_model="numpy")
@@ -292,7 +309,7 @@ def backward(
             of_bias = of_bias + grad
             store(out, i, 0, grad)
             if len(sums.at_ends) > 0:
-                _add_to_ends(load(out, i, 0, wide), i, ends, sums, wide)
+                _add_to_ends(as_kept(grad, out), i, ends, sums, wide)
     store(of_constants, BIAS, 0, of_bias)
     store(of_constants, SCALE, 0, of_factor)
     store(of_constants, SHIFT, 0, of_shift)

@@ -90,7 +90,7 @@ class TableAt:
         shape, strides = (cgutils.unpack_tuple(builder, packed, 2) for packed in (array.shape, array.strides))
         return cgutils.get_item_pointer2(self._context, builder, array.data, shape, strides, "C", [row, column])
 
-    def _several(self, row: Any, column: Any, count: int) -> Any:
+    def several(self, row: Any, column: Any, count: int) -> Any:
         # A pointer to one number becomes one to a vector: LLVM loads it at once.
         first = self._pointer(row, column)
         return self._builder.bitcast(first, ir.VectorType(first.type.pointee, count).as_pointer())
@@ -99,7 +99,7 @@ class TableAt:
         """`count` numbers from a column on."""
         # A row may begin anywhere, so only the alignment of a single number is promised: without it LLVM would assume
         # that of the whole vector, and fault.
-        bits = self._builder.load(self._several(row, column, count), align=self._kind.dtype.bitwidth // 8)
+        bits = self._builder.load(self.several(row, column, count), align=self._kind.dtype.bitwidth // 8)
         return _widened(self._builder, bits) if self._narrow else bits
 
     def load_one(self, row: Any, column: Any) -> Any:
@@ -109,7 +109,7 @@ class TableAt:
 
     def store(self, row: Any, column: Any, value: Any) -> None:
         """As many numbers as the value has, from a column on."""
-        pointer = self._several(row, column, value.type.count)
+        pointer = self.several(row, column, value.type.count)
         value = _round_to_bfloat16(self._builder, value) if self._narrow else value
         self._builder.store(value, pointer, align=self._kind.dtype.bitwidth // 8)
 
@@ -160,6 +160,33 @@ def store(typing: Any, array: Any, row: Any, column: Any, lanes: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(array, row, column, lanes), generate
+
+
+@intrinsic
+def as_kept(typing: Any, lanes: Any, array: Any) -> Any:
+    """Lanes as a table would give them back: rounded, if that holds bfloat16."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        narrow = array.dtype == types.uint16
+        return _widened(builder, _round_to_bfloat16(builder, args[0])) if narrow else args[0]
+
+    return lanes(lanes, array), generate
+
+
+@intrinsic
+def stream(typing: Any, array: Any, row: Any, lanes: Any) -> Any:
+    """`array[row] = lanes`, past the caches: for what is not read soon, in tables that are 64-byte aligned."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        at = _index(context, builder, signature, args, 1)
+        table = TableAt(context, builder, signature.args[0], args[0])
+        pointer = table.several(at, ir.Constant(at.type, 0), args[2].type.count)
+        value = _round_to_bfloat16(builder, args[2]) if array.dtype == types.uint16 else args[2]
+        written = builder.store(value, pointer, align=32 if array.dtype == types.uint16 else 64)
+        written.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(_I32, 1)]))
+        return context.get_dummy_value()
+
+    return types.void(array, row, lanes), generate
 
 
 def _round_to_bfloat16(builder: Any, value: Any) -> Any:

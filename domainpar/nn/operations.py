@@ -143,7 +143,7 @@ def _sums(arguments: Any, columns: int, exact: Any) -> Any:
 
 @cache
 def layer_forward(width: int, exact_kind: torch.dtype, out_kind: torch.dtype) -> int:
-    """`kernels.forward`: 0 to 15 as above, gathered, residual, out, kept rows and inverse deviations, again."""
+    """`kernels.forward`: 0 to 15 as above, gathered, residual, out, kept rows and deviations, again, streams."""
     exact, of_out, lanes = NUMBERS[exact_kind], NUMBERS[out_kind], wide(width)
 
     def layer_forward(arguments: Any, first: int, count: int) -> None:
@@ -158,6 +158,7 @@ def layer_forward(width: int, exact_kind: torch.dtype, out_kind: torch.dtype) ->
             _sums(arguments, width, exact),
             Kept(_table(arguments, 19, count, width, exact), _numbers(arguments, 20, count, exact)),
             arguments[21] != 0,
+            arguments[22] != 0,
         )
 
     return _address(layer_forward)

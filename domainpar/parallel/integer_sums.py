@@ -103,7 +103,9 @@ class IntegerSums:
             for first, part in zip((start, size + start), torch.from_numpy(np.ascontiguousarray(limbs))):
                 self._limbs[first : first + count] += part.to(self._limbs.device)
             self._limbs[-1] += rejected
-            self._carry()
+            self._uncarried += 2  # a low limb of these may be twice that of a partial
+            if self._uncarried >= CARRY_EVERY:
+                self._carry()
 
     def start_reduce(self, transport: Transport) -> Pending:
         """Start adding up the sums of all ranks; after `finish` every rank holds the same limbs. *Collective*.
