@@ -241,7 +241,7 @@ class Perceptron:
         again: bool = False,
     ) -> None:
         self._program, self._folded, self._noise = program, folded, noise
-        self._ends = ends
+        self._ends = AtEnds() if ends is None else ends
         self._layers = folded.mlp.layers
         self._kept, self._again = kept, again
         exact = folded.exact

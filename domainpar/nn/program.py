@@ -141,7 +141,15 @@ def _next(typing: Any, counter: Any) -> Any:
 
 @compiled
 def _run(
-    kernels: Any, whens: Any, addresses: Any, row_bytes: Any, ranges: Any, counter: Any, most: int, arguments: Any
+    kernels: Any,
+    whens: Any,
+    addresses: Any,
+    row_bytes: Any,
+    ranges: Any,
+    counter: Any,
+    most: int,
+    strip: int,
+    arguments: Any,
 ) -> bool:
     """Take tiles until none is left, or `most` are done; says whether some may be left.
 
@@ -152,6 +160,7 @@ def _run(
         ranges: See `Tiles`.
         counter: Number of the next tile, int64 [1]; of all threads.
         most: Tiles.
+        strip: Rows of a strip.
         arguments: Where the operands of a call are put, int64 [MOST_OPERANDS]; this thread's own.
     """
     for _ in range(most):
@@ -169,8 +178,8 @@ def _run(
                 _operate(kernels, addresses, row_bytes, op, first_pair, stop_pair - first_pair, arguments)
             elif owned:
                 _operate(kernels, addresses, row_bytes, op, first, 0, arguments)
-        for row in range(first, stop, STRIP):
-            count = min(STRIP, stop - row)
+        for row in range(first, stop, strip):
+            count = min(strip, stop - row)
             for op in range(begin, last):
                 if whens[op] == 2 or (whens[op] == 3 and owned):
                     _operate(kernels, addresses, row_bytes, op, row, count, arguments)
@@ -233,14 +242,14 @@ class Program:
         def work(thread: int, most: int) -> bool:
             own = addresses + in_thread * members.memory(thread, self._bytes).ctypes.data
             arguments = np.empty(MOST_OPERANDS, np.int64)
-            return bool(_run(kernels, whens, own, row_bytes, tiles.ranges, counter, most, arguments))
+            return bool(_run(kernels, whens, own, row_bytes, tiles.ranges, counter, most, STRIP, arguments))
 
         most = len(tiles.ranges) if between is None else -(-len(tiles.ranges) // (POKES * threads))
-        try:
-            members.each(threads, work, most, between)
-        except BaseException:
+
+        def stop() -> None:
             counter[0] = len(tiles.ranges)  # the others end their tiles and begin no more
-            raise
+
+        members.each(threads, work, most, stop, between)
 
     def of_threads(self, operand: Operand, count: int, dtype: Any) -> list[Any]:
         """The same memory of every thread, as arrays of `count` numbers."""
@@ -282,6 +291,7 @@ class Team:
         threads: int,
         work: Callable[[int, int], bool],
         most: int,
+        stop: Callable[[], None],
         between: Callable[[], None] | None = None,
     ) -> None:
         """Let some threads work until nothing is left.
@@ -291,13 +301,22 @@ class Team:
             work: Takes the number of a thread, and how much it may do before it comes back; says whether there may
                 be more.
             most: So much for the calling thread; the others come back at the end.
+            stop: Called after an error in any thread, which is raised when the others have come back: makes them.
             between: Called by the calling thread whenever it comes back.
         """
-        others = [] if self._pool is None else [self._pool.submit(work, i, 2**62) for i in range(1, threads)]
+
+        def take_part(thread: int, most: int, between: Callable[[], None] | None) -> None:
+            try:
+                while work(thread, most):
+                    if between is not None:
+                        between()
+            except BaseException:
+                stop()
+                raise
+
+        others = [] if self._pool is None else [self._pool.submit(take_part, i, 2**62, None) for i in range(1, threads)]
         try:
-            while work(0, most):
-                if between is not None:
-                    between()
+            take_part(0, most, between)
         finally:
             errors = [error for other in others if (error := other.exception()) is not None]
         if errors:
