@@ -184,7 +184,7 @@ class Partials:
         self._memory = self._program.room(1, max(self._size, 1), self._exact)
         self._limbs = self._program.room(1, 2 * self._size + 2, torch.int64)
         size, bytes_of_all = self._size, self._size * self._exact.itemsize
-        self._program.add(operations.clear_bytes(), self._memory, bytes_of_all, when=When.OWNED_TILE_STARTS)
+        self._program.add(operations.clear_bytes(), self._memory, bytes_of_all, 0, 1, when=When.OWNED_TILE_STARTS)
         self._program.add(operations.split(self._exact), self._memory, size, self._limbs, when=When.OWNED_TILE_ENDS)
 
     def at(self, first: int) -> Operand:

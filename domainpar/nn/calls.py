@@ -25,6 +25,12 @@ Aggregate = Literal["sum", "mean", "root"]
 """Sums at nodes as they are, divided by the number of edges, or by its square root."""
 
 
+def pieces_of(first: int, stop: int) -> IntArray:
+    """Rows cut into pieces of at most `GHOST_ROWS`, from and to, int64 [pieces, 2]."""
+    starts = np.arange(first, stop, GHOST_ROWS)
+    return np.stack([starts, np.minimum(starts + GHOST_ROWS, stop)], axis=1)
+
+
 def noise_of(mlp: MLP, key: int | None, ids: IntArray) -> Noise | None:
     """Dropout of one call; none without a key."""
     return None if key is None or mlp.dropout == 0 else Noise(key, mlp.dropout, ids)
@@ -36,23 +42,21 @@ class NodeRows:
 
     Attributes:
         ids: Their global ids.
-        pieces: Rows of each piece. Those of owned nodes are tiles.
+        pieces: Rows of each piece, from and to, int64 [pieces, 2]. Those of owned nodes are tiles.
     """
 
     ids: IntArray
-    pieces: Sequence[slice]
+    pieces: IntArray
 
     @classmethod
     def owned(cls, graph: LocalGraph) -> NodeRows:
         """The owned nodes of a part."""
-        return cls(graph.plan.owned_ids, [tile.rows for tile in graph.tiles.nodes])
+        return cls(graph.plan.owned_ids, graph.tiles.ranges_of_nodes)
 
     @classmethod
     def ghosts(cls, graph: LocalGraph) -> NodeRows:
         """The ghosts of a part. No bit depends on their pieces."""
-        count = graph.plan.num_ghosts
-        pieces = [slice(first, min(first + GHOST_ROWS, count)) for first in range(0, count, GHOST_ROWS)]
-        return cls(graph.plan.ghost_ids, pieces)
+        return cls(graph.plan.ghost_ids, pieces_of(0, graph.plan.num_ghosts))
 
     @property
     def count(self) -> int:

@@ -28,6 +28,7 @@ from domainpar.nn.lanes import (
     tanh,
     totals,
     where_positive,
+    zeros,
 )
 from domainpar.nn.noise import row_keys
 from domainpar.parallel.integer_sums import CARRY_BITS, HI_SCALE, LARGEST_PARTIAL, LO_SCALE
@@ -340,7 +341,7 @@ def sum_pairs(
     """
     width = at_pairs.shape[1]
     for node in range(first, first + count):
-        row = load(at_ends, node, width, wide)  # +0.0
+        row = zeros(at_ends, wide)  # +0.0
         for i in range(starts[node], starts[node + 1]):
             row = row + load(at_pairs, pairs[i], 0, wide)
         if len(scale) > 0:

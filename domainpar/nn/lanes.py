@@ -165,6 +165,17 @@ def store(typing: Any, array: Any, row: Any, column: Any, lanes: Any) -> Any:
 
 
 @intrinsic
+def zeros(typing: Any, array: Any, wide: Any) -> Any:
+    """+0.0 in all lanes, of the type of a table's numbers."""
+    lanes = Lanes(number_type(array), COLUMN_BLOCK * len(wide))
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _each(context.get_value_type(lanes), 0.0)
+
+    return lanes(array, wide), generate
+
+
+@intrinsic
 def as_kept(typing: Any, lanes: Any, array: Any) -> Any:
     """Lanes as a table would give them back: rounded, if that holds bfloat16."""
 

@@ -220,13 +220,14 @@ def copy_columns(kind: torch.dtype, out_kind: torch.dtype) -> int:
 
 @cache
 def clear_bytes() -> int:
-    """Set to 0: bytes, and how many, or how many for each row."""
+    """Set to 0: the first bytes, how many in a row, bytes from row to row, and how many rows if not the given ones."""
 
     def clear_bytes(arguments: Any, first: int, count: int) -> None:
-        size = arguments[1] if arguments[1] > 0 else -arguments[1] * count
-        memory = carray(_pointer(arguments[0], _bytes), (size,))
-        for i in range(size):
-            memory[i] = 0
+        rows = arguments[3] if arguments[3] > 0 else count
+        for row in range(rows):
+            memory = carray(_pointer(arguments[0] + row * arguments[2], _bytes), (arguments[1],))
+            for i in range(len(memory)):
+                memory[i] = 0
 
     return _address(clear_bytes)
 
@@ -280,6 +281,7 @@ def copy(program: Program, rows: Operand, out: Operand) -> None:
     program.add(copy_columns(rows.dtype, out.dtype), rows, rows.width, out, out.width)
 
 
-def clear_rows(program: Program, rows: Operand, when: When = When.STRIP) -> None:
-    """Add to a program: set rows to 0."""
-    program.add(clear_bytes(), rows, -rows.width * rows.dtype.itemsize, when=when)
+def clear_rows(program: Program, rows: Operand, when: When = When.STRIP, columns: int | None = None) -> None:
+    """Add to a program: set the first columns of rows to 0, or all."""
+    item, width = rows.dtype.itemsize, rows.width if columns is None else columns
+    program.add(clear_bytes(), rows, width * item, rows.width * item, 0, when=when)

@@ -53,6 +53,7 @@ class When(IntEnum):
     Of a foreign tile no gradient of a weight is made: its owner does.
     """
 
+    NODES_START = -1  # the tile's nodes
     TILE_STARTS = 0  # the tile's pairs
     OWNED_TILE_STARTS = 1  # none
     STRIP = 2  # the strip's rows
@@ -102,16 +103,11 @@ def numbers(values: IntArray) -> Operand:
     return Operand(values.ctypes.data, values.itemsize, alive=values) if len(values) else NOTHING
 
 
-class Tiles(NamedTuple):
-    """Ranges of rows for a program, int64 [num_tiles, 5]: rows from and to, pairs from and to, and whether owned."""
-
-    ranges: IntArray
-
-    @classmethod
-    def of(cls, pieces: Sequence[tuple[slice, slice, bool]]) -> Tiles:
-        """From the rows of each piece, its pairs, and whether it is owned."""
-        rows = [(rows.start, rows.stop, pairs.start, pairs.stop, owned) for rows, pairs, owned in pieces]
-        return cls(np.array(rows, np.int64).reshape(-1, 5))
+def tiles_of(rows: IntArray) -> IntArray:
+    """Ranges for `Program.run` of owned pieces without pairs, given their rows from and to, int64 [pieces, 2]."""
+    ranges = np.zeros((len(rows), 7), np.int64)
+    ranges[:, :2], ranges[:, 6] = rows, 1
+    return ranges
 
 
 @intrinsic
@@ -157,7 +153,7 @@ def _run(
         kernels: Address of each operation, int64 [operations].
         whens: See `When`, ascending, [operations].
         addresses, row_bytes: Of its operands, int64 [operations, MOST_OPERANDS].
-        ranges: See `Tiles`.
+        ranges: See `Program.run`.
         counter: Number of the next tile, int64 [1]; of all threads.
         most: Tiles.
         strip: Rows of a strip.
@@ -167,14 +163,16 @@ def _run(
         tile = _next(counter)
         if tile >= len(ranges):
             return False
-        first, stop, first_pair, stop_pair, owned = ranges[tile]
+        first, stop, first_pair, stop_pair, first_node, stop_node, owned = ranges[tile]
         last = len(kernels)
         begin = 0
         for op in range(last):
             if whens[op] > 1:
                 break
             begin = op + 1
-            if whens[op] == 0:
+            if whens[op] == -1:
+                _operate(kernels, addresses, row_bytes, op, first_node, stop_node - first_node, arguments)
+            elif whens[op] == 0:
                 _operate(kernels, addresses, row_bytes, op, first_pair, stop_pair - first_pair, arguments)
             elif owned:
                 _operate(kernels, addresses, row_bytes, op, first, 0, arguments)
@@ -220,34 +218,34 @@ class Program:
         self._bytes += -(-rows * width * dtype.itemsize // ALIGNMENT) * ALIGNMENT
         return Operand(first, 0, True, width, dtype)
 
-    def run(self, tiles: Tiles, between: Callable[[], None] | None = None) -> None:
+    def run(self, ranges: IntArray, between: Callable[[], None] | None = None) -> None:
         """Do all tiles, with the threads of this rank's team.
 
         Args:
-            tiles: The tiles.
+            ranges: Tiles, int64 [tiles, 7]: rows from and to, pairs from and to, nodes from and to, and whether owned.
             between: Called now and then by the calling thread, while others compute.
         """
-        if len(tiles.ranges) == 0:
+        if len(ranges) == 0:
             return
         # Before the strips of a tile, at each strip, after them; as they were added within each of the three.
         ordered = sorted(self._operations, key=lambda operation: (operation[0] > 1) + (operation[0] > 3))
         whens, kernels = (np.array([operation[i] for operation in ordered], np.int64) for i in (0, 1))
-        addresses, row_bytes, in_thread = np.zeros((3, len(ordered), MOST_OPERANDS), np.int64)
-        for i, (_, _, operands) in enumerate(ordered):
-            for j, operand in enumerate(operands):
-                addresses[i, j], row_bytes[i, j], in_thread[i, j] = operand[:3]
+        filled = [[*operands, *[NOTHING] * (MOST_OPERANDS - len(operands))] for _, _, operands in ordered]
+        addresses, row_bytes, in_thread = (
+            np.array([[operand[i] for operand in operands] for operands in filled], np.int64) for i in range(3)
+        )
         counter, members = np.zeros(1, np.int64), team()
-        threads = min(members.size, len(tiles.ranges))
+        threads = min(members.size, len(ranges))
 
         def work(thread: int, most: int) -> bool:
             own = addresses + in_thread * members.memory(thread, self._bytes).ctypes.data
             arguments = np.empty(MOST_OPERANDS, np.int64)
-            return bool(_run(kernels, whens, own, row_bytes, tiles.ranges, counter, most, STRIP, arguments))
+            return bool(_run(kernels, whens, own, row_bytes, ranges, counter, most, STRIP, arguments))
 
-        most = len(tiles.ranges) if between is None else -(-len(tiles.ranges) // (POKES * threads))
+        most = len(ranges) if between is None else -(-len(ranges) // (POKES * threads))
 
         def stop() -> None:
-            counter[0] = len(tiles.ranges)  # the others end their tiles and begin no more
+            counter[0] = len(ranges)  # the others end their tiles and begin no more
 
         members.each(threads, work, most, stop, between)
 

@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from domainpar.nn import operations
 from domainpar.nn.blocks import AtEnds, Folded, Partials, Perceptron, fold
 from domainpar.nn.mlp import MLP
-from domainpar.nn.program import Program, Tiles, shared, table
+from domainpar.nn.program import Program, shared, table, tiles_of
 from domainpar.nn.stages import EdgeStage, NodeStage
 from domainpar.parallel.transport import Transport
+from domainpar.plan import IntArray
 
 SAMPLE_ROWS = 1000  # no multiple of what products take at once: the last rows sit in a ragged tail
 SUBSETS = (1, 7, 33, 500)
@@ -166,8 +167,8 @@ def _multiplied(rows: Tensor, which: slice, weight: Tensor) -> Tensor:
     return out[which]
 
 
-def _tile(rows: slice) -> Tiles:
-    return Tiles.of([(rows, slice(0, 0), True)])
+def _tile(rows: slice) -> IntArray:
+    return tiles_of(np.array([[rows.start, rows.stop]]))
 
 
 def _block(folded: Folded, at_nodes: Tensor, of_sums: Tensor, tables: Sequence[Tensor], rows: slice) -> _Results:

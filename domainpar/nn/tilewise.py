@@ -11,28 +11,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from domainpar.nn import operations
 from domainpar.nn.blocks import NOWHERE, AtEnds, Folded, KeptLayer, Partials, Perceptron, SumsAt, fold, keep_of
-from domainpar.nn.calls import GHOST_ROWS, EdgeCall, EdgeResults, Link, NodeCall, scale_of_sums
+from domainpar.nn.calls import EdgeCall, EdgeResults, Link, NodeCall, pieces_of, scale_of_sums
 from domainpar.nn.gradients import TakesGradients
 from domainpar.nn.mlp import limbs_at_ends
-from domainpar.nn.program import NOTHING, STRIP, Operand, Program, Tiles, When, shared, table
+from domainpar.nn.program import NOTHING, STRIP, Operand, Program, When, shared, table, tiles_of
 from domainpar.parallel.halo import Spread
-from domainpar.parallel.local import EdgeTile, LocalGraph
+from domainpar.parallel.local import LocalGraph
 from domainpar.parallel.tables import empty_table
-
-_NO_PAIRS = slice(0, 0)
-
-
-def _of_nodes(pieces: Sequence[slice]) -> Tiles:
-    return Tiles.of([(rows, _NO_PAIRS, True) for rows in pieces])
-
-
-def _of_edges(tiles: Sequence[EdgeTile]) -> Tiles:
-    return Tiles.of([(tile.edges, tile.pairs, tile.owned) for tile in tiles])
+from domainpar.plan import IntArray
 
 
 def _like(rows: Tensor) -> Tensor:
@@ -50,7 +42,7 @@ class NodeTiles(NodeCall):
         residual = table(self.tables[0]) if self.residual else NOTHING
         perceptron = Perceptron(program, folded, noise=self.noise, kept=kept)
         perceptron.forward(self._inputs, residual=residual, out=table(out))
-        program.run(_of_nodes(self.nodes.pieces))
+        program.run(tiles_of(self.nodes.pieces))
         return out, [rows for layer in kept for rows in layer]
 
     def backward(
@@ -69,7 +61,7 @@ class NodeTiles(NodeCall):
             if of_table is not None:
                 perceptron.hand_back(of_product, position, table(of_table), add=self.residual and position == 0)
         partials.clear()
-        program.run(_of_nodes(self.nodes.pieces))
+        program.run(tiles_of(self.nodes.pieces))
         perceptron.give(*partials.total(), taker)
         return of_tables
 
@@ -226,15 +218,16 @@ class EdgeTiles(EdgeCall):
 
     def _run(self, program: Program, waiting: Spread | None, arrived: Callable[[], None] = lambda: None) -> None:
         """Do all tiles, those that need no ghost while ghosts are on their way."""
-        tiles = self.graph.tiles.blocks
+        columns = self.graph.tiles.ranges_of_edges
+        ranges, waits = np.ascontiguousarray(columns[:, :7]), columns[:, 7] > 0
         if waiting is None:
-            program.run(_of_edges(tiles))
+            program.run(ranges)
             return
         # MPI moves rows only while somebody calls it: poke it now and then.
-        program.run(_of_edges([tile for tile in tiles if not tile.has_ghosts]), between=waiting.progress)
+        program.run(ranges[~waits], between=waiting.progress)
         waiting.finish()
         arrived()
-        program.run(_of_edges([tile for tile in tiles if tile.has_ghosts]))
+        program.run(ranges[waits])
 
 
 class _NodeProducts:
@@ -244,23 +237,22 @@ class _NodeProducts:
         self._graph, self._nodes = call.graph, call.nodes
         self._taking = [position for position, linked in enumerate(chain) if linked.link.takes_nodes]
         self._chain = [chain[position] for position in self._taking]
-        self._multiply([tile.rows for tile in call.graph.tiles.nodes])
+        self._multiply(call.graph.tiles.ranges_of_nodes)
 
     def take_ghosts(self) -> None:
         """Multiply the ghosts' states, which have come."""
         if self._nodes is not None:
             self._nodes.finish()
-            first, stop = self._graph.num_owned, self._graph.plan.num_local
-            self._multiply([slice(row, min(row + GHOST_ROWS, stop)) for row in range(first, stop, GHOST_ROWS)])
+            self._multiply(pieces_of(self._graph.num_owned, self._graph.plan.num_local))
 
-    def _multiply(self, pieces: Sequence[slice]) -> None:
+    def _multiply(self, pieces: IntArray) -> None:
         program = Program()
         for _, folded, _, at_nodes, _ in self._chain:
             if at_nodes is None:
                 return  # layers were kept: their products are in them
             assert self._nodes is not None
             operations.multiply(program, table(self._nodes.local), folded.at_ends.forward, table(at_nodes))
-        program.run(_of_nodes(pieces))
+        program.run(tiles_of(pieces))
 
     def back(self, of_ends: Sequence[Tensor]) -> Tensor:
         """Gradient of the owned nodes' states, given that of their products; and that of the weights between."""
@@ -282,7 +274,7 @@ class _NodeProducts:
         if room is not out:
             operations.copy(program, room, out)
         partials.clear()
-        program.run(_of_nodes([tile.rows for tile in self._graph.tiles.nodes]))
+        program.run(tiles_of(self._graph.tiles.ranges_of_nodes))
         limbs, rejected, largest = partials.total()
         for linked, gradient, first in zip(self._chain, gradients, firsts):
             weight = linked.link.mlp.layers[0].linear.weight
@@ -305,15 +297,16 @@ class _Sums:
 
     def __init__(self, graph: LocalGraph, width: int, dtype: torch.dtype) -> None:
         self._graph, self._width = graph, width
-        self.at_ends = empty_table(graph.num_owned, 2 * width, graph.features, dtype).zero_()
+        self.at_ends = empty_table(graph.num_owned, 2 * width, graph.features, dtype)
         self._at_pairs = empty_table(len(graph.tiles.pair_rows) if width else 0, width, graph.features, dtype)
 
     def cleared_by(self, program: Program) -> SumsAt:
-        """The sums that rows are added to; none, if this width is 0. A tile's own pairs are cleared before."""
+        """The sums that rows are added to; none, if this width is 0. Those of a tile are cleared before its rows."""
         if self._width == 0:
             return NOWHERE
-        pairs = table(self._at_pairs)  # no other tile has these
-        operations.clear_rows(program, pairs, When.TILE_STARTS)
+        # No other tile has these pairs, nor edges into these nodes.
+        operations.clear_rows(program, table(self._at_pairs), When.TILE_STARTS)
+        operations.clear_rows(program, table(self.at_ends), When.NODES_START, self._width)
         return SumsAt(shared(self.at_ends), shared(self._at_pairs))
 
     def finish(self, scale: Tensor | None = None) -> Tensor:
@@ -323,5 +316,5 @@ class _Sums:
             kernel = operations.sum_pairs(self._width, self.at_ends.dtype)
             factors = NOTHING if scale is None else shared(scale)
             program.add(kernel, shared(starts), shared(pairs), shared(self._at_pairs), shared(self.at_ends), factors)
-            program.run(_of_nodes([tile.rows for tile in self._graph.tiles.nodes]))
+            program.run(tiles_of(self._graph.tiles.ranges_of_nodes))
         return self.at_ends

@@ -91,6 +91,27 @@ class Tiles:
         return tuple(joined)
 
     @cached_property
+    def ranges_of_nodes(self) -> IntArray:
+        """Rows of each of `nodes`, from and to, int64 [n, 2]."""
+        return np.array([(tile.rows.start, tile.rows.stop) for tile in self.nodes], np.int64).reshape(-1, 2)
+
+    @cached_property
+    def ranges_of_edges(self) -> IntArray:
+        """Of each of `blocks`, then of each owned tile without an edge, int64 [n, 8].
+
+        Edges from and to, pairs from and to, owned nodes from and to, whether owned, whether it has ghosts.
+        """
+        with_edges = {tile.tile for tile in self.edges}
+        blocks = [(tile.edges, tile.pairs, tile.nodes, tile.owned, tile.has_ghosts) for tile in self.blocks]
+        none = slice(0, 0)
+        empty = [(none, none, tile.rows, True, False) for tile in self.nodes if tile.tile not in with_edges]
+        rows = [
+            [*(bound for part in (edges, pairs, nodes) for bound in (part.start, part.stop)), *marks]
+            for edges, pairs, nodes, *marks in blocks + empty
+        ]
+        return np.array(rows, np.int64).reshape(-1, 8)
+
+    @cached_property
     def pairs_of_nodes(self) -> tuple[IntArray, IntArray]:
         """(tile, `src`) pairs by owned node, by ascending tile within one: where each node's begin, and the pairs."""
         rows, num_owned = self.pair_rows.numpy(), max((tile.rows.stop for tile in self.nodes), default=0)
