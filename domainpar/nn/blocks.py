@@ -213,7 +213,7 @@ class Perceptron:
         self, program: Program, folded: Folded, ends: AtEnds | None = None, noise: Noise | None = None
     ) -> None:
         self._program, self._folded, self._noise = program, folded, noise
-        self._ends = ends
+        self._ends = AtEnds() if ends is None else ends
         self._layers = folded.mlp.layers
         exact = folded.exact
         self._totals = program.room(2, ROWS_AT_ONCE, exact)
