@@ -141,7 +141,15 @@ def _next(typing: Any, counter: Any) -> Any:
 
 @compiled
 def _run(
-    kernels: Any, whens: Any, addresses: Any, row_bytes: Any, ranges: Any, counter: Any, most: int, arguments: Any
+    kernels: Any,
+    whens: Any,
+    addresses: Any,
+    row_bytes: Any,
+    ranges: Any,
+    counter: Any,
+    most: int,
+    strip: int,
+    arguments: Any,
 ) -> bool:
     """Take tiles until none is left, or `most` are done; says whether some may be left.
 
@@ -152,6 +160,7 @@ def _run(
         ranges: See `Tiles`.
         counter: Number of the next tile, int64 [1]; of all threads.
         most: Tiles.
+        strip: Rows of a strip.
         arguments: Where the operands of a call are put, int64 [MOST_OPERANDS]; this thread's own.
     """
     for _ in range(most):
@@ -169,8 +178,8 @@ def _run(
                 _operate(kernels, addresses, row_bytes, op, first_pair, stop_pair - first_pair, arguments)
             elif owned:
                 _operate(kernels, addresses, row_bytes, op, first, 0, arguments)
-        for row in range(first, stop, STRIP):
-            count = min(STRIP, stop - row)
+        for row in range(first, stop, strip):
+            count = min(strip, stop - row)
             for op in range(begin, last):
                 if whens[op] == 2 or (whens[op] == 3 and owned):
                     _operate(kernels, addresses, row_bytes, op, row, count, arguments)
@@ -233,7 +242,7 @@ class Program:
         def work(thread: int, most: int) -> bool:
             own = addresses + in_thread * members.memory(thread, self._bytes).ctypes.data
             arguments = np.empty(MOST_OPERANDS, np.int64)
-            return bool(_run(kernels, whens, own, row_bytes, tiles.ranges, counter, most, arguments))
+            return bool(_run(kernels, whens, own, row_bytes, tiles.ranges, counter, most, STRIP, arguments))
 
         most = len(tiles.ranges) if between is None else -(-len(tiles.ranges) // (POKES * threads))
         try:
