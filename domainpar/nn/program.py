@@ -245,11 +245,11 @@ class Program:
             return bool(_run(kernels, whens, own, row_bytes, tiles.ranges, counter, most, STRIP, arguments))
 
         most = len(tiles.ranges) if between is None else -(-len(tiles.ranges) // (POKES * threads))
-        try:
-            members.each(threads, work, most, between)
-        except BaseException:
+
+        def stop() -> None:
             counter[0] = len(tiles.ranges)  # the others end their tiles and begin no more
-            raise
+
+        members.each(threads, work, most, stop, between)
 
     def of_threads(self, operand: Operand, count: int, dtype: Any) -> list[Any]:
         """The same memory of every thread, as arrays of `count` numbers."""
@@ -291,6 +291,7 @@ class Team:
         threads: int,
         work: Callable[[int, int], bool],
         most: int,
+        stop: Callable[[], None],
         between: Callable[[], None] | None = None,
     ) -> None:
         """Let some threads work until nothing is left.
@@ -300,13 +301,22 @@ class Team:
             work: Takes the number of a thread, and how much it may do before it comes back; says whether there may
                 be more.
             most: So much for the calling thread; the others come back at the end.
+            stop: Called after an error in any thread, which is raised when the others have come back: makes them.
             between: Called by the calling thread whenever it comes back.
         """
-        others = [] if self._pool is None else [self._pool.submit(work, i, 2**62) for i in range(1, threads)]
+
+        def take_part(thread: int, most: int, between: Callable[[], None] | None) -> None:
+            try:
+                while work(thread, most):
+                    if between is not None:
+                        between()
+            except BaseException:
+                stop()
+                raise
+
+        others = [] if self._pool is None else [self._pool.submit(take_part, i, 2**62, None) for i in range(1, threads)]
         try:
-            while work(0, most):
-                if between is not None:
-                    between()
+            take_part(0, most, between)
         finally:
             errors = [error for other in others if (error := other.exception()) is not None]
         if errors:
