@@ -23,6 +23,7 @@ from domainpar.nn.classifier import EdgeClassifier
 from domainpar.nn.gradients import GradientSink, TakesGradients
 from domainpar.parallel.integer_sums import LARGEST_PARTIAL, IntegerSums
 from domainpar.parallel.world import World
+from domainpar.plan import IntArray
 from domainpar.training.loss import edge_loss
 from domainpar.training.monitor.failure import Now, StepFailed, fail_alike
 from domainpar.training.parts import LabelledPart
@@ -104,6 +105,10 @@ class _Onlooker(NamedTuple):
 
     def add(self, parameters: Sequence[nn.Parameter], partials: Sequence[Tensor]) -> None:
         self.look(partials)
+
+    def add_limbs(self, parameters: Sequence[nn.Parameter], limbs: IntArray, rejected: int, largest: float) -> None:
+        if rejected:  # of which the largest magnitude says what is wrong: that of NaN counts as larger than all others
+            self.look([torch.tensor([largest], dtype=torch.float64)])
 
 
 @contextmanager
