@@ -121,11 +121,14 @@ class _Case:
         if self.node_width:
             of_nodes = [drawn(self.node_width), drawn(2 * folded.width)]
             yield _Trial(partial(_products_of_nodes, folded), of_nodes, f"{self.node_width}-column {exact}")
-        gathered = (at_nodes, of_sums) if self.node_width else (at_nodes[:0], of_sums[:0])
+        if not self.node_width:
+            at_nodes = at_nodes[:0]
+        if not self.node_width or self.mlp.plain:  # a plain output is summed nowhere
+            of_sums = of_sums[:0]
         ends = torch.from_numpy(generator.integers(0, SAMPLE_ROWS, (2, SAMPLE_ROWS)))
         upstream = drawn(self.mlp.out_features, exact if self.mlp.plain else self.products or exact)
         about = f"{self.mlp.in_features}-column {self.products or exact}"
-        yield _Trial(partial(_block, folded, *gathered), [*tables, *ends, upstream], about)
+        yield _Trial(partial(_block, folded, at_nodes, of_sums), [*tables, *ends, upstream], about)
 
 
 def _cases(model: nn.Module) -> Iterator[_Case]:
