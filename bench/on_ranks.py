@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
-from torch.profiler import ProfilerActivity, profile, record_function
+from operation_clock import LOOP, OperationClock
+from torch.profiler import ProfilerActivity, profile
 
 from domainpar.events.store import EventStore
 from domainpar.measure.steps import Training
-from domainpar.nn import blocks, tilewise
 from domainpar.nn.program import set_threads
 from domainpar.parallel.halo import CompleteHalo, ask_owners
 from domainpar.parallel.local import TileRanges
@@ -30,8 +27,6 @@ from domainpar.training.parts import PartLoader
 from domainpar.training.record import peak_rss_bytes
 from domainpar.training.sampler import Sample, samples_of
 
-PRODUCTS = ("multiply", "outer")
-KERNELS = (*PRODUCTS, "norm_forward", "norm_backward", "add_pairs")
 PHASES = ("load", "forward", "backward", "reduce")
 
 
@@ -126,33 +121,23 @@ def training_steps(world: World, job: Job) -> dict[str, Any]:
 def profiled_step(world: World, job: Job) -> dict[str, Any]:
     """Seconds of one step by torch operation, each without those inside it, the longest first. *Collective*.
 
-    A stage's own function is such an operation: its time is that of Python in it. Kernels are operations here too.
+    A stage's own function is such an operation: its time is that of Python in it. Those of programs are among them.
     """
     trainer, samples = job.trainer(world)
-    for step in range(job.warmup):
-        trainer.step(samples, step)
-    with ExitStack() as replaced:
-        for module, name in product((blocks, tilewise), KERNELS):
-            if hasattr(module, name):
-                replaced.enter_context(patch.object(module, name, _recorded(module, name)))
+    clock = OperationClock()
+    with clock.running():
+        for step in range(max(job.warmup, 1)):
+            trainer.step(samples, step)
+        clock.spent.clear()
         with profile(activities=[ProfilerActivity.CPU]) as profiler:
-            record = trainer.step(samples, job.warmup)
-    operations = []
-    for event in sorted(profiler.key_averages(), key=lambda event: -event.self_cpu_time_total):
-        times = {"seconds": 1e-6 * event.self_cpu_time_total, "with_inner": 1e-6 * event.cpu_time_total}
-        operations.append({"name": event.key, "calls": event.count, **times})
+            record = trainer.step(samples, max(job.warmup, 1))
+    operations = [{"name": name, **spent._asdict(), "with_inner": spent.seconds} for name, spent in clock.spent.items()]
+    for event in profiler.key_averages():
+        if event.key != LOOP:  # has been taken apart
+            times = {"seconds": 1e-6 * event.self_cpu_time_total, "with_inner": 1e-6 * event.cpu_time_total}
+            operations.append({"name": event.key, "calls": event.count, **times})
+    operations.sort(key=lambda operation: -operation["seconds"])
     return {"seconds": record["seconds"], "operations": operations}
-
-
-def _recorded(module: ModuleType, name: str) -> Callable[..., None]:
-    """A kernel that the profiler sees."""
-    plain = getattr(module, name)
-
-    def recorded(*tables: Any) -> None:
-        with record_function(name):
-            plain(*tables)
-
-    return recorded
 
 
 def planning(world: World, store: Path, grouping: str, repeats: int) -> dict[str, list[float]]:
