@@ -17,6 +17,8 @@ the package, and what breaks when they go:
         `get_value_type`, `get_dummy_value`), and `cgutils`     their first call
     llvmlite's typed pointers (`.type.pointee` in `TableAt`)    here: the same
     `llvm.fma.v16f32`, an intrinsic of LLVM by its name         `microkernel`: the same
+    `get_compile_result`, `fndesc.llvm_cfunc_wrapper_name`      `operations`: no address of an operation, an error at
+                                                                its first use
     `_cache._cache_file._source_stamp` of compiled functions    `compiled`: an error at import; if the last name alone
                                                                 changes, kernels on disk outlive a change of another
                                                                 file (tests/nn/test_compiled.py)
