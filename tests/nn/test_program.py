@@ -12,6 +12,7 @@ from one_operation import in_python, table_at
 from random_events import random_event
 from tiled import TiledEvent, sha
 
+from domainpar.nn import operations
 from domainpar.nn import program as program_module
 from domainpar.nn.gradients import GradientSink
 from domainpar.nn.interaction import InteractionNetwork
@@ -80,6 +81,20 @@ def test_every_row_is_done_once_in_strips_that_do_not_reach_over_a_tile(size, nu
         (row, min(STRIP, stop - row)) for stop, rows in zip(stops, sizes) for row in range(stop - rows, stop, STRIP)
     ]
     assert sorted(done) == sorted(expected)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_no_tile_is_done_twice_where_threads_take_them_at_the_same_time(size):
+    set_threads(size)
+    program, one, num_tiles = Program(), np.ones(1), 300_000
+    limbs = program.room(1, 4, torch.int64)
+    program.add(operations.split(torch.float64), shared(one), 1, limbs, when=When.OWNED_TILE_ENDS)
+    for of_thread in program.of_threads(limbs, 4, np.int64):
+        of_thread[:] = 0
+    ranges = np.zeros((num_tiles, 5), np.int64)
+    ranges[:, -1] = True
+    program.run(Tiles(ranges))
+    assert sum(of_thread[0] for of_thread in program.of_threads(limbs, 4, np.int64)) == num_tiles * 2**20
 
 
 def test_operations_are_done_strip_by_strip_in_order_and_what_belongs_to_a_tile_around_them():
