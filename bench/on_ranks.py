@@ -5,21 +5,18 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Literal
-from unittest.mock import patch
 
 import numpy as np
+from operation_clock import LOOP, OperationClock
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import ProfilerActivity, profile
 
 from domainpar.events.store import EventStore
 from domainpar.measure.steps import PRECISIONS, Training
-from domainpar.nn import blocks, tilewise
 from domainpar.nn.program import set_threads
 from domainpar.parallel.halo import CompleteHalo, ask_owners
 from domainpar.parallel.local import TileRanges
@@ -36,8 +33,6 @@ from domainpar.training.sampler import Sample, samples_of
 Work = Literal["training_steps", "scoring_passes"]
 """What ranks are asked for: a function of this file, and one of `plain_pyg`."""
 
-PRODUCTS = ("multiply", "outer")
-KERNELS = (*PRODUCTS, "norm_forward", "norm_backward", "add_pairs")
 PHASES = ("load", "forward", "backward", "reduce")
 
 
@@ -167,33 +162,23 @@ def scoring_passes(world: World, job: Job) -> dict[str, Any]:
 def profiled_step(world: World, job: Job) -> dict[str, Any]:
     """Seconds of one step by torch operation, each without those inside it, the longest first. *Collective*.
 
-    A stage's own function is such an operation: its time is that of Python in it. Kernels are operations here too.
+    A stage's own function is such an operation: its time is that of Python in it. Those of programs are among them.
     """
     trainer, samples = job.trainer(world)
-    for step in range(job.warmup):
-        trainer.step(samples, step)
-    with ExitStack() as replaced:
-        for module, name in product((blocks, tilewise), KERNELS):
-            if hasattr(module, name):
-                replaced.enter_context(patch.object(module, name, _recorded(module, name)))
+    clock = OperationClock()
+    with clock.running():
+        for step in range(max(job.warmup, 1)):
+            trainer.step(samples, step)
+        clock.spent.clear()
         with profile(activities=[ProfilerActivity.CPU]) as profiler:
-            record = trainer.step(samples, job.warmup)
-    operations = []
-    for event in sorted(profiler.key_averages(), key=lambda event: -event.self_cpu_time_total):
-        times = {"seconds": 1e-6 * event.self_cpu_time_total, "with_inner": 1e-6 * event.cpu_time_total}
-        operations.append({"name": event.key, "calls": event.count, **times})
+            record = trainer.step(samples, max(job.warmup, 1))
+    operations = [{"name": name, **spent._asdict(), "with_inner": spent.seconds} for name, spent in clock.spent.items()]
+    for event in profiler.key_averages():
+        if event.key != LOOP:  # has been taken apart
+            times = {"seconds": 1e-6 * event.self_cpu_time_total, "with_inner": 1e-6 * event.cpu_time_total}
+            operations.append({"name": event.key, "calls": event.count, **times})
+    operations.sort(key=lambda operation: -operation["seconds"])
     return {"seconds": record["seconds"], "operations": operations}
-
-
-def _recorded(module: ModuleType, name: str) -> Callable[..., None]:
-    """A kernel that the profiler sees."""
-    plain = getattr(module, name)
-
-    def recorded(*tables: Any) -> None:
-        with record_function(name):
-            plain(*tables)
-
-    return recorded
 
 
 def planning(world: World, store: Path, grouping: str, repeats: int) -> dict[str, list[float]]:

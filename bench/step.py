@@ -42,6 +42,7 @@ import systems
 from formulas import Network
 from measuring import Columns, Row, Spread, of, ranks_of
 from on_ranks import Job
+from operation_clock import PRODUCTS
 from systems import Measured
 
 from domainpar.measure.rates import slowest
@@ -249,12 +250,13 @@ def breakdown(results: measuring.Results, job: Job, network: Network, options: a
         "with inner": lambda row: f"{row['with_inner']:.4f}",
         "of the step": lambda row: f"{row['seconds'] / seconds:.1%}",
     }
-    in_products = sum(operation["seconds"] for operation in operations if operation["name"] in on_ranks.PRODUCTS)
+    in_products = sum(operation["seconds"] for operation in operations if operation["name"].startswith(PRODUCTS))
     rate = network.streamed_operations() / in_products / 1e9 if in_products else float("nan")
     note = (
         f"A profiled step, {seconds:.3f} s: slower than others. s: inside an operation but not in one that it calls. "
-        "aten: torch's operations; other names are kernels, and functions of a stage: Python in them. "
-        f"{' and '.join(on_ranks.PRODUCTS)} together: {in_products:.3f} s, {rate:.1f} GFLOP/s by formula."
+        "aten: torch's operations. Those of programs are named with what they were made for, products with inputs x "
+        "outputs; functions of a stage: Python in them. "
+        f"{' and '.join(PRODUCTS)} together: {in_products:.3f} s, {rate:.1f} GFLOP/s by formula."
     )
     results.show("Where one rank's time goes", columns, [*operations[:20], outside], note)
 

@@ -6,16 +6,17 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import domainpar
-from domainpar.nn import kernels, products
+from domainpar.nn import operations, program
 
 PROGRAM = """
-import numpy as np
-from domainpar.nn.products import multiply
-table = np.ones((3, 16), np.float32)
-multiply(table, 0, 3, np.ones((16, 16), np.float32), table.copy(), 0, False)
-print(sum(multiply.stats.cache_hits.values()), sum(multiply.stats.cache_misses.values()))
+import torch
+from domainpar.nn import operations
+operations.multiply_rows(torch.float32, torch.float32)
+(kernel,) = operations._alive
+print(sum(kernel.stats.cache_hits.values()), sum(kernel.stats.cache_misses.values()))
 """
 
 
@@ -40,6 +41,12 @@ def test_a_kernel_is_taken_from_disk_until_a_source_of_another_kernel_changes(tm
     assert _hits_and_misses(tmp_path) == (0, 1)
 
 
-def test_all_kernels_share_one_stamp():
-    made = (products.multiply, products.outer, kernels.norm_forward, kernels.norm_backward, kernels.add_pairs)
+def test_all_operations_share_one_stamp():
+    one = torch.float32
+    for kernel in (operations.multiply_rows, operations.add_outer, operations.copy_columns):
+        kernel(one, one)
+    operations.layer_forward(16, one, one)
+    operations.layer_backward(16, one, one, one)
+    made = (program._run, *operations._alive)
+    assert len(made) >= 6
     assert len({kernel._cache._cache_file._source_stamp for kernel in made}) == 1

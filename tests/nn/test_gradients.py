@@ -1,5 +1,6 @@
 """The gradient sink: every rank reduces every parameter, whatever it computed itself."""
 
+import numpy as np
 import pytest
 import torch
 from tiled import TiledEvent
@@ -76,9 +77,76 @@ def test_a_partial_that_is_not_finite_on_one_rank_is_counted_on_all():
     assert run_ranks(give, 3) == [(0, 1, 0), (1, 1, 0), (0, 1, 0)]
 
 
+def limbs_of(tables):
+    """Numbers as sums of integers: limbs of each table."""
+    tables = [torch.as_tensor(table).detach() for table in tables]
+    return [np.stack([(table * 2**20).long().flatten(), torch.zeros_like(table).long().flatten()]) for table in tables]
+
+
+def test_sums_of_integers_are_added_to_partials_and_what_they_left_out_is_counted_on_all_ranks():
+    def give(world):
+        model = Two()
+        sink = GradientSink(model)
+        parameters = model.first.trainable()
+        model.first.give(parameters[1:3], [torch.full_like(parameter, 0.25) for parameter in parameters[1:3]])
+        for _ in range(2):
+            limbs = limbs_of([torch.full_like(parameter, 1.5 + world.rank) for parameter in parameters])
+            model.first.give_limbs(parameters, limbs, 0, 0.0)
+        own = limbs_of([torch.full_like(parameter, 7.0) for parameter in model.second.parameters()])
+        model.second.give_limbs(list(model.second.parameters()), own, 2 * world.rank, float("nan"))  # some are frozen
+        found = sink.rejected, sink.reduce(world.transport), sink.rejected
+        return found, [None if p.grad is None else p.grad.unique().tolist() for p in model.parameters()]
+
+    for rank, (counts, gradients) in enumerate(run_ranks(give, 3)):
+        assert counts == (2 * rank, 6, 0)
+        assert gradients[:4] == [[15.0], [15.75], [15.75], [15.0]]
+        assert gradients[4:6] == [None, None]
+        assert gradients[6:] == [[21.0]] * (len(gradients) - 6)
+
+
+@pytest.mark.parametrize("value", [float("nan"), 1e30])
+def test_a_gradient_that_cannot_be_added_up_is_counted_on_all_ranks_and_the_largest_is_told(value):
+    def back(world):
+        model, told = Two(), []
+        sink = GradientSink(model)
+        add_limbs = sink.add_limbs
+        sink.add_limbs = lambda *given: told.append(given[2:]) or add_limbs(*given)
+        part = EVENT.part(world.transport, EVENT.grouping("ranges", world.size))
+        out = model.first([part.graph.features[: part.graph.num_owned]], part.graph)
+        upstream = torch.ones_like(out)
+        upstream[0] = value if world.rank == 1 else 1
+        out.backward(upstream)
+        return told, sink.rejected, sink.reduce(world.transport)
+
+    found = run_ranks(back, 3)
+    (((rejected, largest),), own, of_all) = found[1]
+    assert rejected == own == of_all > 0
+    assert not largest < min(value, 1e29)
+    assert [counts for _, *counts in (found[0], found[2])] == [[0, of_all]] * 2
+    assert found[0][0] == found[2][0] == [(0, 0.0)]
+
+
+def test_limbs_may_be_larger_than_a_carried_low_limb_times_the_tiles():
+    """Sums of many threads and calls, of which each is carried."""
+    model = Two()
+    sink = GradientSink(model)
+    parameters = model.first.trainable()
+    limbs = limbs_of([torch.zeros_like(parameter) for parameter in parameters])
+    for one in limbs:
+        one[1] = 2**52 - 1
+    for _ in range(3000):
+        model.first.give_limbs(parameters, limbs, 0, 0.0)
+    assert run_ranks(lambda world: sink.reduce(world.transport), 1) == [0]
+    expected = torch.tensor(3000 * (2**52 - 1) / 2**72, dtype=torch.float64).to(parameters[0].dtype)
+    assert all((parameter.grad == expected).all() for parameter in parameters)
+
+
 def test_without_a_sink_the_first_backward_pass_says_what_is_missing():
-    with pytest.raises(RuntimeError, match=r"make GradientSink\(model\) before the first backward pass"):
-        Two().first.give([], [])
+    stage = Two().first
+    parameters = stage.trainable()
+    for give, values in ((stage.give, [parameters]), (stage.give_limbs, [limbs_of(parameters), 0, 0.0])):
+        with pytest.raises(RuntimeError, match=r"make GradientSink\(model\) before the first backward pass"):
+            give(parameters, *values)
 
 
 def _with_frozen(world, frozen):

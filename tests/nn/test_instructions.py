@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from one_operation import call, multiply, outer
 
-from domainpar.nn.kernels import Ends, Norm, Sums, norm_backward, norm_forward
-from domainpar.nn.lanes import wide
-from domainpar.nn.noise import no_drop
-from domainpar.nn.products import multiply, outer
+from domainpar.nn import operations
+from domainpar.nn.kernels import EPS, NUM_CONSTANTS
 
 ROWS, IN, OUT = 53, 21, 80
 OTHERS = {
@@ -29,19 +29,27 @@ def kernels_hash():
     def drawn(*shape):
         return generator.random(shape, np.float32) - np.float32(0.5)
 
-    product, of_weight = np.empty((ROWS, OUT), np.float32), np.zeros((IN, OUT), np.float32)
-    rows = drawn(ROWS, IN)
-    multiply(rows, 0, ROWS, drawn(IN, OUT), product, 0, False)
+    def zeros(*shape):
+        return np.zeros(shape, np.float32)
 
-    norm = Norm(drawn(1, OUT), drawn(1, OUT), drawn(1, OUT), np.float32(1e-5), wide(OUT))
+    rows, product, of_weight = drawn(ROWS, IN), zeros(ROWS + 3, OUT), zeros(IN, OUT)
+    multiply(rows, ROWS, drawn(IN, OUT), product, False)
+
+    constants, exact = drawn(NUM_CONSTANTS, OUT), torch.float32
+    constants[EPS] = 1e-5
     dst, src = generator.integers(0, ROWS, (2, ROWS))
-    ends, gathered, drop = Ends(src, dst, src, ROWS), drawn(ROWS, 2 * OUT), no_drop(product.dtype)
-    kept, out, of_product, of_norm = (np.zeros((n, OUT), np.float32) for n in (ROWS, ROWS, ROWS, 3))
-    sums, back = (Sums(np.zeros((ROWS, 2 * OUT), np.float32), np.zeros((ROWS, OUT), np.float32)) for _ in range(2))
-    norm_forward(product, 0, ROWS, norm, ends, gathered, kept, out, 0, drop, sums)
-    norm_backward(product, 0, ROWS, norm, ends, drawn(ROWS, OUT), 0, gathered, drop, of_product, of_norm, back)
-    outer(rows, 0, of_product, 0, ROWS, of_weight)
-    made = (product, kept, out, *sums, of_product, of_norm, *back, of_weight)
+    out, of_product, of_constants, inverse = zeros(ROWS, OUT), zeros(ROWS, OUT), zeros(3, OUT), zeros(1, ROWS + 3)
+    layer = (constants, True, 1, 0, 0, 0, product, inverse, zeros(2, 8), zeros(ROWS + 3, OUT), src, dst, src, ROWS)
+    sums, back = ((zeros(ROWS, 2 * OUT), zeros(ROWS, OUT)) for _ in range(2))
+    gathered = drawn(ROWS, 2 * OUT)
+    call(operations.layer_forward(OUT, exact, exact), *layer, *sums, gathered, 0, out, count=ROWS)
+    kernel = operations.layer_backward(OUT, exact, exact, exact)
+    call(kernel, *layer, *back, gathered, drawn(ROWS, OUT), 0, of_product, of_constants, count=ROWS)
+    outer(rows, of_product, ROWS, of_weight)
+    starts, at_ends, limbs = np.arange(ROWS + 1), zeros(ROWS, 2 * OUT), np.zeros(2 * IN * OUT + 2, np.int64)
+    call(operations.sum_pairs(OUT, exact), starts, dst, back[1], at_ends, count=ROWS)
+    call(operations.split(exact), of_weight, of_weight.size, limbs, count=0)
+    made = (product, out, *sums, of_product, of_constants, *back, of_weight, at_ends, limbs)
     assert all(np.isfinite(table).all() and table.any() for table in made)
     return hashlib.sha256(b"".join(table.tobytes() for table in made)).hexdigest()
 
@@ -50,9 +58,9 @@ WITHOUT_512_BITS = """
 import llvmlite.binding
 llvmlite.binding.get_host_cpu_features = dict  # as a machine would say that has none
 import test_instructions
-from domainpar.nn import microkernel, products
+from domainpar.nn import microkernel, operations
 print(test_instructions.kernels_hash(), *microkernel.WIDE)
-print(*("zmm" in code for code in products.multiply.inspect_asm().values()))
+print(any("zmm" in code for kernel in operations._alive for code in kernel.inspect_asm().values()))
 """
 
 

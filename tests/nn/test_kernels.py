@@ -5,11 +5,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
+from one_operation import KINDS, call
 from torch.nn import functional as F
 
-from domainpar.nn.kernels import Ends, Norm, Sums, add_pairs, norm_backward, norm_forward
-from domainpar.nn.lanes import wide
-from domainpar.nn.noise import Noise, keeps, no_drop
+from domainpar.nn import operations
+from domainpar.nn.kernels import BIAS, EPS, KEPT, NUM_CONSTANTS, SCALE, SHIFT, Ends, Sums, split_partials
+from domainpar.nn.lanes import ROWS_AT_ONCE
+from domainpar.nn.mlp import ACTIVATIONS, padded
+from domainpar.nn.noise import Noise, keeps, threshold_of
+from domainpar.parallel.integer_sums import LARGEST_PARTIAL, IntegerSums
 
 WIDTHS = (16, 32, 48, 64, 112)
 NUM_EDGES, FIRST, NUM_LOCAL, NUM_OWNED = 300, 37, 23, 17
@@ -17,19 +21,17 @@ NUM_EDGES, FIRST, NUM_LOCAL, NUM_OWNED = 300, 37, 23, 17
 
 @dataclass
 class Block:
-    """Rows of some edges of a part, what is at their ends, and the gradient of what comes out."""
+    """Products of some edges of a part, what is at their ends, and the gradient of what comes out."""
 
     rows: np.ndarray
-    norm: Norm
+    constants: np.ndarray
     ends: Ends
     at_ends: np.ndarray
     gradient: np.ndarray
     of_ends: np.ndarray
     noise: Noise | None = None
-
-    @property
-    def drop(self):
-        return no_drop(self.dtype) if self.noise is None else self.noise.of_layer(1, self.dtype)
+    normed: bool = True
+    activation: str = "relu"
 
     @property
     def width(self):
@@ -37,7 +39,7 @@ class Block:
 
     @property
     def dtype(self):
-        return self.norm.bias.dtype
+        return self.constants.dtype
 
     def nothing(self):
         return np.empty((0, self.width), self.dtype)
@@ -50,6 +52,17 @@ class Block:
         of_ends, of_pairs = (NUM_OWNED, 2 * self.width), (num_pairs, self.width)
         return Sums(np.zeros(of_ends, self.dtype), np.zeros(of_pairs, self.dtype))
 
+    def layer(self, first):
+        """The operands of the layer, of rows from an edge on."""
+        of_layer = (self.constants, self.normed, ACTIVATIONS.index(self.activation))
+        if self.noise is None:
+            return *of_layer, 0, 0, 0
+        return *of_layer, self.noise.ids[first:], self.noise.key_of_layer(1), threshold_of(self.noise.rate)
+
+    def ends_from(self, first):
+        """The operands of the ends of edges from one on."""
+        return *(end[first:] for end in self.ends[:3]), self.ends.num_owned
+
 
 def drawn(width, dtype=np.float64, num_rows=100, seed=0):
     """Some nodes are ghosts: their sums belong to another part."""
@@ -61,36 +74,64 @@ def drawn(width, dtype=np.float64, num_rows=100, seed=0):
     dst, src = rng.integers(0, NUM_LOCAL, (2, NUM_EDGES))
     src[FIRST] = 0  # so that the first pair is among them
     pair = np.where(src < NUM_OWNED, np.arange(NUM_EDGES) // 60 * NUM_OWNED + src, -1)
-    norm = Norm(table(1), table(1), table(1), np.dtype(dtype).type(1e-5), wide(width))
+    constants = table(NUM_CONSTANTS)
+    constants[EPS] = 1e-5
     ends = Ends(src, dst, pair, NUM_OWNED)
-    return Block(table(num_rows), norm, ends, table(NUM_LOCAL, 2 * width), table(num_rows), table(NUM_LOCAL, 2 * width))
+    at_ends, of_ends = table(NUM_LOCAL, 2 * width), table(NUM_LOCAL, 2 * width)
+    return Block(table(num_rows), constants, ends, at_ends, table(num_rows), of_ends)
 
 
-def forward(block, gathered=True, first=FIRST, sums=None, out=None, out_first=0, kept=None, rows=None):
-    """Results, and what was normalised."""
-    rows = block.rows.copy() if rows is None else rows
-    out = np.full_like(block.rows, 7) if out is None else out
-    kept = np.full(block.rows.shape, 7, block.dtype) if kept is None else kept
-    at_ends = block.at_ends if gathered else block.at_ends[:0]
+@dataclass
+class Work:
+    """Memory of a layer, with NaN beyond the rows: a group may end there."""
+
+    rows: np.ndarray
+    inverse: np.ndarray
+    totals: np.ndarray
+    gradient: np.ndarray
+
+    @classmethod
+    def of(cls, block):
+        size = padded(len(block.rows), ROWS_AT_ONCE) + ROWS_AT_ONCE
+        rows, gradient = np.full((2, size, block.width), np.nan, block.dtype)
+        rows[: len(block.rows)] = block.rows
+        shapes = ((1, size), (2, ROWS_AT_ONCE))
+        return cls(rows, *(np.full(shape, np.nan, block.dtype) for shape in shapes), gradient)
+
+    def __iter__(self):
+        return iter((self.rows, self.inverse, self.totals, self.gradient))
+
+
+def forward(block, gathered=True, first=FIRST, sums=None, out=None, residual=None, work=None):
+    """Results, and the memory between the two ways."""
+    work = Work.of(block) if work is None else work
+    out = np.full(block.rows.shape, 7, block.dtype) if out is None else out
+    at_ends = block.at_ends if gathered else block.nothing()
+    residual = out[:0] if residual is None else residual
     sums = block.nowhere() if sums is None else sums
-    count = len(block.rows)
-    norm_forward(rows, first, count, block.norm, block.ends, at_ends, kept, out, out_first, block.drop, sums)
-    return out, kept
+    kernel = operations.layer_forward(block.width, KINDS[block.dtype], KINDS[out.dtype])
+    operands = (*block.layer(first), *work, *block.ends_from(first), *sums, at_ends, residual, out)
+    call(kernel, *operands, count=len(block.rows))
+    return out, work
 
 
 def backward(
-    block, gathered=True, first=FIRST, sums=None, out=None, rows=None, gradient=None, gradient_first=0, of_norm=None
+    block, gathered=True, first=FIRST, sums=None, out=None, of_constants=None, carried=None, work=None, in_place=False
 ):
-    """Gradient of the products, and of bias, scale and shift."""
-    rows = block.rows.copy() if rows is None else rows
-    gradient = block.gradient if gradient is None else gradient
-    out = np.full_like(block.rows, 7) if out is None else out
-    of_norm = np.zeros((3, block.width), block.dtype) if of_norm is None else of_norm
-    of_ends = block.of_ends if gathered else block.of_ends[:0]
+    """Gradient of the products, and of bias, scale and shift; after forward with what is at the ends, or without."""
+    if work is None:
+        _, work = forward(block, gathered, first, out=block.nothing())
+    gradient = block.gradient
+    out = np.full(gradient.shape, 7, gradient.dtype) if out is None else out
+    out = work.rows if in_place else out
+    of_constants = np.zeros((3, block.width), block.dtype) if of_constants is None else of_constants
+    of_ends = block.of_ends if gathered else block.nothing()
+    carried = gradient[:0] if carried is None else carried
     sums = block.nowhere() if sums is None else sums
-    where, what = (rows, first, len(block.rows)), (block.norm, block.ends)
-    norm_backward(*where, *what, gradient, gradient_first, of_ends, block.drop, out, of_norm, sums)
-    return out, of_norm
+    kernel = operations.layer_backward(block.width, *(KINDS[kind] for kind in (block.dtype, gradient.dtype, out.dtype)))
+    operands = (*block.layer(first), *work, *block.ends_from(first), *sums)
+    call(kernel, *operands, of_ends, gradient, carried, out, of_constants, count=len(block.rows))
+    return out[: len(block.rows)], of_constants
 
 
 def gathered_by_torch(block, table, first=FIRST):
@@ -101,9 +142,12 @@ def gathered_by_torch(block, table, first=FIRST):
 
 def layer_of_torch(block, rows):
     """LayerNorm and ReLU as torch writes them, and their parameters."""
-    parameters = [torch.from_numpy(table[0]).clone().requires_grad_() for table in block.norm[:3]]
+    parameters = [torch.from_numpy(block.constants[row]).clone().requires_grad_() for row in (BIAS, SCALE, SHIFT)]
     bias, scale, shift = parameters
-    return F.relu(F.layer_norm(rows + bias, (block.width,), scale, shift, float(block.norm.eps))), parameters
+    rows = rows + bias
+    if block.normed:
+        rows = F.layer_norm(rows, (block.width,), scale, shift, float(block.constants[EPS, 0]))
+    return (F.relu(rows) if block.activation == "relu" else rows), parameters
 
 
 def assert_close(found, expected):
@@ -118,45 +162,61 @@ def assert_same_bits(found, expected):
     np.testing.assert_array_equal(found.view(f"u{found.itemsize}"), expected.view(f"u{expected.itemsize}"))
 
 
+LAYERS = {
+    "norm, relu": {},
+    "norm": {"activation": "none"},
+    "relu": {"normed": False},
+    "plain": {"normed": False, "activation": "none"},
+}
+each_layer = pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
+
+
+@each_layer
 @pytest.mark.parametrize("gathered", [True, False])
 @pytest.mark.parametrize("width", WIDTHS)
-def test_forward_is_torchs_layer_norm_and_relu_of_rows_and_what_is_at_their_ends(width, gathered):
-    block = drawn(width)
-    out, kept = forward(block, gathered)
+def test_forward_is_torchs_layer_of_rows_and_what_is_at_their_ends(width, gathered, layer):
+    block = replace(drawn(width), **layer)
+    residual = np.random.default_rng(9).normal(size=block.rows.shape)
     rows = torch.from_numpy(block.rows) + (gathered_by_torch(block, block.at_ends) if gathered else 0)
-    expected, (bias, _, _) = layer_of_torch(block, rows)
-    assert_close(out, expected.detach())
-    assert_close(kept, (rows + bias).detach())
+    expected = layer_of_torch(block, rows)[0].detach()
+    assert_close(forward(block, gathered)[0], expected)
+    assert_close(forward(block, gathered, residual=residual)[0], expected + torch.from_numpy(residual))
 
 
+@each_layer
 @pytest.mark.parametrize("gathered", [True, False])
 @pytest.mark.parametrize("width", WIDTHS)
-def test_backward_is_torchs_autograd(width, gathered):
-    block = drawn(width)
-    out, of_norm = backward(block, gathered)
+def test_backward_is_torchs_autograd(width, gathered, layer):
+    block = replace(drawn(width), **layer)
+    carried = np.zeros_like(block.gradient)
+    out, of_constants = backward(block, gathered, carried=carried)
     rows = torch.from_numpy(block.rows).requires_grad_()
-    expected, parameters = layer_of_torch(block, rows)
+    ends = gathered_by_torch(block, block.at_ends) if gathered else 0
+    expected, parameters = layer_of_torch(block, rows + ends)
     upstream = torch.from_numpy(block.gradient) + (gathered_by_torch(block, block.of_ends) if gathered else 0)
+    parameters = parameters if block.normed else parameters[:1]
     of_rows, *of_parameters = torch.autograd.grad(expected, [rows, *parameters], upstream)
     assert_close(out, of_rows)
-    assert_close(of_norm, torch.stack(of_parameters))
+    assert_close(of_constants[: len(parameters)], torch.stack(of_parameters))
+    assert not of_constants[len(parameters) :].any()
+    assert_close(carried, upstream)
 
 
-def test_backward_adds_to_the_gradients_of_the_norm():
+def test_backward_adds_to_the_gradients_of_the_constants():
     block = drawn(32)
     _, once = backward(block)
-    _, twice = backward(block, of_norm=once.copy())
+    _, twice = backward(block, of_constants=once.copy())
     assert_close(twice, 2 * once)
 
 
-def test_backward_takes_what_forward_kept_for_the_products():
+def test_without_results_forward_leaves_the_same_for_the_way_back_and_sums_nothing():
     block = drawn(48)
-    _, kept = forward(block)
-    with_ends = replace(block, rows=block.rows + gathered_by_torch(block, block.at_ends).numpy())
-    out, of_norm = backward(with_ends)
-    again, of_norm_again = backward(replace(block, norm=block.norm._replace(bias=0 * block.norm.bias)), rows=kept)
-    assert_close(again, out)
-    assert_close(of_norm_again, of_norm)
+    sums = block.new_sums()
+    _, expected = forward(block)
+    _, found = forward(block, out=block.nothing(), sums=sums)
+    for ours, theirs in zip(found, expected):
+        np.testing.assert_array_equal(ours, theirs)
+    assert not any(table.any() for table in sums)
 
 
 def added_up_one_by_one(block, rows, first=FIRST):
@@ -189,8 +249,8 @@ def test_rows_are_summed_at_owned_ends_in_the_order_of_edges(width, kernel, dtyp
 
 def test_a_sum_of_rows_of_minus_zero_is_plus_zero():
     block = drawn(32)
-    norm = block.norm._replace(shift=np.full((1, 32), 100.0))  # all pass the ReLU; scales of either sign
-    block = replace(block, norm=norm, gradient=np.zeros_like(block.gradient))
+    block.constants[SHIFT] = 100.0  # all pass the ReLU; scales of either sign
+    block = replace(block, gradient=np.zeros_like(block.gradient))
     sums = block.new_sums()
     out, _ = backward(block, gathered=False, sums=sums)
     minus_zeros = (out == 0) & np.signbit(out)
@@ -213,7 +273,11 @@ def test_partials_of_pairs_are_added_in_ascending_order_to_the_second_half(width
     expected = at_ends.copy()
     for partial, node in zip(partials, nodes):
         expected[node, width:] += partial
-    add_pairs(partials, nodes, at_ends)
+    pairs = np.argsort(nodes, kind="stable")
+    starts = np.searchsorted(nodes[pairs], np.arange(NUM_OWNED + 1))
+    kernel = operations.sum_pairs(width, KINDS[np.dtype(dtype)])
+    for first, count in ((0, 5), (11, NUM_OWNED - 11), (5, 6), (3, 0)):  # in strips, and in any order of them
+        call(kernel, starts, pairs, partials, at_ends, first=first, count=count)
     assert_same_bits(at_ends, expected)
     assert not np.signbit(at_ends[:, width + 5]).any()
     assert (at_ends[NUM_OWNED - 1, width:] == 0).all()
@@ -237,12 +301,12 @@ def other_company(block, seed):
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_row_keeps_its_bits_in_any_company_at_any_place(width, gathered, dtype):
     block = dropping(drawn(width, dtype))
-    (out, kept), (back, _) = forward(block, gathered), backward(block, gathered)
+    (out, work), (back, _) = forward(block, gathered), backward(block, gathered)
     for seed in range(5):
         some, chosen, first = other_company(block, seed)
-        some_out, some_kept = forward(some, gathered, first)
+        some_out, some_work = forward(some, gathered, first)
         assert_same_bits(some_out, out[chosen])
-        assert_same_bits(some_kept, kept[chosen])
+        assert_same_bits(some_work.rows[: len(chosen)], work.rows[chosen])
         assert_same_bits(backward(some, gathered, first)[0], back[chosen])
 
 
@@ -257,85 +321,60 @@ def test_a_row_that_is_not_finite_is_nan_in_all_its_results_and_no_other_row_is(
     assert np.isfinite(np.delete(out, 3, axis=0)).all()
     for found, expected in zip(sums, added_up_one_by_one(block, out)):
         np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
-    back, of_norm = backward(block)
+    back, of_constants = backward(block)
     assert np.isnan(back[3]).all()
     assert np.isfinite(np.delete(back, 3, axis=0)).all()
-    assert np.isnan(of_norm[:2]).all()  # bias and scale
+    assert np.isnan(of_constants[:2]).all()  # bias and scale
 
 
 def test_a_gradient_that_is_nan_is_not_lost_unless_the_relu_is_closed():
     block = drawn(16)
-    block.norm.shift[:] = 100.0  # all pass
+    block.constants[SHIFT] = 100.0  # all pass
     block.gradient[3, 7] = np.nan
-    back, of_norm = backward(block)
+    back, of_constants = backward(block)
     assert np.isnan(back[3]).all()
-    assert np.isnan(of_norm[0]).all()
-    assert np.isnan(of_norm[1:]).sum() == 2
-    block.norm.shift[:] = -100.0  # none do
-    back, of_norm = backward(block)
+    assert np.isnan(of_constants[0]).all()
+    assert np.isnan(of_constants[1:]).sum() == 2
+    block.constants[SHIFT] = -100.0  # none do
+    back, of_constants = backward(block)
     assert not back.any()
-    assert not of_norm.any()
+    assert not of_constants.any()
 
 
-def test_rows_may_be_replaced_by_what_is_kept_or_by_the_results():
+def test_the_normed_rows_may_be_replaced_by_the_gradient_of_the_products():
     block = drawn(32, np.float32)
-    out, kept = forward(block)
-    rows = block.rows.copy()
-    assert_same_bits(forward(block, rows=rows, kept=rows)[0], out)
-    assert_same_bits(rows, kept)
-    rows = block.rows.copy()
-    forward(block, rows=rows, out=rows, kept=block.nothing())
-    assert_same_bits(rows, out)
+    back, of_constants = backward(block)
+    found, again = backward(block, in_place=True)
+    assert_same_bits(found, back)
+    assert_same_bits(again, of_constants)
 
 
-def test_rows_or_their_gradient_may_be_replaced_by_the_gradient_of_the_products():
-    block = drawn(32, np.float32)
-    back, of_norm = backward(block)
-    rows, gradient = block.rows.copy(), block.gradient.copy()
-    assert_same_bits(backward(block, rows=rows, out=rows)[1], of_norm)
-    assert_same_bits(rows, back)
-    assert_same_bits(backward(block, gradient=gradient, out=gradient)[1], of_norm)
-    assert_same_bits(gradient, back)
-
-
-def test_only_the_rows_of_the_block_are_read_and_written():
+def test_only_the_rows_of_the_strip_are_written():
     block = drawn(32)
-    out, _ = forward(block)
-    wide_rows = np.concatenate([block.rows, np.full((9, 32), np.nan)])
-    wide_out = np.full((140, 32), 7.0)
-    wide_kept = np.full((109, 32), 7.0)
-    forward(block, rows=wide_rows, out=wide_out, out_first=30, kept=wide_kept)
-    assert_same_bits(wide_out[30:130], out)
-    assert (np.delete(wide_out, slice(30, 130), axis=0) == 7).all()
-    assert (wide_kept[100:] == 7).all()
-    back, of_norm = backward(block)
-    nan = np.full((20, 32), np.nan)
-    around = np.concatenate([nan, block.gradient, nan])
-    wide_back = np.full((109, 32), 7.0)
-    assert_same_bits(
-        backward(block, rows=wide_rows, gradient=around, gradient_first=20, out=wide_back)[1],
-        of_norm,
-    )
-    assert_same_bits(wide_back[:100], back)
-    assert (wide_back[100:] == 7).all()
+    out, of_constants = forward(block)[0], backward(block)[1]
+    wide_out, wide_back, carried = np.full((3, 109, 32), 7.0)
+    forward(block, out=wide_out)
+    assert_same_bits(wide_out[:100], out)
+    assert_same_bits(backward(block, out=wide_back, carried=carried)[1], of_constants)
+    assert_same_bits(wide_back[:100], backward(block)[0])
+    for table in (wide_out, wide_back, carried):
+        assert (table[100:] == 7).all()
 
 
-def test_a_block_without_rows_writes_nothing():
+def test_a_strip_without_rows_writes_nothing():
     block = drawn(16, num_rows=0)
-    sums, out, kept = block.new_sums(), np.full((3, 16), 7.0), np.full((3, 16), 7.0)
-    forward(block, first=NUM_EDGES, sums=sums, out=out, kept=kept)
-    _, of_norm = backward(block, first=NUM_EDGES, sums=sums, out=out)
+    sums, out, back = block.new_sums(), np.full((3, 16), 7.0), np.full((3, 16), 7.0)
+    forward(block, first=NUM_EDGES, sums=sums, out=out)
+    _, of_constants = backward(block, first=NUM_EDGES, sums=sums, out=back)
     assert (out == 7).all()
-    assert (kept == 7).all()
-    assert not any(table.any() for table in (*sums, of_norm))
-    at_ends = np.zeros((3, 32))
-    add_pairs(block.nothing(), np.empty(0, np.int64), at_ends)
-    assert not at_ends.any()
+    assert (back == 7).all()
+    assert not any(table.any() for table in (*sums, of_constants))
 
 
 def dropping(block, rate=0.3, seed=5):
     """With dropout; ids are not the rows' numbers."""
     ids = np.random.default_rng(seed).permutation(10 * NUM_EDGES)[:NUM_EDGES] + 2**33
+    block.constants[KEPT] = 1 / (1 - rate)
     return replace(block, noise=Noise(2**63 + 12345, rate, ids))
 
 
@@ -343,9 +382,9 @@ def dropping(block, rate=0.3, seed=5):
 @pytest.mark.parametrize("width", WIDTHS)
 def test_results_are_dropped_or_scaled_up_by_the_ids_of_their_rows_alone(width, dtype):
     block = drawn(width, dtype)
-    out, kept = forward(dropping(block))
-    whole_out, whole_kept = forward(block)
-    assert_same_bits(kept, whole_kept)
+    out, work = forward(dropping(block))
+    whole_out, whole_work = forward(block)
+    assert_same_bits(work.rows, whole_work.rows)
     expected = keeps(dropping(block).noise, 1, slice(FIRST, FIRST + 100), width, torch.from_numpy(out)).numpy()
     assert_same_bits(out, whole_out * expected)
     assert 0.6 < (expected > 0).mean() < 0.8
@@ -355,14 +394,20 @@ def test_results_are_dropped_or_scaled_up_by_the_ids_of_their_rows_alone(width, 
 @pytest.mark.parametrize("gathered", [True, False])
 def test_backward_drops_what_forward_dropped(gathered):
     block = dropping(drawn(48))
-    out, of_norm = backward(block, gathered)
+    out, of_constants = backward(block, gathered)
     rows = torch.from_numpy(block.rows).requires_grad_()
-    expected, parameters = layer_of_torch(block, rows)
+    expected, parameters = layer_of_torch(block, rows + (gathered_by_torch(block, block.at_ends) if gathered else 0))
     expected = expected * keeps(block.noise, 1, slice(FIRST, FIRST + 100), 48, expected)
     upstream = torch.from_numpy(block.gradient) + (gathered_by_torch(block, block.of_ends) if gathered else 0)
     of_rows, *of_parameters = torch.autograd.grad(expected, [rows, *parameters], upstream)
     assert_close(out, of_rows)
-    assert_close(of_norm, torch.stack(of_parameters))
+    assert_close(of_constants, torch.stack(of_parameters))
+
+
+def test_a_residual_is_added_after_dropout():
+    block = dropping(drawn(48))
+    residual = np.random.default_rng(9).normal(size=block.rows.shape)
+    assert_same_bits(forward(block, residual=residual)[0], residual + forward(block)[0])
 
 
 def as_bfloat16(table):
@@ -374,23 +419,63 @@ def as_float32(table):
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_bfloat16_rows_are_computed_as_float32_and_rounded_once(width):
+def test_bfloat16_tables_are_computed_with_as_float32_and_rounded_once(width):
     block = drawn(width, np.float32)
-    narrow = replace(block, rows=as_bfloat16(block.rows), gradient=as_bfloat16(block.gradient))
-    rounded = replace(block, rows=as_float32(narrow.rows), gradient=as_float32(narrow.gradient))
-    out, kept = forward(narrow)
-    exact_out, exact_kept = forward(rounded)
-    assert_same_bits(kept, exact_kept)
-    assert_same_bits(out, as_bfloat16(exact_out))
-    for found, expected in zip(backward(narrow), backward(rounded)):
+    residual = as_bfloat16(np.random.default_rng(9).normal(size=block.rows.shape).astype(np.float32))
+    narrow = replace(block, gradient=as_bfloat16(block.gradient))
+    rounded = replace(block, gradient=as_float32(narrow.gradient))
+    out, _ = forward(block, out=np.zeros_like(residual), residual=residual)
+    assert_same_bits(out, as_bfloat16(forward(block, residual=as_float32(residual))[0]))
+    carried, exact_carried = np.zeros_like(narrow.gradient), np.zeros_like(rounded.gradient)
+    for found, expected in zip(backward(narrow, carried=carried), backward(rounded, carried=exact_carried)):
         assert_same_bits(found, as_bfloat16(expected) if found.dtype == np.uint16 else expected)
+    assert_same_bits(carried, as_bfloat16(exact_carried))
 
 
 @pytest.mark.parametrize("kernel", [forward, backward])
 def test_what_is_summed_is_what_was_stored_also_where_that_is_rounded(kernel):
     block = drawn(32, np.float32, num_rows=250)
-    narrow = replace(block, rows=as_bfloat16(block.rows), gradient=as_bfloat16(block.gradient))
-    sums = block.new_sums()
-    out, _ = kernel(narrow, sums=sums)
+    sums, narrow = block.new_sums(), np.zeros(block.rows.shape, np.uint16)
+    given = replace(block, gradient=as_bfloat16(block.gradient)) if kernel is backward else block
+    out, _ = kernel(given, sums=sums, out=narrow)
     for found, expected in zip(sums, added_up_one_by_one(block, as_float32(out))):
         assert_same_bits(found, expected)
+
+
+# Partials of gradients, split into integers.
+
+AWKWARD = [0.0, -0.0, 1.0, -1.0, 2.0**-20, 2.0**-21, -(2.0**-21), 3 * 2.0**-21, 2.0**-73, -(2.0**-73), 1e-30, 0.1, -7.3,
+           LARGEST_PARTIAL, -LARGEST_PARTIAL, np.nextafter(LARGEST_PARTIAL, 0), np.nextafter(-LARGEST_PARTIAL, 0),
+           1e300, np.inf, -np.inf, np.nan]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("accepted_only", [True, False])
+def test_partials_are_split_as_integer_sums_split_them_to_the_last_bit_and_as_many_left_out(dtype, accepted_only):
+    rng = np.random.default_rng(3)
+    sums, limbs = IntegerSums(500), np.zeros(2 * 500 + 2, np.int64)
+    for _ in range(3000):  # more than the low limbs could take without a carry
+        values = rng.normal(size=500) * 10.0 ** rng.uniform(-25, 7, 500)
+        values[rng.permutation(500)[: len(AWKWARD)]] = AWKWARD
+        with np.errstate(over="ignore"):
+            partials = values.astype(dtype)
+        if accepted_only:
+            partials[~(np.abs(partials) < LARGEST_PARTIAL)] = 0.999 * LARGEST_PARTIAL
+        sums.add(torch.from_numpy(partials))
+        call(operations.split(KINDS[partials.dtype]), partials, 500, limbs, count=0)
+    sums.total()  # carried
+    assert limbs[:-1].tolist() == sums._limbs.tolist()
+    assert sums.rejected == limbs[-2]
+    assert (limbs[-2] > 0) != accepted_only
+
+
+@pytest.mark.parametrize(
+    ("values", "largest"),
+    [([1.0, -7.0], 0.0), ([1e8, -3e9, 1.0], 3e9), ([1e8, -np.inf, 2e8], np.inf), ([np.inf, -np.nan, 1e8], np.nan)],
+)
+def test_the_largest_of_the_partials_that_were_left_out_is_kept_and_nan_is_larger_than_all(values, largest):
+    for partials in (np.array(values), np.array(values[::-1])):
+        limbs = np.zeros(2 * len(partials) + 2, np.int64)
+        for partial in partials:
+            split_partials(np.array([partial, 0.0]), limbs[-6:])
+        np.testing.assert_array_equal(limbs[-1:].view(np.float64), [largest])

@@ -9,7 +9,7 @@ from numba import njit
 from numba.core.errors import TypingError
 
 from domainpar.nn import COLUMN_BLOCK
-from domainpar.nn.lanes import load, store, total, where_positive, wide
+from domainpar.nn.lanes import ROWS_AT_ONCE, inverse_root, load, store, total, totals, where_positive, wide
 
 FLOATS = [np.float32, np.float64]
 ONE = wide(COLUMN_BLOCK)
@@ -28,6 +28,24 @@ def _copy(source, target, wide):
 def _total_of_each(source, target, wide):
     for row in range(source.shape[0]):
         target[row] = total(load(source, row, 0, wide))
+
+
+@njit
+def _totals_of_groups(source, other, target, wide):
+    for row in range(0, source.shape[0], ROWS_AT_ONCE):
+        store(target, 0, row, totals(source, other, row, wide))
+
+
+@njit
+def _total_of_each_product(source, other, target, wide):
+    for row in range(source.shape[0]):
+        target[row] = total(load(source, row, 0, wide) * load(other, row, 0, wide))
+
+
+@njit
+def _inverse_roots(values, target):
+    for row in range(values.shape[0]):
+        store(target, row, 0, inverse_root(load(values, row, 0, ONE)))
 
 
 @njit
@@ -162,6 +180,31 @@ def test_a_total_is_taken_by_halving(dtype, width):
         one_by_one = np.array([sum(row, dtype(0)) for row in values])
     assert (found[np.isfinite(found)] != one_by_one[np.isfinite(found)]).any(), "another order would be seen"
     assert np.signbit(found[1])
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_totals_of_eight_rows_have_the_bits_of_the_total_of_each(dtype, width):
+    """Of rows, and of their products with others: in any place of a group, whatever the other rows are."""
+    values, other = _drawn(dtype, columns=width), _drawn(dtype, seed=1, columns=width)
+    values[1] = -0.0
+    alone, found = np.zeros(len(values), dtype), np.zeros((1, len(values)), dtype)
+    _total_of_each(values, alone, wide(width))
+    _totals_of_groups(values, None, found, wide(width))
+    _assert_same_bits(found[0], alone)
+    _total_of_each_product(values, other, alone, wide(width))
+    _totals_of_groups(values, other, found, wide(width))
+    _assert_same_bits(found[0], alone)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_an_inverse_root_is_rounded_after_the_root_and_after_the_division(dtype):
+    values = np.abs(_drawn(dtype, seed=7))
+    values[1], values[2, :4] = -0.0, (4, 0.25, -1, -np.inf)
+    found = np.zeros_like(values)
+    _inverse_roots(values, found)
+    with np.errstate(all="ignore"):
+        _assert_same_bits(found, dtype(1) / np.sqrt(values))
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 from numba import njit
+from one_operation import multiply, outer
 
+from domainpar.nn import products
 from domainpar.nn.microkernel import NARROW, WIDE, Shape, product_of
-from domainpar.nn.products import multiply, outer
 
 ROWS, STEPS, COLUMNS = 13, 37, 64
 SHAPES = (Shape(1, 1), Shape(3, 2), Shape(4, 4), Shape(6, 1))
@@ -45,7 +46,7 @@ def test_blocks_of_any_shape_have_the_same_bits(shape):
     """Both ways of multiplying, in the type that is computed in most."""
     before, left, right = tables(np.float32)
     expected, found, transposed = before.copy(), before.copy(), before.copy()
-    multiply(left, 0, ROWS, right, expected, 0, True)
+    multiply(left, ROWS, right, expected, True)
     in_blocks_of(shape)(found, left, right)
     in_blocks_of(shape, transposed=True)(transposed, left.T.copy(), right)
     whole = ROWS // shape.rows * shape.rows
@@ -58,8 +59,8 @@ def test_the_two_ways_of_multiplying_have_the_same_bits():
     for dtype in (np.float32, np.float64):
         expected, left, right = tables(dtype)
         found = expected.copy()
-        multiply(left, 0, ROWS, right, expected, 0, True)
-        outer(left.T.copy(), 0, right, 0, STEPS, found)
+        multiply(left, ROWS, right, expected, True)
+        outer(left.T.copy(), right, STEPS, found)
         assert found.tobytes() == expected.tobytes()
 
 
@@ -70,6 +71,6 @@ def test_a_table_whose_numbers_do_not_lie_side_by_side_is_refused(position, spoi
     given[position] = spoilt(given[position])
     rows, weight, out = given
     with pytest.raises(TypeError, match="only in C-contiguous tables, not in array"):
-        multiply(rows, 0, 16, weight, out, 0, False)
+        products.multiply(rows, 16, weight, out, False)
     with pytest.raises(TypeError, match="only in C-contiguous tables, not in array"):
-        outer(rows, 0, weight, 0, 16, out)
+        products.outer(rows, weight, 16, out)

@@ -2,12 +2,11 @@
 
 import pytest
 import torch
+from one_perceptron import back, forward, rows_of
 from torch import nn
 
-from domainpar.nn import COLUMN_BLOCK, blocks
-from domainpar.nn.blocks import NO_ENDS, Edges, Rows, TileGradients, WayBack, as_table, fold, no_rows, no_sums
+from domainpar.nn import COLUMN_BLOCK
 from domainpar.nn.mlp import MLP, PaddedLinear, padded
-from domainpar.nn.program import Scratch
 
 SHAPES = {
     "hidden layers": (9, (32, 16), False),
@@ -36,18 +35,12 @@ def as_torch_layers(mlp):
     return nn.Sequential(*layers)
 
 
-def on_a_block(mlp, rows, upstream):
-    """Outputs; last product, padding columns included; gradient of the rows, padding columns included."""
-    folded, scratch, count = fold(mlp, [rows]), Scratch(), len(rows)
-    edges, operands = Edges(0, NO_ENDS, no_rows(folded.norms[0])), [Rows(as_table(rows), 0)]
-    made = blocks.forward(folded, operands, count, edges, scratch, keep=True)
-    given = TileGradients(folded, scratch)
-    into = WayBack(folded, made, count, edges, no_sums(folded.norms[0]), given, scratch).run(upstream)
-    of_rows = torch.from_numpy(into.numpy() @ folded.inputs[0].back)
-    made = blocks.forward(folded, operands, count, edges, scratch)
-    out = rows.new_empty(count, mlp.out_features)
-    blocks.finish(folded, made, count, edges, out, 0, no_sums(folded.norms[-1]))
-    return out, made.product, of_rows
+def on_a_tile(mlp, rows, upstream):
+    """Outputs; what the last layer left, padding columns included; gradient of the rows, padding columns included."""
+    out, every = rows.new_empty(len(rows), mlp.out_features), slice(0, len(rows))
+    perceptron = forward(mlp, [rows], every, out)
+    left = rows_of(perceptron, -1, len(rows))
+    return out, left, back(mlp, [rows], every, upstream).of_tables[0]
 
 
 @pytest.mark.parametrize(("in_features", "widths", "plain_output"), SHAPES.values(), ids=SHAPES)
@@ -58,7 +51,7 @@ def test_an_mlp_is_torchs_linear_layer_norm_and_relu_forward_and_backward(in_fea
     expected = as_torch_layers(mlp)(plain)
     upstream = 1 - expected.detach().tanh() ** 2
     (theirs,) = torch.autograd.grad(expected, plain, upstream)
-    out, _, ours = on_a_block(mlp, rows, upstream)
+    out, _, ours = on_a_tile(mlp, rows, upstream)
     torch.testing.assert_close(out, expected.detach(), rtol=1e-13, atol=1e-13)
     torch.testing.assert_close(ours[:, :in_features], theirs, rtol=1e-12, atol=1e-12)
 
@@ -67,7 +60,7 @@ def test_an_mlp_is_torchs_linear_layer_norm_and_relu_forward_and_backward(in_fea
 def test_padding_columns_stay_zero_and_get_no_gradient(in_features, widths, plain_output):
     mlp = make(in_features, widths, plain_output)
     rows = torch.ones(5, in_features, dtype=torch.float64)
-    _, product, gradient = on_a_block(mlp, rows, torch.ones(5, widths[-1], dtype=torch.float64))
+    _, product, gradient = on_a_tile(mlp, rows, torch.ones(5, widths[-1], dtype=torch.float64))
     assert product.shape == (5, padded(widths[-1], COLUMN_BLOCK))
     assert not product[:, widths[-1] :].any()
     assert gradient.shape == (5, padded(in_features, COLUMN_BLOCK))

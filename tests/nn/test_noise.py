@@ -7,45 +7,51 @@ import networks
 import numpy as np
 import pytest
 import torch
+from one_operation import KINDS, call
 from random_events import random_event
 from tiled import TiledEvent, sha
 
-from domainpar.nn import blocks, stages
+from domainpar.nn import calls, operations, stages
 from domainpar.nn.batchwise import EdgeBatches, NodeBatches
-from domainpar.nn.kernels import Norm, norm_backward, norm_forward
-from domainpar.nn.lanes import wide
-from domainpar.nn.mlp import MLP
-from domainpar.nn.noise import Noise, dropout_mask, keeps, key_of, no_drop, random_bits
+from domainpar.nn.kernels import EPS, KEPT, NUM_CONSTANTS, SHIFT
+from domainpar.nn.mlp import MLP, padded
+from domainpar.nn.noise import Noise, dropout_mask, keeps, key_of, random_bits, threshold_of
 
 KEY = key_of(3, 5, "an event")
 IDS = np.random.default_rng(0).permutation(10_000)[:300]
 
 
-def norm_of_ones(width, dtype):
-    """A norm whose results are all 1: nothing is scaled, and the shift is 1."""
-    table = np.zeros((1, width), dtype)
-    return Norm(table, table, table + 1, dtype(1e-5), wide(table.shape[1]))
+def layer_of(noise, layer, width, first, count, dtype):
+    """Operands of a layer of some rows whose results are all 1 before numbers are dropped: no scale, and a shift of 1.
+
+    With no ends and nothing that is summed.
+    """
+    constants = np.zeros((NUM_CONSTANTS, width), dtype)
+    constants[SHIFT], constants[EPS], constants[KEPT] = 1, 1e-5, 1 / (1 - noise.rate)
+    of_dropout = noise.ids[first : first + count], noise.key_of_layer(layer), threshold_of(noise.rate)
+    rows, gradient = np.random.default_rng(1).standard_normal((2, padded(count, 8), width)).astype(dtype)
+    work = rows, *(np.empty(shape, dtype) for shape in ((1, len(rows)), (2, 8))), gradient
+    return constants, True, 1, *of_dropout, *work, *[0] * 6
 
 
 def kept_by_forward(noise, layer, width, first, count, dtype):
     """What the kernel multiplies the results of some rows by, [count, width]."""
-    norm = norm_of_ones(width, dtype)
-    rows, out = np.random.default_rng(1).standard_normal((count, width)).astype(dtype), np.empty((count, width), dtype)
-    nothing, drop = blocks.no_rows(norm), noise.of_layer(layer, out.dtype)
-    norm_forward(rows, first, count, norm, blocks.NO_ENDS, nothing, nothing, out, 0, drop, blocks.no_sums(norm))
+    out = np.empty((count, width), dtype)
+    kernel = operations.layer_forward(width, KINDS[out.dtype], KINDS[out.dtype])
+    call(kernel, *layer_of(noise, layer, width, first, count, dtype), 0, 0, out, count=count)
     return out
 
 
 def kept_by_backward(noise, layer, width, first, count, dtype):
     """What it multiplies a gradient by: that of the shift of a row whose results have a gradient of 1."""
-    norm, drop = norm_of_ones(width, dtype), noise.of_layer(layer, np.dtype(dtype))
-    rows = np.random.default_rng(1).standard_normal((count, width)).astype(dtype)
-    found, nothing = np.empty((count, width), dtype), blocks.no_rows(norm)
+    found, kind = np.empty((count, width), dtype), KINDS[np.dtype(dtype)]
     for i in range(count):
-        of_norm, out, ones = np.zeros((3, width), dtype), np.empty((1, width), dtype), np.ones((1, width), dtype)
-        row, sums = rows[i : i + 1], blocks.no_sums(norm)
-        norm_backward(row, first + i, 1, norm, blocks.NO_ENDS, ones, 0, nothing, drop, out, of_norm, sums)
-        found[i] = of_norm[2]
+        of_constants, out, ones = np.zeros((3, width), dtype), np.empty((1, width), dtype), np.ones((1, width), dtype)
+        operands = layer_of(noise, layer, width, first + i, 1, dtype)
+        call(operations.layer_forward(width, kind, kind), *operands, 0, 0, 0, count=1)
+        kernel = operations.layer_backward(width, kind, kind, kind)
+        call(kernel, *operands, 0, ones, 0, out, of_constants, count=1)
+        found[i] = of_constants[2]
     return found
 
 
@@ -169,10 +175,7 @@ def test_both_copies_of_a_cut_edge_drop_alike_so_any_ranks_give_one_hash(event, 
 
 def test_a_mask_by_local_rows_would_be_seen(event, monkeypatch):
     """The test above can fail: with numbers by the rows of a rank's tables, the two copies differ."""
-    plain = Noise.of_layer
-    monkeypatch.setattr(
-        Noise, "of_layer", lambda noise, *of: plain(Noise(noise.key, noise.rate, np.arange(len(noise.ids))), *of)
-    )
+    monkeypatch.setattr(calls, "_noise", lambda mlp, key, ids, plain=calls._noise: plain(mlp, key, np.arange(len(ids))))
     with pytest.raises(AssertionError, match="logits of two copies of an edge"):
         networks.on_ranks(event, 3, key=KEY, **FLAGS)
 
@@ -193,12 +196,12 @@ def test_every_stage_of_a_network_has_masks_of_its_own(event, monkeypatch):
     for order in ("edge-first", "node-first"):
         used = []
 
-        def of_layer(noise, layer, dtype, plain=Noise.of_layer, used=used):
+        def key_of_layer(noise, layer, plain=Noise.key_of_layer, used=used):
             used.append((noise.key, layer))
-            return plain(noise, layer, dtype)
+            return plain(noise, layer)
 
         with monkeypatch.context() as patched:
-            patched.setattr(Noise, "of_layer", of_layer)
+            patched.setattr(Noise, "key_of_layer", key_of_layer)
             networks.on_ranks(event, 1, key=KEY, order=order, shared_weights=True, dropout=0.3, graph_iters=3)
         num_stages = 2 + 3 + (3 if order == "node-first" else 2) + 1
         assert len({key for key, _ in used}) == num_stages
@@ -221,7 +224,6 @@ def test_a_rate_that_is_no_probability_below_1_is_refused(rate):
 
 def test_a_rate_next_to_1_drops_nearly_all():
     assert kept(KEY, rate=1 - 1e-12).sum() <= 1
-    assert no_drop(np.dtype(np.float32)).ids.size == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -11,17 +11,18 @@ import dense
 import numpy as np
 import pytest
 import torch
+from one_operation import in_python, multiply, table_at
 from random_events import random_event
 from random_store import write_random_store
 from tiled import TiledEvent, sha
 from torch import nn
 
 from domainpar.config import TrainConfig
-from domainpar.nn import blocks, tilewise
+from domainpar.nn import blocks, operations, program, tilewise
 from domainpar.nn.gradients import GradientSink, TakesGradients
 from domainpar.nn.interaction import InteractionNetwork
+from domainpar.nn.kernels import EPS, NUM_CONSTANTS, SCALE, SHIFT
 from domainpar.nn.mlp import MLP, padded
-from domainpar.nn.products import multiply
 from domainpar.nn.program import set_threads
 from domainpar.nn.stages import EdgeStage, NodeStage
 from domainpar.parallel import local
@@ -99,32 +100,53 @@ def test_with_all_rules_there_is_one_hash(event, flags, order):
     assert len(_hashes(event, order=order, **flags)) == 1
 
 
-def _by_the_library(rows, first, count, weight, out, out_first, add):
+def _by_the_library(kind, out_kind):
     """Without rule 1: the product of a library, which takes another order of sums for another number of rows."""
-    product = torch.mm(torch.from_numpy(rows[first : first + count]), torch.from_numpy(weight)).numpy()
-    here = slice(out_first, out_first + count)
-    out[here] = out[here] + product if add else product
+
+    def multiply_rows(arguments, first, count):
+        inputs, outputs, add = arguments[1], arguments[4], arguments[5]
+        rows, weight = table_at(arguments[0], count, inputs, kind), table_at(arguments[2], inputs, outputs, kind)
+        out = table_at(arguments[3], count, outputs, out_kind)
+        product = torch.mm(torch.from_numpy(rows), torch.from_numpy(weight)).numpy()
+        out[:] = out + product if add else product
+
+    return in_python(multiply_rows)
 
 
-def _counts_that_change_a_row(multiply):
-    """In blocks of how many rows, of those up to 100, the first one has other bits than alone."""
+def _in_halves(kind, out_kind):
+    """Without rule 1: a product that takes many rows in another order of sums, as libraries do on some processors."""
+
+    def multiply_rows(arguments, first, count):
+        inputs, outputs, add = arguments[1], arguments[4], arguments[5]
+        rows, weight = table_at(arguments[0], count, inputs, kind), table_at(arguments[2], inputs, outputs, kind)
+        out = table_at(arguments[3], count, outputs, out_kind)
+        middle = inputs // 2 if count > 50 else inputs
+        parts = [(rows[:, part], weight[part]) for part in (slice(0, middle), slice(middle, None))]
+        product = sum(np.einsum("ik,kj->ij", *part) for part in parts)
+        out[:] = out + product if add else product
+
+    return in_python(multiply_rows)
+
+
+def _counts_that_change_a_row():
+    """In strips of how many rows, of those up to 100, the first one has other bits than alone."""
     rows, weight = (np.random.default_rng(seed).random((size, 64)) for seed, size in ((0, 100), (1, 64)))
     products = np.empty((101, 100, 64))
     for count in range(1, 101):
-        multiply(rows, 0, count, weight, products[count], 0, False)
+        multiply(rows, count, weight, products[count], False)
     return [count for count in range(1, 101) if (products[count, 0] != products[1, 0]).any()]
 
 
-def test_rule_1_with_the_products_of_a_library_rows_depend_on_their_company(event, monkeypatch):
-    assert not _counts_that_change_a_row(multiply)
-    if not _counts_that_change_a_row(_by_the_library):
+@pytest.mark.parametrize("product", [_by_the_library, _in_halves])
+def test_rule_1_with_the_products_of_a_library_rows_depend_on_their_company(event, monkeypatch, product):
+    assert not _counts_that_change_a_row()
+    monkeypatch.setattr(operations, "multiply_rows", product)
+    if not _counts_that_change_a_row() and product is _by_the_library:
         pytest.skip("the library's products keep rows apart on this processor, so that nothing can be shown with them")
-    for module in (blocks, tilewise):
-        monkeypatch.setattr(module, "multiply", _by_the_library)
     assert len(_hashes(event, dtype=torch.float64)) > 1
 
 
-class _RunningSums(tilewise._AtEnds):
+class _RunningSums(tilewise._Sums):
     """Without rule 2: one running sum over the local edges at each `src`, whatever tiles they lie in."""
 
     def __init__(self, graph, width, dtype):
@@ -156,7 +178,7 @@ def test_rule_2_a_running_sum_over_tiles_in_reverse_is_another_sum(event, monkey
     """Sums by (tile, node) partials let tiles run in any order; a running sum does not."""
     ((partials, of_reverse),) = run_ranks(_sums_of_tiles_in_both_orders, 1, event, False)
     assert sha(partials) == sha(of_reverse)
-    monkeypatch.setattr(tilewise, "_AtEnds", _RunningSums)
+    monkeypatch.setattr(tilewise, "_Sums", _RunningSums)
     ((running, of_reverse),) = run_ranks(_sums_of_tiles_in_both_orders, 1, event, True)
     assert sha(running) != sha(of_reverse)
     torch.testing.assert_close(running, partials)  # a sum all the same
@@ -175,7 +197,7 @@ def test_rule_2_a_running_sum_depends_on_which_tiles_wait_for_ghosts(ring, monke
         return len({sha(*run_ranks(_sums_of_one_stage, num_ranks, ring, running)) for num_ranks in RANKS})
 
     assert num_hashes(running=False) == 1
-    monkeypatch.setattr(tilewise, "_AtEnds", _RunningSums)
+    monkeypatch.setattr(tilewise, "_Sums", _RunningSums)
     assert num_hashes(running=True) > 1
 
 
@@ -233,6 +255,9 @@ class _FloatSums(IntegerSums):
     def add(self, partials, start=0):
         self._floats[start : start + partials.numel()] += partials.detach().double().flatten()
 
+    def add_limbs(self, limbs, rejected, start=0):
+        self.add(torch.from_numpy(limbs[0].copy().view(np.float64)), start)
+
     def reduce(self, transport):
         everyone = [np.frombuffer(row) for row in transport.all_gather(self._floats.numpy().tobytes())]
         self._floats = torch.from_numpy(sum(everyone).copy())
@@ -244,8 +269,19 @@ class _FloatSums(IntegerSums):
         self._floats.zero_()
 
 
+def _added_as_floats(kind):
+    """In the place of high limbs, sums of the floats that are split."""
+
+    def split(arguments, first, count):
+        sums = table_at(arguments[2], 1, arguments[1], torch.float64)
+        sums += table_at(arguments[0], 1, arguments[1], kind)
+
+    return in_python(split)
+
+
 def test_rule_4_float_sums_over_tiles_and_ranks_depend_on_the_ranks(event, monkeypatch):
     monkeypatch.setattr("domainpar.nn.gradients.IntegerSums", _FloatSums)
+    monkeypatch.setattr(operations, "split", _added_as_floats)
     assert len(_hashes(event, dtype=torch.float64)) > 1
 
 
@@ -296,17 +332,22 @@ def _with_rank_many_threads(world, event, num_threads):
         torch.set_num_threads(1)
 
 
-def _through_torchs_norm(self, layer, gradient, first, edges):
-    """Without rule 6: LayerNorm and ReLU of a block by torch, which shares its rows among threads."""
-    norm, rows = self.folded.norms[layer], slice(first, first + self.count)
-    kept = [*self.activations.kept, self.activations.product + torch.from_numpy(norm.bias)][layer]
-    given = [kept[: self.count].clone(), *(torch.from_numpy(table[0]).clone() for table in (norm.scale, norm.shift))]
-    with torch.enable_grad():
-        normed, scale, shift = (table.requires_grad_() for table in given)
-        out = torch.relu(nn.functional.layer_norm(normed, scale.shape, scale, shift, float(norm.eps)))
-    of_rows, *of_norm = torch.autograd.grad(out, [normed, scale, shift], gradient[rows])
-    self.gradients.of_norms[layer] += torch.stack([of_rows.sum(dim=0), *of_norm])
-    return self._gradient(layer).copy_(of_rows)
+def _through_torchs_norm(width, kind, gradient_kind, out_kind):
+    """Without rule 6: LayerNorm and ReLU of a tile by torch, which shares its rows among threads."""
+
+    def layer_backward(arguments, first, count):
+        constants = torch.from_numpy(table_at(arguments[0], NUM_CONSTANTS, width, kind))
+        rows, gradient, out = (torch.from_numpy(table_at(arguments[i], count, width, kind)) for i in (6, 17, 19))
+        inverse = torch.from_numpy(table_at(arguments[7], count, 1, kind))
+        given = [one.clone().requires_grad_() for one in (rows / inverse, constants[SCALE], constants[SHIFT])]
+        with torch.enable_grad():
+            normed = torch.relu(nn.functional.layer_norm(given[0], (width,), *given[1:], float(constants[EPS, 0])))
+        of_rows, *of_norm = torch.autograd.grad(normed, given, gradient)
+        of_constants = torch.from_numpy(table_at(arguments[20], 3, width, kind))
+        of_constants += torch.stack([of_rows.sum(dim=0), *of_norm])
+        out.copy_(of_rows)
+
+    return in_python(layer_backward)
 
 
 def _gradients_of_a_node_stage(world, event, num_threads):
@@ -330,7 +371,9 @@ def test_rule_6_threads_inside_a_tile_are_refused_since_they_change_bits(event, 
     graph = random_event(4, 30_000, 0)
     large = TiledEvent.of(graph, np.arange(30_000) * 4 // 30_000, 4)  # small tiles stay on one thread anyway
     (ours,) = run_ranks(_gradients_of_a_node_stage, 1, large, 1)
-    monkeypatch.setattr(blocks.WayBack, "_through_norm", _through_torchs_norm)
+    monkeypatch.setattr(operations, "layer_backward", _through_torchs_norm)
+    for module in (blocks, program):
+        monkeypatch.setattr(module, "STRIP", 30_000 // 4)  # a tile at once
     one, four = (run_ranks(_gradients_of_a_node_stage, 1, large, threads)[0] for threads in (1, 4))
     torch.testing.assert_close(one, ours, rtol=1e-3, atol=1e-3)  # the same but for rounding
     assert sha(one) != sha(four)

@@ -37,10 +37,6 @@ def dealt(store, num_groups):
     return [[sample.name for sample in of_group] for of_group in deal(samples, num_groups)]
 
 
-def no_numbers(partial):
-    return partial * torch.nan
-
-
 @fault(38)
 @pytest.mark.parametrize("layer", ["node_encoder", "edge_encoder", "edge_stages.1", "node_stages.0", "head"])
 @pytest.mark.parametrize(
@@ -82,7 +78,7 @@ def test_a_shared_layer_is_named_with_its_call(store):
 @pytest.mark.parametrize("layer", ["node_encoder", "edge_stages.0", "head"])
 def test_a_gradient_that_is_not_finite_is_named_by_its_layer(store, layer):
     def spoil(trainer):
-        watched.gives(trainer.model.get_submodule(layer), no_numbers)
+        watched.gives(trainer.model.get_submodule(layer), torch.nan)
 
     found = watched.steps(store, 3, on_rank(2, spoil))
     said = watched.spokesman(found, 2)
@@ -94,7 +90,7 @@ def test_a_gradient_that_is_not_finite_is_named_by_its_layer(store, layer):
 def test_the_first_on_the_way_back_is_the_last_on_the_way_forward(store):
     def spoil(trainer, world):
         layers = ["node_encoder", "edge_stages.1", "edge_stages.0"]
-        watched.gives(trainer.model.get_submodule(layers[world.rank]), no_numbers)
+        watched.gives(trainer.model.get_submodule(layers[world.rank]), torch.nan)
 
     found = watched.steps(store, 3, spoil)
     assert "first in layer edge_stages.1 (backward) on rank 1" in watched.spokesman(found, 1).what
@@ -102,7 +98,7 @@ def test_the_first_on_the_way_back_is_the_last_on_the_way_forward(store):
 
 def test_what_is_too_large_for_exact_sums_is_told_apart(store):
     def spoil(trainer):
-        watched.gives(trainer.model.edge_stages[0], lambda partial: torch.full_like(partial, 2.0**30))
+        watched.gives(trainer.model.edge_stages[0], 2.0**30)
 
     said = watched.spokesman(watched.steps(store, 2, on_rank(1, spoil)), 1)
     assert said.what == (
@@ -173,13 +169,13 @@ def test_what_a_second_pass_does_not_find_is_said_to_be_of_the_first_only(store,
             logits.detach()[int(foreign.nonzero()[0][0])] = torch.nan  # its loss is another rank's
         else:
             stage, given = trainers[1].model.head, []
-            give = stage.give
+            give = stage.give_limbs
 
-            def once(parameters, partials):
-                give(parameters, partials if given else [partial * torch.nan for partial in partials])
+            def once(parameters, limbs, rejected, largest):
+                give(parameters, limbs, *((rejected, largest) if given else (1, torch.nan)))
                 given.append(1)
 
-            stage.give = once
+            stage.give_limbs = once
 
     watched.at_point(monkeypatch, 1, point, nan)
     said = watched.spokesman(watched.steps(store, 3, spoil), 1)
@@ -194,7 +190,7 @@ def test_the_second_pass_meets_the_numbers_of_the_first_also_with_dropout(store)
     logits = []
 
     def spoil(trainer):
-        watched.gives(trainer.model.node_encoder, no_numbers)
+        watched.gives(trainer.model.node_encoder, torch.nan)
         trainer.model.register_forward_hook(lambda module, given, made: logits.append(made.detach().clone()))
 
     watched.spokesman(watched.steps(store, 2, on_rank(1, spoil), dropout=0.4), 1)
