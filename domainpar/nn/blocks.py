@@ -171,12 +171,16 @@ class Partials:
 
     def __init__(self, program: Program, exact: torch.dtype) -> None:
         self._program, self._exact, self._size = program, exact, 0
-        self._takers: list[tuple[nn.Parameter, list[tuple[int, int, int, int, int]]]] = []
+        self._frozen: list[tuple[int, int]] = []  # where the partials of a parameter begin, and how many they are
 
-    def take(self, rows: int, width: int) -> int:
-        """Room for [rows, width] partials, contiguous with those taken before; says where it begins."""
-        first = self._size
+    def take(self, rows: int, width: int, *of: nn.Parameter) -> int:
+        """Room for [rows, width] partials, contiguous with those taken before; says where it begins.
+
+        They are gradients of one parameter, or of several with as many rows each. Those of frozen ones are not summed.
+        """
+        first, count = self._size, rows * width // len(of)
         self._size += rows * width
+        self._frozen += [(first + i * count, count) for i in range(len(of)) if not of[i].requires_grad]
         return first
 
     def close(self) -> None:
@@ -185,6 +189,11 @@ class Partials:
         self._limbs = self._program.room(1, 2 * self._size + 2, torch.int64)
         size, bytes_of_all = self._size, self._size * self._exact.itemsize
         self._program.add(operations.clear_bytes(), self._memory, bytes_of_all, 0, 1, when=When.OWNED_TILE_STARTS)
+        for first, count in self._frozen:  # so that none of them is counted as not finite
+            bytes_of_frozen = count * self._exact.itemsize
+            self._program.add(
+                operations.clear_bytes(), self.at(first), bytes_of_frozen, 0, 1, when=When.OWNED_TILE_ENDS
+            )
         self._program.add(operations.split(self._exact), self._memory, size, self._limbs, when=When.OWNED_TILE_ENDS)
 
     def at(self, first: int) -> Operand:
@@ -337,10 +346,14 @@ class Perceptron:
     def take_partials(self, partials: Partials) -> None:
         """Take room for the gradients of all parameters, in the order of `give`."""
         folded = self._folded
-        self._of_weights = [[partials.take(width, folded.width) for width in folded.widths]]
-        for weight in folded.later:
-            self._of_weights.append([partials.take(*weight.forward.shape)])
-        self._of_constants = [partials.take(3, constants.shape[1]) for constants in folded.constants]
+        first, *later = (layer.linear.weight for layer in self._layers)
+        self._of_weights = [[partials.take(width, folded.width, first) for width in folded.widths]]
+        for weight, parameter in zip(folded.later, later):
+            self._of_weights.append([partials.take(*weight.forward.shape, parameter)])
+        self._of_constants = []
+        for (linear, norm, _), constants in zip(self._layers, folded.constants):
+            of_norm = (linear.bias, linear.bias) if norm is None else (norm.weight, norm.bias)
+            self._of_constants.append(partials.take(3, constants.shape[1], linear.bias, *of_norm))
         self._partials = partials
 
     def backward(

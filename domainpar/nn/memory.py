@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -13,8 +13,8 @@ MOST_BYTES_OF_LAYERS = 2**27
 """Of the layers that one stage may keep for backward on a rank."""
 
 
-def bytes_of_layers(rows: int, columns: int, item_bytes: int) -> int:
-    """Memory of a stage's layers: their rows, before activations."""
+def bytes_of_layers(rows: Any, columns: int, item_bytes: int) -> Any:
+    """Memory of a stage's layers: their rows, before activations; of each part, if rows are an array."""
     return rows * columns * item_bytes
 
 
@@ -46,10 +46,10 @@ class ModelSize:
         """Predicted peak of one training step above the bare process.
 
         It comes early in backward. All that autograd keeps is still there: of each iteration but the first, which
-        begins with features, the edge states and, per node, its state, the same with ghosts, and two sums. Besides,
-        two gradients of edge states; and the working memory of one stage: per node two products of its state, two
-        gradients of sums and one of the state, and a partial sum per (tile, node) pair. The strips that a thread
-        works in are small against it.
+        begins with features, the edge states and, per node, its state, the same with ghosts, and two sums; and the
+        layers of stages that keep them. Besides, two gradients of edge states; and the working memory of one stage:
+        per node two products of its state, two gradients of sums and one of the state, and a partial sum per (tile,
+        node) pair. The strips that a thread works in are small against it.
 
         Args:
             num_nodes: Owned nodes and ghosts of each part.
@@ -61,7 +61,21 @@ class ModelSize:
         pairs = nodes if num_pairs is None else np.asarray(num_pairs, np.int64)
         kept = self._kept(self.recompute_every)
         of_edges = edges * ((kept + 1) * edge_state + self.data_bytes)
-        return of_edges + nodes * (4 * kept + 5) * node_state + pairs * node_state
+        return of_edges + nodes * (4 * kept + 5) * node_state + pairs * node_state + self._of_layers(nodes, edges)
+
+    def _of_layers(self, nodes: IntArray, edges: IntArray) -> IntArray:
+        """Layers that stages keep, where they are few: two of each perceptron, in the type of the parameters."""
+        kept = np.zeros(np.broadcast_shapes(nodes.shape, edges.shape), np.int64)
+        if self.recompute_every is not None:
+            return kept
+        # Edges: the encoder and the first iteration are one stage, and so are the last iteration and the head.
+        perceptrons = [1] * self.graph_iters
+        perceptrons[0] += 1
+        perceptrons[-1] += 1
+        for rows, count in [*((edges, count) for count in perceptrons), *[(nodes, 1)] * self.graph_iters]:
+            of_stage = bytes_of_layers(rows, 2 * self.hidden * count, self.item_bytes)
+            kept += np.where(of_stage <= MOST_BYTES_OF_LAYERS, of_stage, 0)
+        return kept
 
     def leanest_recompute(self) -> int | None:
         """The `recompute_every` that takes least memory; None if it is no less than now."""

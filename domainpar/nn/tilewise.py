@@ -265,7 +265,10 @@ class _NodeProducts:
             room = program.room(STRIP, width, out.dtype)
         partials = Partials(program, states.dtype)
         gradients = [table(of_ends[position]) for position in self._taking]
-        firsts = [partials.take(states.shape[1], gradient.width) for gradient in gradients]
+        weights = [linked.link.mlp.layers[0].linear.weight for linked in self._chain]
+        firsts = [
+            partials.take(states.shape[1], gradient.width, weight) for gradient, weight in zip(gradients, weights)
+        ]
         partials.close()
         for number, (linked, gradient, first) in enumerate(zip(self._chain, gradients, firsts)):
             operations.multiply(program, gradient, linked.folded.at_ends.back, room, add=number > 0)
@@ -276,8 +279,7 @@ class _NodeProducts:
         partials.clear()
         program.run(tiles_of(self._graph.tiles.ranges_of_nodes))
         limbs, rejected, largest = partials.total()
-        for linked, gradient, first in zip(self._chain, gradients, firsts):
-            weight = linked.link.mlp.layers[0].linear.weight
+        for linked, gradient, first, weight in zip(self._chain, gradients, firsts, weights):
             part = limbs[:, first : first + states.shape[1] * gradient.width]
             halves = part.reshape(2, states.shape[1], 2, -1)[..., : len(weight)].transpose(2, 0, 3, 1)
             linked.link.taker.give_limbs([weight], [limbs_at_ends(weight, *halves).reshape(2, -1)], rejected, largest)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from domainpar.nn.blocks import AtEnds, Partials, Perceptron, SumsAt, fold
-from domainpar.nn.program import NOTHING, Program, Tiles, shared, table
+from domainpar.nn.program import NOTHING, Program, shared, table, tiles_of
 from domainpar.parallel.integer_sums import HI_SCALE, LO_SCALE
 
 UNTOUCHED = -5.0
@@ -27,7 +27,9 @@ class Taker:
 
 
 def tile_of(rows, owned=True):
-    return Tiles.of([(rows, slice(0, 0), owned)])
+    tile = tiles_of(np.array([[rows.start, rows.stop]]))
+    tile[:, -1] = owned
+    return tile
 
 
 def forward(mlp, tables, rows, out, *, node_width=0, products=None, ends=None, at_nodes=NOTHING, sums=None):

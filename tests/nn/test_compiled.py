@@ -43,10 +43,10 @@ def test_a_kernel_is_taken_from_disk_until_a_source_of_another_kernel_changes(tm
 
 def test_all_operations_share_one_stamp():
     one = torch.float32
-    for kernel in (operations.multiply_rows, operations.add_outer, operations.copy_columns):
+    for kernel in (operations.multiply_rows, operations.outer_of_rows, operations.copy_columns):
         kernel(one, one)
     operations.layer_forward(16, one, one)
-    operations.layer_backward(16, one, one, one)
+    operations.layer_backward(16, one, one, one, one)
     made = (program._run, *operations._alive)
     assert len(made) >= 6
     assert len({kernel._cache._cache_file._source_stamp for kernel in made}) == 1

@@ -9,7 +9,7 @@ from torch import nn
 from domainpar.nn.gradients import GradientSink
 from domainpar.nn.interaction import InteractionNetwork
 from domainpar.nn.mlp import MLP
-from domainpar.nn.stages import NodeStage
+from domainpar.nn.stages import EdgeStage, NodeStage
 from domainpar.testing import run_ranks
 
 EVENT = TiledEvent.random(0, 50, 200, num_tiles=6)
@@ -198,3 +198,23 @@ def test_stages_that_share_a_perceptron_add_up_but_those_that_share_a_part_of_on
     model[3].mlp.linears[0] = model[1].mlp.linears[1]
     with pytest.raises(ValueError, match="stage 3 shares some of its parameters with another one"):
         GradientSink(model)
+
+
+def _rejected(world, frozen):
+    """Partials left out where a norm's scale makes all gradients of the layer before it too large, and no others."""
+    stage = EdgeStage(MLP(2 * 3 + 6, (16,), torch.Generator().manual_seed(0)))
+    nn.init.constant_(stage.mlp.norms[0].weight, 1e20)
+    stage.mlp.linears[0].weight.requires_grad_(not frozen)
+    stage.mlp.linears[0].bias.requires_grad_(not frozen)
+    sink = GradientSink(stage)
+    part = EVENT.part(world.transport, EVENT.grouping("ranges", world.size))
+    nodes = part.halo.spread(part.graph.features[: part.graph.num_owned])
+    new_edges, sums = stage(nodes, part.graph.edge_features, part.graph)
+    (new_edges.sum() + sums.sum()).backward()
+    return sink.reduce(world.transport)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_what_is_too_large_is_counted_unless_it_belongs_to_frozen_parameters(num_ranks):
+    assert min(run_ranks(_rejected, num_ranks, False)) > 0
+    assert run_ranks(_rejected, num_ranks, True) == [0] * num_ranks

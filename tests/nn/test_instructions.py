@@ -43,7 +43,7 @@ def kernels_hash():
     sums, back = ((zeros(ROWS, 2 * OUT), zeros(ROWS, OUT)) for _ in range(2))
     gathered = drawn(ROWS, 2 * OUT)
     call(operations.layer_forward(OUT, exact, exact), *layer, *sums, gathered, 0, out, count=ROWS)
-    kernel = operations.layer_backward(OUT, exact, exact, exact)
+    kernel = operations.layer_backward(OUT, exact, exact, exact, exact)
     call(kernel, *layer, *back, gathered, drawn(ROWS, OUT), 0, of_product, of_constants, count=ROWS)
     outer(rows, of_product, ROWS, of_weight)
     starts, at_ends, limbs = np.arange(ROWS + 1), zeros(ROWS, 2 * OUT), np.zeros(2 * IN * OUT + 2, np.int64)

@@ -128,7 +128,8 @@ def backward(
     of_ends = block.of_ends if gathered else block.nothing()
     carried = gradient[:0] if carried is None else carried
     sums = block.nowhere() if sums is None else sums
-    kernel = operations.layer_backward(block.width, *(KINDS[kind] for kind in (block.dtype, gradient.dtype, out.dtype)))
+    kinds = [KINDS[table.dtype] for table in (block.constants, gradient, out, carried)]
+    kernel = operations.layer_backward(block.width, *kinds)
     operands = (*block.layer(first), *work, *block.ends_from(first), *sums)
     call(kernel, *operands, of_ends, gradient, carried, out, of_constants, count=len(block.rows))
     return out[: len(block.rows)], of_constants

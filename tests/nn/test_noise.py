@@ -49,7 +49,7 @@ def kept_by_backward(noise, layer, width, first, count, dtype):
         of_constants, out, ones = np.zeros((3, width), dtype), np.empty((1, width), dtype), np.ones((1, width), dtype)
         operands = layer_of(noise, layer, width, first + i, 1, dtype)
         call(operations.layer_forward(width, kind, kind), *operands, 0, 0, 0, count=1)
-        kernel = operations.layer_backward(width, kind, kind, kind)
+        kernel = operations.layer_backward(width, kind, kind, kind, kind)
         call(kernel, *operands, 0, ones, 0, out, of_constants, count=1)
         found[i] = of_constants[2]
     return found

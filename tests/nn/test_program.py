@@ -23,7 +23,6 @@ from domainpar.nn.program import (
     STRIP,
     Program,
     Team,
-    Tiles,
     When,
     numbers,
     set_threads,
@@ -57,9 +56,9 @@ class Meeting:
 
 def tiles_of(sizes, owned=True):
     """Tiles of so many rows, one behind the other, with a pair for every second row."""
-    stops = np.cumsum(sizes).tolist()
-    starts = [0, *stops[:-1]]
-    return Tiles.of([(slice(a, b), slice(a // 2, b // 2), owned) for a, b in zip(starts, stops)])
+    stops = np.cumsum(sizes, dtype=np.int64)
+    rows = np.stack([stops - sizes, stops], axis=1)
+    return np.column_stack([rows, rows // 2, np.zeros_like(rows), np.full(len(rows), owned)]).astype(np.int64)
 
 
 def run(work, tiles, between=None):
@@ -91,22 +90,21 @@ def test_no_tile_is_done_twice_where_threads_take_them_at_the_same_time(size):
     program.add(operations.split(torch.float64), shared(one), 1, limbs, when=When.OWNED_TILE_ENDS)
     for of_thread in program.of_threads(limbs, 4, np.int64):
         of_thread[:] = 0
-    ranges = np.zeros((num_tiles, 5), np.int64)
-    ranges[:, -1] = True
-    program.run(Tiles(ranges))
+    program.run(program_module.tiles_of(np.zeros((num_tiles, 2), np.int64)))
     assert sum(of_thread[0] for of_thread in program.of_threads(limbs, 4, np.int64)) == num_tiles * 2**20
 
 
 def test_operations_are_done_strip_by_strip_in_order_and_what_belongs_to_a_tile_around_them():
     done, program = [], Program()
     for name, when in [("ends", When.OWNED_TILE_ENDS), ("a", When.STRIP), ("b", When.OWNED_STRIP), ("c", When.STRIP),
-                       ("pairs", When.TILE_STARTS), ("starts", When.OWNED_TILE_STARTS)]:  # fmt: skip
+                       ("pairs", When.TILE_STARTS), ("starts", When.OWNED_TILE_STARTS),
+                       ("nodes", When.NODES_START)]:  # fmt: skip
         program.add(in_python(lambda arguments, *rows, name=name: done.append((name, *rows))), when=when)
-    owned, foreign = (slice(10, 10 + STRIP + 1), slice(3, 5), True), (slice(500, 507), slice(5, 9), False)
-    program.run(Tiles.of([owned, foreign]))
+    owned, foreign = (10, 10 + STRIP + 1, 3, 5, 20, 26, True), (500, 507, 5, 9, 30, 30, False)
+    program.run(np.array([owned, foreign]))
     strips = [(name, *rows) for rows in ((10, STRIP), (10 + STRIP, 1)) for name in "abc"]
-    assert done == [("pairs", 3, 2), ("starts", 10, 0), *strips, ("ends", 10, 0),
-                    ("pairs", 5, 4), ("a", 500, 7), ("c", 500, 7)]  # fmt: skip
+    assert done == [("pairs", 3, 2), ("starts", 10, 0), ("nodes", 20, 6), *strips, ("ends", 10, 0),
+                    ("pairs", 5, 4), ("nodes", 30, 0), ("a", 500, 7), ("c", 500, 7)]  # fmt: skip
 
 
 def test_operands_move_with_the_rows_or_stay_and_numbers_are_themselves():

@@ -24,7 +24,7 @@ from domainpar.nn.interaction import InteractionNetwork
 from domainpar.nn.kernels import EPS, NUM_CONSTANTS, SCALE, SHIFT
 from domainpar.nn.mlp import MLP, padded
 from domainpar.nn.program import set_threads
-from domainpar.nn.stages import EdgeStage, NodeStage
+from domainpar.nn.stages import EdgeStage, NodeStage, through
 from domainpar.parallel import local
 from domainpar.parallel.halo import CompleteHalo, Halo, Spread, _ExtendAdjoint
 from domainpar.parallel.integer_sums import IntegerSums
@@ -146,16 +146,17 @@ def test_rule_1_with_the_products_of_a_library_rows_depend_on_their_company(even
     assert len(_hashes(event, dtype=torch.float64)) > 1
 
 
-class _RunningSums(tilewise._Sums):
-    """Without rule 2: one running sum over the local edges at each `src`, whatever tiles they lie in."""
+class _ClearedBefore(tilewise._Sums):
+    """Sums that are 0 before the first tile, also those that no tile clears."""
 
     def __init__(self, graph, width, dtype):
         super().__init__(graph, width, dtype)
+        self.at_ends.zero_()
         self._at_pairs.zero_()
 
 
 def _with_running_sums(graph):
-    """All edges that begin at a node are one pair, which no tile clears."""
+    """Without rule 2: all edges that begin at a node are one pair, which no tile clears, whatever tiles they lie in."""
     at_src = torch.where(graph.src < graph.num_owned, graph.src, -1)
     edges = tuple(replace(tile, pairs=slice(0, 0)) for tile in graph.tiles.edges)
     tiles = replace(graph.tiles, edges=edges, pair_of_edge=at_src, pair_rows=torch.arange(graph.num_owned))
@@ -178,7 +179,7 @@ def test_rule_2_a_running_sum_over_tiles_in_reverse_is_another_sum(event, monkey
     """Sums by (tile, node) partials let tiles run in any order; a running sum does not."""
     ((partials, of_reverse),) = run_ranks(_sums_of_tiles_in_both_orders, 1, event, False)
     assert sha(partials) == sha(of_reverse)
-    monkeypatch.setattr(tilewise, "_Sums", _RunningSums)
+    monkeypatch.setattr(tilewise, "_Sums", _ClearedBefore)
     ((running, of_reverse),) = run_ranks(_sums_of_tiles_in_both_orders, 1, event, True)
     assert sha(running) != sha(of_reverse)
     torch.testing.assert_close(running, partials)  # a sum all the same
@@ -197,7 +198,7 @@ def test_rule_2_a_running_sum_depends_on_which_tiles_wait_for_ghosts(ring, monke
         return len({sha(*run_ranks(_sums_of_one_stage, num_ranks, ring, running)) for num_ranks in RANKS})
 
     assert num_hashes(running=False) == 1
-    monkeypatch.setattr(tilewise, "_Sums", _RunningSums)
+    monkeypatch.setattr(tilewise, "_Sums", _ClearedBefore)
     assert num_hashes(running=True) > 1
 
 
@@ -216,7 +217,9 @@ def _as_if_all_were_owned(graph):
     plan = graph.plan
     nothing, everything = np.empty(0, np.int64), np.ones(plan.num_edges, bool)
     whole = replace(plan, owned_ids=plan.local_ids, ghost_ids=nothing, edge_owned=everything)
-    nodes = [*graph.tiles.nodes, NodeTile(-1, slice(plan.num_owned, plan.num_local))][: None if plan.num_ghosts else -1]
+    # In a tile that has edges: of one without, sums would be cleared when it has its turn.
+    ghosts = NodeTile(graph.tiles.edges[-1].tile, slice(plan.num_owned, plan.num_local))
+    nodes = [*graph.tiles.nodes, ghosts][: None if plan.num_ghosts else -1]
     starts, stops = np.array([(tile.edges.start, tile.edges.stop) for tile in graph.tiles.edges]).T
     pair_rows, pair_of_edge, first = local._pairs(whole, starts, stops)
     pairs = map(slice, first[:-1].tolist(), first[1:].tolist())
@@ -225,20 +228,19 @@ def _as_if_all_were_owned(graph):
     return replace(graph, plan=whole, tiles=local.Tiles(tuple(nodes), tuple(edges), pair_of_edge, pair_rows))
 
 
-def _summed_across_ranks(self, nodes, edges, graph, sums=True, *rest, plain=EdgeStage.forward):
+def _summed_across_ranks(stages, nodes, edges, graph, plain=through, **how):
     """Without rule 3: ghosts return partial gradients and owners add them up, in the order of ranks."""
     whole = _as_if_all_were_owned(graph)
-    if nodes is None:
-        return plain(self, None, edges, whole, sums, *rest)
     nodes.finish()
     rows = _ExtendAdjoint.apply(nodes.owned, nodes.halo)
-    new_edges, at_ends = plain(self, _NoHalo(whole.plan).spread(rows), edges, whole, sums, *rest)
-    return new_edges, at_ends[: graph.num_owned]
+    results = plain(stages, _NoHalo(whole.plan).spread(rows), edges, whole, **how)
+    return results._replace(sums=results.sums[: graph.num_owned])
 
 
 def test_rule_3_gradients_added_across_ranks_depend_on_the_ranks(event, monkeypatch):
     with_rule = run_ranks(_with_flags, 3, event, "ranges", {"dtype": torch.float64})[0]
-    monkeypatch.setattr(EdgeStage, "forward", _summed_across_ranks)
+    monkeypatch.setattr("domainpar.nn.interaction.through", _summed_across_ranks)
+    monkeypatch.setattr(tilewise, "_Sums", _ClearedBefore)
     without = run_ranks(_with_flags, 3, event, "ranges", {"dtype": torch.float64, "cut_twice": False})[0]
     assert without[1] == with_rule[1]
     np.testing.assert_allclose(without[2], with_rule[2], rtol=1e-9)  # right to rounding all the same
@@ -332,7 +334,7 @@ def _with_rank_many_threads(world, event, num_threads):
         torch.set_num_threads(1)
 
 
-def _through_torchs_norm(width, kind, gradient_kind, out_kind):
+def _through_torchs_norm(width, kind, *kinds):
     """Without rule 6: LayerNorm and ReLU of a tile by torch, which shares its rows among threads."""
 
     def layer_backward(arguments, first, count):

@@ -40,7 +40,7 @@ def spoil(monkeypatch):
 
             def spoilt(arguments, first, count):
                 ours(arguments, first, count)
-                rows = arguments[1] if name == "add_outer" else count
+                rows = arguments[1] if name == "outer_of_rows" else count
                 out = table_at(arguments[slot], rows, columns(arguments, kinds), of_types[-1])
                 after(out, of_types, arguments, first)
 
@@ -170,7 +170,7 @@ def test_ranks_that_compute_other_bits_are_found_and_all_are_told(spoil_products
 
 
 def test_ranks_whose_sums_over_rows_differ_are_found_although_all_rows_agree(spoil):
-    spoil("add_outer", 4, lambda arguments, kinds: arguments[3], _on_rank_1_only)
+    spoil("outer_of_rows", 4, lambda arguments, kinds: arguments[3], _on_rank_1_only)
     assert "ranks compute different bits from the same numbers" in run_ranks(_self_test, 2, _network())[0]
 
 
