@@ -39,7 +39,9 @@ def test_layers_that_stages_keep_are_counted_as_long_as_they_are_few(monkeypatch
     def layers_within(most, **changed):
         return (bytes_of(most, **changed) - bytes_of(0, **changed)).tolist()
 
-    assert layers_within(10**9) == [row * (sum(of_edges) * e + 2 * graph_iters * n) for e, n in ((100, 50), (1000, 100))]
+    assert layers_within(10**9) == [
+        row * (sum(of_edges) * e + 2 * graph_iters * n) for e, n in ((100, 50), (1000, 100))
+    ]
     smallest = min(of_edges)
     expected = row * smallest * 1000 * of_edges.count(smallest) + row * 2 * graph_iters * 100
     assert layers_within(row * smallest * 1000)[1] == expected

@@ -11,7 +11,7 @@ from marks import slow
 from random_events import random_event
 from tiled import TiledEvent, sha
 
-from domainpar.nn import tilewise
+from domainpar.nn import stages, tilewise
 from domainpar.nn.gradients import GradientSink
 from domainpar.nn.interaction import InteractionNetwork
 from domainpar.parallel.halo import CompleteHalo
@@ -101,26 +101,30 @@ class Kept:
 class WatchedEdges(tilewise.EdgeTiles):
     """Stages note what they make, and in backward what is held."""
 
-    def forward(self, sums):
-        edges, at_ends = super().forward(sums)
-        if not self.mlp.plain:
-            self.graph.kept.note("edges", edges)
-        self.graph.kept.note("sums", at_ends)
-        return edges, at_ends
+    def forward(self, keep):
+        results, layers = super().forward(keep)
+        if results.edges is not None:
+            self.graph.kept.note("edges", results.edges)
+        self.graph.kept.note("sums", results.sums)
+        for table in layers:
+            self.graph.kept.note("layers", table)
+        return results, layers
 
-    def backward(self, *gradients):
+    def backward(self, *given):
         self.graph.kept_in_backward.append(self.graph.kept.count("edges"))
-        return super().backward(*gradients)
+        return super().backward(*given)
 
 
 of_this_rank = threading.local()
 
 
 class WatchedNodes(tilewise.NodeTiles):
-    def forward(self):
-        nodes = super().forward()
+    def forward(self, keep=False):
+        nodes, layers = super().forward(keep)
         of_this_rank.kept.note("nodes", nodes)
-        return nodes
+        for table in layers:
+            of_this_rank.kept.note("layers", table)
+        return nodes, layers
 
 
 class WatchedHalo(CompleteHalo):
@@ -141,7 +145,9 @@ def _kept(world, event, flags):
     model = networks.network(event, torch.float32, **flags)
     GradientSink(model)
     logits = model(graph, halo)
-    after_forward = {kind: kept.count(kind) for kind in ("edges", "sums", "local")} | {"bytes": kept.num_bytes()}
+    after_forward = {kind: kept.count(kind) for kind in ("edges", "sums", "local", "layers")} | {
+        "bytes": kept.num_bytes()
+    }
     logits.sum().backward()
     del logits
     assert kept.num_bytes() == 0, "something is held after backward"
@@ -154,27 +160,102 @@ def watched(monkeypatch):
     monkeypatch.setattr("domainpar.nn.stages.NodeTiles", WatchedNodes)
 
 
-EDGE_TABLES = {  # with 6 iterations: after forward, then before the head's backward, the last iteration's, ...
-    None: [7, 7, 6, 5, 4, 3, 2, 1, 0],
-    1: [7, 7, 6, 5, 4, 3, 2, 1, 0],
-    2: [5, 5, 4, 3, 3, 2, 2, 1, 0],
-    3: [5, 5, 4, 3, 2, 3, 2, 1, 0],
-    4: [4, 4, 3, 2, 4, 3, 2, 1, 0],
-    6: [7, 7, 6, 5, 4, 3, 2, 1, 0],
+# With 6 iterations: after forward, then before the backward of the last iteration with its head, the one before, ... .
+# The first states of edges are made, with the first iteration, in one pass; nodes come in between if they are first.
+EDGE_TABLES = {
+    "edge-first": {
+        None: [5, 5, 4, 3, 2, 1, 0],
+        1: [5, 5, 4, 3, 2, 1, 0],
+        2: [3, 3, 2, 2, 1, 1, 0],
+        3: [3, 3, 2, 1, 2, 1, 0],
+        4: [2, 2, 1, 3, 2, 1, 0],
+        6: [5, 5, 4, 3, 2, 1, 0],
+    },
+    "node-first": {
+        None: [6, 6, 5, 4, 3, 2, 1, 0],
+        1: [6, 6, 5, 4, 3, 2, 1, 0],
+        2: [4, 4, 3, 3, 2, 2, 1, 0],
+        3: [4, 4, 3, 2, 3, 2, 1, 0],
+        4: [3, 3, 2, 4, 3, 2, 1, 0],
+        6: [6, 6, 5, 4, 3, 2, 1, 0],
+    },
 }
 
 
 @pytest.mark.parametrize("num_ranks", [1, slow(3)])
 @pytest.mark.parametrize("order", ORDERS)
-def test_only_the_first_states_of_every_k_iterations_wait_for_backward(watched, event, order, num_ranks):
+def test_only_the_first_states_of_every_k_iterations_wait_for_backward(watched, event, order, num_ranks, monkeypatch):
+    monkeypatch.setattr(stages, "MOST_BYTES_OF_LAYERS", 0)
     num_bytes = {}
-    for every, expected in EDGE_TABLES.items():
+    for every, expected in EDGE_TABLES[order].items():
         flags = {"order": order, "graph_iters": 6, "recompute_every": every}
         found = run_ranks(_kept, num_ranks, event, flags)
         assert [[held["edges"], *in_backward] for held, in_backward in found] == [expected] * num_ranks, every
         num_bytes[every] = sum(held["bytes"] for held, _ in found)
     assert num_bytes[4] < num_bytes[2] < 0.8 * num_bytes[None]
     assert num_bytes[6] == num_bytes[None]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_layers_are_kept_where_they_are_few_and_no_iteration_is_computed_again(watched, event, order, monkeypatch):
+    """Tables of rows and of deviations, of: encoders, nets of iterations, and the head with one layer more."""
+    flags = {"order": order, "graph_iters": 3}
+    num_layers = 2 * 2 + 2 * (3 + 3 - (order == "edge-first")) + 3
+
+    def held(**changed):
+        return [found["layers"] for found, _ in run_ranks(_kept, 2, event, flags | changed)]
+
+    assert held() == [2 * num_layers] * 2
+    assert held(recompute_every=3) == [0, 0]
+    of_nodes = 2 * (2 + 2 * (3 - (order == "edge-first")))
+    with monkeypatch.context() as limited:
+        limited.setattr(stages, "MOST_BYTES_OF_LAYERS", 90 * 32 * 8)  # of nodes, but not of edges
+        assert held() == [of_nodes] * 2
+    assert run_ranks(_kept_without_gradients, 1, event, flags) == [0]
+
+
+def _kept_without_gradients(world, event, flags):
+    part = event.part(world.transport, event.grouping("random", world.size, seed=1), halo=WatchedHalo)
+    part.halo.kept = of_this_rank.kept = kept = Kept()
+    vars(part.graph).update(kept=kept, kept_in_backward=[])
+    with torch.no_grad():
+        logits = networks.network(event, torch.float32, **flags)(part.graph, part.halo)
+    assert not logits.requires_grad
+    return kept.count("layers")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {},
+        {"dropout": 0.3, "products": torch.bfloat16},
+        {"residual": True, "activation": "silu", "aggregate": "root"},
+        {"layers": 1, "activation": "tanh"},
+        {"layers": 3, "shared_weights": True},
+    ],
+    ids=["plain", "dropout and bf16", "residual, silu and root", "one layer", "shared weights, three layers"],
+)
+@pytest.mark.parametrize("order", ORDERS)
+def test_layers_that_are_kept_change_no_bit(event, order, flags, monkeypatch):
+    """Of a stage and of all, on any number of ranks, of which some keep and some do not."""
+    how = {"key": KEY, "dtype": torch.float32, "order": order, "graph_iters": 3, **flags}
+    plain, made = stages._keeps_layers, []
+    monkeypatch.setattr(tilewise, "keep_of", lambda *given, plain=tilewise.keep_of: made.append(1) or plain(*given))
+    with monkeypatch.context() as limited:
+        limited.setattr(stages, "MOST_BYTES_OF_LAYERS", 0)
+        expected = networks.on_ranks(event, 1, **how).sha
+        assert not made
+    for num_ranks, grouping in ((1, "ranges"), (3, "random"), (3, "one part")):
+        assert networks.on_ranks(event, num_ranks, grouping=grouping, **how).sha == expected
+    assert made
+
+    def of_odd_ranks(*given):
+        return plain(*given) and threading.current_thread().name[-1] in "13"
+
+    made.clear()
+    monkeypatch.setattr(stages, "_keeps_layers", of_odd_ranks)
+    assert networks.on_ranks(event, 4, **how).sha == expected
+    assert made
 
 
 @pytest.mark.parametrize(("order", "expected"), [("edge-first", (1, 4)), ("node-first", (4, 5))])
