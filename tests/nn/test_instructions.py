@@ -13,7 +13,7 @@ import torch
 from one_operation import call, multiply, outer
 
 from domainpar.nn import operations
-from domainpar.nn.kernels import EPS, NUM_CONSTANTS
+from domainpar.nn.kernels import EPS, NUM_CONSTANTS, SILU, TANH
 
 ROWS, IN, OUT = 53, 21, 80
 OTHERS = {
@@ -49,7 +49,12 @@ def kernels_hash():
     starts, at_ends, limbs = np.arange(ROWS + 1), zeros(ROWS, 2 * OUT), np.zeros(2 * IN * OUT + 2, np.int64)
     call(operations.sum_pairs(OUT, exact), starts, dst, back[1], at_ends, count=ROWS)
     call(operations.split(exact), of_weight, of_weight.size, limbs, count=0)
-    made = (product, out, *sums, of_product, of_constants, *back, of_weight, at_ends, limbs)
+    made = [product, out, *sums, of_product, of_constants, *back, of_weight, at_ends, limbs]
+    for activation in (SILU, TANH):  # with exponentials
+        own = (constants, True, activation, 0, 0, 0, product.copy(), inverse, *layer[8:], 0, 0)
+        made += [zeros(ROWS, OUT), zeros(ROWS, OUT), zeros(3, OUT)]
+        call(operations.layer_forward(OUT, exact, exact), *own, gathered, 0, made[-3], count=ROWS)
+        call(kernel, *own, gathered, drawn(ROWS, OUT), 0, *made[-2:], count=ROWS)
     assert all(np.isfinite(table).all() and table.any() for table in made)
     return hashlib.sha256(b"".join(table.tobytes() for table in made)).hexdigest()
 

@@ -9,7 +9,22 @@ from numba import njit
 from numba.core.errors import TypingError
 
 from domainpar.nn import COLUMN_BLOCK
-from domainpar.nn.lanes import ROWS_AT_ONCE, inverse_root, load, store, total, totals, where_positive, wide
+from domainpar.nn.lanes import (
+    ROWS_AT_ONCE,
+    as_kept,
+    exp,
+    inverse_root,
+    load,
+    sigmoid,
+    store,
+    stream,
+    tanh,
+    total,
+    totals,
+    where_positive,
+    wide,
+    zeros,
+)
 
 FLOATS = [np.float32, np.float64]
 ONE = wide(COLUMN_BLOCK)
@@ -70,6 +85,33 @@ def _arithmetic(left, right, target):
         store(target[0], row, 0, a + b)
         store(target[1], row, 0, a - b)
         store(target[2], row, 0, a * b)
+
+
+@njit
+def _functions(values, target, wide):
+    for row in range(values.shape[0]):
+        lanes = load(values, row, 0, wide)
+        store(target[0], row, 0, exp(lanes))
+        store(target[1], row, 0, sigmoid(lanes))
+        store(target[2], row, 0, tanh(lanes))
+
+
+@njit
+def _stream_all(source, target, wide):
+    for row in range(source.shape[0]):
+        stream(target, row, load(source, row, 0, wide))
+
+
+@njit
+def _as_kept_in(source, kept, target, wide):
+    for row in range(source.shape[0]):
+        store(target, row, 0, as_kept(load(source, row, 0, wide), kept))
+
+
+@njit
+def _zeros_plus(source, target, wide):
+    for row in range(source.shape[0]):
+        store(target, row, 0, zeros(source, wide) + load(source, row, 0, wide))
 
 
 @njit
@@ -254,3 +296,102 @@ def test_lanes_of_different_types_do_not_mix():
 
     with pytest.raises(TypingError):
         mixed(np.zeros((1, COLUMN_BLOCK), np.float32), np.zeros((1, COLUMN_BLOCK), np.float64))
+
+
+FUNCTIONS = {  # and how far it is from the true value, in units of the last place of that value, and of 1
+    "exp": (np.exp, 2, 0),
+    "sigmoid": (lambda x: 1 / (1 + np.exp(-x)), 4, 0),
+    "tanh": (np.tanh, 0, 4),
+}
+LARGEST = {np.float32: 87, np.float64: 708}
+
+
+def _of_functions(values):
+    found = tuple(np.zeros_like(values) for _ in FUNCTIONS)
+    _functions(values, found, wide(values.shape[1]))
+    return dict(zip(FUNCTIONS, found))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_exponentials_are_right_to_a_few_units_of_the_last_place(dtype, name):
+    exact, of_value, of_one = FUNCTIONS[name]
+    rng, largest = np.random.default_rng(8), LARGEST[dtype]
+    values = np.concatenate(
+        [rng.uniform(-largest, largest, 4800), rng.normal(size=4800), 10.0 ** -rng.uniform(0, 30, 4800)]
+    )
+    values = values.astype(dtype).reshape(-1, COLUMN_BLOCK)
+    expected = exact(values.astype(np.longdouble))
+    unit = np.finfo(dtype).eps
+    difference = np.abs(_of_functions(values)[name] - expected)
+    assert (difference <= unit * (of_value * np.abs(expected) + of_one)).all()
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_exponentials_of_all_numbers_are_finite_and_nan_stays_nan(dtype):
+    largest = LARGEST[dtype]
+    values = np.array(AWKWARD, dtype).reshape(1, -1)
+    found = _of_functions(values)
+    bounded = _of_functions(np.clip(values, -largest, largest))
+    for name, of_all in found.items():
+        _assert_same_bits(np.isnan(of_all), np.isnan(values))
+        assert np.isfinite(of_all[~np.isnan(values)]).all(), name
+    _assert_same_bits(found["exp"], bounded["exp"])
+    at = {name: dict(zip(AWKWARD, of_all[0])) for name, of_all in found.items()}
+    assert at["exp"][0.0] == 1
+    assert (at["sigmoid"][np.inf], at["sigmoid"][0.0]) == (1, 0.5)
+    assert 0 <= at["sigmoid"][-np.inf] <= np.exp(-dtype(largest)) * dtype(1.01)
+    assert [at["tanh"][x] for x in (-np.inf, -3e38, 0.0, 3e38, np.inf)] == [-1, -1, 0, 1, 1]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_exponentials_have_the_same_bits_in_any_lane_of_any_width(dtype):
+    values = np.random.default_rng(9).normal(size=(6, 48)).astype(dtype) * 10
+    expected = _of_functions(values)
+    for width in (16, 48, 96, 144):
+        order = np.random.default_rng(width).permutation(values.size)
+        found = _of_functions(np.ascontiguousarray(values.ravel()[order].reshape(-1, width)))
+        for name in FUNCTIONS:
+            _assert_same_bits(found[name].ravel(), expected[name].ravel()[order])
+
+
+def _aligned(shape, dtype):
+    """A table whose rows are where `stream` wants them, full of 7."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    memory = np.zeros(size + 64, np.uint8)
+    first = -memory.ctypes.data % 64
+    table = memory[first : first + size].view(dtype).reshape(shape)
+    table[:] = 7
+    return table
+
+
+@pytest.mark.parametrize("width", [16, 48, 128])
+@pytest.mark.parametrize("kinds", [(np.float32,) * 2, (np.float64,) * 2, (np.float32, np.uint16)], ids=str)
+def test_what_goes_past_the_caches_is_what_a_store_leaves(kinds, width):
+    source, target = _drawn(kinds[0], columns=width), _aligned((202, width), kinds[1])
+    stored = np.zeros((200, width), kinds[1])
+    _copy(source, stored, wide(width))
+    _stream_all(source, target, wide(width))
+    np.testing.assert_array_equal(target[:200], stored)
+    assert (target[200:] == 7).all()
+
+
+@pytest.mark.parametrize("width", [16, 48])
+@pytest.mark.parametrize("kinds", [(np.float32,) * 2, (np.float64,) * 2, (np.float32, np.uint16)], ids=str)
+def test_lanes_as_kept_are_what_a_table_gives_back(kinds, width):
+    source, kept = _drawn(kinds[0], columns=width), np.zeros((200, width), kinds[1])
+    expected, found = np.zeros_like(source), np.zeros_like(source)
+    _copy(source, kept, wide(width))
+    _copy(kept, expected, wide(width))
+    _as_kept_in(source, kept, found, wide(width))
+    _assert_same_bits(found, expected)
+    assert (kinds[1] == np.uint16) == bool((found != source)[~np.isnan(source)].any())
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_zeros_are_plus_zero(dtype):
+    source = np.array([-0.0, 1.0] * 24, dtype).reshape(1, 48)
+    found = np.ones_like(source)
+    _zeros_plus(source, found, wide(48))
+    _assert_same_bits(found, source + dtype(0))  # -0.0 + +0.0 is +0.0
+    assert not np.signbit(found).any()
