@@ -68,7 +68,7 @@ def build_model(
         products: See `EdgeStage`; of networks on stages.
         recompute_every: See `InteractionNetwork`; of networks on stages.
         dropout: Of networks on stages and of users' own.
-        residual, aggregate, activation: See `InteractionNetwork`; of networks on stages; others have a form of their own.
+        residual, aggregate, activation: See `InteractionNetwork`; of networks on stages, others have their own.
         standard: See `InteractionNetwork`; of networks on stages.
 
     Raises:
