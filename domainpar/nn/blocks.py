@@ -286,6 +286,8 @@ class Perceptron:
             self._layer(layer, gathered if layer == 0 else NOTHING, operand)
             if not self._again:
                 operations.multiply(self._program, operand, weight.forward, self._rows[layer + 1])
+        for rows in inputs if not self._again else ():
+            self._program.reads(rows)
         last = len(folded.later)
         gathered = NOTHING if folded.later else gathered
         if out.width % COLUMN_BLOCK == 0:
@@ -365,7 +367,7 @@ class Perceptron:
         Returns:
             The gradient of the first product.
         """
-        folded, program = self._folded, self._program
+        folded, program, of_results = self._folded, self._program, gradient
         work = program.room(STRIP, max(rows.width for rows in self._rows), folded.exact)
         last = len(folded.later)
         if gradient.width % COLUMN_BLOCK:
@@ -394,6 +396,8 @@ class Perceptron:
                 back = folded.later[layer - 1].back
                 gradient = program.room(STRIP, back.shape[1], folded.exact)
                 operations.multiply(self._program, out, back, gradient)
+        for rows in (*self._rows, of_results, *self._inputs) if self._again else (of_results,):
+            program.reads(rows)
         return out
 
     def hand_back(self, of_product: Operand, position: int, of_input: Operand, add: bool = False) -> None:
