@@ -50,13 +50,16 @@ from domainpar.training.run import train
 
 VARIANTS = {
     "default": "",
-    "node first": "model=interaction-node-first",
+    "as it was": "no-residual,aggregate=sum,no-standardise",
+    "standardised": "no-residual,aggregate=sum",
+    "residual": "aggregate=sum",
+    "mean": "aggregate=mean",
+    "silu": "activation=silu",
+    "features as they are": "no-standardise",
+    "rate 6e-3": "lr=6e-3",
     "3 iterations": "graph-iters=3",
     "6 iterations": "graph-iters=6",
-    "rate 1e-3": "lr=1e-3",
-    "rate 1e-2": "lr=1e-2",
-    "constant rate": "lr-schedule=constant",
-    "clipped": "clip=1",
+    "node first": "model=interaction-node-first",
 }
 """Variants by name: flags of `domainpar.train` that are not its defaults."""
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise, zip_longest
 from pathlib import Path
@@ -34,18 +35,23 @@ from domainpar.training.record import peak_rss_bytes
 
 
 class PlainMLP(nn.Module):
-    """Linear layers, each followed by LayerNorm and ReLU; a last width of 1 is left linear."""
+    """Linear layers, each followed by LayerNorm and ReLU; a last width of 1 is left linear.
 
-    def __init__(self, *widths: int) -> None:
+    One that updates states ends in its last norm.
+    """
+
+    def __init__(self, *widths: int, updates: bool = False) -> None:
         super().__init__()
+        self.updates = updates
         self.linears = nn.ModuleList(nn.Linear(wide, out) for wide, out in pairwise(widths))
         self.norms = nn.ModuleList(nn.LayerNorm(width) for width in widths[1:] if width > 1)
 
     def forward(self, rows: Tensor) -> Tensor:
-        for linear, norm in zip_longest(self.linears, self.norms):
+        last = len(self.linears) - 1
+        for layer, (linear, norm) in enumerate(zip_longest(self.linears, self.norms)):
             rows = linear(rows)
             if norm is not None:
-                rows = F.relu(norm(rows))
+                rows = norm(rows) if self.updates and layer == last else F.relu(norm(rows))
         return rows
 
 
@@ -61,31 +67,32 @@ class RowUpdate(nn.Module):
 
 
 class EdgeUpdate(MessagePassing):
-    """`e = mlp([x_src, x_dst, e])`."""
+    """`mlp([x_src, x_dst, e])`, added to e if that is a state to be updated."""
 
-    def __init__(self, *widths: int) -> None:
+    def __init__(self, *widths: int, updates: bool = False) -> None:
         super().__init__()
-        self.mlp = PlainMLP(*widths)
+        self.mlp = PlainMLP(*widths, updates=updates)
 
     def forward(self, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
-        return self.edge_updater(edge_index, x=x, e=e)
+        new = self.edge_updater(edge_index, x=x, e=e)
+        return e + new if self.mlp.updates else new
 
     def edge_update(self, x_j: Tensor, x_i: Tensor, e: Tensor) -> Tensor:
         return self.mlp(torch.cat([x_j, x_i, e], dim=1))
 
 
 class NodeUpdate(MessagePassing):
-    """`x = mlp([x, sum of e at dst, sum of e at src])`."""
+    """`x + mlp([x, sum of e at dst, sum of e at src])`, each sum divided by the root of its number of edges."""
 
     def __init__(self, *widths: int) -> None:
         super().__init__(aggr="sum")
-        self.mlp = PlainMLP(*widths)
+        self.mlp = PlainMLP(*widths, updates=True)
 
-    def forward(self, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+    def forward(self, x: Tensor, edge_index: Tensor, e: Tensor, scales: Sequence[Tensor]) -> Tensor:
         size = (len(x), len(x))
-        at_dst = self.propagate(edge_index, e=e, size=size)
-        at_src = self.propagate(edge_index.flip(0), e=e, size=size)
-        return self.mlp(torch.cat([x, at_dst, at_src], dim=1))
+        at_dst = self.propagate(edge_index, e=e, size=size) * scales[0]
+        at_src = self.propagate(edge_index.flip(0), e=e, size=size) * scales[1]
+        return x + self.mlp(torch.cat([x, at_dst, at_src], dim=1))
 
     def message(self, e: Tensor) -> Tensor:
         return e
@@ -117,36 +124,48 @@ class PlainInteraction(nn.Module):
         self.node_first, self.checkpointed = node_first, checkpointed
         self.node_encoder = RowUpdate(node_features, *widths)
         self.edge_encoder = EdgeUpdate(2 * hidden + edge_features, *widths)
-        self.edge_stages = nn.ModuleList(EdgeUpdate(3 * hidden, *widths) for _ in range(graph_iters))
+        self.edge_stages = nn.ModuleList(EdgeUpdate(3 * hidden, *widths, updates=True) for _ in range(graph_iters))
         num_node_updates = graph_iters if node_first else graph_iters - 1
         self.node_stages = nn.ModuleList(NodeUpdate(3 * hidden, *widths) for _ in range(num_node_updates))
         self.head = EdgeUpdate(3 * hidden, *widths, 1) if node_first else RowUpdate(hidden, *widths, 1)
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
         """Logits of all edges, [num_edges]."""
+        degrees = [torch.bincount(end, minlength=len(x)).clamp(min=1) for end in (edge_index[1], edge_index[0])]
+        scales = [degree.to(x.dtype).rsqrt()[:, None] for degree in degrees]
         x = self.node_encoder(x)
         e = self.edge_encoder(x, edge_index, edge_attr)
         iteration = self._node_first if self.node_first else self._edge_first
         if self.checkpointed:
             iteration = partial(checkpoint, iteration, use_reentrant=False)
         for edge_stage, node_stage in zip_longest(self.edge_stages, self.node_stages):
-            x, e = iteration(edge_stage, node_stage, x, edge_index, e)
+            x, e = iteration(edge_stage, node_stage, x, edge_index, e, scales)
         logits = self.head(x, edge_index, e) if self.node_first else self.head(e)
         return logits.squeeze(1)
 
     @staticmethod
     def _edge_first(
-        edge_stage: EdgeUpdate, node_stage: NodeUpdate | None, x: Tensor, edge_index: Tensor, e: Tensor
+        edge_stage: EdgeUpdate,
+        node_stage: NodeUpdate | None,
+        x: Tensor,
+        edge_index: Tensor,
+        e: Tensor,
+        scales: Sequence[Tensor],
     ) -> tuple[Tensor, Tensor]:
         e = edge_stage(x, edge_index, e)
         # The last update of the nodes would reach no logit.
-        return (x if node_stage is None else node_stage(x, edge_index, e)), e
+        return (x if node_stage is None else node_stage(x, edge_index, e, scales)), e
 
     @staticmethod
     def _node_first(
-        edge_stage: EdgeUpdate, node_stage: NodeUpdate, x: Tensor, edge_index: Tensor, e: Tensor
+        edge_stage: EdgeUpdate,
+        node_stage: NodeUpdate,
+        x: Tensor,
+        edge_index: Tensor,
+        e: Tensor,
+        scales: Sequence[Tensor],
     ) -> tuple[Tensor, Tensor]:
-        x = node_stage(x, edge_index, e)
+        x = node_stage(x, edge_index, e, scales)
         return x, edge_stage(x, edge_index, e)
 
 

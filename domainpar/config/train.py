@@ -67,15 +67,14 @@ class Network(Group):
     shared_weights: bool = False
     """Use the same weights in every iteration."""
 
-    residual: bool | None = None
-    """Update states in each iteration instead of replacing them. Default: yes, for networks on stages."""
+    residual: bool = True
+    """Update states in each iteration instead of replacing them; of networks on stages."""
 
-    aggregate: Literal["sum", "mean", "root"] | None = None
-    """Sums of edges at nodes: as they are, or divided by their number or its root. Default: root, for networks on
-    stages."""
+    aggregate: Literal["sum", "mean", "root"] = "root"
+    """Sums of edges at nodes: as they are, or divided by their number or its root; of networks on stages."""
 
-    activation: Literal["relu", "silu", "tanh"] | None = None
-    """Activation of hidden layers. Default: relu, for networks on stages."""
+    activation: Literal["relu", "silu", "tanh"] = "relu"
+    """Activation of hidden layers; of networks on stages."""
 
     dropout: float = 0.0
     """Probability with which a number of a hidden layer is dropped in training."""

@@ -81,9 +81,10 @@ def fold(mlp: MLP, tables: Sequence[Tensor], node_width: int = 0, products: torc
     Raises:
         ValueError: If node states come into a perceptron that is a plain output alone.
     """
-    if node_width and mlp.plain and len(mlp.layers) == 1:
+    if node_width and mlp.plain and len(mlp.linears) == 1:
         raise ValueError("a plain output alone cannot take node states; give the perceptron a hidden layer.")
-    weights = [layer.linear.weight for layer in mlp.layers]
+    layers = mlp.layers
+    weights = [layer.linear.weight for layer in layers]
     exact, widths = weights[0].dtype, tuple(table.shape[1] for table in tables)
     inputs = weights[0][:, 2 * node_width :].split(widths, dim=1) if widths else ()
     later = [products or exact] * len(weights[1:])
@@ -98,15 +99,18 @@ def fold(mlp: MLP, tables: Sequence[Tensor], node_width: int = 0, products: torc
         at_ends=_weight(ends, exact),
         later=tuple(_weight(_pad(weight), kind) for weight, kind in zip(weights[1:], later)),
         kinds=(tables[0].dtype if tables else exact, *later),
-        constants=tuple(_constants(layer, mlp.dropout) for layer in mlp.layers),
+        constants=tuple(_constants(layer, mlp.dropout) for layer in layers),
     )
 
 
 def _weight(weight: Tensor, kind: torch.dtype) -> Weight:
     """A weight [padded out, in], rounded to what a type can hold."""
     rounded = weight.to(kind).to(weight.dtype)
-    back = rounded.new_zeros(len(rounded), padded(rounded.shape[1], COLUMN_BLOCK))
-    back[:, : rounded.shape[1]] = rounded
+    if rounded.shape[1] % COLUMN_BLOCK == 0:
+        back = rounded.contiguous()
+    else:
+        back = rounded.new_zeros(len(rounded), padded(rounded.shape[1], COLUMN_BLOCK))
+        back[:, : rounded.shape[1]] = rounded
     return Weight(rounded.t().contiguous(), back)
 
 
@@ -291,6 +295,8 @@ class Perceptron:
             self._layer(layer, gathered if layer == 0 else NOTHING, operand)
             if not self._again:
                 operations.multiply(self._program, operand, weight.forward, self._rows[layer + 1])
+        for rows in inputs if not self._again else ():
+            self._program.reads(rows)
         last = len(folded.later)
         gathered = NOTHING if folded.later else gathered
         if out.width % COLUMN_BLOCK == 0:
@@ -374,7 +380,7 @@ class Perceptron:
         Returns:
             The gradient of the first product.
         """
-        folded, program = self._folded, self._program
+        folded, program, of_results = self._folded, self._program, gradient
         work = program.room(STRIP, max(rows.width for rows in self._rows), folded.exact)
         last = len(folded.later)
         if gradient.width % COLUMN_BLOCK:
@@ -403,6 +409,8 @@ class Perceptron:
                 back = folded.later[layer - 1].back
                 gradient = program.room(STRIP, back.shape[1], folded.exact)
                 operations.multiply(self._program, out, back, gradient)
+        for rows in (*self._rows, of_results, *self._inputs) if self._again else (of_results,):
+            program.reads(rows)
         return out
 
     def hand_back(self, of_product: Operand, position: int, of_input: Operand, add: bool = False) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -73,6 +73,7 @@ class NodeCall(ABC):
         tables: Their states, [count, width] each.
         residual: Whether the results are added to the first table.
         key: Of the random numbers of this call; None: nothing is dropped.
+        made: What forward made for backward to use again, such as weights as kernels take them.
     """
 
     mlp: MLP
@@ -80,6 +81,7 @@ class NodeCall(ABC):
     tables: Sequence[Tensor]
     residual: bool = False
     key: int | None = None
+    made: list[Any] = field(default_factory=list)
 
     @property
     def noise(self) -> Noise | None:
@@ -159,6 +161,7 @@ class EdgeCall(ABC):
         edges: States of the local edges, [num_edges, width].
         aggregate: How sums at nodes are scaled; None: no sums.
         keeps: Whether new edge states are asked for.
+        made: As of `NodeCall`.
     """
 
     chain: tuple[Link, ...]
@@ -167,6 +170,7 @@ class EdgeCall(ABC):
     edges: Tensor
     aggregate: Aggregate | None = None
     keeps: bool = True
+    made: list[Any] = field(default_factory=list)
 
     @cached_property
     def updates(self) -> tuple[Link, ...]:

@@ -29,9 +29,6 @@ ON_STAGES: dict[str, Callable[..., InteractionNetwork]] = {
 }
 """The same bits on any number of ranks."""
 
-LEARNS: dict[str, Any] = {"residual": True, "aggregate": "root", "activation": "relu"}
-"""The form of networks on stages that learns best: `bench/learning.py`."""
-
 OPTIONS = ("node_features", "edge_features", "hidden", "graph_iters", "dropout", "seed")
 """Arguments of networks; a user's factory is called with those of them that it takes."""
 
@@ -51,9 +48,9 @@ def build_model(
     products: torch.dtype | None = None,
     recompute_every: int | None = None,
     dropout: float = 0.0,
-    residual: bool | None = None,
-    aggregate: Aggregate | None = None,
-    activation: str | None = None,
+    residual: bool = True,
+    aggregate: Aggregate = "root",
+    activation: str = "relu",
     standard: Standard | None = None,
 ) -> EdgeClassifier:
     """Build a network; the same weights on every rank.
@@ -71,7 +68,7 @@ def build_model(
         products: See `EdgeStage`; of networks on stages.
         recompute_every: See `InteractionNetwork`; of networks on stages.
         dropout: Of networks on stages and of users' own.
-        residual, aggregate, activation: See `InteractionNetwork`; of networks on stages. None: as in `LEARNS`.
+        residual, aggregate, activation: See `InteractionNetwork`; of networks on stages, others have their own.
         standard: See `InteractionNetwork`; of networks on stages.
 
     Raises:
@@ -80,12 +77,10 @@ def build_model(
     options: dict[str, Any] = {"hidden": hidden, "graph_iters": graph_iters, "seed": seed}
     of_stages: dict[str, Any] = {"shared_weights": shared_weights, "products": products}
     of_stages |= {"recompute_every": recompute_every, "standard": standard}
-    form = {"residual": residual, "aggregate": aggregate, "activation": activation}
     if name in ON_STAGES:
-        options |= of_stages | LEARNS | {option: value for option, value in form.items() if value is not None}
+        options |= of_stages | {"residual": residual, "aggregate": aggregate, "activation": activation}
         return ON_STAGES[name](node_features, edge_features, **options, dtype=dtype, dropout=dropout)
     refused = [_FLAGS[option] for option, value in of_stages.items() if value]
-    refused += [f"--{option}" for option, value in form.items() if value is not None]
     if dropout and name in OF_THE_FIELD:
         refused.append("--dropout")
     if refused:

@@ -45,7 +45,8 @@ class InteractionNetwork(EdgeClassifier):
 
     The last node update of the edge-first order would reach no logit and is left out. With `residual`, nets have no
     activation after their last norm, and `e = edge(...)`, `x = node(...)` become `e = e + edge(...)`,
-    `x = x + node(...)`: gradients reach the first iterations whole.
+    `x = x + node(...)`: gradients reach the first iterations whole. The defaults learn best (`bench/learning.py`);
+    acorn's form is `residual=False, aggregate="sum"`.
 
     Args:
         node_features: Features of a node.
@@ -86,8 +87,8 @@ class InteractionNetwork(EdgeClassifier):
         products: torch.dtype | None = None,
         recompute_every: int | None = None,
         dropout: float = 0.0,
-        residual: bool = False,
-        aggregate: Aggregate = "sum",
+        residual: bool = True,
+        aggregate: Aggregate = "root",
         activation: str = "relu",
         standard: Standard | None = None,
     ) -> None:

@@ -47,6 +47,9 @@ NO_ACTIVATION, RELU, SILU, TANH = range(4)
 """As in `mlp.ACTIVATIONS`."""
 
 
+_ROUNDS = 1.5 * 2**52
+
+
 class Layer(NamedTuple):
     """What follows a product.
 
@@ -369,11 +372,14 @@ def split_partials(partials: Any, limbs: Any) -> None:
             if not abs(partials[i]) < LARGEST_PARTIAL:
                 bits = np.float64(abs(partials[i])).view(np.int64)
                 limbs[2 * size + 1] = max(limbs[2 * size + 1], bits)
-    # Without a jump inside, so that the compiler takes several numbers at once.
+    # Without a jump or a conversion inside, so that the compiler takes several numbers at once. A number of at most
+    # 2^51 in size, with `_ROUNDS` added, is rounded, halves to even, and its bits are those of `_ROUNDS` plus it.
+    zero = np.float64(_ROUNDS).view(np.int64)
     for i in range(size):
         value = np.float64(partials[i])
         value = value if abs(value) < LARGEST_PARTIAL else np.float64(0.0)
-        hi = np.rint(value * HI_SCALE)  # halves to even
-        lo = limbs[size + i] + np.int64(np.rint((value - hi / HI_SCALE) * LO_SCALE))
-        limbs[i] += np.int64(hi) + (lo >> CARRY_BITS)
-        limbs[size + i] = lo & ((1 << CARRY_BITS) - 1)
+        hi = np.float64(value * HI_SCALE + _ROUNDS)
+        lo = np.float64((value - (hi - _ROUNDS) / HI_SCALE) * LO_SCALE + _ROUNDS)
+        low = limbs[size + i] + (lo.view(np.int64) - zero)
+        limbs[i] += (hi.view(np.int64) - zero) + (low >> CARRY_BITS)
+        limbs[size + i] = low & ((1 << CARRY_BITS) - 1)

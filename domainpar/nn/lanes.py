@@ -176,6 +176,21 @@ def zeros(typing: Any, array: Any, wide: Any) -> Any:
 
 
 @intrinsic
+def fetch(typing: Any, address: Any) -> Any:
+    """Ask for the 64 bytes at an address, to be in the second cache when they are needed; any address may be given."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = builder.inttoptr(args[0], ir.IntType(8).as_pointer())
+        kind = ir.FunctionType(ir.VoidType(), [pointer.type, _I32, _I32, _I32])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        reads, second_cache, data = (ir.Constant(_I32, value) for value in (0, 2, 1))
+        builder.call(function, [pointer, reads, second_cache, data])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
+@intrinsic
 def as_kept(typing: Any, lanes: Any, array: Any) -> Any:
     """Lanes as a table would give them back: rounded, if that holds bfloat16."""
 

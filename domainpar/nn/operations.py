@@ -25,6 +25,9 @@ from domainpar.nn.program import STRIP, Operand, Program, When, shared
 NUMBERS = {torch.float32: np.float32, torch.float64: np.float64, torch.bfloat16: np.uint16}
 """How kernels see the numbers of tables: uint16 stands for bfloat16."""
 
+FETCH_SLOT = 6
+"""Of the two operands of a product that say what to fetch meanwhile: address, and how many times 64 bytes."""
+
 _integers, _bytes = np.int64, np.uint8
 _SIXTEEN = wide(COLUMN_BLOCK)
 
@@ -72,7 +75,7 @@ def _address(function: Callable[..., None]) -> int:
 
 @cache
 def multiply_rows(kind: torch.dtype, out_kind: torch.dtype) -> int:
-    """`out = rows @ weight`: rows, their columns, weight, out, its columns, whether to add to what is there."""
+    """`out = rows @ weight`: rows, their columns, weight, out, its columns, whether to add; what to fetch."""
     numbers, of_out = NUMBERS[kind], NUMBERS[out_kind]
     exact = np.float64 if torch.float64 in (kind, out_kind) else np.float32
 
@@ -80,14 +83,22 @@ def multiply_rows(kind: torch.dtype, out_kind: torch.dtype) -> int:
         inputs, outputs = arguments[1], arguments[4]
         rows = _table(arguments, 0, count, inputs, numbers)
         weight = _table(arguments, 2, inputs, outputs, exact)
-        products.multiply(rows, count, weight, _table(arguments, 3, count, outputs, of_out), arguments[5] != 0)
+        products.multiply(
+            rows,
+            count,
+            weight,
+            _table(arguments, 3, count, outputs, of_out),
+            arguments[5] != 0,
+            arguments[6],
+            arguments[7],
+        )
 
     return _address(multiply_rows)
 
 
 @cache
 def outer_of_rows(kind: torch.dtype, of_gradient: torch.dtype) -> int:
-    """`out += rows.T @ gradient`: rows, their columns, gradient, its columns, out."""
+    """`out += rows.T @ gradient`: rows, their columns, gradient, its columns, out; what to fetch."""
     numbers, of_gradients = NUMBERS[kind], NUMBERS[of_gradient]
     exact = np.float64 if torch.float64 in (kind, of_gradient) else np.float32
 
@@ -95,7 +106,8 @@ def outer_of_rows(kind: torch.dtype, of_gradient: torch.dtype) -> int:
         inputs, outputs = arguments[1], arguments[3]
         rows = _table(arguments, 0, count, inputs, numbers)
         gradient = _table(arguments, 2, count, outputs, of_gradients)
-        products.outer(rows, gradient, count, _table(arguments, 4, inputs, outputs, exact))
+        out = _table(arguments, 4, inputs, outputs, exact)
+        products.outer(rows, gradient, count, out, arguments[6], arguments[7])
 
     return _address(outer_of_rows)
 
@@ -267,13 +279,14 @@ def sum_pairs(width: int, kind: torch.dtype) -> int:
 
 def multiply(program: Program, rows: Operand, weight: Tensor, out: Operand, add: bool = False) -> None:
     """Add to a program: `out = rows @ weight`, or `out +=`."""
-    program.add(multiply_rows(rows.dtype, out.dtype), rows, rows.width, shared(weight), out, weight.shape[1], add)
+    kernel = multiply_rows(rows.dtype, out.dtype)
+    program.add(kernel, rows, rows.width, shared(weight), out, weight.shape[1], add, fetches=FETCH_SLOT)
 
 
 def add_outer(program: Program, rows: Operand, gradient: Operand, out: Operand) -> None:
     """Add to a program: `out += rows.T @ gradient`, of owned tiles."""
     kernel = outer_of_rows(rows.dtype, gradient.dtype)
-    program.add(kernel, rows, rows.width, gradient, gradient.width, out, when=When.OWNED_STRIP)
+    program.add(kernel, rows, rows.width, gradient, gradient.width, out, when=When.OWNED_STRIP, fetches=FETCH_SLOT)
 
 
 def copy(program: Program, rows: Operand, out: Operand) -> None:

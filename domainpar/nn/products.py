@@ -15,8 +15,10 @@ from numba import njit
 
 from domainpar.nn import COLUMN_BLOCK
 from domainpar.nn.kernels import FloatTable, Table
+from domainpar.nn.lanes import fetch
 from domainpar.nn.microkernel import NARROW, WIDE, Shape, product_of
 
+_LINE = 64  # bytes that come from memory at once
 _WIDE_COLUMNS = WIDE.sixteens * COLUMN_BLOCK
 
 
@@ -26,12 +28,19 @@ def _strip_of(shape: Shape, transposed: bool) -> Any:
     block, single = product_of(shape, transposed), product_of(Shape(1, shape.sixteens), transposed)
 
     @njit(error_model="numpy")
-    def strip(left: Table, right: Table, num_rows: int, steps: int, column: int, out: Table, add: bool) -> None:
+    def strip(
+        left: Table, right: Table, num_rows: int, steps: int, column: int, out: Table, add: bool, ahead: int, lines: int
+    ) -> None:
+        # A share of what comes next at each block, which computes for longer than that takes to come.
+        share, fetched = -(-lines * shape.rows // max(num_rows, 1)), 0
         # Row i of the result is made of row i of `left`, or of its column.
         row_of, column_of, i = int(not transposed), int(transposed), 0
         while i + shape.rows <= num_rows:
             block(out, i, column, left, i * row_of, i * column_of, right, 0, steps, add)
             i += shape.rows
+            for line in range(fetched, min(fetched + share, lines)):
+                fetch(ahead + line * _LINE)
+            fetched += share
         while i < num_rows:
             single(out, i, column, left, i * row_of, i * column_of, right, 0, steps, add)
             i += 1
@@ -51,7 +60,9 @@ def _in_wide_blocks(table: Table) -> int:
 
 
 @njit(error_model="numpy")
-def multiply(rows: Table, count: int, weight: FloatTable, out: Table, add: bool) -> None:
+def multiply(
+    rows: Table, count: int, weight: FloatTable, out: Table, add: bool, ahead: int = 0, lines: int = 0
+) -> None:
     """`out = rows @ weight` for `count` rows.
 
     Args:
@@ -60,16 +71,19 @@ def multiply(rows: Table, count: int, weight: FloatTable, out: Table, add: bool)
         weight: [in, out], a multiple of 16 columns.
         out: Takes the products, [>= count, out].
         add: Add them to what is there.
+        ahead: Address of what is fetched into cache meanwhile.
+        lines: How many times 64 bytes.
     """
     wide = _in_wide_blocks(weight)
     for column in range(0, wide, _WIDE_COLUMNS):
-        _wide(rows, weight, count, weight.shape[0], column, out, add)
+        _wide(rows, weight, count, weight.shape[0], column, out, add, ahead, lines)
+        lines = 0
     for column in range(wide, weight.shape[1], COLUMN_BLOCK):
-        _narrow(rows, weight, count, weight.shape[0], column, out, add)
+        _narrow(rows, weight, count, weight.shape[0], column, out, add, ahead, 0)
 
 
 @njit(error_model="numpy")
-def outer(rows: Table, gradient: Table, count: int, out: FloatTable) -> None:
+def outer(rows: Table, gradient: Table, count: int, out: FloatTable, ahead: int = 0, lines: int = 0) -> None:
     """Add `rows.T @ gradient` for `count` rows to `out`: the gradient of a weight.
 
     `out` is small and taken up again by every strip: a sum over rows continues where the last strip left it, so that
@@ -80,9 +94,11 @@ def outer(rows: Table, gradient: Table, count: int, out: FloatTable) -> None:
         gradient: Gradient of the products, [>= count, out], a multiple of 16 columns.
         count: Number of rows.
         out: [in, out].
+        ahead, lines: As in `multiply`.
     """
     wide = _in_wide_blocks(out)
     for column in range(0, wide, _WIDE_COLUMNS):
-        _wide_outer(rows, gradient, rows.shape[1], count, column, out, True)
+        _wide_outer(rows, gradient, rows.shape[1], count, column, out, True, ahead, lines)
+        lines = 0
     for column in range(wide, out.shape[1], COLUMN_BLOCK):
-        _narrow_outer(rows, gradient, rows.shape[1], count, column, out, True)
+        _narrow_outer(rows, gradient, rows.shape[1], count, column, out, True, ahead, 0)

@@ -23,7 +23,7 @@ else is added as integers (`docs/same_bits.md`, rules 1, 2 and 4).
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -41,7 +41,7 @@ from domainpar.plan import IntArray
 STRIP = 128
 """Rows that are taken through all operations of a stage at a time; no bit depends on it."""
 
-ALIGNMENT = 64
+ALIGNMENT = CACHE_LINE = 64
 MOST_OPERANDS = 24
 POKES = 8
 """How often at least, in a stage, the calling thread looks after a transport while rows are under way."""
@@ -198,19 +198,34 @@ class Program:
     """Operations of one stage, in order."""
 
     def __init__(self) -> None:
-        self._operations: list[tuple[When, int, Sequence[Operand]]] = []
+        self._operations: list[tuple[When, int, list[Operand]]] = []
+        self._fetching: list[tuple[list[Operand], int]] = []
         self._bytes = 0
 
-    def add(self, kernel: int, *operands: Operand | int, when: When = When.STRIP) -> None:
+    def add(self, kernel: int, *operands: Operand | int, when: When = When.STRIP, fetches: int = 0) -> None:
         """Add an operation.
 
         Args:
             kernel: Address of its code, of `operations`.
             operands: As it wants them.
             when: When it is due.
+            fetches: The first of two operands that say what it may fetch into cache meanwhile; 0: it fetches nothing.
         """
         filled = [operand if isinstance(operand, Operand) else Operand(int(operand)) for operand in operands]
         self._operations.append((when, kernel, filled))
+        if fetches:
+            filled += [NOTHING] * (fetches + 2 - len(filled))
+            self._fetching.append((filled, fetches))
+
+    def reads(self, operand: Operand) -> None:
+        """Say that a table's rows are read: an operation that can fetches those of the next strip during this one."""
+        if operand.row_bytes < CACHE_LINE:
+            return
+        for filled, slot in self._fetching:
+            if filled[slot] is NOTHING:
+                filled[slot] = operand._replace(address=operand.address + STRIP * operand.row_bytes)
+                filled[slot + 1] = Operand(STRIP * operand.row_bytes // CACHE_LINE)
+                return
 
     def room(self, rows: int, width: int, dtype: torch.dtype) -> Operand:
         """Memory of each thread for a table [rows, width], with whatever was in it."""

@@ -58,7 +58,7 @@ class NodeStage(TakesGradients):
             ValueError: If the tables do not fit the MLP.
         """
         self._check(tables)
-        step = _NodeStep(self, graph, key, len(tables), _keeps_layers([self], graph.num_owned))
+        step = _NodeStep(self, graph, key, len(tables), _keeps_layers([self], graph.num_owned), [])
         out: Tensor = _OnNodes.apply(step, *tables, *self.trainable())  # type: ignore[no-untyped-call]
         return out
 
@@ -69,7 +69,7 @@ class NodeStage(TakesGradients):
         """
         self._check(tables)
         contiguous = [table.detach().contiguous() for table in tables]
-        step = _NodeStep(self, graph, key, len(tables), keeps_layers=False)
+        step = _NodeStep(self, graph, key, len(tables), False, [])
         return step.on(NodeRows.ghosts(graph), contiguous).forward()[0]
 
     def _check(self, tables: Sequence[Tensor]) -> None:
@@ -179,7 +179,7 @@ def through(
         raise ValueError("only the last of several stages may be a plain output: the others make states for the next.")
     edges = graph.features.new_empty(graph.num_edges, 0) if edges is None else edges
     aggregate, keeps = states[-1].aggregate if sums else None, keeps and bool(states)
-    step = _EdgeStep(tuple(chain), graph, aggregate, keeps, _keeps_layers(stages, graph.num_edges))
+    step = _EdgeStep(tuple(chain), graph, aggregate, keeps, _keeps_layers(stages, graph.num_edges), [])
     parameters = [parameter for stage in stages for parameter in stage.trainable()]
     owned = None if nodes is None else nodes.owned
     results = _OnEdges.apply(step, nodes, owned, edges, *parameters)  # type: ignore[no-untyped-call]
@@ -241,10 +241,11 @@ class _NodeStep(NamedTuple):
     key: int | None
     num_tables: int
     keeps_layers: bool
+    made: list[Any]
 
     def on(self, nodes: NodeRows, tables: Sequence[Tensor]) -> NodeCall:
         engine = NodeBatches if tables[0].is_cuda else NodeTiles
-        return engine(self.stage.mlp, nodes, tables, self.stage.residual, self.key)
+        return engine(self.stage.mlp, nodes, tables, self.stage.residual, self.key, self.made)
 
 
 class _OnNodes(torch.autograd.Function):
@@ -272,10 +273,11 @@ class _EdgeStep(NamedTuple):
     aggregate: Aggregate | None
     keeps: bool
     keeps_layers: bool
+    made: list[Any]
 
     def on(self, nodes: Spread | None, edges: Tensor) -> EdgeCall:
         engine = EdgeBatches if self.graph.features.is_cuda else EdgeTiles
-        return engine(self.chain, self.graph, nodes, edges, self.aggregate, self.keeps)
+        return engine(self.chain, self.graph, nodes, edges, self.aggregate, self.keeps, self.made)
 
 
 class _OnEdges(torch.autograd.Function):

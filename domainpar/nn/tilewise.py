@@ -36,7 +36,7 @@ class NodeTiles(NodeCall):
     """A perceptron on the rows of some nodes, piece by piece."""
 
     def forward(self, keep: bool = False) -> tuple[Tensor, list[Tensor]]:
-        folded, program = fold(self.mlp, self.tables), Program()
+        folded, program = self._folded(), Program()
         out = empty_table(self.nodes.count, self.mlp.out_features, self.tables[0])
         kept = keep_of(folded, self.nodes.count) if keep else []
         residual = table(self.tables[0]) if self.residual else NOTHING
@@ -48,7 +48,7 @@ class NodeTiles(NodeCall):
     def backward(
         self, kept: Sequence[Tensor], gradient: Tensor, taker: TakesGradients, needed: Sequence[bool]
     ) -> list[Tensor | None]:
-        folded, program, gradient = fold(self.mlp, self.tables), Program(), gradient.contiguous()
+        folded, program, gradient = self._folded(), Program(), gradient.contiguous()
         of_tables = [_like(rows) if is_needed else None for rows, is_needed in zip(self.tables, needed)]
         perceptron = Perceptron(program, folded, noise=self.noise, kept=_layers(kept), again=bool(kept))
         partials = Partials(program, folded.exact)
@@ -64,6 +64,12 @@ class NodeTiles(NodeCall):
         program.run(tiles_of(self.nodes.pieces))
         perceptron.give(*partials.total(), taker)
         return of_tables
+
+    def _folded(self) -> Folded:
+        if not self.made:
+            self.made.append(fold(self.mlp, self.tables))
+        folded: Folded = self.made[0]
+        return folded
 
     @property
     def _inputs(self) -> list[Operand]:
@@ -190,9 +196,11 @@ class EdgeTiles(EdgeCall):
         """The chain; its layers are to be kept, or were kept in forward and are taken from there."""
         linked, tables, ends = [], [self.edges] if self.edges.shape[1] else [], _ends(self.graph)
         layers = _layers(kept)
-        for link in self.chain:
+        for position, link in enumerate(self.chain):
             width = self.nodes.owned.shape[1] if link.takes_nodes and self.nodes is not None else 0
-            folded = fold(link.mlp, tables, width, link.products)
+            if position == len(self.made):
+                self.made.append(fold(link.mlp, tables, width, link.products))
+            folded = self.made[position]
             own, layers = layers[: len(folded.constants)], layers[len(folded.constants) :]
             own = keep_of(folded, self.graph.num_edges) if keep else own
             at_nodes = None
