@@ -67,7 +67,7 @@ BENCHES = (
     Bench("price", "--hidden 16 --repeats 3 --hash-ranks 1 2", "--case small"),
     Bench("overlap", "--hidden 16 --repeats 3 --ranks 2", "--case small"),
     Bench("modes", "--quick", "", ""),
-    Bench("learning", "default 'rate 1e-2' --hits 5000 --num-events 5 --hidden 16 --budget 5", "", ""),
+    Bench("learning", "default 'rate 6e-3' --hits 5000 --num-events 5 --hidden 16 --budget 5", "", ""),
     Bench("tracks", "--ranks 1 2 --repeats 3", "--case medium"),
     Bench("realism", "--events 1", "--num-hits 20000", "--data {data}"),
 )
