@@ -161,6 +161,7 @@ class EdgeCall(ABC):
         edges: States of the local edges, [num_edges, width].
         aggregate: How sums at nodes are scaled; None: no sums.
         keeps: Whether new edge states are asked for.
+        overwrites: Whether they may take the place of `edges`.
         made: As of `NodeCall`.
     """
 
@@ -170,6 +171,7 @@ class EdgeCall(ABC):
     edges: Tensor
     aggregate: Aggregate | None = None
     keeps: bool = True
+    overwrites: bool = False
     made: list[Any] = field(default_factory=list)
 
     @cached_property

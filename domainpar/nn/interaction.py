@@ -219,7 +219,8 @@ class InteractionNetwork(EdgeClassifier):
             if iteration == last:
                 stages, keys = [*stages, self.head], [*keys, of("head")]
             goes_on = iteration < last
-            results = through(stages, nodes, edges, graph, sums=goes_on, keeps=goes_on, keys=keys)
+            own = edges is not graph.edge_features
+            results = through(stages, nodes, edges, graph, sums=goes_on, keeps=goes_on, overwrites=own, keys=keys)
             edges, sums = results.edges if goes_on else results.readout, results.sums
             if not self.node_first and goes_on:
                 nodes = halo.spread(self.node_stages[iteration]([nodes.owned, sums], graph, of("nodes", iteration)))

@@ -141,6 +141,7 @@ def through(
     *,
     sums: bool,
     keeps: bool = True,
+    overwrites: bool = False,
     keys: Sequence[int | None],
 ) -> EdgeResults:
     """Several stages on the same node states in one pass over the edges. *Collective* in backward, with `sums`.
@@ -155,6 +156,7 @@ def through(
         graph: The part.
         sums: Also sum the last edge states at their `dst` and at their `src`, scaled as the stage that made them says.
         keeps: Also give back these states.
+        overwrites: They may take the place of `edges`, where no backward pass needs those.
         keys: Of random numbers for dropout, one for each stage; None: drop nothing.
 
     Raises:
@@ -179,7 +181,8 @@ def through(
         raise ValueError("only the last of several stages may be a plain output: the others make states for the next.")
     edges = graph.features.new_empty(graph.num_edges, 0) if edges is None else edges
     aggregate, keeps = states[-1].aggregate if sums else None, keeps and bool(states)
-    step = _EdgeStep(tuple(chain), graph, aggregate, keeps, _keeps_layers(stages, graph.num_edges), [])
+    overwrites = overwrites and not torch.is_grad_enabled()
+    step = _EdgeStep(tuple(chain), graph, aggregate, keeps, overwrites, _keeps_layers(stages, graph.num_edges), [])
     parameters = [parameter for stage in stages for parameter in stage.trainable()]
     owned = None if nodes is None else nodes.owned
     results = _OnEdges.apply(step, nodes, owned, edges, *parameters)  # type: ignore[no-untyped-call]
@@ -272,12 +275,13 @@ class _EdgeStep(NamedTuple):
     graph: LocalGraph
     aggregate: Aggregate | None
     keeps: bool
+    overwrites: bool
     keeps_layers: bool
     made: list[Any]
 
     def on(self, nodes: Spread | None, edges: Tensor) -> EdgeCall:
         engine = EdgeBatches if self.graph.features.is_cuda else EdgeTiles
-        return engine(self.chain, self.graph, nodes, edges, self.aggregate, self.keeps, self.made)
+        return engine(self.chain, self.graph, nodes, edges, self.aggregate, self.keeps, self.overwrites, self.made)
 
 
 class _OnEdges(torch.autograd.Function):

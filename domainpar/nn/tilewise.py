@@ -117,7 +117,10 @@ class EdgeTiles(EdgeCall):
         if self.updates:
             width = self.updates[-1].mlp.out_features
             if self.keeps:
-                edges = empty_table(graph.num_edges, width, self.edges, self.updates[-1].kind)
+                like = (self.edges.shape[1], self.edges.dtype)
+                # A strip's states are read before any of them is written.
+                reuses = self.overwrites and like == (width, self.updates[-1].kind)
+                edges = self.edges if reuses else empty_table(graph.num_edges, width, self.edges, self.updates[-1].kind)
         at_ends = _Sums(graph, width if self.aggregate else 0, exact)
         outs = {}
         if edges is not None:

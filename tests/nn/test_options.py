@@ -104,3 +104,26 @@ def test_stages_that_are_watched_run_one_by_one_with_the_same_results(event):
     watched = networks.whole(event, networks.run_ranks(forward, 1))
     assert seen == ["edge_encoder", "edge_stages.0", "edge_stages.1", "head"]
     assert networks.distance(watched, plain) < 1e-12
+
+
+def _logits(world, event, grad, flags):
+    part = event.part(world.transport, event.grouping("ranges", world.size), torch.float32)
+    model = networks.network(event, torch.float32, **flags)
+    before = part.graph.edge_features.clone()
+    with torch.set_grad_enabled(grad):
+        logits = model(part.graph, part.halo).detach()
+    assert torch.equal(part.graph.edge_features, before), "features were overwritten"
+    owned = part.graph.plan.edge_owned
+    return part.graph.plan.edge_ids[owned], logits.numpy()[owned]
+
+
+@pytest.mark.parametrize("order", ["edge-first", "node-first"])
+@pytest.mark.parametrize("flags", [{}, {"residual": False}, {"products": torch.bfloat16}], ids=str)
+def test_inference_writes_states_over_those_before_with_the_same_bits(event, order, flags):
+    answers = set()
+    for grad, ranks in itertools.product((True, False), (1, 2)):
+        whole = np.zeros(event.graph.num_edges, np.float32)
+        for ids, logits in networks.run_ranks(_logits, ranks, event, grad, {"order": order, "graph_iters": 3, **flags}):
+            whole[ids] = logits
+        answers.add(whole.tobytes())
+    assert len(answers) == 1
