@@ -240,7 +240,7 @@ class Program:
             ranges: Tiles, int64 [tiles, 7]: rows from and to, pairs from and to, nodes from and to, and whether owned.
             between: Called now and then by the calling thread, while others compute.
         """
-        if len(ranges) == 0:
+        if len(ranges) == 0 or not self._operations:
             return
         # Before the strips of a tile, at each strip, after them; as they were added within each of the three.
         ordered = sorted(self._operations, key=lambda operation: (operation[0] > 1) + (operation[0] > 3))

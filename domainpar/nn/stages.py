@@ -127,7 +127,7 @@ class EdgeStage(TakesGradients):
         """
         width = 0 if edges is None else edges.shape[1]
         _check_columns(self.mlp, width + (0 if nodes is None else 2 * nodes.owned.shape[1]))
-        results = through([self], nodes, edges, graph, sums=sums, keys=[key])
+        results = _in_one_pass([self], nodes, edges, graph, sums=sums, keys=[key])
         new_edges = results.readout if self.mlp.plain else results.edges
         assert new_edges is not None
         return new_edges, results.sums
@@ -162,8 +162,23 @@ def through(
     Raises:
         ValueError: If states do not fit a stage, or sums are asked of what knows no halo or makes no states.
     """
-    if len(stages) > 1 and any(stage._forward_hooks for stage in stages):
+    if any(stage._forward_hooks for stage in stages):
         return _one_by_one(stages, nodes, edges, graph, sums, keeps, keys)
+    return _in_one_pass(stages, nodes, edges, graph, sums=sums, keeps=keeps, overwrites=overwrites, keys=keys)
+
+
+def _in_one_pass(
+    stages: Sequence[EdgeStage],
+    nodes: Spread | None,
+    edges: Tensor | None,
+    graph: LocalGraph,
+    *,
+    sums: bool,
+    keeps: bool = True,
+    overwrites: bool = False,
+    keys: Sequence[int | None],
+) -> EdgeResults:
+    """`through`, whoever watches."""
     node_width, width = 0 if nodes is None else nodes.owned.shape[1], 0 if edges is None else edges.shape[1]
     chain: list[Link] = []
     for stage, key in zip(stages, keys, strict=True):

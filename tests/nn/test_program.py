@@ -107,6 +107,10 @@ def test_operations_are_done_strip_by_strip_in_order_and_what_belongs_to_a_tile_
                     ("pairs", 5, 4), ("nodes", 30, 0), ("a", 500, 7), ("c", 500, 7)]  # fmt: skip
 
 
+def test_a_program_without_operations_does_nothing():
+    Program().run(tiles_of([3, 2]), between=lambda: pytest.fail("there is nothing to wait for"))
+
+
 def test_operands_move_with_the_rows_or_stay_and_numbers_are_themselves():
     rows, ids = torch.arange(600.0).view(300, 2), np.arange(300)
     weight, vector, array = torch.ones(3, 4), torch.ones(5), np.ones((2, 3))
