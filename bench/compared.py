@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -68,15 +68,25 @@ class EvolvingEdges(PlainInteraction):
     """The plain network, but sums at nodes have rows from `x` and not from `len(x)`, which torch does not see."""
 
     @staticmethod
+    def _degrees(x: Tensor, edge_index: Tensor, e: Tensor) -> list[Tensor]:
+        src, dst = edge_index
+        return [torch.zeros_like(x[:, :1]).index_add(0, end, torch.ones_like(e[:, :1])) for end in (dst, src)]
+
+    @staticmethod
     def _edge_first(
-        edge_stage: EdgeUpdate, node_stage: NodeUpdate | None, x: Tensor, edge_index: Tensor, e: Tensor
+        edge_stage: EdgeUpdate,
+        node_stage: NodeUpdate | None,
+        x: Tensor,
+        edge_index: Tensor,
+        e: Tensor,
+        scales: Sequence[Tensor],
     ) -> tuple[Tensor, Tensor]:
         e = edge_stage(x, edge_index, e)
         if node_stage is None:
             return x, e
         src, dst = edge_index
-        at_dst, at_src = (torch.zeros_like(x).index_add(0, end, e) for end in (dst, src))
-        return node_stage.mlp(torch.cat([x, at_dst, at_src], dim=1)), e
+        sums = [torch.zeros_like(x).index_add(0, end, e) * scale for end, scale in zip((dst, src), scales)]
+        return x + node_stage.mlp(torch.cat([x, *sums], dim=1)), e
 
 
 def interaction(graph: Data, sizes: Any) -> nn.Module:

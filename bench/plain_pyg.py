@@ -131,10 +131,9 @@ class PlainInteraction(nn.Module):
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
         """Logits of all edges, [num_edges]."""
-        degrees = [torch.bincount(end, minlength=len(x)).clamp(min=1) for end in (edge_index[1], edge_index[0])]
-        scales = [degree.to(x.dtype).rsqrt()[:, None] for degree in degrees]
         x = self.node_encoder(x)
         e = self.edge_encoder(x, edge_index, edge_attr)
+        scales = [degree.clamp(min=1).rsqrt() for degree in self._degrees(x, edge_index, e)]
         iteration = self._node_first if self.node_first else self._edge_first
         if self.checkpointed:
             iteration = partial(checkpoint, iteration, use_reentrant=False)
@@ -142,6 +141,11 @@ class PlainInteraction(nn.Module):
             x, e = iteration(edge_stage, node_stage, x, edge_index, e, scales)
         logits = self.head(x, edge_index, e) if self.node_first else self.head(e)
         return logits.squeeze(1)
+
+    @staticmethod
+    def _degrees(x: Tensor, edge_index: Tensor, e: Tensor) -> list[Tensor]:
+        """The number of edges at each node, as `dst` and as `src`, [num_nodes, 1]."""
+        return [torch.bincount(end, minlength=len(x)).to(x.dtype)[:, None] for end in (edge_index[1], edge_index[0])]
 
     @staticmethod
     def _edge_first(

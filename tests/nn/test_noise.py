@@ -175,7 +175,8 @@ def test_both_copies_of_a_cut_edge_drop_alike_so_any_ranks_give_one_hash(event, 
 
 def test_a_mask_by_local_rows_would_be_seen(event, monkeypatch):
     """The test above can fail: with numbers by the rows of a rank's tables, the two copies differ."""
-    monkeypatch.setattr(calls, "_noise", lambda mlp, key, ids, plain=calls._noise: plain(mlp, key, np.arange(len(ids))))
+    plain = calls.noise_of
+    monkeypatch.setattr(stages, "noise_of", lambda mlp, key, ids: plain(mlp, key, np.arange(len(ids))))
     with pytest.raises(AssertionError, match="logits of two copies of an edge"):
         networks.on_ranks(event, 3, key=KEY, **FLAGS)
 

@@ -1,6 +1,7 @@
 """A rank that runs out of memory says in which layer, with how large a part, and what to try."""
 
 import errno
+import threading
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from marks import fault
 from random_store import write_random_store
 
 from domainpar.events.store import EventStore
+from domainpar.nn.tilewise import EdgeTiles
 from domainpar.parallel.transport import RanksFailed
 from domainpar.testing import run_ranks
 from domainpar.training.monitor.failure import asked_for, is_out_of_memory
@@ -67,6 +69,23 @@ def test_in_a_backward_pass_too(store, layer):
 
     said = fails_on_one(store, spoil)
     assert said.what.startswith(f"out of memory in layer {layer} (backward): ")
+
+
+@fault(32)
+@pytest.mark.parametrize(("direction", "failing_call"), [("forward", 1), ("backward", 2)])
+def test_layers_that_are_computed_in_one_pass_are_named_together(store, monkeypatch, direction, failing_call):
+    calls, plain = [], EdgeTiles._run
+
+    def run(self, *given):
+        if self.readout is not None and threading.current_thread().name == "rank 1":
+            calls.append(1)
+            if len(calls) == failing_call:
+                too_much()
+        return plain(self, *given)
+
+    monkeypatch.setattr(EdgeTiles, "_run", run)
+    said = fails_on_one(store, lambda trainer: None)
+    assert said.what.startswith(f"out of memory in layers edge_stages.1 and head ({direction}): ")
 
 
 @fault(32)

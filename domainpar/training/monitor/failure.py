@@ -124,15 +124,20 @@ def asked_for(text: str) -> str | None:
 
 
 def layer_of(error: BaseException, layers: nn.Module) -> str | None:
-    """The innermost layer of a network that was at work when an error was raised; None if that cannot be seen."""
+    """The innermost layer of a network that was at work when an error was raised; None if that cannot be seen.
+
+    All layers, where several are computed in one pass.
+    """
     names = {id(module): name for name, module in layers.named_modules() if name}
-    layer = None
+    at_work: list[str] = []
     trace = error.__traceback__
     while trace is not None:
         values = trace.tb_frame.f_locals
-        # A frame works for its `self`, or, where autograd calls a stage, for that stage.
-        step = getattr(values.get("ctx"), "step", None)
-        for module in (values.get("stage"), getattr(step, "stage", None), values.get("self")):
-            layer = names.get(id(module), layer)
+        # A frame works for its `self`, for who takes its gradients, or, where autograd calls stages, for those.
+        step = values.get("step") or getattr(values.get("ctx"), "step", None)
+        of_chain = [link.taker for link in getattr(step, "chain", ())]
+        for modules in ([values.get("stage")], [getattr(step, "stage", None)], of_chain, [values.get("self")],
+                        [values.get("taker")]):  # fmt: skip
+            at_work = [names[id(module)] for module in modules if id(module) in names] or at_work
         trace = trace.tb_next
-    return None if layer is None else f"layer {layer}"
+    return f"layer{'s' * (len(at_work) > 1)} {' and '.join(at_work)}" if at_work else None
