@@ -124,7 +124,7 @@ class Network(Group):
 class Learning(Group):
     """Learning"""
 
-    epochs: int = 20
+    epochs: int = 40
     """Times every training event is seen."""
 
     max_steps: int | None = None
