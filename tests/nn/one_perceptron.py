@@ -45,7 +45,8 @@ def rows_of(perceptron, layer, count):
     """What a layer left in the memory of this thread: bias added, and normed if it has a norm; padding included."""
     operand = perceptron._rows[layer]
     kind = np.float64 if operand.dtype == torch.float64 else np.float32
-    (rows,) = perceptron._program.of_threads(operand, count * operand.width, kind)
+    # Of a single tile it is the calling thread's, whatever team an earlier test left.
+    rows, *_ = perceptron._program.of_threads(operand, count * operand.width, kind)
     return torch.from_numpy(rows.reshape(count, operand.width).copy())
 
 
@@ -81,7 +82,7 @@ def back(
     count = rows.stop - rows.start
     kept = np.float64 if of_product.dtype == torch.float64 else np.float32
     narrow = of_product.dtype == torch.bfloat16
-    (made,) = program.of_threads(of_product, count * of_product.width, np.int16 if narrow else kept)
+    made, *_ = program.of_threads(of_product, count * of_product.width, np.int16 if narrow else kept)
     made = torch.from_numpy(made.copy())
     made = (made.view(torch.bfloat16) if narrow else made).view(count, -1)
     return Back(made, of_tables, taker.gradients, of_product.dtype, taker.rejected)
