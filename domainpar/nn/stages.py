@@ -127,7 +127,7 @@ class EdgeStage(TakesGradients):
         """
         width = 0 if edges is None else edges.shape[1]
         _check_columns(self.mlp, width + (0 if nodes is None else 2 * nodes.owned.shape[1]))
-        results = _in_one_pass([self], nodes, edges, graph, sums=sums, keys=[key])
+        results = through([self], nodes, edges, graph, sums=sums, keys=[key], calls_hooks=False)
         new_edges = results.readout if self.mlp.plain else results.edges
         assert new_edges is not None
         return new_edges, results.sums
@@ -143,6 +143,7 @@ def through(
     keeps: bool = True,
     overwrites: bool = False,
     keys: Sequence[int | None],
+    calls_hooks: bool = True,
 ) -> EdgeResults:
     """Several stages on the same node states in one pass over the edges. *Collective* in backward, with `sums`.
 
@@ -158,27 +159,13 @@ def through(
         keeps: Also give back these states.
         overwrites: They may take the place of `edges`, where no backward pass needs those.
         keys: Of random numbers for dropout, one for each stage; None: drop nothing.
+        calls_hooks: Call the stages one by one where one of them is watched by a hook of torch.
 
     Raises:
         ValueError: If states do not fit a stage, or sums are asked of what knows no halo or makes no states.
     """
-    if any(stage._forward_hooks for stage in stages):
+    if calls_hooks and any(stage._forward_hooks for stage in stages):
         return _one_by_one(stages, nodes, edges, graph, sums, keeps, keys)
-    return _in_one_pass(stages, nodes, edges, graph, sums=sums, keeps=keeps, overwrites=overwrites, keys=keys)
-
-
-def _in_one_pass(
-    stages: Sequence[EdgeStage],
-    nodes: Spread | None,
-    edges: Tensor | None,
-    graph: LocalGraph,
-    *,
-    sums: bool,
-    keeps: bool = True,
-    overwrites: bool = False,
-    keys: Sequence[int | None],
-) -> EdgeResults:
-    """`through`, whoever watches."""
     node_width, width = 0 if nodes is None else nodes.owned.shape[1], 0 if edges is None else edges.shape[1]
     chain: list[Link] = []
     for stage, key in zip(stages, keys, strict=True):
