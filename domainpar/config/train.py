@@ -76,6 +76,10 @@ class Network(Group):
     activation: Literal["relu", "silu", "tanh"] = "relu"
     """Activation of hidden layers; of networks on stages."""
 
+    readouts: Literal["last", "all"] = "last"
+    """Logits that training learns from: after the last iteration, or after all, with the mean of their losses (deep
+    supervision, auxiliary losses); scores are those after the last. Of networks on stages."""
+
     dropout: float = 0.0
     """Probability with which a number of a hidden layer is dropped in training."""
 

@@ -20,7 +20,7 @@ from domainpar.nn.adapt.on_events import OnEvents
 from domainpar.nn.adapt.rows import NotExact
 from domainpar.nn.calls import Aggregate
 from domainpar.nn.classifier import EdgeClassifier
-from domainpar.nn.interaction import InteractionNetwork
+from domainpar.nn.interaction import InteractionNetwork, Readouts
 from domainpar.nn.published import OF_THE_FIELD
 
 ON_STAGES: dict[str, Callable[..., InteractionNetwork]] = {
@@ -51,6 +51,7 @@ def build_model(
     residual: bool = True,
     aggregate: Aggregate = "root",
     activation: str = "relu",
+    readouts: Readouts = "last",
     standard: Standard | None = None,
 ) -> EdgeClassifier:
     """Build a network; the same weights on every rank.
@@ -69,18 +70,18 @@ def build_model(
         recompute_every: See `InteractionNetwork`; of networks on stages.
         dropout: Of networks on stages and of users' own.
         residual, aggregate, activation: See `InteractionNetwork`; of networks on stages, others have their own.
-        standard: See `InteractionNetwork`; of networks on stages.
+        readouts, standard: See `InteractionNetwork`; of networks on stages.
 
     Raises:
         ValueError: If there is no network of this name, or it cannot have these sizes or options.
     """
     options: dict[str, Any] = {"hidden": hidden, "graph_iters": graph_iters, "seed": seed}
     of_stages: dict[str, Any] = {"shared_weights": shared_weights, "products": products}
-    of_stages |= {"recompute_every": recompute_every, "standard": standard}
+    of_stages |= {"recompute_every": recompute_every, "readouts": readouts, "standard": standard}
     if name in ON_STAGES:
         options |= of_stages | {"residual": residual, "aggregate": aggregate, "activation": activation}
         return ON_STAGES[name](node_features, edge_features, **options, dtype=dtype, dropout=dropout)
-    refused = [_FLAGS[option] for option, value in of_stages.items() if value]
+    refused = [_FLAGS[option] for option, value in of_stages.items() if value not in (None, False, "last")]
     if dropout and name in OF_THE_FIELD:
         refused.append("--dropout")
     if refused:
@@ -97,6 +98,7 @@ _FLAGS = {
     "shared_weights": "--shared-weights",
     "products": "--precision bf16",
     "recompute_every": "--recompute-every",
+    "readouts": "--readouts all",
     "standard": "--standardise",
 }
 

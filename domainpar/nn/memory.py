@@ -28,6 +28,7 @@ class ModelSize:
         item_bytes: Bytes of one number, 4 or 8.
         edge_item_bytes: Bytes of one number of an edge state, if not the same: 2 for bfloat16.
         recompute_every: Iterations of which only the first one's input is kept; None: every iteration's is.
+        readouts: Iterations whose states are read out.
     """
 
     hidden: int = 64
@@ -35,6 +36,7 @@ class ModelSize:
     item_bytes: int = 4
     edge_item_bytes: int | None = None
     recompute_every: int | None = None
+    readouts: int = 1
 
     data_bytes: ClassVar[int] = 72
     """Of a local edge: features, ends, pair, ids, label, class and weight."""
@@ -49,7 +51,8 @@ class ModelSize:
         begins with features, the edge states and, per node, its state, the same with ghosts, and two sums; and the
         layers of stages that keep them. Besides, two gradients of edge states; and the working memory of one stage:
         per node two products of its state, two gradients of sums and one of the state, and a partial sum per (tile,
-        node) pair. The strips that a thread works in are small against it.
+        node) pair. The strips that a thread works in are small against it, and so is one readout; of further ones there
+        are the logits and their gradients.
 
         Args:
             num_nodes: Owned nodes and ghosts of each part.
@@ -60,7 +63,8 @@ class ModelSize:
         nodes, edges = np.asarray(num_nodes, np.int64), np.asarray(num_edges, np.int64)
         pairs = nodes if num_pairs is None else np.asarray(num_pairs, np.int64)
         kept = self._kept(self.recompute_every)
-        of_edges = edges * ((kept + 1) * edge_state + self.data_bytes)
+        of_readouts = 2 * (self.readouts - 1) * self.item_bytes
+        of_edges = edges * ((kept + 1) * edge_state + self.data_bytes + of_readouts)
         return of_edges + nodes * (4 * kept + 5) * node_state + pairs * node_state + self._of_layers(nodes, edges)
 
     def _of_layers(self, nodes: IntArray, edges: IntArray) -> IntArray:
@@ -68,10 +72,9 @@ class ModelSize:
         kept = np.zeros(np.broadcast_shapes(nodes.shape, edges.shape), np.int64)
         if self.recompute_every is not None:
             return kept
-        # Edges: the encoder and the first iteration are one stage, and so are the last iteration and the head.
-        perceptrons = [1] * self.graph_iters
+        # Edges: the encoder and the first iteration are one stage, and so are an iteration and its readout.
+        perceptrons = [1] * (self.graph_iters - self.readouts) + [2] * self.readouts
         perceptrons[0] += 1
-        perceptrons[-1] += 1
         for rows, count in [*((edges, count) for count in perceptrons), *[(nodes, 1)] * self.graph_iters]:
             of_stage = bytes_of_layers(rows, 2 * self.hidden * count, self.item_bytes)
             kept += np.where(of_stage <= MOST_BYTES_OF_LAYERS, of_stage, 0)

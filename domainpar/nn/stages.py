@@ -36,7 +36,7 @@ class NodeStage(TakesGradients):
     """A perceptron on the owned nodes: `mlp([table_1, table_2, ...])`, tile by tile.
 
     Args:
-        mlp: The perceptron.
+        mlp: The perceptron. One with a plain output reads states out.
         residual: Add its results to the first table, which is as wide: an update of states.
 
     Attributes:

@@ -205,14 +205,14 @@ class Trainer:
         between = transport.num_exchanges
         logits.backward(gradient)
         self.exchanges = between - began, transport.num_exchanges - between
-        tally.add(part, logits)
+        tally.add(part, torch.atleast_2d(logits)[-1])  # scores are those of the last readout
         # Both count on this rank only until they are reduced: the part at hand has added to them.
         if (tally.loss.rejected, self._gradients.rejected) != rejected:
             return [Suspect(part.name, in_logits=not is_finite(logits))]
         return []
 
     def _logits(self, part: LabelledPart, step: int) -> Tensor:
-        """Logits of a part in training; the same random numbers whenever a step computes them again."""
+        """Logits of a part in training, of all readouts; the same random numbers whenever a step computes them again."""
         with save_on_cpu(pin_memory=True) if self.offload else nullcontext():
             logits: Tensor = self.model(part.graph, part.halo, key_of(self.seed, step, part.name))
             return logits

@@ -23,18 +23,23 @@ def test_predicted_memory_is_that_of_what_is_kept(monkeypatch):
     assert tables(recompute_every=3) == (1 + 3 - 1 + 2) * 64 * 4 * 1000
     assert tables(recompute_every=1) == tables()
     assert tables(edge_item_bytes=2) == tables() / 2
+    assert tables(readouts=5) == tables() + 2 * (5 - 1) * 4 * 1000
     more = ModelSize().bytes_of(100, 1000, 700) - ModelSize().bytes_of(100, 1000)
     assert more == 600 * 64 * 4
 
 
-@pytest.mark.parametrize(("graph_iters", "of_edges"), [(1, [6]), (2, [4, 4]), (4, [4, 2, 2, 4])])
-def test_layers_that_stages_keep_are_counted_as_long_as_they_are_few(monkeypatch, graph_iters, of_edges):
+@pytest.mark.parametrize(
+    ("graph_iters", "readouts", "of_edges"),
+    [(1, 1, [6]), (2, 1, [4, 4]), (4, 1, [4, 2, 2, 4]), (2, 2, [6, 4]), (4, 4, [6, 4, 4, 4])],
+)
+def test_layers_that_stages_keep_are_counted_as_long_as_they_are_few(monkeypatch, graph_iters, readouts, of_edges):
     """Two of 64 columns of each perceptron: of encoder, iterations and head on edges, some of them in one stage."""
+    sizes = {"graph_iters": graph_iters, "readouts": readouts}
     row, num_edges, num_nodes = 64 * 4, np.array([100, 1000]), np.array([50, 100])
 
     def bytes_of(most, **changed):
         monkeypatch.setattr(memory, "MOST_BYTES_OF_LAYERS", most)
-        return ModelSize(graph_iters=graph_iters, **changed).bytes_of(num_nodes, num_edges)
+        return ModelSize(**sizes, **changed).bytes_of(num_nodes, num_edges)
 
     def layers_within(most, **changed):
         return (bytes_of(most, **changed) - bytes_of(0, **changed)).tolist()

@@ -34,7 +34,11 @@ def event():
 
 @pytest.mark.parametrize(
     "flags",
-    [slow({}, id="plain"), pytest.param({"dropout": 0.3, "products": torch.bfloat16}, id="dropout and bf16")],
+    [
+        slow({}, id="plain"),
+        pytest.param({"dropout": 0.3, "products": torch.bfloat16}, id="dropout and bf16"),
+        pytest.param({"dropout": 0.3, "readouts": "all"}, id="dropout and all readouts"),
+    ],
 )
 @pytest.mark.parametrize("order", ORDERS)
 def test_bits_are_those_of_a_network_that_keeps_everything(event, order, flags):
@@ -232,8 +236,12 @@ def _kept_without_gradients(world, event, flags):
         {"residual": True, "activation": "silu", "aggregate": "root"},
         {"layers": 1, "activation": "tanh"},
         {"layers": 3, "shared_weights": True},
+        {"readouts": "all"},
     ],
-    ids=["plain", "dropout and bf16", "residual, silu and root", "one layer", "shared weights, three layers"],
+    ids=[
+        *("plain", "dropout and bf16", "residual, silu and root", "one layer", "shared weights, three layers"),
+        "all readouts",
+    ],
 )
 @pytest.mark.parametrize("order", ORDERS)
 def test_layers_that_are_kept_change_no_bit(event, order, flags, monkeypatch):
