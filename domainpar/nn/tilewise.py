@@ -166,6 +166,7 @@ class EdgeTiles(EdgeCall):
             reads = linked.link.mlp.plain
             of_results = (None if tables[1] is None else table(tables[1])) if reads else gradient
             if reads and of_results is None:
+                at_ends[position].cleared_by(program)  # and stays 0
                 continue
             if of_results is None:
                 of_results = program.room(STRIP, linked.link.mlp.out_features, linked.folded.exact)

@@ -212,7 +212,7 @@ class Trainer:
         return []
 
     def _logits(self, part: LabelledPart, step: int) -> Tensor:
-        """Logits of a part in training, of all readouts; the same random numbers whenever a step computes them again."""
+        """Logits of a part in training, of all readouts; with the same random numbers whenever a step asks again."""
         with save_on_cpu(pin_memory=True) if self.offload else nullcontext():
             logits: Tensor = self.model(part.graph, part.halo, key_of(self.seed, step, part.name))
             return logits

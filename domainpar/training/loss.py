@@ -42,12 +42,12 @@ def edge_loss(logits: Tensor, graph: LocalGraph, weights: Tensor, step_weight: f
     """
     assert graph.label is not None
     form = _over_arrays if logits.device.type == "cpu" else _over_tensors
-    of_logits = torch.empty_like(logits)
+    # In float64 whatever the network computes in: what is rounded, is rounded once, at the end.
+    w, of_logits = weights.to(torch.float64).contiguous(), torch.empty_like(logits)
     readouts, of_readouts = torch.atleast_2d(logits.detach()), torch.atleast_2d(of_logits)
     divisor = step_weight * len(readouts)
     for readout, of_readout in zip(readouts, of_readouts):
-        # In float64 whatever the network computes in: what is rounded, is rounded once, at the end.
-        z, w = (values.to(torch.float64).contiguous() for values in (readout, weights))
+        z = readout.to(torch.float64).contiguous()
         gradient, partials = form(z, w, graph.label, graph.tiles.edge_ptr, graph.tiles.owned)
         loss_sum.add_rows(partials[:, None] / divisor)
         of_readout.copy_(gradient / divisor)

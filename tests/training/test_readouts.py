@@ -2,7 +2,6 @@
 
 import invariance
 import pytest
-import torch
 import watched
 from random_store import write_random_store
 from torch.nn import functional as F
