@@ -133,7 +133,7 @@ class Link(NamedTuple):
     @property
     def kind(self) -> torch.dtype:
         """Type of its results."""
-        return self.exact if self.mlp.plain else self.products or self.exact
+        return self.exact if self.mlp.readout else self.products or self.exact
 
 
 class EdgeResults(NamedTuple):
@@ -142,7 +142,7 @@ class EdgeResults(NamedTuple):
     Attributes:
         edges: New edge states, [num_edges, out]; None if they are not asked for.
         sums: Of them at owned nodes, [num_owned, 2 out], at `dst`, then at `src`; [num_owned, 0] without.
-        readout: Results of the last perceptron, if that is a plain output, [num_edges, out].
+        readout: Results of the last perceptron, if that is a readout, [num_edges, out].
     """
 
     edges: Tensor | None
@@ -155,7 +155,7 @@ class EdgeCall(ABC):
     """Perceptrons on the local edges, each on what the one before it made.
 
     Attributes:
-        chain: The perceptrons. Only the last one may be a plain output: a readout of the states before it.
+        chain: The perceptrons. Only the last one may be a readout, of the states before it.
         graph: The part.
         nodes: States of owned nodes, with ghosts that came or are on their way; None if no perceptron takes any.
         edges: States of the local edges, [num_edges, width].
@@ -177,12 +177,12 @@ class EdgeCall(ABC):
     @cached_property
     def updates(self) -> tuple[Link, ...]:
         """The perceptrons that make states."""
-        return self.chain[:-1] if self.chain[-1].mlp.plain else self.chain
+        return self.chain[:-1] if self.chain[-1].mlp.readout else self.chain
 
     @property
     def readout(self) -> Link | None:
         """The one that reads them out."""
-        return self.chain[-1] if self.chain[-1].mlp.plain else None
+        return self.chain[-1] if self.chain[-1].mlp.readout else None
 
     @abstractmethod
     def forward(self, keep: bool = False) -> tuple[EdgeResults, list[Tensor]]:

@@ -122,13 +122,13 @@ class EdgeStage(TakesGradients):
             [num_owned, 0] without `sums`.
 
         Raises:
-            ValueError: If the states do not fit the MLP, or sums are asked of a stage that knows no halo or of a plain
-                output.
+            ValueError: If the states do not fit the MLP, or sums are asked of a stage that knows no halo or of a
+                readout.
         """
         width = 0 if edges is None else edges.shape[1]
         _check_columns(self.mlp, width + (0 if nodes is None else 2 * nodes.owned.shape[1]))
         results = through([self], nodes, edges, graph, sums=sums, keys=[key], calls_hooks=False)
-        new_edges = results.readout if self.mlp.plain else results.edges
+        new_edges = results.readout if self.mlp.readout else results.edges
         assert new_edges is not None
         return new_edges, results.sums
 
@@ -150,8 +150,7 @@ def through(
     What one stage makes for the next never leaves the caches, and nothing of it is kept for backward.
 
     Args:
-        stages: Each takes the edge states that the one before it made. Only the last may be a plain output: it reads
-            them out.
+        stages: Each takes the edge states that the one before it made. Only the last may be a readout of them.
         nodes: States of owned nodes, [num_owned, node width], on their way to the ghosts; None if no stage takes any.
         edges: States of the local edges, [num_edges, edge width]; None if the first stage takes none.
         graph: The part.
@@ -176,11 +175,11 @@ def through(
         noise = noise_of(mlp, key, graph.plan.edge_ids)
         chain.append(Link(mlp, stage, takes_nodes, stage.residual, stage.products, noise))
         width = mlp.out_features
-    states = [stage for stage in stages if not stage.mlp.plain]
+    states = [stage for stage in stages if not stage.mlp.readout]
     if sums and (nodes is None or not states):
-        raise ValueError("sums at both ends need node states and a normalised output; ask for none: sums=False.")
-    if any(link.mlp.plain for link in chain[:-1]):
-        raise ValueError("only the last of several stages may be a plain output: the others make states for the next.")
+        raise ValueError("sums at both ends need node states and a stage that makes states; ask for none: sums=False.")
+    if any(link.mlp.readout for link in chain[:-1]):
+        raise ValueError("only the last of several stages may be a readout: the others make states for the next.")
     edges = graph.features.new_empty(graph.num_edges, 0) if edges is None else edges
     aggregate, keeps = states[-1].aggregate if sums else None, keeps and bool(states)
     overwrites = overwrites and not torch.is_grad_enabled()
@@ -201,13 +200,13 @@ def _one_by_one(
     keys: Sequence[int | None],
 ) -> EdgeResults:
     """`through`, for who watches each stage: hooks of a module see what it is called with and what it makes."""
-    last = max((i for i, stage in enumerate(stages) if not stage.mlp.plain), default=-1)
+    last = max((i for i, stage in enumerate(stages) if not stage.mlp.readout), default=-1)
     at_ends, readout = graph.features.new_empty(graph.num_owned, 0), None
     for position, (stage, key) in enumerate(zip(stages, keys, strict=True)):
         width = 0 if edges is None else edges.shape[1]
         own_nodes = nodes if stage.mlp.in_features != width else None
         made, own_sums = stage(own_nodes, edges, graph, sums and position == last, key)
-        if stage.mlp.plain:
+        if stage.mlp.readout:
             readout = made
         else:
             edges, at_ends = made, own_sums if position == last else at_ends
@@ -228,10 +227,10 @@ def _check_columns(mlp: MLP, columns: int) -> None:
 
 
 def _check_residual(mlp: MLP, width: int) -> None:
-    if mlp.plain or width != mlp.out_features:
+    if mlp.readout or width != mlp.out_features:
         raise ValueError(
-            f"a residual adds {mlp.out_features} columns to states of {width}, which must be as many, of a layer with "
-            "a norm; give the perceptron the width of the states, or residual=False."
+            f"a residual adds {mlp.out_features} columns to states of {width}, which must be as many, and no "
+            "readout; give the perceptron the width of the states, or residual=False."
         )
 
 

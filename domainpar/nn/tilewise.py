@@ -163,7 +163,7 @@ class EdgeTiles(EdgeCall):
         gathered = NOTHING if of_sums is None else shared(of_sums.local)
         for position in range(len(chain) - 1, -1, -1):
             linked = chain[position]
-            reads = linked.link.mlp.plain
+            reads = linked.link.mlp.readout
             of_results = (None if tables[1] is None else table(tables[1])) if reads else gradient
             if reads and of_results is None:
                 continue
