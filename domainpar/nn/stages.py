@@ -25,6 +25,7 @@ from domainpar.nn.calls import (
     scale_of_sums,
 )
 from domainpar.nn.gradients import TakesGradients
+from domainpar.nn.kernels import BACK, BOTH_ENDS, FORTH
 from domainpar.nn.memory import MOST_BYTES_OF_LAYERS, bytes_of_layers
 from domainpar.nn.mlp import MLP
 from domainpar.nn.tilewise import EdgeTiles, NodeTiles
@@ -86,6 +87,11 @@ class EdgeStage(TakesGradients):
         products: Type of edge states and of their products, if not that of the parameters.
         residual: Add its results to the edge states that come in, which are as wide.
         aggregate: How sums at nodes are scaled.
+        both_ways: Take each edge both ways, of node states alone: sums at `dst` are of `mlp([x_src, x_dst])`, those at
+            `src` of `mlp([x_dst, x_src])`. It makes no edge states.
+
+    Raises:
+        ValueError: If a stage both ways has options that it cannot have.
 
     Attributes:
         keeps_layers: Keep its layers for backward, where they are few, instead of computing them again.
@@ -94,10 +100,19 @@ class EdgeStage(TakesGradients):
     keeps_layers = True
 
     def __init__(
-        self, mlp: MLP, products: torch.dtype | None = None, residual: bool = False, aggregate: Aggregate = "sum"
+        self,
+        mlp: MLP,
+        products: torch.dtype | None = None,
+        residual: bool = False,
+        aggregate: Aggregate = "sum",
+        both_ways: bool = False,
     ) -> None:
         super().__init__()
         self.mlp, self.products, self.residual, self.aggregate = mlp, products, residual, aggregate
+        options = {"products": products, "residual": residual, "dropout": mlp.dropout, "a readout": mlp.readout}
+        if both_ways and (refused := [name for name, given in options.items() if given]):
+            raise ValueError(f"a stage both ways cannot have {', '.join(refused)}; leave that out, or take one way.")
+        self.both_ways = both_ways
 
     def forward(
         self,
@@ -119,7 +134,7 @@ class EdgeStage(TakesGradients):
 
         Returns:
             New edge states [num_edges, out] and their sums at owned nodes, [num_owned, 2 out]: at `dst`, then at `src`.
-            [num_owned, 0] without `sums`.
+            [num_owned, 0] without `sums`. A stage both ways gives [num_edges, 0] for edge states.
 
         Raises:
             ValueError: If the states do not fit the MLP, or sums are asked of a stage that knows no halo or of a
@@ -127,10 +142,10 @@ class EdgeStage(TakesGradients):
         """
         width = 0 if edges is None else edges.shape[1]
         _check_columns(self.mlp, width + (0 if nodes is None else 2 * nodes.owned.shape[1]))
-        results = through([self], nodes, edges, graph, sums=sums, keys=[key], calls_hooks=False)
+        keeps = not self.both_ways
+        results = through([self], nodes, edges, graph, sums=sums, keeps=keeps, keys=[key], calls_hooks=False)
         new_edges = results.readout if self.mlp.readout else results.edges
-        assert new_edges is not None
-        return new_edges, results.sums
+        return graph.features.new_empty(graph.num_edges, 0) if new_edges is None else new_edges, results.sums
 
 
 def through(
@@ -173,13 +188,19 @@ def through(
         if stage.residual:
             _check_residual(mlp, width)
         noise = noise_of(mlp, key, graph.plan.edge_ids)
-        chain.append(Link(mlp, stage, takes_nodes, stage.residual, stage.products, noise))
+        link = Link(mlp, stage, takes_nodes, stage.residual, stage.products, noise)
+        chain += [link._replace(way=way) for way in ((FORTH, BACK) if stage.both_ways else (BOTH_ENDS,))]
         width = mlp.out_features
     states = [stage for stage in stages if not stage.mlp.readout]
     if sums and (nodes is None or not states):
         raise ValueError("sums at both ends need node states and a stage that makes states; ask for none: sums=False.")
     if any(link.mlp.readout for link in chain[:-1]):
         raise ValueError("only the last of several stages may be a readout: the others make states for the next.")
+    if any(stage.both_ways for stage in stages) and not (len(stages) == 1 and edges is None and sums and not keeps):
+        raise ValueError(
+            "a stage both ways makes sums of node states and no edge states: call it alone, with edges=None, sums=True "
+            "and keeps=False."
+        )
     edges = graph.features.new_empty(graph.num_edges, 0) if edges is None else edges
     aggregate, keeps = states[-1].aggregate if sums else None, keeps and bool(states)
     overwrites = overwrites and not torch.is_grad_enabled()
@@ -215,7 +236,8 @@ def _one_by_one(
 
 def _keeps_layers(stages: Sequence[NodeStage | EdgeStage], rows: int) -> bool:
     """Whether backward of a call gets its layers instead of computing them again; no bit depends on it."""
-    columns = sum(layer.linear.out_features for stage in stages for layer in stage.mlp.layers)
+    twice = [stage for stage in stages if isinstance(stage, EdgeStage) and stage.both_ways]
+    columns = sum(layer.linear.out_features for stage in (*stages, *twice) for layer in stage.mlp.layers)
     item_bytes = stages[0].mlp.layers[0].linear.weight.itemsize
     keep = all(stage.keeps_layers for stage in stages)
     return keep and torch.is_grad_enabled() and bytes_of_layers(rows, columns, item_bytes) <= MOST_BYTES_OF_LAYERS
