@@ -149,7 +149,8 @@ class EdgeBatches(EdgeCall):
         for products in at_nodes:
             products.take_ghosts()
         of_products = [products.empty(self.graph.num_edges) for products in at_nodes]
-        parameters = [_trainable(list(link.mlp.parameters())) for link in self.chain]
+        # Of a perceptron that is there twice, autograd adds up both.
+        parameters = [[] if link.turned else _trainable(list(link.mlp.parameters())) for link in self.chain]
 
         def compute(rows: slice, owned: bool) -> None:
             operand = self.edges[rows].detach().requires_grad_()
