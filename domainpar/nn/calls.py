@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from domainpar.nn.gradients import TakesGradients
+from domainpar.nn.kernels import BACK, BOTH_ENDS
 from domainpar.nn.mlp import MLP
 from domainpar.nn.noise import Noise
 from domainpar.parallel.halo import Spread
@@ -116,6 +117,8 @@ class Link(NamedTuple):
         residual: Whether its results are added to the edge states that come in.
         products: Type of edge states and of their products, if not that of the parameters.
         noise: Dropout of its hidden layers.
+        way: At which ends its results are summed, see `kernels.BOTH_ENDS`. With `BACK` it takes edges turned round, and
+            no results of the perceptron before it.
     """
 
     mlp: MLP
@@ -124,6 +127,12 @@ class Link(NamedTuple):
     residual: bool
     products: torch.dtype | None
     noise: Noise | None
+    way: int = BOTH_ENDS
+
+    @property
+    def turned(self) -> bool:
+        """Whether it takes edges turned round, `[x_dst, x_src]`."""
+        return self.way == BACK
 
     @property
     def exact(self) -> torch.dtype:
@@ -133,7 +142,7 @@ class Link(NamedTuple):
     @property
     def kind(self) -> torch.dtype:
         """Type of its results."""
-        return self.exact if self.mlp.plain else self.products or self.exact
+        return self.exact if self.mlp.readout else self.products or self.exact
 
 
 class EdgeResults(NamedTuple):
@@ -142,7 +151,7 @@ class EdgeResults(NamedTuple):
     Attributes:
         edges: New edge states, [num_edges, out]; None if they are not asked for.
         sums: Of them at owned nodes, [num_owned, 2 out], at `dst`, then at `src`; [num_owned, 0] without.
-        readout: Results of the last perceptron, if that is a plain output, [num_edges, out].
+        readout: Results of the last perceptron, if that is a readout, [num_edges, out].
     """
 
     edges: Tensor | None
@@ -155,7 +164,8 @@ class EdgeCall(ABC):
     """Perceptrons on the local edges, each on what the one before it made.
 
     Attributes:
-        chain: The perceptrons. Only the last one may be a plain output: a readout of the states before it.
+        chain: The perceptrons. Only the last one may be a readout, of the states before it. Or one perceptron twice,
+            for both ways of each edge: it takes node states alone.
         graph: The part.
         nodes: States of owned nodes, with ghosts that came or are on their way; None if no perceptron takes any.
         edges: States of the local edges, [num_edges, width].
@@ -177,12 +187,12 @@ class EdgeCall(ABC):
     @cached_property
     def updates(self) -> tuple[Link, ...]:
         """The perceptrons that make states."""
-        return self.chain[:-1] if self.chain[-1].mlp.plain else self.chain
+        return self.chain[:-1] if self.chain[-1].mlp.readout else self.chain
 
     @property
     def readout(self) -> Link | None:
         """The one that reads them out."""
-        return self.chain[-1] if self.chain[-1].mlp.plain else None
+        return self.chain[-1] if self.chain[-1].mlp.readout else None
 
     @abstractmethod
     def forward(self, keep: bool = False) -> tuple[EdgeResults, list[Tensor]]:

@@ -16,25 +16,21 @@ from torch import Tensor, nn
 
 from domainpar.events.standard import Standard
 from domainpar.nn.calls import Aggregate
-from domainpar.nn.classifier import EdgeClassifier, Exactness
-from domainpar.nn.gradients import GradientSink
 from domainpar.nn.memory import ModelSize
 from domainpar.nn.mlp import MLP
 from domainpar.nn.noise import key_of
+from domainpar.nn.on_stages import OnStages, first_nodes
 from domainpar.nn.recompute import Spreads, recomputed
-from domainpar.nn.selftest import rows_are_independent
 from domainpar.nn.stages import EdgeStage, NodeStage, through
 from domainpar.nn.standardise import Standardise
 from domainpar.parallel.halo import CompleteHalo, Spread
 from domainpar.parallel.local import LocalGraph
-from domainpar.parallel.transport import Transport
-from domainpar.parallel.world import World
 
 Order = Literal["edge-first", "node-first"]
 Readouts = Literal["last", "all"]
 
 
-class InteractionNetwork(EdgeClassifier):
+class InteractionNetwork(OnStages):
     """Scores every edge of an event.
 
     With x, e the node and edge states, S_dst and S_src the sums of edge states at nodes, and [ , ] concatenation:
@@ -140,7 +136,7 @@ class InteractionNetwork(EdgeClassifier):
         num_node_updates = graph_iters if self.node_first else graph_iters - 1
         self.node_stages = _per_iteration(node_stage, num_node_updates, shared_weights)
         columns = (3 if self.node_first else 1) * hidden
-        of_head = MLP(columns, (*widths, 1), generator, plain_output=True, dropout=dropout, activation=activation)
+        of_head = MLP(columns, (*widths, 1), generator, readout=True, dropout=dropout, activation=activation)
         self.head = EdgeStage(of_head, products)
         self.num_readouts = graph_iters if readouts == "all" else 1
         edge_item_bytes = None if products is None else products.itemsize
@@ -149,28 +145,6 @@ class InteractionNetwork(EdgeClassifier):
             if isinstance(module, NodeStage | EdgeStage):
                 module.keeps_layers = recompute_every is None
         self.to(dtype)  # drawn in torch's default type before: networks of a seed begin alike in any type
-
-    @property
-    def layers(self) -> nn.Module:
-        """This network itself."""
-        return self
-
-    def gradients(self) -> GradientSink:
-        """The sink to which its stages give their partial gradients."""
-        return GradientSink(self)
-
-    def exactness(self, transport: Transport) -> Exactness:
-        """The same bits on CPUs, if the self-test of the compiled kernels passes. *Collective*."""
-        if next(self.parameters()).device.type != "cpu":
-            return Exactness(bitwise=False)
-        return Exactness(bitwise=True, problem=rows_are_independent(self, transport))
-
-    def take_from_root(self, world: World) -> None:
-        """Nothing to take: its tensors are a function of the seed."""
-
-    def verify(self, edge_index: Tensor, x: Tensor, edge_attr: Tensor) -> str:
-        """Nothing to compare: split and whole are the same stages, and the self-test tries those."""
-        return "built on stages: the self-test tries it"
 
     def forward(self, graph: LocalGraph, halo: CompleteHalo, key: int | None = None) -> Tensor:
         """Logits of all local edges, [num_edges]. *Collective*, forward and backward.
@@ -186,7 +160,7 @@ class InteractionNetwork(EdgeClassifier):
         reads = range(count - (1 if key is None else self.num_readouts), count)
         if self.standardise is not None:
             graph = self.standardise(graph)
-        nodes = self._encode(graph, halo, of("node encoder"))
+        nodes = first_nodes(self.node_encoder, graph, halo, of("node encoder"))
         states = States(nodes, graph.edge_features, None, [])
         if self.node_first:
             states = self._encode_edges(states, graph, of)
@@ -196,12 +170,6 @@ class InteractionNetwork(EdgeClassifier):
             states = run(halo) if is_last or not torch.is_grad_enabled() else recomputed(run, halo)
         logits = [readout.squeeze(1) for readout in states.readouts]
         return torch.stack(logits) if len(logits) > 1 else logits[0]
-
-    def _encode(self, graph: LocalGraph, halo: CompleteHalo, key: int | None) -> Spread:
-        """First states of nodes; those of ghosts are made here, of their raw features, rather than fetched."""
-        # Raw features of ghosts are read with the part, and rows do not depend on each other: the bits of their owners.
-        owned, ghosts = graph.features[: graph.num_owned], graph.features[graph.num_owned :]
-        return halo.join(self.node_encoder([owned], graph, key), self.node_encoder.of_ghosts([ghosts], graph, key))
 
     def _in_segments(self) -> list[range]:
         count = len(self.edge_stages)

@@ -47,6 +47,9 @@ NO_ACTIVATION, RELU, SILU, TANH = range(4)
 """As in `mlp.ACTIVATIONS`."""
 
 
+BOTH_ENDS, FORTH, BACK = range(3)
+"""At which ends of an edge results of a perceptron are summed: at both, at `dst`, or at `src`."""
+
 _ROUNDS = 1.5 * 2**52
 
 
@@ -73,12 +76,16 @@ class Layer(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """The ends of edges: local rows of `src` and `dst`, and the (tile, `src`) pair or -1; int64 [num_edges]."""
+    """The ends of edges: local rows of `src` and `dst`, and the (tile, `src`) pair or -1; int64 [num_edges].
+
+    Results of a perceptron are summed, and gather gradients, as `way` says (see `BOTH_ENDS`).
+    """
 
     src: IntArray
     dst: IntArray
     pair: IntArray
     num_owned: int
+    way: int
 
 
 class Sums(NamedTuple):
@@ -112,22 +119,28 @@ class Kept(NamedTuple):
 
 
 @njit(inline="always", error_model="numpy")
-def _add_to_ends(row: Any, edge: int, ends: Ends, sums: Sums, wide: tuple[int, ...]) -> None:
-    """Add one row to the sums of its edge's ends; ends that this rank does not own are left out."""
+def _add_to_ends(row: Any, edge: int, ends: Ends, way: int, sums: Sums, wide: tuple[int, ...]) -> None:
+    """Add one row to the sums of its edge's ends, of both or one; ends that this rank does not own are left out."""
     dst, pair = ends.dst[edge], ends.pair[edge]
     # All edges into an owned node lie in one tile, in global order: their sum can be taken here and now. Those out of
     # it lie in many, computed in any order by any thread: each tile has a partial of its own, which `sum_pairs` adds.
-    if dst < ends.num_owned:
+    if dst < ends.num_owned and way != BACK:
         store(sums.at_ends, dst, 0, load(sums.at_ends, dst, 0, wide) + row)
-    if pair >= 0:
+    if pair >= 0 and way != FORTH:
         store(sums.at_pairs, pair, 0, load(sums.at_pairs, pair, 0, wide) + row)
 
 
 @njit(inline="always", error_model="numpy")
-def _at_ends(table: FloatTable, edge: int, ends: Ends, wide: tuple[int, ...]) -> Any:
-    """Sum of what a table [num_local, 2 width] holds for both ends of an edge."""
+def _at_ends(table: FloatTable, edge: int, ends: Ends, way: int, wide: tuple[int, ...]) -> Any:
+    """Sum of what a table [num_local, 2 width] holds for both ends of an edge, or that for one of them."""
     width = table.shape[1] // 2
-    return load(table, ends.dst[edge], 0, wide) + load(table, ends.src[edge], width, wide)
+    if way == FORTH:
+        row = load(table, ends.dst[edge], 0, wide)
+    elif way == BACK:
+        row = load(table, ends.src[edge], width, wide)
+    else:
+        row = load(table, ends.dst[edge], 0, wide) + load(table, ends.src[edge], width, wide)
+    return row
 
 
 @njit(inline="always", error_model="numpy")
@@ -208,7 +221,7 @@ def forward(
         for i in range(first, after if not again else first):
             row = load(rows, i, 0, wide)
             if len(gathered) > 0:
-                row = row + _at_ends(gathered, i, ends, wide)
+                row = row + _at_ends(gathered, i, ends, BOTH_ENDS, wide)
             store(rows, i, 0, row + bias)
         if layer.normed and not again:
             # (x - mean) / sqrt(mean of squares + eps): 1 / sqrt first, then a product. Totals of a whole group, also
@@ -240,7 +253,7 @@ def forward(
                     store(out, i, 0, row)
                 if len(sums.at_ends) > 0:
                     # Sums are of states as they are kept, which may be rounded to bfloat16.
-                    _add_to_ends(as_kept(row, out), i, ends, sums, wide)
+                    _add_to_ends(as_kept(row, out), i, ends, ends.way, sums, wide)
 
 
 @njit(error_model="numpy")
@@ -288,7 +301,7 @@ def backward(
         for i in range(first, after):
             grad = load(gradient, i, 0, wide)
             if len(gathered) > 0:
-                grad = grad + _at_ends(gathered, i, ends, wide)
+                grad = grad + _at_ends(gathered, i, ends, ends.way, wide)
             if len(carried) > 0:
                 store(carried, i, 0, grad)
             if len(layer.ids) > 0:
@@ -313,7 +326,7 @@ def backward(
             of_bias = of_bias + grad
             store(out, i, 0, grad)
             if len(sums.at_ends) > 0:
-                _add_to_ends(as_kept(grad, out), i, ends, sums, wide)
+                _add_to_ends(as_kept(grad, out), i, ends, BOTH_ENDS, sums, wide)
     store(of_constants, BIAS, 0, of_bias)
     store(of_constants, SCALE, 0, of_factor)
     store(of_constants, SHIFT, 0, of_shift)

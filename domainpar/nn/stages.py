@@ -25,6 +25,7 @@ from domainpar.nn.calls import (
     scale_of_sums,
 )
 from domainpar.nn.gradients import TakesGradients
+from domainpar.nn.kernels import BACK, BOTH_ENDS, FORTH
 from domainpar.nn.memory import MOST_BYTES_OF_LAYERS, bytes_of_layers
 from domainpar.nn.mlp import MLP
 from domainpar.nn.tilewise import EdgeTiles, NodeTiles
@@ -87,6 +88,11 @@ class EdgeStage(TakesGradients):
         products: Type of edge states and of their products, if not that of the parameters.
         residual: Add its results to the edge states that come in, which are as wide.
         aggregate: How sums at nodes are scaled.
+        both_ways: Take each edge both ways, of node states alone: sums at `dst` are of `mlp([x_src, x_dst])`, those at
+            `src` of `mlp([x_dst, x_src])`. It makes no edge states.
+
+    Raises:
+        ValueError: If a stage both ways has options that it cannot have.
 
     Attributes:
         keeps_layers: Keep its layers for backward, where they are few, instead of computing them again.
@@ -95,10 +101,19 @@ class EdgeStage(TakesGradients):
     keeps_layers = True
 
     def __init__(
-        self, mlp: MLP, products: torch.dtype | None = None, residual: bool = False, aggregate: Aggregate = "sum"
+        self,
+        mlp: MLP,
+        products: torch.dtype | None = None,
+        residual: bool = False,
+        aggregate: Aggregate = "sum",
+        both_ways: bool = False,
     ) -> None:
         super().__init__()
         self.mlp, self.products, self.residual, self.aggregate = mlp, products, residual, aggregate
+        options = {"products": products, "residual": residual, "dropout": mlp.dropout, "a readout": mlp.readout}
+        if both_ways and (refused := [name for name, given in options.items() if given]):
+            raise ValueError(f"a stage both ways cannot have {', '.join(refused)}; leave that out, or take one way.")
+        self.both_ways = both_ways
 
     def forward(
         self,
@@ -120,18 +135,18 @@ class EdgeStage(TakesGradients):
 
         Returns:
             New edge states [num_edges, out] and their sums at owned nodes, [num_owned, 2 out]: at `dst`, then at `src`.
-            [num_owned, 0] without `sums`.
+            [num_owned, 0] without `sums`. A stage both ways gives [num_edges, 0] for edge states.
 
         Raises:
-            ValueError: If the states do not fit the MLP, or sums are asked of a stage that knows no halo or of a plain
-                output.
+            ValueError: If the states do not fit the MLP, or sums are asked of a stage that knows no halo or of a
+                readout.
         """
         width = 0 if edges is None else edges.shape[1]
         _check_columns(self.mlp, width + (0 if nodes is None else 2 * nodes.owned.shape[1]))
-        results = through([self], nodes, edges, graph, sums=sums, keys=[key], calls_hooks=False)
-        new_edges = results.readout if self.mlp.plain else results.edges
-        assert new_edges is not None
-        return new_edges, results.sums
+        keeps = not self.both_ways
+        results = through([self], nodes, edges, graph, sums=sums, keeps=keeps, keys=[key], calls_hooks=False)
+        new_edges = results.readout if self.mlp.readout else results.edges
+        return graph.features.new_empty(graph.num_edges, 0) if new_edges is None else new_edges, results.sums
 
 
 def through(
@@ -151,8 +166,7 @@ def through(
     What one stage makes for the next never leaves the caches, and nothing of it is kept for backward.
 
     Args:
-        stages: Each takes the edge states that the one before it made. Only the last may be a plain output: it reads
-            them out.
+        stages: Each takes the edge states that the one before it made. Only the last may be a readout of them.
         nodes: States of owned nodes, [num_owned, node width], on their way to the ghosts; None if no stage takes any.
         edges: States of the local edges, [num_edges, edge width]; None if the first stage takes none.
         graph: The part.
@@ -175,13 +189,19 @@ def through(
         if stage.residual:
             _check_residual(mlp, width)
         noise = noise_of(mlp, key, graph.plan.edge_ids)
-        chain.append(Link(mlp, stage, takes_nodes, stage.residual, stage.products, noise))
+        link = Link(mlp, stage, takes_nodes, stage.residual, stage.products, noise)
+        chain += [link._replace(way=way) for way in ((FORTH, BACK) if stage.both_ways else (BOTH_ENDS,))]
         width = mlp.out_features
-    states = [stage for stage in stages if not stage.mlp.plain]
+    states = [stage for stage in stages if not stage.mlp.readout]
     if sums and (nodes is None or not states):
-        raise ValueError("sums at both ends need node states and a normalised output; ask for none: sums=False.")
-    if any(link.mlp.plain for link in chain[:-1]):
-        raise ValueError("only the last of several stages may be a plain output: the others make states for the next.")
+        raise ValueError("sums at both ends need node states and a stage that makes states; ask for none: sums=False.")
+    if any(link.mlp.readout for link in chain[:-1]):
+        raise ValueError("only the last of several stages may be a readout: the others make states for the next.")
+    if any(stage.both_ways for stage in stages) and not (len(stages) == 1 and edges is None and sums and not keeps):
+        raise ValueError(
+            "a stage both ways makes sums of node states and no edge states: call it alone, with edges=None, sums=True "
+            "and keeps=False."
+        )
     edges = graph.features.new_empty(graph.num_edges, 0) if edges is None else edges
     aggregate, keeps = states[-1].aggregate if sums else None, keeps and bool(states)
     overwrites = overwrites and not torch.is_grad_enabled()
@@ -202,13 +222,13 @@ def _one_by_one(
     keys: Sequence[int | None],
 ) -> EdgeResults:
     """`through`, for who watches each stage: hooks of a module see what it is called with and what it makes."""
-    last = max((i for i, stage in enumerate(stages) if not stage.mlp.plain), default=-1)
+    last = max((i for i, stage in enumerate(stages) if not stage.mlp.readout), default=-1)
     at_ends, readout = graph.features.new_empty(graph.num_owned, 0), None
     for position, (stage, key) in enumerate(zip(stages, keys, strict=True)):
         width = 0 if edges is None else edges.shape[1]
         own_nodes = nodes if stage.mlp.in_features != width else None
         made, own_sums = stage(own_nodes, edges, graph, sums and position == last, key)
-        if stage.mlp.plain:
+        if stage.mlp.readout:
             readout = made
         else:
             edges, at_ends = made, own_sums if position == last else at_ends
@@ -217,7 +237,8 @@ def _one_by_one(
 
 def _keeps_layers(stages: Sequence[NodeStage | EdgeStage], rows: int) -> bool:
     """Whether backward of a call gets its layers instead of computing them again; no bit depends on it."""
-    columns = sum(layer.linear.out_features for stage in stages for layer in stage.mlp.layers)
+    twice = [stage for stage in stages if isinstance(stage, EdgeStage) and stage.both_ways]
+    columns = sum(layer.linear.out_features for stage in (*stages, *twice) for layer in stage.mlp.layers)
     item_bytes = stages[0].mlp.layers[0].linear.weight.itemsize
     keep = all(stage.keeps_layers for stage in stages)
     return keep and torch.is_grad_enabled() and bytes_of_layers(rows, columns, item_bytes) <= MOST_BYTES_OF_LAYERS
@@ -229,10 +250,10 @@ def _check_columns(mlp: MLP, columns: int) -> None:
 
 
 def _check_residual(mlp: MLP, width: int) -> None:
-    if mlp.plain or width != mlp.out_features:
+    if mlp.readout or width != mlp.out_features:
         raise ValueError(
-            f"a residual adds {mlp.out_features} columns to states of {width}, which must be as many, of a layer with "
-            "a norm; give the perceptron the width of the states, or residual=False."
+            f"a residual adds {mlp.out_features} columns to states of {width}, which must be as many, and no "
+            "readout; give the perceptron the width of the states, or residual=False."
         )
 
 

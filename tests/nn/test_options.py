@@ -9,6 +9,7 @@ import torch
 from random_events import random_event
 from tiled import TiledEvent
 
+from domainpar.nn.gradients import GradientSink
 from domainpar.nn.mlp import MLP
 from domainpar.nn.stages import EdgeStage, NodeStage, through
 
@@ -81,7 +82,7 @@ def test_only_the_last_of_several_stages_reads_out(event):
         stages = [_stage(16, (16, 16), plain=True), _stage(16)]
         through(stages, None, torch.zeros(graph.num_edges, 16), graph, sums=False, keys=[None, None])
 
-    with pytest.raises(ValueError, match="only the last of several stages may be a plain output"):
+    with pytest.raises(ValueError, match="only the last of several stages may be a readout"):
         networks.run_ranks(forward, 1)
 
 
@@ -93,7 +94,7 @@ def test_stages_that_are_watched_run_one_by_one_with_the_same_results(event):
     def forward(world):
         part = event.part(world.transport, event.grouping("random", 1, seed=1), torch.float64)
         model = networks.network(event, torch.float64, **flags)
-        sink = networks.GradientSink(model)
+        sink = GradientSink(model)
         for name, module in model.named_modules():
             if isinstance(module, EdgeStage):
                 module.register_forward_hook(lambda module, given, made, name=name: seen.append(name))
