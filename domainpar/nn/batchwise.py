@@ -112,7 +112,7 @@ class EdgeBatches(EdgeCall):
     def forward(self, keep: bool = False) -> tuple[EdgeResults, list[Tensor]]:
         exact, num_edges = self.chain[0].exact, self.graph.num_edges
         states = readout = None
-        if self.updates and (self.keeps or self.aggregate):
+        if self.updates and (self.keeps or (self.aggregate and self.gates != "nodes")):
             last = self.updates[-1]
             states = self.edges.new_empty(num_edges, last.mlp.out_features, dtype=last.kind)
         if self.readout is not None:
@@ -131,8 +131,12 @@ class EdgeBatches(EdgeCall):
 
         self._each(compute, self.nodes, arrived)
         sums = self.edges.new_empty(self.graph.num_owned, 0, dtype=exact)
-        if self.aggregate is not None and states is not None:
-            sums = _sums_at_ends(states.to(exact), self.graph)
+        gates = None if self.gates is None or readout is None else torch.sigmoid(readout)
+        if self.aggregate is not None:
+            if self.gates == "nodes" and gates is not None and self.nodes is not None:
+                sums = _sums_of_nodes(self.nodes.local, self.nodes.local, self.graph, gates)
+            else:
+                sums = _sums_at_ends((self.edges if states is None else states).to(exact), self.graph, gates)
             scale = scale_of_sums(self.graph, self.aggregate, sums)
             sums = sums if scale is None else (sums.unflatten(1, (2, -1)) * scale[..., None]).flatten(1)
         return EdgeResults(states if self.keeps else None, sums, readout), []
@@ -150,6 +154,7 @@ class EdgeBatches(EdgeCall):
             products.take_ghosts()
         of_products = [products.empty(self.graph.num_edges) for products in at_nodes]
         parameters = [_trainable(list(link.mlp.parameters())) for link in self.chain]
+        gates = self.edges.new_empty(self.graph.num_edges, 1, dtype=self.chain[0].exact)
 
         def compute(rows: slice, owned: bool) -> None:
             operand = self.edges[rows].detach().requires_grad_()
@@ -157,10 +162,16 @@ class EdgeBatches(EdgeCall):
             with torch.enable_grad():
                 state, readout = self._rows(operand, at_edges, rows)
             of_state = None if of_edges is None else of_edges[rows].to(self.chain[0].exact)
-            if of_sums is not None:
+            made = [(readout, None if of_readout is None else of_readout[rows])]
+            if of_sums is not None and self.gates is not None and readout is not None:
+                with torch.enable_grad():
+                    gate = torch.sigmoid(readout)
+                    made += self._messages(operand if state is None else state, gate, of_sums.local, rows)
+                gates[rows] = gate.detach()
+            elif of_sums is not None:
                 at_ends = _at_both_ends(of_sums.local, self.graph, rows)
                 of_state = at_ends if of_state is None else of_state + at_ends
-            made = [(state, of_state), (readout, None if of_readout is None else of_readout[rows])]
+            made.insert(0, (state, of_state))
             pairs = [
                 (one, gradient.to(one.dtype)) for one, gradient in made if one is not None and gradient is not None
             ]
@@ -182,7 +193,20 @@ class EdgeBatches(EdgeCall):
             for products, table in zip(at_nodes, of_products)
             if products
         ]
-        return torch.stack(backs).sum(dim=0), of_operand
+        if self.gates == "nodes" and of_sums is not None:
+            at_dst, at_src = of_sums.local.chunk(2, dim=1)
+            # What `src` sent came to `dst`, and the other way round.
+            backs += _sums_of_nodes(at_src, at_dst, self.graph, gates).chunk(2, dim=1)
+        return torch.stack(backs).sum(dim=0) if backs else None, of_operand
+
+    def _messages(self, state: Tensor, gate: Tensor, of_sums: Tensor, rows: slice) -> list[tuple[Tensor, Tensor]]:
+        """The messages of some edges as functions of their gates, and the gradients of these."""
+        if self.gates == "edges":
+            return [(gate * state.to(gate.dtype), _at_both_ends(of_sums, self.graph, rows))]
+        assert self.nodes is not None
+        src, dst = self.graph.src[rows], self.graph.dst[rows]
+        at_dst, at_src = of_sums.chunk(2, dim=1)
+        return [(gate * self.nodes.local[src], at_dst[dst]), (gate * self.nodes.local[dst], at_src[src])]
 
     def _rows(self, operand: Tensor, at_edges: Sequence[Tensor], rows: slice) -> tuple[Tensor | None, Tensor | None]:
         """The last states of some edges, and what is read out of them."""
@@ -283,13 +307,23 @@ def _at_both_ends(table: Tensor, graph: LocalGraph, rows: slice) -> Tensor:
     return table[:, :width].index_select(0, graph.dst[rows]) + table[:, width:].index_select(0, graph.src[rows])
 
 
-def _sums_at_ends(rows: Tensor, graph: LocalGraph) -> Tensor:
-    """Sums of edge rows at their `dst`, then at their `src`, [num_owned, 2 width]."""
-    return torch.cat([_sum_at(graph.edges_at_dst, rows), _sum_at(graph.edges_at_src, rows)], dim=1)
+def _sums_at_ends(rows: Tensor, graph: LocalGraph, gates: Tensor | None = None) -> Tensor:
+    """Sums of edge rows, times gates [num_edges, 1], at their `dst`, then at their `src`, [num_owned, 2 width]."""
+    return torch.cat([_sum_at(ends, rows, gates) for ends in (graph.edges_at_dst, graph.edges_at_src)], dim=1)
 
 
-def _sum_at(edges: EdgesAtNodes, rows: Tensor) -> Tensor:
+def _sums_of_nodes(from_src: Tensor, from_dst: Tensor, graph: LocalGraph, gates: Tensor) -> Tensor:
+    """Sums at `dst` of what a table of nodes holds for `src`, then at `src` of that for `dst`; both times gates."""
+    at_dst = _sum_at(graph.edges_at_dst, from_src, gates, graph.src)
+    return torch.cat([at_dst, _sum_at(graph.edges_at_src, from_dst, gates, graph.dst)], dim=1)
+
+
+def _sum_at(
+    edges: EdgesAtNodes, rows: Tensor, weights: Tensor | None = None, row_of_edge: Tensor | None = None
+) -> Tensor:
     if len(edges.first) == 0 or len(edges.edges) == 0:
         return rows.new_zeros(len(edges.first), rows.shape[1])  # `embedding_bag` refuses to sum nothing
+    which = edges.edges if row_of_edge is None else row_of_edge[edges.edges]
+    weights = None if weights is None else weights[edges.edges, 0]
     # Each bag is summed in the order of its edges; `index_add` would add by atomics, in any order.
-    return F.embedding_bag(edges.edges, rows, edges.first, mode="sum")
+    return F.embedding_bag(which, rows, edges.first, mode="sum", per_sample_weights=weights)
