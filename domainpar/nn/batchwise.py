@@ -39,15 +39,16 @@ def _through(mlp: MLP, product: Tensor, products: torch.dtype | None, noise: Noi
     Args:
         mlp: The perceptron.
         product: Result of the first layer's product, [rows, out].
-        products: Type of the later products, but for a plain output, if not that of the parameters.
+        products: Type of the later products, but for a readout, if not that of the parameters.
         noise: Dropout of hidden layers.
         which: Rows of the table that these are.
     """
     rows = product
     for position, (linear, norm, activation) in enumerate(mlp.layers):
         if position:
-            # A plain output has no norm after it, and keeps the parameters' type: losses are made of it.
-            kind = products if norm is not None and products is not None else linear.weight.dtype
+            # A readout keeps the parameters' type: losses are made of it.
+            reads = mlp.readout and position == len(mlp.layers) - 1
+            kind = products if products is not None and not reads else linear.weight.dtype
             rows = F.linear(rows.to(kind), linear.weight.to(kind)).to(linear.weight.dtype)
         rows = rows + linear.bias
         rows = rows if norm is None else norm(rows)
@@ -93,7 +94,7 @@ class NodeBatches(NodeCall):
     def _rows(self, operands: Sequence[Tensor], rows: slice) -> Tensor:
         first = self.mlp.layers[0].linear
         out = _through(self.mlp, F.linear(torch.cat(list(operands), dim=1), first.weight), None, self.noise, rows)
-        return operands[0] + out if self.residual else out
+        return out if self.residual is None else operands[self.residual] + out
 
 
 def _trainable(parameters: Sequence[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
@@ -218,7 +219,7 @@ class EdgeBatches(EdgeCall):
             product = at_both + F.linear(state, weight.to(state.dtype)).to(weight.dtype)
             results = _through(link.mlp, product, link.products, link.noise, rows)
             results = results + state.to(results.dtype) if link.residual else results
-            if link.mlp.plain:
+            if link.mlp.readout:
                 readout = results
             else:
                 state = made = results.to(link.kind)

@@ -76,19 +76,19 @@ def fold(mlp: MLP, tables: Sequence[Tensor], node_width: int = 0, products: torc
         mlp: The perceptron.
         tables: Tables whose rows come in; their products are computed in their type.
         node_width: Width of node states at either end, 0 for none.
-        products: Type of later layers' products, if not that of the parameters; a plain output keeps the latter.
+        products: Type of later layers' products, if not that of the parameters; a readout keeps the latter.
 
     Raises:
-        ValueError: If node states come into a perceptron that is a plain output alone.
+        ValueError: If node states come into a perceptron that is a readout alone.
     """
-    if node_width and mlp.plain and len(mlp.linears) == 1:
-        raise ValueError("a plain output alone cannot take node states; give the perceptron a hidden layer.")
+    if node_width and mlp.readout and len(mlp.linears) == 1:
+        raise ValueError("a readout alone cannot take node states; give the perceptron a hidden layer.")
     layers = mlp.layers
     weights = [layer.linear.weight for layer in layers]
     exact, widths = weights[0].dtype, tuple(table.shape[1] for table in tables)
     inputs = weights[0][:, 2 * node_width :].split(widths, dim=1) if widths else ()
     later = [products or exact] * len(weights[1:])
-    if later and mlp.plain:
+    if later and mlp.readout:
         later[-1] = exact
     ends = torch.cat([_pad(weight) for weight in weights_at_ends(weights[0], node_width)])
     return Folded(
@@ -128,9 +128,8 @@ def _constants(layer: PerceptronLayer, dropout: float) -> Tensor:
     table = layer.linear.bias.new_zeros(NUM_CONSTANTS, padded(out, COLUMN_BLOCK))
     table[kernels.BIAS, :out] = layer.linear.bias
     if layer.norm is not None:
-        table[kernels.SCALE], table[kernels.SHIFT], table[kernels.EPS] = (
-            layer.norm.weight, layer.norm.bias, layer.norm.eps
-        )  # fmt: skip
+        table[kernels.SCALE], table[kernels.SHIFT] = layer.of_norm or (1, 0)
+        table[kernels.EPS] = layer.norm.eps
     table[kernels.KEPT] = 1.0 / (1.0 - dropout)
     return table
 
@@ -349,7 +348,7 @@ class Perceptron:
 
     @property
     def readout(self) -> Operand:
-        """Results of a plain output, [STRIP, padded out], until it goes `backward`."""
+        """Results of a readout, [STRIP, padded out], until it goes `backward`."""
         return self._rows[-1]
 
     # --- back --------------------------------------------------------------------------------------------------------
@@ -362,9 +361,10 @@ class Perceptron:
         for weight, parameter in zip(folded.later, later):
             self._of_weights.append([partials.take(*weight.forward.shape, parameter)])
         self._of_constants = []
-        for (linear, norm, _), constants in zip(self._layers, folded.constants):
-            of_norm = (linear.bias, linear.bias) if norm is None else (norm.weight, norm.bias)
-            self._of_constants.append(partials.take(3, constants.shape[1], linear.bias, *of_norm))
+        for layer, constants in zip(self._layers, folded.constants):
+            bias = layer.linear.bias
+            of_norm = layer.of_norm or (bias, bias)
+            self._of_constants.append(partials.take(3, constants.shape[1], bias, *of_norm))
         self._partials = partials
 
     def backward(
@@ -441,7 +441,8 @@ class Perceptron:
         folded = self._folded
         of_linears: list[IntArray] = []
         of_norms: list[IntArray] = []  # a perceptron's parameters are those of all linear layers, then of all norms
-        for layer, (module, norm, _) in enumerate(self._layers):
+        for layer, of_layer in enumerate(self._layers):
+            module = of_layer.linear
             out, width = module.out_features, folded.constants[layer].shape[1]
             widths = folded.widths if layer == 0 else (module.in_features,)
             whole = np.zeros((2, *module.weight.shape), np.int64)
@@ -453,7 +454,7 @@ class Perceptron:
             first = self._of_constants[layer]
             bias, scale, shift = limbs[:, first : first + 3 * width].reshape(2, 3, width)[:, :, :out].swapaxes(0, 1)
             of_linears += [whole.reshape(2, -1), bias]
-            of_norms += [] if norm is None else [scale, shift]
+            of_norms += [scale, shift] if of_layer.of_norm else []
         taker.give_limbs(list(folded.mlp.parameters()), [*of_linears, *of_norms], rejected, largest)
 
 

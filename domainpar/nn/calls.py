@@ -75,7 +75,7 @@ class NodeCall(ABC):
         mlp: Takes `[table_1, table_2, ...]`.
         nodes: The nodes.
         tables: Their states, [count, width] each.
-        residual: Whether the results are added to the first table.
+        residual: Number of the table to which the results are added; None: to none.
         key: Of the random numbers of this call; None: nothing is dropped.
         made: What forward made for backward to use again, such as weights as kernels take them.
     """
@@ -83,7 +83,7 @@ class NodeCall(ABC):
     mlp: MLP
     nodes: NodeRows
     tables: Sequence[Tensor]
-    residual: bool = False
+    residual: int | None = None
     key: int | None = None
     made: list[Any] = field(default_factory=list)
 
@@ -139,7 +139,7 @@ class Link(NamedTuple):
     @property
     def kind(self) -> torch.dtype:
         """Type of its results."""
-        return self.exact if self.mlp.plain else self.products or self.exact
+        return self.exact if self.mlp.readout else self.products or self.exact
 
 
 class EdgeResults(NamedTuple):
@@ -149,7 +149,7 @@ class EdgeResults(NamedTuple):
         edges: New edge states, [num_edges, out]; None if they are not asked for.
         sums: Of them, or of gated messages, at owned nodes, [num_owned, 2 width], at `dst`, then at `src`;
             [num_owned, 0] without.
-        readout: Results of the last perceptron, if that is a plain output, [num_edges, out].
+        readout: Results of the last perceptron, if that is a readout, [num_edges, out].
     """
 
     edges: Tensor | None
@@ -162,7 +162,7 @@ class EdgeCall(ABC):
     """Perceptrons on the local edges, each on what the one before it made.
 
     Attributes:
-        chain: The perceptrons. Only the last one may be a plain output: a readout of the states before it.
+        chain: The perceptrons. Only the last one may be a readout, of the states before it.
         graph: The part.
         nodes: States of owned nodes, with ghosts that came or are on their way; None if no perceptron takes any.
         edges: States of the local edges, [num_edges, width].
@@ -184,12 +184,12 @@ class EdgeCall(ABC):
     @cached_property
     def updates(self) -> tuple[Link, ...]:
         """The perceptrons that make states."""
-        return self.chain[:-1] if self.chain[-1].mlp.plain else self.chain
+        return self.chain[:-1] if self.chain[-1].mlp.readout else self.chain
 
     @property
     def readout(self) -> Link | None:
         """The one that reads them out."""
-        return self.chain[-1] if self.chain[-1].mlp.plain else None
+        return self.chain[-1] if self.chain[-1].mlp.readout else None
 
     @property
     def gates(self) -> Gates | None:

@@ -133,7 +133,7 @@ class InteractionNetwork(EdgeClassifier):
         num_node_updates = graph_iters if self.node_first else graph_iters - 1
         self.node_stages = _per_iteration(node_stage, num_node_updates, shared_weights)
         columns = (3 if self.node_first else 1) * hidden
-        of_head = MLP(columns, (*widths, 1), generator, plain_output=True, dropout=dropout, activation=activation)
+        of_head = MLP(columns, (*widths, 1), generator, readout=True, dropout=dropout, activation=activation)
         self.head = EdgeStage(of_head, products)
         edge_item_bytes = None if products is None else products.itemsize
         self.size = ModelSize(hidden, graph_iters, dtype.itemsize, edge_item_bytes, recompute_every)

@@ -39,7 +39,8 @@ class NodeStage(TakesGradients):
 
     Args:
         mlp: The perceptron.
-        residual: Add its results to the first table, which is as wide: an update of states.
+        residual: Add its results to a table, which is as wide: an update of states.
+        states: Number of this table.
 
     Attributes:
         keeps_layers: Keep its layers for backward, where they are few, instead of computing them again.
@@ -47,9 +48,9 @@ class NodeStage(TakesGradients):
 
     keeps_layers = True
 
-    def __init__(self, mlp: MLP, residual: bool = False) -> None:
+    def __init__(self, mlp: MLP, residual: bool = False, states: int = 0) -> None:
         super().__init__()
-        self.mlp, self.residual = mlp, residual
+        self.mlp, self.residual, self.states = mlp, residual, states
 
     def forward(self, tables: Sequence[Tensor], graph: LocalGraph, key: int | None = None) -> Tensor:
         """Node tables, each [num_owned, width], side by side into the MLP; returns [num_owned, out].
@@ -77,13 +78,13 @@ class NodeStage(TakesGradients):
     def _check(self, tables: Sequence[Tensor]) -> None:
         _check_columns(self.mlp, sum(table.shape[1] for table in tables))
         if self.residual:
-            _check_residual(self.mlp, tables[0].shape[1])
+            _check_residual(self.mlp, tables[self.states].shape[1])
 
 
 class EdgeStage(TakesGradients):
     """A perceptron on the local edges, `mlp([x_src, x_dst, edge])`, and the sums of what it makes at both ends.
 
-    One with a plain output of one column may be a *gate*: with a = sigmoid of it, its sums are those of `a edge` at
+    A readout of one column may be a *gate*: with a = sigmoid of it, its sums are those of `a edge` at
     both ends, of the states that it reads, or of `a x_src` at `dst` and of `a x_dst` at `src`.
 
     Args:
@@ -111,10 +112,10 @@ class EdgeStage(TakesGradients):
         gates: Gates | None = None,
     ) -> None:
         super().__init__()
-        if gates is not None and not (mlp.plain and mlp.out_features == 1):
+        if gates is not None and not (mlp.readout and mlp.out_features == 1):
             raise ValueError(
-                f"a gate is a plain output of 1 column, but this perceptron makes {mlp.out_features}"
-                f"{'' if mlp.plain else ' with a norm'}; give it plain_output=True and a last width of 1."
+                f"a gate is a readout of 1 column, but this perceptron makes {mlp.out_features}"
+                f"{'' if mlp.readout else ' of states'}; give it readout=True and a last width of 1."
             )
         self.mlp, self.products, self.residual, self.aggregate = mlp, products, residual, aggregate
         self.gates = gates
@@ -142,11 +143,11 @@ class EdgeStage(TakesGradients):
             [num_owned, 0] without `sums`.
 
         Raises:
-            ValueError: If the states do not fit the MLP, or sums are asked of a stage that knows no halo or of a plain
-                output that is no gate.
+            ValueError: If the states do not fit the MLP, or sums are asked of a stage that knows no halo or of a
+                readout that is no gate.
         """
         results = through([self], nodes, edges, graph, sums=sums, keys=[key], calls_hooks=False)
-        new_edges = results.readout if self.mlp.plain else results.edges
+        new_edges = results.readout if self.mlp.readout else results.edges
         assert new_edges is not None
         return new_edges, results.sums
 
@@ -168,8 +169,7 @@ def through(
     What one stage makes for the next never leaves the caches, and nothing of it is kept for backward.
 
     Args:
-        stages: Each takes the edge states that the one before it made. Only the last may be a plain output: it reads
-            them out.
+        stages: Each takes the edge states that the one before it made. Only the last may be a readout of them.
         nodes: States of owned nodes, [num_owned, node width], on their way to the ghosts; None if no stage takes any
             and there are no sums.
         edges: States of the local edges, [num_edges, edge width]; None if the first stage takes none.
@@ -197,13 +197,13 @@ def through(
         noise = noise_of(mlp, key, graph.plan.edge_ids)
         chain.append(Link(mlp, stage, takes_nodes, stage.residual, stage.products, noise, stage.gates))
         read, width = width, mlp.out_features
-    summing, makes_states = _summing(stages), any(not stage.mlp.plain for stage in stages)
+    summing, makes_states = _summing(stages), any(not stage.mlp.readout for stage in stages)
     if sums and (nodes is None or summing is None):
-        raise ValueError("sums at both ends need node states and a normalised output; ask for none: sums=False.")
+        raise ValueError("sums at both ends need node states and a stage that makes states; ask for none: sums=False.")
     if sums and stages[-1].gates is not None:
         _check_messages(read if stages[-1].gates == "edges" else node_width)
-    if any(link.mlp.plain for link in chain[:-1]):
-        raise ValueError("only the last of several stages may be a plain output: the others make states for the next.")
+    if any(link.mlp.readout for link in chain[:-1]):
+        raise ValueError("only the last of several stages may be a readout: the others make states for the next.")
     edges = graph.features.new_empty(graph.num_edges, 0) if edges is None else edges
     aggregate = stages[summing].aggregate if sums and summing is not None else None
     keeps = keeps and makes_states
@@ -231,7 +231,7 @@ def _one_by_one(
         own_nodes = nodes if sums_here or stage.mlp.in_features != width else None
         made, own_sums = stage(own_nodes, edges, graph, sums_here, key)
         at_ends = own_sums if sums_here else at_ends
-        if stage.mlp.plain:
+        if stage.mlp.readout:
             readout = made
         else:
             edges, made_states = made, True
@@ -240,7 +240,7 @@ def _one_by_one(
 
 def _summing(stages: Sequence[EdgeStage]) -> int | None:
     """Which of several stages makes the sums: the last one, if it is a gate, else the last that makes states."""
-    sums = [i for i, stage in enumerate(stages) if not stage.mlp.plain or stage.gates is not None]
+    sums = [i for i, stage in enumerate(stages) if not stage.mlp.readout or stage.gates is not None]
     return sums[-1] if sums else None
 
 
@@ -263,10 +263,10 @@ def _check_messages(width: int) -> None:
 
 
 def _check_residual(mlp: MLP, width: int) -> None:
-    if mlp.plain or width != mlp.out_features:
+    if mlp.readout or width != mlp.out_features:
         raise ValueError(
-            f"a residual adds {mlp.out_features} columns to states of {width}, which must be as many, of a layer with "
-            "a norm; give the perceptron the width of the states, or residual=False."
+            f"a residual adds {mlp.out_features} columns to states of {width}, which must be as many, and no "
+            "readout; give the perceptron the width of the states, or residual=False."
         )
 
 
@@ -285,7 +285,8 @@ class _NodeStep(NamedTuple):
 
     def on(self, nodes: NodeRows, tables: Sequence[Tensor]) -> NodeCall:
         engine = NodeBatches if tables[0].is_cuda else NodeTiles
-        return engine(self.stage.mlp, nodes, tables, self.stage.residual, self.key, self.made)
+        residual = self.stage.states if self.stage.residual else None
+        return engine(self.stage.mlp, nodes, tables, residual, self.key, self.made)
 
 
 class _OnNodes(torch.autograd.Function):

@@ -50,7 +50,7 @@ class NodeTiles(NodeCall):
         folded, program = self._folded(), Program()
         out = empty_table(self.nodes.count, self.mlp.out_features, self.tables[0])
         kept = keep_of(folded, self.nodes.count) if keep else []
-        residual = table(self.tables[0]) if self.residual else NOTHING
+        residual = NOTHING if self.residual is None else table(self.tables[self.residual])
         perceptron = Perceptron(program, folded, noise=self.noise, kept=kept)
         perceptron.forward(self._inputs, residual=residual, out=table(out))
         program.run(tiles_of(self.nodes.pieces))
@@ -66,11 +66,12 @@ class NodeTiles(NodeCall):
         perceptron.take_partials(partials)
         partials.close()
         perceptron.forward(self._inputs)
-        carried = NOTHING if of_tables[0] is None or not self.residual else table(of_tables[0])
+        of_states = None if self.residual is None else of_tables[self.residual]
+        carried = NOTHING if of_states is None else table(of_states)
         of_product = perceptron.backward(table(gradient), carried=carried)
         for position, of_table in enumerate(of_tables):
             if of_table is not None:
-                perceptron.hand_back(of_product, position, table(of_table), add=self.residual and position == 0)
+                perceptron.hand_back(of_product, position, table(of_table), add=position == self.residual)
         partials.clear()
         program.run(tiles_of(self.nodes.pieces))
         perceptron.give(*partials.total(), taker)
@@ -175,7 +176,7 @@ class EdgeTiles(EdgeCall):
         gathered = NOTHING if of_sums is None else shared(of_sums.local)
         for position in range(len(chain) - 1, -1, -1):
             linked = chain[position]
-            reads = linked.link.mlp.plain
+            reads = linked.link.mlp.readout
             gates = gate if reads else None
             of_results = (None if tables[1] is None else table(tables[1])) if reads else gradient
             if reads and of_results is None and gates is None:

@@ -5,17 +5,16 @@ from torch import nn
 
 from domainpar.nn.noise import Noise, keeps, key_of
 
-ACTIVATIONS = {"none": lambda rows: rows, "relu": torch.relu, "silu": nn.functional.silu, "tanh": torch.tanh}
+ACTIVATIONS = [lambda rows: rows, torch.relu, nn.functional.silu, torch.tanh]  # as in domainpar.nn.mlp.ACTIVATIONS
 
 
 def mlp(module, rows, key=None):
     """What an `MLP` of ours computes, on plain rows; with a key, numbers of the rows 0, 1, ... are dropped."""
-    for position, linear in enumerate(module.linears):
+    for position, (linear, norm, activation) in enumerate(module.layers):
         rows = nn.functional.linear(rows, linear.weight, linear.bias)
-        if position < len(module.norms):
-            norm = module.norms[position]
+        if norm is not None:
             rows = nn.functional.layer_norm(rows, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
-        rows = ACTIVATIONS[module.activations[position]](rows)
+        rows = ACTIVATIONS[activation](rows)
         if key is not None and position < len(module.linears) - 1:
             noise = Noise(key, module.dropout, torch.arange(len(rows)).numpy())
             rows = rows * keeps(noise, position, slice(None), rows.shape[1], rows)
@@ -38,7 +37,7 @@ def edge_stage(stage, nodes, edges, src, dst, key=None):
 def node_stage(stage, tables, key=None):
     """New states of nodes."""
     new = mlp(stage.mlp, torch.cat(tables, dim=1), key)
-    return new + tables[0] if stage.residual else new
+    return new + tables[stage.states] if stage.residual else new
 
 
 def interaction_network(model, features, edge_features, src, dst, key=None):

@@ -42,10 +42,10 @@ class Gated(nn.Module):
         has_states = self.reads in ("states", "all")
         self.encode = NodeStage(MLP(3, (WIDTH,), generator))
         self.edge = EdgeStage(MLP(3 * WIDTH, (32, WIDTH), generator, dropout=dropout), products) if has_states else None
-        mlp = MLP(columns, (32, 1), generator, plain_output=True, dropout=dropout)
+        mlp = MLP(columns, (32, 1), generator, readout=True, dropout=dropout)
         self.score = EdgeStage(mlp, products, aggregate=aggregate, gates=gates)
         self.update = NodeStage(MLP(3 * WIDTH, (32, WIDTH), generator, last_activation="tanh"), residual=True)
-        self.head = EdgeStage(MLP(2 * WIDTH, (32, 1), generator, plain_output=True))
+        self.head = EdgeStage(MLP(2 * WIDTH, (32, 1), generator, readout=True))
         self.stages = [stage for stage in (self.edge, self.score) if stage is not None]
         for stage in (*self.stages, self.encode, self.update):
             stage.keeps_layers = keeps_layers
@@ -188,12 +188,12 @@ def _unless_without_sums(changed, plain=tilewise.EdgeTiles.backward):
     return backward
 
 
-def test_a_gate_is_a_plain_output_of_one_column():
+def test_a_gate_is_a_readout_of_one_column():
     generator = torch.Generator().manual_seed(0)
-    with pytest.raises(ValueError, match="a gate is a plain output of 1 column, but this perceptron makes 16 with a"):
+    with pytest.raises(ValueError, match="a gate is a readout of 1 column, but this perceptron makes 16 of states"):
         EdgeStage(MLP(16, (16,), generator), gates="edges")
     with pytest.raises(ValueError, match="this perceptron makes 2; give it"):
-        EdgeStage(MLP(16, (16, 2), generator, plain_output=True), gates="nodes")
+        EdgeStage(MLP(16, (16, 2), generator, readout=True), gates="nodes")
 
 
 @pytest.mark.parametrize(("gates", "columns"), [("nodes", 3), ("edges", 12)])
@@ -201,7 +201,7 @@ def test_messages_of_odd_widths_are_refused(event, gates, columns):
     def forward(world):
         part = event.part(world.transport, event.grouping("ranges", 1))
         edges = torch.zeros(part.graph.num_edges, 12)
-        stage = EdgeStage(MLP(12, (16, 1), torch.Generator().manual_seed(0), plain_output=True), gates=gates)
+        stage = EdgeStage(MLP(12, (16, 1), torch.Generator().manual_seed(0), readout=True), gates=gates)
         return stage(part.halo.spread(part.graph.features), edges, part.graph)
 
     with pytest.raises(ValueError, match=f"messages of {columns} columns are not summed; take states of a multiple"):

@@ -79,7 +79,7 @@ def test_only_the_last_of_several_stages_reads_out(event):
         stages = [_stage(16, (16, 16), plain=True), _stage(16)]
         through(stages, None, torch.zeros(graph.num_edges, 16), graph, sums=False, keys=[None, None])
 
-    with pytest.raises(ValueError, match="only the last of several stages may be a plain output"):
+    with pytest.raises(ValueError, match="only the last of several stages may be a readout"):
         networks.run_ranks(forward, 1)
 
 
