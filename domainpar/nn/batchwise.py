@@ -112,17 +112,16 @@ class EdgeBatches(EdgeCall):
 
     def forward(self, keep: bool = False) -> tuple[EdgeResults, list[Tensor]]:
         exact, num_edges = self.chain[0].exact, self.graph.num_edges
-        states = readout = None
+        states, readout = [], None
         if self.updates and (self.keeps or (self.aggregate and self.gates != "nodes")):
-            last = self.updates[-1]
-            states = self.edges.new_empty(num_edges, last.mlp.out_features, dtype=last.kind)
+            states = [self.edges.new_empty(num_edges, of.mlp.out_features, dtype=of.kind) for of in self._last_updates]
         if self.readout is not None:
             readout = self.edges.new_empty(num_edges, self.readout.mlp.out_features, dtype=exact)
         at_nodes = [_NodeProducts(self, link) for link in self.chain]
 
         def compute(rows: slice, owned: bool) -> None:
             results = self._rows(self.edges[rows], [products.at_edges(rows) for products in at_nodes], rows)
-            for table, made in zip((states, readout), results):
+            for table, made in zip((*states, readout), (*results[0][: len(states)], results[1])):
                 if table is not None and made is not None:
                     table[rows] = made
 
@@ -137,10 +136,11 @@ class EdgeBatches(EdgeCall):
             if self.gates == "nodes" and gates is not None and self.nodes is not None:
                 sums = _sums_of_nodes(self.nodes.local, self.nodes.local, self.graph, gates)
             else:
-                sums = _sums_at_ends((self.edges if states is None else states).to(exact), self.graph, gates)
+                at_dst, at_src = (states[at].to(exact) if states else self.edges.to(exact) for at in (0, -1))
+                sums = _sums_at_ends(at_dst, at_src, self.graph, gates)
             scale = scale_of_sums(self.graph, self.aggregate, sums)
             sums = sums if scale is None else (sums.unflatten(1, (2, -1)) * scale[..., None]).flatten(1)
-        return EdgeResults(states if self.keeps else None, sums, readout), []
+        return EdgeResults(states[0] if self.keeps and states else None, sums, readout), []
 
     def backward(
         self,
@@ -161,18 +161,19 @@ class EdgeBatches(EdgeCall):
             operand = self.edges[rows].detach().requires_grad_()
             at_edges = [products.at_edges(rows).requires_grad_() for products in at_nodes]
             with torch.enable_grad():
-                state, readout = self._rows(operand, at_edges, rows)
-            of_state = None if of_edges is None else of_edges[rows].to(self.chain[0].exact)
+                states, readout = self._rows(operand, at_edges, rows)
             made = [(readout, None if of_readout is None else of_readout[rows])]
             if of_sums is not None and self.gates is not None and readout is not None:
                 with torch.enable_grad():
                     gate = torch.sigmoid(readout)
-                    made += self._messages(operand if state is None else state, gate, of_sums.local, rows)
+                    made += self._messages(states[0] if states else operand, gate, of_sums.local, rows)
                 gates[rows] = gate.detach()
-            elif of_sums is not None:
-                at_ends = _at_both_ends(of_sums.local, self.graph, rows)
-                of_state = at_ends if of_state is None else of_state + at_ends
-            made.insert(0, (state, of_state))
+            for state, link in zip(states, self._last_updates):
+                of_state = None if of_edges is None else of_edges[rows].to(self.chain[0].exact)
+                if of_sums is not None and self.gates is None:
+                    at_ends = _at_ends(of_sums.local, self.graph, rows, link.way)
+                    of_state = at_ends if of_state is None else of_state + at_ends
+                made.append((state, of_state))
             pairs = [
                 (one, gradient.to(one.dtype)) for one, gradient in made if one is not None and gradient is not None
             ]
@@ -203,16 +204,23 @@ class EdgeBatches(EdgeCall):
     def _messages(self, state: Tensor, gate: Tensor, of_sums: Tensor, rows: slice) -> list[tuple[Tensor, Tensor]]:
         """The messages of some edges as functions of their gates, and the gradients of these."""
         if self.gates == "edges":
-            return [(gate * state.to(gate.dtype), _at_both_ends(of_sums, self.graph, rows))]
+            return [(gate * state.to(gate.dtype), _at_ends(of_sums, self.graph, rows))]
         assert self.nodes is not None
         src, dst = self.graph.src[rows], self.graph.dst[rows]
         at_dst, at_src = of_sums.chunk(2, dim=1)
         return [(gate * self.nodes.local[src], at_dst[dst]), (gate * self.nodes.local[dst], at_src[src])]
 
-    def _rows(self, operand: Tensor, at_edges: Sequence[Tensor], rows: slice) -> tuple[Tensor | None, Tensor | None]:
-        """The last states of some edges, and what is read out of them."""
-        state, made, readout = operand, None, None
+    @property
+    def _last_updates(self) -> tuple[Link, ...]:
+        """The perceptrons whose results are summed: the last one that makes states, or that of both ways."""
+        return self.updates[-2:] if self.chain[-1].turned else self.updates[-1:]
+
+    def _rows(self, operand: Tensor, at_edges: Sequence[Tensor], rows: slice) -> tuple[list[Tensor], Tensor | None]:
+        """Results for some edges of the last updates, and what is read out of them."""
+        state, readout = operand, None
+        made: list[Tensor] = []
         for link, at_both in zip(self.chain, at_edges):
+            state = operand if link.turned else state
             first = link.mlp.layers[0].linear
             weight = first.weight[:, first.in_features - state.shape[1] :]
             # Products in the type of the states, all else in that of the parameters.
@@ -222,8 +230,9 @@ class EdgeBatches(EdgeCall):
             if link.mlp.readout:
                 readout = results
             else:
-                state = made = results.to(link.kind)
-        return made, readout
+                state = results.to(link.kind)
+                made.append(state)
+        return made[-len(self._last_updates) :], readout
 
     def _each(
         self,
@@ -264,7 +273,7 @@ class _NodeProducts:
         self._nodes = call.nodes if link.takes_nodes else None
         weight = link.mlp.layers[0].linear.weight.detach()
         self._width = 0 if self._nodes is None else self._nodes.owned.shape[1]
-        self._weight = torch.cat(weights_at_ends(weight, self._width))
+        self._weight = torch.cat(weights_at_ends(weight, self._width, link.turned))
         self._table = weight.new_empty(0 if self._nodes is None else call.graph.plan.num_local, len(self._weight))
         if self._nodes is not None:
             self._multiply(slice(0, call.graph.num_owned))
@@ -290,7 +299,7 @@ class _NodeProducts:
         """Sum of the products at both ends of each of some edges, [edges, out]; 0 without node states."""
         if self._nodes is None:
             return self._weight.new_zeros(rows.stop - rows.start, len(self._weight) // 2)
-        return _at_both_ends(self._table, self._call.graph, rows)
+        return _at_ends(self._table, self._call.graph, rows)
 
     def back(self, of_products: Tensor) -> Tensor:
         """Gradient of the owned nodes' states, given that of their products, [num_owned, 2 out]."""
@@ -298,19 +307,25 @@ class _NodeProducts:
         first = self._link.mlp.layers[0].linear
         # One partial for all owned nodes, where CPUs give one a tile: it depends on the parts, to rounding.
         at_dst, at_src = (of_products.t() @ self._nodes.local[: self._call.graph.num_owned]).chunk(2)
-        self._link.taker.give([first.weight], [gradient_at_ends(first.weight, at_dst, at_src)])
+        gradient = gradient_at_ends(first.weight, at_dst, at_src, self._link.turned)
+        self._link.taker.give([first.weight], [gradient])
         return of_products @ self._weight
 
 
-def _at_both_ends(table: Tensor, graph: LocalGraph, rows: slice) -> Tensor:
-    """Add up what a table [num_local, 2 width] holds for the two ends of each of some edges."""
-    width = table.shape[1] // 2
-    return table[:, :width].index_select(0, graph.dst[rows]) + table[:, width:].index_select(0, graph.src[rows])
+def _at_ends(table: Tensor, graph: LocalGraph, rows: slice, way: int = kernels.BOTH_ENDS) -> Tensor:
+    """Add up what a table [num_local, 2 width] holds for the two ends of each of some edges, or take that for one."""
+    at_dst, at_src = table.chunk(2, dim=1)
+    if way == kernels.FORTH:
+        return at_dst.index_select(0, graph.dst[rows])
+    if way == kernels.BACK:
+        return at_src.index_select(0, graph.src[rows])
+    return at_dst.index_select(0, graph.dst[rows]) + at_src.index_select(0, graph.src[rows])
 
 
-def _sums_at_ends(rows: Tensor, graph: LocalGraph, gates: Tensor | None = None) -> Tensor:
-    """Sums of edge rows, times gates [num_edges, 1], at their `dst`, then at their `src`, [num_owned, 2 width]."""
-    return torch.cat([_sum_at(ends, rows, gates) for ends in (graph.edges_at_dst, graph.edges_at_src)], dim=1)
+def _sums_at_ends(to_dst: Tensor, to_src: Tensor, graph: LocalGraph, gates: Tensor | None = None) -> Tensor:
+    """Sums of edge rows at `dst`, then of these or others at `src`, [num_owned, 2 width], times gates [num_edges, 1]."""
+    at_dst, at_src = _sum_at(graph.edges_at_dst, to_dst, gates), _sum_at(graph.edges_at_src, to_src, gates)
+    return torch.cat([at_dst, at_src], dim=1)
 
 
 def _sums_of_nodes(from_src: Tensor, from_dst: Tensor, graph: LocalGraph, gates: Tensor) -> Tensor:

@@ -69,7 +69,13 @@ class Folded:
 
 
 @torch.no_grad()
-def fold(mlp: MLP, tables: Sequence[Tensor], node_width: int = 0, products: torch.dtype | None = None) -> Folded:
+def fold(
+    mlp: MLP,
+    tables: Sequence[Tensor],
+    node_width: int = 0,
+    products: torch.dtype | None = None,
+    turned: bool = False,
+) -> Folded:
     """Fold a perceptron over `[x_src, x_dst, table_1, table_2, ...]`.
 
     Args:
@@ -77,6 +83,7 @@ def fold(mlp: MLP, tables: Sequence[Tensor], node_width: int = 0, products: torc
         tables: Tables whose rows come in; their products are computed in their type.
         node_width: Width of node states at either end, 0 for none.
         products: Type of later layers' products, if not that of the parameters; a readout keeps the latter.
+        turned: Whether it takes edges turned round, `[x_dst, x_src, ...]`.
 
     Raises:
         ValueError: If node states come into a perceptron that is a readout alone.
@@ -90,7 +97,7 @@ def fold(mlp: MLP, tables: Sequence[Tensor], node_width: int = 0, products: torc
     later = [products or exact] * len(weights[1:])
     if later and mlp.readout:
         later[-1] = exact
-    ends = torch.cat([_pad(weight) for weight in weights_at_ends(weights[0], node_width)])
+    ends = torch.cat([_pad(weight) for weight in weights_at_ends(weights[0], node_width, turned)])
     return Folded(
         mlp,
         node_width,
@@ -141,12 +148,14 @@ class AtEnds(NamedTuple):
         src, dst: Local rows of the two ends of each edge.
         pair: Its (tile, `src`) pair or -1.
         num_owned: Owned nodes.
+        way: At which ends results are summed, see `kernels.BOTH_ENDS`.
     """
 
     src: Operand = NOTHING
     dst: Operand = NOTHING
     pair: Operand = NOTHING
     num_owned: int = 0
+    way: int = kernels.BOTH_ENDS
 
     @classmethod
     def of(cls, src: IntArray, dst: IntArray, pair: IntArray, num_owned: int) -> AtEnds:

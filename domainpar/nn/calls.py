@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from domainpar.nn.gradients import TakesGradients
+from domainpar.nn.kernels import BACK, BOTH_ENDS
 from domainpar.nn.mlp import MLP
 from domainpar.nn.noise import Noise
 from domainpar.parallel.halo import Spread
@@ -121,6 +122,8 @@ class Link(NamedTuple):
         products: Type of edge states and of their products, if not that of the parameters.
         noise: Dropout of its hidden layers.
         gates: What the sigmoid of its result weighs in sums; None: nothing.
+        way: At which ends its results are summed, see `kernels.BOTH_ENDS`. With `BACK` it takes edges turned round, and
+            no results of the perceptron before it.
     """
 
     mlp: MLP
@@ -129,7 +132,13 @@ class Link(NamedTuple):
     residual: bool
     products: torch.dtype | None
     noise: Noise | None
+    way: int = BOTH_ENDS
     gates: Gates | None = None
+
+    @property
+    def turned(self) -> bool:
+        """Whether it takes edges turned round, `[x_dst, x_src]`."""
+        return self.way == BACK
 
     @property
     def exact(self) -> torch.dtype:
@@ -162,7 +171,8 @@ class EdgeCall(ABC):
     """Perceptrons on the local edges, each on what the one before it made.
 
     Attributes:
-        chain: The perceptrons. Only the last one may be a readout, of the states before it.
+        chain: The perceptrons. Only the last one may be a readout, of the states before it. Or one perceptron twice,
+            for both ways of each edge: it takes node states alone.
         graph: The part.
         nodes: States of owned nodes, with ghosts that came or are on their way; None if no perceptron takes any.
         edges: States of the local edges, [num_edges, width].

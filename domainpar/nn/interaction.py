@@ -16,24 +16,20 @@ from torch import Tensor, nn
 
 from domainpar.events.standard import Standard
 from domainpar.nn.calls import Aggregate
-from domainpar.nn.classifier import EdgeClassifier, Exactness
-from domainpar.nn.gradients import GradientSink
 from domainpar.nn.memory import ModelSize
 from domainpar.nn.mlp import MLP
 from domainpar.nn.noise import key_of
+from domainpar.nn.on_stages import OnStages, first_nodes
 from domainpar.nn.recompute import Spreads, recomputed
-from domainpar.nn.selftest import rows_are_independent
 from domainpar.nn.stages import EdgeStage, NodeStage, through
 from domainpar.nn.standardise import Standardise
 from domainpar.parallel.halo import CompleteHalo, Spread
 from domainpar.parallel.local import LocalGraph
-from domainpar.parallel.transport import Transport
-from domainpar.parallel.world import World
 
 Order = Literal["edge-first", "node-first"]
 
 
-class InteractionNetwork(EdgeClassifier):
+class InteractionNetwork(OnStages):
     """Scores every edge of an event.
 
     With x, e the node and edge states, S_dst and S_src the sums of edge states at nodes, and [ , ] concatenation:
@@ -142,28 +138,6 @@ class InteractionNetwork(EdgeClassifier):
                 module.keeps_layers = recompute_every is None
         self.to(dtype)  # drawn in torch's default type before: networks of a seed begin alike in any type
 
-    @property
-    def layers(self) -> nn.Module:
-        """This network itself."""
-        return self
-
-    def gradients(self) -> GradientSink:
-        """The sink to which its stages give their partial gradients."""
-        return GradientSink(self)
-
-    def exactness(self, transport: Transport) -> Exactness:
-        """The same bits on CPUs, if the self-test of the compiled kernels passes. *Collective*."""
-        if next(self.parameters()).device.type != "cpu":
-            return Exactness(bitwise=False)
-        return Exactness(bitwise=True, problem=rows_are_independent(self, transport))
-
-    def take_from_root(self, world: World) -> None:
-        """Nothing to take: its tensors are a function of the seed."""
-
-    def verify(self, edge_index: Tensor, x: Tensor, edge_attr: Tensor) -> str:
-        """Nothing to compare: split and whole are the same stages, and the self-test tries those."""
-        return "built on stages: the self-test tries it"
-
     def forward(self, graph: LocalGraph, halo: CompleteHalo, key: int | None = None) -> Tensor:
         """Logits of all local edges, [num_edges]. *Collective*, forward and backward.
 
@@ -175,7 +149,7 @@ class InteractionNetwork(EdgeClassifier):
         of = _Keys(key)
         if self.standardise is not None:
             graph = self.standardise(graph)
-        nodes = self._encode(graph, halo, of("node encoder"))
+        nodes = first_nodes(self.node_encoder, graph, halo, of("node encoder"))
         states = States(nodes, graph.edge_features, None)
         if self.node_first:
             states = self._encode_edges(states, graph, of)
@@ -185,12 +159,6 @@ class InteractionNetwork(EdgeClassifier):
             states = run(halo) if is_last or not torch.is_grad_enabled() else recomputed(run, halo)
         assert states.edges is not None
         return states.edges.squeeze(1)
-
-    def _encode(self, graph: LocalGraph, halo: CompleteHalo, key: int | None) -> Spread:
-        """First states of nodes; those of ghosts are made here, of their raw features, rather than fetched."""
-        # Raw features of ghosts are read with the part, and rows do not depend on each other: the bits of their owners.
-        owned, ghosts = graph.features[: graph.num_owned], graph.features[graph.num_owned :]
-        return halo.join(self.node_encoder([owned], graph, key), self.node_encoder.of_ghosts([ghosts], graph, key))
 
     def _in_segments(self) -> list[range]:
         count = len(self.edge_stages)

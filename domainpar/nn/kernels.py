@@ -50,6 +50,9 @@ NO_ACTIVATION, RELU, SILU, TANH = range(4)
 """As in `mlp.ACTIVATIONS`."""
 
 
+BOTH_ENDS, FORTH, BACK = range(3)
+"""At which ends of an edge results of a perceptron are summed: at both, at `dst`, or at `src`."""
+
 _ROUNDS = 1.5 * 2**52
 _ONE_BLOCK = wide(COLUMN_BLOCK)
 
@@ -77,12 +80,16 @@ class Layer(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """The ends of edges: local rows of `src` and `dst`, and the (tile, `src`) pair or -1; int64 [num_edges]."""
+    """The ends of edges: local rows of `src` and `dst`, and the (tile, `src`) pair or -1; int64 [num_edges].
+
+    Results of a perceptron are summed, and gather gradients, as `way` says (see `BOTH_ENDS`).
+    """
 
     src: IntArray
     dst: IntArray
     pair: IntArray
     num_owned: int
+    way: int
 
 
 class Sums(NamedTuple):
@@ -116,22 +123,30 @@ class Kept(NamedTuple):
 
 
 @njit(inline="always", error_model="numpy")
-def _add_to_ends(to_dst: Any, to_src: Any, edge: int, ends: Ends, sums: Sums, wide: tuple[int, ...]) -> None:
-    """Add a row to the sums of either end of its edge; ends that this rank does not own are left out."""
+def _add_to_ends(
+    to_dst: Any, to_src: Any, edge: int, ends: Ends, way: int, sums: Sums, wide: tuple[int, ...]
+) -> None:
+    """Add a row to the sums of either end of its edge, or of one; ends that this rank does not own are left out."""
     dst, pair = ends.dst[edge], ends.pair[edge]
     # All edges into an owned node lie in one tile, in global order: their sum can be taken here and now. Those out of
     # it lie in many, computed in any order by any thread: each tile has a partial of its own, which `sum_pairs` adds.
-    if dst < ends.num_owned:
+    if dst < ends.num_owned and way != BACK:
         store(sums.at_ends, dst, 0, load(sums.at_ends, dst, 0, wide) + to_dst)
-    if pair >= 0:
+    if pair >= 0 and way != FORTH:
         store(sums.at_pairs, pair, 0, load(sums.at_pairs, pair, 0, wide) + to_src)
 
 
 @njit(inline="always", error_model="numpy")
-def _at_ends(table: FloatTable, edge: int, ends: Ends, wide: tuple[int, ...]) -> Any:
-    """Sum of what a table [num_local, 2 width] holds for both ends of an edge."""
+def _at_ends(table: FloatTable, edge: int, ends: Ends, way: int, wide: tuple[int, ...]) -> Any:
+    """Sum of what a table [num_local, 2 width] holds for both ends of an edge, or that for one of them."""
     width = table.shape[1] // 2
-    return load(table, ends.dst[edge], 0, wide) + load(table, ends.src[edge], width, wide)
+    if way == FORTH:
+        row = load(table, ends.dst[edge], 0, wide)
+    elif way == BACK:
+        row = load(table, ends.src[edge], width, wide)
+    else:
+        row = load(table, ends.dst[edge], 0, wide) + load(table, ends.src[edge], width, wide)
+    return row
 
 
 @njit(inline="always", error_model="numpy")
@@ -212,7 +227,7 @@ def forward(
         for i in range(first, after if not again else first):
             row = load(rows, i, 0, wide)
             if len(gathered) > 0:
-                row = row + _at_ends(gathered, i, ends, wide)
+                row = row + _at_ends(gathered, i, ends, BOTH_ENDS, wide)
             store(rows, i, 0, row + bias)
         if layer.normed and not again:
             # (x - mean) / sqrt(mean of squares + eps): 1 / sqrt first, then a product. Totals of a whole group, also
@@ -245,7 +260,7 @@ def forward(
                 if len(sums.at_ends) > 0:
                     # Sums are of states as they are kept, which may be rounded to bfloat16.
                     row = as_kept(row, out)
-                    _add_to_ends(row, row, i, ends, sums, wide)
+                    _add_to_ends(row, row, i, ends, ends.way, sums, wide)
 
 
 @njit(error_model="numpy")
@@ -293,7 +308,7 @@ def backward(
         for i in range(first, after):
             grad = load(gradient, i, 0, wide)
             if len(gathered) > 0:
-                grad = grad + _at_ends(gathered, i, ends, wide)
+                grad = grad + _at_ends(gathered, i, ends, ends.way, wide)
             if len(carried) > 0:
                 store(carried, i, 0, grad)
             if len(layer.ids) > 0:
@@ -319,7 +334,7 @@ def backward(
             store(out, i, 0, grad)
             if len(sums.at_ends) > 0:
                 grad = as_kept(grad, out)
-                _add_to_ends(grad, grad, i, ends, sums, wide)
+                _add_to_ends(grad, grad, i, ends, BOTH_ENDS, sums, wide)
     store(of_constants, BIAS, 0, of_bias)
     store(of_constants, SCALE, 0, of_factor)
     store(of_constants, SHIFT, 0, of_shift)
@@ -363,7 +378,7 @@ def sum_gated(count: int, gated: Gated, ends: Ends, sums: Sums) -> None:
     for i in range(count):
         gate = _gate(gated, i)
         from_src, from_dst = _sent(gated, i, ends.src[i]), _sent(gated, i, ends.dst[i])
-        _add_to_ends(from_src * gate, from_dst * gate, i, ends, sums, gated.wide)
+        _add_to_ends(from_src * gate, from_dst * gate, i, ends, BOTH_ENDS, sums, gated.wide)
 
 
 @njit(error_model="numpy")
@@ -399,7 +414,7 @@ def sum_gated_back(
             store(of_rows, i, 0, load(of_rows, i, 0, wide) + (at_dst + at_src) * gate)
         if len(of_nodes.at_ends) > 0:
             # What `src` sent came to `dst`, and the other way round.
-            _add_to_ends(at_src * gate, at_dst * gate, i, ends, of_nodes, wide)
+            _add_to_ends(at_src * gate, at_dst * gate, i, ends, BOTH_ENDS, of_nodes, wide)
 
 
 @njit(error_model="numpy")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import zip_longest
-from typing import NamedTuple, cast
+from typing import NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from domainpar.nn import COLUMN_BLOCK
 from domainpar.plan import IntArray
+
+T = TypeVar("T")
 
 
 def padded(count: int, multiple: int) -> int:
@@ -165,23 +167,29 @@ def _check_norm(norm: nn.LayerNorm, width: int) -> None:
 
 
 # An MLP takes `[x_src, x_dst, ...]`, but node nets take sums at `dst` before those at `src`: trained weights hold both
-# orders. Tables at both ends of edges have that of the sums; only the next two functions know the other.
+# orders. Tables at both ends of edges have that of the sums; only the next functions know the other. Of an edge turned
+# round the MLP takes `[x_dst, x_src, ...]`.
 
 
-def weights_at_ends(weight: Tensor, node_width: int) -> tuple[Tensor, Tensor]:
+def weights_at_ends(weight: Tensor, node_width: int, turned: bool = False) -> tuple[Tensor, Tensor]:
     """Columns of a first layer's weight for node states at `dst`, and for those at `src`, [out, node_width] each."""
-    return weight[:, node_width : 2 * node_width], weight[:, :node_width]
+    at_src, at_dst = _in_order(turned, weight[:, :node_width], weight[:, node_width : 2 * node_width])
+    return at_dst, at_src
 
 
-def gradient_at_ends(weight: Tensor, at_dst: Tensor, at_src: Tensor) -> Tensor:
+def gradient_at_ends(weight: Tensor, at_dst: Tensor, at_src: Tensor, turned: bool = False) -> Tensor:
     """Gradient of a first layer's weight from that of these columns; 0 in all others."""
     gradient, width = torch.zeros_like(weight, requires_grad=False), at_dst.shape[1]
-    gradient[:, :width], gradient[:, width : 2 * width] = at_src, at_dst
+    gradient[:, :width], gradient[:, width : 2 * width] = _in_order(turned, at_src, at_dst)
     return gradient
 
 
-def limbs_at_ends(weight: Tensor, at_dst: IntArray, at_src: IntArray) -> IntArray:
+def limbs_at_ends(weight: Tensor, at_dst: IntArray, at_src: IntArray, turned: bool = False) -> IntArray:
     """The same for sums of integers, int64 [2, out, node width] each."""
     limbs, width = np.zeros((2, *weight.shape), np.int64), at_dst.shape[2]
-    limbs[:, :, :width], limbs[:, :, width : 2 * width] = at_src, at_dst
+    limbs[:, :, :width], limbs[:, :, width : 2 * width] = _in_order(turned, at_src, at_dst)
     return limbs
+
+
+def _in_order(turned: bool, at_src: T, at_dst: T) -> tuple[T, T]:
+    return (at_dst, at_src) if turned else (at_src, at_dst)

@@ -27,6 +27,7 @@ from domainpar.nn.calls import (
     scale_of_sums,
 )
 from domainpar.nn.gradients import TakesGradients
+from domainpar.nn.kernels import BACK, BOTH_ENDS, FORTH
 from domainpar.nn.memory import MOST_BYTES_OF_LAYERS, bytes_of_layers
 from domainpar.nn.mlp import MLP
 from domainpar.nn.tilewise import EdgeTiles, NodeTiles
@@ -93,9 +94,12 @@ class EdgeStage(TakesGradients):
         residual: Add its results to the edge states that come in, which are as wide.
         aggregate: How sums at nodes are scaled.
         gates: `edges` or `nodes`: what its results weigh in sums; None: it is no gate.
+        both_ways: Take each edge both ways, of node states alone: sums at `dst` are of `mlp([x_src, x_dst])`, those at
+            `src` of `mlp([x_dst, x_src])`. It makes no edge states.
 
     Raises:
-        ValueError: If a perceptron with another output is to be a gate.
+        ValueError: If a perceptron with another output is to be a gate, or a stage both ways has options that it cannot
+            have.
 
     Attributes:
         keeps_layers: Keep its layers for backward, where they are few, instead of computing them again.
@@ -110,6 +114,7 @@ class EdgeStage(TakesGradients):
         residual: bool = False,
         aggregate: Aggregate = "sum",
         gates: Gates | None = None,
+        both_ways: bool = False,
     ) -> None:
         super().__init__()
         if gates is not None and not (mlp.readout and mlp.out_features == 1):
@@ -118,7 +123,10 @@ class EdgeStage(TakesGradients):
                 f"{'' if mlp.readout else ' of states'}; give it readout=True and a last width of 1."
             )
         self.mlp, self.products, self.residual, self.aggregate = mlp, products, residual, aggregate
-        self.gates = gates
+        options = {"products": products, "residual": residual, "dropout": mlp.dropout, "a readout": mlp.readout}
+        if both_ways and (refused := [name for name, given in options.items() if given]):
+            raise ValueError(f"a stage both ways cannot have {', '.join(refused)}; leave that out, or take one way.")
+        self.gates, self.both_ways = gates, both_ways
 
     def forward(
         self,
@@ -140,16 +148,16 @@ class EdgeStage(TakesGradients):
 
         Returns:
             New edge states [num_edges, out] and the sums at owned nodes, [num_owned, 2 width]: at `dst`, then at `src`.
-            [num_owned, 0] without `sums`.
+            [num_owned, 0] without `sums`. A stage both ways gives [num_edges, 0] for edge states.
 
         Raises:
             ValueError: If the states do not fit the MLP, or sums are asked of a stage that knows no halo or of a
                 readout that is no gate.
         """
-        results = through([self], nodes, edges, graph, sums=sums, keys=[key], calls_hooks=False)
+        keeps = not self.both_ways
+        results = through([self], nodes, edges, graph, sums=sums, keeps=keeps, keys=[key], calls_hooks=False)
         new_edges = results.readout if self.mlp.readout else results.edges
-        assert new_edges is not None
-        return new_edges, results.sums
+        return graph.features.new_empty(graph.num_edges, 0) if new_edges is None else new_edges, results.sums
 
 
 def through(
@@ -195,7 +203,8 @@ def through(
         if stage.residual:
             _check_residual(mlp, width)
         noise = noise_of(mlp, key, graph.plan.edge_ids)
-        chain.append(Link(mlp, stage, takes_nodes, stage.residual, stage.products, noise, stage.gates))
+        link = Link(mlp, stage, takes_nodes, stage.residual, stage.products, noise, gates=stage.gates)
+        chain += [link._replace(way=way) for way in ((FORTH, BACK) if stage.both_ways else (BOTH_ENDS,))]
         read, width = width, mlp.out_features
     summing, makes_states = _summing(stages), any(not stage.mlp.readout for stage in stages)
     if sums and (nodes is None or summing is None):
@@ -204,6 +213,11 @@ def through(
         _check_messages(read if stages[-1].gates == "edges" else node_width)
     if any(link.mlp.readout for link in chain[:-1]):
         raise ValueError("only the last of several stages may be a readout: the others make states for the next.")
+    if any(stage.both_ways for stage in stages) and not (len(stages) == 1 and edges is None and sums and not keeps):
+        raise ValueError(
+            "a stage both ways makes sums of node states and no edge states: call it alone, with edges=None, sums=True "
+            "and keeps=False."
+        )
     edges = graph.features.new_empty(graph.num_edges, 0) if edges is None else edges
     aggregate = stages[summing].aggregate if sums and summing is not None else None
     keeps = keeps and makes_states
@@ -246,7 +260,8 @@ def _summing(stages: Sequence[EdgeStage]) -> int | None:
 
 def _keeps_layers(stages: Sequence[NodeStage | EdgeStage], rows: int) -> bool:
     """Whether backward of a call gets its layers instead of computing them again; no bit depends on it."""
-    columns = sum(layer.linear.out_features for stage in stages for layer in stage.mlp.layers)
+    twice = [stage for stage in stages if isinstance(stage, EdgeStage) and stage.both_ways]
+    columns = sum(layer.linear.out_features for stage in (*stages, *twice) for layer in stage.mlp.layers)
     item_bytes = stages[0].mlp.layers[0].linear.weight.itemsize
     keep = all(stage.keeps_layers for stage in stages)
     return keep and torch.is_grad_enabled() and bytes_of_layers(rows, columns, item_bytes) <= MOST_BYTES_OF_LAYERS

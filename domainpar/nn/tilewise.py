@@ -30,6 +30,7 @@ from domainpar.nn.blocks import (
 )
 from domainpar.nn.calls import EdgeCall, EdgeResults, Link, NodeCall, pieces_of, scale_of_sums
 from domainpar.nn.gradients import TakesGradients
+from domainpar.nn.kernels import BOTH_ENDS
 from domainpar.nn.mlp import limbs_at_ends
 from domainpar.nn.program import NOTHING, STRIP, Operand, Program, When, shared, table, tiles_of
 from domainpar.parallel.halo import Spread
@@ -176,7 +177,7 @@ class EdgeTiles(EdgeCall):
         gathered = NOTHING if of_sums is None else shared(of_sums.local)
         for position in range(len(chain) - 1, -1, -1):
             linked = chain[position]
-            reads = linked.link.mlp.readout
+            reads, turned = linked.link.mlp.readout, linked.link.turned
             gates = gate if reads else None
             of_results = (None if tables[1] is None else table(tables[1])) if reads else gradient
             if reads and of_results is None and gates is None:
@@ -185,10 +186,12 @@ class EdgeTiles(EdgeCall):
                 of_results = program.room(STRIP, linked.link.mlp.out_features, linked.folded.exact)
                 operations.clear_rows(program, of_results)
             carries = linked.link.residual or (reads and (gradient is not None or self.gates == "edges"))
-            if position:
+            if not linked.folded.widths:
+                into = NOTHING
+            elif position:
                 into = program.room(STRIP, linked.folded.widths[0], linked.folded.exact)
             else:
-                into = NOTHING if of_operand is None or not linked.folded.widths else table(of_operand)
+                into = NOTHING if of_operand is None else table(of_operand)
             if reads and gradient is not None and into is not NOTHING:
                 operations.copy(program, gradient, into)
             if gates is not None:
@@ -206,7 +209,9 @@ class EdgeTiles(EdgeCall):
             )
             if into is not NOTHING:
                 linked.perceptron.hand_back(of_product, 0, into, carries)
-            gradient, gathered = into if reads or position else None, gathered if reads else NOTHING
+            # The one before it, of the other way, has a half of the same sums; the states that it made go nowhere else.
+            gradient = into if (reads or position) and not turned else None
+            gathered = gathered if reads or turned else NOTHING
         partials.clear()
         self._run(program, of_sums)
         total = partials.total()
@@ -226,9 +231,10 @@ class EdgeTiles(EdgeCall):
         linked, tables, ends = [], [self.edges] if self.edges.shape[1] else [], _ends(self.graph)
         layers = _layers(kept)
         for position, link in enumerate(self.chain):
+            tables = [] if link.turned else tables
             width = self.nodes.owned.shape[1] if link.takes_nodes and self.nodes is not None else 0
             if position == len(self.made):
-                self.made.append(fold(link.mlp, tables, width, link.products))
+                self.made.append(fold(link.mlp, tables, width, link.products, link.turned))
             folded = self.made[position]
             own, layers = layers[: len(folded.constants)], layers[len(folded.constants) :]
             own = keep_of(folded, self.graph.num_edges) if keep else own
@@ -236,7 +242,7 @@ class EdgeTiles(EdgeCall):
             if width and not kept:
                 columns = folded.at_ends.forward.shape[1]
                 at_nodes = empty_table(self.graph.plan.num_local, columns, self.graph.features, folded.exact)
-            perceptron = Perceptron(program, folded, ends, link.noise, own, again=bool(kept))
+            perceptron = Perceptron(program, folded, ends._replace(way=link.way), link.noise, own, again=bool(kept))
             linked.append(_Linked(link, folded, perceptron, at_nodes, own))
             tables = [torch.empty(0, link.mlp.out_features, dtype=link.kind)]  # what the next one takes
         return linked
@@ -247,12 +253,13 @@ class EdgeTiles(EdgeCall):
         """All perceptrons; results go where `outs` says, those of others stay in memory of the strip."""
         states = read = [table(self.edges)] if self.edges.shape[1] else []
         for position, (link, _, perceptron, *_) in enumerate(chain):
+            states = [] if link.turned else states
             out = outs.get(position)
             if out is None:
                 out = program.room(STRIP, link.mlp.out_features, link.kind)
-            is_last = position == len(self.updates) - 1 and self.gates is None
+            is_summed = self.gates is None and (position == len(self.updates) - 1 or link.way != BOTH_ENDS)
             residual = states[0] if link.residual else NOTHING
-            perceptron.forward(states, chain[position].gathered, residual, out, sums if is_last else NOWHERE)
+            perceptron.forward(states, chain[position].gathered, residual, out, sums if is_summed else NOWHERE)
             read, states = states, [out]
         if self.gates is None or self.nodes is None:
             return None
@@ -333,7 +340,8 @@ class _NodeProducts:
         for linked, gradient, first, weight in zip(self._chain, gradients, firsts, weights):
             part = limbs[:, first : first + states.shape[1] * gradient.width]
             halves = part.reshape(2, states.shape[1], 2, -1)[..., : len(weight)].transpose(2, 0, 3, 1)
-            linked.link.taker.give_limbs([weight], [limbs_at_ends(weight, *halves).reshape(2, -1)], rejected, largest)
+            whole = limbs_at_ends(weight, *halves, linked.link.turned).reshape(2, -1)
+            linked.link.taker.give_limbs([weight], [whole], rejected, largest)
         return of_states
 
 

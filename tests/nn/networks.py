@@ -7,8 +7,9 @@ import numpy as np
 import torch
 from tiled import sha
 
-from domainpar.nn.gradients import GradientSink
 from domainpar.nn.interaction import InteractionNetwork
+from domainpar.nn.on_stages import PUBLISHED_ON_STAGES, PublishedOnStages
+from domainpar.nn.published import OF_THE_FIELD
 from domainpar.testing import run_ranks
 
 
@@ -30,9 +31,21 @@ class Answer:
         return sha(self.logits, *self.gradients.values())
 
 
-def network(event, dtype=torch.float64, **flags):
-    """A small network for the features of an event; the same weights every time."""
+def network(event, dtype=torch.float64, published=None, **flags):
+    """A small network for the features of an event, or a published one on stages; the same weights every time."""
+    if published is not None:
+        return PUBLISHED_ON_STAGES[published](published_network(event, published, **flags).to(dtype))
     return InteractionNetwork(3, event.graph.edge_features.shape[1], hidden=16, dtype=dtype, **flags)
+
+
+def published_network(event, name, graph_iters=3):
+    """A published network in plain torch, in float64; biases and norms are no longer what they begin with."""
+    model = OF_THE_FIELD[name](3, event.graph.edge_features.shape[1], hidden=16, graph_iters=graph_iters).double()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, dtype=torch.float64, generator=generator)
+    return model
 
 
 def upstream(event, dtype=torch.float64):
@@ -45,7 +58,7 @@ def forward_and_back(world, event, grouping="random", key=None, dtype=torch.floa
     """Global ids of the local edges, whether they are owned, their logits, and the gradients summed over ranks."""
     part = event.part(world.transport, event.grouping(grouping, world.size, seed=world.size), dtype, device=device)
     model = network(event, dtype, **flags).to(device)
-    sink = GradientSink(model)
+    sink = model.gradients()
     logits = model(part.graph, part.halo, key)
     logits.backward(upstream(event, dtype)[torch.from_numpy(part.graph.plan.edge_ids)].to(device))
     assert sink.reduce(world.transport) == 0
@@ -77,7 +90,11 @@ def _forward_and_back(world, event, how):
 def by_formula(event, key=None, **flags):
     """The answer of plain torch on the whole event, in float64."""
     model = network(event, **flags)
-    logits = dense.interaction_network(model, *tables(event), key)
+    if isinstance(model, PublishedOnStages):
+        features, edge_features, src, dst = tables(event)
+        logits = model.module(features, torch.stack([src, dst]), edge_features)
+    else:
+        logits = dense.interaction_network(model, *tables(event), key)
     logits.backward(upstream(event))
     gradients = {
         name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad

@@ -14,6 +14,7 @@ from domainpar.nn.batchwise import EdgeBatches, NodeBatches
 from domainpar.nn.gradients import GradientSink
 from domainpar.nn.mlp import MLP
 from domainpar.nn.noise import key_of
+from domainpar.nn.program import set_threads
 from domainpar.nn.stages import EdgeStage, NodeStage, through
 from domainpar.testing import run_ranks
 
@@ -95,7 +96,8 @@ def in_batches(monkeypatch):
     monkeypatch.setattr(stages, "NodeTiles", NodeBatches)
 
 
-def _forward_and_back(world, event, kind, dtype, key, watched, how):
+def _forward_and_back(world, event, kind, dtype, key, watched, threads, how):
+    set_threads(threads)
     part = event.part(world.transport, event.grouping("random", world.size, seed=world.size), dtype)
     graph, plan = part.graph, part.graph.plan
     model = Gated(kind, **how).to(dtype)
@@ -108,13 +110,14 @@ def _forward_and_back(world, event, kind, dtype, key, watched, how):
     out = model(features, edges, graph, part.halo, key)
     out.backward(networks.upstream(event, dtype)[torch.from_numpy(plan.edge_ids)])
     assert sink.reduce(world.transport) == 0
+    set_threads(1)
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     return plan.edge_ids, plan.edge_owned, out.detach().numpy(), gradients, (plan.owned_ids, features.grad, edges.grad)
 
 
-def on_ranks(event, num_ranks, kind, dtype=torch.float64, key=None, watched=False, copies_agree=True, **how):
-    found = run_ranks(_forward_and_back, num_ranks, event, kind, dtype, key, watched, how)
-    answer = networks.whole(event, [each[:4] for each in found], copies_agree)
+def on_ranks(event, num_ranks, kind, dtype=torch.float64, key=None, watched=False, threads=1, batches=False, **how):
+    found = run_ranks(_forward_and_back, num_ranks, event, kind, dtype, key, watched, threads, how)
+    answer = networks.whole(event, [each[:4] for each in found], copies_agree=not batches)
     of_nodes, of_edges = np.zeros((70, 3)), np.zeros((event.graph.num_edges, WIDTH))
     for ids, owned, _, _, (node_ids, of_features, of_edge_features) in found:
         of_nodes[node_ids] = of_features
@@ -145,7 +148,7 @@ def test_gated_sums_are_their_formula_with_all_gradients(event, kind, how):
 @EACH
 def test_gated_sums_in_batches_are_their_formula_with_all_gradients(in_batches, event, kind):
     how = {"dropout": 0.3, "key": KEY}
-    found = on_ranks(event, 3, kind, copies_agree=False, **how)
+    found = on_ranks(event, 3, kind, batches=True, **how)
     assert networks.distance(found, by_formula(event, kind, **how)) < 1e-10
 
 
@@ -153,7 +156,7 @@ def test_gated_sums_in_batches_are_their_formula_with_all_gradients(in_batches, 
 @EACH
 def test_gated_sums_have_one_hash_on_all_ranks_whether_layers_are_kept_or_not(event, kind, products):
     how = {"dtype": torch.float32, "products": products, "dropout": 0.2, "key": KEY}
-    found = [on_ranks(event, ranks, kind, keeps_layers=ranks != 3, **how) for ranks in (1, 2, 3)]
+    found = [on_ranks(event, ranks, kind, keeps_layers=ranks != 3, threads=ranks % 2 + 1, **how) for ranks in (1, 2, 3)]
     assert len({answer.sha for answer in found}) == 1
     expected = by_formula(event, kind, dropout=0.2, key=KEY)
     bound = 1e-4 if products is None else 0.05
@@ -178,7 +181,7 @@ def test_without_the_spread_of_the_gradient_ghosts_would_send_nothing_back(event
     assert networks.distance(on_ranks(event, 2, kind), expected) < 1e-10
     monkeypatch.setattr(tilewise.EdgeTiles, "backward", _unless_without_sums(forgets_ghosts))
     monkeypatch.setattr(networks, "sha", lambda *tensors: "")
-    assert networks.distance(on_ranks(event, 2, kind, copies_agree=False), expected) > 1e-3
+    assert networks.distance(on_ranks(event, 2, kind, batches=True), expected) > 1e-3
 
 
 def _unless_without_sums(changed, plain=tilewise.EdgeTiles.backward):

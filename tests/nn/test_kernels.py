@@ -9,7 +9,7 @@ from one_operation import KINDS, call
 from torch.nn import functional as F
 
 from domainpar.nn import operations
-from domainpar.nn.kernels import BIAS, EPS, KEPT, NUM_CONSTANTS, SCALE, SHIFT, Ends, Sums, split_partials
+from domainpar.nn.kernels import BIAS, BOTH_ENDS, EPS, KEPT, NUM_CONSTANTS, SCALE, SHIFT, Ends, Sums, split_partials
 from domainpar.nn.lanes import ROWS_AT_ONCE
 from domainpar.nn.mlp import ACTIVATIONS, padded
 from domainpar.nn.noise import Noise, keeps, threshold_of
@@ -61,7 +61,7 @@ class Block:
 
     def ends_from(self, first):
         """The operands of the ends of edges from one on."""
-        return *(end[first:] for end in self.ends[:3]), self.ends.num_owned
+        return *(end[first:] for end in self.ends[:3]), self.ends.num_owned, self.ends.way
 
 
 def drawn(width, dtype=np.float64, num_rows=100, seed=0):
@@ -76,7 +76,7 @@ def drawn(width, dtype=np.float64, num_rows=100, seed=0):
     pair = np.where(src < NUM_OWNED, np.arange(NUM_EDGES) // 60 * NUM_OWNED + src, -1)
     constants = table(NUM_CONSTANTS)
     constants[EPS] = 1e-5
-    ends = Ends(src, dst, pair, NUM_OWNED)
+    ends = Ends(src, dst, pair, NUM_OWNED, BOTH_ENDS)
     at_ends, of_ends = table(NUM_LOCAL, 2 * width), table(NUM_LOCAL, 2 * width)
     return Block(table(num_rows), constants, ends, at_ends, table(num_rows), of_ends)
 
@@ -291,7 +291,7 @@ def other_company(block, seed):
     edges, first = FIRST + chosen, int(rng.integers(0, 50))
     before = rng.integers(0, NUM_LOCAL, (2, first))
     src, dst = (np.append(some, end[edges]) for some, end in zip(before, block.ends))
-    ends = Ends(src, dst, np.append(before[0], block.ends.pair[edges]), NUM_OWNED)
+    ends = Ends(src, dst, np.append(before[0], block.ends.pair[edges]), NUM_OWNED, block.ends.way)
     noise = replace(block.noise, ids=np.append(before[0], block.noise.ids[edges]))
     rows, gradient = (table[chosen].copy() for table in (block.rows, block.gradient))
     return replace(block, rows=rows, gradient=gradient, ends=ends, noise=noise), chosen, first

@@ -9,6 +9,7 @@ import torch
 from random_events import random_event
 from tiled import TiledEvent
 
+from domainpar.nn.gradients import GradientSink
 from domainpar.nn.mlp import MLP
 from domainpar.nn.stages import EdgeStage, NodeStage, through
 
@@ -91,7 +92,7 @@ def test_stages_that_are_watched_run_one_by_one_with_the_same_results(event):
     def forward(world):
         part = event.part(world.transport, event.grouping("random", 1, seed=1), torch.float64)
         model = networks.network(event, torch.float64, **flags)
-        sink = networks.GradientSink(model)
+        sink = GradientSink(model)
         for name, module in model.named_modules():
             if isinstance(module, EdgeStage):
                 module.register_forward_hook(lambda module, given, made, name=name: seen.append(name))
