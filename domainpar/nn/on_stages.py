@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from domainpar.nn.classifier import EdgeClassifier, Exactness
 from domainpar.nn.gradients import GradientSink
 from domainpar.nn.mlp import MLP
-from domainpar.nn.published import AttentionNetwork, MessagePassingNetwork, PublishedNetwork
+from domainpar.nn.published import AttentionNetwork, InteractionGNN, MessagePassingNetwork, PublishedNetwork
 from domainpar.nn.selftest import rows_are_independent
 from domainpar.nn.stages import EdgeStage, NodeStage, through
 from domainpar.parallel.halo import CompleteHalo, Spread
@@ -129,5 +129,35 @@ class AttentionOnStages(PublishedOnStages):
         return logits.squeeze(1)
 
 
-PUBLISHED_ON_STAGES: dict[str, type[PublishedOnStages]] = {"agnn": AttentionOnStages, "mpnn": MessagesOnStages}
+class InteractionsOnStages(PublishedOnStages):
+    """`acorn`, see `InteractionGNN`."""
+
+    def build(self, module: PublishedNetwork) -> None:
+        assert isinstance(module, InteractionGNN)
+        self.of_nodes["node_encoder"] = NodeStage(MLP.of(module.node_encoder))
+        self.of_edges["edge_encoder"] = EdgeStage(MLP.of(module.edge_encoder))
+        self.of_edges["edge_networks"] = EdgeStage(MLP.of(module.edge_networks[0]))
+        self.of_nodes["node_networks"] = NodeStage(MLP.of(module.node_networks[0]))
+        self.of_edges["output_edge_classifier"] = EdgeStage(MLP.of(module.output_edge_classifier, readout=True))
+
+    def forward(self, graph: LocalGraph, halo: CompleteHalo, key: int | None = None) -> Tensor:
+        """Logits of all local edges, [num_edges]. *Collective*, forward and backward."""
+        edge_network, head = self.of_edges["edge_networks"], self.of_edges["output_edge_classifier"]
+        x = first_nodes(self.of_nodes["node_encoder"], graph, halo)
+        e, sums = self.of_edges["edge_encoder"](x, None, graph)
+        for iteration in range(self.module.graph_iters):
+            x = halo.spread(self.of_nodes["node_networks"]([x.owned, sums], graph))
+            goes_on = iteration < self.module.graph_iters - 1
+            stages = [edge_network] if goes_on else [edge_network, head]
+            keys = [None] * len(stages)
+            e, sums, logits = through(stages, x, e, graph, sums=goes_on, keeps=goes_on, overwrites=True, keys=keys)
+        assert logits is not None
+        return logits.squeeze(1)
+
+
+PUBLISHED_ON_STAGES: dict[str, type[PublishedOnStages]] = {
+    "agnn": AttentionOnStages,
+    "mpnn": MessagesOnStages,
+    "acorn": InteractionsOnStages,
+}
 """By the names on the command line; the other published networks are run by `adapt`."""

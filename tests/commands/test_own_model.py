@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from domainpar import infer, train
 from domainpar.agreement import Refused
 from domainpar.command_line import parse
-from domainpar.config import InferConfig, TrainConfig
+from domainpar.config import BITWISE, InferConfig, TrainConfig
 from domainpar.events.store import write_manifest
 from domainpar.nn.adapt.rows import NotExact
 from domainpar.nn.catalogue import OF_THE_FIELD
@@ -138,7 +138,7 @@ def test_running_statistics_of_a_step_of_several_events_are_the_mean_of_what_eac
 @pytest.mark.parametrize("name", OF_THE_FIELD)
 def test_networks_of_the_field_learn_the_same_on_any_number_of_ranks(store, tmp_path, on_one_rank, name):
     """But for biases that a norm behind them takes away: their gradient is rounding, of which AdamW makes steps."""
-    flags = {"model": name, "graph_iters": 2, "max_steps": 2}
+    flags = {"model": name, "graph_iters": 2, "max_steps": 2, "hidden": 16 if name in BITWISE else BASE["hidden"]}
     found = trained(store, tmp_path / "run", 4, **flags)
     assert_same(found, on_one_rank(**flags), but=lambda parameter: name == "acorn2" and parameter.endswith(".bias"))
 

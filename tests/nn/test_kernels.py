@@ -9,7 +9,20 @@ from one_operation import KINDS, call
 from torch.nn import functional as F
 
 from domainpar.nn import operations
-from domainpar.nn.kernels import BIAS, BOTH_ENDS, EPS, KEPT, NUM_CONSTANTS, SCALE, SHIFT, Ends, Sums, split_partials
+from domainpar.nn.kernels import (
+    BACK,
+    BIAS,
+    BOTH_ENDS,
+    EPS,
+    FORTH,
+    KEPT,
+    NUM_CONSTANTS,
+    SCALE,
+    SHIFT,
+    Ends,
+    Sums,
+    split_partials,
+)
 from domainpar.nn.lanes import ROWS_AT_ONCE
 from domainpar.nn.mlp import ACTIVATIONS, padded
 from domainpar.nn.noise import Noise, keeps, threshold_of
@@ -246,6 +259,23 @@ def test_rows_are_summed_at_owned_ends_in_the_order_of_edges(width, kernel, dtyp
         one = added_up_one_by_one(block, out[edge : edge + 1], FIRST + edge)
         backwards = Sums(backwards.at_ends + one.at_ends, backwards.at_pairs + one.at_pairs)
     assert (backwards.at_ends != sums.at_ends).any(), "another order would be seen"
+
+
+@pytest.mark.parametrize("way", [FORTH, BACK])
+def test_results_of_one_way_are_summed_at_one_end_and_get_their_gradient_from_there(way):
+    block = drawn(32)
+    one_way, sums, of_products = replace(block, ends=block.ends._replace(way=way)), block.new_sums(), block.new_sums()
+    forward(one_way, sums=sums)
+    expected = added_up_one_by_one(block, forward(block)[0])
+    assert_same_bits(sums.at_ends, expected.at_ends * (way == FORTH))
+    assert_same_bits(sums.at_pairs, expected.at_pairs * (way == BACK))
+    halved = block.of_ends.copy()
+    halved[:, :32] *= way == FORTH
+    halved[:, 32:] *= way == BACK
+    found, _ = backward(one_way, sums=of_products)
+    np.testing.assert_array_equal(found, backward(replace(block, of_ends=halved))[0])
+    for ours, theirs in zip(of_products, added_up_one_by_one(block, found)):
+        assert_same_bits(ours, theirs)
 
 
 def test_a_sum_of_rows_of_minus_zero_is_plus_zero():
