@@ -368,7 +368,7 @@ class _OnEdges(torch.autograd.Function):
             scale = scale_of_sums(step.graph, step.aggregate, of_sums)
             if scale is not None:
                 scaled = empty_table(*of_sums.shape, like)
-                halves = (table.view(len(table), 2, -1) for table in (of_sums.contiguous(), scaled))
+                halves = (table.view(len(table), 2, table.shape[1] // 2) for table in (of_sums.contiguous(), scaled))
                 torch.mul(next(halves), scale[..., None], out=next(halves))
                 of_sums = scaled
             spread = ctx.halo.spread(of_sums)
