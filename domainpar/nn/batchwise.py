@@ -154,7 +154,8 @@ class EdgeBatches(EdgeCall):
         for products in at_nodes:
             products.take_ghosts()
         of_products = [products.empty(self.graph.num_edges) for products in at_nodes]
-        parameters = [_trainable(list(link.mlp.parameters())) for link in self.chain]
+        # Of a perceptron that is there twice, autograd adds up both.
+        parameters = [[] if link.turned else _trainable(list(link.mlp.parameters())) for link in self.chain]
         gates = self.edges.new_empty(self.graph.num_edges, 1, dtype=self.chain[0].exact)
 
         def compute(rows: slice, owned: bool) -> None:

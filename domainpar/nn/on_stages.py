@@ -86,7 +86,7 @@ class PublishedOnStages(OnStages):
     @property
     def layers(self) -> nn.Module:
         """The stages, by the names of their layers in the module."""
-        return nn.ModuleDict(self.of_nodes | self.of_edges)
+        return nn.ModuleDict({**self.of_nodes, **self.of_edges})
 
 
 class MessagesOnStages(PublishedOnStages):
@@ -106,7 +106,7 @@ class MessagesOnStages(PublishedOnStages):
             messages = [self.of_edges["edge_network"]]
             at_dst, at_src = through(messages, x, None, graph, sums=True, keeps=False, keys=[None]).sums.chunk(2, dim=1)
             x = halo.spread(self.of_nodes["node_network"]([x.owned, at_dst + at_src], graph))
-        logits, _ = self.of_edges["edge_classifier"](x, None, graph, sums=False)
+        logits: Tensor = self.of_edges["edge_classifier"](x, None, graph, sums=False)[0]
         return logits.squeeze(1)
 
 
@@ -134,10 +134,13 @@ class InteractionsOnStages(PublishedOnStages):
 
     def build(self, module: PublishedNetwork) -> None:
         assert isinstance(module, InteractionGNN)
+        edge_network, node_network = module.edge_networks[0], module.node_networks[0]
+        assert isinstance(edge_network, nn.Sequential)
+        assert isinstance(node_network, nn.Sequential)
         self.of_nodes["node_encoder"] = NodeStage(MLP.of(module.node_encoder))
         self.of_edges["edge_encoder"] = EdgeStage(MLP.of(module.edge_encoder))
-        self.of_edges["edge_networks"] = EdgeStage(MLP.of(module.edge_networks[0]))
-        self.of_nodes["node_networks"] = NodeStage(MLP.of(module.node_networks[0]))
+        self.of_edges["edge_networks"] = EdgeStage(MLP.of(edge_network))
+        self.of_nodes["node_networks"] = NodeStage(MLP.of(node_network))
         self.of_edges["output_edge_classifier"] = EdgeStage(MLP.of(module.output_edge_classifier, readout=True))
 
     def forward(self, graph: LocalGraph, halo: CompleteHalo, key: int | None = None) -> Tensor:

@@ -339,8 +339,8 @@ class _NodeProducts:
         limbs, rejected, largest = partials.total()
         for linked, gradient, first, weight in zip(self._chain, gradients, firsts, weights):
             part = limbs[:, first : first + states.shape[1] * gradient.width]
-            halves = part.reshape(2, states.shape[1], 2, -1)[..., : len(weight)].transpose(2, 0, 3, 1)
-            whole = limbs_at_ends(weight, *halves, linked.link.turned).reshape(2, -1)
+            at_dst, at_src = part.reshape(2, states.shape[1], 2, -1)[..., : len(weight)].transpose(2, 0, 3, 1)
+            whole = limbs_at_ends(weight, at_dst, at_src, linked.link.turned).reshape(2, -1)
             linked.link.taker.give_limbs([weight], [whole], rejected, largest)
         return of_states
 
