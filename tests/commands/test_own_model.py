@@ -143,7 +143,7 @@ def test_networks_of_the_field_learn_the_same_on_any_number_of_ranks(store, tmp_
     assert_same(found, on_one_rank(**flags), but=lambda parameter: name == "acorn2" and parameter.endswith(".bias"))
 
 
-@pytest.mark.parametrize("name", ["agnn", "acorn2"])
+@pytest.mark.parametrize("name", ["gcn", "acorn2"])
 def test_networks_of_the_field_are_trained_in_naive_mode(store, tmp_path, name):
     found = trained(store, tmp_path / "run", 2, model=name, max_steps=2, mode="naive", sectors=2, events_per_step=2)
     assert np.isfinite(found.losses("train")).all()
