@@ -12,8 +12,8 @@ from domainpar.nn import COLUMN_BLOCK
 # Networks by name; `nn.catalogue` makes them all. The first two have all options of a network; those and the next are
 # built on stages.
 ON_STAGES = ("interaction", "interaction-node-first")
-BITWISE = (*ON_STAGES, "mpnn", "acorn")
-MODELS = (*BITWISE, "agnn", "gcn", "resin", "acorn2")
+BITWISE = (*ON_STAGES, "agnn", "mpnn", "acorn")
+MODELS = (*BITWISE, "gcn", "resin", "acorn2")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class Network(Group):
     """The network"""
 
     model: str = "interaction"
-    """interaction, interaction-node-first, mpnn, acorn (the same bits on any number of ranks); agnn, gcn, resin, acorn2
+    """interaction, interaction-node-first, agnn, mpnn, acorn (the same bits on any number of ranks); gcn, resin, acorn2
     (to rounding); or your own, package.module:factory."""
 
     hidden: int = 64

@@ -94,7 +94,7 @@ class NodeBatches(NodeCall):
     def _rows(self, operands: Sequence[Tensor], rows: slice) -> Tensor:
         first = self.mlp.layers[0].linear
         out = _through(self.mlp, F.linear(torch.cat(list(operands), dim=1), first.weight), None, self.noise, rows)
-        return operands[0] + out if self.residual else out
+        return out if self.residual is None else operands[self.residual] + out
 
 
 def _trainable(parameters: Sequence[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
@@ -113,7 +113,7 @@ class EdgeBatches(EdgeCall):
     def forward(self, keep: bool = False) -> tuple[EdgeResults, list[Tensor]]:
         exact, num_edges = self.chain[0].exact, self.graph.num_edges
         states, readout = [], None
-        if self.updates and (self.keeps or self.aggregate):
+        if self.updates and (self.keeps or (self.aggregate and self.gates != "nodes")):
             states = [self.edges.new_empty(num_edges, of.mlp.out_features, dtype=of.kind) for of in self._last_updates]
         if self.readout is not None:
             readout = self.edges.new_empty(num_edges, self.readout.mlp.out_features, dtype=exact)
@@ -131,8 +131,13 @@ class EdgeBatches(EdgeCall):
 
         self._each(compute, self.nodes, arrived)
         sums = self.edges.new_empty(self.graph.num_owned, 0, dtype=exact)
+        gates = None if self.gates is None or readout is None else torch.sigmoid(readout)
         if self.aggregate is not None:
-            sums = _sums_at_ends(states[0].to(exact), self.graph, states[-1].to(exact))
+            if self.gates == "nodes" and gates is not None and self.nodes is not None:
+                sums = _sums_of_nodes(self.nodes.local, self.nodes.local, self.graph, gates)
+            else:
+                at_dst, at_src = (states[at].to(exact) if states else self.edges.to(exact) for at in (0, -1))
+                sums = _sums_at_ends(at_dst, at_src, self.graph, gates)
             scale = scale_of_sums(self.graph, self.aggregate, sums)
             sums = sums if scale is None else (sums.unflatten(1, (2, -1)) * scale[..., None]).flatten(1)
         return EdgeResults(states[0] if self.keeps and states else None, sums, readout), []
@@ -151,6 +156,7 @@ class EdgeBatches(EdgeCall):
         of_products = [products.empty(self.graph.num_edges) for products in at_nodes]
         # Of a perceptron that is there twice, autograd adds up both.
         parameters = [[] if link.turned else _trainable(list(link.mlp.parameters())) for link in self.chain]
+        gates = self.edges.new_empty(self.graph.num_edges, 1, dtype=self.chain[0].exact)
 
         def compute(rows: slice, owned: bool) -> None:
             operand = self.edges[rows].detach().requires_grad_()
@@ -158,9 +164,14 @@ class EdgeBatches(EdgeCall):
             with torch.enable_grad():
                 states, readout = self._rows(operand, at_edges, rows)
             made = [(readout, None if of_readout is None else of_readout[rows])]
+            if of_sums is not None and self.gates is not None and readout is not None:
+                with torch.enable_grad():
+                    gate = torch.sigmoid(readout)
+                    made += self._messages(states[0] if states else operand, gate, of_sums.local, rows)
+                gates[rows] = gate.detach()
             for state, link in zip(states, self._last_updates):
                 of_state = None if of_edges is None else of_edges[rows].to(self.chain[0].exact)
-                if of_sums is not None:
+                if of_sums is not None and self.gates is None:
                     at_ends = _at_ends(of_sums.local, self.graph, rows, link.way)
                     of_state = at_ends if of_state is None else of_state + at_ends
                 made.append((state, of_state))
@@ -185,7 +196,20 @@ class EdgeBatches(EdgeCall):
             for products, table in zip(at_nodes, of_products)
             if products
         ]
-        return torch.stack(backs).sum(dim=0), of_operand
+        if self.gates == "nodes" and of_sums is not None:
+            at_dst, at_src = of_sums.local.chunk(2, dim=1)
+            # What `src` sent came to `dst`, and the other way round.
+            backs += _sums_of_nodes(at_src, at_dst, self.graph, gates).chunk(2, dim=1)
+        return torch.stack(backs).sum(dim=0) if backs else None, of_operand
+
+    def _messages(self, state: Tensor, gate: Tensor, of_sums: Tensor, rows: slice) -> list[tuple[Tensor, Tensor]]:
+        """The messages of some edges as functions of their gates, and the gradients of these."""
+        if self.gates == "edges":
+            return [(gate * state.to(gate.dtype), _at_ends(of_sums, self.graph, rows))]
+        assert self.nodes is not None
+        src, dst = self.graph.src[rows], self.graph.dst[rows]
+        at_dst, at_src = of_sums.chunk(2, dim=1)
+        return [(gate * self.nodes.local[src], at_dst[dst]), (gate * self.nodes.local[dst], at_src[src])]
 
     @property
     def _last_updates(self) -> tuple[Link, ...]:
@@ -299,14 +323,24 @@ def _at_ends(table: Tensor, graph: LocalGraph, rows: slice, way: int = kernels.B
     return at_dst.index_select(0, graph.dst[rows]) + at_src.index_select(0, graph.src[rows])
 
 
-def _sums_at_ends(rows: Tensor, graph: LocalGraph, turned: Tensor | None = None) -> Tensor:
-    """Sums of edge rows at their `dst`, then of these or of others at their `src`, [num_owned, 2 width]."""
-    at_src = _sum_at(graph.edges_at_src, rows if turned is None else turned)
-    return torch.cat([_sum_at(graph.edges_at_dst, rows), at_src], dim=1)
+def _sums_at_ends(to_dst: Tensor, to_src: Tensor, graph: LocalGraph, gates: Tensor | None = None) -> Tensor:
+    """Sums of edge rows at `dst`, then of these or others at `src`, [num_owned, 2 width], times gates [num_edges, 1]."""
+    at_dst, at_src = _sum_at(graph.edges_at_dst, to_dst, gates), _sum_at(graph.edges_at_src, to_src, gates)
+    return torch.cat([at_dst, at_src], dim=1)
 
 
-def _sum_at(edges: EdgesAtNodes, rows: Tensor) -> Tensor:
+def _sums_of_nodes(from_src: Tensor, from_dst: Tensor, graph: LocalGraph, gates: Tensor) -> Tensor:
+    """Sums at `dst` of what a table of nodes holds for `src`, then at `src` of that for `dst`; both times gates."""
+    at_dst = _sum_at(graph.edges_at_dst, from_src, gates, graph.src)
+    return torch.cat([at_dst, _sum_at(graph.edges_at_src, from_dst, gates, graph.dst)], dim=1)
+
+
+def _sum_at(
+    edges: EdgesAtNodes, rows: Tensor, weights: Tensor | None = None, row_of_edge: Tensor | None = None
+) -> Tensor:
     if len(edges.first) == 0 or len(edges.edges) == 0:
         return rows.new_zeros(len(edges.first), rows.shape[1])  # `embedding_bag` refuses to sum nothing
+    which = edges.edges if row_of_edge is None else row_of_edge[edges.edges]
+    weights = None if weights is None else weights[edges.edges, 0]
     # Each bag is summed in the order of its edges; `index_add` would add by atomics, in any order.
-    return F.embedding_bag(edges.edges, rows, edges.first, mode="sum")
+    return F.embedding_bag(which, rows, edges.first, mode="sum", per_sample_weights=weights)

@@ -355,6 +355,11 @@ class Perceptron:
             yield from (numbers(noise.ids), noise.key_of_layer(layer), threshold_of(noise.rate))
         yield from (self._rows[layer], self._inverse[layer], self._totals, gradient, *self._ends, *sums)
 
+    @property
+    def readout(self) -> Operand:
+        """Results of a readout, [STRIP, padded out], until it goes `backward`."""
+        return self._rows[-1]
+
     # --- back --------------------------------------------------------------------------------------------------------
 
     def take_partials(self, partials: Partials) -> None:
@@ -460,3 +465,59 @@ class Perceptron:
             of_linears += [whole.reshape(2, -1), bias]
             of_norms += [scale, shift] if of_layer.of_norm else []
         taker.give_limbs(list(folded.mlp.parameters()), [*of_linears, *of_norms], rejected, largest)
+
+
+class Gate:
+    """Sums of messages, weighted by the sigmoid of each edge's score, in a program.
+
+    Args:
+        program: Gets their operations.
+        scores: In the first column, [rows, 16].
+        ends: Ends of the edges.
+        rows: What is sent both ways; nothing: the state of the node at the other end.
+        nodes: States of nodes, [num_local, width].
+    """
+
+    def __init__(
+        self, program: Program, scores: Operand, ends: AtEnds, rows: Operand = NOTHING, nodes: Operand = NOTHING
+    ) -> None:
+        self._program, self._scores, self._ends, self._rows, self._nodes = program, scores, ends, rows, nodes
+        self._kind = rows.dtype if rows.width else scores.dtype
+        self._memory = program.room(1, COLUMN_BLOCK, scores.dtype)
+
+    @property
+    def width(self) -> int:
+        """Columns of a message."""
+        return self._rows.width or self._nodes.width
+
+    def forward(self, sums: SumsAt) -> None:
+        """Sum the messages."""
+        kernel = operations.sum_gated(self.width, self._scores.dtype, self._kind)
+        self._program.add(kernel, *self._sent, *[NOTHING] * 6, *self._ends, *sums)
+
+    def backward(self, given: Operand, of_sums: Operand, of_rows: Operand, of_nodes: SumsAt) -> Operand:
+        """Back, after `forward` of the same strip.
+
+        Args:
+            given: Gradient of the scores from elsewhere, [rows, 1]; may be nothing.
+            of_sums: Gradient of the sums, [num_local, 2 width].
+            of_rows: That of the rows is added to it; nothing: it is not needed, or nodes were sent.
+            of_nodes: Where that of node states is summed, if those were sent.
+
+        Returns:
+            The whole gradient of the scores, [STRIP, 16].
+        """
+        program, exact = self._program, self._scores.dtype
+        of_scores = program.room(STRIP, COLUMN_BLOCK, exact)
+        if given.width:
+            operations.copy(program, given, of_scores)
+        else:
+            operations.clear_rows(program, of_scores)
+        kernel = operations.sum_gated_back(self.width, exact, self._kind, of_rows.dtype if of_rows.width else exact)
+        gradients = (of_sums, of_scores, of_rows)
+        program.add(kernel, *self._sent, *gradients, *[NOTHING] * 3, *self._ends, *of_nodes)
+        return of_scores
+
+    @property
+    def _sent(self) -> tuple[Operand, ...]:
+        return self._scores, self._memory, self._rows, self._nodes

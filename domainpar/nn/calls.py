@@ -26,6 +26,10 @@ Aggregate = Literal["sum", "mean", "root"]
 """Sums at nodes as they are, divided by the number of edges, or by its square root."""
 
 
+Gates = Literal["edges", "nodes"]
+"""Messages that the sigmoid of an edge's score weighs: its state, both ways, or the node state at the other end."""
+
+
 def pieces_of(first: int, stop: int) -> IntArray:
     """Rows cut into pieces of at most `GHOST_ROWS`, from and to, int64 [pieces, 2]."""
     starts = np.arange(first, stop, GHOST_ROWS)
@@ -72,7 +76,7 @@ class NodeCall(ABC):
         mlp: Takes `[table_1, table_2, ...]`.
         nodes: The nodes.
         tables: Their states, [count, width] each.
-        residual: Whether the results are added to the first table.
+        residual: Number of the table to which the results are added; None: to none.
         key: Of the random numbers of this call; None: nothing is dropped.
         made: What forward made for backward to use again, such as weights as kernels take them.
     """
@@ -80,7 +84,7 @@ class NodeCall(ABC):
     mlp: MLP
     nodes: NodeRows
     tables: Sequence[Tensor]
-    residual: bool = False
+    residual: int | None = None
     key: int | None = None
     made: list[Any] = field(default_factory=list)
 
@@ -117,6 +121,7 @@ class Link(NamedTuple):
         residual: Whether its results are added to the edge states that come in.
         products: Type of edge states and of their products, if not that of the parameters.
         noise: Dropout of its hidden layers.
+        gates: What the sigmoid of its result weighs in sums; None: nothing.
         way: At which ends its results are summed, see `kernels.BOTH_ENDS`. With `BACK` it takes edges turned round, and
             no results of the perceptron before it.
     """
@@ -128,6 +133,7 @@ class Link(NamedTuple):
     products: torch.dtype | None
     noise: Noise | None
     way: int = BOTH_ENDS
+    gates: Gates | None = None
 
     @property
     def turned(self) -> bool:
@@ -150,7 +156,8 @@ class EdgeResults(NamedTuple):
 
     Attributes:
         edges: New edge states, [num_edges, out]; None if they are not asked for.
-        sums: Of them at owned nodes, [num_owned, 2 out], at `dst`, then at `src`; [num_owned, 0] without.
+        sums: Of them, or of gated messages, at owned nodes, [num_owned, 2 width], at `dst`, then at `src`;
+            [num_owned, 0] without.
         readout: Results of the last perceptron, if that is a readout, [num_edges, out].
     """
 
@@ -193,6 +200,21 @@ class EdgeCall(ABC):
     def readout(self) -> Link | None:
         """The one that reads them out."""
         return self.chain[-1] if self.chain[-1].mlp.readout else None
+
+    @property
+    def gates(self) -> Gates | None:
+        """The messages that are summed, if what is read out weighs them."""
+        return None if self.readout is None or self.aggregate is None else self.readout.gates
+
+    @property
+    def width_of_sums(self) -> int:
+        """Columns of what is summed at either end; 0 without sums."""
+        if self.aggregate is None:
+            return 0
+        if self.gates == "nodes":
+            assert self.nodes is not None
+            return self.nodes.owned.shape[1]
+        return self.updates[-1].mlp.out_features if self.updates else self.edges.shape[1]
 
     @abstractmethod
     def forward(self, keep: bool = False) -> tuple[EdgeResults, list[Tensor]]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from domainpar.nn.classifier import EdgeClassifier, Exactness
 from domainpar.nn.gradients import GradientSink
 from domainpar.nn.mlp import MLP
-from domainpar.nn.published import InteractionGNN, MessagePassingNetwork, PublishedNetwork
+from domainpar.nn.published import AttentionNetwork, InteractionGNN, MessagePassingNetwork, PublishedNetwork
 from domainpar.nn.selftest import rows_are_independent
 from domainpar.nn.stages import EdgeStage, NodeStage, through
 from domainpar.parallel.halo import CompleteHalo, Spread
@@ -110,6 +110,25 @@ class MessagesOnStages(PublishedOnStages):
         return logits.squeeze(1)
 
 
+class AttentionOnStages(PublishedOnStages):
+    """`agnn`, see `AttentionNetwork`: the edge net is a gate of the node states at the other ends."""
+
+    def build(self, module: PublishedNetwork) -> None:
+        assert isinstance(module, AttentionNetwork)
+        self.of_nodes["input_network"] = NodeStage(MLP.of(module.input_network))
+        self.of_edges["edge_network"] = EdgeStage(MLP.of(module.edge_network, readout=True), gates="nodes")
+        self.of_nodes["node_network"] = NodeStage(MLP.of(module.node_network), residual=True, states=1)
+
+    def forward(self, graph: LocalGraph, halo: CompleteHalo, key: int | None = None) -> Tensor:
+        """Logits of all local edges, [num_edges]. *Collective*, forward and backward."""
+        x = first_nodes(self.of_nodes["input_network"], graph, halo)
+        for _ in range(self.module.graph_iters):
+            _, collected = self.of_edges["edge_network"](x, None, graph)
+            x = halo.spread(self.of_nodes["node_network"]([collected, x.owned], graph))
+        logits, _ = self.of_edges["edge_network"](x, None, graph, sums=False)
+        return logits.squeeze(1)
+
+
 class InteractionsOnStages(PublishedOnStages):
     """`acorn`, see `InteractionGNN`."""
 
@@ -139,5 +158,9 @@ class InteractionsOnStages(PublishedOnStages):
         return logits.squeeze(1)
 
 
-PUBLISHED_ON_STAGES: dict[str, type[PublishedOnStages]] = {"mpnn": MessagesOnStages, "acorn": InteractionsOnStages}
+PUBLISHED_ON_STAGES: dict[str, type[PublishedOnStages]] = {
+    "agnn": AttentionOnStages,
+    "mpnn": MessagesOnStages,
+    "acorn": InteractionsOnStages,
+}
 """By the names on the command line; the other published networks are run by `adapt`."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from domainpar.nn import COLUMN_BLOCK, kernels, products
 from domainpar.nn.compiled import compiled
-from domainpar.nn.kernels import NUM_CONSTANTS, Ends, Kept, Layer, Sums, Work
+from domainpar.nn.kernels import NUM_CONSTANTS, Ends, Gated, Kept, Layer, Sums, Work
 from domainpar.nn.lanes import ROWS_AT_ONCE, load, store, wide
 from domainpar.nn.program import STRIP, Operand, Program, When, shared
 
@@ -204,6 +204,49 @@ def layer_backward(
         )
 
     return _address(layer_backward)
+
+
+@njit(inline="always")
+def _gated(arguments: Any, count: int, columns: int, exact: Any, numbers: Any, lanes: Any) -> Any:
+    """Operands 0 to 3: scores, memory for a gate, rows, node states."""
+    return Gated(
+        _table(arguments, 0, count, COLUMN_BLOCK, exact),
+        _table(arguments, 1, 1, COLUMN_BLOCK, exact),
+        _table(arguments, 2, count, columns, numbers),
+        _table(arguments, 3, MANY, columns, exact),
+        lanes,
+    )
+
+
+@cache
+def sum_gated(width: int, exact_kind: torch.dtype, kind: torch.dtype) -> int:
+    """`kernels.sum_gated`: 0 to 3, 10 to 16 as above."""
+    exact, numbers, lanes = NUMBERS[exact_kind], NUMBERS[kind], wide(width)
+
+    def sum_gated(arguments: Any, first: int, count: int) -> None:
+        gated = _gated(arguments, count, width, exact, numbers, lanes)
+        kernels.sum_gated(count, gated, _ends(arguments, count), _sums(arguments, width, exact))
+
+    return _address(sum_gated)
+
+
+@cache
+def sum_gated_back(width: int, exact_kind: torch.dtype, kind: torch.dtype, out_kind: torch.dtype) -> int:
+    """`kernels.sum_gated_back`: 0 to 3 as above, gradients of sums, of scores and of rows, 10 to 16 as above."""
+    exact, numbers, of_out, lanes = NUMBERS[exact_kind], NUMBERS[kind], NUMBERS[out_kind], wide(width)
+
+    def sum_gated_back(arguments: Any, first: int, count: int) -> None:
+        kernels.sum_gated_back(
+            count,
+            _gated(arguments, count, width, exact, numbers, lanes),
+            _ends(arguments, count),
+            _table(arguments, 4, MANY, 2 * width, exact),
+            _table(arguments, 5, count, COLUMN_BLOCK, exact),
+            _table(arguments, 6, count, width, of_out),
+            _sums(arguments, width, exact),
+        )
+
+    return _address(sum_gated_back)
 
 
 @cache

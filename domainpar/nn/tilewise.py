@@ -16,7 +16,18 @@ import torch
 from torch import Tensor
 
 from domainpar.nn import operations
-from domainpar.nn.blocks import NOWHERE, AtEnds, Folded, KeptLayer, Partials, Perceptron, SumsAt, fold, keep_of
+from domainpar.nn.blocks import (
+    NOWHERE,
+    AtEnds,
+    Folded,
+    Gate,
+    KeptLayer,
+    Partials,
+    Perceptron,
+    SumsAt,
+    fold,
+    keep_of,
+)
 from domainpar.nn.calls import EdgeCall, EdgeResults, Link, NodeCall, pieces_of, scale_of_sums
 from domainpar.nn.gradients import TakesGradients
 from domainpar.nn.kernels import BOTH_ENDS
@@ -40,7 +51,7 @@ class NodeTiles(NodeCall):
         folded, program = self._folded(), Program()
         out = empty_table(self.nodes.count, self.mlp.out_features, self.tables[0])
         kept = keep_of(folded, self.nodes.count) if keep else []
-        residual = table(self.tables[0]) if self.residual else NOTHING
+        residual = NOTHING if self.residual is None else table(self.tables[self.residual])
         perceptron = Perceptron(program, folded, noise=self.noise, kept=kept)
         perceptron.forward(self._inputs, residual=residual, out=table(out))
         program.run(tiles_of(self.nodes.pieces))
@@ -56,11 +67,12 @@ class NodeTiles(NodeCall):
         perceptron.take_partials(partials)
         partials.close()
         perceptron.forward(self._inputs)
-        carried = NOTHING if of_tables[0] is None or not self.residual else table(of_tables[0])
+        of_states = None if self.residual is None else of_tables[self.residual]
+        carried = NOTHING if of_states is None else table(of_states)
         of_product = perceptron.backward(table(gradient), carried=carried)
         for position, of_table in enumerate(of_tables):
             if of_table is not None:
-                perceptron.hand_back(of_product, position, table(of_table), add=self.residual and position == 0)
+                perceptron.hand_back(of_product, position, table(of_table), add=position == self.residual)
         partials.clear()
         program.run(tiles_of(self.nodes.pieces))
         perceptron.give(*partials.total(), taker)
@@ -122,7 +134,7 @@ class EdgeTiles(EdgeCall):
                 # A strip's states are read before any of them is written.
                 reuses = self.overwrites and like == (width, self.updates[-1].kind)
                 edges = self.edges if reuses else empty_table(graph.num_edges, width, self.edges, self.updates[-1].kind)
-        at_ends = _Sums(graph, width if self.aggregate else 0, exact)
+        at_ends = _Sums(graph, self.width_of_sums, exact)
         outs = {}
         if edges is not None:
             outs[len(self.updates) - 1] = table(edges)
@@ -151,7 +163,8 @@ class EdgeTiles(EdgeCall):
         for linked in chain:
             linked.perceptron.take_partials(partials)
         partials.close()
-        self._forward(program, chain, {len(chain) - 1: NOTHING}, NOWHERE)
+        gate = self._forward(program, chain, {len(chain) - 1: NOTHING})
+        of_messages = _Sums(graph, self.width_of_sums if self.gates == "nodes" else 0, chain[0].folded.exact)
         of_operand = _like(self.edges) if needed else None
         at_ends = [
             _Sums(graph, linked.folded.width if linked.link.takes_nodes else 0, linked.folded.exact) for linked in chain
@@ -165,14 +178,15 @@ class EdgeTiles(EdgeCall):
         for position in range(len(chain) - 1, -1, -1):
             linked = chain[position]
             reads, turned = linked.link.mlp.readout, linked.link.turned
+            gates = gate if reads else None
             of_results = (None if tables[1] is None else table(tables[1])) if reads else gradient
-            if reads and of_results is None:
+            if reads and of_results is None and gates is None:
                 at_ends[position].cleared_by(program)  # and stays 0
                 continue
-            if of_results is None:
+            if of_results is None and gates is None:
                 of_results = program.room(STRIP, linked.link.mlp.out_features, linked.folded.exact)
                 operations.clear_rows(program, of_results)
-            carries = linked.link.residual or (reads and gradient is not None)
+            carries = linked.link.residual or (reads and (gradient is not None or self.gates == "edges"))
             if not linked.folded.widths:
                 into = NOTHING
             elif position:
@@ -181,6 +195,13 @@ class EdgeTiles(EdgeCall):
                 into = NOTHING if of_operand is None else table(of_operand)
             if reads and gradient is not None and into is not NOTHING:
                 operations.copy(program, gradient, into)
+            if gates is not None:
+                if gradient is None and carries and into is not NOTHING:
+                    operations.clear_rows(program, into)
+                of_sent = into if self.gates == "edges" else NOTHING
+                of_results = gates.backward(of_results or NOTHING, gathered, of_sent, of_messages.cleared_by(program))
+                gathered = NOTHING
+            assert of_results is not None
             of_product = linked.perceptron.backward(
                 of_results,
                 NOTHING if reads else gathered,
@@ -199,7 +220,12 @@ class EdgeTiles(EdgeCall):
             linked.perceptron.give(*total, linked.link.taker)
         if self.nodes is None:
             return None, of_operand
-        return products.back([sums.finish() for sums in at_ends]), of_operand
+        of_owned = products.back([sums.finish() for sums in at_ends])
+        if self.gates == "nodes":
+            at_dst, at_src = of_messages.finish().chunk(2, dim=1)
+            of_messages_at_nodes = at_dst + at_src
+            of_owned = of_messages_at_nodes if of_owned is None else of_owned.add_(of_messages_at_nodes)
+        return of_owned, of_operand
 
     def _linked(self, program: Program, keep: bool = False, kept: Sequence[Tensor] = ()) -> list[_Linked]:
         """The chain; its layers are to be kept, or were kept in forward and are taken from there."""
@@ -222,18 +248,30 @@ class EdgeTiles(EdgeCall):
             tables = [torch.empty(0, link.mlp.out_features, dtype=link.kind)]  # what the next one takes
         return linked
 
-    def _forward(self, program: Program, chain: Sequence[_Linked], outs: dict[int, Operand], sums: SumsAt) -> None:
+    def _forward(
+        self, program: Program, chain: Sequence[_Linked], outs: dict[int, Operand], sums: SumsAt = NOWHERE
+    ) -> Gate | None:
         """All perceptrons; results go where `outs` says, those of others stay in memory of the strip."""
-        states = [table(self.edges)] if self.edges.shape[1] else []
+        states = read = [table(self.edges)] if self.edges.shape[1] else []
         for position, (link, _, perceptron, *_) in enumerate(chain):
             states = [] if link.turned else states
             out = outs.get(position)
             if out is None:
                 out = program.room(STRIP, link.mlp.out_features, link.kind)
-            is_summed = position == len(self.updates) - 1 or link.way != BOTH_ENDS
+            is_summed = self.gates is None and (position == len(self.updates) - 1 or link.way != BOTH_ENDS)
             residual = states[0] if link.residual else NOTHING
             perceptron.forward(states, chain[position].gathered, residual, out, sums if is_summed else NOWHERE)
-            states = [out]
+            read, states = states, [out]
+        if self.gates is None or self.nodes is None:
+            return None
+        scores, ends = chain[-1].perceptron.readout, _ends(self.graph)
+        if self.gates == "nodes":
+            gate = Gate(program, scores, ends, nodes=shared(self.nodes.local))
+        else:
+            gate = Gate(program, scores, ends, rows=read[0])
+        if sums is not NOWHERE:
+            gate.forward(sums)
+        return gate
 
     def _run(self, program: Program, waiting: Spread | None, arrived: Callable[[], None] = lambda: None) -> None:
         """Do all tiles, those that need no ghost while ghosts are on their way."""
@@ -273,8 +311,10 @@ class _NodeProducts:
             operations.multiply(program, table(self._nodes.local), folded.at_ends.forward, table(at_nodes))
         program.run(tiles_of(pieces))
 
-    def back(self, of_ends: Sequence[Tensor]) -> Tensor:
+    def back(self, of_ends: Sequence[Tensor]) -> Tensor | None:
         """Gradient of the owned nodes' states, given that of their products; and that of the weights between."""
+        if not self._chain:
+            return None  # they came for their halo, or as messages
         assert self._nodes is not None
         states, program = self._nodes.local, Program()
         of_states = empty_table(self._graph.num_owned, states.shape[1], states)

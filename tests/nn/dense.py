@@ -37,7 +37,7 @@ def edge_stage(stage, nodes, edges, src, dst, key=None):
 def node_stage(stage, tables, key=None):
     """New states of nodes."""
     new = mlp(stage.mlp, torch.cat(tables, dim=1), key)
-    return new + tables[0] if stage.residual else new
+    return new + tables[stage.states] if stage.residual else new
 
 
 def interaction_network(model, features, edge_features, src, dst, key=None):
