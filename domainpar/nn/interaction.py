@@ -175,16 +175,19 @@ class InteractionNetwork(EdgeClassifier):
         of = _Keys(key)
         if self.standardise is not None:
             graph = self.standardise(graph)
-        nodes = self._encode(graph, halo, of("node encoder"))
-        states = States(nodes, graph.edge_features, None)
-        if self.node_first:
-            states = self._encode_edges(states, graph, of)
+        states = States(self._encode(graph, halo, of("node encoder")), graph.edge_features, None)
+        held = [self._encode_edges(states, graph, of) if self.node_first else states]
+        del states
         for iterations in self._in_segments():
-            run = partial(self._iterate, iterations, states, graph, of)
             is_last = iterations.stop == len(self.edge_stages)  # its backward follows at once: keeping it is free
-            states = run(halo) if is_last or not torch.is_grad_enabled() else recomputed(run, halo)
-        assert states.edges is not None
-        return states.edges.squeeze(1)
+            if is_last or not torch.is_grad_enabled():
+                held.append(self._iterate(iterations, held, graph, of, halo))
+            else:
+                again = partial(self._again, iterations, held.pop(), graph, of)
+                held.append(recomputed(again, halo))
+        logits = held.pop().edges
+        assert logits is not None
+        return logits.squeeze(1)
 
     def _encode(self, graph: LocalGraph, halo: CompleteHalo, key: int | None) -> Spread:
         """First states of nodes; those of ghosts are made here, of their raw features, rather than fetched."""
@@ -201,14 +204,20 @@ class InteractionNetwork(EdgeClassifier):
         results = through([self.edge_encoder], *states[:2], graph, sums=True, keys=[of("edge encoder")])
         return States(states.nodes, results.edges, results.sums)
 
-    def _iterate(self, iterations: range, states: States, graph: LocalGraph, of: _Keys, halo: Spreads) -> States:
-        """Some iterations; after the last of all, the states of edges are their logits."""
-        nodes, edges, sums = states
+    def _again(self, iterations: range, states: States, graph: LocalGraph, of: _Keys, halo: Spreads) -> States:
+        """Some iterations from states that are kept, as often as it is called."""
+        return self._iterate(iterations, [states], graph, of, halo)
+
+    def _iterate(self, iterations: range, held: list[States], graph: LocalGraph, of: _Keys, halo: Spreads) -> States:
+        """Some iterations; after the last of all, the states of edges are their logits.
+
+        The states before are taken out of the list: without a backward pass, nobody keeps one that has been replaced.
+        """
+        nodes, edges, sums = held.pop()
         last = len(self.edge_stages) - 1
         for iteration in iterations:
             if self.node_first:
-                assert sums is not None
-                nodes = halo.spread(self.node_stages[iteration]([nodes.owned, sums], graph, of("nodes", iteration)))
+                nodes, sums = self._update(nodes, sums, iteration, graph, of, halo), None
             # What works on the same states of nodes is one pass over the edges: first states of edges and the first
             # iteration, unless nodes come in between, and the last iteration and its readout.
             stage = self.edge_stages[iteration]
@@ -220,12 +229,20 @@ class InteractionNetwork(EdgeClassifier):
                 stages, keys = [*stages, self.head], [*keys, of("head")]
             goes_on = iteration < last
             own = edges is not graph.edge_features
-            results = through(stages, nodes, edges, graph, sums=goes_on, keeps=goes_on, overwrites=own, keys=keys)
-            edges, sums = results.edges if goes_on else results.readout, results.sums
+            made, sums, logits = through(
+                stages, nodes, edges, graph, sums=goes_on, keeps=goes_on, overwrites=own, keys=keys
+            )
+            edges = made if goes_on else logits
             if not self.node_first and goes_on:
-                nodes = halo.spread(self.node_stages[iteration]([nodes.owned, sums], graph, of("nodes", iteration)))
-                sums = None  # no later iteration takes these: keep them no longer
+                nodes, sums = self._update(nodes, sums, iteration, graph, of, halo), None
         return States(nodes, edges, sums)
+
+    def _update(
+        self, nodes: Spread, sums: Tensor | None, iteration: int, graph: LocalGraph, of: _Keys, halo: Spreads
+    ) -> Spread:
+        """New states of nodes, on their way to the ghosts."""
+        assert sums is not None
+        return halo.spread(self.node_stages[iteration]([nodes.owned, sums], graph, of("nodes", iteration)))
 
 
 class _Keys:
