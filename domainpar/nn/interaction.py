@@ -160,14 +160,14 @@ class InteractionNetwork(OnStages):
         reads = range(count - (1 if key is None else self.num_readouts), count)
         if self.standardise is not None:
             graph = self.standardise(graph)
-        nodes = first_nodes(self.node_encoder, graph, halo, of("node encoder"))
-        states = States(nodes, graph.edge_features, None, [])
-        if self.node_first:
-            states = self._encode_edges(states, graph, of)
-        for iterations in self._in_segments():
-            run = partial(self._iterate, iterations, reads, states, graph, of)
-            is_last = iterations.stop == count  # its backward follows at once: keeping it is free
-            states = run(halo) if is_last or not torch.is_grad_enabled() else recomputed(run, halo)
+        if torch.is_grad_enabled():
+            states = self._first_states(graph, halo, of)
+            for iterations in self._in_segments():
+                run = partial(self._iterate, iterations, reads, states, graph, of)
+                is_last = iterations.stop == count  # its backward follows at once: keeping it is free
+                states = run(halo) if is_last else recomputed(run, halo)
+        else:  # without a name here for what is replaced, so that it is freed at once
+            states = self._iterate(range(count), reads, self._first_states(graph, halo, of), graph, of, halo)
         logits = [readout.squeeze(1) for readout in states.readouts]
         return torch.stack(logits) if len(logits) > 1 else logits[0]
 
@@ -176,20 +176,24 @@ class InteractionNetwork(OnStages):
         length = self.recompute_every or count
         return [range(first, min(first + length, count)) for first in range(0, count, length)]
 
-    def _encode_edges(self, states: States, graph: LocalGraph, of: _Keys) -> States:
-        results = through([self.edge_encoder], *states[:2], graph, sums=True, keys=[of("edge encoder")])
-        return States(states.nodes, results.edges, results.sums, [])
+    def _first_states(self, graph: LocalGraph, halo: CompleteHalo, of: _Keys) -> States:
+        nodes = first_nodes(self.node_encoder, graph, halo, of("node encoder"))
+        if not self.node_first:
+            return States(nodes, graph.edge_features, None, [])
+        keys = [of("edge encoder")]
+        results = through([self.edge_encoder], nodes, graph.edge_features, graph, sums=True, keys=keys)
+        return States(nodes, results.edges, results.sums, [])
 
     def _iterate(
         self, iterations: range, reads: range, states: States, graph: LocalGraph, of: _Keys, halo: Spreads
     ) -> States:
         """Some iterations, with a readout after those in `reads`; the last of all leaves nothing else."""
         nodes, edges, sums, readouts = states
+        del states
         last = len(self.edge_stages) - 1
         for iteration in iterations:
             if self.node_first:
-                assert sums is not None
-                nodes = halo.spread(self.node_stages[iteration]([nodes.owned, sums], graph, of("nodes", iteration)))
+                nodes, sums = self._update(nodes, sums, iteration, graph, of, halo), None
             # What works on the same states of nodes is one pass over the edges: first states of edges and the first
             # iteration, unless nodes come in between, and an iteration and its readout.
             stage = self.edge_stages[iteration]
@@ -201,13 +205,20 @@ class InteractionNetwork(OnStages):
                 stages, keys = [*stages, self.head], [*keys, of("head") if iteration == last else of("head", iteration)]
             goes_on = iteration < last
             own = edges is not graph.edge_features
-            results = through(stages, nodes, edges, graph, sums=goes_on, keeps=goes_on, overwrites=own, keys=keys)
-            edges, sums = results.edges, results.sums
-            readouts = readouts if results.readout is None else [*readouts, results.readout]
+            made, sums, readout = through(
+                stages, nodes, edges, graph, sums=goes_on, keeps=goes_on, overwrites=own, keys=keys
+            )
+            edges, readouts = made, readouts if readout is None else [*readouts, readout]
             if not self.node_first and goes_on:
-                nodes = halo.spread(self.node_stages[iteration]([nodes.owned, sums], graph, of("nodes", iteration)))
-                sums = None  # no later iteration takes these: keep them no longer
+                nodes, sums = self._update(nodes, sums, iteration, graph, of, halo), None
         return States(nodes, edges, sums, readouts)
+
+    def _update(
+        self, nodes: Spread, sums: Tensor | None, iteration: int, graph: LocalGraph, of: _Keys, halo: Spreads
+    ) -> Spread:
+        """New states of nodes, on their way to the ghosts."""
+        assert sums is not None
+        return halo.spread(self.node_stages[iteration]([nodes.owned, sums], graph, of("nodes", iteration)))
 
 
 class _Keys:
