@@ -136,7 +136,9 @@ class InteractionNetwork(EdgeClassifier):
         of_head = MLP(columns, (*widths, 1), generator, plain_output=True, dropout=dropout, activation=activation)
         self.head = EdgeStage(of_head, products)
         edge_item_bytes = None if products is None else products.itemsize
-        self.size = ModelSize(hidden, graph_iters, dtype.itemsize, edge_item_bytes, recompute_every)
+        self.size = ModelSize(
+            hidden, graph_iters, dtype.itemsize, edge_item_bytes, recompute_every, layers, self.node_first
+        )
         for module in self.modules():
             if isinstance(module, NodeStage | EdgeStage):
                 module.keeps_layers = recompute_every is None

@@ -216,10 +216,10 @@ def _one_by_one(
 
 def _keeps_layers(stages: Sequence[NodeStage | EdgeStage], rows: int) -> bool:
     """Whether backward of a call gets its layers instead of computing them again; no bit depends on it."""
-    columns = sum(layer.linear.out_features for stage in stages for layer in stage.mlp.layers)
+    widths = [layer.linear.out_features for stage in stages for layer in stage.mlp.layers]
     item_bytes = stages[0].mlp.layers[0].linear.weight.itemsize
     keep = all(stage.keeps_layers for stage in stages)
-    return keep and torch.is_grad_enabled() and bytes_of_layers(rows, columns, item_bytes) <= MOST_BYTES_OF_LAYERS
+    return keep and torch.is_grad_enabled() and bytes_of_layers(rows, widths, item_bytes) <= MOST_BYTES_OF_LAYERS
 
 
 def _check_columns(mlp: MLP, columns: int) -> None:
