@@ -79,7 +79,7 @@ class Training:
         network, dtype = self.network(store).to(world.device), PRECISIONS[self.precision]
         return Trainer(
             model=network,
-            optimizer=torch.optim.AdamW(network.parameters(), lr=self.rate, weight_decay=0.01),
+            optimizer=torch.optim.AdamW(network.parameters(), lr=self.rate, weight_decay=0.01, foreach=True),
             loader=loader or PartLoader(store, world, grouping=self.grouping, dtype=dtype, seed=self.seed),
             world=world,
             schedule=Schedule(self.rate, "constant", 0, 1, 1),

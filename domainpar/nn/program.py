@@ -252,17 +252,17 @@ class Program:
         counter, members = np.zeros(1, np.int64), team()
         threads = min(members.size, len(ranges))
 
-        def work(thread: int, most: int) -> bool:
+        def worker(thread: int) -> Callable[[int], bool]:
             own = addresses + in_thread * members.memory(thread, self._bytes).ctypes.data
             arguments = np.empty(MOST_OPERANDS, np.int64)
-            return bool(_run(kernels, whens, own, row_bytes, ranges, counter, most, STRIP, arguments))
+            return lambda most: bool(_run(kernels, whens, own, row_bytes, ranges, counter, most, STRIP, arguments))
 
         most = len(ranges) if between is None else -(-len(ranges) // (POKES * threads))
 
         def stop() -> None:
             counter[0] = len(ranges)  # the others end their tiles and begin no more
 
-        members.each(threads, work, most, stop, between)
+        members.each(threads, worker, most, stop, between)
 
     def of_threads(self, operand: Operand, count: int, dtype: Any) -> list[Any]:
         """The same memory of every thread, as arrays of `count` numbers."""
@@ -302,7 +302,7 @@ class Team:
     def each(
         self,
         threads: int,
-        work: Callable[[int, int], bool],
+        worker: Callable[[int], Callable[[int], bool]],
         most: int,
         stop: Callable[[], None],
         between: Callable[[], None] | None = None,
@@ -311,8 +311,8 @@ class Team:
 
         Args:
             threads: How many.
-            work: Takes the number of a thread, and how much it may do before it comes back; says whether there may
-                be more.
+            worker: Makes what a thread does, given its number: that is told how much it may do before it comes back,
+                and says whether there may be more.
             most: So much for the calling thread; the others come back at the end.
             stop: Called after an error in any thread, which is raised when the others have come back: makes them.
             between: Called by the calling thread whenever it comes back.
@@ -320,7 +320,8 @@ class Team:
 
         def take_part(thread: int, most: int, between: Callable[[], None] | None) -> None:
             try:
-                while work(thread, most):
+                work = worker(thread)
+                while work(most):
                     if between is not None:
                         between()
             except BaseException:

@@ -30,6 +30,7 @@ from domainpar.nn.mlp import MLP
 from domainpar.nn.tilewise import EdgeTiles, NodeTiles
 from domainpar.parallel.halo import Spread
 from domainpar.parallel.local import LocalGraph
+from domainpar.parallel.tables import empty_table
 
 
 class NodeStage(TakesGradients):
@@ -315,7 +316,10 @@ class _OnEdges(torch.autograd.Function):
             of_sums = like.new_zeros(ctx.shape_of_sums) if of_sums is None else of_sums
             scale = scale_of_sums(step.graph, step.aggregate, of_sums)
             if scale is not None:
-                of_sums = (of_sums.unflatten(1, (2, -1)) * scale[..., None]).flatten(1)
+                scaled = empty_table(*of_sums.shape, like)
+                halves = (table.view(len(table), 2, -1) for table in (of_sums.contiguous(), scaled))
+                torch.mul(next(halves), scale[..., None], out=next(halves))
+                of_sums = scaled
             spread = ctx.halo.spread(of_sums)
         nodes = Spread(ctx.halo, local[0][: step.graph.num_owned], local[0]) if local else None
         needed = ctx.needs_input_grad[3]

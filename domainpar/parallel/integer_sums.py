@@ -144,7 +144,10 @@ class IntegerSums:
     def _carry(self) -> tuple[Tensor, Tensor]:
         """Bring the limbs to their one canonical form, 0 <= lo < 2^52; the value stays the same."""
         hi, lo = self._limbs[: len(self)], self._limbs[len(self) : -1]
-        _carry_over(hi, lo)
+        if hi.device.type == "cpu":
+            _carry_arrays(hi.numpy(), lo.numpy())
+        else:
+            _carry_over(hi, lo)
         self._uncarried = 0
         return hi, lo
 
@@ -186,7 +189,14 @@ def _carry_over(hi: Any, lo: Any) -> None:
     lo -= carried << CARRY_BITS
 
 
-_carry_arrays = numba.njit(_carry_over)
+@numba.njit(cache=True, nogil=True)
+def _carry_arrays(hi: Any, lo: Any) -> None:
+    """The same on CPU, in one pass."""
+    for i in range(len(hi)):
+        carried = lo[i] >> CARRY_BITS
+        hi[i] += carried
+        lo[i] -= carried << CARRY_BITS
+
 
 # Both forms carry what they add to after every CARRY_EVERY rows of a call: until then `lo` holds those and fewer than
 # CARRY_EVERY partials from before, which fit.

@@ -194,7 +194,8 @@ def make_trainer(config: TrainConfig, lessons: Lessons, world: World) -> Trainer
     warmup = config.warmup if config.warmup_epochs is None else config.warmup_epochs * per_epoch
     return Trainer(
         model=model,
-        optimizer=torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=config.weight_decay),
+        # All parameters at once: the same bits, with a fifth of the calls.
+        optimizer=torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=config.weight_decay, foreach=True),
         loader=loader,
         world=world,
         schedule=Schedule(config.lr, config.lr_schedule, warmup, planned, per_epoch),

@@ -4,6 +4,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from functools import partial
 
 import numpy as np
 import pytest
@@ -237,8 +238,8 @@ def test_an_error_of_any_thread_is_raised_and_the_rest_is_left_undone(size):
             return False
 
         with pytest.raises(ArithmeticError, match=f"thread {fails_in} at work"):
-            members.each(size, work, 1, stopped.set)
-    members.each(size, lambda thread, most: left.append(thread), 1, lambda: None)
+            members.each(size, lambda thread, work=work: partial(work, thread), 1, stopped.set)
+    members.each(size, lambda thread: lambda most: left.append(thread), 1, lambda: None)
     assert sorted(left) == list(range(size)), "a team can be used after an error"
 
 
