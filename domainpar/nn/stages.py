@@ -316,8 +316,10 @@ class _OnEdges(torch.autograd.Function):
             of_sums = like.new_zeros(ctx.shape_of_sums) if of_sums is None else of_sums
             scale = scale_of_sums(step.graph, step.aggregate, of_sums)
             if scale is not None:
-                scaled = empty_table(*of_sums.shape, like)
-                halves = (table.view(len(table), 2, -1) for table in (of_sums.contiguous(), scaled))
+                rows, columns = of_sums.shape
+                scaled = empty_table(rows, columns, like)
+                # Not -1: a part may own nothing, and then any width would fit.
+                halves = (table.view(rows, 2, columns // 2) for table in (of_sums.contiguous(), scaled))
                 torch.mul(next(halves), scale[..., None], out=next(halves))
                 of_sums = scaled
             spread = ctx.halo.spread(of_sums)
