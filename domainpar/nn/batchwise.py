@@ -192,7 +192,7 @@ class EdgeBatches(EdgeCall):
         if self.nodes is None:
             return None, of_operand
         backs = [
-            products.back(_sums_at_ends(table, self.graph))
+            products.back(_sums_at_ends(table, table, self.graph))
             for products, table in zip(at_nodes, of_products)
             if products
         ]

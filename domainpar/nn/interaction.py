@@ -140,7 +140,8 @@ class InteractionNetwork(OnStages):
         self.head = EdgeStage(of_head, products)
         self.num_readouts = graph_iters if readouts == "all" else 1
         edge_item_bytes = None if products is None else products.itemsize
-        self.size = ModelSize(hidden, graph_iters, dtype.itemsize, edge_item_bytes, recompute_every, self.num_readouts)
+        sizes = (hidden, graph_iters, dtype.itemsize, edge_item_bytes, recompute_every, layers, self.node_first)
+        self.size = ModelSize(*sizes, self.num_readouts)
         for module in self.modules():
             if isinstance(module, NodeStage | EdgeStage):
                 module.keeps_layers = recompute_every is None

@@ -2,10 +2,6 @@
 
 import hashlib
 import math
-import os
-import platform
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from counted_calls import calls_of
+from other_machines import needs_x86, printed_on
 from random_events import random_event
 from tiled import TiledEvent, sha
 from torch.nn import functional as F
@@ -251,8 +248,6 @@ def hash_of_drawn():
 
 
 WITHOUT_MULTIPLY_ADD = """
-import llvmlite.binding
-llvmlite.binding.get_host_cpu_features = dict  # as a machine would say that has none
 import test_loss
 from domainpar.training.loss import _over_edges
 print(test_loss.hash_of_drawn())
@@ -260,12 +255,8 @@ print(*("ymm" in code for code in _over_edges.inspect_asm().values()))
 """
 
 
-@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="not an x86-64")
+@needs_x86
 @pytest.mark.slow
 def test_the_loss_has_the_same_bits_on_a_machine_with_other_instructions(tmp_path):
-    machine = {"NUMBA_CPU_NAME": "x86-64", "NUMBA_CPU_FEATURES": "-avx,-fma", "NUMBA_CACHE_DIR": str(tmp_path)}
-    program, folder = [sys.executable, "-c", WITHOUT_MULTIPLY_ADD], Path(__file__).parent
-    environment = {**os.environ, **machine, "PYTHONPATH": f"{folder.parent}:{folder.parent.parent}"}
-    other = subprocess.run(program, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
-    assert other.returncode == 0, other.stderr
-    assert other.stdout.split() == [hash_of_drawn(), "False"]
+    machine, folder = "of 128 bits, no multiply-add", Path(__file__).parent
+    assert printed_on(machine, WITHOUT_MULTIPLY_ADD, folder, tmp_path) == [hash_of_drawn(), "False"]
