@@ -34,8 +34,8 @@ class Schedule:
 
     Attributes:
         lr: Peak learning rate.
-        shape: After the warm-up: `constant`; `trapezoid`, constant but for the last fifth of the steps, in which it falls
-            linearly to 0; `cosine`, down to 0 after the last step; `step`, times 0.9 each 10 epochs.
+        shape: After the warm-up: `constant`; `trapezoid`, constant and in the last fifth of the steps linearly to 0;
+            `cosine`, down to 0 after the last step; `step`, times 0.9 each 10 epochs.
         warmup: Steps in which the rate rises linearly from 0 to `lr`.
         total_steps: Steps of the whole run, as its epochs plan them.
         steps_per_epoch: Steps of one epoch.
