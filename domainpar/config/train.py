@@ -154,8 +154,9 @@ class Learning(Group):
     warmup_epochs: int | None = None
     """The same in epochs, in place of --warmup."""
 
-    lr_schedule: Literal["constant", "cosine", "step"] = "cosine"
-    """Learning rate after the warm-up. cosine: down to 0 at the end of the epochs. step: times 0.9 every 10 epochs."""
+    lr_schedule: Literal["constant", "trapezoid", "cosine", "step"] = "cosine"
+    """Learning rate after the warm-up. trapezoid: falls linearly to 0 in the last fifth of the steps. cosine: down to 0
+    at the end of the epochs. step: times 0.9 every 10 epochs."""
 
     def check(self) -> None:
         """Refuse numbers an optimiser cannot use."""
