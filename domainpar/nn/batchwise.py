@@ -324,7 +324,7 @@ def _at_ends(table: Tensor, graph: LocalGraph, rows: slice, way: int = kernels.B
 
 
 def _sums_at_ends(to_dst: Tensor, to_src: Tensor, graph: LocalGraph, gates: Tensor | None = None) -> Tensor:
-    """Sums of edge rows at `dst`, then of these or others at `src`, [num_owned, 2 width], times gates [num_edges, 1]."""
+    """Sums of edge rows at `dst`, then of these or others at `src`, [num_owned, 2 width], each times its gate."""
     at_dst, at_src = _sum_at(graph.edges_at_dst, to_dst, gates), _sum_at(graph.edges_at_src, to_src, gates)
     return torch.cat([at_dst, at_src], dim=1)
 

@@ -126,7 +126,8 @@ class AttentionOnStages(PublishedOnStages):
             _, collected = self.of_edges["edge_network"](x, None, graph)
             x = halo.spread(self.of_nodes["node_network"]([collected, x.owned], graph))
         logits, _ = self.of_edges["edge_network"](x, None, graph, sums=False)
-        return logits.squeeze(1)
+        scores: Tensor = logits.squeeze(1)
+        return scores
 
 
 class InteractionsOnStages(PublishedOnStages):
