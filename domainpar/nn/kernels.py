@@ -123,9 +123,7 @@ class Kept(NamedTuple):
 
 
 @njit(inline="always", error_model="numpy")
-def _add_to_ends(
-    to_dst: Any, to_src: Any, edge: int, ends: Ends, way: int, sums: Sums, wide: tuple[int, ...]
-) -> None:
+def _add_to_ends(to_dst: Any, to_src: Any, edge: int, ends: Ends, way: int, sums: Sums, wide: tuple[int, ...]) -> None:
     """Add a row to the sums of either end of its edge, or of one; ends that this rank does not own are left out."""
     dst, pair = ends.dst[edge], ends.pair[edge]
     # All edges into an owned node lie in one tile, in global order: their sum can be taken here and now. Those out of

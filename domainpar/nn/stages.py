@@ -367,7 +367,7 @@ class _OnEdges(torch.autograd.Function):
             of_sums = like.new_zeros(ctx.shape_of_sums) if of_sums is None else of_sums
             scale = scale_of_sums(step.graph, step.aggregate, of_sums)
             if scale is not None:
-                scaled = empty_table(*of_sums.shape, like)
+                scaled = empty_table(len(of_sums), of_sums.shape[1], like)
                 halves = (table.view(len(table), 2, table.shape[1] // 2) for table in (of_sums.contiguous(), scaled))
                 torch.mul(next(halves), scale[..., None], out=next(halves))
                 of_sums = scaled
