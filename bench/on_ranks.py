@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -23,7 +24,7 @@ from domainpar.parallel.local import TileRanges
 from domainpar.parallel.part_loading import group_tiles
 from domainpar.parallel.world import World
 from domainpar.plan import LocalEdges, build_plan
-from domainpar.reco.scores import score_event
+from domainpar.reco.scores import EventScores, score_events
 from domainpar.training.checkpoint import parameters_sha256
 from domainpar.training.loop import Trainer
 from domainpar.training.parts import PartLoader
@@ -46,6 +47,7 @@ class Job:
         warmup: Steps or passes before the clock starts.
         repeats: Those that count.
         work: Steps or passes.
+        events_per_call: Events that a pass scores, the first of the store.
     """
 
     store: Path
@@ -53,6 +55,7 @@ class Job:
     warmup: int = 1
     repeats: int = 3
     work: Work = "training_steps"
+    events_per_call: int = 1
 
     def trainer(self, world: World, loader: PartLoader | None = None) -> tuple[Trainer, list[Sample]]:
         """A trainer with the job's number of threads, and the sample of each step."""
@@ -127,35 +130,56 @@ def training_steps(world: World, job: Job) -> dict[str, Any]:
 
 
 def scoring_passes(world: World, job: Job) -> dict[str, Any]:
-    """Seconds and memory of scoring the event as `infer` does, without tracks and files. *Collective*.
+    """Seconds and memory of scoring events as `infer` does, without tracks and files. *Collective*.
 
     Returns:
-        `seconds` of the network, `whole` with loading the part and gathering the scores. On rank 0 `logits` [E] in the
-        user's order, and their hash.
+        `seconds` of the network, `whole` with loading the parts and gathering the scores; the same of calls for one
+        event each in `seconds_alone` and `whole_alone`, if there are several. On rank 0 `logits` [E] of all events in
+        the user's order, and their hash.
+
+    Raises:
+        RuntimeError: If scores of one call differ from those of calls for one event each.
     """
     bare = peak_rss_bytes()
     set_threads(job.training.threads)
     store, dtype = EventStore(job.store), PRECISIONS[job.training.precision]
-    network, seconds, whole = job.training.network(store), [], []
+    records = store.events()[: job.events_per_call]
+    network, seconds = job.training.network(store), 0.0
 
     def timed(graph: Any, halo: Any) -> Tensor:
         world.transport.barrier()  # else it would be charged with waiting for slow readers
+        nonlocal seconds
         began = time.perf_counter()
         logits: Tensor = network(graph, halo)
-        seconds.append(time.perf_counter() - began)
+        seconds += time.perf_counter() - began
         return logits
 
-    for _ in range(job.warmup + job.repeats):
+    def passed(per_call: int) -> tuple[float, float, list[EventScores]]:
+        """Seconds of the network, and of all, and the scores on rank 0."""
+        nonlocal seconds
+        scores: list[EventScores] = []
         world.transport.barrier()
-        began = time.perf_counter()
-        with store.open(store.events()[0]) as event:
-            scores = score_event(timed, event, world.domain, grouping=job.training.grouping, dtype=dtype)
-        whole.append(time.perf_counter() - began)
-    figures: dict[str, Any] = {"seconds": seconds[job.warmup :], "whole": whole[job.warmup :], "first_step": seconds[0]}
-    figures |= {"bare_rss": bare, "peak_rss": peak_rss_bytes()}
-    if scores is not None:
-        figures["logits"] = scores.edge_logit
-        figures["sha256"] = hashlib.sha256(scores.edge_logit.tobytes() + scores.edge_score.tobytes()).hexdigest()
+        seconds, began = 0.0, time.perf_counter()
+        for first in range(0, len(records), per_call):
+            with ExitStack() as opened:
+                events = [opened.enter_context(store.open(record)) for record in records[first : first + per_call]]
+                scores += score_events(timed, events, world.domain, grouping=job.training.grouping, dtype=dtype) or []
+        return seconds, time.perf_counter() - began, scores
+
+    figures: dict[str, Any] = {}
+    for name, per_call in {"": len(records), "_alone": 1}.items() if len(records) > 1 else [("", 1)]:
+        times, scores = [], []
+        for _ in range(job.warmup + job.repeats):
+            *of_pass, scores = passed(per_call)
+            times.append(of_pass)
+        figures[f"seconds{name}"], figures[f"whole{name}"] = map(list, zip(*times[job.warmup :]))
+        figures = {"bare_rss": bare, "peak_rss": peak_rss_bytes(), "first_step": times[0][0]} | figures
+        if scores:
+            figures["logits"], of_events = np.concatenate([one.edge_logit for one in scores]), figures.get("sha256")
+            bits = b"".join(one.edge_logit.tobytes() + one.edge_score.tobytes() for one in scores)
+            figures["sha256"] = hashlib.sha256(bits).hexdigest()
+            if of_events not in (None, figures["sha256"]):
+                raise RuntimeError(f"the scores of {len(records)} events in one call are not those of calls for each.")
     return figures
 
 

@@ -183,10 +183,10 @@ def make_network(job: Job, form: str = "eager") -> PlainInteraction:
     return network
 
 
-def read_event(path: Path, precision: str) -> Data:
-    """The first event of a store as people hand it to torch_geometric."""
+def read_event(path: Path, precision: str, number: int = 0) -> Data:
+    """An event of a store, by its number, as people hand it to torch_geometric."""
     store, dtype = EventStore(path), PRECISIONS[precision]
-    with store.open(store.events()[0]) as event:
+    with store.open(store.events()[number]) as event:
         nodes, edges = np.arange(event.num_nodes), np.arange(event.num_edges)
         ends = np.stack([event.read_edges("src", edges), event.read_edges("dst", edges)])
         return Data(
@@ -229,16 +229,19 @@ def scoring_passes(world: World, job: Job, form: str) -> dict[str, Any]:
     bare = peak_rss_bytes()
     torch.set_num_threads(job.training.threads)
     warnings.filterwarnings("ignore", module="torch_geometric")
-    event, network = read_event(job.store, job.training.precision), make_network(job, form).eval()
+    events = [read_event(job.store, job.training.precision, number) for number in range(job.events_per_call)]
+    network = make_network(job, form).eval()
     scoring = torch.compile(network, dynamic=False) if form == "compile" else network
     seconds = []
     for _ in range(job.warmup + job.repeats):
         began = time.perf_counter()
         with torch.no_grad():
-            logits = scoring(event.x, event.edge_index, event.edge_attr)
+            logits = [scoring(event.x, event.edge_index, event.edge_attr) for event in events]
         seconds.append(time.perf_counter() - began)
     peak, store = peak_rss_bytes(), EventStore(job.store)  # what follows is for the comparison
-    with store.open(store.events()[0]) as stored:
-        in_order = logits.numpy()[WholeEvent(stored).edge_ids]
-    figures = {"seconds": seconds[job.warmup :], "first_step": seconds[0], "logits": in_order}
+    in_order = []
+    for record, of_event in zip(store.events(), logits):
+        with store.open(record) as stored:
+            in_order.append(of_event.numpy()[WholeEvent(stored).edge_ids])
+    figures = {"seconds": seconds[job.warmup :], "first_step": seconds[0], "logits": np.concatenate(in_order)}
     return {**figures, "bare_rss": bare, "peak_rss": peak}

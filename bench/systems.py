@@ -170,12 +170,13 @@ def take_turns(
             yield of_system
 
 
-def network_of(case: Case, training: Training) -> Network:
-    """The event of a case and the network trained on it, as formulas see them."""
-    store, record = EventStore(case.store), case.record
+def network_of(case: Case, training: Training, num_events: int = 1) -> Network:
+    """The first event of a case, or several as one, and the network trained on it, as formulas see them."""
+    store = EventStore(case.store)
+    records = store.events()[:num_events]
     return Network(
-        record.num_nodes,
-        record.num_edges,
+        sum(record.num_nodes for record in records),
+        sum(record.num_edges for record in records),
         len(store.feature_names),
         len(store.edge_feature_names),
         training.hidden,

@@ -27,11 +27,19 @@ class Scoring(Group):
     split: Literal["all", "train", "val", "test"] = "all"
     """Which events of the store."""
 
+    events_per_call: int = 1
+    """Small events that go through the network in one call: less time for each, the same bits on CPU. Of networks built
+    on stages."""
+
     out: str | None = None
     """Directory of the scores, one file an event. Default: scores/ in the run's directory."""
 
     overwrite: bool = False
     """Replace the scores that lie in --out."""
+
+    def check(self) -> None:
+        """Refuse calls without an event."""
+        self._bounded("events_per_call", least=1)
 
 
 @dataclass(frozen=True, kw_only=True)

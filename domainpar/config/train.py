@@ -78,6 +78,10 @@ class Network(Group):
     activation: Literal["relu", "silu", "tanh"] = "relu"
     """Activation of hidden layers; of interaction networks."""
 
+    readouts: Literal["last", "all"] = "last"
+    """Logits that training learns from: after the last iteration, or after all, with the mean of their losses (deep
+    supervision, auxiliary losses); scores are those after the last. Of networks on stages."""
+
     dropout: float = 0.0
     """Probability with which a number of a hidden layer is dropped in training."""
 
@@ -150,8 +154,9 @@ class Learning(Group):
     warmup_epochs: int | None = None
     """The same in epochs, in place of --warmup."""
 
-    lr_schedule: Literal["constant", "cosine", "step"] = "cosine"
-    """Learning rate after the warm-up. cosine: down to 0 at the end of the epochs. step: times 0.9 every 10 epochs."""
+    lr_schedule: Literal["constant", "trapezoid", "cosine", "step"] = "cosine"
+    """Learning rate after the warm-up. trapezoid: falls linearly to 0 in the last fifth of the steps. cosine: down to 0
+    at the end of the epochs. step: times 0.9 every 10 epochs."""
 
     def check(self) -> None:
         """Refuse numbers an optimiser cannot use."""

@@ -21,6 +21,7 @@ from domainpar.events.own_events import OwnEvents, kept_place, own_events, store
 from domainpar.events.store import EventRecord, EventStore
 from domainpar.events.targets import check_conditions
 from domainpar.infer.judgement import Judgements, about_tracks, judge_of, track_options, track_target
+from domainpar.nn.catalogue import ON_STAGES
 from domainpar.nn.program import set_threads
 from domainpar.own_files import UNFINISHED
 from domainpar.parallel.world import World
@@ -30,7 +31,7 @@ from domainpar.reco.classical.finder import surface_of
 from domainpar.reco.event_tracks import TrackFinders, check_acorn_files_can_be_written
 from domainpar.reco.score_files import choose_directory, publish, write_list, write_timings
 from domainpar.reco.scorer import LeftOut, Outcome, Scorer
-from domainpar.reco.scores import score_event
+from domainpar.reco.scores import score_events
 from domainpar.training.checkpoint import parameters_sha256
 from domainpar.training.inputs import check_parts, open_store
 from domainpar.training.network import DTYPES, load_network
@@ -117,6 +118,10 @@ def _set_up(config: InferConfig, world: World) -> Job:
         Refused: On all ranks alike, if they will not do.
     """
     run, trained = _choose_run(config, world)
+    if config.events_per_call > 1 and trained.model not in ON_STAGES:
+        what = f"--events-per-call {config.events_per_call} joins events, and --model {trained.model} may have norms"
+        hint = f"leave it out; networks built on stages can: {', '.join(ON_STAGES)}"
+        agree(world.transport, Problem(f"{what} over a whole event", hint))
     path = on_all(world.transport, lambda: Path(config.store) if config.store else store_of_run(run, read_run(run)))
     store = open_store(path, world, config.on_bad_event)
     records, left_out = _choose_events(config, store, world)
@@ -140,7 +145,7 @@ def _set_up(config: InferConfig, world: World) -> Job:
     unfinished = (Path(config.out) if config.out is not None else run / "scores") / UNFINISHED
     splits = {record.event: record.split for record in store.events()}
     score = partial(
-        score_event,
+        score_events,
         model,
         num_sectors=config.sectors,
         grouping=config.grouping,
@@ -157,6 +162,7 @@ def _set_up(config: InferConfig, world: World) -> Job:
         judge=judge_of(config, target_conditions(trained.target) if trained.target else None),
         origin=origin,
         on_bad_event=config.on_bad_event,
+        events_per_call=config.events_per_call,
     )
     about = {
         **origin,

@@ -136,8 +136,8 @@ class EdgeBatches(EdgeCall):
             if self.gates == "nodes" and gates is not None and self.nodes is not None:
                 sums = _sums_of_nodes(self.nodes.local, self.nodes.local, self.graph, gates)
             else:
-                at_dst, at_src = ((states or [self.edges])[at].to(exact) for at in (0, -1))
-                sums = _sums_at_ends(at_dst, self.graph, at_src, gates)
+                at_dst, at_src = (states[at].to(exact) if states else self.edges.to(exact) for at in (0, -1))
+                sums = _sums_at_ends(at_dst, at_src, self.graph, gates)
             scale = scale_of_sums(self.graph, self.aggregate, sums)
             sums = sums if scale is None else (sums.unflatten(1, (2, -1)) * scale[..., None]).flatten(1)
         return EdgeResults(states[0] if self.keeps and states else None, sums, readout), []
@@ -192,7 +192,7 @@ class EdgeBatches(EdgeCall):
         if self.nodes is None:
             return None, of_operand
         backs = [
-            products.back(_sums_at_ends(table, self.graph))
+            products.back(_sums_at_ends(table, table, self.graph))
             for products, table in zip(at_nodes, of_products)
             if products
         ]
@@ -323,13 +323,10 @@ def _at_ends(table: Tensor, graph: LocalGraph, rows: slice, way: int = kernels.B
     return at_dst.index_select(0, graph.dst[rows]) + at_src.index_select(0, graph.src[rows])
 
 
-def _sums_at_ends(rows: Tensor, graph: LocalGraph, turned: Tensor | None = None, gates: Tensor | None = None) -> Tensor:
-    """Sums of edge rows at their `dst`, then of these or of others at their `src`, [num_owned, 2 width].
-
-    Each row times its gate, [num_edges, 1], if there are gates.
-    """
-    at_src = _sum_at(graph.edges_at_src, rows if turned is None else turned, gates)
-    return torch.cat([_sum_at(graph.edges_at_dst, rows, gates), at_src], dim=1)
+def _sums_at_ends(to_dst: Tensor, to_src: Tensor, graph: LocalGraph, gates: Tensor | None = None) -> Tensor:
+    """Sums of edge rows at `dst`, then of these or others at `src`, [num_owned, 2 width], each times its gate."""
+    at_dst, at_src = _sum_at(graph.edges_at_dst, to_dst, gates), _sum_at(graph.edges_at_src, to_src, gates)
+    return torch.cat([at_dst, at_src], dim=1)
 
 
 def _sums_of_nodes(from_src: Tensor, from_dst: Tensor, graph: LocalGraph, gates: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from domainpar.nn.adapt.on_events import OnEvents
 from domainpar.nn.adapt.rows import NotExact
 from domainpar.nn.calls import Aggregate
 from domainpar.nn.classifier import EdgeClassifier
-from domainpar.nn.interaction import InteractionNetwork
+from domainpar.nn.interaction import InteractionNetwork, Readouts
 from domainpar.nn.on_stages import PUBLISHED_ON_STAGES
 from domainpar.nn.published import OF_THE_FIELD
 
@@ -52,6 +52,7 @@ def build_model(
     residual: bool = True,
     aggregate: Aggregate = "root",
     activation: str = "relu",
+    readouts: Readouts = "last",
     standard: Standard | None = None,
 ) -> EdgeClassifier:
     """Build a network; the same weights on every rank.
@@ -66,15 +67,15 @@ def build_model(
         seed: Of the first weights.
         dtype: Of the parameters.
         dropout: Of `ON_STAGES` and of users' own.
-        shared_weights, products, recompute_every, residual, aggregate, activation, standard: See `InteractionNetwork`;
-            of `ON_STAGES`. Others are refused any but these defaults.
+        shared_weights, products, recompute_every, residual, aggregate, activation, readouts, standard: See
+            `InteractionNetwork`; of `ON_STAGES`. Others are refused any but these defaults.
 
     Raises:
         ValueError: If there is no network of this name, or it cannot have these sizes or options.
     """
     options: dict[str, Any] = {"hidden": hidden, "graph_iters": graph_iters, "seed": seed}
     of_stages: dict[str, Any] = {"shared_weights": shared_weights, "products": products}
-    of_stages |= {"recompute_every": recompute_every, "standard": standard}
+    of_stages |= {"recompute_every": recompute_every, "readouts": readouts, "standard": standard}
     of_stages |= {"residual": residual, "aggregate": aggregate, "activation": activation}
     if name in ON_STAGES:
         options |= of_stages
@@ -96,6 +97,7 @@ _FLAGS = {
     "shared_weights": "--shared-weights",
     "products": "--precision bf16",
     "recompute_every": "--recompute-every",
+    "readouts": "--readouts all",
     "standard": "--standardise",
     "residual": "--no-residual",
     "aggregate": "--aggregate",

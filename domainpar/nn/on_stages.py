@@ -125,8 +125,9 @@ class AttentionOnStages(PublishedOnStages):
         for _ in range(self.module.graph_iters):
             _, collected = self.of_edges["edge_network"](x, None, graph)
             x = halo.spread(self.of_nodes["node_network"]([collected, x.owned], graph))
-        logits: Tensor = self.of_edges["edge_network"](x, None, graph, sums=False)[0]
-        return logits.squeeze(1)
+        logits, _ = self.of_edges["edge_network"](x, None, graph, sums=False)
+        scores: Tensor = logits.squeeze(1)
+        return scores
 
 
 class InteractionsOnStages(PublishedOnStages):

@@ -40,7 +40,7 @@ class NodeStage(TakesGradients):
     """A perceptron on the owned nodes: `mlp([table_1, table_2, ...])`, tile by tile.
 
     Args:
-        mlp: The perceptron.
+        mlp: The perceptron. One that is a readout reads states out.
         residual: Add its results to a table, which is as wide: an update of states.
         states: Number of this table.
 
@@ -262,10 +262,10 @@ def _summing(stages: Sequence[EdgeStage]) -> int | None:
 def _keeps_layers(stages: Sequence[NodeStage | EdgeStage], rows: int) -> bool:
     """Whether backward of a call gets its layers instead of computing them again; no bit depends on it."""
     twice = [stage for stage in stages if isinstance(stage, EdgeStage) and stage.both_ways]
-    columns = sum(layer.linear.out_features for stage in (*stages, *twice) for layer in stage.mlp.layers)
+    widths = [layer.linear.out_features for stage in (*stages, *twice) for layer in stage.mlp.layers]
     item_bytes = stages[0].mlp.layers[0].linear.weight.itemsize
     keep = all(stage.keeps_layers for stage in stages)
-    return keep and torch.is_grad_enabled() and bytes_of_layers(rows, columns, item_bytes) <= MOST_BYTES_OF_LAYERS
+    return keep and torch.is_grad_enabled() and bytes_of_layers(rows, widths, item_bytes) <= MOST_BYTES_OF_LAYERS
 
 
 def _check_columns(mlp: MLP, columns: int) -> None:
@@ -367,8 +367,10 @@ class _OnEdges(torch.autograd.Function):
             of_sums = like.new_zeros(ctx.shape_of_sums) if of_sums is None else of_sums
             scale = scale_of_sums(step.graph, step.aggregate, of_sums)
             if scale is not None:
-                scaled = empty_table(len(of_sums), of_sums.shape[1], like)
-                halves = (table.view(len(table), 2, table.shape[1] // 2) for table in (of_sums.contiguous(), scaled))
+                rows, columns = of_sums.shape
+                scaled = empty_table(rows, columns, like)
+                # Not -1: a part may own nothing, and then any width would fit.
+                halves = (table.view(rows, 2, columns // 2) for table in (of_sums.contiguous(), scaled))
                 torch.mul(next(halves), scale[..., None], out=next(halves))
                 of_sums = scaled
             spread = ctx.halo.spread(of_sums)

@@ -181,6 +181,7 @@ class EdgeTiles(EdgeCall):
             gates = gate if reads else None
             of_results = (None if tables[1] is None else table(tables[1])) if reads else gradient
             if reads and of_results is None and gates is None:
+                at_ends[position].cleared_by(program)  # and stays 0
                 continue
             if of_results is None and gates is None:
                 of_results = program.room(STRIP, linked.link.mlp.out_features, linked.folded.exact)

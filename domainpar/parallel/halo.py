@@ -153,13 +153,17 @@ class CompleteHalo(Halo):
         whole gradient without adding anything that came from another rank.
         """
         local = self._table_for(owned)
-        return Spread(self, owned, local, self.start_fill(owned.detach(), local[self.plan.num_owned :]))
+        return self._spread(owned, local, self.start_fill(owned.detach(), local[self.plan.num_owned :]))
 
     def join(self, owned: Tensor, ghosts: Tensor) -> Spread:
         """Owned rows and the rows that came to the ghosts before; nothing is exchanged."""
         local = self._table_for(owned)
         local[self.plan.num_owned :] = ghosts
-        return Spread(self, owned, local)
+        return self._spread(owned, local)
+
+    def _spread(self, owned: Tensor, local: Tensor, pending: Pending | None = None) -> Spread:
+        # Without autograd the rows of the table will do: the others can go.
+        return Spread(self, owned if owned.requires_grad else local[: self.plan.num_owned], local, pending)
 
     def _table_for(self, owned: Tensor) -> Tensor:
         """A table of local rows with the owned ones filled in; those themselves if there is no ghost."""

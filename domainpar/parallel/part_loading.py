@@ -17,7 +17,7 @@ import torch
 
 from domainpar import faults
 from domainpar.agreement import Refused, agree, on_all
-from domainpar.events.store import EventRecord, EventStore, StoredEvent
+from domainpar.events.store import EventRecord, Events, EventStore, StoredEvent
 from domainpar.parallel.halo import CompleteHalo, ask_owners
 from domainpar.parallel.local import LocalGraph, TileRanges, localise
 from domainpar.parallel.transport import RanksFailed, Transport
@@ -120,7 +120,7 @@ class Part:
 
 
 def load_part(
-    event: StoredEvent,
+    event: Events,
     transport: Transport,
     *,
     grouping: str = "contiguous",
@@ -129,10 +129,10 @@ def load_part(
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
 ) -> Part:
-    """Read one rank's part of a stored event. *Collective* over the ranks that share the event.
+    """Read one rank's part of a stored event, or of several. *Collective* over the ranks that share them.
 
     Args:
-        event: The stored event; only the chunks this part needs are read.
+        event: The stored event, or several read as one; only the chunks this part needs are read.
         transport: Joins the ranks that share the event; part `p` lives on rank `p`.
         grouping: How tiles are grouped into parts: `contiguous`, `metis` or `random`.
         sector: Take only this sector, and none of the edges that leave it; None for the whole event.
@@ -163,7 +163,7 @@ def load_part(
     return Part(together(transport, event.place, graph), CompleteHalo(plan, transport, device))
 
 
-def _plan(event: StoredEvent, part_of_tile: IntArray, owner: IntArray, transport: Transport) -> PartitionPlan:
+def _plan(event: Events, part_of_tile: IntArray, owner: IntArray, transport: Transport) -> PartitionPlan:
     """Read the edges of this rank's part and plan its exchanges. *Collective*."""
 
     def ask(wanted: list[IntArray]) -> list[IntArray]:
@@ -185,7 +185,7 @@ def _plan(event: StoredEvent, part_of_tile: IntArray, owner: IntArray, transport
 
 
 def group_tiles(
-    event: StoredEvent, transport: Transport, method: str, sector: Sector | None = None, seed: int = 0
+    event: Events, transport: Transport, method: str, sector: Sector | None = None, seed: int = 0
 ) -> IntArray:
     """Part of each tile, int32 [K], -1 outside the sector; made on rank 0 and broadcast. *Collective*.
 
@@ -210,7 +210,7 @@ def empty_parts(event: StoredEvent, num_parts: int, method: str, num_sectors: in
     return sorted(empty)
 
 
-def _parts_of(event: StoredEvent, num_parts: int, method: str, sector: Sector | None, seed: int) -> IntArray:
+def _parts_of(event: Events, num_parts: int, method: str, sector: Sector | None, seed: int) -> IntArray:
     """Part of each tile, int32 [K], -1 outside the sector."""
     taken = np.arange(event.num_tiles)  # in naive mode, the sector's: its tiles are grouped as if there were no others
     if sector is not None:
@@ -220,9 +220,9 @@ def _parts_of(event: StoredEvent, num_parts: int, method: str, sector: Sector | 
     return parts
 
 
-def sector_of_tiles(event: StoredEvent, num_sectors: int) -> IntArray:
+def sector_of_tiles(event: Events, num_sectors: int) -> IntArray:
     """Sector of each tile in naive mode, int32 [K]: contiguous ranges of tiles of equal cost, whatever the ranks."""
-    return group(event.tile_graph(), num_sectors, "contiguous")
+    return np.concatenate([group(one.tile_graph(), num_sectors, "contiguous") for one in event.events])
 
 
 def _only(tiles: TileGraph, taken: IntArray) -> TileGraph:

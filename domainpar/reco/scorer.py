@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -30,7 +31,7 @@ class Outcome:
     Attributes:
         scored: Its file.
         seconds: Time from opening the event to its scores, and of tracks built from them; compiling, waiting for other
-            events, comparing and writing are not in it.
+            events, comparing and writing are not in it. Events of one call have an equal share of its time each.
         judgement: Its counts against the truth, plain JSON values.
         hits: Its hits.
         seconds_network, seconds_tracks: Of these the network, and building tracks from its scores; on one rank.
@@ -56,13 +57,13 @@ class LeftOut:
 class Scorer:
     """Scores the events of a store with one network, a file each.
 
-    A group of P ranks scores P events one after the other, all ranks together, and the scores of each go to another
-    rank. Then every rank finishes its own event: tracks, judgement, files. So tracks cannot depend on the ranks, P
-    events are finished at a time, and no rank ever holds the scores of two.
+    A group of P ranks makes P calls of the network one after the other, all ranks together, and the scores of each go
+    to another rank. Then every rank finishes its own events: tracks, judgement, files. So tracks cannot depend on the
+    ranks, P events are finished at a time, and no rank ever holds the scores of two calls.
 
     Attributes:
-        score: `score_event` with its network and options: called with an event, the transport of the ranks that share
-            it, and `root`.
+        score: `score_events` with its network and options: called with the events of a call, the transport of the
+            ranks that share them, and `root`.
         store: The events.
         world: The ranks.
         directory: For the files.
@@ -70,9 +71,10 @@ class Scorer:
         judge: Called with an event and what was written.
         origin: Attributes of every file that say where scores come from.
         on_bad_event: For an event that cannot be used: `fail` ends the work, `skip` leaves it out.
+        events_per_call: Events of a call, at most.
     """
 
-    score: Callable[..., EventScores | None]
+    score: Callable[..., list[EventScores] | None]
     store: EventStore
     world: World
     directory: Path
@@ -80,9 +82,10 @@ class Scorer:
     judge: Judge
     origin: Mapping[str, Any] = field(default_factory=dict)
     on_bad_event: Literal["fail", "skip"] = "fail"
+    events_per_call: int = 1
 
     def rounds(self, records: Sequence[EventRecord]) -> Iterator[list[Outcome | LeftOut]]:
-        """Score events, one for each rank at a time. *Collective*; every rank gets every outcome.
+        """Score events, a call for each rank at a time. *Collective*; every rank gets every outcome.
 
         Raises:
             BadEvent: If an event cannot be read or computed on, and is not to be left out, on the ranks where it
@@ -92,47 +95,64 @@ class Scorer:
         # Events of like size at the same time. Then all meet: a long silence of one group would look like a hang.
         by_size = sorted(records, key=lambda record: -record.num_edges)
         num_groups, of_group = self.world.num_data_groups, self.world.domain.size
-        for first in range(0, len(by_size), self.world.size):
-            ours = by_size[first + self.world.data_group : first + self.world.size : num_groups]
+        of_call = min(self.events_per_call, -(-len(by_size) // num_groups))  # no group goes without
+        calls = [by_size[first : first + of_call] for first in range(0, len(by_size), of_call)]
+        for first in range(0, len(calls), self.world.size):
+            ours = calls[first + self.world.data_group : first + self.world.size : num_groups]
             answers = gather(self.world.transport, self._round(ours, first // num_groups))
-            # By size again: the ranks of a group hold its events one after the other.
+            # By size again: the ranks of a group hold its calls one after the other.
             in_order = [answers[group * of_group + rank] for rank in range(of_group) for group in range(num_groups)]
             yield [
                 Outcome(**answer | {"scored": ScoredEvent(**answer["scored"])})
                 if "scored" in answer
                 else LeftOut(**answer)
-                for answer in in_order
-                if answer is not None
+                for of_rank in in_order
+                for answer in of_rank
             ]
 
-    def _round(self, records: Sequence[EventRecord], number: int) -> dict[str, Any] | None:
-        """Score some events with the ranks of this group; the outcome of this rank's own event. *Collective*.
+    def _round(self, calls: Sequence[Sequence[EventRecord]], number: int) -> list[dict[str, Any]]:
+        """Score some events with the ranks of this group; the outcomes of this rank's own events. *Collective*.
 
         Args:
-            records: At most as many as the group has ranks; each rank finishes one.
-            number: Events that the group has scored before.
+            calls: The events of each call, at most as many calls as the group has ranks; each rank finishes one.
+            number: Calls of the group before.
         """
-        own: tuple[EventScores, float] | None = None
-        answer: Outcome | LeftOut | None = None
-        rank = self.world.domain.rank
-        for root, record in enumerate(records):
-            self.world.mark("score", number + root, record.event)
-            began = clock()
-            try:
+        own: list[tuple[EventRecord, EventScores | LeftOut, float]] = []
+        for root, records in enumerate(calls):
+            self.world.mark("score", number + root, ", ".join(record.event for record in records))
+            results = self._called(records, root)
+            own = results if root == self.world.domain.rank else own
+        answers: list[Outcome | LeftOut] = []
+        for record, scores, seconds in own:
+            if isinstance(scores, LeftOut):
+                answers.append(scores)
+            else:
+                self.world.mark("write", number + self.world.domain.rank, record.event)
+                answers.append(self._finished(record, scores, seconds))
+        return [asdict(answer) for answer in answers]
+
+    def _called(
+        self, records: Sequence[EventRecord], root: int
+    ) -> list[tuple[EventRecord, EventScores | LeftOut, float]]:
+        """The scores of the events of a call on `root`, and the seconds of each. *Collective*."""
+        began = clock()
+        try:
+            with ExitStack() as opened:
                 # All of it is read, so all is looked through first: later nobody waits for a rank that cannot read on.
-                with open_together(self.store, record, self.world.domain, check_bytes=True) as event:
-                    scores = self.score(event, self.world.domain, root=root)
-            except BadEvent as bad:
-                if self.on_bad_event == "fail":
-                    raise bad.for_this_rank() from bad.__cause__
-                answer = LeftOut(record.event, bad.what) if root == rank else answer
-                continue
-            if scores is not None:
-                own = scores, clock() - began
-        if own is not None:
-            self.world.mark("write", number + rank, records[rank].event)
-            answer = self._finished(records[rank], *own)
-        return None if answer is None else asdict(answer)
+                events = [
+                    opened.enter_context(open_together(self.store, record, self.world.domain, check_bytes=True))
+                    for record in records
+                ]
+                scores = self.score(events, self.world.domain, root=root)
+        except BadEvent as bad:
+            if len(records) > 1:  # one by one: the bits of the good ones are the same
+                return [result for record in records for result in self._called([record], root)]
+            if self.on_bad_event == "fail":
+                raise bad.for_this_rank() from bad.__cause__
+            return [(records[0], LeftOut(records[0].event, bad.what), 0.0)]
+        if scores is None:
+            return []
+        return [(record, of_event, (clock() - began) / len(records)) for record, of_event in zip(records, scores)]
 
     def _finished(self, record: EventRecord, scores: EventScores, seconds: float) -> Outcome:
         """Find the tracks of an event, write and judge them; on one rank."""

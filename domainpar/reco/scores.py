@@ -1,9 +1,10 @@
-"""Scores of a whole event, computed by the ranks that share it: each edge exactly once, in the user's own order."""
+"""Scores of whole events, computed by the ranks that share them: each edge exactly once, in the user's own order."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from domainpar import faults
 from domainpar.compiling import clock
-from domainpar.events.store import StoredEvent, WholeEvent
+from domainpar.events.store import Events, JoinedEvents, StoredEvent, WholeEvent
 from domainpar.parallel.part_loading import Sector, load_part, sector_of_tiles, together
 from domainpar.parallel.transport import RanksFailed, Transport
 from domainpar.plan import BoolArray, IntArray, PartitionPlan
@@ -35,7 +36,8 @@ class EventScores:
         edge_score: The sigmoid of it, [E]; 0 where there is no logit.
         edge_scored: False where the network never saw the edge, which joins two sectors, bool [E].
         tracks: Track of each hit, -1 for none, int64 [N], by finder.
-        seconds: Time of the network, and of building tracks from its scores, on this rank; compiling is left out.
+        seconds: Time of the network, an equal share of that of a call for several events, and of building tracks from
+            its scores, on this rank; compiling is left out.
     """
 
     event_id: str
@@ -56,9 +58,15 @@ class EventScores:
         return int(np.count_nonzero(~self.edge_scored))
 
 
-def score_event(
+def score_event(model: nn.Module, event: StoredEvent, transport: Transport, **how: Any) -> EventScores | None:
+    """Score every edge of one event, as `score_events` does with several. *Collective* over the ranks that share it."""
+    scores = score_events(model, [event], transport, **how)
+    return None if scores is None else scores[0]
+
+
+def score_events(
     model: nn.Module,
-    event: StoredEvent,
+    events: Sequence[StoredEvent],
     transport: Transport,
     *,
     root: int = 0,
@@ -67,15 +75,18 @@ def score_event(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
-) -> EventScores | None:
-    """Score every edge of an event. *Collective* over the ranks that share it.
+) -> list[EventScores] | None:
+    """Score every edge of some events in one call of the network. *Collective* over the ranks that share them.
+
+    A network built on stages gives each event the bits that it has in a call of its own, on CPU.
 
     Args:
-        model: Called with (graph, halo) of a part; returns the logits of its local edges, [num_edges].
-        event: The stored event.
-        transport: Joins the ranks that share the event.
+        model: Called with (graph, halo) of a part; returns the logits of its local edges, [num_edges]. Several events
+            are one graph to it, so that it must not have norms or other sums over a whole graph.
+        events: The stored events, at least one.
+        transport: Joins the ranks that share the events.
         root: The rank that gets the scores.
-        num_sectors: Number of independent sectors that the event is cut into (naive mode, approximate): edges between
+        num_sectors: Number of independent sectors that each event is cut into (naive mode, approximate): edges between
             them get no score. None: the whole event at once.
         grouping: How tiles are grouped into parts.
         device: Where to compute.
@@ -83,16 +94,21 @@ def score_event(
         seed: Seed of the grouping.
 
     Returns:
-        The scores on `root`, None elsewhere.
+        The scores of each event on `root`, None elsewhere.
 
     Raises:
-        BadEvent: On all ranks alike, if the event holds values that cannot be computed on, or cannot be read, on any.
+        BadEvent: On all ranks alike, if an event holds values that cannot be computed on, or cannot be read, on any.
         RuntimeError: If an edge got no score or several, or one that is not finite; on all ranks.
     """
     is_root = transport.rank == root
-    whole = WholeEvent(event)
+    event: Events = events[0] if len(events) == 1 else JoinedEvents(events)
+    wholes = [WholeEvent(one) for one in events]
+
+    def sectors() -> IntArray | None:
+        return np.concatenate([_sectors(whole, num_sectors) for whole in wholes]) if is_root else None
+
     # Read by the root alone, before anybody computes: a damaged file then stops all ranks alike.
-    sector_of_edge = together(transport, event.place, lambda: _sectors(whole, num_sectors) if is_root else None)
+    sector_of_edge = together(transport, event.place, sectors)
     logits = torch.zeros(event.num_edges if is_root else 0, dtype=dtype)  # in stored order
     seconds = 0.0
     for number in range(num_sectors or 1):
@@ -114,12 +130,19 @@ def score_event(
             logits[torch.from_numpy(wanted)] = gathered
     if sector_of_edge is None:
         return None
+    counts = [one.num_edges for one in events]
+    of_events = zip(wholes, logits.split(counts), np.split(sector_of_edge != BETWEEN_SECTORS, np.cumsum(counts)[:-1]))
+    return [_in_users_order(*of_event, seconds / len(events)) for of_event in of_events]
+
+
+def _in_users_order(whole: WholeEvent, logits: Tensor, scored: BoolArray, seconds: float) -> EventScores:
+    """The scores of an event, given its logits in stored order and which of its edges have one."""
     # One tensor of all edges in one order, whatever the ranks: an edge's place decides how its sigmoid is rounded.
     edge_logit = logits[torch.from_numpy(whole.edge_ids)]
-    edge_scored = (sector_of_edge != BETWEEN_SECTORS)[whole.edge_ids]
+    edge_scored = scored[whole.edge_ids]
     return EventScores(
-        event_id=event.event_id,
-        hit_id=event.read_nodes("hit_id", whole.node_ids),
+        event_id=whole.event.event_id,
+        hit_id=whole.event.read_nodes("hit_id", whole.node_ids),
         edge_index=whole.edge_index,
         edge_logit=edge_logit.numpy(),
         edge_score=torch.where(torch.from_numpy(edge_scored), torch.sigmoid(edge_logit), 0.0).numpy(),

@@ -69,6 +69,22 @@ def test_inference_scores_alike_on_ranks_and_threads_and_like_the_plain_network(
 
 
 @pytest.mark.slow
+def test_inference_scores_several_events_in_one_call_as_one_by_one(kept, capsys):
+    flags, lines = kept
+    short = "--ranks 1 2 --threads 1 --allocator default --competitors eager --events-per-call 3"
+    assert inference.main([*TINY, *flags, *short.split()]) == 0
+    printed = capsys.readouterr().out
+    assert "one hash of all scores" in printed
+    assert "nodes of 3 events" in printed
+    ours, on_two, eager = (line for line in lines() if line.get("measured") == "inference")
+    for row in (ours, on_two):
+        assert len(row["sha256"]) == 1
+        assert row["edges_per_second"]["median"] == pytest.approx(row["edges"] / row["seconds"]["median"])
+        assert min(row[name]["low"] for name in ("seconds", "seconds_alone", "whole", "whole_alone")) > 0
+    assert 0 < eager["difference"] < 1e-4
+
+
+@pytest.mark.slow
 def test_learning_trains_variants_for_as_long_as_it_is_told(kept, capsys):
     flags, lines = kept
     short = "default fast=lr=1e-2 --hits 2000 --num-events 4 --hidden 16 --budget 0.5 --seeds 0 1"

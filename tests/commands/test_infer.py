@@ -27,7 +27,7 @@ from domainpar.events.store import EventStore, event_file_name, write_event, wri
 from domainpar.infer import infer, main
 from domainpar.parallel.part_loading import BadEvent
 from domainpar.parallel.world import World
-from domainpar.reco import summary
+from domainpar.reco import scores, summary
 from domainpar.reco.score_files import ScoredEvent
 from domainpar.reco.scorer import Outcome
 from domainpar.testing import find_mpiexec, run_command, run_ranks
@@ -112,6 +112,25 @@ def test_files_and_printed_hashes_are_the_same_on_any_grid_of_ranks(
     assert len(one) == 5
     assert printed == printed_by_many
     assert len(printed) == 4
+
+
+@pytest.mark.parametrize(("num_ranks", "domain_size"), [(1, None), (2, None), (3, 1)])
+@pytest.mark.parametrize("flags", [{"tracks": "cc"}, {"mode": "naive", "sectors": 3}], ids=["halo", "naive"])
+def test_files_are_the_same_with_several_events_per_call(place, tmp_path, monkeypatch, num_ranks, domain_size, flags):
+    _, one_by_one = inferred(place, tmp_path / "one", **flags)
+    sizes, plain = [], scores.JoinedEvents
+    monkeypatch.setattr(scores, "JoinedEvents", lambda events: sizes.append(len(events)) or plain(events))
+    _, together = inferred(place, tmp_path / "three", num_ranks, domain_size, **flags, events_per_call=3)
+    assert together == one_by_one
+    # Of four events: 3 and 1; of three groups two have two each.
+    assert sizes == ([2, 2] if domain_size else [3] * num_ranks)
+
+
+def test_a_network_that_may_have_norms_over_an_event_takes_one_per_call(place, tmp_path):
+    trained(place / "store", tmp_path / "run", model="gcn", max_steps=1)
+    with pytest.raises(Refused, match="--events-per-call 2 joins events, and --model gcn may have norms"):
+        inferred(place, tmp_path / "out", 2, run=str(tmp_path / "run"), events_per_call=2)
+    assert not (tmp_path / "out").exists()
 
 
 def test_every_edge_of_the_users_files_has_a_score_in_their_order(place, tmp_path):
@@ -452,14 +471,13 @@ def a_damaged_store(place, directory):
 
 @fault(16)
 @pytest.mark.parametrize(("num_ranks", "domain_size"), [slow(1, None), (2, None), slow(3, 1), (4, 2)])
+@pytest.mark.parametrize("per_call", [1, 4])
 def test_an_event_that_cannot_be_read_is_left_out_by_all_ranks_and_listed(
-    place, tmp_path, capsys, num_ranks, domain_size
+    place, tmp_path, capsys, num_ranks, domain_size, per_call
 ):
     _, whole = inferred(place, tmp_path / "whole", tracks="cc")
-    store = a_damaged_store(place, tmp_path / "store")
-    listed, files = inferred(
-        place, tmp_path / "out", num_ranks, domain_size, store=str(store), tracks="cc", on_bad_event="skip"
-    )
+    how = {"store": str(a_damaged_store(place, tmp_path / "store")), "tracks": "cc", "on_bad_event": "skip"}
+    listed, files = inferred(place, tmp_path / "out", num_ranks, domain_size, **how, events_per_call=per_call)
     assert [event["event"] for event in listed["events"]] == ["000000000", "000000002", "000000003"]
     assert [skip["event"] for skip in listed["skipped"]] == ["000000001"]
     assert listed["skipped"][0]["why"].startswith("cannot read its bytes: BadZipFile: Bad CRC-32")
@@ -479,10 +497,11 @@ def test_an_event_that_is_missing_is_left_out_from_the_start(place, tmp_path):
     assert [skip["event"] for skip in listed["skipped"]] == ["000000001"]
 
 
-def test_an_event_that_cannot_be_read_ends_the_work_unless_it_is_to_be_left_out(place, tmp_path):
+@pytest.mark.parametrize("per_call", [1, 4])
+def test_an_event_that_cannot_be_read_ends_the_work_unless_it_is_to_be_left_out(place, tmp_path, per_call):
     store = a_damaged_store(place, tmp_path / "store")
     with pytest.raises(BadEvent, match="cannot read its bytes") as error:
-        inferred(place, tmp_path / "out", 3, store=str(store))
+        inferred(place, tmp_path / "out", 3, store=str(store), events_per_call=per_call)
     assert (error.value.event, error.value.file) == ("000000001", str(store / event_file_name("000000001")))
     assert not (tmp_path / "out" / "scores.json").exists()
 

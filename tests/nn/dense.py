@@ -41,20 +41,21 @@ def node_stage(stage, tables, key=None):
 
 
 def interaction_network(model, features, edge_features, src, dst, key=None):
-    """Logits of all edges; with a key, numbers are dropped as in training."""
+    """Logits of all edges; with a key, numbers are dropped as in training, and all readouts are there if several."""
 
     def of(*which):
         return None if key is None else key_of(key, *which)
 
+    logits = []
     x = mlp(model.node_encoder.mlp, features, of("node encoder"))
     e, at_dst, at_src = edge_stage(model.edge_encoder, x, edge_features, src, dst, of("edge encoder"))
-    if model.node_first:
-        for position, (node, edge) in enumerate(zip(model.node_stages, model.edge_stages, strict=True)):
-            x = node_stage(node, [x, at_dst, at_src], of("nodes", position))
-            e, at_dst, at_src = edge_stage(edge, x, e, src, dst, of("edges", position))
-        return mlp(model.head.mlp, torch.cat([x[src], x[dst], e], dim=1), of("head"))[:, 0]
     for position, edge in enumerate(model.edge_stages):
-        e, at_dst, at_src = edge_stage(edge, x, e, src, dst, of("edges", position))
-        if position < len(model.node_stages):
+        if model.node_first:
             x = node_stage(model.node_stages[position], [x, at_dst, at_src], of("nodes", position))
-    return mlp(model.head.mlp, e, of("head"))[:, 0]
+        e, at_dst, at_src = edge_stage(edge, x, e, src, dst, of("edges", position))
+        is_last = position == len(model.edge_stages) - 1
+        rows = torch.cat([x[src], x[dst], e], dim=1) if model.node_first else e
+        logits.append(mlp(model.head.mlp, rows, of("head") if is_last else of("head", position))[:, 0])
+        if not model.node_first and not is_last:
+            x = node_stage(model.node_stages[position], [x, at_dst, at_src], of("nodes", position))
+    return torch.stack(logits) if key is not None and model.num_readouts > 1 else logits[-1]

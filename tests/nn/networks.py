@@ -18,7 +18,7 @@ class Answer:
     """What a network makes of an event.
 
     Attributes:
-        logits: Of all edges, in global order.
+        logits: Of all edges, in global order, [num_edges] or [readouts, num_edges].
         gradients: Of every parameter, by name, for an upstream gradient that is a function of the edge.
     """
 
@@ -54,13 +54,19 @@ def upstream(event, dtype=torch.float64):
     return torch.rand(event.graph.num_edges, dtype=torch.float64, generator=generator).to(dtype)
 
 
+def pull(logits, upstream):
+    """Back from logits, given the gradient of those of one readout; that of each further one is as much larger."""
+    factors = torch.arange(1, len(torch.atleast_2d(logits)) + 1, dtype=upstream.dtype, device=upstream.device)
+    logits.backward((factors[:, None] * upstream).view_as(logits))
+
+
 def forward_and_back(world, event, grouping="random", key=None, dtype=torch.float64, device="cpu", **flags):
     """Global ids of the local edges, whether they are owned, their logits, and the gradients summed over ranks."""
     part = event.part(world.transport, event.grouping(grouping, world.size, seed=world.size), dtype, device=device)
     model = network(event, dtype, **flags).to(device)
     sink = model.gradients()
     logits = model(part.graph, part.halo, key)
-    logits.backward(upstream(event, dtype)[torch.from_numpy(part.graph.plan.edge_ids)].to(device))
+    pull(logits, upstream(event, dtype)[torch.from_numpy(part.graph.plan.edge_ids)].to(device))
     assert sink.reduce(world.transport) == 0
     plan = part.graph.plan
     gradients = {name: parameter.grad.cpu() for name, parameter in model.named_parameters()}
@@ -69,12 +75,12 @@ def forward_and_back(world, event, grouping="random", key=None, dtype=torch.floa
 
 def whole(event, found, copies_agree=True):
     """The one answer of what all ranks found, who must have the same gradients and, of a cut edge, the same logit."""
-    logits = np.full(event.graph.num_edges, np.nan, found[0][2].dtype)
+    logits = np.full((*found[0][2].shape[:-1], event.graph.num_edges), np.nan, found[0][2].dtype)
     for ids, owned, theirs, gradients in found:
-        logits[ids[owned]] = theirs[owned]
+        logits[..., ids[owned]] = theirs[..., owned]
         assert sha(*gradients.values()) == sha(*found[0][3].values()), "gradients of two ranks"
     for ids, _, theirs, _ in found if copies_agree else ():
-        assert np.array_equal(logits[ids], theirs), "logits of two copies of an edge"
+        assert np.array_equal(logits[..., ids], theirs), "logits of two copies of an edge"
     return Answer(torch.from_numpy(logits), found[0][3])
 
 
@@ -95,7 +101,7 @@ def by_formula(event, key=None, **flags):
         logits = model.module(features, torch.stack([src, dst]), edge_features)
     else:
         logits = dense.interaction_network(model, *tables(event), key)
-    logits.backward(upstream(event))
+    pull(logits, upstream(event))
     gradients = {
         name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         for name, parameter in model.named_parameters()

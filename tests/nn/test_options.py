@@ -22,9 +22,11 @@ OPTIONS = {
     "dropout": {"dropout": 0.2},
     "recompute": {"recompute_every": 1},
     "shared": {"shared_weights": True},
+    "readouts": {"readouts": "all"},
 }
 PAIRS = [(one, other) for one, other in itertools.combinations(OPTIONS, 2) if not OPTIONS[one].keys() & OPTIONS[other]]
 KEY = 7
+IN_TRAINING = {"dropout", "readouts"}
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +40,7 @@ def test_options_are_their_formulas_with_all_gradients(event, names, order):
     flags = {"order": order, "graph_iters": 3}
     for name in names:
         flags |= OPTIONS[name]
-    key = KEY if "dropout" in names else None
+    key = KEY if IN_TRAINING & set(names) else None
     expected = networks.by_formula(event, key, **flags)
     found = networks.on_ranks(event, 2, key=key, **flags)
     assert networks.distance(found, expected) < 1e-10
@@ -50,7 +52,7 @@ def test_with_any_options_all_ranks_have_one_hash(event, names, kind):
     flags = {"graph_iters": 3, "order": "node-first" if len(names) == 1 else "edge-first", **kind}
     for name in names:
         flags |= OPTIONS[name]
-    key = KEY if "dropout" in names else None
+    key = KEY if IN_TRAINING & set(names) else None
     found = {networks.on_ranks(event, ranks, dtype=torch.float32, key=key, **flags).sha for ranks in (1, 2, 3)}
     assert len(found) == 1
 

@@ -2,6 +2,7 @@
 
 import threading
 import weakref
+from collections import Counter
 
 import networks
 import numpy as np
@@ -14,6 +15,7 @@ from tiled import TiledEvent, sha
 from domainpar.nn import stages, tilewise
 from domainpar.nn.gradients import GradientSink
 from domainpar.nn.interaction import InteractionNetwork
+from domainpar.parallel import tables
 from domainpar.parallel.halo import CompleteHalo
 from domainpar.testing import run_ranks
 
@@ -34,7 +36,11 @@ def event():
 
 @pytest.mark.parametrize(
     "flags",
-    [slow({}, id="plain"), pytest.param({"dropout": 0.3, "products": torch.bfloat16}, id="dropout and bf16")],
+    [
+        slow({}, id="plain"),
+        pytest.param({"dropout": 0.3, "products": torch.bfloat16}, id="dropout and bf16"),
+        pytest.param({"dropout": 0.3, "readouts": "all"}, id="dropout and all readouts"),
+    ],
 )
 @pytest.mark.parametrize("order", ORDERS)
 def test_bits_are_those_of_a_network_that_keeps_everything(event, order, flags):
@@ -224,6 +230,50 @@ def _kept_without_gradients(world, event, flags):
     return kept.count("layers")
 
 
+class Lent:
+    """The bytes of the tables that are there, and the most that ever were, by rank."""
+
+    def __init__(self):
+        self.now, self.most = Counter(), Counter()
+
+    def lend(self, size):
+        rank, block = threading.get_ident(), np.empty(size, np.uint8)
+        self.now[rank] += size
+        self.most[rank] = max(self.now[rank], self.most[rank])
+        weakref.finalize(block, self.now.subtract, {rank: size})
+        return block
+
+
+def _bytes_without_gradients(world, event, lent, flags):
+    """The most bytes of tables in a pass, and those still there after it; sizes of the part."""
+    part = event.part(world.transport, event.grouping("random", world.size, seed=1), torch.float32)
+    plan, pairs = part.graph.plan, len(part.graph.tiles.pair_rows)
+    model = networks.network(event, torch.float32, **flags)
+    with torch.no_grad():
+        logits = model(part.graph, part.halo)
+    rank = threading.get_ident()
+    return lent.most[rank], lent.now[rank] - logits.nbytes, (plan.num_local, plan.num_owned, plan.num_edges + pairs)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3])
+@pytest.mark.parametrize("every", [None, 2])
+@pytest.mark.parametrize(("order", "taking"), [("edge-first", 2), ("node-first", 1)])
+def test_without_a_backward_pass_no_state_is_held_that_has_been_replaced(
+    event, order, taking, every, num_ranks, monkeypatch
+):
+    """At most: states of edges and of nodes, products of the latter, sums at nodes, and partial sums of pairs.
+
+    Edge-first, two perceptrons take node states in the first pass.
+    """
+    lent = Lent()
+    monkeypatch.setattr(tables, "_kept", lent)
+    flags = {"order": order, "graph_iters": 4, "recompute_every": every}
+    for most, after, (local, owned, others) in run_ranks(_bytes_without_gradients, num_ranks, event, lent, flags):
+        expected = 4 * 16 * ((1 + 2 * taking) * local + 2 * owned + others)
+        assert expected <= most <= expected + 10 * tables.ALIGNMENT
+        assert after <= tables.ALIGNMENT
+
+
 @pytest.mark.parametrize(
     "flags",
     [
@@ -232,8 +282,12 @@ def _kept_without_gradients(world, event, flags):
         {"residual": True, "activation": "silu", "aggregate": "root"},
         {"layers": 1, "activation": "tanh"},
         {"layers": 3, "shared_weights": True},
+        {"readouts": "all"},
     ],
-    ids=["plain", "dropout and bf16", "residual, silu and root", "one layer", "shared weights, three layers"],
+    ids=[
+        *("plain", "dropout and bf16", "residual, silu and root", "one layer", "shared weights, three layers"),
+        "all readouts",
+    ],
 )
 @pytest.mark.parametrize("order", ORDERS)
 def test_layers_that_are_kept_change_no_bit(event, order, flags, monkeypatch):

@@ -15,7 +15,7 @@ from domainpar.events.store import EventStore, event_file_name, write_event, wri
 from domainpar.parallel.presence import guard
 from domainpar.parallel.transport import RanksFailed
 from domainpar.reco.scorer import Scorer
-from domainpar.reco.scores import score_event
+from domainpar.reco.scores import score_events
 from domainpar.testing import run_ranks
 
 
@@ -35,10 +35,12 @@ def ids_as_logits(graph, halo):
     return torch.from_numpy(graph.plan.edge_ids.astype(np.float32) + 1)
 
 
-def scored(world, store, directory, finish):
+SCORE_BY_IDS = partial(score_events, ids_as_logits)
+
+
+def scored(world, store, directory, finish, score=SCORE_BY_IDS, **options):
     """Events by round, in the order in which every rank heard of them."""
-    score = partial(score_event, ids_as_logits)
-    scorer = Scorer(score, store, world, directory, finish, judge=lambda event, scores: None)
+    scorer = Scorer(score, store, world, directory, finish, judge=lambda event, scores: None, **options)
     return [[outcome.scored.event for outcome in outcomes] for outcomes in scorer.rounds(store.events())]
 
 
@@ -66,6 +68,38 @@ def test_every_rank_finishes_an_event_of_its_own_and_all_hear_of_each_in_the_sam
     of_rank = Counter(rank for rank, _ in finished).values()
     assert max(of_rank) - min(of_rank) <= 1
     assert len(of_rank) == min(7, num_ranks)
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "domain_size", "per_call", "calls"),
+    [(1, None, 3, [3, 3, 1]), (2, None, 3, [3, 3, 1]), (2, 1, 8, [4, 3]), (4, 2, 2, [2, 2, 2, 1])],
+)
+def test_several_events_of_like_size_are_one_call_and_finished_by_one_rank(
+    tmp_path, store, num_ranks, domain_size, per_call, calls
+):
+    called, finished = [], []
+
+    def score(events, transport, root):
+        if transport.rank == 0:
+            called.append([event.event_id for event in events])
+        return score_events(ids_as_logits, events, transport, root=root)
+
+    def run(world):
+        def finish(event, scores):
+            finished.append((event.event_id, world.rank))
+            return scores
+
+        return scored(world, store, tmp_path, finish, score, events_per_call=per_call)
+
+    first, *others = run_ranks(run, num_ranks, domain_size=domain_size)
+    assert others == [first] * (num_ranks - 1)
+    by_size = [f"{event:09d}" for event in reversed(range(7))]
+    assert [event for outcomes in first for event in outcomes] == by_size
+    assert sorted(called, reverse=True) == [by_size[sum(calls[:i]) :][:count] for i, count in enumerate(calls)]
+    rank_of = dict(finished)
+    assert sorted(rank_of) == sorted(event for event, _ in finished) == sorted(by_size)
+    assert all(len({rank_of[event] for event in events}) == 1 for events in called)
+    assert set(rank_of.values()) == set(range(min(num_ranks, len(calls))))
 
 
 @pytest.mark.parametrize("failing", [0, 1])

@@ -12,10 +12,11 @@ from random_events import random_assignment, random_event
 
 from domainpar.events.store import StoredEvent, event_file_name, write_event
 from domainpar.nn.interaction import InteractionNetwork
+from domainpar.nn.program import set_threads
 from domainpar.parallel.part_loading import load_part, sector_of_tiles
 from domainpar.parallel.world import World
 from domainpar.plan import build_plans
-from domainpar.reco.scores import gather_scores, score_event
+from domainpar.reco.scores import gather_scores, score_event, score_events
 from domainpar.testing import run_ranks
 
 NUM_TILES = 12
@@ -72,6 +73,84 @@ def test_every_edge_has_the_logit_of_one_rank_at_the_users_place(tmp_path, num_r
     assert np.array_equal(scores.edge_index, graph.edge_index)
     assert scores.edge_scored.all()
     assert scores.num_unscored == 0
+
+
+ALIKE = ("event_id", "hit_id", "edge_index", "edge_logit", "edge_score", "edge_scored")
+
+
+def assert_same_scores(scores, expected):
+    for name in ALIKE:
+        found, wanted = getattr(scores, name), getattr(expected, name)
+        assert found == wanted if name == "event_id" else found.dtype == wanted.dtype and np.array_equal(found, wanted)
+    assert scores.edge_logit.tobytes() == expected.edge_logit.tobytes()
+
+
+@pytest.fixture
+def several(tmp_path):
+    """Events of unlike size and number of tiles, one of them without an edge."""
+    sizes = ((5, 150, 700, NUM_TILES), (6, 40, 90, 3), (7, 20, 0, 2), (8, 151, 701, NUM_TILES))
+    events = [
+        stored(tmp_path, random_event(seed, nodes, edges), random_assignment(seed, nodes, tiles), tiles)
+        for seed, nodes, edges, tiles in sizes
+    ]
+    yield events
+    for event in events:
+        event.close()
+
+
+@pytest.mark.parametrize(
+    ("network_flags", "flags"),
+    [
+        ({}, {}),
+        ({"order": "node-first", "aggregate": "mean"}, {"grouping": "random", "dtype": torch.float64}),
+        ({"products": torch.bfloat16, "recompute_every": 1}, {"grouping": "metis"}),
+        ({}, {"num_sectors": 3}),
+    ],
+    ids=["plain", "node-first", "bf16", "naive"],
+)
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_events_of_one_call_have_the_bits_of_calls_of_their_own(several, num_ranks, network_flags, flags):
+    made = InteractionNetwork(3, 6, hidden=16, graph_iters=2, dtype=flags.get("dtype", torch.float32), **network_flags)
+    calls = []
+
+    def model(graph, halo):
+        calls.append(graph.num_edges)
+        return made(graph, halo)
+
+    def joined(world):
+        set_threads(1 + world.rank % 2)
+        try:
+            return score_events(model, several, world.domain, root=num_ranks - 1, **flags)
+        finally:
+            set_threads(1)
+
+    def alone(world):
+        return [score_event(made, event, world.domain, **flags) for event in several]
+
+    (expected,) = run_ranks(alone, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        *others, scores = run_ranks(joined, num_ranks)
+    assert others == [None] * (num_ranks - 1)
+    assert len(calls) == num_ranks * flags.get("num_sectors", 1)
+    for found, wanted in zip(scores, expected, strict=True):
+        assert_same_scores(found, wanted)
+        assert wanted.edge_scored.all() == ("num_sectors" not in flags or wanted.num_edges == 0)
+    assert sum(found.num_edges for found in scores) == 700 + 90 + 701
+
+
+def test_a_sum_over_a_whole_graph_would_mix_the_events_of_a_call(several):
+    """Why networks that may have one are refused."""
+    made = network()
+
+    def with_a_norm(graph, halo):
+        logits = made(graph, halo)
+        return logits - logits.mean()
+
+    world = World.alone()
+    alone = score_event(with_a_norm, several[0], world.domain)
+    joined, *_ = score_events(with_a_norm, several, world.domain)
+    assert not np.array_equal(joined.edge_logit, alone.edge_logit)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])

@@ -11,7 +11,7 @@ from random_events import random_event
 from random_store import write_graph
 
 from domainpar.events.store import EventStore, write_manifest
-from domainpar.reco.scores import score_event
+from domainpar.reco.scores import score_events
 from domainpar.testing import run_ranks
 from domainpar.training.sampler import samples_of
 
@@ -37,13 +37,13 @@ def _calls(world, path):
     store, trainer = EventStore(path), watched.trainer_of(path, world, check_replicas_every=1)
     for_training, others = (samples_of(store.events(split), None) for split in ("train", "val"))
     score = partial(
-        score_event, trainer.model, num_sectors=None, grouping="contiguous", device=world.device, dtype=torch.float32
+        score_events, trainer.model, num_sectors=None, grouping="contiguous", device=world.device, dtype=torch.float32
     )
     with store.open(store.events()[0]) as event:
         works = {
             ("training", "a step"): lambda: trainer.step(for_training, 0),
             ("training", "an evaluation"): lambda: trainer.evaluate(others, 1),
-            ("reco", "scores"): lambda: score(event, world.domain),
+            ("reco", "scores"): lambda: score([event], world.domain),
         }
         for work in works.values():
             work()

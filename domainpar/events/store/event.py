@@ -128,6 +128,11 @@ class StoredEvent:
         self._joining_ptr = np.concatenate([[0], np.cumsum(self._joining)])
 
     @property
+    def events(self) -> tuple[StoredEvent, ...]:
+        """This one, as `JoinedEvents` has several."""
+        return (self,)
+
+    @property
     def sha256(self) -> str:
         """Hash of the file, from the manifest or else computed."""
         if self._sha256 is None:
