@@ -51,7 +51,7 @@ def chain(head, dtype, products=None):
     made = [
         EdgeStage(MLP(2 * WIDTH + COLUMNS, (WIDTH, WIDTH), generator), products),
         EdgeStage(MLP(3 * WIDTH, (32, WIDTH), generator, last_activation="none"), products, True, "root"),
-        EdgeStage(MLP(3 * WIDTH if takes_nodes else WIDTH, widths, generator, plain_output=True), products),
+        EdgeStage(MLP(3 * WIDTH if takes_nodes else WIDTH, widths, generator, readout=True), products),
     ]
     return torch.nn.ModuleList(made).to(dtype)
 
@@ -207,7 +207,7 @@ def network_of_nodes(widths, dtype):
         NodeStage(MLP(3, (16,), generator)),
         EdgeStage(MLP(2 * 16 + 6, (16, 16), generator), aggregate="mean"),
         NodeStage(MLP(3 * 16, (16, 16), generator), residual=True),
-        NodeStage(MLP(16 + 3, widths, generator, plain_output=True)),
+        NodeStage(MLP(16 + 3, widths, generator, readout=True)),
     ]
     return torch.nn.ModuleList(made).to(dtype)
 
