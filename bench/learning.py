@@ -56,6 +56,7 @@ VARIANTS = {
     "mean": "aggregate=mean",
     "silu": "activation=silu",
     "features as they are": "no-standardise",
+    "all readouts": "readouts=all",
     "rate 6e-3": "lr=6e-3",
     "3 iterations": "graph-iters=3",
     "6 iterations": "graph-iters=6",

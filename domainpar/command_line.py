@@ -17,7 +17,7 @@ from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_ty
 
 import yaml
 
-from domainpar.config import ConfigError, Group, InferConfig, PrepareConfig, TrainConfig, flag, groups, title
+from domainpar.config import ON_STAGES, ConfigError, Group, InferConfig, PrepareConfig, TrainConfig, flag, groups, title
 from domainpar.config.acorn import converted
 from domainpar.config.texts import loaded_yaml
 from domainpar.parallel.launcher import started_as_root
@@ -222,8 +222,11 @@ class _Command:
 
     def read_run(self, run: Path, own_model: bool = False) -> dict[str, Any]:
         """The values that a run began with: those of its file, below them what runs did before there was a flag."""
-        before = {"standardise": False, "residual": False, "aggregate": "sum"}
-        return before | self.read_file(_settings_of_run(run), own_model)
+        values = self.read_file(_settings_of_run(run), own_model)
+        before: dict[str, Any] = {"standardise": False}
+        if values.get("model", ON_STAGES[0]) in ON_STAGES:
+            before |= {"residual": False, "aggregate": "sum"}
+        return before | values
 
     def _refuse_unknown_keys(self, path: Path, unknown: Sequence[str]) -> NoReturn:
         lists_them = f"{self._help} lists those of {self.name}"

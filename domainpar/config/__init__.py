@@ -19,10 +19,10 @@ from domainpar.config.texts import (
     parse_weighting,
     target_conditions,
 )
-from domainpar.config.train import MODELS, ON_STAGES, Network, TrainConfig
+from domainpar.config.train import BITWISE, MODELS, ON_STAGES, Network, TrainConfig
 
 __all__ = [
-    "MODELS", "ON_STAGES", "OWN_MODEL", "ConfigError", "DoctorConfig", "Group", "InferConfig", "Network",
+    "BITWISE", "MODELS", "ON_STAGES", "OWN_MODEL", "ConfigError", "DoctorConfig", "Group", "InferConfig", "Network",
     "PrepareConfig", "ReportConfig", "TrainConfig", "conditions_of", "flag", "groups", "is_code", "parse_layer_pairs",
     "parse_names", "parse_numbers", "parse_weighting", "resolved_yaml", "session_arguments", "target_conditions",
     "title",

@@ -9,9 +9,11 @@ from domainpar.config.ranks import BadEvents, Launch, Ranks
 from domainpar.config.texts import parse_weighting, target_conditions
 from domainpar.nn import COLUMN_BLOCK
 
-# Networks by name. The first two are built on stages; `nn.catalogue` makes them all.
+# Networks by name; `nn.catalogue` makes them all. The first two have all options of a network; those and the next are
+# built on stages.
 ON_STAGES = ("interaction", "interaction-node-first")
-MODELS = (*ON_STAGES, "agnn", "mpnn", "gcn", "resin", "acorn", "acorn2")
+BITWISE = (*ON_STAGES, "agnn", "mpnn", "acorn")
+MODELS = (*BITWISE, "gcn", "resin", "acorn2")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +57,7 @@ class Network(Group):
     """The network"""
 
     model: str = "interaction"
-    """interaction, interaction-node-first (the same bits on any number of ranks); agnn, mpnn, gcn, resin, acorn, acorn2
+    """interaction, interaction-node-first, agnn, mpnn, acorn (the same bits on any number of ranks); gcn, resin, acorn2
     (to rounding); or your own, package.module:factory."""
 
     hidden: int = 64
@@ -68,13 +70,17 @@ class Network(Group):
     """Use the same weights in every iteration."""
 
     residual: bool = True
-    """Update states in each iteration instead of replacing them; of networks on stages."""
+    """Update states in each iteration instead of replacing them; of interaction networks."""
 
     aggregate: Literal["sum", "mean", "root"] = "root"
-    """Sums of edges at nodes: as they are, or divided by their number or its root; of networks on stages."""
+    """Sums of edges at nodes: as they are, or divided by their number or its root; of interaction networks."""
 
     activation: Literal["relu", "silu", "tanh"] = "relu"
-    """Activation of hidden layers; of networks on stages."""
+    """Activation of hidden layers; of interaction networks."""
+
+    readouts: Literal["last", "all"] = "last"
+    """Logits that training learns from: after the last iteration, or after all, with the mean of their losses (deep
+    supervision, auxiliary losses); scores are those after the last. Of networks on stages."""
 
     dropout: float = 0.0
     """Probability with which a number of a hidden layer is dropped in training."""
@@ -91,7 +97,7 @@ class Network(Group):
 
     @property
     def standardises(self) -> bool:
-        """Whether the network standardises features: those on stages can."""
+        """Whether the network standardises features: interaction networks can."""
         return self.standardise and self.model in ON_STAGES
 
     def check(self) -> None:
@@ -111,7 +117,7 @@ class Network(Group):
         self._bounded("dropout", below=1)
         if self.precision == "bf16" and self.dtype == "float64":
             raise ConfigError("--precision bf16 and --dtype float64 exclude each other", "drop one of them")
-        if self.model in ON_STAGES and (extra := self.hidden % COLUMN_BLOCK):
+        if self.model in BITWISE and (extra := self.hidden % COLUMN_BLOCK):
             nearest = sorted({max(self.hidden - extra, COLUMN_BLOCK), self.hidden - extra + COLUMN_BLOCK})
             raise ConfigError(
                 f"--hidden is {self.hidden}, not a multiple of {COLUMN_BLOCK}: "
@@ -148,8 +154,9 @@ class Learning(Group):
     warmup_epochs: int | None = None
     """The same in epochs, in place of --warmup."""
 
-    lr_schedule: Literal["constant", "cosine", "step"] = "cosine"
-    """Learning rate after the warm-up. cosine: down to 0 at the end of the epochs. step: times 0.9 every 10 epochs."""
+    lr_schedule: Literal["constant", "trapezoid", "cosine", "step"] = "cosine"
+    """Learning rate after the warm-up. trapezoid: falls linearly to 0 in the last fifth of the steps. cosine: down to 0
+    at the end of the epochs. step: times 0.9 every 10 epochs."""
 
     def check(self) -> None:
         """Refuse numbers an optimiser cannot use."""

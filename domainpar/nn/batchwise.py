@@ -39,15 +39,16 @@ def _through(mlp: MLP, product: Tensor, products: torch.dtype | None, noise: Noi
     Args:
         mlp: The perceptron.
         product: Result of the first layer's product, [rows, out].
-        products: Type of the later products, but for a plain output, if not that of the parameters.
+        products: Type of the later products, but for a readout, if not that of the parameters.
         noise: Dropout of hidden layers.
         which: Rows of the table that these are.
     """
     rows = product
     for position, (linear, norm, activation) in enumerate(mlp.layers):
         if position:
-            # A plain output has no norm after it, and keeps the parameters' type: losses are made of it.
-            kind = products if norm is not None and products is not None else linear.weight.dtype
+            # A readout keeps the parameters' type: losses are made of it.
+            reads = mlp.readout and position == len(mlp.layers) - 1
+            kind = products if products is not None and not reads else linear.weight.dtype
             rows = F.linear(rows.to(kind), linear.weight.to(kind)).to(linear.weight.dtype)
         rows = rows + linear.bias
         rows = rows if norm is None else norm(rows)
@@ -93,7 +94,7 @@ class NodeBatches(NodeCall):
     def _rows(self, operands: Sequence[Tensor], rows: slice) -> Tensor:
         first = self.mlp.layers[0].linear
         out = _through(self.mlp, F.linear(torch.cat(list(operands), dim=1), first.weight), None, self.noise, rows)
-        return operands[0] + out if self.residual else out
+        return out if self.residual is None else operands[self.residual] + out
 
 
 def _trainable(parameters: Sequence[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
@@ -111,17 +112,16 @@ class EdgeBatches(EdgeCall):
 
     def forward(self, keep: bool = False) -> tuple[EdgeResults, list[Tensor]]:
         exact, num_edges = self.chain[0].exact, self.graph.num_edges
-        states = readout = None
-        if self.updates and (self.keeps or self.aggregate):
-            last = self.updates[-1]
-            states = self.edges.new_empty(num_edges, last.mlp.out_features, dtype=last.kind)
+        states, readout = [], None
+        if self.updates and (self.keeps or (self.aggregate and self.gates != "nodes")):
+            states = [self.edges.new_empty(num_edges, of.mlp.out_features, dtype=of.kind) for of in self._last_updates]
         if self.readout is not None:
             readout = self.edges.new_empty(num_edges, self.readout.mlp.out_features, dtype=exact)
         at_nodes = [_NodeProducts(self, link) for link in self.chain]
 
         def compute(rows: slice, owned: bool) -> None:
             results = self._rows(self.edges[rows], [products.at_edges(rows) for products in at_nodes], rows)
-            for table, made in zip((states, readout), results):
+            for table, made in zip((*states, readout), (*results[0][: len(states)], results[1])):
                 if table is not None and made is not None:
                     table[rows] = made
 
@@ -131,11 +131,16 @@ class EdgeBatches(EdgeCall):
 
         self._each(compute, self.nodes, arrived)
         sums = self.edges.new_empty(self.graph.num_owned, 0, dtype=exact)
-        if self.aggregate is not None and states is not None:
-            sums = _sums_at_ends(states.to(exact), self.graph)
+        gates = None if self.gates is None or readout is None else torch.sigmoid(readout)
+        if self.aggregate is not None:
+            if self.gates == "nodes" and gates is not None and self.nodes is not None:
+                sums = _sums_of_nodes(self.nodes.local, self.nodes.local, self.graph, gates)
+            else:
+                at_dst, at_src = (states[at].to(exact) if states else self.edges.to(exact) for at in (0, -1))
+                sums = _sums_at_ends(at_dst, at_src, self.graph, gates)
             scale = scale_of_sums(self.graph, self.aggregate, sums)
             sums = sums if scale is None else (sums.unflatten(1, (2, -1)) * scale[..., None]).flatten(1)
-        return EdgeResults(states if self.keeps else None, sums, readout), []
+        return EdgeResults(states[0] if self.keeps and states else None, sums, readout), []
 
     def backward(
         self,
@@ -149,18 +154,27 @@ class EdgeBatches(EdgeCall):
         for products in at_nodes:
             products.take_ghosts()
         of_products = [products.empty(self.graph.num_edges) for products in at_nodes]
-        parameters = [_trainable(list(link.mlp.parameters())) for link in self.chain]
+        # Of a perceptron that is there twice, autograd adds up both.
+        parameters = [[] if link.turned else _trainable(list(link.mlp.parameters())) for link in self.chain]
+        gates = self.edges.new_empty(self.graph.num_edges, 1, dtype=self.chain[0].exact)
 
         def compute(rows: slice, owned: bool) -> None:
             operand = self.edges[rows].detach().requires_grad_()
             at_edges = [products.at_edges(rows).requires_grad_() for products in at_nodes]
             with torch.enable_grad():
-                state, readout = self._rows(operand, at_edges, rows)
-            of_state = None if of_edges is None else of_edges[rows].to(self.chain[0].exact)
-            if of_sums is not None:
-                at_ends = _at_both_ends(of_sums.local, self.graph, rows)
-                of_state = at_ends if of_state is None else of_state + at_ends
-            made = [(state, of_state), (readout, None if of_readout is None else of_readout[rows])]
+                states, readout = self._rows(operand, at_edges, rows)
+            made = [(readout, None if of_readout is None else of_readout[rows])]
+            if of_sums is not None and self.gates is not None and readout is not None:
+                with torch.enable_grad():
+                    gate = torch.sigmoid(readout)
+                    made += self._messages(states[0] if states else operand, gate, of_sums.local, rows)
+                gates[rows] = gate.detach()
+            for state, link in zip(states, self._last_updates):
+                of_state = None if of_edges is None else of_edges[rows].to(self.chain[0].exact)
+                if of_sums is not None and self.gates is None:
+                    at_ends = _at_ends(of_sums.local, self.graph, rows, link.way)
+                    of_state = at_ends if of_state is None else of_state + at_ends
+                made.append((state, of_state))
             pairs = [
                 (one, gradient.to(one.dtype)) for one, gradient in made if one is not None and gradient is not None
             ]
@@ -178,27 +192,48 @@ class EdgeBatches(EdgeCall):
         if self.nodes is None:
             return None, of_operand
         backs = [
-            products.back(_sums_at_ends(table, self.graph))
+            products.back(_sums_at_ends(table, table, self.graph))
             for products, table in zip(at_nodes, of_products)
             if products
         ]
-        return torch.stack(backs).sum(dim=0), of_operand
+        if self.gates == "nodes" and of_sums is not None:
+            at_dst, at_src = of_sums.local.chunk(2, dim=1)
+            # What `src` sent came to `dst`, and the other way round.
+            backs += _sums_of_nodes(at_src, at_dst, self.graph, gates).chunk(2, dim=1)
+        return torch.stack(backs).sum(dim=0) if backs else None, of_operand
 
-    def _rows(self, operand: Tensor, at_edges: Sequence[Tensor], rows: slice) -> tuple[Tensor | None, Tensor | None]:
-        """The last states of some edges, and what is read out of them."""
-        state, made, readout = operand, None, None
+    def _messages(self, state: Tensor, gate: Tensor, of_sums: Tensor, rows: slice) -> list[tuple[Tensor, Tensor]]:
+        """The messages of some edges as functions of their gates, and the gradients of these."""
+        if self.gates == "edges":
+            return [(gate * state.to(gate.dtype), _at_ends(of_sums, self.graph, rows))]
+        assert self.nodes is not None
+        src, dst = self.graph.src[rows], self.graph.dst[rows]
+        at_dst, at_src = of_sums.chunk(2, dim=1)
+        return [(gate * self.nodes.local[src], at_dst[dst]), (gate * self.nodes.local[dst], at_src[src])]
+
+    @property
+    def _last_updates(self) -> tuple[Link, ...]:
+        """The perceptrons whose results are summed: the last one that makes states, or that of both ways."""
+        return self.updates[-2:] if self.chain[-1].turned else self.updates[-1:]
+
+    def _rows(self, operand: Tensor, at_edges: Sequence[Tensor], rows: slice) -> tuple[list[Tensor], Tensor | None]:
+        """Results for some edges of the last updates, and what is read out of them."""
+        state, readout = operand, None
+        made: list[Tensor] = []
         for link, at_both in zip(self.chain, at_edges):
+            state = operand if link.turned else state
             first = link.mlp.layers[0].linear
             weight = first.weight[:, first.in_features - state.shape[1] :]
             # Products in the type of the states, all else in that of the parameters.
             product = at_both + F.linear(state, weight.to(state.dtype)).to(weight.dtype)
             results = _through(link.mlp, product, link.products, link.noise, rows)
             results = results + state.to(results.dtype) if link.residual else results
-            if link.mlp.plain:
+            if link.mlp.readout:
                 readout = results
             else:
-                state = made = results.to(link.kind)
-        return made, readout
+                state = results.to(link.kind)
+                made.append(state)
+        return made[-len(self._last_updates) :], readout
 
     def _each(
         self,
@@ -239,7 +274,7 @@ class _NodeProducts:
         self._nodes = call.nodes if link.takes_nodes else None
         weight = link.mlp.layers[0].linear.weight.detach()
         self._width = 0 if self._nodes is None else self._nodes.owned.shape[1]
-        self._weight = torch.cat(weights_at_ends(weight, self._width))
+        self._weight = torch.cat(weights_at_ends(weight, self._width, link.turned))
         self._table = weight.new_empty(0 if self._nodes is None else call.graph.plan.num_local, len(self._weight))
         if self._nodes is not None:
             self._multiply(slice(0, call.graph.num_owned))
@@ -265,7 +300,7 @@ class _NodeProducts:
         """Sum of the products at both ends of each of some edges, [edges, out]; 0 without node states."""
         if self._nodes is None:
             return self._weight.new_zeros(rows.stop - rows.start, len(self._weight) // 2)
-        return _at_both_ends(self._table, self._call.graph, rows)
+        return _at_ends(self._table, self._call.graph, rows)
 
     def back(self, of_products: Tensor) -> Tensor:
         """Gradient of the owned nodes' states, given that of their products, [num_owned, 2 out]."""
@@ -273,23 +308,39 @@ class _NodeProducts:
         first = self._link.mlp.layers[0].linear
         # One partial for all owned nodes, where CPUs give one a tile: it depends on the parts, to rounding.
         at_dst, at_src = (of_products.t() @ self._nodes.local[: self._call.graph.num_owned]).chunk(2)
-        self._link.taker.give([first.weight], [gradient_at_ends(first.weight, at_dst, at_src)])
+        gradient = gradient_at_ends(first.weight, at_dst, at_src, self._link.turned)
+        self._link.taker.give([first.weight], [gradient])
         return of_products @ self._weight
 
 
-def _at_both_ends(table: Tensor, graph: LocalGraph, rows: slice) -> Tensor:
-    """Add up what a table [num_local, 2 width] holds for the two ends of each of some edges."""
-    width = table.shape[1] // 2
-    return table[:, :width].index_select(0, graph.dst[rows]) + table[:, width:].index_select(0, graph.src[rows])
+def _at_ends(table: Tensor, graph: LocalGraph, rows: slice, way: int = kernels.BOTH_ENDS) -> Tensor:
+    """Add up what a table [num_local, 2 width] holds for the two ends of each of some edges, or take that for one."""
+    at_dst, at_src = table.chunk(2, dim=1)
+    if way == kernels.FORTH:
+        return at_dst.index_select(0, graph.dst[rows])
+    if way == kernels.BACK:
+        return at_src.index_select(0, graph.src[rows])
+    return at_dst.index_select(0, graph.dst[rows]) + at_src.index_select(0, graph.src[rows])
 
 
-def _sums_at_ends(rows: Tensor, graph: LocalGraph) -> Tensor:
-    """Sums of edge rows at their `dst`, then at their `src`, [num_owned, 2 width]."""
-    return torch.cat([_sum_at(graph.edges_at_dst, rows), _sum_at(graph.edges_at_src, rows)], dim=1)
+def _sums_at_ends(to_dst: Tensor, to_src: Tensor, graph: LocalGraph, gates: Tensor | None = None) -> Tensor:
+    """Sums of edge rows at `dst`, then of these or others at `src`, [num_owned, 2 width], each times its gate."""
+    at_dst, at_src = _sum_at(graph.edges_at_dst, to_dst, gates), _sum_at(graph.edges_at_src, to_src, gates)
+    return torch.cat([at_dst, at_src], dim=1)
 
 
-def _sum_at(edges: EdgesAtNodes, rows: Tensor) -> Tensor:
+def _sums_of_nodes(from_src: Tensor, from_dst: Tensor, graph: LocalGraph, gates: Tensor) -> Tensor:
+    """Sums at `dst` of what a table of nodes holds for `src`, then at `src` of that for `dst`; both times gates."""
+    at_dst = _sum_at(graph.edges_at_dst, from_src, gates, graph.src)
+    return torch.cat([at_dst, _sum_at(graph.edges_at_src, from_dst, gates, graph.dst)], dim=1)
+
+
+def _sum_at(
+    edges: EdgesAtNodes, rows: Tensor, weights: Tensor | None = None, row_of_edge: Tensor | None = None
+) -> Tensor:
     if len(edges.first) == 0 or len(edges.edges) == 0:
         return rows.new_zeros(len(edges.first), rows.shape[1])  # `embedding_bag` refuses to sum nothing
+    which = edges.edges if row_of_edge is None else row_of_edge[edges.edges]
+    weights = None if weights is None else weights[edges.edges, 0]
     # Each bag is summed in the order of its edges; `index_add` would add by atomics, in any order.
-    return F.embedding_bag(edges.edges, rows, edges.first, mode="sum")
+    return F.embedding_bag(which, rows, edges.first, mode="sum", per_sample_weights=weights)

@@ -69,28 +69,35 @@ class Folded:
 
 
 @torch.no_grad()
-def fold(mlp: MLP, tables: Sequence[Tensor], node_width: int = 0, products: torch.dtype | None = None) -> Folded:
+def fold(
+    mlp: MLP,
+    tables: Sequence[Tensor],
+    node_width: int = 0,
+    products: torch.dtype | None = None,
+    turned: bool = False,
+) -> Folded:
     """Fold a perceptron over `[x_src, x_dst, table_1, table_2, ...]`.
 
     Args:
         mlp: The perceptron.
         tables: Tables whose rows come in; their products are computed in their type.
         node_width: Width of node states at either end, 0 for none.
-        products: Type of later layers' products, if not that of the parameters; a plain output keeps the latter.
+        products: Type of later layers' products, if not that of the parameters; a readout keeps the latter.
+        turned: Whether it takes edges turned round, `[x_dst, x_src, ...]`.
 
     Raises:
-        ValueError: If node states come into a perceptron that is a plain output alone.
+        ValueError: If node states come into a perceptron that is a readout alone.
     """
-    if node_width and mlp.plain and len(mlp.linears) == 1:
-        raise ValueError("a plain output alone cannot take node states; give the perceptron a hidden layer.")
+    if node_width and mlp.readout and len(mlp.linears) == 1:
+        raise ValueError("a readout alone cannot take node states; give the perceptron a hidden layer.")
     layers = mlp.layers
     weights = [layer.linear.weight for layer in layers]
     exact, widths = weights[0].dtype, tuple(table.shape[1] for table in tables)
     inputs = weights[0][:, 2 * node_width :].split(widths, dim=1) if widths else ()
     later = [products or exact] * len(weights[1:])
-    if later and mlp.plain:
+    if later and mlp.readout:
         later[-1] = exact
-    ends = torch.cat([_pad(weight) for weight in weights_at_ends(weights[0], node_width)])
+    ends = torch.cat([_pad(weight) for weight in weights_at_ends(weights[0], node_width, turned)])
     return Folded(
         mlp,
         node_width,
@@ -128,9 +135,8 @@ def _constants(layer: PerceptronLayer, dropout: float) -> Tensor:
     table = layer.linear.bias.new_zeros(NUM_CONSTANTS, padded(out, COLUMN_BLOCK))
     table[kernels.BIAS, :out] = layer.linear.bias
     if layer.norm is not None:
-        table[kernels.SCALE], table[kernels.SHIFT], table[kernels.EPS] = (
-            layer.norm.weight, layer.norm.bias, layer.norm.eps
-        )  # fmt: skip
+        table[kernels.SCALE], table[kernels.SHIFT] = layer.of_norm or (1, 0)
+        table[kernels.EPS] = layer.norm.eps
     table[kernels.KEPT] = 1.0 / (1.0 - dropout)
     return table
 
@@ -142,12 +148,14 @@ class AtEnds(NamedTuple):
         src, dst: Local rows of the two ends of each edge.
         pair: Its (tile, `src`) pair or -1.
         num_owned: Owned nodes.
+        way: At which ends results are summed, see `kernels.BOTH_ENDS`.
     """
 
     src: Operand = NOTHING
     dst: Operand = NOTHING
     pair: Operand = NOTHING
     num_owned: int = 0
+    way: int = kernels.BOTH_ENDS
 
     @classmethod
     def of(cls, src: IntArray, dst: IntArray, pair: IntArray, num_owned: int) -> AtEnds:
@@ -347,6 +355,11 @@ class Perceptron:
             yield from (numbers(noise.ids), noise.key_of_layer(layer), threshold_of(noise.rate))
         yield from (self._rows[layer], self._inverse[layer], self._totals, gradient, *self._ends, *sums)
 
+    @property
+    def readout(self) -> Operand:
+        """Results of a readout, [STRIP, padded out], until it goes `backward`."""
+        return self._rows[-1]
+
     # --- back --------------------------------------------------------------------------------------------------------
 
     def take_partials(self, partials: Partials) -> None:
@@ -357,9 +370,10 @@ class Perceptron:
         for weight, parameter in zip(folded.later, later):
             self._of_weights.append([partials.take(*weight.forward.shape, parameter)])
         self._of_constants = []
-        for (linear, norm, _), constants in zip(self._layers, folded.constants):
-            of_norm = (linear.bias, linear.bias) if norm is None else (norm.weight, norm.bias)
-            self._of_constants.append(partials.take(3, constants.shape[1], linear.bias, *of_norm))
+        for layer, constants in zip(self._layers, folded.constants):
+            bias = layer.linear.bias
+            of_norm = layer.of_norm or (bias, bias)
+            self._of_constants.append(partials.take(3, constants.shape[1], bias, *of_norm))
         self._partials = partials
 
     def backward(
@@ -436,7 +450,8 @@ class Perceptron:
         folded = self._folded
         of_linears: list[IntArray] = []
         of_norms: list[IntArray] = []  # a perceptron's parameters are those of all linear layers, then of all norms
-        for layer, (module, norm, _) in enumerate(self._layers):
+        for layer, of_layer in enumerate(self._layers):
+            module = of_layer.linear
             out, width = module.out_features, folded.constants[layer].shape[1]
             widths = folded.widths if layer == 0 else (module.in_features,)
             whole = np.zeros((2, *module.weight.shape), np.int64)
@@ -448,5 +463,61 @@ class Perceptron:
             first = self._of_constants[layer]
             bias, scale, shift = limbs[:, first : first + 3 * width].reshape(2, 3, width)[:, :, :out].swapaxes(0, 1)
             of_linears += [whole.reshape(2, -1), bias]
-            of_norms += [] if norm is None else [scale, shift]
+            of_norms += [scale, shift] if of_layer.of_norm else []
         taker.give_limbs(list(folded.mlp.parameters()), [*of_linears, *of_norms], rejected, largest)
+
+
+class Gate:
+    """Sums of messages, weighted by the sigmoid of each edge's score, in a program.
+
+    Args:
+        program: Gets their operations.
+        scores: In the first column, [rows, 16].
+        ends: Ends of the edges.
+        rows: What is sent both ways; nothing: the state of the node at the other end.
+        nodes: States of nodes, [num_local, width].
+    """
+
+    def __init__(
+        self, program: Program, scores: Operand, ends: AtEnds, rows: Operand = NOTHING, nodes: Operand = NOTHING
+    ) -> None:
+        self._program, self._scores, self._ends, self._rows, self._nodes = program, scores, ends, rows, nodes
+        self._kind = rows.dtype if rows.width else scores.dtype
+        self._memory = program.room(1, COLUMN_BLOCK, scores.dtype)
+
+    @property
+    def width(self) -> int:
+        """Columns of a message."""
+        return self._rows.width or self._nodes.width
+
+    def forward(self, sums: SumsAt) -> None:
+        """Sum the messages."""
+        kernel = operations.sum_gated(self.width, self._scores.dtype, self._kind)
+        self._program.add(kernel, *self._sent, *[NOTHING] * 6, *self._ends, *sums)
+
+    def backward(self, given: Operand, of_sums: Operand, of_rows: Operand, of_nodes: SumsAt) -> Operand:
+        """Back, after `forward` of the same strip.
+
+        Args:
+            given: Gradient of the scores from elsewhere, [rows, 1]; may be nothing.
+            of_sums: Gradient of the sums, [num_local, 2 width].
+            of_rows: That of the rows is added to it; nothing: it is not needed, or nodes were sent.
+            of_nodes: Where that of node states is summed, if those were sent.
+
+        Returns:
+            The whole gradient of the scores, [STRIP, 16].
+        """
+        program, exact = self._program, self._scores.dtype
+        of_scores = program.room(STRIP, COLUMN_BLOCK, exact)
+        if given.width:
+            operations.copy(program, given, of_scores)
+        else:
+            operations.clear_rows(program, of_scores)
+        kernel = operations.sum_gated_back(self.width, exact, self._kind, of_rows.dtype if of_rows.width else exact)
+        gradients = (of_sums, of_scores, of_rows)
+        program.add(kernel, *self._sent, *gradients, *[NOTHING] * 3, *self._ends, *of_nodes)
+        return of_scores
+
+    @property
+    def _sent(self) -> tuple[Operand, ...]:
+        return self._scores, self._memory, self._rows, self._nodes

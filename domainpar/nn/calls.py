@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from domainpar.nn.gradients import TakesGradients
+from domainpar.nn.kernels import BACK, BOTH_ENDS
 from domainpar.nn.mlp import MLP
 from domainpar.nn.noise import Noise
 from domainpar.parallel.halo import Spread
@@ -23,6 +24,10 @@ GHOST_ROWS = 4096  # in one product; no bit depends on it
 
 Aggregate = Literal["sum", "mean", "root"]
 """Sums at nodes as they are, divided by the number of edges, or by its square root."""
+
+
+Gates = Literal["edges", "nodes"]
+"""Messages that the sigmoid of an edge's score weighs: its state, both ways, or the node state at the other end."""
 
 
 def pieces_of(first: int, stop: int) -> IntArray:
@@ -71,7 +76,7 @@ class NodeCall(ABC):
         mlp: Takes `[table_1, table_2, ...]`.
         nodes: The nodes.
         tables: Their states, [count, width] each.
-        residual: Whether the results are added to the first table.
+        residual: Number of the table to which the results are added; None: to none.
         key: Of the random numbers of this call; None: nothing is dropped.
         made: What forward made for backward to use again, such as weights as kernels take them.
     """
@@ -79,7 +84,7 @@ class NodeCall(ABC):
     mlp: MLP
     nodes: NodeRows
     tables: Sequence[Tensor]
-    residual: bool = False
+    residual: int | None = None
     key: int | None = None
     made: list[Any] = field(default_factory=list)
 
@@ -116,6 +121,9 @@ class Link(NamedTuple):
         residual: Whether its results are added to the edge states that come in.
         products: Type of edge states and of their products, if not that of the parameters.
         noise: Dropout of its hidden layers.
+        gates: What the sigmoid of its result weighs in sums; None: nothing.
+        way: At which ends its results are summed, see `kernels.BOTH_ENDS`. With `BACK` it takes edges turned round, and
+            no results of the perceptron before it.
     """
 
     mlp: MLP
@@ -124,6 +132,13 @@ class Link(NamedTuple):
     residual: bool
     products: torch.dtype | None
     noise: Noise | None
+    way: int = BOTH_ENDS
+    gates: Gates | None = None
+
+    @property
+    def turned(self) -> bool:
+        """Whether it takes edges turned round, `[x_dst, x_src]`."""
+        return self.way == BACK
 
     @property
     def exact(self) -> torch.dtype:
@@ -133,7 +148,7 @@ class Link(NamedTuple):
     @property
     def kind(self) -> torch.dtype:
         """Type of its results."""
-        return self.exact if self.mlp.plain else self.products or self.exact
+        return self.exact if self.mlp.readout else self.products or self.exact
 
 
 class EdgeResults(NamedTuple):
@@ -141,8 +156,9 @@ class EdgeResults(NamedTuple):
 
     Attributes:
         edges: New edge states, [num_edges, out]; None if they are not asked for.
-        sums: Of them at owned nodes, [num_owned, 2 out], at `dst`, then at `src`; [num_owned, 0] without.
-        readout: Results of the last perceptron, if that is a plain output, [num_edges, out].
+        sums: Of them, or of gated messages, at owned nodes, [num_owned, 2 width], at `dst`, then at `src`;
+            [num_owned, 0] without.
+        readout: Results of the last perceptron, if that is a readout, [num_edges, out].
     """
 
     edges: Tensor | None
@@ -155,7 +171,8 @@ class EdgeCall(ABC):
     """Perceptrons on the local edges, each on what the one before it made.
 
     Attributes:
-        chain: The perceptrons. Only the last one may be a plain output: a readout of the states before it.
+        chain: The perceptrons. Only the last one may be a readout, of the states before it. Or one perceptron twice,
+            for both ways of each edge: it takes node states alone.
         graph: The part.
         nodes: States of owned nodes, with ghosts that came or are on their way; None if no perceptron takes any.
         edges: States of the local edges, [num_edges, width].
@@ -177,12 +194,27 @@ class EdgeCall(ABC):
     @cached_property
     def updates(self) -> tuple[Link, ...]:
         """The perceptrons that make states."""
-        return self.chain[:-1] if self.chain[-1].mlp.plain else self.chain
+        return self.chain[:-1] if self.chain[-1].mlp.readout else self.chain
 
     @property
     def readout(self) -> Link | None:
         """The one that reads them out."""
-        return self.chain[-1] if self.chain[-1].mlp.plain else None
+        return self.chain[-1] if self.chain[-1].mlp.readout else None
+
+    @property
+    def gates(self) -> Gates | None:
+        """The messages that are summed, if what is read out weighs them."""
+        return None if self.readout is None or self.aggregate is None else self.readout.gates
+
+    @property
+    def width_of_sums(self) -> int:
+        """Columns of what is summed at either end; 0 without sums."""
+        if self.aggregate is None:
+            return 0
+        if self.gates == "nodes":
+            assert self.nodes is not None
+            return self.nodes.owned.shape[1]
+        return self.updates[-1].mlp.out_features if self.updates else self.edges.shape[1]
 
     @abstractmethod
     def forward(self, keep: bool = False) -> tuple[EdgeResults, list[Tensor]]:

@@ -20,14 +20,15 @@ from domainpar.nn.adapt.on_events import OnEvents
 from domainpar.nn.adapt.rows import NotExact
 from domainpar.nn.calls import Aggregate
 from domainpar.nn.classifier import EdgeClassifier
-from domainpar.nn.interaction import InteractionNetwork
+from domainpar.nn.interaction import InteractionNetwork, Readouts
+from domainpar.nn.on_stages import PUBLISHED_ON_STAGES
 from domainpar.nn.published import OF_THE_FIELD
 
 ON_STAGES: dict[str, Callable[..., InteractionNetwork]] = {
     "interaction": partial(InteractionNetwork, order="edge-first"),
     "interaction-node-first": partial(InteractionNetwork, order="node-first"),
 }
-"""The same bits on any number of ranks."""
+"""The same bits on any number of ranks, as those of `PUBLISHED_ON_STAGES`."""
 
 OPTIONS = ("node_features", "edge_features", "hidden", "graph_iters", "dropout", "seed")
 """Arguments of networks; a user's factory is called with those of them that it takes."""
@@ -51,6 +52,7 @@ def build_model(
     residual: bool = True,
     aggregate: Aggregate = "root",
     activation: str = "relu",
+    readouts: Readouts = "last",
     standard: Standard | None = None,
 ) -> EdgeClassifier:
     """Build a network; the same weights on every rank.
@@ -62,42 +64,44 @@ def build_model(
         edge_features: Columns of edge features.
         hidden: Width of states.
         graph_iters: Iterations or layers.
-        shared_weights: Use the same weights in every iteration; of networks on stages.
         seed: Of the first weights.
         dtype: Of the parameters.
-        products: See `EdgeStage`; of networks on stages.
-        recompute_every: See `InteractionNetwork`; of networks on stages.
-        dropout: Of networks on stages and of users' own.
-        residual, aggregate, activation: See `InteractionNetwork`; of networks on stages, others have their own.
-        standard: See `InteractionNetwork`; of networks on stages.
+        dropout: Of `ON_STAGES` and of users' own.
+        shared_weights, products, recompute_every, residual, aggregate, activation, readouts, standard: See
+            `InteractionNetwork`; of `ON_STAGES`. Others are refused any but these defaults.
 
     Raises:
         ValueError: If there is no network of this name, or it cannot have these sizes or options.
     """
     options: dict[str, Any] = {"hidden": hidden, "graph_iters": graph_iters, "seed": seed}
     of_stages: dict[str, Any] = {"shared_weights": shared_weights, "products": products}
-    of_stages |= {"recompute_every": recompute_every, "standard": standard}
+    of_stages |= {"recompute_every": recompute_every, "readouts": readouts, "standard": standard}
+    of_stages |= {"residual": residual, "aggregate": aggregate, "activation": activation}
     if name in ON_STAGES:
-        options |= of_stages | {"residual": residual, "aggregate": aggregate, "activation": activation}
+        options |= of_stages
         return ON_STAGES[name](node_features, edge_features, **options, dtype=dtype, dropout=dropout)
-    refused = [_FLAGS[option] for option, value in of_stages.items() if value]
+    refused = [_FLAGS[option] for option, value in of_stages.items() if value != _DEFAULTS[option].default]
     if dropout and name in OF_THE_FIELD:
         refused.append("--dropout")
     if refused:
         raise ValueError(f"--model {name} has no {', '.join(refused)}; {' and '.join(ON_STAGES)} have.")
     if name in OF_THE_FIELD:
-        module: nn.Module = OF_THE_FIELD[name](node_features, edge_features, **options)
-    else:
-        sizes = {"node_features": node_features, "edge_features": edge_features, "dropout": dropout}
-        module = _own(name, sizes | options)
-    return OnEvents(module.to(dtype))
+        published = OF_THE_FIELD[name](node_features, edge_features, **options).to(dtype)
+        return PUBLISHED_ON_STAGES.get(name, OnEvents)(published)
+    sizes = {"node_features": node_features, "edge_features": edge_features, "dropout": dropout}
+    return OnEvents(_own(name, sizes | options).to(dtype))
 
 
+_DEFAULTS = inspect.signature(build_model).parameters
 _FLAGS = {
     "shared_weights": "--shared-weights",
     "products": "--precision bf16",
     "recompute_every": "--recompute-every",
+    "readouts": "--readouts all",
     "standard": "--standardise",
+    "residual": "--no-residual",
+    "aggregate": "--aggregate",
+    "activation": "--activation",
 }
 
 

@@ -60,6 +60,7 @@ class EdgeClassifier(nn.Module, ABC):
             graph: The part.
             halo: Joins the parts.
             key: Of the random numbers of this call, the same on every rank, for training; None: nothing is dropped.
+                With one, a network may give the logits of several readouts, [readouts, num_edges], the last one last.
         """
 
     @property

@@ -16,24 +16,21 @@ from torch import Tensor, nn
 
 from domainpar.events.standard import Standard
 from domainpar.nn.calls import Aggregate
-from domainpar.nn.classifier import EdgeClassifier, Exactness
-from domainpar.nn.gradients import GradientSink
 from domainpar.nn.memory import ModelSize
 from domainpar.nn.mlp import MLP
 from domainpar.nn.noise import key_of
+from domainpar.nn.on_stages import OnStages, first_nodes
 from domainpar.nn.recompute import Spreads, recomputed
-from domainpar.nn.selftest import rows_are_independent
 from domainpar.nn.stages import EdgeStage, NodeStage, through
 from domainpar.nn.standardise import Standardise
 from domainpar.parallel.halo import CompleteHalo, Spread
 from domainpar.parallel.local import LocalGraph
-from domainpar.parallel.transport import Transport
-from domainpar.parallel.world import World
 
 Order = Literal["edge-first", "node-first"]
+Readouts = Literal["last", "all"]
 
 
-class InteractionNetwork(EdgeClassifier):
+class InteractionNetwork(OnStages):
     """Scores every edge of an event.
 
     With x, e the node and edge states, S_dst and S_src the sums of edge states at nodes, and [ , ] concatenation:
@@ -42,6 +39,10 @@ class InteractionNetwork(EdgeClassifier):
         edge-first   e = edge([x_src, x_dst, e])            x = node([x, S_dst e, S_src e])
         node-first   x = node([x, S_dst e, S_src e])        e = edge([x_src, x_dst, e])
         head         edge-first: logit = mlp(e)             node-first: logit = mlp([x_src, x_dst, e])
+
+    The head reads the states after the last iteration. With `readouts="all"` it does so in training after each, and the
+    loss is the mean over all readouts (deep supervision). It is one head with one set of weights, as states mean the
+    same after any iteration, so a network of either form takes the other's weights.
 
     The last node update of the edge-first order would reach no logit and is left out. With `residual`, nets have no
     activation after their last norm, and `e = edge(...)`, `x = node(...)` become `e = e + edge(...)`,
@@ -66,6 +67,7 @@ class InteractionNetwork(EdgeClassifier):
         residual: Update states instead of replacing them.
         aggregate: How sums at nodes are scaled: `sum` not at all, `mean` by 1 / degree, `root` by 1 / sqrt(degree).
         activation: Of hidden layers: `relu`, `silu` or `tanh`.
+        readouts: In training, logits after the `last` iteration, or after `all` of them.
         standard: Constants that standardise features; None: features are taken as they are.
 
     Raises:
@@ -90,6 +92,7 @@ class InteractionNetwork(EdgeClassifier):
         residual: bool = True,
         aggregate: Aggregate = "root",
         activation: str = "relu",
+        readouts: Readouts = "last",
         standard: Standard | None = None,
     ) -> None:
         super().__init__()
@@ -133,109 +136,83 @@ class InteractionNetwork(EdgeClassifier):
         num_node_updates = graph_iters if self.node_first else graph_iters - 1
         self.node_stages = _per_iteration(node_stage, num_node_updates, shared_weights)
         columns = (3 if self.node_first else 1) * hidden
-        of_head = MLP(columns, (*widths, 1), generator, plain_output=True, dropout=dropout, activation=activation)
+        of_head = MLP(columns, (*widths, 1), generator, readout=True, dropout=dropout, activation=activation)
         self.head = EdgeStage(of_head, products)
+        self.num_readouts = graph_iters if readouts == "all" else 1
         edge_item_bytes = None if products is None else products.itemsize
-        self.size = ModelSize(hidden, graph_iters, dtype.itemsize, edge_item_bytes, recompute_every)
+        sizes = (hidden, graph_iters, dtype.itemsize, edge_item_bytes, recompute_every, layers, self.node_first)
+        self.size = ModelSize(*sizes, self.num_readouts)
         for module in self.modules():
             if isinstance(module, NodeStage | EdgeStage):
                 module.keeps_layers = recompute_every is None
         self.to(dtype)  # drawn in torch's default type before: networks of a seed begin alike in any type
 
-    @property
-    def layers(self) -> nn.Module:
-        """This network itself."""
-        return self
-
-    def gradients(self) -> GradientSink:
-        """The sink to which its stages give their partial gradients."""
-        return GradientSink(self)
-
-    def exactness(self, transport: Transport) -> Exactness:
-        """The same bits on CPUs, if the self-test of the compiled kernels passes. *Collective*."""
-        if next(self.parameters()).device.type != "cpu":
-            return Exactness(bitwise=False)
-        return Exactness(bitwise=True, problem=rows_are_independent(self, transport))
-
-    def take_from_root(self, world: World) -> None:
-        """Nothing to take: its tensors are a function of the seed."""
-
-    def verify(self, edge_index: Tensor, x: Tensor, edge_attr: Tensor) -> str:
-        """Nothing to compare: split and whole are the same stages, and the self-test tries those."""
-        return "built on stages: the self-test tries it"
-
     def forward(self, graph: LocalGraph, halo: CompleteHalo, key: int | None = None) -> Tensor:
         """Logits of all local edges, [num_edges]. *Collective*, forward and backward.
+
+        With a key those of all readouts, [num_readouts, num_edges], if there are several.
 
         Args:
             graph: The part.
             halo: Joins the parts.
-            key: Of the random numbers of this call, the same on every rank; None: nothing is dropped.
+            key: Of the random numbers of this call, the same on every rank, for training; None: nothing is dropped.
         """
-        of = _Keys(key)
+        of, count = _Keys(key), len(self.edge_stages)
+        reads = range(count - (1 if key is None else self.num_readouts), count)
         if self.standardise is not None:
             graph = self.standardise(graph)
-        states = States(self._encode(graph, halo, of("node encoder")), graph.edge_features, None)
-        held = [self._encode_edges(states, graph, of) if self.node_first else states]
-        del states
-        for iterations in self._in_segments():
-            is_last = iterations.stop == len(self.edge_stages)  # its backward follows at once: keeping it is free
-            if is_last or not torch.is_grad_enabled():
-                held.append(self._iterate(iterations, held, graph, of, halo))
-            else:
-                again = partial(self._again, iterations, held.pop(), graph, of)
-                held.append(recomputed(again, halo))
-        logits = held.pop().edges
-        assert logits is not None
-        return logits.squeeze(1)
-
-    def _encode(self, graph: LocalGraph, halo: CompleteHalo, key: int | None) -> Spread:
-        """First states of nodes; those of ghosts are made here, of their raw features, rather than fetched."""
-        # Raw features of ghosts are read with the part, and rows do not depend on each other: the bits of their owners.
-        owned, ghosts = graph.features[: graph.num_owned], graph.features[graph.num_owned :]
-        return halo.join(self.node_encoder([owned], graph, key), self.node_encoder.of_ghosts([ghosts], graph, key))
+        if torch.is_grad_enabled():
+            states = self._first_states(graph, halo, of)
+            for iterations in self._in_segments():
+                run = partial(self._iterate, iterations, reads, states, graph, of)
+                is_last = iterations.stop == count  # its backward follows at once: keeping it is free
+                states = run(halo) if is_last else recomputed(run, halo)
+        else:  # without a name here for what is replaced, so that it is freed at once
+            states = self._iterate(range(count), reads, self._first_states(graph, halo, of), graph, of, halo)
+        logits = [readout.squeeze(1) for readout in states.readouts]
+        return torch.stack(logits) if len(logits) > 1 else logits[0]
 
     def _in_segments(self) -> list[range]:
         count = len(self.edge_stages)
         length = self.recompute_every or count
         return [range(first, min(first + length, count)) for first in range(0, count, length)]
 
-    def _encode_edges(self, states: States, graph: LocalGraph, of: _Keys) -> States:
-        results = through([self.edge_encoder], *states[:2], graph, sums=True, keys=[of("edge encoder")])
-        return States(states.nodes, results.edges, results.sums)
+    def _first_states(self, graph: LocalGraph, halo: CompleteHalo, of: _Keys) -> States:
+        nodes = first_nodes(self.node_encoder, graph, halo, of("node encoder"))
+        if not self.node_first:
+            return States(nodes, graph.edge_features, None, [])
+        keys = [of("edge encoder")]
+        results = through([self.edge_encoder], nodes, graph.edge_features, graph, sums=True, keys=keys)
+        return States(nodes, results.edges, results.sums, [])
 
-    def _again(self, iterations: range, states: States, graph: LocalGraph, of: _Keys, halo: Spreads) -> States:
-        """Some iterations from states that are kept, as often as it is called."""
-        return self._iterate(iterations, [states], graph, of, halo)
-
-    def _iterate(self, iterations: range, held: list[States], graph: LocalGraph, of: _Keys, halo: Spreads) -> States:
-        """Some iterations; after the last of all, the states of edges are their logits.
-
-        The states before are taken out of the list: without a backward pass, nobody keeps one that has been replaced.
-        """
-        nodes, edges, sums = held.pop()
+    def _iterate(
+        self, iterations: range, reads: range, states: States, graph: LocalGraph, of: _Keys, halo: Spreads
+    ) -> States:
+        """Some iterations, with a readout after those in `reads`; the last of all leaves nothing else."""
+        nodes, edges, sums, readouts = states
+        del states
         last = len(self.edge_stages) - 1
         for iteration in iterations:
             if self.node_first:
                 nodes, sums = self._update(nodes, sums, iteration, graph, of, halo), None
             # What works on the same states of nodes is one pass over the edges: first states of edges and the first
-            # iteration, unless nodes come in between, and the last iteration and its readout.
+            # iteration, unless nodes come in between, and an iteration and its readout.
             stage = self.edge_stages[iteration]
             assert isinstance(stage, EdgeStage)
             stages, keys = [stage], [of("edges", iteration)]
             if iteration == 0 and not self.node_first:
                 stages, keys = [self.edge_encoder, *stages], [of("edge encoder"), *keys]
-            if iteration == last:
-                stages, keys = [*stages, self.head], [*keys, of("head")]
+            if iteration in reads:
+                stages, keys = [*stages, self.head], [*keys, of("head") if iteration == last else of("head", iteration)]
             goes_on = iteration < last
             own = edges is not graph.edge_features
-            made, sums, logits = through(
+            made, sums, readout = through(
                 stages, nodes, edges, graph, sums=goes_on, keeps=goes_on, overwrites=own, keys=keys
             )
-            edges = made if goes_on else logits
+            edges, readouts = made, readouts if readout is None else [*readouts, readout]
             if not self.node_first and goes_on:
                 nodes, sums = self._update(nodes, sums, iteration, graph, of, halo), None
-        return States(nodes, edges, sums)
+        return States(nodes, edges, sums, readouts)
 
     def _update(
         self, nodes: Spread, sums: Tensor | None, iteration: int, graph: LocalGraph, of: _Keys, halo: Spreads
@@ -256,11 +233,12 @@ class _Keys:
 
 
 class States(NamedTuple):
-    """State between two iterations: of nodes and edges, and the sums at nodes if the next one takes them."""
+    """State between two iterations: of nodes and edges, the sums at nodes if the next one takes them, all readouts."""
 
     nodes: Spread
     edges: Tensor | None
     sums: Tensor | None
+    readouts: list[Tensor]
 
 
 def _per_iteration(make: Callable[[], nn.Module], count: int, shared: bool) -> nn.ModuleList:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
+from domainpar.nn import COLUMN_BLOCK
 from domainpar.nn.lanes import (
     ROWS_AT_ONCE,
     as_kept,
@@ -26,8 +27,10 @@ from domainpar.nn.lanes import (
     store,
     stream,
     tanh,
+    total,
     totals,
     where_positive,
+    wide,
     zeros,
 )
 from domainpar.nn.noise import row_keys
@@ -47,7 +50,11 @@ NO_ACTIVATION, RELU, SILU, TANH = range(4)
 """As in `mlp.ACTIVATIONS`."""
 
 
+BOTH_ENDS, FORTH, BACK = range(3)
+"""At which ends of an edge results of a perceptron are summed: at both, at `dst`, or at `src`."""
+
 _ROUNDS = 1.5 * 2**52
+_ONE_BLOCK = wide(COLUMN_BLOCK)
 
 
 class Layer(NamedTuple):
@@ -73,12 +80,16 @@ class Layer(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """The ends of edges: local rows of `src` and `dst`, and the (tile, `src`) pair or -1; int64 [num_edges]."""
+    """The ends of edges: local rows of `src` and `dst`, and the (tile, `src`) pair or -1; int64 [num_edges].
+
+    Results of a perceptron are summed, and gather gradients, as `way` says (see `BOTH_ENDS`).
+    """
 
     src: IntArray
     dst: IntArray
     pair: IntArray
     num_owned: int
+    way: int
 
 
 class Sums(NamedTuple):
@@ -112,22 +123,28 @@ class Kept(NamedTuple):
 
 
 @njit(inline="always", error_model="numpy")
-def _add_to_ends(row: Any, edge: int, ends: Ends, sums: Sums, wide: tuple[int, ...]) -> None:
-    """Add one row to the sums of its edge's ends; ends that this rank does not own are left out."""
+def _add_to_ends(to_dst: Any, to_src: Any, edge: int, ends: Ends, way: int, sums: Sums, wide: tuple[int, ...]) -> None:
+    """Add a row to the sums of either end of its edge, or of one; ends that this rank does not own are left out."""
     dst, pair = ends.dst[edge], ends.pair[edge]
     # All edges into an owned node lie in one tile, in global order: their sum can be taken here and now. Those out of
     # it lie in many, computed in any order by any thread: each tile has a partial of its own, which `sum_pairs` adds.
-    if dst < ends.num_owned:
-        store(sums.at_ends, dst, 0, load(sums.at_ends, dst, 0, wide) + row)
-    if pair >= 0:
-        store(sums.at_pairs, pair, 0, load(sums.at_pairs, pair, 0, wide) + row)
+    if dst < ends.num_owned and way != BACK:
+        store(sums.at_ends, dst, 0, load(sums.at_ends, dst, 0, wide) + to_dst)
+    if pair >= 0 and way != FORTH:
+        store(sums.at_pairs, pair, 0, load(sums.at_pairs, pair, 0, wide) + to_src)
 
 
 @njit(inline="always", error_model="numpy")
-def _at_ends(table: FloatTable, edge: int, ends: Ends, wide: tuple[int, ...]) -> Any:
-    """Sum of what a table [num_local, 2 width] holds for both ends of an edge."""
+def _at_ends(table: FloatTable, edge: int, ends: Ends, way: int, wide: tuple[int, ...]) -> Any:
+    """Sum of what a table [num_local, 2 width] holds for both ends of an edge, or that for one of them."""
     width = table.shape[1] // 2
-    return load(table, ends.dst[edge], 0, wide) + load(table, ends.src[edge], width, wide)
+    if way == FORTH:
+        row = load(table, ends.dst[edge], 0, wide)
+    elif way == BACK:
+        row = load(table, ends.src[edge], width, wide)
+    else:
+        row = load(table, ends.dst[edge], 0, wide) + load(table, ends.src[edge], width, wide)
+    return row
 
 
 @njit(inline="always", error_model="numpy")
@@ -208,7 +225,7 @@ def forward(
         for i in range(first, after if not again else first):
             row = load(rows, i, 0, wide)
             if len(gathered) > 0:
-                row = row + _at_ends(gathered, i, ends, wide)
+                row = row + _at_ends(gathered, i, ends, BOTH_ENDS, wide)
             store(rows, i, 0, row + bias)
         if layer.normed and not again:
             # (x - mean) / sqrt(mean of squares + eps): 1 / sqrt first, then a product. Totals of a whole group, also
@@ -240,7 +257,8 @@ def forward(
                     store(out, i, 0, row)
                 if len(sums.at_ends) > 0:
                     # Sums are of states as they are kept, which may be rounded to bfloat16.
-                    _add_to_ends(as_kept(row, out), i, ends, sums, wide)
+                    row = as_kept(row, out)
+                    _add_to_ends(row, row, i, ends, ends.way, sums, wide)
 
 
 @njit(error_model="numpy")
@@ -288,7 +306,7 @@ def backward(
         for i in range(first, after):
             grad = load(gradient, i, 0, wide)
             if len(gathered) > 0:
-                grad = grad + _at_ends(gathered, i, ends, wide)
+                grad = grad + _at_ends(gathered, i, ends, ends.way, wide)
             if len(carried) > 0:
                 store(carried, i, 0, grad)
             if len(layer.ids) > 0:
@@ -313,10 +331,88 @@ def backward(
             of_bias = of_bias + grad
             store(out, i, 0, grad)
             if len(sums.at_ends) > 0:
-                _add_to_ends(as_kept(grad, out), i, ends, sums, wide)
+                grad = as_kept(grad, out)
+                _add_to_ends(grad, grad, i, ends, BOTH_ENDS, sums, wide)
     store(of_constants, BIAS, 0, of_bias)
     store(of_constants, SCALE, 0, of_factor)
     store(of_constants, SHIFT, 0, of_shift)
+
+
+class Gated(NamedTuple):
+    """Messages along edges: rows times the sigmoid of a score, the *gate*.
+
+    Attributes:
+        scores: Of each edge, in the first column, [count, 16].
+        gates: Memory for one gate, [1, 16].
+        rows: What goes to both ends, [count, width]; empty: the state of the node at the other end.
+        nodes: States of nodes, [num_local, width].
+        wide: Tells kernels the width, see `lanes`.
+    """
+
+    scores: FloatTable
+    gates: FloatTable
+    rows: Table
+    nodes: FloatTable
+    wide: tuple[int, ...]
+
+
+@njit(inline="always", error_model="numpy")
+def _gate(gated: Gated, edge: int) -> Any:
+    store(gated.gates, 0, 0, sigmoid(load(gated.scores, edge, 0, _ONE_BLOCK)))
+    return gated.gates[0, 0]
+
+
+@njit(inline="always", error_model="numpy")
+def _sent(gated: Gated, edge: int, sender: int) -> Any:
+    """What a node sends along an edge, before the gate."""
+    if len(gated.rows) > 0:
+        return load(gated.rows, edge, 0, gated.wide)
+    return load(gated.nodes, sender, 0, gated.wide)
+
+
+@njit(error_model="numpy")
+def sum_gated(count: int, gated: Gated, ends: Ends, sums: Sums) -> None:
+    """Sum the messages along the edges of a strip at both ends."""
+    for i in range(count):
+        gate = _gate(gated, i)
+        from_src, from_dst = _sent(gated, i, ends.src[i]), _sent(gated, i, ends.dst[i])
+        _add_to_ends(from_src * gate, from_dst * gate, i, ends, BOTH_ENDS, sums, gated.wide)
+
+
+@njit(error_model="numpy")
+def sum_gated_back(
+    count: int,
+    gated: Gated,
+    ends: Ends,
+    of_sums: FloatTable,
+    of_scores: FloatTable,
+    of_rows: Table,
+    of_nodes: Sums,
+) -> None:
+    """Gradients of the scores and of what was sent.
+
+    Args:
+        count: Number of edges.
+        gated: As in `sum_gated`.
+        ends: Ends of the strip's edges.
+        of_sums: Gradient of the sums, [num_local, 2 width].
+        of_scores: That of the scores is added to its first column, [count, 16].
+        of_rows: That of the rows is added to it, [count, width]; empty: it is not needed.
+        of_nodes: Where that of the node states is summed; empty tables: rows were sent.
+    """
+    wide = gated.wide
+    width = of_sums.shape[1] // 2
+    for i in range(count):
+        gate = _gate(gated, i)
+        from_src, from_dst = _sent(gated, i, ends.src[i]), _sent(gated, i, ends.dst[i])
+        at_dst, at_src = load(of_sums, ends.dst[i], 0, wide), load(of_sums, ends.src[i], width, wide)
+        # A sigmoid g has the derivative g - g^2.
+        of_scores[i, 0] += (gate - gate * gate) * total(at_dst * from_src + at_src * from_dst)
+        if len(of_rows) > 0:
+            store(of_rows, i, 0, load(of_rows, i, 0, wide) + (at_dst + at_src) * gate)
+        if len(of_nodes.at_ends) > 0:
+            # What `src` sent came to `dst`, and the other way round.
+            _add_to_ends(at_src * gate, at_dst * gate, i, ends, BOTH_ENDS, of_nodes, wide)
 
 
 @njit(error_model="numpy")

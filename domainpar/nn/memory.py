@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
+from domainpar.nn import COLUMN_BLOCK
 from domainpar.plan import IntArray
 
 MOST_BYTES_OF_LAYERS = 2**27
 """Of the layers that one stage may keep for backward on a rank."""
 
 
-def bytes_of_layers(rows: Any, columns: int, item_bytes: int) -> Any:
-    """Memory of a stage's layers: their rows, before activations; of each part, if rows are an array."""
-    return rows * columns * item_bytes
+def bytes_of_layers(rows: Any, widths: Sequence[int], item_bytes: int) -> Any:
+    """Memory of a stage's layers, before activations, given their widths; of each part, if rows are an array."""
+    # Padded, and with each row the inverse of its standard deviation.
+    return rows * sum(-(-width // COLUMN_BLOCK) * COLUMN_BLOCK + 1 for width in widths) * item_bytes
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,9 @@ class ModelSize:
         item_bytes: Bytes of one number, 4 or 8.
         edge_item_bytes: Bytes of one number of an edge state, if not the same: 2 for bfloat16.
         recompute_every: Iterations of which only the first one's input is kept; None: every iteration's is.
+        layers: Layers of each perceptron, without the head's last.
+        node_first: Whether an iteration updates nodes before edges.
+        readouts: Iterations whose states are read out.
     """
 
     hidden: int = 64
@@ -35,6 +41,9 @@ class ModelSize:
     item_bytes: int = 4
     edge_item_bytes: int | None = None
     recompute_every: int | None = None
+    layers: int = 2
+    node_first: bool = False
+    readouts: int = 1
 
     data_bytes: ClassVar[int] = 72
     """Of a local edge: features, ends, pair, ids, label, class and weight."""
@@ -45,11 +54,14 @@ class ModelSize:
     def bytes_of(self, num_nodes: IntArray, num_edges: IntArray, num_pairs: IntArray | None = None) -> IntArray:
         """Predicted peak of one training step above the bare process.
 
-        It comes early in backward. All that autograd keeps is still there: of each iteration but the first, which
-        begins with features, the edge states and, per node, its state, the same with ghosts, and two sums; and the
-        layers of stages that keep them. Besides, two gradients of edge states; and the working memory of one stage:
-        per node two products of its state, two gradients of sums and one of the state, and a partial sum per (tile,
-        node) pair. The strips that a thread works in are small against it.
+        It comes early in backward. All that autograd keeps is still there: the edge states that iterations begin with,
+        but for the first one of the edge-first order, which begins with features; of each iteration, per node, its
+        state, the same with ghosts, and two sums; and the layers of stages that keep them. Besides, a gradient of edge
+        states; and the working memory of one stage: per node two products of its state, two gradients of sums and one
+        of the state, and a partial sum per (tile, node) pair. In the node-first order the head takes node states, too:
+        one more state of nodes and edges is kept, and products, gradients and pairs are there twice. The strips that a
+        thread works in are small against it, and so is one readout; of further ones there are the logits and their
+        gradients.
 
         Args:
             num_nodes: Owned nodes and ghosts of each part.
@@ -60,20 +72,25 @@ class ModelSize:
         nodes, edges = np.asarray(num_nodes, np.int64), np.asarray(num_edges, np.int64)
         pairs = nodes if num_pairs is None else np.asarray(num_pairs, np.int64)
         kept = self._kept(self.recompute_every)
-        of_edges = edges * ((kept + 1) * edge_state + self.data_bytes)
-        return of_edges + nodes * (4 * kept + 5) * node_state + pairs * node_state + self._of_layers(nodes, edges)
+        of_readouts = 2 * (self.readouts - 1) * self.item_bytes
+        of_edges = edges * ((kept + self.node_first) * edge_state + self.data_bytes + of_readouts)
+        rows = nodes * (4 * kept + 5 + 5 * self.node_first) + pairs * (1 + self.node_first)
+        return of_edges + rows * node_state + self._of_layers(nodes, edges)
 
     def _of_layers(self, nodes: IntArray, edges: IntArray) -> IntArray:
-        """Layers that stages keep, where they are few: two of each perceptron, in the type of the parameters."""
+        """Layers that stages keep, where they are few, in the type of the parameters."""
         kept = np.zeros(np.broadcast_shapes(nodes.shape, edges.shape), np.int64)
         if self.recompute_every is not None:
             return kept
-        # Edges: the encoder and the first iteration are one stage, and so are the last iteration and the head.
-        perceptrons = [1] * self.graph_iters
-        perceptrons[0] += 1
-        perceptrons[-1] += 1
-        for rows, count in [*((edges, count) for count in perceptrons), *[(nodes, 1)] * self.graph_iters]:
-            of_stage = bytes_of_layers(rows, 2 * self.hidden * count, self.item_bytes)
+        perceptron = [self.hidden] * self.layers
+        # The encoder of edges and the first iteration are one stage, unless nodes come in between; so are an iteration
+        # and its readout.
+        of_edges = [perceptron] * (self.graph_iters + self.node_first)
+        of_edges[0] = perceptron * (1 if self.node_first else 2)
+        of_edges[-self.readouts :] = [[*widths, *perceptron, 1] for widths in of_edges[-self.readouts :]]
+        of_nodes = [perceptron] * (self.graph_iters + self.node_first)
+        for rows, widths in [*((edges, widths) for widths in of_edges), *((nodes, widths) for widths in of_nodes)]:
+            of_stage = bytes_of_layers(rows, widths, self.item_bytes)
             kept += np.where(of_stage <= MOST_BYTES_OF_LAYERS, of_stage, 0)
         return kept
 

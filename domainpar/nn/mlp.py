@@ -7,8 +7,9 @@ fly.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 
 from domainpar.nn import COLUMN_BLOCK
 from domainpar.plan import IntArray
+
+T = TypeVar("T")
 
 
 def padded(count: int, multiple: int) -> int:
@@ -51,23 +54,34 @@ class PerceptronLayer(NamedTuple):
     norm: nn.LayerNorm | None
     activation: int
 
+    @property
+    def of_norm(self) -> list[nn.Parameter]:
+        """Scale and shift of the norm; none without a norm, or of one that has none."""
+        return [] if self.norm is None else list(self.norm.parameters())
+
 
 class MLP(nn.Module):
-    """Linear layers, each but the last followed by LayerNorm and activation; the last too unless it is a plain output.
+    """Linear layers, each followed by LayerNorm and activation; but for the last one, if that is a readout.
+
+    A readout is linear, of any width and of the type of the parameters: numbers such as logits, which are neither
+    summed at nodes nor handed on as states.
 
     Args:
         in_features: Inputs.
-        widths: Outputs of each layer. All that are normalised must be multiples of 16: a LayerNorm over padding would
-            not be the LayerNorm of the model.
+        widths: Outputs of each layer, multiples of 16 but for a readout: a LayerNorm over padding would not be the
+            LayerNorm of the model, and states are not copied to be padded.
         generator: Source of the initial weights.
-        plain_output: Leave the last layer linear.
+        readout: Whether the last layer is one.
         dropout: Probability with which each result of a layer, but for the last one, is dropped in training.
         activation: Of all layers but the last, of `ACTIVATIONS`.
-        last_activation: Of the last layer, if it is no plain output; None: as the others.
+        last_activation: Of the last layer, if it is no readout; None: as the others.
+
+    Attributes:
+        layers: All layers, in order. Their modules stay; the parameters of these may be replaced.
 
     Raises:
-        ValueError: If a normalised width is not a multiple of 16, the probability not in [0, 1), or there is no such
-            activation.
+        ValueError: If a width but a readout's is not a multiple of 16, the probability not in [0, 1), or there is no
+            such activation.
     """
 
     def __init__(
@@ -75,60 +89,107 @@ class MLP(nn.Module):
         in_features: int,
         widths: tuple[int, ...],
         generator: torch.Generator,
-        plain_output: bool = False,
+        readout: bool = False,
         dropout: float = 0.0,
         activation: str = "relu",
         last_activation: str | None = None,
     ) -> None:
         super().__init__()
-        normed = widths[:-1] if plain_output else widths
-        if bad := [width for width in normed if width <= 0 or width % COLUMN_BLOCK]:
-            better = padded(max(bad[0], 1), COLUMN_BLOCK)
-            raise ValueError(f"hidden width {bad[0]} is not a multiple of {COLUMN_BLOCK}; take {better}.")
+        normed = widths[:-1] if readout else widths
+        _check_widths(normed)
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout {dropout:g} is no probability below 1.")
-        last = "none" if plain_output else last_activation or activation
+        last = "none" if readout else last_activation or activation
         if unknown := {activation, last} - set(ACTIVATIONS):
             raise ValueError(f"there is no activation {unknown.pop()!r}; take {', '.join(ACTIVATIONS)}.")
-        self.in_features, self.out_features, self.dropout = in_features, widths[-1], dropout
-        self.activations = (activation,) * (len(widths) - 1) + (last,)
-        self.linears = nn.ModuleList(
-            PaddedLinear(wide, out, generator) for wide, out in zip((in_features, *widths[:-1]), widths)
-        )
-        self.norms = nn.ModuleList(nn.LayerNorm(width) for width in normed)
+        linears = [PaddedLinear(wide, out, generator) for wide, out in zip((in_features, *widths[:-1]), widths)]
+        activations = map(ACTIVATIONS.index, (*[activation] * (len(widths) - 1), last))
+        layers = zip_longest(linears, map(nn.LayerNorm, normed), activations)
+        self._take([PerceptronLayer(*layer) for layer in layers], readout, dropout)
 
-    @property
-    def layers(self) -> list[PerceptronLayer]:
-        """All layers, in order."""
-        norms = [norm for norm in self.norms if isinstance(norm, nn.LayerNorm)]
-        linears = [linear for linear in self.linears if isinstance(linear, PaddedLinear)]
-        numbers = map(ACTIVATIONS.index, self.activations)
-        return [PerceptronLayer(*layer) for layer in zip_longest(linears, norms, numbers)]
+    def _take(self, layers: Sequence[PerceptronLayer], readout: bool, dropout: float) -> None:
+        self.layers, self.readout, self.dropout = tuple(layers), readout, dropout
+        self.in_features, self.out_features = layers[0].linear.in_features, layers[-1].linear.out_features
+        self.linears = nn.ModuleList(layer.linear for layer in layers)
+        self.norms = nn.ModuleList(layer.norm for layer in layers if layer.norm is not None)
 
-    @property
-    def plain(self) -> bool:
-        """Whether the output is linear."""
-        return len(self.norms) < len(self.linears)
+    @classmethod
+    def of(cls, net: nn.Sequential, readout: bool = False) -> MLP:
+        """The perceptron that torch's layers make, with the same modules: their parameters are its own.
+
+        Args:
+            net: Linear layers, each followed by a LayerNorm or none, then by a ReLU, a SiLU, a Tanh or nothing.
+            readout: Whether the last layer is one.
+
+        Raises:
+            ValueError: If there is another module or another order, a layer without a bias, a width that is not a
+                multiple of 16, or a readout that is not linear.
+        """
+        layers: list[PerceptronLayer] = []
+        for position, module in enumerate(net):
+            last = layers[-1] if layers else None
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                # It has all that a layer asks of its linear map; torch's hints call its parameters tensors.
+                layers.append(PerceptronLayer(cast(PaddedLinear, module), None, 0))
+            elif isinstance(module, nn.LayerNorm) and last and last.norm is None and not last.activation:
+                _check_norm(module, last.linear.out_features)
+                layers[-1] = last._replace(norm=module)
+            elif type(module) in _NUMBER_OF and last and not last.activation:
+                layers[-1] = last._replace(activation=_NUMBER_OF[type(module)])
+            else:
+                raise ValueError(
+                    f"module {position} of a perceptron is {module}; take Linear with a bias, then LayerNorm or none, "
+                    "then ReLU, SiLU, Tanh or nothing."
+                )
+        if not layers or (readout and (layers[-1].norm is not None or layers[-1].activation)):
+            raise ValueError(f"a readout ends in a Linear, and every perceptron has one; got {net}.")
+        _check_widths([layer.linear.out_features for layer in (layers[:-1] if readout else layers)])
+        mlp = cls.__new__(cls)
+        nn.Module.__init__(mlp)
+        mlp._take(layers, readout, dropout=0.0)
+        return mlp
+
+
+_NUMBER_OF: dict[type, int] = {
+    module: ACTIVATIONS.index(name) for module, name in ((nn.ReLU, "relu"), (nn.SiLU, "silu"), (nn.Tanh, "tanh"))
+}
+
+
+def _check_widths(widths: Sequence[int]) -> None:
+    if bad := [width for width in widths if width <= 0 or width % COLUMN_BLOCK]:
+        better = padded(max(bad[0], 1), COLUMN_BLOCK)
+        raise ValueError(f"hidden width {bad[0]} is not a multiple of {COLUMN_BLOCK}; take {better}.")
+
+
+def _check_norm(norm: nn.LayerNorm, width: int) -> None:
+    if norm.normalized_shape != (width,) or len(list(norm.parameters())) == 1:
+        raise ValueError(f"{norm} does not norm the {width} columns before it with scale and shift, or with neither.")
 
 
 # An MLP takes `[x_src, x_dst, ...]`, but node nets take sums at `dst` before those at `src`: trained weights hold both
-# orders. Tables at both ends of edges have that of the sums; only the next two functions know the other.
+# orders. Tables at both ends of edges have that of the sums; only the next functions know the other. Of an edge turned
+# round the MLP takes `[x_dst, x_src, ...]`.
 
 
-def weights_at_ends(weight: Tensor, node_width: int) -> tuple[Tensor, Tensor]:
+def weights_at_ends(weight: Tensor, node_width: int, turned: bool = False) -> tuple[Tensor, Tensor]:
     """Columns of a first layer's weight for node states at `dst`, and for those at `src`, [out, node_width] each."""
-    return weight[:, node_width : 2 * node_width], weight[:, :node_width]
+    at_src, at_dst = _in_order(turned, weight[:, :node_width], weight[:, node_width : 2 * node_width])
+    return at_dst, at_src
 
 
-def gradient_at_ends(weight: Tensor, at_dst: Tensor, at_src: Tensor) -> Tensor:
+def gradient_at_ends(weight: Tensor, at_dst: Tensor, at_src: Tensor, turned: bool = False) -> Tensor:
     """Gradient of a first layer's weight from that of these columns; 0 in all others."""
     gradient, width = torch.zeros_like(weight, requires_grad=False), at_dst.shape[1]
-    gradient[:, :width], gradient[:, width : 2 * width] = at_src, at_dst
+    gradient[:, :width], gradient[:, width : 2 * width] = _in_order(turned, at_src, at_dst)
     return gradient
 
 
-def limbs_at_ends(weight: Tensor, at_dst: IntArray, at_src: IntArray) -> IntArray:
+def limbs_at_ends(weight: Tensor, at_dst: IntArray, at_src: IntArray, turned: bool = False) -> IntArray:
     """The same for sums of integers, int64 [2, out, node width] each."""
     limbs, width = np.zeros((2, *weight.shape), np.int64), at_dst.shape[2]
-    limbs[:, :, :width], limbs[:, :, width : 2 * width] = at_src, at_dst
+    limbs[:, :, :width], limbs[:, :, width : 2 * width] = _in_order(turned, at_src, at_dst)
     return limbs
+
+
+def _in_order(turned: bool, at_src: T, at_dst: T) -> tuple[T, T]:
+    return (at_dst, at_src) if turned else (at_src, at_dst)

@@ -4,7 +4,8 @@ With x the node states, e the edge states, S_dst and S_src sums over the edges t
 concatenation, each network says how it encodes features, what an iteration is, and how it scores an edge. Only width,
 depth and seed can be chosen; all else is as published. A network with other options is a user's own module.
 
-Networks here know nothing of ranks or tiles: `nn.adapt` runs them on a part of an event by watching each call of torch.
+Networks here know nothing of ranks or tiles: `nn.adapt` runs them on a part of an event by watching each call of torch;
+`nn.on_stages` builds some of stages, with the same parameters.
 That is why they keep to few: rows of nodes by index, `torch.cat` of columns, functions of single numbers or rows,
 torch's layers and `sum_at`. The number of nodes is only ever `x.size(0)`, the rows of a new table.
 """
@@ -305,7 +306,8 @@ OF_THE_FIELD: dict[str, type[PublishedNetwork]] = {
     "acorn": InteractionGNN,
     "acorn2": InteractionGNN2,
 }
-"""By the names on the command line. The same result on any number of ranks to rounding."""
+"""By the names on the command line. The same result on any number of ranks to rounding, or, of those that `on_stages`
+builds, to the last bit."""
 
 Modules = Callable[[int], Sequence[nn.Module]]
 """The modules after a linear layer of a width."""

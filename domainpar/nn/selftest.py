@@ -106,7 +106,8 @@ class _Case:
     def shapes(self) -> tuple[object, ...]:
         """Equal for cases that are tried alike."""
         of_mlp = tuple((parameter.shape, parameter.dtype) for parameter in self.mlp.parameters())
-        return of_mlp, self.mlp.activations, self.node_width, self.widths, self.kind, self.products
+        of_layers = tuple((layer.norm is None, layer.activation) for layer in self.mlp.layers)
+        return of_mlp, of_layers, self.mlp.readout, self.node_width, self.widths, self.kind, self.products
 
     def trials(self) -> Iterator[_Trial]:
         """The work of tiles: products of node states, and the perceptron on a block of edges or nodes."""
@@ -124,10 +125,10 @@ class _Case:
             yield _Trial(partial(_products_of_nodes, folded), of_nodes, f"{self.node_width}-column {exact}")
         if not self.node_width:
             at_nodes = at_nodes[:0]
-        if not self.node_width or self.mlp.plain:  # a plain output is summed nowhere
+        if not self.node_width or self.mlp.readout:  # a readout is summed nowhere
             of_sums = of_sums[:0]
         ends = torch.from_numpy(generator.integers(0, SAMPLE_ROWS, (2, SAMPLE_ROWS)))
-        upstream = drawn(self.mlp.out_features, exact if self.mlp.plain else self.products or exact)
+        upstream = drawn(self.mlp.out_features, exact if self.mlp.readout else self.products or exact)
         about = f"{self.mlp.in_features}-column {self.products or exact}"
         yield _Trial(partial(_block, folded, at_nodes, of_sums), [*tables, *ends, upstream], about)
 
@@ -143,7 +144,7 @@ def _cases(model: nn.Module) -> Iterator[_Case]:
             for first in [width for width in node_widths if width < columns] or [columns]:
                 yield _Case(mlp, 0, _filled(first, columns - first), exact)
             continue
-        takes_nodes = not (mlp.plain and len(mlp.linears) == 1)
+        takes_nodes = not (mlp.readout and len(mlp.linears) == 1)
         for width in [width for width in node_widths if takes_nodes and 2 * width <= columns] or [0]:
             for kind in dict.fromkeys((exact, stage.products or exact)):
                 yield _Case(mlp, width, _filled(columns - 2 * width), kind, stage.products)

@@ -13,11 +13,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from domainpar.nn import COLUMN_BLOCK
 from domainpar.nn.batchwise import EdgeBatches, NodeBatches
 from domainpar.nn.calls import (
     Aggregate,
     EdgeCall,
     EdgeResults,
+    Gates,
     Link,
     NodeCall,
     NodeRows,
@@ -25,6 +27,7 @@ from domainpar.nn.calls import (
     scale_of_sums,
 )
 from domainpar.nn.gradients import TakesGradients
+from domainpar.nn.kernels import BACK, BOTH_ENDS, FORTH
 from domainpar.nn.memory import MOST_BYTES_OF_LAYERS, bytes_of_layers
 from domainpar.nn.mlp import MLP
 from domainpar.nn.tilewise import EdgeTiles, NodeTiles
@@ -37,8 +40,9 @@ class NodeStage(TakesGradients):
     """A perceptron on the owned nodes: `mlp([table_1, table_2, ...])`, tile by tile.
 
     Args:
-        mlp: The perceptron.
-        residual: Add its results to the first table, which is as wide: an update of states.
+        mlp: The perceptron. One that is a readout reads states out.
+        residual: Add its results to a table, which is as wide: an update of states.
+        states: Number of this table.
 
     Attributes:
         keeps_layers: Keep its layers for backward, where they are few, instead of computing them again.
@@ -46,9 +50,9 @@ class NodeStage(TakesGradients):
 
     keeps_layers = True
 
-    def __init__(self, mlp: MLP, residual: bool = False) -> None:
+    def __init__(self, mlp: MLP, residual: bool = False, states: int = 0) -> None:
         super().__init__()
-        self.mlp, self.residual = mlp, residual
+        self.mlp, self.residual, self.states = mlp, residual, states
 
     def forward(self, tables: Sequence[Tensor], graph: LocalGraph, key: int | None = None) -> Tensor:
         """Node tables, each [num_owned, width], side by side into the MLP; returns [num_owned, out].
@@ -76,17 +80,27 @@ class NodeStage(TakesGradients):
     def _check(self, tables: Sequence[Tensor]) -> None:
         _check_columns(self.mlp, sum(table.shape[1] for table in tables))
         if self.residual:
-            _check_residual(self.mlp, tables[0].shape[1])
+            _check_residual(self.mlp, tables[self.states].shape[1])
 
 
 class EdgeStage(TakesGradients):
     """A perceptron on the local edges, `mlp([x_src, x_dst, edge])`, and the sums of what it makes at both ends.
+
+    A readout of one column may be a *gate*: with a = sigmoid of it, its sums are those of `a edge` at
+    both ends, of the states that it reads, or of `a x_src` at `dst` and of `a x_dst` at `src`.
 
     Args:
         mlp: The perceptron.
         products: Type of edge states and of their products, if not that of the parameters.
         residual: Add its results to the edge states that come in, which are as wide.
         aggregate: How sums at nodes are scaled.
+        gates: `edges` or `nodes`: what its results weigh in sums; None: it is no gate.
+        both_ways: Take each edge both ways, of node states alone: sums at `dst` are of `mlp([x_src, x_dst])`, those at
+            `src` of `mlp([x_dst, x_src])`. It makes no edge states.
+
+    Raises:
+        ValueError: If a perceptron with another output is to be a gate, or a stage both ways has options that it cannot
+            have.
 
     Attributes:
         keeps_layers: Keep its layers for backward, where they are few, instead of computing them again.
@@ -95,10 +109,25 @@ class EdgeStage(TakesGradients):
     keeps_layers = True
 
     def __init__(
-        self, mlp: MLP, products: torch.dtype | None = None, residual: bool = False, aggregate: Aggregate = "sum"
+        self,
+        mlp: MLP,
+        products: torch.dtype | None = None,
+        residual: bool = False,
+        aggregate: Aggregate = "sum",
+        gates: Gates | None = None,
+        both_ways: bool = False,
     ) -> None:
         super().__init__()
+        if gates is not None and not (mlp.readout and mlp.out_features == 1):
+            raise ValueError(
+                f"a gate is a readout of 1 column, but this perceptron makes {mlp.out_features}"
+                f"{'' if mlp.readout else ' of states'}; give it readout=True and a last width of 1."
+            )
         self.mlp, self.products, self.residual, self.aggregate = mlp, products, residual, aggregate
+        options = {"products": products, "residual": residual, "dropout": mlp.dropout, "a readout": mlp.readout}
+        if both_ways and (refused := [name for name, given in options.items() if given]):
+            raise ValueError(f"a stage both ways cannot have {', '.join(refused)}; leave that out, or take one way.")
+        self.gates, self.both_ways = gates, both_ways
 
     def forward(
         self,
@@ -112,26 +141,24 @@ class EdgeStage(TakesGradients):
 
         Args:
             nodes: States of owned nodes, [num_owned, node width], on their way to the ghosts; None if the MLP takes
-                none.
+                none and there are no sums.
             edges: States of the local edges, [num_edges, edge width]; None if the MLP takes none.
             graph: The part.
-            sums: Also sum the new edge states at their `dst` and at their `src`.
+            sums: Also sum the new edge states, or the messages of a gate, at `dst` and at `src` of each edge.
             key: Drop numbers at random, as the MLP's `dropout` says; None: drop nothing.
 
         Returns:
-            New edge states [num_edges, out] and their sums at owned nodes, [num_owned, 2 out]: at `dst`, then at `src`.
-            [num_owned, 0] without `sums`.
+            New edge states [num_edges, out] and the sums at owned nodes, [num_owned, 2 width]: at `dst`, then at `src`.
+            [num_owned, 0] without `sums`. A stage both ways gives [num_edges, 0] for edge states.
 
         Raises:
-            ValueError: If the states do not fit the MLP, or sums are asked of a stage that knows no halo or of a plain
-                output.
+            ValueError: If the states do not fit the MLP, or sums are asked of a stage that knows no halo or of a
+                readout that is no gate.
         """
-        width = 0 if edges is None else edges.shape[1]
-        _check_columns(self.mlp, width + (0 if nodes is None else 2 * nodes.owned.shape[1]))
-        results = through([self], nodes, edges, graph, sums=sums, keys=[key], calls_hooks=False)
-        new_edges = results.readout if self.mlp.plain else results.edges
-        assert new_edges is not None
-        return new_edges, results.sums
+        keeps = not self.both_ways
+        results = through([self], nodes, edges, graph, sums=sums, keeps=keeps, keys=[key], calls_hooks=False)
+        new_edges = results.readout if self.mlp.readout else results.edges
+        return graph.features.new_empty(graph.num_edges, 0) if new_edges is None else new_edges, results.sums
 
 
 def through(
@@ -151,19 +178,21 @@ def through(
     What one stage makes for the next never leaves the caches, and nothing of it is kept for backward.
 
     Args:
-        stages: Each takes the edge states that the one before it made. Only the last may be a plain output: it reads
-            them out.
-        nodes: States of owned nodes, [num_owned, node width], on their way to the ghosts; None if no stage takes any.
+        stages: Each takes the edge states that the one before it made. Only the last may be a readout of them.
+        nodes: States of owned nodes, [num_owned, node width], on their way to the ghosts; None if no stage takes any
+            and there are no sums.
         edges: States of the local edges, [num_edges, edge width]; None if the first stage takes none.
         graph: The part.
-        sums: Also sum the last edge states at their `dst` and at their `src`, scaled as the stage that made them says.
+        sums: Also sum the last edge states at their `dst` and at their `src`, scaled as the stage that made them says;
+            or the messages of the last stage, if that is a gate.
         keeps: Also give back these states.
         overwrites: They may take the place of `edges`, where no backward pass needs those.
         keys: Of random numbers for dropout, one for each stage; None: drop nothing.
         calls_hooks: Call the stages one by one where one of them is watched by a hook of torch.
 
     Raises:
-        ValueError: If states do not fit a stage, or sums are asked of what knows no halo or makes no states.
+        ValueError: If states do not fit a stage, or sums are asked of what knows no halo, or makes no states and is no
+            gate.
     """
     if calls_hooks and any(stage._forward_hooks for stage in stages):
         return _one_by_one(stages, nodes, edges, graph, sums, keeps, keys)
@@ -175,15 +204,24 @@ def through(
         if stage.residual:
             _check_residual(mlp, width)
         noise = noise_of(mlp, key, graph.plan.edge_ids)
-        chain.append(Link(mlp, stage, takes_nodes, stage.residual, stage.products, noise))
-        width = mlp.out_features
-    states = [stage for stage in stages if not stage.mlp.plain]
-    if sums and (nodes is None or not states):
-        raise ValueError("sums at both ends need node states and a normalised output; ask for none: sums=False.")
-    if any(link.mlp.plain for link in chain[:-1]):
-        raise ValueError("only the last of several stages may be a plain output: the others make states for the next.")
+        link = Link(mlp, stage, takes_nodes, stage.residual, stage.products, noise, gates=stage.gates)
+        chain += [link._replace(way=way) for way in ((FORTH, BACK) if stage.both_ways else (BOTH_ENDS,))]
+        read, width = width, mlp.out_features
+    summing, makes_states = _summing(stages), any(not stage.mlp.readout for stage in stages)
+    if sums and (nodes is None or summing is None):
+        raise ValueError("sums at both ends need node states and a stage that makes states; ask for none: sums=False.")
+    if sums and stages[-1].gates is not None:
+        _check_messages(read if stages[-1].gates == "edges" else node_width)
+    if any(link.mlp.readout for link in chain[:-1]):
+        raise ValueError("only the last of several stages may be a readout: the others make states for the next.")
+    if any(stage.both_ways for stage in stages) and not (len(stages) == 1 and edges is None and sums and not keeps):
+        raise ValueError(
+            "a stage both ways makes sums of node states and no edge states: call it alone, with edges=None, sums=True "
+            "and keeps=False."
+        )
     edges = graph.features.new_empty(graph.num_edges, 0) if edges is None else edges
-    aggregate, keeps = states[-1].aggregate if sums else None, keeps and bool(states)
+    aggregate = stages[summing].aggregate if sums and summing is not None else None
+    keeps = keeps and makes_states
     overwrites = overwrites and not torch.is_grad_enabled()
     step = _EdgeStep(tuple(chain), graph, aggregate, keeps, overwrites, _keeps_layers(stages, graph.num_edges), [])
     parameters = [parameter for stage in stages for parameter in stage.trainable()]
@@ -202,25 +240,32 @@ def _one_by_one(
     keys: Sequence[int | None],
 ) -> EdgeResults:
     """`through`, for who watches each stage: hooks of a module see what it is called with and what it makes."""
-    last = max((i for i, stage in enumerate(stages) if not stage.mlp.plain), default=-1)
-    at_ends, readout = graph.features.new_empty(graph.num_owned, 0), None
+    at_ends, readout, made_states = graph.features.new_empty(graph.num_owned, 0), None, False
     for position, (stage, key) in enumerate(zip(stages, keys, strict=True)):
-        width = 0 if edges is None else edges.shape[1]
-        own_nodes = nodes if stage.mlp.in_features != width else None
-        made, own_sums = stage(own_nodes, edges, graph, sums and position == last, key)
-        if stage.mlp.plain:
+        width, sums_here = 0 if edges is None else edges.shape[1], sums and position == _summing(stages)
+        own_nodes = nodes if sums_here or stage.mlp.in_features != width else None
+        made, own_sums = stage(own_nodes, edges, graph, sums_here, key)
+        at_ends = own_sums if sums_here else at_ends
+        if stage.mlp.readout:
             readout = made
         else:
-            edges, at_ends = made, own_sums if position == last else at_ends
-    return EdgeResults(edges if keeps and last >= 0 else None, at_ends, readout)
+            edges, made_states = made, True
+    return EdgeResults(edges if keeps and made_states else None, at_ends, readout)
+
+
+def _summing(stages: Sequence[EdgeStage]) -> int | None:
+    """Which of several stages makes the sums: the last one, if it is a gate, else the last that makes states."""
+    sums = [i for i, stage in enumerate(stages) if not stage.mlp.readout or stage.gates is not None]
+    return sums[-1] if sums else None
 
 
 def _keeps_layers(stages: Sequence[NodeStage | EdgeStage], rows: int) -> bool:
     """Whether backward of a call gets its layers instead of computing them again; no bit depends on it."""
-    columns = sum(layer.linear.out_features for stage in stages for layer in stage.mlp.layers)
+    twice = [stage for stage in stages if isinstance(stage, EdgeStage) and stage.both_ways]
+    widths = [layer.linear.out_features for stage in (*stages, *twice) for layer in stage.mlp.layers]
     item_bytes = stages[0].mlp.layers[0].linear.weight.itemsize
     keep = all(stage.keeps_layers for stage in stages)
-    return keep and torch.is_grad_enabled() and bytes_of_layers(rows, columns, item_bytes) <= MOST_BYTES_OF_LAYERS
+    return keep and torch.is_grad_enabled() and bytes_of_layers(rows, widths, item_bytes) <= MOST_BYTES_OF_LAYERS
 
 
 def _check_columns(mlp: MLP, columns: int) -> None:
@@ -228,11 +273,16 @@ def _check_columns(mlp: MLP, columns: int) -> None:
         raise ValueError(f"the MLP of this stage takes {mlp.in_features} columns but got {columns}.")
 
 
+def _check_messages(width: int) -> None:
+    if width == 0 or width % COLUMN_BLOCK:
+        raise ValueError(f"messages of {width} columns are not summed; take states of a multiple of {COLUMN_BLOCK}.")
+
+
 def _check_residual(mlp: MLP, width: int) -> None:
-    if mlp.plain or width != mlp.out_features:
+    if mlp.readout or width != mlp.out_features:
         raise ValueError(
-            f"a residual adds {mlp.out_features} columns to states of {width}, which must be as many, of a layer with "
-            "a norm; give the perceptron the width of the states, or residual=False."
+            f"a residual adds {mlp.out_features} columns to states of {width}, which must be as many, and no "
+            "readout; give the perceptron the width of the states, or residual=False."
         )
 
 
@@ -251,7 +301,8 @@ class _NodeStep(NamedTuple):
 
     def on(self, nodes: NodeRows, tables: Sequence[Tensor]) -> NodeCall:
         engine = NodeBatches if tables[0].is_cuda else NodeTiles
-        return engine(self.stage.mlp, nodes, tables, self.stage.residual, self.key, self.made)
+        residual = self.stage.states if self.stage.residual else None
+        return engine(self.stage.mlp, nodes, tables, residual, self.key, self.made)
 
 
 class _OnNodes(torch.autograd.Function):
@@ -316,8 +367,10 @@ class _OnEdges(torch.autograd.Function):
             of_sums = like.new_zeros(ctx.shape_of_sums) if of_sums is None else of_sums
             scale = scale_of_sums(step.graph, step.aggregate, of_sums)
             if scale is not None:
-                scaled = empty_table(len(of_sums), of_sums.shape[1], like)
-                halves = (table.unflatten(1, (2, -1)) for table in (of_sums.contiguous(), scaled))
+                rows, columns = of_sums.shape
+                scaled = empty_table(rows, columns, like)
+                # Not -1: a part may own nothing, and then any width would fit.
+                halves = (table.view(rows, 2, columns // 2) for table in (of_sums.contiguous(), scaled))
                 torch.mul(next(halves), scale[..., None], out=next(halves))
                 of_sums = scaled
             spread = ctx.halo.spread(of_sums)

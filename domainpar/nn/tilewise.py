@@ -16,9 +16,21 @@ import torch
 from torch import Tensor
 
 from domainpar.nn import operations
-from domainpar.nn.blocks import NOWHERE, AtEnds, Folded, KeptLayer, Partials, Perceptron, SumsAt, fold, keep_of
+from domainpar.nn.blocks import (
+    NOWHERE,
+    AtEnds,
+    Folded,
+    Gate,
+    KeptLayer,
+    Partials,
+    Perceptron,
+    SumsAt,
+    fold,
+    keep_of,
+)
 from domainpar.nn.calls import EdgeCall, EdgeResults, Link, NodeCall, pieces_of, scale_of_sums
 from domainpar.nn.gradients import TakesGradients
+from domainpar.nn.kernels import BOTH_ENDS
 from domainpar.nn.mlp import limbs_at_ends
 from domainpar.nn.program import NOTHING, STRIP, Operand, Program, When, shared, table, tiles_of
 from domainpar.parallel.halo import Spread
@@ -39,7 +51,7 @@ class NodeTiles(NodeCall):
         folded, program = self._folded(), Program()
         out = empty_table(self.nodes.count, self.mlp.out_features, self.tables[0])
         kept = keep_of(folded, self.nodes.count) if keep else []
-        residual = table(self.tables[0]) if self.residual else NOTHING
+        residual = NOTHING if self.residual is None else table(self.tables[self.residual])
         perceptron = Perceptron(program, folded, noise=self.noise, kept=kept)
         perceptron.forward(self._inputs, residual=residual, out=table(out))
         program.run(tiles_of(self.nodes.pieces))
@@ -55,11 +67,12 @@ class NodeTiles(NodeCall):
         perceptron.take_partials(partials)
         partials.close()
         perceptron.forward(self._inputs)
-        carried = NOTHING if of_tables[0] is None or not self.residual else table(of_tables[0])
+        of_states = None if self.residual is None else of_tables[self.residual]
+        carried = NOTHING if of_states is None else table(of_states)
         of_product = perceptron.backward(table(gradient), carried=carried)
         for position, of_table in enumerate(of_tables):
             if of_table is not None:
-                perceptron.hand_back(of_product, position, table(of_table), add=self.residual and position == 0)
+                perceptron.hand_back(of_product, position, table(of_table), add=position == self.residual)
         partials.clear()
         program.run(tiles_of(self.nodes.pieces))
         perceptron.give(*partials.total(), taker)
@@ -121,7 +134,7 @@ class EdgeTiles(EdgeCall):
                 # A strip's states are read before any of them is written.
                 reuses = self.overwrites and like == (width, self.updates[-1].kind)
                 edges = self.edges if reuses else empty_table(graph.num_edges, width, self.edges, self.updates[-1].kind)
-        at_ends = _Sums(graph, width if self.aggregate else 0, exact)
+        at_ends = _Sums(graph, self.width_of_sums, exact)
         outs = {}
         if edges is not None:
             outs[len(self.updates) - 1] = table(edges)
@@ -150,7 +163,8 @@ class EdgeTiles(EdgeCall):
         for linked in chain:
             linked.perceptron.take_partials(partials)
         partials.close()
-        self._forward(program, chain, {len(chain) - 1: NOTHING}, NOWHERE)
+        gate = self._forward(program, chain, {len(chain) - 1: NOTHING})
+        of_messages = _Sums(graph, self.width_of_sums if self.gates == "nodes" else 0, chain[0].folded.exact)
         of_operand = _like(self.edges) if needed else None
         at_ends = [
             _Sums(graph, linked.folded.width if linked.link.takes_nodes else 0, linked.folded.exact) for linked in chain
@@ -163,20 +177,31 @@ class EdgeTiles(EdgeCall):
         gathered = NOTHING if of_sums is None else shared(of_sums.local)
         for position in range(len(chain) - 1, -1, -1):
             linked = chain[position]
-            reads = linked.link.mlp.plain
+            reads, turned = linked.link.mlp.readout, linked.link.turned
+            gates = gate if reads else None
             of_results = (None if tables[1] is None else table(tables[1])) if reads else gradient
-            if reads and of_results is None:
+            if reads and of_results is None and gates is None:
+                at_ends[position].cleared_by(program)  # and stays 0
                 continue
-            if of_results is None:
+            if of_results is None and gates is None:
                 of_results = program.room(STRIP, linked.link.mlp.out_features, linked.folded.exact)
                 operations.clear_rows(program, of_results)
-            carries = linked.link.residual or (reads and gradient is not None)
-            if position:
+            carries = linked.link.residual or (reads and (gradient is not None or self.gates == "edges"))
+            if not linked.folded.widths:
+                into = NOTHING
+            elif position:
                 into = program.room(STRIP, linked.folded.widths[0], linked.folded.exact)
             else:
-                into = NOTHING if of_operand is None or not linked.folded.widths else table(of_operand)
+                into = NOTHING if of_operand is None else table(of_operand)
             if reads and gradient is not None and into is not NOTHING:
                 operations.copy(program, gradient, into)
+            if gates is not None:
+                if gradient is None and carries and into is not NOTHING:
+                    operations.clear_rows(program, into)
+                of_sent = into if self.gates == "edges" else NOTHING
+                of_results = gates.backward(of_results or NOTHING, gathered, of_sent, of_messages.cleared_by(program))
+                gathered = NOTHING
+            assert of_results is not None
             of_product = linked.perceptron.backward(
                 of_results,
                 NOTHING if reads else gathered,
@@ -185,7 +210,9 @@ class EdgeTiles(EdgeCall):
             )
             if into is not NOTHING:
                 linked.perceptron.hand_back(of_product, 0, into, carries)
-            gradient, gathered = into if reads or position else None, gathered if reads else NOTHING
+            # The one before it, of the other way, has a half of the same sums; the states that it made go nowhere else.
+            gradient = into if (reads or position) and not turned else None
+            gathered = gathered if reads or turned else NOTHING
         partials.clear()
         self._run(program, of_sums)
         total = partials.total()
@@ -193,16 +220,22 @@ class EdgeTiles(EdgeCall):
             linked.perceptron.give(*total, linked.link.taker)
         if self.nodes is None:
             return None, of_operand
-        return products.back([sums.finish() for sums in at_ends]), of_operand
+        of_owned = products.back([sums.finish() for sums in at_ends])
+        if self.gates == "nodes":
+            at_dst, at_src = of_messages.finish().chunk(2, dim=1)
+            of_messages_at_nodes = at_dst + at_src
+            of_owned = of_messages_at_nodes if of_owned is None else of_owned.add_(of_messages_at_nodes)
+        return of_owned, of_operand
 
     def _linked(self, program: Program, keep: bool = False, kept: Sequence[Tensor] = ()) -> list[_Linked]:
         """The chain; its layers are to be kept, or were kept in forward and are taken from there."""
         linked, tables, ends = [], [self.edges] if self.edges.shape[1] else [], _ends(self.graph)
         layers = _layers(kept)
         for position, link in enumerate(self.chain):
+            tables = [] if link.turned else tables
             width = self.nodes.owned.shape[1] if link.takes_nodes and self.nodes is not None else 0
             if position == len(self.made):
-                self.made.append(fold(link.mlp, tables, width, link.products))
+                self.made.append(fold(link.mlp, tables, width, link.products, link.turned))
             folded = self.made[position]
             own, layers = layers[: len(folded.constants)], layers[len(folded.constants) :]
             own = keep_of(folded, self.graph.num_edges) if keep else own
@@ -210,22 +243,35 @@ class EdgeTiles(EdgeCall):
             if width and not kept:
                 columns = folded.at_ends.forward.shape[1]
                 at_nodes = empty_table(self.graph.plan.num_local, columns, self.graph.features, folded.exact)
-            perceptron = Perceptron(program, folded, ends, link.noise, own, again=bool(kept))
+            perceptron = Perceptron(program, folded, ends._replace(way=link.way), link.noise, own, again=bool(kept))
             linked.append(_Linked(link, folded, perceptron, at_nodes, own))
             tables = [torch.empty(0, link.mlp.out_features, dtype=link.kind)]  # what the next one takes
         return linked
 
-    def _forward(self, program: Program, chain: Sequence[_Linked], outs: dict[int, Operand], sums: SumsAt) -> None:
+    def _forward(
+        self, program: Program, chain: Sequence[_Linked], outs: dict[int, Operand], sums: SumsAt = NOWHERE
+    ) -> Gate | None:
         """All perceptrons; results go where `outs` says, those of others stay in memory of the strip."""
-        states = [table(self.edges)] if self.edges.shape[1] else []
+        states = read = [table(self.edges)] if self.edges.shape[1] else []
         for position, (link, _, perceptron, *_) in enumerate(chain):
+            states = [] if link.turned else states
             out = outs.get(position)
             if out is None:
                 out = program.room(STRIP, link.mlp.out_features, link.kind)
-            is_last = position == len(self.updates) - 1
+            is_summed = self.gates is None and (position == len(self.updates) - 1 or link.way != BOTH_ENDS)
             residual = states[0] if link.residual else NOTHING
-            perceptron.forward(states, chain[position].gathered, residual, out, sums if is_last else NOWHERE)
-            states = [out]
+            perceptron.forward(states, chain[position].gathered, residual, out, sums if is_summed else NOWHERE)
+            read, states = states, [out]
+        if self.gates is None or self.nodes is None:
+            return None
+        scores, ends = chain[-1].perceptron.readout, _ends(self.graph)
+        if self.gates == "nodes":
+            gate = Gate(program, scores, ends, nodes=shared(self.nodes.local))
+        else:
+            gate = Gate(program, scores, ends, rows=read[0])
+        if sums is not NOWHERE:
+            gate.forward(sums)
+        return gate
 
     def _run(self, program: Program, waiting: Spread | None, arrived: Callable[[], None] = lambda: None) -> None:
         """Do all tiles, those that need no ghost while ghosts are on their way."""
@@ -265,8 +311,10 @@ class _NodeProducts:
             operations.multiply(program, table(self._nodes.local), folded.at_ends.forward, table(at_nodes))
         program.run(tiles_of(pieces))
 
-    def back(self, of_ends: Sequence[Tensor]) -> Tensor:
+    def back(self, of_ends: Sequence[Tensor]) -> Tensor | None:
         """Gradient of the owned nodes' states, given that of their products; and that of the weights between."""
+        if not self._chain:
+            return None  # they came for their halo, or as messages
         assert self._nodes is not None
         states, program = self._nodes.local, Program()
         of_states = empty_table(self._graph.num_owned, states.shape[1], states)
@@ -292,8 +340,9 @@ class _NodeProducts:
         limbs, rejected, largest = partials.total()
         for linked, gradient, first, weight in zip(self._chain, gradients, firsts, weights):
             part = limbs[:, first : first + states.shape[1] * gradient.width]
-            halves = part.reshape(2, states.shape[1], 2, -1)[..., : len(weight)].transpose(2, 0, 3, 1)
-            linked.link.taker.give_limbs([weight], [limbs_at_ends(weight, *halves).reshape(2, -1)], rejected, largest)
+            at_dst, at_src = part.reshape(2, states.shape[1], 2, -1)[..., : len(weight)].transpose(2, 0, 3, 1)
+            whole = limbs_at_ends(weight, at_dst, at_src, linked.link.turned).reshape(2, -1)
+            linked.link.taker.give_limbs([weight], [whole], rejected, largest)
         return of_states
 
 

@@ -34,14 +34,15 @@ class Schedule:
 
     Attributes:
         lr: Peak learning rate.
-        shape: After the warm-up: `constant`; `cosine`, down to 0 after the last step; `step`, times 0.9 each 10 epochs.
+        shape: After the warm-up: `constant`; `trapezoid`, constant and in the last fifth of the steps linearly to 0;
+            `cosine`, down to 0 after the last step; `step`, times 0.9 each 10 epochs.
         warmup: Steps in which the rate rises linearly from 0 to `lr`.
         total_steps: Steps of the whole run, as its epochs plan them.
         steps_per_epoch: Steps of one epoch.
     """
 
     lr: float
-    shape: Literal["constant", "cosine", "step"]
+    shape: Literal["constant", "trapezoid", "cosine", "step"]
     warmup: int
     total_steps: int
     steps_per_epoch: int
@@ -50,9 +51,11 @@ class Schedule:
         """Learning rate of a step, counted from 0."""
         if step < self.warmup:
             return self.lr * (step + 1) / self.warmup
+        progress = min(1.0, (step - self.warmup) / max(1, self.total_steps - self.warmup))
+        if self.shape == "trapezoid":
+            return self.lr * min(1.0, 5 * (1.0 - progress))
         if self.shape == "cosine":
-            progress = (step - self.warmup) / max(1, self.total_steps - self.warmup)
-            return self.lr * 0.5 * (1.0 + math.cos(math.pi * min(1.0, progress)))
+            return self.lr * 0.5 * (1.0 + math.cos(math.pi * progress))
         if self.shape == "step":
             return self.lr * 0.9 ** (step // max(1, self.steps_per_epoch) // 10)
         return self.lr
@@ -205,14 +208,14 @@ class Trainer:
         between = transport.num_exchanges
         logits.backward(gradient)
         self.exchanges = between - began, transport.num_exchanges - between
-        tally.add(part, logits)
+        tally.add(part, torch.atleast_2d(logits)[-1])  # scores are those of the last readout
         # Both count on this rank only until they are reduced: the part at hand has added to them.
         if (tally.loss.rejected, self._gradients.rejected) != rejected:
             return [Suspect(part.name, in_logits=not is_finite(logits))]
         return []
 
     def _logits(self, part: LabelledPart, step: int) -> Tensor:
-        """Logits of a part in training; the same random numbers whenever a step computes them again."""
+        """Logits of a part in training, of all readouts; with the same random numbers whenever a step asks again."""
         with save_on_cpu(pin_memory=True) if self.offload else nullcontext():
             logits: Tensor = self.model(part.graph, part.halo, key_of(self.seed, step, part.name))
             return logits

@@ -27,25 +27,31 @@ def edge_loss(logits: Tensor, graph: LocalGraph, weights: Tensor, step_weight: f
 
     Divided by the weight of the whole step, never by this rank's own: a mean of per-rank means depends on the
     partition. So gradients are summed over ranks, not averaged. The gradient is given for every local edge: both
-    copies of a cut edge carry it whole. The loss counts each edge once, at its owner.
+    copies of a cut edge carry it whole. The loss counts each edge once, at its owner. That of several readouts is the
+    mean of theirs.
 
     Args:
-        logits: [num_edges].
+        logits: [num_edges], or of several readouts, [readouts, num_edges].
         graph: The part, with labels.
         weights: Weight of each local edge, [num_edges]; one below 0 teaches the edge as false, with its size.
         step_weight: Sum of the sizes of the weights of all edges of the step, over all events and ranks.
         loss_sum: Where the loss is summed, of length 1.
 
     Returns:
-        d loss / d logits, [num_edges].
+        d loss / d logits, of their shape.
     """
     assert graph.label is not None
     form = _over_arrays if logits.device.type == "cpu" else _over_tensors
     # In float64 whatever the network computes in: what is rounded, is rounded once, at the end.
-    z, w = (values.detach().to(torch.float64).contiguous() for values in (logits, weights))
-    gradient, partials = form(z, w, graph.label, graph.tiles.edge_ptr, graph.tiles.owned)
-    loss_sum.add_rows(partials[:, None] / step_weight)
-    return (gradient / step_weight).to(logits.dtype)
+    w, of_logits = weights.to(torch.float64).contiguous(), torch.empty_like(logits)
+    readouts, of_readouts = torch.atleast_2d(logits.detach()), torch.atleast_2d(of_logits)
+    divisor = step_weight * len(readouts)
+    for readout, of_readout in zip(readouts, of_readouts):
+        z = readout.to(torch.float64).contiguous()
+        gradient, partials = form(z, w, graph.label, graph.tiles.edge_ptr, graph.tiles.owned)
+        loss_sum.add_rows(partials[:, None] / divisor)
+        of_readout.copy_(gradient / divisor)
+    return of_logits
 
 
 def _over_tensors(

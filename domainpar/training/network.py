@@ -47,6 +47,7 @@ def make_network(config: TrainConfig, store: EventStore, standard: Standard | No
         residual=config.residual,
         aggregate=config.aggregate,
         activation=config.activation,
+        readouts=config.readouts,
         standard=standard,
     )
 

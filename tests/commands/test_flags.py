@@ -198,6 +198,7 @@ def test_every_flag_of_the_commands_is_understood():
         *"--dtype float64 --transport gloo --device cpu --seed 5 --overwrite --weight-decay 0 --clip 1".split(),
         *"--warmup 4 --lr-schedule cosine --true-weight 3 --fake-weight 0.5 --other-weight 0.1".split(),
         *"--shared-weights --log-every 1 --checkpoint-every 20 --threads 3 --dropout 0.25 --recompute-every 2".split(),
+        *"--readouts all".split(),
         *("--target", "pt: [1, .inf]"),
     )
     assert config == TrainConfig(
@@ -206,7 +207,7 @@ def test_every_flag_of_the_commands_is_understood():
         dtype="float64", transport="gloo", device="cpu", seed=5, overwrite=True, weight_decay=0.0, clip=1.0,
         warmup=4, lr_schedule="cosine", true_weight=3.0, fake_weight=0.5, other_weight=0.1,
         shared_weights=True, log_every=1, checkpoint_every=20, threads=3, dropout=0.25, recompute_every=2,
-        target="pt: [1, .inf]",
+        readouts="all", target="pt: [1, .inf]",
     )  # fmt: skip
     assert trained_with("--shared-weights", "--separate-weights").shared_weights is False
     on_gpu = trained_with(*"--precision bf16 --device cuda --offload".split())

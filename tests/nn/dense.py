@@ -5,17 +5,16 @@ from torch import nn
 
 from domainpar.nn.noise import Noise, keeps, key_of
 
-ACTIVATIONS = {"none": lambda rows: rows, "relu": torch.relu, "silu": nn.functional.silu, "tanh": torch.tanh}
+ACTIVATIONS = [lambda rows: rows, torch.relu, nn.functional.silu, torch.tanh]  # as in domainpar.nn.mlp.ACTIVATIONS
 
 
 def mlp(module, rows, key=None):
     """What an `MLP` of ours computes, on plain rows; with a key, numbers of the rows 0, 1, ... are dropped."""
-    for position, linear in enumerate(module.linears):
+    for position, (linear, norm, activation) in enumerate(module.layers):
         rows = nn.functional.linear(rows, linear.weight, linear.bias)
-        if position < len(module.norms):
-            norm = module.norms[position]
+        if norm is not None:
             rows = nn.functional.layer_norm(rows, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
-        rows = ACTIVATIONS[module.activations[position]](rows)
+        rows = ACTIVATIONS[activation](rows)
         if key is not None and position < len(module.linears) - 1:
             noise = Noise(key, module.dropout, torch.arange(len(rows)).numpy())
             rows = rows * keeps(noise, position, slice(None), rows.shape[1], rows)
@@ -38,24 +37,25 @@ def edge_stage(stage, nodes, edges, src, dst, key=None):
 def node_stage(stage, tables, key=None):
     """New states of nodes."""
     new = mlp(stage.mlp, torch.cat(tables, dim=1), key)
-    return new + tables[0] if stage.residual else new
+    return new + tables[stage.states] if stage.residual else new
 
 
 def interaction_network(model, features, edge_features, src, dst, key=None):
-    """Logits of all edges; with a key, numbers are dropped as in training."""
+    """Logits of all edges; with a key, numbers are dropped as in training, and all readouts are there if several."""
 
     def of(*which):
         return None if key is None else key_of(key, *which)
 
+    logits = []
     x = mlp(model.node_encoder.mlp, features, of("node encoder"))
     e, at_dst, at_src = edge_stage(model.edge_encoder, x, edge_features, src, dst, of("edge encoder"))
-    if model.node_first:
-        for position, (node, edge) in enumerate(zip(model.node_stages, model.edge_stages, strict=True)):
-            x = node_stage(node, [x, at_dst, at_src], of("nodes", position))
-            e, at_dst, at_src = edge_stage(edge, x, e, src, dst, of("edges", position))
-        return mlp(model.head.mlp, torch.cat([x[src], x[dst], e], dim=1), of("head"))[:, 0]
     for position, edge in enumerate(model.edge_stages):
-        e, at_dst, at_src = edge_stage(edge, x, e, src, dst, of("edges", position))
-        if position < len(model.node_stages):
+        if model.node_first:
             x = node_stage(model.node_stages[position], [x, at_dst, at_src], of("nodes", position))
-    return mlp(model.head.mlp, e, of("head"))[:, 0]
+        e, at_dst, at_src = edge_stage(edge, x, e, src, dst, of("edges", position))
+        is_last = position == len(model.edge_stages) - 1
+        rows = torch.cat([x[src], x[dst], e], dim=1) if model.node_first else e
+        logits.append(mlp(model.head.mlp, rows, of("head") if is_last else of("head", position))[:, 0])
+        if not model.node_first and not is_last:
+            x = node_stage(model.node_stages[position], [x, at_dst, at_src], of("nodes", position))
+    return torch.stack(logits) if key is not None and model.num_readouts > 1 else logits[-1]

@@ -7,8 +7,9 @@ import numpy as np
 import torch
 from tiled import sha
 
-from domainpar.nn.gradients import GradientSink
 from domainpar.nn.interaction import InteractionNetwork
+from domainpar.nn.on_stages import PUBLISHED_ON_STAGES, PublishedOnStages
+from domainpar.nn.published import OF_THE_FIELD
 from domainpar.testing import run_ranks
 
 
@@ -17,7 +18,7 @@ class Answer:
     """What a network makes of an event.
 
     Attributes:
-        logits: Of all edges, in global order.
+        logits: Of all edges, in global order, [num_edges] or [readouts, num_edges].
         gradients: Of every parameter, by name, for an upstream gradient that is a function of the edge.
     """
 
@@ -30,9 +31,21 @@ class Answer:
         return sha(self.logits, *self.gradients.values())
 
 
-def network(event, dtype=torch.float64, **flags):
-    """A small network for the features of an event; the same weights every time."""
+def network(event, dtype=torch.float64, published=None, **flags):
+    """A small network for the features of an event, or a published one on stages; the same weights every time."""
+    if published is not None:
+        return PUBLISHED_ON_STAGES[published](published_network(event, published, **flags).to(dtype))
     return InteractionNetwork(3, event.graph.edge_features.shape[1], hidden=16, dtype=dtype, **flags)
+
+
+def published_network(event, name, graph_iters=3):
+    """A published network in plain torch, in float64; biases and norms are no longer what they begin with."""
+    model = OF_THE_FIELD[name](3, event.graph.edge_features.shape[1], hidden=16, graph_iters=graph_iters).double()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, dtype=torch.float64, generator=generator)
+    return model
 
 
 def upstream(event, dtype=torch.float64):
@@ -41,13 +54,19 @@ def upstream(event, dtype=torch.float64):
     return torch.rand(event.graph.num_edges, dtype=torch.float64, generator=generator).to(dtype)
 
 
+def pull(logits, upstream):
+    """Back from logits, given the gradient of those of one readout; that of each further one is as much larger."""
+    factors = torch.arange(1, len(torch.atleast_2d(logits)) + 1, dtype=upstream.dtype, device=upstream.device)
+    logits.backward((factors[:, None] * upstream).view_as(logits))
+
+
 def forward_and_back(world, event, grouping="random", key=None, dtype=torch.float64, device="cpu", **flags):
     """Global ids of the local edges, whether they are owned, their logits, and the gradients summed over ranks."""
     part = event.part(world.transport, event.grouping(grouping, world.size, seed=world.size), dtype, device=device)
     model = network(event, dtype, **flags).to(device)
-    sink = GradientSink(model)
+    sink = model.gradients()
     logits = model(part.graph, part.halo, key)
-    logits.backward(upstream(event, dtype)[torch.from_numpy(part.graph.plan.edge_ids)].to(device))
+    pull(logits, upstream(event, dtype)[torch.from_numpy(part.graph.plan.edge_ids)].to(device))
     assert sink.reduce(world.transport) == 0
     plan = part.graph.plan
     gradients = {name: parameter.grad.cpu() for name, parameter in model.named_parameters()}
@@ -56,12 +75,12 @@ def forward_and_back(world, event, grouping="random", key=None, dtype=torch.floa
 
 def whole(event, found, copies_agree=True):
     """The one answer of what all ranks found, who must have the same gradients and, of a cut edge, the same logit."""
-    logits = np.full(event.graph.num_edges, np.nan, found[0][2].dtype)
+    logits = np.full((*found[0][2].shape[:-1], event.graph.num_edges), np.nan, found[0][2].dtype)
     for ids, owned, theirs, gradients in found:
-        logits[ids[owned]] = theirs[owned]
+        logits[..., ids[owned]] = theirs[..., owned]
         assert sha(*gradients.values()) == sha(*found[0][3].values()), "gradients of two ranks"
     for ids, _, theirs, _ in found if copies_agree else ():
-        assert np.array_equal(logits[ids], theirs), "logits of two copies of an edge"
+        assert np.array_equal(logits[..., ids], theirs), "logits of two copies of an edge"
     return Answer(torch.from_numpy(logits), found[0][3])
 
 
@@ -77,8 +96,12 @@ def _forward_and_back(world, event, how):
 def by_formula(event, key=None, **flags):
     """The answer of plain torch on the whole event, in float64."""
     model = network(event, **flags)
-    logits = dense.interaction_network(model, *tables(event), key)
-    logits.backward(upstream(event))
+    if isinstance(model, PublishedOnStages):
+        features, edge_features, src, dst = tables(event)
+        logits = model.module(features, torch.stack([src, dst]), edge_features)
+    else:
+        logits = dense.interaction_network(model, *tables(event), key)
+    pull(logits, upstream(event))
     gradients = {
         name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         for name, parameter in model.named_parameters()

@@ -133,7 +133,7 @@ def test_a_sum_at_a_node_runs_over_its_edges_in_global_order(dtype):
 def _sums(world, event, dtype):
     graph = event.part(world.transport, event.grouping("random", world.size, seed=1), dtype).graph
     rows = torch.randn(graph.num_edges, 48, dtype=dtype, generator=torch.Generator().manual_seed(world.rank))
-    return world.rank, batchwise._sums_at_ends(rows, graph), rows, graph
+    return world.rank, batchwise._sums_at_ends(rows, rows, graph), rows, graph
 
 
 @pytest.mark.parametrize("products", [None, torch.bfloat16], ids=["float32", "bf16"])

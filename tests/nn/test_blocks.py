@@ -26,10 +26,10 @@ SHAPES = {
     "one layer of nodes alone": (16, (), (32,), False),
     "three layers": (16, (16,), (64, 48, 32), False),
     "three tables": (0, (3, 16, 10), (32, 32), False),
-    "a plain output of width 1": (16, (16,), (32, 1), True),
-    "a plain output of width 5 after three layers": (0, (16,), (16, 32, 16, 5), True),
-    "a plain output alone": (0, (3,), (5,), True),
-    "a plain output of width 1 alone": (0, (16,), (1,), True),
+    "a readout of width 1": (16, (16,), (32, 1), True),
+    "a readout of width 5 after three layers": (0, (16,), (16, 32, 16, 5), True),
+    "a readout alone": (0, (3,), (5,), True),
+    "a readout of width 1 alone": (0, (16,), (1,), True),
 }
 each_shape = pytest.mark.parametrize(("node_width", "widths", "layers", "plain"), SHAPES.values(), ids=SHAPES)
 
@@ -82,7 +82,7 @@ def test_the_way_back_is_the_transpose_with_its_columns_padded_by_zeros(node_wid
         assert not back[:, len(forward) :].any()
 
 
-def test_operands_are_kept_in_the_type_of_what_comes_in_and_those_of_a_plain_output_in_that_of_the_parameters():
+def test_operands_are_kept_in_the_type_of_what_comes_in_and_those_of_a_readout_in_that_of_the_parameters():
     mlp = make(0, (16,), (16, 16, 1), True, torch.float32)
     exact, narrow = torch.float32, torch.bfloat16
     assert fold(mlp, [torch.empty(0, 16, dtype=narrow)], 0, narrow).kinds == (narrow, narrow, exact)
@@ -100,8 +100,8 @@ def test_weights_are_rounded_where_their_operands_are_and_kept_in_the_type_of_th
             assert torch.equal(table, table.to(narrow).float()) == is_rounded
 
 
-def test_node_states_into_a_plain_output_alone_are_refused():
-    with pytest.raises(ValueError, match="plain output alone cannot take node states; give the perceptron a hidden"):
+def test_node_states_into_a_readout_alone_are_refused():
+    with pytest.raises(ValueError, match="a readout alone cannot take node states; give the perceptron a hidden"):
         fold(make(4, (7,), (5,), True), [torch.empty(0, 7)], 4)
 
 
@@ -148,8 +148,8 @@ def on_a_tile(mlp, inputs):
     at_nodes = inputs.nodes @ folded.at_ends.forward
     how = {"node_width": node_width, "ends": ends, "at_nodes": shared(at_nodes) if node_width else NOTHING}
 
-    out, sums = torch.full_like(inputs.upstream, UNTOUCHED), new_sums(NUM_NODES, 0 if mlp.plain else mlp.out_features)
-    forward(mlp, inputs.tables, inputs.rows, out, **how, sums=None if mlp.plain else as_operands(sums))
+    out, sums = torch.full_like(inputs.upstream, UNTOUCHED), new_sums(NUM_NODES, 0 if mlp.readout else mlp.out_features)
+    forward(mlp, inputs.tables, inputs.rows, out, **how, sums=None if mlp.readout else as_operands(sums))
 
     of_ends = new_sums(NUM_NODES, folded.width)
     found = back(
@@ -179,8 +179,8 @@ def by_autograd(mlp, inputs):
     nodes, *tables = (table.clone().requires_grad_() for table in (inputs.nodes, *inputs.tables))
     src, dst = torch.from_numpy(inputs.src), torch.from_numpy(inputs.dst)
     out = dense.mlp(mlp, torch.cat([nodes[src], nodes[dst], *tables], dim=1))
-    zeros = out.new_zeros(0 if mlp.plain else NUM_NODES, out.shape[1])
-    sums = [zeros if mlp.plain else zeros.index_add(0, end, out) for end in (dst, src)]
+    zeros = out.new_zeros(0 if mlp.readout else NUM_NODES, out.shape[1])
+    sums = [zeros if mlp.readout else zeros.index_add(0, end, out) for end in (dst, src)]
     given = [nodes, *tables] if nodes.shape[1] else tables
     gradients = torch.autograd.grad(out, [*given, *mlp.parameters()], inputs.upstream)
     return out.detach(), torch.cat(sums, dim=1).detach(), gradients[: len(given)], gradients[len(given) :]

@@ -1,25 +1,18 @@
 """Kernels have the same bits on machines with other instructions."""
 
 import hashlib
-import os
-import platform
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from one_operation import call, multiply, outer
+from other_machines import OTHERS, needs_x86, printed_on
 
 from domainpar.nn import operations
 from domainpar.nn.kernels import EPS, NUM_CONSTANTS, SILU, TANH
 
 ROWS, IN, OUT = 53, 21, 80
-OTHERS = {
-    "vectors of 256 bits": {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma,-avx512f"},
-    "of 128 bits, no multiply-add": {"NUMBA_CPU_NAME": "x86-64", "NUMBA_CPU_FEATURES": "-avx,-fma"},
-}
 
 
 def kernels_hash():
@@ -39,7 +32,7 @@ def kernels_hash():
     constants[EPS] = 1e-5
     dst, src = generator.integers(0, ROWS, (2, ROWS))
     out, of_product, of_constants, inverse = zeros(ROWS, OUT), zeros(ROWS, OUT), zeros(3, OUT), zeros(1, ROWS + 3)
-    layer = (constants, True, 1, 0, 0, 0, product, inverse, zeros(2, 8), zeros(ROWS + 3, OUT), src, dst, src, ROWS)
+    layer = (constants, True, 1, 0, 0, 0, product, inverse, zeros(2, 8), zeros(ROWS + 3, OUT), src, dst, src, ROWS, 0)
     sums, back = ((zeros(ROWS, 2 * OUT), zeros(ROWS, OUT)) for _ in range(2))
     gathered = drawn(ROWS, 2 * OUT)
     call(operations.layer_forward(OUT, exact, exact), *layer, *sums, gathered, 0, out, count=ROWS)
@@ -59,9 +52,7 @@ def kernels_hash():
     return hashlib.sha256(b"".join(table.tobytes() for table in made)).hexdigest()
 
 
-WITHOUT_512_BITS = """
-import llvmlite.binding
-llvmlite.binding.get_host_cpu_features = dict  # as a machine would say that has none
+PROGRAM = """
 import test_instructions
 from domainpar.nn import microkernel, operations
 print(test_instructions.kernels_hash(), *microkernel.WIDE)
@@ -69,14 +60,9 @@ print(any("zmm" in code for kernel in operations._alive for code in kernel.inspe
 """
 
 
-@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="not an x86-64")
+@needs_x86
 @pytest.mark.slow
-@pytest.mark.parametrize("machine", OTHERS.values(), ids=OTHERS)
+@pytest.mark.parametrize("machine", OTHERS)
 def test_products_and_norms_have_the_same_bits_on_a_machine_with_other_instructions(machine, tmp_path):
     """There the blocks of products have another shape, too."""
-    environment = {**os.environ, **machine, "NUMBA_CACHE_DIR": str(tmp_path)}
-    program = [sys.executable, "-c", WITHOUT_512_BITS]
-    folder = Path(__file__).parent
-    other = subprocess.run(program, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
-    assert other.returncode == 0, other.stderr
-    assert other.stdout.split() == [kernels_hash(), "6", "1", "False"]
+    assert printed_on(machine, PROGRAM, Path(__file__).parent, tmp_path) == [kernels_hash(), "6", "1", "False"]

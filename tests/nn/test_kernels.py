@@ -9,7 +9,20 @@ from one_operation import KINDS, call
 from torch.nn import functional as F
 
 from domainpar.nn import operations
-from domainpar.nn.kernels import BIAS, EPS, KEPT, NUM_CONSTANTS, SCALE, SHIFT, Ends, Sums, split_partials
+from domainpar.nn.kernels import (
+    BACK,
+    BIAS,
+    BOTH_ENDS,
+    EPS,
+    FORTH,
+    KEPT,
+    NUM_CONSTANTS,
+    SCALE,
+    SHIFT,
+    Ends,
+    Sums,
+    split_partials,
+)
 from domainpar.nn.lanes import ROWS_AT_ONCE
 from domainpar.nn.mlp import ACTIVATIONS, padded
 from domainpar.nn.noise import Noise, keeps, threshold_of
@@ -61,7 +74,7 @@ class Block:
 
     def ends_from(self, first):
         """The operands of the ends of edges from one on."""
-        return *(end[first:] for end in self.ends[:3]), self.ends.num_owned
+        return *(end[first:] for end in self.ends[:3]), self.ends.num_owned, self.ends.way
 
 
 def drawn(width, dtype=np.float64, num_rows=100, seed=0):
@@ -76,7 +89,7 @@ def drawn(width, dtype=np.float64, num_rows=100, seed=0):
     pair = np.where(src < NUM_OWNED, np.arange(NUM_EDGES) // 60 * NUM_OWNED + src, -1)
     constants = table(NUM_CONSTANTS)
     constants[EPS] = 1e-5
-    ends = Ends(src, dst, pair, NUM_OWNED)
+    ends = Ends(src, dst, pair, NUM_OWNED, BOTH_ENDS)
     at_ends, of_ends = table(NUM_LOCAL, 2 * width), table(NUM_LOCAL, 2 * width)
     return Block(table(num_rows), constants, ends, at_ends, table(num_rows), of_ends)
 
@@ -248,6 +261,23 @@ def test_rows_are_summed_at_owned_ends_in_the_order_of_edges(width, kernel, dtyp
     assert (backwards.at_ends != sums.at_ends).any(), "another order would be seen"
 
 
+@pytest.mark.parametrize("way", [FORTH, BACK])
+def test_results_of_one_way_are_summed_at_one_end_and_get_their_gradient_from_there(way):
+    block = drawn(32)
+    one_way, sums, of_products = replace(block, ends=block.ends._replace(way=way)), block.new_sums(), block.new_sums()
+    forward(one_way, sums=sums)
+    expected = added_up_one_by_one(block, forward(block)[0])
+    assert_same_bits(sums.at_ends, expected.at_ends * (way == FORTH))
+    assert_same_bits(sums.at_pairs, expected.at_pairs * (way == BACK))
+    halved = block.of_ends.copy()
+    halved[:, :32] *= way == FORTH
+    halved[:, 32:] *= way == BACK
+    found, _ = backward(one_way, sums=of_products)
+    np.testing.assert_array_equal(found, backward(replace(block, of_ends=halved))[0])
+    for ours, theirs in zip(of_products, added_up_one_by_one(block, found)):
+        assert_same_bits(ours, theirs)
+
+
 def test_a_sum_of_rows_of_minus_zero_is_plus_zero():
     block = drawn(32)
     block.constants[SHIFT] = 100.0  # all pass the ReLU; scales of either sign
@@ -291,7 +321,7 @@ def other_company(block, seed):
     edges, first = FIRST + chosen, int(rng.integers(0, 50))
     before = rng.integers(0, NUM_LOCAL, (2, first))
     src, dst = (np.append(some, end[edges]) for some, end in zip(before, block.ends))
-    ends = Ends(src, dst, np.append(before[0], block.ends.pair[edges]), NUM_OWNED)
+    ends = Ends(src, dst, np.append(before[0], block.ends.pair[edges]), NUM_OWNED, block.ends.way)
     noise = replace(block.noise, ids=np.append(before[0], block.noise.ids[edges]))
     rows, gradient = (table[chosen].copy() for table in (block.rows, block.gradient))
     return replace(block, rows=rows, gradient=gradient, ends=ends, noise=noise), chosen, first

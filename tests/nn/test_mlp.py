@@ -1,5 +1,7 @@
 """Perceptrons on blocks are torch's own layers, and padding columns take no part."""
 
+import copy
+
 import pytest
 import torch
 from one_perceptron import back, forward, rows_of
@@ -11,13 +13,13 @@ from domainpar.nn.mlp import MLP, PaddedLinear, padded
 SHAPES = {
     "hidden layers": (9, (32, 16), False),
     "one layer, no padding": (16, (48,), False),
-    "a plain output of width 1": (21, (32, 32, 1), True),
-    "a plain output alone": (3, (5,), True),
+    "a readout of width 1": (21, (32, 32, 1), True),
+    "a readout alone": (3, (5,), True),
 }
 
 
-def make(in_features, widths, plain_output):
-    mlp = MLP(in_features, widths, torch.Generator().manual_seed(1), plain_output).double()
+def make(in_features, widths, readout):
+    mlp = MLP(in_features, widths, torch.Generator().manual_seed(1), readout).double()
     for norm in mlp.norms:  # other than the ones and zeros they begin with
         nn.init.normal_(norm.weight)
         nn.init.normal_(norm.bias)
@@ -43,9 +45,9 @@ def on_a_tile(mlp, rows, upstream):
     return out, left, back(mlp, [rows], every, upstream).of_tables[0]
 
 
-@pytest.mark.parametrize(("in_features", "widths", "plain_output"), SHAPES.values(), ids=SHAPES)
-def test_an_mlp_is_torchs_linear_layer_norm_and_relu_forward_and_backward(in_features, widths, plain_output):
-    mlp = make(in_features, widths, plain_output)
+@pytest.mark.parametrize(("in_features", "widths", "readout"), SHAPES.values(), ids=SHAPES)
+def test_an_mlp_is_torchs_linear_layer_norm_and_relu_forward_and_backward(in_features, widths, readout):
+    mlp = make(in_features, widths, readout)
     rows = torch.randn(45, in_features, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     plain = rows.clone().requires_grad_()
     expected = as_torch_layers(mlp)(plain)
@@ -56,9 +58,9 @@ def test_an_mlp_is_torchs_linear_layer_norm_and_relu_forward_and_backward(in_fea
     torch.testing.assert_close(ours[:, :in_features], theirs, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(("in_features", "widths", "plain_output"), SHAPES.values(), ids=SHAPES)
-def test_padding_columns_stay_zero_and_get_no_gradient(in_features, widths, plain_output):
-    mlp = make(in_features, widths, plain_output)
+@pytest.mark.parametrize(("in_features", "widths", "readout"), SHAPES.values(), ids=SHAPES)
+def test_padding_columns_stay_zero_and_get_no_gradient(in_features, widths, readout):
+    mlp = make(in_features, widths, readout)
     rows = torch.ones(5, in_features, dtype=torch.float64)
     _, product, gradient = on_a_tile(mlp, rows, torch.ones(5, widths[-1], dtype=torch.float64))
     assert product.shape == (5, padded(widths[-1], COLUMN_BLOCK))
@@ -80,4 +82,86 @@ def test_a_normalised_width_that_would_need_padding_is_refused(width, advice):
     with pytest.raises(ValueError, match=f"hidden width {width} is not a multiple of 16; take {advice}"):
         MLP(9, (16, width), torch.Generator())
     with pytest.raises(ValueError, match="not a multiple of 16"):
-        MLP(9, (width, 1), torch.Generator(), plain_output=True)
+        MLP(9, (width, 1), torch.Generator(), readout=True)
+
+
+def sequential(*modules, seed=4):
+    """torch's layers in float64, with norms that scale and shift."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        net = nn.Sequential(*(module() for module in modules)).double()
+        for module in net:
+            for parameter in module.parameters() if isinstance(module, nn.LayerNorm) else ():
+                nn.init.normal_(parameter)
+    return net
+
+
+def linear(wide, width, **options):
+    return lambda: nn.Linear(wide, width, **options)
+
+
+def norm(width, **options):
+    return lambda: nn.LayerNorm(width, **options)
+
+
+NETS = {
+    "a norm in the middle only": ([linear(9, 32), nn.ReLU, linear(32, 16), norm(16), linear(16, 48), nn.Tanh], False),
+    "linear states": ([linear(9, 16), norm(16), nn.SiLU, linear(16, 32)], False),
+    "linear states alone": ([linear(9, 32)], False),
+    "no norm at all": ([linear(9, 16), nn.Tanh, linear(16, 16), nn.SiLU, linear(16, 3)], True),
+    "norms without scale and shift": (
+        [linear(9, 16), norm(16, elementwise_affine=False), nn.SiLU, linear(16, 16), norm(16), nn.Tanh],
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize(("modules", "readout"), NETS.values(), ids=NETS)
+def test_a_perceptron_of_torchs_layers_is_these_layers_with_every_gradient(modules, readout):
+    net = sequential(*modules)
+    mlp = MLP.of(net, readout)
+    rows = torch.randn(45, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    plain = rows.clone().requires_grad_()
+    expected = net(plain)
+    upstream = 1 - expected.detach().tanh() ** 2
+    theirs = torch.autograd.grad(expected, [plain, *mlp.parameters()], upstream)
+    out, every = rows.new_empty(len(rows), mlp.out_features), slice(0, len(rows))
+    forward(mlp, [rows], every, out)
+    ours = back(mlp, [rows], every, upstream)
+    assert set(mlp.parameters()) == set(net.parameters())
+    torch.testing.assert_close(out, expected.detach(), rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(ours.of_tables[0][:, :9], theirs[0], rtol=1e-12, atol=1e-12)
+    for one, other in zip(ours.of_parameters, theirs[1:], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+def test_layers_follow_replaced_parameters_types_and_copies():
+    net = sequential(*NETS["linear states"][0])
+    mlp = MLP.of(net)
+    mlp.linears[0].weight = nn.Parameter(torch.zeros(16, 9))
+    assert mlp.layers[0].linear.weight is net[0].weight
+    net.load_state_dict(sequential(*NETS["linear states"][0], seed=5).state_dict(), assign=True)
+    assert mlp.layers[0].linear.weight is net[0].weight
+    copied = copy.deepcopy(mlp).float()
+    assert copied.layers[0].linear is copied.linears[0] is not mlp.linears[0]
+    assert copied.layers[0].norm is copied.norms[0]
+    assert (copied.layers[0].linear.weight.dtype, mlp.layers[0].linear.weight.dtype) == (torch.float32, torch.float64)
+
+
+REFUSED = {
+    "another module": ([linear(9, 16), nn.GELU], False, "module 1 of a perceptron is GELU"),
+    "another order": ([linear(9, 16), nn.ReLU, norm(16)], False, "module 2 of a perceptron is LayerNorm"),
+    "no bias": ([linear(9, 16, bias=False)], False, "module 0 .* take Linear with a bias"),
+    "no linear layer": ([nn.ReLU], False, "module 0 of a perceptron is ReLU"),
+    "nothing": ([], False, "every perceptron has one"),
+    "a readout with an activation": ([linear(9, 1), nn.Tanh], True, "a readout ends in a Linear"),
+    "states of another width": ([linear(9, 16), nn.ReLU, linear(16, 1)], False, "hidden width 1 is not a multiple"),
+    "hidden layers of another width": ([linear(9, 20), nn.ReLU, linear(20, 1)], True, "width 20 .* take 32"),
+    "a norm with a scale alone": ([linear(9, 16), norm(16, bias=False)], False, "scale and shift, or with neither"),
+}
+
+
+@pytest.mark.parametrize(("modules", "readout", "message"), REFUSED.values(), ids=REFUSED)
+def test_other_layers_of_torch_are_refused(modules, readout, message):
+    with pytest.raises(ValueError, match=message):
+        MLP.of(sequential(*modules), readout)

@@ -31,7 +31,7 @@ def layer_of(noise, layer, width, first, count, dtype):
     of_dropout = noise.ids[first : first + count], noise.key_of_layer(layer), threshold_of(noise.rate)
     rows, gradient = np.random.default_rng(1).standard_normal((2, padded(count, 8), width)).astype(dtype)
     work = rows, *(np.empty(shape, dtype) for shape in ((1, len(rows)), (2, 8))), gradient
-    return constants, True, 1, *of_dropout, *work, *[0] * 6
+    return constants, True, 1, *of_dropout, *work, *[0] * 7
 
 
 def kept_by_forward(noise, layer, width, first, count, dtype):

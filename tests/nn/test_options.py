@@ -9,6 +9,7 @@ import torch
 from random_events import random_event
 from tiled import TiledEvent
 
+from domainpar.nn.gradients import GradientSink
 from domainpar.nn.mlp import MLP
 from domainpar.nn.stages import EdgeStage, NodeStage, through
 
@@ -21,9 +22,11 @@ OPTIONS = {
     "dropout": {"dropout": 0.2},
     "recompute": {"recompute_every": 1},
     "shared": {"shared_weights": True},
+    "readouts": {"readouts": "all"},
 }
 PAIRS = [(one, other) for one, other in itertools.combinations(OPTIONS, 2) if not OPTIONS[one].keys() & OPTIONS[other]]
 KEY = 7
+IN_TRAINING = {"dropout", "readouts"}
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +40,7 @@ def test_options_are_their_formulas_with_all_gradients(event, names, order):
     flags = {"order": order, "graph_iters": 3}
     for name in names:
         flags |= OPTIONS[name]
-    key = KEY if "dropout" in names else None
+    key = KEY if IN_TRAINING & set(names) else None
     expected = networks.by_formula(event, key, **flags)
     found = networks.on_ranks(event, 2, key=key, **flags)
     assert networks.distance(found, expected) < 1e-10
@@ -49,7 +52,7 @@ def test_with_any_options_all_ranks_have_one_hash(event, names, kind):
     flags = {"graph_iters": 3, "order": "node-first" if len(names) == 1 else "edge-first", **kind}
     for name in names:
         flags |= OPTIONS[name]
-    key = KEY if "dropout" in names else None
+    key = KEY if IN_TRAINING & set(names) else None
     found = {networks.on_ranks(event, ranks, dtype=torch.float32, key=key, **flags).sha for ranks in (1, 2, 3)}
     assert len(found) == 1
 
@@ -79,7 +82,7 @@ def test_only_the_last_of_several_stages_reads_out(event):
         stages = [_stage(16, (16, 16), plain=True), _stage(16)]
         through(stages, None, torch.zeros(graph.num_edges, 16), graph, sums=False, keys=[None, None])
 
-    with pytest.raises(ValueError, match="only the last of several stages may be a plain output"):
+    with pytest.raises(ValueError, match="only the last of several stages may be a readout"):
         networks.run_ranks(forward, 1)
 
 
@@ -91,7 +94,7 @@ def test_stages_that_are_watched_run_one_by_one_with_the_same_results(event):
     def forward(world):
         part = event.part(world.transport, event.grouping("random", 1, seed=1), torch.float64)
         model = networks.network(event, torch.float64, **flags)
-        sink = networks.GradientSink(model)
+        sink = GradientSink(model)
         for name, module in model.named_modules():
             if isinstance(module, EdgeStage):
                 module.register_forward_hook(lambda module, given, made, name=name: seen.append(name))

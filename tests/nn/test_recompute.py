@@ -36,7 +36,11 @@ def event():
 
 @pytest.mark.parametrize(
     "flags",
-    [slow({}, id="plain"), pytest.param({"dropout": 0.3, "products": torch.bfloat16}, id="dropout and bf16")],
+    [
+        slow({}, id="plain"),
+        pytest.param({"dropout": 0.3, "products": torch.bfloat16}, id="dropout and bf16"),
+        pytest.param({"dropout": 0.3, "readouts": "all"}, id="dropout and all readouts"),
+    ],
 )
 @pytest.mark.parametrize("order", ORDERS)
 def test_bits_are_those_of_a_network_that_keeps_everything(event, order, flags):
@@ -283,8 +287,12 @@ def test_without_a_backward_pass_no_state_is_held_that_has_been_replaced(
         {"residual": True, "activation": "silu", "aggregate": "root"},
         {"layers": 1, "activation": "tanh"},
         {"layers": 3, "shared_weights": True},
+        {"readouts": "all"},
     ],
-    ids=["plain", "dropout and bf16", "residual, silu and root", "one layer", "shared weights, three layers"],
+    ids=[
+        *("plain", "dropout and bf16", "residual, silu and root", "one layer", "shared weights, three layers"),
+        "all readouts",
+    ],
 )
 @pytest.mark.parametrize("order", ORDERS)
 def test_layers_that_are_kept_change_no_bit(event, order, flags, monkeypatch):

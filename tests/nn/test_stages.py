@@ -130,7 +130,7 @@ def stage_inputs(event, shape):
     num_edges, out = event.graph.edge_index.shape[1], layers[-1]
     tables = [torch.randn(rows, width, dtype=torch.float64, generator=generator) for rows, width in
               ((NUM_NODES, node_width), (num_edges, 7), (num_edges, out), (NUM_NODES, 2 * out))]  # fmt: skip
-    mlp = MLP(2 * node_width + 7, layers, generator, plain_output=shape.startswith("plain")).double()
+    mlp = MLP(2 * node_width + 7, layers, generator, readout=shape.startswith("plain")).double()
     return tables[0].requires_grad_(), tables[1].requires_grad_(), tables[2:], mlp
 
 
@@ -183,8 +183,8 @@ def test_a_loss_may_use_only_one_of_the_results_of_an_edge_stage(num_ranks, used
 
 
 @pytest.mark.parametrize("shape", ["edges alone", "plain, of width 1", "plain, of width 5"])
-def test_sums_of_a_stage_without_a_halo_or_of_a_plain_output_are_refused(shape):
-    with pytest.raises(ValueError, match="sums at both ends need node states and a normalised output"):
+def test_sums_of_a_stage_without_a_halo_or_of_a_readout_are_refused(shape):
+    with pytest.raises(ValueError, match="sums at both ends need node states and a stage that makes states"):
         run_ranks(_edge_stage, 1, tiled_event(), shape, True)
 
 

@@ -2,10 +2,6 @@
 
 import hashlib
 import math
-import os
-import platform
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from counted_calls import calls_of
+from other_machines import needs_x86, printed_on
 from random_events import random_event
 from tiled import TiledEvent, sha
 from torch.nn import functional as F
@@ -54,7 +51,7 @@ def _in_parts(world, logits, weights, step_weight, kind):
     for event, z, w in zip(EVENTS, logits, weights, strict=True):
         graph = event.part(world.transport, event.grouping(kind, world.size), z.dtype).graph
         ids = torch.from_numpy(graph.plan.edge_ids)
-        gradient = edge_loss(z[ids], graph, w[ids], step_weight, loss_sum)
+        gradient = edge_loss(z[..., ids], graph, w[ids], step_weight, loss_sum)
         found.append((ids, gradient, torch.from_numpy(graph.plan.edge_owned)))
     loss_sum.reduce(world.transport)
     return float(loss_sum.total()), loss_sum.rejected, found
@@ -69,6 +66,20 @@ def test_loss_and_gradient_are_torchs_in_one_piece(num_ranks, kind):
         assert (loss, rejected) == (pytest.approx(expected, rel=1e-13), 0)
         for (ids, gradient, _), whole in zip(found, gradients, strict=True):
             torch.testing.assert_close(gradient, whole[ids], rtol=1e-13, atol=1e-16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_the_loss_of_several_readouts_is_the_mean_of_theirs(num_ranks, dtype):
+    logits, weights = step(dtype)
+    readouts = [torch.stack([z, 0.5 * z, 1 - z]) for z in logits]
+    each = [in_one_piece([z[row].double() for z in readouts], [w.double() for w in weights]) for row in range(3)]
+    step_weight, bound = each[0][2], 1e-6 if dtype == torch.float32 else 1e-13
+    for loss, rejected, found in run_ranks(_in_parts, num_ranks, readouts, weights, step_weight, "random"):
+        assert (loss, rejected) == (pytest.approx(sum(loss for loss, *_ in each) / 3, rel=1e-13), 0)
+        for number, (ids, gradient, _) in enumerate(found):
+            whole = torch.stack([gradients[number] for _, gradients, _ in each]) / 3
+            torch.testing.assert_close(gradient.double(), whole[:, ids], rtol=bound, atol=1e-16)
 
 
 def test_every_edge_is_counted_once_though_cut_edges_have_two_copies():
@@ -237,8 +248,6 @@ def hash_of_drawn():
 
 
 WITHOUT_MULTIPLY_ADD = """
-import llvmlite.binding
-llvmlite.binding.get_host_cpu_features = dict  # as a machine would say that has none
 import test_loss
 from domainpar.training.loss import _over_edges
 print(test_loss.hash_of_drawn())
@@ -246,12 +255,8 @@ print(*("ymm" in code for code in _over_edges.inspect_asm().values()))
 """
 
 
-@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="not an x86-64")
+@needs_x86
 @pytest.mark.slow
 def test_the_loss_has_the_same_bits_on_a_machine_with_other_instructions(tmp_path):
-    machine = {"NUMBA_CPU_NAME": "x86-64", "NUMBA_CPU_FEATURES": "-avx,-fma", "NUMBA_CACHE_DIR": str(tmp_path)}
-    program, folder = [sys.executable, "-c", WITHOUT_MULTIPLY_ADD], Path(__file__).parent
-    environment = {**os.environ, **machine, "PYTHONPATH": f"{folder.parent}:{folder.parent.parent}"}
-    other = subprocess.run(program, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
-    assert other.returncode == 0, other.stderr
-    assert other.stdout.split() == [hash_of_drawn(), "False"]
+    machine, folder = "of 128 bits, no multiply-add", Path(__file__).parent
+    assert printed_on(machine, WITHOUT_MULTIPLY_ADD, folder, tmp_path) == [hash_of_drawn(), "False"]

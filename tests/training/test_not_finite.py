@@ -74,6 +74,14 @@ def test_a_shared_layer_is_named_with_its_call(store):
     assert "first in layer edge_stages.0, call 2 (forward) on rank 1" in watched.spokesman(found, 1).what
 
 
+def test_a_readout_of_one_of_several_iterations_is_named_with_its_call(store):
+    def spoil(trainer):
+        watched.poisoned(trainer.model.head, (2, 5))  # of three in each pass
+
+    found = watched.steps(store, 2, on_rank(1, spoil), graph_iters=3, readouts="all")
+    assert "first in layer head, call 2 (forward) on rank 1" in watched.spokesman(found, 1).what
+
+
 @fault(38)
 @pytest.mark.parametrize("layer", ["node_encoder", "edge_stages.0", "head"])
 def test_a_gradient_that_is_not_finite_is_named_by_its_layer(store, layer):

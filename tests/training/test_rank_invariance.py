@@ -40,6 +40,7 @@ NETWORKS = {
         "dropout": 0.2,
         "clip": 0.5,
         "events_per_step": 2,
+        "readouts": "all",
     },
 }
 

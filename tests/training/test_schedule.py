@@ -15,7 +15,7 @@ def test_constant_stays():
 
 
 def test_warm_up_rises_in_equal_steps_to_the_peak_and_is_part_of_every_shape():
-    for shape in ("constant", "cosine", "step"):
+    for shape in ("constant", "trapezoid", "cosine", "step"):
         assert rates(shape, warmup=4)[:5] == pytest.approx([0.125, 0.25, 0.375, 0.5, 0.5])
 
 
@@ -31,6 +31,11 @@ def test_cosine_stays_at_zero_beyond_the_planned_steps_and_bears_a_run_of_one_st
     assert rates("cosine", total_steps=4, steps=9)[4:] == [0.0] * 5
     assert rates("cosine", warmup=3, total_steps=3) == pytest.approx([0.5 / 3, 1 / 3, 0.5])
     assert rates("cosine", total_steps=1) == [0.5]
+
+
+def test_a_trapezoid_is_constant_and_falls_to_0_in_the_last_fifth():
+    found = rates("trapezoid", warmup=2, total_steps=12, steps=14)
+    assert found == pytest.approx([0.25, 0.5, *[0.5] * 8, 0.5, 0.25, 0.0, 0.0])
 
 
 def test_step_takes_a_tenth_off_every_ten_epochs():

@@ -113,10 +113,10 @@ def test_a_run_begins_only_on_a_store_that_has_constants(old_store, tmp_path):
         trained(old_store, tmp_path / "run", num_ranks=2)
     assert not (tmp_path / "run").exists()
     trained(old_store, tmp_path / "run", standardise=False)
-    trained(old_store, tmp_path / "agnn", model="agnn")
+    trained(old_store, tmp_path / "gcn", model="gcn")
 
 
-def test_networks_that_are_not_on_stages_take_features_as_they_are(store, tmp_path):
+def test_networks_of_the_field_take_features_as_they_are(store, tmp_path):
     for name, flags in {"on": {}, "off": {"standardise": False}}.items():
         trained(store, tmp_path / name, model="agnn", max_steps=2, **flags)
     ours, theirs = saved(tmp_path / "on"), saved(tmp_path / "off")

@@ -1,0 +1,167 @@
+"""Networks that are built on stages: the same bits on any number of ranks; and the published ones among them.
+
+The plain-torch definitions in `published` stay what they are. Here their layers become perceptrons of stages, with the
+same parameters, and their iterations passes over nodes and edges.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+from torch import Tensor, nn
+
+from domainpar.nn.classifier import EdgeClassifier, Exactness
+from domainpar.nn.gradients import GradientSink
+from domainpar.nn.mlp import MLP
+from domainpar.nn.published import AttentionNetwork, InteractionGNN, MessagePassingNetwork, PublishedNetwork
+from domainpar.nn.selftest import rows_are_independent
+from domainpar.nn.stages import EdgeStage, NodeStage, through
+from domainpar.parallel.halo import CompleteHalo, Spread
+from domainpar.parallel.local import LocalGraph
+from domainpar.parallel.transport import Transport
+from domainpar.parallel.world import World
+
+
+class OnStages(EdgeClassifier):
+    """A network all of whose parameters are in stages."""
+
+    @property
+    def layers(self) -> nn.Module:
+        """The stages: this network itself."""
+        return self
+
+    def gradients(self) -> GradientSink:
+        """The sink to which its stages give their partial gradients."""
+        return GradientSink(self.layers)
+
+    def exactness(self, transport: Transport) -> Exactness:
+        """The same bits on CPUs, if the self-test of the compiled kernels passes. *Collective*."""
+        if next(self.parameters()).device.type != "cpu":
+            return Exactness(bitwise=False)
+        return Exactness(bitwise=True, problem=rows_are_independent(self.layers, transport))
+
+    def take_from_root(self, world: World) -> None:
+        """Nothing to take: its tensors are a function of the seed."""
+
+    def verify(self, edge_index: Tensor, x: Tensor, edge_attr: Tensor) -> str:
+        """Nothing to compare: split and whole are the same stages, and the self-test tries those."""
+        return "built on stages: the self-test tries it"
+
+
+def first_nodes(encoder: NodeStage, graph: LocalGraph, halo: CompleteHalo, key: int | None = None) -> Spread:
+    """First states of nodes; those of ghosts are made here, of their raw features, rather than fetched."""
+    # Raw features of ghosts are read with the part, and rows do not depend on each other: the bits of their owners.
+    owned, ghosts = graph.features[: graph.num_owned], graph.features[graph.num_owned :]
+    return halo.join(encoder([owned], graph, key), encoder.of_ghosts([ghosts], graph, key))
+
+
+class PublishedOnStages(OnStages):
+    """A published network on stages.
+
+    Args:
+        module: The network. Its parameters are those of the stages; widths of its hidden layers must be multiples
+            of 16.
+
+    Attributes:
+        module: The network; checkpoints have its names.
+        of_nodes, of_edges: Its stages, by the names of their layers in it.
+
+    Raises:
+        ValueError: If a width is not a multiple of 16.
+    """
+
+    def __init__(self, module: PublishedNetwork) -> None:
+        super().__init__()
+        self.module = module
+        # In dictionaries, so that each parameter has one name: that in the module.
+        self.of_nodes: dict[str, NodeStage] = {}
+        self.of_edges: dict[str, EdgeStage] = {}
+        self.build(module)
+        assert set(module.parameters()) == set(self.layers.parameters()), "each parameter is in a stage"
+
+    @abstractmethod
+    def build(self, module: PublishedNetwork) -> None:
+        """Make the stages, in the order of their layers in the module."""
+
+    @property
+    def layers(self) -> nn.Module:
+        """The stages, by the names of their layers in the module."""
+        return nn.ModuleDict({**self.of_nodes, **self.of_edges})
+
+
+class MessagesOnStages(PublishedOnStages):
+    """`mpnn`, see `MessagePassingNetwork`: a message along an edge is summed at `dst`, one against it at `src`."""
+
+    def build(self, module: PublishedNetwork) -> None:
+        assert isinstance(module, MessagePassingNetwork)
+        self.of_nodes["node_encoder"] = NodeStage(MLP.of(module.node_encoder))
+        self.of_edges["edge_network"] = EdgeStage(MLP.of(module.edge_network), both_ways=True)
+        self.of_nodes["node_network"] = NodeStage(MLP.of(module.node_network), residual=True)
+        self.of_edges["edge_classifier"] = EdgeStage(MLP.of(module.edge_classifier, readout=True))
+
+    def forward(self, graph: LocalGraph, halo: CompleteHalo, key: int | None = None) -> Tensor:
+        """Logits of all local edges, [num_edges]. *Collective*, forward and backward."""
+        x = first_nodes(self.of_nodes["node_encoder"], graph, halo)
+        for _ in range(self.module.graph_iters):
+            messages = [self.of_edges["edge_network"]]
+            at_dst, at_src = through(messages, x, None, graph, sums=True, keeps=False, keys=[None]).sums.chunk(2, dim=1)
+            x = halo.spread(self.of_nodes["node_network"]([x.owned, at_dst + at_src], graph))
+        logits: Tensor = self.of_edges["edge_classifier"](x, None, graph, sums=False)[0]
+        return logits.squeeze(1)
+
+
+class AttentionOnStages(PublishedOnStages):
+    """`agnn`, see `AttentionNetwork`: the edge net is a gate of the node states at the other ends."""
+
+    def build(self, module: PublishedNetwork) -> None:
+        assert isinstance(module, AttentionNetwork)
+        self.of_nodes["input_network"] = NodeStage(MLP.of(module.input_network))
+        self.of_edges["edge_network"] = EdgeStage(MLP.of(module.edge_network, readout=True), gates="nodes")
+        self.of_nodes["node_network"] = NodeStage(MLP.of(module.node_network), residual=True, states=1)
+
+    def forward(self, graph: LocalGraph, halo: CompleteHalo, key: int | None = None) -> Tensor:
+        """Logits of all local edges, [num_edges]. *Collective*, forward and backward."""
+        x = first_nodes(self.of_nodes["input_network"], graph, halo)
+        for _ in range(self.module.graph_iters):
+            _, collected = self.of_edges["edge_network"](x, None, graph)
+            x = halo.spread(self.of_nodes["node_network"]([collected, x.owned], graph))
+        logits, _ = self.of_edges["edge_network"](x, None, graph, sums=False)
+        scores: Tensor = logits.squeeze(1)
+        return scores
+
+
+class InteractionsOnStages(PublishedOnStages):
+    """`acorn`, see `InteractionGNN`."""
+
+    def build(self, module: PublishedNetwork) -> None:
+        assert isinstance(module, InteractionGNN)
+        edge_network, node_network = module.edge_networks[0], module.node_networks[0]
+        assert isinstance(edge_network, nn.Sequential)
+        assert isinstance(node_network, nn.Sequential)
+        self.of_nodes["node_encoder"] = NodeStage(MLP.of(module.node_encoder))
+        self.of_edges["edge_encoder"] = EdgeStage(MLP.of(module.edge_encoder))
+        self.of_edges["edge_networks"] = EdgeStage(MLP.of(edge_network))
+        self.of_nodes["node_networks"] = NodeStage(MLP.of(node_network))
+        self.of_edges["output_edge_classifier"] = EdgeStage(MLP.of(module.output_edge_classifier, readout=True))
+
+    def forward(self, graph: LocalGraph, halo: CompleteHalo, key: int | None = None) -> Tensor:
+        """Logits of all local edges, [num_edges]. *Collective*, forward and backward."""
+        edge_network, head = self.of_edges["edge_networks"], self.of_edges["output_edge_classifier"]
+        x = first_nodes(self.of_nodes["node_encoder"], graph, halo)
+        e, sums = self.of_edges["edge_encoder"](x, None, graph)
+        for iteration in range(self.module.graph_iters):
+            x = halo.spread(self.of_nodes["node_networks"]([x.owned, sums], graph))
+            goes_on = iteration < self.module.graph_iters - 1
+            stages = [edge_network] if goes_on else [edge_network, head]
+            keys = [None] * len(stages)
+            e, sums, logits = through(stages, x, e, graph, sums=goes_on, keeps=goes_on, overwrites=True, keys=keys)
+        assert logits is not None
+        return logits.squeeze(1)
+
+
+PUBLISHED_ON_STAGES: dict[str, type[PublishedOnStages]] = {
+    "agnn": AttentionOnStages,
+    "mpnn": MessagesOnStages,
+    "acorn": InteractionsOnStages,
+}
+"""By the names on the command line; the other published networks are run by `adapt`."""

@@ -1,0 +1,123 @@
+"""Published networks on stages: their definitions with all gradients, one hash on all ranks, old checkpoints."""
+
+import copy
+
+import networks
+import numpy as np
+import pytest
+import torch
+from random_events import random_event
+from tiled import TiledEvent
+
+from domainpar.nn import stages
+from domainpar.nn.adapt.on_events import OnEvents
+from domainpar.nn.batchwise import EdgeBatches, NodeBatches
+from domainpar.nn.mlp import MLP
+from domainpar.nn.on_stages import PUBLISHED_ON_STAGES
+from domainpar.nn.published import OF_THE_FIELD
+from domainpar.nn.stages import EdgeStage, through
+
+each = pytest.mark.parametrize("name", PUBLISHED_ON_STAGES)
+
+
+def tiled_event(**shape):
+    """An event with self-loops, duplicate edges, isolated nodes and three tiles without any node."""
+    graph = random_event(2, 70, **{"num_edges": 400, "num_edge_features": 6, **shape})
+    tiles = np.random.default_rng(2).choice([0, 1, 3, 4, 6, 8], 70)
+    return TiledEvent.of(graph, tiles, 9)
+
+
+SHAPES = {"": {}, "no edges": {"num_edges": 0}, "one edge": {"num_edges": 1}}
+
+
+@each
+@pytest.mark.parametrize("grouping", ["random", "one part"])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_each_is_its_definition_with_all_gradients(name, shape, grouping):
+    event = tiled_event(**shape)
+    found = networks.on_ranks(event, 3, grouping=grouping, published=name)
+    assert networks.distance(found, networks.by_formula(event, published=name)) < 1e-10
+
+
+@each
+def test_each_is_its_definition_in_batches_of_a_gpu(monkeypatch, name):
+    monkeypatch.setattr(stages, "EdgeTiles", EdgeBatches)
+    monkeypatch.setattr(stages, "NodeTiles", NodeBatches)
+    event = tiled_event()
+    found = networks.on_ranks(event, 3, copies_agree=False, published=name)
+    assert networks.distance(found, networks.by_formula(event, published=name)) < 1e-10
+
+
+@each
+def test_all_ranks_groupings_and_ways_to_keep_layers_have_one_hash(monkeypatch, name):
+    event = TiledEvent.of(random_event(3, 200, 1500), np.arange(200) * 8 // 200, 8)
+    how = {"dtype": torch.float32, "published": name}
+    hashes = {networks.on_ranks(event, ranks, **how).sha for ranks in (1, 2, 3)}
+    hashes |= {networks.on_ranks(event, 2, grouping="ranges", **how).sha}
+    monkeypatch.setattr(stages, "MOST_BYTES_OF_LAYERS", 0)
+    hashes |= {networks.on_ranks(event, 2, **how).sha}
+    assert len(hashes) == 1
+
+
+def _promise(world, name):
+    model = PUBLISHED_ON_STAGES[name](OF_THE_FIELD[name](3, 2, hidden=16, graph_iters=2))
+    return model.exactness(world.transport)
+
+
+@each
+def test_each_promises_the_same_bits_and_the_self_test_tries_its_perceptrons(monkeypatch, name):
+    (exactness,) = networks.run_ranks(_promise, 1, name)
+    assert exactness == (True, None)
+    monkeypatch.setattr("domainpar.nn.selftest._compare_subsets", lambda trial, whole: f"tried {trial.about}")
+    (exactness,) = networks.run_ranks(_promise, 1, name)
+    assert exactness.problem.startswith("tried")
+
+
+@each
+def test_checkpoints_are_those_of_the_network_run_by_adapt(name):
+    module = OF_THE_FIELD[name](3, 2, hidden=16, graph_iters=2, seed=1)
+    model = PUBLISHED_ON_STAGES[name](OF_THE_FIELD[name](3, 2, hidden=16, graph_iters=2))
+    before = OnEvents(module).state_dict()
+    assert model.state_dict().keys() == before.keys()
+    assert [key for key, _ in model.named_parameters()] == [key for key, _ in OnEvents(module).named_parameters()]
+    model.load_state_dict(before, assign=True)
+    in_stages = {id(parameter) for parameter in copy.deepcopy(model).to(torch.float64).layers.parameters()}
+    assert len(in_stages) == len(before)
+    assert {id(parameter) for parameter in model.layers.parameters()} == {id(it) for it in module.parameters()}
+
+
+@each
+def test_a_width_that_would_need_padding_is_refused(name):
+    with pytest.raises(ValueError, match="width 20 is not a multiple of 16; take 32"):
+        PUBLISHED_ON_STAGES[name](OF_THE_FIELD[name](3, 2, hidden=20, graph_iters=2))
+
+
+REFUSED = {
+    "residual": ({"residual": True}, {}, "residual"),
+    "products": ({"products": torch.bfloat16}, {}, "products"),
+    "dropout": ({}, {"dropout": 0.1}, "dropout"),
+    "readout": ({}, {"readout": True}, "a readout"),
+}
+
+
+@pytest.mark.parametrize(("options", "of_mlp", "message"), REFUSED.values(), ids=REFUSED)
+def test_a_stage_both_ways_refuses_what_it_cannot_do(options, of_mlp, message):
+    mlp = MLP(32, (16, 16), torch.Generator(), **of_mlp)
+    with pytest.raises(ValueError, match=f"a stage both ways cannot have {message}; leave"):
+        EdgeStage(mlp, both_ways=True, **options)
+
+
+@pytest.mark.parametrize("how", [{"sums": False, "keeps": False}, {"sums": True, "keeps": True}], ids=str)
+def test_a_stage_both_ways_makes_sums_and_no_states(how):
+    event = tiled_event()
+
+    def forward(world):
+        part = event.part(world.transport, event.grouping("ranges", 1))
+        nodes = part.halo.spread(torch.zeros(part.graph.num_owned, 16, dtype=part.graph.features.dtype))
+        stage = EdgeStage(MLP(32, (16,), torch.Generator()), both_ways=True).to(nodes.owned.dtype)
+        through([stage], nodes, None, part.graph, keys=[None], **how)
+
+    with pytest.raises(
+        ValueError, match="a stage both ways makes sums of node states and no edge states: call it alone"
+    ):
+        networks.run_ranks(forward, 1)
