@@ -63,7 +63,7 @@ class Network(Group):
     hidden: int = 64
     """Width of node and edge states, a multiple of 16."""
 
-    graph_iters: int = 4
+    graph_iters: int = 3
     """Message-passing iterations."""
 
     shared_weights: bool = False
@@ -154,7 +154,7 @@ class Learning(Group):
     warmup_epochs: int | None = None
     """The same in epochs, in place of --warmup."""
 
-    lr_schedule: Literal["constant", "trapezoid", "cosine", "step"] = "cosine"
+    lr_schedule: Literal["constant", "trapezoid", "cosine", "step"] = "trapezoid"
     """Learning rate after the warm-up. trapezoid: falls linearly to 0 in the last fifth of the steps. cosine: down to 0
     at the end of the epochs. step: times 0.9 every 10 epochs."""
 

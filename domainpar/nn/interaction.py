@@ -80,7 +80,7 @@ class InteractionNetwork(OnStages):
         edge_features: int = 0,
         *,
         hidden: int = 64,
-        graph_iters: int = 4,
+        graph_iters: int = 3,
         order: Order = "edge-first",
         shared_weights: bool = False,
         layers: int = 2,

@@ -339,13 +339,13 @@ def _through_torchs_norm(width, kind, *kinds):
 
     def layer_backward(arguments, first, count):
         constants = torch.from_numpy(table_at(arguments[0], NUM_CONSTANTS, width, kind))
-        rows, gradient, out = (torch.from_numpy(table_at(arguments[i], count, width, kind)) for i in (6, 17, 19))
+        rows, gradient, out = (torch.from_numpy(table_at(arguments[i], count, width, kind)) for i in (6, 18, 20))
         inverse = torch.from_numpy(table_at(arguments[7], count, 1, kind))
         given = [one.clone().requires_grad_() for one in (rows / inverse, constants[SCALE], constants[SHIFT])]
         with torch.enable_grad():
             normed = torch.relu(nn.functional.layer_norm(given[0], (width,), *given[1:], float(constants[EPS, 0])))
         of_rows, *of_norm = torch.autograd.grad(normed, given, gradient)
-        of_constants = torch.from_numpy(table_at(arguments[20], 3, width, kind))
+        of_constants = torch.from_numpy(table_at(arguments[21], 3, width, kind))
         of_constants += torch.stack([of_rows.sum(dim=0), *of_norm])
         out.copy_(of_rows)
 
