@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from domainpar.nn import kernels
-from domainpar.nn.calls import EdgeCall, EdgeResults, Link, NodeCall, scale_of_sums
+from domainpar.nn.calls import EdgeCall, EdgeGradients, EdgeResults, Link, NodeCall, scale_of_sums
 from domainpar.nn.gradients import TakesGradients
 from domainpar.nn.mlp import MLP, gradient_at_ends, weights_at_ends
 from domainpar.nn.noise import Noise, keeps
@@ -143,13 +143,9 @@ class EdgeBatches(EdgeCall):
         return EdgeResults(states[0] if self.keeps and states else None, sums, readout), []
 
     def backward(
-        self,
-        kept: Sequence[Tensor],
-        of_edges: Tensor | None,
-        of_sums: Spread | None,
-        of_readout: Tensor | None,
-        needed: bool,
+        self, kept: Sequence[Tensor], given: EdgeGradients, needed: bool
     ) -> tuple[Tensor | None, Tensor | None]:
+        of_edges, of_sums, of_readout = given
         at_nodes, of_operand = [_NodeProducts(self, link) for link in self.chain], torch.empty_like(self.edges)
         for products in at_nodes:
             products.take_ghosts()

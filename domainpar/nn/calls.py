@@ -166,6 +166,14 @@ class EdgeResults(NamedTuple):
     readout: Tensor | None
 
 
+class EdgeGradients(NamedTuple):
+    """Gradients of what a chain made, where there is one; that of sums before they are scaled, on its way to ghosts."""
+
+    edges: Tensor | None
+    sums: Spread | None
+    readout: Tensor | None
+
+
 @dataclass(frozen=True)
 class EdgeCall(ABC):
     """Perceptrons on the local edges, each on what the one before it made.
@@ -222,20 +230,13 @@ class EdgeCall(ABC):
 
     @abstractmethod
     def backward(
-        self,
-        kept: Sequence[Tensor],
-        of_edges: Tensor | None,
-        of_sums: Spread | None,
-        of_readout: Tensor | None,
-        needed: bool,
+        self, kept: Sequence[Tensor], given: EdgeGradients, needed: bool
     ) -> tuple[Tensor | None, Tensor | None]:
         """Gradients of the owned nodes' states and of `edges`.
 
         Args:
             kept: What forward kept; may be nothing.
-            of_edges: Gradient of the new edge states, if there is one.
-            of_sums: Gradient of the sums before they are scaled, on its way to the ghosts; None without sums.
-            of_readout: Gradient of what was read out, if there is one.
+            given: Gradients of the results.
             needed: Whether a gradient of `edges` is asked for.
         """
 

@@ -18,6 +18,7 @@ from domainpar.nn.batchwise import EdgeBatches, NodeBatches
 from domainpar.nn.calls import (
     Aggregate,
     EdgeCall,
+    EdgeGradients,
     EdgeResults,
     Gates,
     Link,
@@ -376,6 +377,7 @@ class _OnEdges(torch.autograd.Function):
             spread = ctx.halo.spread(of_sums)
         nodes = Spread(ctx.halo, local[0][: step.graph.num_owned], local[0]) if local else None
         needed = ctx.needs_input_grad[3]
-        of_owned, of_input = step.on(nodes, edges).backward(kept, of_edges, spread, of_readout, needed)
+        given = EdgeGradients(of_edges, spread, of_readout)
+        of_owned, of_input = step.on(nodes, edges).backward(kept, given, needed)
         # None for step and nodes, which are no tensors, and for parameters, whose gradients the stage's sink has.
         return None, None, of_owned, of_input, *[None] * ctx.num_parameters

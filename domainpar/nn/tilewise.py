@@ -28,7 +28,7 @@ from domainpar.nn.blocks import (
     fold,
     keep_of,
 )
-from domainpar.nn.calls import EdgeCall, EdgeResults, Link, NodeCall, pieces_of, scale_of_sums
+from domainpar.nn.calls import EdgeCall, EdgeGradients, EdgeResults, Link, NodeCall, pieces_of, scale_of_sums
 from domainpar.nn.gradients import TakesGradients
 from domainpar.nn.kernels import BOTH_ENDS
 from domainpar.nn.mlp import limbs_at_ends
@@ -148,13 +148,9 @@ class EdgeTiles(EdgeCall):
         return EdgeResults(edges, at_ends.finish(scale), readout), kept
 
     def backward(
-        self,
-        kept: Sequence[Tensor],
-        of_edges: Tensor | None,
-        of_sums: Spread | None,
-        of_readout: Tensor | None,
-        needed: bool,
+        self, kept: Sequence[Tensor], given: EdgeGradients, needed: bool
     ) -> tuple[Tensor | None, Tensor | None]:
+        of_edges, of_sums, of_readout = given
         program, graph = Program(), self.graph
         chain = self._linked(program, kept=kept)
         products = _NodeProducts(self, chain)
@@ -218,14 +214,17 @@ class EdgeTiles(EdgeCall):
         total = partials.total()
         for linked in chain:
             linked.perceptron.give(*total, linked.link.taker)
+        return self._of_owned(products, at_ends, of_messages), of_operand
+
+    def _of_owned(self, products: _NodeProducts, at_ends: Sequence[_Sums], of_messages: _Sums) -> Tensor | None:
+        """Gradient of the owned nodes' states: of their products, and of messages that are such states."""
         if self.nodes is None:
-            return None, of_operand
+            return None
         of_owned = products.back([sums.finish() for sums in at_ends])
-        if self.gates == "nodes":
-            at_dst, at_src = of_messages.finish().chunk(2, dim=1)
-            of_messages_at_nodes = at_dst + at_src
-            of_owned = of_messages_at_nodes if of_owned is None else of_owned.add_(of_messages_at_nodes)
-        return of_owned, of_operand
+        if self.gates != "nodes":
+            return of_owned
+        at_dst, at_src = of_messages.finish().chunk(2, dim=1)
+        return at_dst + at_src if of_owned is None else of_owned.add_(at_dst + at_src)
 
     def _linked(self, program: Program, keep: bool = False, kept: Sequence[Tensor] = ()) -> list[_Linked]:
         """The chain; its layers are to be kept, or were kept in forward and are taken from there."""

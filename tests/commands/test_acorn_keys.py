@@ -354,7 +354,7 @@ stage_dir: {run}
 weighting:
   - {{weight: 0.5, conditions: {{y: False}}}}
   - {{weight: 2., conditions: {{y: True, pt: [1000, .inf]}}}}
-hidden: 8
+hidden: 16
 n_graph_iters: 1
 warmup: 1
 lr: 0.003

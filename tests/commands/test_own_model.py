@@ -440,7 +440,7 @@ def test_the_header_shows_the_sizes_that_a_network_takes_and_others_that_were_gi
     assert "network  : own_models:small, 25 parameters, float64" in out
     assert json.loads((tmp_path / "small" / "run.json").read_text())["model_options"] == []
     assert "WARNING: own_models:small does not take --hidden 8, --graph-iters 1, --dropout 0.5: nothing changes" in out
-    started(store, tmp_path / "plain", "small", 1, verify=False, hidden=64, graph_iters=4)
+    started(store, tmp_path / "plain", "small", 1, verify=False, hidden=64, graph_iters=3)
     assert "does not take" not in capsys.readouterr().out
     started(store, tmp_path / "evolving", "evolving", 1, verify=False)
     out = capsys.readouterr().out

@@ -172,9 +172,9 @@ def test_gates_that_are_watched_run_one_by_one_with_the_same_results(event, kind
 def test_without_the_spread_of_the_gradient_ghosts_would_send_nothing_back(event, monkeypatch):
     """The gradient of node states is local sums: it needs that of the sums at the other ends, also at ghosts."""
 
-    def forgets_ghosts(call, kept, of_edges, of_sums, *rest, plain=tilewise.EdgeTiles.backward):
-        of_sums.finish().zero_()
-        return plain(call, kept, of_edges, of_sums, *rest)
+    def forgets_ghosts(call, kept, given, needed, plain=tilewise.EdgeTiles.backward):
+        given.sums.finish().zero_()
+        return plain(call, kept, given, needed)
 
     kind = "nodes, by a score of features"
     expected = by_formula(event, kind)
@@ -185,8 +185,8 @@ def test_without_the_spread_of_the_gradient_ghosts_would_send_nothing_back(event
 
 
 def _unless_without_sums(changed, plain=tilewise.EdgeTiles.backward):
-    def backward(call, kept, of_edges, of_sums, *rest):
-        return (plain if of_sums is None else changed)(call, kept, of_edges, of_sums, *rest)
+    def backward(call, kept, given, needed):
+        return (plain if given.sums is None else changed)(call, kept, given, needed)
 
     return backward
 

@@ -146,7 +146,7 @@ def _spread_rows(world, edges, assignment):
     for owned in (ids.T.contiguous(), ids.T, ids.T.double().requires_grad_(), ids.T[:, :0]):  # also not contiguous
         before = owned.detach().clone()
         first, second = halo.spread(owned), halo.spread(owned * 2)
-        assert first.owned is owned
+        assert first.owned is owned if owned.requires_grad else torch.equal(first.owned, owned)
         second.finish()
         first.progress()
         for _ in range(2):  # a second call waits for nothing
@@ -161,7 +161,7 @@ def _spread_rows(world, edges, assignment):
         joined = halo.join(owned, ghosts)
         assert torch.equal(joined.local, first.local)
         assert torch.equal(joined.finish(), ghosts)
-        assert joined.owned is owned
+        assert joined.owned is owned if owned.requires_grad else torch.equal(joined.owned, owned)
 
 
 @given(graph=assigned_graphs(25, 70, 5))
