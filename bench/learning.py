@@ -58,8 +58,11 @@ VARIANTS = {
     "features as they are": "no-standardise",
     "all readouts": "readouts=all",
     "rate 6e-3": "lr=6e-3",
-    "3 iterations": "graph-iters=3",
+    "2 iterations": "graph-iters=2",
+    "4 iterations": "graph-iters=4",
     "6 iterations": "graph-iters=6",
+    "constant rate": "lr-schedule=constant",
+    "cosine": "lr-schedule=cosine",
     "node first": "model=interaction-node-first",
 }
 """Variants by name: flags of `domainpar.train` that are not its defaults."""
