@@ -64,7 +64,7 @@ def survey_case(case: Case, policy: EdgePolicy, parts: Sequence[int] | None = No
     error = max(worst.difference for kind in kinds for worst in kind)
     error = error if split.uneven is None else float("inf")
     rank = split.ranks[0]
-    verdict: Verdict = "wrong" if not error <= TOLERANCE else "global" if rank.sums else "exact"
+    verdict: Verdict = "wrong" if not error <= TOLERANCE * case.cancels else "global" if rank.sums else "exact"
     return Outcome(case, policy, verdict, error, exchanges=rank.exchanges)
 
 

@@ -39,6 +39,7 @@ class Case:
         needs_sorted: What must be sorted: `edges` by `dst`, or the sample's `batch`.
         random: Whether the result is drawn from torch's global generator.
         single: Whether some of the work is done in float32 whatever the dtype.
+        cancels: How many times the tolerance a difference may be, where a gradient that is 0 is only rounding.
         note: What is odd about it.
     """
 
@@ -52,6 +53,7 @@ class Case:
     needs_sorted: Literal["", "edges", "batch"] = ""
     random: bool = False
     single: bool = False
+    cancels: float = 1.0
     note: str = ""
 
     def __str__(self) -> str:

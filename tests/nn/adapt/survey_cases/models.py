@@ -69,7 +69,9 @@ def basic_gnns() -> Iterable[Case]:
             )
             version = "v2, " if options.get("v2") else ""
             variant = f"{version}jk {jump}, norm {norm_name}, dropout {dropped}"
-            yield case(name, variant, make, random=dropped > 0)
+            # Of a bias before a norm that subtracts means: 1.2e-12 was seen on an AMD Zen 4.
+            cancels = 4.0 if norm_name == "mean subtraction" else 1.0
+            yield case(name, variant, make, random=dropped > 0, cancels=cancels)
 
 
 def _basic_gnn(
