@@ -21,7 +21,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from domainpar.nn import blocks, gradients, operations, tilewise
-from domainpar.nn.blocks import AtEnds, Partials, SumsAt
+from domainpar.nn.blocks import AtEnds, SumsAt
+from domainpar.nn.partials import Partials, Totals
 from domainpar.nn.program import Program, shared
 from domainpar.parallel.local import LocalGraph
 from domainpar.parallel.transport import Transport
@@ -93,11 +94,11 @@ def add_floats(kind: torch.dtype) -> int:
     return _address(add_floats)
 
 
-def total_of_floats(self: Partials) -> tuple[IntArray, int, float]:
+def total_of_floats(self: Partials) -> Totals:
     """Takes the place of `Partials.total`: what `add_floats` has added up, as bits of float64."""
-    of_threads = self._program.of_threads(self._limbs, self._size, operations.NUMBERS[self._exact])
+    of_threads = self._program.of_threads(self._limbs, self.size, operations.NUMBERS[self._exact])
     sums = np.sum(of_threads, axis=0, dtype=of_threads[0].dtype).astype(np.float64)
-    return np.stack([sums, np.zeros_like(sums)]).view(np.int64), 0, 0.0
+    return Totals(np.stack([sums, np.zeros_like(sums)]).view(np.int64), 0, 0.0)
 
 
 @cache

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from domainpar.nn import kernels
-from domainpar.nn.calls import EdgeCall, EdgeGradients, EdgeResults, Link, NodeCall, scale_of_sums
+from domainpar.nn.calls import EdgeCall, EdgeGradients, EdgeResults, Link, NodeCall
 from domainpar.nn.gradients import TakesGradients
 from domainpar.nn.mlp import MLP, gradient_at_ends, weights_at_ends
 from domainpar.nn.noise import Noise, keeps
@@ -138,14 +138,13 @@ class EdgeBatches(EdgeCall):
             else:
                 at_dst, at_src = (states[at].to(exact) if states else self.edges.to(exact) for at in (0, -1))
                 sums = _sums_at_ends(at_dst, at_src, self.graph, gates)
-            scale = scale_of_sums(self.graph, self.aggregate, sums)
-            sums = sums if scale is None else (sums.unflatten(1, (2, -1)) * scale[..., None]).flatten(1)
+            sums = self.scaled(sums)
         return EdgeResults(states[0] if self.keeps and states else None, sums, readout), []
 
     def backward(
         self, kept: Sequence[Tensor], given: EdgeGradients, needed: bool
     ) -> tuple[Tensor | None, Tensor | None]:
-        of_edges, of_sums, of_readout = given
+        of_edges, of_sums, of_readout, of_nodes = given
         at_nodes, of_operand = [_NodeProducts(self, link) for link in self.chain], torch.empty_like(self.edges)
         for products in at_nodes:
             products.take_ghosts()
@@ -192,6 +191,7 @@ class EdgeBatches(EdgeCall):
             for products, table in zip(at_nodes, of_products)
             if products
         ]
+        backs += [] if of_nodes is None else [of_nodes]
         if self.gates == "nodes" and of_sums is not None:
             at_dst, at_src = of_sums.local.chunk(2, dim=1)
             # What `src` sent came to `dst`, and the other way round.

@@ -11,9 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from domainpar.nn import COLUMN_BLOCK, kernels, operations
 from domainpar.nn.gradients import TakesGradients
@@ -21,7 +20,8 @@ from domainpar.nn.kernels import NUM_CONSTANTS
 from domainpar.nn.lanes import ROWS_AT_ONCE
 from domainpar.nn.mlp import MLP, PerceptronLayer, padded, weights_at_ends
 from domainpar.nn.noise import Noise, threshold_of
-from domainpar.nn.program import ALIGNMENT, NOTHING, STRIP, Operand, Program, When, numbers, shared, table
+from domainpar.nn.partials import LayerShape, Partials, Totals, order_of
+from domainpar.nn.program import ALIGNMENT, NOTHING, STRIP, Operand, Program, numbers, shared, table
 from domainpar.parallel.tables import empty_table
 from domainpar.plan import IntArray
 
@@ -173,57 +173,6 @@ class SumsAt(NamedTuple):
 NO_ENDS, NOWHERE = AtEnds(), SumsAt()
 
 
-class Partials:
-    """One tile's sums of parameter gradients, and the sums of integers over tiles that they are added to.
-
-    Args:
-        program: Gets operations that clear and split them, for owned tiles.
-        exact: Type of the partials.
-    """
-
-    def __init__(self, program: Program, exact: torch.dtype) -> None:
-        self._program, self._exact, self._size = program, exact, 0
-        self._frozen: list[tuple[int, int]] = []  # where the partials of a parameter begin, and how many they are
-
-    def take(self, rows: int, width: int, *of: nn.Parameter) -> int:
-        """Room for [rows, width] partials, contiguous with those taken before; says where it begins.
-
-        They are gradients of one parameter, or of several with as many rows each. Those of frozen ones are not summed.
-        """
-        first, count = self._size, rows * width // len(of)
-        self._size += rows * width
-        self._frozen += [(first + i * count, count) for i in range(len(of)) if not of[i].requires_grad]
-        return first
-
-    def close(self) -> None:
-        """Lay out the memory; only then can operations be added that use it."""
-        self._memory = self._program.room(1, max(self._size, 1), self._exact)
-        self._limbs = self._program.room(1, 2 * self._size + 2, torch.int64)
-        size, bytes_of_all = self._size, self._size * self._exact.itemsize
-        self._program.add(operations.clear_bytes(), self._memory, bytes_of_all, 0, 1, when=When.OWNED_TILE_STARTS)
-        for first, count in self._frozen:  # so that none of them is counted as not finite
-            bytes_of_frozen = count * self._exact.itemsize
-            self._program.add(
-                operations.clear_bytes(), self.at(first), bytes_of_frozen, 0, 1, when=When.OWNED_TILE_ENDS
-            )
-        self._program.add(operations.split(self._exact), self._memory, size, self._limbs, when=When.OWNED_TILE_ENDS)
-
-    def at(self, first: int) -> Operand:
-        """The partials from one on, as an operand."""
-        return self._memory._replace(address=self._memory.address + first * self._exact.itemsize)
-
-    def clear(self) -> None:
-        """Set the sums of all threads to 0."""
-        for limbs in self._program.of_threads(self._limbs, 2 * self._size + 2, np.int64):
-            limbs[:] = 0
-
-    def total(self) -> tuple[IntArray, int, float]:
-        """Limbs over all tiles, int64 [2, size]; how many partials were left out, and the largest of them."""
-        of_threads = np.array(self._program.of_threads(self._limbs, 2 * self._size + 2, np.int64))
-        limbs = of_threads[:, :-2].sum(axis=0).reshape(2, self._size)
-        return limbs, int(of_threads[:, -2].sum()), float(of_threads[:, -1].max().view(np.float64))
-
-
 class KeptLayer(NamedTuple):
     """Normed rows [rows + 8, padded width] and 1 / standard deviations [rows, 1] of a layer, kept for backward."""
 
@@ -365,6 +314,7 @@ class Perceptron:
     def take_partials(self, partials: Partials) -> None:
         """Take room for the gradients of all parameters, in the order of `give`."""
         folded = self._folded
+        self._first_partial = partials.size
         first, *later = (layer.linear.weight for layer in self._layers)
         self._of_weights = [[partials.take(width, folded.width, first) for width in folded.widths]]
         for weight, parameter in zip(folded.later, later):
@@ -438,33 +388,17 @@ class Perceptron:
         operations.multiply(self._program, of_product, back, room)
         operations.copy(self._program, room, of_input)
 
-    def give(self, limbs: IntArray, rejected: int, largest: float, taker: TakesGradients) -> None:
-        """Hand the sums of all tiles to a sink.
-
-        Args:
-            limbs: Of all partials, int64 [2, size].
-            rejected: Partials that were not finite or too large.
-            largest: The largest of them.
-            taker: Takes them.
-        """
-        folded = self._folded
-        of_linears: list[IntArray] = []
-        of_norms: list[IntArray] = []  # a perceptron's parameters are those of all linear layers, then of all norms
-        for layer, of_layer in enumerate(self._layers):
-            module = of_layer.linear
-            out, width = module.out_features, folded.constants[layer].shape[1]
-            widths = folded.widths if layer == 0 else (module.in_features,)
-            whole = np.zeros((2, *module.weight.shape), np.int64)
-            column = module.in_features - sum(widths)  # those before belong to nodes, and are summed there
-            for columns, first in zip(widths, self._of_weights[layer]):
-                part = limbs[:, first : first + columns * width].reshape(2, columns, width)
-                whole[:, :, column : column + columns] = part[:, :, :out].transpose(0, 2, 1)
-                column += columns
-            first = self._of_constants[layer]
-            bias, scale, shift = limbs[:, first : first + 3 * width].reshape(2, 3, width)[:, :, :out].swapaxes(0, 1)
-            of_linears += [whole.reshape(2, -1), bias]
-            of_norms += [scale, shift] if of_layer.of_norm else []
-        taker.give_limbs(list(folded.mlp.parameters()), [*of_linears, *of_norms], rejected, largest)
+    def give(self, totals: Totals, taker: TakesGradients) -> None:
+        """Hand the sums of all tiles to a sink."""
+        folded, shapes = self._folded, []
+        for number, (layer, constants) in enumerate(zip(self._layers, folded.constants)):
+            out, columns = layer.linear.weight.shape
+            widths = (columns,) if number else folded.widths
+            trained = tuple(parameter.requires_grad for parameter in layer.all_parameters)
+            shapes.append(LayerShape(out, columns, widths, constants.shape[1], trained))
+        parameters = [parameter for parameter in folded.mlp.all_parameters() if parameter.requires_grad]
+        limbs = totals.of(order_of(tuple(shapes)), self._first_partial)
+        taker.give_limbs(parameters, limbs, totals.rejected, totals.largest)
 
 
 class Gate:

@@ -159,19 +159,23 @@ class EdgeResults(NamedTuple):
         sums: Of them, or of gated messages, at owned nodes, [num_owned, 2 width], at `dst`, then at `src`;
             [num_owned, 0] without.
         readout: Results of the last perceptron, if that is a readout, [num_edges, out].
+        nodes: The nodes that came. Whoever goes on with these, and not with those that it gave, spares autograd a sum:
+            backward of the chain adds the gradient of their states to its own.
     """
 
     edges: Tensor | None
     sums: Tensor
     readout: Tensor | None
+    nodes: Spread | None = None
 
 
 class EdgeGradients(NamedTuple):
-    """Gradients of what a chain made, where there is one; that of sums before they are scaled, on its way to ghosts."""
+    """Gradients of what a chain gives, if there is one; that of sums before they are scaled, on its way to ghosts."""
 
     edges: Tensor | None
     sums: Spread | None
     readout: Tensor | None
+    nodes: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -224,6 +228,17 @@ class EdgeCall(ABC):
             return self.nodes.owned.shape[1]
         return self.updates[-1].mlp.out_features if self.updates else self.edges.shape[1]
 
+    def scaled(self, sums: Tensor) -> Tensor:
+        """Sums at owned nodes, [num_owned, 2 width], or their gradient, times the factors of `aggregate`."""
+        assert self.aggregate is not None
+        scale = scale_of_sums(self.graph, self.aggregate, sums)
+        return sums if scale is None else self._times(sums, scale)
+
+    def _times(self, sums: Tensor, scale: Tensor) -> Tensor:
+        rows, columns = sums.shape
+        # Not -1: a part may own nothing, and then any width would fit.
+        return (sums.view(rows, 2, columns // 2) * scale[..., None]).view(rows, columns)
+
     @abstractmethod
     def forward(self, keep: bool = False) -> tuple[EdgeResults, list[Tensor]]:
         """New edge states, their sums and what is read out; and what `backward` takes to compute no layer again."""
@@ -245,6 +260,9 @@ def scale_of_sums(graph: LocalGraph, aggregate: Aggregate, like: Tensor) -> Tens
     """Factors of sums at owned nodes, at `dst`, then at `src`, [num_owned, 2]; None if sums stay as they are."""
     if aggregate == "sum":
         return None
-    degrees = np.maximum(graph.plan.degrees, 1).astype(torch.empty(0, dtype=like.dtype).numpy().dtype)
-    # Divisions and roots of numpy are rounded as IEEE 754 says: the same bits on every machine.
-    return torch.from_numpy(1 / (np.sqrt(degrees) if aggregate == "root" else degrees)).to(like.device)
+    if (aggregate, like.dtype) not in graph.scales:
+        degrees = np.maximum(graph.plan.degrees, 1).astype(torch.empty(0, dtype=like.dtype).numpy().dtype)
+        # Divisions and roots of numpy are rounded as IEEE 754 says: the same bits on every machine.
+        scale = torch.from_numpy(1 / (np.sqrt(degrees) if aggregate == "root" else degrees)).to(like.device)
+        graph.scales[aggregate, like.dtype] = scale
+    return graph.scales[aggregate, like.dtype]

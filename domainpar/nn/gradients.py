@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -43,7 +42,7 @@ class GradientSink:
 
     def _check_in_one_piece(self, name: str, stage: TakesGradients) -> None:
         """A tile's gradients are added as one piece, so a stage's parameters have to follow each other."""
-        parameters = stage.trainable()
+        parameters = TakesGradients.trainable(stage)  # by its modules, which may be others by now
         starts = [self._start[id(parameter)] for parameter in parameters]
         if any(start + own.numel() != after for own, start, after in zip(parameters, starts, starts[1:])):
             raise ValueError(
@@ -59,7 +58,7 @@ class GradientSink:
         """Add what many tiles have, summed as integers already.
 
         Args:
-            parameters: Parameters that lie one behind the other in the model's order.
+            parameters: Parameters that are trained and lie one behind the other in the model's order.
             limbs: Of the sums of their gradients, int64 [2, numbers], see `IntegerSums.add_limbs`.
             rejected: Partials that were left out, for they were not finite or too large.
             largest: The largest of them.
@@ -108,20 +107,10 @@ class TakesGradients(nn.Module):
         if pairs:
             self._attached.add([parameter for parameter, _ in pairs], [partial for _, partial in pairs])
 
-    def give_limbs(
-        self, parameters: Sequence[nn.Parameter], limbs: Sequence[IntArray], rejected: int, largest: float
-    ) -> None:
-        """Hand the sums of all owned tiles to the sink; those of frozen parameters are left out.
-
-        Args:
-            parameters: Parameters of this stage that follow each other in the model's order.
-            limbs: Of the sums of each one's gradients, int64 [2, numbers].
-            rejected, largest: See `GradientSink.add_limbs`.
-        """
-        taken = [part for parameter, part in zip(parameters, limbs) if parameter.requires_grad]
-        trained = [parameter for parameter in parameters if parameter.requires_grad]
-        if trained:
-            self._attached.add_limbs(trained, np.concatenate(taken, axis=1), rejected, largest)
+    def give_limbs(self, parameters: Sequence[nn.Parameter], limbs: IntArray, rejected: int, largest: float) -> None:
+        """Hand the sums of all owned tiles to the sink; arguments are those of `GradientSink.add_limbs`."""
+        if parameters:
+            self._attached.add_limbs(parameters, limbs, rejected, largest)
 
     @property
     def _attached(self) -> GradientSink:

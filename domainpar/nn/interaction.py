@@ -182,8 +182,9 @@ class InteractionNetwork(OnStages):
         if not self.node_first:
             return States(nodes, graph.edge_features, None, [])
         keys = [of("edge encoder")]
-        results = through([self.edge_encoder], nodes, graph.edge_features, graph, sums=True, keys=keys)
-        return States(nodes, results.edges, results.sums, [])
+        edges, sums, _, same = through([self.edge_encoder], nodes, graph.edge_features, graph, sums=True, keys=keys)
+        assert same is not None
+        return States(same, edges, sums, [])
 
     def _iterate(
         self, iterations: range, reads: range, states: States, graph: LocalGraph, of: _Keys, halo: Spreads
@@ -206,10 +207,12 @@ class InteractionNetwork(OnStages):
                 stages, keys = [*stages, self.head], [*keys, of("head") if iteration == last else of("head", iteration)]
             goes_on = iteration < last
             own = edges is not graph.edge_features
-            made, sums, readout = through(
+            edges, sums, readout, same = through(
                 stages, nodes, edges, graph, sums=goes_on, keeps=goes_on, overwrites=own, keys=keys
             )
-            edges, readouts = made, readouts if readout is None else [*readouts, readout]
+            assert same is not None
+            nodes, readouts = same, readouts if readout is None else [*readouts, readout]
+            del same  # else what replaces it would be held beside it
             if not self.node_first and goes_on:
                 nodes, sums = self._update(nodes, sums, iteration, graph, of, halo), None
         return States(nodes, edges, sums, readouts)

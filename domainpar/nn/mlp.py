@@ -11,12 +11,10 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import NamedTuple, TypeVar, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from domainpar.nn import COLUMN_BLOCK
-from domainpar.plan import IntArray
 
 T = TypeVar("T")
 
@@ -57,7 +55,12 @@ class PerceptronLayer(NamedTuple):
     @property
     def of_norm(self) -> list[nn.Parameter]:
         """Scale and shift of the norm; none without a norm, or of one that has none."""
-        return [] if self.norm is None else list(self.norm.parameters())
+        return [] if self.norm is None or self.norm.weight is None else [self.norm.weight, self.norm.bias]
+
+    @property
+    def all_parameters(self) -> list[nn.Parameter]:
+        """Weight and bias of the linear map, then `of_norm`."""
+        return [self.linear.weight, self.linear.bias, *self.of_norm]
 
 
 class MLP(nn.Module):
@@ -112,6 +115,11 @@ class MLP(nn.Module):
         self.in_features, self.out_features = layers[0].linear.in_features, layers[-1].linear.out_features
         self.linears = nn.ModuleList(layer.linear for layer in layers)
         self.norms = nn.ModuleList(layer.norm for layer in layers if layer.norm is not None)
+
+    def all_parameters(self) -> list[nn.Parameter]:
+        """What `parameters` gives, without a walk over modules: stages ask at each call."""
+        of_layers = [layer.all_parameters for layer in self.layers]
+        return [parameter for part in (slice(2), slice(2, None)) for own in of_layers for parameter in own[part]]
 
     @classmethod
     def of(cls, net: nn.Sequential, readout: bool = False) -> MLP:
@@ -173,23 +181,17 @@ def _check_norm(norm: nn.LayerNorm, width: int) -> None:
 
 def weights_at_ends(weight: Tensor, node_width: int, turned: bool = False) -> tuple[Tensor, Tensor]:
     """Columns of a first layer's weight for node states at `dst`, and for those at `src`, [out, node_width] each."""
-    at_src, at_dst = _in_order(turned, weight[:, :node_width], weight[:, node_width : 2 * node_width])
+    at_src, at_dst = ends_in_order(turned, weight[:, :node_width], weight[:, node_width : 2 * node_width])
     return at_dst, at_src
 
 
 def gradient_at_ends(weight: Tensor, at_dst: Tensor, at_src: Tensor, turned: bool = False) -> Tensor:
     """Gradient of a first layer's weight from that of these columns; 0 in all others."""
     gradient, width = torch.zeros_like(weight, requires_grad=False), at_dst.shape[1]
-    gradient[:, :width], gradient[:, width : 2 * width] = _in_order(turned, at_src, at_dst)
+    gradient[:, :width], gradient[:, width : 2 * width] = ends_in_order(turned, at_src, at_dst)
     return gradient
 
 
-def limbs_at_ends(weight: Tensor, at_dst: IntArray, at_src: IntArray, turned: bool = False) -> IntArray:
-    """The same for sums of integers, int64 [2, out, node width] each."""
-    limbs, width = np.zeros((2, *weight.shape), np.int64), at_dst.shape[2]
-    limbs[:, :, :width], limbs[:, :, width : 2 * width] = _in_order(turned, at_src, at_dst)
-    return limbs
-
-
-def _in_order(turned: bool, at_src: T, at_dst: T) -> tuple[T, T]:
+def ends_in_order(turned: bool, at_src: T, at_dst: T) -> tuple[T, T]:
+    """What belongs to `src` and to `dst`, in the order in which a first layer's weight has them."""
     return (at_dst, at_src) if turned else (at_src, at_dst)

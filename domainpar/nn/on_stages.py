@@ -154,7 +154,12 @@ class InteractionsOnStages(PublishedOnStages):
             goes_on = iteration < self.module.graph_iters - 1
             stages = [edge_network] if goes_on else [edge_network, head]
             keys = [None] * len(stages)
-            e, sums, logits = through(stages, x, e, graph, sums=goes_on, keeps=goes_on, overwrites=True, keys=keys)
+            e, sums, logits, same = through(
+                stages, x, e, graph, sums=goes_on, keeps=goes_on, overwrites=True, keys=keys
+            )
+            assert same is not None
+            x = same
+            del same  # else what replaces it would be held beside it
         assert logits is not None
         return logits.squeeze(1)
 

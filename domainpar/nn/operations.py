@@ -20,7 +20,7 @@ from domainpar.nn import COLUMN_BLOCK, kernels, products
 from domainpar.nn.compiled import compiled
 from domainpar.nn.kernels import NUM_CONSTANTS, Ends, Gated, Kept, Layer, Sums, Work
 from domainpar.nn.lanes import ROWS_AT_ONCE, load, store, wide
-from domainpar.nn.program import STRIP, Operand, Program, When, shared
+from domainpar.nn.program import NOTHING, STRIP, Operand, Program, When, shared
 
 NUMBERS = {torch.float32: np.float32, torch.float64: np.float64, torch.bfloat16: np.uint16}
 """How kernels see the numbers of tables: uint16 stands for bfloat16."""
@@ -253,7 +253,8 @@ def sum_gated_back(width: int, exact_kind: torch.dtype, kind: torch.dtype, out_k
 def copy_columns(kind: torch.dtype, out_kind: torch.dtype) -> int:
     """Copy rows into a wider or narrower table, the columns beyond theirs 0: rows, their columns, out, its columns.
 
-    Into another type go only rows of as many columns, a multiple of 16.
+    Into another type go only rows of as many columns, a multiple of 16. Of one type, 4: a table that is added, and 5:
+    factors of the left and of the right half of a row.
     """
     numbers, of_out, alike = NUMBERS[kind], NUMBERS[out_kind], kind == out_kind
 
@@ -261,8 +262,16 @@ def copy_columns(kind: torch.dtype, out_kind: torch.dtype) -> int:
         rows = _table(arguments, 0, count, arguments[1], numbers)
         out = _table(arguments, 2, count, arguments[3], of_out)
         common = min(rows.shape[1], out.shape[1])
+        added, factors = _table(arguments, 4, count, common, numbers), _table(arguments, 5, count, 2, numbers)
         for i in range(count):
-            if alike:
+            if len(added) > 0:
+                for column in range(common):
+                    out[i, column] = rows[i, column] + added[i, column]
+            elif len(factors) > 0:
+                for half in range(2):
+                    for column in range(half * common // 2, (half + 1) * common // 2):
+                        out[i, column] = rows[i, column] * factors[i, half]
+            elif alike:
                 for column in range(common):
                     out[i, column] = rows[i, column]
                 for column in range(common, out.shape[1]):
@@ -333,9 +342,9 @@ def add_outer(program: Program, rows: Operand, gradient: Operand, out: Operand) 
     program.add(kernel, rows, rows.width, gradient, gradient.width, out, when=When.OWNED_STRIP, fetches=FETCH_SLOT)
 
 
-def copy(program: Program, rows: Operand, out: Operand) -> None:
-    """Add to a program: copy rows, into more or fewer columns."""
-    program.add(copy_columns(rows.dtype, out.dtype), rows, rows.width, out, out.width)
+def copy(program: Program, rows: Operand, out: Operand, added: Operand = NOTHING, factors: Operand = NOTHING) -> None:
+    """Add to a program: copy rows, into more or fewer columns; or in as many, plus others or times two factors each."""
+    program.add(copy_columns(rows.dtype, out.dtype), rows, rows.width, out, out.width, added, factors)
 
 
 def clear_rows(program: Program, rows: Operand, when: When = When.STRIP, columns: int | None = None) -> None:

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from domainpar.nn import operations
-from domainpar.nn.blocks import AtEnds, Folded, Partials, Perceptron, fold
+from domainpar.nn.blocks import AtEnds, Folded, Perceptron, fold
 from domainpar.nn.mlp import MLP
+from domainpar.nn.partials import Partials
 from domainpar.nn.program import Program, shared, table, tiles_of
 from domainpar.nn.stages import EdgeStage, NodeStage
 from domainpar.parallel.transport import Transport
@@ -197,4 +198,4 @@ def _block(folded: Folded, at_nodes: Tensor, of_sums: Tensor, tables: Sequence[T
     partials.clear()
     program.run(_tile(rows))
     of_rows = [each[rows].to(folded.exact) for each in (into, *of_operands)]
-    return out[rows], torch.cat(of_rows, dim=1), torch.from_numpy(partials.total()[0])
+    return out[rows], torch.cat(of_rows, dim=1), torch.from_numpy(partials.total().limbs.copy())

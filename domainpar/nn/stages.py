@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from domainpar.nn import COLUMN_BLOCK
 from domainpar.nn.batchwise import EdgeBatches, NodeBatches
@@ -25,7 +25,6 @@ from domainpar.nn.calls import (
     NodeCall,
     NodeRows,
     noise_of,
-    scale_of_sums,
 )
 from domainpar.nn.gradients import TakesGradients
 from domainpar.nn.kernels import BACK, BOTH_ENDS, FORTH
@@ -34,7 +33,6 @@ from domainpar.nn.mlp import MLP
 from domainpar.nn.tilewise import EdgeTiles, NodeTiles
 from domainpar.parallel.halo import Spread
 from domainpar.parallel.local import LocalGraph
-from domainpar.parallel.tables import empty_table
 
 
 class NodeStage(TakesGradients):
@@ -54,6 +52,9 @@ class NodeStage(TakesGradients):
     def __init__(self, mlp: MLP, residual: bool = False, states: int = 0) -> None:
         super().__init__()
         self.mlp, self.residual, self.states = mlp, residual, states
+
+    def trainable(self) -> list[nn.Parameter]:
+        return _trained(self.mlp)
 
     def forward(self, tables: Sequence[Tensor], graph: LocalGraph, key: int | None = None) -> Tensor:
         """Node tables, each [num_owned, width], side by side into the MLP; returns [num_owned, out].
@@ -129,6 +130,9 @@ class EdgeStage(TakesGradients):
         if both_ways and (refused := [name for name, given in options.items() if given]):
             raise ValueError(f"a stage both ways cannot have {', '.join(refused)}; leave that out, or take one way.")
         self.gates, self.both_ways = gates, both_ways
+
+    def trainable(self) -> list[nn.Parameter]:
+        return _trained(self.mlp)
 
     def forward(
         self,
@@ -228,7 +232,8 @@ def through(
     parameters = [parameter for stage in stages for parameter in stage.trainable()]
     owned = None if nodes is None else nodes.owned
     results = _OnEdges.apply(step, nodes, owned, edges, *parameters)  # type: ignore[no-untyped-call]
-    return EdgeResults(*results)
+    made = EdgeResults(*results)
+    return made if nodes is None else made._replace(nodes=nodes.known_as(results[-1]))
 
 
 def _one_by_one(
@@ -251,7 +256,7 @@ def _one_by_one(
             readout = made
         else:
             edges, made_states = made, True
-    return EdgeResults(edges if keeps and made_states else None, at_ends, readout)
+    return EdgeResults(edges if keeps and made_states else None, at_ends, readout, nodes)
 
 
 def _summing(stages: Sequence[EdgeStage]) -> int | None:
@@ -267,6 +272,10 @@ def _keeps_layers(stages: Sequence[NodeStage | EdgeStage], rows: int) -> bool:
     item_bytes = stages[0].mlp.layers[0].linear.weight.itemsize
     keep = all(stage.keeps_layers for stage in stages)
     return keep and torch.is_grad_enabled() and bytes_of_layers(rows, widths, item_bytes) <= MOST_BYTES_OF_LAYERS
+
+
+def _trained(mlp: MLP) -> list[nn.Parameter]:
+    return [parameter for parameter in mlp.all_parameters() if parameter.requires_grad]
 
 
 def _check_columns(mlp: MLP, columns: int) -> None:
@@ -343,7 +352,7 @@ class _OnEdges(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, step: _EdgeStep, nodes: Spread | None, owned: Tensor | None, edges: Tensor, *parameters: Tensor
-    ) -> EdgeResults:
+    ) -> tuple[Tensor | None, ...]:
         edges = edges.contiguous()
         results, kept = step.on(nodes, edges).forward(step.keeps_layers)
         ctx.set_materialize_grads(False)
@@ -351,33 +360,30 @@ class _OnEdges(torch.autograd.Function):
         ctx.halo, ctx.shape_of_sums = None if nodes is None else nodes.halo, results.sums.shape
         ctx.save_for_backward(edges, *kept, *([] if nodes is None else [nodes.local]))
         ctx.num_kept = len(kept)
-        return results
+        return *results[:-1], owned
 
     @staticmethod
     def backward(
-        ctx: Any, of_edges: Tensor | None, of_sums: Tensor | None, of_readout: Tensor | None
+        ctx: Any,
+        of_edges: Tensor | None,
+        of_sums: Tensor | None,
+        of_readout: Tensor | None,
+        of_nodes: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
         step: _EdgeStep = ctx.step
         edges, *rest = ctx.saved_tensors
         kept, local = rest[: ctx.num_kept], rest[ctx.num_kept :]
-        spread = None
-        if step.aggregate is not None:
+        if step.aggregate is None:
+            of_sums = None  # there are none
+        else:
             # Ghosts are sent their owners' gradient of the sums: with it each copy of an edge has its whole gradient.
             # Also where no rank has one: every rank takes part in every exchange.
             like = step.chain[0].mlp.layers[0].linear.weight
             of_sums = like.new_zeros(ctx.shape_of_sums) if of_sums is None else of_sums
-            scale = scale_of_sums(step.graph, step.aggregate, of_sums)
-            if scale is not None:
-                rows, columns = of_sums.shape
-                scaled = empty_table(rows, columns, like)
-                # Not -1: a part may own nothing, and then any width would fit.
-                halves = (table.view(rows, 2, columns // 2) for table in (of_sums.contiguous(), scaled))
-                torch.mul(next(halves), scale[..., None], out=next(halves))
-                of_sums = scaled
-            spread = ctx.halo.spread(of_sums)
         nodes = Spread(ctx.halo, local[0][: step.graph.num_owned], local[0]) if local else None
-        needed = ctx.needs_input_grad[3]
-        given = EdgeGradients(of_edges, spread, of_readout)
-        of_owned, of_input = step.on(nodes, edges).backward(kept, given, needed)
+        call = step.on(nodes, edges)
+        spread = None if of_sums is None else ctx.halo.spread(call.scaled(of_sums.contiguous()))
+        given = EdgeGradients(of_edges, spread, of_readout, of_nodes)
+        of_owned, of_input = call.backward(kept, given, ctx.needs_input_grad[3])
         # None for step and nodes, which are no tensors, and for parameters, whose gradients the stage's sink has.
         return None, None, of_owned, of_input, *[None] * ctx.num_parameters

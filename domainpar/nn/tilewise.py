@@ -22,7 +22,6 @@ from domainpar.nn.blocks import (
     Folded,
     Gate,
     KeptLayer,
-    Partials,
     Perceptron,
     SumsAt,
     fold,
@@ -31,7 +30,7 @@ from domainpar.nn.blocks import (
 from domainpar.nn.calls import EdgeCall, EdgeGradients, EdgeResults, Link, NodeCall, pieces_of, scale_of_sums
 from domainpar.nn.gradients import TakesGradients
 from domainpar.nn.kernels import BOTH_ENDS
-from domainpar.nn.mlp import limbs_at_ends
+from domainpar.nn.partials import Partials, order_at_ends
 from domainpar.nn.program import NOTHING, STRIP, Operand, Program, When, shared, table, tiles_of
 from domainpar.parallel.halo import Spread
 from domainpar.parallel.local import LocalGraph
@@ -75,7 +74,7 @@ class NodeTiles(NodeCall):
                 perceptron.hand_back(of_product, position, table(of_table), add=position == self.residual)
         partials.clear()
         program.run(tiles_of(self.nodes.pieces))
-        perceptron.give(*partials.total(), taker)
+        perceptron.give(partials.total(), taker)
         return of_tables
 
     def _folded(self) -> Folded:
@@ -150,7 +149,7 @@ class EdgeTiles(EdgeCall):
     def backward(
         self, kept: Sequence[Tensor], given: EdgeGradients, needed: bool
     ) -> tuple[Tensor | None, Tensor | None]:
-        of_edges, of_sums, of_readout = given
+        of_edges, of_sums, of_readout, of_nodes = given
         program, graph = Program(), self.graph
         chain = self._linked(program, kept=kept)
         products = _NodeProducts(self, chain)
@@ -168,14 +167,13 @@ class EdgeTiles(EdgeCall):
         # Of a state of the chain: what its readout and later states return, in memory of the strip; else the table
         # that came. An edge's gradient is that of its state and of both sums it went into: complete on every rank that
         # has a copy of it, since ghosts were sent the gradient of their owners' sums.
-        tables = [None if one is None else one.contiguous() for one in (of_edges, of_readout)]
-        gradient = None if tables[0] is None else table(tables[0])
+        gradient, of_scores = (None if one is None else table(one.contiguous()) for one in (of_edges, of_readout))
         gathered = NOTHING if of_sums is None else shared(of_sums.local)
         for position in range(len(chain) - 1, -1, -1):
             linked = chain[position]
             reads, turned = linked.link.mlp.readout, linked.link.turned
             gates = gate if reads else None
-            of_results = (None if tables[1] is None else table(tables[1])) if reads else gradient
+            of_results = of_scores if reads else gradient
             if reads and of_results is None and gates is None:
                 at_ends[position].cleared_by(program)  # and stays 0
                 continue
@@ -213,18 +211,20 @@ class EdgeTiles(EdgeCall):
         self._run(program, of_sums)
         total = partials.total()
         for linked in chain:
-            linked.perceptron.give(*total, linked.link.taker)
-        return self._of_owned(products, at_ends, of_messages), of_operand
-
-    def _of_owned(self, products: _NodeProducts, at_ends: Sequence[_Sums], of_messages: _Sums) -> Tensor | None:
-        """Gradient of the owned nodes' states: of their products, and of messages that are such states."""
+            linked.perceptron.give(total, linked.link.taker)
         if self.nodes is None:
-            return None
-        of_owned = products.back([sums.finish() for sums in at_ends])
-        if self.gates != "nodes":
-            return of_owned
-        at_dst, at_src = of_messages.finish().chunk(2, dim=1)
-        return at_dst + at_src if of_owned is None else of_owned.add_(at_dst + at_src)
+            return None, of_operand
+        of_owned = products.back([sums.finish() for sums in at_ends], of_nodes)
+        if self.gates == "nodes":
+            at_dst, at_src = of_messages.finish().chunk(2, dim=1)
+            of_owned = at_dst + at_src if of_owned is None else of_owned + (at_dst + at_src)
+        return of_owned, of_operand
+
+    def _times(self, of_sums: Tensor, scale: Tensor) -> Tensor:
+        program, out = Program(), _like(of_sums)
+        operations.copy(program, table(of_sums), table(out), factors=table(scale))
+        program.run(tiles_of(self.graph.tiles.ranges_of_nodes))
+        return out
 
     def _linked(self, program: Program, keep: bool = False, kept: Sequence[Tensor] = ()) -> list[_Linked]:
         """The chain; its layers are to be kept, or were kept in forward and are taken from there."""
@@ -310,16 +310,16 @@ class _NodeProducts:
             operations.multiply(program, table(self._nodes.local), folded.at_ends.forward, table(at_nodes))
         program.run(tiles_of(pieces))
 
-    def back(self, of_ends: Sequence[Tensor]) -> Tensor | None:
-        """Gradient of the owned nodes' states, given that of their products; and that of the weights between."""
+    def back(self, of_ends: Sequence[Tensor], added: Tensor | None) -> Tensor | None:
+        """Gradient of the owned nodes' states, given that of their products, and more; and of the weights between."""
         if not self._chain:
-            return None  # they came for their halo, or as messages
+            return added  # they came for their halo, or as messages
         assert self._nodes is not None
         states, program = self._nodes.local, Program()
         of_states = empty_table(self._graph.num_owned, states.shape[1], states)
         out = room = table(of_states)
         width = self._chain[0].folded.at_ends.back.shape[1]
-        if out.width != width:
+        if out.width != width or added is not None:
             room = program.room(STRIP, width, out.dtype)
         partials = Partials(program, states.dtype)
         gradients = [table(of_ends[position]) for position in self._taking]
@@ -333,15 +333,14 @@ class _NodeProducts:
             # These columns of the weight multiplied nodes, so their partials are of tiles of nodes, not of edges.
             operations.add_outer(program, table(states), gradient, partials.at(first))
         if room is not out:
-            operations.copy(program, room, out)
+            operations.copy(program, room, out, NOTHING if added is None else table(added.contiguous()))
         partials.clear()
         program.run(tiles_of(self._graph.tiles.ranges_of_nodes))
-        limbs, rejected, largest = partials.total()
+        totals, node_width = partials.total(), states.shape[1]
         for linked, gradient, first, weight in zip(self._chain, gradients, firsts, weights):
-            part = limbs[:, first : first + states.shape[1] * gradient.width]
-            at_dst, at_src = part.reshape(2, states.shape[1], 2, -1)[..., : len(weight)].transpose(2, 0, 3, 1)
-            whole = limbs_at_ends(weight, at_dst, at_src, linked.link.turned).reshape(2, -1)
-            linked.link.taker.give_limbs([weight], [whole], rejected, largest)
+            if weight.requires_grad:
+                order = order_at_ends(*weight.shape, node_width, gradient.width // 2, linked.link.turned)
+                linked.link.taker.give_limbs([weight], totals.of(order, first), totals.rejected, totals.largest)
         return of_states
 
 

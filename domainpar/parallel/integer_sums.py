@@ -100,9 +100,13 @@ class IntegerSums:
         """
         size, count = len(self), limbs.shape[1]
         with self._alone():
-            for first, part in zip((start, size + start), torch.from_numpy(np.ascontiguousarray(limbs))):
-                self._limbs[first : first + count] += part.to(self._limbs.device)
-            self._limbs[-1] += rejected
+            if self._limbs.device.type == "cpu":
+                sums: Any = self._limbs.numpy()
+            else:
+                sums, limbs = self._limbs, torch.from_numpy(limbs).to(self._limbs.device)  # type: ignore[assignment]
+            for first, part in zip((start, size + start), limbs):
+                sums[first : first + count] += part
+            sums[-1] += rejected
             self._uncarried += 2  # a low limb of these may be twice that of a partial
             if self._uncarried >= CARRY_EVERY:
                 self._carry()

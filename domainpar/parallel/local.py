@@ -161,6 +161,11 @@ class LocalGraph:
         return self.plan.num_edges
 
     @cached_property
+    def scales(self) -> dict[tuple[str, torch.dtype], Tensor]:
+        """What stages have made of the nodes' degrees, for their next calls on this part."""
+        return {}
+
+    @cached_property
     def edges_at_dst(self) -> EdgesAtNodes:
         """The edges that end at each owned node, in global order."""
         return _edges_at_nodes(self.dst, self.num_owned)

@@ -49,7 +49,7 @@ class Kept:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._returned: deque[Block] = deque()  # filled by whoever drops the last reference, at any time: no lock there
-        self._free: list[tuple[Block, int]] = []
+        self._free: dict[int, list[tuple[Block, int]]] = {}  # by size: blocks, and how many were lent before they came
         self._num_lent = 0
 
     def lend(self, size: int) -> Block:
@@ -59,18 +59,21 @@ class Kept:
         with self._lock:
             self._num_lent += 1
             while self._returned:
-                self._free.append((self._returned.popleft(), self._num_lent))
-            self._free = [(block, since) for block, since in self._free if self._num_lent - since <= PATIENCE]
-            fitting = [block for block, _ in self._free if size <= block.nbytes <= size * LARGEST_EXCESS]
-            block = min(fitting, key=lambda block: block.nbytes, default=None)
-            taken = block
-            if block is None:  # the place of one for the same thing in an event of another size, which does not fit
-                alike = [block for block, _ in self._free if size / OUTGROWN < block.nbytes < size * OUTGROWN]
-                taken = min(alike, key=lambda block: abs(block.nbytes - size), default=None)
-                del alike
-            self._free = [(other, since) for other, since in self._free if other is not taken]
-            del taken  # before another block is asked for
-            block = _new_block(size) if block is None else block
+                back = self._returned.popleft()
+                self._free.setdefault(back.nbytes, []).append((back, self._num_lent))
+                del back  # else it would still be here when it is to make place
+            for free in self._free.values():  # each from the one that came first to the last
+                while free and self._num_lent - free[0][1] > PATIENCE:
+                    del free[0]
+            self._free = {of: free for of, free in self._free.items() if free}
+            fitting = min((of for of in self._free if size <= of <= size * LARGEST_EXCESS), default=None)
+            if fitting is not None:
+                block, _ = self._free[fitting].pop()
+            else:  # in the place of one for the same thing in an event of another size, which does not fit
+                alike = [of for of in self._free if size / OUTGROWN < of < size * OUTGROWN]
+                if alike:
+                    self._free[min(alike, key=lambda of: abs(of - size))].pop()  # before another block is asked for
+                block = _new_block(size)
         return np.asarray(_Loan(block, self._returned))
 
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from domainpar.nn.blocks import AtEnds, Partials, Perceptron, SumsAt, fold
+from domainpar.nn.blocks import AtEnds, Perceptron, SumsAt, fold
+from domainpar.nn.partials import Partials
 from domainpar.nn.program import NOTHING, Program, shared, table, tiles_of
 from domainpar.parallel.integer_sums import HI_SCALE, LO_SCALE
 
@@ -22,8 +23,9 @@ class Taker:
 
     def give_limbs(self, parameters, limbs, rejected, largest):
         self.parameters, self.rejected = parameters, rejected
-        for parameter, (hi, lo) in zip(parameters, limbs, strict=True):
-            self.gradients.append(torch.from_numpy(hi / HI_SCALE + lo / LO_SCALE).view(parameter.shape))
+        sizes = [parameter.numel() for parameter in parameters]
+        for parameter, one in zip(parameters, np.split(limbs, np.cumsum(sizes), axis=1)[:-1], strict=True):
+            self.gradients.append(torch.from_numpy(one[0] / HI_SCALE + one[1] / LO_SCALE).view(parameter.shape))
 
 
 def tile_of(rows, owned=True):
@@ -77,7 +79,7 @@ def back(
         perceptron.hand_back(of_product, position, table(of_tables[-1]))
     partials.clear()
     program.run(tile_of(rows, owned))
-    perceptron.give(*partials.total(), taker)
+    perceptron.give(partials.total(), taker)
     assert taker.parameters == list(mlp.parameters())
     count = rows.stop - rows.start
     kept = np.float64 if of_product.dtype == torch.float64 else np.float32

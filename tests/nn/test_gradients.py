@@ -78,9 +78,9 @@ def test_a_partial_that_is_not_finite_on_one_rank_is_counted_on_all():
 
 
 def limbs_of(tables):
-    """Numbers as sums of integers: limbs of each table."""
-    tables = [torch.as_tensor(table).detach() for table in tables]
-    return [np.stack([(table * 2**20).long().flatten(), torch.zeros_like(table).long().flatten()]) for table in tables]
+    """Numbers as sums of integers: limbs of all tables, one behind the other."""
+    numbers = torch.cat([torch.as_tensor(table).detach().flatten() for table in tables])
+    return np.stack([(numbers * 2**20).long(), torch.zeros_like(numbers).long()])
 
 
 def test_sums_of_integers_are_added_to_partials_and_what_they_left_out_is_counted_on_all_ranks():
@@ -92,8 +92,9 @@ def test_sums_of_integers_are_added_to_partials_and_what_they_left_out_is_counte
         for _ in range(2):
             limbs = limbs_of([torch.full_like(parameter, 1.5 + world.rank) for parameter in parameters])
             model.first.give_limbs(parameters, limbs, 0, 0.0)
-        own = limbs_of([torch.full_like(parameter, 7.0) for parameter in model.second.parameters()])
-        model.second.give_limbs(list(model.second.parameters()), own, 2 * world.rank, float("nan"))  # some are frozen
+        trained = model.second.trainable()  # some are frozen
+        own = limbs_of([torch.full_like(parameter, 7.0) for parameter in trained])
+        model.second.give_limbs(trained, own, 2 * world.rank, float("nan"))
         found = sink.rejected, sink.reduce(world.transport), sink.rejected
         return found, [None if p.grad is None else p.grad.unique().tolist() for p in model.parameters()]
 
@@ -132,8 +133,7 @@ def test_limbs_may_be_larger_than_a_carried_low_limb_times_the_tiles():
     sink = GradientSink(model)
     parameters = model.first.trainable()
     limbs = limbs_of([torch.zeros_like(parameter) for parameter in parameters])
-    for one in limbs:
-        one[1] = 2**52 - 1
+    limbs[1] = 2**52 - 1
     for _ in range(3000):
         model.first.give_limbs(parameters, limbs, 0, 0.0)
     assert run_ranks(lambda world: sink.reduce(world.transport), 1) == [0]

@@ -234,7 +234,7 @@ def _summed_across_ranks(stages, nodes, edges, graph, plain=through, **how):
     nodes.finish()
     rows = _ExtendAdjoint.apply(nodes.owned, nodes.halo)
     results = plain(stages, _NoHalo(whole.plan).spread(rows), edges, whole, **how)
-    return results._replace(sums=results.sums[: graph.num_owned])
+    return results._replace(sums=results.sums[: graph.num_owned], nodes=nodes)
 
 
 def test_rule_3_gradients_added_across_ranks_depend_on_the_ranks(event, monkeypatch):
