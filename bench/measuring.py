@@ -241,6 +241,8 @@ class Results:
         unseen = None if sys.stdout.isatty() else 160  # a pipe or a file has no width of its own
         self.console = Console(width=options.width or unseen)
         self._path: Path = options.results
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.open("a").close()  # what cannot be written says so before hours of measuring
         flags = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
         self._about = {"bench": bench, **provenance(), "flags": flags}
         self.console.print(f"{bench}: {describe(self._about)}")
@@ -265,7 +267,6 @@ class Results:
         self.console.print(f"{len(self.rows)} JSON lines added to {self._path}")
 
     def _keep(self, line: Mapping[str, Any]) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a") as file:
             file.write(json.dumps({**self._about, **line}) + "\n")
 

@@ -21,12 +21,12 @@ llvmlite.binding.get_host_cpu_features = dict  # as a machine would say that has
 """
 
 
-def printed_on(machine: str, program: str, folder: Path, cache: Path) -> list[str]:
+def printed_on(machine: str, program: str, folder: Path, cache: Path, timeout: float = 300) -> list[str]:
     """The words that a program prints on one of `OTHERS`, for which its kernels are compiled anew, into `cache`."""
     tests = Path(__file__).parent
     path = os.pathsep.join(map(str, (tests, tests.parent)))
     environment = {**os.environ, **OTHERS[machine], "NUMBA_CACHE_DIR": str(cache), "PYTHONPATH": path}
     command = [sys.executable, "-c", WITHOUT_512_BITS + program]
-    ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout.split()

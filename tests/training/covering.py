@@ -85,28 +85,33 @@ def parameters_after_steps(world, stores, row, grouping="contiguous", threads=1)
     return hashlib.sha256(bits).hexdigest()
 
 
-def trials(first, every=1):
+TOGETHER = ARRANGEMENTS[:2]
+"""Those in which all ranks train as one."""
+
+
+def trials(first, arrangements=ARRANGEMENTS, times=1):
     """Numbers of rows, each with a way: what no bit may depend on. Another `first`, another way for each row.
 
     Args:
         first: Which rows come first, and how many threads they begin with.
-        every: Of all pairs of arrangement and grouping take each so many one.
+        arrangements: Those that ways are made of.
+        times: How often each way is taken.
     """
-    count = len(rows_with_all_pairs())
+    count, ways = len(rows_with_all_pairs()), list(itertools.product(arrangements, GROUPINGS)) * times
     return [
         ((5 * first + number) % count, (groups, grouping, THREADS[(first + number) % 2]))
-        for number, (groups, grouping) in enumerate(itertools.product(ARRANGEMENTS, GROUPINGS))
-        if number % every == first % every
+        for number, (groups, grouping) in enumerate(ways)
     ]
 
 
-def many_hashes(world, stores, first, every=1):
+def many_hashes(world, stores, of_trials):
     """Of each trial the hash on this rank."""
     found, rows = [], rows_with_all_pairs()
-    for row, (groups, grouping, threads) in trials(first, every):
+    for row, (groups, grouping, threads) in of_trials:
         stops = list(itertools.accumulate(size for size, _ in groups))
         members = [range(stop - size, stop) for (size, _), stop in zip(groups, stops, strict=True)]
         domain_size = next(shared for (_, shared), stop in zip(groups, stops, strict=True) if world.rank < stop)
-        own = World.over(world.transport.split(members), domain_size=domain_size)
+        transport = world.transport if len(groups) == 1 else world.transport.split(members)
+        own = World.over(transport, domain_size=domain_size)
         found.append(parameters_after_steps(own, stores, rows[row], grouping, threads))
     return found
