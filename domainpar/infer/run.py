@@ -15,13 +15,12 @@ from tqdm import tqdm
 
 from domainpar.agreement import agree, on_all, on_root
 from domainpar.command_line import config_of_run
-from domainpar.config import ConfigError, InferConfig, TrainConfig, resolved_yaml, target_conditions
+from domainpar.config import BITWISE, ConfigError, InferConfig, TrainConfig, resolved_yaml, target_conditions
 from domainpar.display.comparison import run_beside
 from domainpar.events.own_events import OwnEvents, kept_place, own_events, store_of_run, told_of
 from domainpar.events.store import EventRecord, EventStore
 from domainpar.events.targets import check_conditions
 from domainpar.infer.judgement import Judgements, about_tracks, judge_of, track_options, track_target
-from domainpar.nn.catalogue import ON_STAGES
 from domainpar.nn.program import set_threads
 from domainpar.own_files import UNFINISHED
 from domainpar.parallel.world import World
@@ -118,9 +117,9 @@ def _set_up(config: InferConfig, world: World) -> Job:
         Refused: On all ranks alike, if they will not do.
     """
     run, trained = _choose_run(config, world)
-    if config.events_per_call > 1 and trained.model not in ON_STAGES:
+    if config.events_per_call > 1 and trained.model not in BITWISE:
         what = f"--events-per-call {config.events_per_call} joins events, and --model {trained.model} may have norms"
-        hint = f"leave it out; networks built on stages can: {', '.join(ON_STAGES)}"
+        hint = f"leave it out; networks built on stages can: {', '.join(BITWISE)}"
         agree(world.transport, Problem(f"{what} over a whole event", hint))
     path = on_all(world.transport, lambda: Path(config.store) if config.store else store_of_run(run, read_run(run)))
     store = open_store(path, world, config.on_bad_event)

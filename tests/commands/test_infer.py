@@ -126,6 +126,15 @@ def test_files_are_the_same_with_several_events_per_call(place, tmp_path, monkey
     assert sizes == ([2, 2] if domain_size else [3] * num_ranks)
 
 
+@pytest.mark.parametrize("model", ["agnn", "mpnn", "acorn"])
+def test_so_they_are_of_published_networks_on_stages(place, tmp_path, model):
+    trained(place / "store", tmp_path / "run", model=model, max_steps=1)
+    how = {"run": str(tmp_path / "run"), "checkpoint": "last"}
+    _, one_by_one = inferred(place, tmp_path / "one", **how)
+    _, together = inferred(place, tmp_path / "three", 2, **how, events_per_call=3)
+    assert together == one_by_one
+
+
 def test_a_network_that_may_have_norms_over_an_event_takes_one_per_call(place, tmp_path):
     trained(place / "store", tmp_path / "run", model="gcn", max_steps=1)
     with pytest.raises(Refused, match="--events-per-call 2 joins events, and --model gcn may have norms"):
