@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
 
 import numba
 import numpy as np
 
 from domainpar.events import detector
-from domainpar.events.detector import Layer, LayerPair
+from domainpar.events.detector import LayerPair
 from domainpar.events.graph import EventGraph, Hits, check_hits, surface_numbers
+from domainpar.events.joining import DR, TWO_PI, Boxes, Regions, cylindrical, longer, wrapped
+from domainpar.events.truth_order import places_along_particles, rows_of_table
 from domainpar.problems import Place
-from partitioners.topology import BoolArray, FloatArray, IntArray
+from partitioners.topology import FloatArray, IntArray
 
 NODE_FEATURES = ("r", "phi", "z")
 EDGE_FEATURES = ("dr", "dphi", "dz", "deta", "phi_slope", "r_phi_slope")
@@ -23,8 +26,6 @@ NODE_SCALE = (1000.0, float(np.pi), 1000.0)
 
 SLOPE_LIMIT = 100.0
 """`phi_slope` as an edge feature is clamped to this; hits at one radius have none."""
-
-TWO_PI = 2 * np.pi
 
 # Two hits of one overlap are this close in r phi beyond what the slope cut allows: some resolutions, in mm.
 OVERLAP_U = 0.3
@@ -62,8 +63,83 @@ class Cuts:
                 raise ValueError(f"layer pair {inner} -> {outer} is given twice.")
             seen.add((inner, outer))
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The cuts as plain JSON values: all that decides the edges."""
+        settings: dict[str, Any] = json.loads(json.dumps(asdict(self)))  # tuples become lists, as in a manifest
+        return settings
 
-def build_graph(hits: Hits, cuts: Cuts) -> EventGraph:
+    def boxes(self) -> Boxes:
+        """The layer pairs as regions with one box each."""
+        layers, ends = np.unique(np.array(self.layer_pairs, np.int64).reshape(-1, 2), axis=0, return_inverse=True)
+        src, dst = ends.reshape(-1, 2).T
+        bounds = np.tile([self.phi_slope, self.z0, np.inf, np.inf, np.inf], (len(src), 1))
+        low = -bounds
+        low[:, DR] = 0.0
+        regions = Regions(np.pad(layers, ((0, 0), (0, 1))))
+        return Boxes(regions, np.empty(0), np.empty(0), src, dst, np.zeros(len(src), np.int64), low, bounds)
+
+    def edges(self, hits: Hits, cylinder: FloatArray, threads: int = 1) -> IntArray:
+        """Pairs of hits that pass (see `Candidates`): those of layer pairs, then those of surfaces with overlaps."""
+        self._refuse_unknown_layers(hits)
+        pairs, _ = self.boxes().join(hits, cylinder, threads)
+        return np.concatenate([pairs, *self._same_layer(hits, cylinder)], axis=1)
+
+    def _same_layer(self, hits: Hits, cylinder: FloatArray) -> Iterator[IntArray]:
+        module = np.asarray(hits.module, np.int64)
+        for surface in detector.SURFACES if self.same_layer else ():
+            rows = np.flatnonzero((hits.volume == surface.volume) & (hits.layer == surface.layer))
+            if len(rows):
+                # The cuts are loosened by the resolution along a cell: along z in a barrel, along r in a disk.
+                cell = surface.sensor.pitch_v
+                along_z, along_r = (cell, 0.0) if isinstance(surface, detector.Barrel) else (0.0, cell)
+                by_phi = rows[np.argsort(cylinder[rows, 1], kind="stable")]
+                yield _join_modules(by_phi, cylinder, module, self.phi_slope, self.z0, along_z, along_r)
+
+    def _refuse_unknown_layers(self, hits: Hits) -> None:
+        """Refuse hits on layers that nothing joins: all of them are listed, as --layer-pairs takes them."""
+        layers, counts = np.unique(np.stack([hits.volume, hits.layer], axis=1), axis=0, return_counts=True)
+        named = {layer for pair in self.layer_pairs for layer in pair} | detector.KNOWN_LAYERS
+        unknown = {(v, la): n for (v, la), n in zip(layers.tolist(), counts.tolist()) if (v, la) not in named}
+        if not unknown:
+            return
+        own_pairs = self.layer_pairs != detector.DEFAULT_LAYER_PAIRS
+        names = [f"{volume}.{layer}" for volume, layer in unknown]
+        listed = ", ".join(f"{name} ({count:,})" for name, count in zip(names, unknown.values()))
+        pair = f"{names[0]}-{names[1] if len(names) > 1 else 'VOLUME.LAYER'}"
+        how = "name each in a pair too" if own_pairs else "name what to join, from the inside out"
+        raise Place(hits.event_id).problem(
+            f"{sum(unknown.values()):,} of {len(hits):,} hits lie on layers that "
+            f"are {'in none of the --layer-pairs given' if own_pairs else 'in no layer pair'} and not TrackML's, "
+            f"VOLUME.LAYER (hits): {listed}",
+            f"{how}: --layer-pairs '{pair}, ...'; docs/another_detector.md shows it, and how to find the pairs",
+        )
+
+
+class Candidates(Protocol):
+    """What decides which pairs of hits become candidate edges."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All that decides the edges, as plain JSON values."""
+
+    def edges(self, hits: Hits, cylinder: FloatArray, threads: int = 1) -> IntArray:
+        """Pairs of hits, each once.
+
+        Args:
+            hits: The hits of an event, with positions.
+            cylinder: Theirs, of `cylindrical`.
+            threads: Threads that search; they change nothing else.
+
+        Returns:
+            `src` and `dst` as rows of the hits, int64 [2, E].
+
+        Raises:
+            ValueError: If the hits are of another detector.
+        """
+
+
+def build_graph(hits: Hits, cuts: Candidates, threads: int = 1) -> EventGraph:
     """Join the hits of an event by candidate edges, and label those when there is truth.
 
     Every edge runs outward: from the inner to the outer layer of its pair, to a larger radius. An edge is true when its
@@ -73,7 +149,8 @@ def build_graph(hits: Hits, cuts: Cuts) -> EventGraph:
 
     Args:
         hits: The hits, with positions; labels need `particle_id`.
-        cuts: The pairs to join.
+        cuts: What decides the pairs to join.
+        threads: Threads that search for them; they change nothing else.
 
     Returns:
         The graph in the order of `hits`. Node features r, phi, z over (1000 mm, pi, 1000 mm); edge features dr, dphi
@@ -91,10 +168,8 @@ def build_graph(hits: Hits, cuts: Cuts) -> EventGraph:
     ids, counts = np.unique(hits.hit_id, return_counts=True)
     if len(ids) != len(hits):
         raise place.problem(f"{len(hits) - len(ids)} hit ids are repeated, such as {ids[counts > 1][0]}")
-    cylinder = _cylindrical(hits.position.astype(np.float64))
-    rows = _rows_by_layer(hits, cylinder)
-    _refuse_unknown_layers(rows, cuts, place)
-    edge_index = np.concatenate([np.empty((2, 0), np.int64), *_joined(hits, rows, cuts, cylinder)], axis=1)
+    cylinder = cylindrical(hits.position)
+    edge_index = cuts.edges(hits, cylinder, threads)
     return EventGraph(
         hits=hits,
         features=(cylinder[:, :3] / NODE_SCALE).astype(np.float32),
@@ -117,14 +192,15 @@ def edge_features(position: FloatArray, edge_index: IntArray) -> FloatArray:
     Returns:
         float32 [E, 6].
     """
-    return np.asarray(_edge_features(edge_index, _cylindrical(np.asarray(position, np.float64))))
+    return np.asarray(_edge_features(edge_index, cylindrical(np.asarray(position))))
 
 
 def label_note(hits: Hits) -> str | None:
     """A sentence on the order of hits along a particle that the labels follow; None without truth."""
     if hits.particle_id is None:
         return None
-    has_vertex = np.isfinite(_production_vertex(hits)[hits.particle_id != 0]).all(axis=1)
+    vertex = rows_of_table(hits.particles, hits.particle_id[hits.particle_id != 0], "vertex")
+    has_vertex = np.asarray(np.isfinite(vertex).all(axis=1))
     if has_vertex.all():
         return "hits ordered along a particle by distance from its production vertex"
     if not has_vertex.any():
@@ -135,110 +211,7 @@ def label_note(hits: Hits) -> str | None:
     )
 
 
-# --- what enters -----------------------------------------------------------------------------------------------------
-
-
-def _cylindrical(position: FloatArray) -> FloatArray:
-    """r, phi in [-pi, pi), z and pseudorapidity of each hit, float64 [N, 4]."""
-    x, y, z = position.T
-    r = np.hypot(x, y)
-    phi = np.arctan2(y, x)
-    phi[phi >= np.pi] = -np.pi  # arctan2 gives pi itself, and the windows below are half open
-    # A hit on the beam line has no pseudorapidity; a micrometre away it has a finite one.
-    return np.stack([r, phi, z, np.arcsinh(z / np.maximum(r, 1e-3))], axis=1)
-
-
-def _rows_by_layer(hits: Hits, cylinder: FloatArray) -> dict[Layer, IntArray]:
-    """Rows of the hits of each (volume, layer) that has any, by phi."""
-    present, layer_of_hit = np.unique(np.stack([hits.volume, hits.layer], axis=1), axis=0, return_inverse=True)
-    layer_of_hit = layer_of_hit.reshape(-1)
-    rows = np.lexsort((cylinder[:, 1], layer_of_hit))
-    borders = np.searchsorted(layer_of_hit[rows], np.arange(1, len(present)))
-    return dict(zip([(int(volume), int(layer)) for volume, layer in present], np.split(rows, borders)))
-
-
-def _refuse_unknown_layers(rows: Mapping[Layer, IntArray], cuts: Cuts, place: Place) -> None:
-    """Refuse hits on layers that nothing joins: all of them are listed, as --layer-pairs takes them."""
-    named = {layer for pair in cuts.layer_pairs for layer in pair}
-    unknown = sorted(set(rows) - named - detector.KNOWN_LAYERS)
-    if not unknown:
-        return
-    own_pairs = cuts.layer_pairs != detector.DEFAULT_LAYER_PAIRS
-    names = [f"{volume}.{layer}" for volume, layer in unknown]
-    listed = ", ".join(f"{name} ({len(rows[layer]):,})" for name, layer in zip(names, unknown))
-    pair = f"{names[0]}-{names[1] if len(names) > 1 else 'VOLUME.LAYER'}"
-    how = "name each in a pair too" if own_pairs else "name what to join, from the inside out"
-    raise place.problem(
-        f"{sum(len(rows[layer]) for layer in unknown):,} of {sum(map(len, rows.values())):,} hits lie on layers that "
-        f"are {'in none of the --layer-pairs given' if own_pairs else 'in no layer pair'} and not TrackML's, "
-        f"VOLUME.LAYER (hits): {listed}",
-        f"{how}: --layer-pairs '{pair}, ...'; docs/another_detector.md shows it, and how to find the pairs",
-    )
-
-
 # --- edges -----------------------------------------------------------------------------------------------------------
-
-
-def _joined(hits: Hits, rows: Mapping[Layer, IntArray], cuts: Cuts, cylinder: FloatArray) -> Iterator[IntArray]:
-    """Edges of each layer pair that has hits at both ends, then of each surface with overlaps, int64 [2, E]."""
-    for inner, outer in cuts.layer_pairs:
-        if inner in rows and outer in rows:
-            yield _join_layers(rows[inner], rows[outer], cylinder, cuts.phi_slope, cuts.z0)
-    module = np.asarray(hits.module, np.int64)
-    for surface in detector.SURFACES if cuts.same_layer else ():
-        if (layer := (surface.volume, surface.layer)) in rows:
-            # The cuts are loosened by the resolution along a cell, which lies along z in a barrel, along r in a disk.
-            cell = surface.sensor.pitch_v
-            along_z, along_r = (cell, 0.0) if isinstance(surface, detector.Barrel) else (0.0, cell)
-            yield _join_modules(rows[layer], cylinder, module, cuts.phi_slope, cuts.z0, along_z, along_r)
-
-
-@numba.njit(cache=True)
-def _wrapped(angle: float) -> float:
-    """An angle in (-3 pi, 3 pi) brought into [-pi, pi)."""
-    if angle >= np.pi:
-        return angle - TWO_PI
-    return angle + TWO_PI if angle < -np.pi else angle
-
-
-@numba.njit(cache=True)
-def _longer(edges: Any) -> Any:
-    """The same edges with room for twice as many."""
-    room = np.empty((2, 2 * edges.shape[1]), np.int64)
-    room[:, : edges.shape[1]] = edges
-    return room
-
-
-@numba.njit(cache=True)
-def _join_layers(inner: Any, outer: Any, cylinder: Any, phi_slope: float, z0: float) -> Any:
-    """Edges from the hits `inner` to the hits `outer`, rows of two layers sorted by phi, int64 [2, E]."""
-    phi = cylinder[outer, 1]
-    largest_r = np.max(cylinder[outer, 0])
-    edges = np.empty((2, 4 * len(inner) + 16), np.int64)
-    count = 0
-    for src in inner:
-        r1, phi1, z1 = cylinder[src, 0], cylinder[src, 1], cylinder[src, 2]
-        if largest_r <= r1:
-            continue
-        window = min(phi_slope * (largest_r - r1) * (1 + 1e-9) + 1e-12, np.pi)
-        # The window may reach over +-pi at either end: then part of it lies a turn away.
-        for turn in range(-1, 2):
-            low, high = phi1 - window + turn * TWO_PI, phi1 + window + turn * TWO_PI
-            if low >= np.pi or high < -np.pi:
-                continue
-            for j in range(np.searchsorted(phi, low), np.searchsorted(phi, high)):
-                dst = outer[j]
-                dr = cylinder[dst, 0] - r1
-                # Refuses every dr <= 0 as well, so that edges run outward and the division below is safe.
-                if abs(_wrapped(phi[j] - phi1)) >= phi_slope * dr:
-                    continue
-                if abs(z1 - r1 * (cylinder[dst, 2] - z1) / dr) >= z0:
-                    continue
-                if count == edges.shape[1]:
-                    edges = _longer(edges)
-                edges[0, count], edges[1, count] = src, dst
-                count += 1
-    return edges[:, :count].copy()
 
 
 @numba.njit(cache=True)
@@ -268,7 +241,7 @@ def _join_modules(rows: Any, cylinder: Any, module: Any, phi_slope: float, z0: f
             if abs(za * dr - ra * (zb - za)) >= z0 * abs(dr) + ra * along_z + abs(za) * along_r:
                 continue
             if count == edges.shape[1]:
-                edges = _longer(edges)
+                edges = longer(edges)
             outward = ra * ra + za * za <= rb * rb + zb * zb
             edges[0, count], edges[1, count] = (a, b) if outward else (b, a)
             count += 1
@@ -281,7 +254,7 @@ def _edge_features(edge_index: Any, cylinder: Any) -> Any:
     for e in range(edge_index.shape[1]):
         src, dst = edge_index[0, e], edge_index[1, e]
         dr = (cylinder[dst, 0] - cylinder[src, 0]) / 1000.0
-        dphi = _wrapped(cylinder[dst, 1] - cylinder[src, 1]) / np.pi
+        dphi = wrapped(cylinder[dst, 1] - cylinder[src, 1]) / np.pi
         # 0 / 0 has no slope and is 0; anything else over 0 is as steep as the limit.
         slope = 0.0
         if dphi != 0.0:
@@ -297,57 +270,12 @@ def _edge_features(edge_index: Any, cylinder: Any) -> Any:
 # --- truth -----------------------------------------------------------------------------------------------------------
 
 
-def _production_vertex(hits: Hits) -> FloatArray:
-    """Production vertex of the particle of each hit in mm, NaN where unknown, float64 [N, 3]."""
-    vertex = np.full((len(hits), 3), np.nan)
-    if hits.particles is None or hits.particle_id is None or len(hits.particles.particle_id) == 0:
-        return vertex
-    order = np.argsort(hits.particles.particle_id, kind="stable")
-    ids = hits.particles.particle_id[order]
-    at = np.minimum(np.searchsorted(ids, hits.particle_id), len(ids) - 1)
-    listed = (ids[at] == hits.particle_id) & (hits.particle_id != 0)
-    vertex[listed] = hits.particles.vertex[order[at[listed]]]
-    return vertex
-
-
-def _places_along_particles(hits: Hits) -> IntArray:
-    """Place of each hit's group along its particle, 0 for the first; -1 for noise, int64 [N]."""
-    assert hits.particle_id is not None
-    assert hits.position is not None
-    places = np.full(len(hits), -1, np.int64)
-    rows = np.flatnonzero(hits.particle_id != 0)
-    if len(rows) == 0:
-        return places
-    vertex = _production_vertex(hits)[rows]
-    vertex[~np.isfinite(vertex).all(axis=1)] = 0.0
-    distance = np.linalg.norm(hits.position[rows] - vertex, axis=1)
-    particle = hits.particle_id[rows]
-    surface = surface_numbers(hits.volume[rows], hits.layer[rows])
-    # Nearest hit first within each group, so that a group's first row gives its distance.
-    order = np.lexsort((distance, surface, particle))
-    starts = _run_starts(particle[order], surface[order])
-    group_of_row = np.cumsum(starts) - 1
-    first = order[starts]
-    by_distance = np.lexsort((surface[first], distance[first], particle[first]))
-    # 0, 1, 2, ... along each particle: the count less that of the particle's first group.
-    count = np.arange(len(first))
-    place_of_group = np.empty(len(first), np.int64)
-    place_of_group[by_distance] = count - np.maximum.accumulate(count * _run_starts(particle[first][by_distance]))
-    places[rows[order]] = place_of_group[group_of_row]
-    return places
-
-
-def _run_starts(*columns: IntArray) -> BoolArray:
-    """True where a row differs from the row before it."""
-    starts = np.ones(len(columns[0]), bool)
-    starts[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
-    return starts
-
-
 def _label(hits: Hits, edge_index: IntArray) -> IntArray | None:
     if hits.particle_id is None:
         return None
-    places = _places_along_particles(hits)
+    assert hits.position is not None
+    surface = surface_numbers(hits.volume, hits.layer)
+    places = places_along_particles(hits.particle_id, surface, hits.position, hits.particles)
     src, dst = edge_index
     one_particle = (hits.particle_id[src] == hits.particle_id[dst]) & (hits.particle_id[src] != 0)
     return np.asarray(one_particle & (np.abs(places[src] - places[dst]) <= 1), np.uint8)

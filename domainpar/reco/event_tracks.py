@@ -28,9 +28,9 @@ from domainpar.compiling import clock
 from domainpar.events.detector import field_of_surfaces
 from domainpar.events.graph import FloatArray, Hits, IntArray, Particles, surface_numbers
 from domainpar.events.store import SUFFIX, StoredEvent, WholeEvent, event_file_name
+from domainpar.events.truth_order import rows_of_table
 from domainpar.problems import Problem
 from domainpar.reco.classical.finder import find_tracks
-from domainpar.reco.performance.truth import rows_of_table
 from domainpar.reco.pieces import stitch
 from domainpar.reco.scores import CEILING, CLASSICAL, NETWORK, EventScores
 from domainpar.reco.tracks import TrackOptions, build_tracks

@@ -16,9 +16,10 @@ from domainpar.events import detector
 from domainpar.events.graph import FloatArray, Hits, IntArray, Particles, surface_numbers
 from domainpar.events.store import Settings
 from domainpar.events.targets import MEV_ABOVE
+from domainpar.events.truth_order import rows_of_table
 from domainpar.reco.performance.ceiling import edge_ceiling
 from domainpar.reco.performance.matching import DEFAULT_TARGET, TrackCuts
-from domainpar.reco.performance.truth import EventTruth, rows_of_table, targets_among
+from domainpar.reco.performance.truth import EventTruth, targets_among
 from domainpar.words import between, several, some_of
 
 FAR = 10_000.0

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from domainpar.events.graph import BoolArray, IntArray
-from domainpar.reco.performance.truth import EventTruth, production_vertices, targets_among
+from domainpar.events.truth_order import places_along_particles, segments_of
+from domainpar.reco.performance.truth import EventTruth, targets_among
 
 SEGMENT = (
     "a segment is a pair of hits of one target particle on two surfaces that follow each other along it, surfaces "
@@ -83,7 +84,7 @@ def edge_ceiling(
     # Several edges between two hits are one segment.
     pair = src * len(truth) + dst
     return EdgeCeiling(
-        segments=_num_segments(truth.particle_id, place),
+        segments=len(segments_of(truth.particle_id, place)[0]),
         in_graph=len(np.unique(pair[joined])),
         passing=None if passing is None else len(np.unique(pair[joined & passing])),
     )
@@ -92,30 +93,7 @@ def edge_ceiling(
 def _places_along_targets(truth: EventTruth, target: Mapping[str, Any]) -> IntArray:
     """Place of each hit's surface along its particle, 0 for the first; -1 for hits of no target, int64 [N]."""
     assert truth.position is not None
-    place = np.full(len(truth), -1, np.int64)
     ids, particle_of_hit = np.unique(truth.particle_id, return_inverse=True)
-    wanted = targets_among(ids, truth.particles, target) & (ids != 0)
-    hits = np.flatnonzero(wanted[particle_of_hit])
-    if len(hits) == 0:
-        return place
-    particle = particle_of_hit[hits]
-    distance = np.linalg.norm(truth.position[hits] - production_vertices(truth, ids)[particle], axis=1)
-    surfaces, surface = np.unique(truth.surface[hits], return_inverse=True)
-    visits, visit_of_hit = np.unique(particle * len(surfaces) + surface, return_inverse=True)
-    nearest = np.full(len(visits), np.inf)
-    np.minimum.at(nearest, visit_of_hit, distance)
-    order = np.lexsort((visits, nearest, visits // len(surfaces)))
-    particle_of_visit = (visits // len(surfaces))[order]
-    place_of_visit = np.empty(len(visits), np.int64)
-    place_of_visit[order] = np.arange(len(visits)) - np.searchsorted(particle_of_visit, particle_of_visit)
-    place[hits] = place_of_visit[visit_of_hit]
-    return place
-
-
-def _num_segments(particle_id: IntArray, place: IntArray) -> int:
-    """Pairs of hits on consecutive places along one particle."""
-    counted, width = place >= 0, place.max(initial=0) + 1
-    _, particle = np.unique(particle_id[counted], return_inverse=True)
-    visits, hits = np.unique(particle * width + place[counted], return_counts=True)
-    # Places have no gaps, so the visit before is that of the same particle but at place 0.
-    return int(np.sum(hits[1:] * hits[:-1] * (visits[1:] % width > 0)))
+    wanted = targets_among(ids, truth.particles, target)[particle_of_hit]
+    place = places_along_particles(truth.particle_id, truth.surface, truth.position, truth.particles)
+    return np.where(wanted, place, -1)

@@ -16,6 +16,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import numpy as np
 
 from domainpar.events.graph import BoolArray, FloatArray, IntArray
+from domainpar.events.truth_order import rows_of_table
 from domainpar.reco.performance.matching import (
     MAX_ABS_ETA,
     MIN_LAYERS,
@@ -30,7 +31,7 @@ from domainpar.reco.performance.matching import (
     matchable_tracks,
     trackml_score,
 )
-from domainpar.reco.performance.truth import EventTruth, directions, production_vertices, rows_of_table, targets_among
+from domainpar.reco.performance.truth import EventTruth, directions, production_vertices, targets_among
 
 TRUE_WEIGHTS, EQUAL_WEIGHTS, BOTH_WEIGHTS = "truth", "one per labelled hit", "truth in some events only"
 

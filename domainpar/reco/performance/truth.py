@@ -14,6 +14,7 @@ from domainpar.events import detector
 from domainpar.events.graph import BoolArray, FloatArray, IntArray, Particles, surface_numbers
 from domainpar.events.store import StoredEvent, WholeEvent
 from domainpar.events.targets import NO_PARTICLES, target_particles
+from domainpar.events.truth_order import rows_of_table
 
 HITS_PER_LEAF = 8
 TWO_PI = 2 * np.pi
@@ -105,20 +106,6 @@ def production_vertices(truth: EventTruth, particle_ids: IntArray) -> FloatArray
     vertex = rows_of_table(truth.particles, particle_ids, "vertex")
     vertex[~np.isfinite(vertex).all(axis=1)] = 0.0
     return vertex
-
-
-def rows_of_table(table: Particles | None, particle_ids: IntArray, name: str) -> FloatArray:
-    """One quantity of the particle table for each of some particles, NaN where it is unknown, float64."""
-    shape = (3,) if name == "vertex" else ()
-    values = np.full((len(particle_ids), *shape), np.nan)
-    if table is None or len(table.particle_id) == 0:
-        return values
-    order = np.argsort(table.particle_id, kind="stable")
-    # An id beyond the last would be looked up past the end.
-    at = np.minimum(np.searchsorted(table.particle_id, particle_ids, sorter=order), len(order) - 1)
-    listed = table.particle_id[order[at]] == particle_ids
-    values[listed] = getattr(table, name)[order[at[listed]]]
-    return values
 
 
 # --- borders of sectors ----------------------------------------------------------------------------------------------

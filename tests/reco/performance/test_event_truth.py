@@ -10,11 +10,11 @@ from domainpar.events import detector
 from domainpar.events.construct import Cuts, build_graph
 from domainpar.events.simulate import simulate_event
 from domainpar.events.store import StoredEvent, event_file_name, write_event
+from domainpar.events.truth_order import rows_of_table
 from domainpar.parallel.part_loading import sector_of_tiles
 from domainpar.reco.performance.truth import (
     distance_to_other_sectors,
     production_vertices,
-    rows_of_table,
     targets_among,
     truth_of,
 )
