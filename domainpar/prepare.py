@@ -13,6 +13,7 @@ Examples:
   python -m domainpar.prepare --events 2 --hits 100000 --store stores/full
 """
 
+import math
 import shlex
 import sys
 from collections.abc import Sequence
@@ -20,15 +21,27 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from domainpar.agreement import Refused, agree
+from domainpar.agreement import Refused, agree, on_all, on_root
 from domainpar.command_line import run_command
 from domainpar.config import PrepareConfig, conditions_of, parse_layer_pairs, parse_names, parse_numbers
 from domainpar.config.acorn import default_store
 
 if TYPE_CHECKING:
     from domainpar.events.acorn import AcornOptions
+    from domainpar.events.construct import Candidates, Cuts
+    from domainpar.events.module_map import ModuleMap
+    from domainpar.events.sources import Source
     from domainpar.parallel.world import World
     from domainpar.reco.facts import EventFacts
+
+MODULE_MAP = "module_map.safetensors"
+"""The copy that a store keeps of the module map it was made with."""
+
+MAP_EVENTS, MAP_SEED = 100, 1_000_000
+"""Simulated events that a module map is learned from, and how much further on their seeds are."""
+
+MAP_EDGES_PER_HIT = 10.0
+"""Candidate edges a hit of a map that is built: a million in a full event."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,32 +63,16 @@ def prepare_store(config: PrepareConfig, world: "World", facts: "list[EventFacts
     """
     from tqdm import tqdm
 
-    from domainpar.events.construct import Cuts
     from domainpar.events.preparation import prepare
-    from domainpar.events.sources import open_source
     from domainpar.problems import NotWritten
     from domainpar.reco.facts import EventFacts, facts_of
     from domainpar.training.monitor.failure import fail_alike
 
-    pairs = {} if config.layer_pairs is None else {"layer_pairs": parse_layer_pairs(config.layer_pairs)}
-    cuts = Cuts(phi_slope=config.phi_slope, z0=config.z0, same_layer=config.same_layer, **pairs)
     usual = default_store(config.source, config.input or "")
     usual = Path("stores") / f"simulate-{config.hits}" if config.source == "simulate" else usual
     directory = usual if config.store is None else Path(config.store)
-    problem: Exception | None = None
-    try:
-        source = open_source(
-            config.source,
-            directory=config.input,
-            num_events=_num_events(config, directory),
-            cuts=cuts,
-            num_hits=config.hits,
-            seed=config.seed,
-            acorn=_acorn_options(config) if config.source == "acorn" else None,
-        )
-    except (ValueError, OSError) as error:
-        problem = error
-    agree(world.transport, problem)
+    module_map = _module_map(config, directory, world)
+    source = on_all(world.transport, lambda: _source(config, directory, module_map or _cuts(config)))
     looking: dict[str, Any] = {}
     if facts is not None:
         looking["look"] = lambda *event: asdict(facts_of(*event))
@@ -93,6 +90,7 @@ def prepare_store(config: PrepareConfig, world: "World", facts: "list[EventFacts
                 test_split=config.test_split,
                 seed=config.seed,
                 overwrite=config.overwrite,
+                beside={} if module_map is None else {MODULE_MAP: module_map.to_bytes()},
                 ranks=world.transport,
                 on_event=lambda record, kept: bar.update(),
                 say=bar.write,
@@ -106,6 +104,69 @@ def prepare_store(config: PrepareConfig, world: "World", facts: "list[EventFacts
         except ValueError as error:  # on all ranks alike
             agree(world.transport, error)
     return directory
+
+
+def _cuts(config: PrepareConfig) -> "Cuts":
+    """The cuts of a configuration."""
+    from domainpar.events.construct import Cuts
+
+    pairs = {} if config.layer_pairs is None else {"layer_pairs": parse_layer_pairs(config.layer_pairs)}
+    return Cuts(phi_slope=config.phi_slope, z0=config.z0, same_layer=config.same_layer, **pairs)
+
+
+def _source(config: PrepareConfig, directory: Path, cuts: "Candidates", **other: Any) -> "Source":
+    """The events of a configuration, joined by these cuts; `other` replaces arguments."""
+    from domainpar.events.sources import open_source
+
+    arguments: dict[str, Any] = {
+        "directory": config.input,
+        "num_events": _num_events(config, directory),
+        "cuts": cuts,
+        "num_hits": config.hits,
+        "seed": config.seed,
+        "acorn": _acorn_options(config) if config.source == "acorn" else None,
+    }
+    return open_source(config.source, **{**arguments, **other})
+
+
+def _module_map(config: PrepareConfig, directory: Path, world: "World") -> "ModuleMap | None":
+    """The module map of a configuration, read or built; None without one. *Collective*.
+
+    A store that was made with a map keeps it, also when it grows; only --overwrite builds it anew.
+    """
+    from domainpar.events.module_map import ModuleMap
+
+    if config.module_map is None:
+        return None
+    path = directory / MODULE_MAP if config.module_map == "build" else Path(config.module_map)
+    there = on_root(world.transport, path.exists)
+    if config.module_map == "build" and (config.overwrite or not there):
+        return _built_map(config, directory, world)
+    return on_all(world.transport, lambda: ModuleMap.read(path).best(config.map_edges_per_hit or math.inf))
+
+
+def _built_map(config: PrepareConfig, directory: Path, world: "World") -> "ModuleMap":
+    """A module map, learned as a configuration says. *Collective*."""
+    from tqdm import tqdm
+
+    from domainpar.events.map_building import COUNTED_EVENTS, build_map
+    from domainpar.events.splits import splits_of
+
+    simulated = config.source == "simulate"
+    number = (config.map_events or MAP_EVENTS) if simulated else None
+    other = {"num_events": number, "seed": config.seed + MAP_SEED} if simulated else {}
+    source = on_all(world.transport, lambda: _source(config, directory, _cuts(config), **other))
+    names = source.names
+    if not simulated:  # what a network is judged on must not have shaped its graph
+        splits = splits_of(names, config.val_split, config.test_split, config.seed)
+        names = tuple(name for name in names if splits[name] == "train")[: config.map_events]
+    origin = {"source": config.source, "hits": config.hits if simulated else None, "first": names[0], "last": names[-1]}
+    assert source.hits is not None
+    total, disable = len(names) + min(len(names), COUNTED_EVENTS), None if world.is_root else True
+    with tqdm(total=total, desc="learn module map", unit="event", disable=disable) as bar:
+        target = conditions_of("--map-target", config.map_target)
+        built = build_map(source.hits, names, target, origin, world.transport, on_event=bar.update)
+    return built.best(config.map_edges_per_hit or MAP_EDGES_PER_HIT)
 
 
 def _acorn_options(config: PrepareConfig) -> "AcornOptions":
@@ -140,6 +201,7 @@ def _work(config: PrepareConfig) -> int:
 
 
 def _say_what_is_there(directory: Path, facts: "list[EventFacts]") -> None:
+    from domainpar.events.module_map import ModuleMap
     from domainpar.events.store import EventStore
     from domainpar.reco.facts import described
     from domainpar.words import between, on_ranks, several, this_python
@@ -150,6 +212,8 @@ def _say_what_is_there(directory: Path, facts: "list[EventFacts]") -> None:
         [getattr(record, name) for record in store.events()] for name in ("num_nodes", "num_edges", "num_tiles")
     )
     print(f"{directory}: {several(len(store), 'event')} ({splits}), digest {store.digest[:16]}")
+    if (module_map := directory / MODULE_MAP).exists():
+        print(ModuleMap.read(module_map))
     print(f"each with {between(nodes, 'hit')}, {between(edges, 'candidate edge')}, {between(tiles, 'tile')}")
     if store.settings.get("pt_unit") is not None:
         print(f"pt of the files taken for {store.settings['pt_unit']}; stores hold GeV")

@@ -99,11 +99,35 @@ class CandidateEdges(Group):
     same_layer: bool = False
     """Join overlapping modules of one layer as well."""
 
+    module_map: str | None = None
+    """File of a module map, which joins hits instead of the cuts above; the store keeps a copy. 'build': learn one
+    first, from events with truth."""
+
+    map_edges_per_hit: float | None = None
+    """Candidate edges a hit that a module map may give on average, its purest boxes first. Default: 10 where one is
+    built, all that a file holds."""
+
+    map_target: str = "pt: [1, .inf], nhits: [5, .inf]"
+    """Particles whose segments a module map that is built is to hold."""
+
+    map_events: int | None = None
+    """Events that a module map is learned from. Default: all training events of the files; 100 simulated ones, which
+    are none of the store's."""
+
     def check(self) -> None:
-        """Refuse cuts that let nothing pass, and layer pairs that cannot be read."""
-        self._bounded("phi_slope", "z0", positive=True)
+        """Refuse cuts that let nothing pass, layer pairs that cannot be read, and cuts beside a module map."""
+        self._bounded("phi_slope", "z0", "map_edges_per_hit", positive=True)
+        self._bounded("map_events", least=1)
         if self.layer_pairs is not None:
             parse_layer_pairs(self.layer_pairs)
+        conditions_of("--map-target", self.map_target)
+        of_cuts, of_map = ("phi_slope", "z0", "layer_pairs", "same_layer"), ("map_target", "map_events")
+        given = [name for name in of_cuts if getattr(self, name) != getattr(CandidateEdges, name)]
+        if self.module_map is not None and given:
+            raise ConfigError(f"{flag(given[0])} means nothing with --module-map", "a map has bounds of its own")
+        given = [name for name in of_map if getattr(self, name) != getattr(CandidateEdges, name)]
+        if self.module_map != "build" and given:
+            raise ConfigError(f"{flag(given[0])} means nothing without --module-map build", "it tells how one is built")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +180,11 @@ class PrepareConfig(Source, AcornFiles, CandidateEdges, Tiles, Storage):
     """All flags of `prepare`."""
 
     def check(self) -> None:
-        """Refuse to read files as acorn's that are not."""
+        """Refuse to read files as acorn's that are not, and to join what is joined already."""
+        if self.module_map is not None and self.source not in ("simulate", "trackml"):
+            raise ConfigError(
+                f"--module-map means nothing with --source {self.source}", "its files are graphs, joined already"
+            )
         flags = [name for name in AcornFiles.__annotations__ if getattr(self, name) is not None]
         if flags and self.source != "acorn":
             raise ConfigError(

@@ -105,7 +105,7 @@ class Boxes:
     def num_kinds(self) -> int:
         return (len(self.z0_limits) + 1) * (len(self.slope_limits) + 1)
 
-    def join(self, hits: Hits, cylinder: FloatArray, threads: int = 1) -> tuple[IntArray, IntArray]:
+    def join(self, hits: Hits, cylinder: FloatArray, threads: int = 1) -> IntArray:
         """Find the pairs.
 
         Args:
@@ -114,20 +114,30 @@ class Boxes:
             threads: Threads that search; they change nothing else.
 
         Returns:
-            `src` and `dst` of each pair as rows of the hits, int64 [2, E], and the box that it lies in, int64 [E]: in
-            the order in which the boxes first name pairs of regions, then by phi of `src`, then of `dst`.
+            `src` and `dst` of each pair as rows of the hits, int64 [2, E]: in the order in which the boxes first name
+            pairs of regions, then by phi of `src`, then of `dst`.
         """
+        found = self._search(hits, cylinder, threads, keep=True)
+        return np.concatenate([np.empty((2, 0), np.int64), *(edges for edges, _ in found)], axis=1)
+
+    def count(self, hits: Hits, cylinder: FloatArray, threads: int = 1) -> IntArray:
+        """How many pairs lie in each box, int64 [B]; arguments as of `join`."""
+        counts = np.zeros(len(self.kind), np.int64)
+        for _, of_chunk in self._search(hits, cylinder, threads, keep=False):
+            counts += of_chunk
+        return counts
+
+    def _search(self, hits: Hits, cylinder: FloatArray, threads: int, keep: bool) -> list[tuple[IntArray, IntArray]]:
+        """Edges, or none, and counts of boxes for each chunk of pairs of regions."""
         region = self.regions.of(hits, cylinder)
         rows = np.lexsort((cylinder[:, 1], region))
         first = np.searchsorted(region[rows], np.arange(len(self.regions.keys) + 1))
         pairs, box_of_kind, bounds = self._pairs
         filled = np.flatnonzero((np.diff(first)[pairs] > 0).all(axis=1))
-        arrays = (cylinder, rows, first, self.low, self.high, self.z0_limits, self.slope_limits)
+        arrays = (cylinder, rows, first, self.low, self.high, self.z0_limits, self.slope_limits, keep)
         chunks = np.array_split(filled, threads * CHUNKS_PER_THREAD if threads > 1 else 1)
         with ThreadPoolExecutor(threads) as pool:
-            found = list(pool.map(lambda of: _join(pairs[of], box_of_kind[of], bounds[of], *arrays), chunks))
-        edges = np.concatenate([np.empty((3, 0), np.int64), *found], axis=1)
-        return edges[:2], edges[2]
+            return list(pool.map(lambda of: _join(pairs[of], box_of_kind[of], bounds[of], *arrays), chunks))
 
     @property
     def _pairs(self) -> tuple[IntArray, IntArray, FloatArray]:
@@ -146,6 +156,7 @@ class Boxes:
         box_of_kind[pair, self.kind] = np.arange(len(self.kind))
         bounds = np.tile([0.0, np.inf, -np.inf, np.inf, -np.inf], (len(codes), 1))
         steepest = np.maximum(np.abs(self.low[:, PHI_SLOPE]), np.abs(self.high[:, PHI_SLOPE]))
+        steepest = np.minimum(steepest, np.append(self.slope_limits, np.inf)[self.kind % (len(self.slope_limits) + 1)])
         np.maximum.at(bounds[:, 0], pair, steepest)
         for column, quantity, spare in ((1, DPHI, 1e-12), (3, DR, 0.0)):  # a window must not round away an angle
             np.minimum.at(bounds[:, column], pair, self.low[:, quantity] - spare)
@@ -208,9 +219,9 @@ def _place(limits: Any, value: float) -> int:
 
 @numba.njit(cache=True, nogil=True)
 def _join(pairs: Any, box_of_kind: Any, bounds: Any, cylinder: Any, rows: Any, first: Any, low: Any, high: Any,
-          z0_limits: Any, slope_limits: Any) -> Any:  # fmt: skip
-    """`src`, `dst` and box of each edge, int64 [3, E]."""
-    edges = np.empty((3, 1024), np.int64)
+          z0_limits: Any, slope_limits: Any, keep: bool) -> Any:  # fmt: skip
+    """`src` and `dst` of each edge, int64 [2, E], if they are kept, and the number of edges in each box, int64 [B]."""
+    edges, counts = np.empty((2, 1024), np.int64), np.zeros(len(low), np.int64)
     count = 0
     for p in range(len(pairs)):
         inner = rows[first[pairs[p, 0]] : first[pairs[p, 0] + 1]]
@@ -247,8 +258,11 @@ def _join(pairs: Any, box_of_kind: Any, bounds: Any, cylinder: Any, rows: Any, f
                         and low[box, 4] < dr < high[box, 4]
                     ):
                         continue
+                    counts[box] += 1
+                    if not keep:
+                        continue
                     if count == edges.shape[1]:
                         edges = longer(edges)
-                    edges[0, count], edges[1, count], edges[2, count] = src, dst, box
+                    edges[0, count], edges[1, count] = src, dst
                     count += 1
-    return edges[:, :count].copy()
+    return edges[:, :count].copy(), counts

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from domainpar.agreement import Gathering, Ranks, agree_on, gather, on_all
-from domainpar.atomic_files import PARTIAL
+from domainpar.atomic_files import PARTIAL, write_whole
 from domainpar.events.graph import Hits
 from domainpar.events.sources import Source
-from domainpar.events.splits import with_splits
+from domainpar.events.splits import splits_of
 from domainpar.events.standard import Standard, Sums, standard_of
 from domainpar.events.store import (
     MANIFEST,
@@ -61,6 +61,7 @@ def prepare(
     test_split: float = 0.1,
     seed: int = 0,
     overwrite: bool = False,
+    beside: Mapping[str, bytes] | None = None,
     ranks: Ranks | None = None,
     on_event: OnEvent = lambda record, kept: None,
     say: Callable[[str], None] = lambda line: None,
@@ -82,6 +83,7 @@ def prepare(
         test_split: Share of the events kept for a final test, likewise.
         seed: Seed of the partitioner and of the split.
         overwrite: Replace a store that was made with other settings, or that holds events which the source has not.
+        beside: Files that the store keeps beside its events, by name.
         ranks: The ranks. Default: this one alone.
         on_event: Called on every rank for every event, in order, with its record and whether it was kept as it was.
         say: Called on rank 0 with what the user should know, a line each.
@@ -104,6 +106,7 @@ def prepare(
         seed=seed,
         splits=None if source.splits is not None else splits,
         look=look,
+        beside=beside or {},
     )
     digest = hashlib.sha256(json.dumps([source.names, dict(source.settings)], sort_keys=True).encode()).hexdigest()
     events_and_settings = f"{digest[:12]} ({several(len(source.names), 'event')})"
@@ -129,10 +132,11 @@ def prepare(
                 records.append(EventRecord.from_json(event["record"]))
                 on_event(records[-1], as_it_was is not None)
                 on_look(event["seen"])
-        if source.splits is None:
-            records = with_splits(records, val_split, test_split, seed, recorded, source.whole)
-        else:
-            records = [replace(record, split=source.splits[record.event]) for record in records]
+        dealt = source.splits
+        if dealt is None:
+            events = [record.event for record in records]
+            dealt = splits_of(events, val_split, test_split, seed, recorded, source.whole)
+        records = [replace(record, split=dealt[record.event]) for record in records]
         if locked:
             standard = _standard(job.directory, standardised_by(records), ranks)
             _of_root(ranks, lambda: _finish(job, records, standard, say))
@@ -150,6 +154,7 @@ class _Job:
     seed: int
     splits: Settings | None
     look: Look | None
+    beside: Mapping[str, bytes]
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -295,6 +300,8 @@ def _standard(directory: Path, records: Sequence[EventRecord], ranks: Ranks) -> 
 
 def _finish(job: _Job, records: Sequence[EventRecord], standard: Standard, say: Callable[[str], None]) -> None:
     """Write the manifest, and name what lies beside it and is no part of the store."""
+    for name, content in job.beside.items():
+        write_whole(job.directory / name, content)
     write_manifest(job.directory, records, job.settings, job.splits, standard)
     files = {path.name for path in job.directory.glob(f"event*{SUFFIX}")}
     if others := sorted(files - {record.path for record in records}):

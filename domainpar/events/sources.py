@@ -6,10 +6,10 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from domainpar.events.construct import Cuts, build_graph
-from domainpar.events.graph import EventGraph
+from domainpar.events.construct import Candidates, Cuts, build_graph
+from domainpar.events.graph import EventGraph, Hits
 from domainpar.events.store import Settings, Split
 from domainpar.problems import Problem
 from domainpar.words import several
@@ -29,6 +29,7 @@ class Source:
     Attributes:
         names: Names of the events, in order.
         read: Reads or makes one, with candidate edges.
+        hits: Reads or makes the hits of one; None where the files are graphs.
         files: The input files of one, empty for a simulated one.
         settings: All that decides what `read` returns, besides the files; plain JSON values.
         splits: Split of each event where the source itself tells; None: events are dealt into splits.
@@ -41,6 +42,7 @@ class Source:
     settings: Settings
     splits: Mapping[str, Split] | None = None
     whole: Callable[[str], str] = str
+    hits: Callable[[str], Hits] | None = None
 
 
 def open_source(
@@ -48,7 +50,7 @@ def open_source(
     *,
     directory: str | Path | None = None,
     num_events: int | None = None,
-    cuts: Cuts | None = None,
+    cuts: Candidates | None = None,
     num_hits: int = 100_000,
     seed: int = 0,
     num_phi_sectors: int = 1,
@@ -60,7 +62,7 @@ def open_source(
         kind: `simulate`, `trackml` (hits), `heptrkx`, `pyg` or `acorn` (graphs).
         directory: Where the files are; needed but for `simulate`.
         num_events: Take the first `num_events`. Default: all, or 10 simulated ones.
-        cuts: Candidate edges, for sources of hits.
+        cuts: Candidate edges, for sources of hits; by default `Cuts()`.
         num_hits: Hits of a simulated event, about.
         seed: Event i is simulated from seed + i.
         num_phi_sectors: Sectors that a heptrkx event was cut into.
@@ -80,11 +82,12 @@ def open_source(
     if kind == "trackml":
         from domainpar.events import trackml
 
-        source = Source(
+        source = _of_hits(
             tuple(trackml.list_events(path)),
-            lambda name: build_graph(trackml.read_event(path, name), cuts),
+            lambda name: trackml.read_event(path, name),
             lambda name: trackml.event_files(path, name),
-            {"source": kind, **_as_json(cuts)},
+            {"source": kind},
+            cuts,
         )
     elif kind == "heptrkx":
         from domainpar.events import heptrkx
@@ -117,16 +120,27 @@ def open_source(
     return replace(source, names=source.names[:num_events])
 
 
-def _simulated(num_events: int, seed: int, num_hits: int, cuts: Cuts) -> Source:
+def _of_hits(
+    names: tuple[str, ...],
+    hits: Callable[[str], Hits],
+    files: Callable[[str], list[Path]],
+    settings: Settings,
+    cuts: Candidates,
+) -> Source:
+    """A source of hits that are joined here."""
+    settings = {**settings, **cuts.settings}
+    return Source(names, lambda name: build_graph(hits(name), cuts), files, settings, hits=hits)
+
+
+def _simulated(num_events: int, seed: int, num_hits: int, cuts: Candidates) -> Source:
     from domainpar.events.simulate import simulate_event
 
     seeds = {f"{seed + i:09d}": seed + i for i in range(num_events)}
 
-    def read(name: str) -> EventGraph:
-        return build_graph(simulate_event(seeds[name], num_hits, name), cuts)
+    def hits(name: str) -> Hits:
+        return simulate_event(seeds[name], num_hits, name)
 
-    settings = {"source": "simulate", "num_hits": num_hits, **_as_json(cuts)}
-    return Source(tuple(seeds), read, lambda _: [], settings)
+    return _of_hits(tuple(seeds), hits, lambda _: [], {"source": "simulate", "num_hits": num_hits}, cuts)
 
 
 def _acorn(directory: Path, options: AcornOptions | None) -> Source:
@@ -143,13 +157,6 @@ def _acorn(directory: Path, options: AcornOptions | None) -> Source:
         tuple(paths),
         lambda name: acorn.read_event(paths[name], options),
         lambda name: [paths[name]],
-        {"source": "acorn", **_as_json(options)},
+        {"source": "acorn", **json.loads(json.dumps(asdict(options)))},  # tuples become lists, as in a manifest
         splits or None,
     )
-
-
-def _as_json(options: Cuts | AcornOptions) -> dict[str, Any]:
-    settings: dict[str, Any] = json.loads(
-        json.dumps(asdict(options))
-    )  # tuples become lists, as in a manifest read back
-    return settings

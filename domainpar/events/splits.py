@@ -5,19 +5,18 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
-from domainpar.events.store import EventRecord, Split
+from domainpar.events.store import Split
 
 
-def with_splits(
-    records: Sequence[EventRecord],
+def splits_of(
+    names: Sequence[str],
     val_split: float,
     test_split: float,
     seed: int,
     recorded: Mapping[str, Split] | None = None,
     whole: Callable[[str], str] = str,
-) -> list[EventRecord]:
+) -> dict[str, Split]:
     """Deal events into train, val and test by a hash of their names: no event's split depends on another event.
 
     Two exceptions. What is recorded stays, so that nothing trained on ever moves into the test. And one event at
@@ -25,7 +24,7 @@ def with_splits(
     shares are above 0: where the hash gives none, the new event whose hash lies nearest is taken.
 
     Args:
-        records: The events.
+        names: The events.
         val_split: Share kept for validation.
         test_split: Share kept for a final test.
         seed: Seed of the hash.
@@ -46,7 +45,7 @@ def with_splits(
         before |= {whole(event): split for event, of_event in recorded.items() if of_event == split}
     places: dict[str, float] = {}
     splits: dict[str, Split] = {}
-    for event in dict.fromkeys(whole(record.event) for record in records):
+    for event in dict.fromkeys(map(whole, names)):
         # A number in [0, 1) that depends on seed and name alone: the first 53 bits of their hash.
         digest = hashlib.sha256(f"{seed} {event}".encode()).digest()
         places[event] = (int.from_bytes(digest[:8], "big") >> 11) / 2**53
@@ -58,4 +57,4 @@ def with_splits(
         spare = [event for event in places if event not in before and counts[splits[event]] > needed[splits[event]]]
         if counts[split] < needed[split] and spare:
             splits[min(spare, key=lambda event: (max(low - places[event], places[event] - high), event))] = split
-    return [replace(record, split=recorded.get(record.event, splits[whole(record.event)])) for record in records]
+    return {name: recorded.get(name, splits[whole(name)]) for name in names}

@@ -1,0 +1,116 @@
+"""`prepare --module-map`: built, kept beside the events, used again, and refused where it means nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from domainpar import prepare
+from domainpar.events.module_map import ModuleMap
+from domainpar.events.simulate import simulate_event
+from domainpar.events.store import EventStore
+
+SIZE = ["--events", "4", "--hits", "600"]
+BUILD = ["--module-map", "build", "--map-events", "8"]
+
+
+@pytest.fixture
+def built(tmp_path, capsys):
+    assert prepare.main([*SIZE, *BUILD, "--store", str(tmp_path / "built")]) == 0
+    return tmp_path / "built", capsys.readouterr().out
+
+
+def edges_of(store):
+    events = EventStore(store)
+    with events.open(events.events()[0]) as event:
+        rows = np.arange(event.num_edges)
+        return np.stack([event.read_edges("src", rows), event.read_edges("dst", rows)])
+
+
+def write_files(directory, hits):
+    """A simulated event as TrackML's files."""
+    path = str(directory / f"event{hits.event_id}")
+    places = dict(zip(("volume_id", "layer_id", "module_id"), (hits.volume, hits.layer, hits.module), strict=True))
+    columns = {"hit_id": hits.hit_id, **dict(zip("xyz", hits.position.T, strict=True)), **places}
+    pd.DataFrame(columns).to_csv(f"{path}-hits.csv", index=False)
+    pd.DataFrame({"hit_id": hits.hit_id, "particle_id": hits.particle_id}).to_csv(f"{path}-truth.csv", index=False)
+    of = hits.particles
+    momentum = {"px": of.pt, "py": 0 * of.pt, "pz": of.pt * np.sinh(of.eta), "q": of.charge, "nhits": of.nhits}
+    vertex = dict(zip(("vx", "vy", "vz"), of.vertex.T, strict=True))
+    table = pd.DataFrame({"particle_id": of.particle_id, **vertex, **momentum})
+    table.to_csv(f"{path}-particles.csv", index=False)
+
+
+def test_a_map_is_built_from_other_events_and_kept_and_said(built):
+    store, said = built
+    found = ModuleMap.read(store / "module_map.safetensors")
+    assert found.events == 8
+    assert found.origin == {
+        "source": "simulate", "hits": 600, "first": "001000000", "last": "001000007",
+        "target": {"pt": [1, float("inf")], "nhits": [5, float("inf")]},
+    }  # fmt: skip
+    assert EventStore(store).settings["module_map"] == found.settings["module_map"]
+    assert "phi_slope" not in EventStore(store).settings
+    assert f"module map: {len(found.segments):,} boxes of " in said
+    assert "learned from segments of 8 events (nhits: [5, inf], pt: [1, inf])" in said
+
+
+def test_the_same_command_again_keeps_the_map_and_more_events_are_joined_by_it(built):
+    store, _ = built
+    before = (store / "module_map.safetensors").read_bytes(), EventStore(store).digest
+    assert prepare.main([*SIZE, *BUILD, "--store", str(store)]) == 0
+    assert ((store / "module_map.safetensors").read_bytes(), EventStore(store).digest) == before
+    more = ["--events", "5", "--hits", "600", "--module-map", "build", "--store", str(store)]
+    assert prepare.main(more) == 0
+    assert (store / "module_map.safetensors").read_bytes() == before[0]
+    assert (
+        prepare.main([*SIZE, "--module-map", "build", "--map-events", "9", "--overwrite", "--store", str(store)]) == 0
+    )
+    assert ModuleMap.read(store / "module_map.safetensors").events == 9
+
+
+def test_a_map_of_a_file_joins_another_store_and_fewer_edges_are_its_purest(built, tmp_path):
+    store, _ = built
+    path = str(store / "module_map.safetensors")
+    assert prepare.main([*SIZE, "--module-map", path, "--store", str(tmp_path / "second")]) == 0
+    np.testing.assert_array_equal(edges_of(tmp_path / "second"), edges_of(store))
+    assert (tmp_path / "second" / "module_map.safetensors").read_bytes() == (
+        store / "module_map.safetensors"
+    ).read_bytes()
+    few = [*SIZE, "--module-map", path, "--map-edges-per-hit", "0.1", "--store", str(tmp_path / "few")]
+    assert prepare.main(few) == 0
+    assert 0 < edges_of(tmp_path / "few").shape[1] < edges_of(store).shape[1]
+
+
+def test_a_map_of_files_is_learned_from_their_training_events_alone(tmp_path):
+    for seed in range(6):
+        write_files(tmp_path, simulate_event(seed, 600, f"{seed:09d}"))
+    flags = ["--source", "trackml", "--input", str(tmp_path), "--module-map", "build"]
+    assert prepare.main([*flags, "--store", str(tmp_path / "store")]) == 0
+    found = ModuleMap.read(tmp_path / "store" / "module_map.safetensors")
+    assert found.events == len(EventStore(tmp_path / "store").events("train")) < 6
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--module-map", "build", "--phi-slope", "0.001"], "--phi-slope means nothing with --module-map"),
+        (["--module-map", "build", "--same-layer"], "--same-layer means nothing with --module-map"),
+        (["--map-events", "3"], "--map-events means nothing without --module-map build"),
+        (["--module-map", "some.file", "--map-target", "pt: [2, .inf]"], "--map-target means nothing without"),
+        (["--module-map", "build", "--map-target", "mass: 3"], "'mass', which is unknown"),
+        (["--module-map", "build", "--map-edges-per-hit", "0"], "map-edges-per-hit"),
+        (["--module-map", "missing.file"], "cannot read the module map: No such file"),
+        (["--source", "pyg", "--input", ".", "--module-map", "build"], "--module-map means nothing with --source pyg"),
+    ],
+)
+def test_flags_that_mean_nothing_are_refused(tmp_path, monkeypatch, capfd, flags, message):
+    monkeypatch.chdir(tmp_path)
+    try:
+        code = prepare.main([*SIZE, *flags, "--store", "store"])
+    except SystemExit as stopped:  # found by all ranks together
+        code = stopped.code
+    assert code == 2
+    assert message in capfd.readouterr().err
+    assert not (tmp_path / "store").exists()

@@ -1,0 +1,246 @@
+"""Module maps: hits joined by boxes over regions, learned from segments, exact over ranks, kept in a file."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_preparation import on_ranks
+
+from domainpar.events.construct import Cuts, build_graph
+from domainpar.events.graph import Hits, surface_numbers
+from domainpar.events.joining import DR, Boxes, Regions, cylindrical, kinds, quantities
+from domainpar.events.map_building import build_map
+from domainpar.events.module_map import ModuleMap, Tally
+from domainpar.events.simulate import simulate_event
+from domainpar.events.targets import target_particles
+from domainpar.events.truth_order import places_along_particles, segments_of
+from domainpar.problems import Problem
+
+TARGET = {"pt": [0.5, float("inf")]}
+NAMES = [f"{seed}" for seed in range(12)]
+
+
+def simulated(name: str) -> Hits:
+    return simulate_event(int(name), 600)
+
+
+@pytest.fixture(scope="module")
+def learned() -> ModuleMap:
+    from domainpar.agreement import Gathering
+
+    return build_map(simulated, NAMES, TARGET, {"source": "simulate"}, Gathering())
+
+
+def segments(hits: Hits) -> set[tuple[int, int]]:
+    surface = surface_numbers(hits.volume, hits.layer)
+    places = places_along_particles(hits.particle_id, surface, hits.position, hits.particles)
+    wanted = np.isin(hits.particle_id, hits.particles.particle_id[target_particles(hits.particles, TARGET)])
+    pairs = np.stack(segments_of(hits.particle_id, np.where(wanted, places, -1)))
+    return set(map(tuple, np.sort(pairs, axis=0).T.tolist()))
+
+
+def joined(hits: Hits, by: ModuleMap) -> set[tuple[int, int]]:
+    edges = by.edges(hits, cylindrical(hits.position))
+    pairs = list(map(tuple, np.sort(edges, axis=0).T.tolist()))
+    assert len(set(pairs)) == len(pairs)
+    return set(pairs)
+
+
+# --- joining
+
+
+def drawn_hits(rng: np.random.Generator, count: int) -> Hits:
+    """Hits around +-pi and elsewhere, some at one place, on few layers and modules."""
+    radius, z = rng.choice([30.0, 31.5, 72.0, 116.0], count) + rng.choice([0.0, 1.0], count), rng.normal(0, 200, count)
+    phi = rng.choice([np.pi - 0.01, -np.pi + 0.01, 0.4], count) + rng.normal(0, 0.05, count)
+    position = np.stack([radius * np.cos(phi), radius * np.sin(phi), z], axis=1).astype(np.float32)
+    hits = Hits.bare("drawn", np.arange(count), position)
+    return replace(hits, **{name: rng.integers(1, 3, count).astype(np.int32) for name in ("volume", "layer", "module")})
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 2**32 - 1), st.integers(0, 60), st.sampled_from(["layer", "module", "eta"]), st.integers(1, 3))
+def test_the_pairs_found_are_those_whose_quantities_lie_in_the_box_of_their_regions_and_kind(seed, count, by, threads):
+    rng = np.random.default_rng(seed)
+    hits = drawn_hits(rng, count)
+    cylinder = cylindrical(hits.position)
+    keys = Regions.keys_of(hits, cylinder, by, 0.5)
+    known = np.unique(keys, axis=0)[: rng.integers(1, 9)] if count else np.zeros((1, 3), np.int64)
+    regions = Regions(known, by, 0.5)
+    z0_limits, slope_limits = np.array([50.0, 300.0])[: rng.integers(0, 3)], np.array([1e-3])[: rng.integers(0, 2)]
+    num_kinds = (len(z0_limits) + 1) * (len(slope_limits) + 1)
+    codes = rng.permutation(len(known) ** 2 * num_kinds)[: rng.integers(1, 40)]
+    src, dst, kind = np.unravel_index(codes, (len(known), len(known), num_kinds))
+    high = rng.choice([0.5, 2.0, np.inf], (len(codes), 5)) * [2e-3, 300.0, 0.1, 2.0, 60.0]
+    boxes = Boxes(regions, z0_limits, slope_limits, src, dst, kind, -high * rng.choice([0.1, 1.0], high.shape), high)
+    edges = boxes.join(hits, cylinder, threads)
+    region = regions.of(hits, cylinder)
+    assert [None if r < 0 else known[r].tolist() for r in region] == [
+        key if key in known.tolist() else None for key in keys.tolist()
+    ]
+    wanted, counts = set(), np.zeros(len(codes), np.int64)
+    for a in range(count):
+        for b in range(count):
+            if cylinder[b, 0] <= cylinder[a, 0]:
+                continue
+            values = quantities(cylinder, np.array([[a], [b]]))
+            of_kind = kinds(values, z0_limits, slope_limits)[0]
+            for box in np.flatnonzero((src == region[a]) & (dst == region[b]) & (kind == of_kind)):
+                if ((boxes.low[box] < values[0]) & (values[0] < boxes.high[box])).all():
+                    wanted.add((a, b))
+                    counts[box] += 1
+    assert sorted(map(tuple, edges.T.tolist())) == sorted(wanted)
+    np.testing.assert_array_equal(boxes.count(hits, cylinder, threads), counts)
+    np.testing.assert_array_equal(boxes.join(hits, cylinder, 1), edges)  # threads do not change the order either
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(0, 2**32 - 1), st.integers(0, 40))
+def test_segments_are_the_pairs_of_hits_on_consecutive_places(seed, count):
+    rng = np.random.default_rng(seed)
+    particle, place = rng.integers(1, 5, count), rng.integers(-1, 4, count)
+    for of in np.unique(particle):  # places have no gaps
+        rows = np.flatnonzero((particle == of) & (place >= 0))
+        place[rows] = np.unique(place[rows], return_inverse=True)[1].reshape(-1)
+    wanted = sorted(
+        (a, b)
+        for a in range(count) for b in range(count)
+        if particle[a] == particle[b] and place[a] >= 0 and place[b] == place[a] + 1
+    )  # fmt: skip
+    assert sorted(zip(*(ends.tolist() for ends in segments_of(particle, place)), strict=True)) == wanted
+
+
+# --- learning
+
+
+def test_a_map_holds_every_segment_that_it_was_learned_from_and_pairs_of_hits_as_counted(learned):
+    counted = np.zeros_like(learned.pairs)
+    for name in NAMES:
+        hits = simulated(name)
+        graph = build_graph(hits, learned)
+        outward = np.hypot(*hits.position[:, :2].T.astype(np.float64))
+        along_radius = {pair for pair in segments(hits) if outward[pair[0]] != outward[pair[1]]}
+        assert along_radius <= joined(hits, learned)
+        assert (outward[graph.edge_index[0]] < outward[graph.edge_index[1]]).all()
+        if name in NAMES[:8]:
+            counted += learned.pairs_in_boxes(hits)
+    np.testing.assert_array_equal(counted, learned.pairs)
+    assert learned.counted_hits == sum(len(simulated(name)) for name in NAMES[:8])
+
+
+def test_segments_of_events_not_seen_are_held_beyond_the_extrema(learned):
+    unseen = [simulate_event(seed, 600) for seed in range(100, 130)]
+    bare = replace(learned, margin=0.0)
+    held, of_bare, all_of_them = (
+        sum(len(found & segments(hits)) for hits, found in zip(unseen, of, strict=True))
+        for of in (
+            [joined(hits, learned) for hits in unseen],
+            [joined(hits, bare) for hits in unseen],
+            [segments(hits) for hits in unseen],
+        )
+    )
+    assert of_bare < held <= all_of_them
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_a_map_is_the_same_bytes_on_any_number_of_ranks(learned, size):
+    maps = on_ranks(size, lambda ranks: build_map(simulated, NAMES, TARGET, {"source": "simulate"}, ranks).to_bytes())
+    assert set(maps) == {learned.to_bytes()}
+
+
+def test_tallies_of_events_add_up_in_any_order():
+    tallies = [Tally.of(simulated(name), TARGET) for name in NAMES[:6]]
+    at_once = Tally.together(tallies)
+    for order in ([5, 3, 0], [1, 2, 4]), ([0], [1, 2, 3, 4, 5]):
+        parts = [Tally.together([tallies[i] for i in part]) for part in order]
+        assert Tally.together([*parts, Tally.nothing()]).to_bytes() == at_once.to_bytes()
+    assert Tally.from_bytes(at_once.to_bytes()).to_bytes() == at_once.to_bytes()
+    assert at_once.events == 6
+
+
+def test_the_purest_boxes_come_first_and_as_many_as_are_asked_for(learned):
+    purity = learned.segments / (learned.pairs + 1)
+    assert (np.diff(purity) <= 0).all()
+    sizes, hits = [], simulate_event(50, 600)
+    for edges_per_hit in (0.05, 0.1, 0.3, 1e9):
+        best = learned.best(edges_per_hit)
+        assert best.pairs.sum() <= edges_per_hit * learned.counted_hits
+        rest = learned.pairs[len(best.pairs) :]
+        assert not len(rest) or best.pairs.sum() + rest[0] > edges_per_hit * learned.counted_hits
+        assert joined(hits, best) <= joined(hits, learned)  # what is left out does not change the bounds of the rest
+        sizes.append(len(best.segments))
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1] == len(learned.segments)
+
+
+def test_boxes_hold_both_charges(learned):
+    np.testing.assert_array_equal(learned.boxes.low[:, [0, 2]], -learned.boxes.high[:, [0, 2]])
+    assert (learned.boxes.low[:, DR] > 0).all()
+
+
+# --- files and refusals
+
+
+def test_a_map_comes_back_from_its_file(learned, tmp_path):
+    path = tmp_path / "map.safetensors"
+    path.write_bytes(learned.to_bytes())
+    again = ModuleMap.read(path)
+    assert again.to_bytes() == learned.to_bytes()
+    assert again.settings == learned.settings
+    assert again.settings != learned.best(0.3).settings
+    assert again.origin["target"] == TARGET
+    hits = simulate_event(50, 600)
+    np.testing.assert_array_equal(build_graph(hits, again).edge_index, build_graph(hits, learned).edge_index)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"", "no module map"), (b"x" * 100, "no module map"), (None, "cannot read the module map: No such file")],
+)
+def test_a_file_that_is_no_map_is_refused(tmp_path, content, message):
+    path = tmp_path / "map.safetensors"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(Problem, match=message):
+        ModuleMap.read(path)
+
+
+def test_a_map_of_another_format_or_cut_short_is_refused(learned, tmp_path):
+    path = tmp_path / "map.safetensors"
+    for content in (learned.to_bytes()[:-1], learned.to_bytes().replace(b"module map 1", b"module map 9")):
+        path.write_bytes(content)
+        with pytest.raises(Problem, match="this is no module map"):
+            ModuleMap.read(path)
+
+
+def test_hits_of_another_detector_are_refused(learned):
+    hits = simulate_event(1, 100)
+    with pytest.raises(Problem, match="none of .* hits lies in a region of the module map"):
+        build_graph(replace(hits, volume=hits.volume + 100), learned)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_events_without_truth_or_without_targets_are_refused_on_all_ranks(size):
+    def blind(name: str) -> Hits:
+        hits = simulated(name)
+        return replace(hits, particle_id=None) if name == "1" else hits
+
+    for read, target, message in (
+        (blind, TARGET, "a module map is learned from both"),
+        (simulated, {"pt": [1e9, float("inf")]}, "no target particle in 3 events has two hits that follow each other"),
+    ):
+        errors = on_ranks(size, lambda ranks, read=read, target=target: build_map(read, NAMES[:3], target, {}, ranks))
+        assert all(message in str(error) for error in errors)
+
+
+def test_cuts_are_boxes_without_kinds():
+    boxes = Cuts(1e-3, 50.0, layer_pairs=(((8, 2), (8, 4)), ((8, 6), (8, 4)))).boxes()
+    assert boxes.num_kinds == 1
+    assert boxes.regions.keys.tolist() == [[8, 2, 0], [8, 4, 0], [8, 6, 0]]
+    assert (boxes.src.tolist(), boxes.dst.tolist()) == ([0, 2], [1, 1])
+    assert boxes.high[:, 0].tolist() == [1e-3, 1e-3]
+    assert boxes.low[0].tolist() == [-1e-3, -50.0, -np.inf, -np.inf, 0.0]
