@@ -78,6 +78,8 @@ def _print_error(problem: Problem) -> None:
 def parse(config_class: type[Config], text: str, argv: Sequence[str]) -> Config:
     """Read flags, and below them the YAML file that `--config` names: a flag wins over the file, wherever it stands.
 
+    The flags that `--preset` sets lie below both.
+
     With `--resume` the run's own `config.yaml` lies below both: a run goes on as it began, unless told otherwise.
 
     Raises:
@@ -98,6 +100,9 @@ def parse(config_class: type[Config], text: str, argv: Sequence[str]) -> Config:
         from_file = command.read_file(Path(values["config"]), own_model)
         # Read once more, so that a flag wins over the file.
         command.parser.set_defaults(from_file)
+        values = command.read_flags(argv)
+    if values.get("preset") is not None:
+        command.parser.set_defaults(config_class.PRESETS[values["preset"]] | from_file)
         values = command.read_flags(argv)
     if values.get("resume") and values["out"] is not None and not values["overwrite"]:
         from domainpar.training.rundir import can_go_on

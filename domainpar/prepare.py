@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from domainpar.events.acorn import AcornOptions
     from domainpar.events.construct import Candidates, Cuts
     from domainpar.events.module_map import ModuleMap
+    from domainpar.events.selection import Selection
     from domainpar.events.sources import Source
     from domainpar.parallel.world import World
     from domainpar.reco.facts import EventFacts
@@ -69,7 +70,8 @@ def prepare_store(config: PrepareConfig, world: "World", facts: "list[EventFacts
     from domainpar.training.monitor.failure import fail_alike
 
     usual = default_store(config.source, config.input or "")
-    usual = Path("stores") / f"simulate-{config.hits}" if config.source == "simulate" else usual
+    if config.source == "simulate":
+        usual = Path("stores") / (config.preset or f"simulate-{config.hits}")
     directory = usual if config.store is None else Path(config.store)
     module_map = _module_map(config, directory, world)
     source = on_all(world.transport, lambda: _source(config, directory, module_map or _cuts(config)))
@@ -114,6 +116,14 @@ def _cuts(config: PrepareConfig) -> "Cuts":
     return Cuts(phi_slope=config.phi_slope, z0=config.z0, same_layer=config.same_layer, **pairs)
 
 
+def _selection(config: PrepareConfig) -> "Selection":
+    """The hits that a configuration keeps."""
+    from domainpar.events.selection import Selection
+
+    volumes = None if config.volumes is None else tuple(map(int, parse_numbers("--volumes", config.volumes)))
+    return Selection(volumes, conditions_of("--hard-cuts", config.hard_cuts) if config.hard_cuts else None)
+
+
 def _source(config: PrepareConfig, directory: Path, cuts: "Candidates", **other: Any) -> "Source":
     """The events of a configuration, joined by these cuts; `other` replaces arguments."""
     from domainpar.events.sources import open_source
@@ -122,6 +132,7 @@ def _source(config: PrepareConfig, directory: Path, cuts: "Candidates", **other:
         "directory": config.input,
         "num_events": _num_events(config, directory),
         "cuts": cuts,
+        "selection": _selection(config),
         "num_hits": config.hits,
         "seed": config.seed,
         "acorn": _acorn_options(config) if config.source == "acorn" else None,
@@ -218,7 +229,8 @@ def _say_what_is_there(directory: Path, facts: "list[EventFacts]") -> None:
     if store.settings.get("pt_unit") is not None:
         print(f"pt of the files taken for {store.settings['pt_unit']}; stores hold GeV")
     if cuts := store.settings.get("hard_cuts"):
-        print(f"HARD CUTS BY TRUTH: {cuts}. Only edges between hits of passing particles are left.")
+        left = "edges between hits" if store.settings["source"] == "acorn" else "hits"
+        print(f"HARD CUTS BY TRUTH: {cuts}. Only {left} of passing particles are left.")
         print("What is measured on such a store does not hold for real data, in which nobody can cut by truth.")
     labelled = [record for record in store.events() if record.has_labels]
     if labelled:

@@ -3,6 +3,7 @@
 import math
 import re
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import yaml
 
@@ -30,6 +31,8 @@ def flag(name: str) -> str:
 @dataclass(frozen=True, kw_only=True)
 class Group:
     """Fields that belong together: one heading of `--help`."""
+
+    PRESETS: ClassVar[dict[str, dict[str, Any]]] = {}
 
     def __post_init__(self) -> None:
         # `vars`, not `getattr`: an inherited check would run once more for every class below it.

@@ -1,7 +1,7 @@
 """The flags of `infer`."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from domainpar.config.group import ConfigError, Group, flag
 from domainpar.config.ranks import BadEvents, Launch, Ranks
@@ -93,6 +93,10 @@ class Tracks(Group):
 class Matching(Group):
     """How tracks are compared with true particles"""
 
+    preset: Literal["quickstart", "pixel", "full"] | None = None
+    """Targets and matching of the literature, as in prepare: sets --track-target, --matching-style and
+    --min-track-length, and any of them given as well wins."""
+
     track_target: str = "pt: [1, .inf], nhits: [5, .inf]"
     """Particles one wants to find, as in --target of train. '' for all."""
 
@@ -124,3 +128,13 @@ class Matching(Group):
 @dataclass(frozen=True, kw_only=True)
 class InferConfig(Scoring, Tracks, Matching, Ranks, Launch, BadEvents):
     """All flags of `infer`."""
+
+    PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
+        "quickstart": {"track_target": "pt: [1, .inf], eta: [-4, 4], nhits: [3, .inf]", "min_track_length": 3},
+        "pixel": {
+            "track_target": "pt: [0.9, .inf], eta: [-4, 4], nhits: [3, .inf]", "min_track_length": 3,
+            "matching_style": "two_way",
+        },
+        "full": {},
+    }  # fmt: skip
+    """Flags that a preset sets."""

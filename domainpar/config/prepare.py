@@ -1,7 +1,7 @@
 """The flags of `prepare`."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from domainpar.config.group import ConfigError, Group, flag
 from domainpar.config.texts import conditions_of, parse_layer_pairs, parse_names, parse_numbers
@@ -27,8 +27,23 @@ class Source(Group):
     seed: int = 0
     """Seed of the simulation, of the partitioner and of the split."""
 
+    preset: Literal["quickstart", "pixel", "full"] | None = None
+    """A selection of the literature: sets --hits, --volumes, --hard-cuts, --module-map and --map-target, and any of
+    them given as well wins. docs/your_data.md tells whose they are; infer has the same for targets and matching."""
+
+    volumes: str | None = None
+    """Keep only hits of these detector volumes: '7, 8, 9'."""
+
+    hard_cuts: str | None = None
+    """Keep only hits of particles that pass: 'pt: [1, .inf]', in GeV; of acorn files, edges between such hits. It looks
+    at the truth: noise goes as well."""
+
     def check(self) -> None:
-        """Refuse a source without its files, and files without their source."""
+        """Refuse a source without its files, files without their source, and selections that cannot be read."""
+        if self.hard_cuts is not None:
+            conditions_of("--hard-cuts", self.hard_cuts)
+        if self.volumes is not None:
+            parse_numbers("--volumes", self.volumes)
         self._bounded("events", least=1)
         self._bounded("hits", least=500, most=1_000_000)  # ten times as dense as a collider will be
         self._bounded("seed", below=2**63)
@@ -57,9 +72,6 @@ class AcornFiles(Group):
     edge_scales: str | None = None
     """Divisor of each of --edge-features. Default: 1."""
 
-    hard_cuts: str | None = None
-    """Keep only edges between hits of particles that pass: 'pt: [1, .inf]', in GeV. It looks at the truth."""
-
     pt_unit: Literal["MeV", "GeV"] | None = None
     """Unit of pt in the files; stores hold GeV. Default: guessed from the values."""
 
@@ -79,8 +91,6 @@ class AcornFiles(Group):
             )
         if self.node_features is not None and not parse_names(self.node_features):
             raise ConfigError("--node-features names none", "omit it to have 'r, phi, z'")
-        if self.hard_cuts is not None:
-            conditions_of("--hard-cuts", self.hard_cuts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,6 +189,19 @@ class Storage(Group):
 class PrepareConfig(Source, AcornFiles, CandidateEdges, Tiles, Storage):
     """All flags of `prepare`."""
 
+    PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
+        "quickstart": {
+            "hits": 100_000, "hard_cuts": "pt: [1, .inf]", "module_map": "build",
+            "map_target": "pt: [1, .inf], eta: [-4, 4], nhits: [3, .inf]",
+        },
+        "pixel": {
+            "hits": 120_000, "volumes": "7, 8, 9", "module_map": "build",
+            "map_target": "pt: [0.9, .inf], eta: [-4, 4], nhits: [3, .inf]",
+        },
+        "full": {"hits": 100_000, "module_map": "build"},
+    }  # fmt: skip
+    """Flags that a preset sets."""
+
     def check(self) -> None:
         """Refuse to read files as acorn's that are not, and to join what is joined already."""
         if self.module_map is not None and self.source not in ("simulate", "trackml"):
@@ -186,6 +209,13 @@ class PrepareConfig(Source, AcornFiles, CandidateEdges, Tiles, Storage):
                 f"--module-map means nothing with --source {self.source}", "its files are graphs, joined already"
             )
         flags = [name for name in AcornFiles.__annotations__ if getattr(self, name) is not None]
+        if self.source not in ("simulate", "trackml"):
+            if self.volumes is not None:
+                raise ConfigError(
+                    f"--volumes means nothing with --source {self.source}", "its files are graphs, joined already"
+                )
+            if self.hard_cuts is not None and self.source != "acorn":
+                raise ConfigError(f"--hard-cuts means nothing with --source {self.source}", "it selects hits")
         if flags and self.source != "acorn":
             raise ConfigError(
                 f"{flag(flags[0])} means nothing with --source {self.source}", "it tells how acorn files are read"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from domainpar.events.construct import Candidates, Cuts, build_graph
 from domainpar.events.graph import EventGraph, Hits
+from domainpar.events.selection import Selection
 from domainpar.events.store import Settings, Split
 from domainpar.problems import Problem
 from domainpar.words import several
@@ -51,6 +52,7 @@ def open_source(
     directory: str | Path | None = None,
     num_events: int | None = None,
     cuts: Candidates | None = None,
+    selection: Selection | None = None,
     num_hits: int = 100_000,
     seed: int = 0,
     num_phi_sectors: int = 1,
@@ -63,6 +65,7 @@ def open_source(
         directory: Where the files are; needed but for `simulate`.
         num_events: Take the first `num_events`. Default: all, or 10 simulated ones.
         cuts: Candidate edges, for sources of hits; by default `Cuts()`.
+        selection: Hits to keep, for sources of hits; by default all.
         num_hits: Hits of a simulated event, about.
         seed: Event i is simulated from seed + i.
         num_phi_sectors: Sectors that a heptrkx event was cut into.
@@ -71,10 +74,10 @@ def open_source(
     Raises:
         ValueError: If the source is unknown, its directory holds no events, or fewer than were asked for.
     """
-    cuts = cuts or Cuts()
+    cuts, selection = cuts or Cuts(), selection or Selection()
     if kind == "simulate":
         count = DEFAULT_SIMULATED_EVENTS if num_events is None else num_events
-        return _simulated(count, seed, num_hits, cuts)
+        return _simulated(count, seed, num_hits, selection, cuts)
     if directory is None:
         raise Problem(f"source {kind} needs the directory of its files", "name it with --input")
     path = Path(directory)
@@ -87,6 +90,7 @@ def open_source(
             lambda name: trackml.read_event(path, name),
             lambda name: trackml.event_files(path, name),
             {"source": kind},
+            selection,
             cuts,
         )
     elif kind == "heptrkx":
@@ -125,14 +129,19 @@ def _of_hits(
     hits: Callable[[str], Hits],
     files: Callable[[str], list[Path]],
     settings: Settings,
+    selection: Selection,
     cuts: Candidates,
 ) -> Source:
-    """A source of hits that are joined here."""
-    settings = {**settings, **cuts.settings}
-    return Source(names, lambda name: build_graph(hits(name), cuts), files, settings, hits=hits)
+    """A source of hits that are selected and joined here."""
+
+    def kept(name: str) -> Hits:
+        return selection.of(hits(name))
+
+    settings = {**settings, **selection.settings, **cuts.settings}
+    return Source(names, lambda name: build_graph(kept(name), cuts), files, settings, hits=kept)
 
 
-def _simulated(num_events: int, seed: int, num_hits: int, cuts: Candidates) -> Source:
+def _simulated(num_events: int, seed: int, num_hits: int, selection: Selection, cuts: Candidates) -> Source:
     from domainpar.events.simulate import simulate_event
 
     seeds = {f"{seed + i:09d}": seed + i for i in range(num_events)}
@@ -140,7 +149,8 @@ def _simulated(num_events: int, seed: int, num_hits: int, cuts: Candidates) -> S
     def hits(name: str) -> Hits:
         return simulate_event(seeds[name], num_hits, name)
 
-    return _of_hits(tuple(seeds), hits, lambda _: [], {"source": "simulate", "num_hits": num_hits}, cuts)
+    settings = {"source": "simulate", "num_hits": num_hits}
+    return _of_hits(tuple(seeds), hits, lambda _: [], settings, selection, cuts)
 
 
 def _acorn(directory: Path, options: AcornOptions | None) -> Source:

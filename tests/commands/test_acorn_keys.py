@@ -412,9 +412,11 @@ def test_a_cut_by_truth_is_said_aloud_where_a_store_is_prepared(tmp_path, monkey
     ("given", "error"),
     [
         (
-            {"source": "simulate", "input": None, "hard_cuts": "pt: [1, .inf]"},
+            {"source": "pyg", "input": ".", "hard_cuts": "pt: [1, .inf]"},
             "--hard-cuts means nothing with --source",
         ),
+        ({"volumes": "7"}, "--volumes means nothing with --source acorn"),
+        ({"source": "simulate", "input": None, "volumes": "7, a"}, "--volumes has 'a'"),
         ({"input": None}, "--source acorn needs --input"),
         ({"node_features": "r, z"}, "have no scales"),
         ({"node_features": "r, z", "node_scales": "1"}, "not one for each of 2 node features"),

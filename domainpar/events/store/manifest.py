@@ -255,6 +255,8 @@ def _command_anew(directory: Path, manifest: dict[str, Any]) -> str:
     flags |= {name: settings[name] for name in usual if name in settings and settings[name] != usual[name]}
     if "layer_pairs" in flags:
         flags["layer_pairs"] = ", ".join("{}.{}-{}.{}".format(*inner, *outer) for inner, outer in flags["layer_pairs"])
+    if settings.get("volumes"):
+        flags["volumes"] = ", ".join(map(str, settings["volumes"]))
     if "module_map" in settings:
         flags["module_map"] = directory / "module_map.safetensors"  # the store keeps a copy
     for name in ("node_features", "node_scales", "edge_features", "edge_scales", "pt_unit"):

@@ -1,0 +1,51 @@
+"""`--preset`: flags that a publication's selection sets, below a file and below the flags themselves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from domainpar import prepare
+from domainpar.command_line import parse
+from domainpar.config import InferConfig, PrepareConfig
+from domainpar.config.group import ConfigError
+from domainpar.events.store import EventStore
+
+
+@pytest.mark.parametrize("config", [PrepareConfig, InferConfig])
+def test_a_preset_sets_its_flags_and_nothing_else(config):
+    usual = vars(parse(config, "", []))
+    for name, flags in config.PRESETS.items():
+        assert vars(parse(config, "", ["--preset", name])) == {**usual, "preset": name, **flags}
+    assert set(PrepareConfig.PRESETS) == set(InferConfig.PRESETS)
+
+
+def test_a_file_wins_over_a_preset_and_a_flag_over_both(tmp_path):
+    path = tmp_path / "flags.yaml"
+    path.write_text("hits: 5000\nvolumes: '8'\n")
+    found = parse(PrepareConfig, "", ["--preset", "pixel", "--volumes", "9", "--config", str(path)])
+    assert (found.hits, found.volumes, found.module_map) == (5000, "9", "build")
+    path.write_text("preset: pixel\nhits: 5000\n")
+    found = parse(PrepareConfig, "", ["--config", str(path)])
+    assert (found.hits, found.volumes) == (5000, "7, 8, 9")
+
+
+def test_an_unknown_preset_is_refused():
+    with pytest.raises(ConfigError, match="--preset"):
+        parse(PrepareConfig, "", ["--preset", "pixels"])
+
+
+def test_presets_select_hits(tmp_path, capsys):
+    size = ["--hits", "2000", "--events", "2", "--map-events", "3"]
+    for preset in PrepareConfig.PRESETS:
+        assert prepare.main(["--preset", preset, *size, "--store", str(tmp_path / preset)]) == 0
+    assert capsys.readouterr().out.count("HARD CUTS BY TRUTH: {'pt': [1, inf]}. Only hits of passing particles") == 1
+    volumes, noise = {}, {}
+    for preset in PrepareConfig.PRESETS:
+        events = EventStore(tmp_path / preset)
+        with events.open(events.events()[0]) as event:
+            rows = np.arange(event.num_nodes)
+            volumes[preset] = set(event.read_nodes("volume", rows).tolist())
+            noise[preset] = (event.read_nodes("particle_id", rows) == 0).sum()
+    assert volumes["pixel"] == {7, 8, 9} < volumes["quickstart"] <= volumes["full"]
+    assert noise["quickstart"] == 0 < noise["pixel"] < noise["full"]
