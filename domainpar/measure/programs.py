@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -101,14 +102,15 @@ def started(
     command: Sequence[str], output: IO[bytes], environment: Mapping[str, str], stop: signal.Signals, grace: float
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A program at work in a session of its own; nothing of it is left afterwards."""
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        env=environment,
-        start_new_session=True,
-    )
+    with _heard(stop):
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
     try:
         yield process
     finally:
@@ -120,6 +122,20 @@ def started(
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+@contextmanager
+def _heard(stop: signal.Signals) -> Iterator[None]:
+    """What is started inside does not ignore a signal, as all that a shell starts in the background does SIGINT."""
+    # Only the main thread may change it; elsewhere a program that ignores the signal is killed when its time is over.
+    ignored = signal.getsignal(stop) is signal.SIG_IGN and threading.current_thread() is threading.main_thread()
+    if ignored:
+        signal.signal(stop, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        if ignored:
+            signal.signal(stop, signal.SIG_IGN)
 
 
 def _printed(output: IO[bytes], begin: int = 0) -> bytes:

@@ -4,6 +4,8 @@ import math
 import signal
 import sys
 
+import pytest
+
 from domainpar.measure.programs import run_limited
 
 
@@ -31,11 +33,18 @@ def test_output_is_shown_line_by_line_as_it_comes_and_all_of_it():
     assert "".join(shown) == ended.output
 
 
-def test_a_program_that_is_interrupted_may_end_its_own_ranks():
+@pytest.mark.parametrize("in_background", [False, True])
+def test_a_program_that_is_interrupted_may_end_its_own_ranks(in_background):
+    """Also where SIGINT is ignored, as by what a script starts in the background, and would be by its programs."""
     program = (
         "import time\n"
         "try: print('began', flush=True); time.sleep(60)\n"
         "except KeyboardInterrupt: time.sleep(0.3); print('ended its ranks')"
     )
-    ended = run_limited([sys.executable, "-c", program], 1.5, stop=signal.SIGINT, seconds_to_leave=5.0)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN if in_background else signal.default_int_handler)
+    try:
+        ended = run_limited([sys.executable, "-c", program], 4.0, stop=signal.SIGINT, seconds_to_leave=5.0)
+        assert (signal.getsignal(signal.SIGINT) is signal.SIG_IGN) == in_background
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert (ended.code, ended.output) == (None, "began\nended its ranks\n")
