@@ -104,7 +104,8 @@ class CandidateEdges(Group):
     """Largest distance from the origin at which an edge meets the beam axis, in mm."""
 
     layer_pairs: str | None = None
-    """Pairs of layers to join, VOLUME.LAYER each: '8.2-8.4, 8.4-8.6'. Default: neighbours along a track."""
+    """Pairs of layers to join, VOLUME.LAYER each: '8.2-8.4, 8.4-8.6'. Default: TrackML's that follow each other along a
+    straight line; skip-one, skip-two: with one or two layers between as well, four or nine times the edges."""
 
     same_layer: bool = False
     """Join overlapping modules of one layer as well."""

@@ -130,12 +130,21 @@ def parse_numbers(name: str, text: str) -> tuple[float, ...]:
     return tuple(numbers)
 
 
+_SKIPPED = {"skip-one": 1, "skip-two": 2}
+
+
 def parse_layer_pairs(text: str) -> tuple[LayerPair, ...]:
     """Read `--layer-pairs`: ((volume, layer), (volume, layer)) of the inner and the outer end of each pair.
+
+    `skip-one` and `skip-two` stand for the pairs of TrackML's layers with as many layers between them at most.
 
     Raises:
         ConfigError: If a pair is not of the form `8.2-8.4`.
     """
+    if text in _SKIPPED:
+        from domainpar.events.detector import crossed_in_turn  # numpy comes with it; --help needs none
+
+        return crossed_in_turn(_SKIPPED[text])
     pairs: list[LayerPair] = []
     for pair in text.split(","):
         match = re.fullmatch(r"\s*(\d+)\.(\d+)\s*-\s*(\d+)\.(\d+)\s*", pair)

@@ -321,7 +321,7 @@ SECONDARY_RADIUS = np.array([
 # fmt: on
 
 
-def _default_layer_pairs() -> tuple[LayerPair, ...]:
+def _measured_layer_pairs() -> tuple[LayerPair, ...]:
     chains = [
         [(8, 2), (8, 4), (8, 6), (8, 8), (13, 2), (13, 4), (13, 6), (13, 8), (17, 2), (17, 4)],
         [(7, layer) for layer in range(14, 0, -2)],
@@ -338,13 +338,53 @@ def _default_layer_pairs() -> tuple[LayerPair, ...]:
     return tuple(pairs)
 
 
-MEASURED_LAYER_PAIRS: tuple[LayerPair, ...] = _default_layer_pairs()
+MEASURED_LAYER_PAIRS: tuple[LayerPair, ...] = _measured_layer_pairs()
 """The 50 (inner, outer) layer pairs that each carry more than 0.2 % of the segments of particles above 0.5 GeV."""
 
 MIRROR_LAYER_PAIRS: tuple[LayerPair, ...] = (((9, 10), (14, 6)), ((9, 8), (14, 4)))
 """The +z images of two measured pairs, themselves just below the threshold: with them the list is symmetric in z."""
 
-DEFAULT_LAYER_PAIRS: tuple[LayerPair, ...] = MEASURED_LAYER_PAIRS + MIRROR_LAYER_PAIRS
+SEED_LAYER_PAIRS: tuple[LayerPair, ...] = MEASURED_LAYER_PAIRS + MIRROR_LAYER_PAIRS
+"""Pairs of layers that the classical finder begins its tracks in."""
+
+
+def crossed_in_turn(skipped: int = 0) -> tuple[LayerPair, ...]:
+    """Pairs of layers that straight lines from the beam cross one after the other, in the order of `SURFACES`.
+
+    Lines begin within 200 mm of the origin and lead everywhere up to |eta| = 4.5. A layer counts as crossed also
+    `NEAR_MISS` beside its modules, for tracks that turn.
+
+    Args:
+        skipped: Layers that may lie between the two.
+    """
+    z0, slope = np.meshgrid(np.linspace(-200.0, 200.0, 9), np.sinh(np.linspace(-4.5, 4.5, 601)))
+    radius = np.full((*z0.shape, len(SURFACES)), np.inf)  # of the crossing
+    for i, surface in enumerate(SURFACES):
+        if isinstance(surface, Barrel):
+            half = (surface.num_rows - 1) / 2 * surface.row_pitch + surface.half_v + NEAR_MISS
+            radius[np.abs(z0 + slope * surface.radius) < half, i] = surface.radius
+        else:
+            with np.errstate(divide="ignore"):
+                at = (surface.z - z0) / slope
+            low = min(ring.radius - ring.half_v for ring in surface.rings) - NEAR_MISS
+            high = max(ring.radius + ring.half_v for ring in surface.rings) + NEAR_MISS
+            crossed = (low < at) & (at < high)
+            radius[crossed, i] = at[crossed]
+    turn = np.argsort(radius, axis=-1, kind="stable")
+    crossed = np.isfinite(np.take_along_axis(radius, turn, axis=-1))
+    pairs: set[tuple[int, int]] = set()
+    for gap in range(1, skipped + 2):
+        both = crossed[..., gap:]
+        pairs |= set(zip(turn[..., :-gap][both].tolist(), turn[..., gap:][both].tolist()))
+    layers = [(surface.volume, surface.layer) for surface in SURFACES]
+    return tuple((layers[inner], layers[outer]) for inner, outer in sorted(pairs))
+
+
+NEAR_MISS = 5.0
+"""mm beside a layer's modules at which a straight line still counts as crossing it."""
+
+DEFAULT_LAYER_PAIRS: tuple[LayerPair, ...] = crossed_in_turn()
+"""The 110 pairs of layers that follow each other along some straight line from the beam."""
 
 
 def field_of_surfaces(volume: npt.NDArray[np.integer], layer: npt.NDArray[np.integer]) -> float | FloatTable:

@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 
-from domainpar.events.detector import DEFAULT_LAYER_PAIRS, KNOWN_LAYERS, MEASURED_LAYER_PAIRS, SURFACES, geometry
+from domainpar.events.detector import (
+    DEFAULT_LAYER_PAIRS,
+    KNOWN_LAYERS,
+    MEASURED_LAYER_PAIRS,
+    SEED_LAYER_PAIRS,
+    SURFACES,
+    crossed_in_turn,
+    geometry,
+)
 
 MIRROR_VOLUME = {7: 9, 9: 7, 12: 14, 14: 12, 16: 18, 18: 16}
 
@@ -60,11 +68,22 @@ def test_disk_layers_count_from_the_most_negative_z():
     assert all(z[mirrored(layer)] == -z[layer] for layer in z)
 
 
-def test_default_layer_pairs_are_the_50_measured_ones_made_symmetric_in_z():
+def test_seed_layer_pairs_are_the_50_measured_ones_made_symmetric_in_z():
     assert len(MEASURED_LAYER_PAIRS) == len(set(MEASURED_LAYER_PAIRS)) == 50
-    assert len(DEFAULT_LAYER_PAIRS) == len(set(DEFAULT_LAYER_PAIRS)) == 52
+    assert len(SEED_LAYER_PAIRS) == len(set(SEED_LAYER_PAIRS)) == 52
+    assert {(mirrored(a), mirrored(b)) for a, b in SEED_LAYER_PAIRS} == set(SEED_LAYER_PAIRS)
+
+
+def test_default_layer_pairs_are_those_that_straight_lines_cross_in_turn_and_hold_all_measured_ones():
+    assert len(DEFAULT_LAYER_PAIRS) == len(set(DEFAULT_LAYER_PAIRS)) == 110
+    assert set(SEED_LAYER_PAIRS) <= set(DEFAULT_LAYER_PAIRS) < set(crossed_in_turn(skipped=1))
     assert {(mirrored(a), mirrored(b)) for a, b in DEFAULT_LAYER_PAIRS} == set(DEFAULT_LAYER_PAIRS)
-    assert {layer for pair in DEFAULT_LAYER_PAIRS for layer in pair} <= KNOWN_LAYERS
+    assert {layer for pair in DEFAULT_LAYER_PAIRS for layer in pair} == KNOWN_LAYERS
+
+
+def test_layers_that_are_skipped_lie_between():
+    assert ((8, 2), (8, 6)) in set(crossed_in_turn(skipped=1)) - set(DEFAULT_LAYER_PAIRS)
+    assert ((8, 2), (8, 8)) in set(crossed_in_turn(skipped=2)) - set(crossed_in_turn(skipped=1))
 
 
 def test_the_field_is_2_tesla_at_the_centre_and_falls_to_the_ends():

@@ -5,7 +5,7 @@ import pytest
 
 from domainpar.events import simulate
 from domainpar.events.construct import Cuts, build_graph
-from domainpar.events.detector import SURFACES, geometry
+from domainpar.events.detector import SEED_LAYER_PAIRS, SURFACES, geometry
 from domainpar.events.simulate import simulate_event
 
 # Mean hits per surface of 55 real events (mean size 101.7 k hits), all barrels and one disk of each kind.
@@ -149,8 +149,8 @@ def test_a_full_event_has_the_hits_per_particle_and_overlaps_of_real_ones(full):
 
 
 def test_a_full_event_has_the_graph_of_a_real_one(full):
-    """Real events at the default cuts: about 1.0e-4 edges per pair of hits, 3.7 % of them true, median degree 16."""
-    graph = build_graph(full, Cuts())
+    """Real events, 52 pairs of layers: about 1.0e-4 edges per pair of hits, 3.7 % of them true, median degree 16."""
+    graph = build_graph(full, Cuts(layer_pairs=SEED_LAYER_PAIRS))
     degree = np.bincount(graph.edge_index.ravel(), minlength=len(full))
     assert graph.num_edges / len(full) ** 2 == pytest.approx(1.0e-4, rel=0.12)
     assert graph.label.mean() == pytest.approx(0.037, rel=0.12)

@@ -167,7 +167,7 @@ def chains(everywhere: bool) -> IntArray:
 
     Neighbours are the measured layer pairs. Without `everywhere` the chains that leave the pixels are left out.
     """
-    pairs = detector.DEFAULT_LAYER_PAIRS
+    pairs = detector.SEED_LAYER_PAIRS
     layers = [(a, b, c) for a, b in pairs for again, c in pairs if again == b]
     inside = np.array([all(volume in PIXELS for volume, _layer in chain) for chain in layers])
     places = np.array([[NUMBERS[layer] for layer in chain] for chain in layers], np.int64)
