@@ -41,8 +41,8 @@ MODULE_MAP = "module_map.safetensors"
 MAP_EVENTS, MAP_SEED = 100, 1_000_000
 """Simulated events that a module map is learned from, and how much further on their seeds are."""
 
-MAP_EDGES_PER_HIT = 10.0
-"""Candidate edges a hit of a map that is built: a million in a full event."""
+MAP_EDGES_PER_HIT = 30.0
+"""Pairs of hits a hit of a map that is built; triplets confirm some of them."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -82,7 +82,7 @@ class Cuts:
     def edges(self, hits: Hits, cylinder: FloatArray, threads: int = 1) -> IntArray:
         """Pairs of hits that pass (see `Candidates`): those of layer pairs, then those of surfaces with overlaps."""
         self._refuse_unknown_layers(hits)
-        pairs = self.boxes().join(hits, cylinder, threads)
+        pairs = self.boxes().join(hits, cylinder, threads)[:2]
         return np.concatenate([pairs, *self._same_layer(hits, cylinder)], axis=1)
 
     def _same_layer(self, hits: Hits, cylinder: FloatArray) -> Iterator[IntArray]:

@@ -114,11 +114,11 @@ class Boxes:
             threads: Threads that search; they change nothing else.
 
         Returns:
-            `src` and `dst` of each pair as rows of the hits, int64 [2, E]: in the order in which the boxes first name
-            pairs of regions, then by phi of `src`, then of `dst`.
+            `src` and `dst` of each pair as rows of the hits, and the box that it lies in, int64 [3, E]: in the order in
+            which the boxes first name pairs of regions, then by phi of `src`, then of `dst`.
         """
         found = self._search(hits, cylinder, threads, keep=True)
-        return np.concatenate([np.empty((2, 0), np.int64), *(edges for edges, _ in found)], axis=1)
+        return np.concatenate([np.empty((3, 0), np.int64), *(edges for edges, _ in found)], axis=1)
 
     def count(self, hits: Hits, cylinder: FloatArray, threads: int = 1) -> IntArray:
         """How many pairs lie in each box, int64 [B]; arguments as of `join`."""
@@ -196,6 +196,20 @@ def longer(edges: Any) -> Any:
 
 
 @numba.njit(cache=True)
+def grouped(ends: Any, num_hits: int) -> Any:
+    """First place of each hit's segments in a list grouped by hits, [num_hits + 1], and that list, in stable order."""
+    first = np.zeros(num_hits + 1, np.int64)
+    for hit in ends:
+        first[hit + 1] += 1
+    first = np.cumsum(first)
+    listed, place = np.empty(len(ends), np.int64), first.copy()
+    for s in range(len(ends)):
+        listed[place[ends[s]]] = s
+        place[ends[s]] += 1
+    return first, listed
+
+
+@numba.njit(cache=True)
 def _quantities(cylinder: Any, edge_index: Any) -> Any:
     values = np.empty((edge_index.shape[1], 5))
     for e in range(edge_index.shape[1]):
@@ -220,8 +234,8 @@ def _place(limits: Any, value: float) -> int:
 @numba.njit(cache=True, nogil=True)
 def _join(pairs: Any, box_of_kind: Any, bounds: Any, cylinder: Any, rows: Any, first: Any, low: Any, high: Any,
           z0_limits: Any, slope_limits: Any, keep: bool) -> Any:  # fmt: skip
-    """`src` and `dst` of each edge, int64 [2, E], if they are kept, and the number of edges in each box, int64 [B]."""
-    edges, counts = np.empty((2, 1024), np.int64), np.zeros(len(low), np.int64)
+    """`src`, `dst` and box of each edge, int64 [3, E], if they are kept; and the number of edges in each box, [B]."""
+    edges, counts = np.empty((3, 1024), np.int64), np.zeros(len(low), np.int64)
     count = 0
     for p in range(len(pairs)):
         inner = rows[first[pairs[p, 0]] : first[pairs[p, 0] + 1]]
@@ -263,6 +277,6 @@ def _join(pairs: Any, box_of_kind: Any, bounds: Any, cylinder: Any, rows: Any, f
                         continue
                     if count == edges.shape[1]:
                         edges = longer(edges)
-                    edges[0, count], edges[1, count] = src, dst
+                    edges[0, count], edges[1, count], edges[2, count] = src, dst, box
                     count += 1
     return edges[:, :count].copy(), counts

@@ -57,7 +57,7 @@ def build_map(
             pairs, hits = pairs + of_rank[1:], hits + int(of_rank[0])
         for _ in of_round:
             on_event()
-    return found_map.counted(pairs, hits)
+    return found_map.with_pairs(pairs, len(names[:COUNTED_EVENTS]), hits)
 
 
 def _tally(read: Callable[[str], Hits], name: str | None, target: Mapping[str, Any]) -> Tally:

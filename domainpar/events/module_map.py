@@ -24,9 +24,10 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from domainpar.events.graph import Hits, surface_numbers
-from domainpar.events.joining import DPHI, PHI_SLOPE, QUANTITIES, Boxes, Regions, cylindrical, kinds, quantities
+from domainpar.events.joining import DPHI, PHI_SLOPE, QUANTITIES, Z0, Boxes, Regions, cylindrical, kinds, quantities
 from domainpar.events.store.layout import sha256_of
 from domainpar.events.targets import target_particles
+from domainpar.events.triplets import TripletCounts, Triplets
 from domainpar.events.truth_order import places_along_particles, segments_of
 from domainpar.problems import Place, Problem
 from domainpar.words import several
@@ -42,6 +43,12 @@ MARGIN = 0.1
 """Bounds move outward by this share of the width between them, and by the usual width of their kind over the number of
 segments: one segment alone does not know how wide its box is."""
 
+CERTAIN = 0.005
+"""Purity of a box whose edges need no triplet: as pure as candidate edges of cuts are."""
+
+ASTRAY = (40.0, 8e-4)
+"""|z0| in mm or |phi_slope| in rad/mm from which on a segment points away from the beam."""
+
 WELL_KNOWN = 10
 """The width of a box of as many segments is known."""
 
@@ -54,6 +61,7 @@ class Tally:
         keys: Volume, layer and part of the regions at both ends, and the kind, ascending by rows, int64 [B, 7].
         segments: How many, int64 [B].
         low, high: Smallest and largest of each quantity, of `phi_slope` and `dphi` by absolute value, float64 [B, 5].
+        triplets: Their triplets.
         events: Number of events.
     """
 
@@ -61,6 +69,7 @@ class Tally:
     segments: IntArray
     low: FloatArray
     high: FloatArray
+    triplets: TripletCounts
     events: int = 1
 
     @classmethod
@@ -90,13 +99,15 @@ class Tally:
         # Particles of both charges turn alike: a box holds what its mirror image holds.
         values[:, [PHI_SLOPE, DPHI]] = np.abs(values[:, [PHI_SLOPE, DPHI]])
         keys = np.concatenate([regions[edges[0]], regions[edges[1]], kind[:, None]], axis=1)
-        return cls(keys, np.ones(len(keys), np.int64), values, values)._merged()
+        astray = (np.abs(values[:, Z0]) >= ASTRAY[0]) | (values[:, PHI_SLOPE] >= ASTRAY[1])
+        triplets = TripletCounts.of(hits, edges, astray)
+        return cls(keys, np.ones(len(keys), np.int64), values, values, triplets)._merged()
 
     @classmethod
     def nothing(cls) -> Self:
         """The tally of no event."""
         none = np.empty((0, len(QUANTITIES)))
-        return cls(np.empty((0, 7), np.int64), np.empty(0, np.int64), none, none, 0)
+        return cls(np.empty((0, 7), np.int64), np.empty(0, np.int64), none, none, TripletCounts.nothing(), 0)
 
     def check(self) -> None:
         """Refuse to make a map of no segment.
@@ -115,7 +126,8 @@ class Tally:
             name: np.concatenate([getattr(tally, name) for tally in tallies])
             for name in ("keys", "segments", "low", "high")
         }
-        return cls(**joined, events=sum(tally.events for tally in tallies))._merged()
+        triplets = TripletCounts.together([tally.triplets for tally in tallies])
+        return cls(**joined, triplets=triplets, events=sum(tally.events for tally in tallies))._merged()
 
     def _merged(self) -> Self:
         """The same with one row for each key."""
@@ -130,15 +142,19 @@ class Tally:
 
     def to_bytes(self) -> bytes:
         """All of it, to travel between ranks."""
-        names = ("keys", "segments", "low", "high")
-        return bytes(save({**{name: getattr(self, name) for name in names}, "events": np.array([self.events])}))
+        arrays = {name: getattr(self, name) for name in ("keys", "segments", "low", "high")}
+        arrays |= {"triplet_keys": self.triplets.keys, "triplets": self.triplets.counts}
+        return bytes(save({**arrays, "events": np.array([self.events])}))
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
         """What `to_bytes` gave."""
         arrays = load(content)
-        events = int(arrays.pop("events")[0])
-        return cls(**arrays, events=events)
+        events, triplets = (
+            int(arrays.pop("events")[0]),
+            TripletCounts(arrays.pop("triplet_keys"), arrays.pop("triplets")),
+        )
+        return cls(**arrays, triplets=triplets, events=events)
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +166,9 @@ class ModuleMap:
         segments: Segments of targets in each, over all events, int64 [B].
         pairs: Pairs of hits in each, bounds moved outward, over the counted events, int64 [B].
         events: Events whose segments were counted.
-        counted_hits: Hits of the events whose pairs of hits were counted; 0: of none.
+        counted: Events whose pairs of hits were counted.
+        counted_hits: Their hits; 0: pairs were not counted.
+        triplets: What confirms edges of boxes that are not `CERTAIN`; None: nothing does, all edges stay.
         usual: Median width of each quantity over the well-known boxes of each kind, float64 [K, 5]: what a single
             segment lacks to know how wide its box is.
         margin: See `MARGIN`; 0 where bounds are used as they are.
@@ -161,7 +179,9 @@ class ModuleMap:
     segments: IntArray
     pairs: IntArray
     events: int
+    counted: int
     counted_hits: int
+    triplets: Triplets | None
     usual: FloatArray
     margin: float
     origin: Mapping[str, Any]
@@ -181,7 +201,8 @@ class ModuleMap:
             of_kind = boxes.kind == kind
             known = of_kind & (tally.segments >= min(WELL_KNOWN, tally.segments[of_kind].max(initial=1)))
             usual[kind] = np.median((boxes.high - boxes.low)[known], axis=0) if known.any() else 0.0
-        return cls(boxes, tally.segments, pairs, tally.events, 0, usual, MARGIN, origin)
+        triplets = Triplets.of(tally.triplets)
+        return cls(boxes, tally.segments, pairs, tally.events, 0, 0, triplets, usual, MARGIN, origin)
 
     def __str__(self) -> str:
         pairs = len(np.unique(np.stack([self.boxes.src, self.boxes.dst]), axis=1).T)
@@ -198,11 +219,15 @@ class ModuleMap:
             away = self.margin * (boxes.high - boxes.low) + self.usual[boxes.kind] / self.segments[:, None]
         return replace(boxes, low=np.nextafter(boxes.low - away, -np.inf), high=np.nextafter(boxes.high + away, np.inf))
 
-    def counted(self, pairs: IntArray, hits: int) -> Self:
-        """The map with the pairs of hits that lie in its boxes counted, and its boxes by their purity."""
-        purity = self.segments / self.events / (pairs + 1)  # of events with as many hits; 1: none was seen yet
-        order = np.argsort(-purity, kind="stable")
-        return replace(self, pairs=pairs, counted_hits=hits)._take(order)
+    @property
+    def purity(self) -> FloatArray:
+        """Segments over pairs of hits of each box, on average over events; one pair more: it may not have been seen."""
+        return np.asarray(self.segments / self.events / ((self.pairs + 1) / max(self.counted, 1)))
+
+    def with_pairs(self, pairs: IntArray, events: int, hits: int) -> Self:
+        """The map with the pairs of hits in its boxes, counted in events with so many hits; its boxes by purity."""
+        found = replace(self, pairs=pairs, counted=events, counted_hits=hits)
+        return found._take(np.argsort(-found.purity, kind="stable"))
 
     def best(self, edges_per_hit: float) -> Self:
         """The purest boxes, as many as hold this many pairs of hits a hit, on average over the events counted."""
@@ -230,7 +255,11 @@ class ModuleMap:
                 f"none of {len(hits):,} hits lies in a region of the module map",
                 "it was learned in another detector: build one from events of this one, --module-map build",
             )
-        return self.moved().join(hits, cylinder, threads)
+        *edges, box = self.moved().join(hits, cylinder, threads)
+        edge_index = np.stack(edges)
+        if self.triplets is None:
+            return edge_index
+        return edge_index[:, self.triplets.confirmed(hits, edge_index, (self.purity >= CERTAIN)[box])]
 
     def pairs_in_boxes(self, hits: Hits, threads: int = 1) -> IntArray:
         """How many pairs of hits of an event lie in each box, int64 [B]."""
@@ -242,13 +271,16 @@ class ModuleMap:
         boxes = self.boxes
         meta = {
             "by": boxes.regions.by, "width": boxes.regions.width, "z0_limits": boxes.z0_limits.tolist(),
-            "slope_limits": boxes.slope_limits.tolist(), "events": self.events, "counted_hits": self.counted_hits,
-            "margin": self.margin, "quantities": QUANTITIES, "origin": self.origin, "format": FORMAT,
+            "slope_limits": boxes.slope_limits.tolist(), "events": self.events, "counted": self.counted,
+            "counted_hits": self.counted_hits, "margin": self.margin, "quantities": QUANTITIES, "origin": self.origin,
+            "format": FORMAT,
         }  # fmt: skip
         arrays = {
             "regions": boxes.regions.keys, "src": boxes.src, "dst": boxes.dst, "kind": boxes.kind, "low": boxes.low,
             "high": boxes.high, "segments": self.segments, "pairs": self.pairs, "usual": self.usual,
         }  # fmt: skip
+        if self.triplets is not None:
+            arrays |= {"triplets": self.triplets.keys, "triplet_most": self.triplets.most}
         arrays = {name: np.ascontiguousarray(values) for name, values in arrays.items()}
         # One entry: several would stand in an order that differs from process to process.
         return bytes(save(arrays, {"map": json.dumps(meta, sort_keys=True)}))
@@ -267,8 +299,10 @@ class ModuleMap:
             names = ("src", "dst", "kind", "low", "high")
             regions = Regions(arrays["regions"], meta["by"], meta["width"])
             boxes = Boxes(regions, *limits, **{name: arrays[name] for name in names})
-            counts: dict[str, Any] = {name: arrays[name] for name in ("segments", "pairs", "usual")}
-            return cls(boxes, **counts, **{name: meta[name] for name in ("events", "counted_hits", "margin", "origin")})
+            rest: dict[str, Any] = {name: arrays[name] for name in ("segments", "pairs", "usual")}
+            rest |= {name: meta[name] for name in ("events", "counted", "counted_hits", "margin", "origin")}
+            triplets = Triplets(arrays["triplets"], arrays["triplet_most"]) if "triplets" in arrays else None
+            return cls(boxes, triplets=triplets, **rest)
         except OSError as error:
             raise Problem(f"cannot read the module map: {error.strerror} (errno {error.errno})", file=path) from error
         except (SafetensorError, KeyError, TypeError, ValueError) as error:

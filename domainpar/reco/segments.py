@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from domainpar.events.graph import FloatArray, IntArray
+from domainpar.events.joining import grouped as grouped
 from domainpar.plan import BoolArray
 
 
@@ -73,20 +74,6 @@ class Segments:
     def components(self) -> IntArray:
         """The smallest hit that each hit is connected to, int64 [N]; itself where nothing is."""
         return np.asarray(_roots(self.inner, self.outer, self.num_hits))
-
-
-@numba.njit(cache=True)
-def grouped(ends: Any, num_hits: int) -> Any:
-    """First place of each hit's segments in a list grouped by hits, [num_hits + 1], and that list, in stable order."""
-    first = np.zeros(num_hits + 1, np.int64)
-    for hit in ends:
-        first[hit + 1] += 1
-    first = np.cumsum(first)
-    listed, place = np.empty(len(ends), np.int64), first.copy()
-    for s in range(len(ends)):
-        listed[place[ends[s]]] = s
-        place[ends[s]] += 1
-    return first, listed
 
 
 @numba.njit(cache=True)

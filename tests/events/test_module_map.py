@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_preparation import on_ranks
 
+from domainpar.events import module_map
 from domainpar.events.construct import Cuts, build_graph
 from domainpar.events.graph import Hits, surface_numbers
 from domainpar.events.joining import DR, Boxes, Regions, cylindrical, kinds, quantities
@@ -17,6 +18,7 @@ from domainpar.events.map_building import build_map
 from domainpar.events.module_map import ModuleMap, Tally
 from domainpar.events.simulate import simulate_event
 from domainpar.events.targets import target_particles
+from domainpar.events.triplets import BIN_EDGES, ENOUGH, SHARE, TripletCounts, Triplets
 from domainpar.events.truth_order import places_along_particles, segments_of
 from domainpar.problems import Problem
 
@@ -77,7 +79,8 @@ def test_the_pairs_found_are_those_whose_quantities_lie_in_the_box_of_their_regi
     src, dst, kind = np.unravel_index(codes, (len(known), len(known), num_kinds))
     high = rng.choice([0.5, 2.0, np.inf], (len(codes), 5)) * [2e-3, 300.0, 0.1, 2.0, 60.0]
     boxes = Boxes(regions, z0_limits, slope_limits, src, dst, kind, -high * rng.choice([0.1, 1.0], high.shape), high)
-    edges = boxes.join(hits, cylinder, threads)
+    *edges, found_in = boxes.join(hits, cylinder, threads)
+    edges = np.stack(edges)
     region = regions.of(hits, cylinder)
     assert [None if r < 0 else known[r].tolist() for r in region] == [
         key if key in known.tolist() else None for key in keys.tolist()
@@ -94,8 +97,9 @@ def test_the_pairs_found_are_those_whose_quantities_lie_in_the_box_of_their_regi
                     wanted.add((a, b))
                     counts[box] += 1
     assert sorted(map(tuple, edges.T.tolist())) == sorted(wanted)
+    np.testing.assert_array_equal(np.bincount(found_in, minlength=len(codes)), counts)
     np.testing.assert_array_equal(boxes.count(hits, cylinder, threads), counts)
-    np.testing.assert_array_equal(boxes.join(hits, cylinder, 1), edges)  # threads do not change the order either
+    np.testing.assert_array_equal(boxes.join(hits, cylinder, 1)[:2], edges)  # threads do not change the order either
 
 
 @settings(deadline=None, max_examples=50)
@@ -119,12 +123,14 @@ def test_segments_are_the_pairs_of_hits_on_consecutive_places(seed, count):
 
 def test_a_map_holds_every_segment_that_it_was_learned_from_and_pairs_of_hits_as_counted(learned):
     counted = np.zeros_like(learned.pairs)
+    of_pairs = replace(learned, triplets=None)
     for name in NAMES:
         hits = simulated(name)
-        graph = build_graph(hits, learned)
+        graph = build_graph(hits, of_pairs)
         outward = np.hypot(*hits.position[:, :2].T.astype(np.float64))
         along_radius = {pair for pair in segments(hits) if outward[pair[0]] != outward[pair[1]]}
-        assert along_radius <= joined(hits, learned)
+        assert along_radius <= joined(hits, of_pairs)
+        assert joined(hits, learned) <= joined(hits, of_pairs)
         assert (outward[graph.edge_index[0]] < outward[graph.edge_index[1]]).all()
         if name in NAMES[:8]:
             counted += learned.pairs_in_boxes(hits)
@@ -134,6 +140,7 @@ def test_a_map_holds_every_segment_that_it_was_learned_from_and_pairs_of_hits_as
 
 def test_segments_of_events_not_seen_are_held_beyond_the_extrema(learned):
     unseen = [simulate_event(seed, 600) for seed in range(100, 130)]
+    learned = replace(learned, triplets=None)
     bare = replace(learned, margin=0.0)
     held, of_bare, all_of_them = (
         sum(len(found & segments(hits)) for hits, found in zip(unseen, of, strict=True))
@@ -163,9 +170,9 @@ def test_tallies_of_events_add_up_in_any_order():
 
 
 def test_the_purest_boxes_come_first_and_as_many_as_are_asked_for(learned):
-    purity = learned.segments / (learned.pairs + 1)
-    assert (np.diff(purity) <= 0).all()
-    sizes, hits = [], simulate_event(50, 600)
+    np.testing.assert_allclose(learned.purity, learned.segments / 12 / ((learned.pairs + 1) / 8))
+    assert (np.diff(learned.purity) <= 0).all()
+    sizes, hits, learned = [], simulate_event(50, 600), replace(learned, triplets=None)
     for edges_per_hit in (0.05, 0.1, 0.3, 1e9):
         best = learned.best(edges_per_hit)
         assert best.pairs.sum() <= edges_per_hit * learned.counted_hits
@@ -182,6 +189,69 @@ def test_boxes_hold_both_charges(learned):
     assert (learned.boxes.low[:, DR] > 0).all()
 
 
+# --- triplets
+
+
+def turn_and_bend(a, b, c):
+    """Of three points, by their definition."""
+    first, second = b - a, c - b
+    lengths = np.hypot(*first[:2]), np.hypot(*second[:2])
+    angle = np.arctan2(*(first[0] * second[1] - first[1] * second[0], first[:2] @ second[:2]))
+    turn = np.inf if abs(angle) >= np.pi / 2 else abs(np.sin(angle)) / np.mean(lengths)
+    return turn, abs(np.arctan2(second[2], lengths[1]) - np.arctan2(first[2], lengths[0]))
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 2**32 - 1), st.integers(0, 25))
+def test_an_edge_is_confirmed_by_one_that_continues_it_within_the_bounds_of_three_layers(seed, count):
+    rng = np.random.default_rng(seed)
+    hits = replace(drawn_hits(rng, count), position=rng.normal(0, 100, (count, 3)).astype(np.float32))
+    hits = replace(hits, volume=hits.volume * 0 + 8)
+    edges = rng.integers(0, max(count, 1), (2, 40 if count else 0))
+    edges = np.unique(edges[:, edges[0] != edges[1]], axis=1)
+    keys = np.array([(8, a, 8, b, 8, c) for a in (1, 2) for b in (1, 2) for c in (1, 2)])[rng.permutation(8)[:6]]
+    keys = keys[np.lexsort(keys.T[::-1])]
+    bounds = Triplets(keys, rng.choice([[5e-3, 0.5], [1e-2, 1.0], [1e-6, 1e-6]], 6))
+    certain = rng.random(edges.shape[1]) < 0.1
+    wanted = certain.copy()
+    for i, (a, b) in enumerate(edges.T):
+        for o, (again, c) in enumerate(edges.T):
+            layers = [8, hits.layer[a], 8, hits.layer[b], 8, hits.layer[c]]
+            if again == b and layers in keys.tolist():
+                found = turn_and_bend(*hits.position[[a, b, c]].astype(np.float64))
+                if (np.array(found) <= bounds.most[keys.tolist().index(layers)]).all():
+                    wanted[[i, o]] = True
+    np.testing.assert_array_equal(bounds.confirmed(hits, edges, certain), wanted)
+
+
+def test_triplets_of_tracks_are_let_through_in_the_share_that_was_asked_for():
+    found, of_events = Tally.nothing(), []
+    for name in NAMES:
+        tally = Tally.of(simulated(name), TARGET)
+        of_events.append(tally.triplets)
+        found = Tally.together([found, tally])
+    assert TripletCounts.together(of_events[::-1]).counts.tolist() == found.triplets.counts.tolist()
+    counts, bounds = found.triplets.counts, Triplets.of(found.triplets)
+    assert (counts[:, 1] <= counts[:, 0]).all()
+    known = np.flatnonzero(counts[:, 0, 0].sum(axis=1) >= ENOUGH)
+    assert len(known) > 5
+    for row in known:
+        far = counts[row, 1, 0].sum() >= ENOUGH
+        for quantity in (0, 1):
+            through = counts[row, int(far), quantity][BIN_EDGES[1:] <= bounds.most[row, quantity]].sum()
+            assert through >= SHARE * counts[row, int(far), quantity].sum()
+
+
+def test_triplets_leave_out_edges_more_than_segments(learned, monkeypatch):
+    monkeypatch.setattr(module_map, "CERTAIN", np.inf)  # in events as small as these all boxes are
+    unseen = [simulate_event(seed, 2000) for seed in range(100, 110)]
+    of_pairs = replace(learned, triplets=None)
+    edges = [sum(len(joined(hits, by)) for hits in unseen) for by in (of_pairs, learned)]
+    held = [sum(len(joined(hits, by) & segments(hits)) for hits in unseen) for by in (of_pairs, learned)]
+    assert edges[1] < edges[0]
+    assert held[1] / held[0] > edges[1] / edges[0]
+
+
 # --- files and refusals
 
 
@@ -195,6 +265,9 @@ def test_a_map_comes_back_from_its_file(learned, tmp_path):
     assert again.origin["target"] == TARGET
     hits = simulate_event(50, 600)
     np.testing.assert_array_equal(build_graph(hits, again).edge_index, build_graph(hits, learned).edge_index)
+    bare = replace(learned, triplets=None)
+    path.write_bytes(bare.to_bytes())
+    assert ModuleMap.read(path).triplets is None
 
 
 @pytest.mark.parametrize(
