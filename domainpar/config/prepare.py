@@ -115,8 +115,8 @@ class CandidateEdges(Group):
     first, from events with truth."""
 
     map_edges_per_hit: float | None = None
-    """Candidate edges a hit that a module map may give on average, its purest boxes first. Default: 10 where one is
-    built, all that a file holds."""
+    """Pairs of hits a hit that a module map may hold on average, its purest boxes first; triplets then confirm some of
+    them as edges. Default: 30 where one is built, all that a file holds."""
 
     map_target: str = "pt: [1, .inf], nhits: [5, .inf]"
     """Particles whose segments a module map that is built is to hold."""
