@@ -33,7 +33,10 @@ def stores(tmp_path_factory):
 
 
 def _calls(world, path):
-    """Of each room in a step, an evaluation, and the scoring of an event; everything compiled and loaded before."""
+    """Of each room in a step, an evaluation, and the scoring of an event; everything compiled and loaded before.
+
+    The fewest of three times: what garbage is collected and which rank is late depends on the load of the machine.
+    """
     store, trainer = EventStore(path), watched.trainer_of(path, world, check_replicas_every=1)
     for_training, others = (samples_of(store.events(split), None) for split in ("train", "val"))
     score = partial(
@@ -47,7 +50,7 @@ def _calls(world, path):
         }
         for work in works.values():
             work()
-        return {what: calls_of(work, what[0]) for what, work in works.items()}
+        return {what: min(calls_of(work, what[0]) for _ in range(3)) for what, work in works.items()}
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
