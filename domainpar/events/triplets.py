@@ -28,7 +28,7 @@ SHARE = 0.97
 """Share of the triplets of tracks that the largest turn lets through, and the largest bend."""
 
 ENOUGH = 30
-"""Triplets of three layers that tell their largest turn and bend; of fewer, those of all layers do."""
+"""Triplets of three layers that tell their largest turn and bend; of fewer, those of all layers together do."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,13 +101,16 @@ class Triplets:
 
     @classmethod
     def of(cls, found: TripletCounts) -> Self:
-        """Those that let `SHARE` of the triplets through: of those away from the beam, where there are enough."""
+        """Those that let `SHARE` of the triplets through: of those away from the beam, where there are enough.
+
+        No three layers have more than all together: few triplets may be among the odd ones.
+        """
         every, far = found.counts[:, 0], found.counts[:, 1]
-        of_set = np.where((far.sum(axis=(1, 2)) >= 2 * ENOUGH)[:, None, None], far, every)
-        few = of_set.sum(axis=(1, 2)) < 2 * ENOUGH
-        of_set = np.where(few[:, None, None], of_set.sum(axis=0), of_set)
-        reached = np.cumsum(of_set, axis=2) >= SHARE * of_set.sum(axis=2, keepdims=True)
-        return cls(found.keys, BIN_EDGES[1:][np.argmax(reached, axis=2)])
+        of_set = np.where((far[:, 0].sum(axis=1) >= ENOUGH)[:, None, None], far, every)
+        pooled = (far if far.any() else every).sum(axis=0)
+        few = of_set[:, 0].sum(axis=1) < ENOUGH
+        of_set[few] = pooled
+        return cls(found.keys, np.minimum(_reached(of_set), _reached(pooled)))
 
     def confirmed(self, hits: Hits, edges: IntArray, certain: BoolArray) -> BoolArray:
         """Whether each edge is certain, or is followed or preceded by one that could be of the same track, bool [E]."""
@@ -121,6 +124,12 @@ class Triplets:
         place[number[: len(layers)]] = np.arange(len(layers))
         layer = place[number[len(layers) :]]
         return np.asarray(_confirmed(edges, *_directions(hits, edges), layer, three, self.most, certain.copy()))
+
+
+def _reached(counts: IntArray) -> FloatArray:
+    """Upper edge of the bin up to which `SHARE` of all counts lie; counts along the last axis."""
+    reached = np.cumsum(counts, axis=-1) >= SHARE * counts.sum(axis=-1, keepdims=True)
+    return np.asarray(BIN_EDGES[1:][np.argmax(reached, axis=-1)])
 
 
 # --- in compiled code ------------------------------------------------------------------------------------------------
