@@ -223,7 +223,7 @@ def _say_what_is_there(directory: Path, facts: "list[EventFacts]") -> None:
         [getattr(record, name) for record in store.events()] for name in ("num_nodes", "num_edges", "num_tiles")
     )
     print(f"{directory}: {several(len(store), 'event')} ({splits}), digest {store.digest[:16]}")
-    if (module_map := directory / MODULE_MAP).exists():
+    if "module_map" in store.settings and (module_map := directory / MODULE_MAP).exists():
         print(ModuleMap.read(module_map))
     print(f"each with {between(nodes, 'hit')}, {between(edges, 'candidate edge')}, {between(tiles, 'tile')}")
     if store.settings.get("pt_unit") is not None:

@@ -114,3 +114,10 @@ def test_flags_that_mean_nothing_are_refused(tmp_path, monkeypatch, capfd, flags
     assert code == 2
     assert message in capfd.readouterr().err
     assert not (tmp_path / "store").exists()
+
+
+def test_a_store_made_anew_with_cuts_says_nothing_of_the_map_it_had(built, capsys):
+    store, _ = built
+    assert prepare.main([*SIZE, "--overwrite", "--store", str(store)]) == 0
+    assert "module map" not in capsys.readouterr().out
+    assert "module_map" not in EventStore(store).settings
