@@ -23,6 +23,7 @@ help:
 
 train: $(VENV)/.train-stamp
 	OMP_NUM_THREADS=1 $(VENV)/bin/mpiexec -n $(RANKS) $(VENV)/bin/python -m domainpar.train $(ARGS)
+	@echo "a network that is trained already, on larger events: $(VENV)/bin/python -m domainpar.infer --run pretrained:quickstart --tracks grow"
 
 test: $(VENV)/.test-stamp
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist loadfile $(ARGS)

@@ -10,7 +10,7 @@ several numbers of edges a hit.
 
 `segments`: share of the target's segments that are edges. `purity`: share of the edges that are such segments; `true`:
 of those that join hits following each other along any particle. `ceiling`: targets found (two-way and by a track's
-majority) when a network tells every edge right and tracks are walked from that. `seconds`: finding the edges, on
+majority) when a network tells every edge right and tracks are grown from that. `seconds`: finding the edges, on
 `--threads` threads.
 """
 
@@ -39,8 +39,8 @@ from domainpar.reco.performance.ceiling import edge_ceiling
 from domainpar.reco.performance.counts import count_tracks
 from domainpar.reco.performance.matching import TrackCuts
 from domainpar.reco.performance.truth import EventTruth
-from domainpar.reco.pieces import stitch
-from domainpar.reco.tracks import TrackOptions, build_tracks
+from domainpar.reco.segments import TrackHits
+from domainpar.reco.tracks import TrackOptions, build_tracks, finished
 
 FIRST_SEED = 5_000_000  # maps are learned from seeds from 1,000,000 on
 CERTAIN = 20.0  # as a logit
@@ -115,14 +115,15 @@ def measured(preset: str, form: str, hits: Hits, candidates: Candidates, threads
     candidates.edges(hits, cylinder, threads)  # compiled, and all in memory
     seconds = measuring.seconds_of(partial(candidates.edges, hits, cylinder, threads))
     graph = build_graph(hits, candidates, threads)
-    surface = surface_numbers(hits.volume, hits.layer)
+    surface, field = surface_numbers(hits.volume, hits.layer), field_of_surfaces(hits.volume, hits.layer)
+    track_hits = TrackHits(hits.position, surface, hits.module, field)
     truth = EventTruth(hits.particle_id, surface, hits.weight, hits.position, hits.particles)
     held = edge_ceiling(truth, graph.edge_index, cuts.target)
     assert held is not None
     assert graph.label is not None
     logits = np.where(graph.label > 0, CERTAIN, -CERTAIN)
-    tracks = build_tracks(graph.edge_index, logits, surface, hits.position, TrackOptions("walk"))
-    tracks = stitch(tracks, hits.position, field=field_of_surfaces(hits.volume, hits.layer))
+    options = TrackOptions("grow")
+    tracks = finished(build_tracks(graph.edge_index, logits, track_hits, options), track_hits, options)
     styles = count_tracks(tracks, truth, cuts).styles
     return {
         "preset": preset, "form": form, "event": hits.event_id, "hits": len(hits), "edges": graph.num_edges,

@@ -31,17 +31,15 @@ import torch
 from measuring import Columns, Spread
 
 from domainpar.command_line import config_of_run
-from domainpar.events.detector import field_of_surfaces
-from domainpar.events.graph import surface_numbers
-from domainpar.events.store import EventStore
+from domainpar.events.store import EventStore, WholeEvent
 from domainpar.measure.rates import in_turns, slowest
 from domainpar.measure.steps import Training
 from domainpar.nn.program import set_threads
 from domainpar.parallel.part_loading import Part, load_part
 from domainpar.parallel.world import World
-from domainpar.reco.pieces import stitch
+from domainpar.reco.event_tracks import hits_of
 from domainpar.reco.scores import score_event
-from domainpar.reco.tracks import METHODS, TrackOptions, build_tracks, logit
+from domainpar.reco.tracks import METHODS, TrackOptions, build_tracks, finished, logit
 from domainpar.testing import run_ranks
 from domainpar.training.network import load_network
 
@@ -135,18 +133,18 @@ def measure(world: World, job: Job) -> dict[str, Any]:
         network = in_turns({"": lambda: forward(model, part)}, world.transport, job.repeats)[""]
         logits = forward(model, part) if job.run else drawn(part, event.event_id, job.spread)
         scores = score_event(lambda graph, halo: torch.from_numpy(logits), event, world.domain)
-        ids = event.ids_in_users_order()
-        position, volume, layer = (event.read_nodes(name, ids) for name in ("position", "volume", "layer"))
-        surface, field = surface_numbers(volume, layer), field_of_surfaces(volume, layer)
+        hits = hits_of(WholeEvent(event))
 
         def build(method: Any) -> npt.NDArray[Any]:
             if scores is None:  # rank 0 has them
                 return np.full(event.num_nodes, -1)
-            return build_tracks(scores.edge_index, scores.edge_logit, surface, position, TrackOptions(method=method))
+            return build_tracks(scores.edge_index, scores.edge_logit, hits, TrackOptions(method=method))
 
         names = {method: build(method) for method in job.methods}
         building = {method: partial(build, method) for method in job.methods}
-        joining = {method: partial(stitch, names[method], position, field=field) for method in job.methods}
+        joining = {
+            method: partial(finished, names[method], hits, TrackOptions(method=method)) for method in job.methods
+        }
         seconds = in_turns(building, world.transport, job.repeats)
         stitching = in_turns(joining, world.transport, job.repeats)  # rank 0 has tracks; the others have none
     owned = part.graph.plan.edge_owned

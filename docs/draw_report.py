@@ -10,7 +10,7 @@ one on eight sectors of each, with as many edges a step and as many steps; 24 ev
     FLAGS="--store STORE --epochs 80 --max-steps 1000 --hidden 32 --true-weight 2 --lr 5e-3"
     python -m domainpar.train $FLAGS --out RUN
     python -m domainpar.train $FLAGS --mode naive --sectors 8 --events-per-step 8 --out NAIVE_RUN
-    FLAGS="--store TEST --split test --checkpoint last --tracks walk --matching-style two_way"
+    FLAGS="--store TEST --split test --checkpoint last --tracks grow --matching-style two_way"
     python -m domainpar.infer $FLAGS --run RUN --classical
     python -m domainpar.infer $FLAGS --run NAIVE_RUN --mode naive --sectors 8
 """

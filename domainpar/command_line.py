@@ -17,7 +17,19 @@ from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_ty
 
 import yaml
 
-from domainpar.config import ON_STAGES, ConfigError, Group, InferConfig, PrepareConfig, TrainConfig, flag, groups, title
+from domainpar.config import (
+    ON_STAGES,
+    SHIPPED,
+    ConfigError,
+    Group,
+    InferConfig,
+    Network,
+    PrepareConfig,
+    TrainConfig,
+    flag,
+    groups,
+    title,
+)
 from domainpar.config.acorn import converted
 from domainpar.config.texts import loaded_yaml
 from domainpar.parallel.launcher import started_as_root
@@ -101,8 +113,18 @@ def parse(config_class: type[Config], text: str, argv: Sequence[str]) -> Config:
         # Read once more, so that a flag wins over the file.
         command.parser.set_defaults(from_file)
         values = command.read_flags(argv)
+    run = values.get("run") or ""
+    if run.startswith(SHIPPED) and values["preset"] is None and run.removeprefix(SHIPPED) in config_class.PRESETS:
+        values["preset"] = run.removeprefix(SHIPPED)
+        command.parser.set_defaults({"preset": values["preset"]})
     if values.get("preset") is not None:
         command.parser.set_defaults(config_class.PRESETS[values["preset"]] | from_file)
+        values = command.read_flags(argv)
+    if values.get("init") is not None:
+        from domainpar.training.pretrained import source
+
+        network = config_of_run(source(values["init"]))
+        command.parser.set_defaults({name: getattr(network, name) for name in Network.__annotations__} | from_file)
         values = command.read_flags(argv)
     if values.get("resume") and values["out"] is not None and not values["overwrite"]:
         from domainpar.training.rundir import can_go_on

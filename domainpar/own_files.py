@@ -19,8 +19,14 @@ Look = Callable[[Path], Iterator[Path]]
 UNFINISHED = "unfinished"
 """Folder of scores that are being written; those of all events leave it together."""
 
+TUNING = "tuning"
+"""Folder of scores that cuts are chosen by; they are removed then."""
+
+TUNED = "tracks.json"
+"""Cuts of track building, chosen for a run."""
+
 _PARTIAL = rf"{re.escape(PARTIAL)}.*"
-_RUN = r"run\.json|config\.yaml|metrics\.(jsonl|partial)|report\.html|run\.lock(\.takeover)?|\.trial-.*"
+_RUN = r"run\.json|tracks\.json|config\.yaml|metrics\.(jsonl|partial)|report\.html|run\.lock(\.takeover)?|\.trial-.*"
 _CHECKPOINT = r"\w+\.safetensors|(state|manifest)\.json"
 _SCORES = r"scores\.json|timings\.json|event.*(\.scores\.zarr\.zip|-tracks\.csv)"
 _ACORN_FOLDER = r"(train|val|test)set(_tracks)?"
@@ -45,7 +51,11 @@ def strangers_in_scores(directory: Path) -> Iterator[Path]:
     A folder named as acorn names its own may be a user's only copy: it is ours if finished scores of the same events
     lie beside it, or while they are written.
     """
-    unfinished = partial(_strangers, names=_SCORES, folders={_ACORN_FOLDER: partial(_strangers, names=_ACORN_FILE)})
+    unfinished = partial(
+        _strangers, names=_SCORES, folders={
+            _ACORN_FOLDER: partial(_strangers, names=_ACORN_FILE), TUNING: partial(_strangers, names=_SCORES),
+        },
+    )  # fmt: skip
     return _strangers(directory, _SCORES, {_ACORN_FOLDER: _without_scores, UNFINISHED: unfinished})
 
 

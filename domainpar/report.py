@@ -1,6 +1,6 @@
 """Show a run as one HTML file that opens anywhere: curves, scores, tracks, an event to look into, ranks and their time.
 
-Without a run it shows the newest. Scores and tracks are in it once `infer --tracks walk` has made them.
+Without a run it shows the newest. Scores and tracks are in it once `infer --tracks grow` has made them.
 
 Examples:
   python -m domainpar.report runs/0001                             writes runs/0001/report.html

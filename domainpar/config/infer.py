@@ -7,13 +7,17 @@ from domainpar.config.group import ConfigError, Group, flag
 from domainpar.config.ranks import BadEvents, Launch, Ranks
 from domainpar.config.texts import conditions_of
 
+SHIPPED = "pretrained:"
+"""What the name of a network that is shipped begins with."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Scoring(Group):
     """What to score, with which weights, and where scores go"""
 
     run: str | None = None
-    """Directory of a training run. Default: the one in runs/ that was started last."""
+    """Directory of a training run, or pretrained:NAME for a network that is shipped, which is copied to
+    runs/pretrained-NAME. Default: the one in runs/ that was started last."""
 
     checkpoint: Literal["best", "last"] = "best"
     """best: the weights with the best validation metric. last: the newest."""
@@ -22,7 +26,8 @@ class Scoring(Group):
     """package.module:factory again, if the run's network is code of your own."""
 
     store: str | None = None
-    """Store of prepared events. Default: the one the run was trained on."""
+    """Store of prepared events. Default: the one the run was trained on; three simulated events, made for it, with
+    --run pretrained:NAME."""
 
     split: Literal["all", "train", "val", "test"] = "all"
     """Which events of the store."""
@@ -46,24 +51,35 @@ class Scoring(Group):
 class Tracks(Group):
     """Tracks, built from the scores"""
 
-    tracks: Literal["cc", "walk", "junction"] | None = None
-    """cc: connected components. walk: simple chains, the rest walked along good segments. junction: simple chains, then
-    one way in and out of a hit."""
+    tracks: Literal["grow", "cc", "walk", "junction"] | None = None
+    """grow: segments join hits, the best first, while one helix goes through them. cc: connected components. walk:
+    simple chains, the rest walked along good segments. junction: simple chains, then one way in and out of a hit."""
+
+    tune: bool = False
+    """Choose --score-cut, --misfit, --walk-min and --walk-add of --tracks on validation events first, and keep them
+    with the run: it is scored with them from then on, where they are not given."""
 
     score_cut: float | None = None
-    """Score that a segment must exceed to be looked at. Default: 0.5, for walk 0.01."""
+    """Score that a segment must exceed to be looked at. Default: as tuned, or 0.1 for grow, 0.01 for walk, else 0.5."""
 
-    walk_min: float = 0.1
-    """walk: a road follows its best segment if that exceeds this."""
+    misfit: float | None = None
+    """grow, --refine: largest mean square distance of a track's hits from its helix, in units of the errors allowed.
+    Default: as tuned, or 1."""
 
-    walk_add: float = 0.6
-    """walk: a road branches to every other segment above this."""
+    walk_min: float | None = None
+    """walk: a road follows its best segment if that exceeds this. Default: as tuned, or 0.1."""
+
+    walk_add: float | None = None
+    """walk: a road branches to every other segment above this. Default: as tuned, or 0.6."""
 
     min_hits: int = 3
     """Drop tracks with fewer hits."""
 
     double_hits: bool = True
     """walk, junction: give free hits to tracks that have another hit of the same surface next to the same neighbour."""
+
+    refine: bool = False
+    """Grow each track, also those of --classical, anew from its own hits: outliers fall off, wrong joins come apart."""
 
     stitch: bool = True
     """Join pieces of one helix, broken by a missing hit or a pair of layers that no candidate edge joins."""
@@ -79,14 +95,20 @@ class Tracks(Group):
         for name in ("score_cut", "walk_min", "walk_add"):
             self._bounded(name, below=1)
         self._bounded("min_hits", least=1)
-        # Other values than the defaults were asked for, and would be of no effect.
+        self._bounded("misfit", positive=True)
+        # Given, and of no effect.
         for name in ("walk_min", "walk_add"):
-            if self.tracks != "walk" and getattr(self, name) != getattr(Tracks, name):
+            if self.tracks != "walk" and getattr(self, name) is not None:
                 raise ConfigError(f"{flag(name)} means nothing without --tracks walk", "add it, or omit the flag")
+        if self.misfit is not None and self.tracks != "grow" and not self.refine:
+            raise ConfigError("--misfit means nothing without --tracks grow or --refine", "add one, or omit the flag")
+        for name in ("tune", "refine"):
+            if self.tracks is None and getattr(self, name):
+                raise ConfigError(f"{flag(name)} is about tracks, but none are built", "add --tracks grow")
         if self.tracks is None and self.classical:
-            raise ConfigError("--classical compares tracks, but none are built", "add --tracks walk")
+            raise ConfigError("--classical compares tracks, but none are built", "add --tracks grow")
         if self.tracks is None and self.format == "csv":
-            raise ConfigError("--format csv is a table of tracks, but none are built", "add --tracks walk")
+            raise ConfigError("--format csv is a table of tracks, but none are built", "add --tracks grow")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +117,7 @@ class Matching(Group):
 
     preset: Literal["quickstart", "pixel", "full"] | None = None
     """Targets and matching of the literature, as in prepare: sets --track-target, --matching-style and
-    --min-track-length, and any of them given as well wins."""
+    --min-track-length, and any of them given as well wins. Default: NAME with --run pretrained:NAME."""
 
     track_target: str = "pt: [1, .inf], nhits: [5, .inf]"
     """Particles one wants to find, as in --target of train. '' for all."""

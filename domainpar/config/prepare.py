@@ -132,13 +132,10 @@ class CandidateEdges(Group):
         if self.layer_pairs is not None:
             parse_layer_pairs(self.layer_pairs)
         conditions_of("--map-target", self.map_target)
-        of_cuts, of_map = ("phi_slope", "z0", "layer_pairs", "same_layer"), ("map_target", "map_events")
+        of_cuts = "phi_slope", "z0", "layer_pairs", "same_layer"
         given = [name for name in of_cuts if getattr(self, name) != getattr(CandidateEdges, name)]
         if self.module_map is not None and given:
             raise ConfigError(f"{flag(given[0])} means nothing with --module-map", "a map has bounds of its own")
-        given = [name for name in of_map if getattr(self, name) != getattr(CandidateEdges, name)]
-        if self.module_map != "build" and given:
-            raise ConfigError(f"{flag(given[0])} means nothing without --module-map build", "it tells how one is built")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,6 +202,13 @@ class PrepareConfig(Source, AcornFiles, CandidateEdges, Tiles, Storage):
 
     def check(self) -> None:
         """Refuse to read files as acorn's that are not, and to join what is joined already."""
+        of_preset = self.PRESETS.get(self.preset or "", {})
+        for name in ("map_target", "map_events"):
+            if self.module_map != "build" and getattr(self, name) not in (
+                getattr(CandidateEdges, name),
+                of_preset.get(name),
+            ):
+                raise ConfigError(f"{flag(name)} means nothing without --module-map build", "it tells how one is built")
         if self.module_map is not None and self.source not in ("simulate", "trackml"):
             raise ConfigError(
                 f"--module-map means nothing with --source {self.source}", "its files are graphs, joined already"

@@ -26,6 +26,10 @@ class Run(Group):
     out: str | None = None
     """Directory of the run. Default: a new numbered one, runs/0001, runs/0002, ..."""
 
+    init: str | None = None
+    """Begin with the best weights of this run, or of a network that is shipped, pretrained:NAME, and with its flags of
+    the network. Default: random ones."""
+
     resume: bool | Literal["auto"] = False
     """Continue the run in --out from its last checkpoint, with the flags it began with unless others are given.
     auto: if there is one, else begin; for jobs that are queued again."""

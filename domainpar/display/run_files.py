@@ -252,7 +252,7 @@ def read_run_files(directory: Path, scores: Path | None = None, store: Path | No
     if score_files is not None and score_files.tracks is None:
         missing.append(
             f"No tracks, so no efficiency of tracks: {this_python()} -m domainpar.infer --run {directory} "
-            "--tracks walk --overwrite"
+            "--tracks grow --overwrite"
         )
     if score_files is not None and score_files.timings is None:
         missing.append("No times of the inference: timings.json is not beside scores.json; infer writes it.")
@@ -306,7 +306,7 @@ def _scores(run: Path, of_run: Table, named: Path | None, missing: list[str]) ->
             raise ValueError(f"{named} holds no scores: it has no scores.json; name a directory that infer wrote.")
         missing.append(
             "No scores, so no ROC curve, no efficiency and no tracks in the event display: "
-            f"{this_python()} -m domainpar.infer --run {run} --tracks walk"
+            f"{this_python()} -m domainpar.infer --run {run} --tracks grow"
         )
         return None
     about = _object(path)

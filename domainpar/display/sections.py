@@ -161,7 +161,7 @@ def _summary(run: RunFiles, other: RunFiles | None) -> Section:
             lead.append(
                 "To see what sectors lose at their borders, score it as it was trained: "
                 f"{this_python()} -m domainpar.infer --run {other.directory} --mode naive "
-                f"--sectors {other.settings.get('sectors')} --tracks walk --overwrite"
+                f"--sectors {other.settings.get('sectors')} --tracks grow --overwrite"
             )
     tables = (summary.facts(run), *summary.final_metrics(run, other))
     return Section("summary", "Run", tuple(lead), _approximate(run, other), tables, commands=tuple(commands))

@@ -26,8 +26,8 @@ RATES = {
     "fake_rate": (
         "track-fakes",
         "fake rate",
-        "Share of the tracks that match no particle, against the quantity of the helix fitted to the track; distance "
-        "to a border: the smallest of its hits.",
+        "Share of the tracks that match no particle, against the quantity of the helix fitted to the track; hits "
+        "around: the mean over its hits; distance to a border: the smallest of them.",
     ),
     "duplicate_rate": (
         "track-duplicates",
@@ -37,7 +37,14 @@ RATES = {
 }
 """Rates: name of the chart, label of its axis, caption."""
 
-QUANTITIES = {"pt": "p_T [GeV]", "eta": "η", "phi": "φ [rad]", "border": "distance to a sector border, ΔR"}
+QUANTITIES = {
+    "pt": "p_T [GeV]",
+    "eta": "η",
+    "phi": "φ [rad]",
+    "radius": "radius of the vertex [mm]",
+    "density": "hits around, within 0.1 of η and φ",
+    "border": "distance to a sector border, ΔR",
+}
 """Quantities that rates are counted against, and the labels of their axes."""
 
 BORDERS = "borders"
@@ -49,7 +56,12 @@ FINDERS = {
 """Finders and their names in a legend."""
 
 MARKERS = ("circle", "diamond", "square", "triangle", "cross")
-TICKS = {"pt": (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100), "border": (0.01, 0.03, 0.1, 0.3, 1)}
+TICKS = {
+    "pt": (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100),
+    "radius": (1, 10, 100, 1000),
+    "density": (5, 10, 20, 50, 100, 200),
+    "border": (0.01, 0.03, 0.1, 0.3, 1),
+}
 """Of the logarithmic axes."""
 
 FEWEST = 5
@@ -153,6 +165,11 @@ def _interval(part: int, whole: int, rate: str) -> tuple[float, float, float]:
     return value, *interval
 
 
+def quantities_of(rate: str) -> tuple[str, ...]:
+    """The quantities that a rate is shown against: a fake has no vertex."""
+    return tuple(name for name in QUANTITIES if (name, rate) != ("radius", "fake_rate"))
+
+
 def track_charts(run: RunFiles, split: str, finders: Sequence[Finder], styles: Sequence[str]) -> list[Chart]:
     """A chart of each rate in each style of matching; where the network of another run is among the finders, one of
     both networks, and of the ceiling, near the borders of sectors."""
@@ -160,7 +177,7 @@ def track_charts(run: RunFiles, split: str, finders: Sequence[Finder], styles: S
     for rate, (name, _, caption) in RATES.items():
         caption += f" Bins with fewer than {FEWEST} are left out."
         for style in styles:
-            panels = _panels(finders, style, tuple(QUANTITIES), rate)
+            panels = _panels(finders, style, quantities_of(rate), rate)
             if rate != "fake_rate" and "pt" in run.tracking.cuts.target:
                 panels[0] = replace(panels[0], title="without the condition on p_T")
             title = _title(run, split, finders, style)
@@ -213,7 +230,7 @@ def _limits(curves: Mapping[str, Sequence[RateCurve]], rate: str) -> tuple[float
 def _axis(quantity: str, edges: FloatArray, rate: str) -> Axis:
     """The axis says whose the quantity is: fakes have no true particle."""
     label = QUANTITIES[quantity]
-    if quantity != "border":
+    if quantity not in ("density", "border"):
         label = f"{'fitted' if rate == 'fake_rate' else 'true'} {label}"
     borders = _borders(edges, quantity)
     ticks = tuple((float(tick), f"{tick:g}") for tick in TICKS.get(quantity, ()) if edges[0] <= tick <= edges[-1])

@@ -6,22 +6,28 @@ Writes one zarr zip an event: hit_id, edge_index (rows into hit_id), edge_logit,
 Examples:
   python -m domainpar.infer                                        the newest run, on its own events
   mpiexec -n 8 python -m domainpar.infer --run runs/0001 --store stores/full --out scores
+  python -m domainpar.infer --run pretrained:quickstart --tracks grow --classical    a network that is shipped
   python -m domainpar.infer --run runs/0001 --split val --checkpoint last
-  mpiexec -n 8 python -m domainpar.infer --tracks walk --classical --split test    tracks, held against helix following
-  python -m domainpar.infer --run runs/0002 --mode naive --sectors 8 --tracks walk   a naive run, as it was trained
-  python -m domainpar.infer --tracks walk --format acorn          also files for acorn's evaluation
+  mpiexec -n 8 python -m domainpar.infer --tracks grow --classical --split test    tracks, held against helix following
+  python -m domainpar.infer --run runs/0002 --mode naive --sectors 8 --tracks grow   a naive run, as it was trained
+  python -m domainpar.infer --tracks grow --format acorn          also files for acorn's evaluation
   torchrun --nproc-per-node 8 -m -- domainpar.infer --run runs/0001      `--`, or torchrun takes --run for its own
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from domainpar.command_line import run_command
-from domainpar.config import InferConfig, session_arguments
+from domainpar.config import SHIPPED, InferConfig, PrepareConfig, session_arguments
 from domainpar.parallel.allocator import set_up_allocator
 
 if TYPE_CHECKING:
     from domainpar.parallel.world import World
+
+SAMPLE_SEED = 5_000
+"""Seed of the sample events: none that a shipped network was trained on."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,8 +45,27 @@ def _work(config: InferConfig) -> int:
 
     torch.set_num_threads(1)  # ranks are the parallelism; more threads inside a kernel could change its bits
     with World.session(**session_arguments(config)) as world:
+        if config.store is None and (config.run or "").startswith(SHIPPED):
+            config = replace(config, store=str(_sample_events(config, world)))
         infer(config, world, allocator)
     return 0
+
+
+def _sample_events(config: InferConfig, world: "World") -> Path:
+    """Some simulated events for a network that is shipped, prepared where they are not there yet. *Collective*."""
+    from domainpar.agreement import on_all
+    from domainpar.prepare import prepare_store
+    from domainpar.training.pretrained import source
+
+    on_all(world.transport, lambda: str(source(config.run or "")))  # refuses a name that is not shipped
+    name = (config.run or "").removeprefix(SHIPPED)
+    sample = PrepareConfig(
+        **PrepareConfig.PRESETS[name], events=3, seed=SAMPLE_SEED, val_split=0, test_split=0.99,
+        store=f"stores/{name}-sample",
+    )  # fmt: skip
+    if world.is_root:
+        print(f"events   : {sample.store}, simulated where they are not there yet; --store names others", flush=True)
+    return prepare_store(sample, world)
 
 
 def infer(config: InferConfig, world: "World", allocator: str | None = None) -> None:

@@ -6,7 +6,7 @@ import functools
 import operator
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from domainpar.config import InferConfig
 from domainpar.config.texts import conditions_of
 from domainpar.events.store import EventRecord, StoredEvent
 from domainpar.events.targets import check_target
+from domainpar.infer.tuning import given_cuts, key_of
 from domainpar.reco.performance.ceiling import EdgeCeiling, edge_ceiling
 from domainpar.reco.performance.counts import TrackCounts, count_tracks, total
 from domainpar.reco.performance.matching import TrackCuts
@@ -29,19 +30,19 @@ DEFAULT_BORDERS = 8
 """Sectors whose borders efficiency is shown against where there are none: what others would have cut."""
 
 
-def track_options(config: InferConfig) -> TrackOptions | None:
-    """How tracks are built; None for none."""
+def track_options(config: InferConfig, tuned: Mapping[str, Any]) -> TrackOptions | None:
+    """How tracks are built; None for none. Cuts are those of flags, else as they were `tuned`, else the defaults."""
     if config.tracks is None:
         return None
-    return TrackOptions(
+    options = TrackOptions(
         method=config.tracks,
-        score_cut=config.score_cut,
-        walk_min=config.walk_min,
-        walk_add=config.walk_add,
         min_hits=config.min_hits,
         double_hits=config.double_hits,
+        refine=config.refine,
         stitch=config.stitch,
     )
+    cuts = tuned.get(key_of(options), {}).get("cuts", {})
+    return replace(options, **{**cuts, **given_cuts(config)})
 
 
 def track_target(config: InferConfig) -> dict[str, Any]:
@@ -49,9 +50,14 @@ def track_target(config: InferConfig) -> dict[str, Any]:
     return conditions_of("--track-target", config.track_target) if config.track_target else {}
 
 
+def track_cuts(config: InferConfig) -> TrackCuts:
+    """Which particles and tracks count."""
+    return TrackCuts(config.min_track_length, config.matching_fraction, track_target(config))
+
+
 def judge_of(config: InferConfig, conditions: dict[str, Any] | None) -> Judge:
     """Counts the edges and tracks of each event against its truth, where it has one."""
-    cuts = TrackCuts(config.min_track_length, config.matching_fraction, track_target(config))
+    cuts = track_cuts(config)
 
     def judge(event: StoredEvent, scores: EventScores) -> dict[str, Any]:
         # An edge without a score never passes and ranks below all others: what naive mode cuts, it loses.
@@ -87,9 +93,10 @@ def _judge_tracks(event: StoredEvent, scores: EventScores, cuts: TrackCuts, bord
     }
 
 
-def about_tracks(config: InferConfig, performance: dict[str, dict[str, TrackCounts]]) -> dict[str, Any] | None:
+def about_tracks(
+    config: InferConfig, options: TrackOptions | None, performance: dict[str, dict[str, TrackCounts]]
+) -> dict[str, Any] | None:
     """The tracks in `scores.json`: how they were built, and their counts by split and finder; None without tracks."""
-    options = track_options(config)
     if options is None:
         return None
     values = options.to_json()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import yaml
@@ -20,9 +21,10 @@ from domainpar.display.comparison import run_beside
 from domainpar.events.own_events import OwnEvents, kept_place, own_events, store_of_run, told_of
 from domainpar.events.store import EventRecord, EventStore
 from domainpar.events.targets import check_conditions
-from domainpar.infer.judgement import Judgements, about_tracks, judge_of, track_options, track_target
+from domainpar.infer.judgement import Judgements, about_tracks, judge_of, track_cuts, track_options, track_target
+from domainpar.infer.tuning import keep, read, told, tune
 from domainpar.nn.program import set_threads
-from domainpar.own_files import UNFINISHED
+from domainpar.own_files import TUNING, UNFINISHED
 from domainpar.parallel.world import World
 from domainpar.problems import Problem
 from domainpar.reco import summary
@@ -31,9 +33,11 @@ from domainpar.reco.event_tracks import TrackFinders, check_acorn_files_can_be_w
 from domainpar.reco.score_files import choose_directory, publish, write_list, write_timings
 from domainpar.reco.scorer import LeftOut, Outcome, Scorer
 from domainpar.reco.scores import score_events
+from domainpar.reco.tracks import OF_POSITIONS, TrackOptions
 from domainpar.training.checkpoint import parameters_sha256
 from domainpar.training.inputs import check_parts, open_store
 from domainpar.training.network import DTYPES, load_network
+from domainpar.training.pretrained import as_run
 from domainpar.training.rundir import newest_run, read_run, state_of
 
 
@@ -43,6 +47,7 @@ class Job:
 
     Attributes:
         scorer: Scores events.
+        options: How tracks are built; None for none.
         records: The events to score, in the order of the store.
         left_out: Events of the split that are known not to be readable.
         about: Run, network and events, as `scores.json` lists them.
@@ -50,10 +55,16 @@ class Job:
     """
 
     scorer: Scorer
+    options: TrackOptions | None
     records: list[EventRecord]
     left_out: list[LeftOut]
     about: dict[str, Any]
     own: OwnEvents | None
+
+    def with_options(self, options: TrackOptions) -> Job:
+        """The same with tracks built otherwise."""
+        finish = replace(cast(TrackFinders, self.scorer.finish), options=options)
+        return replace(self, options=options, scorer=replace(self.scorer, finish=finish))
 
 
 def score_store(config: InferConfig, world: World, allocator: str | None) -> None:
@@ -62,6 +73,8 @@ def score_store(config: InferConfig, world: World, allocator: str | None) -> Non
     on_root(world.transport, lambda: str(choose_directory(job.scorer.directory.parent, config.overwrite)))
     if world.is_root:
         print(*summary.first_lines(world, job.scorer.store, job.records, job.about, allocator), sep="\n", flush=True)
+    if config.tune:
+        job = _tuned(config, job)
     outcomes: dict[str, Outcome] = {}
     left_out: list[LeftOut] = []
     with tqdm(total=len(job.records), desc="score", unit="event", disable=None if world.is_root else True) as bar:
@@ -81,6 +94,29 @@ def score_store(config: InferConfig, world: World, allocator: str | None) -> Non
         _publish(config, job, outcomes, sorted([*job.left_out, *left_out], key=lambda skipped: skipped.event))
 
 
+def _tuned(config: InferConfig, job: Job) -> Job:
+    """Choose the cuts of tracks on validation events, and keep them with the run. *Collective*."""
+    scorer, world, run, options = job.scorer, job.scorer.world, Path(job.about["run"]), job.options
+    assert options is not None  # --tune asks for --tracks
+    records = [record for record in scorer.store.events("val") if record.event not in scorer.store.unreadable]
+    if not records:
+        agree(world.transport, Problem(f"store {scorer.store.path} has no validation events to tune on", "omit --tune"))
+    place = scorer.directory / TUNING
+    on_root(world.transport, lambda: place.mkdir(parents=True))
+    chosen = tune(replace(scorer, directory=place), records, config, options, track_cuts(config))
+    # Every rank has counted all events; one of them says what goes.
+    chosen = on_root(world.transport, lambda: chosen)
+
+    def kept() -> None:
+        shutil.rmtree(place)
+        keep(run, options, chosen)
+
+    on_root(world.transport, kept)
+    if world.is_root:
+        print(told(options, chosen), flush=True)
+    return job.with_options(replace(options, **chosen["cuts"]))
+
+
 def _publish(config: InferConfig, job: Job, outcomes: dict[str, Outcome], left_out: Sequence[LeftOut]) -> None:
     """Write and print the summary of all events, and give the files their place; on rank 0."""
     job.scorer.world.mark("write", len(outcomes))
@@ -93,7 +129,7 @@ def _publish(config: InferConfig, job: Job, outcomes: dict[str, Outcome], left_o
     about = {
         **job.about,
         "metrics": metrics,
-        "tracks": about_tracks(config, performance),
+        "tracks": about_tracks(config, job.options, performance),
         "skipped": list(map(asdict, left_out)),
         "trained_on": seen,
     }
@@ -125,6 +161,8 @@ def _set_up(config: InferConfig, world: World) -> Job:
     store = open_store(path, world, config.on_bad_event)
     records, left_out = _choose_events(config, store, world)
     model, state = load_network(run, trained, config.checkpoint, store, world)
+    tuned = on_root(world.transport, lambda: read(run))
+    options = on_all(world.transport, lambda: track_options(config, tuned))
     # Minutes may pass until the first track is built: what it lacks is said now.
     on_all(world.transport, lambda: _check_tracks(config, store, records))
     if config.strict:
@@ -157,7 +195,7 @@ def _set_up(config: InferConfig, world: World) -> Job:
         store,
         world,
         directory=unfinished,
-        finish=TrackFinders(track_options(config), unfinished, config.format, config.classical, splits),
+        finish=TrackFinders(options, unfinished, config.format, config.classical, splits),
         judge=judge_of(config, target_conditions(trained.target) if trained.target else None),
         origin=origin,
         on_bad_event=config.on_bad_event,
@@ -174,12 +212,12 @@ def _set_up(config: InferConfig, world: World) -> Job:
         "bitwise_problem": model.exactness(world.transport).problem,
     }
     own = on_all(world.transport, lambda: own_events(read_run(run), store))
-    return Job(scorer, records, left_out, about, own)
+    return Job(scorer, options, records, left_out, about, own)
 
 
 def _choose_run(config: InferConfig, world: World) -> tuple[Path, TrainConfig]:
     """The run to take the network from, and what it was trained as. *Collective*."""
-    run = Path(on_root(world.transport, lambda: config.run or str(newest_run())))
+    run = Path(on_root(world.transport, lambda: str(as_run(config.run) if config.run else newest_run())))
 
     def trained() -> str:
         read_run(run)  # says it better than a missing file does
@@ -213,11 +251,11 @@ def _check_tracks(config: InferConfig, store: EventStore, records: Sequence[Even
     check_conditions(track_target(config))
     if config.format == "acorn":
         check_acorn_files_can_be_written()
-    if config.tracks == "walk" or config.classical or config.format == "acorn":
+    if config.tracks in OF_POSITIONS or config.refine or config.classical or config.format == "acorn":
         with store.open(records[0]) as event:
             if not event.has_positions:
                 raise event.place.problem(
-                    "its hits have no positions, which --tracks walk, --classical and --format acorn need",
+                    "its hits have no positions: grow, walk, --refine, --classical and --format acorn need them",
                     "take --tracks cc or junction",
                 )
             if config.classical:

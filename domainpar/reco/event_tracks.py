@@ -31,9 +31,9 @@ from domainpar.events.store import SUFFIX, StoredEvent, WholeEvent, event_file_n
 from domainpar.events.truth_order import rows_of_table
 from domainpar.problems import Problem
 from domainpar.reco.classical.finder import find_tracks
-from domainpar.reco.pieces import stitch
 from domainpar.reco.scores import CEILING, CLASSICAL, NETWORK, EventScores
-from domainpar.reco.tracks import TrackOptions, build_tracks
+from domainpar.reco.segments import TrackHits
+from domainpar.reco.tracks import OF_POSITIONS, TrackOptions, build_tracks, finished
 
 Format = Literal["zarr", "acorn", "csv"]
 
@@ -75,21 +75,27 @@ class TrackFinders:
             faults.reach("tracks")
             scores = with_tracks(whole, scores, self.options)
         if self.classical:
-            hits = whole.hits
-            if hits.position is None:
-                what = "--classical follows helices, but its hits have no positions"
-                raise event.place.problem(what, "leave it out")
-            try:
-                tracks = find_tracks(hits.position, hits.volume, hits.layer, hits.module)
-            except ValueError as error:
-                raise event.place.of(error) from error
-            scores = replace(scores, tracks={**scores.tracks, CLASSICAL: tracks})
+            scores = replace(scores, tracks={**scores.tracks, CLASSICAL: self._classical(whole)})
         if self.format == "acorn":
             dataset = DATASETS[self.split_of[event.event_id]]
             write_acorn(self.directory, dataset, whole.hits, scores, whole.edges("label"))
         if self.format == "csv":
             write_csv(self.directory, scores)
         return scores
+
+    def _classical(self, whole: WholeEvent) -> IntArray:
+        """The tracks of helix following, refined if those of the network are."""
+        hits = whole.hits
+        if hits.position is None:
+            what = "--classical follows helices, but its hits have no positions"
+            raise whole.event.place.problem(what, "leave it out")
+        try:
+            tracks = find_tracks(hits.position, hits.volume, hits.layer, hits.module)
+        except ValueError as error:
+            raise whole.event.place.of(error) from error
+        if self.options is None or not self.options.refine:
+            return tracks
+        return finished(tracks, hits_of(whole), self.options)
 
 
 def with_tracks(whole: WholeEvent, scores: EventScores, options: TrackOptions) -> EventScores:
@@ -98,27 +104,33 @@ def with_tracks(whole: WholeEvent, scores: EventScores, options: TrackOptions) -
     In naive mode an edge between two sectors has no score, and only stitching joins tracks of two sectors.
 
     Raises:
-        Problem: If a walk is asked for where hits have no positions.
+        Problem: If a method asks for positions, and the hits have none.
     """
-    place = whole.event.place
-    if options.method == "walk" and not whole.event.has_positions:
-        raise place.problem("a walk goes outward, but its hits have no positions", "take --tracks cc or junction")
+    if (options.method in OF_POSITIONS or options.refine) and not whole.event.has_positions:
+        what = "--refine follows helices" if options.refine else f"--tracks {options.method} goes outward"
+        hint = "take --tracks cc or junction, without --refine"
+        raise whole.event.place.problem(f"{what}, but its hits have no positions", hint)
     began = clock()
-    # Three columns of the hits, not `whole.hits`: reading the others would take as long as building tracks.
-    position = whole.nodes("position")
-    volume, layer = (whole.event.read_nodes(name, whole.node_ids) for name in ("volume", "layer"))
-    surface, field = surface_numbers(volume, layer), field_of_surfaces(volume, layer)
+    hits = hits_of(whole)
     edge_index = scores.edge_index[:, scores.edge_scored]
 
     def build(logits: FloatArray) -> IntArray:
-        tracks = build_tracks(edge_index, logits[scores.edge_scored], surface, position, options)
-        return tracks if position is None or not options.stitch else stitch(tracks, position, field=field)
+        return finished(build_tracks(edge_index, logits[scores.edge_scored], hits, options), hits, options)
 
     tracks = {NETWORK: build(scores.edge_logit)}
     seconds = {**scores.seconds, "tracks": clock() - began}
     if (label := whole.edges("label")) is not None:
         tracks[CEILING] = build(np.where(label > 0, CERTAIN, -CERTAIN))
     return replace(scores, tracks=tracks, seconds=seconds)
+
+
+def hits_of(whole: WholeEvent) -> TrackHits:
+    """What track builders ask of the hits: four columns, not `whole.hits`, whose others take as long as tracks do."""
+    volume, layer, module = (
+        whole.event.read_nodes(name, whole.node_ids) for name in ("volume", "layer", "module")
+    )  # fmt: skip
+    field = field_of_surfaces(volume, layer)
+    return TrackHits(whole.nodes("position"), surface_numbers(volume, layer), module, field)
 
 
 # --- files of others -------------------------------------------------------------------------------------------------

@@ -17,6 +17,11 @@ from domainpar.events.graph import BoolArray, FloatArray, IntArray
 
 MIN_FITTED_HITS = 3
 
+POSITION_ERROR, ALONG_ERROR, SCATTERING = 0.4, 1.0, 0.008
+"""How far a hit of a particle may lie from its helix, chosen on simulated events: in mm of the transverse plane; in mm
+along z (in a disk: along r), seen across the flight; and in rad of a particle of 1 GeV, for scattering, loss of energy,
+and a field that changes along the way."""
+
 
 @dataclass(frozen=True, eq=False)
 class Helices:
@@ -115,6 +120,62 @@ def field_at(field: float | FloatArray, z: FloatArray) -> FloatArray:
     return bz
 
 
+@numba.njit(cache=True, error_model="numpy")
+def misfit(position: Any, bz: Any, position_error: float, along_error: float, scattering: float) -> float:
+    """Mean square distance of hits from their common helix, in units of the errors that are allowed.
+
+    In the transverse plane and along z, added up. Each error grows by `scattering` times lever arm over pT.
+
+    Args:
+        position: x, y, z of at least three hits ordered outward, in mm, float64 [n, 3].
+        bz: |B_z| at each, in T, [n].
+        position_error, along_error, scattering: As `POSITION_ERROR`, `ALONG_ERROR` and `SCATTERING`.
+
+    Returns:
+        Infinity where no helix goes through them.
+    """
+    fitted, rho, phi, d = _fit_circle(position)
+    if not fitted:
+        return np.inf
+    z0, slope = _fit_line(_along_circle(position, rho, phi, d), position[:, 2])
+    lever = np.hypot(position[-1, 0] - position[0, 0], position[-1, 1] - position[0, 1])
+    # One over pT: a straight line has none.
+    bend = scattering * lever * min(abs(rho) / (GEV_PER_TESLA_MM * np.mean(bz)), 1e3)
+    squares = 0.0
+    for i in range(len(position)):
+        away, off = distance_from_helix(position[i], rho, phi, d, z0, slope)
+        squares += (away / (position_error + bend)) ** 2 + (off / (along_error + bend)) ** 2
+    return squares / len(position)
+
+
+@numba.njit(cache=True, error_model="numpy")
+def distance_from_helix(hit: Any, rho: float, phi: float, d: float, z0: float, slope: float) -> Any:
+    """Distance of a hit from a helix in mm: in the transverse plane, left is positive; and across the flight, along z.
+
+    Args:
+        hit: x, y, z in mm.
+        rho: Curvature in 1/mm, positive for a turn to the right.
+        phi: Direction of flight at the point closest to the beam line.
+        d: Distance of that point from the beam line in mm, positive where the beam line lies to the left.
+        z0, slope: z of that point in mm, and the change of z over the length of the arc.
+    """
+    sine, cosine = np.sin(phi), np.cos(phi)
+    x, y = hit[0] - d * sine, hit[1] + d * cosine
+    ahead, left = x * cosine + y * sine, y * cosine - x * sine
+    value = left + 0.5 * rho * (x * x + y * y)
+    away = 2 * value / (1 + np.sqrt(max(1 + 2 * rho * value, 0.0)))
+    off = hit[2] - z0 - slope * _arc(ahead, left, rho)
+    return away, off / np.sqrt(1 + slope**2)
+
+
+@numba.njit(cache=True, error_model="numpy")
+def _arc(ahead: float, left: float, rho: float) -> float:
+    """Arc length to a point, given in the directions of the circle's closest point to the beam line."""
+    angle = np.arctan2(rho * ahead, 1 + rho * left)
+    # The quotient is lost to rounding where the circle is nearly straight.
+    return float(angle / rho if abs(angle) > 1e-6 else ahead / (1 + rho * left))
+
+
 # --- one track -------------------------------------------------------------------------------------------------------
 # A circle is kappa |p|^2 + n.p + delta = 0 with n = (-sin phi, cos phi), the left of the direction phi at the point
 # closest to the origin: negative kappa turns left.
@@ -178,10 +239,7 @@ def _along_circle(position: Any, rho: float, phi: float, d: float) -> Any:
     arc = np.empty(len(position))
     for i in range(len(position)):
         x, y = position[i, 0] - d * sine, position[i, 1] + d * cosine
-        along, left = x * cosine + y * sine, y * cosine - x * sine
-        angle = np.arctan2(rho * along, 1 + rho * left)
-        # The quotient is lost to rounding where the circle is nearly straight.
-        arc[i] = angle / rho if abs(angle) > 1e-6 else along / (1 + rho * left)
+        arc[i] = _arc(x * cosine + y * sine, y * cosine - x * sine, rho)
     return arc
 
 

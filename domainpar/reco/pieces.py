@@ -16,8 +16,17 @@ import numpy.typing as npt
 
 from domainpar.events.detector import GEV_PER_TESLA_MM
 from domainpar.events.graph import FloatArray, IntArray
-from domainpar.reco.helix import Helices, check_tracks, field_at, fit_helices
-from domainpar.reco.tracks import number_tracks
+from domainpar.reco.helix import (
+    ALONG_ERROR,
+    POSITION_ERROR,
+    SCATTERING,
+    check_tracks,
+    distance_from_helix,
+    field_at,
+    fit_helices,
+    misfit,
+)
+from domainpar.reco.segments import number_tracks
 
 
 @dataclass(frozen=True)
@@ -38,7 +47,7 @@ class StitchOptions:
         along: Largest error of a hit along z (in a disk: along r), seen across the flight, in mm.
         scattering: Angle in rad by which a particle of 1 GeV may leave its helix: scattering, loss of energy, and a
             field that changes along the way.
-        residual: Largest mean square distance, in units of e, of the hits of a pair from their common helix.
+        residual: Largest misfit (`helix.misfit`) of the hits of a pair.
         residual_beside: The same where the pieces overlap: hits beside each other were scattered alike.
 
     Raises:
@@ -49,9 +58,9 @@ class StitchOptions:
     eta: float = 0.02
     reach: float = 400.0
     beside: float = 25.0
-    position: float = 0.4
-    along: float = 1.0
-    scattering: float = 0.008
+    position: float = POSITION_ERROR
+    along: float = ALONG_ERROR
+    scattering: float = SCATTERING
     residual: float = 0.08
     residual_beside: float = 0.04
 
@@ -234,37 +243,22 @@ def _best_pairs(pieces: Pieces, options: StitchOptions) -> IntArray:
 
 
 def _mismatch(pieces: Pieces, pairs: IntArray, options: StitchOptions) -> FloatArray:
-    """Distance of the hits of each pair (inner, outer) from their common helix, float64 [n].
-
-    Mean squares in units of the errors that are allowed, in the transverse plane and along z, added up. Infinite for
-    hits that no helix goes through.
-    """
+    """Misfit (`helix.misfit`) of the hits of each pair (inner, outer), float64 [n]."""
     places, counts = pieces.hits_of(pairs.reshape(-1))
     position, pair = pieces.position[places], np.repeat(np.arange(len(counts)) // 2, counts)
-    helices = fit_helices(position, pair, len(pairs), PT_IS_RADIUS)
-    away, off = _distances(position, helices, pair)
-    inner, outer = pieces.table[pairs[:, 0]], pieces.table[pairs[:, 1]]
-    lever = np.hypot(*(outer["last"] - inner["first"])[:, :2].T)
-    bend = options.scattering / np.maximum(np.minimum(inner["pt"], outer["pt"]), 1e-3) * lever
-    # Scattering bends a track the more, the further its hits are apart and the slower it is.
-    squares = (away / (options.position + bend)[pair]) ** 2 + (off / (options.along + bend)[pair]) ** 2
-    mean = np.bincount(pair, squares, len(pairs)) / np.bincount(pair, minlength=len(pairs))
-    return np.where(helices.fitted, mean, np.inf)
+    outward = np.lexsort((np.sum(position**2, axis=1), pair))
+    ptr = np.searchsorted(pair[outward], np.arange(len(pairs) + 1))
+    limits = options.position, options.along, options.scattering
+    return np.asarray(_misfits(position[outward], pieces.bz[places][outward], ptr, *limits))
 
 
-def _distances(position: FloatArray, helices: Helices, track: IntArray) -> tuple[FloatArray, FloatArray]:
-    """Distance of each hit from the helix of its track, in the transverse plane and, across the flight, along z."""
-    rho, phi, d = (column[track] for column in (helices.charge / helices.pt, helices.phi, -helices.d0))
-    sine, cosine, slope = np.sin(phi), np.cos(phi), np.sinh(helices.eta)[track]
-    x, y = position[:, 0] - d * sine, position[:, 1] + d * cosine
-    ahead, left = x * cosine + y * sine, y * cosine - x * sine
-    value = left + 0.5 * rho * (x * x + y * y)
-    away = 2 * value / (1 + np.sqrt(np.maximum(1 + 2 * rho * value, 0)))
-    angle = np.arctan2(rho * ahead, 1 + rho * left)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        arc = np.where(np.abs(angle) > 1e-6, angle / rho, ahead / (1 + rho * left))
-    off = (position[:, 2] - helices.z0[track] - slope * arc) / np.sqrt(1 + slope**2)
-    return away, off
+@numba.njit(cache=True)
+def _misfits(position: Any, bz: Any, ptr: Any, across: float, along: float, scattering: float) -> Any:
+    off = np.empty(len(ptr) - 1)
+    for pair in range(len(off)):
+        hits = slice(ptr[pair], ptr[pair + 1])
+        off[pair] = misfit(position[hits], bz[hits], across, along, scattering)
+    return off
 
 
 def find_pairs(pieces: Pieces, options: StitchOptions) -> IntArray:
@@ -327,17 +321,8 @@ def _uncertainty(piece: Any, position: float, kink: float) -> float:
 def _meets(piece: Any, hit: Any, gap: float, across: float, along: float) -> bool:
     """Whether a hit this far beyond a piece lies on its helix, whose own hits may be off by so much."""
     grows = 1 + gap / piece.lever
-    sine, cosine = np.sin(piece.phi), np.cos(piece.phi)
-    x, y = hit[0] - piece.d * sine, hit[1] + piece.d * cosine
-    ahead, left = x * cosine + y * sine, y * cosine - x * sine
-    value = left + 0.5 * piece.rho * (x * x + y * y)
-    away = 2 * value / (1 + np.sqrt(max(1 + 2 * piece.rho * value, 0.0)))
-    if abs(away) > across * grows**2:
-        return False
-    angle = np.arctan2(piece.rho * ahead, 1 + piece.rho * left)
-    arc = angle / piece.rho if abs(angle) > 1e-6 else ahead / (1 + piece.rho * left)
-    off = (hit[2] - piece.z0 - piece.slope * arc) / np.sqrt(1 + piece.slope**2)
-    return bool(abs(off) <= along * grows)
+    away, off = distance_from_helix(hit, piece.rho, piece.phi, piece.d, piece.z0, piece.slope)
+    return bool(abs(away) <= across * grows**2 and abs(off) <= along * grows)
 
 
 @numba.njit(cache=True, error_model="numpy")

@@ -1,4 +1,4 @@
-"""The candidate segments of an event that a track may take: each pair of hits once, pointing outward."""
+"""What track builders look at, hits and the segments between them, and how tracks are numbered."""
 
 from __future__ import annotations
 
@@ -12,6 +12,28 @@ import numpy.typing as npt
 from domainpar.events.graph import FloatArray, IntArray
 from domainpar.events.joining import grouped as grouped
 from domainpar.plan import BoolArray
+
+NO_TRACK = -1
+
+
+@dataclass(frozen=True, eq=False)
+class TrackHits:
+    """What track builders know of the hits of an event, in the user's order.
+
+    Attributes:
+        position: x, y, z of each hit in mm, [N, 3]; None without a geometry.
+        surface: Volume and layer of each hit as one number, int64 [N]; 0 for all where there are none.
+        module: Module of each hit within its surface, [N]; 0 where it is unknown.
+        field: B_z in T, or a table of z in mm (increasing) and B_z, [K, 2].
+    """
+
+    position: FloatArray | None
+    surface: IntArray
+    module: IntArray
+    field: float | FloatArray = 2.0
+
+    def __len__(self) -> int:
+        return len(self.surface)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +96,25 @@ class Segments:
     def components(self) -> IntArray:
         """The smallest hit that each hit is connected to, int64 [N]; itself where nothing is."""
         return np.asarray(_roots(self.inner, self.outer, self.num_hits))
+
+
+def number_tracks(tracks: IntArray) -> IntArray:
+    """Number tracks from 0, in the order of their first hits, int64 [N]; -1 stays.
+
+    Args:
+        tracks: Name of each hit's track, any number from 0, in the order that decides; -1 for none.
+    """
+    names, first, track = np.unique(tracks, return_index=True, return_inverse=True)
+    number = np.full(len(names), NO_TRACK, np.int64)
+    order = np.argsort(first)
+    order = order[names[order] >= 0]
+    number[order] = np.arange(len(order))
+    return number[track]
+
+
+def long_enough(component: IntArray, min_hits: int) -> IntArray:
+    """The component of each hit, int64 [N]; -1 where that has too few hits."""
+    return np.where(np.bincount(component)[component] >= min_hits, component, NO_TRACK)
 
 
 @numba.njit(cache=True)

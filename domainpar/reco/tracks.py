@@ -1,7 +1,8 @@
 """Tracks of one event from the scores of its edges: plain arrays on one rank, hits and edges in the user's order.
 
-Three methods, in the words of the acorn framework:
+Four methods, the last three in the words of the acorn framework:
 
+    grow        segments join hits, the best first, while one helix goes through them (`growth.py`)
     cc          connected components of the segments above a score
     walk        components; simple chains are tracks as they are, the others are walked (`walk.py`)
     junction    simple chains are tracks as they are; then only the best way in and the best way out of each hit is left
@@ -20,16 +21,18 @@ import numpy.typing as npt
 
 from domainpar.events.graph import FloatArray, IntArray
 from domainpar.plan import BoolArray
-from domainpar.reco.segments import Segments
+from domainpar.reco.growth import grow, refine
+from domainpar.reco.pieces import stitch
+from domainpar.reco.segments import NO_TRACK, Segments, TrackHits, long_enough, number_tracks
 from domainpar.reco.walk import walk
 
-Method = Literal["cc", "walk", "junction"]
-METHODS = ("cc", "walk", "junction")
+Method = Literal["grow", "cc", "walk", "junction"]
+METHODS = ("grow", "cc", "walk", "junction")
+OF_POSITIONS = ("grow", "walk")
+"""Methods that ask for positions."""
 
-SCORE_CUT = {"cc": 0.5, "walk": 0.01, "junction": 0.5}
+SCORE_CUT = {"grow": 0.1, "cc": 0.5, "walk": 0.01, "junction": 0.5}
 """Score that a segment must exceed to be looked at at all, where none is given."""
-
-NO_TRACK = -1
 
 
 @dataclass(frozen=True)
@@ -39,16 +42,18 @@ class TrackOptions:
     A score is compared as a logit, in float64: two scores that round to 1 still differ.
 
     Attributes:
-        method: `cc`, `walk` or `junction`.
+        method: `grow`, `cc`, `walk` or `junction`.
         score_cut: Segments at or below it are dropped; None: the method's own, `SCORE_CUT`.
         chain_cut: `junction` only: segments above it are looked at for simple chains.
         walk_min: `walk` only: a road is followed along its best segment if that exceeds this.
         walk_add: `walk` only: it branches to every other segment above this.
+        misfit: `grow` and `refine` only: largest misfit of the hits of a track from its helix (`helix.misfit`).
         min_hits: Tracks with fewer hits are dropped.
         double_hits: Give a hit that no track has to the track that has another hit of the same surface, next to the
             same neighbour. `walk` and `junction` follow one hit a surface; modules overlap, and a quarter of the
             surfaces that a particle crosses give two. Nothing is given where no hit of the event has a layer.
         double_cut: Score that the segment to that neighbour must exceed.
+        refine: Grow each track anew from its own hits (`growth.refine`): outliers fall off, wrong joins come apart.
         stitch: Join pieces of one helix (`reco.pieces`); hits without positions have none.
 
     Raises:
@@ -60,9 +65,11 @@ class TrackOptions:
     chain_cut: float = 0.01
     walk_min: float = 0.1
     walk_add: float = 0.6
+    misfit: float = 1.0
     min_hits: int = 3
     double_hits: bool = True
     double_cut: float = 0.5
+    refine: bool = False
     stitch: bool = True
 
     def __post_init__(self) -> None:
@@ -74,6 +81,8 @@ class TrackOptions:
             value = getattr(self, name)
             if value is not None and not 0 <= value < 1:
                 raise ValueError(f"{name} is {value}; a score is compared with a number from 0 to below 1.")
+        if not (math.isfinite(self.misfit) and self.misfit > 0):
+            raise ValueError(f"misfit is {self.misfit}; it must be a positive number.")
 
     @property
     def floor(self) -> float:
@@ -82,15 +91,20 @@ class TrackOptions:
 
     def to_json(self) -> dict[str, Any]:
         """The options that this method looks at, as plain JSON values."""
-        of_method = {"cc": (), "walk": ("walk_min", "walk_add"), "junction": ("chain_cut",)}[self.method]
-        doubles = () if self.method == "cc" else ("double_hits", "double_cut")
+        of_method = {
+            "grow": ("misfit",),
+            "walk": ("walk_min", "walk_add"),
+            "junction": ("chain_cut",),
+            "cc": (),
+        }[self.method]
+        doubles = ("double_hits", "double_cut") if self.method in ("walk", "junction") else ()
+        refined = ("misfit",) if self.refine else ()
         values = asdict(self) | {"score_cut": self.floor}
-        return {name: values[name] for name in ("method", "score_cut", "min_hits", *of_method, *doubles, "stitch")}
+        names = ("method", "score_cut", "min_hits", *of_method, *doubles, "refine", *refined, "stitch")
+        return {name: values[name] for name in names}
 
 
-def build_tracks(
-    edge_index: IntArray, logits: FloatArray, surface: IntArray, position: FloatArray | None, options: TrackOptions
-) -> IntArray:
+def build_tracks(edge_index: IntArray, logits: FloatArray, hits: TrackHits, options: TrackOptions) -> IntArray:
     """Build the tracks of one event from the scores of its edges.
 
     Where two choices are equally good, the one that comes first in the user's order is taken. So neither the tiles of
@@ -99,58 +113,52 @@ def build_tracks(
     Args:
         edge_index: `src` and `dst` of each edge as rows of the hits, int64 [2, E].
         logits: Logit of each edge, [E].
-        surface: Volume and layer of each hit as one number, int64 [N]; 0 for all where there are none.
-        position: x, y, z of each hit in mm, [N, 3]; None without a geometry: segments then point as the edges run.
+        hits: The hits; without positions segments point as the edges run.
         options: The method and its numbers; stitching is left to `reco.pieces`.
 
     Returns:
         Track of each hit, int64 [N]: 0, 1, ... by their first hit, or -1 for none.
 
     Raises:
-        ValueError: If a walk is asked for without positions.
+        ValueError: If a method asks for positions, and there are none.
     """
+    if options.method in OF_POSITIONS and hits.position is None:
+        raise ValueError(f"the method {options.method} goes outward, but its hits have no positions")
     distance = None
-    if position is not None:
-        x, y, z = position.astype(np.float64).T
+    if hits.position is not None:
+        x, y, z = hits.position.astype(np.float64).T
         distance = x * x + y * y + z * z  # squared, from the origin
     floor = min(options.floor, options.chain_cut) if options.method == "junction" else options.floor
-    segments = Segments.of(edge_index, logits, distance, len(surface), logit(floor))
+    segments = Segments.of(edge_index, logits, distance, len(hits), logit(floor))
     if options.method == "cc":
-        return number_tracks(_long_components(segments, options.min_hits))
-    if options.method == "junction":
+        tracks = long_enough(segments.components(), options.min_hits)
+    elif options.method == "grow":
+        best_first = np.argsort(-segments.logit, kind="stable")
+        grown = grow(segments.inner[best_first], segments.outer[best_first], hits, options.misfit)
+        tracks = long_enough(grown, options.min_hits)
+    elif options.method == "junction" or distance is None:
         tracks = _without_junctions(segments, options)
-    elif distance is None:
-        raise ValueError("a walk goes outward, but its hits have no positions")
     else:
         tracks = _walked(segments, distance, options)
-    if options.double_hits and surface.any():
-        tracks = _with_double_hits(number_tracks(tracks), segments, surface, logit(options.double_cut))
+    if options.double_hits and options.method in ("walk", "junction") and hits.surface.any():
+        tracks = _with_double_hits(number_tracks(tracks), segments, hits.surface, logit(options.double_cut))
     return number_tracks(tracks)
 
 
-def number_tracks(tracks: IntArray) -> IntArray:
-    """Number tracks from 0, in the order of their first hits, int64 [N]; -1 stays.
+def finished(tracks: IntArray, hits: TrackHits, options: TrackOptions) -> IntArray:
+    """Tracks of any finder refined and stitched as the options say, int64 [N]; nothing is stitched without positions.
 
-    Args:
-        tracks: Name of each hit's track, any number from 0, in the order that decides; -1 for none.
+    Raises:
+        ValueError: If they are to be refined without positions.
     """
-    names, first, track = np.unique(tracks, return_index=True, return_inverse=True)
-    number = np.full(len(names), NO_TRACK, np.int64)
-    order = np.argsort(first)
-    order = order[names[order] >= 0]
-    number[order] = np.arange(len(order))
-    return number[track]
+    if options.refine:
+        tracks = number_tracks(refine(tracks, hits, options.misfit, options.min_hits))
+    return stitch(tracks, hits.position, field=hits.field) if options.stitch and hits.position is not None else tracks
 
 
 def logit(score: float) -> float:
     """The logit of a score from 0 to below 1; -inf of 0."""
     return math.log(score) - math.log1p(-score) if score > 0 else -math.inf
-
-
-def _long_components(segments: Segments, min_hits: int) -> IntArray:
-    """The first hit of each hit's component, int64 [N]; -1 where that has too few hits."""
-    component = segments.components()
-    return np.where(np.bincount(component)[component] >= min_hits, component, NO_TRACK)
 
 
 def _chains(segments: Segments) -> tuple[BoolArray, IntArray]:
@@ -190,7 +198,7 @@ def _without_junctions(segments: Segments, options: TrackOptions) -> IntArray:
     whole = simple & (np.bincount(component)[component] >= options.min_hits)
     tight = segments.above(logit(options.floor))
     best = tight.take(tight.best_at(tight.inner) & tight.best_at(tight.outer))
-    rest = _long_components(best.take(~(whole[best.inner] | whole[best.outer])), options.min_hits)
+    rest = long_enough(best.take(~(whole[best.inner] | whole[best.outer])).components(), options.min_hits)
     return np.where(whole, component, rest)
 
 

@@ -123,6 +123,10 @@ class Checkpoints(CheckpointFiles):
         with torch.no_grad():
             for tensor, value in tensors.items():
                 value.copy_(weights[tensor])
+        # A run writes a file also before its first step, one without tensors; `recipes/ship.py` writes no bytes.
+        if optimizer is not None and not files["optimizer.safetensors"]:
+            what = f"checkpoint {self.place(name)} holds weights alone, as networks that are shipped do"
+            raise Problem(what, "begin a run with them: --init")
         if optimizer is not None:
             parameters = dict(model.named_parameters())
             # Sorted: the order in which they were read differs between ranks.

@@ -110,14 +110,7 @@ def load_network(
     checkpoints = Checkpoints(directory / "checkpoints")
 
     def build() -> EdgeClassifier:
-        trained_on = read_run(directory)["store"]
-        for name in ("feature_names", "edge_feature_names"):
-            expected, names = trained_on[name], list(getattr(store, name))
-            if names != expected:
-                raise ValueError(
-                    f"the network of {directory} was trained on {name} {expected} but the events of {store.path} have "
-                    f"{names}; prepare them from the same kind of source, or name another --store."
-                )
+        _check_features(directory, store)
         # Else the missing `best` would read as if the run had saved nothing.
         has_best, has_last = ((checkpoints.directory / pointer).is_file() for pointer in ("best", "last"))
         if which == "best" and has_last and not has_best:
@@ -128,3 +121,25 @@ def load_network(
 
     network = on_all(world.transport, build)
     return network, load_agreed(checkpoints, which, world, network)
+
+
+def begin_with(directory: Path, store: EventStore, model: EdgeClassifier) -> None:
+    """Fill a network with the best weights of a run, and with the constants that standardise its features.
+
+    Raises:
+        ValueError: If the store has other features than the run's, its network is another one, or it has no weights.
+    """
+    _check_features(directory, store)
+    Checkpoints(directory / "checkpoints").load("best", model)
+
+
+def _check_features(directory: Path, store: EventStore) -> None:
+    """Refuse events with other features than the network of a run was trained on."""
+    trained_on = read_run(directory)["store"]
+    for name in ("feature_names", "edge_feature_names"):
+        expected, names = trained_on[name], list(getattr(store, name))
+        if names != expected:
+            raise ValueError(
+                f"the network of {directory} was trained on {name} {expected} but the events of {store.path} have "
+                f"{names}; prepare them from the same kind of source, or name another --store."
+            )

@@ -24,8 +24,9 @@ from domainpar.training.journal import Journal
 from domainpar.training.keeper import Keeper
 from domainpar.training.loop import Schedule, Trainer
 from domainpar.training.memory import Expectation, MemoryMeter
-from domainpar.training.network import DTYPES, make_network, verify_network
+from domainpar.training.network import DTYPES, begin_with, make_network, verify_network
 from domainpar.training.parts import PartLoader, Skip
+from domainpar.training.pretrained import source
 from domainpar.training.rundir import RunDirectory, choose_directory, note_failure
 from domainpar.training.sampler import steps_of_epoch
 
@@ -174,7 +175,10 @@ def make_trainer(config: TrainConfig, lessons: Lessons, world: World) -> Trainer
     Raises:
         ValueError: If the network cannot be made, or has nothing to train.
     """
-    model = make_network(config, lessons.store, lessons.standard).to(world.device)
+    model = make_network(config, lessons.store, lessons.standard)
+    if config.init is not None:
+        begin_with(source(config.init), lessons.store, model)
+    model = model.to(world.device)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError(f"model {config.model!r} has no parameter to train: all of them are frozen.")
     loader = PartLoader(

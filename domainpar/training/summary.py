@@ -185,13 +185,13 @@ def last_lines(
         seconds: Its duration.
         sha256: Hash of the parameters.
         exact: Whether it is the hash on any number of ranks.
-        geometry: Whether hits have positions, so that tracks can be walked.
+        geometry: Whether hits have positions, so that tracks can be grown.
     """
     best = "" if state.best is None else f"; best validation edge AUC {state.best:.4f} at step {state.best_step}"
-    walk = " --tracks walk" if geometry else ""
+    tracks = " --tracks grow" if geometry else ""
     # Scores that compare like with like are those of sectors, too.
     naive = "" if config.sectors is None else f" --mode naive --sectors {config.sectors}"
-    score = f"{this_python()} -m domainpar.infer --run {quote(str(directory))}{own_model(config)}{naive}{walk}"
+    score = f"{this_python()} -m domainpar.infer --run {quote(str(directory))}{own_model(config)}{naive}{tracks}"
     return [
         f"{how} after {several(state.step, 'step')}, {seconds:.0f} s{best}",
         f"parameters sha256 {sha256[:16]}" + (": another number of ranks ends with the same" if exact else ""),

@@ -32,7 +32,7 @@ def test_tracks_lie_beside_the_scores_and_the_list_tells_how_good_they_are(place
     assert listed["tracks"]["method"] == "walk"
     assert listed["tracks"]["options"] == {
         "score_cut": 0.01, "min_hits": 3, "walk_min": 0.1, "walk_add": 0.6, "double_hits": True, "double_cut": 0.5,
-        "stitch": True,
+        "refine": False, "stitch": True,
     }  # fmt: skip
     assert listed["tracks"]["found_by"] == ["ceiling", "classical", "network"]
     assert listed["tracks"]["border_sectors"] == 8

@@ -49,3 +49,10 @@ def test_presets_select_hits(tmp_path, capsys):
             noise[preset] = (event.read_nodes("particle_id", rows) == 0).sum()
     assert volumes["pixel"] == {7, 8, 9} < volumes["quickstart"] <= volumes["full"]
     assert noise["quickstart"] == 0 < noise["pixel"] < noise["full"]
+
+
+def test_a_preset_that_names_the_target_of_a_map_takes_a_map_that_is_there():
+    config = parse(PrepareConfig, "", ["--preset", "quickstart", "--module-map", "a.safetensors"])
+    assert config.module_map == "a.safetensors"
+    with pytest.raises(ConfigError, match="--map-target means nothing without --module-map build"):
+        parse(PrepareConfig, "", ["--preset", "quickstart", "--module-map", "a", "--map-target", "pt: [2, .inf]"])

@@ -22,7 +22,7 @@ from domainpar.display.event_view import first_that_borrows, split_of  # noqa: E
 from domainpar.display.paint_matplotlib import in_style, paint, png  # noqa: E402
 from domainpar.display.pictures import draw_pictures, pictures_of  # noqa: E402
 from domainpar.display.sections import Page, Section, build_page  # noqa: E402
-from domainpar.display.tracks import FEWEST, QUANTITIES, RATES, finders_of, rate_curve, target_text  # noqa: E402
+from domainpar.display.tracks import FEWEST, RATES, finders_of, quantities_of, rate_curve, target_text  # noqa: E402
 from domainpar.display.training import rank_chart, rank_times  # noqa: E402
 
 TRACKS = [name for name, *_ in RATES.values()]
@@ -133,11 +133,14 @@ def test_every_axis_is_labelled(figures):
         assert figure.get_suptitle(), name
 
 
+AROUND = ("hits around, within 0.1 of η and φ", "distance to a sector border, ΔR")
+
+
 @pytest.mark.parametrize(
     ("name", "labels"),
     [
-        ("track-efficiency", {"true $p_T$ [GeV]", "true η", "true φ [rad]", "distance to a sector border, ΔR"}),
-        ("track-fakes", {"fitted $p_T$ [GeV]", "fitted η", "fitted φ [rad]", "distance to a sector border, ΔR"}),
+        ("track-efficiency", {"true $p_T$ [GeV]", "true η", "true φ [rad]", "true radius of the vertex [mm]", *AROUND}),
+        ("track-fakes", {"fitted $p_T$ [GeV]", "fitted η", "fitted φ [rad]", *AROUND}),
         ("event-parts", {"x [mm]", "z [mm]"}),
         ("event-tracks", {"x [mm]", "z [mm]"}),
     ],
@@ -201,7 +204,7 @@ def test_a_run_is_called_by_its_scores_and_by_its_training_where_that_was_naive(
 @pytest.mark.parametrize("rate", RATES)
 def test_points_are_the_counted_rates_with_their_intervals(figures, runs, rate):
     network = finders_of(runs[0], "val", runs[1])[0]
-    for axes, quantity in zip(figures[RATES[rate][0]].axes, QUANTITIES, strict=True):
+    for axes, quantity in zip(figures[RATES[rate][0]].axes, quantities_of(rate), strict=True):
         points = next(one for one in axes.containers if one.get_label() == network.label)
         curve = rate_curve(network.counts, runs[0].tracking.style, quantity, rate)
         enough = curve.whole >= FEWEST
@@ -258,7 +261,7 @@ def test_an_event_is_split_as_asked_or_as_the_run_did(runs):
     ("how", "left_out", "told"),
     [
         ({"scores": False}, {"edges", *TRACKS, "event-tracks"}, "domainpar.infer"),
-        ({"tracks": False}, {*TRACKS, "event-tracks"}, "--tracks walk --overwrite"),
+        ({"tracks": False}, {*TRACKS, "event-tracks"}, "--tracks grow --overwrite"),
         ({"steps": 0}, {"training", "ranks"}, "No step of the training was finished"),
     ],
 )

@@ -4,6 +4,11 @@ import itertools
 import math
 from collections import defaultdict
 
+import numpy as np
+
+from domainpar.events.detector import GEV_PER_TESLA_MM
+from domainpar.reco.helix import fit_helices
+
 
 def sigmoid_exceeds(logit, score):
     return logit > (math.log(score / (1 - score)) if score > 0 else -math.inf)
@@ -149,3 +154,47 @@ def numbered(num_hits, tracks):
         for hit in track:
             number[hit] = name
     return number
+
+
+# --- growing ---------------------------------------------------------------------------------------------------------
+
+
+def off_helix(points):
+    """Mean square distance from the common helix, in units of the errors allowed; by the centre of its circle."""
+    points = np.array(sorted(points, key=lambda point: sum(x * x for x in point)))
+    fit = fit_helices(points, np.zeros(len(points), int), 1, 2.0)
+    if not fit.fitted[0]:
+        return math.inf
+    radius = fit.pt[0] / (GEV_PER_TESLA_MM * 2.0)
+    turn = -int(fit.charge[0])  # 1: to the left
+    left = np.array([-math.sin(fit.phi[0]), math.cos(fit.phi[0])])
+    nearest = left * fit.d0[0]
+    centre = nearest + turn * radius * left
+    spokes = points[:, :2] - centre
+    away = np.linalg.norm(spokes, axis=1) - radius
+    start = nearest - centre
+    angle = turn * np.arctan2(start[0] * spokes[:, 1] - start[1] * spokes[:, 0], spokes @ start)
+    off = (points[:, 2] - fit.z0[0] - math.sinh(fit.eta[0]) * radius * angle) / math.cosh(fit.eta[0])
+    bend = 0.008 / max(fit.pt[0], 1e-3) * np.linalg.norm(points[-1, :2] - points[0, :2])
+    return float(np.mean((away / (0.4 + bend)) ** 2 + (off / (1 + bend)) ** 2))
+
+
+def grown(hits, edge_index, logits, most_off, score=0.1, min_hits=3):
+    """Two tracks become one along a segment, the best first, if their hits could be those of one particle."""
+    position = hits.position.astype(float)
+    distance = (position**2).sum(axis=1).tolist()
+    surface, module = list(zip(hits.volume.tolist(), hits.layer.tolist())), hits.module.tolist()
+    segments = segments_of(edge_index, logits, distance, score)
+    track_of = {hit: {hit} for hit in range(len(surface))}
+    for (inner, outer), _ in sorted(segments.items(), key=lambda item: (-item[1][0], item[1][1])):
+        ours, theirs = track_of[inner], track_of[outer]
+        if ours is theirs:
+            continue
+        alike = [(i, j) for i in ours for j in theirs if surface[i] == surface[j]]
+        if any(0 != module[i] == module[j] or np.linalg.norm(position[i] - position[j]) > 25 for i, j in alike):
+            continue
+        if len(ours | theirs) > 3 and not off_helix([position[hit].tolist() for hit in ours | theirs]) <= most_off:
+            continue
+        joined = ours | theirs
+        track_of |= dict.fromkeys(joined, joined)
+    return [set(track) for track in {frozenset(track) for track in track_of.values()} if len(track) >= min_hits]

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from domainpar.reco.segments import TrackHits
 from domainpar.reco.tracks import TrackOptions, build_tracks
 
 #  hit      0 ---- 1 ---- 2 ---- 3      one particle: its hits on surfaces 2, 4, 6, 8
@@ -19,7 +20,8 @@ def tracks(edges, scores, layers=LAYERS, known=True, **options):
     position = np.stack([radius, np.zeros(len(layers)), np.zeros(len(layers))], axis=1).astype(np.float32)
     logits = np.log(np.array(scores) / (1 - np.array(scores))).astype(np.float32)
     chosen = TrackOptions(**{"method": "walk", **options})
-    return build_tracks(np.array(edges).T, logits, np.array(layers) * known, position, chosen).tolist()
+    hits = TrackHits(position, np.array(layers) * known, np.zeros(len(layers), np.int64))
+    return build_tracks(np.array(edges).T, logits, hits, chosen).tolist()
 
 
 def test_a_double_hit_joins_the_track_that_has_the_other_one():

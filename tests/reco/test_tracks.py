@@ -17,11 +17,13 @@ from domainpar.events.store import StoredEvent, WholeEvent, event_file_name, wri
 from domainpar.parallel.part_loading import sector_of_tiles
 from domainpar.reco.event_tracks import with_tracks
 from domainpar.reco.scores import NETWORK, score_event
-from domainpar.reco.segments import Segments
-from domainpar.reco.tracks import TrackOptions, build_tracks, logit
+from domainpar.reco.segments import Segments, TrackHits
+from domainpar.reco.tracks import TrackOptions, build_tracks, finished, logit
 from domainpar.testing import find_mpiexec, run_ranks
 
 METHODS = {
+    "grow": TrackOptions(method="grow", stitch=False),
+    "grow, refined": TrackOptions(method="grow", misfit=3.0, refine=True, stitch=False),
     "cc": TrackOptions(method="cc", stitch=False),
     "walk": TrackOptions(method="walk", double_hits=False, stitch=False),
     "walk, double hits": TrackOptions(method="walk", stitch=False),
@@ -60,9 +62,8 @@ def random_logits(graph, seed, spread=4.0):
 def build(graph, logits, options):
     """Tracks of an event from plain arrays."""
     hits = graph.hits
-    return build_tracks(
-        graph.edge_index, logits, surface_numbers(hits.volume, hits.layer), hits.position, options
-    ).tolist()  # fmt: skip
+    of_tracks = TrackHits(hits.position, surface_numbers(hits.volume, hits.layer), hits.module)
+    return finished(build_tracks(graph.edge_index, logits, of_tracks, options), of_tracks, options).tolist()
 
 
 def tracks_on(world, event, logits, grouping="contiguous", sectors=None, root=0, strays=False, names=tuple(METHODS)):
@@ -100,6 +101,8 @@ def squared_distance(graph):
 
 def expected(graph, logits, options):
     distance = squared_distance(graph)
+    if options.method == "grow":
+        return plainly.numbered(graph.num_nodes, plainly.grown(graph.hits, graph.edge_index, logits, options.misfit))
     plain = {"cc": plainly.connected, "walk": plainly.walked, "junction": plainly.without_junctions}[options.method]
     tracks = plain(graph.num_nodes, graph.edge_index, logits, distance)
     if options.double_hits and options.method != "cc":
@@ -133,7 +136,7 @@ def test_hits_equally_far_out_are_ordered_as_the_user_had_them():
     assert (segments.inner < segments.outer).all()
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [name for name, options in METHODS.items() if not options.refine])
 @pytest.mark.parametrize("seed", range(8))
 def test_tracks_are_those_of_the_definition(name, seed):
     graph = sparse_event(seed, num_edges=100 + 40 * seed)
@@ -160,15 +163,23 @@ def test_events_without_positions_have_tracks_along_their_edges(tmp_path, method
         assert tracks_of(event, logits, 4, names=[method]) == {method: alone}
 
 
-def test_a_walk_without_positions_is_refused(tmp_path):
+@pytest.mark.parametrize("method", ["grow", "walk"])
+def test_what_goes_outward_is_refused_without_positions(tmp_path, method):
     graph = sparse_event(4, 20, 20, positions=False)
-    with (
-        stored(tmp_path, graph) as event,
-        pytest.raises(ValueError, match=r"a walk goes outward, but its hits have no positions \| event 000000004"),
-    ):
-        tracks_of(event, random_logits(graph, 0), names=["walk"])
-    with pytest.raises(ValueError, match="a walk goes outward"):
-        build(graph, random_logits(graph, 0), METHODS["walk"])
+    refusal = rf"{method} goes outward, but its hits have no positions"
+    with stored(tmp_path, graph) as event, pytest.raises(ValueError, match=rf"{refusal} \| event 000000004"):
+        tracks_of(event, random_logits(graph, 0), names=[method])
+    with pytest.raises(ValueError, match=refusal):
+        build(graph, random_logits(graph, 0), METHODS[method])
+
+
+def test_tracks_are_not_refined_without_positions_and_it_is_said(tmp_path):
+    graph = sparse_event(4, 20, 20, positions=False)
+    with stored(tmp_path, graph) as event:
+        scores = run_ranks(lambda world: score_event(
+            lambda part, halo: torch.zeros(len(part.plan.edge_ids)), event, world.domain), 1)[0]  # fmt: skip
+        with pytest.raises(ValueError, match="--refine follows helices, but its hits have no positions"):
+            with_tracks(WholeEvent(event), scores, TrackOptions("cc", refine=True))
 
 
 # --- on ranks --------------------------------------------------------------------------------------------------------
@@ -197,7 +208,7 @@ def test_tracks_do_not_depend_on_the_tiles(tmp_path):
 
 
 def spiral(num_hits):
-    """One chain of hits outward."""
+    """One chain of hits outward, on no helix."""
     angle = np.linspace(0, 8, num_hits)
     radius = np.linspace(30, 1000, num_hits)
     position = np.stack([radius * np.cos(angle), radius * np.sin(angle), radius], axis=1).astype(np.float32)
@@ -214,8 +225,9 @@ def spiral(num_hits):
 def test_a_chain_over_all_ranks_is_one_track(tmp_path, num_ranks):
     tile_of_hit = (np.arange(64) % 16).astype(np.int32)  # so that it spans every rank
     with stored(tmp_path, spiral(64), 16, assignment=tile_of_hit) as event:
-        tracks = tracks_of(event, np.full(63, 5, np.float32), num_ranks, grouping="random")
-    assert tracks == dict.fromkeys(METHODS, [0] * 64)
+        names = [name for name, options in METHODS.items() if options.method != "grow"]
+        tracks = tracks_of(event, np.full(63, 5, np.float32), num_ranks, grouping="random", names=names)
+    assert tracks == dict.fromkeys(names, [0] * 64)
 
 
 def test_an_event_that_is_one_single_component_gives_the_same_tracks_on_any_number_of_ranks(tmp_path):

@@ -107,7 +107,7 @@ def test_scores_are_compared_as_logits():
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"method": "kalman"}, "track method is 'kalman'; known: cc, walk, junction"),
+        ({"method": "kalman"}, "track method is 'kalman'; known: grow, cc, walk, junction"),
         ({"min_hits": 0}, "min_hits is 0"),
         ({"score_cut": 1.0}, "score_cut is 1.0; a score is compared with a number from 0 to below 1"),
         ({"walk_min": -0.1}, "walk_min is -0.1"),
@@ -119,6 +119,12 @@ def test_impossible_options_are_refused(wrong, said):
 
 
 def test_options_tell_what_their_method_looks_at():
-    assert TrackOptions(method="cc").to_json() == {"method": "cc", "score_cut": 0.5, "min_hits": 3, "stitch": True}
+    assert TrackOptions(method="cc").to_json() == {
+        "method": "cc",
+        "score_cut": 0.5,
+        "min_hits": 3,
+        "refine": False,
+        "stitch": True,
+    }
     assert TrackOptions(method="walk").to_json()["score_cut"] == 0.01
     assert set(TrackOptions(method="junction").to_json()) >= {"chain_cut", "double_hits"}

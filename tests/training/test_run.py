@@ -152,7 +152,7 @@ def test_the_first_screen_is_twelve_lines_that_fit(store, tmp_path, monkeypatch,
     limit = 130 if flags else 120  # "approximate=yes" at the end of a line that is full already
     assert max(map(len, printed)) <= limit, max(printed, key=len)
     as_trained = "--mode naive --sectors 20 " if flags else ""  # scored otherwise, naive shows no loss at its borders
-    assert printed[-1] == f"next: {this_python()} -m domainpar.infer --run runs/0001 {as_trained}--tracks walk"
+    assert printed[-1] == f"next: {this_python()} -m domainpar.infer --run runs/0001 {as_trained}--tracks grow"
     assert printed[-3].endswith(": another number of ranks ends with the same")
 
 

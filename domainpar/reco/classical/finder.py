@@ -22,7 +22,7 @@ from domainpar.reco.classical.crossing import Scene
 from domainpar.reco.classical.seeds import find_seeds
 from domainpar.reco.classical.states import STATE_DTYPE
 from domainpar.reco.helix import check_finite, check_positions
-from domainpar.reco.tracks import number_tracks
+from domainpar.reco.segments import number_tracks
 
 PIXELS = (7, 8, 9)
 """Volumes of the pixel detector."""

@@ -39,9 +39,12 @@ EDGES: Mapping[str, tuple[float, ...]] = {
     "pt": (0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0, 20.0, 50.0),
     "eta": tuple(i / 2 for i in range(-8, 9)),
     "phi": tuple(i * math.pi / 8 for i in range(-8, 9)),
+    "radius": (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 50.0, 100.0, 200.0, 400.0, 1000.0),
+    "density": (0.0, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 60.0, 80.0, 120.0, 200.0),
     "border": (0.0, 0.01, 0.02, 0.03, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0),
 }
-"""Borders of the bins: pT in GeV, eta, phi in rad, Delta R. A bin holds its lower border, the last one both."""
+"""Borders of the bins: pT in GeV, eta, phi in rad, distance of the production vertex from the beam line in mm, hits
+within 0.1 of eta and of phi, Delta R. A bin holds its lower border, the last one both."""
 
 
 @dataclass(frozen=True)
@@ -286,26 +289,52 @@ def bin_all(overlaps: Overlaps, truth: EventTruth, pt: FloatArray, eta: FloatArr
     """The bins of all particles and tracks, for each quantity of `EDGES`.
 
     Particles are binned by their true pT and eta, given here, [P]; by the phi of their hit nearest to the production
-    vertex, since tables of particles hold no direction; and by the smallest border distance of their hits. Tracks are
-    binned by a helix fitted to their hits, and by the smallest border distance of these.
+    vertex, since tables of particles hold no direction; by the distance of that vertex from the beam line; by the
+    density of hits around theirs; and by the smallest border distance of their hits. Tracks are binned by a helix
+    fitted to their hits, by the density around these, and by the smallest border distance of these.
     """
     of_particles = {
         "pt": pt,
         "eta": eta,
         "phi": _phi_of_first_hits(overlaps, truth),
+        "radius": np.hypot(*rows_of_table(truth.particles, overlaps.particle_ids, "vertex")[:, :2].T),
+        "density": np.full(overlaps.num_particles, np.nan),
         "border": _smallest(truth.border, overlaps.particle_of_hit, overlaps.num_particles),
     }
-    of_tracks = dict.fromkeys(("pt", "eta", "phi"), np.full(overlaps.num_tracks, np.nan))
+    of_tracks = dict.fromkeys(("pt", "eta", "phi", "radius", "density"), np.full(overlaps.num_tracks, np.nan))
     if truth.position is not None:
         from domainpar.reco.helix import fit_helices  # its compiled code is loaded when tracks are fitted only
 
         helices = fit_helices(truth.position, overlaps.track_of_hit, overlaps.num_tracks, truth.field)
-        of_tracks = {"pt": helices.pt, "eta": helices.eta, "phi": helices.phi}
+        of_tracks |= {"pt": helices.pt, "eta": helices.eta, "phi": helices.phi}
+        density = _density(truth.position)
+        of_particles["density"] = _mean(density, overlaps.particle_of_hit, overlaps.num_particles)
+        of_tracks["density"] = _mean(density, overlaps.track_of_hit, overlaps.num_tracks)
     of_tracks["border"] = _smallest(truth.border, overlaps.track_of_hit, overlaps.num_tracks)
     return {
         name: Bins(edges, bins_of(of_particles[name], edges), bins_of(of_tracks[name], edges))
         for name, edges in EDGES.items()
     }
+
+
+def _density(position: FloatArray) -> FloatArray:
+    """Hits in the same cell of eta and phi as each hit, itself counted, as seen from the origin, float64 [N].
+
+    Cells are 0.1 wide in eta, and 63 go round in phi.
+    """
+    eta, phi = directions(position)
+    around = np.floor((phi + math.pi) * 63 / (2 * math.pi)).astype(np.int64)
+    _, cell, hits = np.unique(
+        np.floor(10 * eta).astype(np.int64) * 64 + around, return_inverse=True, return_counts=True
+    )  # fmt: skip
+    return np.asarray(hits[cell], np.float64)
+
+
+def _mean(values: FloatArray, row_of_hit: IntArray, count: int) -> FloatArray:
+    """The mean over the hits of each row, each of which has some."""
+    counted = row_of_hit >= 0
+    rows = row_of_hit[counted]
+    return np.bincount(rows, values[counted], count) / np.bincount(rows, minlength=count)
 
 
 def _smallest(values: FloatArray | None, row_of_hit: IntArray, count: int) -> FloatArray:

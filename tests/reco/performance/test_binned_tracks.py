@@ -119,3 +119,24 @@ def test_bins_hold_all_targets_when_none_lies_outside(simulated):
             assert sum(binned.targets) == of_style.targets, name
             assert sum(binned.reconstructed) == of_style.reconstructed, name
             assert sum(binned.duplicated) == of_style.target_pairs - of_style.reconstructed, name
+
+
+def test_particles_are_binned_by_the_radius_of_their_vertex_and_tracks_are_not():
+    track_id, truth = drawn("aaabbb", "000111")
+    vertex = np.array([[3, 4, 90], [np.nan, 0, 0]], np.float32)
+    truth = replace(truth, particles=replace(truth.particles, vertex=vertex))
+    binned = count_tracks(track_id, truth, TrackCuts(target={}, min_hits=1)).binned["atlas"]["radius"]
+    assert filled(binned, "targets") == filled(binned, "reconstructed") == {bin_at("radius", 5.0): 1}
+    assert filled(binned, "tracks") == {}
+
+
+def test_particles_and_tracks_are_binned_by_the_hits_around_theirs():
+    track_id, truth = drawn("aaabbb....", "000111....")
+    # Three hits alone, each in a cell of its own; three in one cell with four of noise.
+    eta = np.array([0.05, 1.05, 2.05, *[3.05] * 7])
+    phi, radius = np.where(eta > 3, 2.0, 0.3), np.linspace(30, 90, 10)
+    position = np.stack([radius * np.cos(phi), radius * np.sin(phi), radius * np.sinh(eta)], axis=1)
+    truth = replace(truth, position=position.astype(np.float32))
+    binned = count_tracks(track_id, truth, TrackCuts(target={}, min_hits=1)).binned["atlas"]["density"]
+    for row in ("targets", "tracks"):
+        assert filled(binned, row) == {bin_at("density", 1.0): 1, bin_at("density", 7.0): 1}

@@ -1,0 +1,128 @@
+"""Tracks grown from segments, the best first: two of them are joined where one helix goes through the hits of both.
+
+So a wrong segment joins two particles only where both lie on one helix, and no score has to be cut high. A particle
+leaves one hit on a module, and its hits on one surface lie beside each other, where modules overlap: what is joined
+must look like that. No vertex is asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numba
+import numpy as np
+
+from domainpar.events.graph import IntArray
+from domainpar.reco.helix import ALONG_ERROR, POSITION_ERROR, SCATTERING, field_at, misfit
+from domainpar.reco.segments import TrackHits, long_enough
+
+BESIDE = 25.0
+"""Largest distance of two hits of a track on one surface, in mm."""
+
+MOST_HITS = 64
+"""Hits of a track at most: hits are ordered outward, so that it never turns back."""
+
+
+def grow(inner: IntArray, outer: IntArray, hits: TrackHits, most_misfit: float) -> IntArray:
+    """Join hits along segments, in their order, where one helix goes through all that are joined.
+
+    Args:
+        inner, outer: The hits of each segment, int64 [S].
+        hits: The hits; they have positions.
+        most_misfit: Largest misfit (`helix.misfit`) of four hits and more; fewer are joined as they are.
+
+    Returns:
+        The smallest hit of what each hit was joined to, int64 [N]; itself where that is nothing.
+    """
+    if hits.position is None:
+        raise ValueError("a track is grown along a helix, but its hits have no positions")
+    position = np.ascontiguousarray(hits.position, np.float64)
+    bz = np.abs(field_at(hits.field, position[:, 2]))
+    distance = np.sum(position**2, axis=1)
+    grown = _grow(inner, outer, position, distance, bz, hits.surface, hits.module, most_misfit)
+    return np.asarray(grown)
+
+
+def refine(track_id: IntArray, hits: TrackHits, most_misfit: float, min_hits: int) -> IntArray:
+    """Take tracks apart and grow each anew from its own hits, the nearest joined first.
+
+    Outliers fall off, and what was joined wrongly becomes two tracks or more.
+
+    Args:
+        track_id: Track of each hit, -1 for none, int64 [N].
+        hits: The hits; they have positions.
+        most_misfit: As of `grow`.
+        min_hits: What has fewer is no track.
+
+    Returns:
+        Track of each hit, int64 [N]; any names, -1 for none.
+    """
+    if hits.position is None:
+        raise ValueError("a track is refined by its helix, but its hits have no positions")
+    position = hits.position.astype(np.float64)
+    outward = np.lexsort((np.sum(position**2, axis=1), track_id))
+    outward = outward[track_id[outward] >= 0]
+    # Next neighbours, and those beyond one and two outliers.
+    pairs = [(outward[:-step], outward[step:]) for step in (1, 2, 3)]
+    inner, outer = (np.concatenate(ends) for ends in zip(*pairs))
+    together = track_id[inner] == track_id[outer]
+    inner, outer = inner[together], outer[together]
+    nearest = np.argsort(np.linalg.norm(position[inner] - position[outer], axis=1), kind="stable")
+    return long_enough(grow(inner[nearest], outer[nearest], hits, most_misfit), min_hits)
+
+
+@numba.njit(cache=True)
+def _root(parent: Any, hit: int) -> int:
+    while parent[hit] != hit:
+        parent[hit] = parent[parent[hit]]  # halving the path keeps later searches short
+        hit = parent[hit]
+    return int(hit)
+
+
+@numba.njit(cache=True, error_model="numpy")
+def _grow(inner: Any, outer: Any, position: Any, distance: Any, bz: Any, surface: Any, module: Any,
+          most_misfit: float) -> Any:  # fmt: skip
+    num_hits = len(position)
+    parent, last, size = np.arange(num_hits), np.arange(num_hits), np.ones(num_hits, np.int64)
+    following = np.full(num_hits, -1)  # the hits of a track as a list that begins with its root
+    members, away = np.empty(MOST_HITS, np.int64), np.empty(MOST_HITS)
+    for s in range(len(inner)):
+        first, second = _root(parent, inner[s]), _root(parent, outer[s])
+        together = size[first] + size[second]
+        if first == second or together > MOST_HITS:
+            continue
+        count = 0
+        for root in (first, second):
+            hit = root
+            while hit >= 0:
+                members[count], away[count] = hit, distance[hit]
+                hit = following[hit]
+                count += 1
+        if not _beside(members[: size[first]], members[size[first] : count], position, surface, module):
+            continue
+        if count > 3:
+            outward = members[np.argsort(away[:count], kind="mergesort")]
+            if not misfit(position[outward], bz[outward], POSITION_ERROR, ALONG_ERROR, SCATTERING) <= most_misfit:
+                continue
+        if first > second:
+            first, second = second, first
+        parent[second] = first
+        following[last[first]] = second
+        last[first], size[first] = last[second], together
+    for hit in range(num_hits):
+        parent[hit] = _root(parent, hit)
+    return parent
+
+
+@numba.njit(cache=True)
+def _beside(ours: Any, theirs: Any, position: Any, surface: Any, module: Any) -> bool:
+    """Whether hits of both on one surface lie beside each other, on different modules; 0 is no surface."""
+    for i in ours:
+        for j in theirs:
+            if surface[i] == surface[j] and surface[i] != 0:
+                if module[i] == module[j] and module[i] != 0:
+                    return False
+                if math.sqrt(np.sum((position[i] - position[j]) ** 2)) > BESIDE:
+                    return False
+    return True

@@ -1,0 +1,59 @@
+"""Networks that are shipped: runs without events or optimiser, named `pretrained:NAME`."""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from pathlib import Path
+
+from domainpar.config import SHIPPED
+from domainpar.problems import Problem
+from domainpar.training.rundir import RUNS
+
+PLACE = Path(__file__).resolve().parents[1] / "pretrained"
+
+
+def source(run: str) -> Path:
+    """The directory of a run, or of a network that is shipped; it is only read.
+
+    Raises:
+        Problem: If no network of this name is shipped.
+    """
+    if not run.startswith(SHIPPED):
+        return Path(run)
+    names = sorted(path.parent.name for path in PLACE.glob("*/run.json"))
+    name = run.removeprefix(SHIPPED)
+    if name not in names:
+        there = ", ".join(SHIPPED + one for one in names)
+        raise Problem(f"no network {name!r} is shipped", f"there are {there}" if there else "train one")
+    return PLACE / name
+
+
+def as_run(run: str) -> Path:
+    """The directory of a run that may be written to: a shipped network is copied to `runs/` first; on rank 0.
+
+    Raises:
+        Problem: If no network of this name is shipped, or another one lies in its place.
+    """
+    shipped = source(run)
+    if not run.startswith(SHIPPED):
+        return shipped
+    copy = RUNS / f"pretrained-{shipped.name}"
+    if not copy.exists():
+        # Whole or not at all: another process may look for it.
+        partial = RUNS / f".pretrained-{uuid.uuid4().hex}"
+        shutil.copytree(shipped, partial)
+        try:
+            partial.rename(copy)
+        except OSError:  # another process was first
+            shutil.rmtree(partial)
+            if not copy.exists():
+                raise
+    ours, theirs = (_bytes(place / "run.json") for place in (shipped, copy))
+    if ours != theirs:
+        raise Problem(f"{copy} is not the network that is shipped as {run}", "move it away, or name it with --run")
+    return copy
+
+
+def _bytes(path: Path) -> bytes | None:
+    return path.read_bytes() if path.is_file() else None

@@ -1,0 +1,147 @@
+"""Networks that are shipped score right after installation, are begun with, and are never resumed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from test_infer import write_store
+
+from domainpar.agreement import Refused
+from domainpar.command_line import parse
+from domainpar.config import InferConfig, TrainConfig
+from domainpar.events.construct import Cuts, build_graph
+from domainpar.events.simulate import simulate_event
+from domainpar.events.standard import Standard
+from domainpar.events.store import EventStore
+from domainpar.infer.run import score_store
+from domainpar.problems import Problem
+from domainpar.testing import run_ranks
+from domainpar.training.checkpoint import Checkpoints, parameters_sha256
+from domainpar.training.network import begin_with, make_network
+from domainpar.training.pretrained import PLACE, as_run, source
+from domainpar.training.run import train
+
+NAMES = sorted(path.parent.name for path in PLACE.glob("*/run.json"))
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    """A directory to work in, with a store of two small events."""
+    monkeypatch.chdir(tmp_path)
+    return write_store(
+        tmp_path / "store", [build_graph(simulate_event(seed, 600), Cuts()) for seed in (1, 2)], ["train", "test"]
+    )
+
+
+def path_of(store):
+    return store.path if isinstance(store, EventStore) else store
+
+
+def about(name):
+    return json.loads((PLACE / name / "run.json").read_text())
+
+
+def flags_of(name, *words):
+    return parse(TrainConfig, "", ["--init", f"pretrained:{name}", *words])
+
+
+def network(config, store):
+    """The network of a configuration with its first weights, and room for constants."""
+    events = EventStore(path_of(store))
+    return make_network(config, events, Standard.neutral(len(events.feature_names), len(events.edge_feature_names)))
+
+
+def test_networks_are_shipped_in_three_megabytes():
+    assert "quickstart" in NAMES
+    assert sum(path.stat().st_size for path in PLACE.rglob("*") if path.is_file()) <= 3_000_000
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_card_tells_the_hash_of_the_weights_that_are_shipped(store, name):
+    sha256 = about(name)["parameters_sha256"]
+    assert sha256[:16] in (PLACE / name / "README.md").read_text()
+    config = flags_of(name)
+    events = EventStore(path_of(store))
+    model = network(config, store)
+    assert parameters_sha256(model) != sha256
+    begin_with(source(f"pretrained:{name}"), events, model)
+    assert parameters_sha256(model) == sha256
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_events_are_scored_and_the_copy_in_runs_is_like_any_run(store, name, capsys):
+    config = InferConfig(run=f"pretrained:{name}", store=str(path_of(store)), tracks="grow", out="out")
+    run_ranks(lambda world: score_store(config, world, None), 2)
+    assert f"parameters sha256 {about(name)['parameters_sha256'][:16]}" in capsys.readouterr().out
+    kept = json.loads((PLACE / name / "tracks.json").read_text())["grow"]["cuts"]
+    options = json.loads(Path("out/scores.json").read_text())["tracks"]["options"]
+    assert {cut: options[cut] for cut in kept} == kept
+    assert as_run(f"pretrained:{name}").as_posix() == f"runs/pretrained-{name}"
+
+
+def test_its_name_sets_the_preset_unless_another_is_given():
+    assert parse(InferConfig, "", ["--run", "pretrained:quickstart"]).min_track_length == 3
+    assert parse(InferConfig, "", ["--run", "pretrained:quickstart", "--preset", "full"]).min_track_length == 5
+    assert parse(InferConfig, "", ["--run", "runs/quickstart"]).preset is None
+
+
+@pytest.mark.slow
+def test_without_a_store_it_makes_itself_some_events(tmp_path):
+    words = [sys.executable, "-m", "domainpar.infer", "--run", "pretrained:quickstart", "--tracks", "grow"]
+    printed = subprocess.run(words, check=True, capture_output=True, text=True, timeout=600, cwd=tmp_path).stdout
+    assert "none of these events was trained on" in printed
+    scores = json.loads((tmp_path / "runs" / "pretrained-quickstart" / "scores" / "scores.json").read_text())
+    assert len(scores["events"]) == 3
+    counts = scores["tracks"]["performance"]["train"]["network"]["styles"]["atlas"]
+    assert counts["reconstructed"] > 0.97 * counts["targets"]
+    assert counts["matched"] > 0.99 * counts["matchable"]
+
+
+def test_a_name_that_is_not_shipped_is_refused_with_those_that_are():
+    with pytest.raises(Problem, match="no network 'no' is shipped") as refused:
+        source("pretrained:no")
+    assert "pretrained:quickstart" in refused.value.hint
+
+
+def test_another_run_in_the_place_of_the_copy_is_left_alone(store, tmp_path):
+    (tmp_path / "runs" / "pretrained-quickstart").mkdir(parents=True)
+    (tmp_path / "runs" / "pretrained-quickstart" / "run.json").write_text("{}")
+    with pytest.raises(Problem, match="is not the network that is shipped"):
+        as_run("pretrained:quickstart")
+
+
+def trained(config, store, ranks=1):
+    return run_ranks(lambda world: train(config, path_of(store), world).trainer.model, ranks)[0]
+
+
+def test_training_begins_with_its_weights_and_flags_on_any_ranks(store):
+    config = flags_of("quickstart", "--max-steps", "1", "--lr", "1e-12", "--weight-decay", "0", "--out", "runs/tuned")
+    assert (config.hidden, config.graph_iters) == (64, 5)
+    model, shipped = trained(config, store), network(config, store)
+    begin_with(source("pretrained:quickstart"), EventStore(path_of(store)), shipped)
+    for name, value in model.state_dict().items():
+        assert (value - shipped.state_dict()[name]).abs().max() < 1e-6, name
+    config = flags_of("quickstart", "--max-steps", "2", "--out", "runs/one")
+    one = parameters_sha256(trained(config, store))
+    config = flags_of("quickstart", "--max-steps", "2", "--out", "runs/two")
+    assert parameters_sha256(trained(config, store, 2)) == one
+
+
+def test_flags_that_make_another_network_are_refused_before_a_file_is_touched(store, tmp_path):
+    config = flags_of("quickstart", "--hidden", "32", "--out", "runs/other")
+    with pytest.raises(Refused, match="belongs to another network"):
+        trained(config, store)
+    assert not (tmp_path / "runs" / "other").exists()
+
+
+def test_a_shipped_network_is_not_resumed(store):
+    model = network(flags_of("quickstart"), store)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with pytest.raises(Problem, match="holds weights alone") as refused:
+        Checkpoints(PLACE / "quickstart" / "checkpoints").load("best", model, optimizer)
+    assert "--init" in refused.value.hint

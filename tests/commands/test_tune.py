@@ -1,0 +1,107 @@
+"""`infer --tune`: cuts are chosen on validation events, kept with the run, and taken from then on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from test_infer import inferred, trained, write_store
+
+from domainpar.agreement import Refused
+from domainpar.config import ConfigError, InferConfig
+from domainpar.events.construct import Cuts, build_graph
+from domainpar.events.simulate import simulate_event
+from domainpar.infer import tuning
+from domainpar.problems import Problem
+from domainpar.reco.tracks import TrackOptions
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A store with two validation events, and a network that has learnt a little."""
+    events = [build_graph(simulate_event(seed, 1500), Cuts()) for seed in range(4)]
+    store = write_store(tmp_path / "store", events, ["train", "val", "val", "test"])
+    trained(store, tmp_path / "run", epochs=4, lr=1e-2, true_weight=2.0)
+    return tmp_path
+
+
+def kept(place):
+    return json.loads((place / "run" / "tracks.json").read_text())
+
+
+def options_of(listed):
+    return listed["tracks"]["options"]
+
+
+def test_cuts_are_chosen_on_validation_events_and_kept_on_any_ranks(place, monkeypatch, capsys):
+    monkeypatch.setitem(tuning.GRIDS, "grow", {"score_cut": (0.1, 0.999), "misfit": (1.0, 2.0)})
+    listed, one = inferred(place, place / "one", tracks="grow", tune=True, split="test")
+    chosen = kept(place)["grow"]
+    assert chosen["events"] == 2
+    assert set(chosen["cuts"]) == {"score_cut", "misfit"}
+    assert 0 < chosen["efficiency"] <= 1
+    assert {name: options_of(listed)[name] for name in chosen["cuts"]} == chosen["cuts"]
+    assert "tuned    : grow, score cut " in capsys.readouterr().out
+    assert not (place / "one" / "tuning").exists()
+    (place / "run" / "tracks.json").unlink()
+    _, many = inferred(place, place / "many", 3, tracks="grow", tune=True, split="test")
+    assert (one, chosen) == (many, kept(place)["grow"])
+
+
+def test_cuts_are_those_with_the_best_rates(place, monkeypatch):
+    rates = {}
+    for cut in (0.1, 0.5, 0.9):
+        monkeypatch.setitem(tuning.GRIDS, "cc", {"score_cut": (cut,)})
+        inferred(place, place / str(cut), tracks="cc", tune=True)
+        of = kept(place)["cc"]
+        rates[cut] = of["efficiency"] - of["fakes"] - of["duplicates"]
+    assert len(set(rates.values())) > 1
+    monkeypatch.setitem(tuning.GRIDS, "cc", {"score_cut": (0.1, 0.5, 0.9)})
+    inferred(place, place / "all", tracks="cc", tune=True)
+    assert kept(place)["cc"]["cuts"]["score_cut"] == max(rates, key=rates.__getitem__)
+
+
+def test_later_inferences_take_them_unless_told_otherwise(place):
+    tuning.keep(place / "run", TrackOptions("walk"), {"cuts": {"walk_min": 0.3, "walk_add": 0.7}})
+    tuning.keep(place / "run", TrackOptions("cc"), {"cuts": {"score_cut": 0.8}})
+    listed, _ = inferred(place, place / "out", tracks="walk")
+    assert (options_of(listed)["walk_min"], options_of(listed)["walk_add"]) == (0.3, 0.7)
+    listed, _ = inferred(place, place / "told", tracks="walk", walk_add=0.9)
+    assert (options_of(listed)["walk_min"], options_of(listed)["walk_add"]) == (0.3, 0.9)
+    listed, _ = inferred(place, place / "refined", tracks="walk", refine=True)  # other tracks have other cuts
+    assert (options_of(listed)["walk_min"], options_of(listed)["walk_add"]) == (0.1, 0.6)
+    listed, _ = inferred(place, place / "other", tracks="junction")
+    assert options_of(listed)["score_cut"] == 0.5
+
+
+def test_what_is_given_is_not_tuned(place, monkeypatch):
+    monkeypatch.setitem(tuning.GRIDS, "grow", {"score_cut": (0.1, 0.2), "misfit": (1.0, 2.0)})
+    inferred(place, place / "out", tracks="grow", tune=True, misfit=0.7)
+    assert kept(place)["grow"]["cuts"]["misfit"] == 0.7
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"walk": {}}', '{"walk": {"cuts": {"walk_min": 3}}}', '{"no": 1}'])
+def test_a_damaged_choice_is_refused(tmp_path, content):
+    (tmp_path / "tracks.json").write_text(content)
+    with pytest.raises(Problem, match=r"tracks\.json cannot be read"):
+        tuning.read(tmp_path)
+
+
+def test_without_validation_events_or_their_truth_nothing_is_tuned(place):
+    event = build_graph(simulate_event(7, 500), Cuts())
+    write_store(place / "only", [event], ["test"])
+    with pytest.raises(Refused, match="no validation events to tune on"):
+        inferred(place, place / "out", tracks="cc", tune=True, store=str(place / "only"))
+    hits = replace(simulate_event(8, 500), particle_id=None, particles=None, weight=None)
+    write_store(place / "bare", [event, build_graph(hits, Cuts())], ["test", "val"])
+    with pytest.raises((Refused, Problem), match="does not tell the particle of each hit"):
+        inferred(place, place / "bare_out", tracks="cc", tune=True, store=str(place / "bare"))
+    assert not (place / "run" / "tracks.json").exists()
+
+
+@pytest.mark.parametrize("given", [{"tune": True}, {"refine": True}, {"tracks": "cc", "misfit": 1.0}])
+def test_flags_of_tracks_are_refused_where_they_mean_nothing(given):
+    with pytest.raises(ConfigError) as refused:
+        InferConfig(**given)
+    assert refused.value.hint
