@@ -17,7 +17,7 @@ import math
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,6 +128,11 @@ def _source(config: PrepareConfig, directory: Path, cuts: "Candidates", **other:
     """The events of a configuration, joined by these cuts; `other` replaces arguments."""
     from domainpar.events.sources import open_source
 
+    if config.source == "scores":
+        from domainpar.reco.scored_source import scored_events
+
+        source = scored_events(str(config.input), config.least_score)
+        return replace(source, names=source.names[: config.events])
     arguments: dict[str, Any] = {
         "directory": config.input,
         "num_events": _num_events(config, directory),
@@ -225,6 +230,9 @@ def _say_what_is_there(directory: Path, facts: "list[EventFacts]") -> None:
     print(f"{directory}: {several(len(store), 'event')} ({splits}), digest {store.digest[:16]}")
     if "module_map" in store.settings and (module_map := directory / MODULE_MAP).exists():
         print(ModuleMap.read(module_map))
+    if left := store.settings.get("filter"):
+        network = f"the network with parameters {left['parameters_sha256'][:16]}"
+        print(f"filter: edges that {network} scored at least {left['least_score']:g}")
     print(f"each with {between(nodes, 'hit')}, {between(edges, 'candidate edge')}, {between(tiles, 'tile')}")
     if store.settings.get("pt_unit") is not None:
         print(f"pt of the files taken for {store.settings['pt_unit']}; stores hold GeV")

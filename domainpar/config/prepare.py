@@ -11,9 +11,10 @@ from domainpar.config.texts import conditions_of, parse_layer_pairs, parse_names
 class Source(Group):
     """Where events come from"""
 
-    source: Literal["simulate", "trackml", "heptrkx", "pyg", "acorn"] = "simulate"
+    source: Literal["simulate", "trackml", "heptrkx", "pyg", "acorn", "scores"] = "simulate"
     """simulate: built in, TrackML geometry, exact truth. trackml: CSV. heptrkx: npz graphs. pyg: PyG Data files.
-    acorn: graphs of the acorn framework, in trainset, valset and testset or all in one directory."""
+    acorn: graphs of the acorn framework, in trainset, valset and testset or all in one directory. scores: events that
+    infer scored, with the edges of at least --least-score (a filter)."""
 
     input: str | None = None
     """Directory with the files of the source."""
@@ -38,6 +39,9 @@ class Source(Group):
     """Keep only hits of particles that pass: 'pt: [1, .inf]', in GeV; of acorn files, edges between such hits. It looks
     at the truth: noise goes as well."""
 
+    least_score: float = 0.02
+    """Least score of an edge that stays, of --source scores."""
+
     def check(self) -> None:
         """Refuse a source without its files, files without their source, and selections that cannot be read."""
         if self.hard_cuts is not None:
@@ -45,6 +49,7 @@ class Source(Group):
         if self.volumes is not None:
             parse_numbers("--volumes", self.volumes)
         self._bounded("events", least=1)
+        self._bounded("least_score", positive=True, below=1)
         self._bounded("hits", least=500, most=1_000_000)  # ten times as dense as a collider will be
         self._bounded("seed", below=2**63)
         if self.source == "simulate" and self.input is not None:
@@ -213,6 +218,8 @@ class PrepareConfig(Source, AcornFiles, CandidateEdges, Tiles, Storage):
             raise ConfigError(
                 f"--module-map means nothing with --source {self.source}", "its files are graphs, joined already"
             )
+        if self.source != "scores" and self.least_score != Source.least_score:
+            raise ConfigError(f"--least-score means nothing with --source {self.source}", "its edges have no scores")
         flags = [name for name in AcornFiles.__annotations__ if getattr(self, name) is not None]
         if self.source not in ("simulate", "trackml"):
             if self.volumes is not None:

@@ -204,7 +204,8 @@ class Loss(Group):
 
     weighting: str | None = None
     """Weights by rules, of which later ones win, in place of the three: '[{weight: 2, conditions: {y: true, pt: [1,
-    .inf]}}]'. Where none holds, false edges weigh 1 and true ones 0. A negative weight: to be taught as false."""
+    .inf]}}]'. Where none holds, false edges weigh 1 and true ones 0. A negative weight: to be taught as false. Metrics,
+    and the best checkpoint, count --target."""
 
     def check(self) -> None:
         """Refuse weights that leave nothing to learn, and a target that is no mapping."""

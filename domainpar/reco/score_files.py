@@ -253,15 +253,24 @@ def read_scores(path: str | Path, event: str | None = None, store: str | Path | 
     return Scores(about["event"], **arrays, about=about, **columns)
 
 
+def list_of(path: Path) -> tuple[Path, dict[str, Any]]:
+    """The directory of the scores of a run, or of a directory of scores, and what its list says of them.
+
+    Raises:
+        Problem: If there are none.
+    """
+    directory = next((place for place in (path, path / "scores") if (place / LIST).is_file()), None)
+    if directory is None:
+        raise Problem(f"{path} holds no scores: no {LIST}", f"write them: python -m domainpar.infer --run {path}")
+    return directory, json.loads((directory / LIST).read_text())
+
+
 def _find(path: Path, event: str | None) -> tuple[Path, Mapping[str, Any]]:
     """The file of an event, and what the list of all of them says."""
     if path.name.endswith(SCORES_SUFFIX):
         beside = path.parent / LIST
         return path, json.loads(beside.read_text()) if beside.is_file() else {}
-    directory = next((place for place in (path, path / "scores") if (place / LIST).is_file()), None)
-    if directory is None:
-        raise Problem(f"{path} holds no scores: no {LIST}", f"write them: python -m domainpar.infer --run {path}")
-    about = json.loads((directory / LIST).read_text())
+    directory, about = list_of(path)
     files = {listed["event"]: listed["path"] for listed in about["events"]}
     if event is None and len(files) == 1:
         (event,) = files
