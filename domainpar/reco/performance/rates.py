@@ -29,6 +29,16 @@ def duplicate_rate(counts: StyleCounts) -> float | None:
     return ratio(counts.target_pairs - counts.reconstructed, counts.reconstructed)
 
 
+def fakes_per_target(counts: StyleCounts) -> float | None:
+    """Matchable tracks that match no particle, per target particle; above 1 where there are more of them."""
+    return ratio(counts.matchable - counts.matched, counts.targets)
+
+
+def duplicates_per_track(counts: StyleCounts) -> float | None:
+    """Share of the matchable tracks that reconstruct a particle, target or not, which another one reconstructs."""
+    return ratio(counts.pairs - counts.particles, counts.matchable)
+
+
 def majority_rates(counts: MajorityCounts) -> dict[str, float | None]:
     """The rates of gnn_tracking: `perfect` and `double_majority` per particle, `lhc` per cluster, and `fake_` of each:
     the share of the clusters that are not such."""
@@ -130,6 +140,12 @@ def table(performance_by_finder: Mapping[str, TrackCounts], style: str = "atlas"
         f"Perfect and double majority per particle of at least {first.majority_pt:g} GeV, LHC per track of one: as "
         "gnn_tracking."
     )
+    per = {"Fakes per target particle": fakes_per_target, "duplicates per track": duplicates_per_track}
+    of_finders = [
+        f"{words}: {', '.join(f'{name} {short(rate(performance_by_finder[name].styles[style]))}' for name in names)}"
+        for words, rate in per.items()
+    ]
+    notes += f" {'; '.join(of_finders)}."
     if any(counts.weights != TRUE_WEIGHTS for counts in performance_by_finder.values()):
         notes += " TrackML score: weight 1 for every labelled hit where the source gives no weights."
     if "ceiling" in performance_by_finder:

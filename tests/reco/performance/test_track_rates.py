@@ -68,6 +68,16 @@ def test_the_table_says_what_it_counts_and_shows_the_style_asked_for():
     assert "at least 0.75 of the hits" in " ".join(table({"network": counted("a", "0", fraction=0.75)}))
 
 
+def test_fakes_are_counted_per_particle_and_duplicates_per_track_as_well():
+    # a is found twice; the track of b and c halves is one fake; d and e were not found: 5 targets, 3 tracks
+    counts = {"network": counted("aaaaaaaaaabbbcccdddeee", "0000011111222222......", target={}, min_hits=3)}
+    text = " ".join(table(counts))
+    assert "Fakes per target particle: network 0.2000; duplicates per track: network 0.3333." in text
+    assert "Fakes per target particle: network -; duplicates per track: network -." in " ".join(
+        table({"network": counted("", "")})
+    )
+
+
 def test_no_line_is_wider_than_promised_whatever_the_target():
     target = {"particle_id": ["not_in", list(range(100))], "pt": [1, 2]}
     for row in table({name: counted("aaaaa" * 9, "00000" * 9, target=target) for name in ("network", "classical")}):
