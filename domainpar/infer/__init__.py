@@ -53,19 +53,27 @@ def _work(config: InferConfig) -> int:
 
 def _sample_events(config: InferConfig, world: "World") -> Path:
     """Some simulated events for a network that is shipped, prepared where they are not there yet. *Collective*."""
-    from domainpar.agreement import on_all
+    from domainpar.agreement import on_all, on_root
     from domainpar.prepare import prepare_store
-    from domainpar.training.pretrained import source
+    from domainpar.reco.score_files import LIST
+    from domainpar.training.pretrained import least_score_of, source
 
     on_all(world.transport, lambda: str(source(config.run or "")))  # refuses a name that is not shipped
     name = (config.run or "").removeprefix(SHIPPED)
-    sample = PrepareConfig(
-        **PrepareConfig.PRESETS[name], events=3, seed=SAMPLE_SEED, val_split=0, test_split=0.99,
-        store=f"stores/{name}-sample",
-    )  # fmt: skip
+    store = Path("stores") / f"{name}-sample"
     if world.is_root:
-        print(f"events   : {sample.store}, simulated where they are not there yet; --store names others", flush=True)
-    return prepare_store(sample, world)
+        print(f"events   : {store}, simulated where they are not there yet; --store names others", flush=True)
+    sample = PrepareConfig(
+        **PrepareConfig.PRESETS[name], events=3, seed=SAMPLE_SEED, val_split=0, test_split=0.99, store=str(store)
+    )
+    if (least := least_score_of(name)) is None:
+        return prepare_store(sample, world)
+    # Two networks: what the first leaves of the edges is what the second was trained on.
+    everything = prepare_store(replace(sample, store=f"{store}-unfiltered"), world)
+    scores = everything.parent / f"{name}-scores"
+    if on_root(world.transport, lambda: not (scores / LIST).is_file()):
+        infer(InferConfig(run=f"{SHIPPED}{name}-filter", store=str(everything), out=str(scores)), world)
+    return prepare_store(PrepareConfig(source="scores", input=str(scores), least_score=least, store=str(store)), world)
 
 
 def infer(config: InferConfig, world: "World", allocator: str | None = None) -> None:

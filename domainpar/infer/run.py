@@ -209,10 +209,16 @@ def _set_up(config: InferConfig, world: World) -> Job:
         "trained_sectors": trained.sectors,
         "target": trained.target,
         "store_digest": store.digest,
+        "filters": [_filter(told) for told in (read_run(run)["store"].get("filter"), store.settings.get("filter"))],
         "bitwise_problem": model.exactness(world.transport).problem,
     }
     own = on_all(world.transport, lambda: own_events(read_run(run), store))
     return Job(scorer, options, records, left_out, about, own)
+
+
+def _filter(told: dict[str, Any] | None) -> str:
+    """The network that left edges of a store out, and the score it asked for; empty for none."""
+    return f"{told['parameters_sha256'][:16]} at {told['least_score']:g}" if told else ""
 
 
 def _choose_run(config: InferConfig, world: World) -> tuple[Path, TrainConfig]:

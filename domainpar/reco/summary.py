@@ -37,12 +37,18 @@ def first_lines(
         f"note: trained on {several(sectors or 1, 'sector')} of an event, scored on whole events here; "
         f"as it was trained: --mode naive --sectors {sectors}"
     )
+    learned, here = about["filters"]
+    unlike = (
+        f"note: trained on edges {f'that filter {learned} left' if learned else 'of no filter'}, scored here on those "
+        f"{f'that filter {here} left' if here else 'of none'}: python -m domainpar.prepare --source scores"
+    )
     return [
         f"domainpar: {several(world.size, 'rank')} over {world.transport.name}, {world.domain.size} to an event, "
         f"{several(team().size, 'thread')} each, {mode}",
         f"network  : {about['run']}, {about['checkpoint']} checkpoint (step {about['step']}){trained}, "
         f"{about['dtype']}{in_bf16}, parameters sha256 {about['parameters_sha256'][:16]}",
         *([otherwise] if sectors and about["mode"] == "halo" else []),
+        *([unlike] if learned != here else []),
         *([] if allocator is None else [f"allocator: {allocator}"]),
         f"exactness: same {exactness}",
         f"events   : {store.path}: {len(sizes)} of its {several(len(store), 'event')}, "

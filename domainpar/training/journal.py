@@ -72,6 +72,7 @@ class Journal:
                 "events": kept_events(store),
                 "feature_names": store.feature_names,
                 "edge_feature_names": store.edge_feature_names,
+                "filter": store.settings.get("filter"),
             },
             bitwise_problem=self._exactness.problem,
             allocator=allocator,

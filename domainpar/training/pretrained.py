@@ -8,7 +8,7 @@ from pathlib import Path
 
 from domainpar.config import SHIPPED
 from domainpar.problems import Problem
-from domainpar.training.rundir import RUNS
+from domainpar.training.rundir import RUNS, read_run
 
 PLACE = Path(__file__).resolve().parents[1] / "pretrained"
 
@@ -27,6 +27,12 @@ def source(run: str) -> Path:
         there = ", ".join(SHIPPED + one for one in names)
         raise Problem(f"no network {name!r} is shipped", f"there are {there}" if there else "train one")
     return PLACE / name
+
+
+def least_score_of(name: str) -> float | None:
+    """The least score of the edges that a shipped network was trained on, by `NAME-filter`; None without a filter."""
+    left = read_run(PLACE / name)["store"].get("filter")
+    return None if left is None else float(left["least_score"])
 
 
 def as_run(run: str) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,20 +14,24 @@ from test_infer import write_store
 
 from domainpar.agreement import Refused
 from domainpar.command_line import parse
-from domainpar.config import InferConfig, TrainConfig
+from domainpar.config import InferConfig, PrepareConfig, TrainConfig
 from domainpar.events.construct import Cuts, build_graph
 from domainpar.events.simulate import simulate_event
 from domainpar.events.standard import Standard
 from domainpar.events.store import EventStore
+from domainpar.infer import _sample_events, infer
 from domainpar.infer.run import score_store
+from domainpar.parallel.world import World
+from domainpar.prepare import prepare_store
 from domainpar.problems import Problem
 from domainpar.testing import run_ranks
+from domainpar.training import pretrained
 from domainpar.training.checkpoint import Checkpoints, parameters_sha256
 from domainpar.training.network import begin_with, make_network
 from domainpar.training.pretrained import PLACE, as_run, source
 from domainpar.training.run import train
 
-NAMES = sorted(path.parent.name for path in PLACE.glob("*/run.json"))
+NAMES = sorted(path.parent.name for path in PLACE.glob("*/README.md"))
 
 
 @pytest.fixture
@@ -100,6 +105,34 @@ def test_without_a_store_it_makes_itself_some_events(tmp_path):
     counts = scores["tracks"]["performance"]["train"]["network"]["styles"]["atlas"]
     assert counts["reconstructed"] > 0.97 * counts["targets"]
     assert counts["matched"] > 0.99 * counts["matchable"]
+
+
+def test_a_network_with_a_filter_gets_events_that_have_gone_through_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pretrained, "PLACE", tmp_path / "shipped")
+    monkeypatch.setitem(PrepareConfig.PRESETS, "tiny", {"hits": 600})
+    world = World.alone()
+    prepare_store(PrepareConfig(hits=600, events=3, store="all"), world)
+    network = {"hidden": 16, "graph_iters": 1, "epochs": 8}
+    train(TrainConfig(**network, store="all", out="shipped/tiny-filter"), Path("all"), world)
+    infer(InferConfig(run="shipped/tiny-filter", checkpoint="last"), world)
+    prepare_store(PrepareConfig(source="scores", input="shipped/tiny-filter", least_score=0.5, store="some"), world)
+    train(TrainConfig(**network, store="some", out="shipped/tiny"), Path("some"), world)
+    config = InferConfig(run="pretrained:tiny", checkpoint="last")
+    place = _sample_events(config, world)
+    store = EventStore(place)
+    assert store.settings["filter"]["least_score"] == 0.5
+    assert store.settings["filter"]["store"] == EventStore("stores/tiny-sample-unfiltered").digest
+    assert 0 < store.records[0].num_edges < EventStore("stores/tiny-sample-unfiltered").records[0].num_edges
+    assert EventStore(_sample_events(config, world)).digest == store.digest  # and again: nothing is scored anew
+    capsys.readouterr()
+    infer(replace(config, store=str(place), out="fits"), world)
+    assert "note: trained on edges" not in capsys.readouterr().out
+    infer(replace(config, store="stores/tiny-sample-unfiltered", out="does not"), world)
+    filtered = f"that filter {store.settings['filter']['parameters_sha256'][:16]} at 0.5 left"
+    assert f"note: trained on edges {filtered}, scored here on those of none" in capsys.readouterr().out
+    infer(InferConfig(run="shipped/tiny-filter", store=str(place), checkpoint="last", out="otherwise"), world)
+    assert f"note: trained on edges of no filter, scored here on those {filtered}" in capsys.readouterr().out
 
 
 def test_a_name_that_is_not_shipped_is_refused_with_those_that_are():
