@@ -140,6 +140,7 @@ def _source(config: PrepareConfig, directory: Path, cuts: "Candidates", **other:
         "selection": _selection(config),
         "num_hits": config.hits,
         "seed": config.seed,
+        "clusters": config.cluster_features,
         "acorn": _acorn_options(config) if config.source == "acorn" else None,
     }
     return open_source(config.source, **{**arguments, **other})

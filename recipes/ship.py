@@ -2,7 +2,8 @@
 
 python recipes/ship.py RUN NAME
 
-writes domainpar/pretrained/NAME. Its card, README.md, is written by hand.
+writes domainpar/pretrained/NAME. Its card, README.md, is written by hand; a filter, NAME-filter, has that of NAME, and
+no cuts of tracks.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def ship(run: Path, name: str) -> Path:
     (place / "config.yaml").write_text(yaml.safe_dump(flags, sort_keys=False))
     validated = [line for line in (run / "metrics.jsonl").read_text().splitlines(keepends=True) if '"val"' in line]
     (place / "metrics.jsonl").write_text("".join(validated))
-    shutil.copy(run / "tracks.json", place / "tracks.json")
+    if not name.endswith("-filter"):
+        shutil.copy(run / "tracks.json", place / "tracks.json")
     return place
 
 

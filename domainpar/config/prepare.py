@@ -39,6 +39,10 @@ class Source(Group):
     """Keep only hits of particles that pass: 'pt: [1, .inf]', in GeV; of acorn files, edges between such hits. It looks
     at the truth: noise goes as well."""
 
+    cluster_features: bool = False
+    """Size, charge and direction of the cluster of each hit as node features too, from -cells.csv and detectors.csv of
+    --source trackml."""
+
     least_score: float = 0.02
     """Least score of an edge that stays, of --source scores."""
 
@@ -218,6 +222,8 @@ class PrepareConfig(Source, AcornFiles, CandidateEdges, Tiles, Storage):
             raise ConfigError(
                 f"--module-map means nothing with --source {self.source}", "its files are graphs, joined already"
             )
+        if self.source != "trackml" and self.cluster_features:
+            raise ConfigError(f"--cluster-features means nothing with --source {self.source}", "its hits have no cells")
         if self.source != "scores" and self.least_score != Source.least_score:
             raise ConfigError(f"--least-score means nothing with --source {self.source}", "its edges have no scores")
         flags = [name for name in AcornFiles.__annotations__ if getattr(self, name) is not None]

@@ -19,6 +19,9 @@ from domainpar.problems import Place
 from partitioners.topology import FloatArray, IntArray
 
 NODE_FEATURES = ("r", "phi", "z")
+CLUSTER_FEATURES = ("log_cells", "log_charge", "size_u", "size_v", "angle_u", "angle_v")
+"""Natural logarithms of the number of cells and of their summed charge, extent along both axes of the module in mm,
+and the angles to its normal in rad that these amount to."""
 EDGE_FEATURES = ("dr", "dphi", "dz", "deta", "phi_slope", "r_phi_slope")
 
 NODE_SCALE = (1000.0, float(np.pi), 1000.0)
@@ -153,7 +156,8 @@ def build_graph(hits: Hits, cuts: Candidates, threads: int = 1) -> EventGraph:
         threads: Threads that search for them; they change nothing else.
 
     Returns:
-        The graph in the order of `hits`. Node features r, phi, z over (1000 mm, pi, 1000 mm); edge features dr, dphi
+        The graph in the order of `hits`. Node features r, phi, z over (1000 mm, pi, 1000 mm), and
+        those of clusters where the hits have them; edge features dr, dphi
         (wrapped to half a turn either way), dz of the scaled values, deta, phi_slope = dphi / dr (0 where undefined,
         clamped to 100) and r_phi_slope = mean scaled r x phi_slope. Edges follow the layer pairs, then phi of `src`.
 
@@ -170,10 +174,14 @@ def build_graph(hits: Hits, cuts: Candidates, threads: int = 1) -> EventGraph:
         raise place.problem(f"{len(hits) - len(ids)} hit ids are repeated, such as {ids[counts > 1][0]}")
     cylinder = cylindrical(hits.position)
     edge_index = cuts.edges(hits, cylinder, threads)
+    features = (cylinder[:, :3] / NODE_SCALE).astype(np.float32)
+    of_clusters = () if hits.clusters is None else CLUSTER_FEATURES
+    if hits.clusters is not None:
+        features = np.concatenate([features, hits.clusters], axis=1)
     return EventGraph(
         hits=hits,
-        features=(cylinder[:, :3] / NODE_SCALE).astype(np.float32),
-        feature_names=NODE_FEATURES,
+        features=features,
+        feature_names=NODE_FEATURES + of_clusters,
         edge_index=edge_index,
         edge_features=_edge_features(edge_index, cylinder),
         edge_feature_names=EDGE_FEATURES,

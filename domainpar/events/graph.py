@@ -56,6 +56,7 @@ class Hits:
         particle_id: Particle of each hit, 0 for noise, int64 [N]; None when there is no truth.
         weight: Truth weight of each hit, float32 [N]; None when unknown.
         particles: The particle table; None when unknown.
+        clusters: `construct.CLUSTER_FEATURES` of each hit, float32 [N, 6]; None without.
     """
 
     event_id: str
@@ -67,6 +68,7 @@ class Hits:
     particle_id: IntArray | None = None
     weight: FloatArray | None = None
     particles: Particles | None = None
+    clusters: FloatArray | None = None
 
     @classmethod
     def bare(cls, event_id: str, hit_id: IntArray, position: FloatArray | None) -> Hits:

@@ -57,6 +57,7 @@ def open_source(
     seed: int = 0,
     num_phi_sectors: int = 1,
     acorn: AcornOptions | None = None,
+    clusters: bool = False,
 ) -> Source:
     """List the events of a source.
 
@@ -70,6 +71,7 @@ def open_source(
         seed: Event i is simulated from seed + i.
         num_phi_sectors: Sectors that a heptrkx event was cut into.
         acorn: Options for acorn files.
+        clusters: Features of clusters as well, from the cells of TrackML files.
 
     Raises:
         ValueError: If the source is unknown, its directory holds no events, or fewer than were asked for.
@@ -87,9 +89,9 @@ def open_source(
 
         source = _of_hits(
             tuple(trackml.list_events(path)),
-            lambda name: trackml.read_event(path, name),
-            lambda name: trackml.event_files(path, name),
-            {"source": kind},
+            lambda name: trackml.read_event(path, name, clusters),
+            lambda name: trackml.event_files(path, name, clusters),
+            {"source": kind, **({"cluster_features": True} if clusters else {})},
             selection,
             cuts,
         )

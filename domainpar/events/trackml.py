@@ -1,7 +1,8 @@
 """TrackML events: `event000001001-hits.csv`, `-truth.csv` and `-particles.csv`, plain or gzipped.
 
 Only the hits are needed. Truth needs `hit_id, particle_id`, and may have `weight`; particles may have a production
-vertex, momentum, charge and number of hits. Other columns, and a first column without a name, are left alone.
+vertex, momentum, charge and number of hits. Other columns, and a first column without a name, are left alone. Features
+of clusters need `-cells.csv` of each event and `detectors.csv` beside them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from domainpar.events.clusters import cluster_features
 from domainpar.events.graph import Hits, Particles
 from domainpar.problems import Place, Problem
 from partitioners.topology import FloatArray, IntArray
@@ -26,9 +28,16 @@ _NEEDED: dict[str, dict[str, type[Any]]] = {
     },
     "truth": {"hit_id": np.int64, "particle_id": np.int64},
     "particles": {"particle_id": np.int64},
+    "cells": {"hit_id": np.int64, "ch0": np.int64, "ch1": np.int64, "value": np.float64},
+    "detectors": {
+        **dict.fromkeys(("volume_id", "layer_id", "module_id"), np.int64),
+        **dict.fromkeys(("module_t", "pitch_u", "pitch_v"), np.float64),
+    },
 }  # fmt: skip
 _OPTIONAL: dict[str, dict[str, type[Any]]] = {
     "hits": {},
+    "cells": {},
+    "detectors": {},
     "truth": {"weight": np.float64},
     "particles": {
         **dict.fromkeys(("vx", "vy", "vz", "px", "py", "pz"), np.float64), "q": np.int64, "nhits": np.int64,
@@ -55,18 +64,20 @@ def list_events(directory: str | Path) -> list[str]:
     return sorted(names)
 
 
-def event_files(directory: str | Path, event_id: str) -> list[Path]:
+def event_files(directory: str | Path, event_id: str, clusters: bool = False) -> list[Path]:
     """The files that `read_event` reads."""
-    files = [_find(Path(directory), event_id, part) for part in _NEEDED]
-    return [path for path in files if path is not None]
+    parts = ("hits", "truth", "particles", *(("cells",) if clusters else ()))
+    files = [_find(Path(directory), event_id, part) for part in parts]
+    return [path for path in [*files, _detectors(Path(directory)) if clusters else None] if path is not None]
 
 
-def read_event(directory: str | Path, event_id: str) -> Hits:
+def read_event(directory: str | Path, event_id: str, clusters: bool = False) -> Hits:
     """Read the hits of one event, with truth and particles where their files exist.
 
     Args:
         directory: Where the files are.
         event_id: Name of the event as in `list_events`.
+        clusters: Read cells and the table of modules as well, for the features of `clusters`.
 
     Returns:
         The hits in the order of the file. `nhits` of a particle is the table's; where that does not tell, what truth
@@ -93,7 +104,24 @@ def read_event(directory: str | Path, event_id: str) -> Hits:
         particle_id=particle_id,
         weight=weight,
         particles=_read_particles(directory, event_id, particle_id),
+        clusters=_read_clusters(directory, event_id, table) if clusters else None,
     )
+
+
+def _read_clusters(directory: Path, event_id: str, hits: pd.DataFrame) -> FloatArray:
+    """The features of the cluster of each hit, in the order of the hits."""
+    path, modules = _find(directory, event_id, "cells"), _detectors(directory)
+    if path is None or modules is None:
+        missing = f"event{event_id}-cells.csv" if path is None else "detectors.csv"
+        raise Problem(f"no {missing} in {directory}", "leave --cluster-features out", event=event_id)
+    place = Place(event_id, path)
+    cells = _read_table(path, place, "cells")
+    return cluster_features(hits, cells, _read_table(modules, Place(event_id, modules), "detectors"), place)
+
+
+def _detectors(directory: Path) -> Path | None:
+    """The table of the modules, which is the same for all events of a directory."""
+    return next((path for suffix in _SUFFIXES if (path := directory / f"detectors{suffix}").is_file()), None)
 
 
 def _read_truth(
@@ -165,8 +193,8 @@ def _find(directory: Path, event_id: str, part: str) -> Path | None:
     return files[0] if files else None
 
 
-def _read_table(path: Path, place: Place, part: str, unique: str) -> pd.DataFrame:
-    """The wanted columns of a CSV file of finite numbers, one of them without repeats."""
+def _read_table(path: Path, place: Place, part: str, unique: str | None = None) -> pd.DataFrame:
+    """The wanted columns of a CSV file of finite numbers, one of them without repeats if it is named."""
     needed = _NEEDED[part]
     try:
         columns = [str(name) for name in pd.read_csv(path, nrows=0).columns]
@@ -188,6 +216,8 @@ def _read_table(path: Path, place: Place, part: str, unique: str) -> pd.DataFram
                 f"column {name} holds {len(bad)} values that are empty or not finite, "
                 f"the first is {table[name].iloc[bad[0]]} in row {bad[0]}"
             )
+    if unique is None:
+        return table
     repeated = table[unique][table[unique].duplicated(keep=False)]
     if len(repeated):
         rows = np.flatnonzero(table[unique] == repeated.min())[:2].tolist()
