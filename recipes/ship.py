@@ -1,4 +1,4 @@
-"""Make a network that is shipped of a finished run: its best weights, without optimiser, events and machine.
+"""Make a network that is shipped of a finished run: its last weights, without optimiser, events and machine.
 
 python recipes/ship.py RUN NAME
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import yaml
 
-from domainpar.training.checkpoint_files import CheckpointFiles
+from domainpar.training.checkpoint_files import CheckpointFiles, json_bytes
 from domainpar.training.pretrained import PLACE
 
 OF_THE_MACHINE = ("store", "threads", "ranks", "domain_size", "transport", "log_every", "device", "allocator")
@@ -29,9 +29,11 @@ def ship(run: Path, name: str) -> Path:
     """Copy what a shipped network consists of; returns its directory."""
     place, files = PLACE / name, CheckpointFiles(run / "checkpoints")
     shutil.rmtree(place / "checkpoints", ignore_errors=True)
-    step = files.pointed("best")
+    step = files.pointed("last")
     content = files.read(step) | {"optimizer.safetensors": b""}
     content.pop("manifest.json", None)
+    # The recipe ends with these weights, whichever step had the best metric.
+    content["state.json"] = json_bytes(json.loads(content["state.json"]) | {"best": None, "best_step": None})
     CheckpointFiles(place / "checkpoints").write(int(step.removeprefix("step_")), content, best=True)
     about = json.loads((run / "run.json").read_text())
     # Its events are known by their hashes: what it was trained on is not scored as if it were new.

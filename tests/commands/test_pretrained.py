@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from test_infer import write_store
 
 from domainpar import read_scores
@@ -89,6 +90,16 @@ def test_events_are_scored_and_the_copy_in_runs_is_like_any_run(store, name, cap
     options = json.loads(Path("out/scores.json").read_text())["tracks"]["options"]
     assert {cut: options[cut] for cut in kept} == kept
     assert as_run(f"pretrained:{name}").as_posix() == f"runs/pretrained-{name}"
+
+
+@pytest.mark.parametrize("recipe", sorted((PLACE.parents[1] / "recipes").glob("*.yaml")), ids=lambda path: path.stem)
+def test_each_is_what_its_recipe_makes(recipe):
+    config = parse(TrainConfig, "", ["--config", str(recipe)])
+    shipped = yaml.safe_load((PLACE / recipe.stem / "config.yaml").read_text())
+    names = set(shipped) - {"out", "init", "store"}
+    assert {name: getattr(config, name) for name in names} == {name: shipped[name] for name in names}
+    assert about(recipe.stem)["parameters_sha256"][:16] in recipe.read_text()
+    assert about(recipe.stem)["store"]["digest"][:16] in recipe.read_text()
 
 
 def test_its_name_sets_the_preset_unless_another_is_given():
