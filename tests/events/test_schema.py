@@ -38,7 +38,8 @@ def test_the_page_shows_the_table_of_the_schema():
 
 
 def test_the_schema_has_every_column_of_hits_and_particles():
-    assert {field.name for field in fields(Hits)} - {"event_id", "particles"} <= set(names_in("nodes"))
+    # What clusters tell becomes node features.
+    assert {field.name for field in fields(Hits)} - {"event_id", "particles", "clusters"} <= set(names_in("nodes"))
     assert set(names_in("particles")) == {field.name for field in fields(Particles)}
     assert {letter for array in ARRAYS.values() for letter in array.shape} - {"3"} <= set(LETTERS)
 
