@@ -40,7 +40,7 @@ from domainpar.reco.performance.counts import count_tracks
 from domainpar.reco.performance.matching import TrackCuts
 from domainpar.reco.performance.truth import EventTruth
 from domainpar.reco.segments import TrackHits
-from domainpar.reco.tracks import TrackOptions, build_tracks, finished
+from domainpar.reco.tracks import TrackOptions, tracks_from_scores
 
 FIRST_SEED = 5_000_000  # maps are learned from seeds from 1,000,000 on
 CERTAIN = 20.0  # as a logit
@@ -122,8 +122,7 @@ def measured(preset: str, form: str, hits: Hits, candidates: Candidates, threads
     assert held is not None
     assert graph.label is not None
     logits = np.where(graph.label > 0, CERTAIN, -CERTAIN)
-    options = TrackOptions("grow")
-    tracks = finished(build_tracks(graph.edge_index, logits, track_hits, options), track_hits, options)
+    tracks = tracks_from_scores(graph.edge_index, logits, track_hits, TrackOptions("grow"))
     styles = count_tracks(tracks, truth, cuts).styles
     return {
         "preset": preset, "form": form, "event": hits.event_id, "hits": len(hits), "edges": graph.num_edges,

@@ -56,7 +56,7 @@ class Tracks(Group):
     simple chains, the rest walked along good segments. junction: simple chains, then one way in and out of a hit."""
 
     tune: bool = False
-    """Choose --score-cut, --misfit, --walk-min and --walk-add of --tracks on validation events first, and keep them
+    """Choose --score-cut, --misfit, --walk-min, --walk-add and --least-worth on validation events first, and keep them
     with the run: it is scored with them from then on, where they are not given."""
 
     score_cut: float | None = None
@@ -84,6 +84,14 @@ class Tracks(Group):
     stitch: bool = True
     """Join pieces of one helix, broken by a missing hit or a pair of layers that no candidate edge joins."""
 
+    follow: bool = False
+    """Follow each track through all hits with a Kalman filter at last, as --classical follows its seeds: hits that no
+    segment leads to are added, wrong ones fall off. TrackML's detector only."""
+
+    least_worth: float | None = None
+    """Drop tracks of less worth: their hits, twice the sum of the scores of their segments, and 2 for a helix through
+    the beam line. Default: as tuned, or 0."""
+
     classical: bool = False
     """Find tracks by following helices through the hits as well, to compare with: some seconds for a full event."""
 
@@ -102,8 +110,9 @@ class Tracks(Group):
                 raise ConfigError(f"{flag(name)} means nothing without --tracks walk", "add it, or omit the flag")
         if self.misfit is not None and self.tracks != "grow" and not self.refine:
             raise ConfigError("--misfit means nothing without --tracks grow or --refine", "add one, or omit the flag")
-        for name in ("tune", "refine"):
-            if self.tracks is None and getattr(self, name):
+        self._bounded("least_worth", most=1000)
+        for name in ("tune", "refine", "follow", "least_worth"):
+            if self.tracks is None and getattr(self, name) not in (False, None):
                 raise ConfigError(f"{flag(name)} is about tracks, but none are built", "add --tracks grow")
         if self.tracks is None and self.classical:
             raise ConfigError("--classical compares tracks, but none are built", "add --tracks grow")

@@ -86,6 +86,11 @@ def surface_numbers(volume: IntArray, layer: IntArray) -> IntArray:
     return volume.astype(np.int64) * (1 << 32) + layer
 
 
+def volumes_and_layers(surface: IntArray) -> tuple[IntArray, IntArray]:
+    """Volume and layer of each of these numbers, int64 [N] each."""
+    return tuple(np.divmod(surface, 1 << 32))  # type: ignore[return-value]
+
+
 @dataclass(frozen=True, eq=False)
 class EventGraph:
     """One event as a directed graph: `N` hits, `E` candidate edges, `src` -> `dst`.

@@ -40,6 +40,7 @@ def track_options(config: InferConfig, tuned: Mapping[str, Any]) -> TrackOptions
         double_hits=config.double_hits,
         refine=config.refine,
         stitch=config.stitch,
+        follow=config.follow,
     )
     cuts = tuned.get(key_of(options), {}).get("cuts", {})
     return replace(options, **{**cuts, **given_cuts(config)})

@@ -257,13 +257,14 @@ def _check_tracks(config: InferConfig, store: EventStore, records: Sequence[Even
     check_conditions(track_target(config))
     if config.format == "acorn":
         check_acorn_files_can_be_written()
-    if config.tracks in OF_POSITIONS or config.refine or config.classical or config.format == "acorn":
+    along_helices = config.refine or config.follow or config.classical
+    if config.tracks in OF_POSITIONS or along_helices or config.format == "acorn":
         with store.open(records[0]) as event:
             if not event.has_positions:
                 raise event.place.problem(
-                    "its hits have no positions: grow, walk, --refine, --classical and --format acorn need them",
+                    "its hits have no positions: grow, walk, --refine, --follow, --classical, --format acorn need them",
                     "take --tracks cc or junction",
                 )
-            if config.classical:
+            if config.classical or config.follow:
                 everything = np.arange(event.num_nodes)
                 surface_of(event.read_nodes("volume", everything), event.read_nodes("layer", everything))

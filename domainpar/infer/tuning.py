@@ -23,27 +23,31 @@ from domainpar.reco.performance.rates import duplicate_rate, efficiency, fake_ra
 from domainpar.reco.performance.truth import truth_of
 from domainpar.reco.scorer import LeftOut, Scorer
 from domainpar.reco.scores import EventScores
-from domainpar.reco.tracks import TrackOptions, build_tracks, finished
+from domainpar.reco.tracks import TrackOptions, tracks_from_scores, worthy
 from domainpar.words import several
 
 GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
-    "grow": {"score_cut": (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9), "misfit": (0.5, 1.0, 2.0)},
+    "grow": {"score_cut": (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9), "misfit": (0.5, 1.0, 2.0)},
     "walk": {"walk_min": (0.02, 0.1, 0.3, 0.5, 0.7, 0.9), "walk_add": (0.3, 0.6, 0.8, 0.9, 0.97)},
     "cc": {"score_cut": (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98)},
     "junction": {"score_cut": (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95)},
 }
 """The values of each method's cuts that are tried, all with all."""
 
-CUTS = ("score_cut", "misfit", "walk_min", "walk_add")
+WORTHS = (0.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0)
+"""Those of `least_worth`, which is tried with each of them."""
+
+CUTS = ("score_cut", "misfit", "walk_min", "walk_add", "least_worth")
 """The flags that may be tuned."""
 
 
-REFINED = ", refined"
+REFINED, FOLLOWED = ", refined", ", followed"
 
 
 def grid(options: TrackOptions, given: dict[str, float]) -> Iterator[dict[str, float]]:
     """The cuts that are tried for a method; what is given stays."""
-    axes = {name: values for name, values in GRIDS[options.method].items() if name not in given}
+    of_method = GRIDS[options.method] | {"least_worth": WORTHS}
+    axes = {name: values for name, values in of_method.items() if name not in given}
     for values in itertools.product(*axes.values()):
         yield dict(zip(axes, values)) | given
 
@@ -74,10 +78,14 @@ def tune(
             raise event.place.problem("it does not tell the particle of each hit", "tuning takes events with truth")
         hits, scored = hits_of(WholeEvent(event)), scores.edge_scored
         built: dict[str, dict[str, Any]] = {}
+        edges = scores.edge_index[:, scored], scores.edge_logit[scored]
+        of_all: TrackOptions | None = None
         for number, values in enumerate(tried):
             chosen = replace(options, **values)  # type: ignore[arg-type]
-            tracks = build_tracks(scores.edge_index[:, scored], scores.edge_logit[scored], hits, chosen)
-            built[str(number)] = count_tracks(finished(tracks, hits, chosen), truth, cuts).to_json()
+            # One least worth after the other is tried on the same tracks.
+            if of_all != (of_all := replace(chosen, least_worth=0.0)):
+                tracks = tracks_from_scores(*edges, hits, of_all)
+            built[str(number)] = count_tracks(worthy(tracks, *edges, hits, chosen), truth, cuts).to_json()
         return built
 
     judged: list[tuple[str, dict[str, Any]]] = []
@@ -104,8 +112,8 @@ def given_cuts(config: InferConfig) -> dict[str, float]:
 
 
 def key_of(options: TrackOptions) -> str:
-    """The name that cuts are kept by: refined tracks have others."""
-    return options.method + REFINED * options.refine
+    """The name that cuts are kept by: refined and followed tracks have others."""
+    return options.method + REFINED * options.refine + FOLLOWED * options.follow
 
 
 def keep(run: Path, options: TrackOptions, chosen: dict[str, Any]) -> None:
@@ -127,7 +135,7 @@ def read(run: Path) -> dict[str, Any]:
         content: dict[str, Any] = json.loads(path.read_text())
         for key, chosen in content.items():
             # Refuses a method that is none, what is no cut, or has no possible value.
-            TrackOptions(**{"method": key.removesuffix(REFINED), **chosen["cuts"]})
+            TrackOptions(**{"method": key.partition(",")[0], **chosen["cuts"]})
         return content
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         what = f"{path} cannot be read: {type(error).__name__}: {error}"

@@ -33,7 +33,7 @@ from domainpar.problems import Problem
 from domainpar.reco.classical.finder import find_tracks
 from domainpar.reco.scores import CEILING, CLASSICAL, NETWORK, EventScores
 from domainpar.reco.segments import TrackHits
-from domainpar.reco.tracks import OF_POSITIONS, TrackOptions, build_tracks, finished
+from domainpar.reco.tracks import OF_POSITIONS, TrackOptions, finished, tracks_from_scores
 
 Format = Literal["zarr", "acorn", "csv"]
 
@@ -95,7 +95,7 @@ class TrackFinders:
             raise whole.event.place.of(error) from error
         if self.options is None or not self.options.refine:
             return tracks
-        return finished(tracks, hits_of(whole), self.options)
+        return finished(tracks, hits_of(whole), replace(self.options, follow=False))
 
 
 def with_tracks(whole: WholeEvent, scores: EventScores, options: TrackOptions) -> EventScores:
@@ -106,16 +106,17 @@ def with_tracks(whole: WholeEvent, scores: EventScores, options: TrackOptions) -
     Raises:
         Problem: If a method asks for positions, and the hits have none.
     """
-    if (options.method in OF_POSITIONS or options.refine) and not whole.event.has_positions:
-        what = "--refine follows helices" if options.refine else f"--tracks {options.method} goes outward"
-        hint = "take --tracks cc or junction, without --refine"
+    along_helices = options.refine or options.follow
+    if (options.method in OF_POSITIONS or along_helices) and not whole.event.has_positions:
+        what = "--refine and --follow fit helices" if along_helices else f"--tracks {options.method} goes outward"
+        hint = "take --tracks cc or junction, without --refine and --follow"
         raise whole.event.place.problem(f"{what}, but its hits have no positions", hint)
     began = clock()
     hits = hits_of(whole)
     edge_index = scores.edge_index[:, scores.edge_scored]
 
     def build(logits: FloatArray) -> IntArray:
-        return finished(build_tracks(edge_index, logits[scores.edge_scored], hits, options), hits, options)
+        return tracks_from_scores(edge_index, logits[scores.edge_scored], hits, options)
 
     tracks = {NETWORK: build(scores.edge_logit)}
     seconds = {**scores.seconds, "tracks": clock() - began}

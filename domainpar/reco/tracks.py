@@ -21,7 +21,9 @@ import numpy.typing as npt
 
 from domainpar.events.graph import FloatArray, IntArray
 from domainpar.plan import BoolArray
+from domainpar.reco.classical.following import follow
 from domainpar.reco.growth import grow, refine
+from domainpar.reco.helix import fit_helices
 from domainpar.reco.pieces import stitch
 from domainpar.reco.segments import NO_TRACK, Segments, TrackHits, long_enough, number_tracks
 from domainpar.reco.walk import walk
@@ -55,6 +57,9 @@ class TrackOptions:
         double_cut: Score that the segment to that neighbour must exceed.
         refine: Grow each track anew from its own hits (`growth.refine`): outliers fall off, wrong joins come apart.
         stitch: Join pieces of one helix (`reco.pieces`); hits without positions have none.
+        follow: Follow each track through all hits of the TrackML detector at last (`classical.following`): hits that
+            no segment leads to are added, and of two tracks that want a hit the better one has it.
+        least_worth: Tracks of a smaller `worth` are dropped.
 
     Raises:
         ValueError: If the method is unknown or a number impossible.
@@ -71,6 +76,8 @@ class TrackOptions:
     double_cut: float = 0.5
     refine: bool = False
     stitch: bool = True
+    follow: bool = False
+    least_worth: float = 0.0
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -83,6 +90,8 @@ class TrackOptions:
                 raise ValueError(f"{name} is {value}; a score is compared with a number from 0 to below 1.")
         if not (math.isfinite(self.misfit) and self.misfit > 0):
             raise ValueError(f"misfit is {self.misfit}; it must be a positive number.")
+        if not (math.isfinite(self.least_worth) and self.least_worth >= 0):
+            raise ValueError(f"least_worth is {self.least_worth}; it must be 0 or a positive number.")
 
     @property
     def floor(self) -> float:
@@ -100,7 +109,8 @@ class TrackOptions:
         doubles = ("double_hits", "double_cut") if self.method in ("walk", "junction") else ()
         refined = ("misfit",) if self.refine else ()
         values = asdict(self) | {"score_cut": self.floor}
-        names = ("method", "score_cut", "min_hits", *of_method, *doubles, "refine", *refined, "stitch")
+        at_last = ("refine", *refined, "stitch", "follow", "least_worth")
+        names = ("method", "score_cut", "min_hits", *of_method, *doubles, *at_last)
         return {name: values[name] for name in names}
 
 
@@ -124,12 +134,9 @@ def build_tracks(edge_index: IntArray, logits: FloatArray, hits: TrackHits, opti
     """
     if options.method in OF_POSITIONS and hits.position is None:
         raise ValueError(f"the method {options.method} goes outward, but its hits have no positions")
-    distance = None
-    if hits.position is not None:
-        x, y, z = hits.position.astype(np.float64).T
-        distance = x * x + y * y + z * z  # squared, from the origin
+    distance = _distance(hits)
     floor = min(options.floor, options.chain_cut) if options.method == "junction" else options.floor
-    segments = Segments.of(edge_index, logits, distance, len(hits), logit(floor))
+    segments = _segments(edge_index, logits, hits, floor)
     if options.method == "cc":
         tracks = long_enough(segments.components(), options.min_hits)
     elif options.method == "grow":
@@ -146,19 +153,78 @@ def build_tracks(edge_index: IntArray, logits: FloatArray, hits: TrackHits, opti
 
 
 def finished(tracks: IntArray, hits: TrackHits, options: TrackOptions) -> IntArray:
-    """Tracks of any finder refined and stitched as the options say, int64 [N]; nothing is stitched without positions.
+    """Tracks of any finder refined, stitched and followed as the options say, int64 [N].
+
+    Nothing is stitched without positions.
 
     Raises:
-        ValueError: If they are to be refined without positions.
+        ValueError: If they are to be refined or followed without positions, or followed in another detector.
     """
     if options.refine:
         tracks = number_tracks(refine(tracks, hits, options.misfit, options.min_hits))
-    return stitch(tracks, hits.position, field=hits.field) if options.stitch and hits.position is not None else tracks
+    if options.stitch and hits.position is not None:
+        tracks = stitch(tracks, hits.position, field=hits.field)
+    return follow(tracks, hits, options.min_hits) if options.follow else tracks
+
+
+def tracks_from_scores(edge_index: IntArray, logits: FloatArray, hits: TrackHits, options: TrackOptions) -> IntArray:
+    """Tracks built, `finished` and found worth enough; arguments, result and errors as of `build_tracks`."""
+    tracks = finished(build_tracks(edge_index, logits, hits, options), hits, options)
+    return worthy(tracks, edge_index, logits, hits, options)
+
+
+def worthy(
+    tracks: IntArray, edge_index: IntArray, logits: FloatArray, hits: TrackHits, options: TrackOptions
+) -> IntArray:
+    """Those tracks whose worth is `least_worth` or more, numbered anew, int64 [N]."""
+    if options.least_worth == 0:
+        return tracks
+    enough = worth(tracks, _segments(edge_index, logits, hits, options.floor), hits) >= options.least_worth
+    return number_tracks(np.where((tracks >= 0) & np.append(enough, False)[tracks], tracks, NO_TRACK))
+
+
+WORTH_OF_SCORE, WORTH_OF_BEAM, NEAR_BEAM = 2.0, 2.0, 0.15
+"""Hits that are as good a reason to believe in a track as a segment that is certain, and as a helix through the beam
+line; and the distance from that line in mm at which half of this is left. Chosen on simulated events: pixel hits and
+full events."""
+
+
+def worth(tracks: IntArray, segments: Segments, hits: TrackHits) -> npt.NDArray[np.float64]:
+    """The reasons to believe in each track: its hits, twice the sum of their scores, and two for the beam, float64 [T].
+
+    The score of a hit is that of the best segment which leads to it from another hit of its track. Most particles come
+    from the beam line, and few wrong tracks lead to it. A track that has neither must be long: so many hits seldom lie
+    on one helix by chance.
+    """
+    inner, outer = segments.inner, segments.outer
+    inside = (tracks[inner] == tracks[outer]) & (tracks[inner] >= 0)
+    best = np.zeros(len(tracks))
+    np.maximum.at(best, outer[inside], np.exp(-np.logaddexp(0.0, -segments.logit[inside])))
+    on = tracks >= 0
+    reasons = np.asarray(np.bincount(tracks[on], weights=1 + WORTH_OF_SCORE * best[on]), np.float64)
+    if hits.position is not None:
+        off = fit_helices(hits.position, tracks, len(reasons), hits.field).d0 / NEAR_BEAM
+        reasons += np.nan_to_num(WORTH_OF_BEAM / (1 + off * off))  # no helix, no reason
+    return reasons
 
 
 def logit(score: float) -> float:
     """The logit of a score from 0 to below 1; -inf of 0."""
     return math.log(score) - math.log1p(-score) if score > 0 else -math.inf
+
+
+def _distance(hits: TrackHits) -> npt.NDArray[np.float64] | None:
+    """Of each hit from the origin, squared, float64 [N]; None without positions."""
+    if hits.position is None:
+        return None
+    x, y, z = hits.position.astype(np.float64).T
+    distance: npt.NDArray[np.float64] = x * x + y * y + z * z
+    return distance
+
+
+def _segments(edge_index: IntArray, logits: FloatArray, hits: TrackHits, floor: float) -> Segments:
+    """The edges whose score exceeds `floor`, as segments."""
+    return Segments.of(edge_index, logits, _distance(hits), len(hits), logit(floor))
 
 
 def _chains(segments: Segments) -> tuple[BoolArray, IntArray]:

@@ -32,7 +32,7 @@ def test_tracks_lie_beside_the_scores_and_the_list_tells_how_good_they_are(place
     assert listed["tracks"]["method"] == "walk"
     assert listed["tracks"]["options"] == {
         "score_cut": 0.01, "min_hits": 3, "walk_min": 0.1, "walk_add": 0.6, "double_hits": True, "double_cut": 0.5,
-        "refine": False, "stitch": True,
+        "refine": False, "stitch": True, "follow": False, "least_worth": 0.0,
     }  # fmt: skip
     assert listed["tracks"]["found_by"] == ["ceiling", "classical", "network"]
     assert listed["tracks"]["border_sectors"] == 8
@@ -62,7 +62,11 @@ def test_tracks_lie_beside_the_scores_and_the_list_tells_how_good_they_are(place
     assert "tracks an event in" in printed
 
 
-@pytest.mark.parametrize("flags", [{}, {"mode": "naive", "sectors": 4}], ids=["halo", "naive"])
+@pytest.mark.parametrize(
+    "flags",
+    [{}, {"mode": "naive", "sectors": 4}, {"follow": True, "least_worth": 6.0}],
+    ids=["halo", "naive", "followed"],
+)
 def test_files_with_tracks_are_the_same_on_any_ranks(place, tmp_path, flags):
     flags = {**flags, "tracks": "walk", "classical": True, "split": "test"}
     _, one = inferred(place, tmp_path / "one", **flags)
@@ -135,11 +139,12 @@ def test_a_walk_through_events_without_positions_is_refused_before_work(tmp_path
     assert listed["events"][0]["tracks"] is not None
 
 
-def test_classical_tracks_need_the_detector_they_know(tmp_path):
+@pytest.mark.parametrize("flag", ["classical", "follow"])
+def test_tracks_along_surfaces_need_the_detector_they_know(tmp_path, flag):
     store = write_store(tmp_path / "store", [random_event(0)], ["train"])
     trained(store, tmp_path / "run", epochs=1)
     with pytest.raises(Refused, match="TrackML"):
-        inferred(tmp_path, tmp_path / "out", 2, tracks="walk", classical=True)
+        inferred(tmp_path, tmp_path / "out", 2, tracks="walk", **{flag: True})
     assert not (tmp_path / "out").exists()
 
 

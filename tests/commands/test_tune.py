@@ -39,7 +39,7 @@ def test_cuts_are_chosen_on_validation_events_and_kept_on_any_ranks(place, monke
     listed, one = inferred(place, place / "one", tracks="grow", tune=True, split="test")
     chosen = kept(place)["grow"]
     assert chosen["events"] == 2
-    assert set(chosen["cuts"]) == {"score_cut", "misfit"}
+    assert set(chosen["cuts"]) == {"score_cut", "misfit", "least_worth"}
     assert 0 < chosen["efficiency"] <= 1
     assert {name: options_of(listed)[name] for name in chosen["cuts"]} == chosen["cuts"]
     assert "tuned    : grow, score cut " in capsys.readouterr().out
@@ -64,6 +64,7 @@ def test_cuts_are_those_with_the_best_rates(place, monkeypatch):
 
 def test_later_inferences_take_them_unless_told_otherwise(place):
     tuning.keep(place / "run", TrackOptions("walk"), {"cuts": {"walk_min": 0.3, "walk_add": 0.7}})
+    tuning.keep(place / "run", TrackOptions("walk", follow=True), {"cuts": {"walk_min": 0.5, "least_worth": 7.0}})
     tuning.keep(place / "run", TrackOptions("cc"), {"cuts": {"score_cut": 0.8}})
     listed, _ = inferred(place, place / "out", tracks="walk")
     assert (options_of(listed)["walk_min"], options_of(listed)["walk_add"]) == (0.3, 0.7)
@@ -71,6 +72,8 @@ def test_later_inferences_take_them_unless_told_otherwise(place):
     assert (options_of(listed)["walk_min"], options_of(listed)["walk_add"]) == (0.3, 0.9)
     listed, _ = inferred(place, place / "refined", tracks="walk", refine=True)  # other tracks have other cuts
     assert (options_of(listed)["walk_min"], options_of(listed)["walk_add"]) == (0.1, 0.6)
+    listed, _ = inferred(place, place / "followed", tracks="walk", follow=True)
+    assert (options_of(listed)["walk_min"], options_of(listed)["least_worth"]) == (0.5, 7.0)
     listed, _ = inferred(place, place / "other", tracks="junction")
     assert options_of(listed)["score_cut"] == 0.5
 
@@ -100,7 +103,17 @@ def test_without_validation_events_or_their_truth_nothing_is_tuned(place):
     assert not (place / "run" / "tracks.json").exists()
 
 
-@pytest.mark.parametrize("given", [{"tune": True}, {"refine": True}, {"tracks": "cc", "misfit": 1.0}])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"tune": True},
+        {"refine": True},
+        {"tracks": "cc", "misfit": 1.0},
+        {"follow": True},
+        {"least_worth": 6.0},
+        {"tracks": "cc", "least_worth": -1.0},
+    ],
+)
 def test_flags_of_tracks_are_refused_where_they_mean_nothing(given):
     with pytest.raises(ConfigError) as refused:
         InferConfig(**given)

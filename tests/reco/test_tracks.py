@@ -18,7 +18,7 @@ from domainpar.parallel.part_loading import sector_of_tiles
 from domainpar.reco.event_tracks import with_tracks
 from domainpar.reco.scores import NETWORK, score_event
 from domainpar.reco.segments import Segments, TrackHits
-from domainpar.reco.tracks import TrackOptions, build_tracks, finished, logit
+from domainpar.reco.tracks import TrackOptions, build_tracks, finished, logit, worth, worthy
 from domainpar.testing import find_mpiexec, run_ranks
 
 METHODS = {
@@ -178,7 +178,7 @@ def test_tracks_are_not_refined_without_positions_and_it_is_said(tmp_path):
     with stored(tmp_path, graph) as event:
         scores = run_ranks(lambda world: score_event(
             lambda part, halo: torch.zeros(len(part.plan.edge_ids)), event, world.domain), 1)[0]  # fmt: skip
-        with pytest.raises(ValueError, match="--refine follows helices, but its hits have no positions"):
+        with pytest.raises(ValueError, match="--refine and --follow fit helices, but its hits have no positions"):
             with_tracks(WholeEvent(event), scores, TrackOptions("cc", refine=True))
 
 
@@ -286,3 +286,31 @@ def test_tracks_are_the_same_on_processes(tmp_path, transport):
 def tracks_from_file(world, path, logits):
     with StoredEvent(path) as event:
         return tracks_on(world, event, logits, root=2)
+
+
+# --- worth -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_worth_of_a_track_is_its_hits_twice_the_best_score_that_leads_to_each_and_two_for_the_beam():
+    bare = TrackHits(None, np.arange(6), np.ones(6, int))
+    edges = np.array([[0, 1, 0, 2, 3, 4], [1, 2, 2, 3, 4, 5]])
+    logits = np.log(np.array([0.9, 0.5, 0.6, 0.8, 0.7, 0.75]) / np.array([0.1, 0.5, 0.4, 0.2, 0.3, 0.25]))
+    segments = Segments.of(edges, logits, None, 6, -np.inf)
+    two = np.array([0, 0, 0, 1, 1, 1])  # the segment from 2 to 3 joins them
+    expected = [3 + 2 * (0.9 + 0.6), 3 + 2 * (0.7 + 0.75)]
+    assert worth(two, segments, bare) == pytest.approx(expected)
+    assert worth(np.array([-1, -1, -1, 0, 0, -1]), segments, bare) == pytest.approx([2 + 2 * 0.7])
+    # A straight line through the beam line, and one 0.15 mm beside it.
+    out = np.array([[30.0, 0, 1], [70, 0, 2], [110, 0, 3]])
+    hits = TrackHits(np.concatenate([out, out + np.array([0, 0.15, 0])]), np.arange(6), np.ones(6, int))
+    segments = Segments.of(edges, logits, np.arange(6), 6, -np.inf)
+    assert worth(two, segments, hits) == pytest.approx([expected[0] + 2, expected[1] + 1])
+    for least, kept in ((6.8, [0, 0, 0, 1, 1, 1]), (7.0, [0, 0, 0, -1, -1, -1]), (8.1, [-1] * 6)):
+        options = TrackOptions("grow", score_cut=0.0, least_worth=least)
+        assert worthy(two, edges, logits, hits, options).tolist() == kept, least
+
+
+@pytest.mark.parametrize("least", [-1.0, float("nan"), float("inf")])
+def test_a_least_worth_that_is_no_number_from_0_on_is_refused(least):
+    with pytest.raises(ValueError, match="least_worth is"):
+        TrackOptions(least_worth=least)

@@ -17,9 +17,6 @@ from domainpar.reco.classical.states import HIT_WORTH, approach, field_at, resid
 MAX_TRACK_HITS = 96
 """More than three hits on each surface that a track can meet."""
 
-MIN_SURFACES = 4
-"""Fewest surfaces of a track: any three hits nearly lie on a helix."""
-
 # Taken from the quality of a track for a surface crossed without a hit.
 HOLE_COST = 6.0
 # A hit at most this chi^2 ahead is never passed by.
@@ -158,14 +155,15 @@ def _turn_back(state: Any, copy: Any, rows: Any, scene: Any) -> None:
 
 
 @compiled
-def _follow_seed(seed: Any, max_holes: int, scene: Any, best: Any, best_rows: Any, states: Any, rows: Any) -> bool:
+def _follow_seed(seed: Any, min_surfaces: int, max_holes: int, scene: Any, best: Any, best_rows: Any, states: Any,
+                 rows: Any) -> bool:  # fmt: skip
     """Make the best track of a seed in `best[0]` and `best_rows`; false if it has too few surfaces."""
     a, b, c = scene.hits[seed[0]], scene.hits[seed[1]], scene.hits[seed[2]]
     start(best[0], a, b, c, scene.places, scene.field, scene.radiation_lengths)
     set_out(best[0], c, scene, OUTWARD)
     best_rows[:3] = seed
     _follow(best, best_rows, OUTWARD, max_holes, scene, states, rows)
-    if best[0].surfaces < MIN_SURFACES:
+    if best[0].surfaces < min_surfaces:
         return False
     _turn_back(best[0], states[0], best_rows, scene)
     _follow(best, best_rows, INWARD, max_holes, scene, states, rows)
@@ -173,7 +171,7 @@ def _follow_seed(seed: Any, max_holes: int, scene: Any, best: Any, best_rows: An
 
 
 @compiled
-def follow_seeds(seeds: Any, scene: Any, min_hits: int, max_holes: int, states: Any) -> Any:
+def follow_seeds(seeds: Any, scene: Any, min_hits: int, min_surfaces: int, max_holes: int, states: Any) -> Any:
     """Follow every seed.
 
     A seed whose three hits lie together on the latest candidate of each is not followed again.
@@ -182,6 +180,7 @@ def follow_seeds(seeds: Any, scene: Any, min_hits: int, max_holes: int, states: 
         seeds: Three rows of the hit table each, outward, int64 [S, 3].
         scene: Hits, surfaces and field.
         min_hits: Fewest hits of a candidate track.
+        min_surfaces: Fewest surfaces that the flight outward may meet, three at least.
         max_holes: Most surfaces it may cross without a hit.
         states: Room for the ways kept at once, `STATE_DTYPE` [2, ways + 1].
 
@@ -198,7 +197,9 @@ def follow_seeds(seeds: Any, scene: Any, min_hits: int, max_holes: int, states: 
         on = latest[seed[0]]
         if on >= 0 and on == latest[seed[1]] and on == latest[seed[2]]:
             continue
-        if not _follow_seed(seed, max_holes, scene, best, best_rows, states, rows) or best[0].num_hits < min_hits:
+        if not _follow_seed(seed, min_surfaces, max_holes, scene, best, best_rows, states, rows):
+            continue
+        if best[0].num_hits < min_hits:
             continue
         starts[count + 1] = starts[count] + best[0].num_hits
         if starts[count + 1] > len(collected):

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from domainpar.events import detector
 from domainpar.events.detector import GEV_PER_TESLA_MM, Barrel
-from domainpar.events.graph import FloatArray, IntArray
+from domainpar.events.graph import BoolArray, FloatArray, IntArray
 from domainpar.nn.compiled import compiled
 from domainpar.reco.classical.candidates import follow_seeds
 from domainpar.reco.classical.crossing import Scene
@@ -35,6 +35,7 @@ MAX_SHARED = 2  # hits that a track may lose to better ones and still be one, if
 GATE = 16.0  # largest chi^2, with 2 degrees of freedom, of a hit against the prediction
 WAYS = 3  # ways to go on that are kept at once for each seed
 RADIATION_LENGTHS = 0.02  # thickness of one surface, which scatters
+MIN_SURFACES = 4  # of a track found by following: any three hits nearly lie on a helix
 
 PLACE_DTYPE = np.dtype(
     [("is_barrel", "?"), ("coordinate", "f8"), ("low", "f8"), ("high", "f8"), ("var_u", "f8"), ("var_v", "f8")]
@@ -101,33 +102,38 @@ def find_tracks(
         ValueError: If shapes do not agree, a position is not finite, or a hit lies on no TrackML surface.
     """
     hits, ptr, rows_of_caller = table_of(position, volume, layer, module)
-    places, ways = layout()
     track_of = np.full(len(hits), -1, np.int64)
     count = 0
     for search in searches:
-        scene = Scene(
-            hits=hits,
-            phi=np.ascontiguousarray(hits["phi"]),
-            ptr=ptr,
-            free=track_of < 0,
-            places=places,
-            ways=ways,
-            field=detector.geometry().field,
-            gate=GATE,
-            radiation_lengths=RADIATION_LENGTHS,
-        )
+        scene = scene_of(hits, ptr, free=track_of < 0)
         curvature = GEV_PER_TESLA_MM * float(scene.field[:, 1].max()) / search.min_pt
         # Multiple scattering: 13.6 MeV / p sqrt(x / X0).
         angle = 0.0136 * np.sqrt(RADIATION_LENGTHS) / search.min_pt
         limits = curvature, angle, search.d0, search.z0
         seeds = np.concatenate([find_seeds(chain, scene, *limits) for chain in chains(search.everywhere)])
-        states = np.zeros((2, WAYS + 1), STATE_DTYPE)
-        starts, rows, quality = follow_seeds(seeds, scene, search.min_hits, search.max_holes, states)
-        best_first = np.argsort(-quality, kind="stable")
-        count = resolve(starts, rows, best_first, track_of, count, MAX_SHARED, search.min_hits)
+        count = add_tracks(track_of, count, seeds, scene, search.min_hits, MIN_SURFACES, search.max_holes)
     track_id = np.empty_like(track_of)
     track_id[rows_of_caller] = track_of
     return number_tracks(track_id)
+
+
+def add_tracks(
+    track_of: IntArray, count: int, seeds: IntArray, scene: Scene, min_hits: int, min_surfaces: int, max_holes: int
+) -> int:
+    """Follow seeds, and let the best candidates take the hits that are still free.
+
+    Args:
+        track_of: Track of each row of the hit table, -1 for none, int64 [N]; filled in.
+        count: Number of the next track.
+        seeds, scene, min_hits, min_surfaces, max_holes: As of `candidates.follow_seeds`.
+
+    Returns:
+        The number after the last track's.
+    """
+    states = np.zeros((2, WAYS + 1), STATE_DTYPE)
+    starts, rows, quality = follow_seeds(seeds, scene, min_hits, min_surfaces, max_holes, states)
+    best_first = np.argsort(-quality, kind="stable")
+    return int(resolve(starts, rows, best_first, track_of, count, MAX_SHARED, min_hits))
 
 
 # --- surfaces and hits -----------------------------------------------------------------------------------------------
@@ -159,6 +165,22 @@ def layout() -> tuple[npt.NDArray[np.void], IntArray]:
         # Disks of two volumes may have one z: the order of the detector's table decides.
         way[: len(of_way)] = sorted(of_way, key=lambda i: (abs(places["coordinate"][i]), i))
     return places, ways
+
+
+def scene_of(hits: npt.NDArray[np.void], ptr: IntArray, free: BoolArray) -> Scene:
+    """The hits of `table_of` in the detector, those that may be taken `free`, bool [N]."""
+    places, ways = layout()
+    return Scene(
+        hits=hits,
+        phi=np.ascontiguousarray(hits["phi"]),
+        ptr=ptr,
+        free=free,
+        places=places,
+        ways=ways,
+        field=detector.geometry().field,
+        gate=GATE,
+        radiation_lengths=RADIATION_LENGTHS,
+    )
 
 
 @lru_cache(maxsize=2)
