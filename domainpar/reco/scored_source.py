@@ -47,7 +47,8 @@ def scored_events(path: str | Path, least_score: float) -> Source:
     def read(name: str) -> EventGraph:
         return _graph(store, records[name], directory / events[name]["path"], least_score)
 
-    by = {"parameters_sha256": about["parameters_sha256"], "least_score": least_score, "store": store.digest}
+    # Not the digest of that store: it tells of splits, and an event has the same bytes in any of them.
+    by = {"parameters_sha256": about["parameters_sha256"], "least_score": least_score}
     if about.get("mode") == "naive":
         by["sectors"] = about["sectors"]
     return Source(

@@ -20,12 +20,15 @@ from domainpar.testing import run_ranks
 SPLITS = ("train", "train", "val", "test")
 
 
+def drawn_events():
+    return [random_event(seed, 100 + 10 * seed, 500 + 37 * seed, labels=seed < 3) for seed in range(4)]
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A store of four events, the last without truth, a run trained on it, and its scores."""
     place = tmp_path_factory.mktemp("scores")
-    events = [random_event(seed, 100 + 10 * seed, 500 + 37 * seed, labels=seed < 3) for seed in range(4)]
-    trained(write_store(place / "store", events, SPLITS), place / "run")
+    trained(write_store(place / "store", drawn_events(), SPLITS), place / "run")
     inferred(place, place / "scores", split="all")
     return place
 
@@ -61,8 +64,16 @@ def test_what_scored_enough_stays_as_it_was(place, tmp_path, num_ranks):
     assert after.settings["filter"] == {
         "least_score": 0.5,
         "parameters_sha256": json.loads((place / "scores" / "scores.json").read_text())["parameters_sha256"],
-        "store": before.digest,
     }
+
+
+def test_an_event_has_the_same_bytes_whatever_its_store_is_split_into(place, tmp_path):
+    first = filtered(place, tmp_path / "first")
+    store = write_store(tmp_path / "store", drawn_events(), ("train", "val", "val", "test"))
+    inferred(place, tmp_path / "scores", split="all", store=str(store))
+    second = filtered(place, tmp_path / "second", scores=tmp_path / "scores")
+    assert first.digest != second.digest
+    assert [record.sha256 for record in first.records] == [record.sha256 for record in second.records]
 
 
 def test_edges_between_sectors_have_no_score_and_go(place, tmp_path):
