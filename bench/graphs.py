@@ -10,8 +10,8 @@ several numbers of edges a hit.
 
 `segments`: share of the target's segments that are edges. `purity`: share of the edges that are such segments; `true`:
 of those that join hits following each other along any particle. `ceiling`: targets found (two-way and by a track's
-majority) when a network tells every edge right and tracks are grown from that. `seconds`: finding the edges, on
-`--threads` threads.
+majority) when a network tells every edge right and tracks are grown from that; `followed`, two-way: and are followed
+through all hits. `seconds`: finding the edges, on `--threads` threads.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from domainpar.events.joining import cylindrical
 from domainpar.events.module_map import ModuleMap
 from domainpar.events.selection import Selection
 from domainpar.events.simulate import simulate_event
+from domainpar.reco.classical.following import follow
 from domainpar.reco.performance.ceiling import edge_ceiling
 from domainpar.reco.performance.counts import count_tracks
 from domainpar.reco.performance.matching import TrackCuts
@@ -66,6 +67,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 "a hit": mean("a_hit", "{:.2f}"), "segments": mean("segments", "{:.4f}"),
                 "purity": mean("purity", "{:.4f}"), "true": mean("true", "{:.4f}"),
                 "ceiling, two-way": mean("two_way", "{:.4f}"), "by majority": mean("atlas", "{:.4f}"),
+                "followed": mean("followed", "{:.4f}"),
                 "seconds": mean("seconds", "{:.2f}"),
             }  # fmt: skip
             hits = np.mean([row["hits"] for row in rows])
@@ -124,12 +126,13 @@ def measured(preset: str, form: str, hits: Hits, candidates: Candidates, threads
     logits = np.where(graph.label > 0, CERTAIN, -CERTAIN)
     tracks = tracks_from_scores(graph.edge_index, logits, track_hits, TrackOptions("grow"))
     styles = count_tracks(tracks, truth, cuts).styles
+    followed = count_tracks(follow(tracks, track_hits, 3), truth, cuts).styles["two_way"]
     return {
         "preset": preset, "form": form, "event": hits.event_id, "hits": len(hits), "edges": graph.num_edges,
         "a_hit": graph.num_edges / len(hits), "segments": held.in_graph / held.segments,
         "purity": held.in_graph / graph.num_edges, "true": float(graph.label.mean()), "target": cuts.target_text,
         **{style: styles[style].reconstructed / styles[style].targets for style in ("two_way", "atlas")},
-        "seconds": seconds,
+        "followed": followed.reconstructed / followed.targets, "seconds": seconds,
     }  # fmt: skip
 
 

@@ -59,6 +59,10 @@ class Tracks(Group):
     """Choose --score-cut, --misfit, --walk-min, --walk-add and --least-worth on validation events first, and keep them
     with the run: it is scored with them from then on, where they are not given."""
 
+    most_fakes: float | None = None
+    """--tune: the cuts with the most efficiency among those with at most this share of fakes, not those with the most
+    efficiency less fakes and duplicates."""
+
     score_cut: float | None = None
     """Score that a segment must exceed to be looked at. Default: as tuned, or 0.1 for grow, 0.01 for walk, else 0.5."""
 
@@ -111,6 +115,9 @@ class Tracks(Group):
         if self.misfit is not None and self.tracks != "grow" and not self.refine:
             raise ConfigError("--misfit means nothing without --tracks grow or --refine", "add one, or omit the flag")
         self._bounded("least_worth", most=1000)
+        self._bounded("most_fakes", below=1)
+        if self.most_fakes is not None and not self.tune:
+            raise ConfigError("--most-fakes means nothing without --tune", "add it, or omit the flag")
         for name in ("tune", "refine", "follow", "least_worth"):
             if self.tracks is None and getattr(self, name) not in (False, None):
                 raise ConfigError(f"{flag(name)} is about tracks, but none are built", "add --tracks grow")

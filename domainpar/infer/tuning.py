@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from domainpar.atomic_files import write_whole
 from domainpar.config import InferConfig
 from domainpar.events.store import EventRecord, StoredEvent, WholeEvent
@@ -55,7 +53,10 @@ def grid(options: TrackOptions, given: dict[str, float]) -> Iterator[dict[str, f
 def tune(
     scorer: Scorer, records: Sequence[EventRecord], config: InferConfig, options: TrackOptions, cuts: TrackCuts
 ) -> dict[str, Any]:
-    """Score validation events and choose the cuts with the most efficiency less fakes and duplicates. *Collective*.
+    """Score validation events and choose the best cuts. *Collective*.
+
+    The best have the most efficiency less fakes and duplicates; with `most_fakes`, the most efficiency among those that
+    have no more fakes, or the fewest fakes where all have more.
 
     Args:
         scorer: What scores the events; its tracks and judgements are not asked for.
@@ -101,9 +102,15 @@ def tune(
         total(TrackCounts.from_json(judgement[str(number)]) for _, judgement in judged) for number in range(len(tried))
     ]
     rates = [_rates(counts, config.matching_style) for counts in totals]
-    # The first of equals.
-    best = int(np.argmax([of["efficiency"] - of["fakes"] - of["duplicates"] for of in rates]))
+    best = max(range(len(tried)), key=lambda number: merit(rates[number], config.most_fakes))  # the first of equals
     return {"cuts": tried[best], **rates[best], "style": config.matching_style, "events": len(judged)}
+
+
+def merit(rates: dict[str, float], most_fakes: float | None) -> float:
+    """What cuts are chosen by; negative for too many fakes."""
+    if most_fakes is None:
+        return rates["efficiency"] - rates["fakes"] - rates["duplicates"]
+    return rates["efficiency"] if rates["fakes"] <= most_fakes else -rates["fakes"]
 
 
 def given_cuts(config: InferConfig) -> dict[str, float]:

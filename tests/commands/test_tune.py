@@ -62,6 +62,25 @@ def test_cuts_are_those_with_the_best_rates(place, monkeypatch):
     assert kept(place)["cc"]["cuts"]["score_cut"] == max(rates, key=rates.__getitem__)
 
 
+def test_cuts_with_few_fakes_are_chosen_on_request(place, monkeypatch):
+    rates = {}
+    for cut in (0.1, 0.5, 0.9):
+        monkeypatch.setitem(tuning.GRIDS, "cc", {"score_cut": (cut,)})
+        inferred(place, place / str(cut), tracks="cc", tune=True, least_worth=0.0)
+        rates[cut] = kept(place)["cc"]
+    monkeypatch.setitem(tuning.GRIDS, "cc", {"score_cut": (0.1, 0.5, 0.9)})
+    few, _, many = sorted(rates, key=lambda cut: rates[cut]["fakes"])
+    assert rates[few]["fakes"] < rates[many]["fakes"]
+    for bound in sorted({of["fakes"] for of in rates.values()}):
+        allowed = [cut for cut in rates if rates[cut]["fakes"] <= bound]
+        inferred(place, place / f"most {bound}", tracks="cc", tune=True, least_worth=0.0, most_fakes=bound)
+        of = kept(place)["cc"]
+        assert of["efficiency"] == max(rates[cut]["efficiency"] for cut in allowed)
+        assert of["fakes"] <= bound
+    of_too_many = [{"efficiency": 0.9, "fakes": 0.3}, {"efficiency": 0.8, "fakes": 0.2}]
+    assert max(of_too_many, key=lambda of: tuning.merit(of, 0.1))["fakes"] == 0.2
+
+
 def test_later_inferences_take_them_unless_told_otherwise(place):
     tuning.keep(place / "run", TrackOptions("walk"), {"cuts": {"walk_min": 0.3, "walk_add": 0.7}})
     tuning.keep(place / "run", TrackOptions("walk", follow=True), {"cuts": {"walk_min": 0.5, "least_worth": 7.0}})
@@ -112,6 +131,7 @@ def test_without_validation_events_or_their_truth_nothing_is_tuned(place):
         {"follow": True},
         {"least_worth": 6.0},
         {"tracks": "cc", "least_worth": -1.0},
+        {"tracks": "cc", "most_fakes": 0.1},
     ],
 )
 def test_flags_of_tracks_are_refused_where_they_mean_nothing(given):
