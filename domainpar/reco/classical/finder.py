@@ -111,29 +111,12 @@ def find_tracks(
         angle = 0.0136 * np.sqrt(RADIATION_LENGTHS) / search.min_pt
         limits = curvature, angle, search.d0, search.z0
         seeds = np.concatenate([find_seeds(chain, scene, *limits) for chain in chains(search.everywhere)])
-        count = add_tracks(track_of, count, seeds, scene, search.min_hits, MIN_SURFACES, search.max_holes)
+        starts, rows, quality = follow_seeds(seeds, scene, search.min_hits, MIN_SURFACES, search.max_holes, room())
+        best_first = np.argsort(-quality, kind="stable")
+        count = resolve(starts, rows, best_first, track_of, count, MAX_SHARED, search.min_hits)
     track_id = np.empty_like(track_of)
     track_id[rows_of_caller] = track_of
     return number_tracks(track_id)
-
-
-def add_tracks(
-    track_of: IntArray, count: int, seeds: IntArray, scene: Scene, min_hits: int, min_surfaces: int, max_holes: int
-) -> int:
-    """Follow seeds, and let the best candidates take the hits that are still free.
-
-    Args:
-        track_of: Track of each row of the hit table, -1 for none, int64 [N]; filled in.
-        count: Number of the next track.
-        seeds, scene, min_hits, min_surfaces, max_holes: As of `candidates.follow_seeds`.
-
-    Returns:
-        The number after the last track's.
-    """
-    states = np.zeros((2, WAYS + 1), STATE_DTYPE)
-    starts, rows, quality = follow_seeds(seeds, scene, min_hits, min_surfaces, max_holes, states)
-    best_first = np.argsort(-quality, kind="stable")
-    return int(resolve(starts, rows, best_first, track_of, count, MAX_SHARED, min_hits))
 
 
 # --- surfaces and hits -----------------------------------------------------------------------------------------------
@@ -181,6 +164,11 @@ def scene_of(hits: npt.NDArray[np.void], ptr: IntArray, free: BoolArray) -> Scen
         gate=GATE,
         radiation_lengths=RADIATION_LENGTHS,
     )
+
+
+def room() -> npt.NDArray[np.void]:
+    """Room for the ways on that `follow_seeds` keeps at once."""
+    return np.zeros((2, WAYS + 1), STATE_DTYPE)
 
 
 @lru_cache(maxsize=2)

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from domainpar.events.graph import IntArray, volumes_and_layers
-from domainpar.reco.classical.finder import MAX_SHARED, add_tracks, resolve, scene_of, table_of
+from domainpar.reco.classical.candidates import follow_seeds
+from domainpar.reco.classical.finder import MAX_SHARED, resolve, room, scene_of, table_of
 from domainpar.reco.segments import TrackHits, number_tracks
 
 MIN_SURFACES, MAX_HOLES = 3, 2
@@ -20,8 +21,8 @@ MIN_SURFACES, MAX_HOLES = 3, 2
 def follow(track_id: IntArray, hits: TrackHits, min_hits: int) -> IntArray:
     """Follow each track from its innermost, middle and outermost hits on three surfaces, outward and back.
 
-    Of the candidates that share hits the better ones keep them. A track that leads to none stays as it was, with the
-    hits that are left, if it lost two at most.
+    Of the candidates that share hits the better ones keep them. A track as it was is the last of them: it stays where
+    it leads to none, or to a bad one.
 
     Args:
         track_id: Track of each hit, -1 for none, int64 [N].
@@ -41,11 +42,14 @@ def follow(track_id: IntArray, hits: TrackHits, min_hits: int) -> IntArray:
     begun = track_id[rows_of_caller]
     track_of = np.full(len(table), -1, np.int64)
     scene = scene_of(table, ptr, free=track_of < 0)
-    count = add_tracks(track_of, 0, _seeds(begun, table), scene, min_hits, MIN_SURFACES, MAX_HOLES)
-    rows = np.argsort(begun, kind="stable")
-    rows = rows[begun[rows] >= 0]
-    starts = np.append(np.flatnonzero(np.diff(begun[rows], prepend=-1)), len(rows))
-    resolve(starts, rows, np.arange(len(starts) - 1), track_of, count, MAX_SHARED, min_hits)
+    starts, rows, quality = follow_seeds(_seeds(begun, table), scene, min_hits, MIN_SURFACES, MAX_HOLES, room())
+    # The tracks as they were come after these, but before those that suit their hits so badly that none is worth more.
+    kept = np.argsort(begun, kind="stable")
+    kept = kept[begun[kept] >= 0]
+    kept_starts = np.append(np.flatnonzero(np.diff(begun[kept], prepend=-1)), len(kept))
+    quality = np.append(quality, np.zeros(len(kept_starts) - 1))
+    starts, rows = np.append(starts[:-1], starts[-1] + kept_starts), np.append(rows, kept)
+    resolve(starts, rows, np.argsort(-quality, kind="stable"), track_of, 0, MAX_SHARED, min_hits)
     followed = np.empty_like(track_of)
     followed[rows_of_caller] = track_of
     return number_tracks(followed)
