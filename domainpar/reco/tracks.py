@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from domainpar.events.graph import FloatArray, IntArray
 from domainpar.plan import BoolArray
-from domainpar.reco.growth import grow, refine
+from domainpar.reco.growth import grow, refine, share
 from domainpar.reco.pieces import stitch
 from domainpar.reco.segments import NO_TRACK, Segments, TrackHits, long_enough, number_tracks
 from domainpar.reco.walk import walk
@@ -47,7 +47,8 @@ class TrackOptions:
         chain_cut: `junction` only: segments above it are looked at for simple chains.
         walk_min: `walk` only: a road is followed along its best segment if that exceeds this.
         walk_add: `walk` only: it branches to every other segment above this.
-        misfit: `grow` and `refine` only: largest misfit of the hits of a track from its helix (`helix.misfit`).
+        misfit: `grow`, `refine` and `shared_hits` only: largest misfit of the hits of a track from its helix
+            (`helix.misfit`).
         min_hits: Tracks with fewer hits are dropped.
         double_hits: Give a hit that no track has to the track that has another hit of the same surface, next to the
             same neighbour. `walk` and `junction` follow one hit a surface; modules overlap, and a quarter of the
@@ -55,6 +56,7 @@ class TrackOptions:
         double_cut: Score that the segment to that neighbour must exceed.
         refine: Grow each track anew from its own hits (`growth.refine`): outliers fall off, wrong joins come apart.
         stitch: Join pieces of one helix (`reco.pieces`); hits without positions have none.
+        shared_hits: Let tracks have hits of other tracks as well (`shared_hits`).
 
     Raises:
         ValueError: If the method is unknown or a number impossible.
@@ -71,6 +73,7 @@ class TrackOptions:
     double_cut: float = 0.5
     refine: bool = False
     stitch: bool = True
+    shared_hits: bool = False
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -99,8 +102,9 @@ class TrackOptions:
         }[self.method]
         doubles = ("double_hits", "double_cut") if self.method in ("walk", "junction") else ()
         refined = ("misfit",) if self.refine else ()
+        shared = ("shared_hits", "misfit") if self.shared_hits else ()
         values = asdict(self) | {"score_cut": self.floor}
-        names = ("method", "score_cut", "min_hits", *of_method, *doubles, "refine", *refined, "stitch")
+        names = ("method", "score_cut", "min_hits", *of_method, *doubles, "refine", *refined, "stitch", *shared)
         return {name: values[name] for name in names}
 
 
@@ -124,17 +128,12 @@ def build_tracks(edge_index: IntArray, logits: FloatArray, hits: TrackHits, opti
     """
     if options.method in OF_POSITIONS and hits.position is None:
         raise ValueError(f"the method {options.method} goes outward, but its hits have no positions")
-    distance = None
-    if hits.position is not None:
-        x, y, z = hits.position.astype(np.float64).T
-        distance = x * x + y * y + z * z  # squared, from the origin
-    floor = min(options.floor, options.chain_cut) if options.method == "junction" else options.floor
-    segments = Segments.of(edge_index, logits, distance, len(hits), logit(floor))
+    distance = hits.distance
+    segments = _segments(edge_index, logits, hits, options)
     if options.method == "cc":
         tracks = long_enough(segments.components(), options.min_hits)
     elif options.method == "grow":
-        best_first = np.argsort(-segments.logit, kind="stable")
-        grown = grow(segments.inner[best_first], segments.outer[best_first], hits, options.misfit)
+        grown = grow(*segments.best_first(), hits, options.misfit)
         tracks = long_enough(grown, options.min_hits)
     elif options.method == "junction" or distance is None:
         tracks = _without_junctions(segments, options)
@@ -154,6 +153,29 @@ def finished(tracks: IntArray, hits: TrackHits, options: TrackOptions) -> IntArr
     if options.refine:
         tracks = number_tracks(refine(tracks, hits, options.misfit, options.min_hits))
     return stitch(tracks, hits.position, field=hits.field) if options.stitch and hits.position is not None else tracks
+
+
+def shared_hits(
+    tracks: IntArray, edge_index: IntArray, logits: FloatArray, hits: TrackHits, options: TrackOptions
+) -> IntArray | None:
+    """Hits on several tracks: what each track, built and finished, takes of the others (`growth.share`).
+
+    Returns:
+        Row of the hit, and the further track that it lies on, ascending, int64 [S, 2]; None without the option.
+
+    Raises:
+        ValueError: If hits are to be shared without positions.
+    """
+    if not options.shared_hits:
+        return None
+    segments = _segments(edge_index, logits, hits, options)
+    return share(tracks, *segments.best_first(), hits, options.misfit)
+
+
+def _segments(edge_index: IntArray, logits: FloatArray, hits: TrackHits, options: TrackOptions) -> Segments:
+    """The segments that a method looks at."""
+    floor = min(options.floor, options.chain_cut) if options.method == "junction" else options.floor
+    return Segments.of(edge_index, logits, hits.distance, len(hits), logit(floor))
 
 
 def logit(score: float) -> float:
