@@ -23,7 +23,7 @@ from domainpar.reco.performance.rates import duplicate_rate, efficiency, fake_ra
 from domainpar.reco.performance.truth import truth_of
 from domainpar.reco.scorer import LeftOut, Scorer
 from domainpar.reco.scores import EventScores
-from domainpar.reco.tracks import TrackOptions, build_tracks, finished
+from domainpar.reco.tracks import TrackOptions, build_tracks, finished, shared_hits
 from domainpar.words import several
 
 GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
@@ -73,11 +73,13 @@ def tune(
         if truth is None:
             raise event.place.problem("it does not tell the particle of each hit", "tuning takes events with truth")
         hits, scored = hits_of(WholeEvent(event)), scores.edge_scored
+        edges = scores.edge_index[:, scored], scores.edge_logit[scored]
         built: dict[str, dict[str, Any]] = {}
         for number, values in enumerate(tried):
             chosen = replace(options, **values)  # type: ignore[arg-type]
-            tracks = build_tracks(scores.edge_index[:, scored], scores.edge_logit[scored], hits, chosen)
-            built[str(number)] = count_tracks(finished(tracks, hits, chosen), truth, cuts).to_json()
+            tracks = finished(build_tracks(*edges, hits, chosen), hits, chosen)
+            shared = shared_hits(tracks, *edges, hits, chosen)
+            built[str(number)] = count_tracks(tracks, truth, cuts, shared).to_json()
         return built
 
     judged: list[tuple[str, dict[str, Any]]] = []

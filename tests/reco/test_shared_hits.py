@@ -19,7 +19,7 @@ CROSSING = 4
 
 
 def crossing():
-    """Two particles on the same modules, a surface a radius, that meet at a hit: rows 0 to 7, and 8 to 14 with row 4."""
+    """Two particles on the same modules that meet at a hit: rows 0 to 7, and 8 to 14 with row 4."""
     bend = 0.3 - np.arctan2(*helix()[CROSSING, 1::-1])  # from its direction at the start to that of the hit
     second = np.delete(helix(charge=-1, phi=0.3 - 2 * bend), CROSSING, axis=0)
     surface = np.arange(1, len(RADII) + 1)
@@ -115,6 +115,13 @@ def test_of_two_hits_at_one_place_the_best_is_taken_and_of_equals_the_first():
     edge_index = np.array([[11, 11], [15, CROSSING]])
     for logits, expected in (((2.0, 2.0), 15), ((2.0, 3.0), CROSSING)):
         assert shared_hits(tracks, edge_index, np.array(logits), twice, ON).tolist() == [[expected, 1]]
+
+
+def test_a_hit_that_several_segments_lead_to_is_taken_once():
+    hits = replace(crossing(), surface=np.zeros(15, np.int64))  # no surface could tell
+    tracks = np.array([0] * 8 + [1] * 7)
+    shared = share(tracks, np.array([10, 11, CROSSING]), np.array([CROSSING, CROSSING, 12]), hits, 1.0)
+    assert shared.tolist().count([CROSSING, 1]) == 1
 
 
 def test_both_of_two_tracks_that_touch_twice_take_the_hit_of_the_other():

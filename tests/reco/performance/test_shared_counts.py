@@ -84,3 +84,14 @@ def test_tracks_are_binned_with_their_shared_hits():
     alone = count_tracks(track_id, truth, CUTS).binned["atlas"]
     assert bins["pt"].tracks != alone["pt"].tracks
     assert bins["border"].tracks[EDGES["border"].index(0.0)] == 2 != alone["border"].tracks[0]
+
+
+def test_around_a_track_are_the_hits_around_its_shared_hits_too():
+    # The hit that 1 takes from 0 has forty of noise in its cell, the others lie alone.
+    track_id, truth = drawn("aaaabbbb" + "." * 40, "00001111" + "." * 40)
+    eta = np.append(np.arange(8) + 0.05, np.full(40, 3.05))
+    radius = np.append(np.full(8, 50.0), np.linspace(30, 90, 40))
+    truth = replace(truth, position=np.stack([radius, 0 * radius, radius * np.sinh(eta)], axis=1))
+    found = count_tracks(track_id, truth, CUTS, np.array([[3, 1]])).binned["atlas"]["density"].tracks
+    bins = np.searchsorted(EDGES["density"], [(3 + 41) / 4, (4 + 41) / 5], side="right") - 1
+    assert np.flatnonzero(found).tolist() == sorted(bins)
