@@ -96,7 +96,7 @@ def test_tracks_of_three_hits_do_not_know_their_helix(own, taken):
 
 
 def test_hits_on_no_track_and_own_hits_are_not_shared():
-    hits = crossing()
+    hits = replace(crossing(), surface=np.zeros(15, np.int64))  # no surface forbids it
     tracks = np.array([0] * 4 + [-1] + [0] * 3 + [1] * 7)
     assert share(tracks, np.array([11, 8]), np.array([CROSSING, 9]), hits, 1.0).shape == (0, 2)
 
