@@ -67,8 +67,8 @@ class Tracks(Group):
     """Score that a segment must exceed to be looked at. Default: as tuned, or 0.1 for grow, 0.01 for walk, else 0.5."""
 
     misfit: float | None = None
-    """grow, --refine: largest mean square distance of a track's hits from its helix, in units of the errors allowed.
-    Default: as tuned, or 1."""
+    """grow, --refine, --shared-hits: largest mean square distance of a track's hits from its helix, in units of the
+    errors allowed. Default: as tuned, or 1."""
 
     walk_min: float | None = None
     """walk: a road follows its best segment if that exceeds this. Default: as tuned, or 0.1."""
@@ -96,6 +96,10 @@ class Tracks(Group):
     """Drop tracks of less worth: their hits, twice the sum of the scores of their segments, and 2 for a helix through
     the beam line. Default: as tuned, or 0."""
 
+    shared_hits: bool = False
+    """Let a track also have hits of other tracks, where one helix goes through them and all of its own, of which there
+    are four or more. In track_id and the table of --format csv such a hit keeps its first track alone."""
+
     classical: bool = False
     """Find tracks by following helices through the hits as well, to compare with: some seconds for a full event."""
 
@@ -112,13 +116,14 @@ class Tracks(Group):
         for name in ("walk_min", "walk_add"):
             if self.tracks != "walk" and getattr(self, name) is not None:
                 raise ConfigError(f"{flag(name)} means nothing without --tracks walk", "add it, or omit the flag")
-        if self.misfit is not None and self.tracks != "grow" and not self.refine:
-            raise ConfigError("--misfit means nothing without --tracks grow or --refine", "add one, or omit the flag")
+        if self.misfit is not None and self.tracks != "grow" and not (self.refine or self.shared_hits):
+            what = "--misfit means nothing without --tracks grow, --refine or --shared-hits"
+            raise ConfigError(what, "add one, or omit the flag")
         self._bounded("least_worth", most=1000)
         self._bounded("most_fakes", below=1)
         if self.most_fakes is not None and not self.tune:
             raise ConfigError("--most-fakes means nothing without --tune", "add it, or omit the flag")
-        for name in ("tune", "refine", "follow", "least_worth"):
+        for name in ("tune", "refine", "follow", "least_worth", "shared_hits"):
             if self.tracks is None and getattr(self, name) not in (False, None):
                 raise ConfigError(f"{flag(name)} is about tracks, but none are built", "add --tracks grow")
         if self.tracks is None and self.classical:

@@ -42,7 +42,9 @@ class EventData:
         logit: The network's logit of each edge, -inf for one without a score, which joins two sectors of naive mode,
             float64 [E]; None where the event was not scored.
         track_id: Track of each hit, -1 for none, int64 [N]; None where no tracks were built.
-        classical_track_id: The same of the classical finder.
+        shared_hits: Hits on several tracks, and each track of them but `track_id`, int64 [S, 2]; None where a hit has
+            one track at most.
+        classical_track_id: Track of each hit of the classical finder.
     """
 
     event_id: str
@@ -61,6 +63,7 @@ class EventData:
     edge_class: IntArray | None
     logit: FloatArray | None
     track_id: IntArray | None
+    shared_hits: IntArray | None
     classical_track_id: IntArray | None
 
     @property
@@ -145,6 +148,7 @@ def read_event_data(
         edge_class=edge_class,
         logit=np.where(arrays["edge_scored"], arrays["edge_logit"].astype(np.float64), -np.inf) if arrays else None,
         track_id=arrays.get("track_id"),
+        shared_hits=arrays.get("shared_hits"),
         classical_track_id=arrays.get("classical_track_id"),
     )
 

@@ -19,7 +19,7 @@ from domainpar.display.event_data import EventData
 from domainpar.display.run_files import RunFiles, Tracking
 from domainpar.display.tracks import target_text
 from domainpar.events.graph import BoolArray, FloatArray, IntArray
-from domainpar.reco.performance.matching import TrackCuts, find_overlaps, match, matchable_tracks
+from domainpar.reco.performance.matching import TrackCuts, find_overlaps, match, matchable_tracks, memberships
 
 MOST_CUT_EDGES = 150_000
 """Of more cut edges an even choice is drawn, and the display says so."""
@@ -167,13 +167,16 @@ def event_view(event: EventData, split: Split, tracking: Tracking, how_scored: s
         "cut": event.edge_index[:, drawn].T.astype(np.int32).reshape(-1),
     }
     kept = _add_particles(event, event.position, facts, arrays)
-    for name, track_id in (("network", event.track_id), ("classical", event.classical_track_id)):
+    finders = ("network", event.track_id, event.shared_hits), ("classical", event.classical_track_id, None)
+    for name, track_id, shared_hits in finders:
         if track_id is None:
             continue
         facts.setdefault("finders", []).append(name)
         arrays[f"{name}Track"] = track_id.astype(np.int32)
-        arrays |= _paths(name, track_id, int(track_id.max(initial=-1)) + 1, np.linalg.norm(event.position, axis=1))
-        if (matches := match_tracks(event, track_id, tracking.cuts, tracking.style)) is not None:
+        hit, track = memberships(track_id, shared_hits)
+        distance = np.linalg.norm(event.position, axis=1)[hit]
+        arrays |= _paths(name, hit, track, int(track_id.max(initial=-1)) + 1, distance)
+        if (matches := match_tracks(event, track_id, tracking.cuts, tracking.style, shared_hits)) is not None:
             _add_matches(name, matches, kept, facts, arrays)
     borrowed = first_that_borrows(part, event.edge_index)
     return EventView(facts, arrays, split, borrowed, target_text(tracking.cuts.target), how_scored)
@@ -190,7 +193,8 @@ def _add_particles(event: EventData, position: FloatArray, facts: dict[str, Any]
     start = np.zeros((event.num_hits, 3))
     start[listed] = np.nan_to_num(event.particles.vertex[row[listed]], nan=0.0)
     place = _places(kept, len(event.particles.particle_id))[row]
-    arrays |= _paths("particle", place, len(kept), np.linalg.norm(position - start, axis=1))
+    distance = np.linalg.norm(position - start, axis=1)
+    arrays |= _paths("particle", np.arange(event.num_hits), place, len(kept), distance)
     arrays["particle"] = place
     arrays["particleTarget"] = event.target[kept].astype(np.uint8)
     arrays["particlePt"] = event.particles.pt[kept].astype(np.float32)
@@ -218,12 +222,12 @@ def _add_matches(name: str, matches: Matches, kept: IntArray, facts: dict[str, A
     }
 
 
-def _paths(name: str, owner: IntArray, num_owners: int, distance: FloatArray) -> Arrays:
+def _paths(name: str, hit: IntArray, owner: IntArray, num_owners: int, distance: FloatArray) -> Arrays:
     """The hits of each owner (-1: of none) by increasing distance, path p being rows[ptr[p] : ptr[p + 1]]."""
     order = np.lexsort((distance, owner))
-    rows = order[np.searchsorted(owner[order], 0) :]
-    ptr = np.concatenate([[0], np.cumsum(np.bincount(owner[rows], minlength=num_owners))])
-    return {f"{name}Rows": rows.astype(np.int32), f"{name}Ptr": ptr.astype(np.int32)}
+    order = order[np.searchsorted(owner[order], 0) :]
+    ptr = np.concatenate([[0], np.cumsum(np.bincount(owner[order], minlength=num_owners))])
+    return {f"{name}Rows": hit[order].astype(np.int32), f"{name}Ptr": ptr.astype(np.int32)}
 
 
 def _places(kept: IntArray, num_rows: int) -> npt.NDArray[np.int32]:
@@ -265,7 +269,9 @@ class Matches:
     found: BoolArray
 
 
-def match_tracks(event: EventData, track_id: IntArray, cuts: TrackCuts, style: str = "atlas") -> Matches | None:
+def match_tracks(
+    event: EventData, track_id: IntArray, cuts: TrackCuts, style: str = "atlas", shared_hits: IntArray | None = None
+) -> Matches | None:
     """Match the tracks of an event with its particles; None without a particle table.
 
     Args:
@@ -273,10 +279,11 @@ def match_tracks(event: EventData, track_id: IntArray, cuts: TrackCuts, style: s
         track_id: Track of each hit, numbered from 0, -1 for none, [N].
         cuts: Conditions on the tracks that count, and on the share of hits. Its targets are those of the event already.
         style: One of `styles.STYLES`.
+        shared_hits: Hits and the further tracks that they lie on, [S, 2]; None for none.
     """
     if event.particles is None or event.target is None or event.particle_id is None:
         return None
-    overlaps = find_overlaps(track_id, event.particle_id)
+    overlaps = find_overlaps(track_id, event.particle_id, shared_hits)
     matching = match(overlaps, cuts)[style]
     num_particles = len(event.particles.particle_id)
     # Particles with hits that are in the table: their rows among the overlaps and in the table.

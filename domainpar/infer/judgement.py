@@ -41,6 +41,7 @@ def track_options(config: InferConfig, tuned: Mapping[str, Any]) -> TrackOptions
         refine=config.refine,
         stitch=config.stitch,
         follow=config.follow,
+        shared_hits=config.shared_hits,
     )
     cuts = tuned.get(key_of(options), {}).get("cuts", {})
     return replace(options, **{**cuts, **given_cuts(config)})
@@ -89,7 +90,10 @@ def _judge_tracks(event: StoredEvent, scores: EventScores, cuts: TrackCuts, bord
     passing = scores.edge_scored & (scores.edge_logit > 0)
     segments = edge_ceiling(truth, scores.edge_index, cuts.target, passing)
     return {
-        "tracks": {finder: count_tracks(ids, truth, cuts).to_json() for finder, ids in scores.tracks.items()},
+        "tracks": {
+            finder: count_tracks(track_id, truth, cuts, scores.shared_hits.get(finder)).to_json()
+            for finder, track_id in scores.tracks.items()
+        },
         "segments": None if segments is None else asdict(segments),
     }
 

@@ -141,7 +141,9 @@ def _publish(config: InferConfig, job: Job, outcomes: dict[str, Outcome], left_o
     write_list(unfinished, [outcome.scored for outcome in in_order], about | kept)
     directory = publish(unfinished)
     beside = run_beside(run) if directory == run / "scores" else None
-    tables = summary.performance_lines(performance, config.matching_style, config.mode == "naive")
+    tables = summary.performance_lines(
+        performance, config.matching_style, naive=config.mode == "naive", shared=config.shared_hits
+    )
     notes = [*told_of(seen), *judgements.not_counted(), *summary.left_out_lines(left_out)]
     print(*tables, *notes, *summary.last_lines(in_order, metrics, directory, about, beside), sep="\n", flush=True)
 
@@ -257,12 +259,13 @@ def _check_tracks(config: InferConfig, store: EventStore, records: Sequence[Even
     check_conditions(track_target(config))
     if config.format == "acorn":
         check_acorn_files_can_be_written()
-    along_helices = config.refine or config.follow or config.classical
+    along_helices = config.refine or config.follow or config.shared_hits or config.classical
     if config.tracks in OF_POSITIONS or along_helices or config.format == "acorn":
         with store.open(records[0]) as event:
             if not event.has_positions:
                 raise event.place.problem(
-                    "its hits have no positions: grow, walk, --refine, --follow, --classical, --format acorn need them",
+                    "its hits have no positions: grow, walk, --refine, --follow, --shared-hits, --classical and "
+                    "--format acorn need them",
                     "take --tracks cc or junction",
                 )
             if config.classical or config.follow:

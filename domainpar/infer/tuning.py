@@ -21,7 +21,7 @@ from domainpar.reco.performance.rates import duplicate_rate, efficiency, fake_ra
 from domainpar.reco.performance.truth import truth_of
 from domainpar.reco.scorer import LeftOut, Scorer
 from domainpar.reco.scores import EventScores
-from domainpar.reco.tracks import TrackOptions, tracks_from_scores, worthy
+from domainpar.reco.tracks import TrackOptions, shared_hits, tracks_from_scores, worthy
 from domainpar.words import several
 
 GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
@@ -86,7 +86,9 @@ def tune(
             # One least worth after the other is tried on the same tracks.
             if of_all != (of_all := replace(chosen, least_worth=0.0)):
                 tracks = tracks_from_scores(*edges, hits, of_all)
-            built[str(number)] = count_tracks(worthy(tracks, *edges, hits, chosen), truth, cuts).to_json()
+            kept = worthy(tracks, *edges, hits, chosen)
+            counts = count_tracks(kept, truth, cuts, shared_hits(kept, *edges, hits, chosen))
+            built[str(number)] = counts.to_json()
         return built
 
     judged: list[tuple[str, dict[str, Any]]] = []

@@ -1,8 +1,8 @@
 """The tracks of one event by every finder, and the files of them that other programs read; on one rank.
 
-    trainset/event000000007.pyg           acorn: hits, edges, scores, labels (the track of each hit), truth if known
+    trainset/event000000007.pyg           acorn: hits, edges, scores, labels (first track of each hit), truth if known
     trainset_tracks/event000000007.txt    acorn: one track a line, its hit ids from the inside out
-    event000000007-tracks.csv             event_id, hit_id, track_id, as TrackML scores it
+    event000000007-tracks.csv             event_id, hit_id, track_id, as TrackML scores it: the first track of each hit
 
 acorn's track building and evaluation read the first, and so does `events.acorn`. Names and units are acorn's
 (`acorn/utils/loading_utils.py`, GNN4ITkTeam/CommonFramework): no prefixes, pt in MeV. Files appear under their name
@@ -31,9 +31,10 @@ from domainpar.events.store import SUFFIX, StoredEvent, WholeEvent, event_file_n
 from domainpar.events.truth_order import rows_of_table
 from domainpar.problems import Problem
 from domainpar.reco.classical.finder import find_tracks
+from domainpar.reco.performance.matching import memberships
 from domainpar.reco.scores import CEILING, CLASSICAL, NETWORK, EventScores
 from domainpar.reco.segments import TrackHits
-from domainpar.reco.tracks import OF_POSITIONS, TrackOptions, finished, tracks_from_scores
+from domainpar.reco.tracks import OF_POSITIONS, TrackOptions, finished, shared_hits, tracks_from_scores
 
 Format = Literal["zarr", "acorn", "csv"]
 
@@ -106,23 +107,30 @@ def with_tracks(whole: WholeEvent, scores: EventScores, options: TrackOptions) -
     Raises:
         Problem: If a method asks for positions, and the hits have none.
     """
-    along_helices = options.refine or options.follow
+    along_helices = options.refine or options.follow or options.shared_hits
     if (options.method in OF_POSITIONS or along_helices) and not whole.event.has_positions:
-        what = "--refine and --follow fit helices" if along_helices else f"--tracks {options.method} goes outward"
-        hint = "take --tracks cc or junction, without --refine and --follow"
+        fits = "--refine, --follow and --shared-hits fit helices"
+        what = fits if along_helices else f"--tracks {options.method} goes outward"
+        hint = "take --tracks cc or junction, without --refine, --follow and --shared-hits"
         raise whole.event.place.problem(f"{what}, but its hits have no positions", hint)
     began = clock()
     hits = hits_of(whole)
     edge_index = scores.edge_index[:, scores.edge_scored]
 
-    def build(logits: FloatArray) -> IntArray:
-        return tracks_from_scores(edge_index, logits[scores.edge_scored], hits, options)
+    tracks: dict[str, IntArray] = {}
+    shared: dict[str, IntArray] = {}
 
-    tracks = {NETWORK: build(scores.edge_logit)}
+    def build(finder: str, logits: FloatArray) -> None:
+        edges = edge_index, logits[scores.edge_scored]
+        tracks[finder] = tracks_from_scores(*edges, hits, options)
+        if (further := shared_hits(tracks[finder], *edges, hits, options)) is not None:
+            shared[finder] = further
+
+    build(NETWORK, scores.edge_logit)
     seconds = {**scores.seconds, "tracks": clock() - began}
     if (label := whole.edges("label")) is not None:
-        tracks[CEILING] = build(np.where(label > 0, CERTAIN, -CERTAIN))
-    return replace(scores, tracks=tracks, seconds=seconds)
+        build(CEILING, np.where(label > 0, CERTAIN, -CERTAIN))
+    return replace(scores, tracks=tracks, shared_hits=shared, seconds=seconds)
 
 
 def hits_of(whole: WholeEvent) -> TrackHits:
@@ -175,12 +183,15 @@ def write_acorn(
     path = Path(directory) / dataset / f"{stem}.pyg"
     write_whole(path, _saved(acorn_columns(hits, scores, label)))
     tracks = Path(directory) / f"{dataset}_tracks" / f"{stem}.txt"
-    write_whole(tracks, track_lines(scores.hit_id, _track_id(scores), hits.position).encode())
+    lines = track_lines(scores.hit_id, _track_id(scores), hits.position, scores.shared_hits.get(NETWORK))
+    write_whole(tracks, lines.encode())
     return path, tracks
 
 
 def write_csv(directory: str | Path, scores: EventScores) -> Path:
     """Write the track of each hit as CSV: columns event_id, hit_id, track_id, every hit once, in the user's order.
+
+    Of several tracks of a hit the first: TrackML takes one.
 
     Tracks count from 1, and hits on no track have 0: TrackML's scorer wants no negative number. It takes such a table
     for one event as it is; the tables of several events, one below the other, are a submission.
@@ -195,16 +206,20 @@ def write_csv(directory: str | Path, scores: EventScores) -> Path:
     return path
 
 
-def track_lines(hit_id: IntArray, track_id: IntArray, position: FloatArray | None) -> str:
+def track_lines(
+    hit_id: IntArray, track_id: IntArray, position: FloatArray | None, shared_hits: IntArray | None = None
+) -> str:
     """The tracks, one a line in the order of their numbers: hit ids from the inside out (by r^2 + z^2), blanks between.
 
-    Without positions the hits of a track are in the user's order.
+    A shared hit stands in each of its tracks. Without positions the hits of a track are in the user's order.
     """
+    hit, track = memberships(track_id, shared_hits)
     distance = np.zeros(len(hit_id)) if position is None else (position.astype(np.float64) ** 2).sum(axis=1)
-    order = np.lexsort((distance, track_id))
-    order = order[track_id[order] >= 0]
-    starts = np.flatnonzero(np.diff(track_id[order], prepend=-1))
-    return "".join(" ".join(track) + "\n" for track in np.split(hit_id[order].astype(str), starts[1:]) if len(track))
+    order = np.lexsort((hit, distance[hit], track))
+    order = order[track[order] >= 0]
+    starts = np.flatnonzero(np.diff(track[order], prepend=-1))
+    of_tracks = np.split(hit_id[hit[order]].astype(str), starts[1:])
+    return "".join(" ".join(of_track) + "\n" for of_track in of_tracks if len(of_track))
 
 
 def acorn_columns(hits: Hits, scores: EventScores, label: IntArray | None) -> dict[str, Any]:

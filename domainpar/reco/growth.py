@@ -1,4 +1,5 @@
 """Tracks grown from segments, the best first: two of them are joined where one helix goes through the hits of both.
+Along other segments, tracks that are grown may share hits.
 
 So a wrong segment joins two particles only where both lie on one helix, and no score has to be cut high. A particle
 leaves one hit on a module, and its hits on one surface lie beside each other, where modules overlap: what is joined
@@ -22,6 +23,9 @@ BESIDE = 25.0
 
 MOST_HITS = 64
 """Hits of a track at most: hits are ordered outward, so that it never turns back."""
+
+FEWEST_HITS = 4
+"""Hits that tell whether a helix goes through them: it goes through any three."""
 
 
 def grow(inner: IntArray, outer: IntArray, hits: TrackHits, most_misfit: float) -> IntArray:
@@ -72,6 +76,42 @@ def refine(track_id: IntArray, hits: TrackHits, most_misfit: float, min_hits: in
     return long_enough(grow(inner[nearest], outer[nearest], hits, most_misfit), min_hits)
 
 
+def share(track_id: IntArray, inner: IntArray, outer: IntArray, hits: TrackHits, most_misfit: float) -> IntArray:
+    """Give tracks the hits of others that lie on their helix too, along segments, in their order.
+
+    A segment leads from a hit of the track to one of another track. Each track takes hits for itself, whatever others
+    take, if it has at least `FEWEST_HITS` of its own.
+
+    Args:
+        track_id: Track of each hit, numbered from 0, -1 for none, int64 [N].
+        inner, outer: The hits of each segment, int64 [S].
+        hits: The hits; they have positions.
+        most_misfit: As of `grow`, of all hits of a track.
+
+    Returns:
+        Row of each hit that is shared, and the further track that it lies on, ascending, int64 [M, 2].
+    """
+    if hits.position is None:
+        raise ValueError("hits are shared along a helix, but they have no positions")
+    # Both ways along a segment before the next one.
+    near, hit = np.stack([inner, outer], axis=1).ravel(), np.stack([outer, inner], axis=1).ravel()
+    track = track_id[near]
+    offered = np.flatnonzero((track >= 0) & (track_id[hit] >= 0) & (track != track_id[hit]))
+    # A track decides once about a hit: at the first segment that leads to it.
+    _, first = np.unique(track[offered] * len(hits) + hit[offered], return_index=True)
+    offered = offered[np.sort(first)]
+    offered = offered[np.argsort(track[offered], kind="stable")]
+    own = np.argsort(track_id, kind="stable")
+    numbers = np.arange(track_id.max(initial=-1) + 2)
+    position = np.ascontiguousarray(hits.position, np.float64)
+    bz = np.abs(field_at(hits.field, position[:, 2]))
+    taken = offered[
+        _share(own, np.searchsorted(track_id[own], numbers), hit[offered], np.searchsorted(track[offered], numbers),
+               position, np.sum(position**2, axis=1), bz, hits.surface, hits.module, most_misfit)
+    ]  # fmt: skip
+    return np.stack([hit[taken], track[taken]], axis=1)[np.lexsort((track[taken], hit[taken]))]
+
+
 @numba.njit(cache=True)
 def _root(parent: Any, hit: int) -> int:
     while parent[hit] != hit:
@@ -101,10 +141,8 @@ def _grow(inner: Any, outer: Any, position: Any, distance: Any, bz: Any, surface
                 count += 1
         if not _beside(members[: size[first]], members[size[first] : count], position, surface, module):
             continue
-        if count > 3:
-            outward = members[np.argsort(away[:count], kind="mergesort")]
-            if not misfit(position[outward], bz[outward], POSITION_ERROR, ALONG_ERROR, SCATTERING) <= most_misfit:
-                continue
+        if count >= FEWEST_HITS and not _on_helix(members[:count], away[:count], position, bz, most_misfit):
+            continue
         if first > second:
             first, second = second, first
         parent[second] = first
@@ -113,6 +151,38 @@ def _grow(inner: Any, outer: Any, position: Any, distance: Any, bz: Any, surface
     for hit in range(num_hits):
         parent[hit] = _root(parent, hit)
     return parent
+
+
+@numba.njit(cache=True, error_model="numpy")
+def _share(own: Any, first_own: Any, hit: Any, first_hit: Any, position: Any, distance: Any, bz: Any, surface: Any,
+           module: Any, most_misfit: float) -> Any:  # fmt: skip
+    """Whether a track takes each hit that is offered to it, given own hits and offers one track after the other."""
+    taken = np.zeros(len(hit), np.bool_)
+    members = np.empty(MOST_HITS, np.int64)
+    for track in range(len(first_own) - 1):
+        count = first_own[track + 1] - first_own[track]
+        if not FEWEST_HITS <= count <= MOST_HITS:
+            continue
+        members[:count] = own[first_own[track] : first_own[track + 1]]
+        for i in range(first_hit[track], first_hit[track + 1]):
+            if count == MOST_HITS:
+                break
+            members[count] = hit[i]
+            if not _beside(members[:count], members[count : count + 1], position, surface, module):
+                continue
+            together = members[: count + 1]
+            if _on_helix(together, distance[together], position, bz, most_misfit):
+                taken[i] = True
+                count += 1
+    return taken
+
+
+@numba.njit(cache=True, error_model="numpy")
+def _on_helix(members: Any, distance: Any, position: Any, bz: Any, most_misfit: float) -> bool:
+    """Whether one helix goes through hits, given the distance of each from the origin."""
+    outward = members[np.argsort(distance, kind="mergesort")]
+    off = misfit(position[outward], bz[outward], POSITION_ERROR, ALONG_ERROR, SCATTERING)
+    return bool(off <= most_misfit)
 
 
 @numba.njit(cache=True)

@@ -5,7 +5,8 @@ A directory of scores holds
     scores.json                                what was scored, with which weights; the sha256 of each file
     timings.json                               seconds per event; not hashed
     event000001001.scores.zarr.zip             hit_id [N], edge_index [2, E], edge_logit, edge_score, edge_scored [E];
-                                               with tracks track_id [N], and classical_track_id [N] if asked for
+                                               with tracks track_id [N], and if asked for classical_track_id [N] and
+                                               shared_hits [S, 2]
 
 While they are written they lie in its folder `unfinished`; `scores.json` appears last of all. `read_scores` gives them
 to a user's own program: numpy arrays by name, and tables of hits and edges.
@@ -122,6 +123,8 @@ def write_scores(directory: Path, scores: EventScores, provenance: Mapping[str, 
     logits_sha256 = hashlib.sha256(scores.edge_logit.tobytes()).hexdigest()
     names = ("hit_id", "edge_index", "edge_logit", "edge_score", "edge_scored")
     tracks = {name: scores.tracks[finder] for finder, name in ARRAY_OF_TRACKS.items() if finder in scores.tracks}
+    if NETWORK in scores.shared_hits:
+        tracks["shared_hits"] = scores.shared_hits[NETWORK]
     num_tracks = int(tracks["track_id"].max(initial=-1)) + 1 if "track_id" in tracks else None
     attributes = {
         **FORMAT,
@@ -182,6 +185,8 @@ class Scores:
             none, int64 [N]; None without tracks.
         classical_track_id: The same of a finder that follows helices through the hits and knows neither network nor
             edges (`infer --classical`), to compare with; the two number their tracks each for itself.
+        shared_hits: Row of each hit that lies on several tracks, and each track of it but `track_id`, ascending, int64
+            [S, 2] (`infer --shared-hits`); of the tracks that were built from the scores.
         about: Origin of the scores: mode, sectors, checkpoint step, hashes; the attributes of the file.
         position: x, y, z of each hit in mm, float32 [N, 3]; from the store, as all that follows.
         volume, layer, module: Place of each hit in the detector, int32 [N].
@@ -197,6 +202,7 @@ class Scores:
     edge_scored: BoolArray
     track_id: IntArray | None = None
     classical_track_id: IntArray | None = None
+    shared_hits: IntArray | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
     position: FloatArray | None = None
     volume: IntArray | None = None

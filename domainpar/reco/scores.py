@@ -35,7 +35,9 @@ class EventScores:
         edge_logit: Logit of each edge, in the precision of the network, [E]; 0 where it has none.
         edge_score: The sigmoid of it, [E]; 0 where there is no logit.
         edge_scored: False where the network never saw the edge, which joins two sectors, bool [E].
-        tracks: Track of each hit, -1 for none, int64 [N], by finder.
+        tracks: Track of each hit, of several the first, -1 for none, int64 [N], by finder.
+        shared_hits: Row of each hit that lies on several tracks, and each track of it but the first, ascending, int64
+            [S, 2], by finder; of those alone whose tracks share hits.
         seconds: Time of the network, an equal share of that of a call for several events, and of building tracks from
             its scores, on this rank; compiling is left out.
     """
@@ -47,6 +49,7 @@ class EventScores:
     edge_score: npt.NDArray[np.floating]
     edge_scored: BoolArray
     tracks: Mapping[str, IntArray] = field(default_factory=dict)
+    shared_hits: Mapping[str, IntArray] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property

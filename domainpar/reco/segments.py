@@ -35,6 +35,14 @@ class TrackHits:
     def __len__(self) -> int:
         return len(self.surface)
 
+    @property
+    def distance(self) -> npt.NDArray[np.float64] | None:
+        """Distance of each hit from the origin, squared, float64 [N]; None without positions."""
+        if self.position is None:
+            return None
+        x, y, z = self.position.astype(np.float64).T
+        return np.asarray(x * x + y * y + z * z)
+
 
 @dataclass(frozen=True, eq=False)
 class Segments:
@@ -87,6 +95,11 @@ class Segments:
     def above(self, min_logit: float) -> Segments:
         """Those that exceed a logit."""
         return self.take(self.logit > min_logit)
+
+    def best_first(self) -> tuple[IntArray, IntArray]:
+        """Their inner and outer hits, the best segment first, int64 [S] each."""
+        order = np.argsort(-self.logit, kind="stable")
+        return self.inner[order], self.outer[order]
 
     def best_at(self, ends: IntArray) -> BoolArray:
         """Whether each is the best of those that have the same hit for this end, bool [S]."""

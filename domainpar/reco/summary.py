@@ -87,12 +87,18 @@ def timing(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def performance_lines(performance: Mapping[str, Mapping[str, TrackCounts]], style: str, naive: bool) -> list[str]:
-    """Rates of tracks, a table for each split."""
+def performance_lines(
+    performance: Mapping[str, Mapping[str, TrackCounts]], style: str, *, naive: bool, shared: bool
+) -> list[str]:
+    """Rates of tracks, a table for each split; whether they lack edges between sectors, and may share hits."""
     note = ["Naive mode: network and ceiling lack the edges between sectors; approximate."] if naive else []
     lines = []
     for split, counts in performance.items():
-        lines += [f"tracks, {split} events:", *table(counts, style), *note, ""]
+        lines += [f"tracks, {split} events:", *table(counts, style), *note]
+        if shared:
+            of_finders = ", ".join(f"{finder} {of.shared:,}" for finder, of in counts.items())
+            lines.append(f"Shared hits, counted for each track after the first: {of_finders}.")
+        lines.append("")
     return lines
 
 

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from domainpar.events.graph import FloatArray, IntArray
 from domainpar.plan import BoolArray
 from domainpar.reco.classical.following import follow
-from domainpar.reco.growth import grow, refine
+from domainpar.reco.growth import grow, refine, share
 from domainpar.reco.helix import fit_helices
 from domainpar.reco.pieces import stitch
 from domainpar.reco.segments import NO_TRACK, Segments, TrackHits, long_enough, number_tracks
@@ -49,7 +49,8 @@ class TrackOptions:
         chain_cut: `junction` only: segments above it are looked at for simple chains.
         walk_min: `walk` only: a road is followed along its best segment if that exceeds this.
         walk_add: `walk` only: it branches to every other segment above this.
-        misfit: `grow` and `refine` only: largest misfit of the hits of a track from its helix (`helix.misfit`).
+        misfit: `grow`, `refine` and `shared_hits` only: largest misfit of the hits of a track from its helix
+            (`helix.misfit`).
         min_hits: Tracks with fewer hits are dropped.
         double_hits: Give a hit that no track has to the track that has another hit of the same surface, next to the
             same neighbour. `walk` and `junction` follow one hit a surface; modules overlap, and a quarter of the
@@ -60,6 +61,7 @@ class TrackOptions:
         follow: Follow each track through all hits of the TrackML detector at last (`classical.following`): hits that
             no segment leads to are added, and of two tracks that want a hit the better one has it.
         least_worth: Tracks of a smaller `worth` are dropped.
+        shared_hits: Let tracks have hits of other tracks as well (`shared_hits`).
 
     Raises:
         ValueError: If the method is unknown or a number impossible.
@@ -78,6 +80,7 @@ class TrackOptions:
     stitch: bool = True
     follow: bool = False
     least_worth: float = 0.0
+    shared_hits: bool = False
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -108,8 +111,9 @@ class TrackOptions:
         }[self.method]
         doubles = ("double_hits", "double_cut") if self.method in ("walk", "junction") else ()
         refined = ("misfit",) if self.refine else ()
+        shared = ("shared_hits", "misfit") if self.shared_hits else ()
         values = asdict(self) | {"score_cut": self.floor}
-        at_last = ("refine", *refined, "stitch", "follow", "least_worth")
+        at_last = ("refine", *refined, "stitch", "follow", "least_worth", *shared)
         names = ("method", "score_cut", "min_hits", *of_method, *doubles, *at_last)
         return {name: values[name] for name in names}
 
@@ -134,14 +138,12 @@ def build_tracks(edge_index: IntArray, logits: FloatArray, hits: TrackHits, opti
     """
     if options.method in OF_POSITIONS and hits.position is None:
         raise ValueError(f"the method {options.method} goes outward, but its hits have no positions")
-    distance = _distance(hits)
-    floor = min(options.floor, options.chain_cut) if options.method == "junction" else options.floor
-    segments = _segments(edge_index, logits, hits, floor)
+    distance = hits.distance
+    segments = _segments(edge_index, logits, hits, options)
     if options.method == "cc":
         tracks = long_enough(segments.components(), options.min_hits)
     elif options.method == "grow":
-        best_first = np.argsort(-segments.logit, kind="stable")
-        grown = grow(segments.inner[best_first], segments.outer[best_first], hits, options.misfit)
+        grown = grow(*segments.best_first(), hits, options.misfit)
         tracks = long_enough(grown, options.min_hits)
     elif options.method == "junction" or distance is None:
         tracks = _without_junctions(segments, options)
@@ -179,7 +181,7 @@ def worthy(
     """Those tracks whose worth is `least_worth` or more, numbered anew, int64 [N]."""
     if options.least_worth == 0:
         return tracks
-    enough = worth(tracks, _segments(edge_index, logits, hits, options.floor), hits) >= options.least_worth
+    enough = worth(tracks, _segments(edge_index, logits, hits, options), hits) >= options.least_worth
     return number_tracks(np.where((tracks >= 0) & np.append(enough, False)[tracks], tracks, NO_TRACK))
 
 
@@ -208,23 +210,32 @@ def worth(tracks: IntArray, segments: Segments, hits: TrackHits) -> npt.NDArray[
     return reasons
 
 
+def shared_hits(
+    tracks: IntArray, edge_index: IntArray, logits: FloatArray, hits: TrackHits, options: TrackOptions
+) -> IntArray | None:
+    """Hits on several tracks: what each track, built and finished, takes of the others (`growth.share`).
+
+    Returns:
+        Row of the hit, and the further track that it lies on, ascending, int64 [S, 2]; None without the option.
+
+    Raises:
+        ValueError: If hits are to be shared without positions.
+    """
+    if not options.shared_hits:
+        return None
+    segments = _segments(edge_index, logits, hits, options)
+    return share(tracks, *segments.best_first(), hits, options.misfit)
+
+
+def _segments(edge_index: IntArray, logits: FloatArray, hits: TrackHits, options: TrackOptions) -> Segments:
+    """The segments that a method looks at."""
+    floor = min(options.floor, options.chain_cut) if options.method == "junction" else options.floor
+    return Segments.of(edge_index, logits, hits.distance, len(hits), logit(floor))
+
+
 def logit(score: float) -> float:
     """The logit of a score from 0 to below 1; -inf of 0."""
     return math.log(score) - math.log1p(-score) if score > 0 else -math.inf
-
-
-def _distance(hits: TrackHits) -> npt.NDArray[np.float64] | None:
-    """Of each hit from the origin, squared, float64 [N]; None without positions."""
-    if hits.position is None:
-        return None
-    x, y, z = hits.position.astype(np.float64).T
-    distance: npt.NDArray[np.float64] = x * x + y * y + z * z
-    return distance
-
-
-def _segments(edge_index: IntArray, logits: FloatArray, hits: TrackHits, floor: float) -> Segments:
-    """The edges whose score exceeds `floor`, as segments."""
-    return Segments.of(edge_index, logits, _distance(hits), len(hits), logit(floor))
 
 
 def _chains(segments: Segments) -> tuple[BoolArray, IntArray]:

@@ -74,6 +74,35 @@ def test_files_with_tracks_are_the_same_on_any_ranks(place, tmp_path, flags):
     assert one == many
 
 
+def test_shared_hits_are_written_and_counted_the_same_on_any_ranks(place, tmp_path, capsys):
+    flags = {"tracks": "grow", "misfit": 2.0, "classical": True, "split": "test"}
+    off, _ = inferred(place, tmp_path / "off", **flags)
+    assert "Shared hits" not in capsys.readouterr().out
+    on, one = inferred(place, tmp_path / "one", **flags, shared_hits=True)
+    printed = capsys.readouterr().out
+    _, two = inferred(place, tmp_path / "two", 2, **flags, shared_hits=True, grouping="random")
+    assert one == two
+    (event,) = on["events"]
+    found, alone = (opened(tmp_path / name / event["path"]) for name in ("one", "off"))
+    assert set(found) - set(alone) == {"shared_hits"}
+    for name in alone:
+        assert np.array_equal(found[name][...], alone[name][...])
+    shared, track_id = found["shared_hits"][...], found["track_id"][...]
+    assert len(shared) > 5
+    assert (track_id[shared[:, 0]] >= 0).all()
+    assert (track_id[shared[:, 0]] != shared[:, 1]).all()
+    assert 0 <= shared[:, 1].min() <= shared[:, 1].max() < event["tracks"]
+    assert shared.tolist() == np.unique(shared, axis=0).tolist()
+    of_finders = on["tracks"]["performance"]["test"]
+    assert of_finders["network"]["shared"] == len(shared)
+    assert of_finders["classical"]["shared"] == 0
+    assert off["tracks"]["performance"]["test"]["network"]["shared"] == 0
+    assert of_finders["network"]["trackml_score"] == off["tracks"]["performance"]["test"]["network"]["trackml_score"]
+    assert f"counted for each track after the first: network {len(shared)}, ceiling " in printed
+    assert on["tracks"]["options"]["shared_hits"] is True
+    assert "shared_hits" not in off["tracks"]["options"]
+
+
 def test_naive_mode_finds_fewer_even_with_perfect_scores(place, tmp_path):
     halo, _ = inferred(place, tmp_path / "halo", tracks="walk")
     naive, _ = inferred(place, tmp_path / "naive", tracks="walk", mode="naive", sectors=8)
@@ -135,6 +164,8 @@ def test_a_walk_through_events_without_positions_is_refused_before_work(tmp_path
     with pytest.raises(Refused, match="its hits have no positions"):
         inferred(tmp_path, tmp_path / "out", 2, tracks="walk")
     assert not (tmp_path / "out").exists()
+    with pytest.raises(Refused, match="--shared-hits, --classical and --format acorn need them"):
+        inferred(tmp_path, tmp_path / "out", 2, tracks="cc", shared_hits=True)
     listed, _ = inferred(tmp_path, tmp_path / "out", 2, tracks="cc")
     assert listed["events"][0]["tracks"] is not None
 
@@ -173,6 +204,8 @@ def test_a_finder_that_some_events_lack_is_left_out_and_named(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
+        ({"shared_hits": True}, "--shared-hits is about tracks, but none are built"),
+        ({"tracks": "cc", "misfit": 2.0}, "--misfit means nothing without --tracks grow, --refine or --shared-hits"),
         ({"classical": True}, "--classical compares tracks, but none are built"),
         ({"format": "csv"}, "--format csv is a table of tracks, but none are built"),
         ({"tracks": "walk", "score_cut": 1.0}, "--score-cut is 1.0"),

@@ -14,6 +14,8 @@ from domainpar.events.construct import Cuts, build_graph
 from domainpar.events.simulate import simulate_event
 from domainpar.infer import tuning
 from domainpar.problems import Problem
+from domainpar.reco.performance.counts import TrackCounts
+from domainpar.reco.performance.rates import efficiency
 from domainpar.reco.tracks import TrackOptions
 
 
@@ -79,6 +81,25 @@ def test_cuts_with_few_fakes_are_chosen_on_request(place, monkeypatch):
         assert of["fakes"] <= bound
     of_too_many = [{"efficiency": 0.9, "fakes": 0.3}, {"efficiency": 0.8, "fakes": 0.2}]
     assert max(of_too_many, key=lambda of: tuning.merit(of, 0.1))["fakes"] == 0.2
+
+
+def test_cuts_are_judged_with_shared_hits_where_tracks_have_them(place, monkeypatch):
+    monkeypatch.setitem(tuning.GRIDS, "grow", {"score_cut": (0.1,), "misfit": (2.0,)})
+    flags = {
+        "tracks": "grow",
+        "tune": True,
+        "least_worth": 0.0,
+        "split": "val",
+        "matching_style": "one_way",
+        "matching_fraction": 1.0,
+    }
+    found = []
+    for shared_hits in (False, True):
+        listed, _ = inferred(place, place / str(shared_hits), **flags, shared_hits=shared_hits)
+        counts = TrackCounts.from_json(listed["tracks"]["performance"]["val"]["network"]).styles["one_way"]
+        found.append(kept(place)["grow"]["efficiency"])
+        assert found[-1] == efficiency(counts)
+    assert found[0] < found[1]  # more particles have all of their hits on one track
 
 
 def test_later_inferences_take_them_unless_told_otherwise(place):

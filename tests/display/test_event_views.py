@@ -128,6 +128,24 @@ def test_found_missed_and_fake_are_those_of_the_efficiency(event, style):
     assert int((matches.kind != SHORT).sum()) == counts.matchable
 
 
+def test_shared_hits_are_drawn_and_counted_on_each_of_their_tracks(files, event):
+    on_track = np.flatnonzero(event.track_id >= 0)
+    hit = on_track[:: len(on_track) // 20]
+    own, first = event.track_id[hit], event.track_id.copy()
+    first[hit] = (own + 1) % (own.max() + 1)
+    lent = replace(event, track_id=first)  # some hits are on other tracks, at first
+    views = [lent, replace(lent, shared_hits=np.stack([hit, own], axis=1)), event]
+    without, shared, whole = (decoded(event_view(view, Split(4), files.tracking))[1] for view in views)
+    assert np.array_equal(shared["networkBestShared"], whole["networkBestShared"])
+    assert without["networkBestShared"].sum() < whole["networkBestShared"].sum()
+    rows, ptr = shared["networkRows"], shared["networkPtr"]
+    for track in range(len(ptr) - 1):
+        path = rows[ptr[track] : ptr[track + 1]]
+        assert set(path) == set(np.flatnonzero((first == track) | (event.track_id == track)))
+        assert (np.diff(np.linalg.norm(event.position[path], axis=1)) >= 0).all()
+    assert len(rows) == len(on_track) + len(hit)
+
+
 def test_the_second_track_of_a_particle_is_a_duplicate():
     event = hand_made(particle=[7] * 8 + [9] * 3 + [0] * 4, targets=[7])
     track_id = np.array([0] * 5 + [1] * 3 + [2] * 3 + [3] * 4)

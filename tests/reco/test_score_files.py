@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,10 +13,11 @@ from domainpar.reco.score_files import (
     ScoredEvent,
     choose_directory,
     publish,
+    read_scores,
     write_list,
     write_scores,
 )
-from domainpar.reco.scores import EventScores
+from domainpar.reco.scores import CEILING, NETWORK, EventScores
 
 
 def some_scores(num_edges=5, event_id="7", dtype=np.float32):
@@ -58,6 +60,18 @@ def test_the_same_scores_are_the_same_bytes_and_other_logits_have_another_hash(t
     changed = write_scores(tmp_path / "c", other, {})
     assert changed.sha256 != first.sha256
     assert changed.logits_sha256 != first.logits_sha256
+
+
+def test_shared_hits_are_in_the_file_only_where_tracks_may_share_them(tmp_path):
+    tracked = replace(some_scores(), tracks={NETWORK: np.array([0, 0, 1])})
+    sharing = replace(tracked, shared_hits={NETWORK: np.array([[1, 1]]), CEILING: np.array([[0, 1]])})
+    alone = write_scores(tmp_path / "a", tracked, {})
+    assert "shared_hits" not in zarr.open(zarr.storage.ZipStore(tmp_path / "a" / alone.path), mode="r")
+    shared = write_scores(tmp_path / "b", sharing, {})
+    assert shared.tracks == alone.tracks == 2
+    assert read_scores(tmp_path / "b" / shared.path).shared_hits.tolist() == [[1, 1]]
+    none = replace(tracked, shared_hits={NETWORK: np.zeros((0, 2), np.int64)})
+    assert read_scores(tmp_path / "c" / write_scores(tmp_path / "c", none, {}).path).shared_hits.shape == (0, 2)
 
 
 def test_a_name_that_leaves_the_directory_is_refused(tmp_path):

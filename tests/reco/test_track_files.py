@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -120,6 +120,12 @@ def test_without_positions_the_hits_of_a_track_keep_the_users_order():
     assert tracked(position=None, track_id=np.array([1, 0, 1, 0, 1, -1, 0])).lines() == "11 13 16\n10 12 14\n"
 
 
+def test_a_shared_hit_stands_in_the_line_of_each_of_its_tracks():
+    event = tracked()
+    lines = track_lines(event.hits.hit_id, event.track_id, event.hits.position, np.array([[0, 1], [3, 0]]))
+    assert lines == "10 13 11 12\n10 13 14\n"
+
+
 @given(st.lists(st.integers(-1, 4), max_size=12), st.integers(0, 2**32 - 1))
 @settings(max_examples=40, deadline=None)
 def test_every_track_is_written_once_with_all_its_hits(track_id, seed):
@@ -173,6 +179,13 @@ def test_the_table_is_what_the_trackml_scorer_takes(tmp_path):
     assert trackml_score(truth, table) == pytest.approx(7 / 8)
 
 
+def test_in_the_table_a_shared_hit_is_on_its_first_track_alone(tmp_path):
+    event = tracked()
+    shared = replace(event.scores, shared_hits={NETWORK: np.array([[0, 1], [3, 0]])})
+    alone, table = (write_csv(tmp_path, scores).read_text() for scores in (event.scores, shared))
+    assert table == alone
+
+
 @pytest.mark.parametrize(("event", "rows"), [(nothing(), 0), (noise_only(), 7), (one_hit(), 1), (without_truth(), 7)])
 def test_every_hit_has_one_row(tmp_path, event, rows):
     text = write_csv(tmp_path, event.scores).read_text()
@@ -209,6 +222,12 @@ def test_files_lie_where_acorn_puts_them(written, tmp_path):
     assert sorted(file.name for file in tmp_path.rglob("*") if file.is_file()) == [
         "event000000007.pyg", "event000000007.txt"
     ]  # fmt: skip
+
+
+def test_acorns_list_of_tracks_knows_shared_hits(written):
+    event = tracked()
+    event.scores = replace(event.scores, shared_hits={NETWORK: np.array([[6, 1]])})
+    assert written(event)[1].read_text() == "10 11 12\n13 16 14\n"
 
 
 def test_our_reader_gets_back_what_was_written(written):

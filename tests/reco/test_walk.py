@@ -125,6 +125,8 @@ def test_options_tell_what_their_method_looks_at():
         "min_hits": 3,
         "refine": False,
         "stitch": True,
+        "follow": False,
+        "least_worth": 0.0,
     }
     assert TrackOptions(method="walk").to_json()["score_cut"] == 0.01
     assert set(TrackOptions(method="junction").to_json()) >= {"chain_cut", "double_hits"}

@@ -80,6 +80,7 @@ class TrackCounts:
         hits: Their hits.
         tracks: Their tracks, of any length.
         hits_on_tracks: Hits on tracks.
+        shared: Further tracks that these lie on, after the first, added up.
         min_hits: Fewest hits of a matchable track (`TrackCuts`).
         fraction: Share of hits that had to agree (`TrackCuts`).
         target: Conditions on target particles, as the command line takes them; empty for every particle.
@@ -96,6 +97,7 @@ class TrackCounts:
     hits: int
     tracks: int
     hits_on_tracks: int
+    shared: int
     min_hits: int
     fraction: float
     target: str
@@ -117,7 +119,7 @@ class TrackCounts:
             ours, theirs = getattr(self, name), getattr(other, name)
             if ours != theirs:
                 raise ValueError(f"counts with {name} {ours!r} and {theirs!r} have no sum; count all events alike.")
-        added = ("events", "hits", "tracks", "hits_on_tracks", "styles", "majority", "binned")
+        added = ("events", "hits", "tracks", "hits_on_tracks", "shared", "styles", "majority", "binned")
         return replace(
             self,
             **{name: _added(getattr(self, name), getattr(other, name)) for name in added},
@@ -183,13 +185,18 @@ def _of_type(kind: Any, values: Any) -> Any:
 # --- one event -------------------------------------------------------------------------------------------------------
 
 
-def count_tracks(track_id: IntArray, truth: EventTruth, cuts: TrackCuts | None = None) -> TrackCounts:
+def count_tracks(
+    track_id: IntArray, truth: EventTruth, cuts: TrackCuts | None = None, shared_hits: IntArray | None = None
+) -> TrackCounts:
     """Count how well the tracks of one event agree with its particles.
+
+    A shared hit counts on each of its tracks, but in the TrackML score, which knows one track a hit, on the first.
 
     Args:
         track_id: Track of each hit, -1 for none, [N]. Any numbers: relabelled tracks give the same counts.
         truth: The truth of these hits.
         cuts: Which particles and tracks count; by default `TrackCuts()`.
+        shared_hits: Hits and the further tracks that they lie on, int64 [S, 2]; None for none.
 
     Raises:
         ValueError: If there are not as many track ids as hits, an id is below -1, or the event cannot tell its targets.
@@ -200,7 +207,8 @@ def count_tracks(track_id: IntArray, truth: EventTruth, cuts: TrackCuts | None =
         raise ValueError(f"{track_id.shape} track ids for {len(truth)} hits; give one to each hit, -1 for no track.")
     if len(track_id) and track_id.min() < -1:
         raise ValueError(f"a track id is {track_id.min()}; tracks are numbered from 0, and -1 means no track.")
-    overlaps = find_overlaps(track_id, truth.particle_id)
+    overlaps = find_overlaps(track_id, truth.particle_id, shared_hits)
+    of_first = overlaps if shared_hits is None else find_overlaps(track_id, truth.particle_id)
     matchable = matchable_tracks(overlaps, cuts)
     target, of_any_pt = (
         targets_among(overlaps.particle_ids, truth.particles, conditions)
@@ -225,7 +233,8 @@ def count_tracks(track_id: IntArray, truth: EventTruth, cuts: TrackCuts | None =
         events=1,
         hits=len(truth),
         tracks=overlaps.num_tracks,
-        hits_on_tracks=int(overlaps.track_hits.sum()),
+        hits_on_tracks=int(of_first.track_hits.sum()),
+        shared=0 if shared_hits is None else len(shared_hits),
         min_hits=cuts.min_hits,
         fraction=cuts.fraction,
         target=cuts.target_text,
@@ -233,7 +242,7 @@ def count_tracks(track_id: IntArray, truth: EventTruth, cuts: TrackCuts | None =
         border_sectors=truth.border_sectors,
         styles=styles,
         majority=count_majorities(overlaps, of_interest),
-        trackml_score=(trackml_score(overlaps, weight),),
+        trackml_score=(trackml_score(of_first, weight),),
         weights=EQUAL_WEIGHTS if truth.weight is None else TRUE_WEIGHTS,
         binned=binned,
     )
@@ -305,12 +314,14 @@ def bin_all(overlaps: Overlaps, truth: EventTruth, pt: FloatArray, eta: FloatArr
     if truth.position is not None:
         from domainpar.reco.helix import fit_helices  # its compiled code is loaded when tracks are fitted only
 
-        helices = fit_helices(truth.position, overlaps.track_of_hit, overlaps.num_tracks, truth.field)
+        of_members = truth.position[overlaps.member]
+        helices = fit_helices(of_members, overlaps.track_of_member, overlaps.num_tracks, truth.field)
         of_tracks |= {"pt": helices.pt, "eta": helices.eta, "phi": helices.phi}
         density = _density(truth.position)
         of_particles["density"] = _mean(density, overlaps.particle_of_hit, overlaps.num_particles)
-        of_tracks["density"] = _mean(density, overlaps.track_of_hit, overlaps.num_tracks)
-    of_tracks["border"] = _smallest(truth.border, overlaps.track_of_hit, overlaps.num_tracks)
+        of_tracks["density"] = _mean(density[overlaps.member], overlaps.track_of_member, overlaps.num_tracks)
+    border = None if truth.border is None else truth.border[overlaps.member]
+    of_tracks["border"] = _smallest(border, overlaps.track_of_member, overlaps.num_tracks)
     return {
         name: Bins(edges, bins_of(of_particles[name], edges), bins_of(of_tracks[name], edges))
         for name, edges in EDGES.items()

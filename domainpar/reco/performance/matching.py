@@ -75,14 +75,15 @@ class Overlaps:
     """Tracks and particles with at least one hit, numbered by rows, and the pairs of them that share hits.
 
     Noise is no particle: it counts among the hits of a track, and in no pair. Hits on no track count among the hits of
-    their particle, and in no pair.
+    their particle, and in no pair. A hit on several tracks counts on each of them, and once for its particle.
 
     Attributes:
         particle_ids: Id of each particle, ascending, int64 [P].
         particle_hits: Hits of each particle in the event, int64 [P].
         track_hits: Hits of each track, int64 [T]; tracks in ascending order of their ids.
         particle_of_hit: Row of the particle of each hit, -1 for noise, int64 [N].
-        track_of_hit: Row of the track of each hit, -1 for none, int64 [N].
+        member: Each hit once, then for each further track that it lies on once more, int64 [N + S].
+        track_of_member: Row of the track of each of these, -1 for none, int64 [N + S].
         track: Row of the track of each pair, int64 [K]. Pairs ascend in (track, particle).
         particle: Row of the particle of each pair, int64 [K].
         shared: Hits they share, at least 1, int64 [K].
@@ -92,7 +93,8 @@ class Overlaps:
     particle_hits: IntArray
     track_hits: IntArray
     particle_of_hit: IntArray
-    track_of_hit: IntArray
+    member: IntArray
+    track_of_member: IntArray
     track: IntArray
     particle: IntArray
     shared: IntArray
@@ -106,18 +108,21 @@ class Overlaps:
         return len(self.particle_hits)
 
 
-def find_overlaps(track_id: IntArray, particle_id: IntArray) -> Overlaps:
+def find_overlaps(track_id: IntArray, particle_id: IntArray, shared_hits: IntArray | None = None) -> Overlaps:
     """Count the hits that tracks and particles share.
 
     Args:
         track_id: Track of each hit, negative for none, [N].
         particle_id: Particle of each hit, 0 for noise, [N].
+        shared_hits: Hits and the further tracks that they lie on, [S, 2]; None for none.
     """
-    _, track_of_hit, track_hits = _rows(track_id, track_id >= 0)
+    member, track_of_member = memberships(track_id, shared_hits)
+    _, track_of_member, track_hits = _rows(track_of_member, track_of_member >= 0)
     particle_ids, particle_of_hit, particle_hits = _rows(particle_id, particle_id != 0)
-    both = (track_of_hit >= 0) & (particle_of_hit >= 0)
+    particle_of_member = particle_of_hit[member]
+    both = (track_of_member >= 0) & (particle_of_member >= 0)
     # A pair as one number; an event of noise alone has no particles.
-    key = track_of_hit[both] * max(1, len(particle_ids)) + particle_of_hit[both]
+    key = track_of_member[both] * max(1, len(particle_ids)) + particle_of_member[both]
     pairs, shared = np.unique(key, return_counts=True)
     track, particle = np.divmod(pairs, max(1, len(particle_ids)))
     return Overlaps(
@@ -125,11 +130,25 @@ def find_overlaps(track_id: IntArray, particle_id: IntArray) -> Overlaps:
         particle_hits=particle_hits,
         track_hits=track_hits,
         particle_of_hit=particle_of_hit,
-        track_of_hit=track_of_hit,
+        member=member,
+        track_of_member=track_of_member,
         track=track,
         particle=particle,
         shared=shared,
     )
+
+
+def memberships(track_id: IntArray, shared_hits: IntArray | None) -> tuple[IntArray, IntArray]:
+    """Each hit and its track, then each that is shared and its further track, [N + S] each.
+
+    Args:
+        track_id: The first track of each hit, negative for none, [N].
+        shared_hits: Hits and the further tracks that they lie on, [S, 2]; None for none.
+    """
+    hit = np.arange(len(track_id))
+    if shared_hits is None:
+        return hit, track_id
+    return np.concatenate([hit, shared_hits[:, 0]]), np.concatenate([track_id, shared_hits[:, 1]])
 
 
 def _rows(ids: IntArray, counted: BoolArray) -> tuple[IntArray, IntArray, IntArray]:
@@ -284,7 +303,7 @@ def trackml_score(overlaps: Overlaps, weight: FloatArray) -> float | None:
     it; these hits count.
 
     Args:
-        overlaps: The tracks and particles.
+        overlaps: The tracks and particles; here a hit lies on one track at most.
         weight: Weight of each hit, [N].
 
     Returns:
@@ -300,5 +319,5 @@ def trackml_score(overlaps: Overlaps, weight: FloatArray) -> float | None:
     # One more row: that of hits on no track, which have no good particle.
     particle_of_track = np.full(overlaps.num_tracks + 1, -2)
     particle_of_track[overlaps.track[good]] = overlaps.particle[good]
-    counted = particle_of_track[overlaps.track_of_hit] == overlaps.particle_of_hit
+    counted = particle_of_track[overlaps.track_of_member] == overlaps.particle_of_hit
     return math.fsum(weight[counted].tolist()) / total

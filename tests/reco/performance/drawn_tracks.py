@@ -77,8 +77,8 @@ def random_case(seed: int) -> tuple[np.ndarray, EventTruth, TrackCuts]:
 # --- the definitions, one after the other ----------------------------------------------------------------------------
 
 
-def plain_styles(track_id, truth, cuts) -> dict[str, dict[str, int]]:
-    on_track, of_particle = hits_of(track_id, -1), hits_of(truth.particle_id, 0)
+def plain_styles(track_id, truth, cuts, shared=()) -> dict[str, dict[str, int]]:
+    on_track, of_particle = hits_of(track_id, -1, shared), hits_of(truth.particle_id, 0)
     matchable = [t for t, hits in on_track.items() if len(hits) >= cuts.min_hits]
     targets = [p for p in of_particle if is_target(p, truth, cuts)]
 
@@ -110,8 +110,8 @@ def plain_styles(track_id, truth, cuts) -> dict[str, dict[str, int]]:
     return counts
 
 
-def plain_majority(track_id, truth, cuts) -> dict[str, int]:
-    on_track, of_particle = hits_of(track_id, -1), hits_of(truth.particle_id, 0)
+def plain_majority(track_id, truth, cuts, shared=()) -> dict[str, int]:
+    on_track, of_particle = hits_of(track_id, -1, shared), hits_of(truth.particle_id, 0)
     known = {int(p): i for i, p in enumerate(truth.particles.particle_id)}
     wanted = {
         p
@@ -149,8 +149,11 @@ def plain_score(track_id, truth) -> float | None:
     return good / weight.sum()
 
 
-def hits_of(ids, none) -> dict[int, set[int]]:
-    return {int(i): set(np.flatnonzero(ids == i).tolist()) for i in set(ids.tolist()) - {none}}
+def hits_of(ids, none, shared=()) -> dict[int, set[int]]:
+    hits = {int(i): set(np.flatnonzero(ids == i).tolist()) for i in set(ids.tolist()) - {none}}
+    for hit, track in shared:
+        hits.setdefault(int(track), set()).add(int(hit))
+    return hits
 
 
 def enough(shared, whole, cuts) -> bool:
