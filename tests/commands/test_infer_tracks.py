@@ -74,8 +74,9 @@ def test_files_with_tracks_are_the_same_on_any_ranks(place, tmp_path, flags):
     assert one == many
 
 
-def test_shared_hits_are_written_and_counted_the_same_on_any_ranks(place, tmp_path, capsys):
-    flags = {"tracks": "grow", "misfit": 2.0, "classical": True, "split": "test"}
+@pytest.mark.parametrize("flags", [{}, {"follow": True, "least_worth": 6.0}], ids=["grown", "followed"])
+def test_shared_hits_are_written_and_counted_the_same_on_any_ranks(place, tmp_path, capsys, flags):
+    flags = {**flags, "tracks": "grow", "misfit": 2.0, "classical": True, "split": "test"}
     off, _ = inferred(place, tmp_path / "off", **flags)
     assert "Shared hits" not in capsys.readouterr().out
     on, one = inferred(place, tmp_path / "one", **flags, shared_hits=True)

@@ -178,10 +178,10 @@ def test_tracks_are_not_refined_without_positions_and_it_is_said(tmp_path):
     with stored(tmp_path, graph) as event:
         scores = run_ranks(lambda world: score_event(
             lambda part, halo: torch.zeros(len(part.plan.edge_ids)), event, world.domain), 1)[0]  # fmt: skip
-        with pytest.raises(ValueError, match="--follow and --shared-hits fit helices, but its hits have no positions"):
-            with_tracks(WholeEvent(event), scores, TrackOptions("cc", refine=True))
-        with pytest.raises(ValueError, match="--shared-hits fit helices, but its hits have no positions"):
-            with_tracks(WholeEvent(event), scores, TrackOptions("cc", shared_hits=True))
+        refusal = "--refine, --follow and --shared-hits fit helices, but its hits have no positions"
+        for flag in ("refine", "follow", "shared_hits"):
+            with pytest.raises(ValueError, match=refusal):
+                with_tracks(WholeEvent(event), scores, TrackOptions("cc", **{flag: True}))
 
 
 # --- on ranks --------------------------------------------------------------------------------------------------------
