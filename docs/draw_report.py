@@ -2,17 +2,17 @@
 
 python docs/draw_report.py RUN NAIVE_RUN docs (needs matplotlib: pip install '.[report]')
 
-Those in the repository are of simulated events at half the density of TrackML's: one network trained on whole events,
-one on eight sectors of each, with as many edges a step and as many steps; 24 events that neither has seen.
+Those in the repository are of simulated events at the density of TrackML's, behind the filter of recipes/full.yaml
+(STORE, and TEST of other events made alike: `--seed 700 --events 24 --val-split 0 --test-split .99`): one network
+trained on whole events, one on eight sectors of each, with as many edges a step and as many steps.
 
-    python -m domainpar.prepare --events 26 --hits 50000 --val-split 0.08 --test-split 0.16 --store STORE
-    python -m domainpar.prepare --events 25 --hits 50000 --seed 900 --val-split 0 --test-split 0.96 --store TEST
-    FLAGS="--store STORE --epochs 80 --max-steps 1000 --hidden 32 --true-weight 2 --lr 5e-3"
+    FLAGS="--store STORE --hidden 32 --graph-iters 4 --epochs 5 --lr 0.005", target and weighting of recipes/full.yaml
     python -m domainpar.train $FLAGS --out RUN
     python -m domainpar.train $FLAGS --mode naive --sectors 8 --events-per-step 8 --out NAIVE_RUN
-    FLAGS="--store TEST --split test --checkpoint last --tracks grow --matching-style two_way"
-    python -m domainpar.infer $FLAGS --run RUN --classical
-    python -m domainpar.infer $FLAGS --run NAIVE_RUN --mode naive --sectors 8
+    FLAGS="--checkpoint last --preset full --tracks grow --matching-style two_way"
+    python -m domainpar.infer $FLAGS --run RUN --tune --split val --out VAL     # and NAIVE_RUN, --mode naive --sectors 8
+    python -m domainpar.infer $FLAGS --run RUN --store TEST --split test
+    python -m domainpar.infer $FLAGS --run NAIVE_RUN --mode naive --sectors 8 --store TEST --split test
 """
 
 import sys
