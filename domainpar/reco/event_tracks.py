@@ -102,7 +102,7 @@ class TrackFinders:
 def with_tracks(whole: WholeEvent, scores: EventScores, options: TrackOptions) -> EventScores:
     """Scores with the tracks that they, and perfect ones, give.
 
-    In naive mode an edge between two sectors has no score, and only stitching joins tracks of two sectors.
+    In naive mode an edge between two sectors has no score: only stitching and following join tracks of two sectors.
 
     Raises:
         Problem: If a method asks for positions, and the hits have none.
@@ -191,7 +191,7 @@ def write_acorn(
 def write_csv(directory: str | Path, scores: EventScores) -> Path:
     """Write the track of each hit as CSV: columns event_id, hit_id, track_id, every hit once, in the user's order.
 
-    Of several tracks of a hit the first: TrackML takes one.
+    A shared hit has its first track: TrackML takes one.
 
     Tracks count from 1, and hits on no track have 0: TrackML's scorer wants no negative number. It takes such a table
     for one event as it is; the tables of several events, one below the other, are a submission.
