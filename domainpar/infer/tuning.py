@@ -144,7 +144,8 @@ def read(run: Path) -> dict[str, Any]:
         content: dict[str, Any] = json.loads(path.read_text())
         for key, chosen in content.items():
             # Refuses a method that is none, what is no cut, or has no possible value.
-            TrackOptions(**{"method": key.partition(",")[0], **chosen["cuts"]})
+            method = key.removesuffix(FOLLOWED).removesuffix(REFINED)
+            TrackOptions(**{"method": method, **chosen["cuts"]})
         return content
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         what = f"{path} cannot be read: {type(error).__name__}: {error}"

@@ -124,7 +124,10 @@ def test_what_is_given_is_not_tuned(place, monkeypatch):
     assert kept(place)["grow"]["cuts"]["misfit"] == 0.7
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"walk": {}}', '{"walk": {"cuts": {"walk_min": 3}}}', '{"no": 1}'])
+@pytest.mark.parametrize(
+    "content",
+    ["{", "[]", '{"walk": {}}', '{"walk": {"cuts": {"walk_min": 3}}}', '{"no": 1}', '{"cc, no": {"cuts": {}}}'],
+)
 def test_a_damaged_choice_is_refused(tmp_path, content):
     (tmp_path / "tracks.json").write_text(content)
     with pytest.raises(Problem, match=r"tracks\.json cannot be read"):
