@@ -205,20 +205,25 @@ def _happen(fault: Fault, at_hand: Any) -> Any:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     elif fault.do == "oom":
         torch = sys.modules.get("torch")  # not imported: rooms without torch have places too
-        bytearray(2**60) if torch is None else torch.empty(2**60, dtype=torch.uint8)
+        if torch is None:
+            bytearray(2**60)
+        else:
+            torch.empty(2**60, dtype=torch.uint8, device="cuda" if torch.cuda.is_initialized() else "cpu")
     else:
         raise RuntimeError(f"fault on purpose at {fault.at}")
     return at_hand
 
 
 def spoil_tensor(tensor: Any, how: str) -> None:
-    """Make the first value of a tensor on the host NaN (`nan`), or flip its lowest bit (`flip`); in place."""
-    first = tensor.detach().view(-1)[:1].numpy()  # numpy's view: autograd must not notice, as with a broken memory
+    """Make the first value of a tensor NaN (`nan`), or flip its lowest bit (`flip`); in place, on any device."""
+    import torch
+
+    first = tensor.data.view(-1)[:1]  # `data`: autograd must not notice, as with a broken memory
     if how == "nan":
-        first[:] = float("nan")
+        first.fill_(float("nan"))
     else:
-        bits = first.view(f"i{first.itemsize}")
-        bits ^= 1
+        integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+        first.view(integers[first.element_size()]).bitwise_xor_(1)
 
 
 def spoilt_plan(plan: Any, how: str) -> Any:

@@ -1,6 +1,8 @@
 """Marks of tests: cases that `make test` leaves out, and the faults that a test shows."""
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -9,6 +11,13 @@ slow = partial(pytest.param, marks=pytest.mark.slow)
 
 slow_fault = partial(pytest.param, marks=pytest.mark.faults)
 """A case for `make test-faults`."""
+
+
+def needs_gpu(test: Callable[..., Any]) -> Any:
+    """A test for a GPU: it runs where there is one, and on a pretended one (`tests/pretended_gpu`) in any case."""
+    import torch  # not by tests that want none
+
+    return pytest.mark.gpu(pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")(test))
 
 
 def fault(*numbers: int) -> pytest.MarkDecorator:

@@ -270,3 +270,8 @@ class TrainConfig(Run, Ranks, Launch, BadEvents, Network, Learning, Memory, Loss
                 "--offload moves states from a GPU to the host, but --device is cpu, whose states lie there already",
                 "use --recompute-every 2 to save memory, or --device cuda",
             )
+        if self.offload and self.recompute_every is not None:
+            raise ConfigError(
+                f"--offload moves what autograd keeps; with --recompute-every {self.recompute_every} that is little",
+                "drop one of them",
+            )

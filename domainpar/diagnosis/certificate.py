@@ -25,6 +25,7 @@ from domainpar.measure.steps import PRECISIONS, SMALL, Training, layouts, names_
 from domainpar.measure.toy import NUM_LAYERS, REACH, ring_event, toy_store
 from domainpar.nn.memory import ModelSize
 from domainpar.nn.program import set_threads
+from domainpar.parallel.gpus import dealt, seen_by
 from domainpar.parallel.launcher import Launcher
 from domainpar.parallel.world import World
 from domainpar.training.memory import MemoryMeter
@@ -87,7 +88,8 @@ def certify(
     of_scaling, scaling = check_scaling(world, budget)
     of_bits, cases = check_layouts(world, budget)
     if budget.allows("GPU against CPU"):
-        of_gpus = [check_gpu(precision, launcher.local_rank) for precision in GPU_BOUNDS]
+        gpu = dealt(seen_by(world.transport))[world.rank] or 0
+        of_gpus = [check_gpu(precision, gpu) for precision in GPU_BOUNDS]
     else:
         of_gpus = [skipped("GPU = CPU", *NO_TIME)]
     own = gathered([*of_bits, *of_scaling, *of_gpus], world)
@@ -254,13 +256,13 @@ def judge_memory(name: str, together: Steps, alone: dict[str, Any]) -> Finding:
     return works(check, text, hungry, ratio=ratio)
 
 
-def check_gpu(precision: str, local_rank: int) -> Finding:
+def check_gpu(precision: str, index: int) -> Finding:
     """Compare gradients of this rank's GPU with those of its processor: the same to rounding, not to the bit."""
     check = f"GPU = CPU, {precision}"
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if count == 0:
         return skipped(check, "no GPU here")
-    device = torch.device("cuda", local_rank % count)
+    device = torch.device("cuda", index)
     with toy_store(ring_event(GPU_TRACKS)) as store:
         on_cpu, on_gpu = (gradients(precision, store, torch.device(kind)) for kind in ("cpu", device))
     worst, name = max(

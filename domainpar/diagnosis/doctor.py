@@ -19,6 +19,7 @@ from domainpar.diagnosis.finding import Finding, as_record, attempted, exit_code
 from domainpar.diagnosis.launcher import check_launcher, check_mpi, check_open_mpi, mpiexec_for, probe_gloo, probe_mpi
 from domainpar.diagnosis.transport import check_halo, check_rows, check_split, check_transport, check_transports
 from domainpar.parallel.allocator import set_up_allocator
+from domainpar.parallel.gpus import Seen, seen_by
 from domainpar.parallel.launcher import Launcher, cores_here, detect, started_as_root
 from domainpar.parallel.meeting import NobodyServes
 from domainpar.parallel.presence import guard
@@ -41,6 +42,7 @@ class Subject:
         allocator: The C library's way with freed memory, in words.
         world: The ranks.
         places: Where they are.
+        seen: GPUs that each of them sees.
     """
 
     config: DoctorConfig
@@ -49,6 +51,7 @@ class Subject:
     allocator: str
     world: World
     places: Sequence[machine.Place]
+    seen: Sequence[Seen]
 
     @property
     def local_ranks(self) -> int:
@@ -115,7 +118,7 @@ OF_THE_MACHINE: dict[str, Callable[[Subject], Finding | None]] = {
     "disk": lambda subject: machine.check_disk(),
     "kernel cache": lambda subject: machine.check_numba_cache(),
     "numbers": lambda subject: machine.check_numbers(),
-    "GPUs": lambda subject: machine.check_gpus(subject.local_ranks),
+    "GPUs": lambda subject: machine.check_gpus(subject.local_ranks, subject.seen),
     "slurm": lambda subject: machine.check_slurm(subject.started),
 }
 """Checks that each rank makes by itself, by name."""
@@ -124,7 +127,7 @@ OF_ALL_RANKS: Sequence[Callable[[Subject], Iterable[Finding]]] = (
     lambda subject: [machine.check_ranks(subject.places, subject.world.transport.name)],
     lambda subject: [machine.check_same_versions(subject.places)],
     lambda subject: [machine.check_clocks(subject.places)],
-    lambda subject: check_transports(subject.world, subject.launcher, subject.local_ranks, subject.config.seconds),
+    lambda subject: check_transports(subject.world, subject.launcher, subject.seen, subject.config.seconds),
     _halo,
     lambda subject: [check_rows(subject.world)],
     _files,
@@ -152,7 +155,8 @@ def diagnose(config: DoctorConfig) -> int:
         return _without_world(config, refused, allocator)
     with guard(world.presence):
         agree(world.transport, _cannot_write(config) if world.is_root else None)
-        subject = Subject(config, launcher, launcher.kind != "none", allocator, world, machine.places_of(world))
+        places, seen = machine.places_of(world), seen_by(world.transport)
+        subject = Subject(config, launcher, launcher.kind != "none", allocator, world, places, seen)
         findings = _all_findings(subject)
         if world.is_root:
             _show_and_write(config, findings)
@@ -200,7 +204,8 @@ def _without_world(config: DoctorConfig, refused: ValueError, allocator: str) ->
     advice = reason["hint"] or "nothing that needs several ranks works until this is mended"
     alone = World.alone()
     # No launcher: MPI is then looked at in a process of its own, safely.
-    subject = Subject(config, Launcher("none", ""), True, allocator, alone, machine.places_of(alone))
+    places, seen = machine.places_of(alone), [Seen.here()]
+    subject = Subject(config, Launcher("none", ""), True, allocator, alone, places, seen)
     own = subject.own_findings({"MPI": OF_THE_LAUNCHER["MPI"], **OF_THE_MACHINE})
     _show_and_write(config, [failed("ranks", reason["what"], advice), *own])
     return 1

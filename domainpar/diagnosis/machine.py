@@ -23,6 +23,7 @@ import domainpar
 from domainpar.agreement import gather
 from domainpar.diagnosis.finding import Finding, failed, skipped, works
 from domainpar.parallel.digests import about_this_program
+from domainpar.parallel.gpus import Seen
 from domainpar.parallel.launcher import cores_here
 from domainpar.parallel.world import World
 from domainpar.training.memory import free_memory
@@ -183,7 +184,7 @@ def check_slurm(started: bool, environ: Mapping[str, str] = os.environ) -> Findi
     return works("slurm", words, "" if started else without_srun, **values)
 
 
-def check_gpus(local_ranks: int) -> Finding:
+def check_gpus(local_ranks: int, seen: Sequence[Seen]) -> Finding:
     """GPUs of this machine against the ranks on it, and the build of torch."""
     build = f"torch {torch.__version__}, " + (f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA")
     if not torch.cuda.is_available():
@@ -193,10 +194,13 @@ def check_gpus(local_ranks: int) -> Finding:
         return works("GPUs", text, "install torch built for CUDA, or look at CUDA_VISIBLE_DEVICES", build=build)
     gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     names = ", ".join(f"{gpu.name} {gpu.total_memory / 2**30:.0f} GiB" for gpu in gpus)
-    text = f"{build}; {several(len(gpus), 'GPU')} for {several(local_ranks, 'rank')} here: {names}"
-    figures = {"build": build, "gpus": names, "count": len(gpus), "local_ranks": local_ranks, "nccl": nccl_version()}
-    if len(gpus) < local_ranks:
-        return works("GPUs", text, f"NCCL needs a GPU for each rank: at most {len(gpus)} ranks here", **figures)
+    # Some launchers show each rank one of the machine's, another one to each.
+    count = len({uuid for one in seen if one.host == platform.node() for uuid in one.uuids})
+    text = f"{build}; {several(count, 'GPU')} for {several(local_ranks, 'rank')} here: {names}"
+    text += f" ({several(len(gpus), 'GPU')} seen by this rank)" if len(gpus) != count else ""
+    figures = {"build": build, "gpus": names, "count": count, "local_ranks": local_ranks, "nccl": nccl_version()}
+    if count < local_ranks:
+        return works("GPUs", text, f"NCCL needs a GPU for each rank: at most {several(count, 'rank')} here", **figures)
     return works("GPUs", f"{text}; NCCL {figures['nccl'] or 'not in this build'}", **figures)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +21,7 @@ from domainpar.measure.toy import NUM_EDGE_FEATURES, NUM_FEATURES, ring_event, t
 from domainpar.nn.interaction import InteractionNetwork
 from domainpar.nn.selftest import rows_are_independent
 from domainpar.parallel import process_group, side_channel
+from domainpar.parallel.gpus import Seen, dealt
 from domainpar.parallel.halo import Halo
 from domainpar.parallel.launcher import Launcher
 from domainpar.parallel.mpi import MpiTransport
@@ -37,18 +38,19 @@ CLUSTER_TRANSPORTS = ("mpi", "gloo", "nccl")
 SLOW_SECONDS = 1e-3  # for 8 bytes to a neighbour
 
 
-def check_transports(world: World, launcher: Launcher, local_ranks: int, seconds: float) -> Iterator[Finding]:
+def check_transports(world: World, launcher: Launcher, seen: Sequence[Seen], seconds: float) -> Iterator[Finding]:
     """The transport of this world, then others between the same ranks. *Collective*."""
     if world.size == 1:
         return
     yield check_transport(world.transport, seconds, world.device)
+    own_gpus = dealt(seen)
     for name in CLUSTER_TRANSPORTS:
         if name == world.transport.name:
             continue
-        if why := missing(name, world, launcher, local_ranks):
+        if why := missing(name, world, launcher, own_gpus):
             yield skipped(f"transport {name}", why)
             continue
-        second = form(name, world, launcher)
+        second = form(name, world, own_gpus[world.rank])
         if isinstance(second, Finding):
             yield second
             continue
@@ -113,7 +115,7 @@ class Second:
     keep: Any = None
 
 
-def missing(name: str, world: World, launcher: Launcher, local_ranks: int) -> str | None:
+def missing(name: str, world: World, launcher: Launcher, own_gpus: Sequence[int | None]) -> str | None:
     """Why another transport cannot be had beside this world, the same on every rank; None if it can. *Collective*."""
     own, reason = world.transport.name, None
     if world.size == 1 or own == "threads":
@@ -122,8 +124,8 @@ def missing(name: str, world: World, launcher: Launcher, local_ranks: int) -> st
         mpi = sys.modules.get("mpi4py.MPI")
         if mpi is None or not mpi.Is_initialized() or mpi.COMM_WORLD.Get_size() != world.size:
             reason = f"{launcher.command} has started no MPI processes here"
-    elif name == "nccl" and (nccl_version() is None or torch.cuda.device_count() < local_ranks):
-        reason = "it needs torch with NCCL and a GPU for each rank of a machine"
+    elif name == "nccl" and (nccl_version() is None or None in own_gpus):
+        reason = "it needs torch with NCCL and a GPU for each rank"
     elif own != "mpi":
         advice = "--device cuda --transport nccl" if name == "nccl" else f"--transport {name}"
         reason = f"torch.distributed is in use by {own} already; start once more with {advice}"
@@ -131,7 +133,7 @@ def missing(name: str, world: World, launcher: Launcher, local_ranks: int) -> st
     return next((reason for reason in gather(world.transport, reason) if reason), None)
 
 
-def form(name: str, world: World, launcher: Launcher) -> Second | Finding:
+def form(name: str, world: World, gpu: int | None) -> Second | Finding:
     """Another transport between the same ranks, or the row that says why that failed. *Collective*.
 
     `missing` must have returned None for it.
@@ -142,7 +144,7 @@ def form(name: str, world: World, launcher: Launcher) -> Second | Finding:
             comm = sys.modules["mpi4py.MPI"].COMM_WORLD.Dup()
             second = Second(MpiTransport(comm, world.transport.deadline), torch.device("cpu"))
         else:
-            second = _by_torch(name, world, launcher)
+            second = _by_torch(name, world, gpu)
     except RuntimeError as error:
         why = str(error).split("\n", 1)[0]
     reasons = [f"rank {rank}: {text}" for rank, text in enumerate(gather(world.transport, why)) if text]
@@ -155,7 +157,7 @@ def form(name: str, world: World, launcher: Launcher) -> Second | Finding:
     )
 
 
-def _by_torch(name: str, world: World, launcher: Launcher) -> Second:
+def _by_torch(name: str, world: World, gpu: int | None) -> Second:
     """A process group of torch, met by a store on rank 0.
 
     Raises:
@@ -166,12 +168,11 @@ def _by_torch(name: str, world: World, launcher: Launcher) -> Second:
         raise RuntimeError("not all ranks can open a connection to the host of rank 0")
     store, deadline = side_channel.prefixed("beside", shared.store), world.transport.deadline
     side_channel.choose_interface(store, world.rank, world.size, (shared.hosts[0], 1))
-    device = torch.device("cuda", launcher.local_rank) if name == "nccl" else torch.device("cpu")
-    process_group.form_group(name, store, world.rank, world.size, deadline)
+    device = torch.device("cpu") if name == "gloo" else torch.device("cuda", gpu or 0)
     if name == "nccl":
         torch.cuda.set_device(device)
-        return Second(process_group.NcclTransport(None, device, deadline, owned=True), device, shared)
-    return Second(process_group.GlooTransport(None, device, deadline, owned=True), device, shared)
+    process_group.form_group(device, store, world.rank, world.size, deadline)
+    return Second(process_group.of_group(None, device, deadline, owned=True), device, shared)
 
 
 # --- the halo on top of it, and a network split by it: on a toy event ------------------------------------------------

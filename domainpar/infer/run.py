@@ -25,6 +25,7 @@ from domainpar.infer.judgement import Judgements, about_tracks, judge_of, track_
 from domainpar.infer.tuning import keep, read, told, tune
 from domainpar.nn.program import set_threads
 from domainpar.own_files import TUNING, UNFINISHED
+from domainpar.parallel import gpus
 from domainpar.parallel.world import World
 from domainpar.problems import Problem
 from domainpar.reco import summary
@@ -173,6 +174,7 @@ def _set_up(config: InferConfig, world: World) -> Job:
     model.take_from_root(world)
     model.to(world.device)
     set_threads(config.threads or world.cores_for_each())
+    gpus.repeat_bits(world.device)
     origin = {
         "mode": config.mode,
         "sectors": config.sectors,

@@ -49,13 +49,25 @@ def _through(mlp: MLP, product: Tensor, products: torch.dtype | None, noise: Noi
             # A readout keeps the parameters' type: losses are made of it.
             reads = mlp.readout and position == len(mlp.layers) - 1
             kind = products if products is not None and not reads else linear.weight.dtype
-            rows = F.linear(rows.to(kind), linear.weight.to(kind)).to(linear.weight.dtype)
+            rows = _product(rows, linear.weight, kind)
         rows = rows + linear.bias
         rows = rows if norm is None else norm(rows)
         rows = _ACTIVATIONS[activation](rows)
         if noise is not None and position < len(mlp.layers) - 1:
             rows = rows * keeps(noise, position, which, rows.shape[1], rows)
     return rows
+
+
+def _product(rows: Tensor, weight: Tensor, kind: torch.dtype) -> Tensor:
+    """`rows @ weight.T` of numbers rounded to `kind`, summed in the type of the weights, also in backward."""
+    return F.linear(_rounded(rows, weight.dtype, kind), _rounded(weight, weight.dtype, kind))
+
+
+def _rounded(table: Tensor, exact: torch.dtype, kind: torch.dtype) -> Tensor:
+    """Numbers of `kind` in the type `exact`, whose gradient is not rounded."""
+    if kind in (exact, table.dtype):
+        return table.to(exact)
+    return table + (table.detach().to(kind).to(exact) - table.detach())
 
 
 def _back(results: Sequence[tuple[Tensor, Tensor]], operands: Sequence[Tensor]) -> list[Tensor]:
@@ -220,8 +232,7 @@ class EdgeBatches(EdgeCall):
             state = operand if link.turned else state
             first = link.mlp.layers[0].linear
             weight = first.weight[:, first.in_features - state.shape[1] :]
-            # Products in the type of the states, all else in that of the parameters.
-            product = at_both + F.linear(state, weight.to(state.dtype)).to(weight.dtype)
+            product = at_both + _product(state, weight, state.dtype)
             results = _through(link.mlp, product, link.products, link.noise, rows)
             results = results + state.to(results.dtype) if link.residual else results
             if link.mlp.readout:

@@ -36,7 +36,7 @@ def pieces_of(first: int, stop: int) -> IntArray:
     return np.stack([starts, np.minimum(starts + GHOST_ROWS, stop)], axis=1)
 
 
-def noise_of(mlp: MLP, key: int | None, ids: IntArray) -> Noise | None:
+def noise_of(mlp: MLP, key: int | None, ids: Any) -> Noise | None:
     """Dropout of one call; none without a key."""
     return None if key is None or mlp.dropout == 0 else Noise(key, mlp.dropout, ids)
 
@@ -46,22 +46,22 @@ class NodeRows:
     """Some nodes and the pieces in which they are computed.
 
     Attributes:
-        ids: Their global ids.
+        ids: Their global ids, as `LocalGraph.ids`.
         pieces: Rows of each piece, from and to, int64 [pieces, 2]. Those of owned nodes are tiles.
     """
 
-    ids: IntArray
+    ids: Any
     pieces: IntArray
 
     @classmethod
     def owned(cls, graph: LocalGraph) -> NodeRows:
         """The owned nodes of a part."""
-        return cls(graph.plan.owned_ids, graph.tiles.ranges_of_nodes)
+        return cls(graph.ids("owned_ids"), graph.tiles.ranges_of_nodes)
 
     @classmethod
     def ghosts(cls, graph: LocalGraph) -> NodeRows:
         """The ghosts of a part. No bit depends on their pieces."""
-        return cls(graph.plan.ghost_ids, pieces_of(0, graph.plan.num_ghosts))
+        return cls(graph.ids("ghost_ids"), pieces_of(0, graph.plan.num_ghosts))
 
     @property
     def count(self) -> int:
@@ -260,9 +260,10 @@ def scale_of_sums(graph: LocalGraph, aggregate: Aggregate, like: Tensor) -> Tens
     """Factors of sums at owned nodes, at `dst`, then at `src`, [num_owned, 2]; None if sums stay as they are."""
     if aggregate == "sum":
         return None
-    if (aggregate, like.dtype) not in graph.scales:
+
+    def scale() -> Tensor:
         degrees = np.maximum(graph.plan.degrees, 1).astype(torch.empty(0, dtype=like.dtype).numpy().dtype)
         # Divisions and roots of numpy are rounded as IEEE 754 says: the same bits on every machine.
-        scale = torch.from_numpy(1 / (np.sqrt(degrees) if aggregate == "root" else degrees)).to(like.device)
-        graph.scales[aggregate, like.dtype] = scale
-    return graph.scales[aggregate, like.dtype]
+        return torch.from_numpy(1 / (np.sqrt(degrees) if aggregate == "root" else degrees)).to(like.device)
+
+    return graph.once(("scale", aggregate, like.dtype), scale)

@@ -33,12 +33,11 @@ class Differs(ValueError):
 class Gradients(Protocol):
     """The gradients of a network's parameters, to be summed over tiles and ranks."""
 
-    @property
-    def rejected(self) -> int:
-        """Partial gradients so far that were not finite or too large, on this rank."""
+    def rejected_now(self) -> Tensor:
+        """Partial gradients so far that were not finite or too large, on this rank; int64 [] on their device."""
 
-    def reduce(self, transport: Transport) -> int:
-        """Sum over ranks into each parameter's `grad`; 0, or larger if they mean nothing. *Collective*."""
+    def reduce(self, transport: Transport) -> Tensor:
+        """Sum over ranks into each parameter's `grad`; 0, or larger if they mean nothing; as above. *Collective*."""
 
 
 class EdgeClassifier(nn.Module, ABC):
@@ -51,6 +50,11 @@ class EdgeClassifier(nn.Module, ABC):
 
     size: ModelSize | None = None
     sums: int = 0
+
+    @property
+    def changing(self) -> list[Tensor]:
+        """Tensors besides the parameters that a forward pass may change: running means, say."""
+        return []
 
     @abstractmethod
     def forward(self, graph: LocalGraph, halo: CompleteHalo, key: int | None = None) -> Tensor:

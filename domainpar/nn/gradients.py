@@ -65,11 +65,12 @@ class GradientSink:
         """
         self._sums.add_limbs(limbs, rejected, self._start[id(parameters[0])])
 
-    def reduce(self, transport: Transport) -> int:
+    def reduce(self, transport: Transport) -> Tensor:
         """Sum over ranks, and leave the result in each parameter's `grad`. *Collective*.
 
         Returns:
-            The number of partials, over all ranks, that were not finite or too large; unless 0, gradients mean nothing.
+            The number of partials, over all ranks, that were not finite or too large, int64 [] on their device; unless
+            0, gradients mean nothing.
         """
         self._sums.reduce(transport)
         total = self._sums.total()
@@ -77,7 +78,7 @@ class GradientSink:
             start = self._start[id(parameter)]
             gradient = total[start : start + parameter.numel()].view_as(parameter)
             parameter.grad = gradient.to(parameter.dtype)  # rounded once, from the exact sum
-        rejected = self.rejected  # clearing sets it to 0
+        rejected = self.rejected_now()  # clearing sets it to 0
         self._sums.clear()
         return rejected
 
@@ -85,6 +86,10 @@ class GradientSink:
     def rejected(self) -> int:
         """Partials so far that were not finite or too large, on this rank."""
         return self._sums.rejected
+
+    def rejected_now(self) -> Tensor:
+        """The same, int64 [] on their device."""
+        return self._sums.rejected_now()
 
 
 class TakesGradients(nn.Module):

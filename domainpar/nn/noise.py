@@ -17,7 +17,6 @@ from numba import njit
 from torch import Tensor
 
 from domainpar.nn.compiled import compiled
-from domainpar.plan import IntArray
 
 
 def key_of(*parts: int | str) -> int:
@@ -32,6 +31,9 @@ def threshold_of(rate: float) -> int:
     return min(round(rate * 2**32), 2**32 - 1)  # 32 bits hold no 2**32, to which a rate may round
 
 
+LOWER_HALF = 2**32 - 1
+
+
 @dataclass(frozen=True)
 class Noise:
     """Dropout in one call of a perceptron: each number of a hidden layer is 0 with probability `rate`.
@@ -41,12 +43,12 @@ class Noise:
     Attributes:
         key: Of this call.
         rate: In [0, 1).
-        ids: Global ids of the table's rows.
+        ids: Global ids of the table's rows: an array for kernels on the host, a tensor on a GPU.
     """
 
     key: int
     rate: float
-    ids: IntArray
+    ids: Any
 
     def key_of_layer(self, layer: int) -> int:
         """Key of the results of one layer."""
@@ -63,8 +65,8 @@ def keeps(noise: Noise, layer: int, rows: slice, width: int, like: Tensor) -> Te
         width: Columns.
         like: Gives type and device.
     """
-    bits = _bits(noise.ids[rows], noise.key_of_layer(layer), width, like.device)
-    return (bits >= threshold_of(noise.rate)).to(like.dtype) * (1.0 / (1.0 - noise.rate))
+    kept = _kept(torch.as_tensor(noise.ids[rows]), noise.key_of_layer(layer), width, noise.rate, like)
+    return kept.to(like.dtype) * (1.0 / (1.0 - noise.rate))
 
 
 def dropout_mask(ids: Tensor, key: int, width: int, rate: float, like: Tensor) -> Tensor:
@@ -85,25 +87,39 @@ def dropout_mask(ids: Tensor, key: int, width: int, rate: float, like: Tensor) -
         keys = row_keys(np.uint64(key), ids.numpy().astype(np.uint64))
         _write_mask(keys, np.uint32(threshold), out.dtype.type(1 / (1 - rate)), out)
         return mask
-    return (random_bits(ids, key, width, like.device) >= threshold).to(like.dtype) / (1 - rate)
+    return _kept(ids, key, width, rate, like).to(like.dtype) / (1 - rate)
 
 
 def random_bits(ids: Tensor, key: int, width: int, device: torch.device | str) -> Tensor:
     """32 random bits for each row and column, in int64 [rows, width]: a function of the key, ids and column alone."""
-    return _bits(ids.cpu().numpy(), key, width, device)
+    return _bits(ids.to(device), key, width).long() & LOWER_HALF
 
 
-def _bits(ids: IntArray, key: int, width: int, device: torch.device | str) -> Tensor:
-    keys = row_keys(np.uint64(key), ids.astype(np.uint64))
-    low, high = (_lower_half(half).to(device)[:, None] for half in (keys, keys >> np.uint64(32)))
-    columns = torch.arange(width, device=device)[None]
-    # `+` binds before `&`: the sum is cut to 32 bits. The halves enter apart, for one mixing holds 32 bits only.
-    return _scramble(_scramble(columns * 0x9E3779B9 + low & 0xFFFFFFFF) ^ high)
+def _kept(ids: Tensor, key: int, width: int, rate: float, like: Tensor) -> Tensor:
+    """Which numbers of a table stay under dropout, bool [rows, width]."""
+    # Of two numbers without a sign, the larger is the larger with its first bit turned and taken for a sign.
+    bits = _bits(ids.to(like.device), key, width) ^ _signed(2**31, 32)
+    return bits >= _signed(threshold_of(rate) ^ 2**31, 32)
 
 
-def _lower_half(keys: Any) -> Tensor:
-    # In int64: torch computes with no unsigned 32 bits.
-    return torch.from_numpy((keys & np.uint64(0xFFFFFFFF)).astype(np.int64))
+def _bits(ids: Tensor, key: int, width: int) -> Tensor:
+    """32 random bits for each row and column, int32 [rows, width], where the ids lie."""
+    # torch computes with no unsigned numbers: the bits are the same with a sign, but a shift must not repeat that.
+    state = ids * _signed(0x9E3779B97F4A7C15, 64) + _signed(key, 64)
+    state = (state ^ state >> 30 & 2**34 - 1) * _signed(0xBF58476D1CE4E5B9, 64)
+    state = (state ^ state >> 27 & 2**37 - 1) * _signed(0x94D049BB133111EB, 64)
+    keys = state ^ state >> 31 & 2**33 - 1
+    # The lower half of an int64 is what remains of it in int32.
+    low, high = (half.to(torch.int32)[:, None] for half in (keys, keys >> 32))
+    columns = torch.arange(width, device=ids.device, dtype=torch.int32)[None]
+    # The halves enter apart, for one mixing holds 32 bits only.
+    return _scramble(_scramble(columns * _signed(0x9E3779B9, 32) + low) ^ high)
+
+
+def _signed(bits: int, width: int) -> int:
+    """The number with a sign that has these bits."""
+    bits &= 2**width - 1
+    return bits - 2**width if bits >> width - 1 else bits
 
 
 def row_keys(key: Any, ids: Any) -> Any:
@@ -123,11 +139,10 @@ def row_keys(key: Any, ids: Any) -> Any:
 
 
 def _scramble(bits: Tensor) -> Tensor:
-    """A one-to-one mixing of 32 bits, held in int64."""
-    # A product may be too large for int64 and wrap around: the 32 bits that are kept of it are the same.
-    bits = (bits ^ bits >> 16) * 0x7FEB352D & 0xFFFFFFFF
-    bits = (bits ^ bits >> 15) * 0x846CA68B & 0xFFFFFFFF
-    return bits ^ bits >> 16
+    """A one-to-one mixing of 32 bits, int32."""
+    bits = (bits ^ bits >> 16 & 2**16 - 1) * _signed(0x7FEB352D, 32)
+    bits = (bits ^ bits >> 15 & 2**17 - 1) * _signed(0x846CA68B, 32)
+    return bits ^ bits >> 16 & 2**16 - 1
 
 
 @njit(inline="always")

@@ -37,6 +37,7 @@ from torch import Tensor
 
 from domainpar.nn.compiled import compiled
 from domainpar.plan import IntArray
+from domainpar.words import several
 
 STRIP = 128
 """Rows that are taken through all operations of a stage at a time; no bit depends on it."""
@@ -346,6 +347,11 @@ def team() -> Team:
         _of_rank.team = Team()
     of_rank: Team = _of_rank.team
     return of_rank
+
+
+def means_of(device: torch.device) -> str:
+    """Words for what each rank computes with."""
+    return several(team().size, "thread") if device.type == "cpu" else torch.cuda.get_device_name(device)
 
 
 def set_threads(size: int) -> None:

@@ -69,6 +69,7 @@ class NodeStage(TakesGradients):
         out: Tensor = _OnNodes.apply(step, *tables, *self.trainable())  # type: ignore[no-untyped-call]
         return out
 
+    @torch.no_grad()
     def of_ghosts(self, tables: Sequence[Tensor], graph: LocalGraph, key: int | None = None) -> Tensor:
         """The same for ghosts whose tables, each [num_ghosts, width], are here anyway; returns [num_ghosts, out].
 
@@ -208,7 +209,7 @@ def through(
         _check_columns(mlp, width + 2 * node_width * takes_nodes)
         if stage.residual:
             _check_residual(mlp, width)
-        noise = noise_of(mlp, key, graph.plan.edge_ids)
+        noise = noise_of(mlp, key, graph.ids("edge_ids"))
         link = Link(mlp, stage, takes_nodes, stage.residual, stage.products, noise, gates=stage.gates)
         chain += [link._replace(way=way) for way in ((FORTH, BACK) if stage.both_ways else (BOTH_ENDS,))]
         read, width = width, mlp.out_features

@@ -131,8 +131,12 @@ class Halo:
     def add_received(self, received: Tensor) -> Tensor:
         """Sum the rows that `start_sum` brought, [num_sent, width], into [num_owned, width]."""
         sums = received.new_zeros(self.plan.num_owned, *received.shape[1:])
-        # Rows lie by rank of their sender, and CPUs add them in that order.
-        return sums.index_add_(0, self._send_rows, received)
+        # Rows lie by rank of their sender, and are added in that order. One rank sends a row once: where a GPU adds by
+        # atomics, no two meet.
+        for rows, of_rank in zip(self._send_rows.split(self._send_counts), received.split(self._send_counts)):
+            if len(rows):
+                sums.index_add_(0, rows, of_rank)
+        return sums
 
 
 class CompleteHalo(Halo):

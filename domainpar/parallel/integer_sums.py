@@ -136,8 +136,12 @@ class IntegerSums:
     @property
     def rejected(self) -> int:
         """Partials that were not finite or too large; the sums mean nothing unless this is 0."""
+        return int(self.rejected_now())
+
+    def rejected_now(self) -> Tensor:
+        """The same as a number of this moment that stays on its device, int64 []."""
         with self._alone():
-            return int(self._limbs[-1])
+            return self._limbs[-1].clone()
 
     def clear(self) -> None:
         """Start again from zero."""

@@ -22,7 +22,6 @@ class Launcher:
         command: The command that the user typed, for messages.
         rank: This process, in [0, size).
         size: Processes started; None where the environment does not say (then MPI does).
-        local_rank: Which one on this machine, for the choice of a GPU.
         size_variable: Where `size` was read.
         has_pmi: Whether MPI processes started this way can find each other.
     """
@@ -31,7 +30,6 @@ class Launcher:
     command: str
     rank: int = 0
     size: int | None = 1
-    local_rank: int = 0
     size_variable: str = ""
     has_pmi: bool = False
 
@@ -58,24 +56,23 @@ def detect(environ: Mapping[str, str] = os.environ) -> Launcher:
     Raises:
         ValueError: If variables of a launcher are there but incomplete or not numbers.
     """
-    plain = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    plain = ("RANK", "WORLD_SIZE")
     if "TORCHELASTIC_RUN_ID" in environ:
         return _read(environ, "torchrun", "torchrun", *plain)
     if "OMPI_COMM_WORLD_SIZE" in environ:
         prefix = "OMPI_COMM_WORLD_"
-        names = (prefix + "RANK", prefix + "SIZE", prefix + "LOCAL_RANK")
-        return _read(environ, "openmpi", "mpiexec", *names, has_pmi=True)
+        return _read(environ, "openmpi", "mpiexec", prefix + "RANK", prefix + "SIZE", has_pmi=True)
     by_srun = _is_srun(environ)
     # Also Intel MPI, MVAPICH and Cray. srun with PMI looks the same, but there Slurm's own numbers agree with it.
     if "PMI_SIZE" in environ and not by_srun:
-        return _read(environ, "mpich", "mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", has_pmi=True)
+        return _read(environ, "mpich", "mpiexec", "PMI_RANK", "PMI_SIZE", has_pmi=True)
     if by_srun:
         size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
         has_pmi = "PMI_RANK" in environ or "PMIX_RANK" in environ
-        return _read(environ, "srun", "srun", "SLURM_PROCID", size, "SLURM_LOCALID", has_pmi=has_pmi)
+        return _read(environ, "srun", "srun", "SLURM_PROCID", size, has_pmi=has_pmi)
     if "PMIX_RANK" in environ:
         rank = _number(environ, "PMIX_RANK")
-        return Launcher("pmix", "the PMIx launcher", rank, None, 0, "PMIX_RANK", has_pmi=True)
+        return Launcher("pmix", "the PMIx launcher", rank, None, "PMIX_RANK", has_pmi=True)
     if "RANK" in environ or "WORLD_SIZE" in environ:
         return _read(environ, "environment", "the launcher (RANK, WORLD_SIZE)", *plain)
     return Launcher("none", "no launcher")
@@ -119,14 +116,12 @@ def _read(
     command: str,
     rank_name: str,
     size_name: str,
-    local_name: str,
     has_pmi: bool = False,
 ) -> Launcher:
     rank, size = _number(environ, rank_name), _number(environ, size_name)
     if not 0 <= rank < size:
         raise ValueError(f"{rank_name}={rank} does not fit {size_name}={size}; ranks count from 0 to {size - 1}.")
-    local_rank = _number(environ, local_name) if local_name in environ else 0
-    return Launcher(kind, command, rank, size, local_rank, size_variable=size_name, has_pmi=has_pmi)
+    return Launcher(kind, command, rank, size, size_variable=size_name, has_pmi=has_pmi)
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from domainpar.plan import IntArray, PartitionPlan
+
+T = TypeVar("T")
 
 FOREIGN_ROWS = 4096  # of foreign tiles that are computed at a time; no bit depends on it
 
@@ -141,6 +143,7 @@ class LocalGraph:
         edge_features: Edge features, [num_edges, G].
         label: 1 for true segments, uint8 [num_edges]; None without truth.
         event_id: The event this is a part of.
+        made: What was made of its nodes and edges for later calls; the same object in copies with other features.
     """
 
     plan: PartitionPlan
@@ -151,6 +154,7 @@ class LocalGraph:
     edge_features: Tensor
     label: Tensor | None
     event_id: str
+    made: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     @property
     def num_owned(self) -> int:
@@ -160,20 +164,28 @@ class LocalGraph:
     def num_edges(self) -> int:
         return self.plan.num_edges
 
-    @cached_property
-    def scales(self) -> dict[tuple[str, torch.dtype], Tensor]:
-        """What stages have made of the nodes' degrees, for their next calls on this part."""
-        return {}
+    def once(self, name: Any, make: Callable[[], T]) -> T:
+        """What `make` gave when it was first asked for by this name."""
+        if name not in self.made:
+            self.made[name] = make()
+        value: T = self.made[name]
+        return value
 
-    @cached_property
+    def ids(self, name: Literal["edge_ids", "owned_ids", "ghost_ids"]) -> Any:
+        """Global ids of the plan where kernels read them: its own array on the host, a tensor on a GPU."""
+        array: IntArray = getattr(self.plan, name)
+        device = self.features.device
+        return array if device.type == "cpu" else self.once(name, lambda: torch.from_numpy(array).to(device))
+
+    @property
     def edges_at_dst(self) -> EdgesAtNodes:
         """The edges that end at each owned node, in global order."""
-        return _edges_at_nodes(self.dst, self.num_owned)
+        return self.once("edges at dst", lambda: _edges_at_nodes(self.dst, self.num_owned))
 
-    @cached_property
+    @property
     def edges_at_src(self) -> EdgesAtNodes:
         """The edges that begin at each owned node, in global order."""
-        return _edges_at_nodes(self.src, self.num_owned)
+        return self.once("edges at src", lambda: _edges_at_nodes(self.src, self.num_owned))
 
 
 class EdgesAtNodes(NamedTuple):

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import platform
 import time
+from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 
 from domainpar import faults, timeouts
-from domainpar.agreement import Refused, name_ranks
+from domainpar.agreement import Gathering, Refused, name_ranks
+from domainpar.parallel import gpus, side_channel
 from domainpar.parallel import launcher as launchers
-from domainpar.parallel import side_channel
 from domainpar.parallel.board import SideChannel
 from domainpar.parallel.launcher import Launcher
 from domainpar.parallel.threads import Switchboard, ThreadTransport
@@ -52,32 +54,36 @@ def meet(
     launcher = launchers.detect()
     faults.arm(launcher.rank)  # first of all: a fault can be asked for before the ranks meet
     faults.reach("init")
-    own_device = choose_device(device, transport, launcher, share_gpu)
     if launcher.size is not None:  # refused before anybody waits for others
         checked_domain_size(domain_size, launcher.size)
     if launcher.kind == "none":
-        return ThreadTransport(Switchboard(1), 0), own_device, SideChannel.of_threads(1)
+        own = gpus.choose_device(device, share_gpu)
+        return ThreadTransport(Switchboard(1), 0), own.device, SideChannel.of_threads(1)
     comm = join_mpi(transport, launcher)
-    name = choose_transport(transport, own_device, has_mpi=comm is not None)
     marks: SideChannel | None
     if comm is None:
         rank, towards = launcher.rank, launchers.address(launcher)
         marks = _meet_at(*towards, launcher, join_seconds)
+        by_store = Gathering(rank, marks.num_ranks, partial(_gather_at, marks, rank, join_seconds))
+        own = gpus.choose_device(device, share_gpu, by_store)
+        name = choose_transport(transport, own, has_mpi=False)
     else:
         from domainpar.parallel.mpi import MpiTransport
 
         by_mpi = MpiTransport(comm.Dup(), timeout)  # a communicator of our own: no message of the program meets ours
         checked_domain_size(domain_size, by_mpi.size)
+        own = gpus.choose_device(device, share_gpu, by_mpi)
+        name = choose_transport(transport, own, has_mpi=True)
         marks = side_channel.share_store(by_mpi)
         if name == "mpi":
-            return by_mpi, own_device, marks
+            return by_mpi, own.device, marks
         if marks is None:
             raise Refused(
                 "not all ranks can open a connection to the host of rank 0; gloo and NCCL need one",
                 "check names and firewalls between the hosts, or take --transport mpi",
             )
         rank, towards = by_mpi.rank, (marks.hosts[0], 1)
-    return _of_store(name, own_device, timeout, marks, rank, towards), own_device, marks
+    return _of_store(name, own.device, timeout, marks, rank, towards), own.device, marks
 
 
 def checked_domain_size(domain_size: int | None, size: int) -> int:
@@ -96,45 +102,34 @@ def checked_domain_size(domain_size: int | None, size: int) -> int:
     return domain_size
 
 
-def choose_transport(transport: TransportName, device: torch.device, has_mpi: bool) -> str:
+def choose_transport(transport: TransportName, own: gpus.Choice, has_mpi: bool) -> str:
     """The transport that `auto` means here, or the given one.
 
     Raises:
-        ValueError: If NCCL is asked for without a GPU.
+        ValueError: If NCCL is asked for without a GPU, or by ranks that share one.
     """
-    if transport == "nccl" and device.type != "cuda":
+    if transport == "nccl" and own.device.type != "cuda":
         raise ValueError("--transport nccl works between GPUs; add --device cuda, or use mpi or gloo.")
+    alone = not own.shared or gpus.nccl_may_share()
+    if transport == "nccl" and not alone:
+        raise Problem("NCCL takes one rank on a GPU, but ranks share one", "use --transport mpi or gloo")
     if transport != "auto":
         return transport
-    if device.type == "cuda":
+    if own.device.type == "cuda" and alone:
         return "nccl"
     return "mpi" if has_mpi else "gloo"
 
 
-def choose_device(device: str, transport: TransportName, launcher: Launcher, share_gpu: bool = False) -> torch.device:
-    """The device of this rank, made the current one if it is a GPU.
-
-    Raises:
-        ValueError: If there is no GPU for it.
-    """
-    num_gpus = torch.cuda.device_count() if device != "cpu" else 0
-    if device == "auto":
-        device = "cuda" if num_gpus else "cpu"
-    if device != "cuda":
-        return torch.device(device)
-    if num_gpus == 0:
-        raise Problem(
-            f"--device cuda but torch sees no GPU for local rank {launcher.local_rank}",
-            "use --device cpu, or check CUDA_VISIBLE_DEVICES; a torch built for CPU sees none",
-        )
-    if launcher.local_rank >= num_gpus and (transport in ("auto", "nccl") or not share_gpu):
-        raise Problem(
-            f"local rank {launcher.local_rank} has no GPU of its own: torch sees {num_gpus}",
-            f"start {num_gpus} ranks on this machine, or share GPUs with --share-gpu and --transport mpi or gloo",
-        )
-    chosen = torch.device("cuda", launcher.local_rank % num_gpus)
-    torch.cuda.set_device(chosen)
-    return chosen
+def _gather_at(marks: SideChannel, rank: int, seconds: float, payload: bytes) -> list[bytes]:
+    """Give every rank the payload of each, by a store; once. *Collective*."""
+    marks.store.set(f"payload/{rank}", payload)
+    limit = timedelta(seconds=seconds)
+    marks.store.wait([f"payload/{other}" for other in range(marks.num_ranks)], limit)
+    payloads = [marks.store.get(f"payload/{other}") for other in range(marks.num_ranks)]
+    marks.store.set(f"read/{rank}", "")
+    if marks.serves:  # the others read from here: what they read may make all of them leave
+        marks.store.wait([f"read/{other}" for other in range(marks.num_ranks)], limit)
+    return payloads
 
 
 def join_mpi(transport: TransportName, launcher: Launcher) -> Any | None:
@@ -265,16 +260,33 @@ def _of_store(
     size = marks.num_ranks
     side_channel.choose_interface(marks.store, rank, size, towards)
     try:
-        form_group(name, side_channel.prefixed("group", marks.store), rank, size, deadline)
+        form_group(device, side_channel.prefixed("group", marks.store), rank, size, deadline)
     except RuntimeError as error:
-        interface = os.environ.get("GLOO_SOCKET_IFNAME", "chosen by gloo")
-        raise Refused(
-            f"rank {rank} on {platform.node()} could not form a {name} group of {size} ranks (interface "
-            f"{interface}): {_first_line(error)}",
-            "set GLOO_SOCKET_IFNAME (NCCL_SOCKET_IFNAME) to the interface that reaches the other hosts; `ip address` "
-            "lists them",
-        ) from None
+        raise _no_group(name, rank, size, error) from None
     return of_group(None, device, deadline, on_abort=marks.announce_failure, owned=True)
+
+
+_HINTS = {
+    "Duplicate GPU": "NCCL takes one rank on a GPU; start as many ranks as there are, or --share-gpu --transport gloo",
+    "driver": "the driver is older than the CUDA of this torch; `nvidia-smi` and python -m domainpar.doctor tell both",
+    "invalid usage": "NCCL_DEBUG=WARN in the environment says more",
+}
+"""What to do about words of NCCL."""
+
+
+def _no_group(name: str, rank: int, size: int, error: RuntimeError) -> Refused:
+    """Why torch's library could not join the ranks."""
+    # NCCL says what is wrong in its last line, gloo in its first.
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", "chosen by gloo")
+    said, how = (_first_line(error), f" (interface {interface})") if name == "gloo" else (lines[-1], "")
+    hint = (
+        "set GLOO_SOCKET_IFNAME (NCCL_SOCKET_IFNAME) to the interface that reaches the other hosts; `ip address` lists "
+        "them"
+    )
+    hint = next((hint for words, hint in _HINTS.items() if words in str(error)), hint)
+    where = f"rank {rank} on {platform.node()}"
+    return Refused(f"{where} could not form a {name} group of {size} ranks{how}: {said}", hint)
 
 
 def _first_line(error: BaseException) -> str:

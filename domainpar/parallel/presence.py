@@ -73,10 +73,15 @@ class Presence:
         # Numbers that the rank's own thread may change meanwhile: the next beat shows them as they are then.
         calls = sum(transport.num_calls for transport in self.transports)
         for transport in self.transports:
-            since = transport.waiting_since  # read once: it may become None before the next line
-            if since is not None:
-                return Life(beat, calls, round(time.monotonic() - since, 2), transport.waiting_in)
+            if (waits := transport.waits()) is not None:
+                return Life(beat, calls, round(time.monotonic() - waits[0], 2), waits[1])
         return Life(beat, calls)
+
+    def end_if_late(self) -> None:
+        """End all ranks if others keep a GPU of this one waiting for longer than it may; for the watcher's thread."""
+        for transport in self.transports:
+            if (late := transport.late()) is not None:
+                fail(self, late)
 
     def where(self, problem: Problem | None = None) -> Where:
         """The place of this rank, for an error: the problem's own, and where it has none that of the last mark."""

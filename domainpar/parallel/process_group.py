@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -15,16 +17,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from domainpar import timeouts
-from domainpar.parallel.transport import Message, Posted, Reduction, Transport
+from domainpar.parallel.transport import Message, Posted, RankMissing, Reduction, Transport
 
+_COMBINE = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 NUM_CALLS, NUM_ROW_BYTES = 2**17, 2**13  # together a tag, below 2^30; more exchanges are never in flight
 
 
-def form_group(backend: str, store: Any, rank: int, size: int, deadline: float) -> None:
+def form_group(device: torch.device, store: Any, rank: int, size: int, deadline: float) -> None:
     """Form the default group of processes that share a store; *collective*.
 
     Args:
-        backend: `gloo` or `nccl`.
+        device: Where this rank computes. On GPUs tables and sums travel by NCCL, numbers of the host by gloo.
         store: A `torch.distributed` store that all of them reach.
         rank: This one.
         size: All of them.
@@ -34,7 +37,11 @@ def form_group(backend: str, store: Any, rank: int, size: int, deadline: float) 
         RuntimeError: If they cannot reach each other.
     """
     timeout = timedelta(seconds=deadline + timeouts.GRACE)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+    how: dict[str, Any] = {"backend": "gloo"}
+    if device.type == "cuda":
+        # With the device NCCL connects the ranks here, and says here what keeps it from that.
+        how = {"backend": "cpu:gloo,cuda:nccl", "device_id": device}
+    dist.init_process_group(store=store, rank=rank, world_size=size, timeout=timeout, **how)
 
 
 class ProcessGroupTransport(Transport):
@@ -42,7 +49,7 @@ class ProcessGroupTransport(Transport):
 
     Args:
         group: The process group, None for the default one.
-        device: Where buffers of collective calls live.
+        device: Where buffers of its own live, which carry numbers of the host.
         deadline: Seconds to wait for others.
         world_ranks: What the ranks of `group` are called in messages.
         on_abort: Called before `abort` ends this process, to tell the others.
@@ -80,8 +87,8 @@ class ProcessGroupTransport(Transport):
             dist.destroy_process_group()
 
     def _post_reduction(self, values: Tensor, op: Reduction, call: int) -> Posted:
-        combine = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}[op]
-        return Posted(partial(self._wait, dist.all_reduce(values, combine, self._group, async_op=True), "all_reduce"))
+        work = dist.all_reduce(values, _COMBINE[op], self._group, async_op=True)
+        return Posted(partial(self._wait, work, "all_reduce"))
 
     def _all_gather(self, payload: bytes, call: int) -> list[bytes]:
         # gloo refuses uneven sizes, so sizes travel first and payloads are padded to the longest.
@@ -114,7 +121,8 @@ class ProcessGroupTransport(Transport):
     def _split(self, number: int, members: list[int], world_ranks: list[int], call: int) -> Transport:
         ranks = [member if self._group is None else dist.get_global_rank(self._group, member) for member in members]
         timeout = timedelta(seconds=self.deadline + timeouts.GRACE)
-        group = dist.new_group(ranks, timeout, dist.get_backend(self._group), use_local_synchronization=True)
+        backends = dist.get_backend_config(self._group)
+        group = dist.new_group(ranks, timeout, backends, use_local_synchronization=True)
         return type(self)(group, self._device, self.deadline, world_ranks, self.on_abort)
 
     def _buffer(self, num_bytes: int) -> Tensor:
@@ -183,30 +191,93 @@ class GlooTransport(ProcessGroupTransport):
         return True
 
 
-class NcclTransport(ProcessGroupTransport):
-    """A rank of an NCCL group, one GPU each.
+class NcclTransport(GlooTransport):
+    """A rank of a group that joins GPUs by NCCL, one each, and their hosts by gloo.
 
-    `finish` makes the current CUDA stream wait, not the host, so compute may be queued behind it; a rank that stays
-    silent is noticed by the time limit of the group itself, which does not name it.
+    What lies on a GPU travels by NCCL: `finish` makes the current CUDA stream wait, not the host, so compute may be
+    queued behind it. Whoever then waits for the stream waits for other ranks without a deadline, so this rank's watcher
+    asks `late` again and again. What lies on the host travels by gloo, past the stream; in a group of NCCL alone, which
+    a program may bring, over the GPU.
     """
 
     name: ClassVar[str] = "nccl"
     takes_cuda: ClassVar[bool] = True
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._under_way: deque[_UnderWay] = deque()
+        self._lock = threading.Lock()
+        self._stalls: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
+
     def _wire_device(self, rows: Tensor) -> torch.device:
-        return self._device  # NCCL moves GPU memory only, also for what lies on the host: ids, fingerprints
+        return rows.device if rows.is_cuda else self._device
 
     def _post(self, outgoing: list[Message], incoming: list[Message], call: int) -> Posted:
+        if not all(message.rows.is_cuda for message in outgoing + incoming):
+            return super()._post(outgoing, incoming, call)
         # One batch: NCCL calls posted one by one would wait for each other.
         receives = [dist.P2POp(dist.irecv, m.rows, group=self._group, group_peer=m.peer) for m in incoming]
         sends = [dist.P2POp(dist.isend, m.rows, group=self._group, group_peer=m.peer) for m in outgoing]
         works = dist.batch_isend_irecv(receives + sends) if receives or sends else []
+        return self._by_stream(works, "an exchange")
+
+    def _post_reduction(self, values: Tensor, op: Reduction, call: int) -> Posted:
+        if not values.is_cuda:
+            return super()._post_reduction(values, op, call)
+        work = dist.all_reduce(values, _COMBINE[op], self._group, async_op=True)
+        return self._by_stream([work], "all_reduce")
+
+    def _by_stream(self, works: list[Any], doing: str) -> Posted:
+        with self._lock:
+            self._under_way.append(_UnderWay(time.monotonic(), doing, works))
+            self._drop_done()
 
         def finish() -> None:
+            before = self._moment()
             for work in works:
                 work.wait()
+            self._stalls.append((before, self._moment()))
 
         return Posted(finish)
+
+    def _moment(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def settle(self) -> None:
+        self.seconds_exchanging = 0.0  # the host's time to post: the stream goes on meanwhile
+        while self._stalls and self._stalls[0][1].query():
+            before, after = self._stalls.popleft()
+            self.seconds_waiting += before.elapsed_time(after) / 1e3
+
+    def _drop_done(self) -> None:
+        while self._under_way and all(work.is_completed() for work in self._under_way[0].works):
+            self._under_way.popleft()
+
+    def waits(self) -> tuple[float, str] | None:
+        if (by_host := super().waits()) is not None:
+            return by_host
+        with self._lock:
+            self._drop_done()
+            return (self._under_way[0].since, self._under_way[0].doing) if self._under_way else None
+
+    def late(self) -> RankMissing | None:
+        if super().waits() is not None:  # the host waits, with a deadline of its own
+            return None
+        waits = self.waits()
+        if waits is None or time.monotonic() - waits[0] < self.deadline:
+            return None
+        seen = f"{self.name_ranks([self.rank])} has waited {self.deadline:g} s for {waits[1]} ({self.name})"
+        return self.missing(seen)
+
+
+class _UnderWay(NamedTuple):
+    """Calls that a stream waits for, and when they were posted."""
+
+    since: float
+    doing: str
+    works: list[Any]
 
 
 def of_group(
@@ -226,14 +297,16 @@ def of_group(
             "this program has no torch.distributed group; write `with World.session() as world:` or World.launch(), "
             "which join what a launcher started, World.alone() for one rank, or call init_process_group before."
         )
-    backend = dist.get_backend(group)
-    if backend == "nccl":
-        if device.type != "cuda":
-            raise ValueError(f"an NCCL group works between GPUs but the device is {device}; pass device='cuda:<n>'.")
-        return NcclTransport(group, device, deadline, on_abort=on_abort, owned=owned)
-    if backend == "gloo":
+    # A group may have a backend for each kind of device: `cpu:gloo,cuda:nccl`.
+    backends = dict(pair.split(":", 1) for pair in str(dist.get_backend_config(group)).split(","))
+    if device.type == "cuda" and backends.get("cuda") == "nccl":
+        own_buffers = "cpu" if backends.get("cpu") == "gloo" else device
+        return NcclTransport(group, own_buffers, deadline, on_abort=on_abort, owned=owned)
+    if backends.get("cpu") == "gloo":
         return GlooTransport(group, "cpu", deadline, on_abort=on_abort, owned=owned)
-    raise ValueError(f"the process group uses {backend!r}; only gloo and nccl groups are supported.")
+    if backends.get("cuda") == "nccl":
+        raise ValueError(f"an NCCL group works between GPUs but the device is {device}; pass device='cuda:<n>'.")
+    raise ValueError(f"the process group uses {backends}; only gloo and nccl groups are supported.")
 
 
 def _is_timeout(error: RuntimeError) -> bool:

@@ -228,6 +228,21 @@ class Transport(ABC):
         child.board = self.board
         return child
 
+    def waits(self) -> tuple[float, str] | None:
+        """When this rank began to wait for others, on the monotonic clock, and for what; None if it does not.
+
+        Any thread may ask.
+        """
+        since = self.waiting_since  # read once: it may become None before the next line
+        return None if since is None else (since, self.waiting_in)
+
+    def settle(self) -> None:  # noqa: B027  most know their times at once
+        """Add to the counters what a GPU's stream has waited, as far as it has come."""
+
+    def late(self) -> RankMissing | None:
+        """The error of a deadline that has passed where the host itself does not wait; any thread may ask."""
+        return None
+
     def name_ranks(self, ranks: Sequence[int]) -> str:
         """Words for some ranks of this group: `rank 3` or `ranks 0, 2`."""
         return name_ranks([self.world_ranks[rank] for rank in ranks])

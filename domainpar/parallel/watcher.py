@@ -38,11 +38,20 @@ class Watcher(threading.Thread):
         size: Ranks of the run.
         serves: Whether the store lives in this process, which then ends last.
         look: Describes the doings of this rank; called with the number of the beat.
+        end_if_late: Called with each beat: may end this process.
     """
 
-    def __init__(self, store: Store, rank: int, size: int, serves: bool, look: Callable[[int], Life]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        serves: bool,
+        look: Callable[[int], Life],
+        end_if_late: Callable[[], None],
+    ) -> None:
         super().__init__(name="watcher", daemon=True)
-        self._store, self._rank, self._serves, self._look = store, rank, serves, look
+        self._store, self._rank, self._serves, self._look, self._end_if_late = store, rank, serves, look, end_if_late
         self._poll = max(timeouts.WATCH_POLL, timeouts.POLL_PER_RANK * size)
         self._stopped = threading.Event()
         self._launchers = _launchers(detect().kind)
@@ -62,6 +71,7 @@ class Watcher(threading.Thread):
                     if self._store.check([f"wanted/{self._rank}"]) and not self._store.check([f"frames/{self._rank}"]):
                         frame = self._frame()
                         self._store.set(f"frames/{self._rank}", "" if frame is None else lines_of(frame, SHOWN_FRAMES))
+                    self._end_if_late()
                 failed = self._store.check(["failed"])
             except RuntimeError:
                 # Whoever served the store ended without `close`: give this rank the time to end by itself, then end it.

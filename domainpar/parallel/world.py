@@ -135,7 +135,9 @@ class World:
         joined, own_device, marks = meet(transport, device, domain_size, timeout, join_seconds, share_gpu)
         ranks = cls.over(joined, own_device, domain_size, marks)
         if marks is not None and marks.connect is not None:
-            watcher = Watcher(marks.connect(), ranks.rank, ranks.size, marks.serves, ranks.presence.look)
+            presence = ranks.presence
+            eyes = presence.look, presence.end_if_late
+            watcher = Watcher(marks.connect(), ranks.rank, ranks.size, marks.serves, *eyes)
             watcher.start()
             ranks.presence.stop_watching = watcher.stop
         if joined.name != "threads":  # else this rank is alone
@@ -266,6 +268,8 @@ class World:
     def take_counters(self) -> ExchangeCounters:
         """Sum the counters of this rank's transports and set them back to zero."""
         transports = self.presence.transports
+        for transport in transports:
+            transport.settle()
         counters = ExchangeCounters(
             seconds_exchanging=sum(transport.seconds_exchanging for transport in transports),
             seconds_waiting=sum(transport.seconds_waiting for transport in transports),

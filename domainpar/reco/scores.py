@@ -117,10 +117,10 @@ def score_events(
     for number in range(num_sectors or 1):
         sector = None if num_sectors is None else Sector(number, num_sectors)
         part = load_part(event, transport, grouping=grouping, sector=sector, device=device, dtype=dtype, seed=seed)
-        began = clock()
+        began = _clock(part.graph.features.device)
         with torch.no_grad():
             local = model(part.graph, part.halo)
-        seconds += clock() - began
+        seconds += _clock(local.device) - began
         wanted = None if sector_of_edge is None else sector_of_edge == number
         faults.reach("score")
         try:
@@ -136,6 +136,13 @@ def score_events(
     counts = [one.num_edges for one in events]
     of_events = zip(wholes, logits.split(counts), np.split(sector_of_edge != BETWEEN_SECTORS, np.cumsum(counts)[:-1]))
     return [_in_users_order(*of_event, seconds / len(events)) for of_event in of_events]
+
+
+def _clock(device: torch.device) -> float:
+    """Seconds at which a device has done what it was told so far."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return clock()
 
 
 def _in_users_order(whole: WholeEvent, logits: Tensor, scored: BoolArray, seconds: float) -> EventScores:

@@ -8,7 +8,7 @@ from shlex import quote
 from typing import Any
 
 from domainpar.events.store import EventRecord, EventStore
-from domainpar.nn.program import team
+from domainpar.nn.program import means_of
 from domainpar.parallel.world import World
 from domainpar.reco.performance.counts import TrackCounts
 from domainpar.reco.performance.rates import short, table
@@ -44,7 +44,7 @@ def first_lines(
     )
     return [
         f"domainpar: {several(world.size, 'rank')} over {world.transport.name}, {world.domain.size} to an event, "
-        f"{several(team().size, 'thread')} each, {mode}",
+        f"{means_of(world.device)} each, {mode}",
         f"network  : {about['run']}, {about['checkpoint']} checkpoint (step {about['step']}){trained}, "
         f"{about['dtype']}{in_bf16}, parameters sha256 {about['parameters_sha256'][:16]}",
         *([otherwise] if sectors and about["mode"] == "halo" else []),

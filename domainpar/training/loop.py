@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import save_on_cpu
+from torch.autograd.graph import saved_tensors_hooks
 
 from domainpar import faults
 from domainpar.nn.adapt.gradient_sums import StepBuffers
@@ -19,7 +19,7 @@ from domainpar.nn.classifier import EdgeClassifier
 from domainpar.nn.noise import key_of
 from domainpar.parallel.world import World
 from domainpar.training.loss import edge_loss
-from domainpar.training.metrics import metrics_of
+from domainpar.training.metrics import EdgeCounts, metrics_of
 from domainpar.training.monitor.failure import Now, memory_explained
 from domainpar.training.monitor.non_finite import Suspect, check_parameters, is_finite, look_again, stop_all
 from domainpar.training.monitor.ranks import Stragglers, as_records, check_replicas
@@ -61,6 +61,42 @@ class Schedule:
         return self.lr
 
 
+def _to_host(tensor: Tensor) -> tuple[torch.device, Tensor]:
+    """Put what autograd keeps into pinned memory; the stream does it, in its turn, while the host goes on."""
+    kept = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    return tensor.device, kept.copy_(tensor, non_blocking=True)
+
+
+def _to_device(kept: tuple[torch.device, Tensor]) -> Tensor:
+    return kept[1].to(kept[0], non_blocking=True)
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """What both passes over a part made; nothing of it is read unless something was not finite.
+
+    Attributes:
+        event: Name of the sample.
+        before, after: Partials of loss and gradients that this rank had rejected before and after it.
+        logits: Of its edges.
+    """
+
+    event: str
+    before: tuple[Tensor, Tensor]
+    after: tuple[Tensor, Tensor]
+    logits: Tensor
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether it made something that is not finite on this rank."""
+        return any(int(before) != int(after) for before, after in zip(self.before, self.after))
+
+    @property
+    def in_logits(self) -> bool:
+        """Whether it was there in the logits."""
+        return not is_finite(self.logits)
+
+
 @dataclass
 class Trainer:
     """A model with all that changes it: one optimiser step, or one evaluation, at a time.
@@ -94,6 +130,7 @@ class Trainer:
     def __post_init__(self) -> None:
         self._gradients = self.model.gradients()
         self._now, self._stragglers = Now(self.world), Stragglers()
+        self._sound = torch.ones((), dtype=torch.bool, device=self.world.device)
         self._first = next(parameter for parameter in self.model.parameters() if parameter.requires_grad)
 
     def step(self, samples: Sequence[Sample], step: int) -> dict[str, Any]:
@@ -115,31 +152,33 @@ class Trainer:
             totals = self.loader.total([part.kind_counts for part in parts], len(ours))
             weight = self.loader.edge_weights.total(totals.kinds) or 1.0  # where nothing weighs, the loss is 0 / 1
             self.optimizer.zero_grad()
-            buffers = StepBuffers(self.model)
-            suspects: list[Suspect] = []
+            buffers = StepBuffers(self.model.changing)
+            passes: list[_Pass] = []
             for part in parts:
                 with buffers.sample(counts=self.world.domain.rank == 0):
-                    suspects += self._forward_and_back(part, step, weight, tally)
+                    passes.append(self._forward_and_back(part, step, weight, tally))
             self._now.begin("reduce", step)
             faults.reach("reduce")
             tally.loss.reduce(self.world.transport)
+            rejected = self._gradients.reduce(self.world.transport)
+            norm, rate = self._norm(), self.schedule.at(step)
+            # All that the host must know of this step, and of the optimiser's last one: it waits for a GPU here only.
+            spoilt, figures, counts = tally.read(rejected, [norm, self._sound])
             # Partials that are not finite were counted, not added; the count is the same on every rank by now.
-            if self._gradients.reduce(self.world.transport) + tally.loss.rejected:
+            if spoilt:
                 logits = partial(self._logits, step=step)
+                suspects = [Suspect(one.event, one.in_logits) for one in passes if one.is_suspect]
                 stop_all(look_again(parts, self.model, self._now, step, logits, weight), suspects, self.world)
+            loss, grad_norm, sound = figures
+            if not sound:
+                check_parameters(self.model.layers, self.schedule.at(step - 1))
             buffers.end(self.world.transport, max(1, totals.loaded))
-            grad_norm, rate = self._clip(), self.schedule.at(step)
             if totals.loaded:  # else there is nothing to learn from: the optimiser would still decay weights
-                # The same arithmetic on the same bits on every rank.
-                for group in self.optimizer.param_groups:
-                    group["lr"] = rate
-                self._now.begin("optimizer", step)
-                faults.reach("optimizer", self._first.grad)
-                self.optimizer.step()
-                faults.reach("stepped", self._first)
-                check_parameters(self.model.layers, rate)
-            loss = float(tally.loss.total()) if totals.loaded else None
-            record = self._record({"loss": loss, "lr": rate, "grad_norm": grad_norm}, samples, totals, tally)
+                self._optimise(step, rate, norm)
+            record = self._record(
+                {"loss": loss if totals.loaded else None, "lr": rate, "grad_norm": grad_norm},
+                samples, totals, tally, counts,
+            )  # fmt: skip
         if self.check_replicas_every and (step + 1) % self.check_replicas_every == 0:
             self.check_replicas()
         if slow := self._stragglers.look(record["seconds_compute"], record["local_edges"]):
@@ -169,14 +208,16 @@ class Trainer:
                 tally.add(part, logits)
                 kind_counts.append(part.kind_counts)
         tally.loss.reduce(self.world.transport)
+        spoilt, (loss,), counts = tally.read()
         totals = self.loader.total(kind_counts, len(ours))
-        loss = float(tally.loss.total()) / (self.loader.edge_weights.total(totals.kinds) or 1.0)
         figures = {
-            "loss": None if tally.loss.rejected or not totals.loaded else loss,
+            "loss": None
+            if spoilt or not totals.loaded
+            else loss / (self.loader.edge_weights.total(totals.kinds) or 1.0),
             "lr": self.schedule.at(max(step - 1, 0)),
             "grad_norm": None,
         }
-        return self._record(figures, samples, totals, tally)
+        return self._record(figures, samples, totals, tally, counts)
 
     def check_replicas(self) -> None:
         """Compare the parameters and the optimiser's state of all ranks, unless that is switched off. *Collective*.
@@ -194,9 +235,9 @@ class Trainer:
             if (part := self.loader.load(sample)) is not None:
                 yield part
 
-    def _forward_and_back(self, part: LabelledPart, step: int, weight: float, tally: Tally) -> list[Suspect]:
-        """Both passes over a part, which is returned if its loss or gradients were not finite on this rank."""
-        rejected, transport = (tally.loss.rejected, self._gradients.rejected), part.halo.transport
+    def _forward_and_back(self, part: LabelledPart, step: int, weight: float, tally: Tally) -> _Pass:
+        """Both passes over a part, and what is needed to say whether it made something that is not finite."""
+        transport, before = part.halo.transport, self._rejected(tally)
         began = transport.num_exchanges
         self._now.begin("forward", step, part=part)
         faults.reach("forward")
@@ -209,30 +250,44 @@ class Trainer:
         logits.backward(gradient)
         self.exchanges = between - began, transport.num_exchanges - between
         tally.add(part, torch.atleast_2d(logits)[-1])  # scores are those of the last readout
-        # Both count on this rank only until they are reduced: the part at hand has added to them.
-        if (tally.loss.rejected, self._gradients.rejected) != rejected:
-            return [Suspect(part.name, in_logits=not is_finite(logits))]
-        return []
+        # On this rank only until they are reduced: the part at hand has added to them.
+        return _Pass(part.name, before, self._rejected(tally), logits.detach())
+
+    def _rejected(self, tally: Tally) -> tuple[Tensor, Tensor]:
+        return tally.loss.rejected_now(), self._gradients.rejected_now()
 
     def _logits(self, part: LabelledPart, step: int) -> Tensor:
         """Logits of a part in training, of all readouts; with the same random numbers whenever a step asks again."""
-        with save_on_cpu(pin_memory=True) if self.offload else nullcontext():
+        with saved_tensors_hooks(_to_host, _to_device) if self.offload else nullcontext():
             logits: Tensor = self.model(part.graph, part.halo, key_of(self.seed, step, part.name))
             return logits
 
-    def _clip(self) -> float:
-        """Norm of the gradient before clipping; the same arithmetic on the same bits on every rank."""
-        parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
-        norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+    def _norm(self) -> Tensor:
+        """Norm of the gradient; the same arithmetic on the same bits on every rank."""
+        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+        return torch.nn.utils.get_total_norm(gradients)
+
+    def _optimise(self, step: int, rate: float, norm: Tensor) -> None:
+        """A step of the optimiser: the same arithmetic on the same bits on every rank."""
         if self.clip is not None:
+            parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
             torch.nn.utils.clip_grads_with_norm_(parameters, self.clip, norm)
-        return float(norm)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self._now.begin("optimizer", step)
+        faults.reach("optimizer", self._first.grad)
+        self.optimizer.step()
+        faults.reach("stepped", self._first)
+        if self.world.device.type == "cpu":
+            check_parameters(self.model.layers, rate)
+        else:  # read with the next step, or looked at before a checkpoint is saved
+            parameters = [parameter.detach() for parameter in self.model.layers.parameters()]
+            self._sound = torch.nn.utils.get_total_norm(parameters).isfinite()
 
     def _record(
-        self, figures: dict[str, Any], samples: Sequence[Sample], totals: Totals, tally: Tally
+        self, figures: dict[str, Any], samples: Sequence[Sample], totals: Totals, tally: Tally, counts: EdgeCounts
     ) -> dict[str, Any]:
         """The record of a step or an evaluation. *Collective*."""
-        counts = tally.metrics.count(self.world.transport)
         self.squashed = counts.in_unit == counts.edges > 0
         metrics = metrics_of(counts, in_sectors=any(sample.sector is not None for sample in samples))
         skipped = {"skipped_events": totals.skipped} if totals.skipped else {}

@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from domainpar.events.graph import IntArray
 from domainpar.events.store import StoredEvent
 from domainpar.parallel.transport import Transport
 from domainpar.parallel.world import World
-from domainpar.training.targets import OTHER, TARGET, edge_classes
+from domainpar.training.targets import FAKE, OTHER, TARGET, edge_classes
 
 AGAINST = {False: "candidate edges", True: "candidate edges inside sectors (approximate: naive mode)"}
 """The edges that are counted: of whole events, or of independent sectors."""
@@ -74,10 +75,16 @@ class EdgeCounts:
 
 @dataclass
 class EdgeMetrics:
-    """Collects scores of owned edges, then counts them over all ranks."""
+    """Collects scores of owned edges, then counts them over all ranks.
 
+    Attributes:
+        device: Where the ranks compute, the same kind on all of them: on GPUs logits stay there.
+    """
+
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     _logits: list[npt.NDArray[np.floating]] = field(default_factory=list)
     _classes: list[IntArray] = field(default_factory=list)
+    _on_gpu: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
     _not_scored: int = 0
 
     def add(self, logits: npt.NDArray[np.floating], classes: IntArray, not_scored: int = 0) -> None:
@@ -86,12 +93,26 @@ class EdgeMetrics:
         self._classes.append(classes)
         self._not_scored += not_scored
 
+    def add_on_gpu(self, logits: Tensor, rows: Mapping[int, Tensor], not_scored: int = 0) -> None:
+        """The same of logits of local edges on a GPU, which stay there; `rows`: the owned edges of each class."""
+        targets, others, rest = (logits.index_select(0, rows[kind]).double() for kind in (TARGET, OTHER, FAKE))
+        self._on_gpu.append((targets, others, rest))
+        self._not_scored += not_scored
+
     def count(self, transport: Transport) -> EdgeCounts:
         """Counts over everything that was added on any rank. *Collective*.
 
         The AUC is exact and needs no gathered event: the targets' logits, a few per cent of all, go to every rank,
         which ranks its own other edges against them; the pairs are counted in integers.
         """
+        counts = self.counts_here(transport).cpu()
+        transport.all_reduce(counts)
+        return EdgeCounts(*counts.tolist())
+
+    def counts_here(self, transport: Transport) -> Tensor:
+        """The fields of `EdgeCounts` over what was added on this rank, int64 [8] on its device. *Collective*."""
+        if self.device.type != "cpu":
+            return self._on_tensors(transport)
         # Of float32 too: float64 holds each exactly, and all ranks compare one type.
         logits = np.concatenate([np.zeros(0, np.float64), *(part.astype(np.float64) for part in self._logits)])
         classes = np.concatenate([np.zeros(0, np.int8), *self._classes])
@@ -111,9 +132,35 @@ class EdgeMetrics:
             self._not_scored,
             np.sum((logits >= 0) & (logits <= 1)),
         ]
-        counts = torch.tensor([int(count) for count in ours], dtype=torch.int64)
-        transport.all_reduce(counts)
-        return EdgeCounts(*counts.tolist())
+        return torch.tensor([int(count) for count in ours], dtype=torch.int64)
+
+    def _on_tensors(self, transport: Transport) -> Tensor:
+        """`counts_here` on a GPU, without making the host wait for it."""
+        none = torch.zeros(0, dtype=torch.float64, device=self.device)
+        nothing = none, none, none
+        targets, others, rest = (torch.cat(parts) for parts in zip(nothing, *self._on_gpu))
+        all_targets, below = _of_all_ranks(targets, transport).sort().values, torch.cat([others, rest]).sort().values
+        ordered = sum(torch.searchsorted(below, all_targets, right=right).sum() for right in (False, True))
+        everything = torch.cat([targets, below])
+        # Filled in by the GPU: a copy of these numbers would make the host wait.
+        edges, wanted, missing = (
+            none.new_full((), count, dtype=torch.int64) for count in (len(everything), len(targets), self._not_scored)
+        )
+        found, passing, other = ((logits > 0).sum() for logits in (targets, everything, others))
+        in_unit = ((everything >= 0) & (everything <= 1)).sum()
+        return torch.stack([edges, wanted, found, passing, other, ordered, missing, in_unit])
+
+
+def _of_all_ranks(logits: Tensor, transport: Transport) -> Tensor:
+    """Logits of all ranks, this rank's first. *Collective*."""
+    counts = [int.from_bytes(count, "little") for count in transport.all_gather(len(logits).to_bytes(8, "little"))]
+    mine = [0 if peer == transport.rank else len(logits) for peer in range(transport.size)]
+    theirs = [0 if peer == transport.rank else count for peer, count in enumerate(counts)]
+    received = logits.new_empty(sum(theirs), 1)
+    sent_before = transport.bytes_sent
+    transport.start(logits.repeat(transport.size - 1)[:, None], mine, received, theirs).finish()
+    transport.bytes_sent = sent_before  # which counts rows of events
+    return torch.cat([logits, received[:, 0]])
 
 
 def metrics_of(counts: EdgeCounts, in_sectors: bool = False) -> dict[str, Any]:

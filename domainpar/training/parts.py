@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from domainpar.events.store import EventStore, StoredEvent
 from domainpar.parallel.part_loading import BadEvent, Part, load_part, open_together, sector_of_tiles, together
 from domainpar.parallel.world import World
 from domainpar.training.sampler import Sample
-from domainpar.training.targets import EdgeRules, edge_classes
+from domainpar.training.targets import FAKE, OTHER, TARGET, EdgeRules, edge_classes
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +39,13 @@ class LabelledPart(Part):
     weights: Tensor
     name: str
     num_not_scored: int = 0
+
+    @cached_property
+    def rows_by_class(self) -> dict[int, Tensor]:
+        """Rows of the owned edges of each class, where the graph lies."""
+        owned = self.graph.plan.edge_owned
+        rows = {kind: np.flatnonzero(owned & (self.classes == kind)) for kind in (TARGET, OTHER, FAKE)}
+        return {kind: torch.from_numpy(which).to(self.weights.device) for kind, which in rows.items()}
 
 
 class Skip(NamedTuple):

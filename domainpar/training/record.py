@@ -7,11 +7,13 @@ import json
 import os
 import resource
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from domainpar.agreement import gather
@@ -19,7 +21,7 @@ from domainpar.atomic_files import write_whole
 from domainpar.compiling import clock
 from domainpar.parallel.integer_sums import IntegerSums
 from domainpar.parallel.world import World
-from domainpar.training.metrics import AGAINST, EdgeMetrics
+from domainpar.training.metrics import AGAINST, EdgeCounts, EdgeMetrics
 from domainpar.training.parts import LabelledPart
 
 SHOWN = {
@@ -30,7 +32,9 @@ SHOWN = {
 
 
 class Tally:
-    """Sums over the parts of a step or an evaluation on this rank, and its seconds from the making until `shared`.
+    """Sums over the parts of a step or an evaluation on this rank, and its seconds.
+
+    They run from the making until `shared`; on a GPU until `read`, by the clock of its stream: the host is ahead of it.
 
     Attributes:
         loss: Weighted loss of owned edges; `edge_loss` adds to it.
@@ -39,27 +43,55 @@ class Tally:
     """
 
     def __init__(self, world: World) -> None:
-        self.loss, self.metrics = IntegerSums(1, world.device), EdgeMetrics()
+        self.loss, self.metrics = IntegerSums(1, world.device), EdgeMetrics(world.device)
         self.owned_nodes = self.ghost_nodes = self.local_edges = 0
         self._world = world
         world.take_counters()  # begins to count anew
-        self._began = clock()
+        self._began = _Moment(world.device)
+        self._ended: _Moment | None = None
 
     def add(self, part: LabelledPart, logits: Tensor) -> None:
         """Count a part and its logits, [num_edges]."""
         plan = part.graph.plan
         owned = plan.edge_owned
-        self.metrics.add(logits.detach().cpu().numpy()[owned], part.classes[owned], part.num_not_scored)
+        if logits.is_cuda:
+            self.metrics.add_on_gpu(logits.detach(), part.rows_by_class, part.num_not_scored)
+        else:
+            self.metrics.add(logits.detach().numpy()[owned], part.classes[owned], part.num_not_scored)
         self.owned_nodes += plan.num_owned
         self.ghost_nodes += plan.num_ghosts
         self.local_edges += len(plan.edge_ids)
+
+    def read(self, rejected: Tensor | None = None, more: Sequence[Tensor] = ()) -> tuple[int, list[float], EdgeCounts]:
+        """The figures of the step that the host asks for, after the loss is reduced. *Collective*.
+
+        A host waits for its GPU here, once: all travels in one piece.
+
+        Args:
+            rejected: Partials of gradients that were not finite, over all ranks.
+            more: Numbers, of any type.
+
+        Returns:
+            Partials that were not finite, of losses too; the loss, then the other numbers; the edges counted.
+        """
+        counts = self.metrics.counts_here(self._world.transport)
+        spoilt = self.loss.rejected_now() if rejected is None else self.loss.rejected_now() + rejected.to(counts.device)
+        # float64 holds these integers, and any number of float32, exactly.
+        pieces = [spoilt.view(1), self.loss.total(), *(each.view(1) for each in more), counts]
+        everything = torch.cat([piece.to(torch.float64) for piece in pieces])
+        if everything.is_cuda:
+            self._ended = _Moment(self._world.device)
+        numbers = everything.tolist()
+        over_ranks = torch.tensor(numbers[-len(counts) :], dtype=torch.float64).long()
+        self._world.transport.all_reduce(over_ranks)
+        return int(numbers[0]), numbers[1 : -len(counts)], EdgeCounts(*over_ranks.tolist())
 
     def shared(self) -> dict[str, Any]:
         """Seconds (but those of compiling), bytes and sizes of all ranks; lists hold one value a rank. *Collective*.
 
         `halo_bytes` are all rows handed to other ranks. While a part is loaded, requests for its ghosts are among them.
         """
-        seconds = clock() - self._began
+        seconds = self._began.until(self._ended or _Moment(self._world.device))
         counters = self._world.take_counters()
         ours = {
             "seconds": seconds,
@@ -75,6 +107,24 @@ class Tally:
         ranks = gather(self._world.transport, ours)
         shared = {name: [rank[name] for rank in ranks] for name in ours}
         return {"ranks": self._world.size, **shared, "seconds": max(shared["seconds"])}
+
+
+class _Moment:
+    """A moment of a rank's work: of the host, or of the current stream of its GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._host = clock()
+        self._event: Any = None
+        if device.type == "cuda":
+            self._event = torch.cuda.Event(enable_timing=True)
+            self._event.record()
+
+    def until(self, later: _Moment) -> float:
+        """Seconds to a later one, those of compiling left out; a stream must have reached it."""
+        if self._event is None:
+            return later._host - self._host
+        seconds: float = self._event.elapsed_time(later._event) / 1e3
+        return seconds
 
 
 @dataclass

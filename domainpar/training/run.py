@@ -11,10 +11,11 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from domainpar.agreement import on_all, on_root
+from domainpar.agreement import agree, on_all, on_root
 from domainpar.config import TrainConfig
 from domainpar.events.store import EventStore
 from domainpar.nn.program import set_threads
+from domainpar.parallel import gpus
 from domainpar.parallel.signals import StopFlag
 from domainpar.parallel.transport import RanksFailed
 from domainpar.parallel.world import World
@@ -77,6 +78,9 @@ def train(
         lessons = open_lessons(config, store, world)
         # Build.
         set_threads(config.threads or world.cores_for_each())
+        gpus.repeat_bits(world.device)
+        mixed = gpus.mixed_kinds(world.transport, world.device)
+        agree(world.transport, mixed if config.check_replicas_every else None)
         trainer = on_all(world.transport, lambda: make_trainer(config, lessons, world))
         exactness = trainer.model.exactness(world.transport)
         trainer.model.take_from_root(world)

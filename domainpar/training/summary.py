@@ -10,7 +10,7 @@ from typing import Any
 from domainpar.config import Network, TrainConfig, flag, is_code
 from domainpar.nn.catalogue import options_of
 from domainpar.nn.classifier import Exactness
-from domainpar.nn.program import team
+from domainpar.nn.program import means_of
 from domainpar.parallel.world import World
 from domainpar.training.checkpoint import TrainingState
 from domainpar.training.inputs import Lessons
@@ -36,7 +36,7 @@ def first_lines(config: TrainConfig, lessons: Lessons, trainer: Trainer, allocat
     samples = several(len(lessons.train), "event" if config.mode == "halo" else "sector")
     lines = [
         f"domainpar: {several(world.size, 'rank')} over {world.transport.name}, {world.domain.size} to an event, "
-        f"{several(team().size, 'thread')} each",
+        f"{means_of(world.device)} each",
         f"events   : {store.path}",
         f"           {samples} to train on, {len(lessons.val)} to validate with; "
         f"{between(edges, 'candidate edge')} in {between(tiles, 'tile')}",

@@ -91,7 +91,7 @@ def test_open_mpi_is_given_its_flags():
 
 def test_a_launcher_is_named():
     assert "one process alone" in check_launcher(ALONE, 1).found
-    of_slurm = Launcher("srun", "srun", 0, 4, 0, "SLURM_NTASKS")
+    of_slurm = Launcher("srun", "srun", 0, 4, "SLURM_NTASKS")
     assert check_launcher(of_slurm, 4).found == "srun (srun) started 4 ranks, as SLURM_NTASKS says"
 
 

@@ -8,6 +8,7 @@ import torch
 from domainpar.diagnosis import machine
 from domainpar.diagnosis.finding import Verdict
 from domainpar.diagnosis.machine import Place, check_clocks, check_ranks, check_same_versions, local_ranks, places_of
+from domainpar.parallel.gpus import Seen
 from domainpar.testing import run_ranks
 
 
@@ -87,9 +88,14 @@ def test_gpus_are_counted_against_ranks(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Gpu)
     monkeypatch.setattr(machine, "nccl_version", lambda: "2.27.5")
-    assert machine.check_gpus(2).verdict is Verdict.PASS
-    assert "2 GPUs for 2 ranks here: GPU 80 GiB, GPU 80 GiB; NCCL 2.27.5" in machine.check_gpus(2).found
-    assert "at most 2 ranks" in machine.check_gpus(3).advice
+    here = Seen(machine.platform.node(), ["A", "B"], ["GPU"] * 2)
+    assert machine.check_gpus(2, [here, here]).verdict is Verdict.PASS
+    assert "2 GPUs for 2 ranks here: GPU 80 GiB, GPU 80 GiB; NCCL 2.27.5" in machine.check_gpus(2, [here] * 2).found
+    assert "at most 2 ranks" in machine.check_gpus(3, [here] * 3).advice
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # each rank sees one of them
+    apart = [here._replace(uuids=[uuid]) for uuid in "AB"]
+    assert machine.check_gpus(2, apart).verdict is Verdict.PASS
+    assert "2 GPUs for 2 ranks here: GPU 80 GiB (1 GPU seen by this rank)" in machine.check_gpus(2, apart).found
 
 
 def place(rank, host="one", clock=100.0, cpu="cpu", **versions):

@@ -143,12 +143,12 @@ def test_the_toy_event_is_the_same_everywhere():
 
 
 def _second(world):
-    launcher = Launcher("mpich", "mpiexec", world.rank, world.size, world.rank, "PMI_SIZE", has_pmi=True)
-    reasons = {name: missing(name, world, launcher, world.size) for name in ("mpi", "gloo", "nccl")}
+    launcher = Launcher("mpich", "mpiexec", world.rank, world.size, "PMI_SIZE", has_pmi=True)
+    reasons = {name: missing(name, world, launcher, [None] * world.size) for name in ("mpi", "gloo", "nccl")}
     name = next((name for name in ("mpi", "gloo") if name != world.transport.name and reasons[name] is None), None)
     if name is None:
         return reasons, None
-    second = form(name, world, launcher)
+    second = form(name, world, None)
     assert isinstance(second, Second), second
     finding = gathered([check_transport(second.transport, 0.05)], world)[0]
     assert isinstance(second.transport, Transport)
@@ -173,6 +173,6 @@ def test_beside_threads_and_gloo_there_is_nothing_and_why_is_said():
 
 def test_a_group_that_cannot_be_formed_fails(monkeypatch):
     monkeypatch.setattr("domainpar.parallel.side_channel.share_store", lambda _: None)
-    finding = run_ranks(lambda world: form("gloo", world, Launcher("none", "")), 2)[0]
+    finding = run_ranks(lambda world: form("gloo", world, None), 2)[0]
     assert finding.verdict is Verdict.FAIL
     assert "rank 0: not all ranks can open a connection" in finding.found

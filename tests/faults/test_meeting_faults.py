@@ -196,7 +196,8 @@ def test_a_host_whose_own_name_does_not_resolve_is_no_trouble():
 def test_a_gpu_that_is_not_there_is_refused():
     code, output = run_command([sys.executable, PROGRAM, "device=cuda"], timeout=90)
     assert code == 2
-    assert output.startswith("domainpar: error: --device cuda but torch sees no GPU for local rank 0\nhint: ")
+    assert output.startswith("domainpar: error: --device cuda but torch sees no GPU for rank 0 (host ")
+    assert "\nhint: use --device cpu" in output
 
 
 def test_other_events_on_one_rank_are_refused(tmp_path):

@@ -4,6 +4,7 @@ import networks
 import numpy as np
 import pytest
 import torch
+from marks import needs_gpu
 from random_events import random_event
 from tiled import TiledEvent, sha
 
@@ -15,8 +16,6 @@ from domainpar.testing import run_ranks
 
 NUM_NODES, NUM_TILES = 70, 9
 KEY = 77
-
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 
 def tiled_event(num_edges=400, num_edge_features=6):
@@ -142,42 +141,19 @@ def test_twice_the_same_gives_the_same_bits(in_batches, products):
     assert answers[0].sha == answers[1].sha
 
 
-class _InFloat32(torch.autograd.Function):
-    """A product of bf16 numbers that is not rounded; the gradient that comes back to it is."""
-
-    @staticmethod
-    def forward(ctx, rows, weight):
-        ctx.save_for_backward(rows, weight)
-        return rows.float() @ weight.float().t()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        rows, weight = (table.float() for table in ctx.saved_tensors)
-        gradient = gradient.bfloat16().float()
-        return gradient @ weight, gradient.t() @ rows
-
-
-def _linear_that_rounds_as_tiles_do(rows, weight, plain=torch.nn.functional.linear):
-    return _InFloat32.apply(rows, weight) if rows.dtype == torch.bfloat16 else plain(rows, weight)
-
-
 @pytest.mark.parametrize("num_ranks", [1, 3])
 @pytest.mark.parametrize("order", ["edge-first", "node-first"])
 def test_in_bf16_batches_and_tiles_are_close(monkeypatch, order, num_ranks):
-    """Both round operands alike; batches round products to bf16 too, which tiles keep in float32."""
+    """Both round operands of products alike, and sum these in float32."""
     event = tiled_event()
     flags = {"dtype": torch.float32, "products": torch.bfloat16, "order": order, "graph_iters": 2}
     in_tiles = networks.on_ranks(event, num_ranks, **flags)
     monkeypatch.setattr(stages, "EdgeTiles", EdgeBatches)
     monkeypatch.setattr(stages, "NodeTiles", NodeBatches)
     found = on_ranks(event, num_ranks, **flags)
-    assert networks.distance_of_logits(found, in_tiles) <= 0.02
-    assert networks.distance_of_gradients(found, in_tiles) <= 0.02
-    monkeypatch.setattr(batchwise.F, "linear", _linear_that_rounds_as_tiles_do)
-    alike = on_ranks(event, num_ranks, **flags)
-    assert networks.distance_of_logits(alike, in_tiles) <= 0.01  # some states are rounded to the neighbour
-    assert networks.distance_of_gradients(alike, in_tiles) <= 0.002
-    assert len({found.sha, alike.sha, in_tiles.sha}) == 3, "the same engine twice"
+    assert networks.distance_of_logits(found, in_tiles) <= 0.01  # some states are rounded to the neighbour
+    assert networks.distance_of_gradients(found, in_tiles) <= 0.002
+    assert found.sha != in_tiles.sha, "the same engine twice"
 
 
 def test_states_of_edges_are_kept_in_bf16_and_logits_are_not(in_batches):
@@ -220,8 +196,8 @@ def test_a_gpu_gives_the_same_bits_twice_and_bf16_is_close_to_that_of_a_cpu():
     once, again = (on_ranks(event, 1, device="cuda", **how) for _ in range(2))
     assert once.sha == again.sha
     on_cpu = networks.on_ranks(event, 1, **how)
-    assert networks.distance_of_logits(once, on_cpu) <= 0.02
-    assert networks.distance_of_gradients(once, on_cpu) <= 0.02  # as above
+    assert networks.distance_of_logits(once, on_cpu) <= 0.01  # as above
+    assert networks.distance_of_gradients(once, on_cpu) <= 0.002
 
 
 def many_on_gpu(world, event, cases):

@@ -15,8 +15,9 @@ from marks import fault
 
 from domainpar.agreement import Refused, agree
 from domainpar.parallel import mpi
+from domainpar.parallel.gpus import Choice
 from domainpar.parallel.launcher import Launcher
-from domainpar.parallel.meeting import choose_device, choose_transport, join_mpi
+from domainpar.parallel.meeting import choose_transport, join_mpi
 from domainpar.parallel.presence import guard
 from domainpar.parallel.transport import RanksFailed
 from domainpar.parallel.world import World, checked_domain_size
@@ -179,7 +180,7 @@ def test_a_world_from_a_process_group_of_the_program():
 
 
 def test_auto_takes_nccl_on_gpus_then_mpi_then_gloo():
-    cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)
+    cpu, gpu = Choice(torch.device("cpu")), Choice(torch.device("cuda", 0))
     assert choose_transport("auto", gpu, has_mpi=True) == "nccl"
     assert choose_transport("auto", cpu, has_mpi=True) == "mpi"
     assert choose_transport("auto", cpu, has_mpi=False) == "gloo"
@@ -213,20 +214,6 @@ def test_under_srun_auto_does_without_an_mpi_that_does_not_work(monkeypatch):
     assert join_mpi("auto", srun) is None
     with pytest.raises(Refused, match="sees 1"):
         join_mpi("mpi", srun)
-
-
-@fault(10)
-def test_ranks_without_a_gpu_of_their_own_are_refused_for_nccl(monkeypatch):
-    launcher = Launcher("torchrun", "torchrun", rank=1, size=2, local_rank=1)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(ValueError, match="local rank 1 has no GPU of its own: torch sees 1"):
-        choose_device("cuda", "auto", launcher)
-    with pytest.raises(ValueError, match="local rank 1 has no GPU of its own"):
-        choose_device("cuda", "gloo", launcher)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    assert choose_device("auto", "auto", launcher) == torch.device("cpu")
-    with pytest.raises(ValueError, match="sees no GPU for local rank 1"):
-        choose_device("cuda", "auto", launcher)
 
 
 def test_importing_the_room_starts_no_mpi_and_no_process_group():

@@ -29,24 +29,24 @@ class GradientSums:
 
     Args:
         module: Its parameters that want a gradient, in order, are what is summed.
-
-    Attributes:
-        rejected: Always 0 here: what is not finite is found in `reduce`.
     """
-
-    rejected = 0
 
     def __init__(self, module: nn.Module) -> None:
         self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
 
-    def reduce(self, transport: Transport) -> int:
+    def rejected_now(self) -> Tensor:
+        """0: what is not finite is found in `reduce`."""
+        return torch.zeros((), dtype=torch.int64)
+
+    def reduce(self, transport: Transport) -> Tensor:
         """Sum over ranks, and leave the result in each parameter's `grad`. *Collective*.
 
         Every parameter takes part, also one that this rank has no gradient of. Where no rank has one it stays None, so
         that optimisers pass over it as on one rank.
 
         Returns:
-            0; or, if a gradient of some rank or a sum is not finite, a larger number, and the gradients mean nothing.
+            0; or, if a gradient of some rank or a sum is not finite, a larger number, and the gradients mean nothing;
+            int64 [].
 
         Raises:
             RanksDiffer: On all ranks alike, if gradients hold what was summed before.
@@ -64,14 +64,15 @@ class GradientSums:
         gradients = [dense_gradient(parameter) for parameter in self._parameters]
         sums = sum_exactly(gradients, transport)
         if sums is None:
-            return 1
+            return torch.ones((), dtype=torch.int64)
         # Rounded to the parameter's type, in which a finite sum may have become infinite.
         put_back = [total.to(parameter.dtype) for total, parameter in zip(sums, self._parameters)]
         for parameter, total, exist in zip(self._parameters, put_back, exists):
             parameter.grad = total if exist else None
             if parameter.grad is not None:
                 parameter.grad.__dict__[_SUMMED] = parameter.grad._version
-        return sum(not bool(total.isfinite().all()) for total in put_back)
+        spoilt = [~total.isfinite().all() for total in put_back]
+        return torch.stack(spoilt).sum() if spoilt else torch.zeros((), dtype=torch.int64)
 
 
 def _is_summed(gradient: Tensor) -> bool:
@@ -154,7 +155,7 @@ def sum_exactly(tensors: Sequence[Tensor], transport: Transport) -> list[Tensor]
         The sums; None on every rank if a number of any rank is not finite.
     """
     device = tensors[0].device if tensors else torch.device("cpu")
-    exponents = torch.tensor([_exponent(tensor) for tensor in tensors], dtype=torch.int64)
+    exponents = _exponents(tensors, device)
     transport.all_reduce(exponents, "max")
     if bool((exponents >= NOT_FINITE).any()):
         return None
@@ -167,12 +168,14 @@ def sum_exactly(tensors: Sequence[Tensor], transport: Transport) -> list[Tensor]
     return [torch.ldexp(total, power).view(tensor.shape) for tensor, total, power in totals]
 
 
-def _exponent(values: Tensor) -> int:
-    """The power of two next above all magnitudes; `NOT_FINITE` if one is not finite."""
-    largest = values.abs().max().double() if values.numel() else torch.zeros(())  # of a NaN it is NaN
-    if not bool(torch.isfinite(largest)):
-        return NOT_FINITE
-    return max(int(torch.frexp(largest).exponent), LOWEST) if bool(largest) else LOWEST
+def _exponents(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
+    """For each tensor the power of two next above all magnitudes, `NOT_FINITE` if one is not finite; int64 [n]."""
+    zero = torch.zeros((), dtype=torch.float64, device=device)
+    # Of a NaN the largest is NaN. Nothing here makes the host wait for a GPU.
+    largest = torch.stack([each.abs().max().double() if each.numel() else zero for each in tensors] or [zero])
+    finite, powers = largest.isfinite(), torch.frexp(torch.nan_to_num(largest)).exponent.long().clamp_min(LOWEST)
+    powers = torch.where(largest == 0, LOWEST, powers)
+    return torch.where(finite, powers, NOT_FINITE)[: len(tensors)]
 
 
 class StepBuffers:
@@ -182,11 +185,11 @@ class StepBuffers:
     of what the samples changed, one of integers by their sum. With one sample that is what torch does.
 
     Args:
-        module: The module; as it is now, its step begins.
+        buffers: Those of the module that may change; as they are now, its step begins.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        self._buffers = list(module.buffers())
+    def __init__(self, buffers: Sequence[Tensor]) -> None:
+        self._buffers = list(buffers)
         self._before = [buffer.clone() for buffer in self._buffers]
         self._changes = [torch.zeros_like(buffer, dtype=torch.float64) for buffer in self._buffers]
 

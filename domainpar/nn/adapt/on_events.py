@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -50,7 +51,7 @@ class OnEvents(EdgeClassifier):
         self.module = module
         self.exchanges = self.sums = 0
         self._wants = wanted_arguments(module)
-        self._parts: WeakKeyDictionary[LocalGraph, GraphPart] = WeakKeyDictionary()
+        self._parts: WeakKeyDictionary[LocalGraph, tuple[GraphPart, Tensor]] = WeakKeyDictionary()
 
     def forward(self, graph: LocalGraph, halo: Halo, key: int | None = None) -> Tensor:
         """Logits of all local edges, [num_edges]; 0 for those that another rank counts. *Collective*.
@@ -61,15 +62,16 @@ class OnEvents(EdgeClassifier):
             key: Of the random numbers of this call, the same on every rank, for training; None to evaluate.
         """
         if graph not in self._parts:
-            self._parts[graph] = GraphPart(graph.plan, halo.transport, graph.features.device)
-        part = self._parts[graph]
+            device = graph.features.device
+            owned = torch.from_numpy(np.flatnonzero(graph.plan.edge_owned)).to(device)
+            self._parts[graph] = GraphPart(graph.plan, halo.transport, device), owned
+        part, owned = self._parts[graph]
         part.num_exchanges = part.num_sums = 0
         self.module.train(key is not None)
         x, edge_attr = part.local_nodes(graph.features), part.local_edges(graph.edge_features)
         arguments = self.arguments(part, x, edge_attr)
         logits = Parallel(self.module).run(part, (), arguments, key, partial(check_logits, part))
         self.exchanges, self.sums = part.num_exchanges, part.num_sums
-        owned = torch.from_numpy(graph.plan.edge_owned).to(graph.features.device).nonzero().view(-1)
         zeros = graph.features.new_zeros(graph.num_edges)
         return zeros.index_copy(0, owned, logits.reshape(-1).to(zeros.dtype))
 
@@ -77,6 +79,11 @@ class OnEvents(EdgeClassifier):
     def layers(self) -> nn.Module:
         """The user's module."""
         return self.module
+
+    @property
+    def changing(self) -> list[Tensor]:
+        """The module's buffers."""
+        return list(self.module.buffers())
 
     def gradients(self) -> GradientSums:
         """The gradients that backward leaves in the parameters."""
@@ -97,7 +104,7 @@ class OnEvents(EdgeClassifier):
             return self.arguments(part, part.nodes(x), part.edges(edge_attr))
 
         alone = split_graph(edge_index, len(x), World.alone(), edges="incident")
-        module = copy.deepcopy(self.module).double()
+        module = copy.deepcopy(self.module).cpu().double()  # the piece of an event is on the host
         for key in (1, None):
             module.train(key is not None)
             with torch.no_grad():

@@ -134,7 +134,7 @@ class Parallel(nn.Module):
         layers = [] if watch.alone else [layer for layer in self.module.modules() if _passes_messages(layer)]
         hooks = [layer.register_forward_pre_hook(partial(_refresh, watch), with_kwargs=True) for layer in layers]
         try:
-            before = torch.get_rng_state()
+            before = _random_state(part.device)
             with contextlib.ExitStack() as around:
                 # In inference mode tensors do not count their changes, so that nobody would see one.
                 around.enter_context(torch.inference_mode(False))
@@ -143,7 +143,7 @@ class Parallel(nn.Module):
                     around.enter_context(read_as_nodes(name, owner, part))
                 around.enter_context(watch)
                 result = self.module(*args, **kwargs)
-            if not torch.equal(torch.get_rng_state(), before):
+            if not torch.equal(_random_state(part.device), before):
                 raise NotExact("it draws random numbers from torch's generator, which would be others on each rank.")
             watch.versions.check_at_the_end(tensors_in(result))
             check(result)
@@ -241,3 +241,9 @@ def _owned(watch: Watch, result: Any) -> Any:
         f"it returns a {type(result).__name__}, in which tensors cannot be found; return tensors, or tuples, lists, "
         "dictionaries, dataclasses or a Data of them."
     )
+
+
+def _random_state(device: torch.device) -> Tensor:
+    """The state of the generators of a device and of the host."""
+    of_host = torch.get_rng_state()
+    return torch.cat([of_host, torch.cuda.get_rng_state(device)]) if device.type == "cuda" else of_host

@@ -25,7 +25,7 @@ def module_of(gradients, dtype=torch.float64):
 def _summed(world, of_ranks, dtype):
     module = module_of(of_ranks[world.rank], dtype)
     sums = GradientSums(module)
-    assert sums.rejected == 0
+    assert sums.rejected_now() == 0
     result = sums.reduce(world.transport)
     return result, [parameter.grad for parameter in module.parameters()]
 

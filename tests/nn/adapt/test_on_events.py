@@ -267,7 +267,7 @@ def test_what_is_made_of_a_part_goes_with_it():
     def run(world):
         part, model = part_of(world), OnEvents(own_models.small().double())
         model(part.graph, part.halo, 1)
-        gone = weakref.ref(next(iter(model._parts.values())))
+        gone = weakref.ref(next(iter(model._parts.values()))[0])
         assert gone() is not None
         del part
         gc.collect()

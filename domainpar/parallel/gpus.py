@@ -1,0 +1,146 @@
+"""A GPU for each rank: told apart by their own numbers, whatever each process calls the ones that it sees.
+
+Some launchers show every rank of a machine all of its GPUs, others show each rank one, which it calls number 0. So the
+ranks tell each other which they see, and all come to the same answer.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.utils.deterministic
+
+from domainpar.agreement import Gathering, Ranks, gather, name_ranks
+from domainpar.problems import Problem
+from domainpar.words import several
+
+OTHER_HOSTS = ("NCCL_HOSTID", "NCCL_MULTI_RANK_GPU_ENABLE")
+"""Environment variables with which NCCL takes several ranks on one GPU, for tests."""
+
+ALONE = Gathering()
+
+
+class Seen(NamedTuple):
+    """The GPUs that one rank sees, in its own order.
+
+    Attributes:
+        host: Its machine.
+        uuids: What tells each from all others.
+        kinds: The name of each.
+    """
+
+    host: str
+    uuids: list[str]
+    kinds: list[str]
+
+    @classmethod
+    def here(cls) -> Seen:
+        """Those of this process."""
+        cards = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+        return cls(platform.node(), [str(card.uuid) for card in cards], [card.name for card in cards])
+
+
+class Choice(NamedTuple):
+    """The device of this rank, and whether any two ranks share one."""
+
+    device: torch.device
+    shared: bool = False
+
+
+def seen_by(ranks: Ranks) -> list[Seen]:
+    """The GPUs that each rank sees. *Collective*."""
+    return [Seen(*one) for one in gather(ranks, Seen.here())]
+
+
+def dealt(seen: Sequence[Seen]) -> list[int | None]:
+    """Number of the GPU that each rank takes for itself, in its own order; None for a rank to which none is left."""
+    taken: set[str] = set()
+    own: list[int | None] = [None] * len(seen)
+    # Those who see few come first: another one may do without what they see.
+    for rank in sorted(range(len(seen)), key=lambda rank: (len(seen[rank].uuids), rank)):
+        own[rank] = next((i for i, uuid in enumerate(seen[rank].uuids) if uuid not in taken), None)
+        taken |= set() if own[rank] is None else {seen[rank].uuids[own[rank] or 0]}
+    return own
+
+
+def choose_device(device: str, may_share: bool, ranks: Ranks = ALONE) -> Choice:
+    """The device of this rank, made the current one if it is a GPU. *Collective*, but for `cpu`.
+
+    Args:
+        device: `cpu`; `cuda`; or `auto`, for a GPU each if there are as many, else `cpu`.
+        may_share: Whether several ranks may use one GPU.
+        ranks: All that compute.
+
+    Raises:
+        Problem: On all ranks alike, if some rank has no GPU.
+    """
+    if device not in ("cuda", "auto"):
+        return Choice(torch.device(device))
+    seen = seen_by(ranks)
+    own = dealt(seen)
+    without = [other for other, index in enumerate(own) if index is None]
+    if without and device == "auto":
+        return Choice(torch.device("cpu"))
+    _refuse([other for other in without if not (may_share and seen[other].uuids)], seen)
+    users = Counter(seen[other].uuids[index] for other, index in enumerate(own) if index is not None)
+    for other in without:  # on the GPU that the fewest use
+        own[other] = min(range(len(seen[other].uuids)), key=lambda i: users[seen[other].uuids[i]])
+        users[seen[other].uuids[own[other] or 0]] += 1
+    chosen = torch.device("cuda", own[ranks.rank] or 0)
+    torch.cuda.set_device(chosen)
+    return Choice(chosen, shared=max(users.values()) > 1)
+
+
+def _refuse(without: Sequence[int], seen: Sequence[Seen]) -> None:
+    """Refuse ranks without a GPU.
+
+    Raises:
+        Problem: If there are any.
+    """
+    if not without:
+        return
+    blind = [rank for rank in without if not seen[rank].uuids]
+    if blind:
+        raise Problem(
+            f"--device cuda but torch sees no GPU for {name_ranks(blind)} (host {seen[blind[0]].host})",
+            "use --device cpu, or check CUDA_VISIBLE_DEVICES; a torch built for CPU sees none",
+        )
+    host = seen[without[0]].host
+    cards = {uuid for one in seen if one.host == host for uuid in one.uuids}
+    ranks = sum(one.host == host for one in seen)
+    raise Problem(
+        f"{name_ranks(without)} would have no GPU alone: host {host} shows {several(len(cards), 'GPU')} to "
+        f"{several(ranks, 'rank')}",
+        f"start {several(len(cards), 'rank')} there, or share GPUs with --share-gpu, over mpi or gloo",
+    )
+
+
+def nccl_may_share() -> bool:
+    """Whether the user has told NCCL to take several ranks on one GPU, which it refuses otherwise."""
+    return any(os.environ.get(name) for name in OTHER_HOSTS)
+
+
+def repeat_bits(device: torch.device) -> None:
+    """Have torch's kernels on a GPU give the same bits twice, as far as they can: networks of users add by atomics."""
+    if device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # else each new tensor is filled for nothing
+
+
+def mixed_kinds(ranks: Ranks, device: torch.device) -> Problem | None:
+    """The problem of ranks on different kinds of GPUs, whose arithmetic differs in last bits. *Collective*."""
+    kind = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    kinds = gather(ranks, kind)
+    if len(set(kinds)) == 1:
+        return None
+    other = next(rank for rank, name in enumerate(kinds) if name != kinds[0])
+    return Problem(
+        f"rank 0 computes on {kinds[0]}, rank {other} on {kinds[other]}: the optimiser may differ in last bits",
+        "take GPUs of one kind, or --check-replicas-every 0 to go on without comparing ranks",
+    )

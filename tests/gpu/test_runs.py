@@ -1,0 +1,84 @@
+"""Runs on a GPU: what they learn is what a CPU learns, to rounding, whatever the flags."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from marks import needs_gpu
+from random_store import write_random_store
+
+from domainpar.config import TrainConfig
+from domainpar.parallel.world import World
+from domainpar.training.run import train
+
+SMALL = {"hidden": 16, "graph_iters": 2, "epochs": 2, "lr": 1e-2, "log_every": 1}
+
+FLAGS = {
+    "as it is": {},
+    "dropout, recomputed": {"dropout": 0.1, "recompute_every": 2, "graph_iters": 3},
+    "offloaded": {"offload": True},
+    "clipped, deep, in float64": {"clip": 0.1, "readouts": "all", "dtype": "float64"},
+    "means, tanh, shared": {"aggregate": "mean", "activation": "tanh", "shared_weights": True},
+    "sectors": {"mode": "naive", "sectors": 2},
+    "two events a step": {"events_per_step": 2},
+    "weights": {"weighting": "[{weight: 3, conditions: {y: true}}]"},
+    **{name: {"model": name} for name in ("agnn", "mpnn", "acorn", "acorn2")},
+    "a user's own": {"model": "own_models:evolving", "dropout": 0.2},
+}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return write_random_store(tmp_path_factory.mktemp("store"))
+
+
+def records_of(store, out, device, flags):
+    """Loss and AUC of each record of a run on one rank."""
+    train(TrainConfig(**{**SMALL, **flags}, device=device, out=str(out)), store, World.alone(device))
+    lines = (out / "metrics.jsonl").read_text().splitlines()
+    return [(record["loss"], record["edge_auc"]) for record in map(json.loads, lines)]
+
+
+@needs_gpu
+@pytest.mark.parametrize("flags", FLAGS.values(), ids=FLAGS)
+def test_a_gpu_learns_what_a_cpu_learns(store, tmp_path, flags):
+    on_cpu = records_of(store, tmp_path / "cpu", "cpu", {**flags, "offload": False})
+    on_gpu = records_of(store, tmp_path / "gpu", "cuda", flags)
+    assert len(on_gpu) == len(on_cpu) > 2
+    bound = 1e-9 if flags.get("dtype") == "float64" else 2e-3
+    assert np.abs(np.array(on_gpu) / np.array(on_cpu) - 1).max() <= bound
+
+
+@needs_gpu
+def test_in_bf16_it_learns_about_the_same(store, tmp_path):
+    on_cpu, on_gpu = (records_of(store, tmp_path / device, device, {"precision": "bf16"}) for device in ("cpu", "cuda"))
+    assert np.abs(np.array(on_gpu)[:, 0] / np.array(on_cpu)[:, 0] - 1).max() <= 0.02
+
+
+@needs_gpu
+def test_two_runs_on_a_gpu_are_the_same_to_the_last_bit(store, tmp_path):
+    for flags in ({"dropout": 0.1}, {"model": "own_models:evolving"}):
+        once, again = (records_of(store, tmp_path / f"{number}{len(flags)}", "cuda", flags) for number in "12")
+        assert once == again
+
+
+@needs_gpu
+def test_a_resumed_run_goes_on_as_one_that_never_stopped(store, tmp_path):
+    whole = records_of(store, tmp_path / "whole", "cuda", {"epochs": 2})
+    records_of(store, tmp_path / "parts", "cuda", {"epochs": 2, "max_steps": 2})
+    assert records_of(store, tmp_path / "parts", "cuda", {"epochs": 2, "resume": True}) == whole
+
+
+@needs_gpu
+@pytest.mark.parametrize("how", ["nan", "flip"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_fault_on_purpose_spoils_a_tensor_of_a_gpu(dtype, how):
+    from domainpar.faults import spoil_tensor
+
+    tensor = torch.ones(3, 2, dtype=dtype, device="cuda", requires_grad=True)
+    spoil_tensor(tensor, how)
+    first, *others = tensor.flatten().tolist()
+    assert np.isnan(first) if how == "nan" else 0 < abs(first - 1) <= 0.01
+    assert others == [1.0] * 5
+    assert tensor._version == 0, "autograd would notice"

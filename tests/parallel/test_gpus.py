@@ -1,0 +1,89 @@
+"""Which GPU a rank takes: told from what all of them see, whatever the launcher shows to each."""
+
+import pytest
+import torch
+from marks import fault
+
+from domainpar.agreement import Gathering
+from domainpar.parallel import gpus
+from domainpar.parallel.gpus import Choice, Seen, choose_device, dealt, mixed_kinds
+from domainpar.parallel.meeting import choose_transport
+
+CPU = torch.device("cpu")
+
+
+def seen(*of_ranks, host="n1"):
+    return [Seen(host, list(uuids), ["card"] * len(uuids)) for uuids in of_ranks]
+
+
+@pytest.mark.parametrize(
+    ("of_ranks", "expected"),
+    [
+        (["AB", "AB"], [0, 1]),  # torchrun: all see all
+        (["A", "B"], [0, 0]),  # srun --gpus-per-task=1: each sees its own, and calls it number 0
+        (["BA", "AB"], [0, 0]),
+        (["AB", "A"], [1, 0]),  # who sees more can do without
+        (["ABC", "AB", "A"], [2, 1, 0]),
+        (["A", "A"], [0, None]),
+        (["", "A"], [None, 0]),
+        (["AB", "CD", "AB", "CD"], [0, 0, 1, 1]),  # two hosts, ranks dealt in turn
+    ],
+)
+def test_each_rank_has_a_gpu_of_its_own_where_there_are_enough(of_ranks, expected):
+    assert dealt(seen(*of_ranks)) == expected
+
+
+@pytest.fixture
+def on(monkeypatch):
+    """Chooses the device of one rank, given what all of them see."""
+    made = []
+    monkeypatch.setattr(torch.cuda, "set_device", made.append)
+
+    def choose(device, of_ranks, rank=0, share=False):
+        cards = of_ranks if isinstance(of_ranks[0], Seen) else seen(*of_ranks)
+        monkeypatch.setattr(gpus, "seen_by", lambda ranks: cards)
+        made.clear()
+        choice = choose_device(device, share, Gathering(rank, len(cards)))
+        assert made == ([] if choice.device == CPU else [choice.device])  # the current one, and nothing else is touched
+        return choice
+
+    return choose
+
+
+@fault(10)
+def test_ranks_without_a_gpu_of_their_own_are_refused_alike_on_all(on):
+    for rank in (0, 1):
+        with pytest.raises(ValueError, match="rank 1 would have no GPU alone: host n1 shows 1 GPU to 2 ranks"):
+            on("cuda", ["A", "A"], rank)
+        with pytest.raises(ValueError, match=r"torch sees no GPU for ranks 0, 1 \(host n1\)"):
+            on("cuda", ["", ""], rank)
+    assert on("cuda", ["A", "A"], 1, share=True) == Choice(torch.device("cuda", 0), shared=True)
+    assert [on("cuda", ["AB"] * 4, rank, share=True).device.index for rank in range(4)] == [0, 1, 0, 1]
+    with pytest.raises(ValueError, match="no GPU for rank 1"):  # nothing to share
+        on("cuda", ["A", ""], 0, share=True)
+
+
+def test_auto_takes_gpus_if_there_is_one_for_each_rank(on):
+    assert on("auto", ["AB", "AB"], 1) == Choice(torch.device("cuda", 1))
+    assert on("auto", ["A", "A"]) == Choice(CPU)
+    assert on("auto", ["", "A"], 1) == Choice(CPU)
+    assert on("cpu", ["A", "A"]) == Choice(CPU)
+
+
+def test_nccl_wants_a_gpu_for_each_rank_unless_it_was_told_otherwise(monkeypatch):
+    alone, shared = Choice(torch.device("cuda", 0)), Choice(torch.device("cuda", 0), shared=True)
+    assert choose_transport("auto", alone, has_mpi=True) == "nccl"
+    assert choose_transport("auto", shared, has_mpi=True) == "mpi"
+    assert choose_transport("auto", shared, has_mpi=False) == "gloo"
+    with pytest.raises(ValueError, match="NCCL takes one rank on a GPU, but ranks share one"):
+        choose_transport("nccl", shared, has_mpi=False)
+    monkeypatch.setenv("NCCL_HOSTID", "another")
+    assert choose_transport("nccl", shared, has_mpi=False) == choose_transport("auto", shared, has_mpi=True) == "nccl"
+
+
+def test_gpus_of_two_kinds_are_a_problem_for_those_who_compare_bits(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A100")
+    card = torch.device("cuda", 0)
+    assert mixed_kinds(Gathering(), card) is None
+    others = Gathering(0, 3, lambda payload: [payload, payload, b'"H100"'])
+    assert "rank 0 computes on A100, rank 2 on H100" in str(mixed_kinds(others, card))

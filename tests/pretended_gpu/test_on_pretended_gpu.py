@@ -1,0 +1,67 @@
+"""Every test that needs a GPU, on a pretended one; and the counts of a step there."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import card
+import pytest
+
+TESTS = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def environment():
+    try:
+        return {**os.environ, **card.environment(), "OMP_NUM_THREADS": "1"}
+    except card.Missing as why:
+        pytest.skip(str(why))
+
+
+def test_every_test_that_needs_a_gpu_passes_on_a_pretended_one(environment):
+    files = [path for path in TESTS.rglob("test_*.py") if "@needs_gpu" in path.read_text()]
+    command = [sys.executable, "-m", "pytest", "-q", "-rs", "-m", "gpu", *map(str, files)]
+    done = subprocess.run(command, cwd=TESTS.parent, env=environment, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert "skipped" not in done.stdout, done.stdout[-3000:]
+    assert len(files) >= 2
+
+
+COUNTED = """
+import sys
+from pathlib import Path
+import card, json, torch
+from random_store import write_random_store
+from domainpar.events.store import EventStore
+from domainpar.nn.catalogue import build_model
+from domainpar.parallel.world import World
+from domainpar.training.loop import Schedule, Trainer
+from domainpar.training.parts import PartLoader
+from domainpar.training.sampler import samples_of
+
+store = EventStore(Path(write_random_store(Path(sys.argv[1]))))
+world = World.alone("cuda")
+sizes = len(store.feature_names), len(store.edge_feature_names)
+model = build_model("interaction", *sizes, hidden=64, graph_iters=4, dropout=float(sys.argv[2])).to("cuda")
+optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+trainer = Trainer(model, optimizer, PartLoader(store, world), world, Schedule(1e-3, "constant", 0, 9, 1), clip=1.0)
+samples = samples_of(store.events(), None)[:1]
+trainer.step(samples, 0)  # the first one loads, and sorts edges by node
+card.reset()
+trainer.step(samples, 1)
+print(json.dumps(card.counts()))
+"""
+
+
+@pytest.mark.parametrize(("dropout", "most_launches"), [("0", 1150), ("0.1", 2250)])
+def test_the_host_waits_once_in_a_step(environment, tmp_path, dropout, most_launches):
+    """Launches are those of plain torch, which makes one for each operation."""
+    path = os.pathsep.join([environment["PYTHONPATH"], str(TESTS)])
+    command = [sys.executable, "-c", COUNTED, str(tmp_path), dropout]
+    done = subprocess.run(command, env={**environment, "PYTHONPATH": path}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    counts = json.loads(done.stdout.splitlines()[-1])
+    assert counts["waits"] == {"copy gpu to host": 1}
+    assert sum(counts["launches"].values()) <= most_launches
