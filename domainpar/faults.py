@@ -216,8 +216,7 @@ def _happen(fault: Fault, at_hand: Any) -> Any:
 
 def spoil_tensor(tensor: Any, how: str) -> None:
     """Make the first value of a tensor NaN (`nan`), or flip its lowest bit (`flip`); in place, on any device."""
-    import torch
-
+    torch = sys.modules["torch"]  # whose tensor it is
     first = tensor.data.view(-1)[:1]  # `data`: autograd must not notice, as with a broken memory
     if how == "nan":
         first.fill_(float("nan"))

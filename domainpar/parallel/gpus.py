@@ -130,7 +130,7 @@ def repeat_bits(device: torch.device) -> None:
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
         torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # else each new tensor is filled for nothing
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # else each new tensor is filled for nothing
 
 
 def mixed_kinds(ranks: Ranks, device: torch.device) -> Problem | None:

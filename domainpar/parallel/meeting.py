@@ -122,7 +122,7 @@ def choose_transport(transport: TransportName, own: gpus.Choice, has_mpi: bool) 
 
 def _gather_at(marks: SideChannel, rank: int, seconds: float, payload: bytes) -> list[bytes]:
     """Give every rank the payload of each, by a store; once. *Collective*."""
-    marks.store.set(f"payload/{rank}", payload)
+    marks.store.set(f"payload/{rank}", payload.decode())
     limit = timedelta(seconds=seconds)
     marks.store.wait([f"payload/{other}" for other in range(marks.num_ranks)], limit)
     payloads = [marks.store.get(f"payload/{other}") for other in range(marks.num_ranks)]

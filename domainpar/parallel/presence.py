@@ -6,6 +6,7 @@ import contextlib
 import os
 import platform
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -51,7 +52,7 @@ class Presence:
         self.host = platform.node()
         self.last_mark: Mark | None = None
         self.stop_watching: Callable[[], None] = lambda: None
-        self.closed = False
+        self.closed = self._ends = False
 
     def mark(self, phase: str, step: int, event: str | None = None) -> None:
         """Leave a mark of what this rank is about to do; when a deadline passes, the last of every rank is shown.
@@ -80,8 +81,13 @@ class Presence:
     def end_if_late(self) -> None:
         """End all ranks if others keep a GPU of this one waiting for longer than it may; for the watcher's thread."""
         for transport in self.transports:
-            if (late := transport.late()) is not None:
-                fail(self, late)
+            if not self._ends and (seen := transport.late()) is not None:
+                self._ends = True
+                # In a thread of its own: while it reads the board, the watcher must go on to tell that this rank lives.
+                threading.Thread(target=self._end, args=(transport, seen), daemon=True).start()
+
+    def _end(self, transport: Transport, seen: str) -> None:
+        fail(self, transport.missing(seen))
 
     def where(self, problem: Problem | None = None) -> Where:
         """The place of this rank, for an error: the problem's own, and where it has none that of the last mark."""

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from domainpar import timeouts
-from domainpar.parallel.transport import Message, Posted, RankMissing, Reduction, Transport
+from domainpar.parallel.transport import Message, Posted, Reduction, Transport
 
 _COMBINE = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 NUM_CALLS, NUM_ROW_BYTES = 2**17, 2**13  # together a tag, below 2^30; more exchanges are never in flight
@@ -234,8 +234,11 @@ class NcclTransport(GlooTransport):
 
         def finish() -> None:
             before = self._moment()
-            for work in works:
-                work.wait()
+            try:
+                for work in works:
+                    work.wait()
+            except RuntimeError as error:
+                raise self._lost(error, f"in {doing}") from error
             self._stalls.append((before, self._moment()))
 
         return Posted(finish)
@@ -258,18 +261,19 @@ class NcclTransport(GlooTransport):
     def waits(self) -> tuple[float, str] | None:
         if (by_host := super().waits()) is not None:
             return by_host
+        oldest = self._oldest()
+        return None if oldest is None else (oldest.since, oldest.doing)
+
+    def _oldest(self) -> _UnderWay | None:
         with self._lock:
             self._drop_done()
-            return (self._under_way[0].since, self._under_way[0].doing) if self._under_way else None
+            return self._under_way[0] if self._under_way else None
 
-    def late(self) -> RankMissing | None:
-        if super().waits() is not None:  # the host waits, with a deadline of its own
+    def late(self) -> str | None:
+        oldest = self._oldest()
+        if oldest is None or time.monotonic() - oldest.since < self.deadline:
             return None
-        waits = self.waits()
-        if waits is None or time.monotonic() - waits[0] < self.deadline:
-            return None
-        seen = f"{self.name_ranks([self.rank])} has waited {self.deadline:g} s for {waits[1]} ({self.name})"
-        return self.missing(seen)
+        return f"{self.name_ranks([self.rank])} has waited {self.deadline:g} s for {oldest.doing} ({self.name})"
 
 
 class _UnderWay(NamedTuple):

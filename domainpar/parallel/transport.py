@@ -239,8 +239,8 @@ class Transport(ABC):
     def settle(self) -> None:  # noqa: B027  most know their times at once
         """Add to the counters what a GPU's stream has waited, as far as it has come."""
 
-    def late(self) -> RankMissing | None:
-        """The error of a deadline that has passed where the host itself does not wait; any thread may ask."""
+    def late(self) -> str | None:
+        """Words for a deadline that has passed where the host itself does not wait; any thread may ask."""
         return None
 
     def name_ranks(self, ranks: Sequence[int]) -> str:

@@ -281,8 +281,8 @@ class Trainer:
         if self.world.device.type == "cpu":
             check_parameters(self.model.layers, rate)
         else:  # read with the next step, or looked at before a checkpoint is saved
-            parameters = [parameter.detach() for parameter in self.model.layers.parameters()]
-            self._sound = torch.nn.utils.get_total_norm(parameters).isfinite()
+            everything = [parameter.detach() for parameter in self.model.layers.parameters()]
+            self._sound = torch.nn.utils.get_total_norm(everything).isfinite()
 
     def _record(
         self, figures: dict[str, Any], samples: Sequence[Sample], totals: Totals, tally: Tally, counts: EdgeCounts

@@ -140,7 +140,10 @@ class EdgeMetrics:
         nothing = none, none, none
         targets, others, rest = (torch.cat(parts) for parts in zip(nothing, *self._on_gpu))
         all_targets, below = _of_all_ranks(targets, transport).sort().values, torch.cat([others, rest]).sort().values
-        ordered = sum(torch.searchsorted(below, all_targets, right=right).sum() for right in (False, True))
+        # Twice a pair in the right order, once one that ties: others below, and others not above.
+        ordered = (
+            torch.searchsorted(below, all_targets).sum() + torch.searchsorted(below, all_targets, right=True).sum()
+        )
         everything = torch.cat([targets, below])
         # Filled in by the GPU: a copy of these numbers would make the host wait.
         edges, wanted, missing = (

@@ -58,15 +58,15 @@ def test_in_bf16_it_learns_about_the_same(store, tmp_path):
 
 @needs_gpu
 def test_two_runs_on_a_gpu_are_the_same_to_the_last_bit(store, tmp_path):
-    for flags in ({"dropout": 0.1}, {"model": "own_models:evolving"}):
-        once, again = (records_of(store, tmp_path / f"{number}{len(flags)}", "cuda", flags) for number in "12")
+    for name, flags in {"stages": {"dropout": 0.1}, "own": {"model": "own_models:evolving"}}.items():
+        once, again = (records_of(store, tmp_path / f"{name}{number}", "cuda", flags) for number in "12")
         assert once == again
 
 
 @needs_gpu
 def test_a_resumed_run_goes_on_as_one_that_never_stopped(store, tmp_path):
     whole = records_of(store, tmp_path / "whole", "cuda", {"epochs": 2})
-    records_of(store, tmp_path / "parts", "cuda", {"epochs": 2, "max_steps": 2})
+    records_of(store, tmp_path / "parts", "cuda", {"epochs": 2, "max_steps": 3})
     assert records_of(store, tmp_path / "parts", "cuda", {"epochs": 2, "resume": True}) == whole
 
 

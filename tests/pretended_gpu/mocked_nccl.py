@@ -10,9 +10,9 @@ It does not show streams: `wait` holds the host here, where NCCL holds the strea
 """
 
 import atexit
-import gc
 import json
 import os
+import weakref
 import zlib
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ _configs: dict[Any, str] = {}
 _names: dict[int, str] = {}
 _calls: list[list[Any]] = []
 _problems: list[str] = []
+_works: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def install(dist: Any) -> None:
@@ -38,7 +39,7 @@ def install(dist: Any) -> None:
     ):  # fmt: skip
         _real[function.__name__] = getattr(dist, function.__name__)
         setattr(dist, function.__name__, function)
-    atexit.register(_write)
+    atexit.register(write_log)
 
 
 def _say(what: str) -> None:
@@ -92,6 +93,7 @@ class Work:
     def __init__(self, operation: str, works: list[Any], arrives: Any = (), sends: Any = ()) -> None:
         self._operation, self._works, self._arrives, self._done = operation, works, list(arrives), False
         self._sends = [(tensor, _checksum(tensor)) for tensor in sends]
+        _works.add(self)
 
     def wait(self, timeout: Any = None) -> bool:
         if self._done:
@@ -110,10 +112,13 @@ class Work:
         return self._done or all(work.is_completed() for work in self._works)
 
     def __del__(self) -> None:
-        if not self._done and not all(work.is_completed() for work in self._works):
+        self.check()
+
+    def check(self) -> None:
+        """Say so if nobody has waited for it."""
+        if not self._done:
+            self._done = True
             _say(f"{self._operation}: nobody waited for it")
-        elif not self._done and self._arrives:
-            _say(f"{self._operation}: nobody waited for what has come")
 
 
 def init_process_group(backend: Any = None, *args: Any, device_id: Any = None, **how: Any) -> None:
@@ -135,6 +140,8 @@ def destroy_process_group(group: Any = None) -> None:
 def _meet(group: Any) -> None:
     """The making of a communicator: ranks on one GPU are refused."""
     mine = os.environ.get("NCCL_HOSTID", "here"), torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
+    if os.environ.get("PRETENDED_DUPLICATE"):
+        mine = mine[0], "one"
     everyone: list[Any] = [None] * _dist.get_world_size(group)
     _dist.all_gather_object(everyone, mine, group=group)
     if (first := everyone.index(mine)) != _dist.get_rank(group) or everyone.count(mine) > 1:
@@ -229,8 +236,10 @@ def _as_bytes(tensor: Any) -> Any:
     return tensor.view(-1).view(torch.uint8)
 
 
-def _write() -> None:
-    gc.collect()  # works that nobody waited for
+def write_log() -> None:
+    """Write what this rank did to the folder of the log; done when it ends, too."""
+    for work in list(_works):
+        work.check()
     if (folder := os.environ.get(card.LOG)) and _calls:  # else a launcher, or a rank alone
         rank = int(os.environ.get("RANK") or os.environ.get("PMI_RANK") or 0)
         Path(folder, f"nccl.{rank}.json").write_text(json.dumps({"calls": _calls, "problems": _problems}))

@@ -63,6 +63,7 @@ def run(
     what = ["-m", f"domainpar.{words[0]}", *map(str, words[1:])] if program is None else [*program, *map(str, words)]
     environment = os.environ | card.environment(ranks if gpus is None else gpus, nccl=True, log=log)
     environment |= {"OMP_NUM_THREADS": "1", **more}
+    environment.pop("DOMAINPAR_FAULT", None) if "DOMAINPAR_FAULT" not in more else None
     if ranks == 1:
         commands = [[sys.executable, *what]]
     elif launcher == "mpiexec":
