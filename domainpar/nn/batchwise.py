@@ -17,13 +17,11 @@ from torch.nn import functional as F
 from domainpar.nn import kernels
 from domainpar.nn.calls import EdgeCall, EdgeGradients, EdgeResults, Link, NodeCall
 from domainpar.nn.gradients import TakesGradients
+from domainpar.nn.memory import BATCH_ROWS
 from domainpar.nn.mlp import MLP, gradient_at_ends, weights_at_ends
 from domainpar.nn.noise import Noise, keeps
 from domainpar.parallel.halo import Spread
 from domainpar.parallel.local import EdgesAtNodes, EdgeTile, LocalGraph
-
-BATCH_ROWS = 2**18  # enough to fill a GPU, and few beside the edges of an event: activations of one batch are held
-
 
 _ACTIVATIONS: dict[int, Callable[[Tensor], Tensor]] = {
     kernels.NO_ACTIVATION: lambda rows: rows,

@@ -11,6 +11,9 @@ import numpy as np
 from domainpar.nn import COLUMN_BLOCK
 from domainpar.plan import IntArray
 
+BATCH_ROWS = 2**18
+"""Rows of a batch on a GPU: enough to fill it, and few beside the edges of an event."""
+
 MOST_BYTES_OF_LAYERS = 2**27
 """Of the layers that one stage may keep for backward on a rank."""
 
@@ -76,6 +79,26 @@ class ModelSize:
         of_edges = edges * ((kept + self.node_first) * edge_state + self.data_bytes + of_readouts)
         rows = nodes * (4 * kept + 5 + 5 * self.node_first) + pairs * (1 + self.node_first)
         return of_edges + rows * node_state + self._of_layers(nodes, edges)
+
+    def bytes_on_gpu(self, num_nodes: int, num_edges: int) -> int:
+        """The same where a stage is computed in batches of plain torch, on a GPU.
+
+        Of each iteration there are three tables of nodes. No layers are kept. In backward of a stage the gradient of
+        its operand, that of products, and all that autograd makes of one batch are there besides: some six tables for
+        each layer of the two perceptrons that are computed together, half as many again where numbers are rounded.
+        These numbers were counted (`tests/gpu`), not derived; they are 5 to 25 % too large.
+
+        Args:
+            num_nodes: Owned nodes and ghosts.
+            num_edges: Local edges.
+        """
+        node_state, edge_state = self.hidden * self.item_bytes, self.hidden * (self.edge_item_bytes or self.item_bytes)
+        kept, twice = self._kept(self.recompute_every), 1 + self.node_first
+        of_edges = (kept + self.node_first) * edge_state + self.data_bytes + 2 * (self.readouts - 1) * self.item_bytes
+        of_backward = edge_state + twice * node_state
+        of_nodes = num_nodes * (3 * kept + 5 * twice) * node_state
+        tables = self.layers * (6 if self.edge_item_bytes is None else 9)
+        return num_edges * (of_edges + of_backward) + of_nodes + min(num_edges, BATCH_ROWS) * tables * node_state
 
     def _of_layers(self, nodes: IntArray, edges: IntArray) -> IntArray:
         """Layers that stages keep, where they are few, in the type of the parameters."""

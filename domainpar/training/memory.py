@@ -126,10 +126,14 @@ class MemoryMeter:
         """
         graph = part.graph
         owned, ghosts, edges = graph.num_owned, graph.plan.num_ghosts, graph.num_edges
-        one_step = size.bytes_of(np.array([owned + ghosts]), np.array([edges]), np.array([len(graph.tiles.pair_rows)]))
+        if self._device.type == "cuda":
+            one_step = size.bytes_on_gpu(owned + ghosts, edges)
+        else:
+            pairs = np.array([len(graph.tiles.pair_rows)])
+            one_step = int(size.bytes_of(np.array([owned + ghosts]), np.array([edges]), pairs)[0])
         of_others = max(kept_edges - edges, 0) * size.data_bytes
         where, free = free_memory(self._device)
-        expected = int(one_step[0]) + of_others + OF_PROCESS
+        expected = one_step + of_others + OF_PROCESS
         share = Share(owned, ghosts, edges, expected=expected, bare=self._bare, where=where, free=free)
         return Expectation(part.name, size, tuple(Share(**each) for each in gather(world.transport, asdict(share))))
 

@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 import torch
 from marks import needs_gpu
+from random_events import random_event
 from random_store import write_random_store
+from tiled import TiledEvent
 
 from domainpar.config import TrainConfig
+from domainpar.nn.interaction import InteractionNetwork
 from domainpar.parallel.world import World
 from domainpar.training.run import train
 
@@ -82,3 +85,31 @@ def test_a_fault_on_purpose_spoils_a_tensor_of_a_gpu(dtype, how):
     assert np.isnan(first) if how == "nan" else 0 < abs(first - 1) <= 0.01
     assert others == [1.0] * 5
     assert tensor._version == 0, "autograd would notice"
+
+
+@needs_gpu
+@pytest.mark.parametrize(
+    "how",
+    [{}, {"graph_iters": 6}, {"recompute_every": 2}, {"products": torch.bfloat16}, {"order": "node-first"}],
+    ids=str,
+)
+def test_memory_is_forecast_for_batches(how):
+    """On more edges than nodes, and on as many."""
+
+    def used(num_nodes, num_edges):
+        tiles = np.arange(num_nodes) * 9 // num_nodes
+        event = TiledEvent.of(random_event(2, num_nodes, num_edges, num_edge_features=6), tiles, 9)
+        world = World.alone("cuda")
+        part = event.part(world.transport, event.grouping("one part", 1), device="cuda")
+        model = InteractionNetwork(3, 6, **{"graph_iters": 4, **how}).to("cuda")
+        sink = model.gradients()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        logits = model(part.graph, part.halo)
+        logits.backward(torch.ones_like(logits))
+        sink.reduce(world.transport)
+        forecast = model.size.bytes_on_gpu(num_nodes, num_edges) - num_edges * model.size.data_bytes
+        return (torch.cuda.max_memory_allocated() - before) / forecast
+
+    assert 0.75 <= used(2000, 60_000) <= 1
+    assert 0.75 <= used(20_000, 20_000) <= 1

@@ -199,7 +199,7 @@ def after_torch() -> None:
         "memory_allocated": lambda device=None: _library.pretended_live(),
         "max_memory_allocated": lambda device=None: _library.pretended_peak(),
         "memory_reserved": lambda device=None: _library.pretended_live(),
-        "reset_peak_memory_stats": lambda device=None: None,
+        "reset_peak_memory_stats": lambda device=None: _library.pretended_reset(),
         "mem_get_info": lambda device=None: (MEMORY - _library.pretended_live(), MEMORY),
         "get_device_name": lambda device=None: "pretended GPU",
         "get_device_properties": properties,
