@@ -70,6 +70,11 @@ REFUSED_FLAGS = {
     "to drop less than nothing": ("--dropout -0.1", "--dropout is -0.1; it must be", "omit --dropout"),
     "no iteration kept": ("--recompute-every 1", "--recompute-every is 1; it must be at least 2", "omit --recompute"),
     "to offload what lies there": ("--offload", "--device is cpu, whose states lie there", "--recompute-every 2"),
+    "to offload next to nothing": (
+        "--offload --device cuda --recompute-every 2",
+        "with --recompute-every 2 that is little",
+        "drop one of them",
+    ),
     "resume and overwrite": ("--out x --resume --overwrite", "exclude each other", "keep one"),
     "resume of no run": ("--resume", "does not say which run", "--out"),
     "weights that leave one class": ("--fake-weight 0", "one answer would fit every edge", "small number"),

@@ -11,8 +11,10 @@ from random_store import write_random_store
 from tiled import TiledEvent
 
 from domainpar.config import TrainConfig
+from domainpar.nn.adapt.rows import NotExact
 from domainpar.nn.interaction import InteractionNetwork
 from domainpar.parallel.world import World
+from domainpar.reco import scores
 from domainpar.training.run import train
 
 SMALL = {"hidden": 16, "graph_iters": 2, "epochs": 2, "lr": 1e-2, "log_every": 1}
@@ -113,3 +115,33 @@ def test_memory_is_forecast_for_batches(how):
 
     assert 0.75 <= used(2000, 60_000) <= 1
     assert 0.75 <= used(20_000, 20_000) <= 1
+
+
+@needs_gpu
+def test_seconds_are_those_of_the_gpus_stream(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda.Event, "elapsed_time", lambda began, ended: 7000.0)
+    train(TrainConfig(**SMALL, device="cuda", out=str(tmp_path / "run")), store, World.alone("cuda"))
+    records = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    assert {record["seconds"] for record in records} == {7.0}
+    waited = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    scores._clock(torch.device("cuda", 0))
+    assert waited == [torch.device("cuda", 0)]
+
+
+@needs_gpu
+def test_numbers_drawn_on_a_gpu_behind_the_watch_are_noticed(store, tmp_path, monkeypatch):
+    states = iter(range(10**6))
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: torch.tensor([next(states) % 251] * 8).byte())
+    with pytest.raises(NotExact, match="it draws random numbers from torch's generator"):
+        records_of(store, tmp_path / "run", "cuda", {"model": "own_models:evolving", "verify": False})
+
+
+@needs_gpu
+def test_kernels_of_a_run_repeat_their_bits(store, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda on, warn_only: asked.append((on, warn_only)))
+    records_of(store, tmp_path / "gpu", "cuda", {})
+    assert asked == [(True, True)]
+    records_of(store, tmp_path / "cpu", "cpu", {})
+    assert len(asked) == 1

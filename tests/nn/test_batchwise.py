@@ -156,6 +156,19 @@ def test_in_bf16_batches_and_tiles_are_close(monkeypatch, order, num_ranks):
     assert found.sha != in_tiles.sha, "the same engine twice"
 
 
+def test_nothing_is_kept_of_the_encoder_of_ghosts(in_batches):
+    """Their owners make its gradient."""
+
+    def encoded(world):
+        event = tiled_event()
+        part = event.part(world.transport, event.grouping("ranges", world.size))
+        features = part.graph.features[part.graph.num_owned :]
+        return networks.network(event, torch.float32).node_encoder.of_ghosts([features], part.graph)
+
+    made = run_ranks(encoded, 2)
+    assert all(len(states) and states.grad_fn is None and not states.requires_grad for states in made)
+
+
 def test_states_of_edges_are_kept_in_bf16_and_logits_are_not(in_batches):
     kinds = []
 
