@@ -64,7 +64,10 @@ class FloatSums:
 
     @property
     def rejected(self) -> int:
-        return int((~torch.isfinite(self._sums)).sum())
+        return int(self.rejected_now())
+
+    def rejected_now(self) -> Tensor:
+        return (~torch.isfinite(self._sums)).sum()
 
     def clear(self) -> None:
         self._sums.zero_()

@@ -19,7 +19,7 @@ class Looking(Group):
     transport: Literal["auto", "mpi", "gloo", "nccl"] = "auto"
     """Transport between the ranks. Others that can be had between the same ranks are measured too."""
 
-    device: Literal["cpu", "cuda"] = "cpu"
+    device: Literal["cpu", "cuda", "auto"] = "cpu"
     """Where ranks compute. NCCL and GPUs are looked at in any case, where each rank has a GPU of its own."""
 
     probe: bool = True

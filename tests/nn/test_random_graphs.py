@@ -36,7 +36,7 @@ def _one_step(world, event, part_of_tile, order, dtype, spoilt_ids, value):
     sink = GradientSink(model)
     logits = model(graph, part.halo)
     logits.backward(torch.tanh(logits.detach()) + 0.1)
-    rejected = sink.reduce(world.transport)
+    rejected = int(sink.reduce(world.transport))
     owned = graph.plan.edge_owned
     scores = dict(zip(graph.plan.edge_ids[owned].tolist(), logits.detach().numpy()[owned].view(f"u{logits.itemsize}")))
     return rejected, b"".join(p.grad.numpy().tobytes() for p in model.parameters()), scores
