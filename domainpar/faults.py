@@ -221,7 +221,7 @@ def spoil_tensor(tensor: Any, how: str) -> None:
     if how == "nan":
         first.fill_(float("nan"))
     else:
-        integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+        integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
         first.view(integers[first.element_size()]).bitwise_xor_(1)
 
 

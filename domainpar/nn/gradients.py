@@ -82,13 +82,8 @@ class GradientSink:
         self._sums.clear()
         return rejected
 
-    @property
-    def rejected(self) -> int:
-        """Partials so far that were not finite or too large, on this rank."""
-        return self._sums.rejected
-
     def rejected_now(self) -> Tensor:
-        """The same, int64 [] on their device."""
+        """Partials so far that were not finite or too large, on this rank, int64 [] on their device."""
         return self._sums.rejected_now()
 
 

@@ -19,8 +19,8 @@ from domainpar.agreement import Gathering, Ranks, gather, name_ranks
 from domainpar.problems import Problem
 from domainpar.words import several
 
-OTHER_HOSTS = ("NCCL_HOSTID", "NCCL_MULTI_RANK_GPU_ENABLE")
-"""Environment variables with which NCCL takes several ranks on one GPU, for tests."""
+SHARING = ("NCCL_HOSTID", "NCCL_MULTI_RANK_GPU_ENABLE")
+"""Environment variables with which NCCL takes several ranks on one GPU, for tests; it refuses them otherwise."""
 
 ALONE = Gathering()
 
@@ -31,22 +31,23 @@ class Seen(NamedTuple):
     Attributes:
         host: Its machine.
         uuids: What tells each from all others.
-        kinds: The name of each.
+        may_share: Whether its environment has NCCL take several ranks on one.
     """
 
     host: str
     uuids: list[str]
-    kinds: list[str]
+    may_share: bool = False
 
     @classmethod
     def here(cls) -> Seen:
         """Those of this process."""
         cards = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-        return cls(platform.node(), [str(card.uuid) for card in cards], [card.name for card in cards])
+        may_share = any(os.environ.get(name) for name in SHARING)
+        return cls(platform.node(), [str(card.uuid) for card in cards], may_share)
 
 
 class Choice(NamedTuple):
-    """The device of this rank, and whether any two ranks share one."""
+    """The device of this rank, and whether ranks share one, which NCCL refuses."""
 
     device: torch.device
     shared: bool = False
@@ -93,7 +94,7 @@ def choose_device(device: str, may_share: bool, ranks: Ranks = ALONE) -> Choice:
         users[seen[other].uuids[own[other] or 0]] += 1
     chosen = torch.device("cuda", own[ranks.rank] or 0)
     torch.cuda.set_device(chosen)
-    return Choice(chosen, shared=max(users.values()) > 1)
+    return Choice(chosen, shared=max(users.values()) > 1 and not all(one.may_share for one in seen))
 
 
 def _refuse(without: Sequence[int], seen: Sequence[Seen]) -> None:
@@ -118,11 +119,6 @@ def _refuse(without: Sequence[int], seen: Sequence[Seen]) -> None:
         f"{several(ranks, 'rank')}",
         f"start {several(len(cards), 'rank')} there, or share GPUs with --share-gpu, over mpi or gloo",
     )
-
-
-def nccl_may_share() -> bool:
-    """Whether the user has told NCCL to take several ranks on one GPU, which it refuses otherwise."""
-    return any(os.environ.get(name) for name in OTHER_HOSTS)
 
 
 def repeat_bits(device: torch.device) -> None:

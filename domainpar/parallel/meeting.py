@@ -110,25 +110,28 @@ def choose_transport(transport: TransportName, own: gpus.Choice, has_mpi: bool) 
     """
     if transport == "nccl" and own.device.type != "cuda":
         raise ValueError("--transport nccl works between GPUs; add --device cuda, or use mpi or gloo.")
-    alone = not own.shared or gpus.nccl_may_share()
-    if transport == "nccl" and not alone:
+    if transport == "nccl" and own.shared:
         raise Problem("NCCL takes one rank on a GPU, but ranks share one", "use --transport mpi or gloo")
     if transport != "auto":
         return transport
-    if own.device.type == "cuda" and alone:
+    if own.device.type == "cuda" and not own.shared:
         return "nccl"
     return "mpi" if has_mpi else "gloo"
 
 
 def _gather_at(marks: SideChannel, rank: int, seconds: float, payload: bytes) -> list[bytes]:
     """Give every rank the payload of each, by a store; once. *Collective*."""
-    marks.store.set(f"payload/{rank}", payload.decode())
     limit = timedelta(seconds=seconds)
-    marks.store.wait([f"payload/{other}" for other in range(marks.num_ranks)], limit)
-    payloads = [marks.store.get(f"payload/{other}") for other in range(marks.num_ranks)]
-    marks.store.set(f"read/{rank}", "")
-    if marks.serves:  # the others read from here: what they read may make all of them leave
-        marks.store.wait([f"read/{other}" for other in range(marks.num_ranks)], limit)
+    try:
+        marks.store.set(f"payload/{rank}", payload.decode())
+        marks.store.wait([f"payload/{other}" for other in range(marks.num_ranks)], limit)
+        payloads = [marks.store.get(f"payload/{other}") for other in range(marks.num_ranks)]
+        marks.store.set(f"read/{rank}", "")
+        if marks.serves:  # the others read from here: what they read may make all of them leave
+            marks.store.wait([f"read/{other}" for other in range(marks.num_ranks)], limit)
+    except RuntimeError as error:
+        what = f"not all ranks told of their GPUs within {seconds:g} s: {_first_line(error)}"
+        raise Refused(what, "look at the output of the others; nvidia-smi says whether their GPUs answer") from None
     return payloads
 
 
@@ -260,7 +263,8 @@ def _of_store(
     size = marks.num_ranks
     side_channel.choose_interface(marks.store, rank, size, towards)
     try:
-        form_group(device, side_channel.prefixed("group", marks.store), rank, size, deadline)
+        by_nccl = device if name == "nccl" else torch.device("cpu")
+        form_group(by_nccl, side_channel.prefixed("group", marks.store), rank, size, deadline)
     except RuntimeError as error:
         raise _no_group(name, rank, size, error) from None
     return of_group(None, device, deadline, on_abort=marks.announce_failure, owned=True)
@@ -279,7 +283,7 @@ def _no_group(name: str, rank: int, size: int, error: RuntimeError) -> Refused:
     # NCCL says what is wrong in its last line, gloo in its first.
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "chosen by gloo")
-    said, how = (_first_line(error), f" (interface {interface})") if name == "gloo" else (lines[-1], "")
+    said, how = (_first_line(error), f" (interface {interface})") if name == "gloo" else ((lines or [""])[-1], "")
     hint = (
         "set GLOO_SOCKET_IFNAME (NCCL_SOCKET_IFNAME) to the interface that reaches the other hosts; `ip address` lists "
         "them"

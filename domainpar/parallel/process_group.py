@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -119,11 +119,15 @@ class ProcessGroupTransport(Transport):
         return payload if self.rank == root else _as_bytes(content)
 
     def _split(self, number: int, members: list[int], world_ranks: list[int], call: int) -> Transport:
+        return type(self)(*self._new_group(members), world_ranks, self.on_abort)
+
+    def _new_group(self, members: list[int]) -> tuple[Any, torch.device, float]:
+        """The first arguments of a transport over some ranks of this one: their group, *collective* over them."""
         ranks = [member if self._group is None else dist.get_global_rank(self._group, member) for member in members]
         timeout = timedelta(seconds=self.deadline + timeouts.GRACE)
         backends = dist.get_backend_config(self._group)
         group = dist.new_group(ranks, timeout, backends, use_local_synchronization=True)
-        return type(self)(group, self._device, self.deadline, world_ranks, self.on_abort)
+        return group, self._device, self.deadline
 
     def _buffer(self, num_bytes: int) -> Tensor:
         return torch.zeros(num_bytes, dtype=torch.uint8, device=self._device)
@@ -203,11 +207,21 @@ class NcclTransport(GlooTransport):
     name: ClassVar[str] = "nccl"
     takes_cuda: ClassVar[bool] = True
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, gpu: torch.device, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._gpu = gpu
         self._under_way: deque[_UnderWay] = deque()
         self._lock = threading.Lock()
         self._stalls: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
+
+    def connect(self) -> Self:
+        """Connect the GPUs of the group, *collective*: messages between some of them cannot be its first call."""
+        dist.all_reduce(torch.zeros(1, dtype=torch.int64, device=self._gpu), group=self._group)
+        return self
+
+    def _split(self, number: int, members: list[int], world_ranks: list[int], call: int) -> Transport:
+        child = type(self)(self._gpu, *self._new_group(members), world_ranks, self.on_abort)
+        return child.connect()
 
     def _wire_device(self, rows: Tensor) -> torch.device:
         return rows.device if rows.is_cuda else self._device
@@ -231,6 +245,7 @@ class NcclTransport(GlooTransport):
         with self._lock:
             self._under_way.append(_UnderWay(time.monotonic(), doing, works))
             self._drop_done()
+        self._add_stalls()
 
         def finish() -> None:
             before = self._moment()
@@ -245,17 +260,20 @@ class NcclTransport(GlooTransport):
 
     def _moment(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self._gpu))
         return event
 
     def settle(self) -> None:
         self.seconds_exchanging = 0.0  # the host's time to post: the stream goes on meanwhile
+        self._add_stalls()
+
+    def _add_stalls(self) -> None:
         while self._stalls and self._stalls[0][1].query():
             before, after = self._stalls.popleft()
             self.seconds_waiting += before.elapsed_time(after) / 1e3
 
     def _drop_done(self) -> None:
-        while self._under_way and all(work.is_completed() for work in self._under_way[0].works):
+        while self._under_way and all(_is_done(work) for work in self._under_way[0].works):
             self._under_way.popleft()
 
     def waits(self) -> tuple[float, str] | None:
@@ -274,6 +292,14 @@ class NcclTransport(GlooTransport):
         if oldest is None or time.monotonic() - oldest.since < self.deadline:
             return None
         return f"{self.name_ranks([self.rank])} has waited {self.deadline:g} s for {oldest.doing} ({self.name})"
+
+
+def _is_done(work: Any) -> bool:
+    """Whether a call is over; not one that a broken GPU does not answer for, which the rank's own thread will meet."""
+    try:
+        return bool(work.is_completed())
+    except RuntimeError:
+        return False
 
 
 class _UnderWay(NamedTuple):
@@ -305,7 +331,7 @@ def of_group(
     backends = dict(pair.split(":", 1) for pair in str(dist.get_backend_config(group)).split(","))
     if device.type == "cuda" and backends.get("cuda") == "nccl":
         own_buffers = "cpu" if backends.get("cpu") == "gloo" else device
-        return NcclTransport(group, own_buffers, deadline, on_abort=on_abort, owned=owned)
+        return NcclTransport(device, group, own_buffers, deadline, on_abort=on_abort, owned=owned).connect()
     if backends.get("cpu") == "gloo":
         return GlooTransport(group, "cpu", deadline, on_abort=on_abort, owned=owned)
     if backends.get("cuda") == "nccl":

@@ -122,7 +122,7 @@ class World:
 
         Args:
             transport: `auto` takes NCCL on GPUs, MPI under an MPI launcher, gloo otherwise.
-            device: `cpu`, `cuda` (the GPU of this rank), or `auto` for `cuda` where there is one.
+            device: `cpu`, `cuda` (a GPU of this rank), or `auto` for `cuda` if there is one for each rank.
             domain_size: Ranks that share one event, a divisor of their number. Default: the largest up to 8.
             timeout: Seconds that a rank may wait for the others before it raises (see `set_deadline`).
             join_seconds: Seconds in which all ranks must have come.

@@ -63,7 +63,9 @@ class Schedule:
 
 def _to_host(tensor: Tensor) -> tuple[torch.device, Tensor]:
     """Put what autograd keeps into pinned memory; the stream does it, in its turn, while the host goes on."""
-    kept = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    if not tensor.is_cuda or tensor.layout != torch.strided:
+        return tensor.device, tensor
+    kept = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return tensor.device, kept.copy_(tensor, non_blocking=True)
 
 
@@ -164,14 +166,14 @@ class Trainer:
             norm, rate = self._norm(), self.schedule.at(step)
             # All that the host must know of this step, and of the optimiser's last one: it waits for a GPU here only.
             spoilt, figures, counts = tally.read(rejected, [norm, self._sound])
+            if not figures[-1]:
+                check_parameters(self.model.layers, self.schedule.at(step - 1))
             # Partials that are not finite were counted, not added; the count is the same on every rank by now.
             if spoilt:
                 logits = partial(self._logits, step=step)
                 suspects = [Suspect(one.event, one.in_logits) for one in passes if one.is_suspect]
                 stop_all(look_again(parts, self.model, self._now, step, logits, weight), suspects, self.world)
-            loss, grad_norm, sound = figures
-            if not sound:
-                check_parameters(self.model.layers, self.schedule.at(step - 1))
+            loss, grad_norm, _ = figures
             buffers.end(self.world.transport, max(1, totals.loaded))
             if totals.loaded:  # else there is nothing to learn from: the optimiser would still decay weights
                 self._optimise(step, rate, norm)
@@ -264,8 +266,9 @@ class Trainer:
 
     def _norm(self) -> Tensor:
         """Norm of the gradient; the same arithmetic on the same bits on every rank."""
-        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
-        return torch.nn.utils.get_total_norm(gradients)
+        # Sparse ones are left of a step that is not finite, and not summed.
+        gradients = [it.grad for it in self.model.parameters() if it.grad is not None and not it.grad.is_sparse]
+        return torch.nn.utils.get_total_norm(gradients).to(self.world.device)  # of nothing it is the host's
 
     def _optimise(self, step: int, rate: float, norm: Tensor) -> None:
         """A step of the optimiser: the same arithmetic on the same bits on every rank."""

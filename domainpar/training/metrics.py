@@ -95,7 +95,7 @@ class EdgeMetrics:
 
     def add_on_gpu(self, logits: Tensor, rows: Mapping[int, Tensor], not_scored: int = 0) -> None:
         """The same of logits of local edges on a GPU, which stay there; `rows`: the owned edges of each class."""
-        targets, others, rest = (logits.index_select(0, rows[kind]).double() for kind in (TARGET, OTHER, FAKE))
+        targets, others, rest = (logits.index_select(0, rows[kind]) for kind in (TARGET, OTHER, FAKE))
         self._on_gpu.append((targets, others, rest))
         self._not_scored += not_scored
 
@@ -138,6 +138,7 @@ class EdgeMetrics:
         """`counts_here` on a GPU, without making the host wait for it."""
         none = torch.zeros(0, dtype=torch.float64, device=self.device)
         nothing = none, none, none
+        # Of float32 too, as above: with nothing of float64 everything becomes it.
         targets, others, rest = (torch.cat(parts) for parts in zip(nothing, *self._on_gpu))
         all_targets, below = _of_all_ranks(targets, transport).sort().values, torch.cat([others, rest]).sort().values
         # Twice a pair in the right order, once one that ties: others below, and others not above.

@@ -76,15 +76,14 @@ class Tally:
         """
         counts = self.metrics.counts_here(self._world.transport)
         spoilt = self.loss.rejected_now() if rejected is None else self.loss.rejected_now() + rejected.to(counts.device)
-        # float64 holds these integers, and any number of float32, exactly.
-        pieces = [spoilt.view(1), self.loss.total(), *(each.view(1) for each in more), counts]
-        everything = torch.cat([piece.to(torch.float64) for piece in pieces])
+        figures = torch.cat([self.loss.total(), *(each.view(1).to(torch.float64) for each in more)])
+        everything = torch.cat([spoilt.view(1), counts, figures.view(torch.int64)])  # by their bits, in one piece
         if everything.is_cuda:
             self._ended = _Moment(self._world.device)
-        numbers = everything.tolist()
-        over_ranks = torch.tensor(numbers[-len(counts) :], dtype=torch.float64).long()
-        self._world.transport.all_reduce(over_ranks)
-        return int(numbers[0]), numbers[1 : -len(counts)], EdgeCounts(*over_ranks.tolist())
+        on_host = everything.cpu()
+        counts, figures = on_host[1 : 1 + len(counts)].clone(), on_host[1 + len(counts) :].view(torch.float64)
+        self._world.transport.all_reduce(counts)
+        return int(on_host[0]), figures.tolist(), EdgeCounts(*counts.tolist())
 
     def shared(self) -> dict[str, Any]:
         """Seconds (but those of compiling), bytes and sizes of all ranks; lists hold one value a rank. *Collective*.
@@ -117,7 +116,7 @@ class _Moment:
         self._event: Any = None
         if device.type == "cuda":
             self._event = torch.cuda.Event(enable_timing=True)
-            self._event.record()
+            self._event.record(torch.cuda.current_stream(device))
 
     def until(self, later: _Moment) -> float:
         """Seconds to a later one, those of compiling left out; a stream must have reached it."""

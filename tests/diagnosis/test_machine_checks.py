@@ -88,7 +88,7 @@ def test_gpus_are_counted_against_ranks(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Gpu)
     monkeypatch.setattr(machine, "nccl_version", lambda: "2.27.5")
-    here = Seen(machine.platform.node(), ["A", "B"], ["GPU"] * 2)
+    here = Seen(machine.platform.node(), ["A", "B"])
     assert machine.check_gpus(2, [here, here]).verdict is Verdict.PASS
     assert "2 GPUs for 2 ranks here: GPU 80 GiB, GPU 80 GiB; NCCL 2.27.5" in machine.check_gpus(2, [here] * 2).found
     assert "at most 2 ranks" in machine.check_gpus(3, [here] * 3).advice

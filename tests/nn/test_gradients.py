@@ -72,7 +72,7 @@ def test_a_partial_that_is_not_finite_on_one_rank_is_counted_on_all():
         if world.rank == 1:
             partials[0][0, 0] = float("inf")
         model.first.give(model.first.trainable(), partials)
-        return sink.rejected, sink.reduce(world.transport), sink.rejected
+        return sink.rejected_now(), sink.reduce(world.transport), sink.rejected_now()
 
     assert run_ranks(give, 3) == [(0, 1, 0), (1, 1, 0), (0, 1, 0)]
 
@@ -95,7 +95,7 @@ def test_sums_of_integers_are_added_to_partials_and_what_they_left_out_is_counte
         trained = model.second.trainable()  # some are frozen
         own = limbs_of([torch.full_like(parameter, 7.0) for parameter in trained])
         model.second.give_limbs(trained, own, 2 * world.rank, float("nan"))
-        found = sink.rejected, sink.reduce(world.transport), sink.rejected
+        found = sink.rejected_now(), sink.reduce(world.transport), sink.rejected_now()
         return found, [None if p.grad is None else p.grad.unique().tolist() for p in model.parameters()]
 
     for rank, (counts, gradients) in enumerate(run_ranks(give, 3)):
@@ -117,7 +117,7 @@ def test_a_gradient_that_cannot_be_added_up_is_counted_on_all_ranks_and_the_larg
         upstream = torch.ones_like(out)
         upstream[0] = value if world.rank == 1 else 1
         out.backward(upstream)
-        return told, sink.rejected, sink.reduce(world.transport)
+        return told, sink.rejected_now(), sink.reduce(world.transport)
 
     found = run_ranks(back, 3)
     (((rejected, largest),), own, of_all) = found[1]

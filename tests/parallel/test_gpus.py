@@ -13,7 +13,7 @@ CPU = torch.device("cpu")
 
 
 def seen(*of_ranks, host="n1"):
-    return [Seen(host, list(uuids), ["card"] * len(uuids)) for uuids in of_ranks]
+    return [Seen(host, list(uuids)) for uuids in of_ranks]
 
 
 @pytest.mark.parametrize(
@@ -58,6 +58,9 @@ def test_ranks_without_a_gpu_of_their_own_are_refused_alike_on_all(on):
         with pytest.raises(ValueError, match=r"torch sees no GPU for ranks 0, 1 \(host n1\)"):
             on("cuda", ["", ""], rank)
     assert on("cuda", ["A", "A"], 1, share=True) == Choice(torch.device("cuda", 0), shared=True)
+    told = [one._replace(may_share=True) for one in seen("A", "A")]  # NCCL, by each rank's environment
+    assert on("cuda", told, 1, share=True) == Choice(torch.device("cuda", 0), shared=False)
+    assert on("cuda", [told[0], told[0]._replace(may_share=False)], 0, share=True).shared
     assert [on("cuda", ["AB"] * 4, rank, share=True).device.index for rank in range(4)] == [0, 1, 0, 1]
     with pytest.raises(ValueError, match="no GPU for rank 1"):  # nothing to share
         on("cuda", ["A", ""], 0, share=True)
@@ -70,15 +73,13 @@ def test_auto_takes_gpus_if_there_is_one_for_each_rank(on):
     assert on("cpu", ["A", "A"]) == Choice(CPU)
 
 
-def test_nccl_wants_a_gpu_for_each_rank_unless_it_was_told_otherwise(monkeypatch):
+def test_nccl_wants_a_gpu_for_each_rank():
     alone, shared = Choice(torch.device("cuda", 0)), Choice(torch.device("cuda", 0), shared=True)
     assert choose_transport("auto", alone, has_mpi=True) == "nccl"
     assert choose_transport("auto", shared, has_mpi=True) == "mpi"
     assert choose_transport("auto", shared, has_mpi=False) == "gloo"
     with pytest.raises(ValueError, match="NCCL takes one rank on a GPU, but ranks share one"):
         choose_transport("nccl", shared, has_mpi=False)
-    monkeypatch.setenv("NCCL_HOSTID", "another")
-    assert choose_transport("nccl", shared, has_mpi=False) == choose_transport("auto", shared, has_mpi=True) == "nccl"
 
 
 def test_gpus_of_two_kinds_are_a_problem_for_those_who_compare_bits(monkeypatch):

@@ -99,7 +99,7 @@ def mistaken() -> None:
     torch.cuda.set_device(rank)
     backend = "nccl" if os.environ["MISTAKE"] == "FromTheHost" else None
     dist.init_process_group(backend, timeout=timedelta(seconds=10))
-    transport = globals()[os.environ["MISTAKE"]](None, "cpu", 5.0)
+    transport = globals()[os.environ["MISTAKE"]](torch.device("cuda", rank), None, "cpu", 5.0)
     world = World.over(transport, torch.device("cuda", rank))
     limbs = torch.ones(2, dtype=torch.int64, device=world.device)
     pending = transport.start_all_reduce(limbs)

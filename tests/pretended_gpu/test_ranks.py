@@ -112,6 +112,17 @@ def test_ranks_that_would_share_a_gpu_are_refused(tmp_path, launcher):
     assert "on cpu" in auto.text
 
 
+def test_ranks_that_may_share_a_gpu_meet_over_gloo(store, of_one_cpu, tmp_path):
+    words = ["train", "--store", store, "--out", tmp_path / "run", *SIZES, "--events-per-step", "2"]
+    how = ["--device", "cuda", "--share-gpu", "--transport", "gloo"]
+    done = run(tmp_path / "log", *words, *how, ranks=2, gpus=1, launcher="each")
+    assert done.code == 0, done.text
+    assert "2 ranks over gloo, 2 to an event, pretended GPU each" in done.text
+    assert not list((tmp_path / "log").glob("nccl.*.json"))
+    ratios = np.array(losses(tmp_path / "run")) / np.array(of_one_cpu["interaction"])
+    assert np.abs(ratios - 1).max() <= 2e-3
+
+
 def test_what_nccl_refuses_is_one_line_with_a_hint(tmp_path):
     """The cards have different numbers here; NCCL sees one, as it does of a card cut in two."""
     done = run(tmp_path, "met", program=[PROGRAM], ranks=2, gpus=2, PRETENDED_DUPLICATE="1")

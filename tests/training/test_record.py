@@ -5,10 +5,13 @@ import json
 import resource
 import signal
 
+import pytest
+import torch
 from marks import fault
 
-from domainpar.training.metrics import AGAINST
-from domainpar.training.record import MetricsFile, keep_records, peak_rss_bytes, readable
+from domainpar.parallel.world import World
+from domainpar.training.metrics import AGAINST, EdgeCounts, EdgeMetrics
+from domainpar.training.record import MetricsFile, Tally, keep_records, peak_rss_bytes, readable
 
 
 def lines(*steps):
@@ -90,3 +93,14 @@ def test_a_record_is_added_whole_or_not_at_all(tmp_path):
     full = MetricsFile(tmp_path / "full.jsonl")
     full.path.symlink_to("/dev/full")
     assert full.add({"step": 1}).errno == errno.ENOSPC
+
+
+def test_counts_too_large_for_a_double_travel_exactly(monkeypatch):
+    """Pairs of a large validation are more than 2^53."""
+    counts = torch.tensor([1, 2, 3, 4, 5, 2**53 + 1, 7, 8])
+    monkeypatch.setattr(EdgeMetrics, "counts_here", lambda metrics, transport: counts)
+    tally = Tally(World.alone())
+    tally.loss.add(torch.tensor([0.1], dtype=torch.float64))
+    spoilt, figures, found = tally.read(torch.tensor(3), [torch.tensor(0.5), torch.tensor(True)])
+    assert (spoilt, figures[1:], found) == (3, [0.5, 1.0], EdgeCounts(*counts.tolist()))
+    assert figures[0] == pytest.approx(0.1, abs=1e-15)
