@@ -31,9 +31,6 @@ def threshold_of(rate: float) -> int:
     return min(round(rate * 2**32), 2**32 - 1)  # 32 bits hold no 2**32, to which a rate may round
 
 
-LOWER_HALF = 2**32 - 1
-
-
 @dataclass(frozen=True)
 class Noise:
     """Dropout in one call of a perceptron: each number of a hidden layer is 0 with probability `rate`.
@@ -92,7 +89,7 @@ def dropout_mask(ids: Tensor, key: int, width: int, rate: float, like: Tensor) -
 
 def random_bits(ids: Tensor, key: int, width: int, device: torch.device | str) -> Tensor:
     """32 random bits for each row and column, in int64 [rows, width]: a function of the key, ids and column alone."""
-    return _bits(ids.to(device), key, width).long() & LOWER_HALF
+    return _bits(ids.to(device), key, width).long() & 2**32 - 1
 
 
 def _kept(ids: Tensor, key: int, width: int, rate: float, like: Tensor) -> Tensor:
@@ -104,7 +101,8 @@ def _kept(ids: Tensor, key: int, width: int, rate: float, like: Tensor) -> Tenso
 
 def _bits(ids: Tensor, key: int, width: int) -> Tensor:
     """32 random bits for each row and column, int32 [rows, width], where the ids lie."""
-    # torch computes with no unsigned numbers: the bits are the same with a sign, but a shift must not repeat that.
+    # `row_keys` and `_scrambled` once more: torch computes with no unsigned numbers. The bits are the same with a sign,
+    # but a shift must not repeat that.
     state = ids * _signed(0x9E3779B97F4A7C15, 64) + _signed(key, 64)
     state = (state ^ state >> 30 & 2**34 - 1) * _signed(0xBF58476D1CE4E5B9, 64)
     state = (state ^ state >> 27 & 2**37 - 1) * _signed(0x94D049BB133111EB, 64)

@@ -64,8 +64,10 @@ def dealt(seen: Sequence[Seen]) -> list[int | None]:
     own: list[int | None] = [None] * len(seen)
     # Those who see few come first: another one may do without what they see.
     for rank in sorted(range(len(seen)), key=lambda rank: (len(seen[rank].uuids), rank)):
-        own[rank] = next((i for i, uuid in enumerate(seen[rank].uuids) if uuid not in taken), None)
-        taken |= set() if own[rank] is None else {seen[rank].uuids[own[rank] or 0]}
+        free = [i for i, uuid in enumerate(seen[rank].uuids) if uuid not in taken]
+        if free:
+            own[rank] = free[0]
+            taken.add(seen[rank].uuids[free[0]])
     return own
 
 
@@ -89,10 +91,13 @@ def choose_device(device: str, may_share: bool, ranks: Ranks = ALONE) -> Choice:
         return Choice(torch.device("cpu"))
     _refuse([other for other in without if not (may_share and seen[other].uuids)], seen)
     users = Counter(seen[other].uuids[index] for other, index in enumerate(own) if index is not None)
-    for other in without:  # on the GPU that the fewest use
-        own[other] = min(range(len(seen[other].uuids)), key=lambda i: users[seen[other].uuids[i]])
-        users[seen[other].uuids[own[other] or 0]] += 1
-    chosen = torch.device("cuda", own[ranks.rank] or 0)
+    for other in without:
+        fewest = min(seen[other].uuids, key=lambda uuid: users[uuid])
+        own[other] = seen[other].uuids.index(fewest)
+        users[fewest] += 1
+    mine = own[ranks.rank]
+    assert mine is not None, "else it was refused"
+    chosen = torch.device("cuda", mine)
     torch.cuda.set_device(chosen)
     return Choice(chosen, shared=max(users.values()) > 1 and not all(one.may_share for one in seen))
 
@@ -126,7 +131,8 @@ def repeat_bits(device: torch.device) -> None:
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
         torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # else each new tensor is filled for nothing
+        # Else each new tensor is filled, for nothing.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def mixed_kinds(ranks: Ranks, device: torch.device) -> Problem | None:
