@@ -271,7 +271,7 @@ def _of_store(
 
 
 _HINTS = {
-    "Duplicate GPU": "NCCL takes one rank on a GPU; start as many ranks as there are, or --share-gpu --transport gloo",
+    "Duplicate GPU": "NCCL takes one rank on a GPU; start as many ranks as GPUs, or --share-gpu --transport gloo",
     "driver": "the driver is older than the CUDA of this torch; `nvidia-smi` and python -m domainpar.doctor tell both",
     "invalid usage": "NCCL_DEBUG=WARN in the environment says more",
 }
