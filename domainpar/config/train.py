@@ -92,8 +92,9 @@ class Network(Group):
     dtype: Literal["float32", "float64"] = "float32"
     """Precision of states and weights."""
 
-    precision: Literal["full", "bf16"] = "full"
-    """Precision of edge states and their products. full: that of --dtype. bf16: half the memory of edge states."""
+    precision: Literal["full", "tf32x3", "bf16"] = "full"
+    """Precision of edge states and their products. full: that of --dtype. tf32x3: products of float32 by a GPU's matrix
+    units, each of three of TF32. bf16: half the memory of edge states."""
 
     standardise: bool = True
     """Bring input features to one scale by constants of the store, which checkpoints keep; of interaction and
@@ -119,8 +120,10 @@ class Network(Group):
             )
         self._bounded("hidden", "graph_iters", least=1)
         self._bounded("dropout", below=1)
-        if self.precision == "bf16" and self.dtype == "float64":
-            raise ConfigError("--precision bf16 and --dtype float64 exclude each other", "drop one of them")
+        if self.precision != "full" and self.dtype == "float64":
+            raise ConfigError(
+                f"--precision {self.precision} and --dtype float64 exclude each other", "drop one of them"
+            )
         if self.model in BITWISE and (extra := self.hidden % COLUMN_BLOCK):
             nearest = sorted({max(self.hidden - extra, COLUMN_BLOCK), self.hidden - extra + COLUMN_BLOCK})
             raise ConfigError(

@@ -192,8 +192,6 @@ def _exactness(run: RunFiles) -> str:
     if "bitwise_problem" not in run.about:
         return ""
     naive = "of sectors, not of whole events: approximate; " if run.approximate else ""
-    if run.settings.get("device", "cpu") != "cpu":
-        return f"{naive}the answer of any number of ranks to rounding (on GPU)"
     if problem := run.about["bitwise_problem"]:
         return f"{naive}the answer of any number of ranks to rounding only: {problem}"
     return f"{naive}the same bits on any number of ranks (self-test passed)"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +19,8 @@ from domainpar.nn.noise import Noise
 from domainpar.parallel.halo import Spread
 from domainpar.parallel.local import LocalGraph
 from domainpar.plan import IntArray
+
+T = TypeVar("T")
 
 GHOST_ROWS = 4096  # in one product; no bit depends on it
 
@@ -48,20 +50,28 @@ class NodeRows:
     Attributes:
         ids: Their global ids, as `LocalGraph.ids`.
         pieces: Rows of each piece, from and to, int64 [pieces, 2]. Those of owned nodes are tiles.
+        graph: The part that they are of.
+        whose: `owned` or `ghosts`.
     """
 
     ids: Any
     pieces: IntArray
+    graph: LocalGraph
+    whose: str
 
     @classmethod
     def owned(cls, graph: LocalGraph) -> NodeRows:
         """The owned nodes of a part."""
-        return cls(graph.ids("owned_ids"), graph.tiles.ranges_of_nodes)
+        return cls(graph.ids("owned_ids"), graph.tiles.ranges_of_nodes, graph, "owned")
 
     @classmethod
     def ghosts(cls, graph: LocalGraph) -> NodeRows:
         """The ghosts of a part. No bit depends on their pieces."""
-        return cls(graph.ids("ghost_ids"), pieces_of(0, graph.plan.num_ghosts))
+        return cls(graph.ids("ghost_ids"), pieces_of(0, graph.plan.num_ghosts), graph, "ghosts")
+
+    def once(self, name: str, make: Callable[[], T]) -> T:
+        """What `make` gave when it was first asked for these nodes by this name."""
+        return self.graph.once((self.whose, name), make)
 
     @property
     def count(self) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +37,7 @@ class GradientSink:
         self._start = {id(p): sum(sizes[:i]) for i, p in enumerate(self._parameters)}
         device = self._parameters[0].device if self._parameters else "cpu"
         self._sums = IntegerSums(sum(sizes), device)
+        self._places_of: dict[tuple[int, ...], Tensor] = {}
         for name, module in model.named_modules():
             if isinstance(module, TakesGradients):
                 self._check_in_one_piece(name, module)
@@ -65,6 +68,27 @@ class GradientSink:
         """
         self._sums.add_limbs(limbs, rejected, self._start[id(parameters[0])])
 
+    @contextmanager
+    def integer_sums(self, parameters: Sequence[nn.Parameter], count: int) -> Iterator[IntegersOnDevice]:
+        """The integers to which a kernel adds `count` partials of each number of some parameters.
+
+        Those that are frozen have no place among them.
+        """
+        with self._sums.room_for(count) as limbs:
+            yield IntegersOnDevice(self._places(tuple(parameters)), limbs, len(self._sums))
+
+    def _places(self, parameters: tuple[nn.Parameter, ...]) -> Tensor:
+        """The sum of each number of some parameters, int64; -1 where there is none."""
+        key = tuple(map(id, parameters))
+        if key not in self._places_of:
+            starts = [self._start.get(id(parameter), -1) for parameter in parameters]
+            pieces = [
+                torch.arange(parameter.numel()) + start if start >= 0 else torch.full((parameter.numel(),), -1)
+                for parameter, start in zip(parameters, starts)
+            ]
+            self._places_of[key] = torch.cat(pieces).to(parameters[0].device)
+        return self._places_of[key]
+
     def reduce(self, transport: Transport) -> Tensor:
         """Sum over ranks, and leave the result in each parameter's `grad`. *Collective*.
 
@@ -74,10 +98,11 @@ class GradientSink:
         """
         self._sums.reduce(transport)
         total = self._sums.total()
+        rounded = {kind: total.to(kind) for kind in {parameter.dtype for parameter in self._parameters}}
         for parameter in self._parameters:
             start = self._start[id(parameter)]
-            gradient = total[start : start + parameter.numel()].view_as(parameter)
-            parameter.grad = gradient.to(parameter.dtype)  # rounded once, from the exact sum
+            # Rounded once, from the exact sum; in one piece, for on a GPU each piece is a launch.
+            parameter.grad = rounded[parameter.dtype][start : start + parameter.numel()].view_as(parameter)
         rejected = self.rejected_now()  # clearing sets it to 0
         self._sums.clear()
         return rejected
@@ -85,6 +110,20 @@ class GradientSink:
     def rejected_now(self) -> Tensor:
         """Partials so far that were not finite or too large, on this rank, int64 [] on their device."""
         return self._sums.rejected_now()
+
+
+class IntegersOnDevice(NamedTuple):
+    """Sums of integers as kernels on a GPU add to them.
+
+    Attributes:
+        places: The sum of each number of some parameters, int64; -1: none.
+        limbs: High limbs, low limbs, partials rejected, int64 [2 num_sums + 1]: see `parallel.integer_sums`.
+        num_sums: How many sums there are.
+    """
+
+    places: Tensor
+    limbs: Tensor
+    num_sums: int
 
 
 class TakesGradients(nn.Module):
@@ -111,6 +150,17 @@ class TakesGradients(nn.Module):
         """Hand the sums of all owned tiles to the sink; arguments are those of `GradientSink.add_limbs`."""
         if parameters:
             self._attached.add_limbs(parameters, limbs, rejected, largest)
+
+    @contextmanager
+    def integer_sums(self, parameters: Sequence[nn.Parameter], count: int) -> Iterator[IntegersOnDevice]:
+        """Where a kernel adds partials of some parameters; arguments are those of `GradientSink.integer_sums`."""
+        if not any(parameter.requires_grad for parameter in parameters):
+            nowhere = [-1] * sum(parameter.numel() for parameter in parameters)
+            place, device = torch.tensor(nowhere), parameters[0].device
+            yield IntegersOnDevice(place.to(device), torch.zeros(1, dtype=torch.int64, device=device), 0)
+            return
+        with self._attached.integer_sums(parameters, count) as sums:
+            yield sums
 
     @property
     def _attached(self) -> GradientSink:

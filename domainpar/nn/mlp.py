@@ -81,11 +81,14 @@ class MLP(nn.Module):
 
     Attributes:
         layers: All layers, in order. Their modules stay; the parameters of these may be replaced.
+        on_matrix_units: Whether products of float32 on a GPU are made of three of TF32 each.
 
     Raises:
         ValueError: If a width but a readout's is not a multiple of 16, the probability not in [0, 1), or there is no
             such activation.
     """
+
+    on_matrix_units = False
 
     def __init__(
         self,

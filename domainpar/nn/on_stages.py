@@ -10,6 +10,7 @@ from abc import abstractmethod
 
 from torch import Tensor, nn
 
+from domainpar.nn import fused
 from domainpar.nn.classifier import EdgeClassifier, Exactness
 from domainpar.nn.gradients import GradientSink
 from domainpar.nn.mlp import MLP
@@ -34,11 +35,26 @@ class OnStages(EdgeClassifier):
         """The sink to which its stages give their partial gradients."""
         return GradientSink(self.layers)
 
+    def use_matrix_units(self) -> None:
+        """Have matrix units of GPUs make products of float32, each of three of TF32; CPUs go on as before."""
+        for module in self.layers.modules():
+            if isinstance(module, MLP):
+                module.on_matrix_units = True
+
     def exactness(self, transport: Transport) -> Exactness:
-        """The same bits on CPUs, if the self-test of the compiled kernels passes. *Collective*."""
-        if next(self.parameters()).device.type != "cpu":
-            return Exactness(bitwise=False)
+        """The same bits, if the self-test of the kernels passes; on GPUs, if these kernels take it. *Collective*."""
+        if next(self.parameters()).is_cuda and (problem := self._why_in_torch()):
+            return Exactness(bitwise=False, problem=problem)
         return Exactness(bitwise=True, problem=rows_are_independent(self.layers, transport))
+
+    def _why_in_torch(self) -> str | None:
+        """Why the GPU engine does not compute all of its stages; None if it does."""
+        asked = [
+            fused.refused(stage.mlp, stage.gates if isinstance(stage, EdgeStage) else None)
+            for stage in self.layers.modules()
+            if isinstance(stage, NodeStage | EdgeStage)
+        ]
+        return fused.missing() or next(filter(None, asked), None)
 
     def take_from_root(self, world: World) -> None:
         """Nothing to take: its tensors are a function of the seed."""

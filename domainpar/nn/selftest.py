@@ -11,14 +11,15 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from domainpar.nn import operations
+from domainpar.nn import COLUMN_BLOCK, operations
 from domainpar.nn.blocks import AtEnds, Folded, Perceptron, fold
-from domainpar.nn.mlp import MLP
+from domainpar.nn.mlp import MLP, padded
 from domainpar.nn.partials import Partials
 from domainpar.nn.program import Program, shared, table, tiles_of
 from domainpar.nn.stages import EdgeStage, NodeStage
@@ -113,17 +114,24 @@ class _Case:
     def trials(self) -> Iterator[_Trial]:
         """The work of tiles: products of node states, and the perceptron on a block of edges or nodes."""
         generator = np.random.default_rng(0)  # much faster than torch's
-        exact = next(self.mlp.parameters()).dtype
+        exact, device = next(self.mlp.parameters()).dtype, next(self.mlp.parameters()).device
 
         def drawn(width: int, kind: torch.dtype = exact) -> Tensor:
             return torch.from_numpy(generator.random((SAMPLE_ROWS, width)) - 0.5).to(kind)
 
         tables = [drawn(width, self.kind) for width in self.widths]
-        folded = fold(self.mlp, tables, self.node_width, self.products)
-        at_nodes, of_sums = drawn(2 * folded.width), drawn(2 * self.mlp.out_features)
+        width = padded(self.mlp.layers[0].linear.out_features, COLUMN_BLOCK)
+        at_nodes, of_sums = drawn(2 * width), drawn(2 * self.mlp.out_features)
+        on_gpu = _work_on(device)
+        if on_gpu is None:
+            folded = fold(self.mlp, tables, self.node_width, self.products)
+            products, block = partial(_products_of_nodes, folded), partial(_block, folded)
+        else:
+            products = partial(on_gpu.products_of_nodes, self.mlp, self.node_width)
+            block = partial(on_gpu.block, self.mlp, self.products)
         if self.node_width:
-            of_nodes = [drawn(self.node_width), drawn(2 * folded.width)]
-            yield _Trial(partial(_products_of_nodes, folded), of_nodes, f"{self.node_width}-column {exact}")
+            of_nodes = [drawn(self.node_width), drawn(2 * width)]
+            yield _Trial(products, of_nodes, f"{self.node_width}-column {exact}")
         if not self.node_width:
             at_nodes = at_nodes[:0]
         if not self.node_width or self.mlp.readout:  # a readout is summed nowhere
@@ -131,7 +139,16 @@ class _Case:
         ends = torch.from_numpy(generator.integers(0, SAMPLE_ROWS, (2, SAMPLE_ROWS)))
         upstream = drawn(self.mlp.out_features, exact if self.mlp.readout else self.products or exact)
         about = f"{self.mlp.in_features}-column {self.products or exact}"
-        yield _Trial(partial(_block, folded, at_nodes, of_sums), [*tables, *ends, upstream], about)
+        yield _Trial(partial(block, at_nodes, of_sums), [*tables, *ends, upstream], about)
+
+
+def _work_on(device: torch.device) -> Any:
+    """What does the work on a GPU; None on a CPU."""
+    if device.type == "cpu":
+        return None
+    from domainpar.nn.fused import trial
+
+    return trial
 
 
 def _cases(model: nn.Module) -> Iterator[_Case]:

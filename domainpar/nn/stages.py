@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from domainpar.nn import COLUMN_BLOCK
+from domainpar.nn import COLUMN_BLOCK, fused
 from domainpar.nn.batchwise import EdgeBatches, NodeBatches
 from domainpar.nn.calls import (
     Aggregate,
@@ -275,6 +275,28 @@ def _keeps_layers(stages: Sequence[NodeStage | EdgeStage], rows: int) -> bool:
     return keep and torch.is_grad_enabled() and bytes_of_layers(rows, widths, item_bytes) <= MOST_BYTES_OF_LAYERS
 
 
+def _node_engine(mlp: MLP, table: Tensor) -> type[NodeCall]:
+    """What computes a perceptron on nodes: on a GPU own kernels, or plain torch where these do not take it."""
+    if not table.is_cuda:
+        return NodeTiles
+    if fused.missing() or fused.refused(mlp):
+        return NodeBatches
+    from domainpar.nn.fused.calls import FusedNodes
+
+    return FusedNodes
+
+
+def _edge_engine(chain: Sequence[Link], table: Tensor) -> type[EdgeCall]:
+    """The same of perceptrons on edges."""
+    if not table.is_cuda:
+        return EdgeTiles
+    if fused.missing() or any(fused.refused(link.mlp, link.gates) for link in chain):
+        return EdgeBatches
+    from domainpar.nn.fused.calls import FusedEdges
+
+    return FusedEdges
+
+
 def _trained(mlp: MLP) -> list[nn.Parameter]:
     return [parameter for parameter in mlp.all_parameters() if parameter.requires_grad]
 
@@ -311,9 +333,8 @@ class _NodeStep(NamedTuple):
     made: list[Any]
 
     def on(self, nodes: NodeRows, tables: Sequence[Tensor]) -> NodeCall:
-        engine = NodeBatches if tables[0].is_cuda else NodeTiles
         residual = self.stage.states if self.stage.residual else None
-        return engine(self.stage.mlp, nodes, tables, residual, self.key, self.made)
+        return _node_engine(self.stage.mlp, tables[0])(self.stage.mlp, nodes, tables, residual, self.key, self.made)
 
 
 class _OnNodes(torch.autograd.Function):
@@ -345,8 +366,9 @@ class _EdgeStep(NamedTuple):
     made: list[Any]
 
     def on(self, nodes: Spread | None, edges: Tensor) -> EdgeCall:
-        engine = EdgeBatches if self.graph.features.is_cuda else EdgeTiles
-        return engine(self.chain, self.graph, nodes, edges, self.aggregate, self.keeps, self.overwrites, self.made)
+        return _edge_engine(self.chain, self.graph.features)(
+            self.chain, self.graph, nodes, edges, self.aggregate, self.keeps, self.overwrites, self.made
+        )
 
 
 class _OnEdges(torch.autograd.Function):

@@ -24,6 +24,7 @@ HI_SCALE = 2.0**20
 LO_SCALE = 2.0**72
 CARRY_BITS = 52  # a unit of hi is 2^52 units of lo
 LARGEST_PARTIAL = 2.0**26  # 2^17 partials of this size still fit the hi limb
+MOST_UNCARRIED = 2**11  # partials beside what is carried: half of what a lo limb holds
 CARRY_EVERY = 1024  # a lo limb is at most 2^51, so 2^11 of them fit; carried well before
 
 
@@ -90,6 +91,21 @@ class IntegerSums:
             if self._uncarried >= CARRY_EVERY:
                 self._carry()
 
+    @contextmanager
+    def room_for(self, count: int) -> Iterator[Tensor]:
+        """The limbs, for a kernel that adds `count` partials to some of the sums: high, low, rejected.
+
+        Raises:
+            ValueError: If they do not fit the low limbs.
+        """
+        if count > MOST_UNCARRIED:
+            raise ValueError(f"{count} partials do not fit a low limb; add at most {MOST_UNCARRIED} at a time.")
+        with self._alone():
+            if self._uncarried + count > MOST_UNCARRIED:
+                self._carry()
+            self._uncarried += count
+            yield self._limbs
+
     def add_limbs(self, limbs: IntArray, rejected: int, start: int = 0) -> None:
         """Add sums that are integers already, in the carried form 0 <= lo < 2^52. Any thread may call it.
 
@@ -130,8 +146,10 @@ class IntegerSums:
     def total(self) -> Tensor:
         """The sums as float64 [size], rounded once from the exact integers."""
         with self._alone():
-            hi, lo = self._carry()
-            return hi.to(torch.float64) / HI_SCALE + lo.to(torch.float64) / LO_SCALE
+            self._carry()
+            hi, lo = self._limbs[:-1].to(torch.float64).view(2, -1)
+            # Factors are powers of two, so that the sum alone is rounded.
+            return torch.add(hi, lo, alpha=HI_SCALE / LO_SCALE) / HI_SCALE
 
     @property
     def rejected(self) -> int:
@@ -149,15 +167,16 @@ class IntegerSums:
             self._limbs.zero_()
             self._uncarried = 0
 
-    def _carry(self) -> tuple[Tensor, Tensor]:
+    def _carry(self) -> None:
         """Bring the limbs to their one canonical form, 0 <= lo < 2^52; the value stays the same."""
+        if self._uncarried == 0:
+            return
         hi, lo = self._limbs[: len(self)], self._limbs[len(self) : -1]
         if hi.device.type == "cpu":
             _carry_arrays(hi.numpy(), lo.numpy())
         else:
             _carry_over(hi, lo)
         self._uncarried = 0
-        return hi, lo
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -185,16 +204,15 @@ class _SumsUnderWay:
         if not self._done:
             self._done = True
             with self._sums._lock:
-                self._sums._reducing = False
+                self._sums._reducing, self._sums._uncarried = False, 1
                 self._sums._carry()  # limbs of all ranks added up leave less room for more partials
         return limbs
 
 
 def _carry_over(hi: Any, lo: Any) -> None:
     """Move all of `lo` but its lowest 52 bits into `hi`, in place."""
-    carried = lo >> CARRY_BITS  # floors, also for negative limbs
-    hi += carried
-    lo -= carried << CARRY_BITS
+    hi += lo >> CARRY_BITS  # floors, also for negative limbs
+    lo &= 2**CARRY_BITS - 1
 
 
 @numba.njit(cache=True, nogil=True)

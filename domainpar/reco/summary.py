@@ -28,9 +28,7 @@ def first_lines(
     in_bf16 = " with edges in bf16" if about["precision"] == "bf16" else ""
     trained = "" if about["trained_mode"] == about["mode"] else f", trained in {about['trained_mode']} mode"
     exactness = "bits on any number of ranks (self-test passed)"
-    if world.device.type != "cpu":
-        exactness = "scores on any number of ranks, to rounding (on GPU)"
-    elif about["bitwise_problem"]:
+    if about["bitwise_problem"]:
         exactness = f"scores on any number of ranks to rounding only: {about['bitwise_problem']}"
     sectors = about.get("trained_sectors")
     otherwise = (

@@ -11,6 +11,7 @@ from numba import njit
 from torch import Tensor
 from torch.nn import functional as F
 
+from domainpar.nn import fused
 from domainpar.nn.compiled import compiled
 from domainpar.parallel.integer_sums import IntegerSums
 from domainpar.parallel.local import LocalGraph
@@ -41,11 +42,18 @@ def edge_loss(logits: Tensor, graph: LocalGraph, weights: Tensor, step_weight: f
         d loss / d logits, of their shape.
     """
     assert graph.label is not None
-    form = _over_arrays if logits.device.type == "cpu" else _over_tensors
-    # In float64 whatever the network computes in: what is rounded, is rounded once, at the end.
-    w, of_logits = weights.to(torch.float64).contiguous(), torch.empty_like(logits)
+    of_logits = torch.empty_like(logits)
     readouts, of_readouts = torch.atleast_2d(logits.detach()), torch.atleast_2d(of_logits)
     divisor = step_weight * len(readouts)
+    if logits.is_cuda and fused.missing() is None:
+        from domainpar.nn.fused.calls import edge_losses
+
+        for readout, of_readout in zip(readouts, of_readouts):
+            edge_losses(readout, weights, graph, divisor, loss_sum, of_readout)
+        return of_logits
+    form = _over_arrays if logits.device.type == "cpu" else _over_tensors
+    # In float64 whatever the network computes in: what is rounded, is rounded once, at the end.
+    w = weights.to(torch.float64).contiguous()
     for readout, of_readout in zip(readouts, of_readouts):
         z = readout.to(torch.float64).contiguous()
         gradient, partials = form(z, w, graph.label, graph.tiles.edge_ptr, graph.tiles.owned)

@@ -14,6 +14,7 @@ from domainpar.events.standard import Standard
 from domainpar.events.store import EventRecord, EventStore
 from domainpar.nn.catalogue import build_model, said_by
 from domainpar.nn.classifier import Differs, EdgeClassifier
+from domainpar.nn.on_stages import OnStages
 from domainpar.parallel.world import World
 from domainpar.problems import Problem
 from domainpar.training.checkpoint import Checkpoints, TrainingState, load_agreed
@@ -32,7 +33,7 @@ def make_network(config: TrainConfig, store: EventStore, standard: Standard | No
     Raises:
         ValueError: If it cannot be loaded, or cannot have these sizes or options.
     """
-    return build_model(
+    model = build_model(
         config.model,
         len(store.feature_names),
         len(store.edge_feature_names),
@@ -50,6 +51,11 @@ def make_network(config: TrainConfig, store: EventStore, standard: Standard | No
         readouts=config.readouts,
         standard=standard,
     )
+    if config.precision == "tf32x3":
+        if not isinstance(model, OnStages):
+            raise ValueError(f"--model {config.model} has no --precision tf32x3; networks built on stages have.")
+        model.use_matrix_units()
+    return model
 
 
 def verify_network(config: TrainConfig, model: EdgeClassifier, lessons: Lessons, world: World) -> None:

@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import subprocess
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -74,18 +75,20 @@ def library() -> Path:
     return built
 
 
-def environment(gpus: int = 1, nccl: bool = False, log: Path | None = None) -> dict[str, str]:
+def environment(gpus: int = 1, nccl: bool = False, log: Path | None = None, kernels: bool = False) -> dict[str, str]:
     """Variables with which Python processes find pretended GPUs.
 
     Args:
         gpus: How many each process sees.
         nccl: Whether NCCL is mocked, too.
         log: Each process writes its counts, and the calls of the mocked NCCL, to a file of this folder when it ends.
+        kernels: Whether stages are computed by own kernels, in Triton's interpreter, which takes long; else by torch.
     """
     library()  # built by one process, before many want it
     path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
     asked = {GPUS: str(gpus), NCCL: "1" if nccl else "", LOG: "" if log is None else str(log)}
-    return {"PYTHONPATH": path, **asked}
+    engine = {"TRITON_INTERPRET": "1"} if kernels else {"DOMAINPAR_GPU_ENGINE": "torch"}
+    return {"PYTHONPATH": path, **asked, **engine}
 
 
 _library: Any = None
@@ -122,6 +125,21 @@ def reset() -> None:
 def launched(name: str) -> None:
     """Count a launch that torch does not see."""
     _library.pretended_launch(name.encode())
+
+
+def interpret_there(interpreter: Any) -> None:
+    """Have Triton's interpreter compute where the numbers of pretended GPUs lie, and each launch counted."""
+    executor, lock = interpreter.GridExecutor, threading.Lock()
+    executor._init_args_hst = lambda self, args, named: (args, named)
+    executor._restore_args_dev = lambda *_: None
+    plain = executor.__call__
+
+    def call(self: Any, *args: Any, **named: Any) -> None:
+        launched(self.fn.__name__)
+        with lock:  # the interpreter takes one thread at a time
+            plain(self, *args, **named)
+
+    executor.__call__ = call
 
 
 class Event:

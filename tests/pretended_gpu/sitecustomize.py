@@ -7,10 +7,10 @@ import sys
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Lets something happen before and after torch, and after torch.distributed, is imported."""
+    """Lets something happen before and after torch, and after other modules, are imported."""
 
     def find_spec(self, name, path=None, target=None):
-        if name not in ("torch", "torch.distributed"):
+        if name not in ("torch", "torch.distributed", "triton.runtime.interpreter"):
             return None
         sys.meta_path.remove(self)  # for this search
         try:
@@ -30,6 +30,8 @@ class _Finder(importlib.abc.MetaPathFinder):
 
                 card.after_torch()
                 atexit.register(card.write_counts)
+            elif name == "triton.runtime.interpreter":
+                card.interpret_there(module)
             elif os.environ.get(card.NCCL):
                 import mocked_nccl
 

@@ -1,0 +1,40 @@
+"""Stages on a GPU in own kernels, whose bits depend on no launch: see `calls`. Here is what they are asked for.
+
+Triton, in which they are written, comes with torch's builds for GPUs. It is loaded when a GPU is used.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+
+from domainpar.nn.calls import Gates
+from domainpar.nn.mlp import MLP
+
+ENGINE = "DOMAINPAR_GPU_ENGINE"
+"""Environment variable: `torch` has stages on a GPU computed in plain torch, to rounding."""
+
+WIDEST = 256
+"""Columns of a layer: more do not fit the registers of a program."""
+
+
+def missing() -> str | None:
+    """Why these kernels cannot be used here, in words; None if they can."""
+    if os.environ.get(ENGINE) == "torch":
+        return f"{ENGINE}=torch has the GPU compute in plain torch"
+    return None if find_spec("triton") else "triton is not installed, so the GPU computes in plain torch"
+
+
+def refused(mlp: MLP, gates: Gates | None = None) -> str | None:
+    """Why the kernels do not compute a perceptron, whose results may be gates, in words; None if they do."""
+    if gates == "edges":
+        return "the GPU kernels know gates of node states only"
+    hidden = {layer.linear.out_features for layer in mlp.layers[: len(mlp.layers) - mlp.readout]}
+    kinds = {parameter.dtype for parameter in mlp.all_parameters()}
+    if {kind.itemsize for kind in kinds} != {4}:
+        return f"the GPU kernels compute in float32, and parameters are {', '.join(sorted(map(str, kinds)))}"
+    if len(hidden) > 1:
+        return f"the GPU kernels take layers of one width, and a perceptron has {sorted(hidden)}"
+    if (widest := max(layer.linear.out_features for layer in mlp.layers)) > WIDEST:
+        return f"the GPU kernels take at most {WIDEST} columns, and a layer has {widest}"
+    return None

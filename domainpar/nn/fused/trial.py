@@ -1,0 +1,68 @@
+"""Rows through the GPU kernels, for the self-test: a row's bits must not depend on the rows beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from domainpar.nn.fused.calls import Dropout, Perceptron, blocks_of, chunks_of, multiply_nodes, packed, shape_of
+from domainpar.nn.gradients import IntegersOnDevice, TakesGradients
+from domainpar.nn.kernels import BOTH_ENDS
+from domainpar.nn.mlp import MLP
+
+
+class _Limbs(TakesGradients):
+    """Takes gradients into sums of its own."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        super().__init__()
+        self.limbs, self._size = torch.zeros(2 * size + 1, dtype=torch.int64, device=device), size
+
+    @contextmanager
+    def integer_sums(self, parameters: Sequence[nn.Parameter], count: int) -> Iterator[IntegersOnDevice]:
+        yield IntegersOnDevice(torch.arange(self._size, device=self.limbs.device), self.limbs, self._size)
+
+
+def products_of_nodes(mlp: MLP, node_width: int, tables: Sequence[Tensor], rows: slice) -> tuple[Tensor, ...]:
+    """Products of node states with a first layer's weight."""
+    parameters = packed(mlp)
+    states = tables[0].to(parameters.device)
+    out = states.new_zeros(len(states), 2 * mlp.layers[0].linear.out_features)
+    multiply_nodes(states, rows, parameters, mlp, (node_width, 0), out)
+    return (out[rows].cpu(),)
+
+
+def block(
+    mlp: MLP, products: torch.dtype | None, at_nodes: Tensor, of_sums: Tensor, tables: Sequence[Tensor], rows: slice
+) -> tuple[Tensor, ...]:
+    """Forward and backward through rows of edges, or of nodes; and the sums of the parameters' gradients.
+
+    Args:
+        mlp: The perceptron.
+        products: As in `EdgeStage`.
+        at_nodes: Products of node states, [nodes, 2 width], or nothing.
+        of_sums: Gradient of sums at nodes, [nodes, 2 out], or nothing.
+        tables: Its row tables, `src` and `dst` of each row, and the gradient of its results.
+        rows: Which of them.
+    """
+    parameters = packed(mlp)
+    device = parameters.device
+    *operands, src, dst, upstream = (table.to(device) for table in tables)
+    shape = shape_of(mlp, operands, None, products)
+    gathers = at_nodes[:, : 2 * shape.widths[0]].contiguous().to(device) if len(at_nodes) else None
+    perceptron = Perceptron(
+        mlp, shape, tuple(operands), parameters, Dropout.of(None, shape.depth, parameters), gathers, (dst, src)
+    )
+    ranges = np.array([[rows.start, rows.stop]])
+    out = torch.zeros_like(upstream)
+    perceptron.forward(blocks_of(ranges, shape.block, device), out)
+    taker = _Limbs(shape.size, device)
+    chunks = chunks_of(ranges, np.ones(1, np.int64), device)
+    sums = of_sums.to(device) if len(of_sums) else None
+    of_tables, of_product = perceptron.backward(chunks, taker, upstream, sums, BOTH_ENDS, [True] * len(operands))
+    of_rows = [each[rows].float().cpu() for each in (*([of_product] if gathers is not None else []), *of_tables)]
+    return out[rows].cpu(), torch.cat(of_rows, dim=1), taker.limbs.cpu()
