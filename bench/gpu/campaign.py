@@ -4,6 +4,7 @@
     python bench/gpu/campaign.py flags             every flag of train on the card against a CPU; inference
     python bench/gpu/campaign.py ranks             real NCCL: 1, 2 and 4 ranks that share the card, groups, an own model
     python bench/gpu/campaign.py faults            one rank fails: is it named, after how many seconds?
+    python bench/gpu/campaign.py kernels           own kernels under the sanitizers; what the compiler made of them
     python bench/gpu/campaign.py times             a step and an inference of a whole event, beside torch_geometric
     python bench/gpu/campaign.py table             all that is known so far, as tables for RESULTS.md
 
@@ -21,6 +22,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -43,6 +45,7 @@ FLAGS = {
     "dropout, recomputed": ["--dropout", "0.1", "--recompute-every", "2"],
     "offloaded": ["--offload"],
     "bf16": ["--precision", "bf16"],
+    "tf32x3": ["--precision", "tf32x3"],
     "float64, clipped": ["--dtype", "float64", "--clip", "0.1"],
     "all readouts": ["--readouts", "all"],
     "means, tanh": ["--aggregate", "mean", "--activation", "tanh"],
@@ -70,7 +73,8 @@ FAULTS = {
     "not a number": "at=loss,step=1,do=nan",
     "slow for 30 s": "at=reduce,step=1,do=sleep:30",
 }
-NETWORKS = [(64, 4, "full"), (64, 4, "bf16"), (128, 8, "full"), (128, 8, "bf16")]
+NETWORKS = [(hidden, iters, kind) for hidden, iters in ((64, 4), (128, 8)) for kind in ("full", "tf32x3", "bf16")]
+TOOLS = ("memcheck", "racecheck", "initcheck")
 
 
 class Notes:
@@ -226,6 +230,8 @@ def ranks(notes: Notes, options: argparse.Namespace) -> None:
         pair = [notes.known.get(("ranks", name), {}).get("losses") for name in (one, several)]
         if all(pair):
             apart = float(np.abs(np.array(pair[0]) / np.array(pair[1]) - 1).max())
+            if apart and "own" not in one:
+                raise RuntimeError(f"{several} has other losses than {one}, by {apart:.1e}: own kernels give one hash")
             notes.once("ranks", f"{several} against {one}", lambda apart=apart: {"losses differ by": apart})
 
 
@@ -248,11 +254,33 @@ def faults(notes: Notes, options: argparse.Namespace) -> None:
         notes.once("faults", what, fail)
 
 
+def kernels(notes: Notes, options: argparse.Namespace) -> None:
+    """The self-test of rows; a step under NVIDIA's sanitizers, where they are; registers and spills."""
+    step = [str(ROOT / "bench/gpu/one_card.py"), str(options.small), "domainpar", "64", "2", "full", "--repeats", "1"]
+    sanitizer = shutil.which("compute-sanitizer")
+    given = os.environ | {"PYTHONPATH": PATH, "OMP_NUM_THREADS": "1"}
+    for tool in TOOLS if sanitizer else ():
+
+        def clean(tool: str = tool) -> dict[str, Any]:
+            command = [str(sanitizer), "--tool", tool, "--error-exitcode", "9", sys.executable, *step]
+            done = subprocess.run(command, cwd=ROOT, env=given, capture_output=True, text=True, timeout=500)
+            if done.returncode:
+                raise RuntimeError(f"exit code {done.returncode}: {done.stdout[-2500:]}")
+            return {"says": done.stdout.splitlines()[-1]}
+
+        notes.once("kernels", tool, clean)
+    if not sanitizer:
+        print("kernels: compute-sanitizer is not on the path, so nothing ran under it")
+    for precision in ("full", "tf32x3", "bf16"):
+        words = [str(ROOT / "bench/gpu/compiled.py"), "--arch", "80", "90", "--precision", precision]
+        notes.once("kernels", f"compiled, {precision}", lambda words=words: {"output": program(words, limit=500)})
+
+
 def times(notes: Notes, options: argparse.Namespace) -> None:
     """Milliseconds of a step and of an inference, launches, the share of it that the card is busy, memory."""
     for hidden, iters, precision in NETWORKS:
-        for system in ("domainpar", "eager", "checkpointed", "compiled"):
-            if system != "domainpar" and (precision != "full" or not options.peers):
+        for system in ("domainpar", "torch", "eager", "checkpointed", "compiled"):
+            if system not in ("domainpar", "torch") and (precision != "full" or not options.peers):
                 continue
             words = [str(ROOT / "bench/gpu/one_card.py"), str(options.real), system, str(hidden), str(iters), precision]
             what = f"{system} {hidden} x {iters} {precision}"
@@ -262,7 +290,7 @@ def times(notes: Notes, options: argparse.Namespace) -> None:
 
 def table(notes: Notes, options: argparse.Namespace) -> None:
     """Everything that is known, as Markdown."""
-    for part in ("facts", "flags", "ranks", "faults", "times"):
+    for part in ("facts", "flags", "ranks", "faults", "kernels", "times"):
         lines = [line for (of_part, _), line in notes.known.items() if of_part == part]
         names = [name for name in dict.fromkeys(name for line in lines for name in line) if name not in HIDDEN]
         print(f"\n## {part}\n\n| {' | '.join(names)} |\n|{' --- |' * len(names)}")
@@ -272,7 +300,8 @@ def table(notes: Notes, options: argparse.Namespace) -> None:
 
 HIDDEN = ("part", "output", "losses", "minutes")
 PARTS: dict[str, Callable[[Notes, argparse.Namespace], None]] = {
-    "facts": facts, "flags": flags, "ranks": ranks, "faults": faults, "times": times, "table": table,
+    "facts": facts, "flags": flags, "ranks": ranks, "faults": faults, "kernels": kernels, "times": times,
+    "table": table,
 }  # fmt: skip
 
 

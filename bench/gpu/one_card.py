@@ -1,6 +1,9 @@
 """One network on one GPU and one whole event: a line of JSON with milliseconds, launches, busy share and memory.
 
-    python bench/gpu/one_card.py STORE domainpar|eager|checkpointed|compiled HIDDEN ITERATIONS full|bf16 [--repeats 20]
+    python bench/gpu/one_card.py STORE SYSTEM HIDDEN ITERATIONS full|tf32x3|bf16 [--repeats 20]
+
+SYSTEM is `domainpar`, the same stages in plain torch, `torch`, or plain torch_geometric: `eager`, `checkpointed`,
+`compiled`.
 
 Milliseconds are medians of CUDA events on the stream, from one step's start to the next one's.
 """
@@ -9,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -53,7 +58,10 @@ def launches(call: Callable[[], Any]) -> dict[str, Any]:
         call()
         torch.cuda.synchronize()
     kernels = [event for event in seen.events() if event.device_type == torch.autograd.DeviceType.CUDA]
-    return {"launches": len(kernels), "busy ms": sum(event.device_time for event in kernels) / 1e3}
+    by_name: Counter[str] = Counter()
+    for event in kernels:
+        by_name[event.name.split("(")[0][:60]] += event.device_time / 1e3
+    return {"launches": len(kernels), "busy ms": sum(by_name.values()), "ms of kernels": dict(by_name.most_common(12))}
 
 
 def of_domainpar(options: argparse.Namespace, store: EventStore) -> tuple[Callable[[], Any], Callable[[], Any], int]:
@@ -64,6 +72,8 @@ def of_domainpar(options: argparse.Namespace, store: EventStore) -> tuple[Callab
     sizes = len(store.feature_names), len(store.edge_feature_names)
     model = build_model("interaction", *sizes, hidden=options.hidden, graph_iters=options.iterations, products=products)
     model = model.to("cuda")
+    if options.precision == "tf32x3":
+        model.use_matrix_units()
     optimizer = torch.optim.AdamW(model.parameters(), lr=TrainConfig.lr, foreach=True)
     schedule = Schedule(TrainConfig.lr, "constant", 0, 1000, 1)
     trainer = Trainer(model, optimizer, PartLoader(store, world), world, schedule)
@@ -112,13 +122,15 @@ def of_plain(options: argparse.Namespace, store: EventStore) -> tuple[Callable[[
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("store", type=Path)
-    parser.add_argument("system", choices=("domainpar", "eager", "checkpointed", "compiled"))
+    parser.add_argument("system", choices=("domainpar", "torch", "eager", "checkpointed", "compiled"))
     parser.add_argument("hidden", type=int)
     parser.add_argument("iterations", type=int)
-    parser.add_argument("precision", choices=("full", "bf16"))
+    parser.add_argument("precision", choices=("full", "tf32x3", "bf16"))
     parser.add_argument("--repeats", type=int, default=20)
     options = parser.parse_args()
-    make = of_domainpar if options.system == "domainpar" else of_plain
+    if options.system == "torch":
+        os.environ["DOMAINPAR_GPU_ENGINE"] = "torch"
+    make = of_domainpar if options.system in ("domainpar", "torch") else of_plain
     step, infer, num_edges = make(options, EventStore(options.store))
     step()
     torch.cuda.reset_peak_memory_stats()

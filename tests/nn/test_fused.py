@@ -23,6 +23,7 @@ from domainpar.training.loss import edge_loss
 
 pytest.importorskip("triton")
 calls = pytest.importorskip("domainpar.nn.fused.calls")
+interpreter = pytest.importorskip("triton.runtime.interpreter")
 kernels = calls.kernels
 
 KEY = 77
@@ -139,6 +140,20 @@ def _with_frozen(world, event, frozen):
     return {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
+@pytest.fixture
+def rounded_to_nearest(monkeypatch):
+    """As cards convert to bfloat16; Triton's interpreter cuts digits off."""
+    plain = interpreter._convert_float
+
+    def converted(numbers, kind, to, mode):
+        if to != interpreter.tl.bfloat16:
+            return plain(numbers, kind, to, mode)
+        return torch.from_numpy(numbers).to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
+
+    monkeypatch.setattr(interpreter, "_convert_float", converted)
+
+
+@pytest.mark.usefixtures("rounded_to_nearest")
 @pytest.mark.parametrize("order", ["edge-first", "node-first"])
 def test_in_bf16_kernels_are_close_to_plain_torch_and_have_one_hash(by_kernels, monkeypatch, order):
     event, flags = tiled_event(), {"products": torch.bfloat16, "order": order, "graph_iters": 2}
@@ -148,8 +163,8 @@ def test_in_bf16_kernels_are_close_to_plain_torch_and_have_one_hash(by_kernels, 
     monkeypatch.setattr(stages, "NodeTiles", NodeBatches)
     expected = networks.on_ranks(event, 1, copies_agree=False, dtype=torch.float32, key=KEY, **flags)
     assert found[0].sha == found[1].sha
-    assert networks.distance_of_logits(found[0], expected) <= 0.02
-    assert networks.distance_of_gradients(found[0], expected) <= 0.02
+    assert networks.distance_of_logits(found[0], expected) <= BOUND
+    assert networks.distance_of_gradients(found[0], expected) <= 0.005
 
 
 def test_products_of_three_parts_are_asked_of_matrix_units_where_the_network_says_so(by_kernels, monkeypatch):

@@ -45,6 +45,7 @@ def run(
     launcher: str = "mpiexec",
     timeout: float = 120.0,
     program: Sequence[str] | None = None,
+    kernels: bool = False,
     **more: str,
 ) -> Outcome:
     """Run `python -m domainpar.<words>` on pretended GPUs and wait for its end.
@@ -57,11 +58,12 @@ def run(
         launcher: `mpiexec`, `torchrun`, or `each`: processes started by hand, each with the variables of torchrun.
         timeout: Seconds after which the test fails.
         program: Another program than the package's commands, without the Python.
+        kernels: Whether stages are computed by own kernels, see `card.environment`.
         **more: Environment variables; `{rank}` in them is the number of a rank started by hand.
     """
     log.mkdir(parents=True, exist_ok=True)
     what = ["-m", f"domainpar.{words[0]}", *map(str, words[1:])] if program is None else [*program, *map(str, words)]
-    environment = os.environ | card.environment(ranks if gpus is None else gpus, nccl=True, log=log)
+    environment = os.environ | card.environment(ranks if gpus is None else gpus, nccl=True, log=log, kernels=kernels)
     environment |= {"OMP_NUM_THREADS": "1", **more}
     environment.pop("DOMAINPAR_FAULT", None) if "DOMAINPAR_FAULT" not in more else None
     if ranks == 1:

@@ -47,6 +47,30 @@ def of_one_cpu(store, tmp_path_factory):
     return {model: on_cpu(model) for model in ("interaction", "own_models:evolving")}
 
 
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """Two events so small that Triton's interpreter gets through them."""
+    return write_random_store(tmp_path_factory.mktemp("small"), 1, 1, 40, 90, 9)
+
+
+@pytest.mark.parametrize("numbers", [(1, 3), slow((1, 2, 8))])
+def test_own_kernels_train_to_one_hash_on_any_number_of_gpus(small, tmp_path, numbers):
+    """The whole step: network, loss, sums of gradients over ranks, optimiser; the self-test has passed."""
+    pytest.importorskip("triton")
+    sizes = "--hidden 16 --graph-iters 2 --epochs 2 --lr 1e-2 --dropout 0.1".split()
+    hashes = {}
+    for ranks in numbers:
+        words = ["train", "--store", small, "--out", tmp_path / f"run{ranks}", "--device", "cuda", *sizes]
+        done = run(tmp_path / f"log{ranks}", *words, ranks=ranks, program=[PROGRAM], kernels=True, timeout=200.0)
+        assert done.code == 0, done.text
+        assert "exactness: the same bits on any number of ranks (self-test passed)" in done.text
+        assert done.counts()["launches"]["rows_backward"] > 10
+        assert ranks == 1 or done.problems() == []
+        about = json.loads((tmp_path / f"run{ranks}" / "run.json").read_text())
+        hashes[ranks] = about["parameters_sha256"], losses(tmp_path / f"run{ranks}")
+    assert len(set(map(str, hashes.values()))) == 1, hashes
+
+
 @pytest.mark.parametrize(
     ("launcher", "ranks", "model", "more"),
     [

@@ -1,0 +1,57 @@
+"""The GPU engine's kernels as the compiler makes them for two architectures; no GPU is needed for that."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from marks import slow
+
+pytest.importorskip("triton")
+PROGRAM = Path(__file__).resolve().parents[2] / "bench" / "gpu" / "compiled.py"
+MOST_STACK = {
+    (64, "full"): 0,
+    (64, "tf32x3"): 160,
+    (64, "bf16"): 32,
+    (128, "full"): 32,
+    (128, "tf32x3"): 64,
+    (128, "bf16"): 64,
+}
+"""Bytes that a thread has in memory for want of registers, by hidden width and precision."""
+
+
+def compiled(arch, hidden, precision):
+    words = ["--arch", arch, "--hidden", hidden, "--precision", precision, "--json"]
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, PROGRAM, *map(str, words)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr[-3000:]
+    *_, kernels = json.loads(done.stdout)
+    return kernels
+
+
+@pytest.mark.parametrize(
+    ("arch", "hidden", "precision"),
+    [
+        (90, 64, "full"),
+        slow(80, 64, "full"),
+        *(slow(arch, hidden, kind) for arch in (80, 90) for hidden in (64, 128) for kind in ("tf32x3", "bf16")),
+        *(slow(arch, 128, "full") for arch in (80, 90)),
+    ],
+)
+def test_kernels_fit_the_registers_add_no_floats_by_atomics_and_keep_the_order_of_products(arch, hidden, precision):
+    kernels = compiled(arch, hidden, precision)
+    assert {"rows_forward", "rows_backward", "node_products_back", "sums_at_ends", "edge_losses"} <= {
+        kernel["name"] for kernel in kernels
+    }
+    for kernel in kernels:
+        about = f"{kernel['name']} {kernel['about']}"
+        assert kernel["stack"] <= MOST_STACK[hidden, precision], about
+        assert all(".F32" not in name and ".F64" not in name and "64" in name for name in kernel["atomics"]), about
+        assert kernel["forks"] == 0, about
+    of_hidden = [kernel for kernel in kernels if kernel["name"] == "rows_backward"]
+    assert all(kernel["atomics"] for kernel in of_hidden)
+    unit = {"full": "FFMA", "tf32x3": "HMMA", "bf16": "HMMA"}[precision]
+    assert all(kernel["instructions"].get(unit) or kernel["instructions"].get("HGMMA") for kernel in of_hidden)
