@@ -14,6 +14,9 @@ from domainpar.plan import IntArray
 BATCH_ROWS = 2**18
 """Rows of a batch on a GPU: enough to fill it, and few beside the edges of an event."""
 
+MOST_BYTES_OF_PROGRAMS = 2**25
+"""Of the memory in which the programs of a launch on a GPU work: 264 times some 110 kB, one for some 1,000 edges."""
+
 MOST_BYTES_OF_LAYERS = 2**27
 """Of the layers that one stage may keep for backward on a rank."""
 
@@ -79,6 +82,26 @@ class ModelSize:
         of_edges = edges * ((kept + self.node_first) * edge_state + self.data_bytes + of_readouts)
         rows = nodes * (4 * kept + 5 + 5 * self.node_first) + pairs * (1 + self.node_first)
         return of_edges + rows * node_state + self._of_layers(nodes, edges)
+
+    def bytes_in_kernels(self, num_nodes: int, num_edges: int) -> int:
+        """The same where a GPU's own kernels compute: no layers are kept, and none are tables.
+
+        Of each iteration there are three tables of nodes, counted as in `bytes_on_gpu`. In backward of a stage there are
+        besides the gradients of what it made, of its operand and of products; and the memory of the programs.
+
+        Args:
+            num_nodes: Owned nodes and ghosts.
+            num_edges: Local edges.
+        """
+        node_state, edge_state = self.hidden * self.item_bytes, self.hidden * (self.edge_item_bytes or self.item_bytes)
+        kept, twice = self._kept(self.recompute_every), 1 + self.node_first
+        of_edges = (kept + self.node_first) * edge_state + self.data_bytes + 2 * (self.readouts - 1) * self.item_bytes
+        of_nodes = num_nodes * (3 * kept + 5 * twice) * node_state
+        return (
+            num_edges * (of_edges + 2 * edge_state + node_state)
+            + of_nodes
+            + min(num_edges * 128, MOST_BYTES_OF_PROGRAMS)
+        )
 
     def bytes_on_gpu(self, num_nodes: int, num_edges: int) -> int:
         """The same where a stage is computed in batches of plain torch, on a GPU.

@@ -95,8 +95,12 @@ def test_a_fault_on_purpose_spoils_a_tensor_of_a_gpu(dtype, how):
     [{}, {"graph_iters": 6}, {"recompute_every": 2}, {"products": torch.bfloat16}, {"order": "node-first"}],
     ids=str,
 )
-def test_memory_is_forecast_for_batches(how):
-    """On more edges than nodes, and on as many."""
+@pytest.mark.parametrize("engine", ["torch", "triton"])
+def test_memory_is_forecast_for_both_engines(how, engine, monkeypatch):
+    """On more edges than nodes, and on as many. Of own kernels none is launched: their memory is there all the same."""
+    monkeypatch.setenv("DOMAINPAR_GPU_ENGINE", engine)
+    if engine == "triton":
+        monkeypatch.setattr(pytest.importorskip("domainpar.nn.fused.calls"), "launch", lambda *_, **__: None)
 
     def used(num_nodes, num_edges):
         tiles = np.arange(num_nodes) * 9 // num_nodes
@@ -110,7 +114,8 @@ def test_memory_is_forecast_for_batches(how):
         logits = model(part.graph, part.halo)
         logits.backward(torch.ones_like(logits))
         sink.reduce(world.transport)
-        forecast = model.size.bytes_on_gpu(num_nodes, num_edges) - num_edges * model.size.data_bytes
+        predicted = model.size.bytes_on_gpu if engine == "torch" else model.size.bytes_in_kernels
+        forecast = predicted(num_nodes, num_edges) - num_edges * model.size.data_bytes
         return (torch.cuda.max_memory_allocated() - before) / forecast
 
     assert 0.75 <= used(2000, 60_000) <= 1

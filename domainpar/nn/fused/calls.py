@@ -368,20 +368,20 @@ class FusedEdges(EdgeCall):
         sums = self.edges.new_empty(self.graph.num_owned, 0, dtype=self.chain[0].exact)
         if self.aggregate is not None:
             sums = self._sums(states, readout)
-        results = EdgeResults(states[0] if self.keeps and states else None, sums, readout)
-        return results, tables if keep else []
+        # What a perceptron makes for the next is computed again in backward: that costs less than its memory is worth.
+        return EdgeResults(states[0] if self.keeps and states else None, sums, readout), []
 
     def backward(
         self, kept: Sequence[Tensor], given: EdgeGradients, needed: bool
     ) -> tuple[Tensor | None, Tensor | None]:
-        tables = list(kept) or self._compute(but_last=self.gates is None)
+        tables = self._compute(but_last=self.gates is None)
         of_sums = None
         if given.sums is not None:
             given.sums.finish()
             of_sums = given.sums.local
         of_nodes = given.nodes
         upstream: list[Tensor | None] = [None] * len(self.chain)
-        _, readout = self._results(tables)
+        readout = self._results(tables)[1]
         if self.readout is not None:
             upstream[-1] = given.readout
             if self.gates is not None and of_sums is not None:
@@ -404,9 +404,12 @@ class FusedEdges(EdgeCall):
             of_tables, of_product = perceptron.backward(chunks, link.taker, of_out, at_ends, link.way, needs)
             if perceptron.products is not None:
                 of_nodes = self._products_back(link, perceptron, of_product, of_nodes)
-            if perceptron.tables and before > 0:
+            # No longer needed, and as large as the edges are many: what it took and made, and gradients.
+            del tables[max(position - 1, 0) :], perceptron, of_product
+            upstream[position] = of_out = None
+            if of_tables and before > 0:
                 upstream[position - 1] = _added(upstream[position - 1], of_tables[0])
-            elif perceptron.tables and needed:
+            elif of_tables and needed:
                 of_edges = of_tables[0]
         return of_nodes, torch.zeros_like(self.edges) if of_edges is None and needed else of_edges
 
