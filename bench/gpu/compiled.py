@@ -51,7 +51,7 @@ class Kernel(NamedTuple):
         shared: Bytes of a program's shared memory.
         instructions: How many of each kind.
         atomics: Those that are atomic, with their types.
-        forks: Sums of products that go on in two ways at one place: 0 where each is a chain in the order of its columns.
+        forks: Sums of products that go on in two ways at one place: 0 where each is a chain, in the order of columns.
     """
 
     name: str

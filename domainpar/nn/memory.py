@@ -86,8 +86,8 @@ class ModelSize:
     def bytes_in_kernels(self, num_nodes: int, num_edges: int) -> int:
         """The same where a GPU's own kernels compute: no layers are kept, and none are tables.
 
-        Of each iteration there are three tables of nodes, counted as in `bytes_on_gpu`. In backward of a stage there are
-        besides the gradients of what it made, of its operand and of products; and the memory of the programs.
+        Of each iteration there are three tables of nodes, counted as in `bytes_on_gpu`. Backward of a stage has the
+        gradients of what it made, of its operand and of products besides; and the memory of the programs.
 
         Args:
             num_nodes: Owned nodes and ghosts.

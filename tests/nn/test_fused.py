@@ -239,7 +239,7 @@ def test_partials_become_the_integers_of_the_sums_and_what_is_not_finite_is_coun
         calls.shape_of(mlp, [torch.ones(1, 1)], None, None),
         (torch.ones(1, 1),),
         calls.packed(mlp),
-        calls.Dropout.of(None, 1, values),
+        calls.Dropout.of(None, values),
     )
     chunks = calls.chunks_of(np.array([[0, 1]]), np.ones(1, np.int64), values.device)
     perceptron.backward(chunks, taker, values[None], None, 0, [False])
@@ -292,8 +292,8 @@ def test_the_self_test_sees_rows_that_depend_on_where_they_are(tried, monkeypatc
     assert "change with the other rows of the block (forward" in problem
 
 
-def _mlp(*widths, dtype=torch.float32):
-    return MLP(3, widths, torch.Generator()).to(dtype)
+def _mlp(*widths, dtype=torch.float32, dropout=0.0):
+    return MLP(3, widths, torch.Generator(), dropout=dropout).to(dtype)
 
 
 @pytest.mark.parametrize(
@@ -304,6 +304,8 @@ def _mlp(*widths, dtype=torch.float32):
         (_mlp(16, 16), "edges", "gates of node states only"),
         (_mlp(16, 32), None, r"layers of one width, and a perceptron has \[16, 32\]"),
         (_mlp(272), None, "at most 256 columns, and a layer has 272"),
+        (_mlp(*[16] * 6), None, None),
+        (_mlp(*[16] * 6, dropout=0.1), None, "drop in at most 4 layers, and a perceptron has 6"),
         (_mlp(16, dtype=torch.float64), None, "compute in float32, and parameters are torch.float64"),
     ],
 )

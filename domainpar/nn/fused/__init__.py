@@ -18,6 +18,10 @@ WIDEST = 256
 """Columns of a layer: more do not fit the registers of a program."""
 
 
+MOST_THAT_DROP = 4
+"""Layers of a perceptron that have dropout, all but its last."""
+
+
 def missing() -> str | None:
     """Why these kernels cannot be used here, in words; None if they can."""
     if os.environ.get(ENGINE) == "torch":
@@ -37,4 +41,6 @@ def refused(mlp: MLP, gates: Gates | None = None) -> str | None:
         return f"the GPU kernels take layers of one width, and a perceptron has {sorted(hidden)}"
     if (widest := max(layer.linear.out_features for layer in mlp.layers)) > WIDEST:
         return f"the GPU kernels take at most {WIDEST} columns, and a layer has {widest}"
+    if mlp.dropout and len(mlp.layers) > MOST_THAT_DROP + 1:
+        return f"the GPU kernels drop in at most {MOST_THAT_DROP} layers, and a perceptron has {len(mlp.layers)}"
     return None

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from domainpar.nn.calls import EdgeCall, EdgeGradients, EdgeResults, Link, NodeCall, scale_of_sums
-from domainpar.nn.fused import kernels
+from domainpar.nn.fused import MOST_THAT_DROP, kernels
 from domainpar.nn.gradients import TakesGradients
 from domainpar.nn.kernels import BACK, BOTH_ENDS, FORTH
 from domainpar.nn.mlp import MLP
@@ -168,10 +168,10 @@ class Dropout(NamedTuple):
     scale: float
 
     @classmethod
-    def of(cls, noise: Noise | None, depth: int, like: Tensor) -> Dropout:
+    def of(cls, noise: Noise | None, like: Tensor) -> Dropout:
         if noise is None:
-            return cls(like, (0,) * depth, 0, 1.0)  # a kernel must be given something
-        keys = tuple(noise.key_of_layer(layer) for layer in range(depth))
+            return cls(like, (0,) * MOST_THAT_DROP, 0, 1.0)  # a kernel must be given something
+        keys = tuple(noise.key_of_layer(layer) for layer in range(MOST_THAT_DROP))
         return cls(torch.as_tensor(noise.ids), keys, threshold_of(noise.rate), 1.0 / (1.0 - noise.rate))
 
 
@@ -202,7 +202,7 @@ class Perceptron:
         noise = self.noise
         return (
             tuple(table.detach() for table in self.tables),
-            *(self.parameters, at_nodes, dst, src, noise.ids, noise.keys, noise.threshold, noise.scale),
+            *(self.parameters, at_nodes, dst, src, noise.ids, *noise.keys, noise.threshold, noise.scale),
         )
 
     def _how(self) -> dict[str, Any]:
@@ -353,7 +353,7 @@ class FusedNodes(NodeCall):
     def _perceptron(self) -> Perceptron:
         shape = shape_of(self.mlp, self.tables, self.residual, None)
         (parameters,) = self.made
-        noise = Dropout.of(self.noise, shape.depth, parameters)
+        noise = Dropout.of(self.noise, parameters)
         return Perceptron(self.mlp, shape, tuple(self.tables), parameters, noise)
 
 
@@ -467,7 +467,7 @@ class FusedEdges(EdgeCall):
         if products is None:
             products = self._products_of(position, slice(0, self.graph.plan.num_local))
         parameters = self.made[position]
-        noise = Dropout.of(link.noise, shape.depth, parameters)
+        noise = Dropout.of(link.noise, parameters)
         return Perceptron(link.mlp, shape, tables, parameters, noise, products, (self.graph.dst, self.graph.src))
 
     def _products_of(self, position: int, rows: slice) -> Tensor | None:

@@ -228,9 +228,10 @@ def _through(
     return x
 
 
-@triton.jit(do_not_specialize=["num_blocks", "keys", "threshold"])
+@triton.jit(do_not_specialize=["num_blocks", "key_0", "key_1", "key_2", "key_3", "threshold"])
 def rows_forward(
-    blocks, num_blocks, tables, parameters, at_nodes, dst, src, ids, keys, threshold, scale, memory, out, SHAPE:
+    blocks, num_blocks, tables, parameters, at_nodes, dst, src, ids, key_0, key_1, key_2, key_3, threshold, scale,
+    memory, out, SHAPE:
     tl.constexpr, GATHERS: tl.constexpr, DROPS: tl.constexpr, BLOCK: tl.constexpr
 ):
     """A perceptron on rows: `out = mlp(tables and node states) [+ a table]`.
@@ -242,11 +243,13 @@ def rows_forward(
         at_nodes: Products of node states with the weight for `dst`, then for `src`, [num_local, 2 width].
         dst, src: Ends of each row, int64.
         ids: Global ids of the rows, for dropout.
-        keys: Of each layer that drops.
+        key_0, key_1, key_2, key_3: Of the layers that drop: no tuple, of whose numbers Triton would ask whether 16
+            divides them, and compile anew.
         threshold, scale: Of dropout.
         memory: [programs, BLOCK, pad].
         out: [rows, width].
     """
+    keys = (key_0, key_1, key_2, key_3)
     memory += tl.program_id(0).to(tl.int64) * BLOCK * SHAPE.pad
     number = tl.program_id(0)
     while number < num_blocks:
@@ -447,9 +450,10 @@ def _first_back(
     tl.debug_barrier()
 
 
-@triton.jit(do_not_specialize=["num_chunks", "keys", "threshold", "num_sums"])
+@triton.jit(do_not_specialize=["num_chunks", "key_0", "key_1", "key_2", "key_3", "threshold", "num_sums"])
 def rows_backward(
-    chunks, num_chunks, tables, parameters, at_nodes, dst, src, ids, keys, threshold, scale, memory, of_out, of_sums,
+    chunks, num_chunks, tables, parameters, at_nodes, dst, src, ids, key_0, key_1, key_2, key_3, threshold, scale,
+    memory, of_out, of_sums,
     of_product, of_tables, places, limbs, num_sums, SHAPE: tl.constexpr, GATHERS: tl.constexpr, DROPS: tl.constexpr,
     HAS_OUT: tl.constexpr, ENDS: tl.constexpr, NEEDED: tl.constexpr, CARRIES: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -465,6 +469,7 @@ def rows_backward(
         places, limbs, num_sums: Of the sums of the parameters' gradients.
         memory: [programs, SHAPE.memory of backward].
     """
+    keys = (key_0, key_1, key_2, key_3)
     memory += tl.program_id(0).to(tl.int64) * (2 * SHAPE.depth * BLOCK * SHAPE.pad + SHAPE.size)
     own = memory + (2 * SHAPE.depth - 1) * BLOCK * SHAPE.pad
     partials = own + BLOCK * SHAPE.pad

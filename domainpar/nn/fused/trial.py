@@ -54,9 +54,7 @@ def block(
     *operands, src, dst, upstream = (table.to(device) for table in tables)
     shape = shape_of(mlp, operands, None, products)
     gathers = at_nodes[:, : 2 * shape.widths[0]].contiguous().to(device) if len(at_nodes) else None
-    perceptron = Perceptron(
-        mlp, shape, tuple(operands), parameters, Dropout.of(None, shape.depth, parameters), gathers, (dst, src)
-    )
+    perceptron = Perceptron(mlp, shape, tuple(operands), parameters, Dropout.of(None, parameters), gathers, (dst, src))
     ranges = np.array([[rows.start, rows.stop]])
     out = torch.zeros_like(upstream)
     perceptron.forward(blocks_of(ranges, shape.block, device), out)
