@@ -68,13 +68,13 @@ class _Card:
     """A driver of a card that is not there."""
 
     def __init__(self, arch: int) -> None:
-        self._target = GPUTarget("cuda", arch, 32)
+        self._target, self._arch = GPUTarget("cuda", arch, 32), arch
 
     def get_current_target(self) -> GPUTarget:
         return self._target
 
     def get_current_device(self) -> int:
-        return 0
+        return self._arch  # a number of its own, for what is compiled is kept by the device
 
     def get_current_stream(self, _: Any) -> int:
         return 0

@@ -1,6 +1,6 @@
 """What would 1 to 64 GPUs cost? A model on paper: no figure here was measured on a GPU.
 
-    python bench/gpu/model.py [--hidden 64 --iterations 4] [--fused]
+    python bench/gpu/model.py [--hidden 64 --iterations 4] [--torch]
 
 With E edges and N nodes of an event, h columns of states, L iterations, P GPUs of which 8 share a node:
 
@@ -16,11 +16,12 @@ With E edges and N nodes of an event, h columns of states, L iterations, P GPUs 
 
 R, M: operations and bytes a second; u: the share of these that kernels reach; i: imbalance of parts; K launches of k
 seconds; a, w: latency and rate of messages, those between nodes once P > 8; p parameters, each 16 bytes of limbs; o:
-the share of compute that needs no ghost; H: what the host adds. `--fused`: one kernel a stage, which is still to be
-written; else plain torch in batches, as `domainpar.nn.batchwise` computes.
+the share of compute that needs no ghost; H: what the host adds. The engine is that of own kernels, one a perceptron and
+direction (`domainpar.nn.fused`); with `--torch` it is plain torch in batches (`domainpar.nn.batchwise`).
 
 What would show that it is wrong: a step of one GPU that is off by more than 1.5 (u, k or bytes); exchanges of some
-kilobytes that take more than 2 a (latency); two GPUs slower than one on the largest event (o or the host's part); or
+kilobytes that take more than 2 a (latency); gradients of parameters that leave the caches, which would show as twice
+the bytes of own kernels; two GPUs slower than one on the largest event (o or the host's part); or
 ghosts that grow with P on a real store (`bench/partition.py` counts them, and b and c come from there).
 """
 
@@ -84,8 +85,8 @@ class Network:
         """Bytes that kernels read and write.
 
         Plain torch touched 131 GB on 854,270 edges with h = 64, L = 4 (counted on a pretended GPU), in proportion to
-        rows, columns and iterations. A fused stage reads and writes edge states once, forward and backward, and
-        gathers two rows of node products an edge, of which the cache answers 70 %.
+        rows, columns and iterations. Own kernels read and write edge states once, forward and backward, and
+        gather two rows of node products an edge, of which the cache answers 70 %.
         """
         if not self.fused:
             return 131e9 * edges / 854_270 * self.hidden / 64 * (self.iterations + 1) / 5
@@ -96,8 +97,8 @@ class Network:
 
     @property
     def launches(self) -> int:
-        """Of a step: counted in plain torch, planned for one kernel a stage."""
-        return 150 * self.iterations // 4 if self.fused else 1090 * self.iterations // 4
+        """Of a step, as counted on a pretended GPU."""
+        return 145 * self.iterations // 4 if self.fused else 1090 * self.iterations // 4
 
 
 def step(machine: Machine, network: Network, event: tuple[float, float], gpus: int) -> float:
@@ -139,10 +140,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--iterations", type=int, default=4)
-    parser.add_argument("--fused", action="store_true")
+    parser.add_argument("--torch", action="store_true")
     options = parser.parse_args()
-    machine, network = Machine(), Network(options.hidden, options.iterations, options.fused)
-    engine = "one kernel a stage (to be written)" if options.fused else "plain torch in batches"
+    machine, network = Machine(), Network(options.hidden, options.iterations, not options.torch)
+    engine = "plain torch in batches" if options.torch else "own kernels"
     print(f"PREDICTION, not measured: training steps of {options.hidden} x {options.iterations}, {engine}, {machine}")
     table(
         "Strong: one event on more GPUs; the share of perfect speed-up",

@@ -190,8 +190,8 @@ def _layer(product, layer: tl.constexpr, parameters, n, wide, SHAPE: tl.constexp
 
 @triton.jit
 def _through(
-    at, here, tables, parameters, at_nodes, dst, src, ids, keys, threshold, scale, memory, SHAPE: tl.constexpr, GATHERS:
-    tl.constexpr, DROPS: tl.constexpr, KEEPS: tl.constexpr, BLOCK: tl.constexpr
+    at, here, tables, parameters, at_nodes, dst, src, ids, keys, threshold, scale, memory, SHAPE: tl.constexpr,
+    GATHERS: tl.constexpr, DROPS: tl.constexpr, KEEPS: tl.constexpr, BLOCK: tl.constexpr
 ):
     """A perceptron on a block of rows, but for its residual.
 
@@ -208,8 +208,8 @@ def _through(
             product = _first_product(at, here, tables, parameters, at_nodes, dst, src, n, wide, SHAPE, GATHERS)
         else:
             product = _times_weight(
-                _zeros(BLOCK, SHAPE.padded[layer]), activations, block, here, SHAPE.pad, parameters +
-                SHAPE.weights[layer], n, wide, SHAPE.ins[layer], SHAPE.ins[layer], SHAPE.kinds[layer]
+                _zeros(BLOCK, SHAPE.padded[layer]), activations, block, here, SHAPE.pad,
+                parameters + SHAPE.weights[layer], n, wide, SHAPE.ins[layer], SHAPE.ins[layer], SHAPE.kinds[layer]
             )
             if not KEEPS:
                 tl.debug_barrier()  # all have read: the next layer writes there
@@ -231,8 +231,7 @@ def _through(
 @triton.jit(do_not_specialize=["num_blocks", "key_0", "key_1", "key_2", "key_3", "threshold"])
 def rows_forward(
     blocks, num_blocks, tables, parameters, at_nodes, dst, src, ids, key_0, key_1, key_2, key_3, threshold, scale,
-    memory, out, SHAPE:
-    tl.constexpr, GATHERS: tl.constexpr, DROPS: tl.constexpr, BLOCK: tl.constexpr
+    memory, out, SHAPE: tl.constexpr, GATHERS: tl.constexpr, DROPS: tl.constexpr, BLOCK: tl.constexpr
 ):
     """A perceptron on rows: `out = mlp(tables and node states) [+ a table]`.
 
@@ -314,8 +313,8 @@ def _add_outer(
 
 @triton.jit
 def _back_through(
-    total, gradient, at, here, stride, weight, c, WIDTH: tl.constexpr, OUT: tl.constexpr, STRIDE: tl.constexpr, KIND:
-    tl.constexpr
+    total, gradient, at, here, stride, weight, c, WIDTH: tl.constexpr, OUT: tl.constexpr, STRIDE: tl.constexpr,
+    KIND: tl.constexpr
 ):
     """`total + gradient @ weight`: columns `c` of a weight [OUT, in] of row length STRIDE; the table has WIDTH."""
     for first in range(0, OUT, COLUMNS_AT_ONCE):
@@ -328,8 +327,8 @@ def _back_through(
 
 @triton.jit
 def _layer_back(
-    gradient, layer: tl.constexpr, parameters, partials, ids, keys, threshold, scale, memory, owned, SHAPE:
-    tl.constexpr, DROPS: tl.constexpr, BLOCK: tl.constexpr
+    gradient, layer: tl.constexpr, parameters, partials, ids, keys, threshold, scale, memory, owned,
+    SHAPE: tl.constexpr, DROPS: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Gradient of a layer's product, given that of its result; and partials of bias, scale and shift."""
     block, n = tl.arange(0, BLOCK), tl.arange(0, SHAPE.padded[layer])
@@ -380,9 +379,9 @@ def _give(partials, places, limbs, num_sums, COUNT: tl.constexpr):
         given = place >= 0
         rejected = tl.sum((given & (accepted == 0)).to(tl.int64), 0)
         if rejected > 0:
-            tl.atomic_add(limbs + 2 * num_sums, rejected)
-        tl.atomic_add(limbs + place, hi, given & (hi != 0))
-        tl.atomic_add(limbs + num_sums + place, lo, given & (lo != 0))
+            tl.atomic_add(limbs + 2 * num_sums, rejected, sem="relaxed")
+        tl.atomic_add(limbs + place, hi, given & (hi != 0), sem="relaxed")
+        tl.atomic_add(limbs + num_sums + place, lo, given & (lo != 0), sem="relaxed")
 
 
 @triton.jit
@@ -395,8 +394,8 @@ def _clear(partials, COUNT: tl.constexpr):
 
 @triton.jit
 def _hidden_back(
-    gradient, layer: tl.constexpr, here, count, parameters, partials, memory, own, owned, SHAPE: tl.constexpr, BLOCK:
-    tl.constexpr
+    gradient, layer: tl.constexpr, here, count, parameters, partials, memory, own, owned, SHAPE: tl.constexpr,
+    BLOCK: tl.constexpr
 ):
     """Gradients of the weight of a layer but the first and of what it takes, given that of its product."""
     block, n, c = tl.arange(0, BLOCK), tl.arange(0, SHAPE.padded[layer]), tl.arange(0, SHAPE.padded[layer - 1])
@@ -419,8 +418,8 @@ def _hidden_back(
 
 @triton.jit
 def _first_back(
-    gradient, at, here, start, count, tables, parameters, partials, own, of_product, of_tables, owned, SHAPE:
-    tl.constexpr, GATHERS: tl.constexpr, NEEDED: tl.constexpr, CARRIES: tl.constexpr, BLOCK: tl.constexpr
+    gradient, at, here, start, count, tables, parameters, partials, own, of_product, of_tables, owned,
+    SHAPE: tl.constexpr, GATHERS: tl.constexpr, NEEDED: tl.constexpr, CARRIES: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Gradients of the first weight, of tables and of products of nodes, given that of the first product."""
     block, n = tl.arange(0, BLOCK), tl.arange(0, SHAPE.padded[0])
@@ -432,8 +431,8 @@ def _first_back(
     for i in tl.static_range(len(SHAPE.tables)):
         if owned != 0:
             _add_outer(
-                partials + SHAPE.weights[0] + SHAPE.firsts[i], own, SHAPE.pad, tables[i], start, SHAPE.tables[i], count,
-                n, wide, SHAPE.tables[i], SHAPE.ins[0], SHAPE.kinds[0], BLOCK, SHAPE.piece
+                partials + SHAPE.weights[0] + SHAPE.firsts[i], own, SHAPE.pad, tables[i], start, SHAPE.tables[i],
+                count, n, wide, SHAPE.tables[i], SHAPE.ins[0], SHAPE.kinds[0], BLOCK, SHAPE.piece
             )
         if NEEDED[i]:
             for first in range(0, SHAPE.tables[i], SHAPE.piece):
@@ -441,8 +440,9 @@ def _first_back(
                 place = at[:, None] * SHAPE.tables[i] + c[None, :]
                 mask = here[:, None] & (c < SHAPE.tables[i])[None, :]
                 total = _back_through(
-                    _zeros(BLOCK, SHAPE.piece), own, block, here, SHAPE.pad, parameters + SHAPE.weights[0] +
-                    SHAPE.firsts[i], c, SHAPE.tables[i], SHAPE.widths[0], SHAPE.ins[0], SHAPE.kinds[0]
+                    _zeros(BLOCK, SHAPE.piece), own, block, here, SHAPE.pad,
+                    parameters + SHAPE.weights[0] + SHAPE.firsts[i], c, SHAPE.tables[i], SHAPE.widths[0],
+                    SHAPE.ins[0], SHAPE.kinds[0]
                 )
                 if i == CARRIES:
                     total = tl.load(of_tables[i] + place, mask, 0.0).to(tl.float32) + total
@@ -453,9 +453,9 @@ def _first_back(
 @triton.jit(do_not_specialize=["num_chunks", "key_0", "key_1", "key_2", "key_3", "threshold", "num_sums"])
 def rows_backward(
     chunks, num_chunks, tables, parameters, at_nodes, dst, src, ids, key_0, key_1, key_2, key_3, threshold, scale,
-    memory, of_out, of_sums,
-    of_product, of_tables, places, limbs, num_sums, SHAPE: tl.constexpr, GATHERS: tl.constexpr, DROPS: tl.constexpr,
-    HAS_OUT: tl.constexpr, ENDS: tl.constexpr, NEEDED: tl.constexpr, CARRIES: tl.constexpr, BLOCK: tl.constexpr
+    memory, of_out, of_sums, of_product, of_tables, places, limbs, num_sums, SHAPE: tl.constexpr,
+    GATHERS: tl.constexpr, DROPS: tl.constexpr, HAS_OUT: tl.constexpr, ENDS: tl.constexpr, NEEDED: tl.constexpr,
+    CARRIES: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Backward through `rows_forward`, which is computed again: gradients of tables, products of nodes and parameters.
 
@@ -513,8 +513,8 @@ def rows_backward(
                 )
                 if back < len(SHAPE.widths) - 1:
                     gradient = _hidden_back(
-                        gradient, SHAPE.depth - 1 - back, here, stop - first, parameters, partials, memory, own, owned,
-                        SHAPE, BLOCK
+                        gradient, SHAPE.depth - 1 - back, here, stop - first, parameters, partials, memory, own,
+                        owned, SHAPE, BLOCK
                     )
             _first_back(
                 gradient, at, here, first.to(tl.int64), stop - first, tables, parameters, partials, own, of_product,
@@ -529,8 +529,9 @@ def rows_backward(
 
 @triton.jit(do_not_specialize=["first_row", "num_rows"])
 def node_products(
-    nodes, first_row, num_rows, weight, out, AT_DST_COLUMN: tl.constexpr, AT_SRC_COLUMN: tl.constexpr, NODES:
-    tl.constexpr, IN: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr
+    nodes, first_row, num_rows, weight, out, AT_DST_COLUMN: tl.constexpr, AT_SRC_COLUMN: tl.constexpr,
+    NODES: tl.constexpr, IN: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, KIND: tl.constexpr,
+    BLOCK: tl.constexpr
 ):
     """Products of node states with a first layer's weight for `dst`, then for `src`, [rows, 2 WIDTH].
 
@@ -551,9 +552,10 @@ def node_products(
 
 @triton.jit(do_not_specialize=["num_chunks", "num_sums"])
 def node_products_back(
-    chunks, num_chunks, nodes, of_products, weight, memory, added, of_nodes, places, limbs, num_sums, AT_DST_COLUMN:
-    tl.constexpr, AT_SRC_COLUMN: tl.constexpr, NODES: tl.constexpr, IN: tl.constexpr, WIDTH: tl.constexpr, PADDED:
-    tl.constexpr, PIECE: tl.constexpr, ADDS: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr
+    chunks, num_chunks, nodes, of_products, weight, memory, added, of_nodes, places, limbs, num_sums,
+    AT_DST_COLUMN: tl.constexpr, AT_SRC_COLUMN: tl.constexpr, NODES: tl.constexpr, IN: tl.constexpr,
+    WIDTH: tl.constexpr, PADDED: tl.constexpr, PIECE: tl.constexpr, ADDS: tl.constexpr, KIND: tl.constexpr,
+    BLOCK: tl.constexpr
 ):
     """Backward through `node_products`: gradients of node states [rows, NODES], with those `added`, and of the weight.
 
@@ -575,12 +577,12 @@ def node_products_back(
             here = at < stop
             start = first.to(tl.int64) * (2 * WIDTH)
             _add_outer(
-                partials + AT_DST_COLUMN, of_products + start, 2 * WIDTH, nodes, first.to(tl.int64), NODES, stop -
-                first, n, wide, NODES, IN, KIND, BLOCK, PIECE
+                partials + AT_DST_COLUMN, of_products + start, 2 * WIDTH, nodes, first.to(tl.int64), NODES,
+                stop - first, n, wide, NODES, IN, KIND, BLOCK, PIECE
             )
             _add_outer(
-                partials + AT_SRC_COLUMN, of_products + start + WIDTH, 2 * WIDTH, nodes, first.to(tl.int64), NODES, stop
-                - first, n, wide, NODES, IN, KIND, BLOCK, PIECE
+                partials + AT_SRC_COLUMN, of_products + start + WIDTH, 2 * WIDTH, nodes, first.to(tl.int64), NODES,
+                stop - first, n, wide, NODES, IN, KIND, BLOCK, PIECE
             )
             for column in range(0, NODES, PIECE):
                 c = column + tl.arange(0, PIECE)
@@ -592,7 +594,8 @@ def node_products_back(
                     total, of_products, at, here, 2 * WIDTH, weight + AT_DST_COLUMN, c, NODES, WIDTH, IN, KIND
                 )
                 total = _back_through(
-                    total, of_products + WIDTH, at, here, 2 * WIDTH, weight + AT_SRC_COLUMN, c, NODES, WIDTH, IN, KIND
+                    total, of_products + WIDTH, at, here, 2 * WIDTH, weight + AT_SRC_COLUMN, c, NODES, WIDTH, IN,
+                    KIND
                 )
                 tl.store(of_nodes + place, total, mask)
             tl.debug_barrier()
@@ -665,8 +668,8 @@ def sums_at_ends(
 
 @triton.jit
 def gates_back(
-    states, of_sums, gates, given, dst, src, num_edges, out, WIDTH: tl.constexpr, PADDED: tl.constexpr, HAS_GIVEN:
-    tl.constexpr, BLOCK: tl.constexpr
+    states, of_sums, gates, given, dst, src, num_edges, out, WIDTH: tl.constexpr, PADDED: tl.constexpr,
+    HAS_GIVEN: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Gradient of the scores of edges that are gates of node states, [num_edges]: see `sums_at_ends`.
 
@@ -722,6 +725,6 @@ def edge_losses(chunks, num_chunks, logits, weights, label, divisor_bits, of_log
         # 0 * u: an infinite logit, also on the right side, is an error and not a loss of 0.
         terms = (tl.where(u > 0, u, 0.0) + tl.log(1.0 + small) + 0.0 * u) * size
         hi, lo, accepted = _limbs_of(tl.sum(tl.where(here, terms, 0.0), 0) / divisor)
-        tl.atomic_add(limbs, hi)
-        tl.atomic_add(limbs + 1, lo)
-        tl.atomic_add(limbs + 2, tl.where(accepted, 0, 1).to(tl.int64))
+        tl.atomic_add(limbs, hi, sem="relaxed")
+        tl.atomic_add(limbs + 1, lo, sem="relaxed")
+        tl.atomic_add(limbs + 2, tl.where(accepted, 0, 1).to(tl.int64), sem="relaxed")
