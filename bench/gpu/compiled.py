@@ -30,7 +30,7 @@ from triton.runtime import driver
 
 from domainpar.measure.toy import ring_event, toy_store
 from domainpar.nn import stages
-from domainpar.nn.fused import calls
+from domainpar.nn.fused import calls, launching
 from domainpar.nn.interaction import InteractionNetwork
 from domainpar.parallel.world import World
 from domainpar.training.parts import PartLoader
@@ -119,17 +119,17 @@ def _compiling(arch: int) -> Iterator[dict[str, Kernel]]:
 
     def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
         if all(grid):
-            made = kernel.warmup(*arguments, grid=grid, **constants, **calls.OPTIONS)
+            made = kernel.warmup(*arguments, grid=grid, **constants, **launching.OPTIONS)
             if made.hash not in kernels:
                 kernels[made.hash] = _examined(kernel.fn.__name__, _about(constants), made)
 
-    plain = calls.launch, stages.EdgeTiles, stages.NodeTiles
+    plain = launching.launch, stages.EdgeTiles, stages.NodeTiles
     driver.set_active(_Card(arch))
-    calls.launch, stages.EdgeTiles, stages.NodeTiles = launch, calls.FusedEdges, calls.FusedNodes  # type: ignore[misc, assignment]
+    launching.launch, stages.EdgeTiles, stages.NodeTiles = launch, calls.FusedEdges, calls.FusedNodes  # type: ignore[misc, assignment]
     try:
         yield kernels
     finally:
-        calls.launch, stages.EdgeTiles, stages.NodeTiles = plain  # type: ignore[misc]
+        launching.launch, stages.EdgeTiles, stages.NodeTiles = plain  # type: ignore[misc]
 
 
 def compiled(arch: int, hidden: int, precision: str, dropout: float = 0.0) -> list[Kernel]:

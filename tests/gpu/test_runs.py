@@ -100,7 +100,7 @@ def test_memory_is_forecast_for_both_engines(how, engine, monkeypatch):
     """On more edges than nodes, and on as many. Of own kernels none is launched: their memory is there all the same."""
     monkeypatch.setenv("DOMAINPAR_GPU_ENGINE", engine)
     if engine == "triton":
-        monkeypatch.setattr(pytest.importorskip("domainpar.nn.fused.calls"), "launch", lambda *_, **__: None)
+        monkeypatch.setattr(pytest.importorskip("domainpar.nn.fused.launching"), "launch", lambda *_, **__: None)
 
     def used(num_nodes, num_edges):
         tiles = np.arange(num_nodes) * 9 // num_nodes

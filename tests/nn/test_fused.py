@@ -23,8 +23,9 @@ from domainpar.training.loss import edge_loss
 
 pytest.importorskip("triton")
 calls = pytest.importorskip("domainpar.nn.fused.calls")
+perceptron = pytest.importorskip("domainpar.nn.fused.perceptron")
+arithmetic, launching = perceptron.arithmetic, perceptron.launching
 interpreter = pytest.importorskip("triton.runtime.interpreter")
-kernels = calls.kernels
 
 KEY = 77
 BOUND = 1e-5
@@ -41,7 +42,7 @@ def tiled_event(num_edges=90, num_edge_features=6):
 @pytest.fixture
 def by_kernels(monkeypatch):
     """Compute with the GPU's kernels although nothing lies on a GPU; their launches, one at a time, are listed."""
-    launches, lock, plain = [], threading.Lock(), calls.launch
+    launches, lock, plain = [], threading.Lock(), launching.launch
 
     def launch(kernel, grid, *arguments, **constants):
         with lock:  # the interpreter takes one thread at a time
@@ -50,8 +51,8 @@ def by_kernels(monkeypatch):
 
     monkeypatch.setattr(stages, "EdgeTiles", calls.FusedEdges)
     monkeypatch.setattr(stages, "NodeTiles", calls.FusedNodes)
-    monkeypatch.setattr(calls, "launch", launch)
-    monkeypatch.setattr(calls, "PROGRAMS", 2)
+    monkeypatch.setattr(launching, "launch", launch)
+    monkeypatch.setattr(launching, "PROGRAMS", 2)
     return launches
 
 
@@ -102,9 +103,9 @@ def test_networks_of_other_shapes_and_events_with_little_in_them(by_kernels, sha
 
 
 def test_widths_that_are_no_powers_of_two_and_tiles_of_several_chunks(by_kernels, monkeypatch):
-    monkeypatch.setattr(calls, "CHUNK", 16)
-    monkeypatch.setattr(calls, "CHUNKS_AT_ONCE", 3)
-    monkeypatch.setattr(calls, "ROWS_AT_MOST", 16)
+    monkeypatch.setattr(perceptron, "CHUNK", 16)
+    monkeypatch.setattr(perceptron, "CHUNKS_AT_ONCE", 3)
+    monkeypatch.setattr(perceptron, "ROWS_AT_MOST", 16)
     monkeypatch.setattr(networks, "network", _wide)
     event = tiled_event()
     found = [on_ranks(event, ranks, graph_iters=1) for ranks in (1, 3)]
@@ -158,7 +159,9 @@ def rounded_to_nearest(monkeypatch):
 def test_in_bf16_kernels_are_close_to_plain_torch_and_have_one_hash(by_kernels, monkeypatch, order):
     event, flags = tiled_event(), {"products": torch.bfloat16, "order": order, "graph_iters": 2}
     found = [on_ranks(event, ranks, **flags) for ranks in (1, 3)]
-    assert any(kernels.BF16.value in constants["SHAPE"].kinds for name, constants in by_kernels if "SHAPE" in constants)
+    assert any(
+        arithmetic.BF16.value in constants["SHAPE"].kinds for name, constants in by_kernels if "SHAPE" in constants
+    )
     monkeypatch.setattr(stages, "EdgeTiles", EdgeBatches)
     monkeypatch.setattr(stages, "NodeTiles", NodeBatches)
     expected = networks.on_ranks(event, 1, copies_agree=False, dtype=torch.float32, key=KEY, **flags)
@@ -174,7 +177,7 @@ def test_products_of_three_parts_are_asked_of_matrix_units_where_the_network_say
     assert networks.distance(found, networks.by_formula(tiled_event(), KEY, graph_iters=1)) <= BOUND
     kinds = {kind for _, constants in by_kernels for kind in getattr(constants.get("SHAPE"), "kinds", ())}
     of_nodes = {constants["KIND"] for _, constants in by_kernels if "KIND" in constants}
-    assert kinds == of_nodes == {kernels.TF32X3.value}
+    assert kinds == of_nodes == {arithmetic.TF32X3.value}
 
 
 def _on_matrix_units(event, dtype=torch.float64, **flags):
@@ -206,6 +209,7 @@ def _sums(world, event):
 
 def test_the_loss_and_its_gradient_are_those_of_the_cpu(by_kernels, monkeypatch):
     event = tiled_event(200)
+    monkeypatch.setattr(perceptron, "CHUNK", 32)
     monkeypatch.setattr(calls, "CHUNK", 32)
     for graph in run_ranks(_labelled, 2, event):
         generator = torch.Generator().manual_seed(3)
@@ -234,15 +238,15 @@ def test_partials_become_the_integers_of_the_sums_and_what_is_not_finite_is_coun
     taker = EdgeStage(mlp)
     sink = GradientSink(torch.nn.ModuleList([taker]))
     # A single row: the gradient of the bias is what comes back, and that of the weight the same times 1.
-    perceptron = calls.Perceptron(
+    only = perceptron.Perceptron(
         mlp,
-        calls.shape_of(mlp, [torch.ones(1, 1)], None, None),
+        perceptron.shape_of(mlp, [torch.ones(1, 1)], None, None),
         (torch.ones(1, 1),),
-        calls.packed(mlp),
-        calls.Dropout.of(None, values),
+        perceptron.packed(mlp),
+        perceptron.Dropout.of(None, values),
     )
-    chunks = calls.chunks_of(np.array([[0, 1]]), np.ones(1, np.int64), values.device)
-    perceptron.backward(chunks, taker, values[None], None, 0, [False])
+    chunks = perceptron.chunks_of(np.array([[0, 1]]), np.ones(1, np.int64), values.device)
+    only.backward(chunks, taker, values[None], None, 0, [False])
     expected = IntegerSums(2 * len(values))
     expected.add(torch.cat([values, values]))
     rejected = sink.rejected_now()
@@ -280,14 +284,14 @@ def test_the_self_test_passes(tried):
 
 
 def test_the_self_test_sees_rows_that_depend_on_where_they_are(tried, monkeypatch):
-    plain = calls.launch
+    plain = launching.launch
 
     def launch(kernel, grid, *arguments, **constants):
         plain(kernel, grid, *arguments, **constants)
         if kernel.fn.__name__ == "rows_forward":
             arguments[-1][64:] *= 1 + 2**-20  # `out`: a block that is not the first has other bits
 
-    monkeypatch.setattr(calls, "launch", launch)
+    monkeypatch.setattr(launching, "launch", launch)
     (problem,) = run_ranks(_self_test, 1, timeout=200.0)
     assert "change with the other rows of the block (forward" in problem
 
@@ -327,11 +331,11 @@ def test_the_environment_can_ask_for_plain_torch(monkeypatch):
 def test_packed_parameters_stay_one_piece_and_are_what_an_optimiser_changes():
     mlp = _mlp(16, 16)
     before = [parameter.clone() for parameter in mlp.all_parameters()]
-    together = calls.packed(mlp)
-    assert calls.packed(mlp).data_ptr() == together.data_ptr()
+    together = perceptron.packed(mlp)
+    assert perceptron.packed(mlp).data_ptr() == together.data_ptr()
     assert all(map(torch.equal, before, mlp.all_parameters()))
     with torch.no_grad():
         mlp.layers[1].linear.bias += 1
-    assert torch.equal(calls.packed(mlp), torch.cat([parameter.flatten() for parameter in mlp.all_parameters()]))
+    assert torch.equal(perceptron.packed(mlp), torch.cat([parameter.flatten() for parameter in mlp.all_parameters()]))
     mlp.layers[0].linear.weight.data = torch.zeros_like(mlp.layers[0].linear.weight)
-    assert torch.equal(calls.packed(mlp)[:48], torch.zeros(48))
+    assert torch.equal(perceptron.packed(mlp)[:48], torch.zeros(48))

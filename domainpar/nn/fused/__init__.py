@@ -1,4 +1,6 @@
-"""Stages on a GPU in own kernels, whose bits depend on no launch: see `calls`. Here is what they are asked for.
+"""Stages on a GPU in own kernels, whose bits depend on no launch. Here is what they can be asked for.
+
+`calls` are those of stages, `perceptron` what they launch; the kernels are in `arithmetic`, `rows` and `between`.
 
 Triton, in which they are written, comes with torch's builds for GPUs. It is loaded when a GPU is used.
 """

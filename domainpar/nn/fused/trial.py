@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from domainpar.nn.fused.calls import Dropout, Perceptron, blocks_of, chunks_of, multiply_nodes, packed, shape_of
+from domainpar.nn.fused.perceptron import Dropout, Perceptron, blocks_of, chunks_of, multiply_nodes, packed, shape_of
 from domainpar.nn.gradients import IntegersOnDevice, TakesGradients
 from domainpar.nn.kernels import BOTH_ENDS
 from domainpar.nn.mlp import MLP

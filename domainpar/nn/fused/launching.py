@@ -1,0 +1,18 @@
+"""The one place where kernels of the GPU engine are launched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+OPTIONS = {"enable_fp_fusion": False, "num_warps": 8, "num_stages": 1, "maxnreg": 255}
+"""With which kernels are compiled. Fewer registers than a thread can have would be made up for by memory."""
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+    """Launch a kernel, if there is anything to do. All launches go through here."""
+    if all(grid):
+        kernel[grid](*arguments, **constants, **OPTIONS)
+
+
+PROGRAMS = 264
+"""Of a launch, two for each processor of an H100: each goes on with the next block, in memory that stays in caches."""
