@@ -37,7 +37,7 @@ class GradientSink:
         self._start = {id(p): sum(sizes[:i]) for i, p in enumerate(self._parameters)}
         device = self._parameters[0].device if self._parameters else "cpu"
         self._sums = IntegerSums(sum(sizes), device)
-        self._places_of: dict[tuple[int, ...], Tensor] = {}
+        self._places_of: dict[tuple[tuple[int, bool], ...], Tensor] = {}
         for name, module in model.named_modules():
             if isinstance(module, TakesGradients):
                 self._check_in_one_piece(name, module)
@@ -79,9 +79,9 @@ class GradientSink:
 
     def _places(self, parameters: tuple[nn.Parameter, ...]) -> Tensor:
         """The sum of each number of some parameters, int64; -1 where there is none."""
-        key = tuple(map(id, parameters))
+        key = tuple((id(parameter), parameter.requires_grad) for parameter in parameters)
         if key not in self._places_of:
-            starts = [self._start.get(id(parameter), -1) for parameter in parameters]
+            starts = [self._start[id(parameter)] if parameter.requires_grad else -1 for parameter in parameters]
             pieces = [
                 torch.arange(parameter.numel()) + start if start >= 0 else torch.full((parameter.numel(),), -1)
                 for parameter, start in zip(parameters, starts)

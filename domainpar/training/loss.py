@@ -24,7 +24,7 @@ LOG_TERMS = tuple(2 / n for n in range(29, 0, -2))
 
 
 def edge_loss(logits: Tensor, graph: LocalGraph, weights: Tensor, step_weight: float, loss_sum: IntegerSums) -> Tensor:
-    """Add this part's share of the step's loss, one partial per owned tile, and return its gradient.
+    """Add this part's share of the step's loss, one partial per owned tile or chunk of it, and return its gradient.
 
     Divided by the weight of the whole step, never by this rank's own: a mean of per-rank means depends on the
     partition. So gradients are summed over ranks, not averaged. The gradient is given for every local edge: both
@@ -42,7 +42,7 @@ def edge_loss(logits: Tensor, graph: LocalGraph, weights: Tensor, step_weight: f
         d loss / d logits, of their shape.
     """
     assert graph.label is not None
-    of_logits = torch.empty_like(logits)
+    of_logits = torch.empty_like(logits, memory_format=torch.contiguous_format)
     readouts, of_readouts = torch.atleast_2d(logits.detach()), torch.atleast_2d(of_logits)
     divisor = step_weight * len(readouts)
     if logits.is_cuda and fused.missing() is None:

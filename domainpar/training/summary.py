@@ -101,10 +101,7 @@ def memory_taken(expectation: Expectation | None, taken: Sequence[int | None]) -
 def exactness(promise: Exactness) -> list[str]:
     """The promise of this run on other numbers of ranks, after the self-test of networks built on stages."""
     if not promise.bitwise:
-        return [
-            "exactness: the answer of any number of ranks to rounding (to the last bit: --model interaction), since",
-            f"           {promise.problem}",
-        ]
+        return [f"exactness: the answer of any number of ranks to rounding: {promise.problem}"]
     if promise.problem:
         warning = "exactness: WARNING: the answer of any number of ranks to rounding only, since"
         return [warning, f"           {promise.problem}"]

@@ -65,7 +65,7 @@ REFUSED_FLAGS = {
     "a GPU transport on CPU": ("--transport nccl", "--device is cpu", "--device cuda"),
     "no thread": ("--threads 0", "--threads is 0; it must be at least 1", "omit --threads"),
     "bf16 of float64": ("--precision bf16 --dtype float64", "--precision bf16 and --dtype float64 exclude", "drop one"),
-    "a precision that is none": ("--precision fp16", "expected one of full, bf16", "did you mean bf16?"),
+    "a precision that is none": ("--precision fp16", "expected one of full, tf32x3, bf16", "did you mean bf16?"),
     "to drop everything": ("--dropout 1", "--dropout is 1.0; it must be", "omit --dropout"),
     "to drop less than nothing": ("--dropout -0.1", "--dropout is -0.1; it must be", "omit --dropout"),
     "no iteration kept": ("--recompute-every 1", "--recompute-every is 1; it must be at least 2", "omit --recompute"),

@@ -1,5 +1,6 @@
 """The GPU engine's kernels in Triton's interpreter: formulas, and one hash on any number of parts."""
 
+import re
 import threading
 
 import networks
@@ -226,6 +227,17 @@ def test_the_loss_and_its_gradient_are_those_of_the_cpu(by_kernels, monkeypatch)
         assert found.rejected == owned
 
 
+def test_the_gradient_of_several_readouts_does_not_depend_on_how_they_lie(by_kernels):
+    (graph,) = run_ranks(_labelled, 1, tiled_event())
+    logits = torch.randn(graph.num_edges, 2, generator=torch.Generator().manual_seed(3)).t()
+    sums = [IntegerSums(1) for _ in range(2)]
+    found, expected = (
+        edge_loss(one, graph, torch.ones(graph.num_edges), 9.0, own) for one, own in zip((logits, logits.clone()), sums)
+    )
+    assert found.is_contiguous()
+    assert torch.equal(found, expected)
+
+
 def _labelled(world, event):
     graph = event.part(world.transport, event.grouping("random", world.size, seed=1), torch.float32).graph
     label = torch.randint(0, 2, (graph.num_edges,), dtype=torch.uint8, generator=torch.Generator().manual_seed(4))
@@ -315,7 +327,7 @@ def _mlp(*widths, dtype=torch.float32, dropout=0.0):
 )
 def test_which_perceptrons_the_kernels_take(mlp, gates, why):
     found = fused.refused(mlp, gates)
-    assert found is None if why is None else __import__("re").search(why, found)
+    assert found is None if why is None else re.search(why, found)
 
 
 def test_the_environment_can_ask_for_plain_torch(monkeypatch):
@@ -326,6 +338,44 @@ def test_the_environment_can_ask_for_plain_torch(monkeypatch):
     monkeypatch.setenv(fused.ENGINE, "triton")
     monkeypatch.setattr(fused, "find_spec", lambda name: None)
     assert "triton is not installed" in fused.missing()
+
+
+def test_parameters_that_are_packed_for_inference_can_be_trained_afterwards():
+    mlp = _mlp(16)
+    with torch.inference_mode():
+        perceptron.packed(mlp)
+    weight = mlp.layers[0].linear.weight
+    assert not weight.is_inference()
+    (torch.ones(1, 3) @ weight.t()).sum().backward()
+    assert weight.grad is not None
+
+
+def test_what_is_frozen_after_the_sink_was_made_is_asked_anew():
+    taker = EdgeStage(_mlp(16))
+    sink, parameters = GradientSink(torch.nn.ModuleList([taker])), taker.mlp.all_parameters()
+    with taker.integer_sums(parameters, 1) as sums:
+        assert torch.equal(sums.places, torch.arange(sums.num_sums))
+    parameters[0].requires_grad_(False)
+    with taker.integer_sums(parameters, 1) as sums:
+        assert (sums.places[:48] == -1).all()
+        assert torch.equal(sums.places[48:], torch.arange(48, sums.num_sums))
+    assert sink.rejected_now() == 0
+
+
+@pytest.mark.parametrize(
+    ("hip", "capability", "why"),
+    [(None, (9, 0), None), ("6.4", (9, 0), "this is a torch for ROCm"), (None, (7, 5), "this GPU has 7.5")],
+)
+def test_which_cards_the_kernels_are_for(monkeypatch, hip, capability, why):
+    monkeypatch.delenv(fused.ENGINE, raising=False)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability)
+    fused._of_card.cache_clear()
+    found = fused.missing()
+    fused._of_card.cache_clear()
+    assert found is None if why is None else why in found
 
 
 def test_packed_parameters_stay_one_piece_and_are_what_an_optimiser_changes():

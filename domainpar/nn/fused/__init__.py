@@ -8,7 +8,10 @@ Triton, in which they are written, comes with torch's builds for GPUs. It is loa
 from __future__ import annotations
 
 import os
+from functools import cache
 from importlib.util import find_spec
+
+import torch
 
 from domainpar.nn.calls import Gates
 from domainpar.nn.mlp import MLP
@@ -24,11 +27,35 @@ MOST_THAT_DROP = 4
 """Layers of a perceptron that have dropout, all but its last."""
 
 
+OLDEST = (8, 0)
+"""Compute capability of the GPUs that the kernels were compiled for, at least."""
+
+
 def missing() -> str | None:
     """Why these kernels cannot be used here, in words; None if they can."""
     if os.environ.get(ENGINE) == "torch":
         return f"{ENGINE}=torch has the GPU compute in plain torch"
-    return None if find_spec("triton") else "triton is not installed, so the GPU computes in plain torch"
+    if not find_spec("triton"):
+        return "triton is not installed, so the GPU computes in plain torch"
+    return _of_card(torch.cuda.current_device()) if torch.cuda.is_available() else None
+
+
+@cache
+def _of_card(index: int) -> str | None:
+    """The same of one GPU."""
+    if torch.version.hip is not None:
+        return "the GPU kernels are for CUDA, and this is a torch for ROCm: it computes in plain torch"
+    if (capability := torch.cuda.get_device_capability(index)) < OLDEST:
+        return f"the GPU kernels need compute capability 8.0, and this GPU has {'.'.join(map(str, capability))}"
+    import triton
+
+    if triton.knobs.runtime.interpret:
+        return None
+    try:
+        triton.runtime.driver.active.get_current_target()  # compiles a library the first time
+    except Exception as error:  # whatever stands in the way: the compute nodes of a cluster may have no compiler
+        return f"triton does not start here ({type(error).__name__}: {error}), so the GPU computes in plain torch"
+    return None
 
 
 def refused(mlp: MLP, gates: Gates | None = None) -> str | None:

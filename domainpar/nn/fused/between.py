@@ -159,7 +159,7 @@ def sums_at_ends(
     tl.store(out + place, total, here[:, None] & (n < WIDTH)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_edges"])
 def gates_back(
     states, of_sums, gates, given, dst, src, num_edges, out, WIDTH: tl.constexpr, PADDED: tl.constexpr,
     HAS_GIVEN: tl.constexpr, BLOCK: tl.constexpr
@@ -188,7 +188,10 @@ def gates_back(
     tl.store(out + at, gradient, here)
 
 
-@triton.jit(do_not_specialize=["num_chunks", "divisor_bits"])
+@triton.jit(
+    do_not_specialize=["num_chunks", "divisor_bits"],
+    do_not_specialize_on_alignment=["logits", "weights", "label", "of_logits"],
+)
 def edge_losses(chunks, num_chunks, logits, weights, label, divisor_bits, of_logits, limbs, CHUNK: tl.constexpr):
     """Weighted cross-entropy of edges, its sum over each owned chunk as integers, and its gradient: `training.loss`.
 

@@ -36,6 +36,9 @@ from domainpar.parallel.integer_sums import IntegerSums
 from domainpar.parallel.local import LocalGraph
 from domainpar.plan import IntArray
 
+ALIGNED = 16
+"""Bytes to which tables of a kernel are aligned."""
+
 NODES_AT_ONCE = 4
 """Nodes whose sums a program makes."""
 
@@ -66,7 +69,9 @@ class FusedNodes(NodeCall):
         shape = shape_of(self.mlp, self.tables, self.residual, None)
         (parameters,) = self.made
         noise = Dropout.of(self.noise, parameters)
-        return Perceptron(self.mlp, shape, tuple(self.tables), parameters, noise)
+        # One kernel for all rows, wherever their part begins: another is compiled for what is aligned less.
+        tables = tuple(table if table.data_ptr() % ALIGNED == 0 else table.clone() for table in self.tables)
+        return Perceptron(self.mlp, shape, tables, parameters, noise)
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from domainpar.nn.noise import Noise, threshold_of
 from domainpar.plan import IntArray
 
 ROWS_AT_MOST, NUMBERS_AT_ONCE = 64, 4096
-"""Rows that a program takes at a time, and numbers of a table: what registers hold. No bit of a row depends on either;
-those of gradients of parameters do."""
+"""Rows that a program takes at a time, and numbers of a table: what registers hold. They are part of the arithmetic, as
+is CHUNK: other numbers may give other bits."""
 
 CHUNK = 1024
 """Rows of a tile whose gradients of parameters are summed as floats, before these become integers."""
@@ -240,10 +240,11 @@ def packed(mlp: MLP) -> Tensor:
         size += parameter.numel()
     else:
         return first.as_strided((size,), (1,))
-    together = torch.cat([parameter.flatten() for parameter in parameters])
-    pieces = together.split([parameter.numel() for parameter in parameters])
-    for parameter, piece in zip(mlp.all_parameters(), pieces):
-        parameter.data = piece.view_as(parameter)
+    with torch.inference_mode(False):  # else they could never be trained again
+        together = torch.cat([parameter.flatten() for parameter in parameters])
+        pieces = together.split([parameter.numel() for parameter in parameters])
+        for parameter, piece in zip(mlp.all_parameters(), pieces):
+            parameter.data = piece.view_as(parameter)
     return together
 
 
