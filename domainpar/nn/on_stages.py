@@ -49,11 +49,8 @@ class OnStages(EdgeClassifier):
 
     def _why_in_torch(self) -> str | None:
         """Why the GPU engine does not compute all of its stages; None if it does."""
-        asked = [
-            fused.refused(stage.mlp, stage.gates if isinstance(stage, EdgeStage) else None)
-            for stage in self.layers.modules()
-            if isinstance(stage, NodeStage | EdgeStage)
-        ]
+        stages = [stage for stage in self.layers.modules() if isinstance(stage, NodeStage | EdgeStage)]
+        asked = [fused.refused(stage.mlp) for stage in stages]
         return fused.missing() or next(filter(None, asked), None)
 
     def take_from_root(self, world: World) -> None:

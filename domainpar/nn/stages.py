@@ -290,7 +290,7 @@ def _edge_engine(chain: Sequence[Link], table: Tensor) -> type[EdgeCall]:
     """The same of perceptrons on edges."""
     if not table.is_cuda:
         return EdgeTiles
-    if fused.missing() or any(fused.refused(link.mlp, link.gates) for link in chain):
+    if fused.missing() or any(fused.refused(link.mlp) for link in chain):
         return EdgeBatches
     from domainpar.nn.fused.calls import FusedEdges
 

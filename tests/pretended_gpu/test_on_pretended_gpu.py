@@ -63,10 +63,10 @@ def test_the_host_waits_once_in_a_step_of_plain_torch(environment, tmp_path, dro
     assert launches <= most_launches
 
 
-@pytest.mark.parametrize("dropout", ["0", "0.1"])
-def test_a_step_of_own_kernels_is_at_most_150_launches_and_one_wait(environment, tmp_path, dropout):
+def test_a_step_of_own_kernels_is_at_most_150_launches_and_one_wait(environment, tmp_path):
+    """Also with dropout, whose random bits are made in the kernels."""
     pytest.importorskip("triton")
-    launches, waits = _counted(environment, tmp_path, "triton", dropout)
+    launches, waits = _counted(environment, tmp_path, "triton", "0.1")
     assert waits == {"copy gpu to host": 1}
     assert launches <= 150
 

@@ -13,7 +13,6 @@ from importlib.util import find_spec
 
 import torch
 
-from domainpar.nn.calls import Gates
 from domainpar.nn.mlp import MLP
 
 ENGINE = "DOMAINPAR_GPU_ENGINE"
@@ -58,16 +57,11 @@ def _of_card(index: int) -> str | None:
     return None
 
 
-def refused(mlp: MLP, gates: Gates | None = None) -> str | None:
-    """Why the kernels do not compute a perceptron, whose results may be gates, in words; None if they do."""
-    if gates == "edges":
-        return "the GPU kernels know gates of node states only"
-    hidden = {layer.linear.out_features for layer in mlp.layers[: len(mlp.layers) - mlp.readout]}
+def refused(mlp: MLP) -> str | None:
+    """Why the kernels do not compute a perceptron, in words; None if they do."""
     kinds = {parameter.dtype for parameter in mlp.all_parameters()}
     if {kind.itemsize for kind in kinds} != {4}:
         return f"the GPU kernels compute in float32, and parameters are {', '.join(sorted(map(str, kinds)))}"
-    if len(hidden) > 1:
-        return f"the GPU kernels take layers of one width, and a perceptron has {sorted(hidden)}"
     if (widest := max(layer.linear.out_features for layer in mlp.layers)) > WIDEST:
         return f"the GPU kernels take at most {WIDEST} columns, and a layer has {widest}"
     if mlp.dropout and len(mlp.layers) > MOST_THAT_DROP + 1:

@@ -6,9 +6,11 @@ import triton
 import triton.language as tl
 
 from domainpar.nn.fused.arithmetic import (
+    AT_BOTH_ENDS,
     add_outer,
     back_through,
     clear,
+    gather,
     give,
     limbs_of,
     sigmoid,
@@ -157,6 +159,32 @@ def sums_at_ends(
         total = total * tl.load(scales + 2 * nodes + end, here, 0.0)[:, None]
     place = nodes.to(tl.int64)[:, None] * (2 * WIDTH) + end * WIDTH + n[None, :]
     tl.store(out + place, total, here[:, None] & (n < WIDTH)[None, :])
+
+
+@triton.jit(do_not_specialize=["num_edges"])
+def gates_of_edges_back(
+    states, of_sums, gates, given, dst, src, num_edges, of_states, out, WIDTH: tl.constexpr, PADDED: tl.constexpr,
+    HAS_GIVEN: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Gradients of what gates weigh where that is states of edges: of the states, [num_edges, WIDTH], and the scores.
+
+    Args:
+        states: Of edges, [num_edges, WIDTH]; the gradient of what the sums take of them goes to `of_states`.
+        of_sums, gates, given: As of `gates_back`.
+    """
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    here, n = at < num_edges, tl.arange(0, PADDED)
+    wide = n < WIDTH
+    of_dst, of_src = tl.load(dst + at, here, 0), tl.load(src + at, here, 0)
+    at_ends = gather(of_sums, of_dst, of_src, here, n, wide, WIDTH, AT_BOTH_ENDS)
+    place, mask = at[:, None] * WIDTH + n[None, :], here[:, None] & wide[None, :]
+    gate = sigmoid(tl.load(gates + at, here, 0.0))
+    tl.store(of_states + place, gate[:, None] * at_ends, mask)
+    of_gate = tl.sum(tl.load(states + place, mask, 0.0).to(tl.float32) * at_ends, 1)
+    gradient = of_gate * gate * (1.0 - gate)
+    if HAS_GIVEN:
+        gradient += tl.load(given + at, here, 0.0)
+    tl.store(out + at, gradient, here)
 
 
 @triton.jit(do_not_specialize=["num_edges"])

@@ -1,7 +1,7 @@
 """Stages on a GPU in own kernels: the same bits on any number of GPUs of one architecture.
 
 What `batchwise` does in plain torch, in one launch for each perceptron, forward and backward: see `rows`. It is the
-engine of networks in float32 whose perceptrons have hidden layers of one width; `batchwise` is that of all others.
+engine of networks in float32 whose layers are not too wide, see `fused.refused`; `batchwise` is that of all others.
 """
 
 from __future__ import annotations
@@ -98,16 +98,22 @@ class FusedEdges(EdgeCall):
             of_sums = given.sums.local
         of_nodes = given.nodes
         upstream: list[Tensor | None] = [None] * len(self.chain)
-        readout = self._results(tables)[1]
+        readout, of_messages = self._results(tables)[1], None
         if self.readout is not None:
             upstream[-1] = given.readout
-            if self.gates is not None and of_sums is not None:
+            if self.gates == "nodes" and of_sums is not None:
                 upstream[-1] = self._of_gates(readout, of_sums, given.readout)
                 of_nodes = _added(of_nodes, self._gated_back(readout, of_sums))
+            if self.gates == "edges" and of_sums is not None:
+                upstream[-1], of_messages = self._of_gates_of_edges(tables, of_sums, given.readout)
         summed = self._summed if of_sums is not None and self.gates is None else ()
         for position in self._summed:
             upstream[position] = given.edges
         of_edges: Tensor | None = None
+        if of_messages is not None and self._summed:
+            upstream[self._summed[-1]] = _added(given.edges, of_messages)
+        elif of_messages is not None:  # of the states that came in
+            of_edges = of_messages
         chunks = chunks_of_edges(self.graph)
         for position in reversed(range(len(self.chain))):
             link, of_out = self.chain[position], upstream[position]
@@ -127,7 +133,7 @@ class FusedEdges(EdgeCall):
             if of_tables and before > 0:
                 upstream[position - 1] = _added(upstream[position - 1], of_tables[0])
             elif of_tables and needed:
-                of_edges = of_tables[0]
+                of_edges = _added(of_edges, of_tables[0])
         return of_nodes, torch.zeros_like(self.edges) if of_edges is None and needed else of_edges
 
     def _compute(self, but_last: bool = False) -> list[Tensor]:
@@ -278,6 +284,23 @@ class FusedEdges(EdgeCall):
             BLOCK=rows_at_once(power_of_two(width)),
         )
         return out
+
+    def _of_gates_of_edges(
+        self, tables: Sequence[Tensor], of_sums: Tensor, given: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Gradients of scores that are gates of edge states, and of these states as the sums take them."""
+        states, readout = self._input(len(self.chain) - 1, tables), tables[-1]
+        graph, width = self.graph, states.shape[1]
+        out, of_states = readout.new_empty(graph.num_edges, 1), torch.empty_like(states)
+        block = rows_at_once(power_of_two(width))
+        launching.launch(
+            between.gates_of_edges_back,
+            (-(-graph.num_edges // block),),
+            *(states, of_sums, readout, out if given is None else given.contiguous()),
+            *(graph.dst, graph.src, graph.num_edges, of_states, out),
+            **{"WIDTH": width, "PADDED": power_of_two(width), "HAS_GIVEN": given is not None, "BLOCK": block},
+        )
+        return out, of_states
 
     def _gated_back(self, readout: Tensor | None, of_sums: Tensor) -> Tensor:
         """Gradient of the node states that gates weigh: what `src` sent came to `dst`, and the other way round."""
