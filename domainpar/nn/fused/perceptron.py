@@ -148,6 +148,7 @@ class Dropout(NamedTuple):
 
     @classmethod
     def of(cls, noise: Noise | None, like: Tensor) -> Dropout:
+        """That of a call; without one, any tensor stands for ids."""
         if noise is None:
             return cls(like, (0,) * MOST_THAT_DROP, 0, 1.0)  # a kernel must be given something
         keys = tuple(noise.key_of_layer(layer) for layer in range(MOST_THAT_DROP))
@@ -159,10 +160,10 @@ class Perceptron:
     """A perceptron on some row tables and, of edges, on products of node states: as the kernels take it.
 
     Attributes:
-        shape: Of it.
+        mlp, shape: The perceptron, and its shape on these tables.
+        tables: States that come in, [rows, width] each.
         parameters: All of its numbers, in the order of `MLP.all_parameters`.
         noise: Dropout of hidden layers.
-        rows: Number of rows.
         products: Of node states, [num_local, 2 width]; None: it takes none.
         ends: `dst` and `src` of each row, for what is gathered and where results are summed.
     """
@@ -203,7 +204,16 @@ class Perceptron:
         way: int,
         needed: Sequence[bool],
     ) -> tuple[list[Tensor], Tensor]:
-        """Gradients of the tables that are needed, and of the first product, if node states are in it."""
+        """Gradients of the tables that are needed, and of the first product, if node states are in it.
+
+        Args:
+            chunks: Rows and whether they are owned, `chunks_of`.
+            taker: Gets the gradients of the parameters.
+            of_out: Gradient of the results, [rows, width], if there is one.
+            of_sums: That of their sums at nodes, [num_local, 2 width], if there is one.
+            way: At which ends they are summed.
+            needed: Of which tables a gradient is asked for.
+        """
         of_tables = [table.new_empty(table.shape if need else (0,)) for table, need in zip(self.tables, needed)]
         parameters = self.parameters
         rows = 0 if self.products is None or self.ends is None else len(self.ends[0])
