@@ -1,6 +1,6 @@
 """What the GPU engine's kernels become on a card, without one: registers, memory, instructions of each.
 
-    python bench/gpu/compiled.py [--arch 80 90] [--hidden 64] [--precision full tf32x3 bf16] [--json]
+    python bench/gpu/compiled.py [--arch 80 90] [--hidden 64] [--precision full tf32x3 bf16] [--everything]
 
 A small network goes forward and back with a driver that compiles and launches nothing: its kernels have the types and
 constants that a real launch would give them. Triton's package brings the compiler and `cuobjdump`.
@@ -28,10 +28,13 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
+from domainpar.events.store import EventStore
 from domainpar.measure.toy import ring_event, toy_store
 from domainpar.nn import stages
+from domainpar.nn.catalogue import build_model
 from domainpar.nn.fused import calls, launching
 from domainpar.nn.interaction import InteractionNetwork
+from domainpar.nn.on_stages import PUBLISHED_ON_STAGES, OnStages
 from domainpar.parallel.world import World
 from domainpar.training.parts import PartLoader
 from domainpar.training.sampler import samples_of
@@ -132,25 +135,36 @@ def _compiling(arch: int) -> Iterator[dict[str, Kernel]]:
         launching.launch, stages.EdgeTiles, stages.NodeTiles = plain  # type: ignore[misc]
 
 
-def compiled(arch: int, hidden: int, precision: str, dropout: float = 0.0) -> list[Kernel]:
-    """The kernels of a training step and an inference of the interaction network, and of its loss."""
+def compiled(arch: int, hidden: int, precision: str, everything: bool = False) -> list[Kernel]:
+    """The kernels of a training step of an interaction network, or of all networks; and of the loss."""
     torch.set_num_threads(1)
     world = World.alone()
     with toy_store(ring_event(8)) as store, _compiling(arch) as kernels:
-        sizes = len(store.feature_names), len(store.edge_feature_names)
-        products = torch.bfloat16 if precision == "bf16" else None
-        model = InteractionNetwork(*sizes, hidden=hidden, graph_iters=2, products=products, dropout=dropout)
-        if precision == "tf32x3":
-            model.use_matrix_units()
         part = PartLoader(store, world).load(samples_of(store.events()[:1], None)[0])
         assert part is not None
-        model.gradients()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of numbers that nobody wrote
-            logits = model(part.graph, part.halo, 1)
-            calls.edge_losses(logits.detach(), part.weights, part.graph, 1.0, _one_sum(), torch.empty_like(logits))
-            logits.backward(torch.zeros_like(logits))
+        for model in _networks(store, hidden, precision, everything):
+            if precision == "tf32x3":
+                model.use_matrix_units()
+            model.gradients()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of numbers that nobody wrote
+                logits = model(part.graph, part.halo, 1)
+                calls.edge_losses(logits.detach(), part.weights, part.graph, 1.0, _one_sum(), torch.empty_like(logits))
+                logits.backward(torch.zeros_like(logits))
     return sorted(kernels.values(), key=lambda kernel: kernel[:2])
+
+
+def _networks(store: EventStore, hidden: int, precision: str, everything: bool) -> Iterator[OnStages]:
+    sizes = len(store.feature_names), len(store.edge_feature_names)
+    how: dict[str, Any] = {"hidden": hidden, "graph_iters": 2}
+    products = torch.bfloat16 if precision == "bf16" else None
+    yield InteractionNetwork(*sizes, **how, products=products)
+    if everything:
+        yield InteractionNetwork(*sizes, **how, products=products, order="node-first", dropout=0.1, activation="silu")
+        for name in PUBLISHED_ON_STAGES:
+            model = build_model(name, *sizes, **how)
+            assert isinstance(model, OnStages)
+            yield model
 
 
 def _one_sum() -> Any:
@@ -164,13 +178,14 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--arch", type=int, nargs="+", default=[80, 90])
     parser.add_argument("--hidden", type=int, nargs="+", default=[64])
     parser.add_argument("--precision", nargs="+", default=["full", "tf32x3", "bf16"])
+    parser.add_argument("--everything", action="store_true", help="all networks, not the interaction network alone")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(words)
     print(f"triton {triton.__version__}", flush=True) if not options.json else None
     for arch in options.arch:
         for hidden in options.hidden:
             for precision in options.precision:
-                made = compiled(arch, hidden, precision)
+                made = compiled(arch, hidden, precision, options.everything)
                 if options.json:
                     print(json.dumps([arch, hidden, precision, [kernel._asdict() for kernel in made]]), flush=True)
                     continue

@@ -155,9 +155,9 @@ class TakesGradients(nn.Module):
     def integer_sums(self, parameters: Sequence[nn.Parameter], count: int) -> Iterator[IntegersOnDevice]:
         """Where a kernel adds partials of some parameters; arguments are those of `GradientSink.integer_sums`."""
         if not any(parameter.requires_grad for parameter in parameters):
-            nowhere = [-1] * sum(parameter.numel() for parameter in parameters)
-            place, device = torch.tensor(nowhere), parameters[0].device
-            yield IntegersOnDevice(place.to(device), torch.zeros(1, dtype=torch.int64, device=device), 0)
+            count, device = sum(parameter.numel() for parameter in parameters), parameters[0].device
+            nowhere = torch.full((count,), -1, device=device)
+            yield IntegersOnDevice(nowhere, torch.zeros(1, dtype=torch.int64, device=device), 0)
             return
         with self._attached.integer_sums(parameters, count) as sums:
             yield sums

@@ -22,8 +22,8 @@ MOST_STACK = {
 """Bytes that a thread has in memory for want of registers, by hidden width and precision."""
 
 
-def compiled(arch, hidden, precision):
-    words = ["--arch", arch, "--hidden", hidden, "--precision", precision, "--json"]
+def compiled(arch, hidden, precision, *more):
+    words = ["--arch", arch, "--hidden", hidden, "--precision", precision, "--json", *more]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, PROGRAM, *map(str, words)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
@@ -55,3 +55,11 @@ def test_kernels_fit_the_registers_add_no_floats_by_atomics_and_keep_the_order_o
     assert all(kernel["atomics"] for kernel in of_hidden)
     unit = {"full": "FFMA", "tf32x3": "HMMA", "bf16": "HMMA"}[precision]
     assert all(kernel["instructions"].get(unit) or kernel["instructions"].get("HGMMA") for kernel in of_hidden)
+
+
+@pytest.mark.slow
+def test_kernels_of_all_networks_compile_and_add_no_floats_by_atomics():
+    kernels = compiled(90, 64, "full", "--everything")
+    assert "gates_back" in {kernel["name"] for kernel in kernels}
+    for kernel in kernels:
+        assert all(".F32" not in name and ".F64" not in name for name in kernel["atomics"]), kernel
