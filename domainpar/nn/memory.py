@@ -83,45 +83,30 @@ class ModelSize:
         rows = nodes * (4 * kept + 5 + 5 * self.node_first) + pairs * (1 + self.node_first)
         return of_edges + rows * node_state + self._of_layers(nodes, edges)
 
-    def bytes_in_kernels(self, num_nodes: int, num_edges: int) -> int:
-        """The same where a GPU's own kernels compute: no layers are kept, and none are tables.
+    def bytes_on_gpu(self, num_nodes: int, num_edges: int, in_kernels: bool) -> int:
+        """The same on a GPU, where no stage keeps its layers.
 
-        Of each iteration there are three tables of nodes, counted as in `bytes_on_gpu`. Backward of a stage has the
-        gradients of what it made, of its operand and of products besides; and the memory of the programs.
-
-        Args:
-            num_nodes: Owned nodes and ghosts.
-            num_edges: Local edges.
-        """
-        node_state, edge_state = self.hidden * self.item_bytes, self.hidden * (self.edge_item_bytes or self.item_bytes)
-        kept, twice = self._kept(self.recompute_every), 1 + self.node_first
-        of_edges = (kept + self.node_first) * edge_state + self.data_bytes + 2 * (self.readouts - 1) * self.item_bytes
-        of_nodes = num_nodes * (3 * kept + 5 * twice) * node_state
-        return (
-            num_edges * (of_edges + 2 * edge_state + node_state)
-            + of_nodes
-            + min(num_edges * 128, MOST_BYTES_OF_PROGRAMS)
-        )
-
-    def bytes_on_gpu(self, num_nodes: int, num_edges: int) -> int:
-        """The same where a stage is computed in batches of plain torch, on a GPU.
-
-        Of each iteration there are three tables of nodes. No layers are kept. In backward of a stage the gradient of
-        its operand, that of products, and all that autograd makes of one batch are there besides: some six tables for
-        each layer of the two perceptrons that are computed together, half as many again where numbers are rounded.
-        These numbers were counted (`tests/gpu`), not derived; they are 5 to 25 % too large.
+        Of each iteration there are three tables of nodes. In backward of a stage there are besides the gradients of its
+        operand and of products; and in own kernels that of what it made, and the memory of the programs. Batches of
+        plain torch have all that autograd makes of one: some six tables for each layer of the two perceptrons that are
+        computed together, half as many again where numbers are rounded. These numbers were counted (`tests/gpu`), not
+        derived; they are 0 to 25 % too large.
 
         Args:
             num_nodes: Owned nodes and ghosts.
             num_edges: Local edges.
+            in_kernels: Whether stages are computed by own kernels, or in batches of plain torch.
         """
         node_state, edge_state = self.hidden * self.item_bytes, self.hidden * (self.edge_item_bytes or self.item_bytes)
         kept, twice = self._kept(self.recompute_every), 1 + self.node_first
         of_edges = (kept + self.node_first) * edge_state + self.data_bytes + 2 * (self.readouts - 1) * self.item_bytes
-        of_backward = edge_state + twice * node_state
-        of_nodes = num_nodes * (3 * kept + 5 * twice) * node_state
+        there = num_edges * of_edges + num_nodes * (3 * kept + 5 * twice) * node_state
+        if in_kernels:
+            of_programs = min(num_edges * 128, MOST_BYTES_OF_PROGRAMS)
+            return there + num_edges * (2 * edge_state + node_state) + of_programs
         tables = self.layers * (6 if self.edge_item_bytes is None else 9)
-        return num_edges * (of_edges + of_backward) + of_nodes + min(num_edges, BATCH_ROWS) * tables * node_state
+        of_batch = min(num_edges, BATCH_ROWS) * tables * node_state
+        return there + num_edges * (edge_state + twice * node_state) + of_batch
 
     def _of_layers(self, nodes: IntArray, edges: IntArray) -> IntArray:
         """Layers that stages keep, where they are few, in the type of the parameters."""

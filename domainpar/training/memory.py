@@ -129,8 +129,7 @@ class MemoryMeter:
         owned, ghosts, edges = graph.num_owned, graph.plan.num_ghosts, graph.num_edges
         if self._device.type == "cuda":
             in_kernels = fused.missing() is None and size.item_bytes == 4 and size.hidden <= fused.WIDEST
-            predicted = size.bytes_in_kernels if in_kernels else size.bytes_on_gpu
-            one_step = predicted(owned + ghosts, edges)
+            one_step = size.bytes_on_gpu(owned + ghosts, edges, in_kernels)
         else:
             pairs = np.array([len(graph.tiles.pair_rows)])
             one_step = int(size.bytes_of(np.array([owned + ghosts]), np.array([edges]), pairs)[0])

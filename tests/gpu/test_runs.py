@@ -114,8 +114,8 @@ def test_memory_is_forecast_for_both_engines(how, engine, monkeypatch):
         logits = model(part.graph, part.halo)
         logits.backward(torch.ones_like(logits))
         sink.reduce(world.transport)
-        predicted = model.size.bytes_on_gpu if engine == "torch" else model.size.bytes_in_kernels
-        forecast = predicted(num_nodes, num_edges) - num_edges * model.size.data_bytes
+        predicted = model.size.bytes_on_gpu(num_nodes, num_edges, in_kernels=engine == "triton")
+        forecast = predicted - num_edges * model.size.data_bytes
         return (torch.cuda.max_memory_allocated() - before) / forecast
 
     assert 0.75 <= used(2000, 60_000) <= 1
