@@ -179,14 +179,15 @@ class Memory(Group):
     recompute_every: int | None = None
     """Keep the states of every N-th iteration only, and compute those between once more. Default: keep all.
 
-    At least 2: of one iteration no more than its inputs is kept in any case."""
+    The built-in networks, agnn, mpnn and acorn keep no more than the inputs of an iteration in any case: of these, 2 or
+    more. Of all others, 1 keeps least."""
 
     offload: bool = False
     """Keep what waits for the backward pass in the host's memory (with --device cuda)."""
 
     def check(self) -> None:
         """Refuse intervals that save nothing."""
-        self._bounded("recompute_every", least=2)
+        self._bounded("recompute_every", least=1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -67,18 +67,20 @@ def build_model(
         seed: Of the first weights.
         dtype: Of the parameters.
         dropout: Of `ON_STAGES` and of users' own.
-        shared_weights, products, recompute_every, residual, aggregate, activation, readouts, standard: See
-            `InteractionNetwork`; of `ON_STAGES`. Others are refused any but these defaults.
+        recompute_every: Keep what every K-th iteration begins with, and compute all between again in backward; None:
+            keep all.
+        shared_weights, products, residual, aggregate, activation, readouts, standard: See `InteractionNetwork`; of
+            `ON_STAGES`. Others are refused any but these defaults.
 
     Raises:
         ValueError: If there is no network of this name, or it cannot have these sizes or options.
     """
     options: dict[str, Any] = {"hidden": hidden, "graph_iters": graph_iters, "seed": seed}
     of_stages: dict[str, Any] = {"shared_weights": shared_weights, "products": products}
-    of_stages |= {"recompute_every": recompute_every, "readouts": readouts, "standard": standard}
+    of_stages |= {"readouts": readouts, "standard": standard}
     of_stages |= {"residual": residual, "aggregate": aggregate, "activation": activation}
     if name in ON_STAGES:
-        options |= of_stages
+        options |= of_stages | {"recompute_every": recompute_every}
         return ON_STAGES[name](node_features, edge_features, **options, dtype=dtype, dropout=dropout)
     refused = [_FLAGS[option] for option, value in of_stages.items() if value != _DEFAULTS[option].default]
     if dropout and name in OF_THE_FIELD:
@@ -87,16 +89,15 @@ def build_model(
         raise ValueError(f"--model {name} has no {', '.join(refused)}; {' and '.join(ON_STAGES)} have.")
     if name in OF_THE_FIELD:
         published = OF_THE_FIELD[name](node_features, edge_features, **options).to(dtype)
-        return PUBLISHED_ON_STAGES.get(name, OnEvents)(published)
+        return PUBLISHED_ON_STAGES.get(name, OnEvents)(published, recompute_every)
     sizes = {"node_features": node_features, "edge_features": edge_features, "dropout": dropout}
-    return OnEvents(_own(name, sizes | options).to(dtype))
+    return OnEvents(_own(name, sizes | options).to(dtype), recompute_every)
 
 
 _DEFAULTS = inspect.signature(build_model).parameters
 _FLAGS = {
     "shared_weights": "--shared-weights",
     "products": "--precision bf16",
-    "recompute_every": "--recompute-every",
     "readouts": "--readouts all",
     "standard": "--standardise",
     "residual": "--no-residual",

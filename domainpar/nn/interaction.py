@@ -20,7 +20,7 @@ from domainpar.nn.memory import ModelSize
 from domainpar.nn.mlp import MLP
 from domainpar.nn.noise import key_of
 from domainpar.nn.on_stages import OnStages, first_nodes
-from domainpar.nn.recompute import Spreads, recomputed
+from domainpar.nn.recompute import Spreads, iterated
 from domainpar.nn.stages import EdgeStage, NodeStage, through
 from domainpar.nn.standardise import Standardise
 from domainpar.parallel.halo import CompleteHalo, Spread
@@ -96,8 +96,6 @@ class InteractionNetwork(OnStages):
         standard: Standard | None = None,
     ) -> None:
         super().__init__()
-        if recompute_every is not None and recompute_every < 1:
-            raise ValueError(f"recompute_every {recompute_every} must be at least 1, or None to keep all iterations.")
         if graph_iters < 1 or layers < 1 or node_features < 1:
             raise ValueError(
                 f"graph_iters {graph_iters}, layers {layers} and node_features {node_features} must all be at least 1."
@@ -128,7 +126,7 @@ class InteractionNetwork(OnStages):
         def node_stage() -> NodeStage:
             return NodeStage(mlp(3 * hidden, updates=True), residual)
 
-        self.node_first, self.recompute_every = order == "node-first", recompute_every
+        self.node_first = order == "node-first"
         self.standardise = None if standard is None else Standardise(standard)
         self.node_encoder = NodeStage(mlp(node_features))
         self.edge_encoder = EdgeStage(mlp(2 * hidden + edge_features), products, aggregate=aggregate)
@@ -142,9 +140,7 @@ class InteractionNetwork(OnStages):
         edge_item_bytes = None if products is None else products.itemsize
         sizes = (hidden, graph_iters, dtype.itemsize, edge_item_bytes, recompute_every, layers, self.node_first)
         self.size = ModelSize(*sizes, self.num_readouts)
-        for module in self.modules():
-            if isinstance(module, NodeStage | EdgeStage):
-                module.keeps_layers = recompute_every is None
+        self.recompute(recompute_every)
         self.to(dtype)  # drawn in torch's default type before: networks of a seed begin alike in any type
 
     def forward(self, graph: LocalGraph, halo: CompleteHalo, key: int | None = None) -> Tensor:
@@ -161,21 +157,10 @@ class InteractionNetwork(OnStages):
         reads = range(count - (1 if key is None else self.num_readouts), count)
         if self.standardise is not None:
             graph = self.standardise(graph)
-        if torch.is_grad_enabled():
-            states = self._first_states(graph, halo, of)
-            for iterations in self._in_segments():
-                run = partial(self._iterate, iterations, reads, states, graph, of)
-                is_last = iterations.stop == count  # its backward follows at once: keeping it is free
-                states = run(halo) if is_last else recomputed(run, halo)
-        else:  # without a name here for what is replaced, so that it is freed at once
-            states = self._iterate(range(count), reads, self._first_states(graph, halo, of), graph, of, halo)
+        first = partial(self._first_states, graph, halo, of)
+        states = iterated(first, partial(self._iterate, reads, graph, of), count, self.recompute_every, halo)
         logits = [readout.squeeze(1) for readout in states.readouts]
         return torch.stack(logits) if len(logits) > 1 else logits[0]
-
-    def _in_segments(self) -> list[range]:
-        count = len(self.edge_stages)
-        length = self.recompute_every or count
-        return [range(first, min(first + length, count)) for first in range(0, count, length)]
 
     def _first_states(self, graph: LocalGraph, halo: CompleteHalo, of: _Keys) -> States:
         nodes = first_nodes(self.node_encoder, graph, halo, of("node encoder"))
@@ -187,11 +172,10 @@ class InteractionNetwork(OnStages):
         return States(same, edges, sums, [])
 
     def _iterate(
-        self, iterations: range, reads: range, states: States, graph: LocalGraph, of: _Keys, halo: Spreads
+        self, reads: range, graph: LocalGraph, of: _Keys, iterations: range, take: Callable[[], States], halo: Spreads
     ) -> States:
         """Some iterations, with a readout after those in `reads`; the last of all leaves nothing else."""
-        nodes, edges, sums, readouts = states
-        del states
+        nodes, edges, sums, readouts = take()
         last = len(self.edge_stages) - 1
         for iteration in iterations:
             if self.node_first:

@@ -7,6 +7,9 @@ same parameters, and their iterations passes over nodes and edges.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
@@ -15,6 +18,7 @@ from domainpar.nn.classifier import EdgeClassifier, Exactness
 from domainpar.nn.gradients import GradientSink
 from domainpar.nn.mlp import MLP
 from domainpar.nn.published import AttentionNetwork, InteractionGNN, MessagePassingNetwork, PublishedNetwork
+from domainpar.nn.recompute import Spreads, checked, iterated
 from domainpar.nn.selftest import rows_are_independent
 from domainpar.nn.stages import EdgeStage, NodeStage, through
 from domainpar.parallel.halo import CompleteHalo, Spread
@@ -24,7 +28,24 @@ from domainpar.parallel.world import World
 
 
 class OnStages(EdgeClassifier):
-    """A network all of whose parameters are in stages."""
+    """A network all of whose parameters are in stages.
+
+    Attributes:
+        recompute_every: Iterations of a segment that is computed again in backward; None: all are kept.
+    """
+
+    recompute_every: int | None = None
+
+    def recompute(self, every: int | None) -> None:
+        """Keep the states of every K-th iteration only, and compute those between again in backward; None: keep all.
+
+        Raises:
+            ValueError: If K is below 1.
+        """
+        self.recompute_every = checked(every)
+        for module in self.layers.modules():
+            if isinstance(module, NodeStage | EdgeStage):
+                module.keeps_layers = every is None
 
     @property
     def layers(self) -> nn.Module:
@@ -74,6 +95,7 @@ class PublishedOnStages(OnStages):
     Args:
         module: The network. Its parameters are those of the stages; widths of its hidden layers must be multiples
             of 16.
+        recompute_every: See `OnStages.recompute`.
 
     Attributes:
         module: The network; checkpoints have its names.
@@ -83,7 +105,7 @@ class PublishedOnStages(OnStages):
         ValueError: If a width is not a multiple of 16.
     """
 
-    def __init__(self, module: PublishedNetwork) -> None:
+    def __init__(self, module: PublishedNetwork, recompute_every: int | None = None) -> None:
         super().__init__()
         self.module = module
         # In dictionaries, so that each parameter has one name: that in the module.
@@ -91,6 +113,7 @@ class PublishedOnStages(OnStages):
         self.of_edges: dict[str, EdgeStage] = {}
         self.build(module)
         assert set(module.parameters()) == set(self.layers.parameters()), "each parameter is in a stage"
+        self.recompute(recompute_every)
 
     @abstractmethod
     def build(self, module: PublishedNetwork) -> None:
@@ -114,11 +137,18 @@ class MessagesOnStages(PublishedOnStages):
 
     def forward(self, graph: LocalGraph, halo: CompleteHalo, key: int | None = None) -> Tensor:
         """Logits of all local edges, [num_edges]. *Collective*, forward and backward."""
-        x = first_nodes(self.of_nodes["node_encoder"], graph, halo)
-        for _ in range(self.module.graph_iters):
+
+        def iterate(iterations: range, take: Callable[[], Spread], halo: Spreads) -> Spread:
+            x = take()
             messages = [self.of_edges["edge_network"]]
-            at_dst, at_src = through(messages, x, None, graph, sums=True, keeps=False, keys=[None]).sums.chunk(2, dim=1)
-            x = halo.spread(self.of_nodes["node_network"]([x.owned, at_dst + at_src], graph))
+            for _ in iterations:
+                sums = through(messages, x, None, graph, sums=True, keeps=False, keys=[None]).sums
+                at_dst, at_src = sums.chunk(2, dim=1)
+                x = halo.spread(self.of_nodes["node_network"]([x.owned, at_dst + at_src], graph))
+            return x
+
+        first = partial(first_nodes, self.of_nodes["node_encoder"], graph, halo)
+        x = iterated(first, iterate, self.module.graph_iters, self.recompute_every, halo)
         logits: Tensor = self.of_edges["edge_classifier"](x, None, graph, sums=False)[0]
         return logits.squeeze(1)
 
@@ -134,10 +164,16 @@ class AttentionOnStages(PublishedOnStages):
 
     def forward(self, graph: LocalGraph, halo: CompleteHalo, key: int | None = None) -> Tensor:
         """Logits of all local edges, [num_edges]. *Collective*, forward and backward."""
-        x = first_nodes(self.of_nodes["input_network"], graph, halo)
-        for _ in range(self.module.graph_iters):
-            _, collected = self.of_edges["edge_network"](x, None, graph)
-            x = halo.spread(self.of_nodes["node_network"]([collected, x.owned], graph))
+
+        def iterate(iterations: range, take: Callable[[], Spread], halo: Spreads) -> Spread:
+            x = take()
+            for _ in iterations:
+                _, collected = self.of_edges["edge_network"](x, None, graph)
+                x = halo.spread(self.of_nodes["node_network"]([collected, x.owned], graph))
+            return x
+
+        first = partial(first_nodes, self.of_nodes["input_network"], graph, halo)
+        x = iterated(first, iterate, self.module.graph_iters, self.recompute_every, halo)
         logits, _ = self.of_edges["edge_network"](x, None, graph, sums=False)
         scores: Tensor = logits.squeeze(1)
         return scores
@@ -159,13 +195,28 @@ class InteractionsOnStages(PublishedOnStages):
 
     def forward(self, graph: LocalGraph, halo: CompleteHalo, key: int | None = None) -> Tensor:
         """Logits of all local edges, [num_edges]. *Collective*, forward and backward."""
-        edge_network, head = self.of_edges["edge_networks"], self.of_edges["output_edge_classifier"]
+        first = partial(self._first_states, graph, halo)
+        logits: Tensor | None
+        *_, logits = iterated(first, partial(self._iterate, graph), self.module.graph_iters, self.recompute_every, halo)
+        assert logits is not None
+        return logits.squeeze(1)
+
+    def _first_states(self, graph: LocalGraph, halo: CompleteHalo) -> _Interacting:
         x = first_nodes(self.of_nodes["node_encoder"], graph, halo)
         e, sums = self.of_edges["edge_encoder"](x, None, graph)
-        for iteration in range(self.module.graph_iters):
+        return _Interacting(x, e, sums, None)
+
+    def _iterate(
+        self, graph: LocalGraph, iterations: range, take: Callable[[], _Interacting], halo: Spreads
+    ) -> _Interacting:
+        """Some iterations; the last of all scores the edges and leaves nothing else."""
+        x, e, sums, logits = take()
+        for iteration in iterations:
             x = halo.spread(self.of_nodes["node_networks"]([x.owned, sums], graph))
             goes_on = iteration < self.module.graph_iters - 1
-            stages = [edge_network] if goes_on else [edge_network, head]
+            stages = [self.of_edges["edge_networks"]]
+            if not goes_on:
+                stages.append(self.of_edges["output_edge_classifier"])
             keys = [None] * len(stages)
             e, sums, logits, same = through(
                 stages, x, e, graph, sums=goes_on, keeps=goes_on, overwrites=True, keys=keys
@@ -173,8 +224,16 @@ class InteractionsOnStages(PublishedOnStages):
             assert same is not None
             x = same
             del same  # else what replaces it would be held beside it
-        assert logits is not None
-        return logits.squeeze(1)
+        return _Interacting(x, e, sums, logits)
+
+
+class _Interacting(NamedTuple):
+    """States of `acorn` between two iterations: of nodes and edges, the sums at nodes; at last the logits."""
+
+    nodes: Spread
+    edges: Tensor | None
+    sums: Tensor | None
+    logits: Tensor | None
 
 
 PUBLISHED_ON_STAGES: dict[str, type[PublishedOnStages]] = {

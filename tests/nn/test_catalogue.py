@@ -106,7 +106,6 @@ def test_a_class_is_a_factory():
 
 OPTIONS = {
     "bf16": ({"products": torch.bfloat16}, "--precision bf16"),
-    "recompute": ({"recompute_every": 2}, "--recompute-every"),
     "shared": ({"shared_weights": True}, "--shared-weights"),
     "standard": ({"standard": Standard.neutral(3, 6)}, "--standardise"),
     "residual": ({"residual": False}, "--no-residual"),

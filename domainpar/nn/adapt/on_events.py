@@ -19,6 +19,7 @@ from domainpar.nn.adapt.part import GraphPart, split_graph
 from domainpar.nn.adapt.rows import Rows, rows_of
 from domainpar.nn.adapt.verify import verify
 from domainpar.nn.classifier import Differs, EdgeClassifier, Exactness
+from domainpar.nn.recompute import checked
 from domainpar.parallel.halo import Halo
 from domainpar.parallel.local import LocalGraph
 from domainpar.parallel.transport import Transport
@@ -33,6 +34,7 @@ class OnEvents(EdgeClassifier):
     Args:
         module: Takes, by name, what it wants of x [N, node features], edge_index [2, E], edge_attr [E, edge features]
             and batch [N] (all 0), or a PyG `data` with these; returns one logit for each edge, [E] or [E, 1].
+        recompute_every: As for `parallelize`.
 
     Attributes:
         module: The module.
@@ -43,12 +45,12 @@ class OnEvents(EdgeClassifier):
         ValueError: If the module wants other arguments, or cannot be right on a split graph.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, recompute_every: int | None = None) -> None:
         super().__init__()
         check_module(module)
         if any(type(child).get_extra_state is not nn.Module.get_extra_state for child in module.modules()):
             raise ValueError("the model keeps extra state (get_extra_state), which a run's checkpoints would lose.")
-        self.module = module
+        self.module, self.recompute_every = module, checked(recompute_every)
         self.exchanges = self.sums = 0
         self._wants = wanted_arguments(module)
         self._parts: WeakKeyDictionary[LocalGraph, tuple[GraphPart, Tensor]] = WeakKeyDictionary()
@@ -70,7 +72,9 @@ class OnEvents(EdgeClassifier):
         self.module.train(key is not None)
         x, edge_attr = part.local_nodes(graph.features), part.local_edges(graph.edge_features)
         arguments = self.arguments(part, x, edge_attr)
-        logits = Parallel(self.module).run(part, (), arguments, key, partial(check_logits, part))
+        logits = Parallel(self.module, recompute_every=self.recompute_every).run(
+            part, (), arguments, key, partial(check_logits, part)
+        )
         self.exchanges, self.sums = part.num_exchanges, part.num_sums
         zeros = graph.features.new_zeros(graph.num_edges)
         return zeros.index_copy(0, owned, logits.reshape(-1).to(zeros.dtype))
@@ -109,7 +113,14 @@ class OnEvents(EdgeClassifier):
             module.train(key is not None)
             with torch.no_grad():
                 Parallel(module).run(alone, (), inputs(alone), key, partial(check_logits, alone))
-        verification = verify(self.module, (edge_index, len(x)), parts=3, inputs=inputs, edges="incident")
+        verification = verify(
+            self.module,
+            (edge_index, len(x)),
+            parts=3,
+            inputs=inputs,
+            edges="incident",
+            recompute_every=self.recompute_every,
+        )
         if not verification.exact:
             raise Differs(f"the network is not the same whole and split:\n{verification}")
         return verification.conclusion

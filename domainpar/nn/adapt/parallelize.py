@@ -19,12 +19,21 @@ from domainpar.nn.adapt.modules import check_module, common_tensors, owner_of, r
 from domainpar.nn.adapt.nested import rebuilt, tensors_in
 from domainpar.nn.adapt.part import GraphPart
 from domainpar.nn.adapt.rows import UNKNOWN, NotExact, Rows, rows_of, unwatched
+from domainpar.nn.adapt.tape import Tape
 from domainpar.nn.adapt.watch import Watch
 from domainpar.nn.noise import key_of
+from domainpar.nn.recompute import checked
 from domainpar.parallel.world import World
 
 
-def parallelize(module: nn.Module, world: World, *, seed: int = 0, node_parameters: Sequence[str] = ()) -> Parallel:
+def parallelize(
+    module: nn.Module,
+    world: World,
+    *,
+    seed: int = 0,
+    node_parameters: Sequence[str] = (),
+    recompute_every: int | None = None,
+) -> Parallel:
     """Let a module, unchanged, run on a split graph: the result of one rank, to rounding. *Collective*.
 
     Its parameters and buffers are set to those of rank 0; rows of a part that it keeps, a static graph say, stay what
@@ -36,16 +45,19 @@ def parallelize(module: nn.Module, world: World, *, seed: int = 0, node_paramete
         seed: Of dropout.
         node_parameters: Names of parameters and buffers with a row for each node of the whole graph, such as
             `embedding.weight`. Every rank holds them whole; what the module reads of them is this rank's rows.
+        recompute_every: To save memory, keep of every K iterations what the first one begins with, and compute all else
+            again in backward, from rows that came before; the same bits. An iteration begins where edges read what was
+            summed at nodes. None: keep all but what the module itself checkpoints.
 
     Raises:
-        ValueError: If it is parallel already, sizes of parameters are not known yet, there are hooks on gradients, or
-            nothing has a given name.
+        ValueError: If `recompute_every` is below 1, the module is parallel already, sizes of parameters are not known
+            yet, there are hooks on gradients, or nothing has a given name.
         Refused: On all ranks alike, if the modules of the ranks differ in a name, a shape or a type.
     """
     if any(isinstance(child, Parallel) for child in module.modules()):
         raise ValueError("the module is parallel already; give parallelize the module itself, once.")
     check_module(module)
-    parallel = Parallel(module, world, seed, node_parameters)
+    parallel = Parallel(module, world, seed, node_parameters, recompute_every)
     take_from_root(common_tensors(module), world)
     return parallel
 
@@ -65,6 +77,7 @@ class Parallel(nn.Module):
         world: The ranks; None if gradients are summed elsewhere.
         seed: Of dropout.
         node_parameters: As for `parallelize`.
+        recompute_every: As for `parallelize`.
 
     Attributes:
         calls: Forward passes so far, int64: with `seed` it decides what is dropped, so it belongs in a checkpoint.
@@ -73,10 +86,15 @@ class Parallel(nn.Module):
     calls: Tensor
 
     def __init__(
-        self, module: nn.Module, world: World | None = None, seed: int = 0, node_parameters: Sequence[str] = ()
+        self,
+        module: nn.Module,
+        world: World | None = None,
+        seed: int = 0,
+        node_parameters: Sequence[str] = (),
+        recompute_every: int | None = None,
     ) -> None:
         super().__init__()
-        self.module, self.world, self.seed = module, world, seed
+        self.module, self.world, self.seed, self.recompute_every = module, world, seed, checked(recompute_every)
         self._replicas = Replicas(module)
         self._node_parameters = {name: owner_of(module, name) for name in node_parameters}
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
@@ -126,7 +144,8 @@ class Parallel(nn.Module):
         """
         uses = itertools.count()
         noise = None if key is None else lambda: key_of(key, next(uses))
-        watch = Watch(part, {id(tensor): tensor for tensor in common_tensors(self.module).values()}, noise)
+        constants = {id(tensor): tensor for tensor in common_tensors(self.module).values()}
+        watch = Watch(part, constants, noise, Tape(self.recompute_every))
         arguments = tensors_in((args, kwargs))
         watch.numbering.give(arguments, "arguments")
         watch.versions.keep(arguments)
@@ -141,6 +160,7 @@ class Parallel(nn.Module):
                 around.enter_context(torch.set_grad_enabled(gradients))
                 for name, owner in self._node_parameters.items():
                     around.enter_context(read_as_nodes(name, owner, part))
+                around.enter_context(watch.tape.whole())
                 around.enter_context(watch)
                 result = self.module(*args, **kwargs)
             if not torch.equal(_random_state(part.device), before):

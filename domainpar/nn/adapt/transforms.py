@@ -2,7 +2,8 @@
 
 Torch calls of a scripted function happen in its own interpreter, those of a checkpointed one once more in backward, and
 a compiled one is traced. While a watch is on in this thread, the function that the user wrote is called instead: the
-same numbers, without what the transformation would have saved. Elsewhere nothing changes.
+same numbers. What a checkpointed one makes is still computed again in backward, from the watch's tape; what a compiled
+one would have saved is lost. Elsewhere nothing changes.
 
 The places in torch where this is decided are not public: see the list in `domainpar.nn.adapt`.
 """
@@ -33,8 +34,8 @@ def run_as_written(watching: Callable[[], Any]) -> None:
     """
     places: list[tuple[Any, str, Callable[..., Any]]] = [
         (torch.jit.ScriptFunction, "__call__", _source),
-        (checkpoint.CheckpointFunction, "apply", _call),
-        (checkpoint, "_checkpoint_without_reentrant_generator", _nothing_around),
+        (checkpoint.CheckpointFunction, "apply", _written_down),
+        (checkpoint, "_checkpoint_without_reentrant_generator", _writing_down),
         (sys.modules.get("torch._dynamo.eval_frame"), "_callback_from_stance", _eager),  # there once something compiled
     ]
     with _LOCK:  # ranks may be threads, and a place that is taken twice would ask twice
@@ -64,34 +65,32 @@ def _source(watch: Any, usual: Any, function: Any, *args: Any, **kwargs: Any) ->
     return original(*args, **kwargs)
 
 
-def _call(watch: Any, usual: Any, function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
-    _say(watch, "checkpointed")
-    return function(*args)
+def _written_down(watch: Any, usual: Any, function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+    with watch.tape.piece():
+        return function(*args)
 
 
-def _nothing_around(watch: Any, usual: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
-    _say(watch, "checkpointed")
-    yield
+def _writing_down(watch: Any, usual: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
+    with watch.tape.piece():
+        yield
 
 
 def _eager(watch: Any, usual: Any, callback: Any) -> Any:
     if callback in (None, False):
         return usual(callback)
-    _say(watch, "compiled")
+    _say_compiled(watch)
     return None  # as with torch.compiler.set_stance("force_eager"), for this thread only
 
 
-_SAID = {
-    "checkpointed": "activation checkpointing (torch.utils.checkpoint) in the model: on a split graph its functions "
-    "are called as they are and nothing is computed again, so that it saves no memory here. The results are the same.",
-    "compiled": "torch.compile in the model: on a split graph its functions run eagerly, as they are written. The "
-    "results are the same, to rounding.",
-}
+_COMPILED = (
+    "torch.compile in the model: on a split graph its functions run eagerly, as they are written. The results are the "
+    "same, to rounding."
+)
 _said: set[str] = set()
 
 
-def _say(watch: Any, what: str) -> None:
+def _say_compiled(watch: Any) -> None:
     """Say once in a process what the user's model does not get, on the first rank."""
-    if what not in _said and watch.part.part == 0:
-        _said.add(what)
-        warnings.warn(_SAID[what], stacklevel=4)
+    if _COMPILED not in _said and watch.part.part == 0:
+        _said.add(_COMPILED)
+        warnings.warn(_COMPILED, stacklevel=3)

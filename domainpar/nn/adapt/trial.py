@@ -221,6 +221,7 @@ class Trial:
         leaves: Whole tensors, by name, whose gradients are compared.
         backward: Whether gradients are computed, too.
         seed: Of random numbers.
+        recompute_every: Of runs on ranks, as for `parallelize`.
         patience: Seconds that a rank waits for the others.
         calls: How often the module is called; the last one counts.
     """
@@ -234,6 +235,7 @@ class Trial:
     leaves: Mapping[str, Tensor] = field(default_factory=dict)
     backward: bool = True
     seed: int = 0
+    recompute_every: int | None = None
     patience: float = 60.0
     calls: int = 1
 
@@ -260,7 +262,7 @@ class Trial:
     def _on_rank(self, ranks: Sequence[OneRank], world: World) -> None:
         rank, part = ranks[world.rank], self._part(world)
         try:
-            parallel = parallelize(rank.module, world, seed=self.seed)
+            parallel = parallelize(rank.module, world, seed=self.seed, recompute_every=self.recompute_every)
             args, kwargs = self._arguments(part, rank)
             for _ in range(self.calls):
                 rank.result = parallel(*args, **kwargs)

@@ -46,6 +46,7 @@ def verify(
     backward: bool = True,
     tolerance: float = 1e-10,
     seed: int = 0,
+    recompute_every: int | None = None,
 ) -> Verification:
     """Run a model whole and split over threads of this process, and compare every call of every layer.
 
@@ -67,6 +68,7 @@ def verify(
             parameters, and of fields of a `Data` that want one.
         tolerance: The largest relative difference that is rounding.
         seed: Of the parts of nodes and of dropout.
+        recompute_every: As for `parallelize`: that it changes nothing is compared, too.
 
     Returns:
         The comparison; `.check()` raises if the model is not exact.
@@ -102,6 +104,7 @@ def verify(
         leaves=leaves,
         backward=backward,
         seed=seed,
+        recompute_every=recompute_every,
         patience=timeouts.SMALL_GRAPH,
     )
     with _on_our_terms():

@@ -16,6 +16,7 @@ from domainpar.nn.adapt.nested import flat, tensors_in
 from domainpar.nn.adapt.numbering import Numbering
 from domainpar.nn.adapt.part import GraphPart
 from domainpar.nn.adapt.rows import UNKNOWN, Axis, Kept, NotExact, RowCount, Rows, mark, rows_of
+from domainpar.nn.adapt.tape import Tape
 from domainpar.nn.adapt.transforms import run_as_written
 from domainpar.nn.adapt.versions import Versions
 
@@ -53,13 +54,19 @@ class Watch(TorchFunctionMode):
         part: The part all tensors belong to.
         constants: Tensors by their `id` that are the same on every rank and that the model held before.
         noise: Gives the key of the next use of random numbers; None to refuse them.
+        tape: Writes down what backward is to compute again.
     """
 
     def __init__(
-        self, part: GraphPart, constants: Mapping[int, Tensor], noise: Callable[[], int] | None = None
+        self,
+        part: GraphPart,
+        constants: Mapping[int, Tensor],
+        noise: Callable[[], int] | None = None,
+        tape: Tape | None = None,
     ) -> None:
         super().__init__()
-        self.part, self.noise = part, noise
+        self.part, self.noise, self.tape = part, noise, tape or Tape()
+        self._phase = "nodes"
         self.alone = part.num_parts == 1
         self._constants = constants
         self.numbering = Numbering()
@@ -93,6 +100,9 @@ class Watch(TorchFunctionMode):
             call = self.with_values(call)
         if kwargs.get("out") is not None:
             raise NotExact(f"torch.{name} writes into a given tensor (out=); use the one it returns.")
+        if self._at_nodes_again(call):
+            self._phase = "nodes"
+            self.tape.iterate()
         if (handle := RULES.get(name)) is None:
             axes = sorted({rows.axis.name for tensor in call.tensors if (rows := self.rows(tensor))})
             raise NotExact(
@@ -194,7 +204,7 @@ class Watch(TorchFunctionMode):
             return self._filled[number]
         self.part.num_exchanges += 1
         first = self.owned(tensor).movedim(rows.dim, 0)
-        filled = self.part.halo.extend(first.contiguous()).movedim(0, rows.dim)
+        filled = self._extended(first.contiguous()).movedim(0, rows.dim)
         mark(filled, rows.but(fresh=True))
         rows.with_ghosts = Kept.of(tensor, filled)
         self.versions.seen((filled,))
@@ -202,6 +212,30 @@ class Watch(TorchFunctionMode):
         if number is not None:
             self._filled[number] = filled
         return filled
+
+    def _extended(self, owned: Tensor) -> Tensor:
+        """Owned rows and those of ghosts; backward, where it computes owned rows again, keeps what came here."""
+        num_owned = self.part.plan.num_owned
+        return self.tape.instead(
+            lambda: self.part.halo.extend(owned),
+            lambda rows, ghosts: torch.cat([rows, ghosts]),
+            owned,
+            lambda filled: filled[num_owned:].detach().clone(),  # a copy, so that the table it lies in can go
+        )
+
+    def edges_read_nodes(self) -> None:
+        """Note that edges read values of nodes."""
+        self._phase = "edges"
+
+    def edges_are_summed(self) -> None:
+        """Note that something of edges, which read nodes before, is summed at nodes."""
+        self._phase = "sums" if self._phase == "edges" else self._phase
+
+    def _at_nodes_again(self, call: Call) -> bool:
+        """Whether a call is the first after sums that computes with values of nodes only: edges leave least there."""
+        if self._phase != "sums" or call.name in TAKES_SIZES or call.name in ("size", "shape"):
+            return False
+        return all(rows is None or rows.axis is self.part.node_axis for rows in map(self.rows, call.tensors))
 
     def noise_key(self) -> int:
         """The key of the next use of random numbers, the same on every rank.

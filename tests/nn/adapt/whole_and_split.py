@@ -157,6 +157,7 @@ def trial_of(
     net: nn.Module | None = None,
     policy: EdgePolicy = "incoming",
     calls: int = 1,
+    recompute_every: int | None = None,
 ) -> Trial:
     """A function of a sample's fields, to be run whole and split; gradients flow to all of them."""
     wanted = inspect.signature(function).parameters
@@ -179,6 +180,7 @@ def trial_of(
         leaves={name: one for name, one in asked.items() if one.is_floating_point()},
         patience=SECONDS,
         calls=calls,
+        recompute_every=recompute_every,
     )
 
 
@@ -194,6 +196,7 @@ def check(
     tolerance: float = TOLERANCE,
     calls: int = 1,
     gradients: bool = True,
+    recompute_every: int | None = None,
 ) -> Run:
     """Run a function whole, on one rank and on four; results and gradients have to be the same, or all ranks refuse.
 
@@ -208,11 +211,12 @@ def check(
         tolerance: For max |difference| / max |value|.
         calls: How often to call it; the last one counts.
         gradients: Whether to compare them.
+        recompute_every: Of the runs on ranks, as for `parallelize`.
     """
     policies = policies or (POLICIES if refused is None else POLICIES[:1])
     torch.manual_seed(1)
     module = None if net is None else net().double()
-    trials = [trial_of(function, sample, module, policy, calls) for policy in policies]
+    trials = [trial_of(function, sample, module, policy, calls, recompute_every) for policy in policies]
     splits = [trial.split(NUM_RANKS) for trial in trials]
     for policy, split in zip(policies, splits):
         assert split.uneven is None, f"{policy}: {split.uneven}"

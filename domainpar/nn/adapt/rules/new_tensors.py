@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -132,7 +133,9 @@ def dropout(watch: Watch, call: Call) -> Any:
     if rate >= 1:  # the mask of this rate would be divided by 0
         mask = torch.zeros_like(x)
     else:
-        mask = _drawn(watch, x.shape, rows, lambda ids, key, width: dropout_mask(ids, key, width, rate, x))
+        like = x.new_empty(0)  # of the same type and place; the values have no part in the mask
+        draw = partial(watch.tape.in_one, dropout_mask)
+        mask = _drawn(watch, x.shape, rows, lambda ids, key, width: draw(ids, key, width, rate, like))
     result = x.mul_(mask) if call.in_place or call.get("inplace", False) else x * mask
     return mark(result, None if rows is None else rows.but())
 

@@ -81,6 +81,8 @@ def _dealt(watch: Watch, call: Call, into: Tensor, dim: int, axis: Axis) -> Tens
 def _at_rows(watch: Watch, call: Call, into: Tensor, target: Rows, index: Tensor, values: Any) -> Tensor:
     """Edges at nodes. All edges of owned nodes are here; what lands on ghosts is not read by anybody."""
     by, plan = watch.known(index), watch.part.plan
+    if target.axis is watch.part.node_axis:
+        watch.edges_are_summed()
     if by.axis is watch.part.node_axis and isinstance(values, Tensor):  # with ghosts or without: the index has none
         call = call.but(index=watch.owned(index), src=watch.owned(values))
     fresh = watch.starts_fresh(target.axis)

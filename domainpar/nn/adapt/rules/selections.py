@@ -44,6 +44,8 @@ def read_rows(watch: Watch, tensor: Tensor, dim: int, index: Tensor) -> Tensor:
             f"{rows.axis.name} are picked by numbers that were computed, or that number something else; only "
             "part.edge_index, part.src, part.dst, self-loops, and the results of nonzero are known to number them."
         )
+    if rows.axis is watch.part.node_axis:
+        watch.edges_read_nodes()
     if not by.named.only_owned:  # a ghost's row number means nothing to its owner, its value does
         tensor = watch.with_ghosts(watch.as_values(tensor))
     return mark(tensor.index_select(dim, index), Rows(by.axis, dim, by.fresh, names=watch.known(tensor).names))
