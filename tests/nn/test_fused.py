@@ -35,10 +35,13 @@ BOUND = 1e-5
 
 
 def tiled_event(num_edges=90, num_edge_features=6):
-    """An event with self-loops, duplicate edges, isolated nodes and two tiles without any node."""
+    """An event with self-loops, duplicate edges, isolated nodes and two tiles without any node.
+
+    Small, and of few tiles: the interpreter takes some 0.1 s for a block of a layer.
+    """
     graph = random_event(2, 30, num_edges, num_edge_features=num_edge_features)
-    tiles = np.random.default_rng(2).choice([0, 2, 3, 5], 30)
-    return TiledEvent.of(graph, tiles, 6)
+    tiles = np.random.default_rng(2).choice([0, 2, 4], 30)
+    return TiledEvent.of(graph, tiles, 5)
 
 
 @pytest.fixture
@@ -62,8 +65,8 @@ def on_ranks(event, num_ranks, **how):
     return networks.on_ranks(event, num_ranks, dtype=torch.float32, key=KEY, timeout=200.0, **how)
 
 
-OF_FEW = ("states, by a score of them", "nodes, by a score of both ends", "nodes, by a score of states")
-"""Gates of which others try all that they have."""
+OF_MOST = ("nodes, by a score of states and both ends",)
+"""Gates that have most of what others have."""
 
 NETWORKS = {
     "edge-first": {"order": "edge-first", "dropout": 0.3},
@@ -79,8 +82,10 @@ NETWORKS = {
 @pytest.mark.parametrize(
     ("name", "parts"),
     [
-        ("edge-first", (1, 2, 3, 8)),
-        *((name, (1, 3)) for name in NETWORKS if name != "edge-first"),
+        ("edge-first", (1, 3)),
+        ("node-first", (1, 2)),
+        ("agnn", (1, 2)),
+        *(slow(name, (1, 3)) for name in ("deep supervision", "one layer", "mpnn", "acorn")),
         slow("agnn", (2, 8)),
     ],
 )
@@ -92,13 +97,13 @@ def test_each_network_is_its_formula_and_has_one_hash_on_any_number_of_parts(by_
     assert {called for called, _ in by_kernels} >= {"rows_forward", "rows_backward", "sums_at_ends"}
 
 
-@pytest.mark.parametrize("kind", [slow(kind) if kind in OF_FEW else kind for kind in test_gates.KINDS])
+@pytest.mark.parametrize("kind", [kind if kind in OF_MOST else slow(kind) for kind in test_gates.KINDS])
 def test_gated_sums_are_their_formula_with_all_gradients_and_have_one_hash(by_kernels, kind):
     """With layers of two widths, and gradients of features."""
-    graph = random_event(2, 70, 90, num_edge_features=test_gates.WIDTH)
+    graph = random_event(2, 70, 60, num_edge_features=test_gates.WIDTH)
     event = TiledEvent.of(graph, np.random.default_rng(2).choice([0, 2, 3], 70), 5)
     how = {"dropout": 0.3, "key": KEY}
-    found = [test_gates.on_ranks(event, ranks, kind, dtype=torch.float32, **how) for ranks in (1, 3)]
+    found = [test_gates.on_ranks(event, ranks, kind, dtype=torch.float32, **how) for ranks in (1, 2)]
     assert networks.distance(found[0], test_gates.by_formula(event, kind, **how)) <= BOUND
     assert found[0].sha == found[1].sha
 
@@ -123,8 +128,8 @@ def test_widths_that_are_no_powers_of_two_and_tiles_of_several_chunks(by_kernels
     monkeypatch.setattr(perceptron, "CHUNKS_AT_ONCE", 3)
     monkeypatch.setattr(perceptron, "ROWS_AT_MOST", 16)
     monkeypatch.setattr(networks, "network", _wide)
-    event = tiled_event()
-    found = [on_ranks(event, ranks, graph_iters=1) for ranks in (1, 3)]
+    event = tiled_event(60)
+    found = [on_ranks(event, ranks, graph_iters=1) for ranks in (1, 2)]
     assert networks.distance(found[0], networks.by_formula(event, KEY, graph_iters=1)) <= BOUND
     assert found[0].sha == found[1].sha
 
@@ -171,7 +176,7 @@ def rounded_to_nearest(monkeypatch):
 
 
 @pytest.mark.usefixtures("rounded_to_nearest")
-@pytest.mark.parametrize("order", ["edge-first", "node-first"])
+@pytest.mark.parametrize("order", [slow("edge-first"), "node-first"])
 def test_in_bf16_kernels_are_close_to_plain_torch_and_have_one_hash(by_kernels, monkeypatch, order):
     event, flags = tiled_event(), {"products": torch.bfloat16, "order": order, "graph_iters": 2}
     found = [on_ranks(event, ranks, **flags) for ranks in (1, 3)]

@@ -31,7 +31,7 @@ IN_TRAINING = {"dropout", "readouts"}
 
 @pytest.fixture(scope="module")
 def event():
-    return TiledEvent.of(random_event(3, 200, 1500), np.arange(200) * 8 // 200, 8)
+    return TiledEvent.of(random_event(3, 90, 500), np.arange(90) * 8 // 90, 8)
 
 
 @pytest.mark.parametrize("order", ["edge-first", "node-first"])
@@ -53,7 +53,7 @@ def test_with_any_options_all_ranks_have_one_hash(event, names, kind):
     for name in names:
         flags |= OPTIONS[name]
     key = KEY if IN_TRAINING & set(names) else None
-    found = {networks.on_ranks(event, ranks, dtype=torch.float32, key=key, **flags).sha for ranks in (1, 2, 3)}
+    found = {networks.on_ranks(event, ranks, dtype=torch.float32, key=key, **flags).sha for ranks in (1, 3)}
     assert len(found) == 1
 
 

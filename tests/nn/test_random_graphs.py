@@ -7,9 +7,11 @@ not finite.
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from marks import slow
 from random_events import tiled_events
 from tiled import TiledEvent
 
@@ -52,6 +54,11 @@ def _on(num_ranks, event, kind, *args):
     return found[0][0], found[0][1], [scores[edge] for edge in sorted(scores)]
 
 
+@pytest.mark.parametrize("examples", [150, slow(1000)])
+def test_one_step_is_the_same_bits_on_any_ranks(examples):
+    settings(max_examples=examples, deadline=None)(_same_bits)()
+
+
 @given(
     tiled=tiled_events(max_nodes=30, max_edges=90),
     num_ranks=st.integers(2, 5),
@@ -60,8 +67,7 @@ def _on(num_ranks, event, kind, *args):
     dtype=st.sampled_from([torch.float32, torch.float64]),
     value=st.sampled_from([None, None, None, float("nan"), float("inf")]),
 )
-@settings(max_examples=500, deadline=None)
-def test_one_step_is_the_same_bits_on_any_ranks(tiled, num_ranks, kind, order, dtype, value):
+def _same_bits(tiled, num_ranks, kind, order, dtype, value):
     graph, assignment, num_tiles = tiled
     event = TiledEvent.of(graph, assignment, num_tiles)
     spoilt_ids = np.arange(0, graph.num_nodes, 11) if value is not None else np.zeros(0, int)

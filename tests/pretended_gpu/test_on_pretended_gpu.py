@@ -8,6 +8,7 @@ from pathlib import Path
 
 import card
 import pytest
+from marks import slow
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -20,6 +21,7 @@ def environment():
         pytest.skip(str(why))
 
 
+@pytest.mark.slow
 def test_every_test_that_needs_a_gpu_passes_on_a_pretended_one(environment):
     files = [path for path in TESTS.rglob("test_*.py") if "@needs_gpu" in path.read_text()]
     command = [sys.executable, "-m", "pytest", "-q", "-rs", "-m", "gpu", *map(str, files)]
@@ -41,7 +43,7 @@ from domainpar.training.loop import Schedule, Trainer
 from domainpar.training.parts import PartLoader
 from domainpar.training.sampler import samples_of
 
-store = EventStore(Path(write_random_store(Path(sys.argv[1]), 1, 0, 40, 90, 3)))
+store = EventStore(Path(write_random_store(Path(sys.argv[1]), 1, 0, 20, 40, 2)))
 world = World.alone("cuda")
 sizes = len(store.feature_names), len(store.edge_feature_names)
 model = build_model("interaction", *sizes, hidden=64, graph_iters=4, dropout=float(sys.argv[2])).to("cuda")
@@ -55,7 +57,7 @@ print(json.dumps(card.counts()))
 """
 
 
-@pytest.mark.parametrize(("dropout", "most_launches"), [("0", 1150), ("0.1", 2250)])
+@pytest.mark.parametrize(("dropout", "most_launches"), [slow("0", 1150), ("0.1", 2250)])
 def test_the_host_waits_once_in_a_step_of_plain_torch(environment, tmp_path, dropout, most_launches):
     """Launches are those of plain torch, which makes one for each operation."""
     launches, waits = _counted(environment, tmp_path, "torch", dropout)

@@ -162,6 +162,7 @@ def test_the_table_in_docs_is_what_the_survey_finds():
     assert text == table(found, CANNOT_RUN) + "\n", "run make table"
 
 
+@pytest.mark.slow  # each model is run by another test
 def test_the_table_of_models_is_what_the_survey_finds():
     text = TABLE.with_name("models.md").read_text()
     if f"torch_geometric {torch_geometric.__version__}, torch {torch.__version__.split('+')[0]}." not in text:
