@@ -42,7 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _work(config: TrainConfig, stop: StopFlag) -> int:
-    allocator = set_up_allocator(config.allocator)
+    # Between what stays of a pass that is computed again, memory that is kept would be gaps of no use.
+    leaves_gaps = config.allocator == "auto" and config.recompute_every is not None
+    allocator = set_up_allocator("lean" if leaves_gaps else config.allocator)
 
     import torch
 

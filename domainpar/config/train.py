@@ -176,18 +176,24 @@ class Learning(Group):
 class Memory(Group):
     """Less memory for more time; the answer stays the same"""
 
-    recompute_every: int | None = None
-    """Keep the states of every N-th iteration only, and compute those between once more. Default: keep all.
+    recompute_every: int | Literal["auto"] | None = None
+    """Keep the states of every N-th iteration only, and compute those between once more. auto: only as much as
+    --memory-limit, or the memory that is free, makes necessary. Default: keep all.
 
     The built-in networks, agnn, mpnn and acorn keep no more than the inputs of an iteration in any case: of these, 2 or
     more. Of all others, 1 keeps least."""
+
+    memory_limit: float | None = None
+    """GiB that a rank may take. A run that is expected to take more is refused before its first step."""
 
     offload: bool = False
     """Keep what waits for the backward pass in the host's memory (with --device cuda)."""
 
     def check(self) -> None:
         """Refuse intervals that save nothing."""
-        self._bounded("recompute_every", least=1)
+        if self.recompute_every != "auto":
+            self._bounded("recompute_every", least=1)
+        self._bounded("memory_limit", positive=True)
 
 
 @dataclass(frozen=True, kw_only=True)

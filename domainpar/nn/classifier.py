@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from torch import Tensor, nn
 
 from domainpar.nn.memory import ModelSize
+from domainpar.nn.recompute import checked
 from domainpar.parallel.halo import CompleteHalo
 from domainpar.parallel.local import LocalGraph
 from domainpar.parallel.transport import Transport
@@ -44,12 +46,29 @@ class EdgeClassifier(nn.Module, ABC):
     """Scores the local edges of parts of events; the same parameters on every rank.
 
     Attributes:
-        size: The sizes that its memory depends on; None where memory is not predicted.
+        size: The sizes that its memory depends on; None where there is no formula.
         sums: Sums over all ranks in the last forward pass.
+        recompute_every: Iterations of a segment that is computed again in backward; None: all are kept.
+        ways_to_recompute: Choices of that, in the order in which more is computed again and less kept.
     """
 
     size: ModelSize | None = None
     sums: int = 0
+    recompute_every: int | None = None
+
+    @property
+    @abstractmethod
+    def ways_to_recompute(self) -> Sequence[int | None]: ...
+
+    def recompute(self, every: int | None) -> None:
+        """Keep what every K-th iteration begins with, and compute all between again in backward; None: keep all.
+
+        The same bits, and nothing is exchanged twice.
+
+        Raises:
+            ValueError: If K is below 1.
+        """
+        self.recompute_every = checked(every)
 
     @property
     def changing(self) -> list[Tensor]:

@@ -8,6 +8,7 @@ LayerNorm and an activation after every layer. States are replaced in each itera
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -138,10 +139,20 @@ class InteractionNetwork(OnStages):
         self.head = EdgeStage(of_head, products)
         self.num_readouts = graph_iters if readouts == "all" else 1
         edge_item_bytes = None if products is None else products.itemsize
-        sizes = (hidden, graph_iters, dtype.itemsize, edge_item_bytes, recompute_every, layers, self.node_first)
-        self.size = ModelSize(*sizes, self.num_readouts)
+        sizes = (hidden, graph_iters, dtype.itemsize, edge_item_bytes, None, layers, self.node_first)
+        self.size: ModelSize = ModelSize(*sizes, self.num_readouts)
         self.recompute(recompute_every)
         self.to(dtype)  # drawn in torch's default type before: networks of a seed begin alike in any type
+
+    @property
+    def num_iterations(self) -> int:
+        """One for each pass over the edges, but for their encoder's and the head's."""
+        return len(self.edge_stages)
+
+    def recompute(self, every: int | None) -> None:
+        """As of any network on stages; memory is predicted with it."""
+        super().recompute(every)
+        self.size = replace(self.size, recompute_every=every)
 
     def forward(self, graph: LocalGraph, halo: CompleteHalo, key: int | None = None) -> Tensor:
         """Logits of all local edges, [num_edges]. *Collective*, forward and backward.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -25,6 +25,59 @@ def bytes_of_layers(rows: Any, widths: Sequence[int], item_bytes: int) -> Any:
     """Memory of a stage's layers, before activations, given their widths; of each part, if rows are an array."""
     # Padded, and with each row the inverse of its standard deviation.
     return rows * sum(-(-width // COLUMN_BLOCK) * COLUMN_BLOCK + 1 for width in widths) * item_bytes
+
+
+class Forecast(Protocol):
+    """The memory of a rank that trains a network, as a function of its part.
+
+    Attributes:
+        recompute_every: Iterations of which only the first one's input is kept; None: every iteration's is.
+    """
+
+    data_bytes: ClassVar[int]
+
+    @property
+    def recompute_every(self) -> int | None: ...
+
+    def bytes_of(self, num_nodes: IntArray, num_edges: IntArray, num_pairs: IntArray | None = None) -> IntArray: ...
+
+    def bytes_on_gpu(self, num_nodes: int, num_edges: int, in_kernels: bool) -> int: ...
+
+    def leanest_recompute(self) -> int | None: ...
+
+
+@dataclass(frozen=True)
+class MeasuredSize:
+    """The memory of a rank that trains some network: what a piece of an event took, scaled by edges.
+
+    Attributes:
+        bytes_of_edge: What each edge takes, with its share of the nodes.
+        fixed_bytes: What does not grow with edges.
+        recompute_every: See `Forecast`.
+    """
+
+    bytes_of_edge: float
+    fixed_bytes: int
+    recompute_every: int | None = None
+
+    data_bytes: ClassVar[int] = 72
+    """As of `ModelSize`."""
+
+    def __str__(self) -> str:
+        return f"{self.bytes_of_edge:,.0f} bytes an edge, measured"
+
+    def bytes_of(self, num_nodes: IntArray, num_edges: IntArray, num_pairs: IntArray | None = None) -> IntArray:
+        """Predicted peak of one training step above the bare process, of each part."""
+        edges = np.asarray(num_edges, np.int64)
+        return (edges * (self.bytes_of_edge + self.data_bytes)).astype(np.int64) + self.fixed_bytes
+
+    def bytes_on_gpu(self, num_nodes: int, num_edges: int, in_kernels: bool) -> int:
+        """The same on a GPU, where it was measured then."""
+        return int(self.bytes_of(np.array([num_nodes]), np.array([num_edges]))[0])
+
+    def leanest_recompute(self) -> int | None:
+        """1, if all is kept: of many networks that is least."""
+        return 1 if self.recompute_every is None else None
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ same parameters, and their iterations passes over nodes and edges.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from domainpar.nn.classifier import EdgeClassifier, Exactness
 from domainpar.nn.gradients import GradientSink
 from domainpar.nn.mlp import MLP
 from domainpar.nn.published import AttentionNetwork, InteractionGNN, MessagePassingNetwork, PublishedNetwork
-from domainpar.nn.recompute import Spreads, checked, iterated
+from domainpar.nn.recompute import Spreads, iterated
 from domainpar.nn.selftest import rows_are_independent
 from domainpar.nn.stages import EdgeStage, NodeStage, through
 from domainpar.parallel.halo import CompleteHalo, Spread
@@ -28,21 +28,21 @@ from domainpar.parallel.world import World
 
 
 class OnStages(EdgeClassifier):
-    """A network all of whose parameters are in stages.
+    """A network all of whose parameters are in stages."""
 
-    Attributes:
-        recompute_every: Iterations of a segment that is computed again in backward; None: all are kept.
-    """
+    @property
+    @abstractmethod
+    def num_iterations(self) -> int:
+        """How often states are updated."""
 
-    recompute_every: int | None = None
+    @property
+    def ways_to_recompute(self) -> Sequence[int | None]:
+        """Of one iteration no more than what it begins with is kept in any case."""
+        return (None, *range(self.num_iterations - 1, 1, -1))
 
     def recompute(self, every: int | None) -> None:
-        """Keep the states of every K-th iteration only, and compute those between again in backward; None: keep all.
-
-        Raises:
-            ValueError: If K is below 1.
-        """
-        self.recompute_every = checked(every)
+        """As of any network; stages that recompute keep no layers."""
+        super().recompute(every)
         for module in self.layers.modules():
             if isinstance(module, NodeStage | EdgeStage):
                 module.keeps_layers = every is None
@@ -95,7 +95,7 @@ class PublishedOnStages(OnStages):
     Args:
         module: The network. Its parameters are those of the stages; widths of its hidden layers must be multiples
             of 16.
-        recompute_every: See `OnStages.recompute`.
+        recompute_every: See `EdgeClassifier`.
 
     Attributes:
         module: The network; checkpoints have its names.
@@ -118,6 +118,11 @@ class PublishedOnStages(OnStages):
     @abstractmethod
     def build(self, module: PublishedNetwork) -> None:
         """Make the stages, in the order of their layers in the module."""
+
+    @property
+    def num_iterations(self) -> int:
+        """Those of the module."""
+        return self.module.graph_iters
 
     @property
     def layers(self) -> nn.Module:
@@ -148,7 +153,7 @@ class MessagesOnStages(PublishedOnStages):
             return x
 
         first = partial(first_nodes, self.of_nodes["node_encoder"], graph, halo)
-        x = iterated(first, iterate, self.module.graph_iters, self.recompute_every, halo)
+        x = iterated(first, iterate, self.num_iterations, self.recompute_every, halo)
         logits: Tensor = self.of_edges["edge_classifier"](x, None, graph, sums=False)[0]
         return logits.squeeze(1)
 
@@ -173,7 +178,7 @@ class AttentionOnStages(PublishedOnStages):
             return x
 
         first = partial(first_nodes, self.of_nodes["input_network"], graph, halo)
-        x = iterated(first, iterate, self.module.graph_iters, self.recompute_every, halo)
+        x = iterated(first, iterate, self.num_iterations, self.recompute_every, halo)
         logits, _ = self.of_edges["edge_network"](x, None, graph, sums=False)
         scores: Tensor = logits.squeeze(1)
         return scores
@@ -197,7 +202,7 @@ class InteractionsOnStages(PublishedOnStages):
         """Logits of all local edges, [num_edges]. *Collective*, forward and backward."""
         first = partial(self._first_states, graph, halo)
         logits: Tensor | None
-        *_, logits = iterated(first, partial(self._iterate, graph), self.module.graph_iters, self.recompute_every, halo)
+        *_, logits = iterated(first, partial(self._iterate, graph), self.num_iterations, self.recompute_every, halo)
         assert logits is not None
         return logits.squeeze(1)
 
@@ -213,7 +218,7 @@ class InteractionsOnStages(PublishedOnStages):
         x, e, sums, logits = take()
         for iteration in iterations:
             x = halo.spread(self.of_nodes["node_networks"]([x.owned, sums], graph))
-            goes_on = iteration < self.module.graph_iters - 1
+            goes_on = iteration < self.num_iterations - 1
             stages = [self.of_edges["edge_networks"]]
             if not goes_on:
                 stages.append(self.of_edges["output_edge_classifier"])

@@ -18,16 +18,18 @@ from ctypes import c_char_p, c_void_p
 # Huge pages (torch's THP_MEM_ALLOC_ENABLE) are not asked for: alone they leave the zeroing, which costs as much as the
 # faults; with memory that is kept they save nothing, and their alignment leaves larger gaps.
 _KEEP = {"no mmap": (-4, 0), "no trim": (-1, -1), "one arena": (-8, 1)}
+_LEAN = {"mmap from 1 MiB": (-3, 2**20)}
 
 
 def set_up_allocator(how: str = "keep") -> str:
-    """Let this process keep the memory that it frees, if its C library can and nobody else has decided on it.
+    """Say what becomes of the memory that this process frees, if its C library can and nobody else has decided on it.
 
     Call it first: blocks that were taken before are still given back, and threads that took one go on as they did. It
     changes the whole process and never fails.
 
     Args:
-        how: `keep`, or `system` to change nothing.
+        how: `keep` it, which is `auto`, too; `lean`, to give large blocks back at once, so that there are no gaps between those that stay;
+            `system`, to change nothing.
 
     Returns:
         The change in words, or why nothing was changed.
@@ -39,10 +41,12 @@ def set_up_allocator(how: str = "keep") -> str:
         return "left as it is: this C library is not glibc"
     if reason := _set_by_others(library, os.environ):
         return f"left as it is: {reason}"
-    done = [name for name, (parameter, value) in _KEEP.items() if library.mallopt(parameter, value) == 1]
-    if len(done) < len(_KEEP):
+    wanted = _LEAN if how == "lean" else _KEEP
+    done = [name for name, (parameter, value) in wanted.items() if library.mallopt(parameter, value) == 1]
+    if len(done) < len(wanted):
         return f"set up in part ({_version(library)}: {', '.join(done) or 'nothing'})"
-    return f"freed memory is kept for the next step ({_version(library)}: {', '.join(done)})"
+    what = "kept for the next step" if wanted is _KEEP else "given back at once"
+    return f"freed memory is {what} ({_version(library)}: {', '.join(done)})"
 
 
 def give_back_freed() -> None:

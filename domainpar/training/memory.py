@@ -16,7 +16,7 @@ import torch
 
 from domainpar.agreement import gather
 from domainpar.nn import fused
-from domainpar.nn.memory import ModelSize
+from domainpar.nn.memory import Forecast, ModelSize
 from domainpar.parallel.allocator import give_back_freed
 from domainpar.parallel.world import World
 from domainpar.training.parts import LabelledPart
@@ -71,13 +71,23 @@ class Expectation:
     """
 
     sample: str
-    size: ModelSize
+    size: Forecast
     shares: tuple[Share, ...]
 
     @property
     def fullest(self) -> int:
         """The rank that will hold most."""
         return max(range(len(self.shares)), key=lambda rank: self.shares[rank].expected)
+
+    @property
+    def largest(self) -> int:
+        """Bytes of that rank, with those of its bare process."""
+        share = self.shares[self.fullest]
+        return share.expected + share.bare
+
+    def fits(self, limit: float | None) -> bool:
+        """Whether no rank takes more than a limit in GiB; without one, whether there is room, as far as is known."""
+        return not self.shortages() if limit is None else self.largest <= limit * 2**30
 
     def as_record(self, taken: Sequence[int | None] = ()) -> dict[str, Any]:
         """For `run.json`: bytes of each rank, expected and (when the run is over) taken."""
@@ -120,7 +130,7 @@ class MemoryMeter:
             self._bare = int(psutil.Process().memory_info().rss)
         self._peak_before = self._peak()
 
-    def expect(self, size: ModelSize, part: LabelledPart, kept_edges: int, world: World) -> Expectation:
+    def expect(self, size: Forecast, part: LabelledPart, kept_edges: int, world: World) -> Expectation:
         """The bytes of all ranks at their peaks, with this rank's part of the largest sample. *Collective*.
 
         `kept_edges`: local edges of all samples whose data this rank will keep from step to step.
@@ -128,7 +138,8 @@ class MemoryMeter:
         graph = part.graph
         owned, ghosts, edges = graph.num_owned, graph.plan.num_ghosts, graph.num_edges
         if self._device.type == "cuda":
-            in_kernels = fused.missing() is None and size.item_bytes == 4 and size.hidden <= fused.WIDEST
+            has_kernels = isinstance(size, ModelSize) and size.item_bytes == 4 and size.hidden <= fused.WIDEST
+            in_kernels = has_kernels and fused.missing() is None
             one_step = size.bytes_on_gpu(owned + ghosts, edges, in_kernels)
         else:
             pairs = np.array([len(graph.tiles.pair_rows)])

@@ -43,7 +43,7 @@ def make_network(config: TrainConfig, store: EventStore, standard: Standard | No
         seed=config.seed,
         dtype=DTYPES[config.dtype],
         products=torch.bfloat16 if config.precision == "bf16" else None,
-        recompute_every=config.recompute_every,
+        recompute_every=None if config.recompute_every == "auto" else config.recompute_every,
         dropout=config.dropout,
         residual=config.residual,
         aggregate=config.aggregate,

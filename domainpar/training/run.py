@@ -20,11 +20,12 @@ from domainpar.parallel.signals import StopFlag
 from domainpar.parallel.transport import RanksFailed
 from domainpar.parallel.world import World
 from domainpar.training.checkpoint import TrainingState
+from domainpar.training.forecast import choose_recompute, expected_memory
 from domainpar.training.inputs import Lessons, open_lessons
 from domainpar.training.journal import Journal
 from domainpar.training.keeper import Keeper
 from domainpar.training.loop import Schedule, Trainer
-from domainpar.training.memory import Expectation, MemoryMeter
+from domainpar.training.memory import MemoryMeter
 from domainpar.training.network import DTYPES, begin_with, make_network, verify_network
 from domainpar.training.parts import PartLoader, Skip
 from domainpar.training.pretrained import source
@@ -85,6 +86,9 @@ def train(
         exactness = trainer.model.exactness(world.transport)
         trainer.model.take_from_root(world)
         verify_network(config, trainer.model, lessons, world)
+        memory, expected = MemoryMeter(world.device), None  # of the bare process, before the first part is loaded
+        if config.recompute_every == "auto" or config.memory_limit is not None:
+            expected = choose_recompute(config, trainer, lessons, memory)
         # Claim and resume.
         choice = config.out, config.resume, config.overwrite
         directory = RunDirectory.of_json(on_root(world.transport, lambda: choose_directory(*choice).to_json()))
@@ -97,9 +101,8 @@ def train(
             state = keeper.resume(lessons.digest)
         journal.say(*(f"note: {note}" for note in directory.notes))
         stack.enter_context(_failures_noted(directory, world))
-        # Steps. The bare process is measured before the first part is loaded.
-        memory = MemoryMeter(world.device)
-        expected = _expected_memory(trainer, lessons, memory, state)
+        # Steps.
+        expected = expected or expected_memory(trainer, lessons, memory, state.step)
         journal.begin(state, expected, allocator)
         began = time.perf_counter()
         state, stopped = _steps(config, lessons, keeper, state)
@@ -212,24 +215,3 @@ def make_trainer(config: TrainConfig, lessons: Lessons, world: World) -> Trainer
         seed=config.seed,
         check_replicas_every=config.check_replicas_every,
     )
-
-
-def _expected_memory(
-    trainer: Trainer, lessons: Lessons, memory: MemoryMeter, state: TrainingState
-) -> Expectation | None:
-    """The memory that the largest event will take, if that can be predicted. *Collective*.
-
-    The part that is loaded is kept for its step.
-    """
-    size, world = trainer.model.size, trainer.world
-    if size is None:
-        return None
-    world.mark("load", state.step)
-    readable = [sample for sample in lessons.train if sample.record.event not in lessons.store.unreadable]
-    if not readable:
-        return None
-    kept_edges = trainer.loader.kept_edges(lessons.train + lessons.val)
-    part = trainer.loader.load(max(readable, key=lambda sample: sample.cost))
-    # Groups of ranks load it each for itself; one that must leave it out leaves all without a prediction.
-    missing = world.step_boundary(torch.tensor([int(part is None)], dtype=torch.int64))
-    return None if part is None or missing[0] else memory.expect(size, part, kept_edges, world)

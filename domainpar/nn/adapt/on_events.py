@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -19,7 +20,6 @@ from domainpar.nn.adapt.part import GraphPart, split_graph
 from domainpar.nn.adapt.rows import Rows, rows_of
 from domainpar.nn.adapt.verify import verify
 from domainpar.nn.classifier import Differs, EdgeClassifier, Exactness
-from domainpar.nn.recompute import checked
 from domainpar.parallel.halo import Halo
 from domainpar.parallel.local import LocalGraph
 from domainpar.parallel.transport import Transport
@@ -50,7 +50,8 @@ class OnEvents(EdgeClassifier):
         check_module(module)
         if any(type(child).get_extra_state is not nn.Module.get_extra_state for child in module.modules()):
             raise ValueError("the model keeps extra state (get_extra_state), which a run's checkpoints would lose.")
-        self.module, self.recompute_every = module, checked(recompute_every)
+        self.module = module
+        self.recompute(recompute_every)
         self.exchanges = self.sums = 0
         self._wants = wanted_arguments(module)
         self._parts: WeakKeyDictionary[LocalGraph, tuple[GraphPart, Tensor]] = WeakKeyDictionary()
@@ -78,6 +79,11 @@ class OnEvents(EdgeClassifier):
         self.exchanges, self.sums = part.num_exchanges, part.num_sums
         zeros = graph.features.new_zeros(graph.num_edges)
         return zeros.index_copy(0, owned, logits.reshape(-1).to(zeros.dtype))
+
+    @property
+    def ways_to_recompute(self) -> Sequence[int | None]:
+        """With one iteration kept of two or more, what one of them makes is more than what they begin with."""
+        return (None, 2, 1)
 
     @property
     def layers(self) -> nn.Module:

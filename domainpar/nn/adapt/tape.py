@@ -13,6 +13,7 @@ ranks and rows of ghosts came from outside: they are kept. So is what other libr
 from __future__ import annotations
 
 import itertools
+import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections import defaultdict
@@ -29,7 +30,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from domainpar.nn.adapt.nested import flat, rebuilt, tensors_in
 from domainpar.nn.adapt.rows import unwatched
@@ -39,6 +40,9 @@ _BLANK = frozenset(("empty", "new_empty", "empty_like", "empty_strided", "new_em
 
 _RUNNING = ("running_mean", "running_var")
 """Arguments that norms change without saying so."""
+
+_again = threading.local()
+"""Says whether a segment runs again in this thread."""
 
 
 class Tape(TorchDispatchMode):
@@ -106,7 +110,8 @@ class Tape(TorchDispatchMode):
         return result
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, segments = kwargs or {}, tuple(self._open) if self._seen else ()
+        sees = self._seen and not getattr(_again, "runs", False)
+        kwargs, segments = kwargs or {}, tuple(self._open) if sees else ()
         with unwatched():
             for segment in segments:
                 segment.prepare(function, args, kwargs)
@@ -352,12 +357,16 @@ class Segment:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """As operations are carried out below autograd, seen by nobody."""
-    with unwatched(), _disable_current_modes(), torch.no_grad(), torch.inference_mode(False), ExitStack() as casts:
-        for device in ("cpu", "cuda"):
-            if torch.is_autocast_enabled(device):
-                casts.enter_context(torch.autocast(device, enabled=False))
-        yield
+    """As operations are carried out below autograd, written down by nobody."""
+    before, _again.runs = getattr(_again, "runs", False), True
+    try:
+        with unwatched(), torch.no_grad(), torch.inference_mode(False), ExitStack() as casts:
+            for device in ("cpu", "cuda"):
+                if torch.is_autocast_enabled(device):
+                    casts.enter_context(torch.autocast(device, enabled=False))
+            yield
+    finally:
+        _again.runs = before
 
 
 def _changed_in_place(shape: torch.Size) -> RuntimeError:

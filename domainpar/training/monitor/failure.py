@@ -109,8 +109,7 @@ def explained(error: BaseException, now: Now, model: EdgeClassifier) -> StepFail
     if (asked := asked_for(str(error))) is not None:
         facts.append(f"{asked} asked for")
     facts.append(f"{byte_size(free)} free on {place}")
-    size = model.size
-    recompute = "--recompute-every 2, " if size and size.recompute_every is None and size.graph_iters > 1 else ""
+    recompute = "--recompute-every auto, " if model.recompute_every is None and model.ways_to_recompute[1:] else ""
     hint = f"try {recompute}more ranks on more machines, or a smaller --hidden"
     return StepFailed(f"{where}: {'; '.join(facts)}", hint, event=now.event)
 

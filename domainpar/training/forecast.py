@@ -1,0 +1,180 @@
+"""The memory of a run before its first step: by formula or measured on a piece of an event, and what is made of it.
+
+Networks without a formula are measured. Two independent sectors of the largest event, of some thousand edges and of
+twice as many, are taken through both passes on one rank while every tensor is counted; what one edge more took is what
+an edge takes.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from domainpar.agreement import agree, on_root
+from domainpar.config import TrainConfig
+from domainpar.nn.catalogue import said_by
+from domainpar.nn.classifier import EdgeClassifier
+from domainpar.nn.memory import Forecast, MeasuredSize
+from domainpar.parallel.part_loading import Sector, load_part
+from domainpar.parallel.world import World
+from domainpar.problems import Problem
+from domainpar.training.inputs import Lessons
+from domainpar.training.loop import Trainer
+from domainpar.training.memory import Expectation, MemoryMeter, byte_size
+from domainpar.training.sampler import Sample
+
+EDGES_OF_A_PIECE = 8_000
+
+
+def expected_memory(trainer: Trainer, lessons: Lessons, memory: MemoryMeter, step: int) -> Expectation | None:
+    """The memory that the largest event will take; None if no event can be read. *Collective*.
+
+    Its part is loaded, and kept for its step.
+    """
+    found = _largest(trainer, lessons, step)
+    return None if found is None else _expected(trainer, lessons, memory, found, trainer.model.recompute_every)
+
+
+def choose_recompute(
+    config: TrainConfig, trainer: Trainer, lessons: Lessons, memory: MemoryMeter
+) -> Expectation | None:
+    """Hold a run to its `--memory-limit`, and set how much it recomputes where that is left to us. *Collective*.
+
+    `auto` takes the way that recomputes least of those that fit. Without a limit it has what is free.
+
+    Raises:
+        Refused: On all ranks alike, if no way fits, with the least that would.
+    """
+    found = _largest(trainer, lessons, 0)
+    if found is None:
+        return None
+    model, is_auto = trainer.model, config.recompute_every == "auto"
+    expectation: Expectation | None = None
+    for every in model.ways_to_recompute if is_auto else (model.recompute_every,):
+        way = _expected(trainer, lessons, memory, found, every)
+        # Of ways that do not fit, the least of all is to be told.
+        if expectation is None or way.fits(config.memory_limit) or way.largest < expectation.largest:
+            expectation = way
+        if way.fits(config.memory_limit):
+            break
+    assert expectation is not None
+    model.recompute(expectation.size.recompute_every)
+    problem = None
+    if config.memory_limit is not None and not expectation.fits(config.memory_limit):
+        share = expectation.shares[expectation.fullest]
+        saves = not is_auto and model.recompute_every is None
+        problem = Problem(
+            f"--memory-limit {config.memory_limit:g} GiB: event {expectation.sample} will take "
+            f"{byte_size(expectation.largest)} on rank {expectation.fullest}, {byte_size(share.bare)} of the bare "
+            f"process included, for {share.edges:,} edges",
+            f"{'--recompute-every auto, ' if saves else ''}more ranks, a smaller --hidden or fewer --graph-iters",
+        )
+    agree(trainer.world.transport, problem)
+    return expectation
+
+
+def _largest(trainer: Trainer, lessons: Lessons, step: int) -> Sample | None:
+    """The largest sample that can be read and is loaded; None, on all ranks alike, if there is none. *Collective*."""
+    world = trainer.world
+    world.mark("load", step)
+    readable = [sample for sample in lessons.train if sample.record.event not in lessons.store.unreadable]
+    if not readable:
+        return None
+    sample = max(readable, key=lambda sample: sample.cost)
+    # Groups of ranks load it each for itself; one that must leave it out leaves all without a prediction.
+    missing = world.step_boundary(torch.tensor([int(trainer.loader.load(sample) is None)], dtype=torch.int64))
+    return None if missing[0] else sample
+
+
+def _expected(
+    trainer: Trainer, lessons: Lessons, memory: MemoryMeter, sample: Sample, every: int | None
+) -> Expectation:
+    """What all ranks will hold if segments have so many iterations. *Collective*."""
+    model, world = trainer.model, trainer.world
+    size: Forecast
+    if model.size is not None:
+        size = replace(model.size, recompute_every=every)
+    else:
+        world.mark("measure", 0)
+        figures = on_root(world.transport, lambda: _measured(trainer, lessons, sample, every))
+        size = MeasuredSize(*figures, every)
+    part = trainer.loader.load(sample)
+    assert part is not None
+    return memory.expect(size, part, trainer.loader.kept_edges(lessons.train + lessons.val), world)
+
+
+def _measured(trainer: Trainer, lessons: Lessons, sample: Sample, every: int | None) -> tuple[float, int]:
+    """Bytes of an edge, and those that do not grow with edges, while a network takes both passes."""
+    record, world = sample.record, World.alone(trainer.world.device)
+    pieces = []
+    for wanted in (EDGES_OF_A_PIECE, 2 * EDGES_OF_A_PIECE):
+        number = min(max(record.num_edges // wanted, 1), record.num_tiles)
+        with lessons.store.open(record) as event:
+            sector = Sector(number // 2, number)
+            part = load_part(event, world.domain, sector=sector, device=world.device, dtype=trainer.loader.dtype)
+        pieces.append((part.graph.num_edges, _peak(trainer.model, part, every)))
+    (few, low), (many, high) = pieces
+    if many <= few or high <= low:  # an event of one small tile
+        return high / max(many, 1), 0
+    of_edge = (high - low) / (many - few)
+    return of_edge, max(int(low - few * of_edge), 0)
+
+
+def _peak(model: EdgeClassifier, part: Any, every: int | None) -> int:
+    """The most bytes of tensors at once in both passes over a part."""
+    model = copy.deepcopy(model)  # running means stay as they are
+    model.recompute(every)
+    counted, gradients = _Tensors(), model.gradients()
+    try:
+        with counted:
+            logits = model(part.graph, part.halo, 1)
+            logits.backward(torch.ones_like(logits))
+    except Exception as error:  # a user's own code may raise anything
+        raise ValueError(f"the network cannot be run on a piece of an event: {said_by(error)}") from error
+    del gradients
+    return counted.peak
+
+
+class _Tensors(TorchDispatchMode):
+    """Counts the memory of tensors that are made while it is on.
+
+    Attributes:
+        peak: The most bytes that were there at once.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.peak = self._now = 0
+        self._alive: set[int] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        known = {_address(tensor) for tensor in _tensors_in([*args, *(kwargs or {}).values()])}
+        for tensor in _tensors_in(result if isinstance(result, (tuple, list)) else [result]):
+            address = _address(tensor)
+            if address not in known and address not in self._alive:
+                size = tensor.untyped_storage().nbytes()
+                self._alive.add(address)
+                self._now += size
+                self.peak = max(self.peak, self._now)
+                weakref.finalize(tensor.untyped_storage(), self._gone, address, size)
+        return result
+
+    def _gone(self, address: int, size: int) -> None:
+        self._alive.discard(address)
+        self._now -= size
+
+
+def _tensors_in(values: Sequence[Any]) -> list[torch.Tensor]:
+    flat = [item for value in values for item in (value if isinstance(value, (tuple, list)) else (value,))]
+    return [item for item in flat if isinstance(item, torch.Tensor) and item.layout is torch.strided]
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
