@@ -42,9 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _work(config: TrainConfig, stop: StopFlag) -> int:
-    # Between what stays of a pass that is computed again, memory that is kept would be gaps of no use.
-    leaves_gaps = config.allocator == "auto" and config.recompute_every is not None
-    allocator = set_up_allocator("lean" if leaves_gaps else config.allocator)
+    allocator = set_up_allocator(config.way_with_freed_memory)
 
     import torch
 

@@ -34,8 +34,9 @@ class Ranks(Group):
     """Threads of a rank on cpu. The answer does not depend on it. Default: an equal share of the cores."""
 
     allocator: Literal["auto", "keep", "lean", "system"] = "auto"
-    """keep: memory that is freed stays with its process for the next step (glibc). lean: it is given back at once, which
-    takes time and leaves no gaps. system: as the C library does. auto: lean with --recompute-every, else keep."""
+    """keep: memory that is freed stays with its process for the next step (glibc). lean: it is given back at once: less
+    memory, more time. system: as the C library does. auto: lean for networks on torch's kernels with --recompute-every,
+    else keep."""
 
     def check(self) -> None:
         """Refuse what the ranks cannot do."""

@@ -273,6 +273,12 @@ class Watching(Group):
 class TrainConfig(Run, Ranks, Launch, BadEvents, Network, Learning, Memory, Loss, Record, Watching):
     """All flags of `train`."""
 
+    @property
+    def way_with_freed_memory(self) -> str:
+        """`allocator`, where that is left to us: between what stays of a pass, memory that is kept would be gaps."""
+        leaves_gaps = self.recompute_every is not None and self.model not in BITWISE
+        return ("lean" if leaves_gaps else "keep") if self.allocator == "auto" else self.allocator
+
     def check(self) -> None:
         """Refuse what this device cannot do."""
         if self.offload and self.device == "cpu":

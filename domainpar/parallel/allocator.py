@@ -3,8 +3,9 @@
 glibc gives them back to the system. A training step frees tensors of many megabytes and asks for them again, and each
 time gets them as zeroed pages, one fault a page: that makes a step of plain PyG three times as long. Kept, they cost
 nothing from the second step on. The price is memory: torch asks for aligned blocks, and glibc (2.36) does not put one
-into the gap that another of the same size has left. Stages of our own keep their tables apart (`tables`) and do not
-depend on this.
+into the gap that another of the same size has left. So a pass that is computed again to save memory would save little:
+there blocks are given back at once, at the price of time. Stages of our own keep their tables apart (`tables`) and do
+not depend on this.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from collections.abc import Mapping
 from ctypes import c_char_p, c_void_p
 
 # Numbers of glibc's malloc.h. One arena, for a thread's own cannot hold a block above 64 MiB and so keeps none.
-# Huge pages (torch's THP_MEM_ALLOC_ENABLE) are not asked for: alone they leave the zeroing, which costs as much as the
-# faults; with memory that is kept they save nothing, and their alignment leaves larger gaps.
+# Huge pages (torch's THP_MEM_ALLOC_ENABLE) save nothing with memory that is kept, and their alignment leaves larger
+# gaps; with memory that is given back they leave the zeroing, which costs as much as the faults.
 _KEEP = {"no mmap": (-4, 0), "no trim": (-1, -1), "one arena": (-8, 1)}
 _LEAN = {"mmap from 1 MiB": (-3, 2**20)}
 
@@ -28,8 +29,8 @@ def set_up_allocator(how: str = "keep") -> str:
     changes the whole process and never fails.
 
     Args:
-        how: `keep` it, which is `auto`, too; `lean`, to give large blocks back at once, so that there are no gaps between those that stay;
-            `system`, to change nothing.
+        how: `keep` it, which is `auto`, too; `lean`, to give large blocks back at once, so that there are no gaps
+            between those that stay; `system`, to change nothing.
 
     Returns:
         The change in words, or why nothing was changed.
@@ -41,6 +42,8 @@ def set_up_allocator(how: str = "keep") -> str:
         return "left as it is: this C library is not glibc"
     if reason := _set_by_others(library, os.environ):
         return f"left as it is: {reason}"
+    if how == "lean":
+        os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch reads it once: huge pages, so that few are faults
     wanted = _LEAN if how == "lean" else _KEEP
     done = [name for name, (parameter, value) in wanted.items() if library.mallopt(parameter, value) == 1]
     if len(done) < len(wanted):

@@ -119,16 +119,22 @@ class MemoryMeter:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self.forget_peak()
+        self._bare = torch.cuda.memory_allocated(device) if self._of_gpu else int(psutil.Process().memory_info().rss)
+
+    def forget_peak(self) -> None:
+        """Count peaks from now on; where the system does not allow it they count from the start of the process."""
         give_back_freed()
-        # Peaks count from now on; where the system does not allow it they count from the start of the process.
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
-            self._bare = torch.cuda.memory_allocated(device)
+        if self._of_gpu:
+            torch.cuda.reset_peak_memory_stats(self._device)
         else:
             with suppress(OSError):
                 Path("/proc/self/clear_refs").write_text("5")
-            self._bare = int(psutil.Process().memory_info().rss)
         self._peak_before = self._peak()
+
+    @property
+    def _of_gpu(self) -> bool:
+        return self._device.type == "cuda"
 
     def expect(self, size: Forecast, part: LabelledPart, kept_edges: int, world: World) -> Expectation:
         """The bytes of all ranks at their peaks, with this rank's part of the largest sample. *Collective*.
@@ -137,7 +143,7 @@ class MemoryMeter:
         """
         graph = part.graph
         owned, ghosts, edges = graph.num_owned, graph.plan.num_ghosts, graph.num_edges
-        if self._device.type == "cuda":
+        if self._of_gpu:
             has_kernels = isinstance(size, ModelSize) and size.item_bytes == 4 and size.hidden <= fused.WIDEST
             in_kernels = has_kernels and fused.missing() is None
             one_step = size.bytes_on_gpu(owned + ghosts, edges, in_kernels)
@@ -156,7 +162,7 @@ class MemoryMeter:
         return gather(world.transport, peak - self._bare if peak > self._peak_before else None)
 
     def _peak(self) -> int:
-        return torch.cuda.max_memory_allocated(self._device) if self._device.type == "cuda" else peak_rss_bytes()
+        return torch.cuda.max_memory_allocated(self._device) if self._of_gpu else peak_rss_bytes()
 
 
 def free_memory(device: torch.device) -> tuple[str, int]:

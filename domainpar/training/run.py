@@ -102,7 +102,7 @@ def train(
         journal.say(*(f"note: {note}" for note in directory.notes))
         stack.enter_context(_failures_noted(directory, world))
         # Steps.
-        expected = expected or expected_memory(trainer, lessons, memory, state.step)
+        expected = expected or expected_memory(config, trainer, lessons, memory, state.step)
         journal.begin(state, expected, allocator)
         began = time.perf_counter()
         state, stopped = _steps(config, lessons, keeper, state)

@@ -66,10 +66,12 @@ def memory_expected(expectation: Expectation | None) -> list[str]:
     share, num_ranks = expectation.shares[rank], len(expectation.shares)
     who = "" if num_ranks == 1 else f" on the fullest of {num_ranks} ranks (rank {rank})"
     ghosts = f" and {several(share.ghosts, 'ghost')}" if num_ranks > 1 else ""
+    every = expectation.size.recompute_every
+    how = "" if every is None else f", with --recompute-every {every}"
     lines = [
         f"memory   : {byte_size(share.expected)} expected{who}, above {byte_size(share.bare)} of the bare process, for",
         f"           {several(share.edges, 'edge')} and {several(share.owned, 'node')}{ghosts} of event "
-        f"{expectation.sample}",
+        f"{expectation.sample}{how}",
     ]
     every = expectation.size.leanest_recompute()
     recompute = "" if every is None else f"--recompute-every {every}, "

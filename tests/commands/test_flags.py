@@ -68,7 +68,8 @@ REFUSED_FLAGS = {
     "a precision that is none": ("--precision fp16", "expected one of full, tf32x3, bf16", "did you mean bf16?"),
     "to drop everything": ("--dropout 1", "--dropout is 1.0; it must be", "omit --dropout"),
     "to drop less than nothing": ("--dropout -0.1", "--dropout is -0.1; it must be", "omit --dropout"),
-    "no iteration kept": ("--recompute-every 1", "--recompute-every is 1; it must be at least 2", "omit --recompute"),
+    "no iteration kept": ("--recompute-every 0", "--recompute-every is 0; it must be at least 1", "omit --recompute"),
+    "no memory": ("--memory-limit 0", "--memory-limit is 0.0; it must be", "omit --memory-limit"),
     "to offload what lies there": ("--offload", "--device is cpu, whose states lie there", "--recompute-every 2"),
     "to offload next to nothing": (
         "--offload --device cuda --recompute-every 2",

@@ -297,7 +297,7 @@ def test_a_run_says_what_it_tried_and_how_to_score(store, tmp_path, capsys):
     tried = next(number for number, line in enumerate(printed) if line.startswith("verify   : "))
     assert "--no-verify" in printed[tried]
     assert printed[tried + 1].strip().startswith("exact on 4 ranks")
-    assert next(number for number, line in enumerate(printed) if line.startswith("split=train")) < 13
+    assert next(number for number, line in enumerate(printed) if line.startswith("split=train")) < 14
     assert any(line.startswith("exactness: the answer of any number of ranks to rounding") for line in printed)
     assert any(line.startswith("network  : own_models:small, ") for line in printed)
     assert printed[-1].endswith(f"-m domainpar.infer --run {tmp_path / 'run'} --model own_models:small --tracks grow")
@@ -491,7 +491,7 @@ def test_a_network_that_cannot_be_made_is_refused_before_a_file_is_touched(
 
 
 @pytest.mark.parametrize(
-    "flag", ["--precision bf16", "--recompute-every 2", "--shared-weights", "--dropout 0.1", "--readouts all"]
+    "flag", ["--precision bf16", "--shared-weights", "--dropout 0.1", "--readouts all"]
 )
 def test_flags_that_a_network_of_the_field_does_not_have_are_refused_by_their_names(store, tmp_path, capfd, flag):
     said = refused(capfd, train, words(store, tmp_path / "run", "--model", "gcn", *flag.split()))

@@ -100,11 +100,11 @@ def test_how_large_the_part_is_and_what_to_try(store):
 
         trainer.model.head.give_limbs = noted
 
-    said = fails_on_one(store, spoil)
+    said = fails_on_one(store, spoil, graph_iters=3)
     owned, ghosts, edges = sizes[0]
     assert min(owned, ghosts, edges) > 0
     assert f"{owned:,} owned + {ghosts:,} ghost nodes, {edges:,} local edges; " in said.what
-    assert said.hint == "try --recompute-every 2, more ranks on more machines, or a smaller --hidden"
+    assert said.hint == "try --recompute-every auto, more ranks on more machines, or a smaller --hidden"
     sparing = fails_on_one(store, spoil, recompute_every=2, graph_iters=3)
     assert sparing.hint == "try more ranks on more machines, or a smaller --hidden"
 
