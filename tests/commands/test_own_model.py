@@ -490,9 +490,7 @@ def test_a_network_that_cannot_be_made_is_refused_before_a_file_is_touched(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "flag", ["--precision bf16", "--shared-weights", "--dropout 0.1", "--readouts all"]
-)
+@pytest.mark.parametrize("flag", ["--precision bf16", "--shared-weights", "--dropout 0.1", "--readouts all"])
 def test_flags_that_a_network_of_the_field_does_not_have_are_refused_by_their_names(store, tmp_path, capfd, flag):
     said = refused(capfd, train, words(store, tmp_path / "run", "--model", "gcn", *flag.split()))
     assert f"--model gcn has no {flag.rstrip(' .0123456789') if 'bf16' not in flag else flag}; interaction and " in said
