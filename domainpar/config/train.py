@@ -190,7 +190,7 @@ class Memory(Group):
     """Keep what waits for the backward pass in the host's memory (with --device cuda)."""
 
     def check(self) -> None:
-        """Refuse intervals that save nothing."""
+        """Refuse segments of no iteration, and no memory at all."""
         if self.recompute_every != "auto":
             self._bounded("recompute_every", least=1)
         self._bounded("memory_limit", positive=True)

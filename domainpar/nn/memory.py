@@ -17,6 +17,9 @@ BATCH_ROWS = 2**18
 MOST_BYTES_OF_PROGRAMS = 2**25
 """Of the memory in which the programs of a launch on a GPU work: 264 times some 110 kB, one for some 1,000 edges."""
 
+DATA_BYTES = 72
+"""Of a local edge: features, ends, pair, ids, label, class and weight."""
+
 MOST_BYTES_OF_LAYERS = 2**27
 """Of the layers that one stage may keep for backward on a rank."""
 
@@ -60,11 +63,7 @@ class MeasuredSize:
     fixed_bytes: int
     recompute_every: int | None = None
 
-    data_bytes: ClassVar[int] = 72
-    """As of `ModelSize`."""
-
-    def __str__(self) -> str:
-        return f"{self.bytes_of_edge:,.0f} bytes an edge, measured"
+    data_bytes: ClassVar[int] = DATA_BYTES
 
     def bytes_of(self, num_nodes: IntArray, num_edges: IntArray, num_pairs: IntArray | None = None) -> IntArray:
         """Predicted peak of one training step above the bare process, of each part."""
@@ -104,8 +103,7 @@ class ModelSize:
     node_first: bool = False
     readouts: int = 1
 
-    data_bytes: ClassVar[int] = 72
-    """Of a local edge: features, ends, pair, ids, label, class and weight."""
+    data_bytes: ClassVar[int] = DATA_BYTES
 
     def __str__(self) -> str:
         return f"hidden {self.hidden}, {self.graph_iters} iterations, {8 * self.item_bytes} bit"

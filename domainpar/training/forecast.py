@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from domainpar.agreement import Refused, agree, on_root
 from domainpar.config import BITWISE, TrainConfig
+from domainpar.nn.adapt.nested import tensors_in
+from domainpar.nn.adapt.versions import memory_of
 from domainpar.nn.catalogue import said_by
 from domainpar.nn.classifier import EdgeClassifier
 from domainpar.nn.memory import Forecast, MeasuredSize
@@ -176,11 +177,11 @@ class _Tensors(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
-        known = {_address(tensor) for tensor in _tensors_in([*args, *(kwargs or {}).values()])}
+        known = set(map(memory_of, _with_memory((args, kwargs or {}))))
         if function.overloadpacket is torch.ops.aten.set_:  # a table into memory of our own: `empty_table`
             known = set()
-        for tensor in _tensors_in(result if isinstance(result, (tuple, list)) else [result]):
-            address = _address(tensor)
+        for tensor in _with_memory(result):
+            address = memory_of(tensor)
             if address not in known and address not in self._alive:
                 size = tensor.untyped_storage().nbytes()
                 self._alive.add(address)
@@ -194,10 +195,5 @@ class _Tensors(TorchDispatchMode):
         self._now -= size
 
 
-def _tensors_in(values: Sequence[Any]) -> list[torch.Tensor]:
-    flat = [item for value in values for item in (value if isinstance(value, (tuple, list)) else (value,))]
-    return [item for item in flat if isinstance(item, torch.Tensor) and item.layout is torch.strided]
-
-
-def _address(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+def _with_memory(values: Any) -> list[torch.Tensor]:
+    return [tensor for tensor in tensors_in(values) if tensor.layout is torch.strided]

@@ -20,6 +20,7 @@ from domainpar.training.parts import Skip
 from domainpar.training.sampler import Sample, deal
 from domainpar.words import between, several, this_python
 
+WIDEST = 120  # of a printed line
 SQUASHED = "WARNING: every output of the network lay in 0..1. Logits are expected: return what goes into a last sigmoid"
 
 
@@ -68,11 +69,13 @@ def memory_expected(expectation: Expectation | None) -> list[str]:
     ghosts = f" and {several(share.ghosts, 'ghost')}" if num_ranks > 1 else ""
     every = expectation.size.recompute_every
     how = "" if every is None else f", with --recompute-every {every}"
-    lines = [
-        f"memory   : {byte_size(share.expected)} expected{who}, above {byte_size(share.bare)} of the bare process, for",
-        f"           {several(share.edges, 'edge')} and {several(share.owned, 'node')}{ghosts} of event "
-        f"{expectation.sample}{how}",
-    ]
+    first = (
+        f"memory   : {byte_size(share.expected)} expected{who}, above {byte_size(share.bare)} of the bare process, for"
+    )
+    part = (
+        f"{several(share.edges, 'edge')} and {several(share.owned, 'node')}{ghosts} of event {expectation.sample}{how}"
+    )
+    lines = [f"{first} {part}"] if len(first) + len(part) < WIDEST else [first, f"           {part}"]
     every = expectation.size.leanest_recompute()
     recompute = "" if every is None else f"--recompute-every {every}, "
     for shortage in expectation.shortages():

@@ -94,7 +94,9 @@ def test_what_is_expected_is_said_with_the_part_it_is_for():
         "           12,345 edges and 900 nodes and 100 ghosts of event 7",
     ]
     alone = summary.memory_expected(Expectation("7", ModelSize(), (share(3 * GIB),)))
-    assert alone[0] == "memory   : 3.00 GiB expected, above 400 MiB of the bare process, for"
+    assert alone == [
+        "memory   : 3.00 GiB expected, above 400 MiB of the bare process, for 12,345 edges and 900 nodes of event 7"
+    ]
 
 
 @pytest.mark.parametrize(

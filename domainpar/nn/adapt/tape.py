@@ -34,6 +34,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from domainpar.nn.adapt.nested import flat, rebuilt, tensors_in
 from domainpar.nn.adapt.rows import unwatched
+from domainpar.nn.adapt.versions import memory_of
 
 _BLANK = frozenset(("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "empty_permuted"))
 """Operations that make memory for others to write into."""
@@ -261,7 +262,7 @@ class Segment:
     def prepare(self, function: Any, args: Any, kwargs: Any) -> None:
         """Before an operation: what came from outside and is about to change is kept as it was."""
         for tensor in _changed(function, args, kwargs):
-            address = _address(tensor) if _is_plain(tensor) else None
+            address = memory_of(tensor) if _is_plain(tensor) else None
             if address is None or (address in self._memory and self._memory[address][0] not in self._outside):
                 continue
             # All that has read it so far reads this copy; all that follows, a copy of the copy, changed once more.
@@ -274,20 +275,20 @@ class Segment:
         given, made, changed = tensors_in((args, kwargs)), tensors_in(result), _changed(function, args, kwargs)
         if not all(map(_is_plain, (*given, *made))) or not _may_run_again(function):
             for tensor in filter(_is_plain, changed):  # nobody here knows how: from now on it came from outside
-                self._memory.pop(_address(tensor), None)
+                self._memory.pop(memory_of(tensor), None)
             return
-        known = set(map(_address, given))
-        fresh = [it for it in enumerate(made) if not {_address(it[1])} & (known | self._memory.keys())]
+        known = set(map(memory_of, given))
+        fresh = [it for it in enumerate(made) if not {memory_of(it[1])} & (known | self._memory.keys())]
         if not fresh and not changed:  # it made a view, or a number for the host
             return
-        changes = frozenset(self._memory[_address(tensor)][0] for tensor in changed)
+        changes = frozenset(self._memory[memory_of(tensor)][0] for tensor in changed)
         self._blank -= changes
         for tensor in _changed(function, args, kwargs, unsaid=False):
-            self._changes[self._memory[_address(tensor)][0]].append(self._view(tensor))
+            self._changes[self._memory[memory_of(tensor)][0]].append(self._view(tensor))
         args, kwargs = rebuilt((args, kwargs), lambda value: self._view(value) if isinstance(value, Tensor) else value)
         makes = self._note(function, args, kwargs, changes).makes
         for at, tensor in fresh:
-            if _address(tensor) not in self._memory:  # results may share their memory
+            if memory_of(tensor) not in self._memory:  # results may share their memory
                 makes[at] = self._new(tensor)
                 if getattr(function, "overloadpacket", function).__name__ in _BLANK:
                     self._blank.add(makes[at])
@@ -346,12 +347,12 @@ class Segment:
 
     def _number(self, tensor: Tensor) -> int | None:
         """The number of a tensor's memory; None of what came from outside, or was written where torch does not see."""
-        memory = self._memory.get(_address(tensor), (None,))[0]
+        memory = self._memory.get(memory_of(tensor), (None,))[0]
         return None if memory in self._blank else memory
 
     def _new(self, tensor: Tensor) -> int:
         memory = next(self._count)
-        self._memory[_address(tensor)] = memory, StorageWeakRef(tensor.untyped_storage())
+        self._memory[memory_of(tensor)] = memory, StorageWeakRef(tensor.untyped_storage())
         return memory
 
 
@@ -374,10 +375,6 @@ def _changed_in_place(shape: torch.Size) -> RuntimeError:
         f"a tensor of shape {tuple(shape)} that backward needs was changed in place after it was used; use an "
         "operation that makes a new tensor, and step the optimiser after backward."
     )
-
-
-def _address(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
 
 
 def _is_plain(tensor: Tensor) -> bool:

@@ -50,7 +50,7 @@ class Versions:
         self._of_held = {key: tensor._version for key, tensor in self._held.items()}
         self._sharing: dict[int, list[int]] = {}
         for key, tensor in self._held.items():
-            self._sharing.setdefault(_memory(tensor), []).append(key)
+            self._sharing.setdefault(memory_of(tensor), []).append(key)
         # A weak reference keeps an address from being used again while it is a key here.
         self._of_memory: dict[int, tuple[StorageWeakRef, int]] = {}
         self._spoiled: dict[int, StorageWeakRef] = {}  # for the same reason not a set
@@ -66,13 +66,13 @@ class Versions:
         for tensor in tensors:
             if not _counts(tensor):
                 continue
-            if self._spoiled and _memory(tensor) in self._spoiled:
+            if self._spoiled and memory_of(tensor) in self._spoiled:
                 raise NotExact(
                     f"a tensor of shape {tuple(tensor.shape)} is used after rows were summed into it in place; use "
                     "what that call returned, or make the tensor as x.new_zeros(x.size(0), ...)."
                 )
-            self._check_stand_in(_memory(tensor), tensor._version)
-            _, version = self._of_memory.get(_memory(tensor), (None, tensor._version))
+            self._check_stand_in(memory_of(tensor), tensor._version)
+            _, version = self._of_memory.get(memory_of(tensor), (None, tensor._version))
             if self._of_held.get(id(tensor), version) != tensor._version:
                 raise NotExact(
                     f"a tensor of shape {tuple(tensor.shape)} was changed in place where torch does not tell (a "
@@ -85,7 +85,7 @@ class Versions:
         for tensor in tensors:
             if not _counts(tensor):
                 continue
-            memory = _memory(tensor)
+            memory = memory_of(tensor)
             self._check_stand_in(memory, tensor._version)
             for key in self._sharing.get(memory, ()):
                 self._of_held[key] = self._held[key]._version
@@ -95,18 +95,18 @@ class Versions:
 
     def spoil(self, tensor: Tensor) -> None:
         """Refuse a tensor, and all its views, from now on: torch would have changed it in place, and we did not."""
-        self._spoiled[_memory(tensor)] = StorageWeakRef(tensor.untyped_storage())
+        self._spoiled[memory_of(tensor)] = StorageWeakRef(tensor.untyped_storage())
 
     def stands_in(self, tensor: Tensor, of: Tensor) -> None:
         """Note a new tensor where torch has a view of another one, or that one itself.
 
         What is written into one of the two, torch writes into both. So from then on the new one is refused.
         """
-        if _counts(tensor) and _counts(of) and _memory(of) not in self._sharing:
+        if _counts(tensor) and _counts(of) and memory_of(of) not in self._sharing:
             self.seen((of,))
             reference, stand_in = StorageWeakRef(tensor.untyped_storage()), weakref.ref(tensor)
-            self._stand_ins[_memory(tensor)] = _StandIn(
-                reference, stand_in, tensor._version, weakref.ref(of), _memory(of), of._version
+            self._stand_ins[memory_of(tensor)] = _StandIn(
+                reference, stand_in, tensor._version, weakref.ref(of), memory_of(of), of._version
             )
 
     def _check_stand_in(self, memory: int, version: int) -> None:
@@ -122,11 +122,11 @@ class Versions:
     def keep(self, arguments: Sequence[Tensor]) -> None:
         """Note the arguments of the pass, which the caller has before and afterwards."""
         self.seen(arguments)
-        self._of_caller.update(_memory(tensor) for tensor in arguments if _counts(tensor))
+        self._of_caller.update(memory_of(tensor) for tensor in arguments if _counts(tensor))
 
     def outlives_the_pass(self, tensor: Tensor) -> bool:
         """Whether it is, or is a view of, an argument or what the model held before."""
-        return _counts(tensor) and (_memory(tensor) in self._sharing or _memory(tensor) in self._of_caller)
+        return _counts(tensor) and (memory_of(tensor) in self._sharing or memory_of(tensor) in self._of_caller)
 
     def check_at_the_end(self, result: Iterable[Tensor]) -> None:
         """Refuse what was changed since it was last seen: the result, what the model holds, what stands for another."""
@@ -143,5 +143,6 @@ def _counts(tensor: Tensor) -> bool:
     return not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
-def _memory(tensor: Tensor) -> int:
+def memory_of(tensor: Tensor) -> int:
+    """The memory that a tensor looks into, as a number: all views of it have the same, as long as one of them lives."""
     return int(tensor.untyped_storage()._cdata)
