@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 import torch
 import torch_geometric.nn as pyg
-from plain_pyg import EdgeUpdate, NodeUpdate, PlainInteraction
+from plain_pyg import PlainInteraction
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch_geometric.data import Data
@@ -64,34 +64,9 @@ def of_pyg(name: str, **options: Any) -> Network:
     return Network(make)
 
 
-class EvolvingEdges(PlainInteraction):
-    """The plain network, but sums at nodes have rows from `x` and not from `len(x)`, which torch does not see."""
-
-    @staticmethod
-    def _degrees(x: Tensor, edge_index: Tensor, e: Tensor) -> list[Tensor]:
-        src, dst = edge_index
-        return [torch.zeros_like(x[:, :1]).index_add(0, end, torch.ones_like(e[:, :1])) for end in (dst, src)]
-
-    @staticmethod
-    def _edge_first(
-        edge_stage: EdgeUpdate,
-        node_stage: NodeUpdate | None,
-        x: Tensor,
-        edge_index: Tensor,
-        e: Tensor,
-        scales: Sequence[Tensor],
-    ) -> tuple[Tensor, Tensor]:
-        e = edge_stage(x, edge_index, e)
-        if node_stage is None:
-            return x, e
-        src, dst = edge_index
-        sums = [torch.zeros_like(x).index_add(0, end, e) * scale for end, scale in zip((dst, src), scales)]
-        return x + node_stage.mlp(torch.cat([x, *sums], dim=1)), e
-
-
 def interaction(graph: Data, sizes: Any) -> nn.Module:
     """The edge classifier whose edges have states."""
-    return EvolvingEdges(graph.num_node_features, graph.num_edge_features, sizes.hidden, sizes.graph_iters)
+    return PlainInteraction(graph.num_node_features, graph.num_edge_features, sizes.hidden, sizes.graph_iters)
 
 
 def agnn(graph: Data, sizes: Any) -> nn.Module:

@@ -59,6 +59,7 @@ BENCHES = (
     Bench("step", "--ranks 1 2 --threads 1 2 --competitors eager --hidden 16 --rounds 1", "--case small"),
     Bench("inference", "--hidden 16 --rounds 1", "--case medium"),
     Bench("memory", "--ranks 1 2 --hidden 16 --rounds 1 --repeats 1", "--case small"),
+    Bench("own_memory", "--ranks 1 2 --sizes 16x2 16x2 --piece tiny", "--case small"),
     Bench("exchange", "--ranks 2 --repeats 10", "--case medium"),
     Bench("partition", "--groupings contiguous --parts 2 8", "--hits 30000 --tiles 64"),
     Bench("scaling", "--parts 2 4 --weak-parts 4 --weak-hits 9000 --hidden 16 --rounds 1", "--case small"),

@@ -41,11 +41,13 @@ PACKAGES = ("torch", "torch-geometric", "numpy", "numba", "pymetis", "mpi4py", "
 ALLOCATORS: dict[str, dict[str, str]] = {
     "default": {},
     "keep": {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40), "MALLOC_TOP_PAD_": str(2**26)},
+    "lean": {"MALLOC_MMAP_THRESHOLD_": str(2**20), "THP_MEM_ALLOC_ENABLE": "1"},
 }
 ALLOCATORS_IN_WORDS = {
     "default": "the C library's own, as people run it: large blocks that are freed go back to the system, and come "
     "again as zeroed pages, a fault each",
     "keep": "what is freed stays with the process, for the next step",
+    "lean": "large blocks that are freed go back to the system at once, so that there are no gaps between others",
 }
 
 

@@ -30,6 +30,7 @@ from torch_geometric.nn import MessagePassing
 
 from domainpar.events.store import EventStore, WholeEvent
 from domainpar.measure.steps import PRECISIONS
+from domainpar.nn.adapt.stream import stream
 from domainpar.parallel.world import World
 from domainpar.training.record import peak_rss_bytes
 
@@ -89,7 +90,7 @@ class NodeUpdate(MessagePassing):
         self.mlp = PlainMLP(*widths, updates=True)
 
     def forward(self, x: Tensor, edge_index: Tensor, e: Tensor, scales: Sequence[Tensor]) -> Tensor:
-        size = (len(x), len(x))
+        size = (x.size(0), x.size(0))
         at_dst = self.propagate(edge_index, e=e, size=size) * scales[0]
         at_src = self.propagate(edge_index.flip(0), e=e, size=size) * scales[1]
         return x + self.mlp(torch.cat([x, at_dst, at_src], dim=1))
@@ -108,6 +109,7 @@ class PlainInteraction(nn.Module):
         graph_iters: Number of iterations.
         node_first: The order: node states before edge states, or after them.
         checkpointed: Keep only the inputs of each iteration for backward.
+        edges_per_block: Stream the updates of edges over blocks of them; None: all at once.
     """
 
     def __init__(
@@ -118,10 +120,11 @@ class PlainInteraction(nn.Module):
         graph_iters: int,
         node_first: bool = False,
         checkpointed: bool = False,
+        edges_per_block: int | None = None,
     ) -> None:
         super().__init__()
         widths = (hidden, hidden)
-        self.node_first, self.checkpointed = node_first, checkpointed
+        self.node_first, self.checkpointed, self.edges_per_block = node_first, checkpointed, edges_per_block
         self.node_encoder = RowUpdate(node_features, *widths)
         self.edge_encoder = EdgeUpdate(2 * hidden + edge_features, *widths)
         self.edge_stages = nn.ModuleList(EdgeUpdate(3 * hidden, *widths, updates=True) for _ in range(graph_iters))
@@ -132,20 +135,24 @@ class PlainInteraction(nn.Module):
     def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
         """Logits of all edges, [num_edges]."""
         x = self.node_encoder(x)
-        e = self.edge_encoder(x, edge_index, edge_attr)
+        e = self._by_blocks(self.edge_encoder)(x, edge_index, edge_attr)
         scales = [degree.clamp(min=1).rsqrt() for degree in self._degrees(x, edge_index, e)]
         iteration = self._node_first if self.node_first else self._edge_first
         if self.checkpointed:
             iteration = partial(checkpoint, iteration, use_reentrant=False)
-        for edge_stage, node_stage in zip_longest(self.edge_stages, self.node_stages):
+        for edge_stage, node_stage in zip_longest(map(self._by_blocks, self.edge_stages), self.node_stages):
             x, e = iteration(edge_stage, node_stage, x, edge_index, e, scales)
-        logits = self.head(x, edge_index, e) if self.node_first else self.head(e)
+        head = self._by_blocks(self.head)
+        logits = head(x, edge_index, e) if self.node_first else head(e)
         return logits.squeeze(1)
+
+    def _by_blocks(self, update: nn.Module) -> nn.Module:
+        return update if self.edges_per_block is None else stream(update, self.edges_per_block)
 
     @staticmethod
     def _degrees(x: Tensor, edge_index: Tensor, e: Tensor) -> list[Tensor]:
         """The number of edges at each node, as `dst` and as `src`, [num_nodes, 1]."""
-        return [torch.bincount(end, minlength=len(x)).to(x.dtype)[:, None] for end in (edge_index[1], edge_index[0])]
+        return [torch.bincount(end, minlength=x.size(0)).to(x.dtype)[:, None] for end in (edge_index[1], edge_index[0])]
 
     @staticmethod
     def _edge_first(
@@ -203,14 +210,19 @@ def training_steps(world: World, job: Job, form: str) -> dict[str, Any]:
     Loss and optimiser are those of domainpar's trainer at its default weights, which are 1 for every edge.
     """
     bare = peak_rss_bytes()
+    return {**steps_of(make_network(job, form), job, compiled=form == "compile"), "bare_rss": bare}
+
+
+def steps_of(network: nn.Module, job: Job, compiled: bool = False) -> dict[str, Any]:
+    """Figures of training steps of a network of torch alone, and the most memory that this process ever held."""
     torch.set_num_threads(job.training.threads)
     warnings.filterwarnings("ignore", module="torch_geometric")
-    event, network = read_event(job.store, job.training.precision), make_network(job, form)
+    event = read_event(job.store, job.training.precision)
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3, weight_decay=0.01)
-    compiled = torch.compile(network, dynamic=False) if form == "compile" else network
+    trained = torch.compile(network, dynamic=False) if compiled else network
 
     def loss() -> Tensor:
-        logits = compiled(event.x, event.edge_index, event.edge_attr)
+        logits = trained(event.x, event.edge_index, event.edge_attr)
         return F.binary_cross_entropy_with_logits(logits, event.y, reduction="sum") / event.num_edges
 
     steps = [measuring.timed_step(optimizer, loss) for _ in range(job.warmup + job.repeats)]
@@ -219,7 +231,6 @@ def training_steps(world: World, job: Job, form: str) -> dict[str, Any]:
         "losses": [step["loss"] for step in steps],
         "first_step": steps[0]["seconds"],
         **{name: [step[name] for step in measured] for name in ("seconds", "forward", "backward", "reduce")},
-        "bare_rss": bare,
         "peak_rss": peak_rss_bytes(),
     }
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # the same names as below, for type checkers
     from domainpar.nn.adapt.parallelize import Parallel as Parallel, parallelize as parallelize
     from domainpar.nn.adapt.part import GraphPart as GraphPart, split_graph as split_graph
     from domainpar.nn.adapt.rows import NotExact as NotExact
+    from domainpar.nn.adapt.stream import stream as stream
     from domainpar.nn.adapt.verify import Verification as Verification, verify as verify
     from domainpar.nn.interaction import InteractionNetwork as InteractionNetwork
     from domainpar.nn.stages import EdgeStage as EdgeStage, NodeStage as NodeStage
@@ -33,6 +34,7 @@ _MODULES = {
     "domainpar.nn.adapt.parallelize": "Parallel parallelize",
     "domainpar.nn.adapt.part": "GraphPart split_graph",
     "domainpar.nn.adapt.rows": "NotExact",
+    "domainpar.nn.adapt.stream": "stream",
     "domainpar.nn.adapt.verify": "Verification verify",
     "domainpar.nn.interaction": "InteractionNetwork",
     "domainpar.nn.stages": "EdgeStage NodeStage",

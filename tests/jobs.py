@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,14 @@ import psutil
 from domainpar import timeouts
 from domainpar.measure import programs
 from domainpar.testing import find_mpiexec
+
+
+def free_port() -> int:
+    """A port of this machine that nobody uses at the moment."""
+    with closing(socket.socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
 
 MPIEXEC = find_mpiexec()
 TORCHRUN = "torchrun"

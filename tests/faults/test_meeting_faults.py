@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from jobs import free_port
 from marks import fault, slow_fault
 
 import domainpar
@@ -21,12 +22,6 @@ from domainpar.testing import find_mpiexec, run_command
 PROGRAM = str(Path(__file__).with_name("meeting_program.py"))
 MPIEXEC = find_mpiexec()
 needs_mpi = pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec or no mpi4py")
-
-
-def free_port() -> int:
-    with closing(socket.socket()) as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def by_hand(ranks: Sequence[int], size: int, *words: str, **more: str) -> tuple[list[str], str]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import card
+from jobs import free_port
 from mocked_nccl import problems_of
 
 from domainpar.testing import find_mpiexec
@@ -76,7 +77,7 @@ def run(
     else:
         commands = [[sys.executable, *what]] * ranks
     processes = []
-    port = str(20_000 + os.getpid() % 20_000)
+    port = str(free_port())
     for rank, command in enumerate(commands):
         own = {name: value.replace("{rank}", str(rank)) for name, value in environment.items()}
         if len(commands) > 1:

@@ -24,7 +24,7 @@ def kill_while_saving(directory, first, seconds):
     saving.start()
     give_up_at = time.monotonic() + 60
     try:
-        while newest(directory) < first:
+        while newest(directory) < first or not (directory / "last").is_file():
             assert saving.is_alive(), "it ended by itself"
             assert time.monotonic() < give_up_at
             time.sleep(0.001)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -142,8 +141,7 @@ class Parallel(nn.Module):
             key: Of the random numbers.
             check: Looks at the module's result while its rows are known, before it is cut to owned ones.
         """
-        uses = itertools.count()
-        noise = None if key is None else lambda: key_of(key, next(uses))
+        noise = None if key is None else partial(key_of, key)
         constants = {id(tensor): tensor for tensor in common_tensors(self.module).values()}
         watch = Watch(part, constants, noise, Tape(self.recompute_every))
         arguments = tensors_in((args, kwargs))

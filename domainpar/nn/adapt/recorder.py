@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from domainpar.nn.adapt.nested import tensors_in
 from domainpar.nn.adapt.rows import NotExact, unwatched
+from domainpar.nn.adapt.stream import in_a_block
 from domainpar.nn.adapt.verification import Layer
 from domainpar.nn.adapt.watch import Watch, watching
 
@@ -166,6 +167,8 @@ class Recorder:
         self.running.pop()
 
     def _write(self, when: When, inside: Layer | None, value: Any) -> None:
+        if in_a_block():  # ranks have different numbers of them
+            return
         watch = watching()
         # This look at the tensors is no part of the model: it neither passes the watch nor leaves a graph.
         with unwatched(), torch.no_grad():

@@ -52,7 +52,7 @@ class Axis:
         pieces: The axes it was joined from, in order; empty for one that was not.
         each: If each row of another axis was split into several: that axis, and into how many.
         leaves: Keys are below `leaves << BITS_OF_KEY`.
-        selected_from: If it was selected: the axis whose rows it has, and which of them, bool [its length].
+        selected_from: If it was selected: the axis whose rows it has, and which of them, bool [its length] or a slice.
         number: Of the mask that selected it: see `Numbering`.
         length: Rows on this rank that it computes on: owned nodes, local edges.
     """
@@ -64,7 +64,7 @@ class Axis:
     pieces: tuple[Axis, ...] = ()
     each: tuple[Axis, int] | None = None
     leaves: int = 1
-    selected_from: tuple[Axis, Tensor] | None = None
+    selected_from: tuple[Axis, Tensor | slice] | None = None
     number: int | None = None
     length: int = field(init=False)
     _total: int | None = field(default=None, init=False)
@@ -124,6 +124,17 @@ class Axis:
         name = f"some of the {self.name.removeprefix('some of the ')}"
         counted = None if self.counted is None else self.counted[mask]
         return Axis(self.part, name, counted, self.keys[mask], leaves=self.leaves, selected_from=(self, mask))
+
+    def block(self, start: int, length: int) -> Axis:
+        """Some of the rows that lie side by side here, for a while; numbers of the whole graph are those of all rows.
+
+        *Collective* where asking for these is.
+        """
+        rows = slice(start, start + length)
+        counted = None if self.counted is None else self.counted[rows]
+        block = Axis(self.part, f"a block of the {self.name}", counted, self.keys[rows], leaves=self.leaves)
+        block.selected_from, block._total, block._places = (self, rows), self.total, self.places[rows]
+        return block
 
     def split(self, count: int) -> Axis:
         """Rows that are k pieces of each of these rows, side by side: `[N, k F]` seen as `[N k, F]`.

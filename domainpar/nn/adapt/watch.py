@@ -53,20 +53,23 @@ class Watch(TorchFunctionMode):
     Args:
         part: The part all tensors belong to.
         constants: Tensors by their `id` that are the same on every rank and that the model held before.
-        noise: Gives the key of the next use of random numbers; None to refuse them.
+        noise: Gives the key of the n-th use of random numbers; None to refuse them.
         tape: Writes down what backward is to compute again.
+
+    Attributes:
+        uses: How often random numbers were used.
     """
 
     def __init__(
         self,
         part: GraphPart,
         constants: Mapping[int, Tensor],
-        noise: Callable[[], int] | None = None,
+        noise: Callable[[int], int] | None = None,
         tape: Tape | None = None,
     ) -> None:
         super().__init__()
         self.part, self.noise, self.tape = part, noise, tape or Tape()
-        self._phase = "nodes"
+        self._phase, self._apart, self.uses = "nodes", False, 0
         self.alone = part.num_parts == 1
         self._constants = constants
         self.numbering = Numbering()
@@ -202,6 +205,7 @@ class Watch(TorchFunctionMode):
         number = self.numbering.of(tensor)
         if number is not None and number in self._filled:
             return self._filled[number]
+        self.combines_rows()
         self.part.num_exchanges += 1
         first = self.owned(tensor).movedim(rows.dim, 0)
         filled = self._extended(first.contiguous()).movedim(0, rows.dim)
@@ -245,7 +249,8 @@ class Watch(TorchFunctionMode):
         """
         if self.noise is None:
             raise NotExact("it draws random numbers where none were allowed (in evaluation, say).")
-        return self.noise()
+        self.uses += 1
+        return self.noise(self.uses - 1)
 
     def fill_in_place(self, tensor: Tensor) -> None:
         """Bring ghosts up to date in a tensor whose owned rows were changed in place: it, and its views, stay fresh."""
@@ -264,10 +269,32 @@ class Watch(TorchFunctionMode):
         rows = self.rows(tensor)
         if rows is None:
             return tensor
+        self.combines_rows()
         tensor = self.owned(tensor)
         if rows.axis.counted is None:
             return tensor
         return tensor.index_select(rows.dim, rows.axis.counted.nonzero().view(-1))
+
+    @contextmanager
+    def rows_apart(self) -> Iterator[None]:
+        """Inside, rows may not be combined: it is a block of them, and ranks have different numbers of blocks."""
+        before, self._apart = self._apart, True
+        try:
+            yield
+        finally:
+            self._apart = before
+
+    def combines_rows(self) -> None:
+        """Note that something is summed over rows, at nodes, or needs ghosts.
+
+        Raises:
+            NotExact: If rows are to stay apart.
+        """
+        if self._apart:
+            raise NotExact(
+                "a module that is streamed combines edges, of which it is given a block at a time, or nodes; stream "
+                "what treats each edge by itself, and take sums, norms over rows and softmax outside of it."
+            )
 
     def common(self, call: Call) -> Call:
         """The call with node tensors all of one length: without ghosts if one of them has none up to date."""

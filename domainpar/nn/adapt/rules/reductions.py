@@ -128,7 +128,10 @@ def batch_norm(watch: Watch, call: Call) -> Any:
     uses_own = call.get("use_input_stats", True) if per_entry else call.get("training", False)
     if rows.dim == 1:
         raise NotExact(f"torch.{call.name} with a feature for each of the {rows.axis.name}.")
-    if not uses_own or watch.alone or (per_entry and rows.dim == 0 and x.dim() > 2):
+    if not uses_own or (per_entry and rows.dim == 0 and x.dim() > 2):
+        return mark(call(), rows.but())
+    watch.combines_rows()
+    if watch.alone:
         return mark(call(), rows.but())
     of = Reduced(x, rows, tuple(dim for dim in range(x.dim()) if dim != 1 and not (per_entry and dim == 0)))
     count = of.num_summed()

@@ -40,6 +40,7 @@ def scatter(watch: Watch, call: Call) -> Any:
             raise NotExact(
                 f"torch.{call.name} sums a tensor that is the same on every rank by an index of {by.axis.name}."
             )
+    watch.combines_rows()
     if by.names is None:
         return _at_graphs(watch, call, into, dim, index, values)
     if target is None and by.named.of.total == into.size(dim):
@@ -193,6 +194,7 @@ def write_rows(watch: Watch, call: Call) -> Any:
         )
     rows.without_numbers("writing into it")
     if isinstance(item, Tensor) and rows.dim == 0 and watch.rows(item) is not None:
+        watch.combines_rows()
         return _write(watch, into, rows, item, values)
     if any(isinstance(each, (Tensor, list)) for each in (item if isinstance(item, tuple) else (item,))):
         raise NotExact(f"values are written into some columns of some of the {rows.axis.name}; use torch.where.")

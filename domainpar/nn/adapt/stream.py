@@ -1,0 +1,197 @@
+"""An edge network applied block by block: of what it makes of an edge only the result is kept, the rest made again."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from domainpar.nn.adapt.calls import one_axis
+from domainpar.nn.adapt.nested import rebuilt, tensors_in
+from domainpar.nn.adapt.rows import Axis, Names, NotExact, Rows, mark, unwatched
+from domainpar.nn.adapt.watch import Watch, watching
+
+_here = threading.local()
+"""Says whether a block is computed in this thread."""
+
+
+def stream(module: nn.Module, edges_per_block: int, whole: Sequence[str] | None = None) -> Streamed:
+    """Apply a module to blocks of edges, one after the other, each computed again in backward: to save memory.
+
+    Call it like the module. The numbers are the same, to rounding: the module has to treat each edge by itself. Of all
+    that it makes, the memory of one block is needed at a time; its arguments and its result are kept. So it should read
+    the nodes itself:
+
+        edge = domainpar.stream(self.edge, edges_per_block=65_536)
+        e = edge(x, edge_index, e)  # in self.edge: torch.cat([x[edge_index[0]], x[edge_index[1]], e], 1)
+
+    On a split graph and off it; on a split graph dropout falls as it does without blocks. Made where it is called, as
+    here, it leaves the names of parameters as they are.
+
+    Args:
+        module: Takes tensors with a row for each edge (`edge_index`: integers [2, E], or one end), and tables of nodes.
+            Returns a tensor with a row for each edge, or several.
+        edges_per_block: Edges of a block on one rank.
+        whole: Names of its arguments that each block is given whole; None: `x`, if there is one of that name.
+
+    Raises:
+        ValueError: If a block is to have no edge, or the module has no such arguments.
+    """
+    if edges_per_block < 1:
+        raise ValueError(f"edges_per_block={edges_per_block}: a block needs at least one edge.")
+    takes = inspect.signature(module.forward).parameters
+    if strange := sorted(set(whole or ()) - set(takes)):
+        raise ValueError(f"whole={strange}: the module takes {list(takes)}; name those of its arguments that are.")
+    return Streamed(module, edges_per_block, ("x",) if whole is None else tuple(whole))
+
+
+class Streamed(nn.Module):
+    """A module that is applied to blocks of edges: see `stream`."""
+
+    def __init__(self, module: nn.Module, edges_per_block: int, whole: tuple[str, ...]) -> None:
+        super().__init__()
+        self.module, self.edges_per_block, self.whole = module, edges_per_block, whole
+        self._takes = inspect.signature(module.forward)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's result for all edges, in their order. *Collective* on a split graph.
+
+        Args:
+            *args: The module's arguments; what is no tensor is given to each block.
+            **kwargs: The same by name.
+
+        Raises:
+            ValueError: If there is no tensor of edges, or their numbers differ.
+            NotExact: On a split graph, if something is cut that is to stay whole, or the other way round, or the
+                module does not treat each edge by itself.
+        """
+        given = self._takes.bind(*args, **kwargs)
+        whole = {name: value for name, value in given.arguments.items() if name in self.whole}
+        edges = {name: value for name, value in given.arguments.items() if name not in self.whole}
+        if not tensors_in(edges):
+            raise ValueError(f"stream: no tensor of edges was given; {list(whole)} stays whole, say whole=[] if not.")
+
+        def run(edges: Mapping[str, Any], whole: Mapping[str, Any]) -> Any:
+            block = inspect.BoundArguments(self._takes, OrderedDict({**given.arguments, **edges, **whole}))
+            with _block_of_this_thread():
+                return self.module(*block.args, **block.kwargs)
+
+        watch = watching()
+        if watch is not None:
+            return _watched(watch, run, self.edges_per_block, edges, whole)
+        lengths = sorted({tensor.size(_dim_of_edges(tensor)) for tensor in tensors_in(edges)})
+        if len(lengths) > 1:
+            raise ValueError(f"stream: tensors of edges have {lengths} rows; name in whole=[...] what is no edge's.")
+        results = []
+        for start, length in _blocks(lengths[0], self.edges_per_block):
+            block = rebuilt(edges, partial(_cut, start, length))
+            results.append(checkpoint(run, block, whole, use_reentrant=False))
+        return _joined(results, [0] * len(tensors_in(results[0])))
+
+
+def in_a_block() -> bool:
+    """Whether a block of edges is computed in this thread: what is seen there is a piece of what a layer makes."""
+    return getattr(_here, "is_block", False)
+
+
+def _watched(
+    watch: Watch, run: Callable[..., Any], edges_per_block: int, edges: Mapping[str, Any], whole: Mapping[str, Any]
+) -> Any:
+    with unwatched():  # ghosts come now, once: ranks have different numbers of blocks
+        axis = _axis_of(watch, edges)
+        whole = rebuilt(whole, partial(_whole, watch, axis))
+    uses, results, dims = watch.uses, [], list[int]()
+    for start, length in _blocks(axis.length, edges_per_block):
+        with unwatched():
+            rows = axis.block(start, length)
+            block = rebuilt(edges, partial(_marked, watch, rows, start))
+        watch.uses = uses  # of random numbers: those of the block's edges are what they are without blocks
+        with watch.rows_apart(), watch.tape.segment():
+            results.append(run(block, whole))
+        with unwatched():
+            dims = [_dim_of(watch, tensor, rows) for tensor in tensors_in(results[-1])]
+    with unwatched():
+        joined = _joined(results, dims)
+        for tensor, dim in zip(tensors_in(joined), dims):
+            mark(tensor, Rows(axis, dim))
+    return joined
+
+
+def _axis_of(watch: Watch, edges: Mapping[str, Any]) -> Axis:
+    """The edges that all tensors are of."""
+    axes = []
+    for tensor in tensors_in(edges):
+        rows = watch.rows(tensor)
+        if rows is None or rows.axis is watch.part.node_axis:
+            what = "nodes" if rows else "what is the same on every rank"
+            raise NotExact(f"stream is given a tensor of {what} among those of edges; name it in whole=[...].")
+        axes.append(rows.axis)
+    axis = one_axis(axes, "stream")
+    _ = axis.places, axis.total  # asked now, together
+    return axis
+
+
+def _whole(watch: Watch, axis: Axis, tensor: Any) -> Any:
+    if not isinstance(tensor, Tensor):
+        return tensor
+    rows = watch.rows(tensor)
+    if rows is not None and rows.axis is axis:
+        raise NotExact("stream is given a tensor of edges that is to stay whole; take its name out of whole=[...].")
+    return watch.with_ghosts(tensor)
+
+
+def _marked(watch: Watch, block: Axis, start: int, tensor: Any) -> Any:
+    """The rows of a block. A sum at the nodes that they number would be one of this block only."""
+    if not isinstance(tensor, Tensor):
+        return tensor
+    rows = watch.known(tensor)
+    names = rows.names and tuple(Names(it.of, complete=False, only_owned=it.only_owned) for it in rows.names)
+    return mark(tensor.narrow(rows.dim, start, block.length), Rows(block, rows.dim, names=names))
+
+
+def _dim_of(watch: Watch, tensor: Tensor, block: Axis) -> int:
+    rows = watch.rows(tensor)
+    if rows is None or rows.axis is not block or rows.names is not None:
+        what = rows.axis.name if rows else "nothing: it is the same on every rank"
+        raise NotExact(f"stream: the module returned a tensor with rows of {what}; return a row for each edge.")
+    return rows.dim
+
+
+@contextmanager
+def _block_of_this_thread() -> Iterator[None]:
+    before, _here.is_block = in_a_block(), True
+    try:
+        yield
+    finally:
+        _here.is_block = before
+
+
+def _blocks(num_edges: int, edges_per_block: int) -> Iterator[tuple[int, int]]:
+    """The first edge and the length of each block; one where there is no edge, as every rank runs the module."""
+    for start in range(0, max(num_edges, 1), edges_per_block):
+        yield start, min(edges_per_block, num_edges - start)
+
+
+def _cut(start: int, length: int, tensor: Any) -> Any:
+    return tensor.narrow(_dim_of_edges(tensor), start, length) if isinstance(tensor, Tensor) else tensor
+
+
+def _dim_of_edges(tensor: Tensor) -> int:
+    """Where the edges of a tensor of a whole graph lie: in the second dimension of an `edge_index`."""
+    whole_numbers = not tensor.is_floating_point() and not tensor.is_complex() and tensor.dtype is not torch.bool
+    return int(tensor.dim() == 2 and tensor.size(0) == 2 and whole_numbers)
+
+
+def _joined(results: Sequence[Any], dims: Sequence[int]) -> Any:
+    """The results of all blocks as one."""
+    columns = [torch.cat(column, dim) for column, dim in zip(zip(*map(tensors_in, results)), dims)]
+    tensors = iter(columns)
+    return rebuilt(results[0], lambda it: next(tensors) if isinstance(it, Tensor) else it)
