@@ -13,7 +13,7 @@ from domainpar.nn import COLUMN_BLOCK
 # built on stages.
 ON_STAGES = ("interaction", "interaction-node-first")
 BITWISE = (*ON_STAGES, "agnn", "mpnn", "acorn")
-MODELS = (*BITWISE, "gcn", "resin", "acorn2")
+MODELS = (*BITWISE, "gcn", "resin", "acorn2", "graphnets")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +61,8 @@ class Network(Group):
     """The network"""
 
     model: str = "interaction"
-    """interaction, interaction-node-first, agnn, mpnn, acorn (the same bits on any number of ranks); gcn, resin, acorn2
-    (to rounding); or your own, package.module:factory."""
+    """interaction, interaction-node-first, agnn, mpnn, acorn (the same bits on any number of ranks); gcn, resin,
+    acorn2, graphnets (to rounding); or your own, package.module:factory."""
 
     hidden: int = 64
     """Width of node and edge states, a multiple of 16."""

@@ -59,7 +59,7 @@ class PublishedNetwork(nn.Module):
         self.build(node_features, hidden, torch.Generator().manual_seed(seed))
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None) -> Tensor:
-        """Logits of all edges, [E].
+        """Logits of all edges, [E]; of a network with several readouts in training, [E, readouts].
 
         Args:
             x: Node features, [N, node_features].
@@ -77,7 +77,7 @@ class PublishedNetwork(nn.Module):
 
     @abstractmethod
     def logits(self, x: Tensor, edge_attr: Tensor | None, ends: Ends) -> Tensor:
-        """Logits, [E, 1]."""
+        """Logits, [E, 1], or [E, readouts]."""
 
     def given(self, edge_attr: Tensor | None) -> Tensor:
         """The edge features of a network that cannot do without.
@@ -298,6 +298,56 @@ class ResidualInteractionNetwork(PublishedNetwork):
         return through(self.head, *at_ends(x, ends), *e)
 
 
+class GraphNetsNetwork(PublishedNetwork):
+    """`graphnets`: each edge has a state for each of its directions, and is scored after every iteration.
+
+    For both directions of an edge, the sender being its `src` or its `dst`, and S the sum over all that arrive at a
+    node:
+
+        encode       x_0 = encode(node features)                 e_0 = encode(edge features), of both directions
+        iterate      e = edge_net([e_0, e, x_0 and x of the receiver, of the sender])
+                     x = node_net([S e, x_0, x])
+        score        logit = mlp(decode(e))                      after every iteration
+
+    Every net has 2 layers, ReLU after both; the mlp ReLU between its two. One edge and one node net serve all
+    iterations; the last node update would reach no logit. In training there is a readout for each iteration and
+    direction, and the loss is the mean over all; the score is that of the last iteration, along the edge.
+
+    The interaction network of arXiv:2003.11603, in graph_nets; from the code of its authors, `heptrkx/nx_graph`. There
+    graphs hold both directions with the same features; weights begin as torch's layers do here.
+    """
+
+    needs_edge_features = deep_supervision = True
+
+    def build(self, node_features: int, hidden: int, generator: Generator) -> None:
+        def net(columns: int) -> nn.Sequential:
+            return perceptron(generator, [columns, hidden, hidden], last=lambda _: [nn.ReLU()])
+
+        self.node_encoder, self.edge_encoder = net(node_features), net(self.edge_features)
+        self.edge_network, self.node_network = net(6 * hidden), net(3 * hidden)
+        self.edge_decoder = net(hidden)
+        self.edge_output = perceptron(generator, [hidden, hidden, 1])
+
+    def logits(self, x: Tensor, edge_attr: Tensor | None, ends: Ends) -> Tensor:
+        x = x_0 = self.node_encoder(x)
+        along = against = e_0 = self.edge_encoder(self.given(edge_attr))
+        readouts: list[Tensor] = []
+        for k in range(self.graph_iters):
+            x = joined(x_0, x)
+            x_src, x_dst = at_ends(x, ends)
+            against = through(self.edge_network, e_0, against, x_src, x_dst)
+            along = through(self.edge_network, e_0, along, x_dst, x_src)
+            if self.training:
+                readouts += map(self._score, (against, along))
+            if k < self.graph_iters - 1:
+                x = through(self.node_network, sum_at(x, ends.dst, along) + sum_at(x, ends.src, against), x)
+        return joined(*readouts) if self.training else self._score(along)
+
+    def _score(self, e: Tensor) -> Tensor:
+        logits: Tensor = self.edge_output(self.edge_decoder(e))
+        return logits
+
+
 OF_THE_FIELD: dict[str, type[PublishedNetwork]] = {
     "agnn": AttentionNetwork,
     "mpnn": MessagePassingNetwork,
@@ -305,6 +355,7 @@ OF_THE_FIELD: dict[str, type[PublishedNetwork]] = {
     "resin": ResidualInteractionNetwork,
     "acorn": InteractionGNN,
     "acorn2": InteractionGNN2,
+    "graphnets": GraphNetsNetwork,
 }
 """By the names on the command line. The same result on any number of ranks to rounding, or, of those that `on_stages`
 builds, to the last bit."""

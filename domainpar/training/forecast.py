@@ -36,6 +36,9 @@ GAPS = 1.5
 """Memory that the C library takes for torch's tables where it keeps what is freed, over their own (`allocator`); 1.5 to
 1.7 times was seen of `acorn2`, `resin` and `gcn`."""
 
+OF_TORCH = 48 * 2**20
+"""Code and buffers of torch that a process touches in its first steps; 35 to 60 MiB were seen."""
+
 
 def expected_memory(
     config: TrainConfig, trainer: Trainer, lessons: Lessons, memory: MemoryMeter, step: int
@@ -119,7 +122,7 @@ def _expected(
         # Stages have tables of their own, and torch has its own allocator on a GPU.
         of_torch = config.model not in BITWISE and world.device.type == "cpu"
         gaps = GAPS if of_torch and config.way_with_freed_memory == "keep" else 1.0
-        size = MeasuredSize(of_edge * gaps, int(fixed * gaps), every)
+        size = MeasuredSize(of_edge * gaps, int(fixed * gaps) + (OF_TORCH if of_torch else 0), every)
     part = trainer.loader.load(sample)
     assert part is not None
     return memory.expect(size, part, trainer.loader.kept_edges(lessons.train + lessons.val), world)

@@ -16,7 +16,7 @@ from domainpar.nn.interaction import InteractionNetwork
 from domainpar.nn.on_stages import PUBLISHED_ON_STAGES
 
 SIZES = {"hidden": 16, "graph_iters": 2}
-SIX = sorted(OF_THE_FIELD)
+NAMES = sorted(OF_THE_FIELD)
 
 
 def built(name, **options):
@@ -39,22 +39,22 @@ def test_the_names_of_the_command_line_are_those_that_can_be_built():
     assert set(MODELS) == catalogue.ON_STAGES.keys() | OF_THE_FIELD.keys()
     assert set(ON_STAGES) == catalogue.ON_STAGES.keys()
     assert set(BITWISE) == catalogue.ON_STAGES.keys() | PUBLISHED_ON_STAGES.keys()
-    assert SIX == ["acorn", "acorn2", "agnn", "gcn", "mpnn", "resin"]
+    assert NAMES == ["acorn", "acorn2", "agnn", "gcn", "graphnets", "mpnn", "resin"]
 
 
 def test_networks_on_stages_are_themselves_and_all_others_run_on_events():
     assert all(isinstance(built(name), InteractionNetwork) for name in ON_STAGES)
-    assert all(isinstance(built(name), PUBLISHED_ON_STAGES.get(name, OnEvents)) for name in SIX)
+    assert all(isinstance(built(name), PUBLISHED_ON_STAGES.get(name, OnEvents)) for name in NAMES)
 
 
-@pytest.mark.parametrize("name", [*SIX, "own_models:evolving"])
+@pytest.mark.parametrize("name", [*NAMES, "own_models:evolving"])
 def test_the_seed_decides_the_weights_and_torchs_own_generator_is_left_alone(name):
     torch.manual_seed(11)
     before = torch.get_rng_state()
     one, again = bits(built(name, seed=1)), bits(built(name, seed=1))
     assert torch.equal(torch.get_rng_state(), before)
     assert same(one, again)
-    if name in SIX:
+    if name in NAMES:
         assert not same(one, bits(built(name, seed=2)))
 
 
@@ -67,7 +67,7 @@ def test_a_factory_that_draws_has_a_generator_that_the_seed_decides(monkeypatch)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.parametrize("name", SIX)
+@pytest.mark.parametrize("name", NAMES)
 def test_width_and_depth_reach_the_networks_of_the_field(name):
     def size(**options):
         return sum(one.numel() for one in built(name, **options).parameters())
@@ -81,7 +81,7 @@ def test_width_and_depth_reach_the_networks_of_the_field(name):
     assert deeper or model.module.graph_iters == 3
 
 
-@pytest.mark.parametrize("name", [*SIX, "own_models:evolving"])
+@pytest.mark.parametrize("name", [*NAMES, "own_models:evolving"])
 def test_all_parameters_and_buffers_are_of_the_type_asked_for(name):
     for dtype in (torch.float32, torch.float64):
         found = built(name, dtype=dtype).state_dict().values()
@@ -114,14 +114,14 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", [*SIX, "own_models:small"])
+@pytest.mark.parametrize("name", [*NAMES, "own_models:small"])
 @pytest.mark.parametrize(("option", "flag"), OPTIONS.values(), ids=OPTIONS)
 def test_options_of_stages_are_refused_for_other_networks_by_their_flags(name, option, flag):
     with pytest.raises(ValueError, match=f"--model {name} has no {flag}; interaction and interaction-node-first have"):
         built(name, **option)
 
 
-@pytest.mark.parametrize("name", SIX)
+@pytest.mark.parametrize("name", NAMES)
 def test_dropout_is_refused_where_it_would_do_nothing(name):
     with pytest.raises(ValueError, match=f"--model {name} has no --dropout"):
         built(name, dropout=0.1)

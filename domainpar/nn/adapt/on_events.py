@@ -33,7 +33,9 @@ class OnEvents(EdgeClassifier):
 
     Args:
         module: Takes, by name, what it wants of x [N, node features], edge_index [2, E], edge_attr [E, edge features]
-            and batch [N] (all 0), or a PyG `data` with these; returns one logit for each edge, [E] or [E, 1].
+            and batch [N] (all 0), or a PyG `data` with these; returns one logit for each edge, [E] or [E, 1]. If
+            it has an attribute `deep_supervision` that is true, it returns those of several readouts in training,
+            [E, readouts], the last one last.
         recompute_every: As for `parallelize`.
 
     Attributes:
@@ -57,7 +59,9 @@ class OnEvents(EdgeClassifier):
         self._parts: WeakKeyDictionary[LocalGraph, tuple[GraphPart, Tensor]] = WeakKeyDictionary()
 
     def forward(self, graph: LocalGraph, halo: Halo, key: int | None = None) -> Tensor:
-        """Logits of all local edges, [num_edges]; 0 for those that another rank counts. *Collective*.
+        """Logits of all local edges, [num_edges], or in training [readouts, num_edges]. *Collective*.
+
+        They are 0 for edges that another rank counts.
 
         Args:
             graph: The part.
@@ -74,11 +78,12 @@ class OnEvents(EdgeClassifier):
         x, edge_attr = part.local_nodes(graph.features), part.local_edges(graph.edge_features)
         arguments = self.arguments(part, x, edge_attr)
         logits = Parallel(self.module, recompute_every=self.recompute_every).run(
-            part, (), arguments, key, partial(check_logits, part)
+            part, (), arguments, key, partial(check_logits, part, self._readouts(key))
         )
         self.exchanges, self.sums = part.num_exchanges, part.num_sums
-        zeros = graph.features.new_zeros(graph.num_edges)
-        return zeros.index_copy(0, owned, logits.reshape(-1).to(zeros.dtype))
+        readouts = logits.t() if logits.dim() == 2 and logits.size(1) > 1 else logits.reshape(-1)
+        zeros = graph.features.new_zeros(*readouts.shape[:-1], graph.num_edges)
+        return zeros.index_copy(-1, owned, readouts.to(zeros.dtype))
 
     @property
     def ways_to_recompute(self) -> Sequence[int | None]:
@@ -118,7 +123,7 @@ class OnEvents(EdgeClassifier):
         for key in (1, None):
             module.train(key is not None)
             with torch.no_grad():
-                Parallel(module).run(alone, (), inputs(alone), key, partial(check_logits, alone))
+                Parallel(module).run(alone, (), inputs(alone), key, partial(check_logits, alone, self._readouts(key)))
         verification = verify(
             self.module,
             (edge_index, len(x)),
@@ -130,6 +135,10 @@ class OnEvents(EdgeClassifier):
         if not verification.exact:
             raise Differs(f"the network is not the same whole and split:\n{verification}")
         return verification.conclusion
+
+    def _readouts(self, key: int | None) -> bool:
+        """Whether the module may return several readouts: in training, if it says so; not two classes of each edge."""
+        return key is not None and bool(getattr(self.module, "deep_supervision", False))
 
     def arguments(self, part: GraphPart, x: Tensor, edge_attr: Tensor) -> dict[str, Any]:
         """Arguments of the module, by name.
@@ -148,8 +157,8 @@ class OnEvents(EdgeClassifier):
         return {name: tensors[name] for name in self._wants}
 
 
-def check_logits(part: GraphPart, result: Any) -> None:
-    """Refuse a result that is not one logit for each edge.
+def check_logits(part: GraphPart, readouts: bool, result: Any) -> None:
+    """Refuse a result that is not one logit for each edge, or where there may be some, those of several readouts.
 
     Raises:
         ValueError: With what it is instead.
@@ -158,7 +167,8 @@ def check_logits(part: GraphPart, result: Any) -> None:
         raise ValueError(f"the model returned a {type(result).__name__}; return one logit for each edge, a tensor [E].")
     rows = rows_of(result)
     of_edges = isinstance(rows, Rows) and rows.axis is part.edge_axis and rows.dim == 0
-    if not of_edges or result.shape[1:] not in ((), (1,)):
+    several = readouts and result.dim() == 2 and result.size(1) > 1
+    if not of_edges or not (several or result.shape[1:] in ((), (1,))):
         axis = rows.axis.name if isinstance(rows, Rows) else "nothing"
         raise ValueError(
             f"the model returned a tensor of {result.dim()} dimensions with rows of {axis}, {tuple(result.shape[1:])} "

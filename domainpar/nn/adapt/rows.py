@@ -227,8 +227,7 @@ class Rows:
     names: tuple[Names, ...] | None = None
     equal_ends: bool | None = None
     with_ghosts: Kept | None = field(default=None, repr=False)
-    without_ghosts: Kept | None = field(default=None, repr=False)
-    selection: tuple[object, Axis] | None = field(default=None, repr=False)
+    selections: dict[object, Axis] = field(default_factory=dict, repr=False)  # by the version of a mask
     number: tuple[int, object] | None = field(default=None, repr=False)
     used: bool = field(default=False, repr=False)  # by a tensor: what is kept here is of that one
 

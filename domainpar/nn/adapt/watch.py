@@ -187,10 +187,9 @@ class Watch(TorchFunctionMode):
             return tensor
         if not rows.fresh and tensor.size(rows.dim) == self.part.plan.num_owned:
             return tensor
-        if rows.without_ghosts is not None and rows.without_ghosts.holds_for(tensor):
-            return rows.without_ghosts.result
-        owned = mark(tensor.narrow(rows.dim, 0, self.part.plan.num_owned), rows.but(fresh=False))
-        rows.without_ghosts = Kept.of(tensor, owned)
+        # Not kept: torch knows a view by its base, and a tensor that keeps a view of itself is never freed.
+        without = rows.but(fresh=False, selections=rows.selections)
+        owned = mark(tensor.narrow(rows.dim, 0, self.part.plan.num_owned), without)
         self.versions.seen((owned,))
         return owned
 
@@ -262,7 +261,7 @@ class Watch(TorchFunctionMode):
         owned = mark(tensor.narrow(rows.dim, 0, num_owned).clone(), Rows(rows.axis, rows.dim, fresh=False))
         filled = self.with_ghosts(owned)
         tensor.narrow(rows.dim, num_owned, num_ghosts).copy_(filled.narrow(rows.dim, num_owned, num_ghosts))
-        rows.with_ghosts = rows.without_ghosts = None
+        rows.with_ghosts = None
 
     def counted(self, tensor: Tensor) -> Tensor:
         """The rows that this rank counts, as a plain tensor."""

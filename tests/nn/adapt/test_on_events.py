@@ -279,3 +279,34 @@ def test_what_is_made_of_a_part_goes_with_it():
 def test_checkpoints_of_it_name_what_the_user_named():
     names = set(OnEvents(evolving()).state_dict())
     assert names == {f"module.{name}" for name in evolving().state_dict()}
+
+
+class Supervised(nn.Module):
+    """Scores each edge twice in training, and says so."""
+
+    deep_supervision = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 1), nn.Linear(3, 1)
+
+    def forward(self, x, edge_index):
+        scores = [layer(x[edge_index[0]] * x[edge_index[1]]) for layer in (self.first, self.last)]
+        return torch.cat(scores, 1) if self.training else scores[-1]
+
+
+def _readouts(world):
+    part, model = part_of(world), OnEvents(own_models.filled(Supervised()).double())
+    several, one = model(part.graph, part.halo, 1), model(part.graph, part.halo, None)
+    owned = torch.from_numpy(part.graph.plan.edge_owned)
+    return torch.from_numpy(part.graph.plan.edge_ids)[owned], several.detach()[:, owned], one.detach()[owned]
+
+
+def test_a_network_that_says_so_may_return_several_readouts_in_training():
+    whole = own_models.filled(Supervised()).double()(*whole_event()[:2]).detach()
+    for num_ranks in (1, 4):
+        ids, several, last = zip(*run_ranks(_readouts, num_ranks))
+        order = torch.argsort(torch.cat(ids))
+        several, last = torch.cat(several, 1)[:, order], torch.cat(last)[order]
+        assert difference(several, whole.t()) < ROUNDING
+        assert difference(last, whole[:, 1]) < ROUNDING

@@ -40,11 +40,12 @@ def test_nobody_knows_a_tensor_until_it_is_marked():
 def test_a_change_of_rows_forgets_what_belongs_to_one_tensor():
     part = alone()
     rows = Rows(part.node_axis, 0, names=(Names(part.node_axis, True, True),), equal_ends=True)
-    rows.with_ghosts = rows.without_ghosts = (0, torch.ones(1))
-    rows.selection = part.edge_axis
+    rows.with_ghosts = (0, torch.ones(1))
+    rows.selections[0] = part.edge_axis
     moved = rows.but(dim=1)
     assert (moved.dim, moved.axis, moved.names) == (1, part.node_axis, rows.names)
-    assert moved.with_ghosts is moved.without_ghosts is moved.selection is moved.equal_ends is None
+    assert moved.with_ghosts is moved.equal_ends is None
+    assert not moved.selections
     assert rows.dim == 0
     assert rows.named is rows.names[0]
 

@@ -1,6 +1,7 @@
 """What backward computes again from a tape: the same bits with less memory, and nothing happens twice."""
 
 import copy
+import gc
 import weakref
 
 import pytest
@@ -293,3 +294,21 @@ def _of_the_field(world: World, name: str, every: int | None) -> list[Tensor]:
 def test_segments_of_no_iteration_are_refused(every):
     with pytest.raises(ValueError, match=f"recompute_every {every} must be at least 1"):
         parallelize(nn.Linear(1, 1), World.alone(), recompute_every=every)
+
+
+def _left(world: World, every: int | None) -> int:
+    module = Messages().double()
+    held = Held(module, nn.Linear)
+    parallel = parallelize(module, world, recompute_every=every)
+    part = split_graph(USUAL.edge_index, USUAL.num_nodes, world)
+    loss = parallel(part.nodes(USUAL.x), part.edge_index, part.edges(USUAL.e)).sum()
+    loss.backward()
+    del loss
+    gc.collect()
+    return held()
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_a_step_leaves_no_table_behind(num_ranks):
+    for every in (None, 1):
+        assert run_ranks(_left, num_ranks, every) == [0] * num_ranks

@@ -102,9 +102,11 @@ def selection_of(watch: Watch, mask: Tensor) -> Axis:
             watch.selected[number] = of.axis.selected(mask)
             watch.selected[number].number = number
         return watch.selected[number]
-    if of.selection is None or of.selection[0] != version_of(mask):
-        of.selection = (version_of(mask), of.axis.selected(mask))
-    return of.selection[1]
+    version = version_of(mask)
+    if version not in of.selections:
+        of.selections.clear()
+        of.selections[version] = of.axis.selected(mask.detach())  # the mask itself would keep its own axis, and that it
+    return of.selections[version]
 
 
 @rule("getitem", knows_numbers=True)
