@@ -130,6 +130,41 @@ def parse_numbers(name: str, text: str) -> tuple[float, ...]:
     return tuple(numbers)
 
 
+def parse_betas(text: str) -> tuple[float, float]:
+    """Read `--betas`.
+
+    Raises:
+        ConfigError: If they are not two numbers from 0 up to, but not, 1.
+    """
+    try:
+        first, second = (float(part) for part in text.split(","))
+    except ValueError:
+        first = second = math.nan
+    if not (0 <= first < 1 and 0 <= second < 1):
+        raise ConfigError(f"--betas is {text!r}", "write two numbers below 1: --betas 0.9,0.999")
+    return first, second
+
+
+def parse_factors(text: str) -> dict[str, float]:
+    """Read `--lr-factors`: a YAML mapping from patterns of names to factors of the learning rate, braces optional.
+
+    Raises:
+        ConfigError: If a pattern is no regular expression, or a factor no number from 0 on.
+    """
+    hint = "write it as --lr-factors 'head: 0.1, node_encoder: 2'"
+    factors = _value_of_flag("--lr-factors", text, text if text.lstrip().startswith("{") else "{" + text + "}", hint)
+    if not isinstance(factors, dict) or not factors:
+        raise ConfigError(f"--lr-factors {text!r} is not a mapping from names to factors", hint)
+    for pattern, factor in factors.items():
+        if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 <= factor < math.inf:
+            raise ConfigError(f"--lr-factors has {factor!r} for {pattern!r}, not a number from 0 on", hint)
+        try:
+            re.compile(str(pattern))
+        except re.error as error:
+            raise ConfigError(f"--lr-factors has {pattern!r}, no regular expression: {error}", hint) from error
+    return {str(pattern): float(factor) for pattern, factor in factors.items()}
+
+
 _SKIPPED = {"skip-one": 1, "skip-two": 2}
 
 

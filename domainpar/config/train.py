@@ -6,7 +6,7 @@ from typing import Literal
 
 from domainpar.config.group import OWN_MODEL, ConfigError, Group, flag, is_code
 from domainpar.config.ranks import BadEvents, Launch, Ranks
-from domainpar.config.texts import parse_weighting, target_conditions
+from domainpar.config.texts import parse_betas, parse_factors, parse_weighting, target_conditions
 from domainpar.nn import COLUMN_BLOCK
 
 # Networks by name; `nn.catalogue` makes them all. The first two have all options of a network; those and the next are
@@ -82,6 +82,9 @@ class Network(Group):
     activation: Literal["relu", "silu", "tanh"] = "relu"
     """Activation of hidden layers; of interaction networks."""
 
+    norm: Literal["layer", "none"] = "layer"
+    """Norm before each activation; of interaction networks. (acorn2 has batch norms, exact over all ranks.)"""
+
     readouts: Literal["last", "all"] = "last"
     """Logits that training learns from: after the last iteration, or after all, with the mean of their losses (deep
     supervision, auxiliary losses); scores are those after the last. Of networks on stages."""
@@ -146,11 +149,24 @@ class Learning(Group):
     events_per_step: int = 1
     """Events (in naive mode: sectors) of one optimiser step. The ranks change who computes them, never what."""
 
+    optimizer: Literal["adamw", "adam", "sgd", "lars", "lamb"] = "adamw"
+    """Optimiser. lars and lamb scale the step of each layer to the size of its weights, for steps of many events."""
+
     lr: float = 3e-3
-    """Learning rate of AdamW."""
+    """Learning rate; the default is one of AdamW."""
+
+    lr_factors: str | None = None
+    """Factors of the learning rate by patterns of parameters' names, of which later ones win: 'head: 0.1,
+    node_encoder: 2'."""
+
+    momentum: float = 0.9
+    """Momentum of sgd and lars."""
+
+    betas: str = "0.9,0.999"
+    """Decay of the means of gradients and of their squares; of adamw, adam and lamb."""
 
     weight_decay: float = 0.01
-    """Weight decay of AdamW."""
+    """Weight decay: of adamw apart from the gradient; of adam and sgd, of matrices with lars and lamb, added to it."""
 
     clip: float | None = None
     """Largest norm of the gradient; larger ones are scaled down to it. Default: no limit."""
@@ -170,6 +186,15 @@ class Learning(Group):
         self._bounded("epochs", "max_steps", "events_per_step", least=1)
         self._bounded("weight_decay", "warmup", "warmup_epochs")
         self._bounded("lr", "clip", positive=True)
+        self._bounded("momentum", below=1)
+        parse_betas(self.betas)
+        if self.lr_factors is not None:
+            parse_factors(self.lr_factors)
+        unused = "betas" if self.optimizer in ("sgd", "lars") else "momentum"
+        if getattr(self, unused) != getattr(Learning, unused):
+            raise ConfigError(
+                f"--optimizer {self.optimizer} has no {flag(unused)}", f"drop {flag(unused)}, or take another optimiser"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

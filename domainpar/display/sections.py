@@ -14,7 +14,7 @@ from domainpar.display.event_view import EventView, event_view, split_of
 from domainpar.display.run_files import SPLITS, RunFiles
 from domainpar.display.summary import Rows, percent, short
 from domainpar.display.tracks import BORDERS, RATES, Finder, finders_of, track_charts
-from domainpar.display.training import MIB, rank_chart, rank_times, training_chart
+from domainpar.display.training import MIB, layer_chart, rank_chart, rank_times, training_chart
 from domainpar.reco.performance.ceiling import SEGMENT
 from domainpar.reco.performance.matching import STYLES
 from domainpar.reco.performance.rates import (
@@ -175,7 +175,12 @@ def _training(run: RunFiles, other: RunFiles | None) -> Section:
     against = (run.records_of("train") or run.records_of("val") or [{}])[-1].get("counted_against")
     lead = f"Edge metrics are counted in the graph: against {against or 'candidate edges'}. "
     lead += "A true segment that no candidate edge joins is in none of these numbers."
-    return Section("training", "Training", (lead,), _approximate(run, other), charts=(chart,))
+    leads, layers = [lead], layer_chart(run)
+    if spikes := [record for record in run.records_of("train") if record.get("spike")]:
+        steps = ", ".join(str(record["step"]) for record in spikes[:5]) + (", ..." if len(spikes) > 5 else "")
+        leads.append(f"The loss has {several(len(spikes), 'spike')}: step {steps}.")
+    charts = (chart,) if layers is None else (chart, layers)
+    return Section("training", "Training", tuple(leads), _approximate(run, other), charts=charts)
 
 
 def _edges(run: RunFiles, other: RunFiles | None) -> Section:

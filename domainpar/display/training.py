@@ -8,7 +8,20 @@ from itertools import product
 
 import numpy as np
 
-from domainpar.display.chart import BLUE, GREEN, ORANGE, PALE, SKY, VERMILION, Axis, Chart, Panel, Series, log_axis
+from domainpar.display.chart import (
+    BLUE,
+    GREEN,
+    ORANGE,
+    PALE,
+    PURPLE,
+    SKY,
+    VERMILION,
+    Axis,
+    Chart,
+    Panel,
+    Series,
+    log_axis,
+)
 from domainpar.display.run_files import RunFiles, Table
 from domainpar.events.graph import FloatArray
 from domainpar.words import several
@@ -87,6 +100,59 @@ def training_chart(run: RunFiles, other: RunFiles | None = None) -> Chart | None
             y = log_axis(label, np.concatenate([line.y for line in series]))
         panels.append(Panel(quantity.replace("_", "-"), tuple(series), Axis("optimiser step", low=0.0), y, "", caption))
     return Chart("training", f"Training, {_how_trained(run)}", tuple(panels))
+
+
+# --- layer by layer --------------------------------------------------------------------------------------------------
+
+LAYER_COLOURS = (BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY)
+
+
+def layer_sizes(run: RunFiles) -> tuple[FloatArray, dict[str, FloatArray]]:
+    """Norms of the network's blocks: the first part of the names of layers, over the training steps that note them.
+
+    Returns:
+        Steps, float64 [n]; and of each block [n, 3]: norms of its parameters, of its gradient, and of the update.
+    """
+    records = [record for record in run.records_of("train") if record.get("layers")]
+    squares: dict[str, FloatArray] = {}
+    for at, record in enumerate(records):
+        for layer, sizes in record["layers"].items():
+            block = squares.setdefault(layer.partition(".")[0], np.zeros((len(records), 3)))
+            # None, of what is not finite, becomes NaN.
+            block[at] += np.array([sizes[kind] for kind in ("parameters", "gradient", "update")], np.float64) ** 2
+    steps = np.array([record["step"] for record in records], np.float64)
+    return steps, {name: np.sqrt(block) for name, block in squares.items()}
+
+
+def layer_chart(run: RunFiles) -> Chart | None:
+    """The change of each block in a step, and its gradient, as shares of its size; None where none were noted."""
+    steps, blocks = layer_sizes(run)
+    if not blocks:
+        return None
+    # Those that change most; more lines than colours could not be told apart.
+    shown = sorted(blocks, key=lambda name: -float(np.median(_shares(blocks[name], 2))))[: len(LAYER_COLOURS)]
+    left_out = f" Of {len(blocks)} blocks, those that change most." if len(shown) < len(blocks) else ""
+    panels = []
+    for name, kind, label, caption in (
+        ("update", 2, "update / size of the parameters", "What a step changes of each block of layers"),
+        ("gradient", 1, "gradient / size of the parameters", "The gradient of each block of layers, before clipping"),
+    ):
+        lines = tuple(
+            Series(block, "line", colour, steps, _shares(blocks[block], kind), marker="circle" * (len(steps) < FEW))
+            for block, colour in zip(shown, LAYER_COLOURS)
+        )
+        y = log_axis(label, np.concatenate([line.y for line in lines]))
+        text = f"{caption}, as a share of the size of its parameters (Euclidean norms).{left_out}"
+        panels.append(Panel(name, lines, Axis("optimiser step", low=0.0), y, "", text))
+    return Chart("layers", f"Layers, {_how_trained(run)}", tuple(panels))
+
+
+def _shares(sizes: FloatArray, kind: int) -> FloatArray:
+    """A norm of each step over that of the parameters; NaN where one is 0."""
+    shares: FloatArray = np.where(
+        sizes[:, kind] > 0, sizes[:, kind] / np.where(sizes[:, 0] > 0, sizes[:, 0], np.nan), np.nan
+    )
+    return shares
 
 
 def _how_trained(run: RunFiles) -> str:

@@ -24,6 +24,7 @@ from domainpar.parallel.thread_ranks import run_threads
 from domainpar.parallel.world import World
 from domainpar.training.checkpoint import parameters_sha256
 from domainpar.training.loop import Schedule, Trainer
+from domainpar.training.optimizers import make_optimizer
 from domainpar.training.parts import PartLoader
 from domainpar.training.sampler import samples_of
 from domainpar.words import several
@@ -79,7 +80,7 @@ class Training:
         network, dtype = self.network(store).to(world.device), PRECISIONS[self.precision]
         return Trainer(
             model=network,
-            optimizer=torch.optim.AdamW(network.parameters(), lr=self.rate, weight_decay=0.01, foreach=True),
+            optimizer=make_optimizer("adamw", network, network.layers, lr=self.rate, weight_decay=0.01),
             loader=loader or PartLoader(store, world, grouping=self.grouping, dtype=dtype, seed=self.seed),
             world=world,
             schedule=Schedule(self.rate, "constant", 0, 1, 1),

@@ -52,6 +52,7 @@ def build_model(
     residual: bool = True,
     aggregate: Aggregate = "root",
     activation: str = "relu",
+    norm: str = "layer",
     readouts: Readouts = "last",
     standard: Standard | None = None,
 ) -> EdgeClassifier:
@@ -69,8 +70,8 @@ def build_model(
         dropout: Of `ON_STAGES` and of users' own.
         recompute_every: Keep what every K-th iteration begins with, and compute all between again in backward; None:
             keep all.
-        shared_weights, products, residual, aggregate, activation, readouts, standard: See `InteractionNetwork`; of
-            `ON_STAGES`. Others are refused any but these defaults.
+        shared_weights, products, residual, aggregate, activation, norm, readouts, standard: See `InteractionNetwork`;
+            of `ON_STAGES`. Others are refused any but these defaults.
 
     Raises:
         ValueError: If there is no network of this name, or it cannot have these sizes or options.
@@ -78,7 +79,7 @@ def build_model(
     options: dict[str, Any] = {"hidden": hidden, "graph_iters": graph_iters, "seed": seed}
     of_stages: dict[str, Any] = {"shared_weights": shared_weights, "products": products}
     of_stages |= {"readouts": readouts, "standard": standard}
-    of_stages |= {"residual": residual, "aggregate": aggregate, "activation": activation}
+    of_stages |= {"residual": residual, "aggregate": aggregate, "activation": activation, "norm": norm}
     if name in ON_STAGES:
         options |= of_stages | {"recompute_every": recompute_every}
         return ON_STAGES[name](node_features, edge_features, **options, dtype=dtype, dropout=dropout)
@@ -103,6 +104,7 @@ _FLAGS = {
     "residual": "--no-residual",
     "aggregate": "--aggregate",
     "activation": "--activation",
+    "norm": "--norm",
 }
 
 

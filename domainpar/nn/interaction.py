@@ -68,6 +68,7 @@ class InteractionNetwork(OnStages):
         residual: Update states instead of replacing them.
         aggregate: How sums at nodes are scaled: `sum` not at all, `mean` by 1 / degree, `root` by 1 / sqrt(degree).
         activation: Of hidden layers: `relu`, `silu` or `tanh`.
+        norm: Before each activation: `layer` or `none`.
         readouts: In training, logits after the `last` iteration, or after `all` of them.
         standard: Constants that standardise features; None: features are taken as they are.
 
@@ -93,6 +94,7 @@ class InteractionNetwork(OnStages):
         residual: bool = True,
         aggregate: Aggregate = "root",
         activation: str = "relu",
+        norm: str = "layer",
         readouts: Readouts = "last",
         standard: Standard | None = None,
     ) -> None:
@@ -113,13 +115,11 @@ class InteractionNetwork(OnStages):
             )
         generator = torch.Generator().manual_seed(seed)
         widths = (hidden,) * layers
-        last = "none" if residual else None
+        last, normed = "none" if residual else None, norm == "layer"
 
         def mlp(columns: int, *, updates: bool = False) -> MLP:
             last_activation = last if updates else None
-            return MLP(
-                columns, widths, generator, dropout=dropout, activation=activation, last_activation=last_activation
-            )
+            return MLP(columns, widths, generator, False, dropout, activation, last_activation, normed)
 
         def edge_stage() -> EdgeStage:
             return EdgeStage(mlp(3 * hidden, updates=True), products, residual, aggregate)
@@ -135,7 +135,7 @@ class InteractionNetwork(OnStages):
         num_node_updates = graph_iters if self.node_first else graph_iters - 1
         self.node_stages = _per_iteration(node_stage, num_node_updates, shared_weights)
         columns = (3 if self.node_first else 1) * hidden
-        of_head = MLP(columns, (*widths, 1), generator, readout=True, dropout=dropout, activation=activation)
+        of_head = MLP(columns, (*widths, 1), generator, True, dropout, activation, norm=normed)
         self.head = EdgeStage(of_head, products)
         self.num_readouts = graph_iters if readouts == "all" else 1
         edge_item_bytes = None if products is None else products.itemsize

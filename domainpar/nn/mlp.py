@@ -64,7 +64,7 @@ class PerceptronLayer(NamedTuple):
 
 
 class MLP(nn.Module):
-    """Linear layers, each followed by LayerNorm and activation; but for the last one, if that is a readout.
+    """Linear layers, each followed by LayerNorm, or none, and activation; but for the last one, if that is a readout.
 
     A readout is linear, of any width and of the type of the parameters: numbers such as logits, which are neither
     summed at nodes nor handed on as states.
@@ -78,6 +78,7 @@ class MLP(nn.Module):
         dropout: Probability with which each result of a layer, but for the last one, is dropped in training.
         activation: Of all layers but the last, of `ACTIVATIONS`.
         last_activation: Of the last layer, if it is no readout; None: as the others.
+        norm: Whether there is a LayerNorm before each activation.
 
     Attributes:
         layers: All layers, in order. Their modules stay; the parameters of these may be replaced.
@@ -99,6 +100,7 @@ class MLP(nn.Module):
         dropout: float = 0.0,
         activation: str = "relu",
         last_activation: str | None = None,
+        norm: bool = True,
     ) -> None:
         super().__init__()
         normed = widths[:-1] if readout else widths
@@ -110,7 +112,7 @@ class MLP(nn.Module):
             raise ValueError(f"there is no activation {unknown.pop()!r}; take {', '.join(ACTIVATIONS)}.")
         linears = [PaddedLinear(wide, out, generator) for wide, out in zip((in_features, *widths[:-1]), widths)]
         activations = map(ACTIVATIONS.index, (*[activation] * (len(widths) - 1), last))
-        layers = zip_longest(linears, map(nn.LayerNorm, normed), activations)
+        layers = zip_longest(linears, map(nn.LayerNorm, normed if norm else ()), activations)
         self._take([PerceptronLayer(*layer) for layer in layers], readout, dropout)
 
     def _take(self, layers: Sequence[PerceptronLayer], readout: bool, dropout: float) -> None:

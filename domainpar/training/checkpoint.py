@@ -23,6 +23,7 @@ from domainpar.agreement import on_all, on_root
 from domainpar.parallel.world import World
 from domainpar.problems import Problem
 from domainpar.training.checkpoint_files import CheckpointFiles, Choice, json_bytes, name_of
+from domainpar.training.optimizers import kept_by
 
 
 @dataclass(frozen=True)
@@ -128,9 +129,14 @@ class Checkpoints(CheckpointFiles):
             what = f"checkpoint {self.place(name)} holds weights alone, as networks that are shipped do"
             raise Problem(what, "begin a run with them: --init")
         if optimizer is not None:
-            parameters = dict(model.named_parameters())
+            parameters, kept = dict(model.named_parameters()), tensors_from_bytes(files["optimizer.safetensors"])
+            if strange := {label.rsplit(":", 1)[1] for label in kept} - kept_by(optimizer):
+                raise Problem(
+                    f"checkpoint {self.place(name)} is of another optimiser: it keeps {', '.join(sorted(strange))}",
+                    "give the --optimizer the run was trained with, or begin a new run with its weights: --init",
+                )
             # Sorted: the order in which they were read differs between ranks.
-            for label, value in sorted(tensors_from_bytes(files["optimizer.safetensors"]).items()):
+            for label, value in sorted(kept.items()):
                 of_parameter, key = label.rsplit(":", 1)
                 parameter = parameters[of_parameter]
                 # AdamW keeps its count of steps on the host, also for parameters on a GPU.

@@ -22,6 +22,7 @@ from domainpar.training.inputs import Lessons
 from domainpar.training.loop import Trainer
 from domainpar.training.memory import Expectation
 from domainpar.training.monitor.ranks import lines as straggler_lines
+from domainpar.training.monitor.spikes import lines as spike_lines
 from domainpar.training.origin import describe_process
 from domainpar.training.record import MetricsFile, keep_records, readable
 from domainpar.training.rundir import RunDirectory, RunFile
@@ -112,7 +113,7 @@ class Journal:
         due = record["step"] in (1, self.lessons.total_steps) or record["step"] % self.config.log_every == 0
         if due or record["split"] == "val":
             self.say(readable(record))
-        self.say(*straggler_lines(record))
+        self.say(*straggler_lines(record), *spike_lines(record))
 
     def say_once_if_squashed(self) -> None:
         """Warn of a network of the user's own that seems to end in a sigmoid, where logits are expected."""

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from domainpar import faults
@@ -23,6 +23,8 @@ from domainpar.training.metrics import EdgeCounts, metrics_of
 from domainpar.training.monitor.failure import Now, memory_explained
 from domainpar.training.monitor.non_finite import Suspect, check_parameters, is_finite, look_again, stop_all
 from domainpar.training.monitor.ranks import Stragglers, as_records, check_replicas
+from domainpar.training.monitor.sizes import Changes, of_layers
+from domainpar.training.monitor.spikes import Spikes
 from domainpar.training.parts import LabelledPart, PartLoader, Totals
 from domainpar.training.record import Tally
 from domainpar.training.sampler import Sample, deal
@@ -113,6 +115,7 @@ class Trainer:
         seed: Of all that is dropped at random.
         offload: Keep saved activations in host memory; on a GPU.
         check_replicas_every: Steps between two checks that all ranks hold the same; 0: never.
+        sizes_every: Steps between two records of the sizes of all layers, their gradients and their changes; 0: none.
         exchanges: Exchanges of rows on the way forward and on the way back of the last sample.
         squashed: Whether all logits of the last step, or of the last evaluation, lay between 0 and 1.
     """
@@ -126,13 +129,15 @@ class Trainer:
     offload: bool = False
     seed: int = 0
     check_replicas_every: int = 0
+    sizes_every: int = 0
     exchanges: tuple[int, int] | None = field(default=None, init=False)
     squashed: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self._gradients = self.model.gradients()
-        self._now, self._stragglers = Now(self.world), Stragglers()
+        self._now, self._stragglers, self._spikes = Now(self.world), Stragglers(), Spikes()
         self._sound = torch.ones((), dtype=torch.bool, device=self.world.device)
+        self._layer_of = {it: name.rpartition(".")[0] for name, it in self.model.layers.named_parameters()}
         self._first = next(parameter for parameter in self.model.parameters() if parameter.requires_grad)
 
     def step(self, samples: Sequence[Sample], step: int) -> dict[str, Any]:
@@ -163,24 +168,30 @@ class Trainer:
             faults.reach("reduce")
             tally.loss.reduce(self.world.transport)
             rejected = self._gradients.reduce(self.world.transport)
-            norm, rate = self._norm(), self.schedule.at(step)
+            (norm, norms), rate = self._norms(), self.schedule.at(step)
             # All that the host must know of this step, and of the optimiser's last one: it waits for a GPU here only.
-            spoilt, figures, counts = tally.read(rejected, [norm, self._sound])
-            if not figures[-1]:
+            spoilt, figures, counts = tally.read(rejected, [norm, self._sound, norms])
+            loss, grad_norm, sound, *each = figures
+            if not sound:
                 check_parameters(self.model.layers, self.schedule.at(step - 1))
             # Partials that are not finite were counted, not added; the count is the same on every rank by now.
             if spoilt:
                 logits = partial(self._logits, step=step)
                 suspects = [Suspect(one.event, one.in_logits) for one in passes if one.is_suspect]
                 stop_all(look_again(parts, self.model, self._now, step, logits, weight), suspects, self.world)
-            loss, grad_norm, _ = figures
             buffers.end(self.world.transport, max(1, totals.loaded))
+            sizes, gradients = {}, of_layers(self._layers_with_gradient(), each)
             if totals.loaded:  # else there is nothing to learn from: the optimiser would still decay weights
-                self._optimise(step, rate, norm)
+                looks = self.sizes_every > 0 and (step == 0 or (step + 1) % self.sizes_every == 0)
+                with Changes(self._layer_of) if looks else nullcontext() as changes:
+                    self._optimise(step, rate, norm)
+                sizes = {} if changes is None else {"layers": changes.sizes(gradients)}
             record = self._record(
                 {"loss": loss if totals.loaded else None, "lr": rate, "grad_norm": grad_norm},
                 samples, totals, tally, counts,
-            )  # fmt: skip
+            ) | sizes  # fmt: skip
+            if totals.loaded and (spike := self._spikes.look(loss, gradients, [sample.name for sample in samples])):
+                record["spike"] = spike
         if self.check_replicas_every and (step + 1) % self.check_replicas_every == 0:
             self.check_replicas()
         if slow := self._stragglers.look(record["seconds_compute"], record["local_edges"]):
@@ -264,11 +275,18 @@ class Trainer:
             logits: Tensor = self.model(part.graph, part.halo, key_of(self.seed, step, part.name))
             return logits
 
-    def _norm(self) -> Tensor:
-        """Norm of the gradient; the same arithmetic on the same bits on every rank."""
+    def _norms(self) -> tuple[Tensor, Tensor]:
+        """Norm of the gradient, and of each parameter's; the same arithmetic on the same bits on every rank."""
+        gradients = [it.grad for it in self._with_gradient() if it.grad is not None]
+        each = torch.stack(torch._foreach_norm(gradients)) if gradients else torch.zeros(0, device=self.world.device)
+        return torch.linalg.vector_norm(each), each
+
+    def _with_gradient(self) -> list[nn.Parameter]:
         # Sparse ones are left of a step that is not finite, and not summed.
-        gradients = [it.grad for it in self.model.parameters() if it.grad is not None and not it.grad.is_sparse]
-        return torch.nn.utils.get_total_norm(gradients).to(self.world.device)  # of nothing it is the host's
+        return [it for it in self.model.parameters() if it.grad is not None and not it.grad.is_sparse]
+
+    def _layers_with_gradient(self) -> list[str]:
+        return [self._layer_of[parameter] for parameter in self._with_gradient()]
 
     def _optimise(self, step: int, rate: float, norm: Tensor) -> None:
         """A step of the optimiser: the same arithmetic on the same bits on every rank."""
@@ -276,7 +294,7 @@ class Trainer:
             parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
             torch.nn.utils.clip_grads_with_norm_(parameters, self.clip, norm)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group.get("factor", 1.0)
         self._now.begin("optimizer", step)
         faults.reach("optimizer", self._first.grad)
         self.optimizer.step()

@@ -48,6 +48,7 @@ def make_network(config: TrainConfig, store: EventStore, standard: Standard | No
         residual=config.residual,
         aggregate=config.aggregate,
         activation=config.activation,
+        norm=config.norm,
         readouts=config.readouts,
         standard=standard,
     )

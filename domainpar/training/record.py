@@ -76,7 +76,7 @@ class Tally:
         """
         counts = self.metrics.counts_here(self._world.transport)
         spoilt = self.loss.rejected_now() if rejected is None else self.loss.rejected_now() + rejected.to(counts.device)
-        figures = torch.cat([self.loss.total(), *(each.view(1).to(torch.float64) for each in more)])
+        figures = torch.cat([self.loss.total(), *(each.reshape(-1).to(torch.float64) for each in more)])
         everything = torch.cat([spoilt.view(1), counts, figures.view(torch.int64)])  # by their bits, in one piece
         if everything.is_cuda:
             self._ended = _Moment(self._world.device)

@@ -8,11 +8,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
 from tqdm import tqdm
 
 from domainpar.agreement import agree, on_all, on_root
 from domainpar.config import TrainConfig
+from domainpar.config.texts import parse_betas, parse_factors
 from domainpar.events.store import EventStore
 from domainpar.nn.program import set_threads
 from domainpar.parallel import gpus
@@ -27,6 +27,7 @@ from domainpar.training.keeper import Keeper
 from domainpar.training.loop import Schedule, Trainer
 from domainpar.training.memory import MemoryMeter
 from domainpar.training.network import DTYPES, begin_with, make_network, verify_network
+from domainpar.training.optimizers import make_optimizer
 from domainpar.training.parts import PartLoader, Skip
 from domainpar.training.pretrained import source
 from domainpar.training.rundir import RunDirectory, choose_directory, note_failure
@@ -205,8 +206,16 @@ def make_trainer(config: TrainConfig, lessons: Lessons, world: World) -> Trainer
     warmup = config.warmup if config.warmup_epochs is None else config.warmup_epochs * per_epoch
     return Trainer(
         model=model,
-        # All parameters at once: the same bits, with a fifth of the calls.
-        optimizer=torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=config.weight_decay, foreach=True),
+        optimizer=make_optimizer(
+            config.optimizer,
+            model,
+            model.layers,
+            lr=config.lr,
+            weight_decay=config.weight_decay,
+            momentum=config.momentum,
+            betas=parse_betas(config.betas),
+            lr_factors=None if config.lr_factors is None else parse_factors(config.lr_factors),
+        ),
         loader=loader,
         world=world,
         schedule=Schedule(config.lr, config.lr_schedule, warmup, planned, per_epoch),
@@ -214,4 +223,5 @@ def make_trainer(config: TrainConfig, lessons: Lessons, world: World) -> Trainer
         offload=config.offload,
         seed=config.seed,
         check_replicas_every=config.check_replicas_every,
+        sizes_every=config.log_every,
     )

@@ -25,6 +25,8 @@ OPTIONS = {
     "readouts": {"readouts": "all"},
 }
 PAIRS = [(one, other) for one, other in itertools.combinations(OPTIONS, 2) if not OPTIONS[one].keys() & OPTIONS[other]]
+OPTIONS["no norm"] = {"norm": "none"}
+PAIRS += [("no norm", other) for other in ("residual", "silu", "dropout")]
 KEY = 7
 IN_TRAINING = {"dropout", "readouts"}
 
