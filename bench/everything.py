@@ -69,6 +69,7 @@ BENCHES = (
     Bench("overlap", "--hidden 16 --repeats 3 --ranks 2", "--case small"),
     Bench("modes", "--quick", "", ""),
     Bench("learning", "default 'rate 6e-3' --hits 5000 --num-events 5 --hidden 16 --budget 5", "", ""),
+    Bench("stability", "--quick", "", ""),
     Bench("tracks", "--ranks 1 2 --repeats 3", "--case medium"),
     Bench("graphs", "--events 2", "--presets full --hits 5000", "--data {data}"),
     Bench("realism", "--events 1", "--num-hits 20000", "--data {data}"),

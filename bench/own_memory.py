@@ -10,9 +10,9 @@ by torch; updates of edges streamed over blocks (`domainpar.stream`). Then on pa
 split: kept, checkpointed by the network itself, recomputed (`--recompute-every 1`), streamed, and both.
 
 Each in processes of its own, one thread each. The allocator gives large blocks back to the system at once, so that
-what is said to be held is held (`lean`, as `train --allocator lean`); that costs time. The program fails if losses
-differ by more than rounding. What would not fit is not run, and its memory estimated from a smaller event: what a node
-or an edge holds does not depend on the event.
+what is said to be held is held (`lean`, as `train --allocator lean`); that costs time. The program fails if the losses
+of the first step differ by more than rounding. What would not fit is not run, and its memory estimated from a smaller
+event: what a node or an edge holds does not depend on the event.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import torch
 from measuring import Columns, Row, Spread, ranks_of
 from on_ranks import Job
 from plain_pyg import PlainInteraction
-from systems import GIB, LARGEST_DIFFERENCE
+from systems import GIB
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -45,6 +45,9 @@ from domainpar.nn.published import Ends, InteractionGNN2, at_ends, joined, sum_a
 from domainpar.testing import run_ranks
 
 EDGES_PER_BLOCK = 65_536
+LARGEST = {"interaction": {"float32": 1e-5, "float64": 1e-10}, "acorn2": {"float32": 1e-3, "float64": 1e-10}}
+"""Differences of losses, relative. Norms over all edges, eight behind each other, make much of float32's rounding:
+torch's own lose more of it on one rank than ours on two."""
 
 
 class Checkpointed(InteractionGNN2):
@@ -153,13 +156,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         training = Own(network, hidden, graph_iters, precision=options.dtype)
         results.console.print(f"{case}; {network} {size}, {options.dtype}, one thread a process")
         rows = []
-        for way in ways(network, options.ranks):
+        for way in [way for way in ways(network, options.ranks) if not options.ways or way.name in options.ways]:
             row = measured(way, Job(case.store, training, repeats=options.repeats), piece, options)
             results.console.print(f"  {row['system']}, ranks {row['ranks']}: {row['problem'] or 'done'}")
             results.add(measured="own memory", case=case.name, network=network, size=size, **row)
             rows.append(row)
         show(results, f"{network} {size}", rows)
-        agree &= same_losses(rows, results)
+        agree &= same_losses(network, rows, results, options)
     results.end()
     return int(not agree)
 
@@ -169,6 +172,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--networks", nargs="+", choices=("interaction", "acorn2"), default=["interaction", "acorn2"])
     parser.add_argument("--sizes", nargs="+", default=["64x4", "64x8"], help="hidden x iterations, of each network")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--ways", nargs="+", help="their names in the table; default: all")
     parser.add_argument("--piece", choices=cases.HITS, default="medium", help="the smaller event of estimates")
     parser.add_argument("--dtype", choices=flags.DTYPES, default="float32")
     flags.add_rounds(parser, rounds=1, repeats=1)
@@ -203,13 +207,15 @@ def edges_of(store: Any) -> int:
     return EventStore(store).events()[0].num_edges
 
 
-def same_losses(rows: Sequence[Row], results: measuring.Results) -> bool:
-    """Say whether all ways have the same losses, to rounding."""
-    losses = [row["losses"] for row in rows if "losses" in row]
-    apart = max(abs(one - other) / abs(other) for each in losses for one, other in zip(each, losses[0], strict=True))
-    agree = apart <= LARGEST_DIFFERENCE
-    results.console.print(f"losses {'agree' if agree else 'DIFFER'}: {apart:.0e}, limit {LARGEST_DIFFERENCE:.0e}")
-    return agree
+def same_losses(network: str, rows: Sequence[Row], results: measuring.Results, options: argparse.Namespace) -> bool:
+    """Say whether all ways have the same loss in the first step, to rounding.
+
+    The optimiser makes whole steps of gradients that are rounding alone, as those of biases before a norm are.
+    """
+    losses = [row["losses"][0] for row in rows if "losses" in row]
+    apart, limit = max(abs(loss / losses[0] - 1) for loss in losses), LARGEST[network][options.dtype]
+    results.console.print(f"first losses {'agree' if apart <= limit else 'DIFFER'}: {apart:.0e}, limit {limit:.0e}")
+    return apart <= limit
 
 
 def show(results: measuring.Results, title: str, rows: Sequence[Row]) -> None:

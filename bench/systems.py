@@ -89,7 +89,8 @@ class System:
             if work == "scoring_passes":
                 return network.plain_scoring_bytes()
             return network.plain_bytes(checkpointed=self.form == "checkpoint")
-        size = ModelSize(network.hidden, network.graph_iters, network.item_bytes)
+        every = self.changes.get("recompute_every")
+        size = ModelSize(network.hidden, network.graph_iters, network.item_bytes, recompute_every=every)
         return int(size.bytes_of(network.num_nodes, network.num_edges))
 
     def operations(self, network: Network) -> int:

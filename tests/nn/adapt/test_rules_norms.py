@@ -4,7 +4,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from whole_and_split import ODD, cases, check, refusals
+from torch.autograd.graph import saved_tensors_hooks
+from whole_and_split import ODD, USUAL, cases, check, refusals
+
+from domainpar import parallelize, split_graph
+from domainpar.testing import run_ranks
 
 
 def sums(x, src, dst, e):
@@ -110,3 +114,16 @@ def test_a_rank_without_rows_takes_part_in_norms(name):
 def test_one_row_is_too_few_on_every_rank(name, field):
     with pytest.raises((ValueError, AssertionError), match="more than"):
         check(field, ODD[name], net=lambda: nn.BatchNorm1d(4), against="alone")
+
+
+def _kept(world):
+    """How many tables of the edges a batch norm keeps for backward."""
+    part = split_graph(USUAL.edge_index, USUAL.num_nodes, world, edges="incident")
+    sizes = []
+    with saved_tensors_hooks(lambda tensor: sizes.append(tensor.numel()) or tensor, lambda tensor: tensor):
+        parallelize(nn.BatchNorm1d(4).double(), world)(part.edges(USUAL.e.clone().requires_grad_()))
+    return sizes.count(4 * part.plan.num_edges)
+
+
+def test_of_a_batch_norm_only_its_rows_are_kept():
+    assert run_ranks(_kept, 2) == [1, 1]

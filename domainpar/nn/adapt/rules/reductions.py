@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from domainpar.nn.adapt.across import largest, summed, with_gradient_of
+from domainpar.nn.adapt.across import Member, largest, summed, with_gradient_of
 from domainpar.nn.adapt.calls import Call, axis_and_freshness, words
 from domainpar.nn.adapt.nested import tensors_in
 from domainpar.nn.adapt.rows import NotExact, Rows, mark
@@ -35,6 +36,15 @@ class Reduced(NamedTuple):
     def num_summed(self) -> int:
         """How many numbers of the whole graph go into each result. *Collective* the first time."""
         return self.rows.axis.total * math.prod(self.tensor.size(dim) for dim in self.dims if dim != self.rows.dim)
+
+    def counted_here(self) -> Tensor | None:
+        """1 for each row that this rank counts, 0 for others, of a shape to multiply the tensor by; None for all 1."""
+        axis, length = self.rows.axis, self.tensor.size(self.rows.dim)
+        counted = axis.counted
+        if counted is None and length > axis.length:  # ghosts lie behind the nodes that are owned
+            counted = torch.arange(length, device=self.tensor.device) < axis.length
+        shape = [-1 if dim == self.rows.dim else 1 for dim in range(self.tensor.dim())]
+        return None if counted is None else counted.to(self.tensor.dtype).view(shape)
 
     def whole(self, tensor: Tensor) -> Tensor:
         """A result over rows as the call has it, the same on every rank."""
@@ -137,17 +147,62 @@ def batch_norm(watch: Watch, call: Call) -> Any:
     count = of.num_summed()
     if count <= 1:
         raise ValueError(f"torch.{call.name} in training needs more than one value a feature; the graph has {count}.")
-    mean, variance = moments(watch, of)
-    averages = (("running_mean", mean), ("running_var", variance * (count / (count - 1))))
-    with torch.no_grad():
+    with torch.no_grad():  # `_Normed` knows the way back
+        mean, variance = moments(watch, of)
+        averages = (("running_mean", mean), ("running_var", variance * (count / (count - 1))))
         for name, statistic in averages:
             if (running := call.get(name)) is not None:
                 of_features = statistic.detach().mean([dim for dim in range(x.dim()) if dim != 1])
                 running.lerp_(of_features.to(running.dtype), call.get("momentum", 0.1))
-    result = (x - mean) * torch.rsqrt(variance + call.get("eps", 1e-5))
     weight, bias, shape = call.get("weight"), call.get("bias"), [1, -1] + [1] * (x.dim() - 2)
-    result = result if weight is None else result * weight.view(shape)
-    return mark(result if bias is None else result + bias.view(shape), rows.but())
+    scale, shift = (one if one is None else one.view(shape) for one in (weight, bias))
+    normed = _Normed.apply(x, scale, shift, mean, torch.rsqrt(variance + call.get("eps", 1e-5)), of, watch.part)  # type: ignore[no-untyped-call]
+    return mark(normed, rows.but())
+
+
+class _Normed(torch.autograd.Function):
+    """Rows less their mean, over the root of their variance, scaled and shifted; of all tables only the rows are kept.
+
+    Every row here is normed, also a copy of one that another rank counts; mean and variance are of counted rows.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        scale: Tensor | None,
+        shift: Tensor | None,
+        mean: Tensor,
+        inverse: Tensor,
+        of: Reduced,
+        part: Member,
+    ) -> Tensor:
+        ctx.save_for_backward(x, scale, mean, inverse)
+        ctx.dims, ctx.count, ctx.counted = of.dims, of.num_summed(), of.counted_here()  # not `of`, which holds the rows
+        ctx.part, ctx.has_shift = part, shift is not None
+        normed = (x - mean).mul_(inverse)
+        normed = normed if scale is None else normed.mul_(scale)
+        return normed if shift is None else normed.add_(shift)
+
+    @staticmethod
+    @once_differentiable  # a gradient of this gradient would not be summed over ranks
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, scale, mean, inverse = ctx.saved_tensors
+        gradient = grads[0]
+        normed = (x - mean).mul_(inverse)
+        shifts, scales = (it.sum(ctx.dims, keepdim=True) for it in (gradient, gradient * normed))
+        factor = inverse if scale is None else inverse * scale
+        # What mean and variance took from counted rows of all ranks goes back to them.
+        of_all = ctx.part.sum_over_ranks(torch.stack([shifts, scales])) / ctx.count
+        through = normed.mul_(of_all[1]).add_(of_all[0])
+        if ctx.counted is not None:
+            through = through.mul_(ctx.counted)
+        to_x = (gradient - through).mul_(factor)
+        to_scale, to_shift = (
+            it.sum([dim for dim in range(x.dim()) if dim != 1], keepdim=True) if wanted else None
+            for it, wanted in ((scales, scale is not None), (shifts, ctx.has_shift))
+        )
+        return to_x, to_scale, to_shift, None, None, None, None
 
 
 class ValuesOnly(NamedTuple):
