@@ -149,6 +149,13 @@ class Learning(Group):
     events_per_step: int = 1
     """Events (in naive mode: sectors) of one optimiser step. The ranks change who computes them, never what."""
 
+    sampling: Literal["shuffle", "buckets", "budget"] = "shuffle"
+    """Events that meet in a step. buckets: of about one size, so that ranks with events of their own wait less. budget:
+    as many as --node-budget holds, in place of --events-per-step."""
+
+    node_budget: int | None = None
+    """Hits of a step, with --sampling budget; an event with more is a step of its own."""
+
     optimizer: Literal["adamw", "adam", "sgd", "lars", "lamb"] = "adamw"
     """Optimiser. lars and lamb scale the step of each layer to the size of its weights, for steps of many events."""
 
@@ -183,7 +190,11 @@ class Learning(Group):
 
     def check(self) -> None:
         """Refuse numbers an optimiser cannot use."""
-        self._bounded("epochs", "max_steps", "events_per_step", least=1)
+        self._bounded("epochs", "max_steps", "events_per_step", "node_budget", least=1)
+        if (self.sampling == "budget") != (self.node_budget is not None):
+            raise ConfigError("--sampling budget and --node-budget go together", "give both, or neither")
+        if self.sampling == "budget" and self.events_per_step != 1:
+            raise ConfigError("--sampling budget decides on the events of a step", "drop --events-per-step")
         self._bounded("weight_decay", "warmup", "warmup_epochs")
         self._bounded("lr", "clip", positive=True)
         self._bounded("momentum", below=1)

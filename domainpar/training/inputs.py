@@ -5,7 +5,7 @@ Events are dealt to ranks; a problem that one rank finds is agreed on by all.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from domainpar.parallel.part_loading import empty_parts
 from domainpar.parallel.world import World
 from domainpar.problems import Place, Problem, Where, told
 from domainpar.training.rundir import began_with
-from domainpar.training.sampler import Sample, samples_of
+from domainpar.training.sampler import Sample, samples_of, steps_of_epoch
 from domainpar.training.targets import TARGET, EdgeRules, edge_classes
 from domainpar.words import several, some_of
 
@@ -43,8 +43,9 @@ class Lessons:
         without_truth: Samples that are left out, since their events have no truth.
         target: Conditions of a target particle; None: every particle is one.
         edge_weights: Weights of edges in the loss.
-        steps_per_epoch: Steps that take every training sample once.
-        total_steps: Steps of the whole run.
+        steps_per_epoch: Steps that take every training sample once, on average.
+        planned_steps: Steps of all epochs.
+        total_steps: Steps of the whole run: those, or fewer with --max-steps.
         standard: Constants that standardise features; None: the network takes them as they are. A run that continues
             has those of its checkpoint.
         warnings: Lines for the user about events without edges to learn from.
@@ -58,6 +59,7 @@ class Lessons:
     target: Conditions | None
     edge_weights: EdgeRules
     steps_per_epoch: int
+    planned_steps: int
     total_steps: int
     standard: Standard | None
     warnings: list[str]
@@ -90,9 +92,8 @@ def open_lessons(config: TrainConfig, path: Path, world: World) -> Lessons:
         tqdm.write(f"WARNING: {several(len(events), 'event')} without truth left out: {some_of(events)}")
     if config.strict:
         on_all(world.transport, lambda: check_parts(store, world, config.grouping, sectors, config.seed))
-    # Rounded up: the last step of an epoch may take fewer events.
-    steps_per_epoch = -(-len(train) // config.events_per_step)
-    total_steps = config.epochs * steps_per_epoch
+    # A budget makes other numbers of steps of other orders.
+    planned_steps = sum(len(steps_of(config, train, epoch)) for epoch in range(config.epochs))
     return Lessons(
         store=store,
         digest=digest,
@@ -101,11 +102,17 @@ def open_lessons(config: TrainConfig, path: Path, world: World) -> Lessons:
         without_truth=without_truth,
         target=target,
         edge_weights=edge_weights,
-        steps_per_epoch=steps_per_epoch,
-        total_steps=total_steps if config.max_steps is None else min(total_steps, config.max_steps),
+        steps_per_epoch=-(-planned_steps // config.epochs),
+        planned_steps=planned_steps,
+        total_steps=planned_steps if config.max_steps is None else min(planned_steps, config.max_steps),
         standard=standard,
         warnings=warnings,
     )
+
+
+def steps_of(config: TrainConfig, samples: Sequence[Sample], epoch: int) -> list[list[Sample]]:
+    """The samples of each step of an epoch."""
+    return steps_of_epoch(samples, config.events_per_step, config.seed, epoch, config.sampling, config.node_budget)
 
 
 def _standard(store: EventStore, continues: bool) -> Standard:

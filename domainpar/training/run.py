@@ -21,7 +21,7 @@ from domainpar.parallel.transport import RanksFailed
 from domainpar.parallel.world import World
 from domainpar.training.checkpoint import TrainingState
 from domainpar.training.forecast import choose_recompute, expected_memory
-from domainpar.training.inputs import Lessons, open_lessons
+from domainpar.training.inputs import Lessons, open_lessons, steps_of
 from domainpar.training.journal import Journal
 from domainpar.training.keeper import Keeper
 from domainpar.training.loop import Schedule, Trainer
@@ -31,7 +31,6 @@ from domainpar.training.optimizers import make_optimizer
 from domainpar.training.parts import PartLoader, Skip
 from domainpar.training.pretrained import source
 from domainpar.training.rundir import RunDirectory, choose_directory, note_failure
-from domainpar.training.sampler import steps_of_epoch
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,7 +141,7 @@ def _steps(config: TrainConfig, lessons: Lessons, keeper: Keeper, state: Trainin
         stopped = state.step < total and keeper.boundary(state)  # asked while the run was set up
         while state.step < total and not stopped:
             epoch = state.epoch
-            steps = steps_of_epoch(lessons.train, config.events_per_step, config.seed, epoch)
+            steps = steps_of(config, lessons.train, epoch)
             for samples in steps[state.step_in_epoch :]:
                 record = trainer.step(samples, state.step)
                 state = replace(state, step=state.step + 1, step_in_epoch=state.step_in_epoch + 1)
@@ -202,7 +201,7 @@ def make_trainer(config: TrainConfig, lessons: Lessons, world: World) -> Trainer
     for sample in lessons.without_truth:
         loader.skipped[sample.name] = Skip(sample.name, sample.record.event, "it has no truth")
     per_epoch = lessons.steps_per_epoch
-    planned = config.epochs * per_epoch  # not --max-steps: a run that is resumed later keeps its schedule
+    planned = lessons.planned_steps  # not --max-steps: a run that is resumed later keeps its schedule
     warmup = config.warmup if config.warmup_epochs is None else config.warmup_epochs * per_epoch
     return Trainer(
         model=model,

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from domainpar.events.store import EventRecord
 from domainpar.parallel.part_loading import Sector
+
+Sampling = Literal["shuffle", "buckets", "budget"]
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,11 @@ class Sample:
         return self.record.num_edges // (self.sector.of if self.sector else 1)
 
     @property
+    def num_nodes(self) -> int:
+        """Nodes, about."""
+        return self.record.num_nodes // (self.sector.of if self.sector else 1)
+
+    @property
     def name(self) -> str:
         """The event, with its sector."""
         sector = f" sector {self.sector.number} of {self.sector.of}" if self.sector else ""
@@ -37,12 +45,58 @@ def samples_of(records: Sequence[EventRecord], num_sectors: int | None) -> list[
     return [Sample(record, Sector(number, num_sectors)) for record in records for number in range(num_sectors)]
 
 
-def steps_of_epoch(samples: Sequence[Sample], per_step: int, seed: int, epoch: int) -> list[list[Sample]]:
-    """Shuffle the samples and cut them into steps; the last step may be smaller."""
+STEPS_OF_A_BUCKET = 8
+"""Steps whose samples are alike in size, and shuffled among each other."""
+
+
+def steps_of_epoch(
+    samples: Sequence[Sample],
+    per_step: int,
+    seed: int,
+    epoch: int,
+    how: Sampling = "shuffle",
+    node_budget: int | None = None,
+) -> list[list[Sample]]:
+    """Shuffle the samples and cut them into steps: a function of seed and epoch.
+
+    Args:
+        samples: All of them.
+        per_step: Samples of a step; the last step may be smaller.
+        seed, epoch: Decide the order.
+        how: `shuffle`. `buckets`: a step takes samples of about one size, so that who computes them ends together.
+            `budget`: a step takes samples until their nodes would be more than a budget.
+        node_budget: Nodes of a step, with `budget`; a larger sample is a step of its own.
+    """
     # A generator of its own for each epoch: a resumed run draws the order that the first one would have.
-    order = np.random.default_rng([seed, epoch]).permutation(len(samples))
-    shuffled = [samples[index] for index in order]
+    random = np.random.default_rng([seed, epoch])
+    shuffled = [samples[index] for index in random.permutation(len(samples))]
+    if how == "budget":
+        assert node_budget is not None
+        return _within(shuffled, node_budget)
+    if how == "buckets":
+        # Of those that make no whole step any size may be left over; sorting keeps the order of equals.
+        whole = len(shuffled) // per_step * per_step
+        by_size = sorted(shuffled[:whole], key=lambda sample: sample.cost)
+        length = per_step * STEPS_OF_A_BUCKET
+        buckets = [by_size[first : first + length] for first in range(0, whole, length)]
+        mixed = [bucket[index] for bucket in buckets for index in random.permutation(len(bucket))]
+        steps = [mixed[first : first + per_step] for first in range(0, whole, per_step)]
+        rest = [shuffled[whole:]] if whole < len(shuffled) else []
+        return [steps[index] for index in random.permutation(len(steps))] + rest
     return [shuffled[first : first + per_step] for first in range(0, len(shuffled), per_step)]
+
+
+def _within(samples: Sequence[Sample], node_budget: int) -> list[list[Sample]]:
+    """Samples in their order, as many in a step as a budget of nodes holds."""
+    steps: list[list[Sample]] = []
+    nodes = 0
+    for sample in samples:
+        nodes += sample.num_nodes
+        if not steps or nodes > node_budget:
+            steps.append([])
+            nodes = sample.num_nodes
+        steps[-1].append(sample)
+    return steps
 
 
 def deal(samples: Sequence[Sample], num_groups: int) -> list[list[Sample]]:

@@ -399,7 +399,7 @@ def test_rule_7_the_order_of_samples_is_a_function_of_seed_and_epoch():
     assert len(orders) == 4
 
 
-def _order_of_own(samples, per_step, seed, epoch):
+def _order_of_own(samples, per_step, seed, epoch, *_):
     """Without rule 7: every rank draws the order from a generator of its own."""
     rank = int(threading.current_thread().name.removeprefix("rank "))
     order = np.random.default_rng([seed, epoch, rank]).permutation(len(samples))
@@ -421,7 +421,7 @@ def test_rule_7_an_order_that_each_rank_draws_for_itself_gives_other_bits_or_is_
         return set().union(*found)
 
     assert len(hashes()) == 1
-    monkeypatch.setattr("domainpar.training.run.steps_of_epoch", _order_of_own)
+    monkeypatch.setattr("domainpar.training.inputs.steps_of_epoch", _order_of_own)
     assert len(hashes()) > 1
     with pytest.raises((RuntimeError, ValueError), match="node|plan|edge|tile"):  # two ranks open different events
         run_ranks(_parameters_after_training, 2, store, tmp_path / "run", domain_size=2, timeout=10)
