@@ -70,8 +70,8 @@ GROUPS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "optimiser": {
         "adamw": MANY,
-        "sgd": MANY | {"optimizer": "sgd", "lr": 0.3},
-        "lars": MANY | {"optimizer": "lars", "lr": 10.0},
+        "sgd": MANY | {"optimizer": "sgd", "lr": 0.05},
+        "lars": MANY | {"optimizer": "lars", "lr": 2.0},
         "lamb": MANY | {"optimizer": "lamb", "lr": 0.03},
     },
     "sum of losses": {

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from domainpar import faults
+from domainpar.compiling import clock
 from domainpar.nn.adapt.gradient_sums import StepBuffers
 from domainpar.nn.classifier import EdgeClassifier
 from domainpar.nn.noise import key_of
@@ -155,7 +156,7 @@ class Trainer:
         tally = Tally(self.world)
         with memory_explained(self._now, self.model):
             ours = deal(samples, self.world.num_data_groups)[self.world.data_group]
-            parts = list(self._load(ours, step))
+            parts = list(self._load(ours, step, tally))
             totals = self.loader.total([part.kind_counts for part in parts], len(ours))
             weight = self.loader.edge_weights.total(totals.kinds) or 1.0  # where nothing weighs, the loss is 0 / 1
             self.optimizer.zero_grad()
@@ -213,7 +214,7 @@ class Trainer:
         kind_counts = []
         ours = deal(samples, self.world.num_data_groups)[self.world.data_group]
         with memory_explained(self._now, self.model), torch.no_grad():
-            for part in self._load(ours, step):
+            for part in self._load(ours, step, tally):
                 self._now.begin("evaluate", step, part=part)
                 faults.reach("evaluate")
                 logits = self.model(part.graph, part.halo)
@@ -241,11 +242,14 @@ class Trainer:
         if self.check_replicas_every:
             check_replicas(self.model.layers, self.optimizer, self.world)
 
-    def _load(self, samples: Sequence[Sample], step: int) -> Iterator[LabelledPart]:
+    def _load(self, samples: Sequence[Sample], step: int, tally: Tally) -> Iterator[LabelledPart]:
         """Parts of samples, one after the other, but for those that are left out."""
         for sample in samples:
             self._now.begin("load", step, sample.name)
-            if (part := self.loader.load(sample)) is not None:
+            began = clock()
+            part = self.loader.load(sample)
+            tally.seconds_load += clock() - began
+            if part is not None:
                 yield part
 
     def _forward_and_back(self, part: LabelledPart, step: int, weight: float, tally: Tally) -> _Pass:

@@ -40,11 +40,13 @@ class Tally:
         loss: Weighted loss of owned edges; `edge_loss` adds to it.
         metrics: Scores of owned edges.
         owned_nodes, ghost_nodes, local_edges: Sizes of all parts.
+        seconds_load: Of loading them: of the first time, as parts are kept.
     """
 
     def __init__(self, world: World) -> None:
         self.loss, self.metrics = IntegerSums(1, world.device), EdgeMetrics(world.device)
         self.owned_nodes = self.ghost_nodes = self.local_edges = 0
+        self.seconds_load = 0.0
         self._world = world
         world.take_counters()  # begins to count anew
         self._began = _Moment(world.device)
@@ -88,7 +90,7 @@ class Tally:
     def shared(self) -> dict[str, Any]:
         """Seconds (but those of compiling), bytes and sizes of all ranks; lists hold one value a rank. *Collective*.
 
-        `halo_bytes` are all rows handed to other ranks. While a part is loaded, requests for its ghosts are among them.
+        Those of computing have those of loading in them. `halo_bytes` are all rows handed to other ranks. While a part is loaded, requests for its ghosts are among them.
         """
         seconds = self._began.until(self._ended or _Moment(self._world.device))
         counters = self._world.take_counters()
@@ -97,6 +99,7 @@ class Tally:
             "seconds_compute": seconds - counters.seconds_exchanging - counters.seconds_waiting,
             "seconds_exchange": counters.seconds_exchanging,
             "seconds_wait": counters.seconds_waiting,
+            "seconds_load": self.seconds_load,
             "owned_nodes": self.owned_nodes,
             "ghost_nodes": self.ghost_nodes,
             "local_edges": self.local_edges,
