@@ -151,18 +151,22 @@ def parse_factors(text: str) -> dict[str, float]:
     Raises:
         ConfigError: If a pattern is no regular expression, or a factor no number from 0 on.
     """
-    hint = "write it as --lr-factors 'head: 0.1, node_encoder: 2'"
+    hint = "write it as --lr-factors 'head: 0.1, node_encoder: 2', a pattern with signs of its own in quotes"
     factors = _value_of_flag("--lr-factors", text, text if text.lstrip().startswith("{") else "{" + text + "}", hint)
     if not isinstance(factors, dict) or not factors:
         raise ConfigError(f"--lr-factors {text!r} is not a mapping from names to factors", hint)
     for pattern, factor in factors.items():
-        if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 <= factor < math.inf:
+        try:
+            factors[pattern] = math.nan if isinstance(factor, bool) else float(factor)  # YAML takes 1e-3 for a text
+        except (TypeError, ValueError):
+            factors[pattern] = math.nan
+        if not 0 <= factors[pattern] < math.inf:
             raise ConfigError(f"--lr-factors has {factor!r} for {pattern!r}, not a number from 0 on", hint)
         try:
             re.compile(str(pattern))
         except re.error as error:
             raise ConfigError(f"--lr-factors has {pattern!r}, no regular expression: {error}", hint) from error
-    return {str(pattern): float(factor) for pattern, factor in factors.items()}
+    return {str(pattern): factor for pattern, factor in factors.items()}
 
 
 _SKIPPED = {"skip-one": 1, "skip-two": 2}

@@ -130,7 +130,7 @@ def layer_chart(run: RunFiles) -> Chart | None:
     if not blocks:
         return None
     # Those that change most; more lines than colours could not be told apart.
-    shown = sorted(blocks, key=lambda name: -float(np.median(_shares(blocks[name], 2))))[: len(LAYER_COLOURS)]
+    shown = sorted(blocks, key=lambda name: -_usual(_shares(blocks[name], 2)))[: len(LAYER_COLOURS)]
     left_out = f" Of {len(blocks)} blocks, those that change most." if len(shown) < len(blocks) else ""
     panels = []
     for name, kind, label, caption in (
@@ -145,6 +145,12 @@ def layer_chart(run: RunFiles) -> Chart | None:
         text = f"{caption}, as a share of the size of its parameters (Euclidean norms).{left_out}"
         panels.append(Panel(name, lines, Axis("optimiser step", low=0.0), y, "", text))
     return Chart("layers", f"Layers, {_how_trained(run)}", tuple(panels))
+
+
+def _usual(shares: FloatArray) -> float:
+    """The median of those that there are."""
+    known = shares[np.isfinite(shares)]
+    return float(np.median(known)) if len(known) else 0.0
 
 
 def _shares(sizes: FloatArray, kind: int) -> FloatArray:

@@ -23,7 +23,7 @@ from domainpar.agreement import on_all, on_root
 from domainpar.parallel.world import World
 from domainpar.problems import Problem
 from domainpar.training.checkpoint_files import CheckpointFiles, Choice, json_bytes, name_of
-from domainpar.training.optimizers import kept_by
+from domainpar.training.optimizers import optimizer_name
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Checkpoints(CheckpointFiles):
         files = {
             "model.safetensors": tensors_to_bytes(_cpu(_model_tensors(model))),
             "optimizer.safetensors": tensors_to_bytes(_cpu(optimizer_tensors(model, optimizer))),
-            "state.json": json_bytes(asdict(state)),
+            "state.json": json_bytes({**asdict(state), "optimizer": optimizer_name(optimizer)}),
         }
         return self.write(state.step, files, best)
 
@@ -110,6 +110,7 @@ class Checkpoints(CheckpointFiles):
         self, name: str, files: dict[str, bytes], model: nn.Module, optimizer: torch.optim.Optimizer | None
     ) -> TrainingState:
         weights, tensors = tensors_from_bytes(files["model.safetensors"]), _model_tensors(model)
+        state = json.loads(files["state.json"])  # an earlier version did not say whose: AdamW was the only one
         there, needed = (
             {name: (tuple(value.shape), value.dtype) for name, value in held.items()} for held in (weights, tensors)
         )
@@ -129,19 +130,20 @@ class Checkpoints(CheckpointFiles):
             what = f"checkpoint {self.place(name)} holds weights alone, as networks that are shipped do"
             raise Problem(what, "begin a run with them: --init")
         if optimizer is not None:
-            parameters, kept = dict(model.named_parameters()), tensors_from_bytes(files["optimizer.safetensors"])
-            if strange := {label.rsplit(":", 1)[1] for label in kept} - kept_by(optimizer):
+            if (theirs := state.pop("optimizer", "adamw")) != (ours := optimizer_name(optimizer)):
                 raise Problem(
-                    f"checkpoint {self.place(name)} is of another optimiser: it keeps {', '.join(sorted(strange))}",
-                    "give the --optimizer the run was trained with, or begin a new run with its weights: --init",
+                    f"checkpoint {self.place(name)} was left by {theirs}, and what that keeps means nothing to {ours}",
+                    f"give --optimizer {theirs}, or begin a new run with its weights: --init",
                 )
+            parameters, kept = dict(model.named_parameters()), tensors_from_bytes(files["optimizer.safetensors"])
             # Sorted: the order in which they were read differs between ranks.
             for label, value in sorted(kept.items()):
                 of_parameter, key = label.rsplit(":", 1)
                 parameter = parameters[of_parameter]
                 # AdamW keeps its count of steps on the host, also for parameters on a GPU.
                 optimizer.state[parameter][key] = value.clone() if key == "step" else value.to(parameter.device).clone()
-        return TrainingState(**json.loads(files["state.json"]))
+        state.pop("optimizer", None)
+        return TrainingState(**state)
 
 
 def load_agreed(

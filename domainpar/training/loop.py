@@ -138,7 +138,7 @@ class Trainer:
         self._gradients = self.model.gradients()
         self._now, self._stragglers, self._spikes = Now(self.world), Stragglers(), Spikes()
         self._sound = torch.ones((), dtype=torch.bool, device=self.world.device)
-        self._layer_of = {it: name.rpartition(".")[0] for name, it in self.model.layers.named_parameters()}
+        self._layer_of = {it: name.rpartition(".")[0] or name for name, it in self.model.layers.named_parameters()}
         self._first = next(parameter for parameter in self.model.parameters() if parameter.requires_grad)
 
     def step(self, samples: Sequence[Sample], step: int) -> dict[str, Any]:
@@ -170,7 +170,8 @@ class Trainer:
             tally.loss.reduce(self.world.transport)
             rejected = self._gradients.reduce(self.world.transport)
             (norm, norms), rate = self._norms(), self.schedule.at(step)
-            # All that the host must know of this step, and of the optimiser's last one: it waits for a GPU here only.
+            # All that the host must know of this step, and of the optimiser's last one: it waits for a GPU here, and
+            # once more in steps that note sizes.
             spoilt, figures, counts = tally.read(rejected, [norm, self._sound, norms])
             loss, grad_norm, sound, *each = figures
             if not sound:

@@ -100,19 +100,14 @@ class Lamb(LayerwiseOptimizer):
         parameter.sub_(direction * rate)
 
 
-_MOMENTS = frozenset(("step", "exp_avg", "exp_avg_sq"))
-_KEPT: dict[type[Optimizer], frozenset[str]] = {
-    AdamW: _MOMENTS,
-    Adam: _MOMENTS,
-    Lamb: _MOMENTS,
-    SGD: frozenset(("momentum_buffer",)),
-    Lars: frozenset(("momentum_buffer",)),
-}
+OPTIMIZERS: dict[str, type[Optimizer]] = {"adamw": AdamW, "adam": Adam, "sgd": SGD, "lars": Lars, "lamb": Lamb}
+"""By the names on the command line."""
 
 
-def kept_by(optimizer: Optimizer) -> frozenset[str]:
-    """The names of what an optimiser keeps of a parameter from step to step."""
-    return _KEPT[type(optimizer)]
+def optimizer_name(optimizer: Optimizer) -> str:
+    """The name of an optimiser: what two of them keep from step to step may have one name and mean two things."""
+    own = type(optimizer)
+    return next((name for name, kind in OPTIMIZERS.items() if own is kind), own.__name__)
 
 
 def make_optimizer(
@@ -129,7 +124,7 @@ def make_optimizer(
     """An optimiser of all parameters of a model.
 
     Args:
-        name: `adamw`, `adam`, `sgd`, `lars` or `lamb`.
+        name: One of `OPTIMIZERS`.
         model: The model.
         layers: The module in which its parameters have the names that their author gave them.
         lr: Learning rate.
@@ -155,12 +150,8 @@ def make_optimizer(
         fitting = [factor for pattern, factor in patterns.items() if re.search(pattern, names[id(parameter)])]
         groups.setdefault([1.0, *fitting][-1], []).append(parameter)
     grouped = [{"params": parameters, "factor": factor} for factor, parameters in groups.items()]
-    common: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay}
-    if name in ("adamw", "adam"):
-        # All parameters at once: the same bits, with a fifth of the calls.
-        return (AdamW if name == "adamw" else Adam)(grouped, betas=betas, foreach=True, **common)
-    if name == "sgd":
-        return SGD(grouped, momentum=momentum, foreach=True, **common)
-    if name == "lars":
-        return Lars(grouped, momentum=momentum, **common)
-    return Lamb(grouped, betas=betas, **common)
+    options: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay}
+    options |= {"momentum": momentum} if name in ("sgd", "lars") else {"betas": betas}
+    if name in ("adamw", "adam", "sgd"):
+        options["foreach"] = True  # all parameters at once: the same bits, with a fifth of the calls
+    return OPTIMIZERS[name](grouped, **options)

@@ -90,7 +90,8 @@ class Tally:
     def shared(self) -> dict[str, Any]:
         """Seconds (but those of compiling), bytes and sizes of all ranks; lists hold one value a rank. *Collective*.
 
-        Those of computing have those of loading in them. `halo_bytes` are all rows handed to other ranks. While a part is loaded, requests for its ghosts are among them.
+        Seconds of computing have those of loading in them. `halo_bytes` are all rows handed to other ranks. While a
+        part is loaded, requests for its ghosts are among them.
         """
         seconds = self._began.until(self._ended or _Moment(self._world.device))
         counters = self._world.take_counters()

@@ -155,7 +155,8 @@ def _steps(config: TrainConfig, lessons: Lessons, keeper: Keeper, state: Trainin
                 if stopped or state.step >= total:
                     break
             if not stopped:
-                if state.step_in_epoch == len(steps):  # else --max-steps ended it early: a resumed run finishes it
+                # More are done than there are, where a run goes on with other steps. And
+                if state.step_in_epoch >= len(steps):  # else --max-steps ended it early: a resumed run finishes it
                     state = replace(state, epoch=epoch + 1, step_in_epoch=0)
                 state, best = _validated(lessons, keeper, state, epoch)
                 keeper.save(state, best, final=state.step >= total)

@@ -41,6 +41,11 @@ def test_before_anything_is_usual_there_is_none():
     assert list(seen([1.0] * spikes.LEAST_STEPS + [9.0])) == [spikes.LEAST_STEPS]
 
 
+def test_after_losses_of_nothing_there_is_none():
+    """Steps in which no edge has a weight."""
+    assert seen([0.0] * 20 + [0.5]) == {}
+
+
 def test_a_layer_without_gradient_so_far_is_not_named():
     (found,) = seen([1.0] * 20 + [9.0], lambda step: {"first": 0.0 if step < 20 else 1.0}).values()
     assert (found["layer"], found["times"]) == (None, None)

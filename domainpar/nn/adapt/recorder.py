@@ -153,12 +153,16 @@ class Recorder:
         return next(last.seen for last in reversed(self.moments) if last.layer.name == "" and last.when == "made")
 
     def _called(self, name: str, child: nn.Module, args: Any, kwargs: Any) -> None:
+        if in_a_block():  # ranks have different numbers of them
+            return
         self._calls[name] += 1
         inside = self.running[-1] if self.running else None
         self.running.append(Layer(name, type(child).__name__, self._calls[name]))
         self._write("given", inside, (args, kwargs))
 
     def _returns(self, name: str, _: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
+        if in_a_block():
+            return
         while self.running[-1].name != name:  # a layer whose error its caller caught
             self.running.pop()
         inside = self.running[-2] if len(self.running) > 1 else None
@@ -167,8 +171,6 @@ class Recorder:
         self.running.pop()
 
     def _write(self, when: When, inside: Layer | None, value: Any) -> None:
-        if in_a_block():  # ranks have different numbers of them
-            return
         watch = watching()
         # This look at the tensors is no part of the model: it neither passes the watch nor leaves a graph.
         with unwatched(), torch.no_grad():

@@ -19,6 +19,10 @@ from torch import Tensor
 from domainpar.nn.adapt.across import Member, payload_of, tensor_of
 
 MARK_IT = "mark it with part.nodes or part.edges (a parameter: parallelize(..., node_parameters=[its name]))"
+APART = (
+    "a module that is streamed combines edges, of which it is given a block at a time, or nodes, or asks how many edges "
+    "it has selected; stream what treats each edge by itself, and take sums, norms over rows and softmax outside of it."
+)
 BITS_OF_KEY = 40  # a joined axis numbers its pieces above the ids of each
 
 
@@ -54,6 +58,7 @@ class Axis:
         leaves: Keys are below `leaves << BITS_OF_KEY`.
         selected_from: If it was selected: the axis whose rows it has, and which of them, bool [its length] or a slice.
         number: Of the mask that selected it: see `Numbering`.
+        apart: Whether it is of a block: ranks have different numbers of them, so nobody may be asked.
         length: Rows on this rank that it computes on: owned nodes, local edges.
     """
 
@@ -66,6 +71,7 @@ class Axis:
     leaves: int = 1
     selected_from: tuple[Axis, Tensor | slice] | None = None
     number: int | None = None
+    apart: bool = False
     length: int = field(init=False)
     _total: int | None = field(default=None, init=False)
     _places: Tensor | None = field(default=None, init=False)
@@ -84,6 +90,8 @@ class Axis:
             return sum(piece.total for piece in self.pieces)
         if self.each is not None:
             return self.each[0].total * self.each[1]
+        if self.apart and self._total is None:
+            raise NotExact(APART)
         if self._total is None:  # no cached_property: until Python 3.12 it locks the other ranks' threads out
             with unwatched():
                 self._total = sum(map(int, self.part.gather(self.counted_rows.sum().view(1))))
@@ -108,6 +116,8 @@ class Axis:
             return _split_keys(self.each[0].places, self.each[1])
         if self.selected_from is None:
             return self.keys
+        if self.apart:
+            raise NotExact(APART)
         parent, mask = self.selected_from
         there = parent.places[mask]
         payloads = self.part.transport.all_gather(payload_of(there[self.counted_rows]))
@@ -123,7 +133,8 @@ class Axis:
         """The rows where a mask is set, bool [length]."""
         name = f"some of the {self.name.removeprefix('some of the ')}"
         counted = None if self.counted is None else self.counted[mask]
-        return Axis(self.part, name, counted, self.keys[mask], leaves=self.leaves, selected_from=(self, mask))
+        keys, origin = self.keys[mask], (self, mask)
+        return Axis(self.part, name, counted, keys, leaves=self.leaves, selected_from=origin, apart=self.apart)
 
     def block(self, start: int, length: int) -> Axis:
         """Some of the rows that lie side by side here, for a while; numbers of the whole graph are those of all rows.
@@ -132,7 +143,8 @@ class Axis:
         """
         rows = slice(start, start + length)
         counted = None if self.counted is None else self.counted[rows]
-        block = Axis(self.part, f"a block of the {self.name}", counted, self.keys[rows], leaves=self.leaves)
+        name = f"a block of the {self.name}"
+        block = Axis(self.part, name, counted, self.keys[rows], leaves=self.leaves, apart=True)
         block.selected_from, block._total, block._places = (self, rows), self.total, self.places[rows]
         return block
 

@@ -33,14 +33,16 @@ def stream(module: nn.Module, edges_per_block: int, whole: Sequence[str] | None 
         edge = domainpar.stream(self.edge, edges_per_block=65_536)
         e = edge(x, edge_index, e)  # in self.edge: torch.cat([x[edge_index[0]], x[edge_index[1]], e], 1)
 
-    On a split graph and off it; on a split graph dropout falls as it does without blocks. Made where it is called, as
+    On a split graph and off it. On a split graph dropout falls as it does without blocks, and the number of edges that
+    the module sees is that of the whole graph; off it, that of a block. Made where it is called, as
     here, it leaves the names of parameters as they are.
 
     Args:
         module: Takes tensors with a row for each edge (`edge_index`: integers [2, E], or one end), and tables of nodes.
             Returns a tensor with a row for each edge, or several.
         edges_per_block: Edges of a block on one rank.
-        whole: Names of its arguments that each block is given whole; None: `x`, if there is one of that name.
+        whole: Names of its arguments that each block is given whole; None: `x`, if there is one of that name. A
+            table of nodes under another name has to be named: off the split graph nobody knows it from one of edges.
 
     Raises:
         ValueError: If a block is to have no edge, or the module has no such arguments.
@@ -87,13 +89,13 @@ class Streamed(nn.Module):
         watch = watching()
         if watch is not None:
             return _watched(watch, run, self.edges_per_block, edges, whole)
-        lengths = sorted({tensor.size(_dim_of_edges(tensor)) for tensor in tensors_in(edges)})
-        if len(lengths) > 1:
-            raise ValueError(f"stream: tensors of edges have {lengths} rows; name in whole=[...] what is no edge's.")
-        results = []
-        for start, length in _blocks(lengths[0], self.edges_per_block):
-            block = rebuilt(edges, partial(_cut, start, length))
+        dims, num_edges = _dims_of_edges(tensors_in(edges))
+        results, versions = [], _versions((edges, whole))
+        for start, length in _blocks(num_edges, self.edges_per_block):
+            block = rebuilt(edges, partial(_cut, dims, start, length))
             results.append(checkpoint(run, block, whole, use_reentrant=False))
+            if _versions((edges, whole)) != versions:  # backward would change it once more
+                raise ValueError("stream: the module changes an argument in place; let it make a new tensor.")
         return _joined(results, [0] * len(tensors_in(results[0])))
 
 
@@ -159,7 +161,9 @@ def _marked(watch: Watch, block: Axis, start: int, tensor: Any) -> Any:
 
 def _dim_of(watch: Watch, tensor: Tensor, block: Axis) -> int:
     rows = watch.rows(tensor)
-    if rows is None or rows.axis is not block or rows.names is not None:
+    if rows is not None and rows.names is not None:
+        raise NotExact("stream: the module returned numbers of rows; they are known without it.")
+    if rows is None or rows.axis is not block:
         what = rows.axis.name if rows else "nothing: it is the same on every rank"
         raise NotExact(f"stream: the module returned a tensor with rows of {what}; return a row for each edge.")
     return rows.dim
@@ -180,14 +184,35 @@ def _blocks(num_edges: int, edges_per_block: int) -> Iterator[tuple[int, int]]:
         yield start, min(edges_per_block, num_edges - start)
 
 
-def _cut(start: int, length: int, tensor: Any) -> Any:
-    return tensor.narrow(_dim_of_edges(tensor), start, length) if isinstance(tensor, Tensor) else tensor
+def _cut(dims: Mapping[int, int], start: int, length: int, tensor: Any) -> Any:
+    return tensor.narrow(dims[id(tensor)], start, length) if isinstance(tensor, Tensor) else tensor
 
 
-def _dim_of_edges(tensor: Tensor) -> int:
-    """Where the edges of a tensor of a whole graph lie: in the second dimension of an `edge_index`."""
+def _dims_of_edges(tensors: Sequence[Tensor]) -> tuple[dict[int, int], int]:
+    """Where the edges of tensors of a whole graph lie, by their `id`, and how many there are.
+
+    In the second dimension of an `edge_index`: integers [2, E].
+
+    Raises:
+        ValueError: If they are not as many in each.
+    """
+    others = {tensor.size(0) for tensor in tensors if not _may_be_edge_index(tensor)}
+    # Integers of two edges are none, where all else is of two edges.
+    dims = {id(it): int(_may_be_edge_index(it) and (others != {2} or it.size(1) == 2)) for it in tensors}
+    lengths = sorted({tensor.size(dims[id(tensor)]) for tensor in tensors})
+    if len(lengths) > 1:
+        raise ValueError(f"stream: tensors of edges have {lengths} rows; name in whole=[...] what is no edge's.")
+    return dims, lengths[0]
+
+
+def _may_be_edge_index(tensor: Tensor) -> bool:
     whole_numbers = not tensor.is_floating_point() and not tensor.is_complex() and tensor.dtype is not torch.bool
-    return int(tensor.dim() == 2 and tensor.size(0) == 2 and whole_numbers)
+    return tensor.dim() == 2 and tensor.size(0) == 2 and whole_numbers
+
+
+def _versions(values: Any) -> list[int]:
+    """Counts of changes in place; tensors of inference mode have none, and no backward."""
+    return [0 if tensor.is_inference() else tensor._version for tensor in tensors_in(values)]
 
 
 def _joined(results: Sequence[Any], dims: Sequence[int]) -> Any:

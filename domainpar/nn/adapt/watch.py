@@ -15,7 +15,7 @@ from domainpar.nn.adapt.calls import DRAWS, DROPS, TAKES_SIZES, TELLS_NO_VALUE, 
 from domainpar.nn.adapt.nested import flat, tensors_in
 from domainpar.nn.adapt.numbering import Numbering
 from domainpar.nn.adapt.part import GraphPart
-from domainpar.nn.adapt.rows import UNKNOWN, Axis, Kept, NotExact, RowCount, Rows, mark, rows_of
+from domainpar.nn.adapt.rows import APART, UNKNOWN, Axis, Kept, NotExact, RowCount, Rows, mark, rows_of
 from domainpar.nn.adapt.tape import Tape
 from domainpar.nn.adapt.transforms import run_as_written
 from domainpar.nn.adapt.versions import Versions
@@ -290,10 +290,7 @@ class Watch(TorchFunctionMode):
             NotExact: If rows are to stay apart.
         """
         if self._apart:
-            raise NotExact(
-                "a module that is streamed combines edges, of which it is given a block at a time, or nodes; stream "
-                "what treats each edge by itself, and take sums, norms over rows and softmax outside of it."
-            )
+            raise NotExact(APART)
 
     def common(self, call: Call) -> Call:
         """The call with node tensors all of one length: without ghosts if one of them has none up to date."""

@@ -43,7 +43,7 @@ class Spikes:
         spike = None
         if len(self._losses) >= LEAST_STEPS:
             usual, spread = median(self._losses), _spread(self._losses)
-            if loss > TIMES * usual and loss > usual + SPREADS * spread:
+            if usual > 0 and loss > TIMES * usual and loss > usual + SPREADS * spread:
                 known = {layer: norm for layer, norm in norms.items() if norm < math.inf and self._known(layer)}
                 grown = {layer: norm / median(self._norms[layer]) for layer, norm in known.items()}
                 layer = max(grown, key=lambda name: grown[name], default=None)

@@ -131,6 +131,8 @@ COMBINES = {
     "sum at nodes": lambda norm, ends, e, x: torch.zeros_like(x).index_add(0, ends[1], e)[ends[1]],
     "written at nodes": lambda norm, ends, e, x: torch.zeros_like(x).index_put((ends[1],), e)[ends[1]],
     "one edge": lambda norm, ends, e, x: e + e[0],
+    "how many": lambda norm, ends, e, x: e * e[e[:, 0] > 0].size(0),
+    "places": lambda norm, ends, e, x: e * e[e[:, 0] > 0][:1],
 }
 
 
@@ -168,6 +170,7 @@ GIVEN_WRONGLY = {
     "the same on every rank": (_edge_itself, lambda x, ends, e: {"edge_index": ends, "e": x.mean(0), "x": x}),
     "that is to stay whole": (_edge_itself, lambda x, ends, e: {"edge_index": ends, "e": e, "x": e}),
     "rows of nodes": (lambda norm, ends, e, x: x,),
+    "numbers of rows": (lambda norm, ends, e, x: ends,),
     "rows of nothing": (lambda norm, ends, e, x: norm.weight,),
     "return a row for each edge": (lambda norm, ends, e, x: e[e[:, 0] > 0],),
 }
@@ -182,10 +185,12 @@ def test_what_is_given_or_returned_wrongly_is_refused_by_name(words):
 
 def test_off_the_split_graph_lengths_are_looked_at():
     edge = stream(_Combines(_edge_itself), 3)
-    with pytest.raises(ValueError, match=r"\[2, 5\] rows"):
-        edge(torch.zeros(2, 5).long(), torch.zeros(2, 4), torch.zeros(7, 4))
+    with pytest.raises(ValueError, match=r"\[5, 7\] rows"):
+        edge(torch.zeros(2, 5).long(), torch.zeros(7, 4), torch.zeros(9, 4))
     with pytest.raises(ValueError, match=r"\['x'\] stays whole"):
         edge(None, None, x=torch.zeros(5, 4))
+    with pytest.raises(ValueError, match="changes an argument in place"):
+        stream(_Combines(lambda norm, ends, e, x: e.add_(1)), 3)(torch.zeros(2, 5).long(), torch.zeros(5, 4), None)
     with pytest.raises(ValueError, match="edges_per_block=0"):
         stream(nn.Identity(), 0)
     with pytest.raises(ValueError, match="the module takes"):
@@ -193,24 +198,29 @@ def test_off_the_split_graph_lengths_are_looked_at():
 
 
 class OfSomeEdges(Interaction):
-    """Edges of a mask, two results, numbers of rows, and what is no tensor."""
+    """Edges of a mask, two results, numbers of rows, what is no tensor, and a layer inside and outside."""
+
+    def __init__(self, edges_per_block) -> None:
+        super().__init__(edges_per_block)
+        self.tanh, self.divides = nn.Tanh(), False
 
     def forward(self, x, edge_index, e):
         mask = e[:, 0] > 0
-        edge_index, e = edge_index[:, mask], e[mask]
+        edge_index, e, tanh, divides = edge_index[:, mask], e[mask], self.tanh, self.divides
 
         class Two(nn.Module):
             def forward(self, ends, e, factor, nodes):
-                both = torch.stack([nodes[ends[0]], e], 1).view(e.size(0), -1)
-                return both * factor, {"sum": both.sum(1) / e.size(0)}
+                both = torch.stack([nodes[ends[0]], tanh(e)], 1).view(e.size(0), -1)
+                both[both[:, 0] > 1] = 1.0
+                return both * factor, {"sum": both.sum(1) / (e.size(0) if divides else 1)}
 
         network = Two() if self.edges_per_block is None else stream(Two(), self.edges_per_block, whole=["nodes"])
         both, more = network(edge_index, e, 0.5, nodes=self.node(torch.cat([x, x], 1)))
-        return torch.zeros(x.size(0), 8).to(x).index_add(0, edge_index[1], both * more["sum"].unsqueeze(1))
+        return self.tanh(torch.zeros(x.size(0), 8).to(x).index_add(0, edge_index[1], both * more["sum"].unsqueeze(1)))
 
 
 def test_verify_finds_it_the_same_whole_and_split():
-    for module in (Interaction(3), OfSomeEdges(None), Interaction(None)):
+    for module in (Interaction(3), OfSomeEdges(2), OfSomeEdges(None)):
         found = verify(module.double(), (USUAL.edge_index, USUAL.num_nodes), parts=3, inputs=_inputs)
         assert found.exact, str(found)
 
@@ -222,6 +232,7 @@ def _inputs(part):
 def _some_edges(world: World, edges_per_block):
     part = split_graph(USUAL.edge_index, USUAL.num_nodes, world)
     module = OfSomeEdges(edges_per_block).double()
+    module.divides = True
     module.load_state_dict(NETWORK.state_dict())
     return parallelize(module, world)(*_inputs(part)).detach()
 
@@ -230,3 +241,10 @@ def test_a_number_of_rows_inside_is_that_of_the_whole_graph():
     for num_ranks in (1, 3):
         expected = run_ranks(_some_edges, num_ranks, None)
         torch.testing.assert_close(run_ranks(_some_edges, num_ranks, 2), expected, rtol=1e-12, atol=1e-14)
+
+
+def test_an_edge_index_is_known_by_what_stands_beside_it():
+    kinds = torch.tensor([[0, 1, 2], [3, 4, 5]])  # of two edges, three numbers each
+    edge = stream(_Combines(lambda norm, kind, e, x: e * kind[:, :1]), 1)
+    found = edge(kinds, torch.ones(2, 4), None)
+    torch.testing.assert_close(found, kinds[:, :1] * torch.ones(2, 4))

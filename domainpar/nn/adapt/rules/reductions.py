@@ -143,6 +143,8 @@ def batch_norm(watch: Watch, call: Call) -> Any:
     watch.combines_rows()
     if watch.alone:
         return mark(call(), rows.but())
+    half = x.dtype in (torch.float16, torch.bfloat16)
+    x, dtype = mark(x.float(), rows.but()) if half else x, x.dtype  # torch takes such statistics in float32, too
     of = Reduced(x, rows, tuple(dim for dim in range(x.dim()) if dim != 1 and not (per_entry and dim == 0)))
     count = of.num_summed()
     if count <= 1:
@@ -157,7 +159,7 @@ def batch_norm(watch: Watch, call: Call) -> Any:
     weight, bias, shape = call.get("weight"), call.get("bias"), [1, -1] + [1] * (x.dim() - 2)
     scale, shift = (one if one is None else one.view(shape) for one in (weight, bias))
     normed = _Normed.apply(x, scale, shift, mean, torch.rsqrt(variance + call.get("eps", 1e-5)), of, watch.part)  # type: ignore[no-untyped-call]
-    return mark(normed, rows.but())
+    return mark(normed.to(dtype), rows.but())
 
 
 class _Normed(torch.autograd.Function):

@@ -194,7 +194,8 @@ def write_rows(watch: Watch, call: Call) -> Any:
         )
     rows.without_numbers("writing into it")
     if isinstance(item, Tensor) and rows.dim == 0 and watch.rows(item) is not None:
-        watch.combines_rows()
+        if item.dtype is not torch.bool or rows.axis is watch.part.node_axis:
+            watch.combines_rows()
         return _write(watch, into, rows, item, values)
     if any(isinstance(each, (Tensor, list)) for each in (item if isinstance(item, tuple) else (item,))):
         raise NotExact(f"values are written into some columns of some of the {rows.axis.name}; use torch.where.")
