@@ -21,7 +21,7 @@ from domainpar.nn.adapt.across import Member, payload_of, tensor_of
 MARK_IT = "mark it with part.nodes or part.edges (a parameter: parallelize(..., node_parameters=[its name]))"
 APART = (
     "a module that is streamed combines edges, of which it is given a block at a time, or nodes, or asks how many "
-    "edges it has selected; stream what treats each edge by itself, and take sums, norms over rows and softmax outside of it."
+    "edges it has selected; stream what treats each edge by itself, and take sums, norms over rows and softmax outside."
 )
 BITS_OF_KEY = 40  # a joined axis numbers its pieces above the ids of each
 
