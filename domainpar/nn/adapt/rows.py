@@ -157,7 +157,9 @@ class Axis:
             name = f"{count} pieces of each of the {self.name}"
             counted = None if self.counted is None else self.counted.repeat_interleave(count)
             keys = _split_keys(self.keys, count)
-            self._split[count] = Axis(self.part, name, counted, keys, each=(self, count), leaves=self.leaves * count)
+            pieces = Axis(self.part, name, counted, keys, each=(self, count), leaves=self.leaves * count)
+            pieces.apart = self.apart
+            self._split[count] = pieces
         return self._split[count]
 
     @staticmethod
@@ -171,7 +173,8 @@ class Axis:
         if leaves >= 1 << (63 - BITS_OF_KEY):
             raise NotExact(f"{leaves} kinds of rows are joined behind each other, more than their keys can tell apart.")
         keys = torch.cat([piece.keys + (first << BITS_OF_KEY) for first, piece in zip(firsts, pieces)])
-        return Axis(pieces[0].part, " + ".join(piece.name for piece in pieces), counted, keys, pieces, leaves=leaves)
+        name, apart = " + ".join(piece.name for piece in pieces), any(piece.apart for piece in pieces)
+        return Axis(pieces[0].part, name, counted, keys, pieces, leaves=leaves, apart=apart)
 
     def __repr__(self) -> str:
         return f"<{self.name}: {self.length} here>"

@@ -14,10 +14,11 @@ import survey  # noqa: E402  # imports PyG itself
 from survey import Outcome, survey_case  # noqa: E402
 from survey_cases import CANNOT_RUN, CONVOLUTIONS, MODELS, MODULES, TOLERANCE, WHOLE_MODELS  # noqa: E402
 from survey_table import first_clause, table  # noqa: E402
+from whole_and_split import check  # noqa: E402
 
 from domainpar.nn.adapt import across  # noqa: E402
 from domainpar.nn.adapt.rows import mark  # noqa: E402
-from domainpar.nn.adapt.rules import new_tensors  # noqa: E402
+from domainpar.nn.adapt.rules import new_tensors, reductions  # noqa: E402
 from domainpar.nn.adapt.watch import Watch  # noqa: E402
 
 TABLE = Path(__file__).parents[3] / "docs" / "reference" / "convolutions.md"
@@ -264,7 +265,22 @@ def test_a_sum_of_one_rank_instead_of_all_is_found_wrong(sabotage):
 
 
 def test_a_gradient_of_one_rank_instead_of_all_is_found_wrong(sabotage):
+    check(lambda x: (x - x.mean(0)) ** 2)
     sabotage.setattr(across._SumOverRanks, "backward", staticmethod(lambda ctx, *grads: (grads[0], None)))
+    with pytest.raises(AssertionError):
+        check(lambda x: (x - x.mean(0)) ** 2)
+
+
+def test_a_norm_whose_gradient_is_that_of_one_rank_is_found_wrong(sabotage):
+    class Alone:
+        sum_over_ranks = staticmethod(lambda local: local)
+
+    def of_one_rank(ctx, *grads):
+        ctx.part = Alone
+        return usual(ctx, *grads)
+
+    usual = reductions._Normed.backward
+    sabotage.setattr(reductions._Normed, "backward", staticmethod(of_one_rank))
     assert verdicts(gcn(), with_batch_norm(), sage()) == ["exact", "wrong", "exact"]
 
 
