@@ -34,8 +34,8 @@ def stream(module: nn.Module, edges_per_block: int, whole: Sequence[str] | None 
         e = edge(x, edge_index, e)  # in self.edge: torch.cat([x[edge_index[0]], x[edge_index[1]], e], 1)
 
     On a split graph and off it. On a split graph dropout falls as it does without blocks, and the number of edges that
-    the module sees is that of the whole graph; off it, that of a block. Made where it is called, as
-    here, it leaves the names of parameters as they are.
+    the module sees is that of the whole graph; off it, that of a block. Made where it is called, as here, it leaves the
+    names of parameters as they are.
 
     Args:
         module: Takes tensors with a row for each edge (`edge_index`: integers [2, E], or one end), and tables of nodes.

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 
 def of_layers(layers: Iterable[str], norms: Iterable[float]) -> dict[str, float]:
@@ -34,7 +34,11 @@ class Changes:
 
     def __exit__(self, *_: Any) -> None:
         after = [parameter.detach() for parameter in self._layer_of]
-        self._norms = [_norms(after), _norms(torch._foreach_sub(after, self._before))]
+        norms = [*torch._foreach_norm(after), *torch._foreach_norm(torch._foreach_sub(after, self._before))]
+        read: list[float] = torch.stack(
+            [norm.double() for norm in norms]
+        ).tolist()  # together: a GPU is waited for once
+        self._norms = read[: len(after)], read[len(after) :]
         del self._before
 
     def sizes(self, gradients: Mapping[str, float]) -> dict[str, dict[str, float | None]]:
@@ -59,8 +63,3 @@ class Changes:
 
 def _json(norm: float) -> float | None:
     return norm if math.isfinite(norm) else None
-
-
-def _norms(tensors: list[Tensor] | tuple[Tensor, ...]) -> list[float]:
-    norms: list[float] = torch.stack([norm.double() for norm in torch._foreach_norm(tensors)]).tolist()
-    return norms

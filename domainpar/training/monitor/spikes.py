@@ -15,10 +15,10 @@ LEAST_STEPS = 10
 """Before that many, nothing is usual."""
 
 TIMES = 1.5
-"""A spike is so many times the median of the losses before it at least,"""
+"""A spike is more than so many times the median of the losses before it."""
 
 SPREADS = 4.0
-"""and lies so many times as far above it as the nine tenths of them that are smallest."""
+"""And its distance from the median is more than so many times that of the ninth tenth of these losses."""
 
 
 class Spikes:
