@@ -127,10 +127,10 @@ def measure_truth(
     Args:
         edge_index: `src` and `dst` id of each edge, int64 [2, E].
         assignment: Part of each node, [N].
-        label: Not 0 for a true segment, [E]; set others to 0 to count a selection only.
+        label: Above 0 for a true segment, [E]; set others to 0 to count a selection only.
         particle_id: Particle of each node, [N]; a track is a particle with a true segment. None: no tracks are known.
     """
-    src, dst = edge_index[:, np.flatnonzero(label)]
+    src, dst = edge_index[:, np.flatnonzero(label > 0)]
     cut = assignment[src] != assignment[dst]
     tracks, tracks_cut = (0 if particle_id is None else len(np.unique(particle_id[ends])) for ends in (dst, dst[cut]))
     return TruthCut(len(src), int(np.count_nonzero(cut)), tracks, tracks_cut)

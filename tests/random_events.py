@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from domainpar.events.graph import EventGraph, Hits, IntArray, Particles
+from domainpar.events.graph import Array, EventGraph, Hits, IntArray, Particles
 
 
 def random_event(
@@ -32,6 +32,8 @@ def random_event(
         edge_features=rng.standard_normal((num_edges, num_edge_features)).astype(np.float32),
         edge_feature_names=tuple(f"edge_{i}" for i in range(num_edge_features)),
         label=rng.integers(0, 2, num_edges).astype(np.uint8) if labels else None,
+        node_labels=_random_labels(rng, num_nodes) if labels else {},
+        graph_labels={"sort": 2, "size": float(num_nodes)} if labels else {},
     )
 
 
@@ -101,6 +103,13 @@ def _random_hits(rng: np.random.Generator, num_nodes: int, event_id: str, positi
         weight=rng.random(num_nodes).astype(np.float32) if truth else None,
         particles=_random_particles(rng, particle_id) if truth else None,
     )
+
+
+def _random_labels(rng: np.random.Generator, num_nodes: int) -> dict[str, Array]:
+    """A class and a number of each node; some are not known."""
+    number = rng.standard_normal(num_nodes)
+    number[rng.random(num_nodes) < 0.2] = np.nan
+    return {"kind": rng.integers(-1, 3, num_nodes), "energy": number}
 
 
 def _random_particles(rng: np.random.Generator, particle_id: IntArray) -> Particles:

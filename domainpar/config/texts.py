@@ -87,6 +87,26 @@ def _check_conditions(name: str, text: str, conditions: Any, hint: str) -> None:
             )
 
 
+def parse_aux(text: str) -> dict[str, float]:
+    """Read `--aux`: names of labels and the weights of their losses, `pt:0.1, origin:0.5`.
+
+    Raises:
+        ConfigError: If one has no weight above 0, or is there twice.
+    """
+    weights: dict[str, float] = {}
+    for pair in text.split(","):
+        name, _, number = (word.strip() for word in pair.rpartition(":"))
+        hint = "write it as --aux 'pt:0.1', or several: 'pt:0.1, origin:0.5'"
+        try:
+            weight = float(number)
+        except ValueError as error:
+            raise ConfigError(f"--aux {text!r}: {pair.strip()!r} is no label and its weight", hint) from error
+        if not name or not 0 < weight < math.inf or name in weights:
+            raise ConfigError(f"--aux {text!r}: {pair.strip()!r} is no label named once, with a weight above 0", hint)
+        weights[name] = weight
+    return weights
+
+
 def parse_weighting(text: str) -> WeightRules:
     """Read `--weighting`: a YAML list of a weight and conditions each.
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from domainpar.config.group import OWN_MODEL, ConfigError, Group, flag, is_code
 from domainpar.config.ranks import BadEvents, Launch, Ranks
-from domainpar.config.texts import parse_betas, parse_factors, parse_weighting, target_conditions
+from domainpar.config.texts import parse_aux, parse_betas, parse_factors, parse_weighting, target_conditions
 from domainpar.nn import COLUMN_BLOCK
 
 # Networks by name; `nn.catalogue` makes them all. The first two have all options of a network; those and the next are
@@ -134,6 +134,37 @@ class Network(Group):
                 f"rows are computed {COLUMN_BLOCK} numbers at a time",
                 "use " + " or ".join(f"--hidden {width}" for width in nearest),
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aims(Group):
+    """What is learnt"""
+
+    task: Literal["edge", "node-class", "node-regression", "graph-class", "graph-regression"] = "edge"
+    """edge: which candidate edges are segments. Else a label of each node, or of the event as a whole: a class or a
+    number."""
+
+    label: str | None = None
+    """Label that --task is about: one of the store's own, or what particles tell of hits: origin (noise, collision,
+    secondary), pt, eta, radius, vz, nhits. Default: the one of the store of this kind."""
+
+    aux: str | None = None
+    """More labels to learn beside it and the weights of their losses: 'pt:0.1, origin:0.5'; edge: the edges. Numbers
+    are learnt in standard deviations."""
+
+    patience: int | None = None
+    """Stop after so many epochs without a better validation. Default: never."""
+
+    def check(self) -> None:
+        """Refuse labels that belong to nothing."""
+        if self.task == "edge" and self.label is not None:
+            raise ConfigError(
+                f"--label {self.label} is of a --task of nodes or graphs, and --task is edge",
+                f"learn it beside edges: --aux {self.label}:0.1",
+            )
+        if self.aux is not None and "edge" in parse_aux(self.aux) and self.task == "edge":
+            raise ConfigError("--aux edge: that is what --task edge is about", "name it once")
+        self._bounded("patience", least=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,7 +337,7 @@ class Watching(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(Run, Ranks, Launch, BadEvents, Network, Learning, Memory, Loss, Record, Watching):
+class TrainConfig(Run, Ranks, Launch, BadEvents, Network, Aims, Learning, Memory, Loss, Record, Watching):
     """All flags of `train`."""
 
     @property

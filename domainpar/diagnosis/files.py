@@ -65,17 +65,12 @@ def event_problem(directory: Path, listed: dict[str, Any]) -> str | None:
             event.tile_graph()
             event.particles()
             # Every array that is in the file: its hash may be that of a file that was damaged before it was hashed.
-            there = {
-                "position": event.has_positions,
-                "particle_id": event.has_particle_ids,
-                "weight": event.has_weights,
-            }
-            for name in names_in("nodes"):
-                if there.get(name, True):
-                    event.read_nodes(name, np.arange(event.num_nodes))
-            for name in names_in("edges"):
-                if name != "label" or event.has_labels:
-                    event.read_edges(name, np.arange(event.num_edges))
+            for kind, read, count in (
+                ("nodes", event.read_nodes, event.num_nodes),
+                ("edges", event.read_edges, event.num_edges),
+            ):
+                for name in filter(lambda name: event.has(f"{kind}/{name}"), names_in(kind)):
+                    read(name, np.arange(count))
     except OSError as error:
         return f"{path.name}: {error.strerror or error}"
     except StoreError as error:

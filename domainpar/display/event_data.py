@@ -33,7 +33,7 @@ class EventData:
         tile: Tile of each hit, int64 [N].
         tiles: The tiles and the edges between them.
         edge_index: Rows of `src` and `dst` of each edge, int64 [2, E].
-        label: 1 for a true segment, uint8 [E]; None without truth.
+        label: 1 for a true segment, -1 where that is not known, int8 [E]; None without truth.
         particle_id: Particle of each hit, 0 for noise, int64 [N]; None without truth.
         particles: The particle table; None where it is unknown.
         target: Whether each particle of the table is a target of tracks, bool [M]; None without a table.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -102,8 +103,11 @@ class EventGraph:
         edge_index: Rows of `src` and `dst`, int64 [2, E].
         edge_features: Edge features, float32 [E, G]; G may be 0.
         edge_feature_names: Name of each edge feature, length G.
-        label: 1 for a true segment, 0 otherwise, uint8 [E]; None when there is no truth.
+        label: 1 for a true segment, 0 for another edge, -1 for one of which that is not known, [E]; None when there is
+            no truth.
         label_note: How the labels were made, in a sentence for the user; None when the source gave them.
+        node_labels: Other labels of nodes by name, [N] each, see `events.labels`.
+        graph_labels: Labels of the whole event by name.
     """
 
     hits: Hits
@@ -114,6 +118,8 @@ class EventGraph:
     edge_feature_names: tuple[str, ...]
     label: IntArray | None = None
     label_note: str | None = None
+    node_labels: Mapping[str, Array] = field(default_factory=dict)
+    graph_labels: Mapping[str, int | float] = field(default_factory=dict)
 
     @property
     def num_nodes(self) -> int:
@@ -132,7 +138,7 @@ def checked(graph: EventGraph, place: Place) -> EventGraph:
         place: The event and its file.
 
     Returns:
-        The graph with its labels, which may have come as any numbers, as uint8.
+        The graph with its labels of edges, which may have come as any numbers, as uint8, or int8 if some are unknown.
 
     Raises:
         Problem: Naming event, file, the array, and the first bad value with its place in it.
@@ -146,10 +152,11 @@ def checked(graph: EventGraph, place: Place) -> EventGraph:
     if (label := graph.label) is None:
         return graph
     check_array(place, "label", label, (graph.num_edges,))
-    bad = np.flatnonzero((label != 0) & (label != 1))
+    bad = np.flatnonzero((label != 0) & (label != 1) & (label != -1))
     if len(bad):
-        raise place.problem(f"label of edge {bad[0]} is {label[bad[0]]}, expected 0 or 1 ({len(bad)} such edges)")
-    return replace(graph, label=label.astype(np.uint8))
+        what = f"label of edge {bad[0]} is {label[bad[0]]}, expected 0 or 1, or -1 where it is not known"
+        raise place.problem(f"{what} ({len(bad)} such edges)")
+    return replace(graph, label=label.astype(np.int8 if (label < 0).any() else np.uint8))
 
 
 def check_array(

@@ -12,6 +12,7 @@ import itertools
 import pickle
 import pickletools
 import pkgutil
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import IO, Any
 import numpy as np
 
 from domainpar.events.graph import Array, EventGraph, Hits, check_array, check_ends, checked
+from domainpar.events.labels import check_labels
 from domainpar.problems import Place, Problem
 from partitioners.topology import FloatArray
 
@@ -34,6 +36,7 @@ _ALLOWED_PYG = (
     "torch_geometric.data.storage.EdgeStorage",
     "torch_geometric.data.storage.GlobalStorage",
 )
+_LABEL = re.compile(r"(?:(?P<of>edge|node|graph)_)?y(?:_(?P<name>\w+))?")
 # Of torch itself; never worth naming as the reason for a refusal.
 _HARMLESS = ("torch._utils.", "torch._tensor.", "torch.storage.", "torch.Size", "torch.Float", "torch.Double",
              "torch.Long", "torch.Int", "torch.Bool", "torch.Byte", "collections.OrderedDict", *_ALLOWED_PYG,
@@ -80,13 +83,15 @@ def read_event(path: str | Path) -> EventGraph:
 
     Returns:
         The graph in the order of the file. `x` [N, F] (or [N]) gives the features, `edge_attr` [E, G] (or [E]) the edge
-        features, `pos` [N, 3] the positions in mm, `y` [E] or [E, 1] of 0 and 1 the labels. Hit ids are the rows.
-        Other entries are left alone.
+        features, `pos` [N, 3] the positions in mm. `y` are labels: of edges where there is one for each, 0, 1 or -1 for
+        not known; else of nodes or, a single one, of the whole graph. So are entries of names like `y_energy`, of nodes
+        or the graph; `edge_y`, `node_y`, `graph_y_energy` say of what. Integers are classes, -1 not known, floats are
+        numbers, NaN not known. Hit ids are the rows. Other entries are left alone.
 
     Raises:
         Problem: Naming event and file: if the file asks for more than tensors and `Data` (with the names of what it
             asks for), is damaged, or lacks x or edge_index; if a shape does not fit, an edge names a node that does
-            not exist, a value is not finite, or y is not one 0 or 1 per edge.
+            not exist, a value is not finite, or labels are no labels.
     """
     path = Path(path)
     place = Place(_event_id(path), path)
@@ -98,6 +103,7 @@ def read_event(path: str | Path) -> EventGraph:
     edge_attr = np.zeros((edge_index.shape[1], 0), np.float32)
     if entries.get("edge_attr") is not None:
         edge_attr = _features(entries, "edge_attr", "edges", place)
+    label, node_labels, graph_labels = _labels(entries, edge_index.shape[1], num_nodes, place)
     graph = EventGraph(
         hits=Hits.bare(place.event, np.arange(num_nodes), _position(entries, num_nodes, place)),
         features=features,
@@ -105,8 +111,11 @@ def read_event(path: str | Path) -> EventGraph:
         edge_index=edge_index.astype(np.int64),
         edge_features=edge_attr,
         edge_feature_names=tuple(f"edge_attr{i}" for i in range(edge_attr.shape[1])),
-        label=_label(entries, edge_index.shape[1], num_nodes, place),
+        label=label,
+        node_labels=node_labels,
+        graph_labels=graph_labels,
     )
+    check_labels(node_labels, graph_labels, num_nodes, place)
     return checked(graph, place)
 
 
@@ -252,11 +261,35 @@ def _position(entries: Mapping[str, Any], num_nodes: int, place: Place) -> Float
     return position.astype(np.float32)
 
 
-def _label(entries: Mapping[str, Any], num_edges: int, num_nodes: int, place: Place) -> Array | None:
-    if entries.get("y") is None:
-        return None
-    y = _array(entries, "y", place)
-    y = y[:, 0] if y.shape[1:] == (1,) else y
-    expected = f"one label per edge{', not per node' if y.shape[:1] == (num_nodes,) else ''},"
-    check_array(place, "y", y, (num_edges,), expected, "remove it to go without labels")
-    return y
+def _labels(
+    entries: Mapping[str, Any], num_edges: int, num_nodes: int, place: Place
+) -> tuple[Array | None, dict[str, Array], dict[str, int | float]]:
+    """Labels of the edges, of the nodes by name, and of the graph by name."""
+    of_edges: Array | None = None
+    of_nodes: dict[str, Array] = {}
+    of_graph: dict[str, int | float] = {}
+    for entry, value in entries.items():
+        found = _LABEL.fullmatch(str(entry))
+        if found is None or value is None or (found["of"] == "edge" and found["name"]):
+            continue
+        of, name = found["of"], found["name"] or "y"
+        values = np.array([value]) if isinstance(value, bool | int | float) else as_array(value, entry, place)
+        values = values.reshape(1) if values.ndim == 0 else values
+        values = values[:, 0] if values.shape[1:] == (1,) else values
+        rows = {"edge": num_edges, "node": num_nodes, "graph": 1}
+        if of is None:
+            fitting = [it for it, count in rows.items() if len(values) == count and (name == "y" or it != "edge")]
+            of = fitting[0] if fitting else "edge"
+        expected = "one label per edge, per node, or one of the graph," if found["of"] is None else f"one per {of},"
+        columns = () if of == "edge" or values.ndim == 1 else ("labels",)
+        check_array(place, entry, values, (rows[of], *columns), expected, "remove it to go without labels")
+        if of == "edge":
+            of_edges = values
+            continue
+        values = values.astype(np.int64) if values.dtype.kind in "biu" else values
+        named = {name: values} if values.ndim == 1 else {f"{name}{i}": column for i, column in enumerate(values.T)}
+        if of == "node":
+            of_nodes |= named
+        else:
+            of_graph |= {name: column[0].item() for name, column in named.items()}
+    return of_edges, of_nodes, of_graph

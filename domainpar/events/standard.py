@@ -100,10 +100,11 @@ class Sums(NamedTuple):
 def standard_of(events: Sequence[tuple[Sums, Sums]]) -> Standard:
     """The constants of some events, given the sums over the nodes and over the edges of each."""
     nodes, edges = zip(*events) if events else ((), ())
-    return Standard(*_mean_and_scale(nodes), *_mean_and_scale(edges))
+    return Standard(*mean_and_scale(nodes), *mean_and_scale(edges))
 
 
-def _mean_and_scale(tables: Sequence[Sums]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def mean_and_scale(tables: Sequence[Sums]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each column of some tables together; 1 for that of one that does not vary."""
     rows = max(sum(table.rows for table in tables), 1)
     means, scales = [], []
     for column in zip(*(zip(table.values, table.squares) for table in tables)):

@@ -6,7 +6,7 @@ import importlib
 import inspect
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -20,6 +20,7 @@ from domainpar.nn.adapt.on_events import OnEvents
 from domainpar.nn.adapt.rows import NotExact
 from domainpar.nn.calls import Aggregate
 from domainpar.nn.classifier import EdgeClassifier
+from domainpar.nn.heads import EDGE, Head
 from domainpar.nn.interaction import InteractionNetwork, Readouts
 from domainpar.nn.on_stages import PUBLISHED_ON_STAGES
 from domainpar.nn.published import OF_THE_FIELD
@@ -31,7 +32,10 @@ ON_STAGES: dict[str, Callable[..., InteractionNetwork]] = {
 """The same bits on any number of ranks, as those of `PUBLISHED_ON_STAGES`."""
 
 OPTIONS = ("node_features", "edge_features", "hidden", "graph_iters", "dropout", "seed")
-"""Arguments of networks; a user's factory is called with those of them that it takes."""
+"""Arguments of networks."""
+
+OF_FACTORIES = (*OPTIONS, "outputs")
+"""A user's factory is called with those of these that it takes; `outputs`: numbers of each head by its name."""
 
 _ONE_AT_A_TIME = threading.Lock()  # ranks may be threads, and torch has one generator a process
 
@@ -54,12 +58,13 @@ def build_model(
     activation: str = "relu",
     norm: str = "layer",
     readouts: Readouts = "last",
+    heads: Sequence[Head] = (EDGE,),
     standard: Standard | None = None,
 ) -> EdgeClassifier:
     """Build a network; the same weights on every rank.
 
     Args:
-        name: A name, or `package.module:factory`. A factory is called with those of `OPTIONS` that it takes, and
+        name: A name, or `package.module:factory`. A factory is called with those of `OF_FACTORIES` that it takes, and
             returns a module for `OnEvents`.
         node_features: Columns of node features.
         edge_features: Columns of edge features.
@@ -70,6 +75,7 @@ def build_model(
         dropout: Of `ON_STAGES` and of users' own.
         recompute_every: Keep what every K-th iteration begins with, and compute all between again in backward; None:
             keep all.
+        heads: What it is read for; of `ON_STAGES` and of users' own.
         shared_weights, products, residual, aggregate, activation, norm, readouts, standard: See `InteractionNetwork`;
             of `ON_STAGES`. Others are refused any but these defaults.
 
@@ -81,18 +87,21 @@ def build_model(
     of_stages |= {"readouts": readouts, "standard": standard}
     of_stages |= {"residual": residual, "aggregate": aggregate, "activation": activation, "norm": norm}
     if name in ON_STAGES:
-        options |= of_stages | {"recompute_every": recompute_every}
+        options |= of_stages | {"recompute_every": recompute_every, "heads": heads}
         return ON_STAGES[name](node_features, edge_features, **options, dtype=dtype, dropout=dropout)
     refused = [_FLAGS[option] for option, value in of_stages.items() if value != _DEFAULTS[option].default]
     if dropout and name in OF_THE_FIELD:
         refused.append("--dropout")
+    if tuple(heads) != (EDGE,) and name in OF_THE_FIELD:
+        refused.append(f"head of {', '.join(head.name for head in heads if head != EDGE)}")
     if refused:
         raise ValueError(f"--model {name} has no {', '.join(refused)}; {' and '.join(ON_STAGES)} have.")
     if name in OF_THE_FIELD:
         published = OF_THE_FIELD[name](node_features, edge_features, **options).to(dtype)
         return PUBLISHED_ON_STAGES.get(name, OnEvents)(published, recompute_every)
     sizes = {"node_features": node_features, "edge_features": edge_features, "dropout": dropout}
-    return OnEvents(_own(name, sizes | options).to(dtype), recompute_every)
+    outputs = {"outputs": {head.name: head.columns for head in heads}}
+    return OnEvents(_own(name, sizes | options | outputs).to(dtype), recompute_every, heads)
 
 
 _DEFAULTS = inspect.signature(build_model).parameters
@@ -121,7 +130,7 @@ def _own(name: str, options: dict[str, Any]) -> nn.Module:
             torch.manual_seed(options["seed"])
             module = factory(**{option: value for option, value in options.items() if option in taken})
     except (Exception, SystemExit) as error:  # whatever a user's code may raise is the user's to see, in one line
-        advice = f"; a factory may take {', '.join(OPTIONS)}" if isinstance(error, TypeError) else ""
+        advice = f"; a factory may take {', '.join(OF_FACTORIES)}" if isinstance(error, TypeError) else ""
         if isinstance(error, (ImportError, AttributeError)):
             advice = "; write package.module:factory, with the package on the Python path (the current directory is)"
         raise ValueError(f"model {name!r} cannot be made: {said_by(error)}{advice}.") from error
@@ -136,12 +145,12 @@ def _factory(name: str) -> Any:
 
 
 def _taken(factory: Callable[..., Any]) -> tuple[str, ...]:
-    """Those of `OPTIONS` that a factory takes."""
+    """Those of `OF_FACTORIES` that a factory takes."""
     if getattr(factory, "__init__", None) is nn.Module.__init__:  # a class without one of its own
         return ()
     parameters = inspect.signature(factory).parameters
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    return tuple(option for option in OPTIONS if takes_all or option in parameters)
+    return tuple(option for option in OF_FACTORIES if takes_all or option in parameters)
 
 
 def options_of(name: str) -> tuple[str, ...]:
@@ -151,7 +160,7 @@ def options_of(name: str) -> tuple[str, ...]:
     if name in OF_THE_FIELD:
         return tuple(option for option in OPTIONS if option != "dropout")
     try:
-        return _taken(_factory(name))
+        return tuple(option for option in _taken(_factory(name)) if option in OPTIONS)
     except (Exception, SystemExit):  # `build_model` says what is wrong with it
         return OPTIONS
 

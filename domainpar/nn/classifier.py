@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor, nn
 
+from domainpar.nn.heads import EDGE, Head, Readings
 from domainpar.nn.memory import ModelSize
 from domainpar.nn.recompute import checked
 from domainpar.parallel.halo import CompleteHalo
@@ -46,12 +47,14 @@ class EdgeClassifier(nn.Module, ABC):
     """Scores the local edges of parts of events; the same parameters on every rank.
 
     Attributes:
+        heads: What it is read for.
         size: The sizes that its memory depends on; None where there is no formula.
         sums: Sums over all ranks in the last forward pass.
         recompute_every: Iterations of a segment that is computed again in backward; None: all are kept.
         ways_to_recompute: Choices of that, in the order in which more is computed again and less kept.
     """
 
+    heads: Sequence[Head] = (EDGE,)
     size: ModelSize | None = None
     sums: int = 0
     recompute_every: int | None = None
@@ -85,6 +88,10 @@ class EdgeClassifier(nn.Module, ABC):
             key: Of the random numbers of this call, the same on every rank, for training; None: nothing is dropped.
                 With one, a network may give the logits of several readouts, [readouts, num_edges], the last one last.
         """
+
+    def read(self, graph: LocalGraph, halo: CompleteHalo, key: int | None = None) -> Readings:
+        """What all heads read; arguments are those of `forward`. *Collective*, forward and backward."""
+        return Readings(self(graph, halo, key))
 
     @property
     @abstractmethod

@@ -7,7 +7,7 @@ LayerNorm and an activation after every layer. States are replaced in each itera
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Literal, NamedTuple
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from domainpar.events.standard import Standard
 from domainpar.nn.calls import Aggregate
+from domainpar.nn.heads import EDGE, Head, Readings, mean_over_nodes
 from domainpar.nn.memory import ModelSize
 from domainpar.nn.mlp import MLP
 from domainpar.nn.noise import key_of
@@ -45,7 +46,8 @@ class InteractionNetwork(OnStages):
     loss is the mean over all readouts (deep supervision). It is one head with one set of weights, as states mean the
     same after any iteration, so a network of either form takes the other's weights.
 
-    The last node update of the edge-first order would reach no logit and is left out. With `residual`, nets have no
+    Heads of nodes read `mlp(x)` after one more node update; of the graph, the mean of that over its nodes. Without any,
+    the last node update of the edge-first order would reach no logit and is left out. With `residual`, nets have no
     activation after their last norm, and `e = edge(...)`, `x = node(...)` become `e = e + edge(...)`,
     `x = x + node(...)`: gradients reach the first iterations whole. The defaults learn best (`bench/learning.py`);
     acorn's form is `residual=False, aggregate="sum"`.
@@ -69,7 +71,8 @@ class InteractionNetwork(OnStages):
         aggregate: How sums at nodes are scaled: `sum` not at all, `mean` by 1 / degree, `root` by 1 / sqrt(degree).
         activation: Of hidden layers: `relu`, `silu` or `tanh`.
         norm: Before each activation: `layer` or `none`.
-        readouts: In training, logits after the `last` iteration, or after `all` of them.
+        readouts: In training, logits of edges after the `last` iteration, or after `all` of them.
+        heads: What it is read for.
         standard: Constants that standardise features; None: features are taken as they are.
 
     Raises:
@@ -96,6 +99,7 @@ class InteractionNetwork(OnStages):
         activation: str = "relu",
         norm: str = "layer",
         readouts: Readouts = "last",
+        heads: Sequence[Head] = (EDGE,),
         standard: Standard | None = None,
     ) -> None:
         super().__init__()
@@ -132,15 +136,22 @@ class InteractionNetwork(OnStages):
         self.node_encoder = NodeStage(mlp(node_features))
         self.edge_encoder = EdgeStage(mlp(2 * hidden + edge_features), products, aggregate=aggregate)
         self.edge_stages = _per_iteration(edge_stage, graph_iters, shared_weights)
-        num_node_updates = graph_iters if self.node_first else graph_iters - 1
+        self.heads = tuple(heads)
+        others = [head for head in self.heads if head.of != "edge"]
+        num_node_updates = (graph_iters if self.node_first else graph_iters - 1) + bool(others)
         self.node_stages = _per_iteration(node_stage, num_node_updates, shared_weights)
         columns = (3 if self.node_first else 1) * hidden
-        of_head = MLP(columns, (*widths, 1), generator, True, dropout, activation, norm=normed)
-        self.head = EdgeStage(of_head, products)
-        self.num_readouts = graph_iters if readouts == "all" else 1
+
+        def readout(columns: int, out: int) -> MLP:
+            return MLP(columns, (*widths, out), generator, True, dropout, activation, norm=normed)
+
+        self.head = EdgeStage(readout(columns, 1), products) if EDGE in self.heads else None
+        # Drawn last: what else there is begins as without them.
+        self.other_heads = nn.ModuleDict({head.name: NodeStage(readout(hidden, head.columns)) for head in others})
+        self.num_readouts = 0 if self.head is None else graph_iters if readouts == "all" else 1
         edge_item_bytes = None if products is None else products.itemsize
         sizes = (hidden, graph_iters, dtype.itemsize, edge_item_bytes, None, layers, self.node_first)
-        self.size: ModelSize = ModelSize(*sizes, self.num_readouts)
+        self.size: ModelSize = ModelSize(*sizes, max(self.num_readouts, 1))
         self.recompute(recompute_every)
         self.to(dtype)  # drawn in torch's default type before: networks of a seed begin alike in any type
 
@@ -164,30 +175,43 @@ class InteractionNetwork(OnStages):
             halo: Joins the parts.
             key: Of the random numbers of this call, the same on every rank, for training; None: nothing is dropped.
         """
+        edges = self.read(graph, halo, key).edges
+        if edges is None:
+            raise ValueError("this network has no head of edges; ask it with read.")
+        return edges
+
+    def read(self, graph: LocalGraph, halo: CompleteHalo, key: int | None = None) -> Readings:
+        """As of any network on parts."""
         of, count = _Keys(key), len(self.edge_stages)
-        reads = range(count - (1 if key is None else self.num_readouts), count)
+        reads = range(count - (min(1, self.num_readouts) if key is None else self.num_readouts), count)
         if self.standardise is not None:
             graph = self.standardise(graph)
         first = partial(self._first_states, graph, halo, of)
         states = iterated(first, partial(self._iterate, reads, graph, of), count, self.recompute_every, halo)
         logits = [readout.squeeze(1) for readout in states.readouts]
-        return torch.stack(logits) if len(logits) > 1 else logits[0]
+        # A mean is no part of an iteration: computed again, it would ask the ranks again.
+        others = {
+            head.name: mean_over_nodes(rows, halo.transport) if head.of == "graph" else rows
+            for head, rows in zip((head for head in self.heads if head.of != "edge"), states.others)
+        }
+        edges = torch.stack(logits) if len(logits) > 1 else logits[0] if logits else None
+        return Readings(edges, others)
 
     def _first_states(self, graph: LocalGraph, halo: CompleteHalo, of: _Keys) -> States:
         nodes = first_nodes(self.node_encoder, graph, halo, of("node encoder"))
         if not self.node_first:
-            return States(nodes, graph.edge_features, None, [])
+            return States(nodes, graph.edge_features, None, [], [])
         keys = [of("edge encoder")]
         edges, sums, _, same = through([self.edge_encoder], nodes, graph.edge_features, graph, sums=True, keys=keys)
         assert same is not None
-        return States(same, edges, sums, [])
+        return States(same, edges, sums, [], [])
 
     def _iterate(
         self, reads: range, graph: LocalGraph, of: _Keys, iterations: range, take: Callable[[], States], halo: Spreads
     ) -> States:
-        """Some iterations, with a readout after those in `reads`; the last of all leaves nothing else."""
-        nodes, edges, sums, readouts = take()
-        last = len(self.edge_stages) - 1
+        """Some iterations, with a readout after those in `reads`; the last of all leaves readouts alone."""
+        nodes, edges, sums, readouts, others = take()
+        last, reads_nodes = len(self.edge_stages) - 1, len(self.other_heads) > 0
         for iteration in iterations:
             if self.node_first:
                 nodes, sums = self._update(nodes, sums, iteration, graph, of, halo), None
@@ -199,25 +223,34 @@ class InteractionNetwork(OnStages):
             if iteration == 0 and not self.node_first:
                 stages, keys = [self.edge_encoder, *stages], [of("edge encoder"), *keys]
             if iteration in reads:
+                assert self.head is not None
                 stages, keys = [*stages, self.head], [*keys, of("head") if iteration == last else of("head", iteration)]
             goes_on = iteration < last
             own = edges is not graph.edge_features
             edges, sums, readout, same = through(
-                stages, nodes, edges, graph, sums=goes_on, keeps=goes_on, overwrites=own, keys=keys
+                stages, nodes, edges, graph, sums=goes_on or reads_nodes, keeps=goes_on, overwrites=own, keys=keys
             )
             assert same is not None
             nodes, readouts = same, readouts if readout is None else [*readouts, readout]
             del same  # else what replaces it would be held beside it
             if not self.node_first and goes_on:
                 nodes, sums = self._update(nodes, sums, iteration, graph, of, halo), None
-        return States(nodes, edges, sums, readouts)
+            elif reads_nodes and not goes_on:
+                owned = self._updated(nodes, sums, len(self.node_stages) - 1, graph, of)
+                others, sums = [head([owned], graph, of("head", name)) for name, head in self.other_heads.items()], None
+        return States(nodes, edges, sums, readouts, others)
 
     def _update(
         self, nodes: Spread, sums: Tensor | None, iteration: int, graph: LocalGraph, of: _Keys, halo: Spreads
     ) -> Spread:
         """New states of nodes, on their way to the ghosts."""
+        return halo.spread(self._updated(nodes, sums, iteration, graph, of))
+
+    def _updated(self, nodes: Spread, sums: Tensor | None, number: int, graph: LocalGraph, of: _Keys) -> Tensor:
+        """New states of owned nodes, by one of the node stages."""
         assert sums is not None
-        return halo.spread(self.node_stages[iteration]([nodes.owned, sums], graph, of("nodes", iteration)))
+        states: Tensor = self.node_stages[number]([nodes.owned, sums], graph, of("nodes", number))
+        return states
 
 
 class _Keys:
@@ -231,12 +264,16 @@ class _Keys:
 
 
 class States(NamedTuple):
-    """State between two iterations: of nodes and edges, the sums at nodes if the next one takes them, all readouts."""
+    """State between two iterations: of nodes and edges, the sums at nodes if the next one takes them, all readouts.
+
+    `others` are rows of the owned nodes, for each head but that of edges.
+    """
 
     nodes: Spread
     edges: Tensor | None
     sums: Tensor | None
     readouts: list[Tensor]
+    others: list[Tensor]
 
 
 def _per_iteration(make: Callable[[], nn.Module], count: int, shared: bool) -> nn.ModuleList:

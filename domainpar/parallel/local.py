@@ -141,7 +141,7 @@ class LocalGraph:
         src, dst: Local rows of the two ends of each edge, int64 [num_edges].
         features: Node features of owned nodes and ghosts, [num_local, F].
         edge_features: Edge features, [num_edges, G].
-        label: 1 for true segments, uint8 [num_edges]; None without truth.
+        label: 1 for true segments, -1 where that is not known, int8 [num_edges]; None without truth.
         event_id: The event this is a part of.
         made: What was made of its nodes and edges for later calls; the same object in copies with other features.
     """

@@ -251,7 +251,7 @@ def acorn_columns(hits: Hits, scores: EventScores, label: IntArray | None) -> di
         "edge_index": scores.edge_index,
         "scores": scores.edge_score,
         "labels": _track_id(scores),
-        **({} if label is None else {"y": label != 0}),
+        **({} if label is None else {"y": label > 0}),
         **_truth(hits, scores.edge_index, r * r + z * z),
         "num_nodes": len(hits),
         "event_id": [hits.event_id],

@@ -98,8 +98,8 @@ def facts_of(hits: Hits, edge_index: IntArray, label: IntArray | None) -> EventF
         values["layers"] = layers.tolist()
     if hits.position is not None and len(hits):
         values |= _of_positions(hits.position, surfaces, surface)
-    if label is not None:  # uint8, whose sum would overflow
-        values["true_edges"] = int(np.sum(label, dtype=np.int64))
+    if label is not None:
+        values["true_edges"] = int(np.count_nonzero(label > 0))
     if hits.particle_id is not None:
         values |= _of_particles(hits.particle_id, hits.particles)
         truth = EventTruth(hits.particle_id, surface, position=hits.position, particles=hits.particles)

@@ -191,7 +191,8 @@ class Scores:
         position: x, y, z of each hit in mm, float32 [N, 3]; from the store, as all that follows.
         volume, layer, module: Place of each hit in the detector, int32 [N].
         particle_id: The particle that made each hit, 0 for noise, int64 [N].
-        label: 1 for an edge that is a segment of a particle, 0 for another, uint8 [E].
+        label: 1 for an edge that is a segment of a particle, 0 for another, -1 where that is not
+            known, int8 [E].
     """
 
     event_id: str

@@ -78,4 +78,6 @@ def _graph(store: EventStore, record: EventRecord, scores: Path, least_score: fl
             edge_feature_names=event.edge_feature_names,
             label=None if label is None else label[kept],
             label_note=event.label_note,
+            node_labels=whole.node_labels,
+            graph_labels=event.graph_labels,
         )

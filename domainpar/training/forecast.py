@@ -158,8 +158,8 @@ def _peak(model: EdgeClassifier, part: Part, every: int | None) -> int:
     counted, gradients = _Tensors(), model.gradients()
     try:
         with counted:
-            logits = model(part.graph, part.halo, 1)
-            logits.backward(torch.ones_like(logits))
+            tensors = model.read(part.graph, part.halo, 1).tensors
+            torch.autograd.backward(tensors, [torch.ones_like(tensor) for tensor in tensors])
     except Exception as error:  # a user's own code may raise anything
         raise ValueError(f"the network cannot be run on a piece of an event: {said_by(error)}") from error
     del gradients

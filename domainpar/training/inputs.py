@@ -23,9 +23,10 @@ from domainpar.events.targets import check_target
 from domainpar.parallel.part_loading import empty_parts
 from domainpar.parallel.world import World
 from domainpar.problems import Place, Problem, Where, told
-from domainpar.training.rundir import began_with
+from domainpar.training.rundir import began_with, begun_tasks
 from domainpar.training.sampler import Sample, samples_of, steps_of_epoch
 from domainpar.training.targets import TARGET, EdgeRules, edge_classes
+from domainpar.training.tasks import EDGES, Tasks, check_same, tasks_of
 from domainpar.words import several, some_of
 
 Conditions = Mapping[str, Any]
@@ -40,7 +41,8 @@ class Lessons:
         digest: Digest of the store that the run began with.
         train: Samples to train on.
         val: Samples to validate with.
-        without_truth: Samples that are left out, since their events have no truth.
+        tasks: What is learnt; of a run that continues, as it began.
+        without_truth: Samples that are left out, since their events lack what is learnt.
         target: Conditions of a target particle; None: every particle is one.
         edge_weights: Weights of edges in the loss.
         steps_per_epoch: Steps that take every training sample once, on average.
@@ -53,6 +55,7 @@ class Lessons:
 
     store: EventStore
     digest: str
+    tasks: Tasks
     train: list[Sample]
     val: list[Sample]
     without_truth: list[Sample]
@@ -80,13 +83,14 @@ def open_lessons(config: TrainConfig, path: Path, world: World) -> Lessons:
         store, digest = on_all(world.transport, lambda: own.taken_from(store, kept["absolute"])), kept["digest"]
     sectors = config.sectors if config.mode == "naive" else None
     samples = {split: samples_of(store.events(split), sectors) for split in ("train", "val")}
-    without_truth = [sample for split in samples.values() for sample in split if not sample.record.has_labels]
-    train, val = ([sample for sample in split if sample.record.has_labels] for split in samples.values())
+    tasks = tasks_of_run(config, store, world)
+    without_truth = [sample for split in samples.values() for sample in split if tasks.missing(sample.record)]
+    train, val = ([sample for sample in split if not tasks.missing(sample.record)] for split in samples.values())
     target, edge_weights = target_conditions(config.target) if config.target else None, edge_weights_of(config)
-    on_all(world.transport, lambda: check_events(store, world, target, edge_weights, skips))
+    on_all(world.transport, lambda: check_events(store, world, target, edge_weights, tasks, skips))
     standard = on_all(world.transport, lambda: _standard(store, bool(kept))) if config.standardises else None
     # It reads labels of edges, so it comes once the cheap checks have passed.
-    warnings = check_lessons(store, world, target, config.target)
+    warnings = check_lessons(store, world, target, config.target) if tasks.edge_weight else []
     if without_truth and world.is_root:
         events = sorted({sample.record.event for sample in without_truth})
         tqdm.write(f"WARNING: {several(len(events), 'event')} without truth left out: {some_of(events)}")
@@ -97,6 +101,7 @@ def open_lessons(config: TrainConfig, path: Path, world: World) -> Lessons:
     return Lessons(
         store=store,
         digest=digest,
+        tasks=tasks,
         train=train,
         val=val,
         without_truth=without_truth,
@@ -113,6 +118,20 @@ def open_lessons(config: TrainConfig, path: Path, world: World) -> Lessons:
 def steps_of(config: TrainConfig, samples: Sequence[Sample], epoch: int) -> list[list[Sample]]:
     """The samples of each step of an epoch."""
     return steps_of_epoch(samples, config.events_per_step, config.seed, epoch, config.sampling, config.node_budget)
+
+
+def tasks_of_run(config: TrainConfig, store: EventStore, world: World) -> Tasks:
+    """What a run learns: a run that continues, what it began with. *Collective*.
+
+    Raises:
+        Refused: On all ranks alike, if it asks for what the store has not, or no longer for what it began with.
+    """
+    kept = on_root(world.transport, lambda: begun_tasks(config.out, config.resume))
+    if kept is None:
+        return tasks_of(config, store, world)
+    tasks = Tasks.from_json(kept)
+    on_all(world.transport, lambda: check_same(tasks, config, store))
+    return tasks
 
 
 def _standard(store: EventStore, continues: bool) -> Standard:
@@ -216,7 +235,12 @@ def check_parts(store: EventStore, world: World, grouping: str, sectors: int | N
 
 
 def check_events(
-    store: EventStore, world: World, target: Conditions | None, edge_weights: EdgeRules, skips: bool = False
+    store: EventStore,
+    world: World,
+    target: Conditions | None,
+    edge_weights: EdgeRules,
+    tasks: Tasks = EDGES,
+    skips: bool = False,
 ) -> None:
     """Refuse a store without training events or truth, or a target it does not know. Events are dealt to ranks.
 
@@ -227,24 +251,27 @@ def check_events(
     """
     if not (training := store.events("train")):
         raise Problem(f"store {store.path} has no training events", "prepare some, or lower --val-split")
-    if not any(record.has_labels for record in training):
-        what = f"none of {several(len(training), 'training event')} of store {store.path} has truth"
+    missing = [tasks.missing(record) for record in training]
+    if all(missing):
+        what = f"none of {several(len(training), 'training event')} of store {store.path} has {missing[0]}"
         raise Problem(f"{what}; they can be inferred on, not trained on", "prepare events whose files tell the truth")
     records = [record for record in store.events("train") + store.events("val") if record.event not in store.unreadable]
     has_conditions = target or any(rule.conditions for rule in edge_weights.rules)
     for record in records[world.rank :: world.size]:
         place = Place(record.event, store.path / record.path)
-        if not record.has_labels:
+        if lacks := tasks.missing(record):
             if skips:
                 continue
             raise place.problem(
-                "it has no truth; it can be inferred on, not trained on",
-                "--on-bad-event skip leaves events without truth out of training",
+                f"it has no {lacks}; it can be inferred on, not trained on",
+                f"--on-bad-event skip leaves events without {lacks} out of training",
             )
         try:
-            if has_conditions:
+            if has_conditions or tasks.labels:
                 with store.open(record) as event:
                     particles = event.particles() if event.has_particle_ids else None
+                    for task in tasks.labels:
+                        task.labels(event, np.arange(min(1, event.num_nodes)))
                 if target:
                     check_target(particles, target)
                 edge_weights.check(particles)

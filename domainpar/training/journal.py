@@ -75,6 +75,7 @@ class Journal:
                 "edge_feature_names": store.edge_feature_names,
                 "filter": store.settings.get("filter"),
             },
+            tasks=self.lessons.tasks.to_json(),
             bitwise_problem=self._exactness.problem,
             allocator=allocator,
             memory=None if expected is None else expected.as_record(),

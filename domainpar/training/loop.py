@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,10 @@ from domainpar import faults
 from domainpar.compiling import clock
 from domainpar.nn.adapt.gradient_sums import StepBuffers
 from domainpar.nn.classifier import EdgeClassifier
+from domainpar.nn.heads import Readings
 from domainpar.nn.noise import key_of
 from domainpar.parallel.world import World
+from domainpar.training.label_loss import label_loss
 from domainpar.training.loss import edge_loss
 from domainpar.training.metrics import EdgeCounts, metrics_of
 from domainpar.training.monitor.failure import Now, memory_explained
@@ -26,9 +28,11 @@ from domainpar.training.monitor.non_finite import Suspect, check_parameters, is_
 from domainpar.training.monitor.ranks import Stragglers, as_records, check_replicas
 from domainpar.training.monitor.sizes import Changes, of_layers
 from domainpar.training.monitor.spikes import Spikes
-from domainpar.training.parts import LabelledPart, PartLoader, Totals
+from domainpar.training.parts import Counted, LabelledPart, PartLoader, Totals
 from domainpar.training.record import Tally
 from domainpar.training.sampler import Sample, deal
+from domainpar.training.targets import NOT_KNOWN
+from domainpar.training.tasks import Task
 
 
 @dataclass(frozen=True)
@@ -83,13 +87,13 @@ class _Pass:
     Attributes:
         event: Name of the sample.
         before, after: Partials of loss and gradients that this rank had rejected before and after it.
-        logits: Of its edges.
+        said: What the network said.
     """
 
     event: str
     before: tuple[Tensor, Tensor]
     after: tuple[Tensor, Tensor]
-    logits: Tensor
+    said: Sequence[Tensor]
 
     @property
     def is_suspect(self) -> bool:
@@ -99,7 +103,19 @@ class _Pass:
     @property
     def in_logits(self) -> bool:
         """Whether it was there in the logits."""
-        return not is_finite(self.logits)
+        return not all(map(is_finite, self.said))
+
+
+class Shares(NamedTuple):
+    """What the losses of a step are divided by.
+
+    Attributes:
+        edges: The weight of all edges, over that of their loss.
+        labels: Of each task the labels that are known, over its weight.
+    """
+
+    edges: float
+    labels: tuple[float, ...]
 
 
 @dataclass
@@ -153,34 +169,36 @@ class Trainer:
                 before any parameter changes; if a parameter is not finite afterwards; if ranks no longer hold the same;
                 or if this rank runs out of memory.
         """
-        tally = Tally(self.world)
+        tally = Tally(self.world, self.tasks)
         with memory_explained(self._now, self.model):
             ours = deal(samples, self.world.num_data_groups)[self.world.data_group]
             parts = list(self._load(ours, step, tally))
-            totals = self.loader.total([part.kind_counts for part in parts], len(ours))
-            weight = self.loader.edge_weights.total(totals.kinds) or 1.0  # where nothing weighs, the loss is 0 / 1
+            totals = self.loader.total(parts, len(ours))
+            shares = self._shares(totals)
             self.optimizer.zero_grad()
             buffers = StepBuffers(self.model.changing)
             passes: list[_Pass] = []
             for part in parts:
                 with buffers.sample(counts=self.world.domain.rank == 0):
-                    passes.append(self._forward_and_back(part, step, weight, tally))
+                    passes.append(self._forward_and_back(part, step, shares, tally))
             self._now.begin("reduce", step)
             faults.reach("reduce")
-            tally.loss.reduce(self.world.transport)
+            tally.reduce()
             rejected = self._gradients.reduce(self.world.transport)
             (norm, norms), rate = self._norms(), self.schedule.at(step)
             # All that the host must know of this step, and of the optimiser's last one: it waits for a GPU here, and
             # once more in steps that note sizes.
-            spoilt, figures, counts = tally.read(rejected, [norm, self._sound, norms])
-            loss, grad_norm, sound, *each = figures
+            spoilt, losses, figures, counts = tally.read(rejected, [norm, self._sound, norms])
+            grad_norm, sound, *each = figures
+            loss = sum(losses)
             if not sound:
                 check_parameters(self.model.layers, self.schedule.at(step - 1))
             # Partials that are not finite were counted, not added; the count is the same on every rank by now.
             if spoilt:
-                logits = partial(self._logits, step=step)
+                forward = partial(self._readings, step=step)
                 suspects = [Suspect(one.event, one.in_logits) for one in passes if one.is_suspect]
-                stop_all(look_again(parts, self.model, self._now, step, logits, weight), suspects, self.world)
+                again = partial(self._losses_again, shares)
+                stop_all(look_again(parts, self.model, self._now, step, forward, again), suspects, self.world)
             buffers.end(self.world.transport, max(1, totals.loaded))
             sizes, gradients = {}, of_layers(self._layers_with_gradient(), each)
             if totals.loaded:  # else there is nothing to learn from: the optimiser would still decay weights
@@ -190,7 +208,7 @@ class Trainer:
                 sizes = {} if changes is None else {"layers": changes.sizes(gradients)}
             record = self._record(
                 {"loss": loss if totals.loaded else None, "lr": rate, "grad_norm": grad_norm},
-                samples, totals, tally, counts,
+                samples, totals, tally, counts, losses,
             ) | sizes  # fmt: skip
             if totals.loaded and (spike := self._spikes.look(loss, gradients, [sample.name for sample in samples])):
                 record["spike"] = spike
@@ -211,28 +229,29 @@ class Trainer:
             The fields of a training record. `lr` is that of the last step, `grad_norm` None, and the loss None if it is
             not finite.
         """
-        tally = Tally(self.world)
-        kind_counts = []
+        tally = Tally(self.world, self.tasks)
+        counted: list[Counted] = []
+        ones = Shares(1.0, (1.0,) * len(self.tasks))
         ours = deal(samples, self.world.num_data_groups)[self.world.data_group]
         with memory_explained(self._now, self.model), torch.no_grad():
             for part in self._load(ours, step, tally):
                 self._now.begin("evaluate", step, part=part)
                 faults.reach("evaluate")
-                logits = self.model(part.graph, part.halo)
-                edge_loss(logits, part.graph, part.weights, 1.0, tally.loss)
-                tally.add(part, logits)
-                kind_counts.append(part.kind_counts)
-        tally.loss.reduce(self.world.transport)
-        spoilt, (loss,), counts = tally.read()
-        totals = self.loader.total(kind_counts, len(ours))
+                readings = self.model.read(part.graph, part.halo)
+                self._gradients_of(ones, part, readings, tally)
+                tally.add(part, readings)
+                counted.append(Counted(part.kind_counts, part.num_known))
+        tally.reduce()
+        spoilt, losses, _, counts = tally.read()
+        totals = self.loader.total(counted, len(ours))
+        shares = self._shares(totals)
+        losses = [loss / share for loss, share in zip(losses, (shares.edges, *shares.labels))]
         figures = {
-            "loss": None
-            if spoilt or not totals.loaded
-            else loss / (self.loader.edge_weights.total(totals.kinds) or 1.0),
+            "loss": None if spoilt or not totals.loaded else sum(losses),
             "lr": self.schedule.at(max(step - 1, 0)),
             "grad_norm": None,
         }
-        return self._record(figures, samples, totals, tally, counts)
+        return self._record(figures, samples, totals, tally, counts, losses)
 
     def check_replicas(self) -> None:
         """Compare the parameters and the optimiser's state of all ranks, unless that is switched off. *Collective*.
@@ -253,32 +272,58 @@ class Trainer:
             if part is not None:
                 yield part
 
-    def _forward_and_back(self, part: LabelledPart, step: int, weight: float, tally: Tally) -> _Pass:
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """Labels that are learnt."""
+        return self.loader.tasks.labels
+
+    def _shares(self, totals: Totals) -> Shares:
+        """What losses of a step are divided by; where nothing weighs, a loss is 0 / 1."""
+        edge_weight = self.loader.tasks.edge_weight or 1.0
+        of_edges = (self.loader.edge_weights.total(totals.kinds) or 1.0) / edge_weight
+        return Shares(of_edges, tuple((known or 1) / task.weight for known, task in zip(totals.known, self.tasks)))
+
+    def _gradients_of(self, shares: Shares, part: LabelledPart, readings: Readings, tally: Tally) -> list[Tensor]:
+        """Add the losses of a part to a tally; returns their gradients, one for each tensor of the readings."""
+        gradients = []
+        if readings.edges is not None:
+            gradients.append(edge_loss(readings.edges, part.graph, part.weights, shares.edges, tally.loss))
+        for at, (task, share) in enumerate(zip(self.tasks, shares.labels)):
+            said, labels = readings.others[task.name], part.labels[task.name]
+            counts = task.label.of == "node" or part.halo.transport.rank == 0
+            gradients.append(label_loss(said, labels, task, share, counts, tally.label_losses, at))
+        return gradients
+
+    def _losses_again(self, shares: Shares, part: LabelledPart, readings: Readings) -> tuple[list[Tensor], Tensor]:
+        """Gradients of the losses of a part, and how many of their partials were not finite or too large."""
+        tally = Tally(self.world, self.tasks)
+        return self._gradients_of(shares, part, readings, tally), tally.rejected_now()
+
+    def _forward_and_back(self, part: LabelledPart, step: int, shares: Shares, tally: Tally) -> _Pass:
         """Both passes over a part, and what is needed to say whether it made something that is not finite."""
         transport, before = part.halo.transport, self._rejected(tally)
         began = transport.num_exchanges
         self._now.begin("forward", step, part=part)
         faults.reach("forward")
-        logits = self._logits(part, step)
-        faults.reach("loss", logits)
-        gradient = edge_loss(logits, part.graph, part.weights, weight, tally.loss)
+        readings = self._readings(part, step)
+        faults.reach("loss", readings.tensors[0])
+        gradients = self._gradients_of(shares, part, readings, tally)
         self._now.begin("backward", step, part=part)
         faults.reach("backward")
         between = transport.num_exchanges
-        logits.backward(gradient)
+        torch.autograd.backward(readings.tensors, gradients)
         self.exchanges = between - began, transport.num_exchanges - between
-        tally.add(part, torch.atleast_2d(logits)[-1])  # scores are those of the last readout
+        tally.add(part, readings)
         # On this rank only until they are reduced: the part at hand has added to them.
-        return _Pass(part.name, before, self._rejected(tally), logits.detach())
+        return _Pass(part.name, before, self._rejected(tally), [tensor.detach() for tensor in readings.tensors])
 
     def _rejected(self, tally: Tally) -> tuple[Tensor, Tensor]:
-        return tally.loss.rejected_now(), self._gradients.rejected_now()
+        return tally.rejected_now(), self._gradients.rejected_now()
 
-    def _logits(self, part: LabelledPart, step: int) -> Tensor:
-        """Logits of a part in training, of all readouts; with the same random numbers whenever a step asks again."""
+    def _readings(self, part: LabelledPart, step: int) -> Readings:
+        """What the network says of a part in training; with the same random numbers whenever a step asks again."""
         with saved_tensors_hooks(_to_host, _to_device) if self.offload else nullcontext():
-            logits: Tensor = self.model(part.graph, part.halo, key_of(self.seed, step, part.name))
-            return logits
+            return self.model.read(part.graph, part.halo, key_of(self.seed, step, part.name))
 
     def _norms(self) -> tuple[Tensor, Tensor]:
         """Norm of the gradient, and of each parameter's; the same arithmetic on the same bits on every rank."""
@@ -311,10 +356,23 @@ class Trainer:
             self._sound = torch.nn.utils.get_total_norm(everything).isfinite()
 
     def _record(
-        self, figures: dict[str, Any], samples: Sequence[Sample], totals: Totals, tally: Tally, counts: EdgeCounts
+        self,
+        figures: dict[str, Any],
+        samples: Sequence[Sample],
+        totals: Totals,
+        tally: Tally,
+        counts: EdgeCounts,
+        losses: Sequence[float],
     ) -> dict[str, Any]:
         """The record of a step or an evaluation. *Collective*."""
         self.squashed = counts.in_unit == counts.edges > 0
         metrics = metrics_of(counts, in_sectors=any(sample.sector is not None for sample in samples))
-        skipped = {"skipped_events": totals.skipped} if totals.skipped else {}
-        return {**figures, **metrics, **skipped, **tally.shared()}
+        if self.tasks:
+            metrics["loss_of_edges"] = losses[0] if self.loader.tasks.edge_weight else None
+            metrics["labels"] = {
+                name: {"loss": loss if math.isfinite(loss) else None, **of_label.figures()}
+                for loss, (name, of_label) in zip(losses[1:], tally.labels.items())
+            }
+        more = {"skipped_events": totals.skipped, "edges_unknown": int(totals.kinds[NOT_KNOWN])}
+        told = {name: count for name, count in more.items() if count}
+        return {**figures, **metrics, **told, **tally.shared()}

@@ -96,7 +96,7 @@ def _horner(terms: Any, x: Any) -> Any:
 
 
 @njit(inline="always", error_model="numpy")
-def _exp(x: Any) -> Any:
+def exp_of(x: Any) -> Any:
     """exp(x) of x <= 0, to some units in the last place; 0 below the smallest normal number."""
     shifted = x * LOG2_E + ROUND
     twos = shifted - ROUND
@@ -108,7 +108,7 @@ def _exp(x: Any) -> Any:
 
 
 @njit(inline="always", error_model="numpy")
-def _log1p(x: Any) -> Any:
+def log1p_of(x: Any) -> Any:
     """log(1 + x) of x in [0, 1], to some units in the last place: 2 atanh(x / (2 + x)) by its series."""
     ratio = x / (2.0 + x)
     return _horner(LOG_TERMS, ratio * ratio) * ratio
@@ -131,11 +131,11 @@ def _over_edges(logits: Any, weights: Any, label: Any, edge_ptr: Any, owned: Any
         size, taught = abs(weights[i]), (label[i] > 0) & (weights[i] >= 0)
         # The loss is log(1 + exp(u)), its slope 1 / (1 + exp(-u)): exp of what is not positive never overflows.
         u = -logits[i] if taught else logits[i]
-        small = _exp(-abs(u))
+        small = exp_of(-abs(u))
         slope = (1.0 if u >= 0 else small) / (1.0 + small)
         gradient[i] = (-slope if taught else slope) * size
         # 0 * u: an infinite logit, also on the right side, is an error and not a loss of 0.
-        terms[i] = ((u if u > 0 else 0.0) + _log1p(small) + 0.0 * u) * size
+        terms[i] = ((u if u > 0 else 0.0) + log1p_of(small) + 0.0 * u) * size
     for tile in range(len(owned)):
         if owned[tile]:
             for i in range(edge_ptr[tile], edge_ptr[tile + 1]):

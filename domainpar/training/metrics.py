@@ -20,7 +20,7 @@ from domainpar.events.graph import IntArray
 from domainpar.events.store import StoredEvent
 from domainpar.parallel.transport import Transport
 from domainpar.parallel.world import World
-from domainpar.training.targets import FAKE, OTHER, TARGET, edge_classes
+from domainpar.training.targets import FAKE, OTHER, TARGET, UNKNOWN, edge_classes
 
 AGAINST = {False: "candidate edges", True: "candidate edges inside sectors (approximate: naive mode)"}
 """The edges that are counted: of whole events, or of independent sectors."""
@@ -206,8 +206,9 @@ def count_event(
         classes = edge_classes(label, particle_of_edge, particles, conditions)
     except ValueError:  # an event of another source; its scores are worth having all the same
         return None
+    known = classes != UNKNOWN
     metrics = EdgeMetrics()
-    metrics.add(logits, classes)
+    metrics.add(logits[known], classes[known])
     return metrics.count(World.alone().transport)
 
 

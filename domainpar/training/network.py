@@ -20,15 +20,18 @@ from domainpar.problems import Problem
 from domainpar.training.checkpoint import Checkpoints, TrainingState, load_agreed
 from domainpar.training.inputs import Lessons
 from domainpar.training.rundir import read_run
+from domainpar.training.tasks import EDGES, Tasks
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 MOST_EDGES_TO_VERIFY = 10_000
 
 
-def make_network(config: TrainConfig, store: EventStore, standard: Standard | None = None) -> EdgeClassifier:
+def make_network(
+    config: TrainConfig, store: EventStore, standard: Standard | None = None, tasks: Tasks = EDGES
+) -> EdgeClassifier:
     """The network of a configuration with its first weights, for the features of a store.
 
-    `standard`: constants that standardise features; None: they are taken as they are.
+    `standard`: constants that standardise features; None: they are taken as they are. `tasks`: what it is read for.
 
     Raises:
         ValueError: If it cannot be loaded, or cannot have these sizes or options.
@@ -50,6 +53,7 @@ def make_network(config: TrainConfig, store: EventStore, standard: Standard | No
         activation=config.activation,
         norm=config.norm,
         readouts=config.readouts,
+        heads=tasks.heads,
         standard=standard,
     )
     if config.precision == "tf32x3":
@@ -124,7 +128,8 @@ def load_network(
             raise Problem(f"{directory} has no best checkpoint yet", "take its newest with --checkpoint last")
         # The constants are those of the checkpoint, never of the store that it is to score.
         sizes = len(store.feature_names), len(store.edge_feature_names)
-        return make_network(config, store, Standard.neutral(*sizes) if config.standardises else None)
+        standard = Standard.neutral(*sizes) if config.standardises else None
+        return make_network(config, store, standard, Tasks.from_json(read_run(directory).get("tasks")))
 
     network = on_all(world.transport, build)
     return network, load_agreed(checkpoints, which, world, network)

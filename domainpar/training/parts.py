@@ -14,11 +14,13 @@ from torch import Tensor
 
 from domainpar.agreement import gather
 from domainpar.events.graph import IntArray
+from domainpar.events.labels import is_known
 from domainpar.events.store import EventStore, StoredEvent
 from domainpar.parallel.part_loading import BadEvent, Part, load_part, open_together, sector_of_tiles, together
 from domainpar.parallel.world import World
 from domainpar.training.sampler import Sample
 from domainpar.training.targets import FAKE, OTHER, TARGET, EdgeRules, edge_classes
+from domainpar.training.tasks import Tasks
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +32,10 @@ class LabelledPart(Part):
         kind_counts: Edges that this part counts, by kind of weight, int64 [num_kinds].
         weights: Weight of each local edge in the loss, [num_edges].
         name: Name of the sample.
+        labels: Labels that are learnt, by name, as the network is to say them: of nodes float64 [num_owned], of the
+            graph [1].
+        num_known: Labels of each that this part counts, those that are known: of its own nodes, and of the graph on the
+            first rank that shares it.
         num_not_scored: Edges that end in this sector of naive mode and start in another one: no sector holds them.
             Counted on the first rank that shares the sample, 0 on others.
     """
@@ -38,6 +44,8 @@ class LabelledPart(Part):
     kind_counts: IntArray
     weights: Tensor
     name: str
+    labels: Mapping[str, Tensor]
+    num_known: tuple[int, ...]
     num_not_scored: int = 0
 
     @cached_property
@@ -46,6 +54,13 @@ class LabelledPart(Part):
         owned = self.graph.plan.edge_owned
         rows = {kind: np.flatnonzero(owned & (self.classes == kind)) for kind in (TARGET, OTHER, FAKE)}
         return {kind: torch.from_numpy(which).to(self.weights.device) for kind, which in rows.items()}
+
+
+class Counted(NamedTuple):
+    """What a part counts, without the part: see `LabelledPart`."""
+
+    kind_counts: IntArray
+    num_known: tuple[int, ...]
 
 
 class Skip(NamedTuple):
@@ -57,9 +72,16 @@ class Skip(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """Over one step and all ranks: edges of each kind of weight, int64 [num_kinds], samples loaded, and left out."""
+    """Over one step and all ranks.
+
+    Attributes:
+        kinds: Edges of each kind of weight, int64 [num_kinds].
+        known: Labels of each task that are known.
+        loaded, skipped: Samples loaded, and left out.
+    """
 
     kinds: IntArray
+    known: tuple[int, ...]
     loaded: int
     skipped: int
 
@@ -72,6 +94,7 @@ class PartLoader:
         store: The events.
         world: The ranks; those of a domain group load the same sample together.
         grouping: How tiles are grouped into parts.
+        tasks: What is learnt.
         edge_weights: Weights of edges.
         target: Conditions of a target particle; None: every particle is one.
         dtype: Type of features and weights.
@@ -86,6 +109,7 @@ class PartLoader:
     world: World
     _: KW_ONLY
     grouping: str = "contiguous"
+    tasks: Tasks = field(default_factory=Tasks)
     edge_weights: EdgeRules = field(default_factory=EdgeRules.of_classes)
     target: Mapping[str, Any] | None = None
     dtype: torch.dtype = torch.float32
@@ -130,25 +154,27 @@ class PartLoader:
         """Local edges, roughly, of the parts that this rank keeps once it has loaded all these samples."""
         return min(sum(sample.cost for sample in samples) // self.world.domain.size, self.keep_edges)
 
-    def total(self, kind_counts: Sequence[IntArray], num_samples: int) -> Totals:
-        """Add up edges and samples over all ranks, and note the samples left out. *Collective* over all ranks.
+    def total(self, counted: Sequence[LabelledPart | Counted], num_samples: int) -> Totals:
+        """Add up edges, labels and samples over all ranks, and note the samples left out. *Collective* over all ranks.
 
         Args:
-            kind_counts: Those of each part that this rank loaded.
+            counted: What each part that this rank loaded counts.
             num_samples: Samples that it was to load.
         """
         speaks = self.world.domain.rank == 0  # one for those that share a sample
-        ours = [len(kind_counts), num_samples - len(kind_counts), len(self._new)] if speaks else [0, 0, 0]
-        no_edges = self.edge_weights.count(np.zeros(0, np.int16))
-        counts = np.sum([no_edges, *kind_counts], axis=0)
-        totals = torch.from_numpy(np.concatenate([counts, np.array(ours, np.int64)]))
+        ours = [len(counted), num_samples - len(counted), len(self._new)] if speaks else [0, 0, 0]
+        no_edges, num_labels = self.edge_weights.count(np.zeros(0, np.int16)), len(self.tasks.labels)
+        of_kinds = np.sum([no_edges, *[part.kind_counts for part in counted]], axis=0)
+        of_labels = np.sum([[0] * num_labels, *[part.num_known for part in counted]], axis=0)
+        totals = torch.from_numpy(np.concatenate([of_kinds, of_labels, np.array(ours, np.int64)]).astype(np.int64))
         self.world.transport.all_reduce(totals)
-        *of_kinds, loaded, skipped, new = totals.tolist()
+        kinds, known = totals[: len(no_edges)].numpy(), totals[len(no_edges) : -3].tolist()
+        loaded, skipped, new = totals[-3:].tolist()
         if new:  # an ordinary step does not gather
             skips_of_ranks = gather(self.world.transport, self._new if speaks else [])
             self.skipped |= {sample: Skip(sample, *rest) for skips in skips_of_ranks for sample, *rest in skips}
             self._new.clear()
-        return Totals(np.array(of_kinds, np.int64), loaded, skipped)
+        return Totals(kinds, tuple(known), loaded, skipped)
 
     def _read(self, sample: Sample) -> LabelledPart:
         domain = self.world.domain
@@ -162,18 +188,24 @@ class PartLoader:
                 dtype=self.dtype,
                 seed=self.seed,
             )
-            if part.graph.label is None:
+            if part.graph.label is None and self.tasks.edge_weight:
                 raise event.place.problem("it has no truth", "it can be inferred on, not trained on")
             return together(domain, event.place, lambda: self._label(event, part, sample))
 
     def _label(self, event: StoredEvent, part: Part, sample: Sample) -> LabelledPart:
-        assert part.graph.label is not None
         plan, rules = part.graph.plan, self.edge_weights
+        truth = np.full(plan.num_edges, -1) if part.graph.label is None else part.graph.label.cpu().numpy()
         particle_of_edge, particles = None, event.particles()
         if (self.target or rules.on_particles) and event.has_particle_ids:
             particle_of_edge = event.read_nodes("particle_id", plan.local_ids)[plan.edge_rows[1]]
-        classes = edge_classes(part.graph.label.cpu().numpy(), particle_of_edge, particles, self.target)
+        classes = edge_classes(truth, particle_of_edge, particles, self.target)
         kinds = rules.kinds(classes, particle_of_edge, particles)
+        labels = {task.name: task.labels(event, plan.owned_ids) for task in self.tasks.labels}
+        num_known = tuple(
+            int(is_known(task.label, labels[task.name]).sum())
+            * (task.label.of == "node" or self.world.domain.rank == 0)
+            for task in self.tasks.labels
+        )
         num_not_scored = 0
         if (sector := sample.sector) is not None and self.world.domain.rank == 0:
             # Edges that end in a sector and start in another: over all sectors of an event, each cut edge once.
@@ -187,5 +219,7 @@ class PartLoader:
             kind_counts=rules.count(kinds[plan.edge_owned]),
             weights=torch.from_numpy(rules.weights(kinds)).to(self.world.device, self.dtype),
             name=sample.name,
+            labels={name: torch.from_numpy(values).to(self.world.device) for name, values in labels.items()},
+            num_known=num_known,
             num_not_scored=num_not_scored,
         )

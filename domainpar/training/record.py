@@ -19,10 +19,14 @@ from torch import Tensor
 from domainpar.agreement import gather
 from domainpar.atomic_files import write_whole
 from domainpar.compiling import clock
+from domainpar.nn.heads import Readings
 from domainpar.parallel.integer_sums import IntegerSums
 from domainpar.parallel.world import World
+from domainpar.training.label_loss import metrics_of
 from domainpar.training.metrics import AGAINST, EdgeCounts, EdgeMetrics
 from domainpar.training.parts import LabelledPart
+from domainpar.training.targets import UNKNOWN
+from domainpar.training.tasks import Task
 
 SHOWN = {
     "split": "", "epoch": "", "step": "", "loss": ".5g",
@@ -34,17 +38,24 @@ SHOWN = {
 class Tally:
     """Sums over the parts of a step or an evaluation on this rank, and its seconds.
 
+    Args:
+        world: The ranks.
+        tasks: Labels that are learnt.
+
     They run from the making until `shared`; on a GPU until `read`, by the clock of its stream: the host is ahead of it.
 
     Attributes:
         loss: Weighted loss of owned edges; `edge_loss` adds to it.
+        label_losses: That of each label; `label_loss` adds to it.
         metrics: Scores of owned edges.
+        labels: Metrics of each label, by name.
         owned_nodes, ghost_nodes, local_edges: Sizes of all parts.
         seconds_load: Of loading them: of the first time, as parts are kept.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, tasks: Sequence[Task] = ()) -> None:
         self.loss, self.metrics = IntegerSums(1, world.device), EdgeMetrics(world.device)
+        self.label_losses, self.labels = IntegerSums(len(tasks), world.device), metrics_of(tasks)
         self.owned_nodes = self.ghost_nodes = self.local_edges = 0
         self.seconds_load = 0.0
         self._world = world
@@ -52,20 +63,40 @@ class Tally:
         self._began = _Moment(world.device)
         self._ended: _Moment | None = None
 
-    def add(self, part: LabelledPart, logits: Tensor) -> None:
-        """Count a part and its logits, [num_edges]."""
-        plan = part.graph.plan
-        owned = plan.edge_owned
-        if logits.is_cuda:
-            self.metrics.add_on_gpu(logits.detach(), part.rows_by_class, part.num_not_scored)
-        else:
-            self.metrics.add(logits.detach().numpy()[owned], part.classes[owned], part.num_not_scored)
+    def add(self, part: LabelledPart, readings: Readings) -> None:
+        """Count a part and what the network said of it."""
+        plan, logits = part.graph.plan, readings.edges
+        if logits is not None:
+            logits = torch.atleast_2d(logits)[-1]  # scores are those of the last readout
+            if logits.is_cuda:
+                self.metrics.add_on_gpu(logits.detach(), part.rows_by_class, part.num_not_scored)
+            else:
+                counted = plan.edge_owned & (part.classes != UNKNOWN)
+                self.metrics.add(logits.detach().numpy()[counted], part.classes[counted], part.num_not_scored)
+        for name, metrics in self.labels.items():
+            if metrics.task.label.of == "node" or part.halo.transport.rank == 0:  # one for those that share a graph
+                said = readings.others[name].detach().reshape(-1, metrics.task.head.columns)
+                metrics.add(said.double().cpu().numpy(), part.labels[name].cpu().numpy())
         self.owned_nodes += plan.num_owned
         self.ghost_nodes += plan.num_ghosts
         self.local_edges += len(plan.edge_ids)
 
-    def read(self, rejected: Tensor | None = None, more: Sequence[Tensor] = ()) -> tuple[int, list[float], EdgeCounts]:
-        """The figures of the step that the host asks for, after the loss is reduced. *Collective*.
+    def rejected_now(self) -> Tensor:
+        """Partials of losses so far that were not finite or too large, on this rank; int64 [] on their device."""
+        return self.loss.rejected_now() + self.label_losses.rejected_now()
+
+    def reduce(self) -> None:
+        """Add up losses and metrics of labels over all ranks; once, before `read`. *Collective*."""
+        self.loss.reduce(self._world.transport)
+        if self.labels:
+            self.label_losses.reduce(self._world.transport)
+        for metrics in self.labels.values():
+            metrics.reduce(self._world.transport)
+
+    def read(
+        self, rejected: Tensor | None = None, more: Sequence[Tensor] = ()
+    ) -> tuple[int, list[float], list[float], EdgeCounts]:
+        """The figures of the step that the host asks for, after the losses are reduced. *Collective*.
 
         A host waits for its GPU here, once: all travels in one piece.
 
@@ -74,18 +105,21 @@ class Tally:
             more: Numbers, of any type.
 
         Returns:
-            Partials that were not finite, of losses too; the loss, then the other numbers; the edges counted.
+            Partials that were not finite, of losses too; losses of edges, then of each label; the other numbers; the
+            edges counted.
         """
         counts = self.metrics.counts_here(self._world.transport)
-        spoilt = self.loss.rejected_now() if rejected is None else self.loss.rejected_now() + rejected.to(counts.device)
-        figures = torch.cat([self.loss.total(), *(each.reshape(-1).to(torch.float64) for each in more)])
+        spoilt = self.rejected_now() if rejected is None else self.rejected_now() + rejected.to(counts.device)
+        losses = torch.cat([self.loss.total(), self.label_losses.total()])
+        figures = torch.cat([losses, *(each.reshape(-1).to(torch.float64) for each in more)])
         everything = torch.cat([spoilt.view(1), counts, figures.view(torch.int64)])  # by their bits, in one piece
         if everything.is_cuda:
             self._ended = _Moment(self._world.device)
         on_host = everything.cpu()
         counts, figures = on_host[1 : 1 + len(counts)].clone(), on_host[1 + len(counts) :].view(torch.float64)
         self._world.transport.all_reduce(counts)
-        return int(on_host[0]), figures.tolist(), EdgeCounts(*counts.tolist())
+        numbers, num_losses = figures.tolist(), len(losses)
+        return int(on_host[0]), numbers[:num_losses], numbers[num_losses:], EdgeCounts(*counts.tolist())
 
     def shared(self) -> dict[str, Any]:
         """Seconds (but those of compiling), bytes and sizes of all ranks; lists hold one value a rank. *Collective*.
@@ -181,6 +215,9 @@ def keep_records(path: Path, last_step: int) -> int:
 def readable(record: dict[str, Any]) -> str:
     """One grep-able `key=value` line, which says so where a result is approximate."""
     shown = [f"{name}={record[name]:{how}}" for name, how in SHOWN.items() if record.get(name) is not None]
+    for label, figures in record.get("labels", {}).items():
+        of_label = {name: figures.get(name) for name in ("accuracy", "r2")}
+        shown[-1:-1] = [f"{label}_{name}={value:.4f}" for name, value in of_label.items() if value is not None]
     return " ".join(shown + ["approximate=yes"] * (record.get("counted_against") == AGAINST[True]))
 
 

@@ -170,9 +170,9 @@ def _validated(lessons: Lessons, keeper: Keeper, state: TrainingState, epoch: in
     if lessons.val:
         record = trainer.evaluate(lessons.val, state.step)
         journal.write({"split": "val", "epoch": epoch, "step": state.step, **record}, lessons.val)
-        auc = record["edge_auc"] if record["loss"] is not None else None
-        if auc is not None and (state.best is None or auc > state.best):
-            best, state = True, replace(state, best=auc)
+        figure = lessons.tasks.figure_of(record) if record["loss"] is not None else None
+        if figure is not None and (state.best is None or figure > state.best):
+            best, state = True, replace(state, best=figure)
     journal.say_once_if_squashed()
     return (replace(state, best_step=state.step) if best else state), best
 
@@ -183,7 +183,7 @@ def make_trainer(config: TrainConfig, lessons: Lessons, world: World) -> Trainer
     Raises:
         ValueError: If the network cannot be made, or has nothing to train.
     """
-    model = make_network(config, lessons.store, lessons.standard)
+    model = make_network(config, lessons.store, lessons.standard, lessons.tasks)
     if config.init is not None:
         begin_with(source(config.init), lessons.store, model)
     model = model.to(world.device)
@@ -193,6 +193,7 @@ def make_trainer(config: TrainConfig, lessons: Lessons, world: World) -> Trainer
         lessons.store,
         world,
         grouping=config.grouping,
+        tasks=lessons.tasks,
         edge_weights=lessons.edge_weights,
         target=lessons.target,
         dtype=DTYPES[config.dtype],
@@ -200,7 +201,9 @@ def make_trainer(config: TrainConfig, lessons: Lessons, world: World) -> Trainer
         on_bad_event=config.on_bad_event,
     )
     for sample in lessons.without_truth:
-        loader.skipped[sample.name] = Skip(sample.name, sample.record.event, "it has no truth")
+        loader.skipped[sample.name] = Skip(
+            sample.name, sample.record.event, f"it has no {lessons.tasks.missing(sample.record)}"
+        )
     per_epoch = lessons.steps_per_epoch
     planned = lessons.planned_steps  # not --max-steps: a run that is resumed later keeps its schedule
     warmup = config.warmup if config.warmup_epochs is None else config.warmup_epochs * per_epoch

@@ -105,6 +105,12 @@ def began_with(out: str | None, resume: Resume) -> dict[str, Any]:
     return dict(RunFile.read(path).content.get("store") or {}) if goes_on(out, resume) and path.is_file() else {}
 
 
+def begun_tasks(out: str | None, resume: Resume) -> dict[str, Any] | None:
+    """What a run that continues learns, by its `run.json`; None for one that begins, or began in an earlier version."""
+    path = Path(out or "") / "run.json"
+    return RunFile.read(path).content.get("tasks") if goes_on(out, resume) and path.is_file() else None
+
+
 def can_go_on(directory: Path) -> bool:
     """Whether a directory holds a run that has ever saved a checkpoint, good or not."""
     return (directory / "run.json").is_file() and bool(CheckpointFiles(directory / "checkpoints").names())

@@ -18,6 +18,7 @@ from domainpar.training.loop import Trainer
 from domainpar.training.memory import Expectation, byte_size
 from domainpar.training.parts import Skip
 from domainpar.training.sampler import Sample, deal
+from domainpar.training.tasks import task_lines
 from domainpar.words import between, several, this_python
 
 WIDEST = 120  # of a printed line
@@ -44,6 +45,7 @@ def first_lines(config: TrainConfig, lessons: Lessons, trainer: Trainer, allocat
         f"network  : {config.model}, {sizes}{num_parameters:,} parameters, {config.dtype}"
         + (" with edges in bf16" if config.precision == "bf16" else ""),
     ]
+    lines += task_lines(lessons.tasks)
     # Flags of the network that a network of the user's own does not take.
     unused = [
         f"{flag(name)} {getattr(config, name)}"

@@ -1,7 +1,8 @@
 """Classes of edges, and their weights in the loss.
 
-An edge is a true segment of a target particle, a true segment of another one, or false. Metrics count classes. The
-loss weighs edges by a list of rules: acorn's `weighting`, with its documented meaning.
+An edge is a true segment of a target particle, a true segment of another one, or false; or that is not known, and it is
+left out of the loss and of all metrics. Metrics count classes. The loss weighs edges by a list of rules: acorn's
+`weighting`, with its documented meaning.
 
 Each rule has a weight and conditions, in the grammar of `events.targets`, on `y` (the label of an edge) or on a
 quantity of its particle. A rule holds for an edge that meets all its conditions; of the rules that hold the last one
@@ -24,11 +25,12 @@ import numpy.typing as npt
 from domainpar.events.graph import IntArray, Particles
 from domainpar.events.targets import NO_PARTICLES, check_target, passes, target_particles
 
-FAKE, TARGET, OTHER = 0, 1, 2
+FAKE, TARGET, OTHER, UNKNOWN = 0, 1, 2, 3
 LABEL = "y"
 # Of acorn's names for a particle's quantities, those that are not ours.
 _OUR_NAME = {"eta_particle": "eta"}
-_FALSE, _TRUE, _FIRST_RULE = 0, 1, 2  # kinds of edges: without any rule, then one for each rule
+# Kinds of edges: without any rule, then one for each rule.
+_FALSE, _TRUE, NOT_KNOWN, _FIRST_RULE = 0, 1, 2, 3
 
 
 def edge_classes(
@@ -37,10 +39,10 @@ def edge_classes(
     particles: Particles | None,
     conditions: Mapping[str, Any] | None,
 ) -> IntArray:
-    """Class of each edge: `FAKE`, `TARGET` or `OTHER`, int8 [num_edges].
+    """Class of each edge: `FAKE`, `TARGET`, `OTHER` or `UNKNOWN`, int8 [num_edges].
 
     Args:
-        label: 1 for true segments, [num_edges].
+        label: 1 for true segments, -1 where that is not known, [num_edges].
         particle_of_edge: Particle of each edge's `dst` hit; needed with conditions only.
         particles: The event's particle table; needed with conditions only.
         conditions: Conditions of a target particle; None: every particle is one.
@@ -48,7 +50,7 @@ def edge_classes(
     Raises:
         ValueError: If there are conditions but the event does not know its particles.
     """
-    classes = np.where(label > 0, TARGET, FAKE).astype(np.int8)
+    classes = np.where(label > 0, TARGET, np.where(label < 0, UNKNOWN, FAKE)).astype(np.int8)
     if conditions:
         if particles is None or particle_of_edge is None:
             raise ValueError(NO_PARTICLES)
@@ -81,8 +83,9 @@ class WeightRule:
 class EdgeRules:
     """Weights of edges by rules.
 
-    The kind of an edge is the rule that gives its weight: 0 and 1 are false and true edges without any. The weight of a
-    step is a sum over counts of kinds, which are integers: the same on any number of ranks.
+    The kind of an edge is the rule that gives its weight: 0 and 1 are false and true edges without any, 2 those that
+    are not known to be either, of which no rule holds. The weight of a step is a sum over counts of kinds, which are
+    integers: the same on any number of ranks.
 
     Attributes:
         rules: In order; later ones win.
@@ -135,10 +138,10 @@ class EdgeRules:
         Raises:
             ValueError: If a rule has a condition on particles and the event has no particle table.
         """
-        true = classes != FAKE
-        kinds = np.where(true, _TRUE, _FALSE).astype(np.int16)
+        known, true = classes != UNKNOWN, (classes == TARGET) | (classes == OTHER)
+        kinds = np.where(known, np.where(true, _TRUE, _FALSE), NOT_KNOWN).astype(np.int16)
         for number, rule in enumerate(self.rules, start=_FIRST_RULE):
-            holds = np.ones(len(true), np.bool_) if rule.edge_class is None else classes == rule.edge_class
+            holds = known.copy() if rule.edge_class is None else classes == rule.edge_class
             if LABEL in rule.conditions:
                 holds &= passes(true.astype(np.int8), rule.conditions[LABEL])
             if conditions := rule.on_particle:
@@ -151,12 +154,12 @@ class EdgeRules:
         return kinds
 
     def count(self, kinds: IntArray) -> IntArray:
-        """The number of edges of each kind, int64 [2 + number of rules]."""
+        """The number of edges of each kind, int64 [3 + number of rules]."""
         return np.bincount(kinds, minlength=_FIRST_RULE + len(self.rules))
 
     def weights(self, kinds: IntArray) -> npt.NDArray[np.float64]:
         """The weight of each edge, given its kind, [num_edges]."""
-        return np.array([1.0, 0.0, *(rule.weight for rule in self.rules)])[kinds]
+        return np.array([1.0, 0.0, 0.0, *(rule.weight for rule in self.rules)])[kinds]
 
     def total(self, counts: IntArray) -> float:
         """The sum of the sizes of the weights of some edges, given their counts by kind."""

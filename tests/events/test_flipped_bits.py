@@ -46,7 +46,7 @@ def all_of_an_event(path):
     with StoredEvent(path) as event:
         told = [event.event_id, event.num_nodes, event.num_edges, event.num_tiles, event.feature_names,
                 event.edge_feature_names, event.settings, event.settings_digest, event.source_digest,
-                event.label_note]  # fmt: skip
+                event.label_note, event.labels, event.graph_labels]  # fmt: skip
         values = [event.read_nodes(name, np.arange(event.num_nodes)) for name in names_in("nodes")]
         values += [event.read_edges(name, np.arange(event.num_edges)) for name in names_in("edges")]
         values += [*vars(event.tile_graph()).values(), event.node_ptr, event.edge_ptr]

@@ -19,7 +19,7 @@ from domainpar.events.store.schema import ARRAYS, LETTERS, SCHEMA_VERSION, check
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "store.md"
 SIZES = {"N": 4, "E": 5, "K": 2, "K+1": 3, "F": 2, "G": 1}
-SHAPES = {**SIZES, "P": 3, "J": 1, "C": 2}
+SHAPES = {**SIZES, "P": 3, "L": 2, "J": 1, "C": 2}
 
 
 def arrays_of_a_file(**changed):

@@ -40,8 +40,11 @@ def node_stage(stage, tables, key=None):
     return new + tables[stage.states] if stage.residual else new
 
 
-def interaction_network(model, features, edge_features, src, dst, key=None):
-    """Logits of all edges; with a key, numbers are dropped as in training, and all readouts are there if several."""
+def interaction_network(model, features, edge_features, src, dst, key=None, gives_nodes=False):
+    """Logits of all edges, and the last states of nodes if asked for.
+
+    With a key, numbers are dropped as in training, and all readouts are there if several.
+    """
 
     def of(*which):
         return None if key is None else key_of(key, *which)
@@ -58,4 +61,7 @@ def interaction_network(model, features, edge_features, src, dst, key=None):
         logits.append(mlp(model.head.mlp, rows, of("head") if is_last else of("head", position))[:, 0])
         if not model.node_first and not is_last:
             x = node_stage(model.node_stages[position], [x, at_dst, at_src], of("nodes", position))
+    if gives_nodes:
+        last = len(model.node_stages) - 1
+        return logits[-1], node_stage(model.node_stages[last], [x, at_dst, at_src], of("nodes", last))
     return torch.stack(logits) if key is not None and model.num_readouts > 1 else logits[-1]

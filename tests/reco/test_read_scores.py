@@ -51,7 +51,7 @@ def test_arrays_are_those_of_the_users_own_files_in_their_order(place):
     kinds = {
         "hit_id": np.int64, "edge_index": np.int64, "edge_logit": np.float32, "edge_score": np.float32,
         "edge_scored": np.bool_, "track_id": np.int64, "position": np.float32, "volume": np.int32, "layer": np.int32,
-        "module": np.int32, "particle_id": np.int64, "label": np.uint8,
+        "module": np.int32, "particle_id": np.int64, "label": np.int8,
     }  # fmt: skip
     assert {name: getattr(scores, name).dtype for name in kinds} == kinds
     assert 0 < np.count_nonzero(~scores.edge_scored) < graph.num_edges

@@ -11,7 +11,7 @@ from domainpar.events.graph import Particles
 from domainpar.events.store import EventStore, write_manifest
 from domainpar.testing import run_ranks
 from domainpar.training.inputs import check_lessons
-from domainpar.training.targets import FAKE, OTHER, TARGET, EdgeRules, edge_classes
+from domainpar.training.targets import FAKE, NOT_KNOWN, OTHER, TARGET, UNKNOWN, EdgeRules, edge_classes
 
 PARTICLES = Particles(
     particle_id=np.array([11, 12, 2**60, 14]),
@@ -41,15 +41,15 @@ def test_weights_and_their_total_belong_to_the_classes():
     rules = EdgeRules.of_classes(target=3.0, fake=0.5, other=0.25)
     kinds = rules.kinds(np.array([FAKE, OTHER, TARGET, TARGET, FAKE, FAKE], np.int8), None, None)
     assert rules.weights(kinds).tolist() == [0.5, 0.25, 3.0, 3.0, 0.5, 0.5]
-    assert rules.count(kinds).tolist() == [0, 0, 3, 2, 1]
-    assert rules.count(kinds[:0]).tolist() == [0, 0, 0, 0, 0]
+    assert rules.count(kinds).tolist() == [0, 0, 0, 3, 2, 1]
+    assert rules.count(kinds[:0]).tolist() == [0] * 6
     assert rules.total(rules.count(kinds)) == rules.weights(kinds).sum()
 
 
 def test_the_weight_of_a_step_is_added_up_in_one_order_whatever_the_weights():
     """Fake, then target, then other: another order could end in another last bit."""
     fake, target, other = 0.1, 0.7, 0.3
-    total = EdgeRules.of_classes(target, fake, other).total(np.array([0, 0, 1_234_567, 89_123, 77_777]))
+    total = EdgeRules.of_classes(target, fake, other).total(np.array([0, 0, 0, 1_234_567, 89_123, 77_777]))
     assert total == 1_234_567 * fake + 89_123 * target + 77_777 * other
 
 
@@ -85,3 +85,17 @@ def test_training_events_without_a_true_edge_or_one_of_a_target_are_noticed_by_a
     assert warned("false", 1, 2, target) == [
         ("WARNING: no true edge in 4 training events", "the network learns to say no to every edge")
     ]
+
+
+def test_edges_of_which_the_truth_is_not_known_weigh_nothing_whatever_the_rules():
+    classes = edge_classes(np.array([1, -1, 0, -1]), None, None, None)
+    assert classes.tolist() == [TARGET, UNKNOWN, FAKE, UNKNOWN]
+    for rules in (
+        EdgeRules.of_classes(2.0, 3.0, 4.0),
+        EdgeRules.of([(5.0, {}), (7.0, {"y": [0, 1]}), (9.0, {"y": ["is_not", 1]})]),
+        EdgeRules.of([]),
+    ):
+        weights = rules.weights(rules.kinds(classes, None, None))
+        assert weights[1] == weights[3] == 0
+        assert weights[2] != 0
+        assert rules.count(rules.kinds(classes, None, None))[NOT_KNOWN] == 2

@@ -86,7 +86,7 @@ def _classes(world, path):
     ]
     return (
         of_edges,
-        loader.total([part.kind_counts for part in loaded], len(loaded)).kinds.tolist(),
+        loader.total(loaded, len(loaded)).kinds.tolist(),
         [part.num_not_scored for part in loaded],
     )
 
@@ -95,7 +95,7 @@ def _classes(world, path):
 def test_every_copy_of_an_edge_has_its_class_and_weight_and_is_counted_once(store, num_ranks):
     events = EventStore(store)
     found = run_ranks(_classes, num_ranks, store)
-    total = np.zeros(5, int)
+    total = np.zeros(6, int)
     for number, record in enumerate(events.events()):
         with events.open(record) as event:
             every_edge = np.arange(event.num_edges)

@@ -143,7 +143,7 @@ def store(tmp_path_factory):
 def _loaded(world, path, edge_weights):
     loader = PartLoader(EventStore(path), world, edge_weights=edge_weights, target=FAST, dtype=torch.float64)
     parts = [loader.load(sample) for sample in samples_of(EventStore(path).events(), None)]
-    total = edge_weights.total(loader.total([part.kind_counts for part in parts], len(parts)).kinds)
+    total = edge_weights.total(loader.total(parts, len(parts)).kinds)
     return [(part.weights.tolist(), part.classes.tolist()) for part in parts], total
 
 
@@ -160,7 +160,7 @@ def test_an_empty_share_of_a_step_counts_as_many_kinds_as_others(store):
     def kinds(world):
         return PartLoader(EventStore(store), world, edge_weights=SAME_BY_RULES).total([], 0).kinds.tolist()
 
-    assert run_ranks(kinds, 2) == [[0] * (2 + len(SAME_BY_RULES.rules))] * 2
+    assert run_ranks(kinds, 2) == [[0] * (3 + len(SAME_BY_RULES.rules))] * 2
 
 
 def _loss(world, event, logits, weights):

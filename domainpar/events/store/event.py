@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from domainpar.events.graph import Array, Hits, Particles
+from domainpar.events.labels import OF_PARTICLES, Label, of_particles
 from domainpar.events.standard import Sums
 from domainpar.events.store.archive import Archive
 from domainpar.events.store.layout import COPY_ANEW, NAME, SUFFIX, EventRecord, OtherVersion, StoreError, file_sha256
@@ -41,13 +43,14 @@ class StoredEvent:
         has_labels: Whether edges have labels.
         has_positions: Whether nodes have positions.
         has_particle_ids: Whether the particle of each hit is known.
-        has_weights: Whether hits have truth weights.
         node_ptr: Tile t holds the nodes [node_ptr[t], node_ptr[t + 1]), int64 [K + 1].
         edge_ptr: The edges that end in tile t are [edge_ptr[t], edge_ptr[t + 1]), int64 [K + 1].
         settings: Settings of its preparation.
         settings_digest: Hash of the settings.
         source_digest: Hash of the input the event was read from; empty when it was not read from files.
         label_note: How the labels were made; None when the source gave them, or there are none.
+        labels: Labels of the nodes and of the event itself.
+        graph_labels: Those of the event, by name; NaN, or -1 of a class, where it is not known.
 
     Raises:
         StoreError: If the file is missing, damaged, of another version, or lacks an array or a chunk.
@@ -88,6 +91,11 @@ class StoredEvent:
             self.settings_digest = str(attributes["settings_digest"])
             self.source_digest = str(attributes["source_digest"])
             self.label_note: Any = attributes["label_note"]
+            described = attributes.get("labels", [])
+            self.labels: tuple[Label, ...] = tuple(Label(*label) for *label, _ in described)
+            # That of a class that is not known is -1 in the file.
+            self.graph_labels = {name: np.nan if value is None else value
+                                 for name, of, _, value in described if of == "graph"}  # fmt: skip
 
     def _check_arrays(self) -> None:
         """Hold the arrays against the description, which tells what the source gave, and both against the schema."""
@@ -102,12 +110,12 @@ class StoredEvent:
                     raise ValueError(f"{name}: shape and type are {stored}, expected {described}")
             sizes = {"N": self.num_nodes, "E": self.num_edges, "K": self.num_tiles, "K+1": self.num_tiles + 1}
             sizes |= {"F": len(self.feature_names), "G": len(self.edge_feature_names)}
+            sizes |= {"L": len(self._names_of_node_labels)}
             check_arrays({name: (layout.shape, layout.dtype) for name, layout in layouts.items()}, sizes)
         self._names = frozenset(listed)
         self.has_labels = "edges/label" in self._names
         self.has_positions = "nodes/position" in self._names
         self.has_particle_ids = "nodes/particle_id" in self._names
-        self.has_weights = "nodes/weight" in self._names
 
     def _read_tiles(self) -> None:
         self.node_ptr, self.edge_ptr = self._whole("tiles/node_ptr"), self._whole("tiles/edge_ptr")
@@ -180,6 +188,24 @@ class StoredEvent:
             Problem: If the event has no such array, or an id does not exist.
         """
         return self._gather("nodes", name, ids, self.num_nodes)
+
+    def read_label(self, name: str, ids: IntArray) -> npt.NDArray[np.float64]:
+        """A label of the nodes with these ids, in their order: stored, or known from their particles; float64 [n].
+
+        Raises:
+            StoreError: If the file is damaged.
+            Problem: If the event has no such label.
+        """
+        if name in (names := self._names_of_node_labels):
+            return self.read_nodes("labels", ids)[:, names.index(name)].astype(np.float64)
+        particles = self.particles()
+        if particles is None or not self.has_particle_ids or name not in {label.name for label in OF_PARTICLES}:
+            raise self.place.problem(f"the event has no label {name}")
+        return of_particles(name, self.read_nodes("particle_id", ids), particles)
+
+    @property
+    def _names_of_node_labels(self) -> list[str]:
+        return [label.name for label in self.labels if label.of == "node"]
 
     def read_edges(self, name: str, ids: IntArray) -> Array:
         """One array of the edges with these ids, in their order; reads only the chunks they lie in.
@@ -345,6 +371,13 @@ class WholeEvent:
         """One array of the nodes, [N, ...] as in the schema; None if the event has none."""
         return self.event.read_nodes(name, self.node_ids) if self.event.has(f"nodes/{name}") else None
 
+    @property
+    def node_labels(self) -> dict[str, Array]:
+        """Stored labels of the nodes by name, [N] each: classes as integers, else numbers."""
+        of_nodes = [label for label in self.event.labels if label.of == "node"]
+        values = {label: self.event.read_label(label.name, self.node_ids) for label in of_nodes}
+        return {label.name: of.astype(np.int64) if label.classes else of for label, of in values.items()}
+
     def edges(self, name: str) -> Array | None:
         """One array of the edges, [E, ...] as in the schema; None if the event has none."""
         return self.event.read_edges(name, self.edge_ids) if self.event.has(f"edges/{name}") else None
@@ -358,7 +391,7 @@ def inspect_event(path: Path) -> tuple[EventRecord, str, str]:
     """
     with StoredEvent(path) as event:
         event.check_bytes()
-        sizes = ("num_nodes", "num_edges", "num_tiles", "has_labels", "feature_names", "edge_feature_names")
+        sizes = ("num_nodes", "num_edges", "num_tiles", "has_labels", "feature_names", "edge_feature_names", "labels")
         record = EventRecord(
             event=event.event_id,
             path=path.name,

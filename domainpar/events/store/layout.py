@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from domainpar.events.labels import Label
 from domainpar.events.store.schema import SCHEMA_VERSION
 from domainpar.problems import Problem
 
@@ -53,6 +54,7 @@ class EventRecord:
         feature_names: Name of each node feature.
         edge_feature_names: Name of each edge feature.
         split: `train`, `val` or `test`.
+        labels: Labels of its nodes, and of itself.
     """
 
     event: str
@@ -66,11 +68,13 @@ class EventRecord:
     feature_names: tuple[str, ...]
     edge_feature_names: tuple[str, ...]
     split: Split = "train"
+    labels: tuple[Label, ...] = ()
 
     @classmethod
     def from_json(cls, item: Mapping[str, Any]) -> EventRecord:
-        """A record by its JSON, in which the names of features are lists."""
-        return cls(**{**item, **{name: tuple(item[name]) for name in ("feature_names", "edge_feature_names")}})
+        """A record by its JSON, in which tuples are lists. Earlier versions knew no labels but of edges."""
+        names = {name: tuple(item[name]) for name in ("feature_names", "edge_feature_names")}
+        return cls(**{**item, **names, "labels": tuple(Label(*label) for label in item.get("labels", ()))})
 
 
 def event_file_name(event_id: str) -> str:

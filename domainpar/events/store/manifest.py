@@ -141,7 +141,9 @@ class EventStore:
 
 def standardised_by(records: Sequence[EventRecord]) -> list[EventRecord]:
     """The events whose features the constants count: those to train on, so with truth; all where there are none."""
-    return [record for record in records if record.split == "train" and record.has_labels] or list(records)
+    return [record for record in records if record.split == "train" and (record.has_labels or record.labels)] or list(
+        records
+    )
 
 
 def write_manifest(

@@ -14,7 +14,8 @@ SCHEMA_VERSION = 2
 
 LETTERS = {
     "N": "nodes", "E": "edges", "K": "tiles", "K+1": "tiles + 1", "F": "node features", "G": "edge features",
-    "P": "particles", "J": "pairs of unequal tiles that edges join", "C": "edges that join unequal tiles",
+    "P": "particles", "L": "labels of nodes",
+    "J": "pairs of unequal tiles that edges join", "C": "edges that join unequal tiles",
 }  # fmt: skip
 """Letters of the shapes. The description of a file gives N, E and K, and the names of the features."""
 
@@ -26,7 +27,7 @@ class StoredArray:
     Attributes:
         shape: Letters of `LETTERS` or numbers, rows first.
         dtype: Type in memory and in the file; `id` for numbers of nodes or edges, which are kept in 32 bits if all of
-            them fit, and are int64 in memory.
+            them fit, and are int64 in memory; `truth` for 0 and 1, which are uint8, and int8 where a -1 is among them.
         meaning: For the documentation, with the unit.
         optional: Whether an event may lack it. Of particles: whether a particle table may.
     """
@@ -39,12 +40,12 @@ class StoredArray:
     @property
     def file_dtypes(self) -> tuple[str, ...]:
         """The types that it may have in the file."""
-        return ("int32", "int64") if self.dtype == "id" else (self.dtype,)
+        return {"id": ("int32", "int64"), "truth": ("uint8", "int8")}.get(self.dtype, (self.dtype,))
 
     @property
     def memory_dtype(self) -> str:
         """The type that a reader gets."""
-        return "int64" if self.dtype == "id" else self.dtype
+        return {"id": "int64", "truth": "int8"}.get(self.dtype, self.dtype)
 
 
 # Not `joining_edges`: zarr takes the chunks of an array whose name begins with another's for that other's.
@@ -60,10 +61,11 @@ ARRAYS: dict[str, StoredArray] = {
     "nodes/hit_id": StoredArray(("N",), "int64", "the source's own number of the hit"),
     "nodes/particle_id": StoredArray(("N",), "int64", "particle of the hit, 0 for noise", optional=True),
     "nodes/weight": StoredArray(("N",), "float32", "truth weight of the hit", optional=True),
+    "nodes/labels": StoredArray(("N", "L"), "float32", "labels by name; unknown: NaN, class -1", optional=True),
     "nodes/original_row": StoredArray(("N",), "id", "row of the node in the source"),
     "edges/src": StoredArray(("E",), "id", "node in which the edge starts"),
     "edges/dst": StoredArray(("E",), "id", "node in which the edge ends; edges ascend in (dst, src)"),
-    "edges/label": StoredArray(("E",), "uint8", "1 for a true segment, else 0", optional=True),
+    "edges/label": StoredArray(("E",), "truth", "1: true segment, 0: none, -1: not known", optional=True),
     "edges/original_position": StoredArray(("E",), "id", "place of the edge in the source"),
     "edges/features": StoredArray(("E", "G"), "float32", "features, by the names in the description"),
     "tiles/node_ptr": StoredArray(("K+1",), "int64", "tile t holds the nodes [node_ptr[t], node_ptr[t + 1])"),

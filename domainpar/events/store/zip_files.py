@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from zarr.storage import MemoryStore
 
 from domainpar.atomic_files import write_whole
 from domainpar.events.graph import Array, EventGraph, check_array, checked
+from domainpar.events.labels import Label, check_labels, labels_in
 from domainpar.events.store.archive import Archive
 from domainpar.events.store.layout import EventRecord, Settings, StoreError, settings_digest, sha256_of
 from domainpar.events.store.schema import JOINING_EDGES, SCHEMA_VERSION, in_file_type, names_in
@@ -83,11 +84,12 @@ def write_event(
 
     Raises:
         Problem: If the arrays do not fit together, an edge or the assignment names what does not exist,
-            a label is not 0 or 1, or a feature is not finite. Names event and place.
+            a label is none, or a feature is not finite. Names event and place.
     """
     path = Path(path)
     place = Place(graph.hits.event_id)
     graph = checked(graph, place)
+    check_labels(graph.node_labels, graph.graph_labels, graph.num_nodes, place)
     assignment = np.asarray(assignment)
     if num_tiles < 1:
         raise place.problem(f"num_tiles is {num_tiles}, expected at least 1")
@@ -99,6 +101,7 @@ def write_event(
         # Ranges of tile numbers, of which ranks' parts are made, are then sectors.
         assignment = number_along_phi(assignment, graph.hits.position, num_tiles)
     arrays = _stored_arrays(graph, assignment.astype(np.int64), num_tiles)
+    labels = labels_in(graph.node_labels, graph.graph_labels)
     attributes = {
         "format": "domainpar event",
         "schema_version": SCHEMA_VERSION,
@@ -112,6 +115,7 @@ def write_event(
         "settings_digest": settings_digest(settings or {}),
         "source_digest": source_digest,
         "label_note": graph.label_note,
+        **({"labels": _described(graph, labels)} if labels else {}),
         "arrays": {name: {"shape": list(a.shape), "dtype": str(a.dtype)} for name, a in arrays.items()},
     }
     content = _zipped(arrays, attributes, _chunks_of_rows)
@@ -127,13 +131,22 @@ def write_event(
         has_labels=graph.label is not None,
         feature_names=tuple(graph.feature_names),
         edge_feature_names=tuple(graph.edge_feature_names),
+        labels=labels,
     )
+
+
+def _described(graph: EventGraph, labels: Sequence[Label]) -> list[list[Any]]:
+    """Name, owner, classes and value of each label; values of nodes are in an array, one not known is None."""
+    values = {name: None if value != value else value for name, value in graph.graph_labels.items()}
+    return [[*label, values.get(label.name)] for label in labels]
 
 
 def _stored_arrays(graph: EventGraph, assignment: IntArray, num_tiles: int) -> dict[str, Array]:
     """Every array of the file by its name in it, in stored order; what is not known is not there."""
     hits, order = graph.hits, stored_order(graph.edge_index, assignment, num_tiles)
     nodes = {name: getattr(hits, name, None) for name in names_in("nodes")} | {"features": graph.features}
+    if graph.node_labels:
+        nodes["labels"] = np.stack([labels.astype(np.float32) for labels in graph.node_labels.values()], axis=1)
     edges = {"label": graph.label, "features": graph.edge_features}
     arrays = {f"nodes/{name}": values[order.original_row] for name, values in nodes.items() if values is not None}
     arrays |= {f"edges/{name}": values[order.original_position] for name, values in edges.items() if values is not None}

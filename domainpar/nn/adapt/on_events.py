@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -20,6 +20,7 @@ from domainpar.nn.adapt.part import GraphPart, split_graph
 from domainpar.nn.adapt.rows import Rows, rows_of
 from domainpar.nn.adapt.verify import verify
 from domainpar.nn.classifier import Differs, EdgeClassifier, Exactness
+from domainpar.nn.heads import EDGE, Head, Readings
 from domainpar.parallel.halo import Halo
 from domainpar.parallel.local import LocalGraph
 from domainpar.parallel.transport import Transport
@@ -35,8 +36,10 @@ class OnEvents(EdgeClassifier):
         module: Takes, by name, what it wants of x [N, node features], edge_index [2, E], edge_attr [E, edge features]
             and batch [N] (all 0), or a PyG `data` with these; returns one logit for each edge, [E] or [E, 1]. If
             it has an attribute `deep_supervision` that is true, it returns those of several readouts in training,
-            [E, readouts], the last one last.
+            [E, readouts], the last one last. With another head, it returns [N, columns] for nodes or [columns] for the
+            graph; with several, a dictionary of them by name.
         recompute_every: As for `parallelize`.
+        heads: What it is read for.
 
     Attributes:
         module: The module.
@@ -47,8 +50,9 @@ class OnEvents(EdgeClassifier):
         ValueError: If the module wants other arguments, or cannot be right on a split graph.
     """
 
-    def __init__(self, module: nn.Module, recompute_every: int | None = None) -> None:
+    def __init__(self, module: nn.Module, recompute_every: int | None = None, heads: Sequence[Head] = (EDGE,)) -> None:
         super().__init__()
+        self.heads = tuple(heads)
         check_module(module)
         if any(type(child).get_extra_state is not nn.Module.get_extra_state for child in module.modules()):
             raise ValueError("the model keeps extra state (get_extra_state), which a run's checkpoints would lose.")
@@ -68,6 +72,13 @@ class OnEvents(EdgeClassifier):
             halo: Joins the parts.
             key: Of the random numbers of this call, the same on every rank, for training; None to evaluate.
         """
+        edges = self.read(graph, halo, key).edges
+        if edges is None:
+            raise ValueError("this network has no head of edges; ask it with read.")
+        return edges
+
+    def read(self, graph: LocalGraph, halo: Halo, key: int | None = None) -> Readings:
+        """As of any network on parts."""
         if graph not in self._parts:
             device = graph.features.device
             owned = torch.from_numpy(np.flatnonzero(graph.plan.edge_owned)).to(device)
@@ -77,13 +88,17 @@ class OnEvents(EdgeClassifier):
         self.module.train(key is not None)
         x, edge_attr = part.local_nodes(graph.features), part.local_edges(graph.edge_features)
         arguments = self.arguments(part, x, edge_attr)
-        logits = Parallel(self.module, recompute_every=self.recompute_every).run(
-            part, (), arguments, key, partial(check_logits, part, self._readouts(key))
-        )
+        check = partial(check_results, part, self.heads, self._readouts(key))
+        result = Parallel(self.module, recompute_every=self.recompute_every).run(part, (), arguments, key, check)
         self.exchanges, self.sums = part.num_exchanges, part.num_sums
-        readouts = logits.t() if logits.dim() == 2 and logits.size(1) > 1 else logits.reshape(-1)
-        zeros = graph.features.new_zeros(*readouts.shape[:-1], graph.num_edges)
-        return zeros.index_copy(-1, owned, readouts.to(zeros.dtype))
+        results, edges = by_name(self.heads, result), None
+        if (logits := results.pop(EDGE.name, None)) is not None:
+            readouts = logits.t() if logits.dim() == 2 and logits.size(1) > 1 else logits.reshape(-1)
+            zeros = graph.features.new_zeros(*readouts.shape[:-1], graph.num_edges)
+            edges = zeros.index_copy(-1, owned, readouts.to(zeros.dtype))
+        shape = {head.name: (-1, head.columns) if head.of == "node" else (head.columns,) for head in self.heads}
+        dtype = graph.features.dtype
+        return Readings(edges, {name: rows.reshape(shape[name]).to(dtype) for name, rows in results.items()})
 
     @property
     def ways_to_recompute(self) -> Sequence[int | None]:
@@ -123,7 +138,8 @@ class OnEvents(EdgeClassifier):
         for key in (1, None):
             module.train(key is not None)
             with torch.no_grad():
-                Parallel(module).run(alone, (), inputs(alone), key, partial(check_logits, alone, self._readouts(key)))
+                check = partial(check_results, alone, self.heads, self._readouts(key))
+                Parallel(module).run(alone, (), inputs(alone), key, check)
         verification = verify(
             self.module,
             (edge_index, len(x)),
@@ -157,22 +173,56 @@ class OnEvents(EdgeClassifier):
         return {name: tensors[name] for name in self._wants}
 
 
-def check_logits(part: GraphPart, readouts: bool, result: Any) -> None:
-    """Refuse a result that is not one logit for each edge, or where there may be some, those of several readouts.
+def by_name(heads: Sequence[Head], result: Any) -> dict[str, Any]:
+    """The results of a module by the names of its heads; what a module with one returns is that one's.
+
+    Raises:
+        ValueError: If it does not return a dictionary with the names of its heads, where it has several.
+    """
+    if len(heads) == 1 and not isinstance(result, Mapping):
+        return {heads[0].name: result}
+    names = [head.name for head in heads]
+    if not isinstance(result, Mapping) or sorted(map(str, result)) != sorted(names):
+        returned = f"one with {', '.join(map(str, result))}" if isinstance(result, Mapping) else type(result).__name__
+        raise ValueError(f"the model returned {returned}; return a dictionary of tensors named {', '.join(names)}.")
+    return dict(result)
+
+
+def check_results(part: GraphPart, heads: Sequence[Head], readouts: bool, result: Any) -> None:
+    """Refuse results that are not those of the heads: a number for each edge, say, or where there may be, of readouts.
 
     Raises:
         ValueError: With what it is instead.
     """
+    named = by_name(heads, result)
+    for head in heads:
+        _check_result(part, head, readouts and head == EDGE, named[head.name])
+
+
+def _check_result(part: GraphPart, head: Head, readouts: bool, result: Any) -> None:
+    columns = "" if head.columns == 1 else f", {head.columns}"
+    wanted = {
+        "edge": "one logit for each edge, [E], in the order of edge_index",
+        "node": f"numbers of each node, [N{columns}], in the order of x",
+        "graph": f"numbers of the whole graph, [{head.columns}]",
+    }[head.of]
     if not isinstance(result, Tensor):
-        raise ValueError(f"the model returned a {type(result).__name__}; return one logit for each edge, a tensor [E].")
+        raise ValueError(f"the model returned a {type(result).__name__}; return {wanted}, as a tensor.")
     rows = rows_of(result)
-    of_edges = isinstance(rows, Rows) and rows.axis is part.edge_axis and rows.dim == 0
-    several = readouts and result.dim() == 2 and result.size(1) > 1
-    if not of_edges or not (several or result.shape[1:] in ((), (1,))):
-        axis = rows.axis.name if isinstance(rows, Rows) else "nothing"
+    if head.of == "graph":
+        fits = rows is None and result.numel() == head.columns
+    else:
+        axis = part.edge_axis if head.of == "edge" else part.node_axis
+        several = readouts and result.dim() == 2 and result.size(1) > 1
+        shapes = ((), (1,)) if head.columns == 1 else ((head.columns,),)
+        fits = isinstance(rows, Rows) and rows.axis is axis and rows.dim == 0
+        fits = fits and (several or result.shape[1:] in shapes)
+    if not fits:
+        of = f" of head {head.name}" if head != EDGE else ""
+        axis_name = rows.axis.name if isinstance(rows, Rows) else "nothing"
         raise ValueError(
-            f"the model returned a tensor of {result.dim()} dimensions with rows of {axis}, {tuple(result.shape[1:])} "
-            "numbers each; return one logit for each edge, [E], in the order of edge_index."
+            f"the model returned{of} a tensor of {result.dim()} dimensions with rows of {axis_name}, "
+            f"{tuple(result.shape[1:])} numbers each; return {wanted}."
         )
 
 

@@ -21,10 +21,10 @@ from domainpar.nn.adapt.nested import tensors_in
 from domainpar.nn.adapt.rows import Rows, rows_of, unwatched
 from domainpar.nn.classifier import EdgeClassifier
 from domainpar.nn.gradients import GradientSink, TakesGradients
-from domainpar.parallel.integer_sums import LARGEST_PARTIAL, IntegerSums
+from domainpar.nn.heads import Readings
+from domainpar.parallel.integer_sums import LARGEST_PARTIAL
 from domainpar.parallel.world import World
 from domainpar.plan import IntArray
-from domainpar.training.loss import edge_loss
 from domainpar.training.monitor.failure import Now, StepFailed, fail_alike
 from domainpar.training.parts import LabelledPart
 
@@ -178,8 +178,8 @@ def look_again(
     model: EdgeClassifier,
     now: Now,
     step: int,
-    forward: Callable[[LabelledPart], Tensor],
-    step_weight: float,
+    forward: Callable[[LabelledPart], Readings],
+    losses_of: Callable[[LabelledPart, Readings], tuple[Sequence[Tensor], Tensor]],
 ) -> Finding | None:
     """Do the passes of a step again and look at everything they make. *Collective* over the domain group.
 
@@ -190,8 +190,9 @@ def look_again(
         model: The network.
         now: Takes note of the phases that are done again.
         step: The step.
-        forward: Logits of a part, with the random numbers of the first pass. *Collective* over the domain group.
-        step_weight: Weight of all edges of the step, by which its loss is divided.
+        forward: What the network says of a part, with the random numbers of the first pass. *Collective* over the
+            domain group.
+        losses_of: Gradients of the losses of a part, and how many of their partials were not finite or too large.
 
     Returns:
         Where it begins on this rank; None if all is finite here.
@@ -214,14 +215,13 @@ def look_again(
             break
         with layers_watched(model.layers, findings, number, part.name):
             now.begin("forward", step, part=part)
-            logits = forward(part)
-            loss = IntegerSums(1, now.world.device)
-            gradient = edge_loss(logits, graph, weights, step_weight, loss)
-            if loss.rejected:  # of finite logits it can only be too large; of others a layer comes before it
+            readings = forward(part)
+            gradients, rejected = losses_of(part, readings)
+            if rejected:  # of finite logits it can only be too large; of others a layer comes before it
                 findings.append(Finding((number, 2, 0), "the loss", part.name, LARGEST_PARTIAL))
             if not any_of_domain():
                 now.begin("backward", step, part=part)
-                logits.backward(gradient)
+                torch.autograd.backward(readings.tensors, list(gradients))
     return min(findings, key=lambda finding: finding.order, default=None)
 
 

@@ -1,0 +1,247 @@
+"""What a network is to learn: scores of edges, labels of nodes and of events, each with its weight in the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from domainpar.agreement import gather, on_all
+from domainpar.config import TrainConfig
+from domainpar.config.texts import parse_aux
+from domainpar.events.graph import IntArray
+from domainpar.events.labels import OF_PARTICLES, Label, is_known
+from domainpar.events.standard import Sums, mean_and_scale
+from domainpar.events.store import EventRecord, EventStore, StoredEvent
+from domainpar.nn.heads import EDGE, Head
+from domainpar.parallel.world import World
+from domainpar.problems import Problem
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A label that is learnt.
+
+    Attributes:
+        label: Which.
+        weight: Of its loss.
+        mean, scale: Of numbers: what the network says times `scale`, plus `mean`, is in the units of the label.
+    """
+
+    label: Label
+    weight: float = 1.0
+    mean: float = 0.0
+    scale: float = 1.0
+
+    @property
+    def name(self) -> str:
+        return self.label.name
+
+    @property
+    def head(self) -> Head:
+        """What the network is read for: a logit for each class, or one number."""
+        return Head(self.name, self.label.of, max(1, self.label.classes))
+
+    @property
+    def figure(self) -> str:
+        """The name of the metric that tells the best checkpoint: the larger the better."""
+        return "accuracy" if self.label.classes else "r2"
+
+    def labels(self, event: StoredEvent, ids: IntArray) -> FloatArray:
+        """Labels of some nodes, float64 [n], or the one of the event, [1]; as the network is to say them.
+
+        Raises:
+            StoreError: If the file is damaged.
+            Problem: If the event has no such label, or a class that the network does not know.
+        """
+        if self.label.of == "node":
+            values = event.read_label(self.name, ids)
+        elif self.name in event.graph_labels:
+            values = np.array([event.graph_labels[self.name]], np.float64)
+        else:
+            raise event.place.problem(f"the event has no label {self.name}")
+        if not self.label.classes:
+            standardised: FloatArray = (values - self.mean) / self.scale
+            return standardised
+        if len(bad := np.flatnonzero(values >= self.label.classes)):
+            what = f"label {self.name} is {values[bad[0]]:g}, and the network knows {self.label.classes} classes"
+            raise event.place.problem(what, "classes of all events are counted when a training begins")
+        return values
+
+    def values(self, said: FloatArray) -> npt.NDArray[Any]:
+        """What the network said, [n, columns], as labels: the likeliest class, int64 [n], or a number, float64 [n]."""
+        if self.label.classes:
+            return np.asarray(said.argmax(axis=1))
+        return np.asarray(said[:, 0] * self.scale + self.mean)
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """All that a network learns.
+
+    Attributes:
+        edge_weight: Weight of the loss of edges; 0: it does not score them.
+        labels: Labels that it learns; the first is the one it is there for, where it does not score edges.
+    """
+
+    edge_weight: float = 1.0
+    labels: tuple[Task, ...] = ()
+
+    @property
+    def heads(self) -> tuple[Head, ...]:
+        """What the network is read for."""
+        return (*((EDGE,) if self.edge_weight else ()), *(task.head for task in self.labels))
+
+    def missing(self, record: EventRecord) -> str | None:
+        """What an event lacks to be learnt from, as far as its record tells; None if that is nothing."""
+        if self.edge_weight and not record.has_labels:
+            return "truth"
+        theirs = {label.name for label in record.labels} | {label.name for label in OF_PARTICLES}
+        return next((f"label {task.name}" for task in self.labels if task.name not in theirs), None)
+
+    def figure_of(self, record: Mapping[str, Any]) -> float | None:
+        """The metric that tells the best checkpoint, of a record; None if it could not be counted."""
+        if self.edge_weight:
+            figure: float | None = record["edge_auc"]
+        else:
+            main = self.labels[0]
+            figure = record["labels"][main.name][main.figure]
+        return figure
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, item: Mapping[str, Any] | None) -> Tasks:
+        """Read the output of `to_json`; runs of earlier versions have none, and score edges."""
+        if item is None:
+            return cls()
+        labels = tuple(Task(**{**task, "label": Label(*task["label"])}) for task in item["labels"])
+        return cls(item["edge_weight"], labels)
+
+
+EDGES = Tasks()
+"""Edges alone."""
+
+
+def tasks_of(config: TrainConfig, store: EventStore, world: World) -> Tasks:
+    """What a configuration asks for, with numbers standardised over the training events. *Collective*.
+
+    Raises:
+        Refused: On all ranks alike, if no event has a label of this name, or it is of another kind, or none of the
+            training events knows one.
+    """
+    tasks = on_all(world.transport, lambda: _asked(config, store))
+    if not tasks.labels:
+        return tasks
+    records = [it for it in store.events("train") if it.event not in store.unreadable and tasks.missing(it) is None]
+    sums = on_all(world.transport, lambda: [_sums(store, it, tasks.labels) for it in records[world.rank :: world.size]])
+    of_events = [event for rank in gather(world.transport, sums) for event in rank]
+    return on_all(world.transport, lambda: _standardised(tasks, of_events))
+
+
+def _asked(config: TrainConfig, store: EventStore) -> Tasks:
+    """The tasks of a configuration, not standardised yet."""
+    theirs = labels_of(store)
+    edge_weight, labels = 1.0, []
+    if config.task != "edge":
+        of, _, kind = config.task.partition("-")
+        fitting = [label for label in theirs.values() if label.of == of and bool(label.classes) == (kind == "class")]
+        stored = {label.name for record in store.records for label in record.labels}
+        chosen = [label for label in fitting if label.name == config.label]
+        if config.label is None:
+            chosen = [label for label in fitting if label.name in stored] or fitting
+        if len(chosen) != 1:
+            names = ", ".join(label.name for label in fitting)
+            asked = f"no label {config.label}" if config.label else f"{'several labels' if chosen else 'no label'}"
+            hint = f"--label takes one of {names}" if names else f"its events have {_told(theirs) or 'no labels'}"
+            raise Problem(f"--task {config.task}: store {store.path} has {asked} of this kind", hint)
+        edge_weight, labels = 0.0, [Task(chosen[0])]
+    for name, weight in parse_aux(config.aux).items() if config.aux else ():
+        if name == EDGE.name:
+            edge_weight = weight
+        elif name not in theirs:
+            raise Problem(f"--aux: store {store.path} has no label {name}", f"it has {_told(theirs) or 'none'}")
+        elif name == config.label or (labels and name == labels[0].name):
+            raise Problem(f"--aux {name}: that is what --task {config.task} is about", "name it once")
+        else:
+            labels.append(Task(theirs[name], weight))
+    of_graph = [task.name for task in labels if task.label.of == "graph"]
+    if of_graph and config.mode == "naive":
+        what = f"label {of_graph[0]} is one of the whole event, and --mode naive shows the network sectors of it"
+        raise Problem(what, "leave out --mode naive")
+    return Tasks(edge_weight, tuple(labels))
+
+
+def check_same(tasks: Tasks, config: TrainConfig, store: EventStore) -> None:
+    """Refuse to go on with other labels than a run began with; weights may change.
+
+    Raises:
+        Problem: If they are others.
+    """
+    heads, asked = ([head.name for head in each.heads] for each in (tasks, _asked(config, store)))
+    if heads != asked:
+        what = f"the run learns {', '.join(heads)}, and --task, --label and --aux ask for {', '.join(asked)}"
+        raise Problem(what, "leave them as they were, or begin another run: --init takes weights of the same network")
+
+
+def labels_of(store: EventStore) -> dict[str, Label]:
+    """The labels that events of a store may have, by name; classes as many as any of them has.
+
+    Raises:
+        Problem: If a name means one thing in one event and another in the next.
+    """
+    theirs = {label.name: label for label in OF_PARTICLES}
+    own: dict[str, Label] = {}
+    for record in store.records:
+        for label in record.labels:
+            known = own.setdefault(label.name, label)
+            if (known.of, bool(known.classes)) != (label.of, bool(label.classes)):
+                what = f"label {label.name} is {label.what} here and {known.what} in another event"
+                raise Problem(what, "integers are classes, floats are numbers", event=record.event)
+            own[label.name] = known._replace(classes=max(known.classes, label.classes))
+    return theirs | own
+
+
+def _told(labels: Mapping[str, Label]) -> str:
+    return ", ".join(label.what for label in labels.values())
+
+
+def _sums(store: EventStore, record: EventRecord, tasks: Sequence[Task]) -> list[Any]:
+    """Of each label of an event that is known: their number, and exact sums of numbers."""
+    with store.open(record) as event:
+        everything = np.arange(event.num_nodes)
+        values = [task.labels(event, everything) for task in tasks]
+    known = [of[is_known(task.label, of)] for task, of in zip(tasks, values)]
+    # Labels lie in float32, and are not standardised yet.
+    return [Sums.of(of.astype(np.float32)[:, None]) for of in known]
+
+
+def _standardised(tasks: Tasks, of_events: Sequence[Sequence[Any]]) -> Tasks:
+    """The same with means and scales of numbers, given the sums over each event."""
+    labels = []
+    for number, task in enumerate(tasks.labels):
+        tables = [Sums(*event[number]) for event in of_events]
+        if not any(table.rows for table in tables):
+            raise Problem(f"no training event knows its {task.name}", "there is nothing to learn it from")
+        if task.label.classes:
+            labels.append(task)
+            continue
+        (mean,), (scale,) = mean_and_scale(tables)
+        labels.append(replace(task, mean=mean, scale=scale))
+    return replace(tasks, labels=tuple(labels))
+
+
+def task_lines(tasks: Tasks) -> Iterator[str]:
+    """What is learnt, in words; nothing where that is edges alone."""
+    for task in tasks.labels:
+        unit = "" if task.label.classes else f", mean {task.mean:.3g}, deviation {task.scale:.3g}"
+        yield f"learns   : {task.label.what}{unit}" + ("" if task.weight == 1 else f", weight {task.weight:g}")
+    if tasks.labels and tasks.edge_weight:
+        yield "learns   : edges" + ("" if tasks.edge_weight == 1 else f", weight {tasks.edge_weight:g}")
