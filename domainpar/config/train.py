@@ -152,7 +152,7 @@ class Aims(Group):
     """More labels to learn beside it and the weights of their losses: 'pt:0.1, origin:0.5'; edge: the edges. Numbers
     are learnt in standard deviations."""
 
-    patience: int | None = None
+    stop_early: int | None = None
     """Stop after so many epochs without a better validation. Default: never."""
 
     def check(self) -> None:
@@ -164,7 +164,7 @@ class Aims(Group):
             )
         if self.aux is not None and "edge" in parse_aux(self.aux) and self.task == "edge":
             raise ConfigError("--aux edge: that is what --task edge is about", "name it once")
-        self._bounded("patience", least=1)
+        self._bounded("stop_early", least=1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from domainpar.display.event_data import EventData
 from domainpar.display.run_files import RunFiles
 from domainpar.events.graph import BoolArray, FloatArray, IntArray
 from domainpar.reco.performance.ceiling import EdgeCeiling, edge_ceiling
-from domainpar.training.targets import FAKE, OTHER, TARGET
+from domainpar.training.targets import FAKE, OTHER, TARGET, UNKNOWN
 from domainpar.words import several
 
 BINS = np.linspace(0, 1, 51)
@@ -81,6 +81,10 @@ def edge_curves(run: RunFiles) -> EdgeCurves | None:
         return None
     logit = np.concatenate([event.logit for event in events if event.logit is not None])
     classes = np.concatenate([event.edge_class for event in events if event.edge_class is not None])
+    known = classes != UNKNOWN
+    logit, classes = logit[known], classes[known]
+    if len(logit) and not (logit > -np.inf).any():  # a network that scores no edges
+        return None
     roc, auc = _roc(logit, classes == TARGET)
     scored = logit > -np.inf
     score = 1 / (1 + np.exp(-logit[scored]))

@@ -90,33 +90,49 @@ def facts(run: RunFiles) -> Rows:
 
 
 def final_metrics(*runs: RunFiles | None) -> tuple[Rows, ...]:
-    """Edge metrics of each split: of the scores, or else of the last validation; no table where there are none."""
-    rows = []
-    for run in runs:
-        if run is None:
-            continue
-        metrics: Table = (run.scores.about.get("metrics") if run.scores else None) or {}
-        counted = [
-            (split, run.how_scored, several(int(metrics[split]["events"]), "event"), metrics[split])
-            for split in SPLITS
-            if split in metrics
+    """Metrics of each split: of the scores, or else of the last validation; no table where there are none."""
+    counted = [of_split for run in runs if run is not None for of_split in _counted(run)]
+    edges = [
+        {
+            **where,
+            "edge efficiency": short(values.get("edge_efficiency")),
+            "edge purity": short(values.get("edge_purity")),
+            "edge AUC": short(values.get("edge_auc")),
+            "target edges": f"{values.get('target_edges') or 0:,}",
+        }
+        for where, values in counted
+        if values.get("edges")
+    ]
+    labels = [
+        {
+            **where,
+            "label": label,
+            "known": f"{figures.get('known') or 0:,}",
+            "accuracy": short(figures.get("accuracy")),
+            "mean of classes": short(figures.get("mean_accuracy")),
+            "RMSE": short(figures.get("rmse")),
+            "R^2": short(figures.get("r2")),
+        }
+        for where, values in counted
+        for label, figures in values.get("labels", {}).items()
+    ]
+    return *Rows.of(edges, words=3), *Rows.of(labels, words=4)
+
+
+def _counted(run: RunFiles) -> list[tuple[dict[str, str], Table]]:
+    """What was counted where, and the metrics."""
+    metrics: Table = (run.scores.about.get("metrics") if run.scores else None) or {}
+    if not metrics:
+        last = run.records_of("val")[-1:]
+        where = [("val", f"{run.how_trained}, step {record['step']}", "in training", record) for record in last]
+    else:
+        splits = [split for split in SPLITS if split in metrics]
+        where = [
+            (split, run.how_scored, several(int(metrics[split]["events"]), "event"), metrics[split]) for split in splits
         ]
-        if not metrics:
-            last = run.records_of("val")[-1:]
-            counted = [("val", f"{run.how_trained}, step {record['step']}", "in training", record) for record in last]
-        rows += [
-            {
-                "split": split,
-                "how": how,
-                "counted in the graph": where,
-                "edge efficiency": short(values.get("edge_efficiency")),
-                "edge purity": short(values.get("edge_purity")),
-                "edge AUC": short(values.get("edge_auc")),
-                "target edges": f"{values.get('target_edges') or 0:,}",
-            }
-            for split, how, where, values in counted
-        ]
-    return Rows.of(rows, words=3)
+    return [
+        ({"split": split, "how": how, "counted in the graph": graph}, values) for split, how, graph, values in where
+    ]
 
 
 def command(run: RunFiles) -> str:

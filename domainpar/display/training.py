@@ -63,17 +63,39 @@ def training_curves(run: RunFiles) -> dict[str, dict[str, FloatArray]]:
     Quantities that no record has are left out.
     """
     curves: dict[str, dict[str, FloatArray]] = {}
-    for quantity, split in product(QUANTITIES, ("train", "val")):
+    for quantity, split in product([*QUANTITIES, *label_figures(run)], ("train", "val")):
         if split == "val" and quantity in OF_STEPS:
             continue
-        records = [record for record in run.records_of(split) if record.get(quantity) is not None]
-        points = np.array([(record["step"], record[quantity]) for record in records], np.float64).reshape(-1, 2)
+        values = [(record["step"], _value(record, quantity)) for record in run.records_of(split)]
+        points = np.array([value for value in values if value[1] is not None], np.float64).reshape(-1, 2)
         points = points[np.isfinite(points).all(axis=1)]
         # A figure has some 1000 pixels. Thinned from the end: the last point is always among them.
         every = -(-len(points) // MOST_POINTS) or 1
         if len(points):
             curves.setdefault(quantity, {})[split] = points[::-1][::every][::-1].T
     return curves
+
+
+def label_figures(run: RunFiles) -> dict[str, tuple[str, str]]:
+    """Figures of the labels that a run learns, by quantity, as in `QUANTITIES`; in records they are by label."""
+    last = next(iter(run.records_of("train")[-1:]), {})
+    told = {
+        "accuracy": ("accuracy", "Share of the nodes or events whose label is known that get the right class."),
+        "r2": ("R^2", "Share of the variance of the label that the network tells."),
+    }
+    return {
+        f"{label}.{figure}": (f"{label}: {name}", caption)
+        for label, figures in last.get("labels", {}).items()
+        for figure, (name, caption) in told.items()
+        if figure in figures
+    }
+
+
+def _value(record: Table, quantity: str) -> float | None:
+    """A quantity of a record; that of a label is behind a point."""
+    label, _, figure = quantity.partition(".")
+    value: float | None = record.get("labels", {}).get(label, {}).get(figure) if figure else record.get(quantity)
+    return value
 
 
 def training_chart(run: RunFiles, other: RunFiles | None = None) -> Chart | None:
@@ -84,7 +106,7 @@ def training_chart(run: RunFiles, other: RunFiles | None = None) -> Chart | None
     # One training that was scored in two ways has one set of curves.
     beside = training_curves(other) if other is not None and other.records != run.records else {}
     other_name = "" if other is None else f"validation, {_how_trained(other)}"
-    panels = []
+    panels, of_labels = [], label_figures(run)
     for quantity, by_split in curves.items():
         series = []
         if "train" in by_split:
@@ -94,11 +116,26 @@ def training_chart(run: RunFiles, other: RunFiles | None = None) -> Chart | None
             series.append(_validation("validation", by_split["val"], BLUE))
         if "val" in beside.get(quantity, {}):
             series.append(_validation(other_name, beside[quantity]["val"], VERMILION))
-        label, caption = QUANTITIES[quantity]
-        y = Axis(label, low=0.0 if quantity == "lr" else None, high=1.0 if quantity.startswith("edge") else None)
+        label, caption = (QUANTITIES | of_labels)[quantity]
+        if quantity == "loss" and of_labels:
+            label, caption = "loss", "Sum of the losses of all that is learnt, by their weights."
+        y = Axis(
+            label,
+            low=0.0 if quantity == "lr" else None,
+            high=1.0 if quantity.startswith("edge") or quantity in of_labels else None,
+        )
         if quantity in ("loss", "grad_norm"):
             y = log_axis(label, np.concatenate([line.y for line in series]))
-        panels.append(Panel(quantity.replace("_", "-"), tuple(series), Axis("optimiser step", low=0.0), y, "", caption))
+        panels.append(
+            Panel(
+                quantity.replace("_", "-").replace(".", "-"),
+                tuple(series),
+                Axis("optimiser step", low=0.0),
+                y,
+                "",
+                caption,
+            )
+        )
     return Chart("training", f"Training, {_how_trained(run)}", tuple(panels))
 
 

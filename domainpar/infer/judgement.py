@@ -23,7 +23,9 @@ from domainpar.reco.performance.truth import truth_of
 from domainpar.reco.scorer import Judge, Outcome
 from domainpar.reco.scores import EventScores
 from domainpar.reco.tracks import TrackOptions
+from domainpar.training.label_loss import count_labels, figures_of
 from domainpar.training.metrics import EdgeCounts, count_event, metrics_over
+from domainpar.training.tasks import EDGES, Tasks
 from domainpar.words import several
 
 DEFAULT_BORDERS = 8
@@ -57,16 +59,17 @@ def track_cuts(config: InferConfig) -> TrackCuts:
     return TrackCuts(config.min_track_length, config.matching_fraction, track_target(config))
 
 
-def judge_of(config: InferConfig, conditions: dict[str, Any] | None) -> Judge:
-    """Counts the edges and tracks of each event against its truth, where it has one."""
+def judge_of(config: InferConfig, conditions: dict[str, Any] | None, tasks: Tasks) -> Judge:
+    """Counts the edges, labels and tracks of each event against its truth, where it has one."""
     cuts = track_cuts(config)
 
     def judge(event: StoredEvent, scores: EventScores) -> dict[str, Any]:
         # An edge without a score never passes and ranks below all others: what naive mode cuts, it loses.
         logits = np.where(scores.edge_scored, scores.edge_logit, -np.inf)
         in_stored_order = logits[event.read_edges("original_position", np.arange(event.num_edges))]
-        counts = count_event(event, in_stored_order, conditions)
+        counts = count_event(event, in_stored_order, conditions) if tasks.edge_weight else None
         judgement = {"edges": None if counts is None else asdict(counts), "tracks": None, "uncounted": None}
+        judgement["labels"] = count_labels(event, scores.readings, tasks.labels) or None
         return judgement | (_judge_tracks(event, scores, cuts, _border_sectors(config)) if config.tracks else {})
 
     return judge
@@ -126,17 +129,26 @@ class Judgements:
     Attributes:
         records: The events, in the order of the store.
         outcomes: The outcome of each, by name.
+        tasks: What the network has learnt.
     """
 
     records: Sequence[EventRecord]
     outcomes: Mapping[str, Outcome]
+    tasks: Tasks = EDGES
 
     def metrics(self) -> dict[str, dict[str, Any]]:
-        """Edge metrics of each split, and the true segments that its candidate edges hold."""
+        """Metrics of edges and of labels of each split, and the true segments that its candidate edges hold."""
         metrics = {
             split: metrics_over([EdgeCounts(**judgement["edges"]) for judgement in judgements])
             for split, judgements in self._by_split("edges").items()
         }
+        for split, judgements in self._by_split("labels").items():
+            counts = {
+                task: [judgement["labels"][task.name] for judgement in judgements if task.name in judgement["labels"]]
+                for task in self.tasks.labels
+            }
+            labels = {task.name: figures_of(task, np.sum(of, axis=0)) for task, of in counts.items() if of}
+            metrics.setdefault(split, {"events": len(judgements)})["labels"] = labels
         for split, judgements in self._by_split("tracks").items():
             segments = [judgement["segments"] for judgement in judgements]
             # An event without positions cannot tell its segments: the sum would be over other events than the tracks'.

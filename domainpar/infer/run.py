@@ -33,13 +33,14 @@ from domainpar.reco.classical.finder import surface_of
 from domainpar.reco.event_tracks import TrackFinders, check_acorn_files_can_be_written
 from domainpar.reco.score_files import choose_directory, publish, write_list, write_timings
 from domainpar.reco.scorer import LeftOut, Outcome, Scorer
-from domainpar.reco.scores import score_events
+from domainpar.reco.scores import EventScores, score_events
 from domainpar.reco.tracks import OF_POSITIONS, TrackOptions
 from domainpar.training.checkpoint import parameters_sha256
 from domainpar.training.inputs import check_parts, open_store
 from domainpar.training.network import DTYPES, load_network
 from domainpar.training.pretrained import as_run
 from domainpar.training.rundir import newest_run, read_run, state_of
+from domainpar.training.tasks import Tasks, label_arrays
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +125,7 @@ def _publish(config: InferConfig, job: Job, outcomes: dict[str, Outcome], left_o
     # In the order of the store: that of the outcomes depends on the ranks.
     records = [record for record in job.records if record.event in outcomes]
     in_order = [outcomes[record.event] for record in records]
-    judgements = Judgements(records, outcomes)
+    judgements = Judgements(records, outcomes, Tasks.from_json(job.about["learnt"]))
     metrics, performance = judgements.metrics(), judgements.performance()
     seen = None if job.own is None else job.own.counted(records)
     about = {
@@ -160,6 +161,8 @@ def _set_up(config: InferConfig, world: World) -> Job:
         what = f"--events-per-call {config.events_per_call} joins events, and --model {trained.model} may have norms"
         hint = f"leave it out; networks built on stages can: {', '.join(BITWISE)}"
         agree(world.transport, Problem(f"{what} over a whole event", hint))
+    tasks = Tasks.from_json(on_root(world.transport, lambda: read_run(run).get("tasks")))
+    agree(world.transport, _unfit(config, tasks, run))
     path = on_all(world.transport, lambda: Path(config.store) if config.store else store_of_run(run, read_run(run)))
     store = open_store(path, world, config.on_bad_event)
     records, left_out = _choose_events(config, store, world)
@@ -186,8 +189,9 @@ def _set_up(config: InferConfig, world: World) -> Job:
     unfinished = (Path(config.out) if config.out is not None else run / "scores") / UNFINISHED
     splits = {record.event: record.split for record in store.events()}
     score = partial(
-        score_events,
-        model,
+        _labelled,
+        tasks,
+        model.read,
         num_sectors=config.sectors,
         grouping=config.grouping,
         device=world.device,
@@ -200,7 +204,7 @@ def _set_up(config: InferConfig, world: World) -> Job:
         world,
         directory=unfinished,
         finish=TrackFinders(options, unfinished, config.format, config.classical, splits),
-        judge=judge_of(config, target_conditions(trained.target) if trained.target else None),
+        judge=judge_of(config, target_conditions(trained.target) if trained.target else None, tasks),
         origin=origin,
         on_bad_event=config.on_bad_event,
         events_per_call=config.events_per_call,
@@ -212,12 +216,35 @@ def _set_up(config: InferConfig, world: World) -> Job:
         "trained_mode": trained.mode,
         "trained_sectors": trained.sectors,
         "target": trained.target,
+        "learnt": tasks.to_json(),
         "store_digest": store.digest,
         "filters": [_filter(told) for told in (read_run(run)["store"].get("filter"), store.settings.get("filter"))],
         "bitwise_problem": model.exactness(world.transport).problem,
     }
     own = on_all(world.transport, lambda: own_events(read_run(run), store))
     return Job(scorer, options, records, left_out, about, own)
+
+
+def _unfit(config: InferConfig, tasks: Tasks, run: Path) -> Problem | None:
+    """Why a network that has learnt these cannot do what is asked; None if it can."""
+    of_graph = [task.name for task in tasks.labels if task.label.of == "graph"]
+    if config.tracks and not tasks.edge_weight:
+        learnt = ", ".join(task.name for task in tasks.labels)
+        return Problem(
+            f"--tracks {config.tracks}: the network of {run} has learnt {learnt}, and scores no edges", "omit it"
+        )
+    if of_graph and (config.events_per_call > 1 or config.mode == "naive"):
+        flag = "--mode naive" if config.mode == "naive" else f"--events-per-call {config.events_per_call}"
+        return Problem(f"{flag}: label {of_graph[0]} of {run} is one of a whole event, seen alone", "leave it out")
+    return None
+
+
+def _labelled(tasks: Tasks, *arguments: Any, **how: Any) -> list[EventScores] | None:
+    """`score_events` with the labels that the network's numbers mean."""
+    scores = score_events(*arguments, **how)
+    if scores is None:
+        return None
+    return [replace(one, labels=label_arrays(tasks, one.readings)) for one in scores]
 
 
 def _filter(told: dict[str, Any] | None) -> str:

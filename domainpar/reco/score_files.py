@@ -6,7 +6,8 @@ A directory of scores holds
     timings.json                               seconds per event; not hashed
     event000001001.scores.zarr.zip             hit_id [N], edge_index [2, E], edge_logit, edge_score, edge_scored [E];
                                                with tracks track_id [N], and if asked for classical_track_id [N] and
-                                               shared_hits [S, 2]
+                                               shared_hits [S, 2]; of labels that were learnt node_NAME [N] or
+                                               graph_NAME [1], of classes also node_NAME_logits [N, classes]
 
 While they are written they lie in its folder `unfinished`; `scores.json` appears last of all. `read_scores` gives them
 to a user's own program: numpy arrays by name, and tables of hits and edges.
@@ -48,7 +49,8 @@ class ScoredEvent:
         event: Name of the event.
         path: File of its scores, relative to the directory.
         sha256: Hash of the file.
-        logits_sha256: Hash of the logits alone, in the user's order: equal on any number of ranks.
+        logits_sha256: Hash of the logits alone, and of what the network said of labels, in the user's order: equal on
+            any number of ranks.
         edges: Its edges.
         unscored: Those of them that got no score.
         tracks: Tracks that the scores gave; None if none were built.
@@ -120,7 +122,8 @@ def write_scores(directory: Path, scores: EventScores, provenance: Mapping[str, 
         ValueError: If the name of the event cannot be part of a file name.
     """
     path = directory / (event_file_name(scores.event_id).removesuffix(SUFFIX) + SCORES_SUFFIX)
-    logits_sha256 = hashlib.sha256(scores.edge_logit.tobytes()).hexdigest()
+    said = [scores.edge_logit, *(scores.readings[name] for name in sorted(scores.readings))]
+    logits_sha256 = hashlib.sha256(b"".join(numbers.tobytes() for numbers in said)).hexdigest()
     names = ("hit_id", "edge_index", "edge_logit", "edge_score", "edge_scored")
     tracks = {name: scores.tracks[finder] for finder, name in ARRAY_OF_TRACKS.items() if finder in scores.tracks}
     if NETWORK in scores.shared_hits:
@@ -136,7 +139,9 @@ def write_scores(directory: Path, scores: EventScores, provenance: Mapping[str, 
         "logits_sha256": logits_sha256,
         **provenance,
     }
-    sha256 = write_arrays(path, {name: getattr(scores, name) for name in names} | tracks, attributes)
+    sha256 = write_arrays(
+        path, {name: getattr(scores, name) for name in names} | tracks | dict(scores.labels), attributes
+    )
     return ScoredEvent(
         event=scores.event_id,
         path=path.name,
@@ -187,6 +192,8 @@ class Scores:
             edges (`infer --classical`), to compare with; the two number their tracks each for itself.
         shared_hits: Row of each hit that lies on several tracks, and each track of it but `track_id`, ascending, int64
             [S, 2] (`infer --shared-hits`); of the tracks that were built from the scores.
+        labels: Labels that the network tells, by the names of their arrays: `node_NAME` [N] and `graph_NAME` [1], a
+            class or a number each, and of classes the logits, `node_NAME_logits` [N, classes].
         about: Origin of the scores: mode, sectors, checkpoint step, hashes; the attributes of the file.
         position: x, y, z of each hit in mm, float32 [N, 3]; from the store, as all that follows.
         volume, layer, module: Place of each hit in the detector, int32 [N].
@@ -204,6 +211,7 @@ class Scores:
     track_id: IntArray | None = None
     classical_track_id: IntArray | None = None
     shared_hits: IntArray | None = None
+    labels: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     about: Mapping[str, Any] = field(default_factory=dict)
     position: FloatArray | None = None
     volume: IntArray | None = None
@@ -216,8 +224,9 @@ class Scores:
         """The event as two `pandas.DataFrame`s; a column that is not known is left out.
 
         Returns:
-            One row a hit: `hit_id x y z volume layer module particle_id track_id classical_track_id`. One row an edge:
-            `src dst` (rows of the hits), `src_hit_id dst_hit_id logit score scored label`.
+            One row a hit: `hit_id x y z volume layer module particle_id track_id classical_track_id`, and labels that
+            the network tells of it. One row an edge: `src dst` (rows of the hits), `src_hit_id dst_hit_id logit score
+            scored label`.
         """
         import pandas
 
@@ -225,6 +234,7 @@ class Scores:
         detector = {"volume": self.volume, "layer": self.layer, "module": self.module}
         tracks = {"track_id": self.track_id, "classical_track_id": self.classical_track_id}
         hits = {"hit_id": self.hit_id, "x": x, "y": y, "z": z, **detector, "particle_id": self.particle_id, **tracks}
+        hits |= {name: of for name, of in self.labels.items() if name.startswith("node_") and of.ndim == 1}
         src, dst = self.edge_index
         ends = {"src": src, "dst": dst, "src_hit_id": self.hit_id[src], "dst_hit_id": self.hit_id[dst]}
         values = {"logit": self.edge_logit, "score": self.edge_score, "scored": self.edge_scored, "label": self.label}
@@ -257,7 +267,8 @@ def read_scores(path: str | Path, event: str | None = None, store: str | Path | 
     else:  # as seen from the scores, and where it was
         stores = filter(Path.is_dir, places(about_all.get("store") or {}, file.parent))
         columns = next(filter(None, (_columns_of_store(about, place) for place in stores)), {})
-    return Scores(about["event"], **arrays, about=about, **columns)
+    labels = {name: arrays.pop(name) for name in sorted(arrays) if name.startswith(("node_", "graph_"))}
+    return Scores(about["event"], **arrays, labels=labels, about=about, **columns)
 
 
 def list_of(path: Path) -> tuple[Path, dict[str, Any]]:

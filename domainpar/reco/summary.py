@@ -60,8 +60,9 @@ def event_line(outcome: Outcome | LeftOut) -> str:
         return f"event {outcome.event}: left out: {outcome.why}"
     scored = outcome.scored
     unscored = f", {scored.unscored:,} of them unscored" if scored.unscored else ""
+    edges = f"{scored.edges:,} edges{unscored}" if scored.unscored < scored.edges else several(outcome.hits, "node")
     tracks = "" if scored.tracks is None else f", {several(scored.tracks, 'track')}"
-    return f"event {scored.event}: {scored.edges:,} edges{unscored}{tracks}, logits sha256 {scored.logits_sha256}"
+    return f"event {scored.event}: {edges}{tracks}, logits sha256 {scored.logits_sha256}"
 
 
 def left_out_lines(left_out: Sequence[LeftOut]) -> list[str]:
@@ -112,14 +113,17 @@ def last_lines(
     edges = sum(outcome.scored.edges for outcome in outcomes)
     unscored = sum(outcome.scored.unscored for outcome in outcomes)
     share = f" ({unscored / edges:.2%}; edge_scored is false, score 0)" if unscored else ""
+    of_edges = f"{edges:,} edges, {unscored:,} without a score{share}; " if about["learnt"]["edge_weight"] else ""
     lines = [
-        f"scored {several(len(outcomes), 'event')}, {edges:,} edges, {unscored:,} without a score{share}; "
+        f"scored {several(len(outcomes), 'event')}, {of_edges}"
         f"{sum(seconds) / len(seconds):.2f} s an event, {max(seconds):.2f} s the longest",
-        *(_metrics_line(split, values, about) for split, values in metrics.items()),
+        *(_metrics_line(split, values, about) for split, values in metrics.items() if "edge_auc" in values),
+        *(_labels_line(split, values) for split, values in metrics.items() if values.get("labels")),
         *(_ceiling_line(split, values["segments"]) for split, values in metrics.items() if values.get("segments")),
     ]
     lines += _track_lines(outcomes)
-    if blind := sum(outcome.judgement is None or outcome.judgement["edges"] is None for outcome in outcomes):
+    blind = sum(outcome.judgement is None or outcome.judgement["edges"] is None for outcome in outcomes)
+    if blind and about["learnt"]["edge_weight"]:
         wanted = " for --target" if about["target"] else ""
         lines.append(f"{several(blind, 'event')} without truth to count against{wanted}")
     run = quote(str(about["run"]))
@@ -127,9 +131,11 @@ def last_lines(
         whole, naive = (beside, about["run"]) if about["mode"] == "naive" else (about["run"], beside)
         run = f"{quote(str(whole))} --naive {quote(str(naive))} --png pictures"
     first = directory / min(outcome.scored.path for outcome in outcomes)
-    shown = "edge_score" if about["tracks"] is None else "track_id"
+    shown = "edge_score[:10]" if about["tracks"] is None else "track_id[:10]"
+    if not about["learnt"]["edge_weight"]:
+        shown = "labels"
     elsewhere = "" if directory == Path(about["run"]) / "scores" else f" --scores {quote(str(directory))}"
-    opened = f"from domainpar import read_scores; print(read_scores('{first}').{shown}[:10])"
+    opened = f"from domainpar import read_scores; print(read_scores('{first}').{shown})"
     return [
         *lines,
         f"scores in {directory}: {LIST} and one event<name>{SCORES_SUFFIX} an event, edges in the order of your files",
@@ -158,6 +164,18 @@ def _metrics_line(split: str, values: Mapping[str, Any], about: Mapping[str, Any
         f"split={split} events={values['events']} {shown} (score above 0.5, against {values['target_edges']:,} target "
         f"edges among the candidates; AUC: mean over events{approximate})"
     )
+
+
+def _labels_line(split: str, values: Mapping[str, Any]) -> str:
+    """Labels that the network tells, against those that are known."""
+    shown = [
+        f"{name}_{figure}={short(value)}"
+        for name, figures in values["labels"].items()
+        for figure, value in figures.items()
+        if figure != "known"
+    ]
+    known = ", ".join(f"{figures['known']:,} {name}" for name, figures in values["labels"].items())
+    return f"split={split} events={values['events']} {' '.join(shown)} (of those known: {known})"
 
 
 def _ceiling_line(split: str, counts: Mapping[str, int]) -> str:

@@ -36,6 +36,7 @@ class TrainingState:
         step_in_epoch: Steps of that epoch already done.
         best: Best value of the validation metric so far; None before the first.
         best_step: Step of the checkpoint that `best` names; None before the first.
+        best_epoch: Epochs done by then; None also where an earlier version did not count.
         dataset: Digest of the store.
     """
 
@@ -44,6 +45,7 @@ class TrainingState:
     step_in_epoch: int = 0
     best: float | None = None
     best_step: int | None = None
+    best_epoch: int | None = None
     dataset: str = ""
 
 

@@ -91,9 +91,13 @@ def open_lessons(config: TrainConfig, path: Path, world: World) -> Lessons:
     standard = on_all(world.transport, lambda: _standard(store, bool(kept))) if config.standardises else None
     # It reads labels of edges, so it comes once the cheap checks have passed.
     warnings = check_lessons(store, world, target, config.target) if tasks.edge_weight else []
+    if config.stop_early is not None and not val:
+        what = f"--stop-early {config.stop_early}: store {store.path} has no validation events that could be better"
+        agree(world.transport, Problem(what, "prepare some with --val-split, or leave it out"))
     if without_truth and world.is_root:
         events = sorted({sample.record.event for sample in without_truth})
-        tqdm.write(f"WARNING: {several(len(events), 'event')} without truth left out: {some_of(events)}")
+        lacks = tasks.missing(without_truth[0].record)
+        tqdm.write(f"WARNING: {several(len(events), 'event')} without {lacks} left out: {some_of(events)}")
     if config.strict:
         on_all(world.transport, lambda: check_parts(store, world, config.grouping, sectors, config.seed))
     # A budget makes other numbers of steps of other orders.

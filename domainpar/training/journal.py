@@ -163,6 +163,7 @@ class Journal:
                 self.config,
                 state,
                 how,
+                self.lessons.tasks,
                 seconds=seconds,
                 sha256=sha256,
                 exact=self._exactness.bitwise and self._exactness.problem is None,

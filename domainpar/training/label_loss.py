@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -11,9 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from domainpar.events.graph import Array
+from domainpar.events.store import StoredEvent
 from domainpar.nn.compiled import compiled
 from domainpar.parallel.integer_sums import IntegerSums
 from domainpar.parallel.transport import Transport
+from domainpar.problems import Problem
 from domainpar.training.loss import LN2, exp_of, log1p_of
 from domainpar.training.tasks import Task
 
@@ -120,6 +125,13 @@ class LabelMetrics:
         self._classes = torch.zeros(2, task.label.classes, dtype=torch.int64)
         self._numbers = IntegerSums(4)
 
+    @property
+    def counts(self) -> list[Any]:
+        """What was counted, as plain numbers, which can be added to those of other events."""
+        if self.task.label.classes:
+            return list(self._classes.tolist())
+        return [math.nan] * 4 if self._numbers.rejected else list(self._numbers.total().tolist())
+
     def add(self, said: FloatArray, labels: FloatArray) -> None:
         """Count what the network said of some rows, [n, columns], given their labels as it was to say them, [n]."""
         if self.task.label.classes:
@@ -140,29 +152,48 @@ class LabelMetrics:
         self._numbers.reduce(transport)
 
     def figures(self) -> dict[str, Any]:
-        """Metrics of all that was counted, None where there is nothing to divide by.
+        """Metrics of all that was counted: see `figures_of`."""
+        return figures_of(self.task, self.counts)
 
-        `accuracy` is the share of rows with the right class, `mean_accuracy` its mean over classes that occur; `rmse`
-        the root of the mean square of what numbers are off, in their own unit, `r2` the share of their variance that is
-        told.
-        """
-        if self.task.label.classes:
-            found, there = self._classes.numpy()
-            occur = there > 0
-            means = found[occur] / there[occur]
-            return {
-                "known": int(there.sum()),
-                "accuracy": float(found.sum() / there.sum()) if occur.any() else None,
-                "mean_accuracy": float(means.mean()) if occur.any() else None,
-            }
-        count, squares, total, total_of_squares = self._numbers.total().tolist()
-        spread = total_of_squares - total * total / count if count else 0.0
-        told = count > 0 and not self._numbers.rejected  # else some were too far off to be added
+
+def figures_of(task: Task, counts: Sequence[Any]) -> dict[str, Any]:
+    """Metrics of what was counted of a label, None where there is nothing to divide by.
+
+    `accuracy` is the share of rows with the right class, `mean_accuracy` its mean over classes that occur; `rmse` the
+    root of the mean square of what numbers are off, in their own unit, `r2` the share of their variance that is told.
+    """
+    if task.label.classes:
+        found, there = np.array(counts)
+        occur = there > 0
         return {
-            "known": int(count),
-            "rmse": self.task.scale * float(np.sqrt(squares / count)) if told else None,
-            "r2": 1.0 - squares / spread if told and spread > 0 else None,
+            "known": int(there.sum()),
+            "accuracy": float(found.sum() / there.sum()) if occur.any() else None,
+            "mean_accuracy": float((found[occur] / there[occur]).mean()) if occur.any() else None,
         }
+    count, squares, total, total_of_squares = counts
+    if not count > 0:  # nothing, or something that was too far off to be added
+        return {"known": 0 if count == 0 else None, "rmse": None, "r2": None}
+    spread = total_of_squares - total * total / count
+    return {
+        "known": int(count),
+        "rmse": task.scale * math.sqrt(squares / count),
+        "r2": 1.0 - squares / spread if spread > 0 else None,
+    }
+
+
+def count_labels(event: StoredEvent, readings: Mapping[str, Array], tasks: Sequence[Task]) -> dict[str, list[Any]]:
+    """Counts of what a network said of the labels of a whole event, in the order of its source, by name.
+
+    Those that the event does not have, or of which it has classes that the network does not know, are left out.
+    """
+    counts = {}
+    ids = event.ids_in_users_order()
+    for task in tasks:
+        with suppress(Problem):
+            metrics = LabelMetrics(task)
+            metrics.add(readings[task.name].reshape(-1, task.head.columns).astype(np.float64), task.labels(event, ids))
+            counts[task.name] = metrics.counts
+    return counts
 
 
 def metrics_of(tasks: Sequence[Task]) -> dict[str, LabelMetrics]:

@@ -19,6 +19,7 @@ from domainpar.parallel import gpus
 from domainpar.parallel.signals import StopFlag
 from domainpar.parallel.transport import RanksFailed
 from domainpar.parallel.world import World
+from domainpar.training import summary
 from domainpar.training.checkpoint import TrainingState
 from domainpar.training.forecast import choose_recompute, expected_memory
 from domainpar.training.inputs import Lessons, open_lessons, steps_of
@@ -139,7 +140,7 @@ def _steps(config: TrainConfig, lessons: Lessons, keeper: Keeper, state: Trainin
     total, talks = lessons.total_steps, trainer.world.is_root
     with tqdm(total=total, initial=state.step, disable=None if talks else True, unit="step") as bar:
         stopped = state.step < total and keeper.boundary(state)  # asked while the run was set up
-        while state.step < total and not stopped:
+        while state.step < total and not stopped and not _goes_stale(config, state):
             epoch = state.epoch
             steps = steps_of(config, lessons.train, epoch)
             for samples in steps[state.step_in_epoch :]:
@@ -159,8 +160,18 @@ def _steps(config: TrainConfig, lessons: Lessons, keeper: Keeper, state: Trainin
                 if state.step_in_epoch >= len(steps):  # else --max-steps ended it early: a resumed run finishes it
                     state = replace(state, epoch=epoch + 1, step_in_epoch=0)
                 state, best = _validated(lessons, keeper, state, epoch)
-                keeper.save(state, best, final=state.step >= total)
+                stale = state.step < total and _goes_stale(config, state)
+                keeper.save(state, best, final=stale or state.step >= total)
+                if stale:
+                    journal.say(summary.stops_early(config, state))
     return state, stopped
+
+
+def _goes_stale(config: TrainConfig, state: TrainingState) -> bool:
+    """Whether the best validation is as many epochs ago as `--stop-early` allows."""
+    if config.stop_early is None or state.best_epoch is None:
+        return False
+    return state.epoch - state.best_epoch >= config.stop_early
 
 
 def _validated(lessons: Lessons, keeper: Keeper, state: TrainingState, epoch: int) -> tuple[TrainingState, bool]:
@@ -174,7 +185,7 @@ def _validated(lessons: Lessons, keeper: Keeper, state: TrainingState, epoch: in
         if figure is not None and (state.best is None or figure > state.best):
             best, state = True, replace(state, best=figure)
     journal.say_once_if_squashed()
-    return (replace(state, best_step=state.step) if best else state), best
+    return (replace(state, best_step=state.step, best_epoch=state.epoch) if best else state), best
 
 
 def make_trainer(config: TrainConfig, lessons: Lessons, world: World) -> Trainer:

@@ -18,7 +18,7 @@ from domainpar.training.loop import Trainer
 from domainpar.training.memory import Expectation, byte_size
 from domainpar.training.parts import Skip
 from domainpar.training.sampler import Sample, deal
-from domainpar.training.tasks import task_lines
+from domainpar.training.tasks import Tasks, task_lines
 from domainpar.words import between, several, this_python
 
 WIDEST = 120  # of a printed line
@@ -174,6 +174,7 @@ def last_lines(
     config: TrainConfig,
     state: TrainingState,
     how: str,
+    tasks: Tasks,
     *,
     seconds: float,
     sha256: str,
@@ -187,13 +188,14 @@ def last_lines(
         config: The configuration.
         state: Where training stands.
         how: `done` or `preempted`: stopped on request, with a checkpoint.
+        tasks: What was learnt.
         seconds: Its duration.
         sha256: Hash of the parameters.
         exact: Whether it is the hash on any number of ranks.
         geometry: Whether hits have positions, so that tracks can be grown.
     """
-    best = "" if state.best is None else f"; best validation edge AUC {state.best:.4f} at step {state.best_step}"
-    tracks = " --tracks grow" if geometry else ""
+    best = "" if state.best is None else f"; best validation {tasks.figure} {state.best:.4f} at step {state.best_step}"
+    tracks = " --tracks grow" if geometry and tasks.edge_weight else ""
     # Scores that compare like with like are those of sectors, too.
     naive = "" if config.sectors is None else f" --mode naive --sectors {config.sectors}"
     score = f"{this_python()} -m domainpar.infer --run {quote(str(directory))}{own_model(config)}{naive}{tracks}"
@@ -203,6 +205,12 @@ def last_lines(
         f"results in {directory}: metrics.jsonl, config.yaml, run.json, checkpoints/",
         f"next: {score if how == 'done' else resume_command(directory, config)}",
     ]
+
+
+def stops_early(config: TrainConfig, state: TrainingState) -> str:
+    """Why a run ends before its last step."""
+    epochs = several(config.stop_early or 0, "epoch")
+    return f"stopping : no better validation than that of step {state.best_step} in {epochs} (--stop-early)"
 
 
 def resume_command(directory: Path, config: TrainConfig) -> str:

@@ -104,6 +104,11 @@ class Tasks:
         theirs = {label.name for label in record.labels} | {label.name for label in OF_PARTICLES}
         return next((f"label {task.name}" for task in self.labels if task.name not in theirs), None)
 
+    @property
+    def figure(self) -> str:
+        """The metric that tells the best checkpoint, for the user."""
+        return "edge AUC" if self.edge_weight else f"{self.labels[0].figure} of {self.labels[0].name}"
+
     def figure_of(self, record: Mapping[str, Any]) -> float | None:
         """The metric that tells the best checkpoint, of a record; None if it could not be counted."""
         if self.edge_weight:
@@ -236,6 +241,21 @@ def _standardised(tasks: Tasks, of_events: Sequence[Sequence[Any]]) -> Tasks:
         (mean,), (scale,) = mean_and_scale(tables)
         labels.append(replace(task, mean=mean, scale=scale))
     return replace(tasks, labels=tuple(labels))
+
+
+def label_arrays(tasks: Tasks, readings: Mapping[str, npt.NDArray[np.floating]]) -> dict[str, npt.NDArray[Any]]:
+    """What a network said of an event as labels, by the names of their arrays: `node_NAME` [N], `graph_NAME` [1].
+
+    Classes are int16, with the logits of all beside them, `node_NAME_logits` [N, classes]; numbers float64.
+    """
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    for task in tasks.labels:
+        said = readings[task.name].reshape(-1, task.head.columns)
+        name, values = f"{task.label.of}_{task.name}", task.values(said.astype(np.float64))
+        arrays[name] = values.astype(np.int16) if task.label.classes else values
+        if task.label.classes:
+            arrays[f"{name}_logits"] = said
+    return arrays
 
 
 def task_lines(tasks: Tasks) -> Iterator[str]:
