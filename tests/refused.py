@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from domainpar.agreement import Refused
 from domainpar.problems import Problem
 
 
@@ -22,3 +23,14 @@ def refused(match: str, event: str | None = None, file: Path | None = None) -> I
     assert (error.event, error.file) == (event, None if file is None else str(file))
     assert not error.what.endswith(".")
     assert f"event {error.event}" not in error.what
+
+
+@contextmanager
+def refused_alike(match: str) -> Iterator[None]:
+    """Expect ranks to agree to refuse; what they say, or the hint behind it, matches."""
+    with pytest.raises((Refused, RuntimeError)) as found:
+        yield
+    refused_by = found.value if isinstance(found.value, Refused) else found.value.__cause__
+    assert isinstance(refused_by, Refused), found.value
+    text = f"{refused_by.first.what}; {refused_by.first.hint}"
+    assert re.search(match, text), f"{match!r} is not in {text!r}"

@@ -34,7 +34,7 @@ class TrainingState:
         step: Optimiser steps done.
         epoch: Epoch that the next step belongs to, from 0.
         step_in_epoch: Steps of that epoch already done.
-        best: Best value of the validation metric so far; None before the first.
+        best: Best value of the validation metric so far, the larger the better; None before the first.
         best_step: Step of the checkpoint that `best` names; None before the first.
         best_epoch: Epochs done by then; None also where an earlier version did not count.
         dataset: Digest of the store.

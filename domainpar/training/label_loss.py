@@ -177,7 +177,7 @@ def figures_of(task: Task, counts: Sequence[Any]) -> dict[str, Any]:
     return {
         "known": int(count),
         "rmse": task.scale * math.sqrt(squares / count),
-        "r2": 1.0 - squares / spread if spread > 0 else None,
+        "r2": 1.0 - squares / spread if spread > 1e-9 * total_of_squares else None,  # else it is rounding
     }
 
 

@@ -194,7 +194,7 @@ def last_lines(
         exact: Whether it is the hash on any number of ranks.
         geometry: Whether hits have positions, so that tracks can be grown.
     """
-    best = "" if state.best is None else f"; best validation {tasks.figure} {state.best:.4f} at step {state.best_step}"
+    best = "" if state.best is None else f"; best validation {tasks.told(state.best)} at step {state.best_step}"
     tracks = " --tracks grow" if geometry and tasks.edge_weight else ""
     # Scores that compare like with like are those of sectors, too.
     naive = "" if config.sectors is None else f" --mode naive --sectors {config.sectors}"

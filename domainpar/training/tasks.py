@@ -47,11 +47,6 @@ class Task:
         """What the network is read for: a logit for each class, or one number."""
         return Head(self.name, self.label.of, max(1, self.label.classes))
 
-    @property
-    def figure(self) -> str:
-        """The name of the metric that tells the best checkpoint: the larger the better."""
-        return "accuracy" if self.label.classes else "r2"
-
     def labels(self, event: StoredEvent, ids: IntArray) -> FloatArray:
         """Labels of some nodes, float64 [n], or the one of the event, [1]; as the network is to say them.
 
@@ -104,19 +99,23 @@ class Tasks:
         theirs = {label.name for label in record.labels} | {label.name for label in OF_PARTICLES}
         return next((f"label {task.name}" for task in self.labels if task.name not in theirs), None)
 
-    @property
-    def figure(self) -> str:
-        """The metric that tells the best checkpoint, for the user."""
-        return "edge AUC" if self.edge_weight else f"{self.labels[0].figure} of {self.labels[0].name}"
-
     def figure_of(self, record: Mapping[str, Any]) -> float | None:
-        """The metric that tells the best checkpoint, of a record; None if it could not be counted."""
+        """What tells the best checkpoint, the larger the better, of a record; None if it could not be counted."""
         if self.edge_weight:
-            figure: float | None = record["edge_auc"]
-        else:
-            main = self.labels[0]
-            figure = record["labels"][main.name][main.figure]
-        return figure
+            auc: float | None = record["edge_auc"]
+            return auc
+        figures = record["labels"][self.labels[0].name]
+        if self.labels[0].label.classes:
+            accuracy: float | None = figures["accuracy"]
+            return accuracy
+        return None if figures["rmse"] is None else -figures["rmse"]
+
+    def told(self, figure: float) -> str:
+        """The same for the user."""
+        if self.edge_weight:
+            return f"edge AUC {figure:.4f}"
+        main = self.labels[0]
+        return f"accuracy of {main.name} {figure:.4f}" if main.label.classes else f"RMSE of {main.name} {-figure:.4g}"
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
