@@ -249,7 +249,12 @@ def _say_what_is_there(directory: Path, facts: "list[EventFacts]") -> None:
     print(*described(facts, store.settings), sep="\n")
     if store.standard is not None:
         print(*store.standard.lines(store.feature_names, store.edge_feature_names), sep="\n")
-    command = [*on_ranks(), this_python(), "-m", "domainpar.train" if labelled else "domainpar.infer"]
+    if labels := list(store.labels.values()):
+        print(f"labels: {', '.join(label.what for label in labels)}")
+    command = [*on_ranks(), this_python(), "-m", "domainpar.train" if labelled or labels else "domainpar.infer"]
+    if labels and not labelled:
+        kind = "class" if labels[0].classes else "regression"
+        command += ["--task", f"{labels[0].of}-{kind}", "--label", labels[0].name]
     skipping = ["--on-bad-event", "skip"] if labelled and len(labelled) < len(store) else []
     print(f"next: {shlex.join([*command, '--store', str(directory), *skipping])}")
 

@@ -19,11 +19,13 @@ class Head(NamedTuple):
         name: Its name.
         of: Whether edges, nodes or the graph as a whole have it.
         columns: Numbers of each: one for each class, else 1.
+        usual_nodes: Of the graph as a whole: nodes of a usual one, see `pooled`.
     """
 
     name: str
     of: Literal["edge", "node", "graph"]
     columns: int = 1
+    usual_nodes: float = 1.0
 
 
 EDGE = Head("edge", "edge")
@@ -48,30 +50,38 @@ class Readings(NamedTuple):
         return [*([] if self.edges is None else [self.edges]), *self.others.values()]
 
 
-def mean_over_nodes(rows: Tensor, transport: Transport) -> Tensor:
-    """The mean of rows of all nodes of a graph, [columns]: the same bits on any number of ranks. *Collective*.
+def pooled(rows: Tensor, usual_nodes: float, transport: Transport) -> Tensor:
+    """What rows of all nodes say of their graph: the mean of the first half of the columns, plus a sum of the others.
+
+    Means tell what does not grow with a graph, a kind of event say; sums what does, such as an energy. The same bits on
+    any number of ranks. *Collective*.
 
     Args:
-        rows: Of the nodes that this rank owns, [num_owned, columns].
+        rows: Of the nodes that this rank owns, [num_owned, 2 columns].
+        usual_nodes: What sums are divided by.
         transport: Joins the ranks that share the graph.
+
+    Returns:
+        [columns], the same on every rank.
     """
-    mean: Tensor = _MeanOverNodes.apply(rows, transport)  # type: ignore[no-untyped-call]
-    return mean
+    of_graph: Tensor = _Pooled.apply(rows, usual_nodes, transport)  # type: ignore[no-untyped-call]
+    return of_graph
 
 
-class _MeanOverNodes(torch.autograd.Function):
+class _Pooled(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, transport: Transport) -> Tensor:
-        sums = IntegerSums(rows.shape[1] + 1, rows.device)
+    def forward(ctx: Any, rows: Tensor, usual_nodes: float, transport: Transport) -> Tensor:
+        sums, columns = IntegerSums(rows.shape[1] + 1, rows.device), rows.shape[1] // 2
         sums.add_rows(torch.cat([rows.to(torch.float64), rows.new_ones(len(rows), 1, dtype=torch.float64)], dim=1))
         sums.reduce(transport)
-        *_, count = total = sums.total()
-        ctx.rows, ctx.count = len(rows), count.clamp_min(1.0)
-        mean = total[:-1] / ctx.count
+        total = sums.total()
+        ctx.rows, ctx.divisors = len(rows), torch.stack([total[-1].clamp_min(1.0), total.new_full((), usual_nodes)])
+        of_graph = total[:columns] / ctx.divisors[0] + total[columns:-1] / ctx.divisors[1]
         # A number that is not finite was left out of the sums, and must be seen.
-        return torch.where(sums.rejected_now() > 0, torch.nan, mean).to(rows.dtype)
+        return torch.where(sums.rejected_now() > 0, torch.nan, of_graph).to(rows.dtype)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        (of_mean,) = grads
-        return (of_mean.to(torch.float64) / ctx.count).to(of_mean.dtype).expand(ctx.rows, -1).contiguous(), None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (of_graph,) = grads
+        of_row = (of_graph.to(torch.float64) / ctx.divisors[:, None]).to(of_graph.dtype).flatten()
+        return of_row.expand(ctx.rows, -1).contiguous(), None, None

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from domainpar.events.standard import Standard
 from domainpar.nn.calls import Aggregate
-from domainpar.nn.heads import EDGE, Head, Readings, mean_over_nodes
+from domainpar.nn.heads import EDGE, Head, Readings, pooled
 from domainpar.nn.memory import ModelSize
 from domainpar.nn.mlp import MLP
 from domainpar.nn.noise import key_of
@@ -46,7 +46,7 @@ class InteractionNetwork(OnStages):
     loss is the mean over all readouts (deep supervision). It is one head with one set of weights, as states mean the
     same after any iteration, so a network of either form takes the other's weights.
 
-    Heads of nodes read `mlp(x)` after one more node update; of the graph, the mean of that over its nodes. Without any,
+    Heads of nodes read `mlp(x)` after one more node update; those of the graph are `pooled` from that. Without any,
     the last node update of the edge-first order would reach no logit and is left out. With `residual`, nets have no
     activation after their last norm, and `e = edge(...)`, `x = node(...)` become `e = e + edge(...)`,
     `x = x + node(...)`: gradients reach the first iterations whole. The defaults learn best (`bench/learning.py`);
@@ -147,7 +147,9 @@ class InteractionNetwork(OnStages):
 
         self.head = EdgeStage(readout(columns, 1), products) if EDGE in self.heads else None
         # Drawn last: what else there is begins as without them.
-        self.other_heads = nn.ModuleDict({head.name: NodeStage(readout(hidden, head.columns)) for head in others})
+        self.other_heads = nn.ModuleDict(
+            {head.name: NodeStage(readout(hidden, head.columns * (2 if head.of == "graph" else 1))) for head in others}
+        )
         self.num_readouts = 0 if self.head is None else graph_iters if readouts == "all" else 1
         edge_item_bytes = None if products is None else products.itemsize
         sizes = (hidden, graph_iters, dtype.itemsize, edge_item_bytes, None, layers, self.node_first)
@@ -189,9 +191,9 @@ class InteractionNetwork(OnStages):
         first = partial(self._first_states, graph, halo, of)
         states = iterated(first, partial(self._iterate, reads, graph, of), count, self.recompute_every, halo)
         logits = [readout.squeeze(1) for readout in states.readouts]
-        # A mean is no part of an iteration: computed again, it would ask the ranks again.
+        # Pooling is no part of an iteration: computed again, it would ask the ranks again.
         others = {
-            head.name: mean_over_nodes(rows, halo.transport) if head.of == "graph" else rows
+            head.name: pooled(rows, head.usual_nodes, halo.transport) if head.of == "graph" else rows
             for head, rows in zip((head for head in self.heads if head.of != "edge"), states.others)
         }
         edges = torch.stack(logits) if len(logits) > 1 else logits[0] if logits else None

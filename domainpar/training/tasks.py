@@ -31,12 +31,14 @@ class Task:
         label: Which.
         weight: Of its loss.
         mean, scale: Of numbers: what the network says times `scale`, plus `mean`, is in the units of the label.
+        usual_nodes: Nodes of a training event, on average.
     """
 
     label: Label
     weight: float = 1.0
     mean: float = 0.0
     scale: float = 1.0
+    usual_nodes: float = 1.0
 
     @property
     def name(self) -> str:
@@ -45,7 +47,7 @@ class Task:
     @property
     def head(self) -> Head:
         """What the network is read for: a logit for each class, or one number."""
-        return Head(self.name, self.label.of, max(1, self.label.classes))
+        return Head(self.name, self.label.of, max(1, self.label.classes), self.usual_nodes)
 
     def labels(self, event: StoredEvent, ids: IntArray) -> FloatArray:
         """Labels of some nodes, float64 [n], or the one of the event, [1]; as the network is to say them.
@@ -147,20 +149,20 @@ def tasks_of(config: TrainConfig, store: EventStore, world: World) -> Tasks:
     records = [it for it in store.events("train") if it.event not in store.unreadable and tasks.missing(it) is None]
     sums = on_all(world.transport, lambda: [_sums(store, it, tasks.labels) for it in records[world.rank :: world.size]])
     of_events = [event for rank in gather(world.transport, sums) for event in rank]
-    return on_all(world.transport, lambda: _standardised(tasks, of_events))
+    usual_nodes = sum(record.num_nodes for record in records) / max(len(records), 1)
+    return on_all(world.transport, lambda: _standardised(tasks, of_events, max(usual_nodes, 1.0)))
 
 
 def _asked(config: TrainConfig, store: EventStore) -> Tasks:
     """The tasks of a configuration, not standardised yet."""
-    theirs = labels_of(store)
+    theirs = {label.name: label for label in OF_PARTICLES} | store.labels
     edge_weight, labels = 1.0, []
     if config.task != "edge":
         of, _, kind = config.task.partition("-")
         fitting = [label for label in theirs.values() if label.of == of and bool(label.classes) == (kind == "class")]
-        stored = {label.name for record in store.records for label in record.labels}
         chosen = [label for label in fitting if label.name == config.label]
         if config.label is None:
-            chosen = [label for label in fitting if label.name in stored] or fitting
+            chosen = [label for label in fitting if label.name in store.labels] or fitting
         if len(chosen) != 1:
             names = ", ".join(label.name for label in fitting)
             asked = f"no label {config.label}" if config.label else f"{'several labels' if chosen else 'no label'}"
@@ -195,24 +197,6 @@ def check_same(tasks: Tasks, config: TrainConfig, store: EventStore) -> None:
         raise Problem(what, "leave them as they were, or begin another run: --init takes weights of the same network")
 
 
-def labels_of(store: EventStore) -> dict[str, Label]:
-    """The labels that events of a store may have, by name; classes as many as any of them has.
-
-    Raises:
-        Problem: If a name means one thing in one event and another in the next.
-    """
-    theirs = {label.name: label for label in OF_PARTICLES}
-    own: dict[str, Label] = {}
-    for record in store.records:
-        for label in record.labels:
-            known = own.setdefault(label.name, label)
-            if (known.of, bool(known.classes)) != (label.of, bool(label.classes)):
-                what = f"label {label.name} is {label.what} here and {known.what} in another event"
-                raise Problem(what, "integers are classes, floats are numbers", event=record.event)
-            own[label.name] = known._replace(classes=max(known.classes, label.classes))
-    return theirs | own
-
-
 def _told(labels: Mapping[str, Label]) -> str:
     return ", ".join(label.what for label in labels.values())
 
@@ -227,7 +211,7 @@ def _sums(store: EventStore, record: EventRecord, tasks: Sequence[Task]) -> list
     return [Sums.of(of.astype(np.float32)[:, None]) for of in known]
 
 
-def _standardised(tasks: Tasks, of_events: Sequence[Sequence[Any]]) -> Tasks:
+def _standardised(tasks: Tasks, of_events: Sequence[Sequence[Any]], usual_nodes: float) -> Tasks:
     """The same with means and scales of numbers, given the sums over each event."""
     labels = []
     for number, task in enumerate(tasks.labels):
@@ -235,10 +219,10 @@ def _standardised(tasks: Tasks, of_events: Sequence[Sequence[Any]]) -> Tasks:
         if not any(table.rows for table in tables):
             raise Problem(f"no training event knows its {task.name}", "there is nothing to learn it from")
         if task.label.classes:
-            labels.append(task)
+            labels.append(replace(task, usual_nodes=usual_nodes))
             continue
         (mean,), (scale,) = mean_and_scale(tables)
-        labels.append(replace(task, mean=mean, scale=scale))
+        labels.append(replace(task, mean=mean, scale=scale, usual_nodes=usual_nodes))
     return replace(tasks, labels=tuple(labels))
 
 

@@ -14,10 +14,10 @@ from torch import nn
 
 from domainpar.nn.adapt.on_events import OnEvents
 from domainpar.nn.catalogue import build_model
-from domainpar.nn.heads import EDGE, Head, mean_over_nodes
+from domainpar.nn.heads import EDGE, Head, pooled
 from domainpar.testing import run_ranks
 
-KINDS, ENERGY, JET = Head("kinds", "node", 4), Head("energy", "node"), Head("jet", "graph", 3)
+KINDS, ENERGY, JET = Head("kinds", "node", 4), Head("energy", "node"), Head("jet", "graph", 3, usual_nodes=70.0)
 EVERYTHING = (EDGE, KINDS, ENERGY, JET)
 ORDERS = ("interaction", "interaction-node-first")
 
@@ -106,7 +106,8 @@ def test_each_head_is_its_formula(event, name):
     src, dst = (torch.from_numpy(end) for end in (order.src, order.dst))
     logits, x = dense.interaction_network(model, x0, e0, src, dst, gives_nodes=True)
     rows = {name: dense.mlp(head.mlp, x) for name, head in model.other_heads.items()}
-    expected = {"edge": logits, "kinds": rows["kinds"], "energy": rows["energy"], "jet": rows["jet"].mean(0)}
+    expected = {"edge": logits, "kinds": rows["kinds"], "energy": rows["energy"]}
+    expected["jet"] = rows["jet"][:, :3].mean(0) + rows["jet"][:, 3:].sum(0) / 70.0
     given = upstream(EVERYTHING, event, torch.float64)
     sum((expected[name] * given[name]).sum() for name in expected).backward()
     for name, table in tables.items():
@@ -148,22 +149,22 @@ def test_networks_of_the_field_have_a_head_of_edges_alone():
         build_model("gcn", 3, 6, hidden=16, graph_iters=2, heads=(EDGE, KINDS))
 
 
-def test_a_mean_is_that_of_all_nodes_also_where_ranks_own_none_and_shows_what_is_not_finite():
-    rows = torch.arange(12.0).reshape(6, 2)
+def test_pooling_is_of_all_nodes_also_where_ranks_own_none_and_shows_what_is_not_finite():
+    rows = torch.arange(24.0).reshape(6, 4)
 
-    def mean(world, table):
+    def of_graph(world, table):
         own = table[:0] if world.rank == 1 else table[:4] if world.rank == 0 else table[4:]
         own = own.clone().requires_grad_()
-        result = mean_over_nodes(own, world.transport)
+        result = pooled(own, 3.0, world.transport)
         result.backward(torch.tensor([6.0, 12.0]))
         return result.detach(), own.grad
 
-    for result, gradient in run_ranks(mean, 3, rows):
-        assert torch.equal(result, rows.mean(0))
-        assert torch.equal(gradient, torch.tensor([1.0, 2.0]).expand(len(gradient), 2))
+    for result, gradient in run_ranks(of_graph, 3, rows):
+        assert torch.equal(result, rows[:, :2].mean(0) + rows[:, 2:].sum(0) / 3)
+        assert torch.equal(gradient, torch.tensor([1.0, 2.0, 2.0, 4.0]).expand(len(gradient), 4))
     spoilt = rows.clone()
     spoilt[5, 0] = torch.inf
-    assert all(result.isnan().all() for result, _ in run_ranks(mean, 3, spoilt))
+    assert all(result.isnan().all() for result, _ in run_ranks(of_graph, 3, spoilt))
 
 
 class OfEverything(nn.Module):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from domainpar.atomic_files import write_whole
+from domainpar.events.labels import Label
 from domainpar.events.standard import Standard, standard_of
 from domainpar.events.store.archive import parsed_json
 from domainpar.events.store.event import StoredEvent
@@ -134,6 +135,23 @@ class EventStore:
     def edge_feature_names(self) -> tuple[str, ...]:
         """Name of each edge feature, the same in all events."""
         return self.records[0].edge_feature_names if self.records else ()
+
+    @property
+    def labels(self) -> dict[str, Label]:
+        """Labels of nodes and events by name, with as many classes as any event has.
+
+        Raises:
+            Problem: If a name means one thing in one event and another in the next.
+        """
+        labels: dict[str, Label] = {}
+        for record in self.records:
+            for label in record.labels:
+                known = labels.setdefault(label.name, label)
+                if (known.of, bool(known.classes)) != (label.of, bool(label.classes)):
+                    what = f"label {label.name} is {label.what} here and {known.what} in another event"
+                    raise Problem(what, "integers are classes, floats are numbers", event=record.event)
+                labels[label.name] = known._replace(classes=max(known.classes, label.classes))
+        return labels
 
     def __len__(self) -> int:
         return len(self.records)
