@@ -55,7 +55,8 @@ class Tally:
 
     def __init__(self, world: World, tasks: Sequence[Task] = ()) -> None:
         self.loss, self.metrics = IntegerSums(1, world.device), EdgeMetrics(world.device)
-        self.label_losses, self.labels = IntegerSums(len(tasks), world.device), metrics_of(tasks)
+        self.labels = metrics_of(tasks)
+        self.label_losses = IntegerSums(len(tasks), world.device if tasks else "cpu")  # nothing on a GPU for nobody
         self.owned_nodes = self.ghost_nodes = self.local_edges = 0
         self.seconds_load = 0.0
         self._world = world
@@ -83,7 +84,9 @@ class Tally:
 
     def rejected_now(self) -> Tensor:
         """Partials of losses so far that were not finite or too large, on this rank; int64 [] on their device."""
-        return self.loss.rejected_now() + self.label_losses.rejected_now()
+        rejected = self.loss.rejected_now()
+        # On a GPU each of these is a launch: none for labels that nobody learns.
+        return rejected + self.label_losses.rejected_now() if self.labels else rejected
 
     def reduce(self) -> None:
         """Add up losses and metrics of labels over all ranks; once, before `read`. *Collective*."""
@@ -110,15 +113,15 @@ class Tally:
         """
         counts = self.metrics.counts_here(self._world.transport)
         spoilt = self.rejected_now() if rejected is None else self.rejected_now() + rejected.to(counts.device)
-        losses = torch.cat([self.loss.total(), self.label_losses.total()])
-        figures = torch.cat([losses, *(each.reshape(-1).to(torch.float64) for each in more)])
+        losses = [self.loss.total(), *([self.label_losses.total()] if self.labels else [])]
+        figures = torch.cat([*losses, *(each.reshape(-1).to(torch.float64) for each in more)])
         everything = torch.cat([spoilt.view(1), counts, figures.view(torch.int64)])  # by their bits, in one piece
         if everything.is_cuda:
             self._ended = _Moment(self._world.device)
         on_host = everything.cpu()
         counts, figures = on_host[1 : 1 + len(counts)].clone(), on_host[1 + len(counts) :].view(torch.float64)
         self._world.transport.all_reduce(counts)
-        numbers, num_losses = figures.tolist(), len(losses)
+        numbers, num_losses = figures.tolist(), 1 + len(self.labels)
         return int(on_host[0]), numbers[:num_losses], numbers[num_losses:], EdgeCounts(*counts.tolist())
 
     def shared(self) -> dict[str, Any]:

@@ -29,6 +29,7 @@ FLAGS = {
     "two events a step": {"events_per_step": 2},
     "weights": {"weighting": "[{weight: 3, conditions: {y: true}}]"},
     **{name: {"model": name} for name in ("agnn", "mpnn", "acorn", "acorn2")},
+    "labels beside edges": {"aux": "kind:0.5, energy:0.25, sort:0.1, size:0.2"},
     "a user's own": {"model": "own_models:evolving", "dropout": 0.2},
 }
 
