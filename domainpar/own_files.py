@@ -25,6 +25,9 @@ TUNING = "tuning"
 TUNED = "tracks.json"
 """Cuts of track building, chosen for a run."""
 
+PROFILE = Path("profile", "profile.json")
+"""The summary of a profile, as seen from its run; traces of ranks lie beside it."""
+
 _PARTIAL = rf"{re.escape(PARTIAL)}.*"
 _RUN = r"run\.json|tracks\.json|config\.yaml|metrics\.(jsonl|partial)|report\.html|run\.lock(\.takeover)?|\.trial-.*"
 _CHECKPOINT = r"\w+\.safetensors|(state|manifest)\.json"
@@ -39,6 +42,7 @@ def strangers_in_run(directory: Path) -> Iterator[Path]:
     folders: dict[str, Look] = {
         "checkpoints": partial(_strangers, names="last|best", folders=checkpoint),
         "logs": partial(_strangers, names=r"rank_\d+\.txt"),
+        PROFILE.parent.name: partial(_strangers, names=r"(profile|rank_\d+)\.json"),
         "faults": partial(_strangers, names=r"board_of_rank_\d+\.txt"),
         "scores": strangers_in_scores,
     }

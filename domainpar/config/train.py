@@ -315,12 +315,16 @@ class Record(Group):
     checkpoint_every: int | None = None
     """Steps between two checkpoints, besides the one at the end of each epoch."""
 
+    profile: int | None = None
+    """Steps to profile, from the third one: operations, memory over time and floating-point operations of each rank, in
+    profile/ of the run; the report draws them. Default: none."""
+
     save_every_minutes: float | None = 15.0
     """Minutes between two checkpoints, besides those of steps and epochs. 0: none."""
 
     def check(self) -> None:
         """Refuse intervals below one step, and times below zero."""
-        self._bounded("log_every", "checkpoint_every", least=1)
+        self._bounded("log_every", "checkpoint_every", "profile", least=1)
         self._bounded("save_every_minutes")
 
 

@@ -11,6 +11,7 @@ from domainpar.display.chart import Chart
 from domainpar.display.edges import edge_chart, edge_curves
 from domainpar.display.event_data import EventData
 from domainpar.display.event_view import EventView, event_view, split_of
+from domainpar.display.profile import operations, profile_chart, profile_of
 from domainpar.display.run_files import SPLITS, RunFiles
 from domainpar.display.summary import Rows, percent, short
 from domainpar.display.tracks import BORDERS, RATES, Finder, finders_of, track_charts
@@ -121,6 +122,7 @@ def build_page(
         _event(run, event, "" if record is None else run.known_as(record), num_parts),
         partition(run, event),
         _ranks(run),
+        *_profile(run),
     )
     facts = f"{run.how_scored} · {summary.STATES.get(str(run.about.get('state')), 'state unknown')}"
     missing = run.missing + (() if other is None else tuple(f"{other.directory}: {text}" for text in other.missing))
@@ -349,6 +351,18 @@ def partition(run: RunFiles, event: EventData | None) -> Section:
         "part / mean part. An exact halo loses nothing of what is cut; independent sectors lose all of it."
     )
     return Section("partition", "Partition", (lead,), tables=Rows.of(rows))
+
+
+def _profile(run: RunFiles) -> tuple[Section, ...]:
+    """Operations, memory over time and rates, where some steps were profiled."""
+    profile = profile_of(run)
+    if profile is None:
+        return ()
+    lead = (
+        f"{several(profile['steps'], 'step')} of {several(len(profile['ranks']), 'rank')}. profile/rank_N.json are "
+        "traces for chrome://tracing or ui.perfetto.dev."
+    )
+    return (Section("profile", "Profile", (lead,), tables=operations(profile), charts=(profile_chart(profile),)),)
 
 
 def _ranks(run: RunFiles) -> Section:

@@ -26,6 +26,7 @@ from domainpar.nn.calls import (
     NodeRows,
     noise_of,
 )
+from domainpar.nn.flops import count_edges, count_rows
 from domainpar.nn.gradients import TakesGradients
 from domainpar.nn.kernels import BACK, BOTH_ENDS, FORTH
 from domainpar.nn.memory import MOST_BYTES_OF_LAYERS, bytes_of_layers
@@ -78,6 +79,7 @@ class NodeStage(TakesGradients):
         self._check(tables)
         contiguous = [table.detach().contiguous() for table in tables]
         step = _NodeStep(self, graph, key, len(tables), False, [])
+        count_rows(self.mlp, graph.plan.num_ghosts, 1)
         return step.on(NodeRows.ghosts(graph), contiguous).forward()[0]
 
     def _check(self, tables: Sequence[Tensor]) -> None:
@@ -342,6 +344,7 @@ class _OnNodes(torch.autograd.Function):
     def forward(ctx: Any, step: _NodeStep, *tables_and_parameters: Tensor) -> Tensor:
         tables = [table.contiguous() for table in tables_and_parameters[: step.num_tables]]
         ctx.step, ctx.num_parameters = step, len(tables_and_parameters) - step.num_tables
+        count_rows(step.stage.mlp, step.graph.num_owned, 1)
         out, kept = step.on(NodeRows.owned(step.graph), tables).forward(step.keeps_layers)
         ctx.save_for_backward(*tables, *kept)
         return out
@@ -352,6 +355,7 @@ class _OnNodes(torch.autograd.Function):
         needed = ctx.needs_input_grad[1 : 1 + step.num_tables]
         saved = ctx.saved_tensors
         tables, kept = saved[: step.num_tables], saved[step.num_tables :]
+        count_rows(step.stage.mlp, step.graph.num_owned, 2 if kept else 3)  # layers that were not kept are made again
         of_tables = step.on(NodeRows.owned(step.graph), tables).backward(kept, grads[0], step.stage, needed)
         return None, *of_tables, *[None] * ctx.num_parameters
 
@@ -365,6 +369,13 @@ class _EdgeStep(NamedTuple):
     keeps_layers: bool
     made: list[Any]
 
+    def count_flops(self, edges: Tensor, times: int) -> None:
+        """Count its operations, so many times; an edge that is taken both ways is there twice."""
+        width = edges.shape[1]
+        for link in self.chain:
+            count_edges(link.mlp, link.takes_nodes, width, self.graph, times)
+            width = link.mlp.out_features if link.way == BOTH_ENDS else width
+
     def on(self, nodes: Spread | None, edges: Tensor) -> EdgeCall:
         return _edge_engine(self.chain, self.graph.features)(
             self.chain, self.graph, nodes, edges, self.aggregate, self.keeps, self.overwrites, self.made
@@ -377,6 +388,7 @@ class _OnEdges(torch.autograd.Function):
         ctx: Any, step: _EdgeStep, nodes: Spread | None, owned: Tensor | None, edges: Tensor, *parameters: Tensor
     ) -> tuple[Tensor | None, ...]:
         edges = edges.contiguous()
+        step.count_flops(edges, 1)
         results, kept = step.on(nodes, edges).forward(step.keeps_layers)
         ctx.set_materialize_grads(False)
         ctx.step, ctx.num_parameters = step, len(parameters)
@@ -396,6 +408,7 @@ class _OnEdges(torch.autograd.Function):
         step: _EdgeStep = ctx.step
         edges, *rest = ctx.saved_tensors
         kept, local = rest[: ctx.num_kept], rest[ctx.num_kept :]
+        step.count_flops(edges, 2 if kept else 3)
         if step.aggregate is None:
             of_sums = None  # there are none
         else:

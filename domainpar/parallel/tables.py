@@ -51,6 +51,14 @@ class Kept:
         self._returned: deque[Block] = deque()  # filled by whoever drops the last reference, at any time: no lock there
         self._free: dict[int, list[tuple[Block, int]]] = {}  # by size: blocks, and how many were lent before they came
         self._num_lent = 0
+        self._there = 0  # bytes of all blocks, lent or free
+
+    @property
+    def bytes_lent(self) -> int:
+        """Bytes of the blocks that somebody refers to."""
+        with self._lock:
+            free = sum(size * len(blocks) for size, blocks in self._free.items())
+            return self._there - free - sum(block.nbytes for block in list(self._returned))
 
     def lend(self, size: int) -> Block:
         """At least `size` bytes, with whatever was in them."""
@@ -64,6 +72,7 @@ class Kept:
                 del back  # else it would still be here when it is to make place
             for free in self._free.values():  # each from the one that came first to the last
                 while free and self._num_lent - free[0][1] > PATIENCE:
+                    self._there -= free[0][0].nbytes
                     del free[0]
             self._free = {of: free for of, free in self._free.items() if free}
             fitting = min((of for of in self._free if size <= of <= size * LARGEST_EXCESS), default=None)
@@ -72,8 +81,11 @@ class Kept:
             else:  # in the place of one for the same thing in an event of another size, which does not fit
                 alike = [of for of in self._free if size / OUTGROWN < of < size * OUTGROWN]
                 if alike:
-                    self._free[min(alike, key=lambda of: abs(of - size))].pop()  # before another block is asked for
+                    other = min(alike, key=lambda of: abs(of - size))
+                    self._free[other].pop()  # before another block is asked for
+                    self._there -= other
                 block = _new_block(size)
+                self._there += block.nbytes
         return np.asarray(_Loan(block, self._returned))
 
 
@@ -98,3 +110,8 @@ class _Loan:
 
 
 _kept = Kept()
+
+
+def bytes_of_tables() -> int:
+    """Bytes of all tables that somebody refers to, but for small ones, on the host."""
+    return _kept.bytes_lent

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -252,6 +252,10 @@ class Trainer:
             "grad_norm": None,
         }
         return self._record(figures, samples, totals, tally, counts, losses)
+
+    def tell(self, listener: Callable[[str], None]) -> None:
+        """Tell somebody of each phase of a step that begins."""
+        self._now.listener = listener
 
     def check_replicas(self) -> None:
         """Compare the parameters and the optimiser's state of all ranks, unless that is switched off. *Collective*.

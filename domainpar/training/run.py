@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from domainpar.training.journal import Journal
 from domainpar.training.keeper import Keeper
 from domainpar.training.loop import Schedule, Trainer
 from domainpar.training.memory import MemoryMeter
+from domainpar.training.monitor.profile import Profile
 from domainpar.training.network import DTYPES, begin_with, make_network, verify_network
 from domainpar.training.optimizers import make_optimizer
 from domainpar.training.parts import PartLoader, Skip
@@ -138,13 +139,17 @@ def _steps(config: TrainConfig, lessons: Lessons, keeper: Keeper, state: Trainin
     """Train from a state to the last step; returns the state at the end, and whether a stop was asked. *Collective*."""
     trainer, journal = keeper.trainer, keeper.journal
     total, talks = lessons.total_steps, trainer.world.is_root
+    profile = None if config.profile is None else Profile(trainer.world, journal.directory, config.profile)
+    if profile is not None:
+        trainer.tell(profile.begins)
     with tqdm(total=total, initial=state.step, disable=None if talks else True, unit="step") as bar:
         stopped = state.step < total and keeper.boundary(state)  # asked while the run was set up
         while state.step < total and not stopped and not _goes_stale(config, state):
             epoch = state.epoch
             steps = steps_of(config, lessons.train, epoch)
             for samples in steps[state.step_in_epoch :]:
-                record = trainer.step(samples, state.step)
+                with nullcontext() if profile is None else profile.step():
+                    record = trainer.step(samples, state.step)
                 state = replace(state, step=state.step + 1, step_in_epoch=state.step_in_epoch + 1)
                 trainer.world.set_deadline(config.timeout)  # the first step may take longer
                 journal.write({"split": "train", "epoch": epoch, "step": state.step, **record}, samples)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NoReturn
@@ -54,18 +54,22 @@ class Now:
         phase: `load`, `forward`, `backward`, `reduce`, `optimizer` or `evaluate`.
         event: The sample at hand, if there is one.
         part: This rank's part of it, once it is loaded.
+        listener: Is told of each phase that begins.
     """
 
     world: World
     phase: str = ""
     event: str | None = None
     part: LabelledPart | None = None
+    listener: Callable[[str], None] | None = None
 
     def begin(self, phase: str, step: int, event: str | None = None, part: LabelledPart | None = None) -> None:
         """A phase of a step begins."""
         self.phase, self.part = phase, part
         self.event = event if part is None else part.name
         self.world.mark(phase, step, self.event)
+        if self.listener is not None:
+            self.listener(phase)
 
 
 # --- out of memory ---------------------------------------------------------------------------------------------------
