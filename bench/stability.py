@@ -80,10 +80,16 @@ GROUPS: dict[str, dict[str, dict[str, Any]]] = {
         "sum / sum, true edges x 10": SOME | {"true_weight": 10.0},
         "means of means, true edges x 10": SOME | {"true_weight": 10.0, "means": True},
     },
+    # A rate that is right for 32, or one that falls as the width grows.
     "width and norm": {
-        f"{hidden}, {norm}": SOME | {"hidden": hidden, "norm": norm}
+        f"{hidden}, {norm}{', rate x 32 / width' * falls}": SOME
+        | {"hidden": hidden, "norm": norm, "lr": SOME["lr"] * (32 / hidden if falls else 1)}
         for norm in ("layer", "none")
-        for hidden in (32, 128, 512)
+        for hidden, falls in ((32, False), (128, False), (128, True))
+    },
+    "wide": {  # minutes to an hour each
+        f"{hidden}, rate x 32 / width": SOME | {"hidden": hidden, "lr": SOME["lr"] * 32 / hidden}
+        for hidden in (256, 512)
     },
     "weight decay": {f"{decay:g}": SOME | {"weight_decay": decay} for decay in (0.0, 0.01, 0.1, 1.0)},
 }
@@ -93,9 +99,9 @@ ALL = list(dict.fromkeys(name for variants in GROUPS.values() for name in varian
 class MeansOfMeans(Trainer):
     """Divides the loss of each event by the weight of that event, and takes their mean."""
 
-    def _forward_and_back(self, part: Any, step: int, weight: float, tally: Any) -> Any:
+    def _forward_and_back(self, part: Any, step: int, shares: Any, tally: Any) -> Any:
         own = self.loader.edge_weights.total(part.kind_counts) or 1.0
-        return super()._forward_and_back(part, step, own * self.events, tally)
+        return super()._forward_and_back(part, step, shares._replace(edges=own * self.events), tally)
 
     def step(self, samples: Any, step: int) -> dict[str, Any]:
         self.events = len(samples)
@@ -159,6 +165,9 @@ def figures(records: Sequence[Row]) -> Row:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
+    if options.drawn_from is not None:
+        options.png.write_bytes(picture(options, kept(options.drawn_from)))
+        return 0
     results = measuring.Results("stability", options)
     store = events(options)
     found: dict[tuple[str, str], list[Row]] = {}
@@ -183,6 +192,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.png.write_bytes(picture(options, found))
     results.end()
     return 0
+
+
+def kept(path: Path) -> dict[tuple[str, str], list[Row]]:
+    """Figures of trainings by group and variant, from a file of results; the last of each seed."""
+    found: dict[tuple[str, str], dict[int, Row]] = {}
+    for line in path.read_text().splitlines():
+        row = json.loads(line)
+        if row.get("measured") == "stability":
+            found.setdefault((row["group"], row["variant"]), {})[row["seed"]] = row
+    return {which: list(seeds.values()) for which, seeds in found.items()}
 
 
 def row_of(name: str, seeds: Sequence[Row]) -> Row:
@@ -233,7 +252,7 @@ def panels(options: argparse.Namespace, found: dict[tuple[str, str], list[Row]])
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = flags.parser(__doc__, "stability")
-    parser.add_argument("--groups", nargs="+", choices=GROUPS, default=list(GROUPS))
+    parser.add_argument("--groups", nargs="+", choices=GROUPS, default=[group for group in GROUPS if group != "wide"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--hits", type=int, default=1_200, help="of an event of middling size")
@@ -242,6 +261,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of the simulation")
     parser.add_argument("--workers", type=int, default=2, help="trainings at a time, one thread each")
     parser.add_argument("--png", type=Path, help="the curves as a picture")
+    parser.add_argument("--drawn-from", type=Path, help="results of earlier runs, of which only the picture is made")
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args(argv)
     if options.quick:
