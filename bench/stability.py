@@ -13,7 +13,8 @@ divide the sum of all by the weight of all, as `train` does.
 
 AUC: of the edges of the validation events, after the last epoch. Climb: all rises of the validation loss from one epoch
 to the next, over its first value: 0 for a loss that only falls. Worst: the largest validation loss after the third
-epoch over the smallest before it. Spikes: steps that `train` notes as such, of 1,000.
+epoch over the smallest before it. Spikes: steps that `train` notes as such, of 1,000. Waiting: of 8 ranks with events of
+their own, the share of their time that they wait for the one with most edges, if time goes with edges.
 """
 
 from __future__ import annotations
@@ -43,9 +44,12 @@ from domainpar.display.chart import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION,
 from domainpar.events.construct import Cuts
 from domainpar.events.preparation import prepare
 from domainpar.events.sources import open_source
+from domainpar.events.store import EventStore
 from domainpar.parallel.world import World
 from domainpar.training import run
+from domainpar.training.inputs import steps_of
 from domainpar.training.loop import Trainer
+from domainpar.training.sampler import deal, samples_of
 
 COLOURS = (BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY)
 BASE: dict[str, Any] = {"hidden": 32, "lr_schedule": "constant", "warmup": 0, "threads": 1, "log_every": 10_000}
@@ -86,6 +90,11 @@ GROUPS: dict[str, dict[str, dict[str, Any]]] = {
         | {"hidden": hidden, "norm": norm, "lr": SOME["lr"] * (32 / hidden if falls else 1)}
         for norm in ("layer", "none")
         for hidden, falls in ((32, False), (128, False), (128, True))
+    },
+    "sampling": {  # which events meet in a step: as many hits each, or as many events
+        "shuffle": SOME,
+        "buckets": SOME | {"sampling": "buckets"},
+        "budget": {"lr": SOME["lr"], "sampling": "budget", "node_budget": 12_000},
     },
     "wide": {  # minutes to an hour each
         f"{hidden}, rate x 32 / width": SOME | {"hidden": hidden, "lr": SOME["lr"] * 32 / hidden}
@@ -183,6 +192,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for (group, name), rows in found.items():
             for row in rows:
                 row |= figures(pending[row["key"]].result())
+                row["waiting"] = waiting(store, GROUPS[group][name], row["seed"], options.epochs)
                 results.add(measured="stability", group=group, variant=name, **row)
                 results.console.print(f"  {group}: {name}, seed {row['seed']}: AUC {row['auc']:.4f}")
     for group in options.groups:
@@ -192,6 +202,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.png.write_bytes(picture(options, found))
     results.end()
     return 0
+
+
+def waiting(store: Path, variant: dict[str, Any], seed: int, epochs: int, ranks: int = 8) -> float:
+    """The share of the time of some ranks, each with events of its own, that they wait for the one with most edges."""
+    asked = {name: value for name, value in variant.items() if name != "means"}
+    config, samples = (
+        TrainConfig(**{**BASE, **asked, "seed": seed}),
+        samples_of(EventStore(store).events("train"), None),
+    )
+    busy = there = 0
+    for epoch in range(epochs):
+        for step in steps_of(config, samples, epoch):
+            costs = [sum(sample.cost for sample in dealt) for dealt in deal(step, ranks)]
+            busy, there = busy + sum(costs), there + ranks * max(costs)
+    return 1 - busy / there
 
 
 def kept(path: Path) -> dict[tuple[str, str], list[Row]]:
@@ -207,7 +232,7 @@ def kept(path: Path) -> dict[tuple[str, str], list[Row]]:
 def row_of(name: str, seeds: Sequence[Row]) -> Row:
     """A row of a table: means over seeds, and how far apart they are."""
     row: Row = {"variant": name, "steps": max(seed["steps"] for seed in seeds)}
-    for figure in ("auc", "climb", "worst", "spikes"):
+    for figure in ("auc", "climb", "worst", "spikes", "waiting"):
         values = [seed[figure] for seed in seeds]
         row |= {figure: mean(values), f"{figure} from": min(values), f"{figure} to": max(values)}
     return row
@@ -224,6 +249,7 @@ def show(results: measuring.Results, group: str, rows: Sequence[Row], options: a
         "climb": of("climb", ".2f"),
         "worst": of("worst", ".2f"),
         "spikes of 1,000": of("spikes", ".1f"),
+        "waiting": lambda row: f"{row['waiting']:.1%}",
     }
     note = f"Means of {len(options.seeds)} seeds [smallest, largest], {options.epochs} epochs."
     results.show(f"Stability: {group}", columns, rows, note)
@@ -246,8 +272,8 @@ def panels(options: argparse.Namespace, found: dict[tuple[str, str], list[Row]])
                 for values in (lambda losses: np.arange(1, len(losses) + 1.0), np.array)
             )
             series.append(Series(name, "line", colour, x, y, width=1.0))
-        y_axis = log_axis("validation loss", np.concatenate([one.y for one in series]))
-        yield Panel(group, tuple(series), Axis("epoch", low=0.0), y_axis, group)
+        y_axis = log_axis(f"validation loss, {group}", np.concatenate([one.y for one in series]))
+        yield Panel(group, tuple(series), Axis("epoch", low=0.0), y_axis)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
