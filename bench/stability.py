@@ -13,8 +13,8 @@ divide the sum of all by the weight of all, as `train` does.
 
 AUC: of the edges of the validation events, after the last epoch. Climb: all rises of the validation loss from one epoch
 to the next, over its first value: 0 for a loss that only falls. Worst: the largest validation loss after the third
-epoch over the smallest before it. Spikes: steps that `train` notes as such, of 1,000. Waiting: of 8 ranks with events of
-their own, the share of their time that they wait for the one with most edges, if time goes with edges.
+epoch over the smallest before it. Spikes: steps that `train` notes as such, of 1,000. Waiting: of 8 ranks with events
+of their own, the share of their time that they wait for the one with most edges, if time goes with edges.
 """
 
 from __future__ import annotations
