@@ -32,7 +32,7 @@ def test_its_cells_and_events_have_labels_that_are_learnt(tmp_path, monkeypatch,
         with store.open(record) as event:
             ids = np.arange(event.num_nodes)
             energy, origin = event.read_label("energy", ids), event.read_label("origin", ids)
-            assert 0.9 * event.graph_labels["total"] < energy.sum() <= event.graph_labels["total"] * (1 + 1e-5)
+            assert 0.7 * event.graph_labels["total"] < energy.sum() <= event.graph_labels["total"] * (1 + 1e-5)
             assert set(origin) == {0, 1, 2}
             assert energy[origin == 0].max() < energy[origin > 0].mean()
 
