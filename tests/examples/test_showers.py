@@ -18,12 +18,12 @@ SHOWERS = Path(__file__).parents[2] / "examples" / "showers.py"
 
 
 def test_its_cells_and_events_have_labels_that_are_learnt(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["showers.py", "--out", str(tmp_path / "showers"), "--events", "3"])
+    monkeypatch.setattr(sys, "argv", ["showers.py", "--out", str(tmp_path / "showers"), "--events", "8"])
     runpy.run_path(str(SHOWERS), run_name="__main__")
-    assert "3 events in" in capsys.readouterr().out
+    assert "8 events in" in capsys.readouterr().out
     again = runpy.run_path(str(SHOWERS))["event"](1)
     assert torch.equal(torch.load(tmp_path / "showers" / "event001.pt")["x"], again["x"])
-    prepare(open_source("pyg", directory=tmp_path / "showers"), tmp_path / "store", val_split=0.34, test_split=0.0, num_tiles=8)
+    prepare(open_source("pyg", directory=tmp_path / "showers"), tmp_path / "store", val_split=0.25, test_split=0.0, num_tiles=8)
     store = EventStore(tmp_path / "store")
     assert {name: (label.of, label.classes) for name, label in store.labels.items()} == {
         "origin": ("node", 3), "energy": ("node", 0), "total": ("graph", 0),
@@ -37,9 +37,9 @@ def test_its_cells_and_events_have_labels_that_are_learnt(tmp_path, monkeypatch,
             assert energy[origin == 0].max() < energy[origin > 0].mean()
 
     def learnt(world):
-        flags = {"task": "node-class", "aux": "energy:0.3", "max_steps": 40, "epochs": 20, "hidden": 32}
+        flags = {"task": "node-class", "aux": "energy:0.3", "max_steps": 120, "epochs": 60, "hidden": 32}
         run = train(TrainConfig(**flags, out=str(tmp_path / "run")), tmp_path / "store", world)
         return run.state.best
 
     (best,) = run_ranks(learnt, 1)
-    assert best > 0.8
+    assert best > 0.75
