@@ -107,6 +107,21 @@ def parse_aux(text: str) -> dict[str, float]:
     return weights
 
 
+def parse_event_size(text: str) -> tuple[int, int]:
+    """Read `--event-size`: the fewest and the most hits of an event, `50000, 150000`.
+
+    Raises:
+        ConfigError: If it is no such pair.
+    """
+    try:
+        low, high = (int(word) for word in text.split(","))
+    except ValueError as error:
+        raise ConfigError(f"--event-size {text!r} is no pair of numbers", "write it as '50000, 150000'") from error
+    if not 0 <= low <= high:
+        raise ConfigError(f"--event-size {text!r} is an empty range", "the smaller number comes first")
+    return low, high
+
+
 def parse_weighting(text: str) -> WeightRules:
     """Read `--weighting`: a YAML list of a weight and conditions each.
 

@@ -6,7 +6,14 @@ from typing import Literal
 
 from domainpar.config.group import OWN_MODEL, ConfigError, Group, flag, is_code
 from domainpar.config.ranks import BadEvents, Launch, Ranks
-from domainpar.config.texts import parse_aux, parse_betas, parse_factors, parse_weighting, target_conditions
+from domainpar.config.texts import (
+    parse_aux,
+    parse_betas,
+    parse_event_size,
+    parse_factors,
+    parse_weighting,
+    target_conditions,
+)
 from domainpar.nn import COLUMN_BLOCK
 
 # Networks by name; `nn.catalogue` makes them all. The first two have all options of a network; those and the next are
@@ -187,6 +194,10 @@ class Learning(Group):
     node_budget: int | None = None
     """Hits of a step, with --sampling budget; an event with more is a step of its own."""
 
+    event_size: str | None = None
+    """Fewest and most hits of an event to train on or to validate with, '50000, 150000'; others are left out, and
+    counted. Default: any."""
+
     optimizer: Literal["adamw", "adam", "sgd", "lars", "lamb"] = "adamw"
     """Optimiser. lars and lamb scale the step of each layer to the size of its weights, for steps of many events."""
 
@@ -224,6 +235,8 @@ class Learning(Group):
         self._bounded("epochs", "max_steps", "events_per_step", "node_budget", least=1)
         if (self.sampling == "budget") != (self.node_budget is not None):
             raise ConfigError("--sampling budget and --node-budget go together", "give both, or neither")
+        if self.event_size is not None:
+            parse_event_size(self.event_size)
         if self.sampling == "budget" and self.events_per_step != 1:
             raise ConfigError("--sampling budget decides on the events of a step", "drop --events-per-step")
         self._bounded("weight_decay", "warmup", "warmup_epochs")

@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from domainpar.agreement import agree, agree_on, gather, on_all, on_root
 from domainpar.config import TrainConfig, parse_weighting, target_conditions
+from domainpar.config.texts import parse_event_size
 from domainpar.events.own_events import OwnEvents, store_of_run
 from domainpar.events.standard import Standard
 from domainpar.events.store import EventStore, StoreError
@@ -86,6 +87,10 @@ def open_lessons(config: TrainConfig, path: Path, world: World) -> Lessons:
     tasks = tasks_of_run(config, store, world)
     without_truth = [sample for split in samples.values() for sample in split if tasks.missing(sample.record)]
     train, val = ([sample for sample in split if not tasks.missing(sample.record)] for split in samples.values())
+    told: list[str] = []
+    if config.event_size is not None:
+        train, val, line = on_all(world.transport, lambda: _of_size(config, train, val))
+        told.append(line)
     target, edge_weights = target_conditions(config.target) if config.target else None, edge_weights_of(config)
     on_all(world.transport, lambda: check_events(store, world, target, edge_weights, tasks, skips))
     standard = on_all(world.transport, lambda: _standard(store, bool(kept))) if config.standardises else None
@@ -115,7 +120,7 @@ def open_lessons(config: TrainConfig, path: Path, world: World) -> Lessons:
         planned_steps=planned_steps,
         total_steps=planned_steps if config.max_steps is None else min(planned_steps, config.max_steps),
         standard=standard,
-        warnings=warnings,
+        warnings=told + warnings,
     )
 
 
@@ -136,6 +141,26 @@ def tasks_of_run(config: TrainConfig, store: EventStore, world: World) -> Tasks:
     tasks = Tasks.from_json(kept)
     on_all(world.transport, lambda: check_same(tasks, config, store))
     return tasks
+
+
+def _of_size(config: TrainConfig, train: list[Sample], val: list[Sample]) -> tuple[list[Sample], list[Sample], str]:
+    """The samples of events of the sizes asked for, and a line that counts the others.
+
+    Raises:
+        Problem: If none is left to train on.
+    """
+    low, high = parse_event_size(config.event_size or "")
+    fitting = [[it for it in samples if low <= it.record.num_nodes <= high] for samples in (train, val)]
+    sizes = [sample.record.num_nodes for sample in train]
+    if not fitting[0] and train:
+        what = f"--event-size {config.event_size}: no training event has {low:,} to {high:,} hits"
+        raise Problem(what, f"they have {min(sizes):,} to {max(sizes):,}")
+    left = [
+        several(len({it.record.event for it in all_of} - {it.record.event for it in taken}), f"{name} event")
+        for name, all_of, taken in zip(("training", "validation"), (train, val), fitting)
+    ]
+    line = f"note: {' and '.join(left)} left out, of fewer or more hits than --event-size {config.event_size}"
+    return fitting[0], fitting[1], line
 
 
 def _standard(store: EventStore, continues: bool) -> Standard:

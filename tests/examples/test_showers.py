@@ -23,7 +23,13 @@ def test_its_cells_and_events_have_labels_that_are_learnt(tmp_path, monkeypatch,
     assert "8 events in" in capsys.readouterr().out
     again = runpy.run_path(str(SHOWERS))["event"](1)
     assert torch.equal(torch.load(tmp_path / "showers" / "event001.pt")["x"], again["x"])
-    prepare(open_source("pyg", directory=tmp_path / "showers"), tmp_path / "store", val_split=0.25, test_split=0.0, num_tiles=8)
+    prepare(
+        open_source("pyg", directory=tmp_path / "showers"),
+        tmp_path / "store",
+        val_split=0.25,
+        test_split=0.0,
+        num_tiles=8,
+    )
     store = EventStore(tmp_path / "store")
     assert {name: (label.of, label.classes) for name, label in store.labels.items()} == {
         "origin": ("node", 3), "energy": ("node", 0), "total": ("graph", 0),
