@@ -136,3 +136,29 @@ class Jumping(nn.Module):
         first = torch.relu(self.convs[0](x, edge_index))
         out: Tensor = self.jump([first, self.convs[1](first, edge_index)])
         return out
+
+
+class Propagated(nn.Module):
+    """Labels of some nodes that edges carry to the others, added to what a layer says of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin, self.carry = nn.Linear(FEATURES, 5), pyg.LabelPropagation(3, 0.8)
+
+    def forward(self, x: Tensor, known: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
+        said = self.lin(x).softmax(dim=-1)
+        return said + self.carry(said, edge_index, known, edge_weight)
+
+
+class Corrected(nn.Module):
+    """What a layer says of each node, corrected by what is known of some, and made smooth along edges."""
+
+    def __init__(self, autoscale: bool = True) -> None:
+        super().__init__()
+        self.lin, self.after = nn.Linear(FEATURES, 5), pyg.CorrectAndSmooth(3, 0.7, 2, 0.6, autoscale, 0.5)
+
+    def forward(self, x: Tensor, known: Tensor, edge_index: Tensor) -> Tensor:
+        said = self.lin(x).softmax(dim=-1)
+        true = nn.functional.one_hot(x[known].argmax(dim=-1) % 5, 5).to(x.dtype)
+        corrected = self.after.correct(said, true, known, edge_index)
+        return said + self.after.smooth(corrected, true, known, edge_index)

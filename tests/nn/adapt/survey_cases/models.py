@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch_geometric.nn as pyg
-from survey_layers import EdgeClassifier, Jumping, SharedLayer, VirtualNode
+from survey_layers import Corrected, EdgeClassifier, Jumping, Propagated, SharedLayer, VirtualNode
 from survey_samples import EDGE_FEATURES, FEATURES, HIDDEN, Sample
 from torch import nn
 from torch_geometric.nn import norm as pyg_norm
@@ -112,6 +112,18 @@ def with_shapes_of_their_own() -> Iterable[Case]:
     )
     yield case("AttentiveFP", "", lambda: pyg.AttentiveFP(f, h, 5, EDGE_FEATURES, 2, 2), _attentive, rows="graph")
     yield case("GraphUNet", "", lambda: pyg.GraphUNet(f, h, 5, 2))
+    yield case("LabelPropagation", "", Propagated, _of_known)
+    yield case("LabelPropagation", "edge weights", Propagated, _of_known_weighted)
+    yield case("CorrectAndSmooth", "", Corrected, _of_known)
+    yield case("CorrectAndSmooth", "scale not found", functools.partial(Corrected, False), _of_known)
+
+
+def _of_known(m: Module, s: Sample) -> Any:
+    return m(s.x, s.node_type < 2, s.edge_index)
+
+
+def _of_known_weighted(m: Module, s: Sample) -> Any:
+    return m(s.x, s.node_type < 2, s.edge_index, s.edge_weight / 10)
 
 
 def _by_distance(m: Module, s: Sample) -> Any:
