@@ -96,6 +96,7 @@ GROUPS: dict[str, dict[str, dict[str, Any]]] = {
         "buckets": SOME | {"sampling": "buckets"},
         "budget": {"lr": SOME["lr"], "sampling": "budget", "node_budget": 12_000},
     },
+    "norm": {norm: SOME | {"norm": norm} for norm in ("layer", "batch", "graph", "none")},
     "wide": {  # minutes to an hour each
         f"{hidden}, rate x 32 / width": SOME | {"hidden": hidden, "lr": SOME["lr"] * 32 / hidden}
         for hidden in (256, 512)

@@ -89,8 +89,9 @@ class Network(Group):
     activation: Literal["relu", "silu", "tanh"] = "relu"
     """Activation of hidden layers; of interaction networks."""
 
-    norm: Literal["layer", "none"] = "layer"
-    """Norm before each activation; of interaction networks. (acorn2 has batch norms, exact over all ranks.)"""
+    norm: Literal["layer", "batch", "graph", "none"] = "layer"
+    """Norm before each activation; of interaction networks. batch and graph run over all nodes or edges of an event, on
+    all ranks: exact to rounding, in plain torch. (acorn2 has batch norms too.)"""
 
     readouts: Literal["last", "all"] = "last"
     """Logits that training learns from: after the last iteration, or after all, with the mean of their losses (deep
@@ -109,6 +110,11 @@ class Network(Group):
     standardise: bool = True
     """Bring input features to one scale by constants of the store, which checkpoints keep; of interaction and
     interaction-node-first, other models take features as they are."""
+
+    @property
+    def is_bitwise(self) -> bool:
+        """Whether the network is built on stages: the same bits on any number of ranks."""
+        return self.model in BITWISE and self.norm in ("layer", "none")
 
     @property
     def standardises(self) -> bool:
@@ -360,7 +366,7 @@ class TrainConfig(Run, Ranks, Launch, BadEvents, Network, Aims, Learning, Memory
     @property
     def way_with_freed_memory(self) -> str:
         """`allocator`, where that is left to us: between what stays of a pass, memory that is kept would be gaps."""
-        leaves_gaps = self.recompute_every is not None and self.model not in BITWISE
+        leaves_gaps = self.recompute_every is not None and not self.is_bitwise
         return ("lean" if leaves_gaps else "keep") if self.allocator == "auto" else self.allocator
 
     def check(self) -> None:

@@ -157,7 +157,7 @@ def _set_up(config: InferConfig, world: World) -> Job:
         Refused: On all ranks alike, if they will not do.
     """
     run, trained = _choose_run(config, world)
-    if config.events_per_call > 1 and trained.model not in BITWISE:
+    if config.events_per_call > 1 and not trained.is_bitwise:
         what = f"--events-per-call {config.events_per_call} joins events, and --model {trained.model} may have norms"
         hint = f"leave it out; networks built on stages can: {', '.join(BITWISE)}"
         agree(world.transport, Problem(f"{what} over a whole event", hint))

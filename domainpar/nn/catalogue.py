@@ -22,6 +22,7 @@ from domainpar.nn.calls import Aggregate
 from domainpar.nn.classifier import EdgeClassifier
 from domainpar.nn.heads import EDGE, Head
 from domainpar.nn.interaction import InteractionNetwork, Readouts
+from domainpar.nn.normed import InteractionOfRows
 from domainpar.nn.on_stages import PUBLISHED_ON_STAGES
 from domainpar.nn.published import OF_THE_FIELD
 
@@ -30,6 +31,9 @@ ON_STAGES: dict[str, Callable[..., InteractionNetwork]] = {
     "interaction-node-first": partial(InteractionNetwork, order="node-first"),
 }
 """The same bits on any number of ranks, as those of `PUBLISHED_ON_STAGES`."""
+
+OVER_ROWS = ("batch", "graph")
+"""Norms over all rows of an event, which stages cannot have."""
 
 OPTIONS = ("node_features", "edge_features", "hidden", "graph_iters", "dropout", "seed")
 """Arguments of networks."""
@@ -86,6 +90,15 @@ def build_model(
     of_stages: dict[str, Any] = {"shared_weights": shared_weights, "products": products}
     of_stages |= {"readouts": readouts, "standard": standard}
     of_stages |= {"residual": residual, "aggregate": aggregate, "activation": activation, "norm": norm}
+    if name in ON_STAGES and norm in OVER_ROWS:
+        if products is not None:
+            raise ValueError(f"--norm {norm} has no --precision bf16: it runs in plain torch.")
+        order = ON_STAGES[name].keywords["order"]  # type: ignore[attr-defined]
+        options |= {name: value for name, value in of_stages.items() if name not in ("products", "norm")}
+        module = InteractionOfRows(
+            node_features, edge_features, norm, order=order, dropout=dropout, heads=heads, **options
+        )
+        return OnEvents(module.to(dtype), recompute_every, heads)
     if name in ON_STAGES:
         options |= of_stages | {"recompute_every": recompute_every, "heads": heads}
         return ON_STAGES[name](node_features, edge_features, **options, dtype=dtype, dropout=dropout)

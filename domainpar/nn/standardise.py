@@ -35,10 +35,11 @@ class Standardise(nn.Module):
         """The part with its features standardised."""
         return replace(
             graph,
-            features=_standardised(graph.features, self.node_mean, self.node_scale),
-            edge_features=_standardised(graph.edge_features, self.edge_mean, self.edge_scale),
+            features=standardised(graph.features, self.node_mean, self.node_scale),
+            edge_features=standardised(graph.edge_features, self.edge_mean, self.edge_scale),
         )
 
 
-def _standardised(features: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
+def standardised(features: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
+    """Features by these constants, each number alone."""
     return torch.clamp((features - mean) / scale, -MOST_DEVIATIONS, MOST_DEVIATIONS)

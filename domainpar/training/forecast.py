@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from domainpar.agreement import Refused, agree, on_root
-from domainpar.config import BITWISE, TrainConfig
+from domainpar.config import TrainConfig
 from domainpar.nn.adapt.nested import tensors_in
 from domainpar.nn.adapt.versions import memory_of
 from domainpar.nn.catalogue import said_by
@@ -120,7 +120,7 @@ def _expected(
         of_edge, fixed = on_root(world.transport, lambda: _measured(trainer, lessons, sample, every))
         memory.forget_peak()  # of the piece
         # Stages have tables of their own, and torch has its own allocator on a GPU.
-        of_torch = config.model not in BITWISE and world.device.type == "cpu"
+        of_torch = not config.is_bitwise and world.device.type == "cpu"
         gaps = GAPS if of_torch and config.way_with_freed_memory == "keep" else 1.0
         size = MeasuredSize(of_edge * gaps, int(fixed * gaps) + (OF_TORCH if of_torch else 0), every)
     part = trainer.loader.load(sample)

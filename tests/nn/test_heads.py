@@ -55,11 +55,11 @@ def read(world, event, make, grouping="random", key=None):
     assert list(outputs) == [head.name for head in model.heads]
     of = {head.name: head.of for head in model.heads}
     wanted = {name: given[name] if of[name] == "graph" else given[name][ids[of[name]]] for name in outputs}
-    torch.autograd.backward(readings.tensors, [wanted[name] for name in outputs])
+    torch.autograd.backward(readings.tensors, [wanted[name].expand_as(outputs[name]) for name in outputs])
     assert gradients.reduce(world.transport) == 0
     owned = torch.from_numpy(plan.edge_owned)
     rows = {
-        name: (ids["edge"][owned], table.detach()[owned])
+        name: (ids["edge"][owned], torch.atleast_2d(table.detach())[-1][owned])
         if of[name] == "edge"
         else (ids["node"] if of[name] == "node" else None, table.detach())
         for name, table in outputs.items()
