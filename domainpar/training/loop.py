@@ -153,6 +153,7 @@ class Trainer:
     def __post_init__(self) -> None:
         self._gradients = self.model.gradients()
         self._now, self._stragglers, self._spikes = Now(self.world), Stragglers(), Spikes()
+        self._expected: Sequence[Sample] = []
         self._sound = torch.ones((), dtype=torch.bool, device=self.world.device)
         self._layer_of = {it: name.rpartition(".")[0] or name for name, it in self.model.layers.named_parameters()}
         self._first = next(parameter for parameter in self.model.parameters() if parameter.requires_grad)
@@ -173,6 +174,7 @@ class Trainer:
         with memory_explained(self._now, self.model):
             ours = deal(samples, self.world.num_data_groups)[self.world.data_group]
             parts = list(self._load(ours, step, tally))
+            self.loader.prefetch(self._expected)
             totals = self.loader.total(parts, len(ours))
             shares = self._shares(totals)
             self.optimizer.zero_grad()
@@ -252,6 +254,10 @@ class Trainer:
             "grad_norm": None,
         }
         return self._record(figures, samples, totals, tally, counts, losses)
+
+    def expect(self, samples: Sequence[Sample]) -> None:
+        """Say which samples the step after the next one takes, so that they can be loaded meanwhile."""
+        self._expected = deal(samples, self.world.num_data_groups)[self.world.data_group]
 
     def tell(self, listener: Callable[[str], None]) -> None:
         """Tell somebody of each phase of a step that begins."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -122,6 +123,19 @@ class PartLoader:
         self._kept: OrderedDict[Sample, LabelledPart] = OrderedDict()
         self._bad: dict[Sample, Skip] = {}
         self._new: list[Skip] = []  # since the last `total`
+        self._coming: dict[Sample, Future[LabelledPart]] = {}
+        self._reader: ThreadPoolExecutor | None = None
+
+    def prefetch(self, samples: Sequence[Sample]) -> None:
+        """Begin to load the first of some samples that is not here, in the background.
+
+        Only where no other rank shares it: parts of one event are planned together, and nobody talks in the background.
+        """
+        missing = [sample for sample in samples if sample not in self._kept and sample not in self._bad]
+        if self.world.domain.size > 1 or not missing or missing[0] in self._coming:
+            return
+        self._reader = self._reader or ThreadPoolExecutor(1, "the next event")
+        self._coming = {missing[0]: self._reader.submit(self._read, missing[0])}
 
     def load(self, sample: Sample) -> LabelledPart | None:
         """One rank's part of a sample, None if it is left out. *Collective* over the domain group.
@@ -137,7 +151,8 @@ class PartLoader:
         # sizes decide which parts are kept, so that all of them load, or none does.
         if sample not in self._kept:
             try:
-                self._kept[sample] = self._read(sample)
+                coming = self._coming.pop(sample, None)
+                self._kept[sample] = self._read(sample) if coming is None else coming.result()
             except BadEvent as bad:
                 if self.on_bad_event == "fail":
                     raise bad.for_this_rank() from bad.__cause__

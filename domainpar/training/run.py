@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 from tqdm import tqdm
@@ -147,7 +148,8 @@ def _steps(config: TrainConfig, lessons: Lessons, keeper: Keeper, state: Trainin
         while state.step < total and not stopped and not _goes_stale(config, state):
             epoch = state.epoch
             steps = steps_of(config, lessons.train, epoch)
-            for samples in steps[state.step_in_epoch :]:
+            for samples, following in pairwise([*steps[state.step_in_epoch :], []]):
+                trainer.expect(following)
                 with nullcontext() if profile is None else profile.step():
                     record = trainer.step(samples, state.step)
                 state = replace(state, step=state.step + 1, step_in_epoch=state.step_in_epoch + 1)

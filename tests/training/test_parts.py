@@ -123,3 +123,47 @@ def test_an_event_without_truth_is_refused_by_name(tmp_path):
         "it has no truth; it can be inferred on, not trained on", "000000000", store.path / store.records[0].path
     ):
         run_ranks(lambda world: PartLoader(store, world).load(samples_of(store.events(), None)[0]), 2)
+
+
+def test_the_next_sample_is_read_in_the_background_and_is_the_same(store, loads):
+    def load(world, ahead):
+        loader = PartLoader(EventStore(store), world)
+        samples = samples_of(EventStore(store).events(), None)
+        if ahead:
+            loader.prefetch(samples[1:])
+            loader.prefetch(samples[1:])  # once is enough
+        return [loader.load(sample) for sample in samples[:2]]
+
+    (plain,), (ahead,) = run_ranks(load, 1, False), run_ranks(load, 1, True)
+    for one, other in zip(plain, ahead):
+        assert torch.equal(one.graph.features, other.graph.features)
+        assert torch.equal(one.weights, other.weights)
+        assert np.array_equal(one.graph.plan.edge_ids, other.graph.plan.edge_ids)
+    in_background = [names for thread, names in loads.items() if thread.startswith("the next event")]
+    assert in_background == [["1"]]
+
+
+def test_ranks_that_share_an_event_read_nothing_ahead(store, loads):
+    def prefetch(world):
+        PartLoader(EventStore(store), world).prefetch(samples_of(EventStore(store).events(), None))
+
+    run_ranks(prefetch, 2)
+    assert not loads
+
+
+def test_an_event_that_cannot_be_used_is_left_out_also_where_it_is_read_ahead(tmp_path):
+    path = write_random_store(tmp_path / "store")
+    record = EventStore(path).events()[1]
+    content = bytearray((path / record.path).read_bytes())
+    content[len(content) // 2 :] = bytes(len(content) - len(content) // 2)
+    (path / record.path).write_bytes(content)
+
+    def load(world, how):
+        loader = PartLoader(EventStore(path), world, on_bad_event=how)
+        samples = samples_of(EventStore(path).events(), None)
+        loader.prefetch(samples[1:])
+        return loader.load(samples[1])
+
+    assert run_ranks(load, 1, "skip") == [None]
+    with pytest.raises(parts.BadEvent):
+        run_ranks(load, 1, "fail")
