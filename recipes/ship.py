@@ -38,7 +38,7 @@ def ship(run: Path, name: str) -> Path:
     about = json.loads((run / "run.json").read_text())
     # Its events are known by their hashes: what it was trained on is not scored as if it were new.
     store = about["store"] | {"path": "", "absolute": ""}
-    kept = {key: about[key] for key in KEPT} | {"store": store}
+    kept = {key: about[key] for key in KEPT} | {"store": store, "tasks": about.get("tasks")}
     (place / "run.json").write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
     flags = yaml.safe_load((run / "config.yaml").read_text())
     flags = {key: value for key, value in flags.items() if key not in OF_THE_MACHINE}

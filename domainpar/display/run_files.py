@@ -249,7 +249,8 @@ def read_run_files(directory: Path, scores: Path | None = None, store: Path | No
     records = _records(directory / "metrics.jsonl", missing)
     score_files = _scores(directory, about, scores, missing)
     event_store = _store(directory, about, score_files, store, missing)
-    if score_files is not None and score_files.tracks is None:
+    scores_edges = bool((about.get("tasks") or {}).get("edge_weight", 1.0))
+    if score_files is not None and score_files.tracks is None and scores_edges:
         missing.append(
             f"No tracks, so no efficiency of tracks: {this_python()} -m domainpar.infer --run {directory} "
             "--tracks grow --overwrite"
@@ -306,7 +307,8 @@ def _scores(run: Path, of_run: Table, named: Path | None, missing: list[str]) ->
             raise ValueError(f"{named} holds no scores: it has no scores.json; name a directory that infer wrote.")
         missing.append(
             "No scores, so no ROC curve, no efficiency and no tracks in the event display: "
-            f"{this_python()} -m domainpar.infer --run {run} --tracks grow"
+            f"{this_python()} -m domainpar.infer --run {run}"
+            + (" --tracks grow" if (of_run.get("tasks") or {}).get("edge_weight", 1.0) else "")
         )
         return None
     about = _object(path)

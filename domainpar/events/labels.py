@@ -65,6 +65,8 @@ def check_labels(
         Problem: If there is not one for each node, a class is below -1 or too large, a number infinite, or two have the
             same name.
     """
+    if "edge" in (*node_labels, *graph_labels):
+        raise place.problem("a label is called edge, which is what scores of edges are called", "name it otherwise")
     if twice := set(node_labels) & set(graph_labels):
         raise place.problem(f"label {min(twice)} is there twice: of nodes and of the graph", "name one otherwise")
     for name, values in (*node_labels.items(), *((name, np.array([it])) for name, it in graph_labels.items())):
@@ -77,7 +79,7 @@ def check_labels(
             expected = f"a class, 0 to {MOST_CLASSES - 1}, or -1 where it is not known"
         if len(bad):
             what = f"label {name} of row {bad[0]} is {values[bad[0]]}, expected {expected} ({len(bad)} such rows)"
-            raise place.problem(what, "numbers to be regressed are floats, classes are integers")
+            raise place.problem(what, "numbers to be regressed are floats; what is no label needs a name without y")
 
 
 def of_particles(name: str, particle_id: IntArray, particles: Particles) -> npt.NDArray[np.float64]:

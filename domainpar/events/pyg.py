@@ -21,7 +21,7 @@ from typing import IO, Any
 import numpy as np
 
 from domainpar.events.graph import Array, EventGraph, Hits, check_array, check_ends, checked
-from domainpar.events.labels import check_labels
+from domainpar.events.labels import MOST_CLASSES, check_labels
 from domainpar.problems import Place, Problem
 from partitioners.topology import FloatArray
 
@@ -273,10 +273,12 @@ def _labels(
         if found is None or value is None or (found["of"] == "edge" and found["name"]):
             continue
         of, name = found["of"], found["name"] or "y"
+        rows = {"edge": num_edges, "node": num_nodes, "graph": 1}
+        if of is None and name != "y" and not _may_be_label(value, (num_nodes, 1)):
+            continue  # of a name that begins alike, as other entries may
         values = np.array([value]) if isinstance(value, bool | int | float) else as_array(value, entry, place)
         values = values.reshape(1) if values.ndim == 0 else values
         values = values[:, 0] if values.shape[1:] == (1,) else values
-        rows = {"edge": num_edges, "node": num_nodes, "graph": 1}
         if of is None:
             fitting = [it for it, count in rows.items() if len(values) == count and (name == "y" or it != "edge")]
             of = fitting[0] if fitting else "edge"
@@ -293,3 +295,15 @@ def _labels(
         else:
             of_graph |= {name: column[0].item() for name, column in named.items()}
     return of_edges, of_nodes, of_graph
+
+
+def _may_be_label(value: Any, rows: tuple[int, ...]) -> bool:
+    """Whether an entry whose name does not say of what it is holds labels: numbers or classes in as many rows."""
+    if isinstance(value, bool | int | float):
+        return True
+    if not hasattr(value, "shape") or getattr(value, "is_sparse", False) or len(value.shape) > 2:
+        return False
+    if (value.shape[0] if len(value.shape) else 1) not in rows:
+        return False
+    counts = np.asarray(value)
+    return counts.dtype.kind == "f" or bool(((counts >= -1) & (counts < MOST_CLASSES)).all())

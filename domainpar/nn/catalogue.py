@@ -114,6 +114,8 @@ def build_model(
         return PUBLISHED_ON_STAGES.get(name, OnEvents)(published, recompute_every)
     sizes = {"node_features": node_features, "edge_features": edge_features, "dropout": dropout}
     outputs = {"outputs": {head.name: head.columns for head in heads}}
+    if tuple(heads) == (EDGE,) and not _names_outputs(name):  # a factory that takes anything may not know of them
+        outputs = {}
     return OnEvents(_own(name, sizes | options | outputs).to(dtype), recompute_every, heads)
 
 
@@ -138,7 +140,7 @@ def _own(name: str, options: dict[str, Any]) -> nn.Module:
     """
     try:
         factory = _factory(name)
-        taken = _taken(factory)
+        taken = [option for option in _taken(factory) if option in options]
         with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
             torch.manual_seed(options["seed"])
             module = factory(**{option: value for option, value in options.items() if option in taken})
@@ -164,6 +166,14 @@ def _taken(factory: Callable[..., Any]) -> tuple[str, ...]:
     parameters = inspect.signature(factory).parameters
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     return tuple(option for option in OF_FACTORIES if takes_all or option in parameters)
+
+
+def _names_outputs(name: str) -> bool:
+    """Whether a user's factory names the argument `outputs`."""
+    try:
+        return "outputs" in inspect.signature(_factory(name)).parameters
+    except (Exception, SystemExit):  # `build_model` says what is wrong with it
+        return False
 
 
 def options_of(name: str) -> tuple[str, ...]:

@@ -148,7 +148,8 @@ class InteractionNetwork(OnStages):
         self.head = EdgeStage(readout(columns, 1), products) if EDGE in self.heads else None
         # Drawn last: what else there is begins as without them.
         self.other_heads = nn.ModuleDict(
-            {head.name: NodeStage(readout(hidden, head.columns * (2 if head.of == "graph" else 1))) for head in others}
+            # torch has names of its own in such a dictionary.
+            {f"of_{it.name}": NodeStage(readout(hidden, it.columns * (2 if it.of == "graph" else 1))) for it in others}
         )
         self.num_readouts = 0 if self.head is None else graph_iters if readouts == "all" else 1
         edge_item_bytes = None if products is None else products.itemsize

@@ -37,8 +37,8 @@ class EventNorm(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         """Normed rows, [n, width]."""
-        rows = rows - rows.mean(dim=0) * self.mean_scale
-        normed: Tensor = rows / (rows.square().mean(dim=0) + self.eps).sqrt()
+        rows = rows - _mean(rows) * self.mean_scale
+        normed: Tensor = rows / (_mean(rows.square()) + self.eps).sqrt()
         return normed * self.weight + self.bias
 
 
@@ -120,7 +120,8 @@ class InteractionOfRows(nn.Module):
         )
         self.head = mlp((3 if self.node_first else 1) * hidden, out=1) if EDGE in self.heads else None
         self.other_heads = nn.ModuleDict(
-            {head.name: mlp(hidden, out=head.columns * (2 if head.of == "graph" else 1)) for head in others}
+            # torch has names of its own in such a dictionary.
+            {f"of_{head.name}": mlp(hidden, out=head.columns * (2 if head.of == "graph" else 1)) for head in others}
         )
         self.deep_supervision = readouts == "all"
         self.standardises = standard is not None
@@ -156,7 +157,7 @@ class InteractionOfRows(nn.Module):
             x = self._updated(x, edges, (dst, src), scales, updates)
         for head in self.heads:
             if head.of != "edge":
-                rows = self.other_heads[head.name](x)
+                rows = self.other_heads[f"of_{head.name}"](x)
                 results[head.name] = rows if head.of == "node" else _pooled(rows, head)
         return results if len(self.heads) > 1 else next(iter(results.values()))
 
@@ -179,4 +180,10 @@ class InteractionOfRows(nn.Module):
 
 def _pooled(rows: Tensor, head: Head) -> Tensor:
     """As `heads.pooled`."""
-    return rows[:, : head.columns].mean(dim=0) + rows[:, head.columns :].sum(dim=0) / head.usual_nodes
+    return _mean(rows[:, : head.columns]) + rows[:, head.columns :].sum(dim=0) / head.usual_nodes
+
+
+def _mean(rows: Tensor) -> Tensor:
+    """The mean of rows of the whole event; 0 where there are none, as there are edges of some events."""
+    count = torch.ones_like(rows[:, :1]).sum(dim=0).clamp(min=1)
+    return rows.sum(dim=0) / count

@@ -32,6 +32,8 @@ def scored_events(path: str | Path, least_score: float) -> Source:
         StoreError: From `read`, if a file is missing or damaged.
     """
     directory, about = list_of(Path(path))
+    if not (about.get("learnt") or {}).get("edge_weight", 1.0):
+        raise Problem(f"{directory} holds labels, and no scores of edges", "name a run that scores edges")
     events = {listed["event"]: listed for listed in about["events"]}
     hashes = [(name, listed["event_sha256"]) for name, listed in events.items()]
     place = find_store(about["store"], directory, hashes)

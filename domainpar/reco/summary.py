@@ -174,7 +174,10 @@ def _labels_line(split: str, values: Mapping[str, Any]) -> str:
         for figure, value in figures.items()
         if figure != "known"
     ]
-    known = ", ".join(f"{figures['known']:,} {name}" for name, figures in values["labels"].items())
+    known = ", ".join(
+        f"{'some' if figures['known'] is None else format(figures['known'], ',')} {name}"
+        for name, figures in values["labels"].items()
+    )
     return f"split={split} events={values['events']} {' '.join(shown)} (of those known: {known})"
 
 

@@ -27,7 +27,7 @@ from domainpar.problems import Place, Problem, Where, told
 from domainpar.training.rundir import began_with, begun_tasks
 from domainpar.training.sampler import Sample, samples_of, steps_of_epoch
 from domainpar.training.targets import TARGET, EdgeRules, edge_classes
-from domainpar.training.tasks import EDGES, Tasks, check_same, tasks_of
+from domainpar.training.tasks import EDGES, Tasks, going_on, tasks_of
 from domainpar.words import several, some_of
 
 Conditions = Mapping[str, Any]
@@ -138,9 +138,7 @@ def tasks_of_run(config: TrainConfig, store: EventStore, world: World) -> Tasks:
     kept = on_root(world.transport, lambda: begun_tasks(config.out, config.resume))
     if kept is None:
         return tasks_of(config, store, world)
-    tasks = Tasks.from_json(kept)
-    on_all(world.transport, lambda: check_same(tasks, config, store))
-    return tasks
+    return on_all(world.transport, lambda: going_on(Tasks.from_json(kept), config, store))
 
 
 def _of_size(config: TrainConfig, train: list[Sample], val: list[Sample]) -> tuple[list[Sample], list[Sample], str]:

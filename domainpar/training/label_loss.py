@@ -23,6 +23,8 @@ from domainpar.training.loss import LN2, exp_of, log1p_of
 from domainpar.training.tasks import Task
 
 FloatArray = npt.NDArray[np.float64]
+FAR = 2.0**-20
+"""Factor of what is summed exactly, a power of two: numbers that are millions of deviations off can still be added."""
 
 
 def label_loss(
@@ -130,7 +132,7 @@ class LabelMetrics:
         """What was counted, as plain numbers, which can be added to those of other events."""
         if self.task.label.classes:
             return list(self._classes.tolist())
-        return [math.nan] * 4 if self._numbers.rejected else list(self._numbers.total().tolist())
+        return [math.nan] * 4 if self._numbers.rejected else list((self._numbers.total() / FAR).tolist())
 
     def add(self, said: FloatArray, labels: FloatArray) -> None:
         """Count what the network said of some rows, [n, columns], given their labels as it was to say them, [n]."""
@@ -143,7 +145,7 @@ class LabelMetrics:
         else:
             known = np.isfinite(labels)
             numbers, off = labels[known], said[known, 0] - labels[known]
-            columns = np.stack([np.ones(len(off)), off * off, numbers, numbers * numbers], axis=1)
+            columns = np.stack([np.ones(len(off)), off * off, numbers, numbers * numbers], axis=1) * FAR
             self._numbers.add_rows(torch.from_numpy(columns))
 
     def reduce(self, transport: Transport) -> None:

@@ -20,7 +20,7 @@ from domainpar.nn.classifier import EdgeClassifier
 from domainpar.nn.heads import Readings
 from domainpar.nn.noise import key_of
 from domainpar.parallel.world import World
-from domainpar.training.label_loss import label_loss
+from domainpar.training.label_loss import FAR, label_loss
 from domainpar.training.loss import edge_loss
 from domainpar.training.metrics import EdgeCounts, metrics_of
 from domainpar.training.monitor.failure import Now, memory_explained
@@ -233,7 +233,7 @@ class Trainer:
         """
         tally = Tally(self.world, self.tasks)
         counted: list[Counted] = []
-        ones = Shares(1.0, (1.0,) * len(self.tasks))
+        ones = Shares(1.0, (1 / FAR,) * len(self.tasks))  # not divided yet
         ours = deal(samples, self.world.num_data_groups)[self.world.data_group]
         with memory_explained(self._now, self.model), torch.no_grad():
             for part in self._load(ours, step, tally):
@@ -247,7 +247,7 @@ class Trainer:
         spoilt, losses, _, counts = tally.read()
         totals = self.loader.total(counted, len(ours))
         shares = self._shares(totals)
-        losses = [loss / share for loss, share in zip(losses, (shares.edges, *shares.labels))]
+        losses = [losses[0] / shares.edges, *(loss / FAR / share for loss, share in zip(losses[1:], shares.labels))]
         figures = {
             "loss": None if spoilt or not totals.loaded else sum(losses),
             "lr": self.schedule.at(max(step - 1, 0)),

@@ -71,8 +71,10 @@ def verify_network(config: TrainConfig, model: EdgeClassifier, lessons: Lessons,
     """
     if not (config.verify and is_code(config.model)):
         return
-    readable = {record.event for record in lessons.store.readable() if record.num_edges}  # `check_lessons` saw some
-    first = next(sample.record for sample in lessons.train if sample.record.event in readable)
+    readable = {record.event for record in lessons.store.readable() if record.num_edges}
+    first = next((sample.record for sample in lessons.train if sample.record.event in readable), None)
+    if first is None:  # labels of nodes may be learnt without an edge; then there is nothing to split
+        return
     if world.is_root:
         what = "the network whole and split over 3 ranks, on a piece of the first event (--no-verify: skip)"
         tqdm.write(f"verify   : {what}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
@@ -17,7 +17,9 @@ from domainpar.agreement import gather
 from domainpar.events.graph import IntArray
 from domainpar.events.labels import is_known
 from domainpar.events.store import EventStore, StoredEvent
+from domainpar.parallel.halo import CompleteHalo
 from domainpar.parallel.part_loading import BadEvent, Part, load_part, open_together, sector_of_tiles, together
+from domainpar.parallel.transport import Transport
 from domainpar.parallel.world import World
 from domainpar.training.sampler import Sample
 from domainpar.training.targets import FAKE, OTHER, TARGET, EdgeRules, edge_classes
@@ -135,7 +137,8 @@ class PartLoader:
         if self.world.domain.size > 1 or not missing or missing[0] in self._coming:
             return
         self._reader = self._reader or ThreadPoolExecutor(1, "the next event")
-        self._coming = {missing[0]: self._reader.submit(self._read, missing[0])}
+        # Over a transport of its own: the run's is for the thread that computes.
+        self._coming = {missing[0]: self._reader.submit(self._read, missing[0], World.alone(self.world.device).domain)}
 
     def load(self, sample: Sample) -> LabelledPart | None:
         """One rank's part of a sample, None if it is left out. *Collective* over the domain group.
@@ -152,7 +155,12 @@ class PartLoader:
         if sample not in self._kept:
             try:
                 coming = self._coming.pop(sample, None)
-                self._kept[sample] = self._read(sample) if coming is None else coming.result()
+                if coming is None:
+                    self._kept[sample] = self._read(sample, self.world.domain)
+                else:
+                    part = coming.result()
+                    halo = CompleteHalo(part.graph.plan, self.world.domain, self.world.device)
+                    self._kept[sample] = replace(part, halo=halo)
             except BadEvent as bad:
                 if self.on_bad_event == "fail":
                     raise bad.for_this_rank() from bad.__cause__
@@ -191,8 +199,7 @@ class PartLoader:
             self._new.clear()
         return Totals(kinds, tuple(known), loaded, skipped)
 
-    def _read(self, sample: Sample) -> LabelledPart:
-        domain = self.world.domain
+    def _read(self, sample: Sample, domain: Transport) -> LabelledPart:
         with open_together(self.store, sample.record, domain) as event:
             part = load_part(
                 event,

@@ -18,7 +18,9 @@ from domainpar.events.standard import Sums, mean_and_scale
 from domainpar.events.store import EventRecord, EventStore, StoredEvent
 from domainpar.nn.heads import EDGE, Head
 from domainpar.parallel.world import World
-from domainpar.problems import Problem
+from domainpar.problems import Problem, told
+from domainpar.training.pretrained import source
+from domainpar.training.rundir import read_run
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -83,11 +85,13 @@ class Tasks:
 
     Attributes:
         edge_weight: Weight of the loss of edges; 0: it does not score them.
-        labels: Labels that it learns; the first is the one it is there for, where it does not score edges.
+        labels: Labels that it learns.
+        main: The name of what it is there for, a label or the edges: that tells the best checkpoint.
     """
 
     edge_weight: float = 1.0
     labels: tuple[Task, ...] = ()
+    main: str = EDGE.name
 
     @property
     def heads(self) -> tuple[Head, ...]:
@@ -103,21 +107,25 @@ class Tasks:
 
     def figure_of(self, record: Mapping[str, Any]) -> float | None:
         """What tells the best checkpoint, the larger the better, of a record; None if it could not be counted."""
-        if self.edge_weight:
+        if self.main == EDGE.name:
             auc: float | None = record["edge_auc"]
             return auc
-        figures = record["labels"][self.labels[0].name]
-        if self.labels[0].label.classes:
+        figures = record["labels"][self.main]
+        if self._main_task.label.classes:
             accuracy: float | None = figures["accuracy"]
             return accuracy
         return None if figures["rmse"] is None else -figures["rmse"]
 
     def told(self, figure: float) -> str:
         """The same for the user."""
-        if self.edge_weight:
+        if self.main == EDGE.name:
             return f"edge AUC {figure:.4f}"
-        main = self.labels[0]
-        return f"accuracy of {main.name} {figure:.4f}" if main.label.classes else f"RMSE of {main.name} {-figure:.4g}"
+        of_classes = self._main_task.label.classes
+        return f"accuracy of {self.main} {figure:.4f}" if of_classes else f"RMSE of {self.main} {-figure:.4g}"
+
+    @property
+    def _main_task(self) -> Task:
+        return next(task for task in self.labels if task.name == self.main)
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -129,7 +137,7 @@ class Tasks:
         if item is None:
             return cls()
         labels = tuple(Task(**{**task, "label": Label(*task["label"])}) for task in item["labels"])
-        return cls(item["edge_weight"], labels)
+        return cls(item["edge_weight"], labels, item["main"])
 
 
 EDGES = Tasks()
@@ -146,9 +154,18 @@ def tasks_of(config: TrainConfig, store: EventStore, world: World) -> Tasks:
     tasks = on_all(world.transport, lambda: _asked(config, store))
     if not tasks.labels:
         return tasks
+    tasks = _as_begun(tasks, config)
     records = [it for it in store.events("train") if it.event not in store.unreadable and tasks.missing(it) is None]
-    sums = on_all(world.transport, lambda: [_sums(store, it, tasks.labels) for it in records[world.rank :: world.size]])
-    of_events = [event for rank in gather(world.transport, sums) for event in rank]
+    skips = config.on_bad_event == "skip"
+    share = records[world.rank :: world.size]
+    sums = on_all(world.transport, lambda: [_sums(store, it, tasks.labels, skips) for it in share])
+    of_events: list[Any] = []
+    for rank, of_rank in enumerate(gather(world.transport, sums)):
+        for record, found in zip(records[rank :: world.size], of_rank):
+            if isinstance(found, dict):  # it is left out, on all ranks alike
+                store.unreadable[record.event] = Problem(**found)
+            else:
+                of_events.append(found)
     usual_nodes = sum(record.num_nodes for record in records) / max(len(records), 1)
     return on_all(world.transport, lambda: _standardised(tasks, of_events, max(usual_nodes, 1.0)))
 
@@ -156,7 +173,7 @@ def tasks_of(config: TrainConfig, store: EventStore, world: World) -> Tasks:
 def _asked(config: TrainConfig, store: EventStore) -> Tasks:
     """The tasks of a configuration, not standardised yet."""
     theirs = {label.name: label for label in OF_PARTICLES} | store.labels
-    edge_weight, labels = 1.0, []
+    edge_weight, labels, main = 1.0, [], EDGE.name
     if config.task != "edge":
         of, _, kind = config.task.partition("-")
         fitting = [label for label in theirs.values() if label.of == of and bool(label.classes) == (kind == "class")]
@@ -168,7 +185,7 @@ def _asked(config: TrainConfig, store: EventStore) -> Tasks:
             asked = f"no label {config.label}" if config.label else f"{'several labels' if chosen else 'no label'}"
             hint = f"--label takes one of {names}" if names else f"its events have {_told(theirs) or 'no labels'}"
             raise Problem(f"--task {config.task}: store {store.path} has {asked} of this kind", hint)
-        edge_weight, labels = 0.0, [Task(chosen[0])]
+        edge_weight, labels, main = 0.0, [Task(chosen[0])], chosen[0].name
     for name, weight in parse_aux(config.aux).items() if config.aux else ():
         if name == EDGE.name:
             edge_weight = weight
@@ -182,30 +199,52 @@ def _asked(config: TrainConfig, store: EventStore) -> Tasks:
     if of_graph and config.mode == "naive":
         what = f"label {of_graph[0]} is one of the whole event, and --mode naive shows the network sectors of it"
         raise Problem(what, "leave out --mode naive")
-    return Tasks(edge_weight, tuple(labels))
+    return Tasks(edge_weight, tuple(labels), main)
 
 
-def check_same(tasks: Tasks, config: TrainConfig, store: EventStore) -> None:
-    """Refuse to go on with other labels than a run began with; weights may change.
+def going_on(tasks: Tasks, config: TrainConfig, store: EventStore) -> Tasks:
+    """What a run goes on to learn: what it began with, with the weights that are asked for now.
 
     Raises:
-        Problem: If they are others.
+        Problem: If other labels are asked for, or another one as what it is there for.
     """
-    heads, asked = ([head.name for head in each.heads] for each in (tasks, _asked(config, store)))
-    if heads != asked:
-        what = f"the run learns {', '.join(heads)}, and --task, --label and --aux ask for {', '.join(asked)}"
+    asked = _asked(config, store)
+    (heads, main), (now, now_main) = (([head.name for head in each.heads], each.main) for each in (tasks, asked))
+    if (heads, main) != (now, now_main):
+        what = f"the run learns {', '.join(heads)}, and --task, --label and --aux ask for {', '.join(now)}"
+        what += "" if heads != now else f", with {now_main} in place of {main} as what it is there for"
         raise Problem(what, "leave them as they were, or begin another run: --init takes weights of the same network")
+    labels = tuple(replace(task, weight=of.weight) for task, of in zip(tasks.labels, asked.labels))
+    return Tasks(asked.edge_weight, labels, main)
 
 
 def _told(labels: Mapping[str, Label]) -> str:
     return ", ".join(label.what for label in labels.values())
 
 
-def _sums(store: EventStore, record: EventRecord, tasks: Sequence[Task]) -> list[Any]:
-    """Of each label of an event that is known: their number, and exact sums of numbers."""
-    with store.open(record) as event:
-        everything = np.arange(event.num_nodes)
-        values = [task.labels(event, everything) for task in tasks]
+def _as_begun(tasks: Tasks, config: TrainConfig) -> Tasks:
+    """The same in the units of the network that a run begins with: heads say numbers in these."""
+    if config.init is None:
+        return tasks
+    theirs = {task.name: task for task in Tasks.from_json(read_run(source(config.init)).get("tasks")).labels}
+    labels = []
+    for task in tasks.labels:
+        known = theirs.get(task.name)
+        same = known is not None and known.head == task.head._replace(usual_nodes=known.usual_nodes)
+        labels.append(replace(known, weight=task.weight, label=task.label) if known is not None and same else task)
+    return replace(tasks, labels=tuple(labels))
+
+
+def _sums(store: EventStore, record: EventRecord, tasks: Sequence[Task], skips: bool) -> list[Any] | dict[str, Any]:
+    """Of each label of an event that is known: their number, and exact sums of numbers; or why it is left out."""
+    try:
+        with store.open(record) as event:
+            everything = np.arange(event.num_nodes)
+            values = [replace(task, mean=0.0, scale=1.0).labels(event, everything) for task in tasks]
+    except Problem as problem:
+        if not skips:
+            raise
+        return told(problem)
     known = [of[is_known(task.label, of)] for task, of in zip(tasks, values)]
     # Labels lie in float32, and are not standardised yet.
     return [Sums.of(of.astype(np.float32)[:, None]) for of in known]
@@ -218,6 +257,9 @@ def _standardised(tasks: Tasks, of_events: Sequence[Sequence[Any]], usual_nodes:
         tables = [Sums(*event[number]) for event in of_events]
         if not any(table.rows for table in tables):
             raise Problem(f"no training event knows its {task.name}", "there is nothing to learn it from")
+        if task.usual_nodes != 1.0:  # it has the units of the network that it begins with
+            labels.append(task)
+            continue
         if task.label.classes:
             labels.append(replace(task, usual_nodes=usual_nodes))
             continue

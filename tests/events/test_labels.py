@@ -58,7 +58,7 @@ def test_columns_of_a_label_are_labels_of_their_own(tmp_path):
             "row 2 is 1000, expected a class(?s:.*)numbers to be regressed are floats",
         ),
         ({"y_energy": torch.tensor([0.0, torch.inf, 1.0])}, "label energy of row 1 is inf"),
-        ({"y_energy": torch.zeros(7)}, r"y_energy is float64 of shape \[7\], expected one label per edge, per node"),
+        ({"node_y_energy": torch.zeros(7)}, r"node_y_energy is float64 of shape \[7\], expected one per node"),
         ({"node_y_a": torch.zeros(3), "graph_y_a": 1.0}, "label a is there twice: of nodes and of the graph"),
     ],
 )
@@ -138,3 +138,24 @@ def test_without_particles_nothing_is_known():
                        PARTICLES.nhits[:0], PARTICLES.charge[:0])  # fmt: skip
     assert np.isnan(of_particles("pt", HITS, nobody)).all()
     assert of_particles("origin", HITS, nobody).tolist() == [-1, 0, -1, -1, -1]
+
+
+def test_entries_that_only_begin_alike_are_left_alone(tmp_path):
+    others = {
+        "y_name": "abc",
+        "y_list": [1, 2, 3],
+        "y_pid": torch.tensor([True] * 4),  # one for each edge, as the truth is
+        "y_weight": torch.rand(4),
+        "y_particle": torch.tensor([10**6, 2, 10**9]),
+        "y_cov": torch.zeros(1, 3, 3),
+        "edge_y_other": torch.ones(4),
+    }
+    graph = read(tmp_path, y=torch.tensor([1, 0, 0, 1]), **others)
+    assert graph.label.tolist() == [1, 0, 0, 1]
+    assert (graph.node_labels, graph.graph_labels) == ({}, {})
+    assert read(tmp_path, **others).label is None
+
+
+def test_a_label_is_not_called_as_edges_are(tmp_path):
+    with pytest.raises(Problem, match="a label is called edge"):
+        read(tmp_path, node_y_edge=torch.zeros(3))

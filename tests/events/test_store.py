@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from marks import fault
 from random_events import random_assignment, random_event, tiled_events
 from refused import refused
+from spoilt_files import flip_a_byte
 
 from domainpar.events.store import (
     EventStore,
@@ -428,12 +429,3 @@ def everything(path: Path) -> dict[str, bytes]:
         names = (event.event_id, event.feature_names, event.edge_feature_names, event.labels, event.graph_labels)
         values["names"] = repr(names).encode()
         return values
-
-
-def flip_a_byte(path: Path, member: str) -> None:
-    with zipfile.ZipFile(path) as archive:
-        info = archive.getinfo(member)
-        start = info.header_offset + 30 + len(member) + info.compress_size // 2
-    content = bytearray(path.read_bytes())
-    content[start] ^= 0xFF
-    path.write_bytes(content)

@@ -94,10 +94,9 @@ def test_a_factory_is_called_with_those_options_that_it_takes():
     own("takes_some", seed=4)
     own("small", seed=4)
     assert own_models.CALLS == [
-        {"node_features": 3, "edge_features": 6, "hidden": 16, "graph_iters": 2, "seed": 4, "dropout": 0.25,
-         "outputs": {"edge": 1}},
+        {"node_features": 3, "edge_features": 6, "hidden": 16, "graph_iters": 2, "seed": 4, "dropout": 0.25},
         {"seed": 4, "hidden": 16, "other": 7},
-    ]  # fmt: skip
+    ]
 
 
 def test_a_class_is_a_factory():

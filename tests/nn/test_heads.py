@@ -105,7 +105,7 @@ def test_each_head_is_its_formula(event, name):
     e0 = torch.from_numpy(event.graph.edge_features[order.original_position]).double()
     src, dst = (torch.from_numpy(end) for end in (order.src, order.dst))
     logits, x = dense.interaction_network(model, x0, e0, src, dst, gives_nodes=True)
-    rows = {name: dense.mlp(head.mlp, x) for name, head in model.other_heads.items()}
+    rows = {name.removeprefix("of_"): dense.mlp(head.mlp, x) for name, head in model.other_heads.items()}
     expected = {"edge": logits, "kinds": rows["kinds"], "energy": rows["energy"]}
     expected["jet"] = rows["jet"][:, :3].mean(0) + rows["jet"][:, 3:].sum(0) / 70.0
     given = upstream(EVERYTHING, event, torch.float64)

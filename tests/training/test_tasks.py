@@ -11,6 +11,7 @@ import torch
 from random_events import random_assignment, random_event
 from random_store import NUM_TILES, write_graph, write_random_store
 from refused import refused_alike
+from spoilt_files import flip_a_byte
 from torch import nn
 from torch.nn import functional as F
 
@@ -184,6 +185,87 @@ def test_a_run_goes_on_with_what_it_began_to_learn(store, tmp_path):
     assert {it[0] for it in run_ranks(_trained, 3, store, tmp_path / "run", on)} == {whole[0]}
     with refused_alike("the run learns kind, energy, and --task, --label and --aux ask for kind, pt"):
         run_ranks(_trained, 2, store, tmp_path / "run", on | {"aux": "pt:0.5"})
+
+
+def test_weights_may_change_where_a_run_goes_on_and_what_it_is_there_for_may_not(store, tmp_path):
+    flags = {"task": "edge", "aux": "kind:0.5"}
+    run_ranks(_trained, 1, store, tmp_path / "run", flags | {"max_steps": 2})
+    on = flags | {"resume": True, "overwrite": False}
+    run_ranks(_trained, 1, store, tmp_path / "run", on | {"aux": "kind:3"})
+    told = json.loads((tmp_path / "run" / "run.json").read_text())["tasks"]
+    assert told["labels"][0]["weight"] == 3
+    with refused_alike("with kind in place of edge as what it is there for"):
+        run_ranks(_trained, 1, store, tmp_path / "run", on | {"task": "node-class", "aux": "edge:1"})
+
+
+def test_the_label_of_a_task_tells_the_best_also_beside_edges(store, tmp_path, capsys):
+    ((_, records, state),) = run_ranks(
+        _trained, 1, store, tmp_path / "run", {"task": "node-class", "aux": "edge:0.5", "epochs": 1, "max_steps": None}
+    )
+    assert state.best == records[-1]["labels"]["kind"]["accuracy"]
+    assert "best validation accuracy of kind" in capsys.readouterr().out
+
+
+def test_a_run_that_begins_with_the_weights_of_another_keeps_its_units(store, tmp_path):
+    run_ranks(_trained, 1, store, tmp_path / "first", {"aux": "energy:0.5, size:0.1"})
+    larger = write_random_store(tmp_path / "larger", num_nodes=300)
+    run_ranks(_trained, 2, larger, tmp_path / "run", {"aux": "energy:2, size:0.1", "init": str(tmp_path / "first")})
+    first, second = (json.loads((tmp_path / name / "run.json").read_text())["tasks"] for name in ("first", "run"))
+    assert [task | {"weight": 0} for task in first["labels"]] == [task | {"weight": 0} for task in second["labels"]]
+    assert second["labels"][0]["weight"] == 2
+
+
+def test_an_event_whose_labels_are_damaged_is_left_out_where_that_is_asked(tmp_path):
+    store = write_random_store(tmp_path / "store")
+    path = store / EventStore(store).events("train")[1].path
+    flip_a_byte(path, "nodes/labels/c/0/0")
+    flags = {"aux": "energy:1", "epochs": 1, "max_steps": None}
+    with pytest.raises(Exception, match="nodes/labels"):
+        run_ranks(_trained, 1, store, tmp_path / "run", flags)
+    found = run_ranks(_trained, 2, store, tmp_path / "run", flags | {"on_bad_event": "skip"})
+    assert {state.step for _, _, state in found} == {3}
+
+
+def test_numbers_that_are_far_off_are_counted(tmp_path):
+    """Two events of 5 to train on, one of 20,000 to validate with: thousands of deviations, which are 1 here."""
+    records = []
+    for seed, size in enumerate((5.0, 5.0, 20_000.0)):
+        graph = replace(random_event(seed, 60, 200), graph_labels={"size": size})
+        tiles, split = random_assignment(seed, 60, NUM_TILES), "train" if seed < 2 else "val"
+        records.append(write_graph(tmp_path / "store", graph, tiles, NUM_TILES, split))
+    write_manifest(tmp_path / "store", records, {})
+    flags = {"task": "graph-regression", "epochs": 1, "max_steps": None}
+    ((_, lines, state),) = run_ranks(_trained, 1, tmp_path / "store", tmp_path / "run", flags)
+    assert -state.best == pytest.approx(19_995, rel=0.01)
+    assert lines[-1]["loss"] == pytest.approx(19_995**2, rel=0.02)
+    run_ranks(_inferred, 1, tmp_path / "store", tmp_path / "run", tmp_path / "scores", {})
+
+
+@pytest.mark.parametrize("norm", ["layer", "graph"])
+def test_an_event_without_edges_is_learnt_from(tmp_path, norm):
+    records = []
+    for seed, edges in enumerate((0, 300, 300)):
+        tiles, split = random_assignment(seed, 60, NUM_TILES), "train" if seed < 2 else "val"
+        records.append(write_graph(tmp_path / "store", random_event(seed, 60, edges), tiles, NUM_TILES, split))
+    write_manifest(tmp_path / "store", records, {})
+    flags = {"task": "node-class", "aux": "size:0.1", "norm": norm, "epochs": 1, "max_steps": None}
+    found = [run_ranks(_trained, ranks, tmp_path / "store", tmp_path / "run", flags)[0] for ranks in (1, 2)]
+    assert found[0][2].step == found[1][2].step == 2
+    assert found[0][1][-1]["loss"] == pytest.approx(found[1][1][-1]["loss"], rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["type", "values", "float", "train", "forward"])
+def test_a_label_may_have_a_name_that_torch_has_too(tmp_path, name):
+    records = []
+    for seed in range(2):
+        graph = replace(random_event(seed, 60, 200), node_labels={name: np.arange(60) % 2})
+        tiles, split = random_assignment(seed, 60, NUM_TILES), "train" if seed < 1 else "val"
+        records.append(write_graph(tmp_path / "store", graph, tiles, NUM_TILES, split))
+    write_manifest(tmp_path / "store", records, {})
+    for norm in ("layer", "batch"):
+        run_ranks(
+            _trained, 1, tmp_path / "store", tmp_path / "run", {"task": "node-class", "norm": norm, "max_steps": 1}
+        )
 
 
 REFUSED = {
