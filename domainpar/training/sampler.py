@@ -45,8 +45,8 @@ def samples_of(records: Sequence[EventRecord], num_sectors: int | None) -> list[
     return [Sample(record, Sector(number, num_sectors)) for record in records for number in range(num_sectors)]
 
 
-STEPS_OF_A_BUCKET = 8
-"""Steps whose samples are alike in size, and shuffled among each other."""
+STEPS_OF_A_BUCKET, FEWEST_BUCKETS = 8, 4
+"""Steps whose samples are alike in size, and shuffled among each other; fewer where buckets would be few."""
 
 
 def steps_of_epoch(
@@ -77,7 +77,7 @@ def steps_of_epoch(
         # Of those that make no whole step any size may be left over; sorting keeps the order of equals.
         whole = len(shuffled) // per_step * per_step
         by_size = sorted(shuffled[:whole], key=lambda sample: sample.cost)
-        length = per_step * STEPS_OF_A_BUCKET
+        length = per_step * max(1, min(STEPS_OF_A_BUCKET, whole // per_step // FEWEST_BUCKETS))
         buckets = [by_size[first : first + length] for first in range(0, whole, length)]
         mixed = [bucket[index] for bucket in buckets for index in random.permutation(len(bucket))]
         steps = [mixed[first : first + per_step] for first in range(0, whole, per_step)]

@@ -149,3 +149,9 @@ def test_events_without_edges_are_dealt_too():
     """Their cost is 0: all of them go to one group, which is as balanced as any other way."""
     hands = deal([Sample(record(name, 0)) for name in "abc"], 2)
     assert sum(map(len, hands)) == 3
+
+
+def test_few_samples_are_not_one_bucket():
+    """Eight steps of them would be all there are, and alike in nothing."""
+    few = MANY[:32]
+    assert _spread(steps_of_epoch(few, 4, 1, 0, "buckets")) < 0.7 * _spread(steps_of_epoch(few, 4, 1, 0))
