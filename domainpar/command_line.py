@@ -309,6 +309,8 @@ def _reading(name: str, hint: Any, description: str) -> dict[str, Any]:
     if choices := _choices(hint):
         return {"type": hint, "metavar": "{" + ",".join(choices) + "}"}
     is_file = description.startswith("File")
+    if {int, str} <= set(get_args(hint)):  # a number of them, or a grid
+        return {"type": hint, "metavar": "N|NxN"}
     text = "FILE" if is_file else "DIR" if name in _DIRECTORIES else name.split("_")[-1].upper()
     return {"type": hint, "metavar": {int: "N", float: "X"}.get(_plain(hint), text)}
 

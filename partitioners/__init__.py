@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from partitioners.grouping import GROUPINGS, TileGraph, group
+from partitioners.grouping import GROUPINGS, Sectors, TileGraph, group, number_of_sectors, sectors_of_tiles
 from partitioners.metis import Metis
 from partitioners.ranges import Contiguous, Random
 from partitioners.sectors import Eta, Phi, PhiEta, number_along_phi
@@ -16,8 +16,8 @@ PARTITIONERS = tuple(_BY_SEED)
 """Names that `get_partitioner` knows; the first three need positions."""
 
 __all__ = [
-    "GROUPINGS", "PARTITIONERS", "Contiguous", "Eta", "Metis", "Partitioner", "Phi", "PhiEta", "Random", "TileGraph",
-    "Topology", "get_partitioner", "group", "number_along_phi",
+    "GROUPINGS", "PARTITIONERS", "Contiguous", "Eta", "Metis", "Partitioner", "Phi", "PhiEta", "Random", "Sectors",
+    "TileGraph", "Topology", "get_partitioner", "group", "number_along_phi", "number_of_sectors", "sectors_of_tiles",
 ]  # fmt: skip
 
 

@@ -1,17 +1,29 @@
-"""Tiles -> parts: an event is cut into tiles once and grouped anew, in microseconds, for every number of ranks."""
+"""Tiles -> parts: an event is cut into tiles once and grouped anew, in microseconds, for every number of ranks.
+
+Sectors, the independent pieces of naive mode, are made of whole tiles too.
+"""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
 
 from partitioners.metis import cut_graph
 from partitioners.ranges import split_evenly
-from partitioners.topology import IntArray, check_assignment, check_edge_index
+from partitioners.sectors import circular_mean, cut_in_both, eta_of, phi_of
+from partitioners.topology import FloatArray, IntArray, check_assignment, check_edge_index
 
 GROUPINGS = ("contiguous", "metis", "random")
 """Names that `group` knows."""
+
+
+FAR_OUT = 10.0
+"""Pseudorapidity beyond which a hit lies no farther out: 0.1 mm off the beam axis a metre away."""
+
+Sectors = int | str
+"""Sectors of an event: `8`, ranges of tiles in their order, or `8x2`, wedges in phi times slices in eta."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,3 +108,55 @@ def group(tiles: TileGraph, num_parts: int, method: str = "contiguous", seed: in
     if method == "random":
         return np.random.default_rng(seed).integers(0, num_parts, tiles.num_tiles, dtype=np.int32)
     raise ValueError(f"grouping '{method}' is unknown; choose one of {', '.join(GROUPINGS)}.")
+
+
+def number_of_sectors(sectors: Sectors) -> int:
+    """Return how many sectors these are: 16 of `8x2`.
+
+    Raises:
+        ValueError: If there are none, or the text is no grid.
+    """
+    wedges, slices = (sectors, 1) if isinstance(sectors, int) else _wedges_and_slices(sectors)
+    if wedges < 1:
+        raise ValueError(f"{sectors} sectors: ask for at least one.")
+    return wedges * slices
+
+
+def sectors_of_tiles(
+    tiles: TileGraph, sectors: Sectors, tile_of_node: IntArray, position: FloatArray | None
+) -> IntArray:
+    """Cut an event into sectors of about equal cost, made of whole tiles: a function of the event alone.
+
+    A tile of a grid lies where its nodes lie on average, so that its sectors have borders as ragged as its tiles.
+
+    Args:
+        tiles: The tiles of the event.
+        sectors: How many, or which grid.
+        tile_of_node: Tile of each node, [N].
+        position: x, y, z of each node, [N, 3], for a grid.
+
+    Returns:
+        Sector of each tile, int32 [K]; `wedge * slices + slice` of a grid. A sector may stay empty.
+
+    Raises:
+        ValueError: If a grid is asked for without positions.
+    """
+    number = number_of_sectors(sectors)
+    if isinstance(sectors, int):
+        return group(tiles, number, "contiguous")
+    if position is None:
+        raise ValueError(f"sectors of {sectors} follow phi and eta, and there are no positions; ask for {number}.")
+    # A hit on the beam axis has an infinite eta: it counts as far out.
+    eta = np.clip(eta_of(position), -FAR_OUT, FAR_OUT)
+    counts = np.bincount(tile_of_node, minlength=tiles.num_tiles)
+    mean_eta = np.bincount(tile_of_node, eta, tiles.num_tiles) / np.maximum(counts, 1)
+    mean_phi = circular_mean(phi_of(position), tile_of_node, tiles.num_tiles)
+    return cut_in_both(mean_phi, mean_eta, tiles.costs(), *_wedges_and_slices(sectors))
+
+
+def _wedges_and_slices(grid: str) -> tuple[int, int]:
+    """The two numbers of a grid of sectors, written `8x2`."""
+    if not re.fullmatch("[1-9][0-9]{0,5}x[1-9][0-9]{0,5}", grid):
+        raise ValueError(f"'{grid}' is no grid of sectors; write wedges in phi x slices in eta, such as 8x2.")
+    wedges, slices = grid.split("x")
+    return int(wedges), int(slices)

@@ -61,15 +61,7 @@ class PhiEta:
             ValueError: If the graph has no positions, or `num_wedges` does not divide `num_blocks`.
         """
         position = _position(topology, "phi-eta")
-        num_wedges, num_slices = self.grid(num_blocks)
-        costs, eta = topology.costs(), eta_of(position)
-        wedge = _slices(phi_of(position), costs, num_wedges)
-        assignment = np.empty(topology.num_nodes, np.int32)
-        order = np.argsort(wedge, kind="stable")
-        borders = np.searchsorted(wedge[order], np.arange(1, num_wedges))
-        for number, nodes in enumerate(np.split(order, borders)):
-            assignment[nodes] = number * num_slices + _slices(eta[nodes], costs[nodes], num_slices)
-        return assignment
+        return cut_in_both(phi_of(position), eta_of(position), topology.costs(), *self.grid(num_blocks))
 
     def grid(self, num_blocks: int) -> tuple[int, int]:
         """Return (wedges, slices), whose product is `num_blocks`.
@@ -131,6 +123,17 @@ def _follows(phi: FloatArray, assignment: IntArray, num_blocks: int) -> bool:
     np.maximum.at(highest, assignment, phi)
     lowest, highest = np.where(lowest > highest, -np.inf, lowest), np.where(lowest > highest, np.inf, highest)
     return bool((np.maximum.accumulate(lowest) <= highest).all())
+
+
+def cut_in_both(phi: FloatArray, eta: FloatArray, costs: IntArray, num_wedges: int, num_slices: int) -> IntArray:
+    """Cut items into wedges of equal cost in phi, and each into slices of equal cost in eta; numbered by wedge."""
+    wedge = _slices(phi, costs, num_wedges)
+    block = np.empty(len(phi), np.int32)
+    order = np.argsort(wedge, kind="stable")
+    borders = np.searchsorted(wedge[order], np.arange(1, num_wedges))
+    for number, items in enumerate(np.split(order, borders)):
+        block[items] = number * num_slices + _slices(eta[items], costs[items], num_slices)
+    return block
 
 
 def _slices(coordinate: FloatArray, costs: IntArray, num_blocks: int) -> IntArray:

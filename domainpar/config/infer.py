@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 
 from domainpar.config.group import ConfigError, Group, flag
 from domainpar.config.ranks import BadEvents, Launch, Ranks
-from domainpar.config.texts import conditions_of
+from domainpar.config.texts import check_sectors, conditions_of
 
 SHIPPED = "pretrained:"
 """What the name of a network that is shipped begins with."""
@@ -153,12 +153,13 @@ class Matching(Group):
     min_track_length: int = 5
     """Fewest hits of a track that counts."""
 
-    border_sectors: int | None = None
-    """Number of sectors to whose borders efficiency is shown against distance. Default: --sectors, or 8."""
+    border_sectors: int | str | None = None
+    """Sectors to whose borders efficiency is shown against distance: 8, or 8x2. Default: --sectors, or 8."""
 
     def check(self) -> None:
         """Refuse shares at which several particles match one track."""
-        self._bounded("min_track_length", "border_sectors", least=1)
+        self._bounded("min_track_length", least=1)
+        check_sectors("--border-sectors", self.border_sectors)
         if not 0.5 <= self.matching_fraction <= 1:
             raise ConfigError(
                 f"--matching-fraction is {self.matching_fraction:g}; it must be from 0.5 to 1",

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from domainpar import timeouts
 from domainpar.config.group import ConfigError, Group, flag
+from domainpar.config.texts import check_sectors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,8 +16,9 @@ class Ranks(Group):
     """halo: the answer of one rank, exactly. naive: independent sectors, cut edges dropped (approximate). infer scores
     as it is told here, however the run was trained."""
 
-    sectors: int | None = None
-    """Sectors of an event in naive mode, each a sample of its own; independent of the number of ranks."""
+    sectors: int | str | None = None
+    """Sectors of an event in naive mode, each a sample of its own; independent of the number of ranks. 8: ranges of
+    tiles. 8x2: wedges in phi times slices in eta."""
 
     grouping: Literal["contiguous", "metis", "random"] = "contiguous"
     """How tiles are gathered into parts. The answer does not depend on it, only the speed."""
@@ -40,7 +42,8 @@ class Ranks(Group):
 
     def check(self) -> None:
         """Refuse what the ranks cannot do."""
-        self._bounded("sectors", "domain_size", "threads", least=1)
+        self._bounded("domain_size", "threads", least=1)
+        check_sectors("--sectors", self.sectors)
         if self.mode == "naive" and self.sectors is None:
             raise ConfigError("--mode naive needs --sectors", "say how many sectors to cut an event into: --sectors 8")
         if self.mode == "halo" and self.sectors is not None:

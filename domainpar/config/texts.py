@@ -122,6 +122,23 @@ def parse_event_size(text: str) -> tuple[int, int]:
     return low, high
 
 
+def check_sectors(name: str, sectors: int | str | None) -> None:
+    """Refuse what is neither a number of sectors nor a grid of them.
+
+    Raises:
+        ConfigError: Naming the flag.
+    """
+    from partitioners import number_of_sectors  # numpy comes with it: `--help` does not wait for it
+
+    try:
+        if sectors is not None:
+            number_of_sectors(sectors)
+    except ValueError:
+        what = f"{name} is {sectors}; it must be at least 1, or a grid"
+        hint = f"write a number, or wedges in phi x slices in eta: {name} 8x2"
+        raise ConfigError(what, hint) from None
+
+
 def parse_weighting(text: str) -> WeightRules:
     """Read `--weighting`: a YAML list of a weight and conditions each.
 

@@ -15,7 +15,7 @@ from domainpar.events.graph import BoolArray, FloatArray, IntArray, Particles, s
 from domainpar.events.store import EventRecord, EventStore, WholeEvent, read_arrays
 from domainpar.reco.performance.truth import EventTruth, targets_among
 from domainpar.training.targets import edge_classes
-from partitioners import TileGraph, group
+from partitioners import Sectors, TileGraph, group, sectors_of_tiles
 
 Conditions = Mapping[str, Any]
 
@@ -97,6 +97,10 @@ class EventData:
     def part_of_hits(self, num_parts: int, grouping: str = "contiguous", seed: int = 0) -> IntArray:
         """Part of each hit when `num_parts` ranks share the event, int32 [N]."""
         return group(self.tiles, num_parts, grouping, seed)[self.tile]
+
+    def sector_of_hits(self, sectors: Sectors) -> IntArray:
+        """Sector of each hit in naive mode, int32 [N]."""
+        return sectors_of_tiles(self.tiles, sectors, self.tile, self.position)[self.tile]
 
 
 def read_event_data(

@@ -20,6 +20,7 @@ from domainpar.display.run_files import RunFiles, Tracking
 from domainpar.display.tracks import target_text
 from domainpar.events.graph import BoolArray, FloatArray, IntArray
 from domainpar.reco.performance.matching import TrackCuts, find_overlaps, match, matchable_tracks, memberships
+from partitioners import Sectors, number_of_sectors
 
 MOST_CUT_EDGES = 150_000
 """Of more cut edges an even choice is drawn, and the display says so."""
@@ -39,21 +40,32 @@ class Split:
     Attributes:
         num_parts: Ranks or sectors that share it.
         words: Their kind, in a sentence.
-        naive: Whether these are the sectors of naive mode, whose edges to each other are dropped.
         grouping: The way its tiles are grouped.
         seed: Seed of the grouping.
+        sectors: The sectors of naive mode, whose edges to each other are dropped; None of ranks.
     """
 
     num_parts: int
     words: str = "parts"
-    naive: bool = False
     grouping: str = "contiguous"
     seed: int = 0
+    sectors: Sectors | None = None
+
+    @property
+    def naive(self) -> bool:
+        """Whether these are independent sectors."""
+        return self.sectors is not None
 
     @property
     def word(self) -> str:
         """The name of such a part, in a sentence."""
         return "sector" if self.naive else "part"
+
+    def part_of_hits(self, event: EventData) -> IntArray:
+        """Part of each hit of an event, int32 [N]."""
+        if self.sectors is not None:
+            return event.sector_of_hits(self.sectors)
+        return event.part_of_hits(self.num_parts, self.grouping, self.seed)
 
 
 def split_of(run: RunFiles, num_parts: int | None) -> Split:
@@ -61,14 +73,15 @@ def split_of(run: RunFiles, num_parts: int | None) -> Split:
     grouping = "contiguous" if run.approximate else str(run.settings.get("grouping") or "contiguous")
     seed = int(run.settings.get("seed") or 0)
     if num_parts is not None:
-        return Split(num_parts, "parts, as asked for", False, grouping, seed)
+        return Split(num_parts, "parts, as asked for", grouping, seed)
     sectors = run.scores.about.get("sectors") if run.scores and run.scored_naive else None
     if sectors := sectors or (run.settings.get("sectors") if run.approximate else None):
-        return Split(int(sectors), "independent sectors (approximate: naive mode)", True, "contiguous", seed)
+        words = "independent sectors (approximate: naive mode)"
+        return Split(number_of_sectors(sectors), words, "contiguous", seed, sectors)
     num_ranks = int(run.about.get("domain_size") or 1)
     if num_ranks > 1:
-        return Split(num_ranks, "parts, as in the training", False, grouping, seed)
-    return Split(DEFAULT_PARTS, "parts", False, grouping, seed)
+        return Split(num_ranks, "parts, as in the training", grouping, seed)
+    return Split(DEFAULT_PARTS, "parts", grouping, seed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +157,7 @@ def event_view(event: EventData, split: Split, tracking: Tracking, how_scored: s
     """
     if event.position is None:
         return None
-    part = event.part_of_hits(split.num_parts, split.grouping, split.seed)
+    part = split.part_of_hits(event)
     cut = np.flatnonzero(part[event.edge_index[0]] != part[event.edge_index[1]])
     # Every n-th of them, rounded up; the step of a slice must not be 0.
     drawn = cut[:: -(-len(cut) // MOST_CUT_EDGES) or 1]

@@ -20,7 +20,7 @@ from domainpar.display.event_view import EventView
 from domainpar.display.paint_matplotlib import in_style, is_own, legend_below, new_figure, paint, png
 from domainpar.display.sections import Page
 from domainpar.display.tracks import finder_label
-from domainpar.events.graph import FloatArray
+from domainpar.events.graph import FloatArray, IntArray
 from domainpar.problems import Problem
 from domainpar.words import several
 
@@ -102,13 +102,10 @@ def draw_parts(view: EventView) -> Figure:
     part = view.arrays["part"]
     _draw_hits(everything, across, 1.0, c=np.array(COLOURS)[part % len(COLOURS)])
     radius = 1.1 * float(np.hypot(*across.T).max())
-    for number in range(split.num_parts if split.num_parts <= MOST_NUMBERS else 0):
-        phi = np.arctan2(*across[part == number].T[::-1])
-        mean = np.array([np.cos(phi).mean(), np.sin(phi).mean()]) if len(phi) else np.zeros(2)
-        length = float(np.hypot(*mean))
-        if length > 0.5:  # else it lies all around the beam
-            x, y = radius * mean / length  # beyond its outermost hits
-            everything.text(x, y, str(number), ha="center", va="center", fontsize=9, fontweight="bold")
+    for direction, numbers in _directions(across, part, split.num_parts if split.num_parts <= MOST_NUMBERS else 0):
+        x, y = radius * direction  # beyond the outermost hits
+        text = ", ".join(map(str, numbers))
+        everything.text(x, y, text, ha="center", va="center", fontsize=9, fontweight="bold")
     _draw_one(one_part, across, view)
     _draw_one(along_beam, along, view)
     _frame_across(everything, across, 1.2, f"every hit, by its {split.word}")
@@ -116,6 +113,23 @@ def draw_parts(view: EventView) -> Figure:
     _frame_along(along_beam, along, "the same along the beam")
     legend_below(figure, one_part, 3, markerscale=4)
     return figure
+
+
+def _directions(across: FloatArray, part: IntArray, num_parts: int) -> list[tuple[FloatArray, list[int]]]:
+    """Where parts lie around the beam, and their numbers: those that lie behind each other together."""
+    found: list[tuple[FloatArray, list[int]]] = []
+    for number in range(num_parts):
+        phi = np.arctan2(*across[part == number].T[::-1])
+        mean = np.array([np.cos(phi).mean(), np.sin(phi).mean()]) if len(phi) else np.zeros(2)
+        length = float(np.hypot(*mean))
+        if length < 0.5:  # it lies all around the beam
+            continue
+        near = [numbers for direction, numbers in found if direction @ mean > np.cos(0.12) * length]
+        if near:
+            near[0].append(number)
+        else:
+            found.append((mean / length, [number]))
+    return found
 
 
 def draw_particles(view: EventView) -> Figure:

@@ -27,6 +27,7 @@ from domainpar.training.label_loss import count_labels, figures_of
 from domainpar.training.metrics import EdgeCounts, count_event, metrics_over
 from domainpar.training.tasks import EDGES, Tasks
 from domainpar.words import several
+from partitioners import Sectors
 
 DEFAULT_BORDERS = 8
 """Sectors whose borders efficiency is shown against where there are none: what others would have cut."""
@@ -75,7 +76,7 @@ def judge_of(config: InferConfig, conditions: dict[str, Any] | None, tasks: Task
     return judge
 
 
-def _judge_tracks(event: StoredEvent, scores: EventScores, cuts: TrackCuts, border_sectors: int) -> dict[str, Any]:
+def _judge_tracks(event: StoredEvent, scores: EventScores, cuts: TrackCuts, border_sectors: Sectors) -> dict[str, Any]:
     """Count the tracks of each finder, and the segments that candidate edges hold, against the truth of an event.
 
     Returns:
@@ -198,5 +199,5 @@ class Judgements:
         return by_split
 
 
-def _border_sectors(config: InferConfig) -> int:
+def _border_sectors(config: InferConfig) -> Sectors:
     return config.border_sectors or config.sectors or DEFAULT_BORDERS

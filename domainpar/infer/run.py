@@ -26,6 +26,7 @@ from domainpar.infer.tuning import keep, read, told, tune
 from domainpar.nn.program import set_threads
 from domainpar.own_files import TUNING, UNFINISHED
 from domainpar.parallel import gpus
+from domainpar.parallel.part_loading import check_sectors
 from domainpar.parallel.world import World
 from domainpar.problems import Problem
 from domainpar.reco import summary
@@ -171,6 +172,7 @@ def _set_up(config: InferConfig, world: World) -> Job:
     options = on_all(world.transport, lambda: track_options(config, tuned))
     # Minutes may pass until the first track is built: what it lacks is said now.
     on_all(world.transport, lambda: _check_tracks(config, store, records))
+    on_all(world.transport, lambda: check_sectors(store, records, config.sectors))
     if config.strict:
         on_all(world.transport, lambda: check_parts(store, world, config.grouping, config.sectors, trained.seed))
     # A network of the user's own may hold tensors that no checkpoint has, drawn anew on each rank.
@@ -192,7 +194,7 @@ def _set_up(config: InferConfig, world: World) -> Job:
         _labelled,
         tasks,
         model.read,
-        num_sectors=config.sectors,
+        sectors=config.sectors,
         grouping=config.grouping,
         device=world.device,
         dtype=DTYPES[trained.dtype],

@@ -6,7 +6,7 @@ before any of them waits for what will not come: after each piece of reading the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +23,7 @@ from domainpar.parallel.local import LocalGraph, TileRanges, localise
 from domainpar.parallel.transport import RanksFailed, Transport
 from domainpar.plan import IntArray, LocalEdges, PartitionPlan, build_plan
 from domainpar.problems import Place, Problem
-from partitioners.grouping import TileGraph, group
+from partitioners import Sectors, TileGraph, group, number_of_sectors, sectors_of_tiles
 
 T = TypeVar("T")
 
@@ -105,10 +105,10 @@ def open_together(
 
 @dataclass(frozen=True)
 class Sector:
-    """One of the independent sectors an event is cut into in naive mode: `number` of `of`."""
+    """One of the independent sectors an event is cut into in naive mode: `number` of `of`, 3 of 8 or of 8x2."""
 
     number: int
-    of: int
+    of: Sectors
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,12 +198,38 @@ def group_tiles(
     return np.frombuffer(transport.broadcast(together(transport, event.place, payload)), dtype=np.int32)
 
 
-def empty_parts(event: StoredEvent, num_parts: int, method: str, num_sectors: int | None, seed: int) -> list[int]:
+def all_sectors(sectors: Sectors | None) -> list[Sector | None]:
+    """The sectors that an event is cut into; None, the whole of it, where it is not."""
+    return [None] if sectors is None else [Sector(number, sectors) for number in range(number_of_sectors(sectors))]
+
+
+def check_sectors(store: EventStore, records: Sequence[EventRecord], sectors: Sectors | None) -> None:
+    """Refuse a grid of sectors where tiles cannot make one. Talks to nobody; the events of a store are of one kind.
+
+    Raises:
+        Problem: If hits have no positions, or tiles reach over all of phi or of eta.
+    """
+    if sectors is None or isinstance(sectors, int) or not records:
+        return
+    along = str(store.settings.get("partitioner"))
+    if along in ("phi", "eta") and "1" not in sectors.split("x"):
+        raise Problem(
+            f"sectors of {sectors} need tiles cut in phi and eta, and those of store {store.path} follow {along} only",
+            "prepare it anew with --partitioner phi-eta, or ask for a number of sectors, such as 8",
+        )
+    with store.open(records[0]) as event:
+        if not event.has_positions:
+            raise event.place.problem(
+                f"its hits have no positions, and sectors of {sectors} are cut in phi and eta",
+                f"ask for a number of sectors, such as {number_of_sectors(sectors)}",
+            )
+
+
+def empty_parts(event: StoredEvent, num_parts: int, method: str, sectors: Sectors | None, seed: int) -> list[int]:
     """The parts that own no node of an event, or of at least one of its sectors; ascending."""
-    sectors = [None] if num_sectors is None else [Sector(number, num_sectors) for number in range(num_sectors)]
     counts = np.diff(event.node_ptr)
     empty: set[int] = set()
-    for sector in sectors:
+    for sector in all_sectors(sectors):
         parts = _parts_of(event, num_parts, method, sector, seed)
         owned = np.bincount(parts[parts >= 0], counts[parts >= 0], num_parts)
         empty |= set(np.flatnonzero(owned == 0).tolist())
@@ -220,9 +246,21 @@ def _parts_of(event: Events, num_parts: int, method: str, sector: Sector | None,
     return parts
 
 
-def sector_of_tiles(event: Events, num_sectors: int) -> IntArray:
-    """Sector of each tile in naive mode, int32 [K]: contiguous ranges of tiles of equal cost, whatever the ranks."""
-    return np.concatenate([group(one.tile_graph(), num_sectors, "contiguous") for one in event.events])
+def sector_of_tiles(event: Events, sectors: Sectors) -> IntArray:
+    """Sector of each tile in naive mode, int32 [K], of equal cost, whatever the ranks.
+
+    Raises:
+        ValueError: If a grid is asked for, and an event has no positions.
+    """
+    return np.concatenate([_sectors_of(one, sectors) for one in event.events])
+
+
+def _sectors_of(event: StoredEvent, sectors: Sectors) -> IntArray:
+    position = None
+    if not isinstance(sectors, int) and event.has_positions:  # ranges of tiles are known without it
+        position = event.read_nodes("position", np.arange(event.num_nodes))
+    tile_of_node = np.repeat(np.arange(event.num_tiles), np.diff(event.node_ptr))
+    return sectors_of_tiles(event.tile_graph(), sectors, tile_of_node, position)
 
 
 def _only(tiles: TileGraph, taken: IntArray) -> TileGraph:

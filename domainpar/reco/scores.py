@@ -17,9 +17,10 @@ from domainpar.events.store import Events, JoinedEvents, StoredEvent, WholeEvent
 from domainpar.nn.heads import Readings
 from domainpar.parallel.halo import CompleteHalo
 from domainpar.parallel.local import LocalGraph
-from domainpar.parallel.part_loading import Sector, load_part, sector_of_tiles, together
+from domainpar.parallel.part_loading import all_sectors, load_part, sector_of_tiles, together
 from domainpar.parallel.transport import RanksFailed, Transport
 from domainpar.plan import BoolArray, IntArray, PartitionPlan
+from partitioners import Sectors
 
 BETWEEN_SECTORS = -1
 EDGES = ""
@@ -86,7 +87,7 @@ def score_events(
     transport: Transport,
     *,
     root: int = 0,
-    num_sectors: int | None = None,
+    sectors: Sectors | None = None,
     grouping: str = "contiguous",
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
@@ -102,7 +103,7 @@ def score_events(
         events: The stored events, at least one.
         transport: Joins the ranks that share the events.
         root: The rank that gets the scores.
-        num_sectors: Number of independent sectors that each event is cut into (naive mode, approximate): edges between
+        sectors: Independent sectors that each event is cut into (naive mode, approximate), 8 or "8x2": edges between
             them get no score. None: the whole event at once.
         grouping: How tiles are grouped into parts.
         device: Where to compute.
@@ -120,16 +121,15 @@ def score_events(
     event: Events = events[0] if len(events) == 1 else JoinedEvents(events)
     wholes = [WholeEvent(one) for one in events]
 
-    def sectors() -> tuple[IntArray, IntArray] | None:
-        each = [_sectors(whole, num_sectors) for whole in wholes] if is_root else []
+    def sectors_of_all() -> tuple[IntArray, IntArray] | None:
+        each = [_sectors(whole, sectors) for whole in wholes] if is_root else []
         return tuple(map(np.concatenate, zip(*each))) if each else None  # type: ignore[return-value]
 
     # Read by the root alone, before anybody computes: a damaged file then stops all ranks alike.
-    sector_of = together(transport, event.place, sectors)
+    sector_of = together(transport, event.place, sectors_of_all)
     tables: dict[str, Tensor] = {}  # in stored order
     seconds = 0.0
-    for number in range(num_sectors or 1):
-        sector = None if num_sectors is None else Sector(number, num_sectors)
+    for number, sector in enumerate(all_sectors(sectors)):
         part = load_part(event, transport, grouping=grouping, sector=sector, device=device, dtype=dtype, seed=seed)
         began = _clock(part.graph.features.device)
         with torch.no_grad():
@@ -148,7 +148,7 @@ def score_events(
                 else:
                     rows[name] = wanted_nodes, gather_nodes(local, plan, transport, wanted_nodes, root)
         except RuntimeError as error:
-            of_sector = f", sector {number} of {num_sectors}" if num_sectors else ""
+            of_sector = f", sector {number} of {sectors}" if sectors else ""
             error.add_note(f"event {event.event_id}{of_sector}")
             raise
         for name, (wanted, gathered) in rows.items():
@@ -207,15 +207,15 @@ def _in_users_order(whole: WholeEvent, tables: Mapping[str, Tensor], scored: Boo
     )
 
 
-def _sectors(whole: WholeEvent, num_sectors: int | None) -> tuple[IntArray, IntArray]:
+def _sectors(whole: WholeEvent, sectors: Sectors | None) -> tuple[IntArray, IntArray]:
     """Sector of each stored edge, `BETWEEN_SECTORS` where its ends differ, [E], and node, [N]; 0 in a whole event."""
     ends = whole.edge_index
     sector_of_edge, sector_of_node = (
         np.zeros(whole.event.num_edges, np.int32),
         np.zeros(whole.event.num_nodes, np.int32),
     )
-    if num_sectors is not None:
-        sector_of_node = np.repeat(sector_of_tiles(whole.event, num_sectors), np.diff(whole.event.node_ptr))
+    if sectors is not None:
+        sector_of_node = np.repeat(sector_of_tiles(whole.event, sectors), np.diff(whole.event.node_ptr))
         src, dst = sector_of_node[whole.node_ids][ends]
         sector_of_edge[whole.edge_ids] = np.where(src == dst, dst, BETWEEN_SECTORS)
     return sector_of_edge, sector_of_node

@@ -15,6 +15,7 @@ from domainpar.reco.performance.rates import short, table
 from domainpar.reco.score_files import LIST, SCORES_SUFFIX
 from domainpar.reco.scorer import LeftOut, Outcome
 from domainpar.words import between, several, some_of, this_python
+from partitioners import number_of_sectors
 
 
 def first_lines(
@@ -31,8 +32,9 @@ def first_lines(
     if about["bitwise_problem"]:
         exactness = f"scores on any number of ranks to rounding only: {about['bitwise_problem']}"
     sectors = about.get("trained_sectors")
+    trained_on = several(number_of_sectors(sectors or 1), "sector")
     otherwise = (
-        f"note: trained on {several(sectors or 1, 'sector')} of an event, scored on whole events here; "
+        f"note: trained on {trained_on} of an event, scored on whole events here; "
         f"as it was trained: --mode naive --sectors {sectors}"
     )
     learned, here = about["filters"]

@@ -21,7 +21,7 @@ from domainpar.events.own_events import OwnEvents, store_of_run
 from domainpar.events.standard import Standard
 from domainpar.events.store import EventStore, StoreError
 from domainpar.events.targets import check_target
-from domainpar.parallel.part_loading import empty_parts
+from domainpar.parallel.part_loading import check_sectors, empty_parts
 from domainpar.parallel.world import World
 from domainpar.problems import Place, Problem, Where, told
 from domainpar.training.rundir import began_with, begun_tasks
@@ -29,6 +29,7 @@ from domainpar.training.sampler import Sample, samples_of, steps_of_epoch
 from domainpar.training.targets import TARGET, EdgeRules, edge_classes
 from domainpar.training.tasks import EDGES, Tasks, going_on, tasks_of
 from domainpar.words import several, some_of
+from partitioners import Sectors
 
 Conditions = Mapping[str, Any]
 
@@ -83,6 +84,7 @@ def open_lessons(config: TrainConfig, path: Path, world: World) -> Lessons:
     if own is not None:  # an earlier version kept the digest only
         store, digest = on_all(world.transport, lambda: own.taken_from(store, kept["absolute"])), kept["digest"]
     sectors = config.sectors if config.mode == "naive" else None
+    on_all(world.transport, lambda: check_sectors(store, store.readable(), sectors))
     samples = {split: samples_of(store.events(split), sectors) for split in ("train", "val")}
     tasks = tasks_of_run(config, store, world)
     without_truth = [sample for split in samples.values() for sample in split if tasks.missing(sample.record)]
@@ -241,7 +243,7 @@ def open_store(path: Path, world: World, on_bad_event: Literal["fail", "skip"] =
     return store
 
 
-def check_parts(store: EventStore, world: World, grouping: str, sectors: int | None, seed: int) -> None:
+def check_parts(store: EventStore, world: World, grouping: str, sectors: Sectors | None, seed: int) -> None:
     """Refuse events of which some of the ranks that share them would own nothing. Events are dealt to ranks.
 
     Raises:

@@ -9,7 +9,8 @@ from typing import Literal
 import numpy as np
 
 from domainpar.events.store import EventRecord
-from domainpar.parallel.part_loading import Sector
+from domainpar.parallel.part_loading import Sector, all_sectors
+from partitioners import Sectors, number_of_sectors
 
 Sampling = Literal["shuffle", "buckets", "budget"]
 
@@ -24,12 +25,16 @@ class Sample:
     @property
     def cost(self) -> int:
         """Work to expect, in edges."""
-        return self.record.num_edges // (self.sector.of if self.sector else 1)
+        return self.record.num_edges // self._of_event
 
     @property
     def num_nodes(self) -> int:
         """Nodes, about."""
-        return self.record.num_nodes // (self.sector.of if self.sector else 1)
+        return self.record.num_nodes // self._of_event
+
+    @property
+    def _of_event(self) -> int:
+        return number_of_sectors(self.sector.of) if self.sector else 1
 
     @property
     def name(self) -> str:
@@ -38,11 +43,9 @@ class Sample:
         return f"{self.record.event}{sector}"
 
 
-def samples_of(records: Sequence[EventRecord], num_sectors: int | None) -> list[Sample]:
-    """Every event as one sample, or as `num_sectors` samples of their own."""
-    if num_sectors is None:
-        return [Sample(record) for record in records]
-    return [Sample(record, Sector(number, num_sectors)) for record in records for number in range(num_sectors)]
+def samples_of(records: Sequence[EventRecord], sectors: Sectors | None) -> list[Sample]:
+    """Every event as one sample, or each of its sectors."""
+    return [Sample(record, sector) for record in records for sector in all_sectors(sectors)]
 
 
 STEPS_OF_A_BUCKET, FEWEST_BUCKETS = 8, 4

@@ -20,6 +20,7 @@ from domainpar.training.parts import Skip
 from domainpar.training.sampler import Sample, deal
 from domainpar.training.tasks import Tasks, task_lines
 from domainpar.words import between, several, this_python
+from partitioners import number_of_sectors
 
 WIDEST = 120  # of a printed line
 SQUASHED = "WARNING: every output of the network lay in 0..1. Logits are expected: return what goes into a last sigmoid"
@@ -54,9 +55,11 @@ def first_lines(config: TrainConfig, lessons: Lessons, trainer: Trainer, allocat
     ]
     lines += [f"WARNING: {config.model} does not take {', '.join(unused)}: nothing changes by it"] if unused else []
     if config.mode == "naive":
-        sectors = several(config.sectors or 0, "sector")
-        lines.append(f"naive    : APPROXIMATE: {sectors} an event, no exchange, edges between them dropped")
-        if (config.sectors or 0) > min(tiles):
+        number = number_of_sectors(config.sectors or 0)
+        sectors = several(number, "sector")
+        grid = "" if isinstance(config.sectors, int) else f" ({config.sectors} in phi x eta)"
+        lines.append(f"naive    : APPROXIMATE: {sectors} an event{grid}, no exchange, edges between them dropped")
+        if number > min(tiles):
             lines.append(f"note: {sectors} of an event with {several(min(tiles), 'tile')} leave some sectors empty")
     return lines if allocator is None else [*lines, f"allocator: {allocator}"]
 

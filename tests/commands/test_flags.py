@@ -61,6 +61,8 @@ REFUSED_FLAGS = {
         "48 or --hidden 64",
     ),
     "naive without sectors": ("--mode naive", "--mode naive needs --sectors", "--sectors 8"),
+    "no sectors": ("--mode naive --sectors 0", "--sectors is 0; it must be at least 1", "--sectors 8x2"),
+    "half a grid of sectors": ("--mode naive --sectors 8x", "--sectors is 8x; it must be", "--sectors 8x2"),
     "sectors without naive": ("--sectors 8", "means nothing with --mode halo", "--mode naive"),
     "a GPU transport on CPU": ("--transport nccl", "--device is cpu", "--device cuda"),
     "no thread": ("--threads 0", "--threads is 0; it must be at least 1", "omit --threads"),
@@ -391,3 +393,15 @@ def test_a_choice_that_may_be_left_out_is_explained_like_any_other():
     ) as caught:
         parse(PrepareConfig, "", ["--partitioner", "metiss"])
     assert caught.value.hint == "did you mean metis?"
+
+
+def test_sectors_are_a_number_or_a_grid_of_wedges_and_slices(tmp_path):
+    given = {text: trained_with("--mode", "naive", "--sectors", text).sectors for text in ("8", "8x2")}
+    assert given == {"8": 8, "8x2": "8x2"}
+    for sectors in given.values():
+        file = tmp_path / "again.yaml"
+        file.write_text(resolved_yaml(TrainConfig(mode="naive", sectors=sectors)))
+        assert trained_with("--config", str(file)).sectors == sectors
+    assert parse(InferConfig, "", ["--run", "r", "--border-sectors", "8x2"]).border_sectors == "8x2"
+    with pytest.raises(ConfigError, match="--border-sectors is 8x; it must be at least 1, or a grid"):
+        InferConfig(border_sectors="8x")

@@ -187,14 +187,16 @@ def test_events_without_truth_are_scored_and_named_as_such(place, tmp_path, caps
     assert "1 event without truth to count against" in capsys.readouterr().out
 
 
-def test_the_summary_tells_what_naive_mode_cannot_score_and_counts_it_as_lost(place, tmp_path, capsys):
+@pytest.mark.parametrize("sectors", [6, "3x2"])
+def test_the_summary_tells_what_naive_mode_cannot_score_and_counts_it_as_lost(place, tmp_path, capsys, sectors):
     halo, _ = inferred(place, tmp_path / "halo")
     assert "whole events, halo exchange" in capsys.readouterr().out
-    naive, _ = inferred(place, tmp_path / "naive", mode="naive", sectors=6)
+    naive, _ = inferred(place, tmp_path / "naive", mode="naive", sectors=sectors)
+    assert naive["sectors"] == sectors
     out = capsys.readouterr().out
     unscored = sum(event["unscored"] for event in naive["events"])
     assert unscored > 0
-    assert "APPROXIMATE: 6 sectors" in out
+    assert f"APPROXIMATE: {sectors} sectors" in out
     assert "trained in halo mode" in out
     assert f"{unscored:,} without a score" in out
     for event in naive["events"]:

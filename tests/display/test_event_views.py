@@ -20,11 +20,13 @@ from domainpar.display.event_view import (
     Split,
     event_view,
     match_tracks,
+    split_of,
 )
 from domainpar.display.run_files import read_run_files
 from domainpar.events.graph import Particles
 from domainpar.reco.performance.counts import count_tracks
 from domainpar.reco.performance.matching import STYLES, TrackCuts
+from partitioners import number_of_sectors
 from partitioners.quality import measure
 
 
@@ -46,6 +48,19 @@ def decoded(view):
         for name, array in found["arrays"].items()
     }
     return found["facts"], arrays
+
+
+@pytest.mark.parametrize("sectors", [4, "2x3"])
+def test_a_naive_run_is_drawn_in_its_own_sectors(tmp_path, sectors):
+    files = read_run_files(write_run(tmp_path / "run", naive=sectors))
+    event = files.read_event(files.choose_event())
+    split = split_of(files, None)
+    assert (split.num_parts, split.naive, split.word) == (number_of_sectors(sectors), True, "sector")
+    facts, arrays = decoded(event_view(event, split, files.tracking))
+    assert np.array_equal(arrays["part"], event.sector_of_hits(sectors))
+    assert facts["parts"] == number_of_sectors(sectors)
+    asked = split_of(files, 3)
+    assert (asked.num_parts, asked.naive) == (3, False)
 
 
 @pytest.mark.parametrize("num_parts", [1, 2, 5])

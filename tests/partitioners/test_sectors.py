@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from marks import fault
 from random_graphs import random_topology, ring, topologies
 
-from partitioners import Eta, Phi, PhiEta, Topology, number_along_phi
+from partitioners import Eta, Phi, PhiEta, TileGraph, Topology, number_along_phi, number_of_sectors, sectors_of_tiles
 from partitioners.sectors import eta_of, phi_of
 
 NO_EDGES = np.zeros((2, 0), np.int64)
@@ -134,3 +134,55 @@ def test_a_block_across_the_seam_is_numbered_by_its_circular_mean():
     assignment = np.array([2, 2, 1, 1, 1, 0, 0, 0, 0, 2, 2, 2])
     numbered = number_along_phi(assignment, topology.position, 3)
     assert numbered.tolist() == [2, 2, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2]
+
+
+def sectors_of_nodes(topology, tile, sectors, num_tiles=32):
+    tiles = TileGraph.from_assignment(topology.edge_index, tile, num_tiles)
+    return sectors_of_tiles(tiles, sectors, tile, topology.position)[tile]
+
+
+def test_a_grid_of_sectors_cuts_phi_first_and_then_eta_into_equal_costs():
+    topology = detector(4000)
+    tile = PhiEta(8)(topology, 32)
+    sector = sectors_of_nodes(topology, tile, "4x2")
+    assert set(sector) == set(range(8))
+    phi, eta = phi_of(topology.position), eta_of(topology.position)
+    wedges = lowest_and_highest(phi, sector // 2, 4)
+    assert all(before[1] <= after[0] for before, after in itertools.pairwise(wedges))
+    for wedge in range(4):
+        inner = tile[sector == 2 * wedge] % 4, tile[sector == 2 * wedge + 1] % 4  # slices of the tiles
+        assert inner[0].max() < inner[1].min()
+        assert np.median(eta[sector == 2 * wedge]) < np.median(eta[sector == 2 * wedge + 1])
+    costs = np.bincount(sector, topology.costs(), 8)
+    assert costs.max() < 1.05 * costs.min()
+
+
+def test_a_grid_of_sectors_does_not_depend_on_the_numbers_of_tiles():
+    topology = detector(1000)
+    tile = PhiEta(8)(topology, 32)
+    renumbered = np.random.default_rng(1).permutation(32).astype(np.int32)[tile]
+    found = sectors_of_nodes(topology, renumbered, "4x2")
+    assert np.array_equal(found, sectors_of_nodes(topology, tile, "4x2"))
+    assert not np.array_equal(sectors_of_nodes(topology, renumbered, 8), sectors_of_nodes(topology, tile, 8))
+
+
+def test_a_number_of_sectors_needs_no_positions_and_a_grid_does():
+    topology, tile = ring(64), np.arange(64, dtype=np.int32) // 2
+    tiles = TileGraph.from_assignment(topology.edge_index, tile, 32)
+    assert sectors_of_tiles(tiles, 4, tile, None).tolist() == (np.arange(32) // 8).tolist()
+    with pytest.raises(ValueError, match=r"sectors of 2x2 follow phi and eta, and there are no positions; ask for 4"):
+        sectors_of_tiles(tiles, "2x2", tile, None)
+
+
+def test_hits_on_the_beam_axis_and_empty_tiles_have_a_sector_too():
+    topology = Topology(np.array([[0, 1], [1, 2]]), 4, np.array([[0, 0, 9.0], [0, 0, -9.0], [1, 0, 0], [0, 1, 0]]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sector = sectors_of_nodes(topology, np.array([0, 0, 3, 4]), "1x3", num_tiles=6)
+    assert ((sector >= 0) & (sector < 3)).all()
+
+
+@pytest.mark.parametrize("sectors", [0, -3, "0x2", "8x", "x2", "8x2x2", "8 x 2", "eight", "8,2", "8X2"])
+def test_what_is_no_number_of_sectors_is_refused(sectors):
+    with pytest.raises(ValueError, match=f"{sectors}"):
+        number_of_sectors(sectors)

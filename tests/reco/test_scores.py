@@ -18,6 +18,7 @@ from domainpar.parallel.world import World
 from domainpar.plan import build_plans
 from domainpar.reco.scores import gather_scores, score_event, score_events
 from domainpar.testing import run_ranks
+from partitioners import number_of_sectors
 
 NUM_TILES = 12
 
@@ -104,9 +105,10 @@ def several(tmp_path):
         ({}, {}),
         ({"order": "node-first", "aggregate": "mean"}, {"grouping": "random", "dtype": torch.float64}),
         ({"products": torch.bfloat16, "recompute_every": 1}, {"grouping": "metis"}),
-        ({}, {"num_sectors": 3}),
+        ({}, {"sectors": 3}),
+        ({}, {"sectors": "3x2"}),
     ],
-    ids=["plain", "node-first", "bf16", "naive"],
+    ids=["plain", "node-first", "bf16", "naive", "grid"],
 )
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_events_of_one_call_have_the_bits_of_calls_of_their_own(several, num_ranks, network_flags, flags):
@@ -132,10 +134,10 @@ def test_events_of_one_call_have_the_bits_of_calls_of_their_own(several, num_ran
         warnings.simplefilter("ignore")
         *others, scores = run_ranks(joined, num_ranks)
     assert others == [None] * (num_ranks - 1)
-    assert len(calls) == num_ranks * flags.get("num_sectors", 1)
+    assert len(calls) == num_ranks * number_of_sectors(flags.get("sectors", 1))
     for found, wanted in zip(scores, expected, strict=True):
         assert_same_scores(found, wanted)
-        assert wanted.edge_scored.all() == ("num_sectors" not in flags or wanted.num_edges == 0)
+        assert wanted.edge_scored.all() == ("sectors" not in flags or wanted.num_edges == 0)
     assert sum(found.num_edges for found in scores) == 700 + 90 + 701
 
 
@@ -166,7 +168,7 @@ def test_naive_mode_marks_the_edges_between_sectors_and_no_others(tmp_path):
         sector_of_node = np.repeat(sector_of_tiles(event, 3), np.diff(event.node_ptr))
         user_sector = np.empty(graph.num_nodes, int)
         user_sector[event.read_nodes("original_row", np.arange(graph.num_nodes))] = sector_of_node
-        scores = {ranks: scores_on(event, ranks, num_sectors=3) for ranks in (1, 2, 3)}
+        scores = {ranks: scores_on(event, ranks, sectors=3) for ranks in (1, 2, 3)}
         whole = scores_on(event, 1)
     src, dst = user_sector[graph.edge_index]
     naive = scores[1]
@@ -195,7 +197,7 @@ def test_naive_mode_is_the_whole_event_where_no_edge_is_cut(tmp_path):
     )
     # Two tiles that no edge joins: one sector each.
     with stored(tmp_path, uncut, np.arange(120) // 60, 2) as event:
-        naive, whole = scores_on(event, 2, num_sectors=2), scores_on(event, 2)
+        naive, whole = scores_on(event, 2, sectors=2), scores_on(event, 2)
     assert naive.edge_scored.all()
     assert naive.edge_logit.tobytes() == whole.edge_logit.tobytes()
 
@@ -204,11 +206,11 @@ def test_naive_mode_is_the_whole_event_where_no_edge_is_cut(tmp_path):
 @pytest.mark.parametrize("num_sectors", [None, 2])
 def test_an_event_without_edges_and_one_without_truth_have_scores(tmp_path, num_ranks, num_sectors):
     with stored(tmp_path, random_event(1, 30, 0)) as event:
-        scores = scores_on(event, num_ranks, num_sectors=num_sectors)
+        scores = scores_on(event, num_ranks, sectors=num_sectors)
         assert (scores.num_edges, scores.edge_index.shape, len(scores.hit_id)) == (0, (2, 0), 30)
     with stored(tmp_path, random_event(2, 30, 90, labels=False)) as event:
         assert not event.has_labels
-        assert scores_on(event, num_ranks, num_sectors=num_sectors).num_edges == 90
+        assert scores_on(event, num_ranks, sectors=num_sectors).num_edges == 90
 
 
 def test_more_ranks_than_tiles_score_the_same(tmp_path):

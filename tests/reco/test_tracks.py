@@ -77,7 +77,7 @@ def tracks_on(world, event, logits, grouping="contiguous", sectors=None, root=0,
             local[others] = np.random.default_rng(world.rank).normal(0, 5, np.count_nonzero(others))
         return torch.from_numpy(local)
 
-    scores = score_event(network, event, world.domain, root=root, num_sectors=sectors, grouping=grouping)
+    scores = score_event(network, event, world.domain, root=root, sectors=sectors, grouping=grouping)
     if scores is None:
         return None
     whole = WholeEvent(event)

@@ -40,7 +40,7 @@ def _calls(world, path):
     store, trainer = EventStore(path), watched.trainer_of(path, world, check_replicas_every=1)
     for_training, others = (samples_of(store.events(split), None) for split in ("train", "val"))
     score = partial(
-        score_events, trainer.model, num_sectors=None, grouping="contiguous", device=world.device, dtype=torch.float32
+        score_events, trainer.model, sectors=None, grouping="contiguous", device=world.device, dtype=torch.float32
     )
     with store.open(store.events()[0]) as event:
         works = {

@@ -17,6 +17,7 @@ from domainpar.events.graph import EventGraph
 from domainpar.events.store import EventStore, write_manifest
 from domainpar.parallel.part_loading import sector_of_tiles
 from domainpar.parallel.world import World
+from domainpar.problems import Problem
 from domainpar.testing import run_ranks
 from domainpar.training.run import train
 from domainpar.training.sampler import samples_of
@@ -104,13 +105,18 @@ def random_store(tmp_path_factory):
     return write_random_store(tmp_path_factory.mktemp("store"))
 
 
-CASE = {"mode": "naive", "sectors": 5, "events_per_step": 3, "epochs": 1, "clip": 1.0, "warmup": 2}
+CASE = {"mode": "naive", "events_per_step": 3, "epochs": 1, "clip": 1.0, "warmup": 2}
+
+
+@pytest.fixture(scope="module", params=[5, "2x3"])
+def case(request):
+    return {**CASE, "sectors": request.param}
 
 
 @pytest.fixture(scope="module")
-def on_one_rank(random_store, tmp_path_factory):
+def on_one_rank(random_store, tmp_path_factory, case):
     out = tmp_path_factory.mktemp("one-rank")
-    return run_ranks(_results, 1, random_store, out, CASE)[0]
+    return run_ranks(_results, 1, random_store, out, case)[0]
 
 
 def _results(world, store, out, flags):
@@ -119,9 +125,9 @@ def _results(world, store, out, flags):
 
 @pytest.mark.parametrize(("num_ranks", "domain_size"), [(2, 1), slow(2, 2), slow(4, 1), (4, 2), slow(4, 4)])
 def test_naive_training_has_the_same_bits_on_any_grid_of_ranks(
-    random_store, on_one_rank, tmp_path, num_ranks, domain_size
+    random_store, on_one_rank, tmp_path, case, num_ranks, domain_size
 ):
-    found = run_ranks(_results, num_ranks, random_store, tmp_path / "run", CASE, domain_size=domain_size, timeout=60)
+    found = run_ranks(_results, num_ranks, random_store, tmp_path / "run", case, domain_size=domain_size, timeout=60)
     for result in found:
         assert {name: result[name] for name in ("steps", "parameters", "scores")} == {
             name: on_one_rank[name] for name in ("steps", "parameters", "scores")
@@ -141,3 +147,25 @@ def test_over_an_epoch_every_edge_is_counted_once_inside_a_sector_or_between_two
 def test_more_sectors_than_tiles_leave_some_empty_which_is_said(random_store, tmp_path, capsys):
     trained(random_store, tmp_path / "run", mode="naive", sectors=20, max_steps=2)
     assert "note: 20 sectors of an event with 12 tiles leave some sectors empty" in capsys.readouterr().out
+
+
+def refusal(world, store, out, flags):
+    with pytest.raises(Problem) as raised:
+        train(TrainConfig(mode="naive", max_steps=1, out=str(out), **flags), Path(store), world)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("along", ["phi", "eta", None])
+def test_a_grid_of_sectors_is_refused_where_tiles_make_none(tmp_path, along, num_ranks):
+    positions = along is not None
+    store = write_random_store(tmp_path / "store", num_train=1, num_val=0, positions=positions)
+    events = EventStore(store)
+    write_manifest(store, events.events(), {"partitioner": along or "metis"})
+    for said in run_ranks(refusal, num_ranks, store, tmp_path / "run", {"sectors": "2x3"}):
+        expected = f"those of store {store} follow {along} only" if positions else "its hits have no positions"
+        assert "sectors of 2x3" in said
+        assert expected in said
+        assert ("ask for a number of sectors, such as 6" in said) == (not positions)
+    if along == "eta":  # slices in eta alone are sectors
+        trained(store, tmp_path / "slices", mode="naive", sectors="1x3", max_steps=1)

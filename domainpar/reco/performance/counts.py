@@ -32,6 +32,7 @@ from domainpar.reco.performance.matching import (
     trackml_score,
 )
 from domainpar.reco.performance.truth import EventTruth, directions, production_vertices, targets_among
+from partitioners import Sectors
 
 TRUE_WEIGHTS, EQUAL_WEIGHTS, BOTH_WEIGHTS = "truth", "one per labelled hit", "truth in some events only"
 
@@ -85,7 +86,7 @@ class TrackCounts:
         fraction: Share of hits that had to agree (`TrackCuts`).
         target: Conditions on target particles, as the command line takes them; empty for every particle.
         majority_pt: Smallest pT in GeV of the particles of `majority`.
-        border_sectors: Number of sectors whose borders distances are measured to; None: not measured.
+        border_sectors: Sectors whose borders distances are measured to, 8 or "8x2"; None: not measured.
         styles: Counts by style: `atlas`, `one_way`, `two_way`.
         majority: Counts of gnn_tracking.
         trackml_score: TrackML score of each event, None for one without weights; in the order of the sum.
@@ -102,7 +103,7 @@ class TrackCounts:
     fraction: float
     target: str
     majority_pt: float
-    border_sectors: int | None
+    border_sectors: Sectors | None
     styles: Mapping[str, StyleCounts]
     majority: MajorityCounts
     trackml_score: tuple[float | None, ...]

@@ -15,6 +15,7 @@ from domainpar.events.graph import BoolArray, FloatArray, IntArray, Particles, s
 from domainpar.events.store import StoredEvent, WholeEvent
 from domainpar.events.targets import NO_PARTICLES, target_particles
 from domainpar.events.truth_order import rows_of_table
+from partitioners import Sectors
 
 HITS_PER_LEAF = 8
 TWO_PI = 2 * np.pi
@@ -32,7 +33,7 @@ class EventTruth:
         particles: The particle table; None when unknown.
         border: Distance of each hit to the nearest hit of another sector (`distance_to_other_sectors`), float32 [N],
             infinite where there is none; None when no sectors were asked for, or without positions.
-        border_sectors: The number of sectors that was asked for.
+        border_sectors: The sectors that were asked for: 8, or "8x2".
         field: B_z in T that bent the particles, or a table of z in mm and B_z, [K, 2].
     """
 
@@ -42,27 +43,27 @@ class EventTruth:
     position: FloatArray | None = None
     particles: Particles | None = None
     border: FloatArray | None = None
-    border_sectors: int | None = None
+    border_sectors: Sectors | None = None
     field: float | FloatArray = 2.0
 
     def __len__(self) -> int:
         return len(self.particle_id)
 
 
-def truth_of(event: StoredEvent, border_sectors: int | None = None) -> EventTruth | None:
+def truth_of(event: StoredEvent, border_sectors: Sectors | None = None) -> EventTruth | None:
     """Read the truth of a stored event.
 
     Args:
         event: The stored event.
-        border_sectors: Measure the distance of hits to the borders between this many sectors, those that naive mode
-            would cut the event into; None: do not.
+        border_sectors: Measure the distance of hits to the borders between these sectors, 8 or "8x2", those that naive
+            mode would cut the event into; None: do not.
 
     Returns:
         None if the source did not tell the particle of each hit. The field is that of TrackML where all hits lie on its
         layers, otherwise 2 T.
 
     Raises:
-        ValueError: If the event cannot be read, or `border_sectors` is below 1.
+        ValueError: If the event cannot be read, or `border_sectors` are none.
     """
     whole = WholeEvent(event)
     hits = whole.hits
