@@ -10,7 +10,8 @@ several numbers of edges a hit.
 
 `segments`: share of the target's segments that are edges. `purity`: share of the edges that are such segments; `true`:
 of those that join hits following each other along any particle. `ceiling`: targets found (two-way and by a track's
-majority) when a network tells every edge right and tracks are grown from that; `followed`, two-way: and are followed
+majority) when a network tells every edge right and tracks are grown from that; `no hole`, `one`, `more`: two-way, of
+targets that cross so many layers without a hit, of which `--hit-loss` makes more; `followed`, two-way: and are followed
 through all hits. `seconds`: finding the edges, on `--threads` threads.
 """
 
@@ -55,24 +56,29 @@ def main(argv: Sequence[str] | None = None) -> None:
         of_preset = PrepareConfig.PRESETS[preset]
         volumes = of_preset.get("volumes") and tuple(map(int, parse_numbers("--volumes", of_preset["volumes"])))
         cuts = of_preset.get("hard_cuts")
-        selection = Selection(volumes, cuts and conditions_of("--hard-cuts", cuts))
+        conditions = conditions_of("--hard-cuts", cuts) if cuts else None
         rows = []
-        for hits in events_of(options, options.hits or of_preset["hits"]):
-            for name, candidates in forms(maps.get(preset), options.edges_per_hit):
-                rows.append(measured(preset, name, selection.of(hits), candidates, options.threads))
-                results.add(**rows[-1])
+        for loss in options.hit_loss:
+            selection = Selection(volumes, conditions, loss)
+            for hits in events_of(options, options.hits or of_preset["hits"]):
+                for name, candidates in forms(maps.get(preset), options.edges_per_hit):
+                    rows.append(measured(preset, name, selection.of(hits), candidates, options.threads))
+                    rows[-1]["hit_loss"] = loss
+                    results.add(**rows[-1])
         if rows:
             columns = {
-                preset: lambda rows: rows[0]["form"], "edges": mean("edges", "{:,.0f}"),
+                preset: lambda rows: rows[0]["form"], "hits lost": mean("hit_loss", "{:.2f}"),
+                "edges": mean("edges", "{:,.0f}"),
                 "a hit": mean("a_hit", "{:.2f}"), "segments": mean("segments", "{:.4f}"),
                 "purity": mean("purity", "{:.4f}"), "true": mean("true", "{:.4f}"),
                 "ceiling, two-way": mean("two_way", "{:.4f}"), "by majority": mean("atlas", "{:.4f}"),
+                **{name: mean(name, "{:.4f}") for name in ("no hole", "one", "more")},
                 "followed": mean("followed", "{:.4f}"),
                 "seconds": mean("seconds", "{:.2f}"),
             }  # fmt: skip
             hits = np.mean([row["hits"] for row in rows])
             note = f"{options.events} events, {hits:,.0f} hits each; target {rows[0]['target']}"
-            results.show(f"Candidate edges, {preset}", columns, measuring.alike(rows, "form"), note)
+            results.show(f"Candidate edges, {preset}", columns, measuring.alike(rows, "form", "hit_loss"), note)
     results.end()
 
 
@@ -84,6 +90,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--events", type=int, default=6, help="events of each preset (default 6)")
     parser.add_argument("--hits", type=int, help="hits of a simulated event (default: the preset's)")
     parser.add_argument("--data", type=Path, help="folder of real TrackML events (default: simulated ones)")
+    parser.add_argument("--hit-loss", type=float, nargs="+", default=[0.0], help="shares of hits lost at random")
     parser.add_argument("--threads", type=int, default=1)
     return parser.parse_args(argv)
 
@@ -125,13 +132,17 @@ def measured(preset: str, form: str, hits: Hits, candidates: Candidates, threads
     assert graph.label is not None
     logits = np.where(graph.label > 0, CERTAIN, -CERTAIN)
     tracks = tracks_from_scores(graph.edge_index, logits, track_hits, TrackOptions("grow"))
-    styles = count_tracks(tracks, truth, cuts).styles
+    counts = count_tracks(tracks, truth, cuts)
+    styles, of_holes = counts.styles, counts.binned["two_way"]["holes"]
+    few = [slice(0, 1), slice(1, 2), slice(2, None)]
+    efficiency = [sum(of_holes.reconstructed[some]) / max(sum(of_holes.targets[some]), 1) for some in few]
     followed = count_tracks(follow(tracks, track_hits, 3), truth, cuts).styles["two_way"]
     return {
         "preset": preset, "form": form, "event": hits.event_id, "hits": len(hits), "edges": graph.num_edges,
         "a_hit": graph.num_edges / len(hits), "segments": held.in_graph / held.segments,
         "purity": held.in_graph / graph.num_edges, "true": float(graph.label.mean()), "target": cuts.target_text,
         **{style: styles[style].reconstructed / styles[style].targets for style in ("two_way", "atlas")},
+        **dict(zip(("no hole", "one", "more"), efficiency, strict=True)),
         "followed": followed.reconstructed / followed.targets, "seconds": seconds,
     }  # fmt: skip
 

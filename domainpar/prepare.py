@@ -121,7 +121,8 @@ def _selection(config: PrepareConfig) -> "Selection":
     from domainpar.events.selection import Selection
 
     volumes = None if config.volumes is None else tuple(map(int, parse_numbers("--volumes", config.volumes)))
-    return Selection(volumes, conditions_of("--hard-cuts", config.hard_cuts) if config.hard_cuts else None)
+    hard_cuts = conditions_of("--hard-cuts", config.hard_cuts) if config.hard_cuts else None
+    return Selection(volumes, hard_cuts, config.hit_loss, config.seed)
 
 
 def _source(config: PrepareConfig, directory: Path, cuts: "Candidates", **other: Any) -> "Source":

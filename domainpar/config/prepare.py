@@ -39,6 +39,9 @@ class Source(Group):
     """Keep only hits of particles that pass: 'pt: [1, .inf]', in GeV; of acorn files, edges between such hits. It looks
     at the truth: noise goes as well."""
 
+    hit_loss: float = 0.0
+    """Lose this share of the hits at random, as inefficient sensors do: what does a missing hit cost?"""
+
     cluster_features: bool = False
     """Size, charge and direction of the cluster of each hit as node features too, from -cells.csv and detectors.csv of
     --source trackml."""
@@ -53,6 +56,7 @@ class Source(Group):
         if self.volumes is not None:
             parse_numbers("--volumes", self.volumes)
         self._bounded("events", least=1)
+        self._bounded("hit_loss", below=1)
         self._bounded("least_score", positive=True, below=1)
         self._bounded("hits", least=500, most=1_000_000)  # ten times as dense as a collider will be
         self._bounded("seed", below=2**63)
@@ -228,6 +232,10 @@ class PrepareConfig(Source, AcornFiles, CandidateEdges, Tiles, Storage):
             raise ConfigError(f"--least-score means nothing with --source {self.source}", "its edges have no scores")
         flags = [name for name in AcornFiles.__annotations__ if getattr(self, name) is not None]
         if self.source not in ("simulate", "trackml"):
+            if self.hit_loss:
+                raise ConfigError(
+                    f"--hit-loss means nothing with --source {self.source}", "its files are graphs, joined already"
+                )
             if self.volumes is not None:
                 raise ConfigError(
                     f"--volumes means nothing with --source {self.source}", "its files are graphs, joined already"

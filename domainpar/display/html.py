@@ -159,7 +159,7 @@ def _plot(panels: Sequence[Panel], columns: int, height: int) -> dict[str, Any]:
         number = str(place + 1) if place else ""  # plotly's axes are x, x2, x3
         left, top = place % columns * (width + GAP_X), 1 - place // columns * (depth + GAP_Y)
         layout[f"xaxis{number}"] = {**_axis(panel.x), "domain": [left, left + width], "anchor": f"y{number}"}
-        layout[f"yaxis{number}"] = {**_axis(panel.y), "domain": [top - depth, top], "anchor": f"x{number}"}
+        layout[f"yaxis{number}"] = {**_axis(panel.y), "domain": [max(top - depth, 0.0), top], "anchor": f"x{number}"}
         if panel.title:
             layout["annotations"].append(
                 {"text": text(panel.title), "x": left, "y": top, "xref": "paper", "yref": "paper"}

@@ -43,6 +43,7 @@ QUANTITIES = {
     "phi": "φ [rad]",
     "radius": "radius of the vertex [mm]",
     "density": "hits around, within 0.1 of η and φ",
+    "holes": "layers crossed without a hit",
     "border": "distance to a sector border, ΔR",
 }
 """Quantities that rates are counted against, and the labels of their axes."""
@@ -230,7 +231,7 @@ def _limits(curves: Mapping[str, Sequence[RateCurve]], rate: str) -> tuple[float
 def _axis(quantity: str, edges: FloatArray, rate: str) -> Axis:
     """The axis says whose the quantity is: fakes have no true particle."""
     label = QUANTITIES[quantity]
-    if quantity not in ("density", "border"):
+    if quantity not in ("density", "holes", "border"):
         label = f"{'fitted' if rate == 'fake_rate' else 'true'} {label}"
     borders = _borders(edges, quantity)
     ticks = tuple((float(tick), f"{tick:g}") for tick in TICKS.get(quantity, ()) if edges[0] <= tick <= edges[-1])

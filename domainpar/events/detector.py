@@ -360,15 +360,13 @@ def crossed_in_turn(skipped: int = 0) -> tuple[LayerPair, ...]:
     z0, slope = np.meshgrid(np.linspace(-200.0, 200.0, 9), np.sinh(np.linspace(-4.5, 4.5, 601)))
     radius = np.full((*z0.shape, len(SURFACES)), np.inf)  # of the crossing
     for i, surface in enumerate(SURFACES):
+        low, high = _reach_across(surface)
         if isinstance(surface, Barrel):
-            half = (surface.num_rows - 1) / 2 * surface.row_pitch + surface.half_v + NEAR_MISS
-            radius[np.abs(z0 + slope * surface.radius) < half, i] = surface.radius
+            radius[np.abs(z0 + slope * surface.radius) < high + NEAR_MISS, i] = surface.radius
         else:
             with np.errstate(divide="ignore"):
                 at = (surface.z - z0) / slope
-            low = min(ring.radius - ring.half_v for ring in surface.rings) - NEAR_MISS
-            high = max(ring.radius + ring.half_v for ring in surface.rings) + NEAR_MISS
-            crossed = (low < at) & (at < high)
+            crossed = (low - NEAR_MISS < at) & (at < high + NEAR_MISS)
             radius[crossed, i] = at[crossed]
     turn = np.argsort(radius, axis=-1, kind="stable")
     crossed = np.isfinite(np.take_along_axis(radius, turn, axis=-1))
@@ -380,8 +378,47 @@ def crossed_in_turn(skipped: int = 0) -> tuple[LayerPair, ...]:
     return tuple((layers[inner], layers[outer]) for inner, outer in sorted(pairs))
 
 
+def layers_passed(
+    surface: npt.NDArray[np.integer], position: npt.NDArray[np.floating], follows: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.int64]:
+    """Layers that lie between hits and those before them: a straight line in r and z crosses the middle of modules.
+
+    Args:
+        surface: Number of each hit's layer (`graph.surface_numbers`), [N], in the order along their particles.
+        position: x, y, z of each, [N, 3].
+        follows: Whether a hit follows the one before it, [N]; the first does not.
+
+    Returns:
+        How many between the hit before and this one, 0 where it follows none, int64 [N].
+    """
+    last = np.flatnonzero(follows)
+    r, z = np.hypot(position[:, 0], position[:, 1]).astype(np.float64), position[:, 2].astype(np.float64)
+    passed = np.zeros(len(surface), np.int64)
+    numbers = surface_numbers(*np.array([(layer.volume, layer.layer) for layer in SURFACES]).T)
+    for number, layer in zip(numbers, SURFACES):
+        along, across, at = (r, z, layer.radius) if isinstance(layer, Barrel) else (z, r, layer.z)
+        start, end = along[last - 1], along[last]
+        between = (np.minimum(start, end) < at) & (at < np.maximum(start, end))
+        # A hit lies a few mm before or behind its layer.
+        between &= (surface[last - 1] != number) & (surface[last] != number)
+        share = np.divide(at - start, end - start, out=np.zeros(len(last)), where=between)
+        there = across[last - 1] + share * (across[last] - across[last - 1])
+        low, high = _reach_across(layer)
+        passed[last] += between & (there > low + NEAR_MISS) & (there < high - NEAR_MISS)
+    return passed
+
+
+def _reach_across(surface: Surface) -> tuple[float, float]:
+    """Where the modules of a barrel begin and end in z, or those of a disk in r."""
+    if isinstance(surface, Barrel):
+        half = (surface.num_rows - 1) / 2 * surface.row_pitch + surface.half_v
+        return -half, half
+    rings = surface.rings
+    return min(ring.radius - ring.half_v for ring in rings), max(ring.radius + ring.half_v for ring in rings)
+
+
 NEAR_MISS = 5.0
-"""mm beside a layer's modules at which a straight line still counts as crossing it."""
+"""mm beside a layer's modules at which a straight line still counts as crossing it, or only just does."""
 
 DEFAULT_LAYER_PAIRS: tuple[LayerPair, ...] = crossed_in_turn()
 """The 110 pairs of layers that follow each other along some straight line from the beam."""

@@ -1,7 +1,8 @@
-"""Hits that are kept of an event: those of some volumes, or of some true particles."""
+"""Hits that are kept of an event: those of some volumes, of some true particles, and not lost."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,16 +22,24 @@ class Selection:
         volumes: Detector volumes; None: all.
         hard_cuts: Conditions on the particles whose hits are kept (`events.targets` has the grammar); None: all hits,
             also those of noise.
+        hit_loss: Share of the hits that are lost at random, as in inefficient sensors; below 1.
+        seed: Decides which, with the name of the event.
     """
 
     volumes: tuple[int, ...] | None = None
     hard_cuts: Mapping[str, Any] | None = None
+    hit_loss: float = 0.0
+    seed: int = 0
 
     @property
     def settings(self) -> dict[str, Any]:
         """The selection as plain JSON values; empty where all hits are kept."""
         volumes = None if self.volumes is None else list(self.volumes)
-        settings = {"volumes": volumes, "hard_cuts": self.hard_cuts and dict(self.hard_cuts)}
+        settings = {
+            "volumes": volumes,
+            "hard_cuts": self.hard_cuts and dict(self.hard_cuts),
+            "hit_loss": [self.hit_loss, self.seed] if self.hit_loss else None,
+        }
         return {name: value for name, value in settings.items() if value}
 
     def of(self, hits: Hits) -> Hits:
@@ -39,9 +48,10 @@ class Selection:
         Raises:
             Problem: If no hit is left, or hard cuts are asked of an event without true particles.
         """
-        if self.volumes is None and not self.hard_cuts:
+        if not self.settings:
             return hits
-        kept = np.ones(len(hits), bool)
+        chance = np.random.default_rng([self.seed, zlib.crc32(hits.event_id.encode())])
+        kept = chance.random(len(hits)) >= self.hit_loss
         if self.volumes is not None:
             kept &= np.isin(hits.volume, self.volumes)
         place, particles = Place(hits.event_id), hits.particles

@@ -315,6 +315,8 @@ def test_what_the_work_refuses_ends_like_a_wrong_flag_and_its_exit_code_is_passe
     [
         ({"source": "trackml"}, "needs --input"),
         ({"input": "d"}, "means nothing with --source simulate"),
+        ({"source": "pyg", "input": "d", "hit_loss": 0.1}, "--hit-loss means nothing with --source pyg"),
+        ({"hit_loss": 1.0}, "--hit-loss is 1.0; it must be a finite number of at least 0 and below 1"),
         ({"hits": 499}, "at least 500"),
         ({"val_split": 0.5, "test_split": 0.5}, "leave nothing to train on"),
         ({"val_split": 1.0}, "at least 0 and below 1"),

@@ -133,7 +133,7 @@ def test_every_axis_is_labelled(figures):
         assert figure.get_suptitle(), name
 
 
-AROUND = ("hits around, within 0.1 of η and φ", "distance to a sector border, ΔR")
+AROUND = ("hits around, within 0.1 of η and φ", "layers crossed without a hit", "distance to a sector border, ΔR")
 
 
 @pytest.mark.parametrize(

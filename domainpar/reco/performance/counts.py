@@ -15,7 +15,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from domainpar.events.graph import BoolArray, FloatArray, IntArray
+from domainpar.events import detector
+from domainpar.events.graph import BoolArray, FloatArray, IntArray, surface_numbers
 from domainpar.events.truth_order import rows_of_table
 from domainpar.reco.performance.matching import (
     MAX_ABS_ETA,
@@ -42,10 +43,11 @@ EDGES: Mapping[str, tuple[float, ...]] = {
     "phi": tuple(i * math.pi / 8 for i in range(-8, 9)),
     "radius": (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 50.0, 100.0, 200.0, 400.0, 1000.0),
     "density": (0.0, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 60.0, 80.0, 120.0, 200.0),
+    "holes": (-0.5, 0.5, 1.5, 2.5, 3.5, 5.5),
     "border": (0.0, 0.01, 0.02, 0.03, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0),
 }
 """Borders of the bins: pT in GeV, eta, phi in rad, distance of the production vertex from the beam line in mm, hits
-within 0.1 of eta and of phi, Delta R. A bin holds its lower border, the last one both."""
+within 0.1 of eta and of phi, layers, Delta R. A bin holds its lower border, the last one both."""
 
 
 @dataclass(frozen=True)
@@ -300,8 +302,8 @@ def bin_all(overlaps: Overlaps, truth: EventTruth, pt: FloatArray, eta: FloatArr
 
     Particles are binned by their true pT and eta, given here, [P]; by the phi of their hit nearest to the production
     vertex, since tables of particles hold no direction; by the distance of that vertex from the beam line; by the
-    density of hits around theirs; and by the smallest border distance of their hits. Tracks are binned by a helix
-    fitted to their hits, by the density around these, and by the smallest border distance of these.
+    density of hits around theirs; by their holes; and by the smallest border distance of their hits. Tracks are binned
+    by a helix fitted to their hits, by the density around these, by their holes, and by the smallest border distance.
     """
     of_particles = {
         "pt": pt,
@@ -309,9 +311,10 @@ def bin_all(overlaps: Overlaps, truth: EventTruth, pt: FloatArray, eta: FloatArr
         "phi": _phi_of_first_hits(overlaps, truth),
         "radius": np.hypot(*rows_of_table(truth.particles, overlaps.particle_ids, "vertex")[:, :2].T),
         "density": np.full(overlaps.num_particles, np.nan),
+        "holes": np.full(overlaps.num_particles, np.nan),
         "border": _smallest(truth.border, overlaps.particle_of_hit, overlaps.num_particles),
     }
-    of_tracks = dict.fromkeys(("pt", "eta", "phi", "radius", "density"), np.full(overlaps.num_tracks, np.nan))
+    of_tracks = dict.fromkeys(("pt", "eta", "phi", "radius", "density", "holes"), np.full(overlaps.num_tracks, np.nan))
     if truth.position is not None:
         from domainpar.reco.helix import fit_helices  # its compiled code is loaded when tracks are fitted only
 
@@ -320,6 +323,21 @@ def bin_all(overlaps: Overlaps, truth: EventTruth, pt: FloatArray, eta: FloatArr
         of_tracks |= {"pt": helices.pt, "eta": helices.eta, "phi": helices.phi}
         density = _density(truth.position)
         of_particles["density"] = _mean(density, overlaps.particle_of_hit, overlaps.num_particles)
+        hits, member = np.flatnonzero(overlaps.particle_of_hit >= 0), overlaps.member
+        of_particles["holes"] = _holes(
+            overlaps.particle_of_hit[hits],
+            hits,
+            _distance_from_vertex(hits, overlaps, truth),
+            truth,
+            overlaps.num_particles,
+        )
+        of_tracks["holes"] = _holes(
+            overlaps.track_of_member,
+            member,
+            np.linalg.norm(truth.position[member], axis=1),
+            truth,
+            overlaps.num_tracks,
+        )
         of_tracks["density"] = _mean(density[overlaps.member], overlaps.track_of_member, overlaps.num_tracks)
     border = None if truth.border is None else truth.border[overlaps.member]
     of_tracks["border"] = _smallest(border, overlaps.track_of_member, overlaps.num_tracks)
@@ -365,9 +383,32 @@ def _phi_of_first_hits(overlaps: Overlaps, truth: EventTruth) -> FloatArray:
         return phi
     hits = np.flatnonzero(overlaps.particle_of_hit >= 0)
     particle = overlaps.particle_of_hit[hits]
-    position = truth.position[hits]
-    distance = np.linalg.norm(position - production_vertices(truth, overlaps.particle_ids)[particle], axis=1)
-    phi_of_hit = directions(position)[1]
-    order = np.lexsort((phi_of_hit, -distance, particle))
+    phi_of_hit = directions(truth.position[hits])[1]
+    order = np.lexsort((phi_of_hit, -_distance_from_vertex(hits, overlaps, truth), particle))
     phi[particle[order]] = phi_of_hit[order]  # of several, the last one stays: the nearest
     return phi
+
+
+def _distance_from_vertex(hits: IntArray, overlaps: Overlaps, truth: EventTruth) -> FloatArray:
+    """Distance of hits of particles from where these were produced, or from the origin if that is unknown, in mm."""
+    assert truth.position is not None
+    vertices = production_vertices(truth, overlaps.particle_ids)[overlaps.particle_of_hit[hits]]
+    distance: FloatArray = np.linalg.norm(truth.position[hits] - vertices, axis=1)
+    return distance
+
+
+def _holes(row_of_hit: IntArray, hits: IntArray, distance: FloatArray, truth: EventTruth, count: int) -> FloatArray:
+    """Layers that the hits of each row pass over: crossed between two of them, without a hit. NaN: unknown layers.
+
+    Hits follow each other by distance.
+    """
+    assert truth.position is not None
+    order = np.lexsort((truth.surface[hits], distance, row_of_hit))
+    order = order[row_of_hit[order] >= 0]
+    row, along = row_of_hit[order], hits[order]
+    follows = np.append(False, row[1:] == row[:-1])[: len(row)]
+    holes = np.zeros(count)
+    np.add.at(holes, row, detector.layers_passed(truth.surface[along], truth.position[along], follows))
+    known = surface_numbers(*np.array(sorted(detector.KNOWN_LAYERS)).T)
+    holes[row[~np.isin(truth.surface[along], known)]] = np.nan
+    return holes

@@ -71,6 +71,51 @@ def test_phi_and_border_of_a_particle_are_those_of_its_first_and_of_its_nearest_
     assert filled(binned["atlas"]["phi"], "targets") == {bin_at("phi", 1.0): 1, bin_at("phi", -1.0): 1}
 
 
+def passing(*layers, skipped=(), vertex_z=0.0, slope=0.3):
+    """Hits where a straight line passes barrels of these (volume, layer), some of them without a hit."""
+    radius = {
+        (surface.volume, surface.layer): surface.radius
+        for surface in detector.SURFACES[:]
+        if hasattr(surface, "radius")
+    }
+    kept = [layer for i, layer in enumerate(layers) if i not in skipped]
+    r = np.array([radius[layer] for layer in kept])
+    position = np.stack([r, np.zeros_like(r), vertex_z + slope * r], axis=1)
+    return position, surface_numbers(*np.array(kept).T)
+
+
+BARREL = [(8, 2), (8, 4), (8, 6), (8, 8), (13, 2), (13, 4), (13, 6), (13, 8)]
+
+
+@pytest.mark.parametrize(("skipped", "holes"), [((), 0), ((3,), 1), ((2, 5), 2), ((3, 4), 2), ((0, 7), 0)])
+@pytest.mark.parametrize("turned", [False, True])
+def test_holes_are_the_layers_between_two_hits_that_have_none(skipped, holes, turned):
+    position, surface = passing(*BARREL, skipped=skipped)
+    order = np.arange(len(position))[::-1] if turned else np.arange(len(position))
+    truth = EventTruth(
+        np.ones(len(position), np.int64), surface[order], position=position[order],
+        particles=table([1], [len(position)], pt=[2.0]),
+    )  # fmt: skip
+    binned = count_tracks(np.zeros(len(position), np.int64), truth, TrackCuts(**EVERY)).binned["atlas"]["holes"]
+    for name in ("targets", "reconstructed", "tracks"):
+        assert filled(binned, name) == {bin_at("holes", holes): 1}
+
+
+def test_a_second_hit_on_a_layer_is_no_hole_and_unknown_layers_are_in_no_bin():
+    position, surface = passing(*BARREL)
+    twice = np.repeat(np.arange(len(BARREL)), 2)
+    truth = EventTruth(
+        np.ones(len(twice), np.int64), surface[twice], position=position[twice] + np.arange(len(twice))[:, None] % 2,
+        particles=table([1], [len(twice)], pt=[2.0]),
+    )  # fmt: skip
+    track_id = np.zeros(len(twice), np.int64)
+    binned = count_tracks(track_id, truth, TrackCuts(**EVERY)).binned["atlas"]["holes"]
+    assert filled(binned, "targets") == {bin_at("holes", 0): 1}
+    elsewhere = replace(truth, surface=truth.surface + 1)
+    binned = count_tracks(track_id, elsewhere, TrackCuts(**EVERY)).binned["atlas"]["holes"]
+    assert filled(binned, "targets") == filled(binned, "tracks") == {}
+
+
 def test_without_positions_tracks_lie_in_no_bin_and_the_totals_still_count_them():
     counts = count_tracks(*drawn("aaaaa.....", "0000011111"))
     for name in EDGES:
