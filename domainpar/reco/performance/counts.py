@@ -162,6 +162,8 @@ def _added(ours: Any, theirs: Any) -> Any:
     if isinstance(ours, tuple):
         return tuple(map(operator.add, ours, theirs))
     if isinstance(ours, Mapping):
+        if set(ours) != set(theirs):
+            raise ValueError("counts of different quantities have no sum; count all events with one version.")
         return {name: _added(counts, theirs[name]) for name, counts in ours.items()}
     if isinstance(ours, Binned) and ours.edges != theirs.edges:
         raise ValueError("counts in different bins have no sum; count all events with one version.")

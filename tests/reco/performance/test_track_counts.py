@@ -90,6 +90,9 @@ def test_counts_with_other_sectors_or_other_bins_are_not_added():
     written["binned"]["two_way"]["eta"]["edges"][3] += 0.1
     with pytest.raises(ValueError, match="different bins"):
         counts + TrackCounts.from_json(written)
+    del written["binned"]["two_way"]["holes"]
+    with pytest.raises(ValueError, match="different quantities"):
+        counts + TrackCounts.from_json(written)
 
 
 def test_a_sum_over_events_with_and_without_weights_says_so():
