@@ -3,6 +3,7 @@
     python bench/agnn_forms.py --data DIR --event 1012      the sets of heptrkx from a real event, minutes
     python bench/agnn_forms.py                              from a simulated one
     python bench/agnn_forms.py --whole                      also steps of the whole barrel, where they fit
+    python bench/agnn_forms.py --data DIR --event 1001 1003 1009 1010 --epochs 1      epochs, not steps; deck: 4 events
     python bench/agnn_forms.py --quick                      seconds, to see that it runs
 
 Builds the graphs of heptrkx's recipes (`prepare.py` of sparticlesteve/heptrkx-gnn-tracking): barrel hits of particles
@@ -16,7 +17,10 @@ network on the sector of each set whose number of edges is nearest to the mean, 
     weighted   dense, and a of every edge multiplied into copies of Ri and Ro in each iteration, as the first version
                of the network did (`models/agnn_original.py`); the others multiply rows by a
 
-Each run is a fresh process with one thread; forms take turns.
+Each run is a fresh process with one thread; forms take turns. `--epochs` trains on all sectors of a set but the last
+eighth (`med`) or sixteenth, a step a sector, and evaluates the others: 7 and 1 graphs of one `med` event, 60 and 4 of
+four `big` ones, as Farrell and Ju timed in 2019. Their seconds were taken elsewhere, for epochs that are not told: what
+compares is the ratio of forms.
 """
 
 from __future__ import annotations
@@ -68,7 +72,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     divided = {name: [divide(hits, RECIPES[name]) for hits in events] for name in options.sets}
     show_sizes(divided, source, results)
     show_losses(divided, source, results)
-    show_steps(divided, source, options, results)
+    if options.epochs:
+        show_epochs(divided, source, options, results)
+    else:
+        show_steps(divided, source, options, results)
     results.end()
 
 
@@ -86,6 +93,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS), help="default: all")
     parser.add_argument("--whole", action="store_true", help="steps of the whole barrel too: some 6 GB in a full event")
     parser.add_argument("--dense-gb", type=float, default=4.0, help="dense matrices beyond are not made (default 4)")
+    parser.add_argument("--epochs", type=int, default=0, help="epochs over sets of graphs instead of steps (default 0)")
     flags.add_rounds(parser, rounds=3, repeats=5, timeout=900.0)
     parser.add_argument("--quick", action="store_true", help="small and short: shows that it runs, nothing else")
     if parser.parse_args(argv).quick:
@@ -219,14 +227,59 @@ def show_steps(
     results.show(f"A training step, {source}", columns, rows, note)
 
 
+OF_DECK = {("med", "dense"): 24.04, ("med", "index"): 9.63, ("med", "coo"): 10.64, ("big", "index"): 81.9,
+           ("big", "coo"): 102.7}  # fmt: skip
+"""Training times of Farrell and Ju 2019, slide 9.1: dense, scatter and sparse products, on 7/1 and 60/4 graphs."""
+
+
+def show_epochs(
+    divided: dict[str, list[Divided]], source: str, options: argparse.Namespace, results: measuring.Results
+) -> None:
+    """Seconds of an epoch over a set of sectors, beside those that were published."""
+    rows: list[Row] = []
+    how = {name: getattr(options, name) for name in ("hidden", "graph_iters", "seed")}
+    for name, events in divided.items():
+        graphs = [sector for event in events for sector in event.sectors]
+        held_out = len(graphs) // (8 if name == "med" else 16) or 1
+        for form in options.forms:
+            row: Row = {"measured": "epoch", "set": name, "source": source, "form": form}
+            row |= {"graphs": f"{len(graphs) - held_out}/{held_out}", "deck": OF_DECK.get((name, form))}
+            row["problem"] = max((problem_of(form, graph, options) or "" for graph in graphs), key=len) or None
+            if row["problem"] is None:
+                job = Job(tuple(graphs), form, RECIPES[name].true_weight, repeats=options.epochs, **how)
+                (found,) = run_ranks(training_epochs, 1, job, held_out, transport="gloo", timeout=options.timeout)
+                row |= {"seconds": Spread.of(found["seconds"]), "loss": found["loss"]}
+            rows.append(row)
+            results.add(**row)
+
+    def than_index(row: Row, name: str) -> str:
+        by_index = [other for other in rows if other["set"] == row["set"] and other["form"] == "index"]
+        if not by_index or not row.get(name) or not by_index[0].get(name):
+            return ""
+        mine, theirs = (each[name].median if name == "seconds" else each[name] for each in (row, by_index[0]))
+        return f"{mine / theirs:.2f}"
+
+    columns: Columns = {
+        "set": lambda row: f"{row['set']} {row['graphs']}",
+        "form": lambda row: row["form"],
+        "epoch s": lambda row: row["problem"] or row["seconds"].text("{:.2f}"),
+        "x index": partial(than_index, name="seconds"),
+        "deck s": lambda row: "" if row["deck"] is None else f"{row['deck']:.4g}",
+        "deck x scatter": partial(than_index, name="deck"),
+        "validation loss": lambda row: f"{row['loss']:.5f}" if "loss" in row else "",
+    }
+    note = "Graphs: to train on / to evaluate. One warm-up epoch; then the median [shortest, longest]."
+    results.show(f"Epochs over sets of sectors, {source}", columns, rows, note)
+
+
 # --- steps, each run in a process of its own ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """The steps that one process is asked for."""
+    """The steps that one process is asked for, on the first graph or on each of several."""
 
-    graph: Graph
+    graphs: tuple[Graph, ...]
     form: str
     true_weight: float
     hidden: int
@@ -240,30 +293,33 @@ class Trainer:
     """heptrkx's loss and optimiser."""
 
     def __init__(self, job: Job) -> None:
-        graph = job.graph
-        self._x, self._label = torch.from_numpy(graph.features), torch.from_numpy(graph.label)
-        self._weight = torch.where(self._label > 0, job.true_weight, 1.0)
+        self._true_weight = job.true_weight
         self._network = AttentionNetwork(3, hidden=job.hidden, graph_iters=job.graph_iters, seed=job.seed)
         self._optimizer = torch.optim.Adam(self._network.parameters(), lr=1e-3, weight_decay=1e-5)
         began = time.perf_counter()
-        self._ends = FORMS[job.form].make(torch.from_numpy(graph.edge_index), graph.num_nodes, torch.float32)
+        make = FORMS[job.form].make
+        self._ends = [make(torch.from_numpy(each.edge_index), each.num_nodes, torch.float32) for each in job.graphs]
         self.seconds_to_make = time.perf_counter() - began
+        self._data = [(torch.from_numpy(each.features), torch.from_numpy(each.label)) for each in job.graphs]
 
-    def step(self) -> dict[str, float]:
-        """One training step, as `measuring.timed_step`."""
-        return measuring.timed_step(self._optimizer, self._loss)
+    def step(self, number: int = 0) -> dict[str, float]:
+        """One training step on a graph, as `measuring.timed_step`."""
+        return measuring.timed_step(self._optimizer, partial(self.loss, number))
 
-    def _loss(self) -> Tensor:
-        logits = logits_of(self._network, self._x, self._ends)
-        return F.binary_cross_entropy_with_logits(logits, self._label, weight=self._weight)
+    def loss(self, number: int) -> Tensor:
+        """The loss of a graph."""
+        features, label = self._data[number]
+        logits = logits_of(self._network, features, self._ends[number])
+        weight = torch.where(label > 0, self._true_weight, 1.0)
+        return F.binary_cross_entropy_with_logits(logits, label, weight=weight)
 
 
 def training_steps(world: World, job: Job) -> Row:
     """Times and peak memory of some steps in this process."""
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
-    pair = Graph(job.graph.features[:2], np.array([[0], [1]]), np.ones(1, np.float32))
-    Trainer(replace(job, graph=pair)).step()  # all code is loaded before memory is looked at
+    pair = Graph(job.graphs[0].features[:2], np.array([[0], [1]]), np.ones(1, np.float32))
+    Trainer(replace(job, graphs=(pair,))).step()  # all code is loaded before memory is looked at
     bare = peak_rss_bytes()
     trainer = Trainer(job)
     steps = [trainer.step() for _ in range(job.warmup + job.repeats)]
@@ -273,6 +329,22 @@ def training_steps(world: World, job: Job) -> Row:
         **{name: [step[name] for step in steps[job.warmup :]] for name in ("seconds", "forward", "backward")},
         "above_bare": peak_rss_bytes() - bare,
     }
+
+
+def training_epochs(world: World, job: Job, held_out: int) -> Row:
+    """Seconds of each epoch after the first, and the last validation loss."""
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+    trainer, seconds, loss = Trainer(job), [], 0.0
+    for _ in range(1 + job.repeats):
+        began = time.perf_counter()
+        for number in range(len(job.graphs) - held_out):
+            trainer.step(number)
+        with torch.no_grad():
+            of_graphs = [float(trainer.loss(number)) for number in range(len(job.graphs))[-held_out:]]
+        seconds.append(time.perf_counter() - began)
+        loss = statistics.mean(of_graphs)
+    return {"seconds": seconds[1:], "loss": loss}
 
 
 def graphs_to_step(divided: dict[str, list[Divided]], whole: bool) -> Iterator[tuple[str, str, Graph]]:
@@ -303,7 +375,7 @@ def steps_in_turns(graph: Graph, true_weight: float, options: argparse.Namespace
     runs: dict[str, list[Row]] = {form: [] for form in options.forms if problem_of(form, graph, options) is None}
     for _ in range(options.rounds):
         for form, of_form in runs.items():
-            job = Job(graph, form, true_weight, **how)
+            job = Job((graph,), form, true_weight, **how)
             of_form += run_ranks(training_steps, 1, job, transport="gloo", timeout=options.timeout)
     return runs
 

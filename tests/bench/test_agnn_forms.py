@@ -156,3 +156,18 @@ def test_an_event_by_name_needs_a_folder(capsys):
     with pytest.raises(SystemExit):
         agnn_forms.parse(["--event", "1012"])
     assert "say with --data" in capsys.readouterr().err
+
+
+def test_epochs_of_a_set_hold_out_an_eighth_and_all_forms_end_with_one_loss(tmp_path, monkeypatch):
+    def in_threads(*args, **how):
+        return run_ranks(*args, **{**how, "transport": "threads"})
+
+    monkeypatch.setattr(agnn_forms, "run_ranks", in_threads)
+    agnn_forms.main(["--quick", "--epochs", "1", "--results", str(tmp_path / "lines.jsonl")])
+    rows, _ = short_runs.lines(tmp_path)
+    found = [row for row in rows if row["measured"] == "epoch"]
+    assert [row["form"] for row in found] == list(FORMS)
+    assert {row["graphs"] for row in found} == {"7/1"}
+    assert np.ptp([row["loss"] for row in found]) < 1e-5
+    assert all(row["seconds"]["low"] > 0 for row in found)
+    assert {row["form"]: row["deck"] for row in found if row["deck"]} == {"index": 9.63, "coo": 10.64, "dense": 24.04}
