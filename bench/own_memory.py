@@ -175,9 +175,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--ways", nargs="+", help="their names in the table; default: all")
     parser.add_argument("--piece", choices=cases.HITS, default="medium", help="the smaller event of estimates")
     parser.add_argument("--dtype", choices=flags.DTYPES, default="float32")
-    parser.add_argument(
-        "--anyway", action="store_true", help="run also what a piece says will not fit"
-    )
+    parser.add_argument("--anyway", action="store_true", help="run also what a piece says will not fit")
     flags.add_rounds(parser, rounds=1, repeats=1)
     return parser.parse_args(argv)
 

@@ -21,6 +21,7 @@ import os
 import statistics
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -29,13 +30,19 @@ import flags
 import measuring
 import numpy as np
 import rank_by_rank
+import torch
 from exchange import SIZES, Price, messages
 from measuring import Columns, Row, Spread
 from on_ranks import Job
 
+from domainpar import estimate
+from domainpar.config import TrainConfig
 from domainpar.measure.rates import slowest
+from domainpar.parallel.world import World
+from domainpar.planner.choice import predict
 from domainpar.testing import find_mpiexec, run_ranks
-from partitioners.quality import imbalance
+from partitioners import group
+from partitioners.quality import imbalance, measure
 
 GIB = 2**30
 MEASURED, PROJECTED = "measured", "PROJECTED"
@@ -55,6 +62,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     for kind in options.kinds:
         rows = rows_of(kind, price, options, results)
+        if options.predict and kind == "strong":
+            predict_rows(rows, options)
         for row in rows:
             results.add(price=vars(price), **row)
         show(results, kind, rows)
@@ -73,6 +82,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--weak-parts", type=int, nargs="*", default=[2, 4, 8, 16], help="weak scaling, projected")
     parser.add_argument("--weak-hits", type=int, default=30_000, help="hits of the event of one rank (default 30000)")
     parser.add_argument("--grouping", default="contiguous")
+    parser.add_argument("--predict", action="store_true", help="strong scaling by `domainpar.estimate` beside it")
     flags.add_network(parser)
     flags.add_rounds(parser, rounds=2, repeats=3)
     parser.add_argument("--warmup", type=int, default=1, help="steps before the clock starts")
@@ -128,6 +138,23 @@ def run(case: cases.Case, small: cases.Case, how: str, ranks: int, options: argp
         return run_ranks(rank_by_rank.together, ranks, job, small.store, **launch)
     with tempfile.TemporaryDirectory() as folder:
         return run_ranks(rank_by_rank.in_turn, ranks, job, small.store, Path(folder), **launch)
+
+
+def predict_rows(rows: Sequence[Row], options: argparse.Namespace) -> None:
+    """What `domainpar.estimate` says of each row from pieces of the event; it measures in this process."""
+    torch.set_num_threads(1)
+    training = flags.training_of(options)
+    config = TrainConfig(
+        model=training.model, hidden=training.hidden, graph_iters=training.graph_iters, seed=training.seed
+    )
+    basis = estimate.basis_here(config, cases.chosen_case(options).store, World.alone())
+    for row in rows:
+        ranks = row["ranks"]
+        # Ranks that take turns are not busy all at once.
+        machine = basis.here if row["how"] == MEASURED else replace(basis.here, ranks=ranks, busy=1.0)
+        part = group(basis.events.tiles, ranks, options.grouping)[basis.events.tile_of_node]
+        grid = predict(machine, basis, measure(basis.events.edge_index, part, ranks), ranks, options.grouping, None)
+        row["predicted"], row["error"] = grid.seconds, grid.seconds / row["seconds"].median - 1
 
 
 # --- figures ---------------------------------------------------------------------------------------------------------
@@ -215,6 +242,8 @@ def show(results: measuring.Results, kind: str, rows: Sequence[Row]) -> None:
         "speed-up": lambda row: f"{row['speed_up'].median:.2f}",
         "t1 / (N tN)": lambda row: row["efficiency"].text("{:.1%}"),
         "slowest / mean": lambda row: row["imbalance"].text(),
+        "predicted s": lambda row: f"{row['predicted']:.3g}" if "predicted" in row else "",
+        "error": lambda row: f"{row['error']:+.1%}" if "error" in row else "",
         "talking ms": lambda row: f"{1e3 * row['talking'].median:.3g}",
         "ghosts / owned": lambda row: f"{row['ghost_ratio']:.2%}",
         "edge work": lambda row: f"{row['edge_work']:.4f}",

@@ -182,3 +182,9 @@ class InferConfig(Scoring, Tracks, Matching, Ranks, Launch, BadEvents):
         "full": {},
     }  # fmt: skip
     """Flags that a preset sets."""
+
+    def check(self) -> None:
+        """Refuse to choose a grid: what scoring takes is not predicted."""
+        for name in ("domain_size", "grouping"):
+            if getattr(self, name) == "auto":
+                raise ConfigError(f"{flag(name)} auto is of train", "omit it, or say which")

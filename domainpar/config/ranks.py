@@ -20,11 +20,13 @@ class Ranks(Group):
     """Sectors of an event in naive mode, each a sample of its own; independent of the number of ranks. 8: ranges of
     tiles. 8x2: wedges in phi times slices in eta."""
 
-    grouping: Literal["contiguous", "metis", "random"] = "contiguous"
-    """How tiles are gathered into parts. The answer does not depend on it, only the speed."""
+    grouping: Literal["contiguous", "metis", "random", "auto"] = "contiguous"
+    """How tiles are gathered into parts. The answer does not depend on it, only the speed. auto: as estimate predicts
+    the shortest step; in train."""
 
-    domain_size: int | None = None
-    """Ranks that share one event; the others take other events. Default: the largest divisor of all, up to 8."""
+    domain_size: int | Literal["auto"] | None = None
+    """Ranks that share one event; the others take other events. Default: the largest divisor of all, up to 8. auto: as
+    estimate predicts the shortest step; in train."""
 
     transport: Literal["auto", "mpi", "gloo", "nccl"] = "auto"
     """Carrier of rows between ranks. auto: NCCL on GPU, MPI under an MPI launcher, gloo under torchrun."""
@@ -42,7 +44,11 @@ class Ranks(Group):
 
     def check(self) -> None:
         """Refuse what the ranks cannot do."""
-        self._bounded("domain_size", "threads", least=1)
+        self._bounded("threads", *([] if self.domain_size == "auto" else ["domain_size"]), least=1)
+        if self.mode == "naive" and "auto" in (self.domain_size, self.grouping):
+            raise ConfigError(
+                "auto is about whole events, and --mode naive cuts them", "say which; --domain-size 1 is usual"
+            )
         check_sectors("--sectors", self.sectors)
         if self.mode == "naive" and self.sectors is None:
             raise ConfigError("--mode naive needs --sectors", "say how many sectors to cut an event into: --sectors 8")
@@ -88,6 +94,11 @@ class BadEvents(Group):
     """Refuse events of which a rank would own nothing, such as those with fewer tiles than ranks."""
 
 
+def fixed_domain_size(config: Ranks) -> int | None:
+    """Ranks that share one event, as far as they are told before the ranks have met."""
+    return None if config.domain_size == "auto" else config.domain_size
+
+
 def session_arguments(config: Any) -> dict[str, Any]:
     """Arguments of `World.session`, from a configuration that has the groups `Ranks` and `Launch`."""
     # All flags must be the same on every rank but one.
@@ -96,7 +107,7 @@ def session_arguments(config: Any) -> dict[str, Any]:
         "transport": config.transport,
         "device": config.device,
         # Sectors are samples of their own: unless told otherwise, each rank takes others.
-        "domain_size": 1 if config.mode == "naive" and config.domain_size is None else config.domain_size,
+        "domain_size": 1 if config.mode == "naive" and config.domain_size is None else fixed_domain_size(config),
         "timeout": config.first_timeout,
         "join_seconds": config.join_timeout,
         "share_gpu": config.share_gpu,

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -96,14 +96,26 @@ class World:
         Raises:
             ValueError: If `domain_size` does not divide the number of ranks.
         """
-        size = transport.size
-        domain_size = checked_domain_size(domain_size, size)
+        domain_size = checked_domain_size(domain_size, transport.size)
         if marks is not None:
             transport.board = marks
-        groups = [range(first, first + domain_size) for first in range(0, size, domain_size)]
-        domain = transport if len(groups) == 1 else transport.split(groups)
+        domain = _domain_of(transport, domain_size)
         presence = Presence(transport, domain, marks)
-        return cls(transport, domain, transport.rank // domain_size, len(groups), torch.device(device), presence)
+        group, num_groups = transport.rank // domain_size, transport.size // domain_size
+        return cls(transport, domain, group, num_groups, torch.device(device), presence)
+
+    def regrouped(self, domain_size: int) -> Self:
+        """The same ranks in domain groups of another size, in place of this world; *collective*.
+
+        Raises:
+            ValueError: If `domain_size` does not divide the number of ranks.
+        """
+        domain_size = checked_domain_size(domain_size, self.size)
+        domain = _domain_of(self.transport, domain_size)
+        self.presence.shares_with(domain)
+        return replace(
+            self, domain=domain, data_group=self.rank // domain_size, num_data_groups=self.size // domain_size
+        )
 
     @classmethod
     def launch(
@@ -307,3 +319,10 @@ class World:
         # Some notebooks and services have no standard error that is a file.
         if not faulthandler.is_enabled() and sys.__stderr__ is not None:
             faulthandler.enable(sys.__stderr__)
+
+
+def _domain_of(transport: Transport, domain_size: int) -> Transport:
+    """The ranks that share this one's event, so many in a row. *Collective*."""
+    if domain_size == transport.size:
+        return transport
+    return transport.split([range(first, first + domain_size) for first in range(0, transport.size, domain_size)])

@@ -111,21 +111,28 @@ def _expected(
     config: TrainConfig, trainer: Trainer, lessons: Lessons, memory: MemoryMeter, sample: Sample, every: int | None
 ) -> Expectation:
     """What all ranks will hold if segments have so many iterations. *Collective*."""
-    model, world = trainer.model, trainer.world
-    size: Forecast
-    if model.size is not None:
-        size = replace(model.size, recompute_every=every)
-    else:
-        world.mark("measure", 0)
-        of_edge, fixed = on_root(world.transport, lambda: _measured(trainer, lessons, sample, every))
+    size = memory_size(config, trainer, lessons, sample, every)
+    if trainer.model.size is None:
         memory.forget_peak()  # of the piece
-        # Stages have tables of their own, and torch has its own allocator on a GPU.
-        of_torch = not config.is_bitwise and world.device.type == "cpu"
-        gaps = GAPS if of_torch and config.way_with_freed_memory == "keep" else 1.0
-        size = MeasuredSize(of_edge * gaps, int(fixed * gaps) + (OF_TORCH if of_torch else 0), every)
     part = trainer.loader.load(sample)
     assert part is not None
-    return memory.expect(size, part, trainer.loader.kept_edges(lessons.train + lessons.val), world)
+    return memory.expect(size, part, trainer.loader.kept_edges(lessons.train + lessons.val), trainer.world)
+
+
+def memory_size(config: TrainConfig, trainer: Trainer, lessons: Lessons, sample: Sample, every: int | None) -> Forecast:
+    """The memory of a rank by its part, if segments have so many iterations. *Collective*.
+
+    By formula where the network has one, else measured on pieces of the sample's event.
+    """
+    model, world = trainer.model, trainer.world
+    if model.size is not None:
+        return replace(model.size, recompute_every=every)
+    world.mark("measure", 0)
+    of_edge, fixed = on_root(world.transport, lambda: _measured(trainer, lessons, sample, every))
+    # Stages have tables of their own, and torch has its own allocator on a GPU.
+    of_torch = not config.is_bitwise and world.device.type == "cpu"
+    gaps = GAPS if of_torch and config.way_with_freed_memory == "keep" else 1.0
+    return MeasuredSize(of_edge * gaps, int(fixed * gaps) + (OF_TORCH if of_torch else 0), every)
 
 
 def _measured(trainer: Trainer, lessons: Lessons, sample: Sample, every: int | None) -> tuple[float, int]:

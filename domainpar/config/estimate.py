@@ -1,0 +1,61 @@
+"""The flags of `estimate`."""
+
+from dataclasses import dataclass
+
+from domainpar.config.group import ConfigError, Group
+from domainpar.config.texts import parse_names
+from domainpar.config.train import Learning, Network
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asking(Group):
+    """The events, the machine and what is told of them"""
+
+    store: str | None = None
+    """Store of the events. Default: built-in simulated events, as of train."""
+
+    machine: str | None = None
+    """File that describes another machine, in YAML. Default: this one, measured. --write-machine writes one to edit."""
+
+    nodes: int | None = None
+    """Machines of this kind. Default: 1, or as the description says."""
+
+    most_ranks: int = 64
+    """Most ranks to look at."""
+
+    groupings: str = "contiguous, metis"
+    """Ways to gather tiles into parts that are compared."""
+
+    seed: int = 0
+    """Seed of the order of events."""
+
+    watts: float | None = None
+    """Power of a machine at work, for energy where it cannot be read. Default: as the description says."""
+
+    dollars_per_hour: float | None = None
+    """Price of a machine. Default: as the description says."""
+
+    write_machine: str | None = None
+    """File to write the measured machine into."""
+
+    json: str | None = None
+    """File for all predictions as JSON."""
+
+    png: str | None = None
+    """File for time and memory against ranks as a picture."""
+
+    def check(self) -> None:
+        """Refuse numbers that are none, and groupings that are unknown."""
+        self._bounded("nodes", "most_ranks", least=1)
+        self._bounded("seed", below=2**63)
+        self._bounded("watts", "dollars_per_hour", positive=True)
+        if self.machine is not None and self.write_machine is not None:
+            raise ConfigError("--write-machine writes what was measured, and --machine is a description", "keep one")
+        known = ("contiguous", "metis", "random")
+        if unknown := [name for name in parse_names(self.groupings) if name not in known]:
+            raise ConfigError(f"--groupings has {unknown[0]!r}", f"choose of {', '.join(known)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EstimateConfig(Asking, Network, Learning):
+    """All flags of `estimate`."""

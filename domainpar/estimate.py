@@ -1,0 +1,145 @@
+"""How many ranks, in which grid, and what does it cost? Seconds and memory of every layout, predicted in a minute.
+
+A piece of one event is trained on here, alone and on all cores at once; everything else is computed from the sizes of
+events, the cuts of their tiles, and the speed of messages. Nothing is kept but what is asked for.
+
+Examples:
+  python -m domainpar.estimate --store stores/full                       this machine
+  python -m domainpar.estimate --store stores/full --write-machine m.yaml    its description, to edit
+  python -m domainpar.estimate --store stores/full --machine m.yaml --nodes 8 --events-per-step 16 --png ranks.png
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from domainpar.command_line import run_command
+from domainpar.config import ConfigError, EstimateConfig, PrepareConfig, TrainConfig, parse_names
+from domainpar.words import several
+
+if TYPE_CHECKING:
+    from domainpar.parallel.world import World
+    from domainpar.planner.choice import Grid
+    from domainpar.planner.machine import Machine
+    from domainpar.planner.work import Basis
+
+RANKS_TO_TRY = 8
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Estimate as the command line says; returns the exit code."""
+    return run_command(EstimateConfig, _work, __doc__, argv)
+
+
+def _work(config: EstimateConfig) -> int:
+    from domainpar.parallel.allocator import set_up_allocator
+
+    set_up_allocator("keep")  # as train does
+
+    import torch
+
+    from domainpar.parallel.launcher import detect
+    from domainpar.parallel.world import World
+    from domainpar.planner import show
+    from domainpar.planner.choice import best
+    from domainpar.problems import expected
+
+    if (detect().size or 1) > 1:
+        raise ConfigError("estimate starts ranks of its own, and a launcher has started it", "type it without mpiexec")
+    torch.set_num_threads(1)
+    try:
+        found, machine, steps = estimated(config, World.alone())
+    except ValueError as error:  # nothing was done yet
+        if (problem := expected(error)) is None:
+            raise
+        raise ConfigError(problem.what, problem.hint, event=problem.event, file=problem.file) from error
+    print(*show.lines(found, machine, steps), sep="\n")
+    _write(config, found, machine)
+    return 0 if best(found) else 1
+
+
+def estimated(config: EstimateConfig, world: "World") -> tuple[list["Grid"], "Machine", int]:
+    """Every grid, the best first; the machine it is for; and the steps of an epoch.
+
+    Raises:
+        ValueError: If store, network or description will not do.
+    """
+    from domainpar.planner.choice import grids
+    from domainpar.planner.machine import Machine, of_nodes
+    from domainpar.prepare import prepare_store
+
+    described = None if config.machine is None else Machine.read(Path(config.machine))
+    store = Path(config.store) if config.store else prepare_store(PrepareConfig(), world)
+    basis = basis_here(training_asked(config), store, world)
+    machine = of_nodes(described or basis.here, config.nodes, config.watts, config.dollars_per_hour)
+    print(*_introduction(config, basis, machine, described is None), sep="\n", flush=True)
+    numbers = machine.numbers_of_ranks(config.most_ranks)
+    found = grids(machine, basis, numbers, parse_names(config.groupings), config.seed)
+    return found, machine, basis.steps_per_epoch
+
+
+def basis_here(config: TrainConfig, store: Path, world: "World") -> "Basis":
+    """What predictions are made from, with what ranks on all cores of this machine feel of each other."""
+    from domainpar.planner.work import basis_of
+
+    basis = basis_of(config, store, world)
+    return replace(basis, here=replace(basis.here, **_of_all_cores(config, store)))
+
+
+def training_asked(config: EstimateConfig) -> TrainConfig:
+    """The training whose flags were given."""
+    shared = {field.name for field in fields(TrainConfig)} & {field.name for field in fields(EstimateConfig)}
+    return TrainConfig(**{name: getattr(config, name) for name in shared - {"store"}})
+
+
+def _of_all_cores(config: TrainConfig, store: Path) -> dict[str, Any]:
+    """Latency and rate of messages, and how much longer a step takes, with a rank on each core (some of many)."""
+    from domainpar.parallel.launcher import cores_here
+    from domainpar.planner.crowd import crowd
+    from domainpar.testing import find_mpiexec, run_ranks
+
+    if (ranks := min(len(cores_here()), RANKS_TO_TRY)) == 1:
+        return {}
+    transport: Any = "mpi" if find_mpiexec() else "gloo"
+    found: dict[str, Any] = run_ranks(crowd, ranks, config, store, transport=transport, timeout=600.0)[0]
+    return found
+
+
+def _introduction(config: EstimateConfig, basis: "Basis", machine: "Machine", is_here: bool) -> list[str]:
+    """The events, the network and the machine, in words."""
+    what = "GPU" if machine.gpus else "core"
+    known = "measured" if is_here else "described"
+    return [
+        f"events : {several(basis.steps_per_epoch, 'step')} an epoch; predicted from event {basis.events.name} with "
+        f"{basis.events.edges:,} edges",
+        f"network: {config.model}, hidden {config.hidden}, {several(config.graph_iters, 'iteration')}",
+        f"machine: {machine.name} ({known}), {several(machine.nodes, 'machine')} of {several(machine.ranks, what)}, "
+        f"{machine.operations / 1e9:,.3g} GFLOP/s a {what}, {1e6 * machine.latency:.3g} us a message and "
+        f"{machine.rate / 1e9:.3g} GB/s",
+    ]
+
+
+def _write(config: EstimateConfig, found: Sequence["Grid"], machine: "Machine") -> None:
+    """The files that were asked for."""
+    from domainpar.atomic_files import write_whole
+
+    if config.write_machine is not None:
+        machine.write(Path(config.write_machine))
+        print(f"machine written into {config.write_machine}")
+    if config.json is not None:
+        content = {"machine": asdict(machine), "grids": [grid.as_record() for grid in found]}
+        write_whole(Path(config.json), (json.dumps(content, indent=1) + "\n").encode())
+    if config.png is not None:
+        from domainpar.display.paint_matplotlib import in_style, paint, png
+        from domainpar.planner.show import chart
+
+        with in_style():
+            write_whole(Path(config.png), png(paint(chart(found, machine))))
+        print(f"picture in {config.png}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
