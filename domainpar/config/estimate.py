@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from domainpar.config.group import ConfigError, Group
 from domainpar.config.texts import parse_names
-from domainpar.config.train import Learning, Network
+from domainpar.config.train import Learning, Network, Price
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,12 +29,6 @@ class Asking(Group):
     seed: int = 0
     """Seed of the order of events."""
 
-    watts: float | None = None
-    """Power of a machine at work, for energy where it cannot be read. Default: as the description says."""
-
-    dollars_per_hour: float | None = None
-    """Price of a machine. Default: as the description says."""
-
     write_machine: str | None = None
     """File to write the measured machine into."""
 
@@ -48,7 +42,6 @@ class Asking(Group):
         """Refuse numbers that are none, and groupings that are unknown."""
         self._bounded("nodes", "most_ranks", least=1)
         self._bounded("seed", below=2**63)
-        self._bounded("watts", "dollars_per_hour", positive=True)
         if self.machine is not None and self.write_machine is not None:
             raise ConfigError("--write-machine writes what was measured, and --machine is a description", "keep one")
         known = ("contiguous", "metis", "random")
@@ -57,5 +50,5 @@ class Asking(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EstimateConfig(Asking, Network, Learning):
+class EstimateConfig(Asking, Price, Network, Learning):
     """All flags of `estimate`."""

@@ -117,6 +117,11 @@ class Network(Group):
         return self.model in BITWISE and self.norm in ("layer", "none")
 
     @property
+    def precision_in_words(self) -> str:
+        """Precision of states and products."""
+        return self.dtype if self.precision == "full" else self.precision
+
+    @property
     def standardises(self) -> bool:
         """Whether the network standardises features: interaction networks can."""
         return self.standardise and self.model in ON_STAGES
@@ -348,6 +353,21 @@ class Record(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Price(Group):
+    """Energy and price"""
+
+    watts: float | None = None
+    """Power of a machine at work: energy is by this where no counter can be read (RAPL of processors, NVML of GPUs)."""
+
+    dollars_per_hour: float | None = None
+    """Price of a machine; whole machines are paid for."""
+
+    def check(self) -> None:
+        """Refuse what is no power and no price."""
+        self._bounded("watts", "dollars_per_hour", positive=True)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Watching(Group):
     """Watching over the ranks"""
 
@@ -360,7 +380,7 @@ class Watching(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(Run, Ranks, Launch, BadEvents, Network, Aims, Learning, Memory, Loss, Record, Watching):
+class TrainConfig(Run, Ranks, Launch, BadEvents, Network, Aims, Learning, Memory, Loss, Record, Price, Watching):
     """All flags of `train`."""
 
     @property

@@ -13,6 +13,7 @@ from typing import Any
 from domainpar.display.run_files import SPLITS, RunFiles, Table
 from domainpar.events.own_events import told_of
 from domainpar.parallel.launcher import detect
+from domainpar.training.monitor.prices import in_words, mean_epoch
 from domainpar.words import its_mpiexec, several, this_python
 
 STATES = {
@@ -77,6 +78,7 @@ def facts(run: RunFiles) -> Rows:
         "left out": _left_out(run),
         "steps": steps,
         "time": _duration(about.get("seconds")),
+        "an epoch": _epoch(records),
         "ranks": of_ranks,
         "precision": str(settings.get("dtype") or "")
         + (", edges in bf16" if settings.get("precision") == "bf16" else ""),
@@ -87,6 +89,12 @@ def facts(run: RunFiles) -> Rows:
         "versions": ", ".join(f"{name} {version}" for name, version in _mapping(about, "versions").items() if version),
     }
     return Rows((), tuple((name, text) for name, text in facts.items() if text))
+
+
+def _epoch(records: Sequence[Table]) -> str:
+    """What the training steps of an epoch cost on average; empty in runs that did not count."""
+    mean = mean_epoch([record["epoch_costs"] for record in records if record.get("epoch_costs")])
+    return "" if mean is None else in_words(mean)
 
 
 def final_metrics(*runs: RunFiles | None) -> tuple[Rows, ...]:

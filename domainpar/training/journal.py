@@ -21,12 +21,16 @@ from domainpar.training.checkpoint import TrainingState, parameters_sha256, warn
 from domainpar.training.inputs import Lessons
 from domainpar.training.loop import Trainer
 from domainpar.training.memory import Expectation
+from domainpar.training.monitor.prices import in_words
 from domainpar.training.monitor.ranks import lines as straggler_lines
 from domainpar.training.monitor.spikes import lines as spike_lines
 from domainpar.training.origin import describe_process
 from domainpar.training.record import MetricsFile, keep_records, readable
 from domainpar.training.rundir import RunDirectory, RunFile
 from domainpar.training.sampler import Sample
+
+LONG_EPOCH = 10.0
+"""Seconds from which on every epoch has a line of its own."""
 
 
 class Journal:
@@ -45,6 +49,7 @@ class Journal:
         self.file = RunFile(self.directory / "run.json", {"saved": {}})
         self._metrics = MetricsFile(self.directory / "metrics.jsonl")
         self._said: set[str] = set()
+        self._costs: list[dict[str, Any]] = []
         self._exactness = exactness
         self._expected: Expectation | None = None
         if directory.resume and self.world.is_root:
@@ -115,6 +120,11 @@ class Journal:
         if due or record["split"] == "val":
             self.say(readable(record))
         self.say(*straggler_lines(record), *spike_lines(record))
+        if costs := record.get("epoch_costs"):
+            self._costs.append(costs)
+            # Short epochs are told together in the end, unless somebody asks for their price.
+            if costs["joules"] is not None or costs["dollars"] is not None or costs["seconds"] >= LONG_EPOCH:
+                self.say(f"epoch {record['epoch']}: {in_words(costs)}")
 
     def say_once_if_squashed(self) -> None:
         """Warn of a network of the user's own that seems to end in a sigmoid, where logits are expected."""
@@ -156,6 +166,7 @@ class Journal:
         failed, lost = self.file.content.get("failed_saves", 0), self.file.content.get("lost_records", 0)
         self.say(
             summary.memory_taken(self._expected, taken),
+            *summary.costs(self._costs),
             *summary.lost(failed, lost),
             *summary.left_out(skipped),
             *summary.last_lines(

@@ -28,6 +28,7 @@ from domainpar.training.journal import Journal
 from domainpar.training.keeper import Keeper
 from domainpar.training.loop import Schedule, Trainer
 from domainpar.training.memory import MemoryMeter
+from domainpar.training.monitor.costs import Costs
 from domainpar.training.monitor.profile import Profile
 from domainpar.training.network import DTYPES, begin_with, make_network, verify_network
 from domainpar.training.optimizers import make_optimizer
@@ -140,6 +141,7 @@ def _steps(config: TrainConfig, lessons: Lessons, keeper: Keeper, state: Trainin
     """Train from a state to the last step; returns the state at the end, and whether a stop was asked. *Collective*."""
     trainer, journal = keeper.trainer, keeper.journal
     total, talks = lessons.total_steps, trainer.world.is_root
+    costs = Costs(trainer.world, config.precision_in_words, config.watts, config.dollars_per_hour)
     profile = None if config.profile is None else Profile(trainer.world, journal.directory, config.profile)
     if profile is not None:
         trainer.tell(profile.begins)
@@ -148,12 +150,16 @@ def _steps(config: TrainConfig, lessons: Lessons, keeper: Keeper, state: Trainin
         while state.step < total and not stopped and not _goes_stale(config, state):
             epoch = state.epoch
             steps = steps_of(config, lessons.train, epoch)
+            costs.begin()
             for samples, following in pairwise([*steps[state.step_in_epoch :], []]):
                 trainer.expect(following)
-                with nullcontext() if profile is None else profile.step():
+                with nullcontext() if profile is None else profile.step(), costs.step():
                     record = trainer.step(samples, state.step)
+                costs.add(record)
                 state = replace(state, step=state.step + 1, step_in_epoch=state.step_in_epoch + 1)
                 trainer.world.set_deadline(config.timeout)  # the first step may take longer
+                if state.step_in_epoch >= len(steps):
+                    record["epoch_costs"] = costs.of_epoch()
                 journal.write({"split": "train", "epoch": epoch, "step": state.step, **record}, samples)
                 if record["loss"] is not None:
                     bar.set_postfix_str(f"loss {record['loss']:.4f}", refresh=False)

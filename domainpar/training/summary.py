@@ -16,6 +16,7 @@ from domainpar.training.checkpoint import TrainingState
 from domainpar.training.inputs import Lessons
 from domainpar.training.loop import Trainer
 from domainpar.training.memory import Expectation, byte_size
+from domainpar.training.monitor.prices import in_words, mean_epoch
 from domainpar.training.parts import Skip
 from domainpar.training.sampler import Sample, deal
 from domainpar.training.tasks import Tasks, task_lines
@@ -170,6 +171,12 @@ def left_out(skipped: Sequence[Skip]) -> list[str]:
     lines = [f"WARNING: {several(len(skipped), 'sample')} left out that could not be used:"]
     lines += [f"         {skip.sample}: {skip.why}"[:120] for skip in skipped[:8]]
     return lines + ([f"         and {len(skipped) - 8} more; run.json lists them all"] if len(skipped) > 8 else [])
+
+
+def costs(epochs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What an epoch cost on average; nothing where none was finished."""
+    mean = mean_epoch(epochs)
+    return [] if mean is None else [f"epochs   : {len(epochs)} of {in_words(mean)}"]
 
 
 def last_lines(
