@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["torchrun", "mpich", "openmpi", "pmix", "srun", "environment", "none"]
+Kind = Literal["torchrun", "jsrun", "flux", "mpich", "openmpi", "pmix", "srun", "environment", "none"]
 
 FIRST_SPECIAL_STEP = 0xFFFFFFF0  # Slurm numbers batch scripts and interactive shells from here: not started by srun
 
@@ -51,7 +51,7 @@ def detect(environ: Mapping[str, str] = os.environ) -> Launcher:
     """Find out which launcher started this process.
 
     Looked for in this order, since later ones leave variables that the earlier ones' children inherit:
-    torchrun, MPICH or Open MPI's `mpiexec`, `srun`, plain `RANK` and `WORLD_SIZE`.
+    torchrun, `jsrun`, MPICH or Open MPI's `mpiexec`, PALS and flux among them, `srun`, plain `RANK` and `WORLD_SIZE`.
 
     Raises:
         ValueError: If variables of a launcher are there but incomplete or not numbers.
@@ -59,11 +59,19 @@ def detect(environ: Mapping[str, str] = os.environ) -> Launcher:
     plain = ("RANK", "WORLD_SIZE")
     if "TORCHELASTIC_RUN_ID" in environ:
         return _read(environ, "torchrun", "torchrun", *plain)
+    # Its MPI is a kin of Open MPI and sets that one's variables too, but not under every version.
+    if "JSM_NAMESPACE_SIZE" in environ:
+        return _read(environ, "jsrun", "jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", has_pmi=True)
     if "OMPI_COMM_WORLD_SIZE" in environ:
         prefix = "OMPI_COMM_WORLD_"
         return _read(environ, "openmpi", "mpiexec", prefix + "RANK", prefix + "SIZE", has_pmi=True)
     by_srun = _is_srun(environ)
     # Also Intel MPI, MVAPICH and Cray. srun with PMI looks the same, but there Slurm's own numbers agree with it.
+    if "PMI_SIZE" in environ and not by_srun and "PALS_RANKID" in environ:
+        return _read(environ, "mpich", "mpiexec (PALS)", "PMI_RANK", "PMI_SIZE", has_pmi=True)
+    # Flux serves MPICH's interface, whose variables it sets; those of its own are there without an MPI as well.
+    if "FLUX_TASK_RANK" in environ and "FLUX_JOB_SIZE" in environ and not _inside_flux(environ):
+        return _read(environ, "flux", "flux run", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", has_pmi=True)
     if "PMI_SIZE" in environ and not by_srun:
         return _read(environ, "mpich", "mpiexec", "PMI_RANK", "PMI_SIZE", has_pmi=True)
     if by_srun:
@@ -97,6 +105,12 @@ def address(launcher: Launcher, environ: Mapping[str, str] = os.environ) -> tupl
         f"{launcher.command} started {launcher.size} processes but nothing says where they meet; set MASTER_ADDR (the "
         "host of rank 0) and MASTER_PORT (a free port there), or start with torchrun or mpiexec."
     )
+
+
+def _inside_flux(environ: Mapping[str, str]) -> bool:
+    """Whether an mpiexec inside a task of flux gave this process numbers of its own."""
+    own = environ.get("PMI_RANK", environ["FLUX_TASK_RANK"]), environ.get("PMI_SIZE", environ["FLUX_JOB_SIZE"])
+    return own != (environ["FLUX_TASK_RANK"], environ["FLUX_JOB_SIZE"])
 
 
 def _is_srun(environ: Mapping[str, str]) -> bool:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from domainpar import faults, timeouts
-from domainpar.agreement import Refused, agree, agree_on
+from domainpar.agreement import Refused, agree, agree_on, gather
 from domainpar.compiling import watch_compiling
 from domainpar.parallel.board import SideChannel
 from domainpar.parallel.digests import about_this_program
@@ -53,22 +53,20 @@ class ExchangeCounters:
 class World:
     """All ranks of a run, as a grid of data groups and domain groups, with the ways to come by one.
 
-    The ranks of a domain group are consecutive and share one event; data groups take different events. As a context
+    The ranks of a domain group share one event; data groups take different events. As a context
     manager, a world ends all its ranks if one of them fails in the block, and is closed at its end.
 
     Attributes:
         transport: Joins all ranks.
         domain: Joins the ranks that share this one's event; the same object as `transport` when that is all of them.
-        data_group: Which group of events this rank works on, in [0, num_data_groups).
-        num_data_groups: Domain groups in the world.
+        groups: Ranks of each domain group: those of one machine together, in the order of ranks.
         device: Where this rank computes.
         presence: This rank as the others see it.
     """
 
     transport: Transport
     domain: Transport
-    data_group: int
-    num_data_groups: int
+    groups: tuple[tuple[int, ...], ...]
     device: torch.device
     presence: Presence = field(repr=False)
 
@@ -99,10 +97,9 @@ class World:
         domain_size = checked_domain_size(domain_size, transport.size)
         if marks is not None:
             transport.board = marks
-        domain = _domain_of(transport, domain_size)
-        presence = Presence(transport, domain, marks)
-        group, num_groups = transport.rank // domain_size, transport.size // domain_size
-        return cls(transport, domain, group, num_groups, torch.device(device), presence)
+        groups = _groups_of(transport, domain_size)
+        domain = transport if len(groups) == 1 else transport.split(groups)
+        return cls(transport, domain, groups, torch.device(device), Presence(transport, domain, marks))
 
     def regrouped(self, domain_size: int) -> Self:
         """The same ranks in domain groups of another size, in place of this world; *collective*.
@@ -110,12 +107,10 @@ class World:
         Raises:
             ValueError: If `domain_size` does not divide the number of ranks.
         """
-        domain_size = checked_domain_size(domain_size, self.size)
-        domain = _domain_of(self.transport, domain_size)
+        groups = _groups_of(self.transport, checked_domain_size(domain_size, self.size))
+        domain = self.transport if len(groups) == 1 else self.transport.split(groups)
         self.presence.shares_with(domain)
-        return replace(
-            self, domain=domain, data_group=self.rank // domain_size, num_data_groups=self.size // domain_size
-        )
+        return replace(self, domain=domain, groups=groups)
 
     @classmethod
     def launch(
@@ -241,6 +236,20 @@ class World:
         return self.transport.size
 
     @property
+    def data_group(self) -> int:
+        """Which group of events this rank works on, in [0, num_data_groups)."""
+        return self.group_of(self.rank)
+
+    @property
+    def num_data_groups(self) -> int:
+        """Domain groups in the world."""
+        return len(self.groups)
+
+    def group_of(self, rank: int) -> int:
+        """Number of the domain group of a rank."""
+        return next(number for number, ranks in enumerate(self.groups) if rank in ranks)
+
+    @property
     def is_root(self) -> bool:
         """Whether this is rank 0, which talks to the user."""
         return self.rank == 0
@@ -321,8 +330,20 @@ class World:
             faulthandler.enable(sys.__stderr__)
 
 
-def _domain_of(transport: Transport, domain_size: int) -> Transport:
-    """The ranks that share this one's event, so many in a row. *Collective*."""
-    if domain_size == transport.size:
-        return transport
-    return transport.split([range(first, first + domain_size) for first in range(0, transport.size, domain_size)])
+def _groups_of(transport: Transport, domain_size: int) -> tuple[tuple[int, ...], ...]:
+    """Ranks of each domain group, ascending; on one machine if possible. *Collective*.
+
+    They talk more than others. Launchers that deal ranks to machines in turn would else have every group talk between
+    machines.
+    """
+    order = range(transport.size)
+    if 1 < domain_size < transport.size:
+        hosts = _hosts(transport)
+        order = sorted(order, key=lambda rank: (hosts.index(hosts[rank]), rank))  # type: ignore[assignment]
+    groups = [order[first : first + domain_size] for first in range(0, transport.size, domain_size)]
+    return tuple(tuple(sorted(group)) for group in groups)
+
+
+def _hosts(transport: Transport) -> list[str]:
+    """The machine of each rank. *Collective*."""
+    return gather(transport, platform.node())

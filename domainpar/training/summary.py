@@ -142,7 +142,7 @@ def idle_ranks(record: Mapping[str, Any], samples: Sequence[Sample], more: bool,
     if len(idle) in (0, world.size):
         return "", []
     hands = deal(samples, world.num_data_groups)
-    groups = sorted({rank // world.domain.size for rank in idle})
+    groups = sorted({world.group_of(rank) for rank in idle})
     few, validates = not all(hands[group] for group in groups), record["split"] == "val"
     theirs = samples if few else hands[groups[0]]
     name = theirs[0].name + (", ..." if len(theirs) > 1 else "")
@@ -153,7 +153,7 @@ def idle_ranks(record: Mapping[str, Any], samples: Sequence[Sample], more: bool,
         why = f"{of_groups}; training steps are not slower for it"
     elif few:
         why = f"{of_groups}: " + ("more --events-per-step, " if more else "") + "fewer ranks or a larger --domain-size"
-    elif any(record["owned_nodes"][groups[0] * world.domain.size : (groups[0] + 1) * world.domain.size]):
+    elif any(record["owned_nodes"][rank] for rank in world.groups[groups[0]]):
         why = f"no tile of {name} is theirs: fewer ranks, a smaller --domain-size or more tiles (prepare --tiles)"
     else:
         why = f"{name} has no hits, or was left out"

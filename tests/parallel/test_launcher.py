@@ -21,6 +21,18 @@ SRUN = SLURM_JOB | {
     "SLURM_PROCID": "3",
     "SLURM_LOCALID": "1",
 }
+JSRUN = {
+    "JSM_NAMESPACE_RANK": "3",
+    "JSM_NAMESPACE_SIZE": "8",
+    "JSM_NAMESPACE_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_SIZE": "8",
+    "PMIX_RANK": "3",
+    "LSB_JOBID": "77",
+}
+PALS = {"PMI_RANK": "3", "PMI_SIZE": "8", "PMI_LOCAL_RANK": "1", "PALS_RANKID": "3", "PALS_LOCAL_RANKID": "1"}
+FLUX = {"FLUX_TASK_RANK": "3", "FLUX_JOB_SIZE": "8", "FLUX_TASK_LOCAL_ID": "1", "FLUX_JOB_ID": "f1"}
+CRAY_SRUN = {"PMI_RANK": "3", "PMI_SIZE": "8", "PMI_LOCAL_RANK": "1", "PMI_SHARED_SECRET": "5"}
 PLAIN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
 
 
@@ -33,6 +45,13 @@ PLAIN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
         (SRUN, "srun", False),
         (SRUN | {"PMI_RANK": "3", "PMI_SIZE": "8"}, "srun", True),
         (SRUN | {"PMIX_RANK": "3"}, "srun", True),
+        (SRUN | CRAY_SRUN, "srun", True),
+        (JSRUN, "jsrun", True),
+        ({name: value for name, value in JSRUN.items() if "OMPI" not in name}, "jsrun", True),
+        (PALS, "mpich", True),
+        (FLUX, "flux", True),
+        (FLUX | {"PMI_RANK": "3", "PMI_SIZE": "8", "PMI_FD": "9"}, "flux", True),
+        (FLUX | {"FLUX_TASK_RANK": "0", "FLUX_JOB_SIZE": "1"} | MPICH, "mpich", True),
         (PLAIN, "environment", False),
     ],
 )
@@ -40,6 +59,10 @@ def test_rank_and_size_are_found_for_every_launcher(environ, kind, has_pmi):
     launcher = detect(environ)
     assert (launcher.kind, launcher.has_pmi) == (kind, has_pmi)
     assert (launcher.rank, launcher.size) == (3, 8)
+
+
+def test_the_command_that_was_typed_is_named():
+    assert [detect(environ).command for environ in (PALS, JSRUN, FLUX)] == ["mpiexec (PALS)", "jsrun", "flux run"]
 
 
 def test_without_a_launcher_there_is_one_rank():

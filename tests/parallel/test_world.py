@@ -14,7 +14,7 @@ import torch.distributed as dist
 from marks import fault
 
 from domainpar.agreement import Refused, agree
-from domainpar.parallel import mpi
+from domainpar.parallel import mpi, world
 from domainpar.parallel.gpus import Choice
 from domainpar.parallel.launcher import Launcher
 from domainpar.parallel.meeting import choose_transport, join_mpi
@@ -260,3 +260,32 @@ def test_by_default_as_many_ranks_share_an_event_as_divide_them_up_to_8(num_rank
 def test_a_program_without_a_process_group_is_told_which_worlds_there_are():
     with pytest.raises(ValueError, match=r"World.session\(\).*World.launch\(\).*World.alone\(\)"):
         World.from_process_group()
+
+
+def grid_of(ranks):
+    return ranks.data_group, ranks.domain.world_ranks, ranks.num_data_groups
+
+
+@pytest.mark.parametrize(
+    ("hosts", "groups"),
+    [
+        ("aabb", [(0, 1), (2, 3)]),
+        ("abab", [(0, 2), (1, 3)]),  # dealt to machines in turn
+        ("baab", [(0, 3), (1, 2)]),
+        ("abba", [(0, 3), (1, 2)]),
+        ("abcd", [(0, 1), (2, 3)]),
+        ("aaab", [(0, 1), (2, 3)]),  # one group must reach over two machines
+    ],
+)
+def test_domain_groups_lie_on_one_machine_where_they_can(monkeypatch, hosts, groups):
+    monkeypatch.setattr(world, "_hosts", lambda transport: list(hosts))
+    found = run_ranks(grid_of, 4, domain_size=2)
+    for number, ranks in enumerate(groups):
+        for rank in ranks:
+            assert (found[rank][0], tuple(found[rank][1]), found[rank][2]) == (number, ranks, 2)
+
+
+def test_regrouped_ranks_lie_on_one_machine_too(monkeypatch):
+    monkeypatch.setattr(world, "_hosts", lambda transport: list("abab"))
+    found = run_ranks(lambda ranks: grid_of(ranks.regrouped(2)), 4)
+    assert [tuple(members) for _, members, _ in found] == [(0, 2), (1, 3), (0, 2), (1, 3)]

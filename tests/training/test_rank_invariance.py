@@ -9,6 +9,7 @@ from random_store import write_random_store
 
 from domainpar.config import TrainConfig
 from domainpar.events.store import EventStore
+from domainpar.parallel import world
 from domainpar.testing import find_mpiexec, run_ranks
 from domainpar.training.network import make_network
 from domainpar.training.run import train
@@ -209,3 +210,16 @@ def test_a_hundred_steps_end_with_the_bits_of_one_rank_though_stopped_and_taken_
     resumed = run_ranks(_long_run, 2, store, tmp_path / "run", {"resume": True, "threads": 1}, timeout=120)
     assert [(parameters, steps) for parameters, steps, _ in resumed] == [(whole, 100)] * 2
     assert resumed[0][2] == norms
+
+
+def test_groups_of_ranks_that_do_not_lie_in_a_row_have_the_same_bits(store, tmp_path, monkeypatch):
+    flags = {"events_per_step": 2}
+
+    def work(ranks, out):
+        return invariance.results(ranks, store, out, **flags)
+
+    expected = run_ranks(work, 1, tmp_path / "one")[0]
+    monkeypatch.setattr(world, "_hosts", lambda transport: list("abab"))  # dealt to two machines in turn
+    for found in run_ranks(work, 4, tmp_path / "apart", domain_size=2):
+        names = ("steps", "parameters", "scores")
+        assert {name: found[name] for name in names} == {name: expected[name] for name in names}
