@@ -94,9 +94,12 @@ def test_every_line_of_the_metrics_has_every_field_and_one_value_a_rank_where_th
     run(store, tmp_path / "run", num_ranks=2, warmup=4, **flags)
     written = lines(tmp_path / "run")
     assert {line["split"] for line in written} == {"train", "val"}
+    last_of_epoch = {line["epoch"]: line["step"] for line in written if line["split"] == "train"}
     for line in written:
-        noted = line["split"] == "train" and line["step"] == 1  # of the steps that are printed
-        assert set(line) == FIELDS | ({"layers"} if noted else set())
+        trains = line["split"] == "train"
+        noted = {"layers"} if trains and line["step"] == 1 else set()  # of the steps that are printed
+        noted |= {"epoch_costs"} if trains and line["step"] == last_of_epoch[line["epoch"]] else set()
+        assert set(line) == FIELDS | noted
         assert {name for name, value in line.items() if isinstance(value, list)} == LISTS
         assert all(len(line[name]) == 2 for name in LISTS)
         assert (line["grad_norm"] is None) == (line["split"] == "val")
