@@ -123,6 +123,7 @@ def predict(machine: Machine, basis: Basis, cut: Quality, ranks: int, grouping: 
         inside = machine.link(domain_size)  # groups are inside machines where they can be
         exchange = work.exchanges * cut.neighbours * inside[0] + work.bytes_of_ghost * cut.incident_ghosts / inside[1]
     of_event = busy * of_parts + exchange
+    slowest = max(busy * fixed + float(of_event.max()), 1e-12)  # of an event without edges nothing may be left
     reduction = 0.0
     if ranks > 1:
         rounds = 2 * math.ceil(math.log2(ranks)) * latency
@@ -130,7 +131,7 @@ def predict(machine: Machine, basis: Basis, cut: Quality, ranks: int, grouping: 
     longest, computed = _dealt(events, ranks // domain_size, busy * fixed, float(of_event.max()))
     seconds = longest + reduction + machine.host
     # Work that is spread evenly over all ranks would take this long.
-    even = computed / (ranks // domain_size) * (busy * (fixed + of_parts.mean())) / (busy * fixed + of_event.max())
+    even = computed / (ranks // domain_size) * (busy * (fixed + of_parts.mean())) / slowest
     scale = events.largest / max(events.edges, 1)
     largest = [(count * scale).astype(np.int64) for count in (nodes, cut.incident_edges)]
     if machine.gpus:
@@ -147,9 +148,9 @@ def predict(machine: Machine, basis: Basis, cut: Quality, ranks: int, grouping: 
         grouping=grouping,
         recompute_every=every,
         seconds=float(seconds),
-        exchange=float(exchange.max()) * longest / max(busy * fixed + float(of_event.max()), 1e-12),
+        exchange=float(exchange.max()) * longest / slowest,
         reduction=reduction,
-        waiting=float(max(0.0, 1 - even / seconds)),
+        waiting=float(max(0.0, 1 - even / max(seconds, 1e-12))),
         bytes_of_rank=of_rank,
         bytes_sent=sent + (2 * work.bytes_of_parameters if ranks > 1 else 0),
         fits=held <= machine.memory,

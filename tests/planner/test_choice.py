@@ -144,3 +144,13 @@ def test_a_line_goes_through_its_points_and_is_never_negative():
 def test_pieces_are_a_smaller_and_a_larger_sector(edges, tiles, numbers):
     few, many = pieces_of(sample(edges, tiles=tiles))
     assert [few.sector, many.sector] == [Sector(number // 2, number) for number in numbers]
+
+
+def test_an_event_without_edges_takes_what_is_fixed():
+    events = ring_events([[sample(0)]])
+    none = TileGraph.from_assignment(np.zeros((2, 0), np.int64), events.tile_of_node, TILES)
+    events = replace(events, tiles=none, edge_index=np.zeros((2, 0), np.int64), edges=0, largest=0)
+    known = basis(events)
+    known = replace(known, work=replace(known.work, seconds={None: Line(0.0, 0.001)}, memory=known.work.memory))
+    for grid in asked(MACHINE, known, ["contiguous"], 4):
+        assert np.isfinite([grid.seconds, grid.waiting, grid.exchange]).all()
