@@ -176,7 +176,7 @@ def left_out(skipped: Sequence[Skip]) -> list[str]:
 def costs(epochs: Sequence[Mapping[str, Any]]) -> list[str]:
     """What an epoch cost on average; nothing where none was finished."""
     mean = mean_epoch(epochs)
-    return [] if mean is None else [f"epochs   : {len(epochs)} of {in_words(mean)}"]
+    return [] if mean is None else [f"epochs   : {len(epochs)}, on average {in_words(mean)}"]
 
 
 def last_lines(

@@ -91,7 +91,7 @@ def test_the_last_step_of_each_epoch_has_its_costs(store, tmp_path, monkeypatch,
     out = capsys.readouterr().out
     assert "epoch 0: " in out
     assert f"(--watts), {found[0][2]['dollars']:.3g} dollars" in out
-    assert "epochs   : 2 of " in out
+    assert "epochs   : 2, on average " in out
 
 
 def test_counters_win_over_watts_and_each_machine_is_read_once(store, tmp_path, monkeypatch):
@@ -108,7 +108,7 @@ def test_nothing_is_said_of_short_epochs_that_nobody_pays_for_but_a_mean(store, 
     assert (one["joules"], one["joules_by"], one["dollars"]) == (None, None, None)
     out = capsys.readouterr().out
     assert "epoch 0: " not in out
-    assert "epochs   : 2 of " in out
+    assert "epochs   : 2, on average " in out
     assert "GFLOP/s a rank in float32" in out
 
 
