@@ -310,9 +310,14 @@ def _reading(name: str, hint: Any, description: str) -> dict[str, Any]:
         return {"type": hint, "metavar": "{" + ",".join(choices) + "}"}
     is_file = description.startswith("File")
     if {int, str} <= set(get_args(hint)):  # a number of them, or a grid
-        return {"type": hint, "metavar": "N|NxN"}
+        return {"type": _number_or_text, "metavar": "N|NxN"}
     text = "FILE" if is_file else "DIR" if name in _DIRECTORIES else name.split("_")[-1].upper()
     return {"type": hint, "metavar": {int: "N", float: "X"}.get(_plain(hint), text)}
+
+
+def _number_or_text(given: Any) -> int | str | None:
+    """A number of things, or a grid of them as it is typed: to YAML, 0x2 is a number."""
+    return int(given) if isinstance(given, str) and given.isdecimal() else given
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):

@@ -7,7 +7,7 @@ file that keeps it, so that run and store may be moved together, and from the ro
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -54,6 +54,10 @@ class OwnEvents:
         except (KeyError, TypeError, ValueError) as error:
             what = f"run.json cannot be read: its events are listed otherwise: {type(error).__name__}: {error}"
             raise Problem(what, "name another run") from error
+
+    def without(self, events: Collection[str]) -> OwnEvents:
+        """The same without some events, by name."""
+        return OwnEvents(*(tuple(it for it in of if it[0] not in events) for of in (self.train, self.val)))
 
     def taken_from(self, store: EventStore, began_with: str) -> EventStore:
         """A store that may have grown since, as if it held these events only.
@@ -123,8 +127,10 @@ def own_events(about: Table, store: EventStore | None) -> OwnEvents | None:
     kept: Table = about.get("store") or {}
     own = OwnEvents.read(kept)
     if own is None and store is not None and store.digest == kept.get("digest"):
-        return OwnEvents.of(store)
-    return own
+        own = OwnEvents.of(store)
+    # Of an event that was left out nothing was learnt. (Of one whose sector was, the others may have been.)
+    left_out = {skip.get("event") for skip in about.get("skipped") or () if skip.get("sample") == skip.get("event")}
+    return own if own is None or not left_out else own.without(left_out)
 
 
 def difference(

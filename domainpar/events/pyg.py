@@ -290,6 +290,11 @@ def _labels(
             continue
         values = values.astype(np.int64) if values.dtype.kind in "biu" else values
         named = {name: values} if values.ndim == 1 else {f"{name}{i}": column for i, column in enumerate(values.T)}
+        if twice := set(named) & set(of_nodes if of == "node" else of_graph):
+            hint = (
+                "name one otherwise: y_NAME and node_y_NAME are labels NAME, node_y_NAME of columns NAME0, NAME1, ..."
+            )
+            raise place.problem(f"label {min(twice)} is there twice, and {entry} is one of the two", hint)
         if of == "node":
             of_nodes |= named
         else:

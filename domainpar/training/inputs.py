@@ -109,6 +109,10 @@ def open_lessons(config: TrainConfig, path: Path, world: World) -> Lessons:
         on_all(world.transport, lambda: check_parts(store, world, config.grouping, sectors, config.seed))
     # A budget makes other numbers of steps of other orders.
     planned_steps = sum(len(steps_of(config, train, epoch)) for epoch in range(config.epochs))
+    total_steps = planned_steps if config.max_steps is None else min(planned_steps, config.max_steps)
+    if config.profile is not None and total_steps < config.profile + 2:
+        what = f"--profile {config.profile} begins with the third step of a run, and this one has {total_steps}"
+        agree(world.transport, Problem(what, "profile fewer, or train for more"))
     return Lessons(
         store=store,
         digest=digest,
@@ -120,7 +124,7 @@ def open_lessons(config: TrainConfig, path: Path, world: World) -> Lessons:
         edge_weights=edge_weights,
         steps_per_epoch=-(-planned_steps // config.epochs),
         planned_steps=planned_steps,
-        total_steps=planned_steps if config.max_steps is None else min(planned_steps, config.max_steps),
+        total_steps=total_steps,
         standard=standard,
         warnings=told + warnings,
     )

@@ -156,6 +156,8 @@ def _steps(config: TrainConfig, lessons: Lessons, keeper: Keeper, state: Trainin
                 with nullcontext() if profile is None else profile.step(), costs.step():
                     record = trainer.step(samples, state.step)
                 costs.add(record)
+                if profile is not None:
+                    profile.add(record)
                 state = replace(state, step=state.step + 1, step_in_epoch=state.step_in_epoch + 1)
                 trainer.world.set_deadline(config.timeout)  # the first step may take longer
                 if state.step_in_epoch >= len(steps):

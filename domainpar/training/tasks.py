@@ -156,6 +156,8 @@ def tasks_of(config: TrainConfig, store: EventStore, world: World) -> Tasks:
         return tasks
     tasks = _as_begun(tasks, config)
     records = [it for it in store.events("train") if it.event not in store.unreadable and tasks.missing(it) is None]
+    if not records:  # refused with the reason when events are checked
+        return tasks
     skips = config.on_bad_event == "skip"
     share = records[world.rank :: world.size]
     sums = on_all(world.transport, lambda: [_sums(store, it, tasks.labels, skips) for it in share])

@@ -62,6 +62,7 @@ REFUSED_FLAGS = {
     ),
     "naive without sectors": ("--mode naive", "--mode naive needs --sectors", "--sectors 8"),
     "no sectors": ("--mode naive --sectors 0", "--sectors is 0; it must be at least 1", "--sectors 8x2"),
+    "a grid without wedges": ("--mode naive --sectors 0x2", "--sectors is 0x2; it must be", "--sectors 8x2"),
     "half a grid of sectors": ("--mode naive --sectors 8x", "--sectors is 8x; it must be", "--sectors 8x2"),
     "sectors without naive": ("--sectors 8", "means nothing with --mode halo", "--mode naive"),
     "a GPU transport on CPU": ("--transport nccl", "--device is cpu", "--device cuda"),

@@ -60,6 +60,9 @@ def test_columns_of_a_label_are_labels_of_their_own(tmp_path):
         ({"y_energy": torch.tensor([0.0, torch.inf, 1.0])}, "label energy of row 1 is inf"),
         ({"node_y_energy": torch.zeros(7)}, r"node_y_energy is float64 of shape \[7\], expected one per node"),
         ({"node_y_a": torch.zeros(3), "graph_y_a": 1.0}, "label a is there twice: of nodes and of the graph"),
+        ({"y_a": torch.zeros(3), "node_y_a": torch.ones(3)}, "label a is there twice, and node_y_a is one of the two"),
+        ({"node_y_a": torch.zeros(3, 2), "node_y_a0": torch.ones(3)}, "label a0 is there twice, and node_y_a0"),
+        ({"graph_y": 1.0, "graph_y_y": 2.0}, "label y is there twice, and graph_y_y"),
     ],
 )
 def test_what_is_no_label_is_refused_by_name(tmp_path, entries, said):

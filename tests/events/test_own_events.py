@@ -2,7 +2,7 @@
 
 import pytest
 
-from domainpar.events.own_events import told_of
+from domainpar.events.own_events import own_events, told_of
 
 
 @pytest.mark.parametrize(
@@ -22,3 +22,12 @@ from domainpar.events.own_events import told_of
 )  # fmt: skip
 def test_the_sentences_are_english_for_one_event_and_for_several(counts, sentences):
     assert told_of({"test": dict(zip(("events", "trained_on", "same_name"), counts))}) == sentences
+
+
+def test_events_that_were_left_out_were_not_trained_on():
+    kept = {"events": {"train": [["a", "1"], ["b", "2"], ["c", "3"]], "val": [["d", "4"]]}}
+    whole = {"sample": "b", "event": "b", "why": "it has no label"}
+    sector = {"sample": "c sector 1 of 4", "event": "c", "why": "its part is damaged"}
+    own = own_events({"store": kept, "skipped": [whole, sector]}, None)
+    assert (own.train, own.val) == ((("a", "1"), ("c", "3")), (("d", "4"),))
+    assert own_events({"store": kept}, None).train == (("a", "1"), ("b", "2"), ("c", "3"))

@@ -4,10 +4,14 @@ import json
 
 import invariance
 import pytest
+import torch
 from random_store import write_random_store
 
+from domainpar.agreement import Refused
 from domainpar.display.profile import operations, profile_chart
+from domainpar.parallel.world import World
 from domainpar.testing import run_ranks
+from domainpar.training.monitor.profile import Profile
 
 PHASES = ["load", "forward", "backward", "reduce", "optimizer"]
 
@@ -48,9 +52,22 @@ def test_steps_are_profiled_on_every_rank_and_change_nothing(store, tmp_path, mo
     assert [panel.name for panel in profile_chart(summary).panels] == ["memory", "flops", "rate"]
 
 
-def test_a_run_with_fewer_steps_has_no_profile(store, tmp_path):
-    run_ranks(_trained, 1, store, tmp_path / "run", {"profile": 3, "max_steps": 4})
-    assert not (tmp_path / "run" / "profile").exists()
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_run_with_fewer_steps_is_refused_before_it_begins(store, tmp_path, num_ranks):
+    with pytest.raises(Refused, match="--profile 3 begins with the third step of a run, and this one has 4"):
+        run_ranks(_trained, num_ranks, store, tmp_path / "run", {"profile": 3, "max_steps": 4})
+    assert not (tmp_path / "run").exists()
+
+
+def test_operations_are_those_of_the_timed_steps_and_not_of_the_one_that_was_counted(tmp_path):
+    meter = Profile(World.alone(), tmp_path, 2)
+    for edges in (10, 100, 30, 50):  # the second is counted, the third and the fourth are timed
+        with meter.step():
+            if edges == 100:
+                torch.mm(torch.ones(5, 10), torch.ones(10, 10))
+        meter.add({"local_edges": [edges]})
+    (rank,) = json.loads((tmp_path / "profile" / "profile.json").read_text())["ranks"]
+    assert rank["flops"] == pytest.approx(1000 * (30 + 50) / 2 / 100)
 
 
 def test_operations_of_many_ranks_are_shown_of_the_first_and_the_longest_come_first():

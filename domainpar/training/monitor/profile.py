@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -46,12 +46,12 @@ class Profile:
     def __init__(self, world: World, directory: Path, steps: int) -> None:
         self._world, self._folder, self._steps = world, directory / PROFILE.parent, steps
         self._done = 0  # steps of this run, or of its part since it was resumed
-        self._flops = 0
+        self._flops = self._edges_counted = self._edges = 0
         self._watch: _Watch | None = None
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Around each step. *Collective* in the last one that is timed."""
+        """Around each step."""
         number, self._done = self._done, self._done + 1
         if number == 1:
             with counted() as flops:
@@ -65,7 +65,17 @@ class Profile:
             return
         with self._watch.step():
             yield
-        if number == 1 + self._steps:
+        self._watch.steps += 1
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Take the record of a step. *Collective* in the last one that is timed."""
+        edges = record["local_edges"][self._world.rank]
+        if self._watch is None:
+            if self._done == 2:
+                self._edges_counted = edges
+            return
+        self._edges += edges
+        if self._watch.steps == self._steps:
             self._write(self._watch)
             self._watch = None
 
@@ -82,7 +92,8 @@ class Profile:
         operations = sorted(_operations(profiled, self._steps), key=lambda it: -it["seconds"])
         ours = {
             "seconds": watch.seconds / self._steps,
-            "flops": self._flops,
+            # The timed steps may have had other events: operations go with edges.
+            "flops": self._flops * self._edges / self._steps / max(self._edges_counted, 1),
             "operations": operations[:MOST_OPERATIONS],
             "other_seconds": sum(it["seconds"] for it in operations[MOST_OPERATIONS:]),
             "memory": memory,
@@ -107,11 +118,12 @@ class _Watch:
 
     Attributes:
         seconds: Of these steps.
+        steps: How many there were so far.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._began = device, time.perf_counter()
-        self.seconds, self._inside = 0.0, False
+        self.seconds, self.steps, self._inside = 0.0, 0, False
         self._phases: list[tuple[float, str]] = []
         self._memory: list[tuple[float, int]] = []
         self._span: Any = None
