@@ -111,8 +111,10 @@ def _checked(path: Path, name: str, kind: Any, value: Any) -> Any:
     """A value of a description as its field has it: YAML takes 1e9 for a text."""
     if kind == "str":
         return str(value)
-    if kind == "bool" and isinstance(value, bool):
-        return value
+    if kind == "bool":
+        if isinstance(value, bool):
+            return value
+        raise Problem(f"--machine {path}: {name} is {value!r}, not true or false", "it says whether ranks are GPUs")
     if value is None and "None" in str(kind):
         return None
     try:

@@ -132,9 +132,9 @@ def basis_of(config: TrainConfig, store: Path, alone: World, seconds: float = SE
         alone: A world of one rank.
         seconds: Time to repeat each step in, about.
     """
-    bare = bare_bytes()
     lessons = open_lessons(config, store, alone)
     trainer = make_trainer(config, lessons, alone)
+    bare = bare_bytes()  # when all is loaded but events, as in a run
     sample = max(lessons.train, key=lambda sample: sample.cost)
     work = measure_work(config, trainer, lessons, sample, bare, seconds)
     events = events_of(lessons, sample, steps_of(config, lessons.train, 0))

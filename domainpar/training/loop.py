@@ -248,8 +248,9 @@ class Trainer:
         totals = self.loader.total(counted, len(ours))
         shares = self._shares(totals)
         losses = [losses[0] / shares.edges, *(loss / FAR / share for loss, share in zip(losses[1:], shares.labels))]
+        nothing = not totals.loaded or not (self.loader.tasks.edge_weight or any(totals.known))
         figures = {
-            "loss": None if spoilt or not totals.loaded else sum(losses),
+            "loss": None if spoilt or nothing else sum(losses),
             "lr": self.schedule.at(max(step - 1, 0)),
             "grad_norm": None,
         }

@@ -32,7 +32,7 @@ def test_what_is_written_is_read_back(tmp_path):
         ({"memory": True}, "memory is True"),
         ({"latency": -1}, "latency is -1"),
         ({"busy": float("inf")}, "busy is inf"),
-        ({"gpus": "yes"}, "gpus is 'yes'"),
+        ({"gpus": "yes"}, "gpus is 'yes', not true or false"),
     ],
 )
 def test_a_wrong_description_is_refused_by_its_key(tmp_path, change, said):

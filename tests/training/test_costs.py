@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -126,6 +127,16 @@ def test_operations_are_those_that_are_counted_around_every_step(store):
     assert found == pytest.approx(total / seconds, rel=0.05)  # events differ a little in nodes for each edge
 
 
+def test_what_happens_between_steps_is_not_charged():
+    meter = costs.Costs(World.alone(), "float32")
+    for _ in range(2):
+        with meter.step():
+            time.sleep(0.01)
+        meter.add({"local_edges": [5], "seconds_compute": [0.01]})
+        time.sleep(0.2)  # a trace is written, say
+    assert 0.02 <= meter.of_epoch()["seconds"] < 0.2
+
+
 def test_costs_in_words():
     costs_of = {
         "seconds": 12.34, "joules": 1234.0, "joules_by": "RAPL", "dollars": 0.00031, "precision": "bf16",
@@ -138,6 +149,9 @@ def test_costs_in_words():
     assert (mean["seconds"], mean["dollars"]) == (25.0, 0.00031)
     assert mean_epoch([costs_of, {**dear, "joules": None}])["joules"] is None
     assert mean_epoch([]) is None
+    # All operations over all seconds: a short epoch of compiling does not count as much as a long one.
+    slow, fast = {**costs_of, "flops_per_second": [1e9]}, {**costs_of, "seconds": 3 * 12.34, "flops_per_second": [5e9]}
+    assert mean_epoch([slow, fast])["flops_per_second"] == pytest.approx([4e9])
 
 
 @pytest.mark.parametrize("flags", [{"watts": 0.0}, {"dollars_per_hour": -1.0}])

@@ -226,6 +226,21 @@ def test_an_event_whose_labels_are_damaged_is_left_out_where_that_is_asked(tmp_p
     assert {state.step for _, _, state in found} == {3}
 
 
+def test_a_validation_that_knows_no_label_has_no_loss_and_is_not_perfect(tmp_path, capsys):
+    records = []
+    for seed, split in ((0, "train"), (1, "val")):
+        graph = random_event(seed, 60, 200)
+        labels = {"kind": np.full(60, -1) if split == "val" else np.arange(60) % 3}
+        graph = replace(graph, node_labels=labels, graph_labels={})
+        records.append(write_graph(tmp_path, graph, random_assignment(seed, 60, NUM_TILES), NUM_TILES, split))
+    write_manifest(tmp_path, records, {})
+    flags = {"task": "node-class", "label": "kind", "max_steps": 2}
+    _, lines, state = run_ranks(_trained, 2, tmp_path, tmp_path / "run", flags)[0]
+    assert [line["loss"] is None for line in lines] == [False, True, False, True]
+    assert state.best is None
+    assert "best validation" not in capsys.readouterr().out
+
+
 def test_numbers_that_are_far_off_are_counted(tmp_path):
     """Two events of 5 to train on, one of 20,000 to validate with: thousands of deviations, which are 1 here."""
     records = []

@@ -105,18 +105,20 @@ class Costs:
 
     def begin(self) -> None:
         """Begin an epoch, or go on in one."""
-        self._began, self._before = clock(), self._joules()
-        self._edges, self._seconds, self._steps = 0, 0.0, 0
+        self._before = self._joules()
+        self._edges, self._seconds, self._inside, self._steps = 0, 0.0, 0.0, 0
 
     @contextmanager
     def step(self) -> Iterator[None]:
         """Around a step: operations of the first with edges are counted, and those of others follow from theirs."""
+        began = clock()
         if self._of_edge is not None:
             yield
-            return
-        with counted() as flops:
-            yield
-        self._first = flops.total
+        else:
+            with counted() as flops:
+                yield
+            self._first = flops.total
+        self._inside += clock() - began
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Take the record of a step."""
@@ -130,7 +132,7 @@ class Costs:
     def of_epoch(self) -> dict[str, Any]:
         """The costs since `begin`, of training steps alone; the same on every rank. *Collective*."""
         ours = {
-            "seconds": clock() - self._began,
+            "seconds": self._inside,
             "joules": self._joules() - self._before,
             "flops_per_second": (self._of_edge or 0.0) * self._edges / self._seconds if self._seconds else 0.0,
         }

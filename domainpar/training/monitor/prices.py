@@ -35,8 +35,12 @@ def mean_epoch(epochs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
         known = [epoch[name] for epoch in epochs if epoch[name] is not None]
         return sum(known) / len(known) if len(known) == len(epochs) else None
 
-    speeds = [epoch["flops_per_second"] for epoch in epochs]
-    of_ranks = [sum(of_rank) / len(of_rank) for of_rank in zip(*speeds)]  # of as many ranks as all had
+    # Operations of all epochs over their seconds, of as many ranks as all had.
+    speeds, seconds = [epoch["flops_per_second"] for epoch in epochs], [epoch["seconds"] for epoch in epochs]
+    of_ranks = [
+        sum(speed * of_epoch for speed, of_epoch in zip(of_rank, seconds)) / (sum(seconds) or 1.0)
+        for of_rank in zip(*speeds)
+    ]
     return {
         **epochs[-1],
         **{name: mean(name) for name in ("seconds", "joules", "dollars")},
