@@ -394,8 +394,7 @@ def layers_passed(
     last = np.flatnonzero(follows)
     r, z = np.hypot(position[:, 0], position[:, 1]).astype(np.float64), position[:, 2].astype(np.float64)
     passed = np.zeros(len(surface), np.int64)
-    numbers = surface_numbers(*np.array([(layer.volume, layer.layer) for layer in SURFACES]).T)
-    for number, layer in zip(numbers, SURFACES):
+    for number, layer in zip(known_surfaces(), SURFACES):  # both by (volume, layer)
         along, across, at = (r, z, layer.radius) if isinstance(layer, Barrel) else (z, r, layer.z)
         start, end = along[last - 1], along[last]
         between = (np.minimum(start, end) < at) & (at < np.maximum(start, end))
@@ -424,11 +423,15 @@ DEFAULT_LAYER_PAIRS: tuple[LayerPair, ...] = crossed_in_turn()
 """The 110 pairs of layers that follow each other along some straight line from the beam."""
 
 
+def known_surfaces() -> npt.NDArray[np.integer]:
+    """Numbers of the 48 surfaces (`graph.surface_numbers`), ascending."""
+    return surface_numbers(*np.array(sorted(KNOWN_LAYERS)).T)
+
+
 def field_of_surfaces(volume: npt.NDArray[np.integer], layer: npt.NDArray[np.integer]) -> float | FloatTable:
     """B_z in T around hits of these volumes and layers, [N] each: this detector's table, else 2 T.
 
     Returns:
         z in mm and B_z, [K, 2], where all hits lie on surfaces of this detector.
     """
-    surfaces = surface_numbers(*np.array(sorted(KNOWN_LAYERS)).T)
-    return geometry().field if np.isin(surface_numbers(volume, layer), surfaces).all() else 2.0
+    return geometry().field if np.isin(surface_numbers(volume, layer), known_surfaces()).all() else 2.0

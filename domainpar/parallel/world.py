@@ -336,10 +336,10 @@ def _groups_of(transport: Transport, domain_size: int) -> tuple[tuple[int, ...],
     They talk more than others. Launchers that deal ranks to machines in turn would else have every group talk between
     machines.
     """
-    order = range(transport.size)
+    order = list(range(transport.size))
     if 1 < domain_size < transport.size:
         hosts = _hosts(transport)
-        order = sorted(order, key=lambda rank: (hosts.index(hosts[rank]), rank))  # type: ignore[assignment]
+        order.sort(key=lambda rank: hosts.index(hosts[rank]))
     groups = [order[first : first + domain_size] for first in range(0, transport.size, domain_size)]
     return tuple(tuple(sorted(group)) for group in groups)
 

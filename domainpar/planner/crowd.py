@@ -21,7 +21,7 @@ SECONDS_OF_MESSAGES = 1.0
 def crowd(world: World, config: TrainConfig, store: Path) -> dict[str, Any]:
     """Latency, rate, and `busy`: the time of a step on all ranks at once over that on one. *Collective*.
 
-    Every rank takes steps of its own, on the same piece of an event; rank 0 took them alone before.
+    Every rank takes steps of its own, on the same piece of an event; rank 0 takes them alone before.
     """
     torch.set_num_threads(1)
     rates = transport_rates(world.transport, SECONDS_OF_MESSAGES, torch.device("cpu"))
@@ -33,7 +33,7 @@ def crowd(world: World, config: TrainConfig, store: Path) -> dict[str, Any]:
     world.transport.barrier()
     together = seconds_of_steps(trainer, piece)[1]
     slowest = largest_of_ranks(world.transport, int(1e9 * together)) / 1e9
-    # Nobody else has the first figure; the sum of one and of zeros is that of all.
+    # Only rank 0 has it; the others have 0.
     alone = largest_of_ranks(world.transport, int(1e9 * alone)) / 1e9
     return {**of_rates(rates), "busy": max(1.0, slowest / alone)}
 

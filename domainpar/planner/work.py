@@ -45,10 +45,6 @@ class Line:
     fixed: float
     of_edge: float
 
-    def at(self, edges: float) -> float:
-        """Its value."""
-        return self.fixed + edges * self.of_edge
-
     @classmethod
     def through(cls, few: tuple[float, float], many: tuple[float, float]) -> Line:
         """The line through two measured points (edges, value), of which neither number is negative."""
@@ -134,7 +130,7 @@ def basis_of(config: TrainConfig, store: Path, alone: World, seconds: float = SE
     """
     lessons = open_lessons(config, store, alone)
     trainer = make_trainer(config, lessons, alone)
-    bare = bare_bytes()  # when all is loaded but events, as in a run
+    bare = int(psutil.Process().memory_info().rss)  # when all is loaded but events, as in a run
     sample = max(lessons.train, key=lambda sample: sample.cost)
     work = measure_work(config, trainer, lessons, sample, bare, seconds)
     events = events_of(lessons, sample, steps_of(config, lessons.train, 0))
@@ -233,14 +229,8 @@ def _exchanged(trainer: Trainer, lessons: Lessons, piece: Sample) -> tuple[int, 
         made = ranks.domain.num_exchanges - before
         return made, ranks.domain.bytes_sent - sent, part.graph.plan.num_ghosts
 
-    models = [
-        copy.deepcopy(trainer.model).cpu() for _ in range(2)
-    ]  # before threads are there: they share torch's generator
+    # Before threads are there: they share torch's generator.
+    models = [copy.deepcopy(trainer.model).cpu() for _ in range(2)]
     of_ranks = run_threads(share, 2, timeout=600.0)
     ghosts = sum(count for _, _, count in of_ranks)
     return of_ranks[0][0], sum(sent for _, sent, _ in of_ranks) / max(ghosts, 1)
-
-
-def bare_bytes() -> int:
-    """Bytes that this process holds now."""
-    return int(psutil.Process().memory_info().rss)

@@ -16,7 +16,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import numpy as np
 
 from domainpar.events import detector
-from domainpar.events.graph import BoolArray, FloatArray, IntArray, surface_numbers
+from domainpar.events.graph import BoolArray, FloatArray, IntArray
 from domainpar.events.truth_order import rows_of_table
 from domainpar.reco.performance.matching import (
     MAX_ABS_ETA,
@@ -411,6 +411,5 @@ def _holes(row_of_hit: IntArray, hits: IntArray, distance: FloatArray, truth: Ev
     follows = np.append(False, row[1:] == row[:-1])[: len(row)]
     holes = np.zeros(count)
     np.add.at(holes, row, detector.layers_passed(truth.surface[along], truth.position[along], follows))
-    known = surface_numbers(*np.array(sorted(detector.KNOWN_LAYERS)).T)
-    holes[row[~np.isin(truth.surface[along], known)]] = np.nan
+    holes[row[~np.isin(truth.surface[along], detector.known_surfaces())]] = np.nan
     return holes
