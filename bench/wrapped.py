@@ -24,7 +24,8 @@ from torch_geometric.data import Data
 from domainpar.measure.rates import slowest
 from domainpar.measure.steps import Training
 from domainpar.nn.adapt.parallelize import Parallel
-from domainpar.nn.adapt.part import GraphPart, split_graph
+from domainpar.nn.adapt.part import GraphPart
+from domainpar.nn.adapt.split import split_graph
 from domainpar.parallel.world import World
 from domainpar.testing import run_ranks
 

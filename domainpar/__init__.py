@@ -13,8 +13,9 @@ if TYPE_CHECKING:  # the same names as below, for type checkers
     from domainpar.events.simulate import simulate_event as simulate_event
     from domainpar.events.store import EventStore as EventStore, write_event as write_event
     from domainpar.nn.adapt.parallelize import Parallel as Parallel, parallelize as parallelize
-    from domainpar.nn.adapt.part import GraphPart as GraphPart, split_graph as split_graph
+    from domainpar.nn.adapt.part import GraphPart as GraphPart
     from domainpar.nn.adapt.rows import NotExact as NotExact
+    from domainpar.nn.adapt.split import split_graph as split_graph, split_slices as split_slices
     from domainpar.nn.adapt.stream import stream as stream
     from domainpar.nn.adapt.verify import Verification as Verification, verify as verify
     from domainpar.nn.interaction import InteractionNetwork as InteractionNetwork
@@ -32,8 +33,9 @@ _MODULES = {
     "domainpar.events.simulate": "simulate_event",
     "domainpar.events.store": "EventStore write_event",
     "domainpar.nn.adapt.parallelize": "Parallel parallelize",
-    "domainpar.nn.adapt.part": "GraphPart split_graph",
+    "domainpar.nn.adapt.part": "GraphPart",
     "domainpar.nn.adapt.rows": "NotExact",
+    "domainpar.nn.adapt.split": "split_graph split_slices",
     "domainpar.nn.adapt.stream": "stream",
     "domainpar.nn.adapt.verify": "Verification verify",
     "domainpar.nn.interaction": "InteractionNetwork",

@@ -125,6 +125,37 @@ def build_plan(
     return _complete(draft, ask(_wanted(draft)))
 
 
+def plan_slices(wanted: IntArray, bounds: IntArray, part: int, ask: Ask) -> PartitionPlan:
+    """Plan how a part gets rows of a tensor that lies in slices over the parts. *Collective* through `ask`.
+
+    Args:
+        wanted: Global ids of the rows that the part needs, each any number of times, in any order.
+        bounds: First row of each part's slice, and the end of the last, int64 [num_parts + 1].
+        part: The part to build for.
+        ask: Tells the other parts what this one needs.
+
+    Returns:
+        A plan without edges: `owned_ids` is the part's slice, `ghost_ids` what it needs of others' slices.
+    """
+    first, last, num_parts = bounds[part], bounds[part + 1], len(bounds) - 1
+    ghost_ids = np.unique(wanted[(wanted < first) | (wanted >= last)])
+    none = np.zeros(0, np.int64)
+    draft = PartitionPlan(
+        part=part,
+        num_parts=num_parts,
+        policy="incoming",
+        owned_ids=np.arange(first, last),
+        ghost_ids=ghost_ids,
+        edge_ids=none,
+        edge_rows=np.zeros((2, 0), np.int64),
+        edge_owned=none.astype(bool),
+        send_rows=none,
+        send_counts=np.zeros(num_parts, np.int64),
+        recv_counts=np.diff(np.searchsorted(ghost_ids, bounds)),
+    )
+    return _complete(draft, ask(_wanted(draft)))
+
+
 def build_plans(edge_index: IntArray, assignment: IntArray, num_parts: int, edges: EdgePolicy) -> list[PartitionPlan]:
     """Build the plan of every part of one event in one process, for tests and small tools.
 

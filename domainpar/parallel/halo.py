@@ -220,14 +220,34 @@ def ask_owners(transport: Transport) -> Ask:
             raise ValueError(
                 f"{len(wanted)} parts asked over {transport.size} ranks; group the tiles into {transport.size}."
             )
-        counts = np.array([len(ids) for ids in wanted], dtype=np.int64)
-        owed_counts = _counts_of_all(counts, transport)[:, transport.rank]
-        request = torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *wanted]).reshape(-1, 1))
-        owed = torch.empty(int(owed_counts.sum()), 1, dtype=torch.int64)
-        transport.start(request, counts.tolist(), owed, owed_counts.tolist()).finish()
-        return list(np.split(owed.numpy()[:, 0], np.cumsum(owed_counts)[:-1]))
+        return [table[:, 0] for table in hand_over([ids.reshape(-1, 1) for ids in wanted], transport)]
 
     return ask
+
+
+def hand_over(tables: Sequence[IntArray], transport: Transport) -> list[IntArray]:
+    """Give every rank a table of its own. *Collective*.
+
+    Args:
+        tables: One for each rank, int64 [any number, columns], all of as many columns; may be empty.
+        transport: Joins the ranks.
+
+    Returns:
+        What each rank gave to this one, in the order of ranks.
+    """
+    counts = np.array([len(table) for table in tables], dtype=np.int64)
+    owed = _counts_of_all(counts, transport)[:, transport.rank]
+    here = transport.rank
+    of_others = [table for rank, table in enumerate(tables) if rank != here]
+    columns = tables[here].shape[1]
+    send = torch.from_numpy(np.concatenate([np.zeros((0, columns), np.int64), *of_others]))
+    send_counts, receive_counts = counts.copy(), owed.copy()
+    send_counts[here] = receive_counts[here] = 0  # a rank sends nothing to itself
+    received = torch.empty(int(receive_counts.sum()), columns, dtype=torch.int64)
+    transport.start(send, send_counts.tolist(), received, receive_counts.tolist()).finish()
+    given = np.split(received.numpy(), np.cumsum(receive_counts)[:-1])
+    given[here] = tables[here]
+    return given
 
 
 def _counts_of_all(counts: IntArray, transport: Transport) -> IntArray:

@@ -11,7 +11,7 @@ from marks import fault, slow_fault
 from torch import nn
 
 from domainpar.nn.adapt.parallelize import parallelize
-from domainpar.nn.adapt.part import split_graph
+from domainpar.nn.adapt.split import split_graph
 from domainpar.parallel.presence import report
 from domainpar.parallel.transport import RanksDiffer
 from domainpar.problems import Where

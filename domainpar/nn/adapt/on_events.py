@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from domainpar.nn.adapt.gradient_sums import GradientSums, take_from_root
 from domainpar.nn.adapt.modules import check_module, common_tensors
 from domainpar.nn.adapt.parallelize import Parallel
-from domainpar.nn.adapt.part import GraphPart, split_graph
+from domainpar.nn.adapt.part import GraphPart
 from domainpar.nn.adapt.rows import Rows, rows_of
+from domainpar.nn.adapt.split import split_graph
 from domainpar.nn.adapt.verify import verify
 from domainpar.nn.classifier import Differs, EdgeClassifier, Exactness
 from domainpar.nn.heads import EDGE, Head, Readings

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -11,16 +11,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from domainpar.agreement import agree, difference, on_all
 from domainpar.nn.adapt.across import Member
-from domainpar.nn.adapt.input_log import HINT, in_words, input_log, tensor_given
+from domainpar.nn.adapt.input_log import input_log, tensor_given
 from domainpar.nn.adapt.rows import Axis, Names, Rows, mark, rows_of
-from domainpar.parallel.halo import AdjointHalo, ask_owners
+from domainpar.nn.adapt.slices import Slices
+from domainpar.parallel.halo import AdjointHalo
 from domainpar.parallel.transport import Transport
-from domainpar.parallel.world import World
-from domainpar.plan import EdgePolicy, IntArray, PartitionPlan, build_plan, select_edges
-from partitioners import Topology, get_partitioner
-from partitioners.topology import check_assignment
+from domainpar.plan import PartitionPlan
 
 
 class GraphPart(Member):
@@ -32,6 +29,8 @@ class GraphPart(Member):
         plan: Who owns what; part `p` lives on rank `p` of the transport.
         transport: Joins the ranks that share the graph.
         device: Where its tensors live.
+        sliced: Whether no rank holds whole tensors of the graph. `nodes`, `edges`, `owned_nodes` and `owned_edges` then
+            take this rank's slice: consecutive rows in the order of ranks, any number of them, and are *collective*.
 
     Attributes:
         plan: Who owns what.
@@ -41,9 +40,12 @@ class GraphPart(Member):
         inputs: The whole tensors that this rank's parts took, to be compared with those of other ranks.
     """
 
-    def __init__(self, plan: PartitionPlan, transport: Transport, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, plan: PartitionPlan, transport: Transport, device: torch.device | str = "cpu", sliced: bool = False
+    ) -> None:
         super().__init__(transport)
         self.plan, self.device = plan, torch.device(device)
+        self._slices = Slices(transport, self.device) if sliced else None
         self.halo = AdjointHalo(plan, transport, device)
         self.inputs = input_log(transport)
         self.local_ids, self._edge_owned = self._to_device(plan.local_ids), self._to_device(plan.edge_owned)
@@ -163,6 +165,8 @@ class GraphPart(Member):
 
     def _taken(self, call: str, whole: Any, dim: int, axis: Axis, ids: Tensor) -> Tensor:
         """Some rows of a tensor of all rows of the graph, which is remembered for the comparison of ranks."""
+        if self._slices is not None:
+            return self._slices.rows(call, whole, dim, ids, axis.total, f"{axis.name} of the whole graph")
         tensor = tensor_given(whole, f"what {call} takes")
         self._check(tensor, dim, axis.total, f"{axis.name} of the whole graph")
         self.inputs.remember(call, tensor)
@@ -173,75 +177,6 @@ class GraphPart(Member):
             raise ValueError(
                 f"a tensor of shape {tuple(tensor.shape)} was given where dimension {dim} is to hold {expected} {what}."
             )
-
-
-def split_graph(
-    edge_index: Tensor | npt.ArrayLike,
-    num_nodes: int,
-    world: World,
-    *,
-    edges: EdgePolicy = "incoming",
-    partitioner: str | IntArray = "metis",
-    position: Tensor | npt.ArrayLike | None = None,
-    seed: int = 0,
-    among: Literal["all", "domain"] = "all",
-) -> GraphPart:
-    """Split a graph that every rank holds. *Collective*.
-
-    The plan is made once; call it again for another graph.
-
-    Args:
-        edge_index: `src` and `dst` of each edge, int64 [2, E], the same on every rank. An array of numpy will do.
-        num_nodes: Nodes of the graph, N.
-        world: The ranks.
-        edges: Which edges a part computes on. `incoming`: those that end at its nodes, for models that sum where edges
-            end. `incident`: also those that begin at its nodes, for models that sum at both ends.
-        partitioner: A name (see `partitioners.PARTITIONERS`), or the part of each node, integers [N].
-        position: x, y, z of each node, [N, 3], for partitioners that cut by geometry.
-        seed: Of the partitioner.
-        among: Which ranks share the graph: `all`, or those of one `domain` group of the world, where each group takes a
-            graph of its own. Then `GraphPart.sum` runs over the group, `Parallel.sum_gradients` over all.
-
-    Returns:
-        This rank's part. Parts may own nothing.
-
-    Raises:
-        Refused: On all ranks alike, if the graph or the assignment does not fit, or ranks were given different ones.
-    """
-    transport = world.transport if among == "all" else world.domain
-    topology = on_all(world.transport, lambda: _topology(edge_index, num_nodes, edges, position))
-    if transport.size > 1:  # one rank needs no checksums, which take a look at every byte
-        named, at = isinstance(partitioner, str), topology.position
-        arguments = {
-            "number of nodes": str(topology.num_nodes),
-            "edge_index": in_words(torch.from_numpy(topology.edge_index)),
-            "edges": edges,
-            "partitioner": str(partitioner) if named else in_words(torch.as_tensor(np.asarray(partitioner))),
-            "position": "None" if at is None else in_words(torch.from_numpy(at)),
-            "seed": str(seed),
-        }
-        arguments = {f"split_graph's {name}": words for name, words in arguments.items()}
-        agree(world.transport, difference(transport, arguments, HINT))
-    assignment = _assignment(topology, world, transport, partitioner, seed)
-    local = on_all(world.transport, lambda: select_edges(topology.edge_index, assignment, transport.rank, edges))
-    plan = build_plan(local, assignment, transport.rank, transport.size, edges, ask_owners(transport))
-    return GraphPart(plan, transport, world.device)
-
-
-def _topology(edge_index: Any, num_nodes: int, edges: str, position: Any) -> Topology:
-    """The graph to be split, looked at.
-
-    Raises:
-        ValueError: If it will not do.
-    """
-    if edges not in get_args(EdgePolicy):
-        raise ValueError(f"edges={edges!r} is no choice; write edges='incoming' or, for both ends, edges='incident'.")
-    ends, *where = (
-        tensor_given(value, f"the {name} of split_graph").detach().cpu().numpy()
-        for name, value in (("edge_index", edge_index), ("position", position))
-        if value is not None
-    )
-    return Topology(ends, num_nodes, *where)
 
 
 # Set on the memory of a tensor, as views of it have no `Rows` of their own where nobody watches.
@@ -261,20 +196,3 @@ def holds_rows(tensor: Tensor) -> bool:
     if isinstance(tensor, nn.Parameter) or tensor.layout is not torch.strided:
         return False
     return _OF_A_PART in tensor.untyped_storage().__dict__
-
-
-def _assignment(
-    topology: Topology, world: World, transport: Transport, partitioner: str | IntArray, seed: int
-) -> IntArray:
-    """The part of each node, from the first rank that shares the graph: METIS promises its bits on one machine only."""
-
-    def make() -> bytes:
-        if transport.rank:
-            return b""
-        if isinstance(partitioner, str):
-            return get_partitioner(partitioner, seed)(topology, transport.size).astype(np.int32).tobytes()
-        assignment = np.asarray(partitioner)
-        check_assignment(assignment, topology.num_nodes, transport.size)
-        return assignment.astype(np.int32).tobytes()
-
-    return np.frombuffer(transport.broadcast(on_all(world.transport, make)), dtype=np.int32)

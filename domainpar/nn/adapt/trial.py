@@ -20,9 +20,10 @@ from domainpar import timeouts
 from domainpar.nn.adapt.gradient_sums import GradientSums, dense_gradient
 from domainpar.nn.adapt.nested import tensors_in
 from domainpar.nn.adapt.parallelize import parallelize
-from domainpar.nn.adapt.part import GraphPart, split_graph
+from domainpar.nn.adapt.part import GraphPart
 from domainpar.nn.adapt.recorder import Recorder, Seen, as_numbers
 from domainpar.nn.adapt.rows import NotExact
+from domainpar.nn.adapt.split import split_graph
 from domainpar.parallel.thread_ranks import run_threads
 from domainpar.parallel.transport import RanksFailed
 from domainpar.parallel.world import World

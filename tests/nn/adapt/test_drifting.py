@@ -10,7 +10,7 @@ from whole_and_split import USUAL
 
 from domainpar.nn.adapt.gradient_sums import Replicas
 from domainpar.nn.adapt.parallelize import Parallel, parallelize
-from domainpar.nn.adapt.part import split_graph
+from domainpar.nn.adapt.split import split_graph
 from domainpar.testing import run_ranks
 
 torch.manual_seed(0)

@@ -13,8 +13,8 @@ from domainpar import World
 from domainpar.agreement import Refused
 from domainpar.nn.adapt.differences import gap
 from domainpar.nn.adapt.parallelize import parallelize
-from domainpar.nn.adapt.part import split_graph
 from domainpar.nn.adapt.rows import NotExact
+from domainpar.nn.adapt.split import split_graph
 from domainpar.testing import run_ranks
 
 RING = torch.stack([torch.arange(12), (torch.arange(12) + 1) % 12])  # four edges a rank, so that all have as many

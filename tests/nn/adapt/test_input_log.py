@@ -12,7 +12,7 @@ from domainpar import World
 from domainpar.agreement import Refused
 from domainpar.nn.adapt import input_log
 from domainpar.nn.adapt.parallelize import parallelize
-from domainpar.nn.adapt.part import split_graph
+from domainpar.nn.adapt.split import split_graph
 from domainpar.testing import run_ranks
 
 

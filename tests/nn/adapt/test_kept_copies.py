@@ -6,7 +6,7 @@ from torch import nn
 from whole_and_split import USUAL, check
 
 from domainpar.nn.adapt.parallelize import parallelize
-from domainpar.nn.adapt.part import split_graph
+from domainpar.nn.adapt.split import split_graph
 from domainpar.testing import run_ranks
 
 

@@ -12,8 +12,8 @@ from whole_and_split import ODD, USUAL, check, trial_of
 
 from domainpar import World
 from domainpar.nn.adapt.parallelize import parallelize
-from domainpar.nn.adapt.part import split_graph
 from domainpar.nn.adapt.rows import NotExact
+from domainpar.nn.adapt.split import split_graph
 from domainpar.testing import run_ranks
 
 Pair = namedtuple("Pair", "nodes graph")

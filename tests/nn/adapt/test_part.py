@@ -7,8 +7,8 @@ from whole_and_split import ODD, USUAL
 
 from domainpar import World
 from domainpar.agreement import Refused
-from domainpar.nn.adapt.part import split_graph
 from domainpar.nn.adapt.rows import Rows, rows_of
+from domainpar.nn.adapt.split import split_graph
 from domainpar.testing import run_ranks
 
 

@@ -9,8 +9,8 @@ import torch
 from whole_and_split import USUAL
 
 from domainpar import World
-from domainpar.nn.adapt.part import split_graph
 from domainpar.nn.adapt.rows import UNKNOWN, Axis, Names, NotExact, RowCount, Rows, Unhashable, mark, rows_of
+from domainpar.nn.adapt.split import split_graph
 from domainpar.testing import run_ranks
 
 

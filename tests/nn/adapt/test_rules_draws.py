@@ -9,7 +9,7 @@ from whole_and_split import ODD, USUAL, Called, cases, check, refusals
 
 from domainpar import World
 from domainpar.nn.adapt.parallelize import parallelize
-from domainpar.nn.adapt.part import split_graph
+from domainpar.nn.adapt.split import split_graph
 from domainpar.testing import run_ranks
 
 
