@@ -277,6 +277,10 @@ class Memory(Group):
     memory_limit: float | None = None
     """GiB that a rank may take. A run that is expected to take more is refused before its first step."""
 
+    scratch: str | None = None
+    """Folder on a disk of the machine. A run that is expected to take more than --memory-limit, or than is free, has
+    its tables in files there; the networks on stages, on CPU. The folder is left empty."""
+
     offload: bool = False
     """Keep what waits for the backward pass in the host's memory (with --device cuda)."""
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from domainpar.nn import COLUMN_BLOCK
+from domainpar.nn.program import PASSAGES
 from domainpar.plan import IntArray
 
 BATCH_ROWS = 2**18
@@ -19,6 +20,9 @@ MOST_BYTES_OF_PROGRAMS = 2**25
 
 DATA_BYTES = 72
 """Of a local edge: features, ends, pair, ids, label, class and weight."""
+
+LOADING_BYTES = 200
+"""Of a local edge while a part is read and planned; it was seen, not derived."""
 
 MOST_BYTES_OF_LAYERS = 2**27
 """Of the layers that one stage may keep for backward on a rank."""
@@ -35,12 +39,16 @@ class Forecast(Protocol):
 
     Attributes:
         recompute_every: Iterations of which only the first one's input is kept; None: every iteration's is.
+        in_files: Whether tables lie in files.
     """
 
     data_bytes: ClassVar[int]
 
     @property
     def recompute_every(self) -> int | None: ...
+
+    @property
+    def in_files(self) -> bool: ...
 
     def bytes_of(self, num_nodes: IntArray, num_edges: IntArray, num_pairs: IntArray | None = None) -> IntArray: ...
 
@@ -64,6 +72,7 @@ class MeasuredSize:
     recompute_every: int | None = None
 
     data_bytes: ClassVar[int] = DATA_BYTES
+    in_files: ClassVar[bool] = False
 
     def bytes_of(self, num_nodes: IntArray, num_edges: IntArray, num_pairs: IntArray | None = None) -> IntArray:
         """Predicted peak of one training step above the bare process, of each part."""
@@ -92,6 +101,7 @@ class ModelSize:
         layers: Layers of each perceptron, without the head's last.
         node_first: Whether an iteration updates nodes before edges.
         readouts: Iterations whose states are read out.
+        in_files: Whether tables lie in files; then `bytes_of` is of what is in memory at once.
     """
 
     hidden: int = 64
@@ -102,6 +112,7 @@ class ModelSize:
     layers: int = 2
     node_first: bool = False
     readouts: int = 1
+    in_files: bool = False
 
     data_bytes: ClassVar[int] = DATA_BYTES
 
@@ -128,6 +139,9 @@ class ModelSize:
         node_state, edge_state = self.hidden * self.item_bytes, self.hidden * (self.edge_item_bytes or self.item_bytes)
         nodes, edges = np.asarray(num_nodes, np.int64), np.asarray(num_edges, np.int64)
         pairs = nodes if num_pairs is None else np.asarray(num_pairs, np.int64)
+        if self.in_files:  # at most the rows of some tables that were not let go yet, or what a part is made from
+            rows = nodes * 5 * node_state + edges * 4 * edge_state // PASSAGES
+            return edges * LOADING_BYTES + rows
         kept = self._kept(self.recompute_every)
         of_readouts = 2 * (self.readouts - 1) * self.item_bytes
         of_edges = edges * ((kept + self.node_first) * edge_state + self.data_bytes + of_readouts)

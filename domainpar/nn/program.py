@@ -36,6 +36,7 @@ from numba.extending import intrinsic
 from torch import Tensor
 
 from domainpar.nn.compiled import compiled
+from domainpar.parallel import tables
 from domainpar.plan import IntArray
 from domainpar.words import several
 
@@ -46,6 +47,9 @@ ALIGNMENT = CACHE_LINE = 64
 MOST_OPERANDS = 24
 POKES = 8
 """How often at least, in a stage, the calling thread looks after a transport while rows are under way."""
+
+PASSAGES = 32
+"""How often at least, in a stage, it lets go of the rows behind it where tables lie in files."""
 
 
 class When(IntEnum):
@@ -258,12 +262,22 @@ class Program:
             arguments = np.empty(MOST_OPERANDS, np.int64)
             return lambda most: bool(_run(kernels, whens, own, row_bytes, ranges, counter, most, STRIP, arguments))
 
-        most = len(ranges) if between is None else -(-len(ranges) // (POKES * threads))
+        pauses, looks_after = POKES, between
+        if tables.in_files():
+            pauses = PASSAGES
+
+            def looks_after() -> None:
+                tables.let_go()
+                if between is not None:
+                    between()
+
+        most = len(ranges) if looks_after is None else -(-len(ranges) // (pauses * threads))
 
         def stop() -> None:
             counter[0] = len(ranges)  # the others end their tiles and begin no more
 
-        members.each(threads, worker, most, stop, between)
+        members.each(threads, worker, most, stop, looks_after)
+        tables.let_go()
 
     def of_threads(self, operand: Operand, count: int, dtype: Any) -> list[Any]:
         """The same memory of every thread, as arrays of `count` numbers."""

@@ -3,19 +3,29 @@
 A step frees tables of hundreds of megabytes and asks for as many again. From the C library each would come as fresh
 zeroed pages, which costs a quarter of a step on CPU; so freed blocks are kept here for the next table of about the
 same size, and given back when none has come for a while.
+
+Where memory is short, tables lie in files: `lie_in_files`. Whoever goes through tables from one end to the other calls
+`let_go` on the way; what was read and written then gives its memory back, to the system's own copies of files. These
+it drops or writes to the disk as others need the room.
 """
 
 from __future__ import annotations
 
 import mmap
+import os
+import tempfile
 import threading
 from collections import deque
+from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from domainpar.problems import expected
 
 ALIGNMENT = 64
 SMALLEST_KEPT = 2**20  # bytes; smaller ones the C library keeps itself
@@ -84,7 +94,7 @@ class Kept:
                     other = min(alike, key=lambda of: abs(of - size))
                     self._free[other].pop()  # before another block is asked for
                     self._there -= other
-                block = _new_block(size)
+                block = _new_block(size) if _files is None else _files.new_block(size)
                 self._there += block.nbytes
         return np.asarray(_Loan(block, self._returned))
 
@@ -96,6 +106,39 @@ def _new_block(size: int) -> Block:
     if hasattr(mmap, "MADV_HUGEPAGE"):
         pages.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(pages, np.uint8)
+
+
+class Files:
+    """Blocks that lie in files without a name, which end with the process.
+
+    Args:
+        folder: Where; on a disk.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._open: WeakSet[mmap.mmap] = WeakSet()
+
+    def new_block(self, size: int) -> Block:
+        """A block in a file of its own.
+
+        Raises:
+            NotWritten: If there is no room for it.
+        """
+        try:
+            with tempfile.TemporaryFile(dir=self.folder) as file:
+                os.posix_fallocate(file.fileno(), 0, size)  # a page that finds no room later would end the process
+                pages = mmap.mmap(file.fileno(), size)
+        except OSError as error:
+            error.filename = self.folder
+            raise expected(error, "--scratch") or error from error
+        self._open.add(pages)
+        return np.frombuffer(pages, np.uint8)
+
+    def let_go(self) -> None:
+        """Take the pages of all blocks out of this process; they come back from the system's copies, or the disk."""
+        for pages in list(self._open):
+            pages.madvise(mmap.MADV_DONTNEED)
 
 
 class _Loan:
@@ -110,6 +153,25 @@ class _Loan:
 
 
 _kept = Kept()
+_files: Files | None = None
+
+
+def lie_in_files(folder: Path | None) -> None:
+    """Let all tables of this process that are made from now on lie in files of a folder; None: in memory again."""
+    global _files, _kept
+    if folder != (None if _files is None else _files.folder):  # ranks may be threads that ask for the same
+        _files, _kept = None if folder is None else Files(folder), Kept()
+
+
+def in_files() -> bool:
+    """Whether tables lie in files."""
+    return _files is not None
+
+
+def let_go() -> None:
+    """Give back the memory of tables that lie in files; their numbers stay, and come back where they are read."""
+    if _files is not None:
+        _files.let_go()
 
 
 def bytes_of_tables() -> int:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import copy
 import weakref
 from dataclasses import replace
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,11 +23,13 @@ from domainpar.nn.adapt.nested import tensors_in
 from domainpar.nn.adapt.versions import memory_of
 from domainpar.nn.catalogue import said_by
 from domainpar.nn.classifier import EdgeClassifier
-from domainpar.nn.memory import Forecast, MeasuredSize
+from domainpar.nn.memory import Forecast, MeasuredSize, ModelSize
 from domainpar.parallel.part_loading import Part, Sector, load_part
+from domainpar.parallel.tables import lie_in_files
 from domainpar.parallel.thread_ranks import run_threads
 from domainpar.parallel.world import World
 from domainpar.problems import Problem
+from domainpar.training import scratch
 from domainpar.training.inputs import Lessons
 from domainpar.training.loop import Trainer
 from domainpar.training.memory import Expectation, MemoryMeter, byte_size
@@ -59,20 +63,24 @@ def expected_memory(
 def choose_recompute(
     config: TrainConfig, trainer: Trainer, lessons: Lessons, memory: MemoryMeter
 ) -> Expectation | None:
-    """Hold a run to its `--memory-limit`, and set how much it recomputes where that is left to us. *Collective*.
+    """Hold a run to its `--memory-limit`: set how much it recomputes and where its tables lie. *Collective*.
 
-    `auto` takes the way that recomputes least of those that fit. Without a limit it has what is free.
+    `--recompute-every auto` takes the way that recomputes least of those that fit. Where none fits, tables lie in files
+    if there is a `--scratch`. Without a limit there is what is free.
 
     Raises:
-        Refused: On all ranks alike, if no way fits, with the least that would.
+        Refused: On all ranks alike, if no way fits, with the least that would; or if files will not do.
     """
+    if config.scratch is not None:
+        agree(trainer.world.transport, scratch.refusal(Path(config.scratch), trainer))
     found = _largest(trainer, lessons, 0)
     if found is None:
         return None
     model, is_auto = trainer.model, config.recompute_every == "auto"
     expectation: Expectation | None = None
-    for every in model.ways_to_recompute if is_auto else (model.recompute_every,):
-        way = _expected(config, trainer, lessons, memory, found, every)
+    recomputing = model.ways_to_recompute if is_auto else (model.recompute_every,)
+    for in_files, every in product((False,) if config.scratch is None else (False, True), recomputing):
+        way = _expected(config, trainer, lessons, memory, found, every, in_files)
         # Of ways that do not fit, the least of all is to be told.
         if expectation is None or way.fits(config.memory_limit) or way.largest < expectation.largest:
             expectation = way
@@ -81,14 +89,19 @@ def choose_recompute(
     assert expectation is not None
     model.recompute(expectation.size.recompute_every)
     problem = None
+    if config.scratch is not None and expectation.size.in_files:
+        problem = scratch.shortage(Path(config.scratch), expectation)
+        lie_in_files(Path(config.scratch))
     if config.memory_limit is not None and not expectation.fits(config.memory_limit):
         share = expectation.shares[expectation.fullest]
         saves = not is_auto and model.recompute_every is None
+        files = "--scratch DIR on a disk, " if config.scratch is None and model.size is not None else ""
         problem = Problem(
             f"--memory-limit {config.memory_limit:g} GiB: event {expectation.sample} will take "
             f"{byte_size(expectation.largest)} on rank {expectation.fullest}, {byte_size(share.bare)} of the bare "
             f"process included, for {share.edges:,} edges",
-            f"{'--recompute-every auto, ' if saves else ''}more ranks, a smaller --hidden or fewer --graph-iters",
+            f"{'--recompute-every auto, ' if saves else ''}{files}more ranks, a smaller --hidden or fewer "
+            "--graph-iters",
         )
     agree(trainer.world.transport, problem)
     return expectation
@@ -108,10 +121,18 @@ def _largest(trainer: Trainer, lessons: Lessons, step: int) -> Sample | None:
 
 
 def _expected(
-    config: TrainConfig, trainer: Trainer, lessons: Lessons, memory: MemoryMeter, sample: Sample, every: int | None
+    config: TrainConfig,
+    trainer: Trainer,
+    lessons: Lessons,
+    memory: MemoryMeter,
+    sample: Sample,
+    every: int | None,
+    in_files: bool = False,
 ) -> Expectation:
-    """What all ranks will hold if segments have so many iterations. *Collective*."""
+    """What all ranks will hold if segments have so many iterations, and tables lie in files or not. *Collective*."""
     size = memory_size(config, trainer, lessons, sample, every)
+    if isinstance(size, ModelSize):
+        size = replace(size, in_files=in_files)
     if trainer.model.size is None:
         memory.forget_peak()  # of the piece
     part = trainer.loader.load(sample)

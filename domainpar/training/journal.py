@@ -28,6 +28,7 @@ from domainpar.training.origin import describe_process
 from domainpar.training.record import MetricsFile, keep_records, readable
 from domainpar.training.rundir import RunDirectory, RunFile
 from domainpar.training.sampler import Sample
+from domainpar.training.scratch import Traffic
 
 LONG_EPOCH = 10.0
 """Seconds from which on every epoch has a line of its own."""
@@ -148,16 +149,28 @@ class Journal:
             except OSError as error:
                 warn(f"{self.file.path} cannot be written: {error}; training goes on")
 
-    def end(self, how: str, state: TrainingState, seconds: float, taken: Sequence[int | None]) -> None:
-        """Write and say how the run ended: `done` or `preempted`; `taken`: the memory of each rank at its peak."""
+    def end(
+        self, how: str, state: TrainingState, seconds: float, taken: Sequence[int | None], moved: Traffic | None
+    ) -> None:
+        """Write and say how the run ended.
+
+        Args:
+            how: `done` or `preempted`.
+            state: Where it stands.
+            seconds: Of its steps.
+            taken: The memory of each rank at its peak.
+            moved: What went to disks and came from them, where tables lie in files.
+        """
         if not self.world.is_root:
             return
         sha256 = parameters_sha256(self.trainer.model)
         memory = {"peak_bytes": list(taken)} if self._expected is None else self._expected.as_record(taken)
+        steps = state.step - self.file.content["began_at_step"]
         skipped = sorted(self.trainer.loader.skipped.values())
         left_out = {"skipped": [skip._asdict() for skip in skipped]} if skipped else {}
         changes = {"state": how, "parameters_sha256": sha256, "steps": state.step, "seconds": seconds, "memory": memory}
-        self.file.update(**changes, **left_out)
+        from_disk = {} if moved is None else {"disk_bytes": moved._asdict()}
+        self.file.update(**changes, **left_out, **from_disk)
         # Whether hits have positions is asked of the first event that could be read so far.
         store, events, geometry = self.lessons.store, {skip.event for skip in skipped}, False
         for record in [record for record in store.readable() if record.event not in events][:1]:
@@ -166,6 +179,7 @@ class Journal:
         failed, lost = self.file.content.get("failed_saves", 0), self.file.content.get("lost_records", 0)
         self.say(
             summary.memory_taken(self._expected, taken),
+            *summary.files_taken(moved, steps),
             *summary.costs(self._costs),
             *summary.lost(failed, lost),
             *summary.left_out(skipped),

@@ -6,7 +6,7 @@ import math
 import platform
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,6 +40,7 @@ class Share:
         bare: Bytes it held before it had anything of the events.
         where: The memory all this lies in: a machine, or one of its GPUs.
         free: Bytes that nobody uses there.
+        in_files: Bytes of tables that will lie in files.
     """
 
     owned: int
@@ -49,6 +50,7 @@ class Share:
     bare: int
     where: str
     free: int
+    in_files: int = 0
 
 
 class Shortage(NamedTuple):
@@ -96,6 +98,7 @@ class Expectation:
             "bare_bytes": [share.bare for share in self.shares],
             "expected_bytes": [share.expected for share in self.shares],
             "peak_bytes": list(taken) or None,
+            "in_files_bytes": [share.in_files for share in self.shares],
         }
 
     def shortages(self) -> list[Shortage]:
@@ -153,7 +156,11 @@ class MemoryMeter:
         of_others = max(kept_edges - edges, 0) * size.data_bytes
         where, free = free_memory(self._device)
         expected = one_step + of_others + OF_PROCESS
-        share = Share(owned, ghosts, edges, expected=expected, bare=self._bare, where=where, free=free)
+        in_files = 0
+        if isinstance(size, ModelSize) and size.in_files:
+            in_memory = replace(size, in_files=False)
+            in_files = int(in_memory.bytes_of(np.array([owned + ghosts]), np.array([edges]), pairs)[0])
+        share = Share(owned, ghosts, edges, expected, self._bare, where, free, in_files)
         return Expectation(part.name, size, tuple(Share(**each) for each in gather(world.transport, asdict(share))))
 
     def taken(self, world: World) -> list[int | None]:

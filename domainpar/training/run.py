@@ -18,6 +18,7 @@ from domainpar.events.store import EventStore
 from domainpar.nn.program import set_threads
 from domainpar.parallel import gpus
 from domainpar.parallel.signals import StopFlag
+from domainpar.parallel.tables import in_files, lie_in_files
 from domainpar.parallel.transport import RanksFailed
 from domainpar.parallel.world import World
 from domainpar.training import summary
@@ -35,6 +36,7 @@ from domainpar.training.optimizers import make_optimizer
 from domainpar.training.parts import PartLoader, Skip
 from domainpar.training.pretrained import source
 from domainpar.training.rundir import RunDirectory, choose_directory, note_failure
+from domainpar.training.scratch import traffic
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +93,8 @@ def train(
         trainer.model.take_from_root(world)
         verify_network(config, trainer.model, lessons, world)
         memory, expected = MemoryMeter(world.device), None  # of the bare process, before the first part is loaded
-        if config.recompute_every == "auto" or config.memory_limit is not None:
+        stack.callback(lie_in_files, None)
+        if config.recompute_every == "auto" or config.memory_limit is not None or config.scratch is not None:
             expected = choose_recompute(config, trainer, lessons, memory)
         # Claim and resume.
         choice = config.out, config.resume, config.overwrite
@@ -108,16 +111,18 @@ def train(
         # Steps.
         expected = expected or expected_memory(config, trainer, lessons, memory, state.step)
         journal.begin(state, expected, allocator)
-        began = time.perf_counter()
+        before, began = traffic(world), time.perf_counter()
         state, stopped = _steps(config, lessons, keeper, state)
         seconds, taken = time.perf_counter() - began, memory.taken(world)
+        moved = traffic(world) if in_files() else None
         # Report.
         exit_code = 0
         if keeper.unsaved is not None:
             exit_code = 143 if keeper.terminated else 1  # 128 + SIGTERM, as batch systems expect
             journal.end_unsaved(keeper.unsaved, state.step)
         else:
-            journal.end("preempted" if stopped else "done", state, seconds, taken)
+            moved = moved.since(before) if moved is not None and before is not None else None
+            journal.end("preempted" if stopped else "done", state, seconds, taken, moved)
         return Run(directory.path, lessons.store, trainer, state, exit_code)
 
 

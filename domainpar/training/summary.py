@@ -19,6 +19,7 @@ from domainpar.training.memory import Expectation, byte_size
 from domainpar.training.monitor.prices import in_words, mean_epoch
 from domainpar.training.parts import Skip
 from domainpar.training.sampler import Sample, deal
+from domainpar.training.scratch import Traffic
 from domainpar.training.tasks import Tasks, task_lines
 from domainpar.words import between, several, this_python
 from partitioners import number_of_sectors
@@ -82,6 +83,10 @@ def memory_expected(expectation: Expectation | None) -> list[str]:
         f"{several(share.edges, 'edge')} and {several(share.owned, 'node')}{ghosts} of event {expectation.sample}{how}"
     )
     lines = [f"{first} {part}"] if len(first) + len(part) < WIDEST else [first, f"           {part}"]
+    if expectation.size.in_files:
+        lines.append(
+            f"           {byte_size(share.in_files)} of tables lie in files of --scratch: the same bits, more seconds"
+        )
     every = expectation.size.leanest_recompute()
     recompute = "" if every is None else f"--recompute-every {every}, "
     for shortage in expectation.shortages():
@@ -107,6 +112,14 @@ def memory_taken(expectation: Expectation | None, taken: Sequence[int | None]) -
         return f"memory   : {byte_size(peak)} at most{who}, above the bare process"
     expected = expectation.shares[rank].expected
     return f"memory   : {byte_size(peak)} at most{who}, above the bare process; {byte_size(expected)} were expected"
+
+
+def files_taken(moved: Traffic | None, steps: int) -> list[str]:
+    """The price of tables in files: what all ranks moved to and from disks; none where they were not."""
+    if moved is None or not steps:
+        return []
+    each = [f"{bytes_moved / steps / 1e9:.2f} GB" for bytes_moved in moved]
+    return [f"scratch  : a step had {each[0]} from the disk and gave it {each[1]}; what memory kept did not move"]
 
 
 def exactness(promise: Exactness) -> list[str]:
