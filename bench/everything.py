@@ -65,6 +65,7 @@ BENCHES = (
     Bench("scaling", "--parts 2 4 --weak-parts 4 --weak-hits 9000 --hidden 16 --rounds 1", "--case small"),
     Bench("grid", "--sizes 3000 2000 --hidden 16 --rounds 1 --repeats 2", "", ""),
     Bench("cagnet", "--ranks 2 4 8 --nodes 2000 --repeats 1", "--case small"),
+    Bench("peers", "--hidden 16 --repeats 2", "--case small"),
     Bench("slices", "--nodes 200000 --ranks 1 2", "", ""),
     Bench("bitwise", "--networks all --hidden 16 --graph-iters 2 --most-ranks 2", "--case tiny"),
     Bench("parallelized", "--sizes small large --hidden 16 --graph-iters 2 --repeats 3 --rounds 1", "--case medium"),

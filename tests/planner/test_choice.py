@@ -56,6 +56,18 @@ def of(found, ranks, domain_size, every=None):
     return grid
 
 
+def test_sixty_four_ranks_are_planned_in_every_grid():
+    events = ring_events([[sample(NODES) for _ in range(64)]])
+    found = asked(replace(MACHINE, ranks=64), basis(events), ["contiguous", "metis"], 64)
+    sizes = {grid.domain_size for grid in found if grid.ranks == 64}
+    assert sizes == {1, 2, 4, 8, 16}, "the ring has sixteen tiles: more ranks to an event would own nothing"
+    assert all(grid.seconds > 0 and 0 <= grid.waiting < 1 for grid in found)
+    by_size = {
+        size: min(grid.seconds for grid in found if (grid.ranks, grid.domain_size) == (64, size)) for size in sizes
+    }
+    assert by_size[1] < by_size[2], "small events: each alone is best"
+
+
 def test_one_rank_takes_what_was_measured_and_waits_for_nobody():
     grid = of(asked(MACHINE, basis(), ["contiguous"], 1), 1, 1)
     assert grid.seconds == pytest.approx(0.01 + 0.001 * NODES)

@@ -14,7 +14,7 @@ from random_store import write_random_store
 from domainpar.agreement import Refused
 from domainpar.config import TrainConfig
 from domainpar.nn import operations
-from domainpar.nn.program import PASSAGES, Program, table, tiles_of
+from domainpar.nn.program import PASSAGES, Program, set_threads, table, tiles_of
 from domainpar.parallel import tables
 from domainpar.parallel.tables import empty_table
 from domainpar.testing import run_ranks
@@ -165,6 +165,7 @@ def test_a_disk_without_room_is_refused_at_the_start_and_named_if_it_fills_later
 
 def test_passages_let_go_between_tiles(store, tmp_path, every_table, monkeypatch):
     calls = []
+    set_threads(1)  # another would take an unknown share of the tiles
     tables.lie_in_files(tmp_path)
     monkeypatch.setattr(tables._files, "let_go", lambda: calls.append(1))
     program = Program()
