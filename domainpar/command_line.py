@@ -42,7 +42,7 @@ _COMMANDS = (PrepareConfig, TrainConfig, InferConfig)
 _DIRECTORIES = ("store", "out", "input", "run", "naive", "scores", "png", "verify")
 
 # How ranks are laid out on a machine: a run that is resumed may find another one.
-_OF_THE_MACHINE = ("ranks", "domain_size", "transport", "device", "share_gpu", "threads", "offload",
+_OF_THE_MACHINE = ("ranks", "domain_size", "transport", "device", "share_gpu", "threads", "offload", "scratch",
                    "join_timeout", "first_timeout", "timeout")  # fmt: skip
 
 

@@ -68,9 +68,10 @@ def test_a_target_that_no_edge_belongs_to_is_named_and_trained_all_the_same(stor
 BEGAN_WITH = TrainConfig(
     store="mine", hidden=32, graph_iters=3, shared_weights=True, lr=0.5, max_steps=7, target="pt: [1, .inf]",
     mode="naive", sectors=4, domain_size=2, transport="gloo", log_every=3, precision="bf16", dropout=0.2,
-    device="cuda", threads=3, offload=True,
+    device="cuda", threads=3, offload=True, scratch="disk",
 )  # fmt: skip
-HERE = {"domain_size": None, "transport": "auto", "device": "cpu", "threads": None, "offload": False, "resume": True}
+HERE = {"domain_size": None, "transport": "auto", "device": "cpu", "threads": None, "offload": False}
+HERE |= {"scratch": None, "resume": True}
 
 
 @pytest.fixture
