@@ -26,10 +26,10 @@ train: $(VENV)/.train-stamp
 	@echo "a network that is trained already, on larger events: $(VENV)/bin/python -m domainpar.infer --run pretrained:quickstart --tracks grow"
 
 test: $(VENV)/.test-stamp
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist worksteal $(ARGS)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 test-slow: $(VENV)/.test-stamp
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist worksteal -m slow $(ARGS)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist loadfile -m slow $(ARGS)
 
 # One after the other: they measure how long the end of a job takes.
 test-faults: $(VENV)/.test-stamp

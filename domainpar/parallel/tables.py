@@ -132,6 +132,8 @@ class Files:
         except OSError as error:
             error.filename = self.folder
             raise expected(error, "--scratch") or error from error
+        if hasattr(mmap, "MADV_DONTFORK"):  # a forked process would write into them
+            pages.madvise(mmap.MADV_DONTFORK)
         self._open.add(pages)
         return np.frombuffer(pages, np.uint8)
 

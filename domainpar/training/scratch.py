@@ -51,6 +51,8 @@ def refusal(folder: Path, trainer: Trainer) -> Problem | None:
             "--scratch serves the networks whose steps are stages, and this one has tables of torch",
             "drop it, and use --recompute-every 1, or more ranks",
         )
+    if not hasattr(os, "posix_fallocate"):
+        return Problem("--scratch needs Linux: this system cannot promise room for a file", "drop it")
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         what = "cannot be written" if folder.is_dir() else "is no folder"
         return Problem(f"--scratch {folder} {what}", "name a folder on a disk of this machine")
