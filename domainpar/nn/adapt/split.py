@@ -114,9 +114,8 @@ def split_slices(
         owner = split_evenly(costs.numpy() + 1, transport.size)
     else:
         owner = np.frombuffer(b"".join(transport.all_gather(own_parts.tobytes())), np.int32)
-        fits = len(owner) == num_nodes
-        text = f"split_slices' assignments have {len(owner)} nodes together where the graph has {num_nodes}."
-        agree(world.transport, None if fits else text)
+    text = f"split_slices' assignments have {len(owner)} nodes together where the graph has {num_nodes}."
+    agree(world.transport, None if len(owner) == num_nodes else text)  # groups may differ in giving assignments
     local = _local_edges(mine, owner, transport, edges)
     plan = build_plan(local, owner, transport.rank, transport.size, edges, ask_owners(transport))
     return GraphPart(plan, transport, world.device, sliced=True)

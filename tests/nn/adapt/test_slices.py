@@ -139,6 +139,22 @@ def test_slices_may_be_cut_otherwise_in_each_call():
     assert run_ranks(rows, 3) == [[True] * 4] * 3
 
 
+def test_groups_of_ranks_take_graphs_of_their_own_in_ways_of_their_own():
+    def split(world):
+        parts = torch.zeros(13, dtype=torch.int64) if world.data_group else None
+        at = cuts(40, world.domain.size)
+        number = world.domain.rank
+        edge_index = USUAL.edge_index[:, at[number] : at[number + 1]]
+        own = None if parts is None else parts[:13] if number == 0 else parts[:0]
+        part = split_slices(edge_index, 13, world, assignment=own, among="domain")
+        return part.num_parts, part.plan.num_owned
+
+    found = run_ranks(split, 4, domain_size=2)
+    assert [parts for parts, _ in found] == [2] * 4
+    assert [owned for _, owned in found[2:]] == [13, 0]
+    assert sum(owned for _, owned in found[:2]) == 13
+
+
 USUALLY = {"edge_index": USUAL.edge_index[:, :10], "num_nodes": 13}
 
 
