@@ -1,4 +1,4 @@
-"""How much of the exchange is hidden behind compute?
+"""How much of the exchange, and of the sums of gradients, is hidden behind compute?
 
     python bench/overlap.py --data DIR --event 1012              2 ranks
     python bench/overlap.py --case large --ranks 2 4
@@ -8,12 +8,17 @@ Each rank takes the same training step with overlap and without (every exchange 
 Beside them the exchanges of a step alone, all ranks at the same time with nothing to compute: what there is to hide.
 Hidden is (step without overlap - step with it) / exchanges alone; where the exchanges are a small part of a step, steps
 differ by more than all of it, and that part says more.
+
+Sums of gradients start when three quarters of the iterations have done their pass back, or, for comparison, when all
+have. What is left of them is the time in their `reduce` on the rank that comes last, which waits for nobody.
 """
 
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -25,6 +30,7 @@ from measuring import Columns, Spread, ranks_of
 from on_ranks import Job
 
 from domainpar.measure.rates import in_turns, slowest
+from domainpar.nn.gradients import GradientSink
 from domainpar.parallel.halo import CompleteHalo
 from domainpar.parallel.halo import Spread as PendingSpread
 from domainpar.parallel.world import World
@@ -75,8 +81,26 @@ def overlapping(world: World, job: Job) -> dict[str, Any]:
         for table in (torch.ones(graph.num_owned, width) for width in widths):
             part.halo.spread(table).finish()
 
-    calls = {"with": lambda: trainer.step(samples, 0), "without": without, "alone": alone}
+    left: dict[str, list[float]] = {"early": [], "late": []}
+
+    def with_sums(when: str) -> None:
+        def timed(sink: GradientSink, transport: Any, *, reduce: Any = GradientSink.reduce) -> torch.Tensor:
+            began = time.perf_counter()
+            rejected: torch.Tensor = reduce(sink, transport)
+            left[when].append(time.perf_counter() - began)
+            return rejected
+
+        with patch.object(GradientSink, "reduce", timed):
+            if when == "early":
+                trainer.step(samples, 0)
+            else:
+                with patch.object(GradientSink, "expect_last_pass", lambda sink, transport: None):
+                    trainer.step(samples, 0)
+
+    sums = {when: partial(with_sums, when) for when in left}
+    calls = {"with": lambda: trainer.step(samples, 0), "without": without, "alone": alone, **sums}
     times = in_turns(calls, world.transport, job.repeats)
+    times |= {f"{when}_left": seconds[-job.repeats :] for when, seconds in left.items()}
     free = sum(tile.num_edges for tile in graph.tiles.edges if not tile.has_ghosts)
     return {**times, "exchanges": len(widths), "edges_without_ghosts": free / max(graph.num_edges, 1)}
 
@@ -90,12 +114,16 @@ def spread_at_once(halo: CompleteHalo, owned: torch.Tensor, *, spread: Any = Com
 
 def summary(ranks: int, of_ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Times of the slowest rank; the share that is hidden, turn by turn."""
-    times = {name: slowest([rank[name] for rank in of_ranks]) for name in ("with", "without", "alone")}
+    kinds = ("with", "without", "alone", "early", "late")
+    times = {name: slowest([rank[name] for rank in of_ranks]) for name in kinds}
+    left = {
+        f"{when}_left": [min(turn) for turn in zip(*(rank[f"{when}_left"] for rank in of_ranks))] for when in kinds[3:]
+    }
     alone = Spread.of(times["alone"])
     saved = [without - overlap for without, overlap in zip(times["without"], times["with"])]
     return {
         "ranks": ranks,
-        **{name: Spread.of(seconds) for name, seconds in times.items()},
+        **{name: Spread.of(seconds) for name, seconds in (times | left).items()},
         "hidden": Spread.of([seconds / alone.median for seconds in saved]),
         "exchanges": of_ranks[0]["exchanges"],
         "edges_without_ghosts": [rank["edges_without_ghosts"] for rank in of_ranks],
@@ -118,6 +146,19 @@ def show(results: measuring.Results, options: argparse.Namespace) -> None:
         "edges: share of a rank's edges in tiles that need no ghost, least of all ranks. * more ranks than cores."
     )
     results.show("Exchange behind compute", columns, results.rows, note)
+    of_sums: Columns = {
+        "ranks": ranks_of,
+        "step s, sums early": lambda row: row["early"].text(),
+        "step s, late": lambda row: row["late"].text(),
+        "left of the sums ms, early": lambda row: row["early_left"].text("{:.2f}", 1e3),
+        "left ms, late": lambda row: row["late_left"].text("{:.2f}", 1e3),
+    }
+    results.show(
+        "Sums of gradients behind backward",
+        of_sums,
+        results.rows,
+        "Early: while the last iterations do their pass back. Left: time in `reduce`, on the rank that comes last.",
+    )
 
 
 if __name__ == "__main__":

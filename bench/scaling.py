@@ -39,9 +39,10 @@ from domainpar import estimate
 from domainpar.config import TrainConfig
 from domainpar.measure.rates import slowest
 from domainpar.parallel.world import World
+from domainpar.planner import work
 from domainpar.planner.choice import predict
 from domainpar.testing import find_mpiexec, run_ranks
-from partitioners import group
+from domainpar.training.inputs import open_lessons
 from partitioners.quality import imbalance, measure
 
 GIB = 2**30
@@ -62,8 +63,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     for kind in options.kinds:
         rows = rows_of(kind, price, options, results)
-        if options.predict and kind == "strong":
-            predict_rows(rows, options)
+        if options.predict:
+            predict_rows(kind, rows, options)
         for row in rows:
             results.add(price=vars(price), **row)
         show(results, kind, rows)
@@ -82,7 +83,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--weak-parts", type=int, nargs="*", default=[2, 4, 8, 16], help="weak scaling, projected")
     parser.add_argument("--weak-hits", type=int, default=30_000, help="hits of the event of one rank (default 30000)")
     parser.add_argument("--grouping", default="contiguous")
-    parser.add_argument("--predict", action="store_true", help="strong scaling by `domainpar.estimate` beside it")
+    parser.add_argument("--predict", action="store_true", help="what `domainpar.estimate` says beside it")
     flags.add_network(parser)
     flags.add_rounds(parser, rounds=2, repeats=3)
     parser.add_argument("--warmup", type=int, default=1, help="steps before the clock starts")
@@ -112,7 +113,9 @@ def rows_of(kind: str, price: Price, options: argparse.Namespace, results: measu
     for how, ranks in setups:
         record, row = events[ranks].record, row_of(runs[how, ranks], runs[MEASURED, 1], how, price)
         sizes = {"nodes": record.num_nodes, "edges": record.num_edges, "tiles": record.num_tiles}
-        rows.append({"kind": kind, "how": how, **row, "case": events[ranks].name, **sizes})
+        rows.append(
+            {"kind": kind, "how": how, **row, "case": events[ranks].name, "store": events[ranks].store, **sizes}
+        )
     return rows
 
 
@@ -140,20 +143,24 @@ def run(case: cases.Case, small: cases.Case, how: str, ranks: int, options: argp
         return run_ranks(rank_by_rank.in_turn, ranks, job, small.store, Path(folder), **launch)
 
 
-def predict_rows(rows: Sequence[Row], options: argparse.Namespace) -> None:
-    """What `domainpar.estimate` says of each row from pieces of the event; it measures in this process."""
+def predict_rows(kind: str, rows: Sequence[Row], options: argparse.Namespace) -> None:
+    """What `domainpar.estimate` says of each row from pieces of one rank's event; it measures in this process."""
     torch.set_num_threads(1)
     training = flags.training_of(options)
     config = TrainConfig(
         model=training.model, hidden=training.hidden, graph_iters=training.graph_iters, seed=training.seed
     )
-    basis = estimate.basis_here(config, cases.chosen_case(options).store, World.alone())
+    alone, events = World.alone(), events_of(kind, {row["ranks"] for row in rows}, options)
+    basis = estimate.basis_here(config, events[1].store, alone)
     for row in rows:
         ranks = row["ranks"]
         # Ranks that take turns are not busy all at once.
         machine = basis.here if row["how"] == MEASURED else replace(basis.here, ranks=ranks, busy=1.0)
-        part = group(basis.events.tiles, ranks, options.grouping)[basis.events.tile_of_node]
-        grid = predict(machine, basis, measure(basis.events.edge_index, part, ranks), ranks, options.grouping, None)
+        lessons = open_lessons(config, events[ranks].store, alone)
+        of_row = replace(basis, events=work.events_of(lessons, lessons.train[0], [lessons.train]))
+        tiling = of_row.events.tilings[0]
+        cut = measure(tiling.edge_index, tiling.parts(ranks, options.grouping), ranks)
+        grid = predict(machine, of_row, cut, ranks, (options.partitioner, options.grouping), None)
         row["predicted"], row["error"] = grid.seconds, grid.seconds / row["seconds"].median - 1
 
 

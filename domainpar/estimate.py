@@ -73,7 +73,7 @@ def estimated(config: EstimateConfig, world: "World") -> tuple[list["Grid"], "Ma
 
     described = None if config.machine is None else Machine.read(Path(config.machine))
     store = Path(config.store) if config.store else prepare_store(PrepareConfig(), world)
-    basis = basis_here(training_asked(config), store, world)
+    basis = basis_here(training_asked(config), store, world, parse_names(config.partitioners))
     machine = of_nodes(described or basis.here, config.nodes, config.watts, config.dollars_per_hour)
     print(*_introduction(config, basis, machine, described is None), sep="\n", flush=True)
     numbers = machine.numbers_of_ranks(config.most_ranks)
@@ -81,11 +81,11 @@ def estimated(config: EstimateConfig, world: "World") -> tuple[list["Grid"], "Ma
     return found, machine, basis.steps_per_epoch
 
 
-def basis_here(config: TrainConfig, store: Path, world: "World") -> "Basis":
+def basis_here(config: TrainConfig, store: Path, world: "World", partitioners: Sequence[str] = ()) -> "Basis":
     """What predictions are made from, with what ranks on all cores of this machine feel of each other."""
     from domainpar.planner.work import basis_of
 
-    basis = basis_of(config, store, world)
+    basis = basis_of(config, store, world, partitioners=partitioners)
     return replace(basis, here=replace(basis.here, **_of_all_cores(config, store)))
 
 

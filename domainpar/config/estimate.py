@@ -6,6 +6,11 @@ from domainpar.config.group import ConfigError, Group
 from domainpar.config.texts import parse_names
 from domainpar.config.train import Learning, Network, Price
 
+CHOICES = {
+    "groupings": ("contiguous", "metis", "random"),
+    "partitioners": ("phi", "eta", "phi-eta", "metis", "contiguous", "random"),
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Asking(Group):
@@ -26,6 +31,9 @@ class Asking(Group):
     groupings: str = "contiguous, metis"
     """Ways to gather tiles into parts that are compared."""
 
+    partitioners: str = "phi-eta, metis"
+    """Ways to cut events into tiles that are compared with the tiles of the store; '': none. See prepare."""
+
     seed: int = 0
     """Seed of the order of events."""
 
@@ -44,9 +52,9 @@ class Asking(Group):
         self._bounded("seed", below=2**63)
         if self.machine is not None and self.write_machine is not None:
             raise ConfigError("--write-machine writes what was measured, and --machine is a description", "keep one")
-        known = ("contiguous", "metis", "random")
-        if unknown := [name for name in parse_names(self.groupings) if name not in known]:
-            raise ConfigError(f"--groupings has {unknown[0]!r}", f"choose of {', '.join(known)}")
+        for flag, known in CHOICES.items():
+            if unknown := [name for name in parse_names(getattr(self, flag)) if name not in known]:
+                raise ConfigError(f"--{flag} has {unknown[0]!r}", f"choose of {', '.join(known)}")
 
 
 @dataclass(frozen=True, kw_only=True)

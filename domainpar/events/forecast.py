@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from domainpar.events.store import EventRecord, EventStore, StoredEvent, WholeEvent
-from partitioners import Topology, get_partitioner, group, number_along_phi
+from partitioners import TileGraph, Topology, get_partitioner, group, number_along_phi
 from partitioners.quality import Quality, TruthCut, measure, measure_truth
 from partitioners.topology import FloatArray, IntArray
 
@@ -34,6 +34,27 @@ class Cut:
     num_parts: int
     quality: Quality
     truth: TruthCut | None
+
+
+@dataclass(frozen=True, eq=False)
+class Tiling:
+    """Tiles of an event.
+
+    Attributes:
+        partitioner: What made them.
+        edge_index: Edges of the event, [2, E].
+        tiles: The tiles.
+        tile_of_node: Tile of each node, [N].
+    """
+
+    partitioner: str
+    edge_index: IntArray
+    tiles: TileGraph
+    tile_of_node: IntArray
+
+    def parts(self, count: int, grouping: str, seed: int = 0) -> IntArray:
+        """The part of each node, [N], if tiles are gathered into so many."""
+        return group(self.tiles, count, grouping, seed)[self.tile_of_node]
 
 
 def print_report(directory: str | Path, memory: Memory, network: str) -> None:
@@ -119,12 +140,9 @@ def compare_cuts(
     return "\n".join([title + _SELECTION_NOTE, *lines])
 
 
-def cuts_of(
-    event: StoredEvent, partitioners: Sequence[str], groupings: Sequence[str], num_parts: Sequence[int], seed: int
-) -> Iterator[Cut]:
-    """Cut one event in every way. Partitioners that need positions are left out for an event without."""
+def tilings_of(event: StoredEvent, partitioners: Sequence[str], seed: int) -> Iterator[Tiling]:
+    """An event in other tiles, as many as it is stored in; without those for which it lacks positions."""
     whole = WholeEvent(event)  # partitioners such as `contiguous` go by the order of the source
-    label, particle_id = whole.edges("label"), whole.nodes("particle_id")
     topology = Topology(whole.edge_index, event.num_nodes, whole.nodes("position"))
     for name in partitioners:
         if topology.position is None and name in ("phi", "eta", "phi-eta"):
@@ -133,13 +151,23 @@ def cuts_of(
         if topology.position is not None:
             assignment = number_along_phi(assignment, topology.position, event.num_tiles)
         tiles = event.tile_graph().from_assignment(topology.edge_index, assignment, event.num_tiles)
+        yield Tiling(name, topology.edge_index, tiles, assignment)
+
+
+def cuts_of(
+    event: StoredEvent, partitioners: Sequence[str], groupings: Sequence[str], num_parts: Sequence[int], seed: int
+) -> Iterator[Cut]:
+    """Cut one event in every way. Partitioners that need positions are left out for an event without."""
+    whole = WholeEvent(event)
+    label, particle_id = whole.edges("label"), whole.nodes("particle_id")
+    for tiling in tilings_of(event, partitioners, seed):
         for grouping in groupings:
             for parts in num_parts:
-                part_of_node = group(tiles, parts, grouping, seed)[assignment]
-                quality = measure(topology.edge_index, part_of_node, parts)
+                part_of_node = tiling.parts(parts, grouping, seed)
+                quality = measure(tiling.edge_index, part_of_node, parts)
                 # Without particles true segments are known, but not which of them make a track.
-                truth = None if label is None else measure_truth(topology.edge_index, part_of_node, label, particle_id)
-                yield Cut(name, grouping, parts, quality, truth)
+                truth = None if label is None else measure_truth(tiling.edge_index, part_of_node, label, particle_id)
+                yield Cut(tiling.partitioner, grouping, parts, quality, truth)
 
 
 def median_event(store: EventStore) -> EventRecord | None:

@@ -39,6 +39,9 @@ class Gradients(Protocol):
     def rejected_now(self) -> Tensor:
         """Partial gradients so far that were not finite or too large, on this rank; int64 [] on their device."""
 
+    def expect_last_pass(self, transport: Transport) -> None:
+        """The pass back that follows is the last before `reduce`, the same on all ranks of a domain group."""
+
     def reduce(self, transport: Transport) -> Tensor:
         """Sum over ranks into each parameter's `grad`; 0, or larger if they mean nothing; as above. *Collective*."""
 
@@ -99,8 +102,12 @@ class EdgeClassifier(nn.Module, ABC):
         """The module whose layers have the names that their author gave them."""
 
     @abstractmethod
-    def gradients(self) -> Gradients:
-        """The sums of gradients that backward passes fill; made once, before the first of them."""
+    def gradients(self, over_ranks: bool = False) -> Gradients:
+        """The sums of gradients that backward passes fill; made once, before the first of them.
+
+        Args:
+            over_ranks: They are for several ranks: what is complete early may be summed while backward goes on.
+        """
 
     @abstractmethod
     def exactness(self, transport: Transport) -> Exactness:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from domainpar.parallel.integer_sums import IntegerSums
-from domainpar.parallel.transport import Transport
+from domainpar.parallel.transport import Pending, Transport
 from domainpar.plan import IntArray
 
 
@@ -22,6 +22,8 @@ class GradientSink:
 
     Args:
         model: Its parameters, in order, are what is summed.
+        early: Modules of it whose stages are called once in a forward pass. When all of these have done their pass back
+            in the last one of a step, their sums over ranks start, while the others compute; see `expect_last_pass`.
 
     Raises:
         ValueError: If a parameter lies outside all stages, where its gradient would be one rank's share only, or if two
@@ -29,14 +31,18 @@ class GradientSink:
         RuntimeError: If torch computes with several threads on CPU: their number would change the bits.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, early: Sequence[nn.Module] = ()) -> None:
         _check_all_in_stages(model)
-        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        sizes = [parameter.numel() for parameter in self._parameters]
+        first = [stage for module in early for stage in module.modules() if isinstance(stage, TakesGradients)]
+        of_first = {id(parameter) for stage in first for parameter in stage.parameters()}
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        pieces = [[p for p in trained if id(p) in of_first], [p for p in trained if id(p) not in of_first]]
+        self._pieces = [_Piece(piece) for piece in pieces if piece] or [_Piece([])]
         # By identity: torch compares tensors number by number. Models keep their parameters for as long as they live.
-        self._start = {id(p): sum(sizes[:i]) for i, p in enumerate(self._parameters)}
-        device = self._parameters[0].device if self._parameters else "cpu"
-        self._sums = IntegerSums(sum(sizes), device)
+        self._place = {id(p): (piece, start) for piece in self._pieces for p, start in piece.starts()}
+        self._early = {id(stage) for stage in first if TakesGradients.trainable(stage)}
+        self._due: set[int] = set()
+        self._sums_over: Transport | None = None
         self._places_of: dict[tuple[tuple[int, bool], ...], Tensor] = {}
         for name, module in model.named_modules():
             if isinstance(module, TakesGradients):
@@ -46,16 +52,18 @@ class GradientSink:
     def _check_in_one_piece(self, name: str, stage: TakesGradients) -> None:
         """A tile's gradients are added as one piece, so a stage's parameters have to follow each other."""
         parameters = TakesGradients.trainable(stage)  # by its modules, which may be others by now
-        starts = [self._start[id(parameter)] for parameter in parameters]
-        if any(start + own.numel() != after for own, start, after in zip(parameters, starts, starts[1:])):
+        places = [self._place[id(parameter)] for parameter in parameters]
+        after = [(piece, start + own.numel()) for own, (piece, start) in zip(parameters, places)]
+        if any(here != there for here, there in zip(after, places[1:])):
             raise ValueError(
                 f"stage {name} shares some of its parameters with another one; share a whole stage or MLP, or nothing."
             )
 
     def add(self, parameters: Sequence[nn.Parameter], partials: Sequence[Tensor]) -> None:
         """Add one tile's gradient of some parameters that lie one behind the other in the model's order."""
+        piece, start = self._place[id(parameters[0])]
         # In one piece: each call takes a lock, and threads of this rank give at the same time.
-        self._sums.add(torch.cat([partial.flatten() for partial in partials]), self._start[id(parameters[0])])
+        piece.sums.add(torch.cat([partial.flatten() for partial in partials]), start)
 
     def add_limbs(self, parameters: Sequence[nn.Parameter], limbs: IntArray, rejected: int, largest: float) -> None:
         """Add what many tiles have, summed as integers already.
@@ -66,7 +74,8 @@ class GradientSink:
             rejected: Partials that were left out, for they were not finite or too large.
             largest: The largest of them.
         """
-        self._sums.add_limbs(limbs, rejected, self._start[id(parameters[0])])
+        piece, start = self._place[id(parameters[0])]
+        piece.sums.add_limbs(limbs, rejected, start)
 
     @contextmanager
     def integer_sums(self, parameters: Sequence[nn.Parameter], count: int) -> Iterator[IntegersOnDevice]:
@@ -74,20 +83,35 @@ class GradientSink:
 
         Those that are frozen have no place among them.
         """
-        with self._sums.room_for(count) as limbs:
-            yield IntegersOnDevice(self._places(tuple(parameters)), limbs, len(self._sums))
+        piece, _ = next(self._place[id(parameter)] for parameter in parameters if parameter.requires_grad)
+        with piece.sums.room_for(count) as limbs:
+            yield IntegersOnDevice(self._places(tuple(parameters)), limbs, len(piece.sums))
 
     def _places(self, parameters: tuple[nn.Parameter, ...]) -> Tensor:
         """The sum of each number of some parameters, int64; -1 where there is none."""
         key = tuple((id(parameter), parameter.requires_grad) for parameter in parameters)
         if key not in self._places_of:
-            starts = [self._start[id(parameter)] if parameter.requires_grad else -1 for parameter in parameters]
+            starts = [self._place[id(parameter)][1] if parameter.requires_grad else -1 for parameter in parameters]
             pieces = [
                 torch.arange(parameter.numel()) + start if start >= 0 else torch.full((parameter.numel(),), -1)
                 for parameter, start in zip(parameters, starts)
             ]
             self._places_of[key] = torch.cat(pieces).to(parameters[0].device)
         return self._places_of[key]
+
+    def expect_last_pass(self, transport: Transport) -> None:
+        """The pass back that follows is the last before `reduce`: sums over ranks start where it completes them.
+
+        Every rank of a domain group calls it before the same pass. On ranks without one the sums start in `reduce`.
+        """
+        self._sums_over, self._due = transport, set(self._early)
+
+    def finished(self, stage: TakesGradients) -> None:
+        """A stage has done its pass back. *Collective*, where that completes the last pass of what is `early`."""
+        if self._sums_over is not None and id(stage) in self._due:
+            self._due.remove(id(stage))
+            if not self._due:
+                self._pieces[0].start(self._sums_over, early=True)
 
     def reduce(self, transport: Transport) -> Tensor:
         """Sum over ranks, and leave the result in each parameter's `grad`. *Collective*.
@@ -96,20 +120,61 @@ class GradientSink:
             The number of partials, over all ranks, that were not finite or too large, int64 [] on their device; unless
             0, gradients mean nothing.
         """
-        self._sums.reduce(transport)
-        total = self._sums.total()
-        rounded = {kind: total.to(kind) for kind in {parameter.dtype for parameter in self._parameters}}
-        for parameter in self._parameters:
-            start = self._start[id(parameter)]
-            # Rounded once, from the exact sum; in one piece, for on a GPU each piece is a launch.
-            parameter.grad = rounded[parameter.dtype][start : start + parameter.numel()].view_as(parameter)
-        rejected = self.rejected_now()  # clearing sets it to 0
-        self._sums.clear()
-        return rejected
+        self._sums_over = None
+        for piece in self._pieces:
+            piece.start(transport)
+        return _total([piece.finish() for piece in self._pieces])
 
     def rejected_now(self) -> Tensor:
         """Partials so far that were not finite or too large, on this rank, int64 [] on their device."""
-        return self._sums.rejected_now()
+        return _total([piece.rejected_now() for piece in self._pieces])
+
+
+class _Piece:
+    """Parameters whose gradients are summed over ranks in one call."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._parameters = parameters
+        device = parameters[0].device if parameters else "cpu"
+        self.sums = IntegerSums(sum(parameter.numel() for parameter in parameters), device)
+        self._under_way: Pending | None = None
+        self._rejected = torch.zeros((), dtype=torch.int64)
+
+    def starts(self) -> Iterator[tuple[nn.Parameter, int]]:
+        """Each parameter, and the sum of its first number."""
+        start = 0
+        for parameter in self._parameters:
+            yield parameter, start
+            start += parameter.numel()
+
+    def start(self, transport: Transport, early: bool = False) -> None:
+        """Start the sums over ranks, unless they have started. *Collective*."""
+        if self._under_way is None:
+            if early:  # else nobody asks before they are over
+                self._rejected = self.sums.rejected_now()
+            self._under_way = self.sums.start_reduce(transport)
+
+    def finish(self) -> Tensor:
+        """Wait for them and leave them in `grad`; returns the partials left out on all ranks."""
+        assert self._under_way is not None
+        self._under_way.finish()
+        self._under_way = None
+        total = self.sums.total()
+        rounded = {kind: total.to(kind) for kind in {parameter.dtype for parameter in self._parameters}}
+        for parameter, start in self.starts():
+            # Rounded once, from the exact sum; in one piece, for on a GPU each piece is a launch.
+            parameter.grad = rounded[parameter.dtype][start : start + parameter.numel()].view_as(parameter)
+        rejected = self.sums.rejected_now()  # clearing sets it to 0
+        self.sums.clear()
+        return rejected
+
+    def rejected_now(self) -> Tensor:
+        """Partials left out on this rank so far."""
+        return self.sums.rejected_now() if self._under_way is None else self._rejected
+
+
+def _total(counts: Sequence[Tensor]) -> Tensor:
+    return torch.stack(list(counts)).sum() if len(counts) > 1 else counts[0]
 
 
 class IntegersOnDevice(NamedTuple):
@@ -161,6 +226,11 @@ class TakesGradients(nn.Module):
             return
         with self._attached.integer_sums(parameters, count) as sums:
             yield sums
+
+    def finished(self) -> None:
+        """Its pass back is done."""
+        if self.sink is not None:
+            self.sink.finished(self)
 
     @property
     def _attached(self) -> GradientSink:

@@ -131,7 +131,7 @@ class InteractionNetwork(OnStages):
         def node_stage() -> NodeStage:
             return NodeStage(mlp(3 * hidden, updates=True), residual)
 
-        self.node_first = order == "node-first"
+        self.node_first, self.shared_weights = order == "node-first", shared_weights
         self.standardise = None if standard is None else Standardise(standard)
         self.node_encoder = NodeStage(mlp(node_features))
         self.edge_encoder = EdgeStage(mlp(2 * hidden + edge_features), products, aggregate=aggregate)
@@ -162,6 +162,11 @@ class InteractionNetwork(OnStages):
     def num_iterations(self) -> int:
         """One for each pass over the edges, but for their encoder's and the head's."""
         return len(self.edge_stages)
+
+    def early_in_backward(self) -> Sequence[nn.Module]:
+        """All iterations but the first quarter, if each has weights of its own: its backward is longer than any sum."""
+        late = -(-self.num_iterations // 4)
+        return () if self.shared_weights else (*self.edge_stages[late:], *self.node_stages[late:])
 
     def recompute(self, every: int | None) -> None:
         """As of any network on stages; memory is predicted with it."""

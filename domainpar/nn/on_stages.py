@@ -52,9 +52,13 @@ class OnStages(EdgeClassifier):
         """The stages: this network itself."""
         return self
 
-    def gradients(self) -> GradientSink:
+    def gradients(self, over_ranks: bool = False) -> GradientSink:
         """The sink to which its stages give their partial gradients."""
-        return GradientSink(self.layers)
+        return GradientSink(self.layers, self.early_in_backward() if over_ranks else ())
+
+    def early_in_backward(self) -> Sequence[nn.Module]:
+        """Modules whose passes back are over some time before the last one ends, each called once in a forward pass."""
+        return ()
 
     def use_matrix_units(self) -> None:
         """Have matrix units of GPUs make products of float32, each of three of TF32; CPUs go on as before."""

@@ -357,6 +357,7 @@ class _OnNodes(torch.autograd.Function):
         tables, kept = saved[: step.num_tables], saved[step.num_tables :]
         count_rows(step.stage.mlp, step.graph.num_owned, 2 if kept else 3)  # layers that were not kept are made again
         of_tables = step.on(NodeRows.owned(step.graph), tables).backward(kept, grads[0], step.stage, needed)
+        step.stage.finished()
         return None, *of_tables, *[None] * ctx.num_parameters
 
 
@@ -421,5 +422,7 @@ class _OnEdges(torch.autograd.Function):
         spread = None if of_sums is None else ctx.halo.spread(call.scaled(of_sums.contiguous()))
         given = EdgeGradients(of_edges, spread, of_readout, of_nodes)
         of_owned, of_input = call.backward(kept, given, ctx.needs_input_grad[3])
+        for link in step.chain:
+            link.taker.finished()
         # None for step and nodes, which are no tensors, and for parameters, whose gradients the stage's sink has.
         return None, None, of_owned, of_input, *[None] * ctx.num_parameters

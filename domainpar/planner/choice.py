@@ -17,19 +17,19 @@ for each kernel. Of another processor than this one seconds go with operations a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
+from domainpar.events.forecast import Tiling
 from domainpar.events.graph import IntArray
 from domainpar.measure.steps import divisors
 from domainpar.nn.memory import ModelSize
 from domainpar.planner.machine import Machine
-from domainpar.planner.work import Basis, Events
+from domainpar.planner.work import STORED, Basis, Events
 from domainpar.training.sampler import deal
-from partitioners import group
 from partitioners.quality import Quality, measure
 
 MOST_STEPS = 64
@@ -49,6 +49,7 @@ class Grid:
     Attributes:
         ranks: All of them.
         domain_size: Ranks that share an event.
+        partitioner: What makes tiles; `stored`: as they are.
         grouping: How tiles are gathered into parts.
         recompute_every: As of `train`.
         seconds: Of a step.
@@ -62,6 +63,7 @@ class Grid:
 
     ranks: int
     domain_size: int
+    partitioner: str
     grouping: str
     recompute_every: int | None
     seconds: float
@@ -95,24 +97,27 @@ def grids(
         seed: Of groupings.
         sizes: Ranks that may share an event; None: any number that divides them.
     """
-    events = basis.events
-    cuts: dict[tuple[str, int], Quality] = {}
     found = []
-    for ranks in numbers:
-        for domain_size in divisors(ranks) if sizes is None else sizes:
-            if domain_size > events.tiles.num_tiles and sizes is None:
-                continue
-            for grouping in groupings if domain_size > 1 else groupings[:1]:
-                if (grouping, domain_size) not in cuts:
-                    part = group(events.tiles, domain_size, grouping, seed)[events.tile_of_node]
-                    cuts[grouping, domain_size] = measure(events.edge_index, part, domain_size)
-                cut = cuts[grouping, domain_size]
-                found += [predict(machine, basis, cut, ranks, grouping, every) for every in basis.work.seconds]
+    for domain_size in sizes or sorted({size for ranks in numbers for size in divisors(ranks)}):
+        for tiling, grouping in ways_to_cut(basis.events.tilings, groupings, domain_size, sizes is not None):
+            cut = measure(tiling.edge_index, tiling.parts(domain_size, grouping, seed), domain_size)
+            for ranks in (ranks for ranks in numbers if ranks % domain_size == 0):
+                for every in basis.work.seconds:
+                    found.append(predict(machine, basis, cut, ranks, (tiling.partitioner, grouping), every))
     return sorted(found, key=lambda grid: (not grid.fits, grid.seconds, grid.ranks))
 
 
-def predict(machine: Machine, basis: Basis, cut: Quality, ranks: int, grouping: str, every: int | None) -> Grid:
-    """What one grid takes, of which `cut` has the parts of an event."""
+def ways_to_cut(
+    tilings: Sequence[Tiling], groupings: Sequence[str], parts: int, in_any_case: bool
+) -> Iterator[tuple[Tiling, str]]:
+    """Tiles and groupings that are compared for so many parts: an uncut event is the same in all of them."""
+    for tiling in tilings if parts > 1 else tilings[:1]:
+        if parts <= tiling.tiles.num_tiles or in_any_case:
+            yield from ((tiling, grouping) for grouping in (groupings if parts > 1 else groupings[:1]))
+
+
+def predict(machine: Machine, basis: Basis, cut: Quality, ranks: int, how: tuple[str, str], every: int | None) -> Grid:
+    """What one grid takes, of which `cut` has the parts of an event, made by a partitioner and a grouping."""
     work, events, domain_size = basis.work, basis.events, len(cut.owned_nodes)
     nodes = cut.owned_nodes + cut.incident_ghosts
     latency, rate = machine.link(ranks)
@@ -145,7 +150,8 @@ def predict(machine: Machine, basis: Basis, cut: Quality, ranks: int, grouping: 
     return Grid(
         ranks=ranks,
         domain_size=domain_size,
-        grouping=grouping,
+        partitioner=how[0],
+        grouping=how[1],
         recompute_every=every,
         seconds=float(seconds),
         exchange=float(exchange.max()) * longest / slowest,
@@ -205,16 +211,23 @@ def _dealt(events: Events, groups: int, fixed: float, of_event: float) -> tuple[
 
 
 def best(found: Sequence[Grid]) -> Grid | None:
-    """The fastest that fits; of those within `ALIKE` of it, that of fewest ranks, then of most of them to an event."""
+    """The fastest that fits; of those within `ALIKE` of it, that of fewest ranks, then of most of them to an event.
+
+    Last comes that of the store's own tiles: others want a store made anew.
+    """
     fitting = [grid for grid in found if grid.fits]
     if not fitting:
         return None
     limit = fitting[0].seconds * (1 + ALIKE)
     alike = [grid for grid in fitting if grid.seconds <= limit]
-    return min(alike, key=lambda grid: (grid.ranks, grid.recompute_every or 0, -grid.domain_size))
+    return min(
+        alike,
+        key=lambda grid: (grid.ranks, grid.recompute_every or 0, -grid.domain_size, grid.partitioner != STORED),
+    )
 
 
 def by_ranks(found: Sequence[Grid]) -> Mapping[int, Grid]:
     """The best of each number of ranks, ascending."""
     numbers = sorted({grid.ranks for grid in found})
-    return {ranks: next(grid for grid in found if grid.ranks == ranks) for ranks in numbers}
+    of_number = {ranks: [grid for grid in found if grid.ranks == ranks] for ranks in numbers}
+    return {ranks: best(these) or these[0] for ranks, these in of_number.items()}

@@ -9,6 +9,7 @@ import numpy as np
 from domainpar.display.chart import BLUE, ORANGE, Chart, Panel, Series, log_axis
 from domainpar.planner.choice import Grid, best, by_ranks
 from domainpar.planner.machine import Machine
+from domainpar.planner.work import STORED
 from domainpar.training.memory import byte_size
 from domainpar.words import several
 
@@ -20,6 +21,9 @@ def lines(found: Sequence[Grid], machine: Machine, steps_per_epoch: int) -> Iter
     rows = by_ranks(found)
     alone = next(iter(rows.values())).seconds
     table = [_row(grid, alone, machine, steps_per_epoch) for grid in list(rows.values())[:SHOWN]]
+    if len({grid.partitioner for grid in found}) > 1:
+        for row, grid in zip(table, rows.values()):
+            row["tiles"] = grid.partitioner if grid.domain_size > 1 else "-"
     widths = {name: max(len(name), *(len(row[name]) for row in table)) for name in table[0]}
     yield "  ".join(name.rjust(width) for name, width in widths.items()).rstrip()
     for row in table:
@@ -58,6 +62,7 @@ def why(chosen: Grid, found: Sequence[Grid]) -> str:
         if chosen.domain_size > 1
         else ", an event each"
     )
+    stored = [grid for grid in found if grid.fits and grid.partitioner == STORED]
     of_more = [grid for grid in found if grid.fits and grid.ranks > chosen.ranks]
     others = [
         grid for grid in found if grid.fits and grid.ranks == chosen.ranks and grid.domain_size != chosen.domain_size
@@ -68,6 +73,9 @@ def why(chosen: Grid, found: Sequence[Grid]) -> str:
     if of_more:
         faster = 1 - of_more[0].seconds / chosen.seconds
         reasons.append(f"{of_more[0].ranks} would be {faster:.0%} faster" if faster > 0 else "more are not faster")
+    if chosen.partitioner != STORED:
+        longer = f", with those of the store {stored[0].seconds / chosen.seconds - 1:.0%} longer" if stored else ""
+        reasons.append(f"tiles of prepare --partitioner {chosen.partitioner}{longer}")
     if chosen.recompute_every is not None:
         reasons.append("what is kept would not fit")
     return f"{share}: {chosen.seconds:.3g} s a step" + (f" ({'; '.join(reasons)})" if reasons else "")

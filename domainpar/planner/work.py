@@ -18,7 +18,7 @@ import psutil
 import torch
 
 from domainpar.config import TrainConfig
-from domainpar.events.graph import IntArray
+from domainpar.events.forecast import Tiling, tilings_of
 from domainpar.nn.flops import counted
 from domainpar.nn.memory import Forecast, ModelSize
 from domainpar.parallel.part_loading import Sector, load_part
@@ -30,7 +30,9 @@ from domainpar.training.inputs import Lessons, open_lessons, steps_of
 from domainpar.training.loop import Trainer
 from domainpar.training.run import make_trainer
 from domainpar.training.sampler import Sample
-from partitioners import TileGraph
+
+STORED = "stored"
+"""The tiles of the store, whichever partitioner made them."""
 
 EDGES_OF_PIECES = (25_000, 100_000)
 SECONDS_OF_A_WAY = 2.0
@@ -85,18 +87,14 @@ class Events:
 
     Attributes:
         name: Name of that event.
-        tiles: Tiles of that event.
-        tile_of_node: Tile of each of its nodes, [N].
-        edge_index: Its edges, [2, E].
+        tilings: That event in the tiles of the store, and in others that are compared with them.
         edges: Its edges.
         largest: Edges of the largest event.
         steps: Samples of some steps of an epoch.
     """
 
     name: str
-    tiles: TileGraph
-    tile_of_node: IntArray
-    edge_index: IntArray
+    tilings: Sequence[Tiling]
     edges: int
     largest: int
     steps: Sequence[Sequence[Sample]]
@@ -119,7 +117,13 @@ class Basis:
     steps_per_epoch: int
 
 
-def basis_of(config: TrainConfig, store: Path, alone: World, seconds: float = SECONDS_OF_A_WAY) -> Basis:
+def basis_of(
+    config: TrainConfig,
+    store: Path,
+    alone: World,
+    seconds: float = SECONDS_OF_A_WAY,
+    partitioners: Sequence[str] = (),
+) -> Basis:
     """All that predictions are made from: this machine, the network's work on it, and the events.
 
     Args:
@@ -127,25 +131,33 @@ def basis_of(config: TrainConfig, store: Path, alone: World, seconds: float = SE
         store: Its events.
         alone: A world of one rank.
         seconds: Time to repeat each step in, about.
+        partitioners: Of tiles that are compared with those of the store.
     """
     lessons = open_lessons(config, store, alone)
     trainer = make_trainer(config, lessons, alone)
     bare = int(psutil.Process().memory_info().rss)  # when all is loaded but events, as in a run
     sample = max(lessons.train, key=lambda sample: sample.cost)
     work = measure_work(config, trainer, lessons, sample, bare, seconds)
-    events = events_of(lessons, sample, steps_of(config, lessons.train, 0))
+    events = events_of(lessons, sample, steps_of(config, lessons.train, 0), partitioners, config.seed)
     return Basis(this_machine(), work, events, lessons.steps_per_epoch)
 
 
-def events_of(lessons: Lessons, sample: Sample, steps: Sequence[Sequence[Sample]]) -> Events:
-    """The events of some steps, of which one sample's is read."""
+def events_of(
+    lessons: Lessons,
+    sample: Sample,
+    steps: Sequence[Sequence[Sample]],
+    partitioners: Sequence[str] = (),
+    seed: int = 0,
+) -> Events:
+    """The events of some steps, of which one sample's is read, and put into other tiles, too."""
     with lessons.store.open(sample.record) as event:
         edge_ids = np.arange(event.num_edges)
+        edge_index = np.stack([event.read_edges(name, edge_ids) for name in ("src", "dst")])
+        tile_of_node = np.repeat(np.arange(event.num_tiles), np.diff(event.node_ptr))
+        stored = Tiling(STORED, edge_index, event.tile_graph(), tile_of_node)
         return Events(
             name=sample.name,
-            tiles=event.tile_graph(),
-            tile_of_node=np.repeat(np.arange(event.num_tiles), np.diff(event.node_ptr)),
-            edge_index=np.stack([event.read_edges(name, edge_ids) for name in ("src", "dst")]),
+            tilings=(stored, *tilings_of(event, partitioners, seed)),
             edges=event.num_edges,
             largest=max(one.cost for one in lessons.train + lessons.val),
             steps=steps,

@@ -151,7 +151,7 @@ class Trainer:
     squashed: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        self._gradients = self.model.gradients()
+        self._gradients = self.model.gradients(self.world.size > 1)
         self._now, self._stragglers, self._spikes = Now(self.world), Stragglers(), Spikes()
         self._expected: Sequence[Sample] = []
         self._sound = torch.ones((), dtype=torch.bool, device=self.world.device)
@@ -181,12 +181,14 @@ class Trainer:
             buffers = StepBuffers(self.model.changing)
             passes: list[_Pass] = []
             for part in parts:
+                if part is parts[-1]:
+                    self._gradients.expect_last_pass(self.world.transport)
                 with buffers.sample(counts=self.world.domain.rank == 0):
                     passes.append(self._forward_and_back(part, step, shares, tally))
             self._now.begin("reduce", step)
             faults.reach("reduce")
-            tally.reduce()
             rejected = self._gradients.reduce(self.world.transport)
+            tally.reduce()
             (norm, norms), rate = self._norms(), self.schedule.at(step)
             # All that the host must know of this step, and of the optimiser's last one: it waits for a GPU here, and
             # once more in steps that note sizes.

@@ -1,9 +1,11 @@
 """The gradient sink: every rank reduces every parameter, whatever it computed itself."""
 
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 import torch
-from tiled import TiledEvent
+from tiled import TiledEvent, sha
 from torch import nn
 
 from domainpar.nn.gradients import GradientSink
@@ -218,3 +220,70 @@ def _rejected(world, frozen):
 def test_what_is_too_large_is_counted_unless_it_belongs_to_frozen_parameters(num_ranks):
     assert min(run_ranks(_rejected, num_ranks, False)) > 0
     assert run_ranks(_rejected, num_ranks, True) == [0] * num_ranks
+
+
+def _calls_of_a_step(world, order, passes, over_ranks):
+    """Numbers of each call on the transport, in the order of their starts, and the gradients after some passes back."""
+    model = InteractionNetwork(3, 6, hidden=16, graph_iters=4, order=order, recompute_every=None)
+    sink = model.gradients(over_ranks)
+    part = EVENT.part(world.transport, EVENT.grouping("one part", world.size))  # all others own nothing
+    calls = []
+    for attempt in range(passes):
+        logits = model(part.graph, part.halo)
+        if attempt == passes - 1:
+            sink.expect_last_pass(world.transport)
+            with recorded(world.transport, calls):
+                logits.sum().backward()
+                calls.append("backward is over")
+                assert sink.rejected_now() == 0
+                assert sink.reduce(world.transport) == 0
+        else:
+            logits.sum().backward()
+    return calls, sha(*(parameter.grad for parameter in model.parameters()))
+
+
+@contextmanager
+def recorded(transport, calls):
+    """Adds what is started on a transport to a list: rows exchanged, or how many integers are summed."""
+    with pytest.MonkeyPatch.context() as patch:
+        start, start_sum = transport.start, transport.start_all_reduce
+        patch.setattr(transport, "start", lambda *args: (calls.append("exchange"), start(*args))[1])
+        patch.setattr(transport, "start_all_reduce", lambda it: (calls.append(it.numel()), start_sum(it))[1])
+        yield
+
+
+@pytest.mark.parametrize("order", ["edge-first", "node-first"])
+def test_sums_of_three_iterations_start_before_the_first_one_has_done_its_pass_back(order):
+    found = run_ranks(_calls_of_a_step, 3, order, 2, True)
+    calls = found[0][0]
+    assert [each for each, _ in found] == [calls] * 3, "one order of calls on all ranks"
+    early, end, late = calls.index(next(it for it in calls if isinstance(it, int))), calls.index("backward is over"), -1
+    assert early < end, "behind backward"
+    assert "exchange" in calls[early:end], "that goes on for some time"
+    assert calls[end + 1 :] == [calls[late]], "and one sum is left"
+    numbers = sum(it.numel() for it in InteractionNetwork(3, 6, hidden=16, graph_iters=4, order=order).parameters())
+    assert calls[early] + calls[late] == 2 * numbers + 2
+    assert calls[early] > numbers
+    plain = run_ranks(_calls_of_a_step, 1, order, 2, False)
+    assert {bits for _, bits in found} == {plain[0][1]}
+    assert sum(isinstance(it, int) for it in plain[0][0]) == 1, "one sum where nobody waits"
+
+
+def test_stages_that_all_iterations_share_are_summed_when_backward_is_over():
+    assert not InteractionNetwork(3, 6, hidden=16, graph_iters=4, shared_weights=True).early_in_backward()
+
+
+def test_a_rank_whose_group_has_no_event_starts_its_sums_in_the_order_of_those_that_have():
+    def step(world):
+        model = InteractionNetwork(3, 6, hidden=16, graph_iters=4)
+        sink = model.gradients(over_ranks=True)
+        if world.data_group == 0:
+            part = EVENT.part(world.domain, EVENT.grouping("ranges", world.domain.size))
+            logits = model(part.graph, part.halo)
+            sink.expect_last_pass(world.transport)
+            logits.sum().backward()
+        assert sink.reduce(world.transport) == 0
+        return sha(*(parameter.grad for parameter in model.parameters()))
+
+    alone = run_ranks(step, 1)
+    assert set(run_ranks(step, 4, domain_size=2)) == set(alone)

@@ -6,11 +6,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from domainpar.events.forecast import Tiling
 from domainpar.nn.memory import MeasuredSize, ModelSize
 from domainpar.parallel.part_loading import Sector
+from domainpar.planner import show
 from domainpar.planner.choice import best, by_ranks, grids, predict
 from domainpar.planner.machine import Machine
-from domainpar.planner.work import Basis, Events, Line, Work, pieces_of
+from domainpar.planner.work import STORED, Basis, Events, Line, Work, pieces_of
 from domainpar.training.sampler import Sample
 from partitioners import TileGraph
 from partitioners.quality import measure
@@ -28,7 +30,7 @@ def ring_events(steps=None):
     edge_index = np.stack([np.arange(NODES), (np.arange(NODES) + 1) % NODES])
     tile = np.arange(NODES) // (NODES // TILES)
     tiles = TileGraph.from_assignment(edge_index, tile, TILES)
-    return Events("event", tiles, tile, edge_index, NODES, NODES, steps or [[sample(NODES)]])
+    return Events("event", [Tiling(STORED, edge_index, tiles, tile)], NODES, NODES, steps or [[sample(NODES)]])
 
 
 def basis(events=None, **work):
@@ -131,14 +133,16 @@ def test_of_predictions_that_are_alike_the_fewest_ranks_are_chosen():
 
 def test_another_processor_scales_with_its_operations_and_a_gpu_by_formula():
     known = basis()
-    alone = measure(known.events.edge_index, np.zeros(NODES, np.int64), 1)
+    alone = measure(known.events.tilings[0].edge_index, np.zeros(NODES, np.int64), 1)
     twice = replace(MACHINE, operations=2e9)
-    assert predict(twice, known, alone, 1, "contiguous", None).seconds == pytest.approx((0.01 + 0.001 * NODES) / 2)
+    assert predict(twice, known, alone, 1, (STORED, "contiguous"), None).seconds == pytest.approx(
+        (0.01 + 0.001 * NODES) / 2
+    )
     card = replace(MACHINE, gpus=True, operations=1e9, bandwidth=1e12, reached=0.5, launch=1e-5, host=1e-3)
     size = ModelSize(hidden=16, graph_iters=4)
-    grid = predict(card, basis(formula=size), alone, 1, "contiguous", None)
+    grid = predict(card, basis(formula=size), alone, 1, (STORED, "contiguous"), None)
     assert grid.seconds == pytest.approx(NODES * 1e6 / 1e9 / 0.5 + 144e-5 + 1e-3)
-    memory_bound = predict(replace(card, bandwidth=1e3), basis(formula=size), alone, 1, "contiguous", None)
+    memory_bound = predict(replace(card, bandwidth=1e3), basis(formula=size), alone, 1, (STORED, "contiguous"), None)
     touched = 5 * 64 * (NODES * (4.6 + 7.2) + NODES * 28)
     assert memory_bound.seconds == pytest.approx(touched / 1e3 / 0.5 + 144e-5 + 1e-3)
 
@@ -159,10 +163,50 @@ def test_pieces_are_a_smaller_and_a_larger_sector(edges, tiles, numbers):
 
 
 def test_an_event_without_edges_takes_what_is_fixed():
-    events = ring_events([[sample(0)]])
-    none = TileGraph.from_assignment(np.zeros((2, 0), np.int64), events.tile_of_node, TILES)
-    events = replace(events, tiles=none, edge_index=np.zeros((2, 0), np.int64), edges=0, largest=0)
+    events, nothing = ring_events([[sample(0)]]), np.zeros((2, 0), np.int64)
+    tile = events.tilings[0].tile_of_node
+    none = Tiling(STORED, nothing, TileGraph.from_assignment(nothing, tile, TILES), tile)
+    events = replace(events, tilings=[none], edges=0, largest=0)
     known = basis(events)
     known = replace(known, work=replace(known.work, seconds={None: Line(0.0, 0.001)}, memory=known.work.memory))
     for grid in asked(MACHINE, known, ["contiguous"], 4):
         assert np.isfinite([grid.seconds, grid.waiting, grid.exchange]).all()
+
+
+def interleaved(events):
+    """The same ring in worse tiles: each has every sixteenth node, so that all edges are cut."""
+    edge_index = events.tilings[0].edge_index
+    tile = np.arange(NODES) % TILES
+    return Tiling("interleaved", edge_index, TileGraph.from_assignment(edge_index, tile, TILES), tile)
+
+
+def test_tiles_of_other_partitioners_stand_beside_those_of_the_store():
+    events = ring_events()
+    both = basis(replace(events, tilings=[*events.tilings, interleaved(events)]))
+    found = asked(MACHINE, both, ["contiguous"], 4)
+    way = (4, 4, None)
+    halves = {it.partitioner: it for it in found if (it.ranks, it.domain_size, it.recompute_every) == way}
+    assert halves["interleaved"].exchange > halves[STORED].exchange
+    assert halves[STORED].as_record() == of(asked(MACHINE, basis(), ["contiguous"], 4), 4, 4).as_record()
+    assert {grid.partitioner for grid in found if grid.domain_size == 1} == {STORED}, "what is not cut has no tiles"
+    assert best(found).partitioner == STORED
+    table = [line.split() for line in show.lines(found, MACHINE, 1)]
+    assert table[0][-1] == "tiles"
+
+
+def test_a_better_partitioner_is_chosen_and_how_to_get_it_is_said():
+    events = ring_events()
+    good, worse = replace(events.tilings[0], partitioner="metis"), replace(interleaved(events), partitioner=STORED)
+    found = grids(MACHINE, basis(replace(events, tilings=[worse, good])), [4], ["contiguous"], sizes=[4])
+    chosen = best(found)
+    assert chosen.partitioner == "metis"
+    slower = next(grid for grid in found if grid.partitioner == STORED).seconds / chosen.seconds - 1
+    said = f"tiles of prepare --partitioner metis, with those of the store {slower:.0%} longer"
+    assert said in show.why(chosen, found)
+
+
+def test_tiles_that_are_no_better_are_not_worth_a_new_store():
+    events = ring_events()
+    same = replace(events.tilings[0], partitioner="metis")
+    found = grids(MACHINE, basis(replace(events, tilings=[same, *events.tilings])), [4], ["contiguous"], sizes=[4])
+    assert best(found).partitioner == STORED

@@ -31,7 +31,7 @@ def test_every_test_that_needs_a_gpu_passes_on_a_pretended_one(environment):
     assert len(files) >= 2
 
 
-COUNTED = """
+TRAINER = """
 import sys
 from pathlib import Path
 import card, json, torch
@@ -50,10 +50,24 @@ model = build_model("interaction", *sizes, hidden=64, graph_iters=4, dropout=flo
 optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
 trainer = Trainer(model, optimizer, PartLoader(store, world), world, Schedule(1e-3, "constant", 0, 9, 1), clip=1.0)
 samples = samples_of(store.events(), None)[:1]
+"""
+
+COUNTED = """
 trainer.step(samples, 0)  # the first one loads, and sorts edges by node
 card.reset()
 trainer.step(samples, 1)
 print(json.dumps(card.counts()))
+"""
+
+SPOILT = """
+plain = model.read
+def read(*given):
+    said = plain(*given)
+    if said.edges.requires_grad:
+        said.edges.register_hook(lambda gradient: 1e20 * gradient)
+    return said
+model.read = read
+trainer.step(samples, 0)
 """
 
 
@@ -73,12 +87,25 @@ def test_a_step_of_own_kernels_is_at_most_150_launches_and_one_wait(environment,
     assert launches <= 150
 
 
+@pytest.mark.slow
+def test_a_gradient_that_is_too_large_for_own_kernels_is_named_by_its_layer(environment, tmp_path):
+    pytest.importorskip("triton")
+    done = _trained(environment, tmp_path, "triton", "0", SPOILT)
+    assert "a gradient is not finite, or larger than 2^26" in done.stderr
+    assert "first in layer head (backward) | event" in done.stderr
+
+
 def _counted(environment, tmp_path, engine, dropout):
     """Launches of a training step of hidden 64 x 4, and for what the host waited how often."""
-    path = os.pathsep.join([environment["PYTHONPATH"], str(TESTS)])
-    asked = {"PYTHONPATH": path, "DOMAINPAR_GPU_ENGINE": engine, "TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-c", COUNTED, str(tmp_path), dropout]
-    done = subprocess.run(command, env={**environment, **asked}, capture_output=True, text=True)
+    done = _trained(environment, tmp_path, engine, dropout, COUNTED)
     assert done.returncode == 0, done.stderr
     counts = json.loads(done.stdout.splitlines()[-1])
     return sum(counts["launches"].values()), counts["waits"]
+
+
+def _trained(environment, tmp_path, engine, dropout, program):
+    """What a program with a trainer on a small event came to."""
+    path = os.pathsep.join([environment["PYTHONPATH"], str(TESTS)])
+    asked = {"PYTHONPATH": path, "DOMAINPAR_GPU_ENGINE": engine, "TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-c", TRAINER + program, str(tmp_path), dropout]
+    return subprocess.run(command, env={**environment, **asked}, capture_output=True, text=True)

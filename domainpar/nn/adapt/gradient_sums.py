@@ -38,6 +38,9 @@ class GradientSums:
         """0: what is not finite is found in `reduce`."""
         return torch.zeros((), dtype=torch.int64)
 
+    def expect_last_pass(self, transport: Transport) -> None:
+        """Nothing starts before `reduce`: sums are scaled by the largest gradient of a parameter on all ranks."""
+
     def reduce(self, transport: Transport) -> Tensor:
         """Sum over ranks, and leave the result in each parameter's `grad`. *Collective*.
 

@@ -116,7 +116,7 @@ class OnEvents(EdgeClassifier):
         """The module's buffers."""
         return list(self.module.buffers())
 
-    def gradients(self) -> GradientSums:
+    def gradients(self, over_ranks: bool = False) -> GradientSums:
         """The gradients that backward leaves in the parameters."""
         return GradientSums(self)
 

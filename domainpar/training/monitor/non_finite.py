@@ -7,6 +7,7 @@ pass, so it drops the same and meets the same numbers.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from domainpar.agreement import gather
 from domainpar.nn.adapt.nested import tensors_in
 from domainpar.nn.adapt.rows import Rows, rows_of, unwatched
 from domainpar.nn.classifier import EdgeClassifier
-from domainpar.nn.gradients import GradientSink, TakesGradients
+from domainpar.nn.gradients import GradientSink, IntegersOnDevice, TakesGradients
 from domainpar.nn.heads import Readings
 from domainpar.parallel.integer_sums import LARGEST_PARTIAL
 from domainpar.parallel.world import World
@@ -87,7 +88,8 @@ class Finding(NamedTuple):
             check among those of a sample, and place in the pass; the same layer has the same on every rank.
         what: In words, such as `layer edge_stages.2 (forward)`.
         event: The sample's name.
-        largest: The largest magnitude, if that is what is wrong; None for numbers that are not finite.
+        largest: The largest magnitude, if that is what is wrong, infinite where it is not known; None for numbers that
+            are not finite. The limit itself where it is not known which of the two it is.
         hint: The way out.
     """
 
@@ -109,6 +111,19 @@ class _Onlooker(NamedTuple):
     def add_limbs(self, parameters: Sequence[nn.Parameter], limbs: IntArray, rejected: int, largest: float) -> None:
         if rejected:  # of which the largest magnitude says what is wrong: that of NaN counts as larger than all others
             self.look([torch.tensor([largest], dtype=torch.float64)])
+
+    @contextmanager
+    def integer_sums(self, parameters: Sequence[nn.Parameter], count: int) -> Iterator[IntegersOnDevice]:
+        # Kernels on a GPU count what they leave out, and do not say how large it was.
+        device, sums = parameters[0].device, sum(parameter.numel() for parameter in parameters)
+        places = torch.arange(sums, device=device)
+        limbs = torch.zeros(2 * sums + 1, dtype=torch.int64, device=device)
+        yield IntegersOnDevice(places, limbs, sums)
+        if limbs[-1]:
+            self.look([torch.tensor([LARGEST_PARTIAL], dtype=torch.float64)])
+
+    def finished(self, stage: TakesGradients) -> None:
+        pass
 
 
 @contextmanager
@@ -218,7 +233,7 @@ def look_again(
             readings = forward(part)
             gradients, rejected = losses_of(part, readings)
             if rejected:  # of finite logits it can only be too large; of others a layer comes before it
-                findings.append(Finding((number, 2, 0), "the loss", part.name, LARGEST_PARTIAL))
+                findings.append(Finding((number, 2, 0), "the loss", part.name, math.inf))
             if not any_of_domain():
                 now.begin("backward", step, part=part)
                 torch.autograd.backward(readings.tensors, list(gradients))
@@ -242,8 +257,11 @@ def stop_all(finding: Finding | None, suspects: Sequence[Suspect], world: World)
     ranks = [rank for rank, finding in findings.items() if finding.order == first.order]
     on = "" if len(ranks) == world.size else f" on {world.transport.name_ranks(ranks)}"
     wrong = "the loss or a gradient is not finite"
-    if first.largest is not None:
-        wrong = f"the loss or a gradient is too large, {first.largest:.3g} where 2^26 = 6.71e+07 is the most"
+    if first.largest == LARGEST_PARTIAL:
+        wrong = "the loss or a gradient is not finite, or larger than 2^26 = 6.71e+07, which is the most"
+    elif first.largest is not None:
+        size = "" if math.isinf(first.largest) else f", {first.largest:.3g}"
+        wrong = f"the loss or a gradient is too large{size} where 2^26 = 6.71e+07 is the most"
     fail_alike(world, StepFailed(f"{wrong}: first in {first.what}{on}", first.hint, event=first.event), ranks[0])
 
 
