@@ -113,9 +113,7 @@ def rows_of(kind: str, price: Price, options: argparse.Namespace, results: measu
     for how, ranks in setups:
         record, row = events[ranks].record, row_of(runs[how, ranks], runs[MEASURED, 1], how, price)
         sizes = {"nodes": record.num_nodes, "edges": record.num_edges, "tiles": record.num_tiles}
-        rows.append(
-            {"kind": kind, "how": how, **row, "case": events[ranks].name, "store": events[ranks].store, **sizes}
-        )
+        rows.append({"kind": kind, "how": how, **row, "case": events[ranks].name, **sizes})
     return rows
 
 

@@ -31,7 +31,7 @@ PROFILE = Path("profile", "profile.json")
 _PARTIAL = rf"{re.escape(PARTIAL)}.*"
 _RUN = r"run\.json|tracks\.json|config\.yaml|metrics\.(jsonl|partial)|report\.html|run\.lock(\.takeover)?|\.trial-.*"
 _CHECKPOINT = r"\w+\.safetensors|(state|manifest)\.json"
-_SCORES = r"scores\.json|timings\.json|event.*(\.scores\.zarr\.zip|-tracks\.csv)"
+_SCORES = r"scores\.json|timings\.json|submission\.parquet|event.*(\.scores\.zarr\.zip|-tracks\.(csv|parquet))"
 _ACORN_FOLDER = r"(train|val|test)set(_tracks)?"
 _ACORN_FILE = r"event.*\.(pyg|txt)"
 

@@ -111,9 +111,11 @@ def prepare_store(config: PrepareConfig, world: "World", facts: "list[EventFacts
 def _cuts(config: PrepareConfig) -> "Cuts":
     """The cuts of a configuration."""
     from domainpar.events.construct import Cuts
+    from domainpar.events.sources import layer_pairs_of
 
-    pairs = {} if config.layer_pairs is None else {"layer_pairs": parse_layer_pairs(config.layer_pairs)}
-    return Cuts(phi_slope=config.phi_slope, z0=config.z0, same_layer=config.same_layer, **pairs)
+    given = config.layer_pairs
+    pairs = layer_pairs_of(config.source) if given is None else parse_layer_pairs(given)
+    return Cuts(phi_slope=config.phi_slope, z0=config.z0, same_layer=config.same_layer, layer_pairs=pairs)
 
 
 def _selection(config: PrepareConfig) -> "Selection":

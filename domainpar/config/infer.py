@@ -103,8 +103,9 @@ class Tracks(Group):
     classical: bool = False
     """Find tracks by following helices through the hits as well, to compare with: some seconds for a full event."""
 
-    format: Literal["zarr", "acorn", "csv"] = "zarr"
-    """Besides the scores: acorn: files for acorn's track building and evaluation. csv: a table of hits and tracks."""
+    format: Literal["zarr", "acorn", "csv", "colliderml"] = "zarr"
+    """Besides the scores: acorn: files for acorn's track building and evaluation. csv: a table of hits and tracks.
+    colliderml: a submission to its benchmark, parquet."""
 
     def check(self) -> None:
         """Refuse numbers that are no scores, and options of tracks without tracks."""
@@ -128,8 +129,8 @@ class Tracks(Group):
                 raise ConfigError(f"{flag(name)} is about tracks, but none are built", "add --tracks grow")
         if self.tracks is None and self.classical:
             raise ConfigError("--classical compares tracks, but none are built", "add --tracks grow")
-        if self.tracks is None and self.format == "csv":
-            raise ConfigError("--format csv is a table of tracks, but none are built", "add --tracks grow")
+        if self.tracks is None and self.format in ("csv", "colliderml"):
+            raise ConfigError(f"--format {self.format} is a table of tracks, but none are built", "add --tracks grow")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,15 +6,18 @@ from typing import Any, ClassVar, Literal
 from domainpar.config.group import ConfigError, Group, flag
 from domainpar.config.texts import conditions_of, parse_layer_pairs, parse_names, parse_numbers
 
+OF_HITS = ("simulate", "trackml", "colliderml")
+"""Sources of hits, which are selected and joined here; others are graphs."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Source(Group):
     """Where events come from"""
 
-    source: Literal["simulate", "trackml", "heptrkx", "pyg", "acorn", "scores"] = "simulate"
-    """simulate: built in, TrackML geometry, exact truth. trackml: CSV. heptrkx: npz graphs. pyg: PyG Data files.
-    acorn: graphs of the acorn framework, in trainset, valset and testset or all in one directory. scores: events that
-    infer scored, with the edges of at least --least-score (a filter)."""
+    source: Literal["simulate", "trackml", "colliderml", "heptrkx", "pyg", "acorn", "scores"] = "simulate"
+    """simulate: built in, TrackML geometry, exact truth. trackml: CSV. colliderml: parquet, as ACTS writes it, too.
+    heptrkx: npz graphs. pyg: PyG Data files. acorn: graphs of the acorn framework, in trainset, valset and testset or
+    all in one directory. scores: events that infer scored, with the edges of at least --least-score (a filter)."""
 
     input: str | None = None
     """Directory with the files of the source."""
@@ -222,7 +225,7 @@ class PrepareConfig(Source, AcornFiles, CandidateEdges, Tiles, Storage):
                 of_preset.get(name),
             ):
                 raise ConfigError(f"{flag(name)} means nothing without --module-map build", "it tells how one is built")
-        if self.module_map is not None and self.source not in ("simulate", "trackml"):
+        if self.module_map is not None and self.source not in OF_HITS:
             raise ConfigError(
                 f"--module-map means nothing with --source {self.source}", "its files are graphs, joined already"
             )
@@ -231,7 +234,7 @@ class PrepareConfig(Source, AcornFiles, CandidateEdges, Tiles, Storage):
         if self.source != "scores" and self.least_score != Source.least_score:
             raise ConfigError(f"--least-score means nothing with --source {self.source}", "its edges have no scores")
         flags = [name for name in AcornFiles.__annotations__ if getattr(self, name) is not None]
-        if self.source not in ("simulate", "trackml"):
+        if self.source not in OF_HITS:
             if self.hit_loss:
                 raise ConfigError(
                     f"--hit-loss means nothing with --source {self.source}", "its files are graphs, joined already"

@@ -8,7 +8,7 @@ Lengths are mm, momenta GeV, angles rad. "Outward" is away from the origin.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -348,18 +348,19 @@ SEED_LAYER_PAIRS: tuple[LayerPair, ...] = MEASURED_LAYER_PAIRS + MIRROR_LAYER_PA
 """Pairs of layers that the classical finder begins its tracks in."""
 
 
-def crossed_in_turn(skipped: int = 0) -> tuple[LayerPair, ...]:
-    """Pairs of layers that straight lines from the beam cross one after the other, in the order of `SURFACES`.
+def crossed_in_turn(skipped: int = 0, surfaces: Sequence[Surface] = SURFACES) -> tuple[LayerPair, ...]:
+    """Pairs of layers that straight lines from the beam cross one after the other, in the order of the surfaces.
 
     Lines begin within 200 mm of the origin and lead everywhere up to |eta| = 4.5. A layer counts as crossed also
     `NEAR_MISS` beside its modules, for tracks that turn.
 
     Args:
         skipped: Layers that may lie between the two.
+        surfaces: The detector's.
     """
     z0, slope = np.meshgrid(np.linspace(-200.0, 200.0, 9), np.sinh(np.linspace(-4.5, 4.5, 601)))
-    radius = np.full((*z0.shape, len(SURFACES)), np.inf)  # of the crossing
-    for i, surface in enumerate(SURFACES):
+    radius = np.full((*z0.shape, len(surfaces)), np.inf)  # of the crossing
+    for i, surface in enumerate(surfaces):
         low, high = _reach_across(surface)
         if isinstance(surface, Barrel):
             radius[np.abs(z0 + slope * surface.radius) < high + NEAR_MISS, i] = surface.radius
@@ -374,7 +375,7 @@ def crossed_in_turn(skipped: int = 0) -> tuple[LayerPair, ...]:
     for gap in range(1, skipped + 2):
         both = crossed[..., gap:]
         pairs |= set(zip(turn[..., :-gap][both].tolist(), turn[..., gap:][both].tolist()))
-    layers = [(surface.volume, surface.layer) for surface in SURFACES]
+    layers = [(surface.volume, surface.layer) for surface in surfaces]
     return tuple((layers[inner], layers[outer]) for inner, outer in sorted(pairs))
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from domainpar.events.construct import Candidates, Cuts, build_graph
+from domainpar.events.detector import DEFAULT_LAYER_PAIRS, LayerPair
 from domainpar.events.graph import EventGraph, Hits
 from domainpar.events.selection import Selection
 from domainpar.events.store import Settings, Split
@@ -18,7 +19,7 @@ from domainpar.words import several
 if TYPE_CHECKING:
     from domainpar.events.acorn import AcornOptions
 
-SourceKind = Literal["simulate", "trackml", "heptrkx", "pyg", "acorn"]
+SourceKind = Literal["simulate", "trackml", "colliderml", "heptrkx", "pyg", "acorn"]
 
 DEFAULT_SIMULATED_EVENTS = 10
 
@@ -62,10 +63,10 @@ def open_source(
     """List the events of a source.
 
     Args:
-        kind: `simulate`, `trackml` (hits), `heptrkx`, `pyg` or `acorn` (graphs).
+        kind: `simulate`, `trackml`, `colliderml` (hits), `heptrkx`, `pyg` or `acorn` (graphs).
         directory: Where the files are; needed but for `simulate`.
         num_events: Take the first `num_events`. Default: all, or 10 simulated ones.
-        cuts: Candidate edges, for sources of hits; by default `Cuts()`.
+        cuts: Candidate edges, for sources of hits; by default `Cuts()`, of the source's layer pairs.
         selection: Hits to keep, for sources of hits; by default all.
         num_hits: Hits of a simulated event, about.
         seed: Event i is simulated from seed + i.
@@ -76,7 +77,7 @@ def open_source(
     Raises:
         ValueError: If the source is unknown, its directory holds no events, or fewer than were asked for.
     """
-    cuts, selection = cuts or Cuts(), selection or Selection()
+    cuts, selection = cuts or Cuts(layer_pairs=layer_pairs_of(kind)), selection or Selection()
     if kind == "simulate":
         count = DEFAULT_SIMULATED_EVENTS if num_events is None else num_events
         return _simulated(count, seed, num_hits, selection, cuts)
@@ -95,6 +96,11 @@ def open_source(
             selection,
             cuts,
         )
+    elif kind == "colliderml":
+        from domainpar.events.colliderml import ColliderMLEvents
+
+        sample = ColliderMLEvents(path)
+        source = _of_hits(sample.names, sample.read, sample.files, {"source": kind}, selection, cuts)
     elif kind == "heptrkx":
         from domainpar.events import heptrkx
 
@@ -117,13 +123,22 @@ def open_source(
     elif kind == "acorn":
         source = _acorn(path, acorn)
     else:
-        raise ValueError(f"unknown source {kind!r}; known: simulate, trackml, heptrkx, pyg, acorn.")
+        raise ValueError(f"unknown source {kind!r}; known: simulate, trackml, colliderml, heptrkx, pyg, acorn.")
     if num_events is not None and num_events > len(source.names):
         raise Problem(
             f"{several(num_events, 'event')} asked for, but {directory} holds {len(source.names)}",
             "ask for fewer --events",
         )
     return replace(source, names=source.names[:num_events])
+
+
+def layer_pairs_of(kind: str) -> tuple[LayerPair, ...]:
+    """The pairs of layers that hits of a source are joined between if nothing else is said."""
+    if kind == "colliderml":
+        from domainpar.events.colliderml import LAYER_PAIRS
+
+        return LAYER_PAIRS
+    return DEFAULT_LAYER_PAIRS
 
 
 def _of_hits(

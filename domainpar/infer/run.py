@@ -18,6 +18,7 @@ from domainpar.agreement import agree, on_all, on_root
 from domainpar.command_line import config_of_run
 from domainpar.config import BITWISE, ConfigError, InferConfig, TrainConfig, resolved_yaml, target_conditions
 from domainpar.display.comparison import run_beside
+from domainpar.events.colliderml import import_parquet
 from domainpar.events.own_events import OwnEvents, kept_place, own_events, store_of_run, told_of
 from domainpar.events.store import EventRecord, EventStore
 from domainpar.events.targets import check_conditions
@@ -35,6 +36,7 @@ from domainpar.reco.event_tracks import TrackFinders, check_acorn_files_can_be_w
 from domainpar.reco.score_files import choose_directory, publish, write_list, write_timings
 from domainpar.reco.scorer import LeftOut, Outcome, Scorer
 from domainpar.reco.scores import EventScores, score_events
+from domainpar.reco.submission import join_pieces
 from domainpar.reco.tracks import OF_POSITIONS, TrackOptions
 from domainpar.training.checkpoint import parameters_sha256
 from domainpar.training.inputs import check_parts, open_store
@@ -142,6 +144,8 @@ def _publish(config: InferConfig, job: Job, outcomes: dict[str, Outcome], left_o
     kept = {"run": os.path.relpath(run, place), "store": kept_place(job.scorer.store.path, place)}
     write_timings(unfinished, job.scorer.world.size, [summary.timing(outcome) for outcome in in_order])
     write_list(unfinished, [outcome.scored for outcome in in_order], about | kept)
+    if config.format == "colliderml":
+        join_pieces(unfinished)
     directory = publish(unfinished)
     beside = run_beside(run) if directory == run / "scores" else None
     tables = summary.performance_lines(
@@ -292,6 +296,8 @@ def _check_tracks(config: InferConfig, store: EventStore, records: Sequence[Even
     check_conditions(track_target(config))
     if config.format == "acorn":
         check_acorn_files_can_be_written()
+    if config.format == "colliderml":
+        import_parquet()
     along_helices = config.refine or config.follow or config.shared_hits or config.classical
     if config.tracks in OF_POSITIONS or along_helices or config.format == "acorn":
         with store.open(records[0]) as event:

@@ -2,6 +2,7 @@
 
     trainset/event000000007.pyg           acorn: hits, edges, scores, labels (first track of each hit), truth if known
     trainset_tracks/event000000007.txt    acorn: one track a line, its hit ids from the inside out
+    event000000007-tracks.parquet         as `submission` tells; of all events together in the end
     event000000007-tracks.csv             event_id, hit_id, track_id, as TrackML scores it: the first track of each hit
 
 acorn's track building and evaluation read the first, and so does `events.acorn`. Names and units are acorn's
@@ -34,9 +35,10 @@ from domainpar.reco.classical.finder import find_tracks
 from domainpar.reco.performance.matching import memberships
 from domainpar.reco.scores import CEILING, CLASSICAL, NETWORK, EventScores
 from domainpar.reco.segments import TrackHits
+from domainpar.reco.submission import write_piece
 from domainpar.reco.tracks import OF_POSITIONS, TrackOptions, finished, shared_hits, tracks_from_scores
 
-Format = Literal["zarr", "acorn", "csv"]
+Format = Literal["zarr", "acorn", "csv", "colliderml"]
 
 CERTAIN = 20.0  # as a logit: what a perfect network would say of a true segment
 
@@ -82,6 +84,9 @@ class TrackFinders:
             write_acorn(self.directory, dataset, whole.hits, scores, whole.edges("label"))
         if self.format == "csv":
             write_csv(self.directory, scores)
+        if self.format == "colliderml":
+            place, truth = event.place, whole.nodes("particle_id")
+            write_piece(self.directory, _stem(scores.event_id), place, scores.hit_id, _track_id(scores), truth)
         return scores
 
     def _classical(self, whole: WholeEvent) -> IntArray:

@@ -13,7 +13,7 @@ def two_cores(monkeypatch):
 @pytest.mark.usefixtures("two_cores")
 def test_all_grids_are_measured_predicted_and_agree(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(grid.cases, "CACHE", tmp_path / "events")
-    asked = ["--sizes", "1500", "1000", "--hidden", "16", "--graph-iters", "2", "--rounds", "1", "--repeats", "1"]
+    asked = ["--sizes", "1200", "800", "--hidden", "16", "--graph-iters", "2", "--rounds", "1", "--repeats", "1"]
     assert grid.main([*asked, "--most-ranks", "4", "--results", str(tmp_path / "lines.jsonl")]) == 0
     assert "grids of domainpar: the same bits" in capsys.readouterr().out
     rows, _ = short_runs.lines(tmp_path)

@@ -43,6 +43,12 @@ def frames(chart):
         return figure.axes
 
 
+@pytest.fixture(scope="module")
+def drawn(charts):
+    """The panels of each chart, drawn once, by its identity."""
+    return {id(chart): frames(chart) for chart in charts if chart.on_page or chart.caption}
+
+
 def shown(values):
     return np.array(values, np.float64)
 
@@ -63,12 +69,12 @@ def painted(axes, series):
     return map(shown, line.get_data())
 
 
-def test_every_chart_of_the_page_has_the_numbers_of_its_picture(charts):
+def test_every_chart_of_the_page_has_the_numbers_of_its_picture(charts, drawn):
     assert len({chart.name for chart in charts if chart.on_page}) == 6
     for chart in charts:
         if not chart.on_page:
             continue
-        of_page, of_picture = list(plots(chart)), frames(chart)
+        of_page, of_picture = list(plots(chart)), drawn[id(chart)]
         assert len(of_page) == len(of_picture) == len(chart.panels)
         for panel, axes, (_, _, traces) in zip(chart.panels, of_picture, of_page, strict=True):
             assert [trace["name"] for trace in traces] == [html.legend(series.name) for series in panel.series]
@@ -78,10 +84,10 @@ def test_every_chart_of_the_page_has_the_numbers_of_its_picture(charts):
                 assert np.allclose(shown(trace["y"]), y, equal_nan=True, rtol=1e-12), (chart.name, series.name)
 
 
-def test_intervals_and_bins_of_the_page_are_those_of_its_picture(charts):
+def test_intervals_and_bins_of_the_page_are_those_of_its_picture(charts, drawn):
     points = 0
     for chart in (chart for chart in charts if chart.caption):
-        for panel, axes, (_, _, traces) in zip(chart.panels, frames(chart), plots(chart), strict=True):
+        for panel, axes, (_, _, traces) in zip(chart.panels, drawn[id(chart)], plots(chart), strict=True):
             for series, trace in zip(panel.series, traces, strict=True):
                 if series.kind != "points":
                     continue
@@ -100,9 +106,9 @@ def test_intervals_and_bins_of_the_page_are_those_of_its_picture(charts):
     assert points > 50
 
 
-def test_labels_limits_and_ticks_of_the_page_are_those_of_its_picture(charts):
+def test_labels_limits_and_ticks_of_the_page_are_those_of_its_picture(charts, drawn):
     for chart in (chart for chart in charts if chart.on_page):
-        for panel, axes, (layout, number, _) in zip(chart.panels, frames(chart), plots(chart), strict=True):
+        for panel, axes, (layout, number, _) in zip(chart.panels, drawn[id(chart)], plots(chart), strict=True):
             for name, axis, described in (("xaxis", axes.xaxis, panel.x), ("yaxis", axes.yaxis, panel.y)):
                 of_page = layout[f"{name}{number}"]
                 assert of_page["title"]["text"] == html.text(described.label)
@@ -115,13 +121,13 @@ def test_labels_limits_and_ticks_of_the_page_are_those_of_its_picture(charts):
                     assert of_page["ticktext"] == [tick.get_text() for tick in axis.get_ticklabels()]
 
 
-def test_a_series_has_one_colour_and_one_entry_in_a_legend(charts):
+def test_a_series_has_one_colour_and_one_entry_in_a_legend(charts, drawn):
     for chart in (chart for chart in charts if chart.on_page):
         for figure in html.figures_of([chart]):
             for plot in figure.variants.values():
                 named = [trace["name"] for trace in plot["data"] if trace["showlegend"]]
                 assert len(named) == len(set(named)) > 0
-        axes = frames(chart)
+        axes = drawn[id(chart)]
         legends = [legend for frame in axes if (legend := frame.get_legend())] + axes[0].figure.legends
         entries = [text.get_text() for legend in legends for text in legend.get_texts()]
         named = {paint_matplotlib.text(series.name) for panel in chart.panels for series in panel.series}

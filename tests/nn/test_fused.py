@@ -86,7 +86,7 @@ NETWORKS = {
         ("node-first", (1, 3)),
         ("agnn", (1, 3)),
         *(slow(name, (1, 3)) for name in ("deep supervision", "one layer", "mpnn", "acorn")),
-        *(slow(name, (2, 8)) for name in ("edge-first", "agnn")),
+        slow("edge-first", (2, 8)),
     ],
 )
 def test_each_network_is_its_formula_and_has_one_hash_on_any_number_of_parts(by_kernels, name, parts):

@@ -1,0 +1,84 @@
+"""From ColliderML's files to a submission: tracks of each event as parquet, as its own scorer takes them."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pyarrow", reason="pyarrow is not installed (pip install '.[parquet]')")
+
+import pyarrow.parquet as pq
+from collider_files import write_sample
+from test_infer import inferred, opened, trained
+
+from domainpar.agreement import Refused
+from domainpar.events.preparation import prepare
+from domainpar.events.sources import open_source
+from domainpar.problems import Place, Problem
+from domainpar.reco.submission import join_pieces, majority_of_tracks, write_piece
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    place = tmp_path_factory.mktemp("submission")
+    write_sample(place / "files", 3, 1500, first=9000)
+    store = prepare(open_source("colliderml", directory=place / "files"), place / "store")
+    trained(store.path, place / "run", epochs=4, lr=1e-2)
+    return place
+
+
+def test_hits_on_tracks_of_all_events_are_one_table_whichever_rank_scored_them(place, tmp_path):
+    how = {"tracks": "cc", "format": "colliderml", "split": "all"}
+    listed, _ = inferred(place, tmp_path / "one", 1, **how)
+    inferred(place, tmp_path / "three", 3, domain_size=1, **how)
+    path = tmp_path / "one" / "submission.parquet"
+    assert path.read_bytes() == (tmp_path / "three" / "submission.parquet").read_bytes()
+    assert not list((tmp_path / "one").glob("*-tracks.parquet"))
+    table = pq.read_table(path).to_pydict()
+    assert list(table) == ["event_id", "hit_id", "track_id", "majority_particle_id"]
+    assert sorted(set(table["event_id"])) == [9000, 9001, 9002]
+    assert table["event_id"] == sorted(table["event_id"])
+    for event in listed["events"]:
+        track_id = opened(tmp_path / "one" / event["path"])["track_id"][...]
+        here = np.array(table["event_id"]) == int(event["event"])
+        hits = np.array(table["hit_id"])[here]
+        assert np.array_equal(hits, np.flatnonzero(track_id >= 0)), "a hit's number is its place in the row"
+        assert np.array_equal(np.array(table["track_id"])[here], track_id[hits])
+
+
+def test_the_official_scorer_takes_it(place, tmp_path):
+    pytest.importorskip("polars")
+    metrics = pytest.importorskip("colliderml.tasks.tracking.metrics")
+    explode = pytest.importorskip("colliderml.polars").explode_event_table_pyarrow
+    inferred(place, tmp_path / "out", tracks="cc", format="colliderml", split="all")
+    table = pq.read_table(tmp_path / "out" / "submission.parquet")
+    files = sorted((place / "files").rglob("*_tracker_hits/data/*/*.parquet"))
+    truth = explode(pq.ParquetDataset(files).read(), index_name="hit_id")
+    assert 0 < metrics.trackml_weighted_efficiency(table, truth) <= 1
+    assert 0 <= metrics.fake_rate(table, truth) < 1
+    particles = explode(pq.ParquetDataset([str(p).replace("tracker_hits", "particles") for p in files]).read())
+    assert metrics.physics_eff_pt1(table, particles) > 0
+
+
+def test_the_particle_of_most_hits_of_a_track_is_its_own_the_smaller_of_two():
+    track_id, truth = np.array([0, 0, 0, 2, 2, 1, 1, 2]), np.array([7, 7, 3, -1, 5, 9, 4, -1])
+    assert majority_of_tracks(track_id, truth).tolist() == [7, 7, 7, -1, -1, 4, 4, -1]
+    assert len(majority_of_tracks(track_id[:0], truth[:0])) == 0
+
+
+def test_particle_0_gets_its_number_back_and_without_truth_there_is_no_column(tmp_path):
+    track_id = np.array([1, -1, 1, 0])
+    write_piece(tmp_path, "event5", Place("5"), np.arange(4), track_id, np.array([-1, 2, -1, -2]))
+    table = pq.read_table(join_pieces(tmp_path)).to_pydict()
+    assert table["majority_particle_id"] == [0, 0, 2**64 - 2]
+    assert table["hit_id"] == [0, 2, 3]
+    write_piece(tmp_path, "event6", Place("6"), np.arange(4), track_id, None)
+    assert pq.read_table(join_pieces(tmp_path)).column_names == ["event_id", "hit_id", "track_id"]
+
+
+def test_events_whose_name_is_no_number_are_refused(tmp_path):
+    with pytest.raises(Problem, match="its name 'sim7' is no number"):
+        write_piece(tmp_path, "eventsim7", Place("sim7"), np.arange(1), np.zeros(1, np.int64), None)
+
+
+def test_without_tracks_there_is_nothing_to_submit(place, tmp_path):
+    with pytest.raises((Refused, Problem, ValueError), match="--format colliderml is a table of tracks"):
+        inferred(place, tmp_path / "out", format="colliderml")
