@@ -20,7 +20,7 @@ from domainpar.config import BITWISE, ConfigError, InferConfig, TrainConfig, res
 from domainpar.display.comparison import run_beside
 from domainpar.events.colliderml import import_parquet
 from domainpar.events.own_events import OwnEvents, kept_place, own_events, store_of_run, told_of
-from domainpar.events.store import EventRecord, EventStore
+from domainpar.events.store import EventRecord, EventStore, WholeEvent
 from domainpar.events.targets import check_conditions
 from domainpar.infer.judgement import Judgements, about_tracks, judge_of, track_cuts, track_options, track_target
 from domainpar.infer.tuning import keep, read, told, tune
@@ -36,7 +36,7 @@ from domainpar.reco.event_tracks import TrackFinders, check_acorn_files_can_be_w
 from domainpar.reco.score_files import choose_directory, publish, write_list, write_timings
 from domainpar.reco.scorer import LeftOut, Outcome, Scorer
 from domainpar.reco.scores import EventScores, score_events
-from domainpar.reco.submission import join_pieces
+from domainpar.reco.submission import SUBMISSION, OfficialFigures, join_pieces, tracks_of_events
 from domainpar.reco.tracks import OF_POSITIONS, TrackOptions
 from domainpar.training.checkpoint import parameters_sha256
 from domainpar.training.inputs import check_parts, open_store
@@ -44,6 +44,7 @@ from domainpar.training.network import DTYPES, load_network
 from domainpar.training.pretrained import as_run
 from domainpar.training.rundir import newest_run, read_run, state_of
 from domainpar.training.tasks import Tasks, label_arrays
+from domainpar.words import several
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,15 +145,28 @@ def _publish(config: InferConfig, job: Job, outcomes: dict[str, Outcome], left_o
     kept = {"run": os.path.relpath(run, place), "store": kept_place(job.scorer.store.path, place)}
     write_timings(unfinished, job.scorer.world.size, [summary.timing(outcome) for outcome in in_order])
     write_list(unfinished, [outcome.scored for outcome in in_order], about | kept)
-    if config.format == "colliderml":
-        join_pieces(unfinished)
+    submitted = _submitted(unfinished, records, job.scorer.store) if config.format == "colliderml" else []
     directory = publish(unfinished)
     beside = run_beside(run) if directory == run / "scores" else None
     tables = summary.performance_lines(
         performance, config.matching_style, naive=config.mode == "naive", shared=config.shared_hits
     )
-    notes = [*told_of(seen), *judgements.not_counted(), *summary.left_out_lines(left_out)]
+    notes = [*submitted, *told_of(seen), *judgements.not_counted(), *summary.left_out_lines(left_out)]
     print(*tables, *notes, *summary.last_lines(in_order, metrics, directory, about, beside), sep="\n", flush=True)
+
+
+def _submitted(unfinished: Path, records: Sequence[EventRecord], store: EventStore) -> list[str]:
+    """Make the submission of all events, and tell what its scorer counts if truth is known; on rank 0."""
+    path, counts = join_pieces(unfinished), OfficialFigures()
+    by_number = {int(record.event): record for record in records}
+    for number, hit_id, track_id in tracks_of_events(path):
+        with store.open(by_number[number]) as event:
+            whole = WholeEvent(event)
+            if (truth := whole.nodes("particle_id")) is None:
+                return [f"{SUBMISSION}: tracks of {several(len(records), 'event')}, without truth"]
+            place = np.argsort(ids := whole.nodes("hit_id"))
+            counts.add(place[np.searchsorted(ids, hit_id, sorter=place)], track_id, truth, event.particles())
+    return [f"{SUBMISSION}, as its scorer counts (docs/your_data.md): {counts.in_words()}"]
 
 
 def _set_up(config: InferConfig, world: World) -> Job:

@@ -10,10 +10,11 @@ from collider_files import write_sample
 from test_infer import inferred, opened, trained
 
 from domainpar.agreement import Refused
+from domainpar.events.graph import Particles
 from domainpar.events.preparation import prepare
 from domainpar.events.sources import open_source
 from domainpar.problems import Place, Problem
-from domainpar.reco.submission import join_pieces, majority_of_tracks, write_piece
+from domainpar.reco.submission import OfficialFigures, join_pieces, majority_of_tracks, write_piece
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ def test_hits_on_tracks_of_all_events_are_one_table_whichever_rank_scored_them(p
         assert np.array_equal(np.array(table["track_id"])[here], track_id[hits])
 
 
-def test_the_official_scorer_takes_it(place, tmp_path):
+def test_the_official_scorer_takes_it_and_says_what_is_printed(place, tmp_path, capsys):
     pytest.importorskip("polars")
     metrics = pytest.importorskip("colliderml.tasks.tracking.metrics")
     explode = pytest.importorskip("colliderml.polars").explode_event_table_pyarrow
@@ -52,16 +53,42 @@ def test_the_official_scorer_takes_it(place, tmp_path):
     table = pq.read_table(tmp_path / "out" / "submission.parquet")
     files = sorted((place / "files").rglob("*_tracker_hits/data/*/*.parquet"))
     truth = explode(pq.ParquetDataset(files).read(), index_name="hit_id")
-    assert 0 < metrics.trackml_weighted_efficiency(table, truth) <= 1
-    assert 0 <= metrics.fake_rate(table, truth) < 1
     particles = explode(pq.ParquetDataset([str(p).replace("tracker_hits", "particles") for p in files]).read())
-    assert metrics.physics_eff_pt1(table, particles) > 0
+    official = {
+        "trackml_eff": metrics.trackml_weighted_efficiency(table, truth),
+        "fake_rate": metrics.fake_rate(table, truth),
+        "dup_rate": metrics.duplicate_rate(table, truth),
+        "physics_eff_pt1": metrics.physics_eff_pt1(table, particles),
+    }
+    assert all(0 < figure < 1 for figure in official.values())
+    words = ", ".join(f"{name} {figure:.4f}" for name, figure in official.items())
+    assert f"as its scorer counts (docs/your_data.md): {words}" in capsys.readouterr().out
 
 
-def test_the_particle_of_most_hits_of_a_track_is_its_own_the_smaller_of_two():
+def test_the_particle_of_most_hits_of_a_track_is_its_own_the_first_of_two():
     track_id, truth = np.array([0, 0, 0, 2, 2, 1, 1, 2]), np.array([7, 7, 3, -1, 5, 9, 4, -1])
-    assert majority_of_tracks(track_id, truth).tolist() == [7, 7, 7, -1, -1, 4, 4, -1]
-    assert len(majority_of_tracks(track_id[:0], truth[:0])) == 0
+    majority, count = majority_of_tracks(track_id, truth)
+    assert majority.tolist() == [7, 7, 7, -1, -1, 9, 9, -1]
+    assert count.tolist() == [2, 2, 2, 2, 2, 1, 1, 2]
+    assert len(majority_of_tracks(track_id[:0], truth[:0])[0]) == 0
+
+
+def test_the_official_figures_by_hand():
+    """Five hits of particle 1, two of 2 and three of noise; two events with the same numbers of particles."""
+    truth = np.array([1, 1, 1, 1, 1, 2, 2, 0, 0, 0])
+    pt = np.array([2.0, 0.5, 3.0], np.float32)
+    numbers, unknown = np.array([1, 2, 3]), np.zeros(3)
+    particles = Particles(numbers, pt, unknown, np.zeros((3, 3)), unknown, unknown, np.array([1, 1, 0], np.int8))
+    counts = OfficialFigures()
+    # Track 0: 3 of particle 1 and 1 of 2; track 1: 2 of particle 1; track 2: noise and one of 2.
+    counts.add(np.array([0, 1, 2, 5, 3, 4, 6, 7, 8]), np.array([0, 0, 0, 0, 1, 1, 2, 2, 2]), truth, particles)
+    assert (counts.correct, counts.hits) == (3 + 2, 9), "particle 1 by track 0 alone; two of three hits of noise"
+    assert (counts.fakes, counts.tracks) == (0, 3)
+    assert (counts.split, counts.seen) == (2, 3), "1 and 2 are in two tracks"
+    assert (counts.found, counts.wanted) == ({0, 1}, {1})
+    counts.add(np.array([0, 5, 7]), np.zeros(3, np.int64), truth, None)
+    assert (counts.fakes, counts.tracks, counts.hits) == (1, 4, 12)
+    assert counts.in_words() == "trackml_eff 0.4167, fake_rate 0.2500, dup_rate 0.3333, physics_eff_pt1 1.0000"
 
 
 def test_particle_0_gets_its_number_back_and_without_truth_there_is_no_column(tmp_path):
