@@ -164,7 +164,9 @@ def _submitted(unfinished: Path, records: Sequence[EventRecord], store: EventSto
             whole = WholeEvent(event)
             if (truth := whole.nodes("particle_id")) is None:
                 return [f"{SUBMISSION}: tracks of {several(len(records), 'event')}, without truth"]
-            place = np.argsort(ids := whole.nodes("hit_id"))
+            ids = whole.nodes("hit_id")
+            assert ids is not None  # every store has them
+            place = np.argsort(ids)
             counts.add(place[np.searchsorted(ids, hit_id, sorter=place)], track_id, truth, event.particles())
     return [f"{SUBMISSION}, as its scorer counts (docs/your_data.md): {counts.in_words()}"]
 
