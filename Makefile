@@ -58,7 +58,7 @@ $(VENV)/.train-stamp: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(VENV)/.test-stamp: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing into $(VENV), with what the tests need, one to five minutes ..."
-	@$(PIP) -e ".[mpi,pyg,report,parquet,dev]"
+	@$(PIP) -e ".[mpi,pyg,report,parquet,export,dev]"
 	@touch $@
 
 $(VENV)/bin/python:

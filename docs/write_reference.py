@@ -17,6 +17,7 @@ COMMANDS = {
     "train": "a store to a run in `runs/0001`, ...",
     "infer": "a run and a store to scores of every edge, and tracks, in your order",
     "report": "a run to one HTML page, or pictures",
+    "export": "a run to an ONNX file as ACTS reads it, or a program of torch.export, checked on an event",
     "estimate": "a store, a network and a machine to seconds, memory and price of every grid of ranks",
     "doctor": "which parts of this machine and launcher work: a table, an exit code",
 }

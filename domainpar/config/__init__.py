@@ -7,6 +7,7 @@ Only commands and the rooms' entry points read these objects; everything below t
 
 from domainpar.config.doctor import DoctorConfig
 from domainpar.config.estimate import EstimateConfig
+from domainpar.config.export import ExportConfig
 from domainpar.config.group import OWN_MODEL, ConfigError, Group, flag, groups, is_code, resolved_yaml, title
 from domainpar.config.infer import SHIPPED, InferConfig
 from domainpar.config.prepare import PrepareConfig
@@ -23,8 +24,8 @@ from domainpar.config.texts import (
 from domainpar.config.train import BITWISE, MODELS, ON_STAGES, Network, TrainConfig
 
 __all__ = [
-    "BITWISE", "MODELS", "ON_STAGES", "OWN_MODEL", "SHIPPED", "ConfigError", "DoctorConfig", "EstimateConfig", "Group",
-    "InferConfig", "Network", "PrepareConfig", "ReportConfig", "TrainConfig", "conditions_of", "flag", "groups",
-    "is_code", "parse_layer_pairs", "parse_names", "parse_numbers", "parse_weighting", "resolved_yaml",
-    "session_arguments", "target_conditions", "title",
+    "BITWISE", "MODELS", "ON_STAGES", "OWN_MODEL", "SHIPPED", "ConfigError", "DoctorConfig", "EstimateConfig",
+    "ExportConfig", "Group", "InferConfig", "Network", "PrepareConfig", "ReportConfig", "TrainConfig",
+    "conditions_of", "flag", "groups", "is_code", "parse_layer_pairs", "parse_names", "parse_numbers",
+    "parse_weighting", "resolved_yaml", "session_arguments", "target_conditions", "title",
 ]  # fmt: skip
