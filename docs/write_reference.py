@@ -11,16 +11,7 @@ import sys
 from pathlib import Path
 
 import domainpar
-
-COMMANDS = {
-    "prepare": "events to a store of tiled graphs",
-    "train": "a store to a run in `runs/0001`, ...",
-    "infer": "a run and a store to scores of every edge, and tracks, in your order",
-    "report": "a run to one HTML page, or pictures",
-    "export": "a run to an ONNX file as ACTS reads it, or a program of torch.export, checked on an event",
-    "estimate": "a store, a network and a machine to seconds, memory and price of every grid of ranks",
-    "doctor": "which parts of this machine and launcher work: a table, an exit code",
-}
+from domainpar.__main__ import COMMANDS
 
 
 def flags() -> str:
@@ -28,8 +19,9 @@ def flags() -> str:
     lines = [
         "# Commands and flags",
         "",
-        "Each command is `python -m domainpar.<command>`, alone or after a launcher, and runs without flags. Any flag",
-        "can stand in a YAML file given with `--config` (`hidden: 64`); a run keeps its own in `config.yaml`.",
+        "Each command is `python -m domainpar.<command>`, or `domainpar <command>`, alone or after a launcher, and",
+        "runs without flags. Any flag can stand in a YAML file given with `--config` (`hidden: 64`); a run keeps its",
+        "own in `config.yaml`.",
         "",
         "| command | from what to what |",
         "| --- | --- |",

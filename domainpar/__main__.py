@@ -1,0 +1,59 @@
+"""domainpar COMMAND [flags]: the same as python -m domainpar.COMMAND [flags], alone or after a launcher."""
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+COMMANDS = {
+    "prepare": "events to a store of tiled graphs",
+    "train": "a store to a run in runs/0001, ...",
+    "infer": "a run and a store to scores of every edge, and tracks, in your order",
+    "report": "a run to one HTML page, or pictures",
+    "export": "a run to an ONNX file as ACTS reads it, or a program of torch.export, checked on an event",
+    "estimate": "a store, a network and a machine to seconds, memory and price of every grid of ranks",
+    "doctor": "which parts of this machine and launcher work: a table, an exit code",
+}
+"""The commands, and from what to what each leads."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command that is named first; returns its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["--version"]:
+        from domainpar import __version__
+
+        print(f"domainpar {__version__}")
+        return 0
+    if words[:1] in ([], ["--help"], ["-h"]):
+        print(_help())
+        return 0
+    if words[0] not in COMMANDS:
+        print(
+            f"domainpar: error: there is no command {words[0]!r}\nhint: {', '.join(COMMANDS)}; domainpar --help tells "
+            "what each does",
+            file=sys.stderr,
+        )
+        return 2
+    # Programs that this one starts, and files it writes, name the module.
+    module = import_module(f"domainpar.{words[0]}")
+    sys.argv = [str(module.__file__), *words[1:]]
+    code: int = module.main(words[1:])
+    return code
+
+
+def _help() -> str:
+    lines = [f"  {name:<9} {purpose}" for name, purpose in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: domainpar COMMAND [flags]",
+            "",
+            *lines,
+            "",
+            "Each runs without flags and explains them: domainpar train --help",
+            "On several ranks: mpiexec -n 8 domainpar train",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
