@@ -28,6 +28,9 @@ TUNED = "tracks.json"
 PROFILE = Path("profile", "profile.json")
 """The summary of a profile, as seen from its run; traces of ranks lie beside it."""
 
+TRACKERS = "trackers"
+"""Folder of a run for what trackers of others write, under names of their own."""
+
 _PARTIAL = rf"{re.escape(PARTIAL)}.*"
 _RUN = r"run\.json|tracks\.json|config\.yaml|metrics\.(jsonl|partial)|report\.html|run\.lock(\.takeover)?|\.trial-.*"
 _CHECKPOINT = r"\w+\.safetensors|(state|manifest)\.json"
@@ -43,6 +46,7 @@ def strangers_in_run(directory: Path) -> Iterator[Path]:
         "checkpoints": partial(_strangers, names="last|best", folders=checkpoint),
         "logs": partial(_strangers, names=r"rank_\d+\.txt"),
         PROFILE.parent.name: partial(_strangers, names=r"(profile|rank_\d+)\.json"),
+        TRACKERS: lambda folder: iter(()),
         "faults": partial(_strangers, names=r"board_of_rank_\d+\.txt"),
         "scores": strangers_in_scores,
     }

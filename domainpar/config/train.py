@@ -340,6 +340,10 @@ class Record(Group):
     log_every: int = 10
     """Steps between two printed lines."""
 
+    log: Literal["tensorboard", "wandb", "mlflow"] | None = None
+    """Show the figures of metrics.jsonl in a tracker as well, in trackers/ of the run, offline unless the tracker's own
+    variables say otherwise. Takes its package."""
+
     checkpoint_every: int | None = None
     """Steps between two checkpoints, besides the one at the end of each epoch."""
 

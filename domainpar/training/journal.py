@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import yaml
 from tqdm import tqdm
 
 from domainpar.config import TrainConfig, is_code, resolved_yaml
@@ -29,6 +30,7 @@ from domainpar.training.record import MetricsFile, keep_records, readable
 from domainpar.training.rundir import RunDirectory, RunFile
 from domainpar.training.sampler import Sample
 from domainpar.training.scratch import Traffic
+from domainpar.training.trackers import Tracker
 
 LONG_EPOCH = 10.0
 """Seconds from which on every epoch has a line of its own."""
@@ -52,6 +54,7 @@ class Journal:
         self._said: set[str] = set()
         self._costs: list[dict[str, Any]] = []
         self._exactness = exactness
+        self._tracker = Tracker(None, self.directory, {})
         self._expected: Expectation | None = None
         if directory.resume and self.world.is_root:
             self.file = RunFile.read(self.file.path)
@@ -92,6 +95,7 @@ class Journal:
             domain_size=self.world.domain.size,
             threads=team().size,
         )
+        self._tracker = Tracker(config.log, self.directory, yaml.safe_load(resolved))
         self.say(
             *summary.first_lines(config, self.lessons, self.trainer, allocator),
             *summary.memory_expected(expected),
@@ -111,6 +115,7 @@ class Journal:
             self.say(summary.exchanged(forward, backward, sums))
         lost_before = self._metrics.lost
         problem = self._metrics.add(record)
+        self._tracker.add(record)
         if problem is not None:
             if not lost_before:
                 warn(f"{self._metrics.path} cannot be written: {problem}; training goes on, its lines are lost")
@@ -163,6 +168,7 @@ class Journal:
         """
         if not self.world.is_root:
             return
+        self._tracker.close()
         sha256 = parameters_sha256(self.trainer.model)
         memory = {"peak_bytes": list(taken)} if self._expected is None else self._expected.as_record(taken)
         steps = state.step - self.file.content["began_at_step"]
@@ -200,6 +206,7 @@ class Journal:
         """Write and say that the run failed, since its last checkpoint could not be saved."""
         if not self.world.is_root:
             return
+        self._tracker.close()
         self.note(state="failed", error=f"rank 0: {problem}", steps=step)
         where = Where(rank=0, size=self.world.size, host=self.world.host, step=step, phase="save")
         command = summary.resume_command(self.directory, self.config)

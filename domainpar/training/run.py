@@ -37,6 +37,7 @@ from domainpar.training.parts import PartLoader, Skip
 from domainpar.training.pretrained import source
 from domainpar.training.rundir import RunDirectory, choose_directory, note_failure
 from domainpar.training.scratch import traffic
+from domainpar.training.trackers import check_tracker
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,6 +83,7 @@ def train(
     with ExitStack() as stack:
         stop = stop or stack.enter_context(StopFlag.listening())
         # Open and refuse.
+        on_root(world.transport, lambda: check_tracker(config.log))
         lessons = open_lessons(config, store, world)
         # Build.
         set_threads(config.threads or world.cores_for_each())

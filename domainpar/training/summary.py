@@ -11,6 +11,7 @@ from domainpar.config import Network, TrainConfig, flag, is_code
 from domainpar.nn.catalogue import options_of
 from domainpar.nn.classifier import Exactness
 from domainpar.nn.program import means_of
+from domainpar.own_files import PROFILE, TRACKERS
 from domainpar.parallel.world import World
 from domainpar.training.checkpoint import TrainingState
 from domainpar.training.inputs import Lessons
@@ -222,10 +223,12 @@ def last_lines(
     # Scores that compare like with like are those of sectors, too.
     naive = "" if config.sectors is None else f" --mode naive --sectors {config.sectors}"
     score = f"{this_python()} -m domainpar.infer --run {quote(str(directory))}{own_model(config)}{naive}{tracks}"
+    more = [name for name, asked in ((f"{PROFILE.parent}/", config.profile), (f"{TRACKERS}/", config.log)) if asked]
+    files = ", ".join(["metrics.jsonl", "config.yaml", "run.json", "checkpoints/", *more])
     return [
         f"{how} after {several(state.step, 'step')}, {seconds:.0f} s{best}",
         f"parameters sha256 {sha256[:16]}" + (": another number of ranks ends with the same" if exact else ""),
-        f"results in {directory}: metrics.jsonl, config.yaml, run.json, checkpoints/",
+        f"results in {directory}: {files}",
         f"next: {score if how == 'done' else resume_command(directory, config)}",
     ]
 
