@@ -19,7 +19,7 @@ from domainpar import World, parallelize, split_graph
 from domainpar.testing import find_mpiexec, run_command, run_ranks
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-STEPS = {"tracking.py": 3, "sphere.py": 4, "power_law.py": 4, "population.py": 3}
+STEPS = {"tracking.py": 3, "sphere.py": 4, "power_law.py": 4, "population.py": 3, "molecule.py": 4}
 MPIEXEC = find_mpiexec()
 # One launch for all: importing torch_geometric costs every rank seconds.
 EVERY_EXAMPLE = f"""
