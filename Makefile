@@ -10,7 +10,7 @@ ARGS ?=
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install -qq -c constraints.txt
 
-.PHONY: help train test test-slow test-faults lint bench table
+.PHONY: help train test test-slow test-faults lint bench table docs
 
 help:
 	@echo "make train   install into .venv, then train on built-in events with $(RANKS) ranks (RANKS=2 for two)"
@@ -19,6 +19,7 @@ help:
 	@echo "make test-faults   ranks killed, frozen and cut off, disks full, files spoilt, at every place: some twenty minutes"
 	@echo "make lint    style, types and the direction of imports"
 	@echo "make bench   short runs of all benchmarks, minutes, into bench/RESULTS.md (ARGS=--help for real events and more)"
+	@echo "make docs    build the pages as a site, into site/html, which opens from a disk"
 	@echo "make table   run convolutions and models of torch_geometric whole and split, into docs/"
 
 train: $(VENV)/.train-stamp
@@ -50,6 +51,14 @@ table: $(VENV)/.test-stamp
 	mv docs/reference/convolutions.md.new docs/reference/convolutions.md
 	OMP_NUM_THREADS=1 $(VENV)/bin/python tests/nn/adapt/survey.py models > docs/reference/models.md.new
 	mv docs/reference/models.md.new docs/reference/models.md
+
+docs: $(VENV)/.test-stamp $(VENV)/.docs-stamp
+	$(VENV)/bin/python docs/build_site.py
+
+$(VENV)/.docs-stamp: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "installing into $(VENV) what builds the site ..."
+	@$(PIP) -e ".[docs]"
+	@touch $@
 
 $(VENV)/.train-stamp: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing into $(VENV): torch and some 40 packages, one to five minutes ..."

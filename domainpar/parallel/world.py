@@ -197,7 +197,12 @@ class World:
         What is refused before work is printed once and becomes exit code 2, another expected error exit code 1.
 
         Args:
-            transport, device, domain_size, timeout, join_seconds, share_gpu: As for `launch`.
+            transport: As this and the next five for `launch`.
+            device: Where each rank computes.
+            domain_size: Ranks that share one event.
+            timeout: Seconds that a rank waits for others.
+            join_seconds: Seconds that ranks wait for each other at first.
+            share_gpu: Whether ranks may share a GPU.
             num_ranks: How many ranks there must be; None: as many as there are.
             same: What must be the same on every rank, besides versions and code.
         """
