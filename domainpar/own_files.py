@@ -28,13 +28,16 @@ TUNED = "tracks.json"
 PROFILE = Path("profile", "profile.json")
 """The summary of a profile, as seen from its run; traces of ranks lie beside it."""
 
+STREAM = "stream.json"
+"""What scores that were written as events came are of."""
+
 TRACKERS = "trackers"
 """Folder of a run for what trackers of others write, under names of their own."""
 
 _PARTIAL = rf"{re.escape(PARTIAL)}.*"
 _RUN = r"run\.json|tracks\.json|config\.yaml|metrics\.(jsonl|partial)|report\.html|run\.lock(\.takeover)?|\.trial-.*"
 _CHECKPOINT = r"\w+\.safetensors|(state|manifest)\.json"
-_SCORES = r"scores\.json|timings\.json|submission\.parquet|event.*(\.scores\.zarr\.zip|-tracks\.(csv|parquet))"
+_SCORES = r"(scores|stream)\.json|timings\.json|submission\.parquet|event.*(\.scores\.zarr\.zip|-tracks\.(csv|parquet))"
 _ACORN_FOLDER = r"(train|val|test)set(_tracks)?"
 _ACORN_FILE = r"event.*\.(pyg|txt)"
 

@@ -36,6 +36,13 @@ class Scoring(Group):
     """Small events that go through the network in one call: less time for each, the same bits on CPU. Of networks built
     on stages."""
 
+    stream: bool = False
+    """Score events as they come into the store, while prepare lets it grow, each written when it is done; goes on where
+    it stopped. TERM, USR1 or Ctrl-C ends it after the events under way."""
+
+    idle_seconds: float | None = None
+    """End --stream when nothing came for so long. Default: it waits until it is told to stop."""
+
     out: str | None = None
     """Directory of the scores, one file an event. Default: scores/ in the run's directory."""
 
@@ -189,3 +196,9 @@ class InferConfig(Scoring, Tracks, Matching, Ranks, Launch, BadEvents):
         for name in ("domain_size", "grouping"):
             if getattr(self, name) == "auto":
                 raise ConfigError(f"{flag(name)} auto is of train", "omit it, or say which")
+        if self.idle_seconds is not None and not self.stream:
+            raise ConfigError("--idle-seconds means nothing without --stream", "add it, or omit the flag")
+        if self.stream:
+            wrong = {"tune": self.tune, "overwrite": self.overwrite, "format colliderml": self.format == "colliderml"}
+            if given := [name for name, asked in wrong.items() if asked]:
+                raise ConfigError(f"--{given[0]} is about all events together, which --stream never has", "omit it")

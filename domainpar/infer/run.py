@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Sequence
@@ -23,17 +24,19 @@ from domainpar.events.own_events import OwnEvents, kept_place, own_events, store
 from domainpar.events.store import EventRecord, EventStore, WholeEvent
 from domainpar.events.targets import check_conditions
 from domainpar.infer.judgement import Judgements, about_tracks, judge_of, track_cuts, track_options, track_target
+from domainpar.infer.streaming import stream
 from domainpar.infer.tuning import keep, read, told, tune
 from domainpar.nn.program import set_threads
 from domainpar.own_files import TUNING, UNFINISHED
 from domainpar.parallel import gpus
 from domainpar.parallel.part_loading import check_sectors
+from domainpar.parallel.signals import StopFlag
 from domainpar.parallel.world import World
 from domainpar.problems import Problem
 from domainpar.reco import summary
 from domainpar.reco.classical.finder import surface_of
 from domainpar.reco.event_tracks import TrackFinders, check_acorn_files_can_be_written
-from domainpar.reco.score_files import choose_directory, publish, write_list, write_timings
+from domainpar.reco.score_files import SCORES_SUFFIX, choose_directory, publish, write_list, write_timings
 from domainpar.reco.scorer import LeftOut, Outcome, Scorer
 from domainpar.reco.scores import EventScores, score_events
 from domainpar.reco.submission import SUBMISSION, OfficialFigures, join_pieces, tracks_of_events
@@ -76,6 +79,9 @@ class Job:
 def score_store(config: InferConfig, world: World, allocator: str | None) -> None:
     """Score the events of a store and show how it goes (`domainpar.infer.infer`). *Collective*."""
     job = _set_up(config, world)
+    if config.stream:
+        _stream(config, job, allocator)
+        return
     on_root(world.transport, lambda: str(choose_directory(job.scorer.directory.parent, config.overwrite)))
     if world.is_root:
         print(*summary.first_lines(world, job.scorer.store, job.records, job.about, allocator), sep="\n", flush=True)
@@ -98,6 +104,22 @@ def score_store(config: InferConfig, world: World, allocator: str | None) -> Non
         raise Problem(f"none of {len(job.records)} events could be scored: {left_out[0].why}", event=left_out[0].event)
     if world.is_root:
         _publish(config, job, outcomes, sorted([*job.left_out, *left_out], key=lambda skipped: skipped.event))
+
+
+def _stream(config: InferConfig, job: Job, allocator: str | None) -> None:
+    """Score events as they come, until a stop is asked. *Collective*."""
+    world, place = job.scorer.world, job.scorer.directory.parent
+    identity = {name: job.scorer.origin[name] for name in sorted(job.scorer.origin)}
+    identity["tracks"] = None if job.options is None else asdict(job.options)
+    finish = replace(cast(TrackFinders, job.scorer.finish), directory=place)
+    scorer = replace(job.scorer, directory=place, finish=finish, on_bad_event="skip")
+    if world.is_root:
+        lines = summary.first_lines(world, scorer.store, job.records, job.about, allocator)
+        print(*lines, f"stream   : into {place}; Ctrl-C or kill -TERM ends it", sep="\n", flush=True)
+    with StopFlag.listening("stopping after the events under way") as stop:
+        figures = stream(config, scorer, json.loads(json.dumps(identity)), stop)
+    if world.is_root:
+        print(figures.line(), f"scores in {place}: one event<name>{SCORES_SUFFIX} an event", sep="\n", flush=True)
 
 
 def _tuned(config: InferConfig, job: Job) -> Job:

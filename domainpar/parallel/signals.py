@@ -22,10 +22,12 @@ class StopFlag:
     Attributes:
         asked: Set by SIGUSR1, SIGTERM or Ctrl-C; a second Ctrl-C interrupts at once.
         by: The signal that asked first; None if none did.
+        what: What is said then.
     """
 
     asked: bool = False
     by: int | None = None
+    what: str = "stopping at the next step, with a checkpoint"
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.asked and number == signal.SIGINT:
@@ -34,13 +36,17 @@ class StopFlag:
             self.asked, self.by = True, number
             if started_as_root():
                 # Not `print`, which the signal may have interrupted: its buffer takes no second call.
-                os.write(2, b"\nstopping at the next step, with a checkpoint; Ctrl-C (again) ends at once\n")
+                os.write(2, f"\n{self.what}; Ctrl-C (again) ends at once\n".encode())
 
     @classmethod
     @contextmanager
-    def listening(cls) -> Iterator[StopFlag]:
-        """Listen to the signals while the block runs. Does nothing outside a program's main thread."""
-        flag = cls()
+    def listening(cls, what: str | None = None) -> Iterator[StopFlag]:
+        """Listen to the signals while the block runs. Does nothing outside a program's main thread.
+
+        Args:
+            what: What happens next, said when a stop is asked; None: as in training.
+        """
+        flag = cls() if what is None else cls(what=what)
         if threading.current_thread() is not threading.main_thread():
             yield flag
             return

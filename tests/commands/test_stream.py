@@ -1,0 +1,177 @@
+"""`infer --stream`: events as they come into a store, each written once, through kills, stops and bad events."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from random_events import random_event
+from random_store import write_graph
+from spoilt_files import flip_a_byte
+from test_infer import trained
+
+from domainpar.agreement import Refused
+from domainpar.config import ConfigError, InferConfig
+from domainpar.events.store import EventStore, write_manifest
+from domainpar.infer import infer
+from domainpar.testing import find_mpiexec, run_ranks
+
+NUM_EVENTS = 100
+
+
+def write_store(directory, numbers):
+    """A store of so many small events; those that are there stay."""
+    records = []
+    for number in numbers:
+        graph = random_event(number, 40, 90)
+        tiles = np.random.default_rng(number).integers(0, 4, graph.num_nodes)
+        records.append(write_graph(directory, graph, tiles, 4, "train"))
+    write_manifest(directory, records, {})
+    return directory
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    place = tmp_path_factory.mktemp("stream")
+    write_store(place / "store", range(NUM_EVENTS))
+    learnt = write_store(place / "learnt", range(2))
+    trained(learnt, place / "run", epochs=1)
+    _stream(place, place / "whole")
+    return place
+
+
+def _stream(place, out, ranks=1, **flags):
+    store = flags.pop("store", str(place / "store"))
+    config = InferConfig(
+        run=str(place / "run"), store=store, stream=True, **{"idle_seconds": 0.3, "out": str(out), **flags}
+    )
+    run_ranks(lambda world: infer(config, world, None), ranks)
+    return json.loads((out / "stream.json").read_text())["session"]
+
+
+def files_in(out):
+    return {path.name: path.read_bytes() for path in out.glob("*.scores.zarr.zip")}
+
+
+def words(place, out, *more):
+    command = [sys.executable, "-m", "domainpar.infer", "--run", place / "run", "--store", place / "store", "--stream"]
+    return [str(word) for word in [*command, "--out", out, *more]]
+
+
+def started(command):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(number, out):
+    give_up = time.monotonic() + 60
+    while len(list(out.glob("*.scores.zarr.zip"))) < number:
+        assert time.monotonic() < give_up
+        time.sleep(0.005)
+
+
+def test_a_session_that_is_killed_is_taken_up_and_no_event_is_written_twice(place, tmp_path):
+    out = tmp_path / "out"
+    program = started(words(place, out))
+    wait_for(20, out)
+    program.kill()
+    program.communicate()
+    first = {path.name: path.stat().st_mtime_ns for path in out.glob("*.scores.zarr.zip")}
+    assert 20 <= len(first) < NUM_EVENTS
+    session = _stream(place, out, ranks=3)
+    assert session["events"] == NUM_EVENTS - len(first)
+    assert files_in(out) == files_in(place / "whole")
+    assert len(files_in(out)) == NUM_EVENTS
+    assert all((out / name).stat().st_mtime_ns == written for name, written in first.items())
+
+
+def test_files_are_those_that_infer_writes_without_it(place, tmp_path):
+    config = InferConfig(run=str(place / "run"), store=str(place / "store"), out=str(tmp_path / "plain"))
+    run_ranks(lambda world: infer(config, world, None), 2)
+    assert files_in(tmp_path / "plain") == files_in(place / "whole")
+
+
+@pytest.mark.slow
+def test_sigterm_ends_it_after_the_events_under_way(place, tmp_path):
+    out = tmp_path / "out"
+    program = started(words(place, out))
+    wait_for(10, out)
+    program.send_signal(signal.SIGTERM)
+    printed, errors = program.communicate(timeout=60)
+    assert program.returncode == 0, errors
+    assert "stopping after the events under way" in errors
+    done = json.loads((out / "stream.json").read_text())["session"]["events"]
+    assert done == len(files_in(out)) == printed.count("logits sha256")
+    _stream(place, out)
+    assert files_in(out) == files_in(place / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_mpiexec() is None, reason="no mpiexec or no mpi4py")
+def test_events_that_come_while_it_waits_are_scored_by_ranks_of_mpi(place, tmp_path, capsys):
+    store = write_store(tmp_path / "store", range(3))
+    out = tmp_path / "out"
+    command = words(place, out, "--store", store, "--idle-seconds", "3")
+    program = started([find_mpiexec(), "-n", "2", *command])
+    wait_for(3, out)
+    write_store(store, range(7))
+    printed, errors = program.communicate(timeout=60)
+    assert program.returncode == 0, errors
+    assert len(files_in(out)) == 7
+    assert "stream   : 7 events, " in printed
+    assert "p95" in printed
+
+
+def test_a_bad_event_is_left_out_and_the_others_are_scored(place, tmp_path):
+    store = tmp_path / "store"
+    shutil.copytree(place / "store", store)
+    spoilt = EventStore(store).events()[5]
+    flip_a_byte(store / spoilt.path, "nodes/hit_id/c/0")
+    session = _stream(place, tmp_path / "out", ranks=2, store=str(store))
+    assert session["events"] == NUM_EVENTS - 1
+    assert list(session["left_out"]) == [spoilt.event]
+    assert set(session["seconds"]) == {"p50", "p95", "p99", "longest"}
+
+
+def test_other_scores_other_files_and_flags_about_all_events_are_refused(place, tmp_path):
+    def refused(out, said, **flags):
+        with pytest.raises((Refused, ConfigError), match=said):
+            _stream(place, out, **flags)
+
+    whole = place / "whole"
+    before = files_in(whole)
+    refused(whole, "holds a stream of another tracks", tracks="cc")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").touch()
+    refused(tmp_path / "mine", "holds files that are not scores")
+    (tmp_path / "lost").mkdir()
+    shutil.copy(next(whole.glob("*.scores.zarr.zip")), tmp_path / "lost")
+    refused(tmp_path / "lost", "no stream.json")
+    (tmp_path / "done").mkdir()
+    (tmp_path / "done" / "scores.json").touch()
+    refused(tmp_path / "done", "holds finished scores")
+    refused(tmp_path / "out", "--tune is about all events together", tune=True, tracks="cc")
+    with pytest.raises(ConfigError, match="--idle-seconds means nothing without --stream"):
+        InferConfig(idle_seconds=1.0)
+    assert files_in(whole) == before
+
+
+@pytest.mark.slow
+def test_a_store_that_vanishes_ends_it_with_one_line(place, tmp_path):
+    store = tmp_path / "store"
+    shutil.copytree(place / "store", store)
+    out = tmp_path / "out"
+    program = started(words(place, out, "--store", store))
+    wait_for(NUM_EVENTS, out)
+    store.rename(tmp_path / "elsewhere")
+    _, errors = program.communicate(timeout=60)
+    assert program.returncode == 1
+    assert "Traceback" not in errors
+    assert str(store) in errors
