@@ -59,6 +59,13 @@ class FloatSums:
         gathered = transport.all_gather(self._sums.numpy().tobytes())
         self._sums = sum(torch.frombuffer(bytearray(part), dtype=self._sums.dtype) for part in gathered)  # type: ignore
 
+    def start_reduce(self, transport: Transport) -> FloatSums:
+        self.reduce(transport)
+        return self
+
+    def finish(self) -> None:
+        """Nothing is under way."""
+
     def total(self) -> Tensor:
         return self._sums.to(torch.float64, copy=True)  # `clear` is called while gradients are views of it
 

@@ -64,7 +64,7 @@ def test_own_kernels_train_to_one_hash_on_any_number_of_gpus(small, tmp_path, nu
         done = run(tmp_path / f"log{ranks}", *words, ranks=ranks, program=[PROGRAM], kernels=True, timeout=200.0)
         assert done.code == 0, done.text
         assert "exactness: the same bits on any number of ranks (self-test passed)" in done.text
-        assert done.counts()["launches"]["rows_backward"] > 10
+        assert done.counts()["launches"]["rows_backward"] >= 6 * epochs
         assert ranks == 1 or done.problems() == []
         about = json.loads((tmp_path / f"run{ranks}" / "run.json").read_text())
         hashes[ranks] = about["parameters_sha256"], losses(tmp_path / f"run{ranks}")
