@@ -17,6 +17,7 @@ from domainpar.testing import find_mpiexec
 pytestmark = pytest.mark.slow
 pytest.importorskip("build", reason="the package build is not installed (pip install '.[dev]')")
 needs_mpi = pytest.mark.skipif(find_mpiexec() is None, reason="no mpiexec or no mpi4py")
+WITHOUT_CHECKOUT = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -38,7 +39,7 @@ def installed(built, tmp_path_factory):
     place = tmp_path_factory.mktemp("environment") / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True, timeout=120)
     pip = [sys.executable, "-m", "pip", "--python", place / "bin" / "python", "install", "-q", "--no-deps", built[0]]
-    subprocess.run(pip, check=True, timeout=120)
+    subprocess.run(pip, check=True, timeout=120, env=WITHOUT_CHECKOUT)
     # A line in such a file is a folder to look in; that of an editable install there is not read.
     (packages,) = place.glob("lib/python*/site-packages")
     (packages / "needed.pth").write_text(sysconfig.get_path("purelib") + "\n")
@@ -58,7 +59,7 @@ def test_wheel_and_source_hold_what_they_promise(built):
 
 @needs_mpi
 def test_the_commands_work_where_the_wheel_alone_is(installed, tmp_path):
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment = dict(WITHOUT_CHECKOUT)
     if libraries := sorted(Path(sys.prefix, "lib").glob("libmpi.so.*")):  # from a wheel, beside its packages
         environment["MPI4PY_LIBMPI"] = str(libraries[0])
     environment |= {"PATH": f"{installed}:{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
