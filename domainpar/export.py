@@ -10,6 +10,7 @@ Examples:
   python -m domainpar.export pretrained:quickstart --store stores/full --event 000000007
 """
 
+import copy
 import json
 import logging
 import os
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from domainpar.command_line import config_of_run, run_command
 from domainpar.config import ConfigError, ExportConfig
+from domainpar.parallel.launcher import started_as_root
 from domainpar.problems import NotWritten, Problem, told
 from domainpar.report import named
 
@@ -52,6 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _work(config: ExportConfig) -> int:
+    if not started_as_root():  # nothing is shared: the others have nothing to do
+        return 0
     import torch
 
     torch.set_num_threads(1)
@@ -77,6 +81,7 @@ def export(config: ExportConfig) -> Path:
     from domainpar.events.store import EventStore
     from domainpar.nn.plain import plain_form
     from domainpar.parallel.world import World
+    from domainpar.training.checkpoint import parameters_sha256
     from domainpar.training.network import load_network
     from domainpar.training.pretrained import as_run
     from domainpar.training.rundir import newest_run, read_run
@@ -88,16 +93,18 @@ def export(config: ExportConfig) -> Path:
     store = EventStore(Path(config.store) if config.store else store_of_run(run, about))
     network, state = load_network(run, trained, config.checkpoint, store, World.alone())
     try:
-        module = plain_form(network, len(store.edge_feature_names)).float()
+        # A copy: what is shared keeps its type.
+        module = copy.deepcopy(plain_form(network, len(store.edge_feature_names))).float()
     except ValueError as error:
         raise Problem(f"the network of {run} has no exact export: {error}", "train one that has") from error
+    metadata = _metadata(run, store, module, parameters_sha256(network), state.step)
     out = Path(config.out or run / f"model.{config.format}")
     seen = {name for name, _ in about["store"]["events"].get("train", [])}
     with store.open(_event(config, store, seen)) as event:
         inputs, expected = _inputs(event), _own_logits(network, event, trained)
         partial = out.with_name(f".partial-{out.name}")
         try:
-            write(module, inputs, _metadata(run, about, store, module, state), partial)
+            write(module, inputs, metadata, partial)
             difference = compared(run_file(partial, inputs), expected, config.tolerance, event, inputs)
             os.replace(partial, out)
         except OSError as error:
@@ -179,19 +186,16 @@ def _given(module: "EdgeLogits", inputs: Inputs) -> dict[str, Any]:
     return dict(list(inputs._asdict().items())[: 3 if module.takes_edge_features else 2])
 
 
-def _metadata(
-    run: Path, about: dict[str, Any], store: "EventStore", module: "EdgeLogits", state: Any
-) -> dict[str, str]:
+def _metadata(run: Path, store: "EventStore", module: "EdgeLogits", sha256: str, step: int) -> dict[str, str]:
     """What a reader needs to know, as strings."""
     from domainpar import __version__
 
     names = {"node_features": list(store.feature_names)}
     if module.takes_edge_features:
         names["edge_features"] = list(store.edge_feature_names)
-    told_of = {"selection": {key: store.settings.get(key) for key in ("source", "node_scales", "edge_scales")}}
     values = {
-        **names, **told_of, "output": "logits; the score is their sigmoid", "producer": f"domainpar {__version__}",
-        "parameters_sha256": about["parameters_sha256"], "step": state.step, "run": run.name,
+        **names, "output": "logits; the score is their sigmoid", "producer": f"domainpar {__version__}",
+        "parameters_sha256": sha256, "step": step, "run": run.name,
     }  # fmt: skip
     return {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}
 

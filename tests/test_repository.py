@@ -40,3 +40,9 @@ def test_issue_templates_have_a_name_and_say_what_they_are_for():
         _, head, body = path.read_text().split("---\n", 2)
         assert set(yaml.safe_load(head)) == {"name", "about"}
         assert "domainpar.doctor" in body
+
+
+def test_no_two_test_files_have_one_name():
+    """pytest imports them by it: the second one would be an error of the whole run, and none of its own."""
+    names = [path.name for path in (ROOT / "tests").rglob("*.py") if path.name != "conftest.py"]
+    assert len(names) == len(set(names)), sorted(name for name in set(names) if names.count(name) > 1)

@@ -78,6 +78,8 @@ class Job:
 
 def score_store(config: InferConfig, world: World, allocator: str | None) -> None:
     """Score the events of a store and show how it goes (`domainpar.infer.infer`). *Collective*."""
+    if config.stream:  # from the start: one bad event does not stop it
+        config = replace(config, on_bad_event="skip")
     job = _set_up(config, world)
     if config.stream:
         _stream(config, job, allocator)
@@ -112,7 +114,7 @@ def _stream(config: InferConfig, job: Job, allocator: str | None) -> None:
     identity = {name: job.scorer.origin[name] for name in sorted(job.scorer.origin)}
     identity["tracks"] = None if job.options is None else asdict(job.options)
     finish = replace(cast(TrackFinders, job.scorer.finish), directory=place)
-    scorer = replace(job.scorer, directory=place, finish=finish, on_bad_event="skip")
+    scorer = replace(job.scorer, directory=place, finish=finish)
     if world.is_root:
         lines = summary.first_lines(world, scorer.store, job.records, job.about, allocator)
         print(*lines, f"stream   : into {place}; Ctrl-C or kill -TERM ends it", sep="\n", flush=True)
