@@ -35,7 +35,10 @@ TRACKERS = "trackers"
 """Folder of a run for what trackers of others write, under names of their own."""
 
 _PARTIAL = rf"{re.escape(PARTIAL)}.*"
-_RUN = r"run\.json|tracks\.json|config\.yaml|metrics\.(jsonl|partial)|report\.html|run\.lock(\.takeover)?|\.trial-.*"
+_RUN = (
+    r"run\.json|tracks\.json|config\.yaml|metrics\.(jsonl|partial)|report\.html|model\.(onnx|pt2)"
+    r"|run\.lock(\.takeover)?|\.trial-.*"
+)
 _CHECKPOINT = r"\w+\.safetensors|(state|manifest)\.json"
 _SCORES = r"(scores|stream)\.json|timings\.json|submission\.parquet|event.*(\.scores\.zarr\.zip|-tracks\.(csv|parquet))"
 _ACORN_FOLDER = r"(train|val|test)set(_tracks)?"

@@ -199,6 +199,7 @@ class InferConfig(Scoring, Tracks, Matching, Ranks, Launch, BadEvents):
         if self.idle_seconds is not None and not self.stream:
             raise ConfigError("--idle-seconds means nothing without --stream", "add it, or omit the flag")
         if self.stream:
-            wrong = {"tune": self.tune, "overwrite": self.overwrite, "format colliderml": self.format == "colliderml"}
+            wrong = {"tune": self.tune, "overwrite": self.overwrite}
+            wrong |= {f"format {name}": self.format == name for name in ("colliderml", "acorn")}
             if given := [name for name, asked in wrong.items() if asked]:
                 raise ConfigError(f"--{given[0]} is about all events together, which --stream never has", "omit it")

@@ -21,7 +21,7 @@ from domainpar.config import BITWISE, ConfigError, InferConfig, TrainConfig, res
 from domainpar.display.comparison import run_beside
 from domainpar.events.colliderml import import_parquet
 from domainpar.events.own_events import OwnEvents, kept_place, own_events, store_of_run, told_of
-from domainpar.events.store import EventRecord, EventStore, WholeEvent
+from domainpar.events.store import EventRecord, EventStore, WholeEvent, settings_digest
 from domainpar.events.targets import check_conditions
 from domainpar.infer.judgement import Judgements, about_tracks, judge_of, track_cuts, track_options, track_target
 from domainpar.infer.streaming import stream
@@ -112,7 +112,8 @@ def _stream(config: InferConfig, job: Job, allocator: str | None) -> None:
     """Score events as they come, until a stop is asked. *Collective*."""
     world, place = job.scorer.world, job.scorer.directory.parent
     identity = {name: job.scorer.origin[name] for name in sorted(job.scorer.origin)}
-    identity["tracks"] = None if job.options is None else asdict(job.options)
+    identity |= {"tracks": None if job.options is None else asdict(job.options), "classical": config.classical}
+    identity |= {"format": config.format, "events": settings_digest(job.scorer.store.settings)}
     finish = replace(cast(TrackFinders, job.scorer.finish), directory=place)
     scorer = replace(job.scorer, directory=place, finish=finish)
     if world.is_root:
@@ -182,9 +183,11 @@ def _publish(config: InferConfig, job: Job, outcomes: dict[str, Outcome], left_o
 def _submitted(unfinished: Path, records: Sequence[EventRecord], store: EventStore) -> list[str]:
     """Make the submission of all events, and tell what its scorer counts if truth is known; on rank 0."""
     path, counts = join_pieces(unfinished), OfficialFigures()
-    by_number = {int(record.event): record for record in records}
-    for number, hit_id, track_id in tracks_of_events(path):
-        with store.open(by_number[number]) as event:
+    tracks = dict(tracks_of_events(path))
+    none = np.zeros(0, np.int64), np.zeros(0, np.int64)
+    for record in records:
+        hit_id, track_id = tracks.get(int(record.event), none)
+        with store.open(record) as event:
             whole = WholeEvent(event)
             if (truth := whole.nodes("particle_id")) is None:
                 return [f"{SUBMISSION}: tracks of {several(len(records), 'event')}, without truth"]
@@ -192,7 +195,9 @@ def _submitted(unfinished: Path, records: Sequence[EventRecord], store: EventSto
             assert ids is not None  # every store has them
             place = np.argsort(ids)
             counts.add(place[np.searchsorted(ids, hit_id, sorter=place)], track_id, truth, event.particles())
-    return [f"{SUBMISSION}, as its scorer counts (docs/your_data.md): {counts.in_words()}"]
+    selected = any(store.settings.get(name) for name in ("volumes", "hard_cuts", "hit_loss"))
+    of = "as its scorer counts" + (", of the hits that the store keeps alone" if selected else "")
+    return [f"{SUBMISSION}, {of} (docs/your_data.md): {counts.in_words()}"]
 
 
 def _set_up(config: InferConfig, world: World) -> Job:

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ import numpy as np
 from domainpar.agreement import gather, on_all, on_root
 from domainpar.atomic_files import write_whole
 from domainpar.config import InferConfig
-from domainpar.events.store import MANIFEST, SUFFIX, EventRecord, EventStore, Split, event_file_name
+from domainpar.events.store import MANIFEST, SUFFIX, EventRecord, EventStore, Split, event_file_name, read_attributes
 from domainpar.own_files import STREAM, strangers_in_scores
 from domainpar.parallel.signals import StopFlag
 from domainpar.problems import Problem
@@ -110,12 +110,13 @@ def stream(config: InferConfig, scorer: Scorer, identity: dict[str, Any], stop: 
             fail_alike(world, Problem(seen["problem"], "what is done stays; start it again when the store is there"), 0)
         if seen["over"]:
             break
-        if not seen["names"]:
+        if not seen["records"]:
             time.sleep(LOOK_EVERY)
             continue
-        began, store = time.monotonic(), on_all(world.transport, lambda: EventStore(path, check_files=False))
+        began, records = time.monotonic(), [EventRecord(**record) for record in seen["records"]]
+        store = on_all(world.transport, lambda: EventStore(path, check_files=False)).only(records)
         of_batch = replace(scorer, store=store, judge=lambda event, scores: None)
-        for finished in of_batch.rounds(_records(store, seen["names"])):
+        for finished in of_batch.rounds(records):
             world.set_deadline(config.timeout)
             for outcome in finished if world.is_root else ():
                 print(summary.event_line(outcome), flush=True)
@@ -163,7 +164,7 @@ class _Inbox:
 
     def __init__(self, directory: Path, split: Split | None) -> None:
         self._directory, self._split = directory, split
-        self._waiting: dict[str, tuple[float, str]] = {}  # since when, and file, in the order of the store
+        self._waiting: dict[str, tuple[float, EventRecord]] = {}  # since when, in the order of the store
         self._over: set[str] = set()
         self._stamp: tuple[int, int] | None = None
         self._quiet_since = time.monotonic()
@@ -181,18 +182,19 @@ class _Inbox:
             self._stamp, now = stamp, time.monotonic()
             for record in EventStore(path, check_files=False).events(self._split):
                 if record.event not in self._over and record.event not in self._waiting:
-                    if self._file(record.event).exists():
+                    if self._is_done(record):
                         self._over.add(record.event)
                     else:
-                        self._waiting[record.event] = now, record.path
+                        self._waiting[record.event] = now, record
         first = list(islice(self._waiting.items(), 2 * most))
-        ahead = [path / place for _, (_, place) in first[most:]]
+        ahead = [path / record.path for _, (_, record) in first[most:]]
         threading.Thread(target=_read_ahead, args=(ahead,), daemon=True).start()
         now = time.monotonic()
         if first:
             self._quiet_since = now
         over = not first and patience is not None and now - self._quiet_since >= patience
-        return {"names": [name for name, _ in first[:most]], "over": over}
+        # Whole records: other ranks may see an older list of events, on a shared file system.
+        return {"records": [asdict(record) for _, (_, record) in first[:most]], "over": over}
 
     def done(self, outcome: Outcome | LeftOut, figures: Figures) -> None:
         """An event is scored, or left out."""
@@ -206,8 +208,10 @@ class _Inbox:
             figures.events += 1
             figures.latencies.append(time.monotonic() - since)
 
-    def _file(self, event: str) -> Path:
-        return self._directory / (event_file_name(event).removesuffix(SUFFIX) + SCORES_SUFFIX)
+    def _is_done(self, record: EventRecord) -> bool:
+        """Whether there are scores of this very event: one that was prepared anew is scored anew."""
+        path = self._directory / (event_file_name(record.event).removesuffix(SUFFIX) + SCORES_SUFFIX)
+        return path.exists() and read_attributes(path).get("event_sha256") == record.sha256
 
 
 def _read_ahead(paths: Sequence[Path]) -> None:
@@ -219,17 +223,3 @@ def _read_ahead(paths: Sequence[Path]) -> None:
                     pass
         except OSError:
             return  # whoever wants it says so
-
-
-def _records(store: EventStore, names: Sequence[str]) -> list[EventRecord]:
-    """The records of some events, on every rank.
-
-    Raises:
-        Problem: If this rank's view of the store lacks one.
-    """
-    by_name = {record.event: record for record in store.events()}
-    if missing := [name for name in names if name not in by_name]:
-        raise Problem(
-            f"{store.path} as this rank sees it has no event {missing[0]}", "do all ranks see one file system?"
-        )
-    return [by_name[name] for name in names]

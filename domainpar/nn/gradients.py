@@ -152,7 +152,12 @@ class _Piece:
         if self._under_way is None:
             if early:  # else nobody asks before they are over
                 self._rejected = self.sums.rejected_now()
-            self._under_way = self.sums.start_reduce(transport)
+            # One name for it on all ranks: some are in backward, those without an event are not.
+            doing, transport.doing = transport.doing, "the sums of gradients"
+            try:
+                self._under_way = self.sums.start_reduce(transport)
+            finally:
+                transport.doing = doing
 
     def finish(self) -> Tensor:
         """Wait for them and leave them in `grad`; returns the partials left out on all ranks."""

@@ -40,6 +40,8 @@ class EdgeLogits(nn.Module):
             edge_index: `src` and `dst` of each edge, int64 [2, E].
             edge_attr: Edge features, [E, edge features]; None if it takes none.
         """
+        if edge_attr is None and isinstance(self.module, InteractionOfRows):
+            edge_attr = x.new_zeros(edge_index.size(1), 0)
         given = (x, edge_index) if edge_attr is None else (x, edge_index, edge_attr)
         result = self.module(*given)
         logits: Tensor = result[EDGE.name] if isinstance(result, dict) else result
@@ -68,7 +70,9 @@ def plain_form(network: EdgeClassifier, edge_features: int) -> EdgeLogits:
     module = network.module
     if isinstance(module, PublishedNetwork):
         return EdgeLogits(module, module.needs_edge_features)
-    wanted = ("x", "edge_index", "edge_attr") if isinstance(module, InteractionOfRows) else wanted_arguments(module)
+    if isinstance(module, InteractionOfRows):
+        return EdgeLogits(module, edge_features > 0)
+    wanted = wanted_arguments(module)
     if wanted not in (("x", "edge_index"), ("x", "edge_index", "edge_attr")):
         raise ValueError(
             f"its forward takes {', '.join(wanted)}; only x, edge_index and edge_attr, in this order, can be."

@@ -61,7 +61,7 @@ def write_piece(
 def join_pieces(directory: Path) -> Path:
     """Make one submission of the tracks of all events, in the order of their numbers; the pieces go."""
     pa, pq = import_parquet()
-    pieces = sorted(directory.glob(f"*{PIECE}"))
+    pieces = sorted(directory.glob(f"*{PIECE}"), key=lambda piece: int(piece.name.removeprefix("event")[: -len(PIECE)]))
     path = directory / SUBMISSION
     write_whole(path, _as_bytes(pa.concat_tables([pq.read_table(piece) for piece in pieces])))
     for piece in pieces:
@@ -69,14 +69,14 @@ def join_pieces(directory: Path) -> Path:
     return path
 
 
-def tracks_of_events(submission: Path) -> Iterator[tuple[int, IntArray, IntArray]]:
-    """Number of each event, its hits that are on tracks, and their tracks."""
+def tracks_of_events(submission: Path) -> Iterator[tuple[int, tuple[IntArray, IntArray]]]:
+    """Number of each event that has tracks; its hits that are on them, and the track of each."""
     _, pq = import_parquet()
     table = pq.read_table(submission, columns=["event_id", "hit_id", "track_id"])
     event, hit, track = (column.to_numpy() for column in table.columns)
     numbers, first = np.unique(event, return_index=True)
-    for number, rows in zip(numbers.tolist(), np.split(np.arange(len(event)), first[1:])):
-        yield number, hit[rows], track[rows]
+    for number, rows in zip(numbers.tolist(), np.split(np.arange(len(event)), first[1:])):  # ascending, as written
+        yield number, (hit[rows], track[rows])
 
 
 def majority_of_tracks(track_id: IntArray, truth: IntArray) -> tuple[IntArray, IntArray]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from domainpar.export import Inputs, _inputs, _program, compared, export, main
 from domainpar.nn.catalogue import build_model
 from domainpar.nn.heads import EDGE, Head
 from domainpar.nn.plain import plain_form
+from domainpar.own_files import strangers_in_run
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install '.[export]')")
 pytest.importorskip("onnxscript", reason="onnxscript is not installed (pip install '.[export]')")
@@ -149,9 +152,21 @@ def test_a_network_without_a_head_of_edges_or_of_two_precisions_has_no_plain_for
         plain_form(network, 2)
     with pytest.raises(ValueError, match="makes products in bfloat16"):
         plain_form(build_model("interaction", 3, 2, hidden=16, graph_iters=1, products=torch.bfloat16), 2)
+    bare = build_model("interaction", 3, 0, hidden=16, graph_iters=1)
+    x, ends = torch.randn(5, 3), torch.randint(0, 5, (2, 9))
+    assert not plain_form(bare, 0).takes_edge_features
+    assert plain_form(bare, 0)(x, ends).shape == (9, 1)
+    assert not list(strangers_in_run_with_a_model())
     both = build_model("interaction", 3, 2, hidden=16, graph_iters=2, heads=(EDGE, *heads))
     x, ends, e = torch.randn(5, 3), torch.randint(0, 5, (2, 9)), torch.randn(9, 2)
     assert plain_form(both, 2)(x, ends, e).shape == (9, 1)
+
+
+def strangers_in_run_with_a_model():
+    """`train --overwrite` knows exported files for its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "model.onnx").touch()
+        return list(strangers_in_run(Path(folder)))
 
 
 class AsksTheHost(torch.nn.Module):

@@ -140,6 +140,23 @@ def test_a_bad_event_is_left_out_and_the_others_are_scored(place, tmp_path):
     assert set(session["seconds"]) == {"p50", "p95", "p99", "longest"}
 
 
+def test_an_event_that_was_prepared_anew_is_scored_anew(place, tmp_path):
+    store, out = tmp_path / "store", tmp_path / "out"
+    write_store(store, range(4))
+    assert _stream(place, out, store=str(store))["events"] == 4
+    before = files_in(out)
+    shutil.rmtree(store)
+    records = []
+    for number in range(4):
+        graph = random_event(number, 40, 90 + (number == 2))
+        tiles = np.random.default_rng(number).integers(0, 4, graph.num_nodes)
+        records.append(write_graph(store, graph, tiles, 4, "train"))
+    write_manifest(store, records, {})
+    assert _stream(place, out, store=str(store))["events"] == 1
+    after = files_in(out)
+    assert sum(after[name] != before[name] for name in before) == 1
+
+
 def test_other_scores_other_files_and_flags_about_all_events_are_refused(place, tmp_path):
     def refused(out, said, **flags):
         with pytest.raises((Refused, ConfigError), match=said):
@@ -157,6 +174,7 @@ def test_other_scores_other_files_and_flags_about_all_events_are_refused(place, 
     (tmp_path / "done").mkdir()
     (tmp_path / "done" / "scores.json").touch()
     refused(tmp_path / "done", "holds finished scores")
+    refused(tmp_path / "out", "--format acorn is about all events together", format="acorn", tracks="cc")
     refused(tmp_path / "out", "--tune is about all events together", tune=True, tracks="cc")
     with pytest.raises(ConfigError, match="--idle-seconds means nothing without --stream"):
         InferConfig(idle_seconds=1.0)

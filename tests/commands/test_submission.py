@@ -14,7 +14,13 @@ from domainpar.events.graph import Particles
 from domainpar.events.preparation import prepare
 from domainpar.events.sources import open_source
 from domainpar.problems import Place, Problem
-from domainpar.reco.submission import OfficialFigures, join_pieces, majority_of_tracks, write_piece
+from domainpar.reco.submission import (
+    OfficialFigures,
+    join_pieces,
+    majority_of_tracks,
+    tracks_of_events,
+    write_piece,
+)
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +105,16 @@ def test_particle_0_gets_its_number_back_and_without_truth_there_is_no_column(tm
     assert table["hit_id"] == [0, 2, 3]
     write_piece(tmp_path, "event6", Place("6"), np.arange(4), track_id, None)
     assert pq.read_table(join_pieces(tmp_path)).column_names == ["event_id", "hit_id", "track_id"]
+
+
+def test_events_are_in_the_order_of_their_numbers_whatever_the_names_of_their_files(tmp_path):
+    for number in (10, 9, 100):
+        write_piece(tmp_path, f"event{number}", Place(str(number)), np.arange(3), np.array([0, -1, number]), None)
+    table = pq.read_table(path := join_pieces(tmp_path)).to_pydict()
+    assert table["event_id"] == [9, 9, 10, 10, 100, 100]
+    assert {number: track.tolist() for number, (_, track) in tracks_of_events(path)} == {
+        9: [0, 9], 10: [0, 10], 100: [0, 100],
+    }  # fmt: skip
 
 
 def test_events_whose_name_is_no_number_are_refused(tmp_path):

@@ -25,10 +25,11 @@ from domainpar.events.store.layout import (
 )
 from domainpar.events.store.manifest import EventStore, standardised_by, write_manifest
 from domainpar.events.store.schema import names_in
-from domainpar.events.store.zip_files import read_arrays, write_arrays, write_event
+from domainpar.events.store.zip_files import read_arrays, read_attributes, write_arrays, write_event
 
 __all__ = [
     "MANIFEST", "SUFFIX", "EventRecord", "EventStore", "Events", "JoinedEvents", "OtherVersion", "Settings", "Split",
     "StoreError", "StoredEvent", "WholeEvent", "event_file_name", "file_sha256", "inspect_event", "names_in",
-    "read_arrays", "settings_digest", "standardised_by", "write_arrays", "write_event", "write_manifest",
+    "read_arrays", "read_attributes", "settings_digest", "standardised_by", "write_arrays", "write_event",
+    "write_manifest",
 ]  # fmt: skip

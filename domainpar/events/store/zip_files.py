@@ -44,6 +44,19 @@ def write_arrays(path: Path, arrays: Mapping[str, Array], attributes: Mapping[st
     return sha256_of(content)
 
 
+def read_attributes(path: Path) -> dict[str, Any]:
+    """What describes the arrays of a file that `write_arrays` wrote; of them none is read.
+
+    Raises:
+        StoreError: If the file is missing or damaged.
+    """
+    try:
+        with Archive(path) as archive:
+            return archive.attributes
+    except OSError as error:
+        raise StoreError(f"cannot be read: {error}", file=path) from error
+
+
 def read_arrays(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
     """The named arrays of a file that `write_arrays` wrote, and what describes them.
 
