@@ -9,7 +9,8 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from types import NoneType
@@ -33,7 +34,7 @@ from domainpar.config import (
 from domainpar.config.acorn import converted
 from domainpar.config.texts import loaded_yaml
 from domainpar.parallel.launcher import started_as_root
-from domainpar.problems import Problem, Where, error_text, expected
+from domainpar.problems import NotWritten, Problem, Where, error_text, expected, told
 from domainpar.words import some_of
 
 Config = TypeVar("Config", bound=Group)
@@ -80,6 +81,33 @@ def run_command(
             raise
         _print_error(problem)
         return 1
+
+
+def named(argv: Sequence[str]) -> list[str]:
+    """The words of a command line with `--run` before the run, which may stand alone.
+
+    Every flag of `report` and `export` takes one value, so a word that follows none is the run.
+    """
+    words = list(argv)
+    place = 0
+    while place < len(words) and words[place].startswith("-"):
+        place += 1 if "=" in words[place] else 2
+    if place < len(words) and not any(word.split("=")[0] == "--run" for word in words):
+        words.insert(place, "--run")
+    return words
+
+
+@contextmanager
+def refused_as_asked(command: str) -> Iterator[None]:
+    """Around the work of a command that writes one file: what will not do is refused, as flags are."""
+    try:
+        yield
+    except NotWritten:
+        raise
+    except ValueError as error:
+        about = told(error)
+        hint = about.pop("hint") or f"python -m domainpar.{command} --help explains the flags"
+        raise ConfigError(hint=hint, **about) from error
 
 
 def _print_error(problem: Problem) -> None:

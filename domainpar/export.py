@@ -20,11 +20,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from domainpar.command_line import config_of_run, run_command
-from domainpar.config import ConfigError, ExportConfig
+from domainpar.command_line import config_of_run, named, refused_as_asked, run_command
+from domainpar.config import ExportConfig
 from domainpar.parallel.launcher import started_as_root
-from domainpar.problems import NotWritten, Problem, told
-from domainpar.report import named
+from domainpar.problems import NotWritten, Problem
 
 if TYPE_CHECKING:
     import numpy as np
@@ -60,14 +59,8 @@ def _work(config: ExportConfig) -> int:
 
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", category=FutureWarning)  # torch's exporter warns of torch
-    try:
+    with refused_as_asked("export"):
         export(config)
-    except NotWritten:
-        raise
-    except ValueError as error:
-        about = told(error)
-        hint = about.pop("hint") or "python -m domainpar.export --help explains the flags"
-        raise ConfigError(hint=hint, **about) from error
     return 0
 
 

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from domainpar.command_line import run_command
+from domainpar.command_line import named, refused_as_asked, run_command
 from domainpar.config import ConfigError, ReportConfig
 from domainpar.parallel.launcher import started_as_root
-from domainpar.problems import NotWritten, expected, told
+from domainpar.problems import expected
 
 if TYPE_CHECKING:
     from domainpar.display.sections import Page
@@ -28,33 +28,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_command(ReportConfig, _work, __doc__, named(sys.argv[1:] if argv is None else argv))
 
 
-def named(argv: Sequence[str]) -> list[str]:
-    """The words of a command line with `--run` before the run, which may stand alone.
-
-    Every flag of this command takes one value, so a word that follows none is the run.
-    """
-    words = list(argv)
-    place = 0
-    while place < len(words) and words[place].startswith("-"):
-        place += 1 if "=" in words[place] else 2
-    if place < len(words) and not any(word.split("=")[0] == "--run" for word in words):
-        words.insert(place, "--run")
-    return words
-
-
 def _work(config: ReportConfig) -> int:
     if not started_as_root():  # nothing is shared: the others have nothing to do
         return 0
     try:
-        page = build_report(config)
-        path, size = write_report(page, Path(config.out or page.directory / "report.html"))
-        pictures = [] if config.png is None else write_pictures(page, Path(config.png))
-    except NotWritten:
-        raise
-    except ValueError as error:
-        about = told(error)
-        hint = about.pop("hint") or "python -m domainpar.report --help explains the flags"
-        raise ConfigError(hint=hint, **about) from error
+        with refused_as_asked("report"):
+            page = build_report(config)
+            path, size = write_report(page, Path(config.out or page.directory / "report.html"))
+            pictures = [] if config.png is None else write_pictures(page, Path(config.png))
     except ModuleNotFoundError as error:
         needed = str(error.name).split(".")[0]
         if needed not in ("plotly", "jinja2", "matplotlib"):

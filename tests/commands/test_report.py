@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from small_run import drawn, write_run
 
-from domainpar.report import main, named
+from domainpar.command_line import named
+from domainpar.report import main
 
 ROOT = Path(__file__).parents[2]
 
