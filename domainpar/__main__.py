@@ -10,6 +10,7 @@ COMMANDS = {
     "infer": "a run and a store to scores of every edge, and tracks, in your order",
     "report": "a run to one HTML page, or pictures",
     "export": "a run to an ONNX file as ACTS reads it, or a program of torch.export, checked on an event",
+    "import_acorn": "a checkpoint of acorn to a run",
     "estimate": "a store, a network and a machine to seconds, memory and price of every grid of ranks",
     "doctor": "which parts of this machine and launcher work: a table, an exit code",
 }
@@ -42,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _help() -> str:
-    lines = [f"  {name:<9} {purpose}" for name, purpose in COMMANDS.items()]
+    lines = [f"  {name:<12} {purpose}" for name, purpose in COMMANDS.items()]
     return "\n".join(
         [
             "usage: domainpar COMMAND [flags]",

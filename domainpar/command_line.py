@@ -83,17 +83,17 @@ def run_command(
         return 1
 
 
-def named(argv: Sequence[str]) -> list[str]:
-    """The words of a command line with `--run` before the run, which may stand alone.
+def named(argv: Sequence[str], flag: str = "--run") -> list[str]:
+    """The words of a command line with a flag, such as `--run`, before the one word that may stand without.
 
-    Every flag of `report` and `export` takes one value, so a word that follows none is the run.
+    Every other flag of such a command takes one value, so a word that follows none is the run.
     """
     words = list(argv)
     place = 0
     while place < len(words) and words[place].startswith("-"):
         place += 1 if "=" in words[place] else 2
-    if place < len(words) and not any(word.split("=")[0] == "--run" for word in words):
-        words.insert(place, "--run")
+    if place < len(words) and not any(word.split("=")[0] == flag for word in words):
+        words.insert(place, flag)
     return words
 
 
@@ -194,7 +194,8 @@ class _Command:
 
     def __init__(self, config_class: type[Group], text: str = "") -> None:
         self._config_class, self._text = config_class, text
-        self.name = config_class.__name__.removesuffix("Config").lower()
+        words = config_class.__name__.removesuffix("Config")
+        self.name = re.sub(r"(?<!^)(?=[A-Z])", "_", words).lower()
         self._help = f"python -m domainpar.{self.name} --help"
         hints = get_type_hints(config_class)
         self.fields = {name: hints[name] for group in groups(config_class) for name in group.__annotations__}

@@ -92,7 +92,7 @@ def export(config: ExportConfig) -> Path:
         raise Problem(f"the network of {run} has no exact export: {error}", "train one that has") from error
     metadata = _metadata(run, store, module, parameters_sha256(network), state.step)
     out = Path(config.out or run / f"model.{config.format}")
-    seen = {name for name, _ in about["store"]["events"].get("train", [])}
+    seen = {name for name, _ in (about["store"].get("events") or {}).get("train", [])}
     with store.open(_event(config, store, seen)) as event:
         inputs, expected = _inputs(event), _own_logits(network, event, trained)
         partial = out.with_name(f".partial-{out.name}")

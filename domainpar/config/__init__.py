@@ -9,6 +9,7 @@ from domainpar.config.doctor import DoctorConfig
 from domainpar.config.estimate import EstimateConfig
 from domainpar.config.export import ExportConfig
 from domainpar.config.group import OWN_MODEL, ConfigError, Group, flag, groups, is_code, resolved_yaml, title
+from domainpar.config.import_acorn import ImportAcornConfig
 from domainpar.config.infer import SHIPPED, InferConfig
 from domainpar.config.prepare import PrepareConfig
 from domainpar.config.ranks import session_arguments
@@ -25,7 +26,7 @@ from domainpar.config.train import BITWISE, MODELS, ON_STAGES, Network, TrainCon
 
 __all__ = [
     "BITWISE", "MODELS", "ON_STAGES", "OWN_MODEL", "SHIPPED", "ConfigError", "DoctorConfig", "EstimateConfig",
-    "ExportConfig", "Group", "InferConfig", "Network", "PrepareConfig", "ReportConfig", "TrainConfig",
-    "conditions_of", "flag", "groups", "is_code", "parse_layer_pairs", "parse_names", "parse_numbers",
+    "ExportConfig", "Group", "ImportAcornConfig", "InferConfig", "Network", "PrepareConfig", "ReportConfig",
+    "TrainConfig", "conditions_of", "flag", "groups", "is_code", "parse_layer_pairs", "parse_names", "parse_numbers",
     "parse_weighting", "resolved_yaml", "session_arguments", "target_conditions", "title",
 ]  # fmt: skip

@@ -44,7 +44,8 @@ ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
 """Keys with one possible meaning here: the values that have it, and why no other."""
 
 _OF_BOTH: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("output_layer_norm", "output_batch_norm", "bn_track_running_stats"), (False,)),
+    **dict.fromkeys(("output_layer_norm", "output_batch_norm"), (False,)),
+    **dict.fromkeys(("bn_track_running_stats", "track_running_stats"), (False,)),
     "edge_output_transform_final_layer_norm": (False,), "edge_output_transform_final_batch_norm": (False,),
     "edge_output_transform_final_activation": (None,),
     "undirected": (False,), "emb_channels": (0,), "aggregation": ("sum", ["sum"]), "aggr": ("add", "sum"),
@@ -62,6 +63,12 @@ NETWORKS: dict[str, tuple[str, dict[str, tuple[Any, ...]]]] = {
     }),
 }  # fmt: skip
 """Our name of each network of acorn, and the options it has under it."""
+
+# Options that a checkpoint may leave out, since what acorn takes then is what our network has.
+_MAY_BE_ABSENT = {
+    "InteractionGNN": {*_OF_BOTH, "batchnorm", "node_net_recurrent", "edge_net_recurrent"},
+    "InteractionGNN2": {*_OF_BOTH},
+}
 
 TRACK_BUILDERS = {"ConnectedComponents": "cc", "CCandWalk": "walk", "CCandJunctionRemoval": "junction"}
 
@@ -269,6 +276,26 @@ def _flow(value: Any) -> str:
 
 def _bare(conditions: Values) -> str:
     return _flow(conditions).removeprefix("{").removesuffix("}")
+
+
+def network_of(hyperparameters: Mapping[str, Any]) -> str:
+    """Our name of the network that an acorn checkpoint's hyperparameters describe.
+
+    Raises:
+        ConfigError: If there is none, naming every option that it lacks or that is another one.
+    """
+    theirs = str(hyperparameters.get("model"))
+    if theirs not in NETWORKS:
+        raise ConfigError(f"model '{theirs}' of acorn has no equal here", f"there are {' and '.join(NETWORKS)}")
+    ours, options = NETWORKS[theirs]
+    there = {name: hyperparameters[name] for name in options if name in hyperparameters}
+    others = [f"{name}: {value}" for name, value in there.items() if value not in options[name]]
+    absent = sorted(name for name in options.keys() - _MAY_BE_ABSENT[theirs] if name not in hyperparameters)
+    if others or absent:
+        what = "; ".join([*others, *(f"no {name}" for name in absent)])
+        expected = ", ".join(f"{name}: {of[0]}" for name, of in options.items() if name not in _OF_BOTH)
+        raise ConfigError(f"{theirs} with {what} is not {ours}", f"{ours} is acorn's with {expected}")
+    return ours
 
 
 # --- the conversion --------------------------------------------------------------------------------------------------

@@ -105,7 +105,7 @@ class OwnEvents:
 def told_of(counts: Mapping[str, Mapping[str, int]] | None) -> list[str]:
     """Sentences on the scored events that the network was trained on."""
     if counts is None:
-        return ["which of these events were trained on is not known: the run is of a version that did not keep it"]
+        return ["which of these events were trained on is not known: the run does not tell"]
     lines = [] if any(count["trained_on"] for count in counts.values()) else ["none of these events was trained on"]
     for split, count in counts.items():
         alone = f"the one {split} event" if count["events"] == 1 else None

@@ -14,7 +14,7 @@ import pickletools
 import pkgutil
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -123,18 +123,19 @@ def _event_id(path: Path) -> str:
     return path.stem.removeprefix("event") or path.stem
 
 
-def read_entries(place: Place) -> Mapping[str, Any]:
+def read_entries(place: Place, further: Sequence[tuple[Any, str]] = ()) -> Mapping[str, Any]:
     """Names and values of a saved `Data` or dict, read by allow-list: nothing that the file brings is run.
 
     Args:
-        place: The event and its file.
+        place: The event, if it is one, and the file.
+        further: Classes that stand for names that the file may ask for as well.
 
     Raises:
         Problem: If the file asks for more than tensors, numpy values and `Data` (with the names of what it asks for),
             cannot be read, holds something else, or claims more values than fit into it.
     """
     path = Path(str(place.file))
-    content = _load(path, place)
+    content = _load(path, place, further)
     if not isinstance(content, Mapping) and not hasattr(content, "to_dict"):
         raise place.problem(f"holds a {type(content).__name__}, expected a torch_geometric Data or a dict of tensors")
     entries: Mapping[str, Any] = content if isinstance(content, Mapping) else content.to_dict()
@@ -146,13 +147,13 @@ def read_entries(place: Place) -> Mapping[str, Any]:
     return entries
 
 
-def _load(path: Path, place: Place) -> object:
+def _load(path: Path, place: Place, further: Sequence[tuple[Any, str]]) -> object:
     """The content of the file, read without running anything it brings."""
     import torch
 
     if not path.is_file():
         raise place.problem("no such file")
-    with torch.serialization.safe_globals(_allowed()), warnings.catch_warnings():
+    with torch.serialization.safe_globals([*_allowed(), *further]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about pickle protocols that the reader then refuses itself
         try:
             return torch.load(path, map_location="cpu", weights_only=True)
@@ -161,7 +162,7 @@ def _load(path: Path, place: Place) -> object:
                 no_pyg = importlib.util.find_spec("torch_geometric") is None
                 raise place.problem(
                     f"refused, nothing of it was run: it asks for {', '.join(forbidden)}",
-                    "only tensors, numpy arrays and plain torch_geometric Data are read; save the graph as a dict of "
+                    "only tensors, numpy arrays and plain torch_geometric Data are read; save it as a dict of "
                     f"tensors{'; to read Data objects, install torch-geometric' if no_pyg else ''}",
                 ) from error
             reason = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"

@@ -83,6 +83,7 @@ class Journal:
                 "feature_names": store.feature_names,
                 "edge_feature_names": store.edge_feature_names,
                 "filter": store.settings.get("filter"),
+                "scales": store.scales,
             },
             tasks=self.lessons.tasks.to_json(),
             bitwise_problem=self._exactness.problem,

@@ -157,3 +157,10 @@ def _check_features(directory: Path, store: EventStore) -> None:
                 f"the network of {directory} was trained on {name} {expected} but the events of {store.path} have "
                 f"{names}; prepare them from the same kind of source, or name another --store."
             )
+    for name, expected in (trained_on.get("scales") or {}).items():
+        theirs = store.scales.get(name, expected)
+        if not np.allclose(theirs, expected, rtol=1e-6, atol=0):
+            raise ValueError(
+                f"the network of {directory} was trained on features with {name} {expected} but those of {store.path} "
+                f"are {theirs}; prepare them with --{name.replace('_', '-')} {', '.join(map(str, expected))!r}."
+            )

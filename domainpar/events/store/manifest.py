@@ -137,6 +137,14 @@ class EventStore:
         return self.records[0].edge_feature_names if self.records else ()
 
     @property
+    def scales(self) -> dict[str, list[float]]:
+        """Divisors of node and edge features that were read with scales; empty for features that are made here."""
+        if "node_scales" not in self.settings:
+            return {}
+        of_edges = self.settings["edge_scales"] or [1.0] * len(self.edge_feature_names)
+        return {"node_scales": self.settings["node_scales"], "edge_scales": of_edges}
+
+    @property
     def labels(self) -> dict[str, Label]:
         """Labels of nodes and events by name, with as many classes as any event has.
 

@@ -1,0 +1,43 @@
+"""Take over a trained interaction network of acorn: its checkpoint becomes a run, for infer, train --init and export.
+
+The file is read by an allow-list, and nothing in it is run. What the network has and ours has not is refused by name.
+
+Examples:
+  python -m domainpar.import_acorn artifacts/gnn.ckpt              runs/0001, and the commands to go on with
+"""
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from domainpar.command_line import named, refused_as_asked, run_command
+from domainpar.config import ImportAcornConfig
+from domainpar.parallel.launcher import started_as_root
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Import as the command line says; returns the exit code."""
+    words = named(sys.argv[1:] if argv is None else argv, "--checkpoint")
+    return run_command(ImportAcornConfig, _work, __doc__, words)
+
+
+def _work(config: ImportAcornConfig) -> int:
+    if not started_as_root():  # nothing is shared: the others have nothing to do
+        return 0
+    with refused_as_asked("import_acorn"):
+        from domainpar.training.acorn_checkpoint import as_run, read_network
+
+        network = read_network(Path(str(config.checkpoint)))
+        run, sha256 = as_run(network, config.out)
+    print(f"imported: {config.checkpoint}, step {network.step}, is {run}")
+    print(f"network : {network.model}, hidden {network.hidden}, {network.graph_iters} iterations; sha256 {sha256[:16]}")
+    flags = [word for flag, text in network.features.items() for word in (f"--{flag.replace('_', '-')}", text)]
+    prepare = ["python", "-m", "domainpar.prepare", "--source", "acorn", "--input", "DIRECTORY", "--store", "STORE"]
+    print(f"events  : {shlex.join([*prepare, *flags])}")
+    print(f"go on   : python -m domainpar.infer --run {shlex.quote(str(run))} --store STORE --tracks walk")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
