@@ -64,6 +64,7 @@ def prepare_store(config: PrepareConfig, world: "World", facts: "list[EventFacts
     """
     from tqdm import tqdm
 
+    from domainpar.events.given_edges import GivenEdges
     from domainpar.events.preparation import prepare
     from domainpar.problems import NotWritten
     from domainpar.reco.facts import EventFacts, facts_of
@@ -74,7 +75,8 @@ def prepare_store(config: PrepareConfig, world: "World", facts: "list[EventFacts
         usual = Path("stores") / (config.preset or f"simulate-{config.hits}")
     directory = usual if config.store is None else Path(config.store)
     module_map = _module_map(config, directory, world)
-    source = on_all(world.transport, lambda: _source(config, directory, module_map or _cuts(config)))
+    candidates = GivenEdges(config.edges_from) if config.edges_from else module_map or _cuts(config)
+    source = on_all(world.transport, lambda: _source(config, directory, candidates))
     looking: dict[str, Any] = {}
     if facts is not None:
         looking["look"] = lambda *event: asdict(facts_of(*event))
@@ -129,6 +131,7 @@ def _selection(config: PrepareConfig) -> "Selection":
 
 def _source(config: PrepareConfig, directory: Path, cuts: "Candidates", **other: Any) -> "Source":
     """The events of a configuration, joined by these cuts; `other` replaces arguments."""
+    from domainpar.events.given_edges import GivenEdges
     from domainpar.events.sources import open_source
 
     if config.source == "scores":
@@ -146,7 +149,10 @@ def _source(config: PrepareConfig, directory: Path, cuts: "Candidates", **other:
         "clusters": config.cluster_features,
         "acorn": _acorn_options(config) if config.source == "acorn" else None,
     }
-    return open_source(config.source, **{**arguments, **other})
+    opened = open_source(config.source, **{**arguments, **other})
+    if not isinstance(cuts, GivenEdges):
+        return opened
+    return replace(opened, files=lambda name: [*opened.files(name), cuts.path(name)])
 
 
 def _module_map(config: PrepareConfig, directory: Path, world: "World") -> "ModuleMap | None":

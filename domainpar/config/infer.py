@@ -110,9 +110,9 @@ class Tracks(Group):
     classical: bool = False
     """Find tracks by following helices through the hits as well, to compare with: some seconds for a full event."""
 
-    format: Literal["zarr", "acorn", "csv", "colliderml"] = "zarr"
+    format: Literal["zarr", "acorn", "csv", "edges", "colliderml"] = "zarr"
     """Besides the scores: acorn: files for acorn's track building and evaluation. csv: a table of hits and tracks.
-    colliderml: a submission to its benchmark, parquet."""
+    edges: edges with their scores as CSV, for ACTS. colliderml: a submission to its benchmark, parquet."""
 
     def check(self) -> None:
         """Refuse numbers that are no scores, and options of tracks without tracks."""

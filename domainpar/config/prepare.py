@@ -126,6 +126,10 @@ class CandidateEdges(Group):
     same_layer: bool = False
     """Join overlapping modules of one layer as well."""
 
+    edges_from: str | None = None
+    """Directory with the candidate edges of each event, event<name>-graph.csv with columns edge0 and edge1, rows of its
+    hits, as ACTS writes graphs; instead of the cuts above."""
+
     module_map: str | None = None
     """File of a module map, which joins hits instead of the cuts above; the store keeps a copy. 'build': learn one
     first, from events with truth."""
@@ -152,6 +156,9 @@ class CandidateEdges(Group):
         given = [name for name in of_cuts if getattr(self, name) != getattr(CandidateEdges, name)]
         if self.module_map is not None and given:
             raise ConfigError(f"{flag(given[0])} means nothing with --module-map", "a map has bounds of its own")
+        given += ["module_map"] * (self.module_map is not None)
+        if self.edges_from is not None and given:
+            raise ConfigError(f"{flag(given[0])} means nothing with --edges-from", "its files join hits already")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,6 +236,13 @@ class PrepareConfig(Source, AcornFiles, CandidateEdges, Tiles, Storage):
             raise ConfigError(
                 f"--module-map means nothing with --source {self.source}", "its files are graphs, joined already"
             )
+        if self.edges_from is not None and self.source not in OF_HITS:
+            what = f"--edges-from means nothing with --source {self.source}"
+            raise ConfigError(what, "its files are graphs, joined already")
+        selects = [name for name in ("volumes", "hard_cuts", "hit_loss") if getattr(self, name)]
+        if self.edges_from is not None and selects:
+            what = f"{flag(selects[0])} leaves hits out, and the rows of --edges-from count all of them"
+            raise ConfigError(what, "leave it out")
         if self.source != "trackml" and self.cluster_features:
             raise ConfigError(f"--cluster-features means nothing with --source {self.source}", "its hits have no cells")
         if self.source != "scores" and self.least_score != Source.least_score:

@@ -284,8 +284,8 @@ def _unfit(config: InferConfig, tasks: Tasks, run: Path) -> Problem | None:
         return Problem(
             f"--tracks {config.tracks}: the network of {run} has learnt {learnt}, and scores no edges", "omit it"
         )
-    if config.format == "acorn" and not tasks.edge_weight:
-        return Problem(f"--format acorn: the network of {run} scores no edges", "leave it out")
+    if config.format in ("acorn", "edges") and not tasks.edge_weight:
+        return Problem(f"--format {config.format}: the network of {run} scores no edges", "leave it out")
     if of_graph and (config.events_per_call > 1 or config.mode == "naive"):
         flag = "--mode naive" if config.mode == "naive" else f"--events-per-call {config.events_per_call}"
         return Problem(f"{flag}: label {of_graph[0]} of {run} is one of a whole event, seen alone", "leave it out")

@@ -4,6 +4,7 @@
     trainset_tracks/event000000007.txt    acorn: one track a line, its hit ids from the inside out
     event000000007-tracks.parquet         as `submission` tells; of all events together in the end
     event000000007-tracks.csv             event_id, hit_id, track_id, as TrackML scores it: the first track of each hit
+    event000000007-graph.csv              edges and their scores, as `events.given_edges` tells
 
 acorn's track building and evaluation read the first, and so does `events.acorn`. Names and units are acorn's
 (`acorn/utils/loading_utils.py`, GNN4ITkTeam/CommonFramework): no prefixes, pt in MeV. Files appear under their name
@@ -27,6 +28,8 @@ from domainpar import faults
 from domainpar.atomic_files import write_whole
 from domainpar.compiling import clock
 from domainpar.events.detector import field_of_surfaces
+from domainpar.events.given_edges import SUFFIX as EDGES_SUFFIX
+from domainpar.events.given_edges import write_edges
 from domainpar.events.graph import FloatArray, Hits, IntArray, Particles, surface_numbers
 from domainpar.events.store import SUFFIX, StoredEvent, WholeEvent, event_file_name
 from domainpar.events.truth_order import rows_of_table
@@ -38,7 +41,7 @@ from domainpar.reco.segments import TrackHits
 from domainpar.reco.submission import write_piece
 from domainpar.reco.tracks import OF_POSITIONS, TrackOptions, finished, shared_hits, tracks_from_scores
 
-Format = Literal["zarr", "acorn", "csv", "colliderml"]
+Format = Literal["zarr", "acorn", "csv", "edges", "colliderml"]
 
 CERTAIN = 20.0  # as a logit: what a perfect network would say of a true segment
 
@@ -84,6 +87,9 @@ class TrackFinders:
             write_acorn(self.directory, dataset, whole.hits, scores, whole.edges("label"))
         if self.format == "csv":
             write_csv(self.directory, scores)
+        if self.format == "edges":
+            path, scored = self.directory / f"{_stem(scores.event_id)}{EDGES_SUFFIX}", scores.edge_scored
+            write_edges(path, scores.edge_index[:, scored], scores.edge_score[scored])
         if self.format == "colliderml":
             place, truth = event.place, whole.nodes("particle_id")
             write_piece(self.directory, _stem(scores.event_id), place, scores.hit_id, _track_id(scores), truth)

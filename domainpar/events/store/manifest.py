@@ -287,6 +287,7 @@ def _command_anew(directory: Path, manifest: dict[str, Any]) -> str:
         flags["volumes"] = ", ".join(map(str, settings["volumes"]))
     if "module_map" in settings:
         flags["module_map"] = directory / "module_map.safetensors"  # the store keeps a copy
+    flags["edges_from"] = "DIRECTORY_OF_ITS_EDGES" if "edges_from" in settings else None
     for name in ("node_features", "node_scales", "edge_features", "edge_scales", "pt_unit"):
         value = settings.get(name)
         flags[name] = ", ".join(map(str, value)) if isinstance(value, list) else value
