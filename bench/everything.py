@@ -75,6 +75,7 @@ BENCHES = (
     Bench("learning", "default 'rate 6e-3' --hits 5000 --num-events 5 --hidden 16 --budget 5", "", ""),
     Bench("stability", "--quick", "", ""),
     Bench("tracks", "--ranks 1 2 --repeats 3", "--case medium"),
+    Bench("serving", "--hidden 16 --requests 5", "--case small"),
     Bench("graphs", "--events 2", "--presets full --hits 5000", "--data {data}"),
     Bench("realism", "--events 1", "--num-hits 20000", "--data {data}"),
 )
