@@ -44,30 +44,46 @@ EXACT = {
             torch.rand(e.size(0)) > 0.5
         )
     ),
+    "normal numbers": like_one_rank(
+        lambda x, c, src: (
+            (torch.randn(x.size(0), 4) + torch.randn_like(x))[src],
+            c * torch.randn(4) + torch.randn(()),
+            torch.randn_like(c, dtype=torch.float32),
+        )
+    ),
+    "normal numbers of edges": like_one_rank(lambda e: (torch.randn(e.size(0), 2), torch.randn_like(e.half()))),
+    "written over": like_one_rank(
+        lambda x, c, src: (
+            x.detach().clone().normal_()[src] + x.detach().clone().normal_(3, 0.1)[src],
+            x.detach().clone().uniform_(-1, 1)[src],
+            c.detach().clone().uniform_() * c.new_empty(4).normal_(),
+        )
+    ),
+    "coins": like_one_rank(
+        lambda u, x, src, c: (
+            torch.bernoulli(u.clamp(max=1))[src],
+            x.detach().bernoulli(0.3)[src],
+            x.detach().clone().bernoulli_(0.3)[src],
+            torch.bernoulli(c.detach() * 0 + 0.5),
+        )
+    ),
     "nothing dropped": lambda x: F.dropout(x, 0.0) + F.dropout(x, 0.5, training=False) + F.dropout(x, 0.9, False),
     "everything dropped": lambda x, src: F.dropout(x, 1.0)[src] + x[src],
     "in evaluation": (lambda x, net: net(x), {"net": lambda: nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 4)).eval()}),
 }
 
 DRAWS = {
-    "normal": lambda x: torch.randn(x.size(0), 4),
-    "normal, like rows": lambda x: torch.randn_like(x),
-    "normal, of every rank": lambda x: x * torch.randn(4),
     "integers": lambda x: torch.randint(0, 3, (x.size(0),)),
     "a permutation": lambda x: torch.randperm(x.size(0)),
-    "coins": lambda u: torch.bernoulli(u * 0 + 0.5),
     "a choice": lambda u: torch.multinomial(u, 3),
-    "in place": lambda x: x.detach().clone().uniform_(),
-    "in place, normal": lambda x: x.detach().clone().normal_(),
     "exponential": lambda x: x.detach().clone().exponential_(),
-    "of every rank, in place": lambda x, c: x * c.detach().clone().normal_(),
     "alpha dropout": lambda x: F.alpha_dropout(x, 0.5, training=True),
     "whole features": lambda vectors: F.dropout1d(vectors, 0.5),
     "native dropout": lambda x: torch.native_dropout(x, 0.5, True)[0],
     "random slopes": lambda x: F.rrelu(x, training=True),
-    "normal distributions": lambda x, u: torch.normal(x.detach(), u.detach()),
 }
 REFUSED = {name: (function, "random") for name, function in DRAWS.items()}
+REFUSED["normal distributions"] = (lambda x, u: torch.normal(x.detach(), u.detach()), "mean + std * torch.randn_like")
 REFUSED["native dropout"] = (DRAWS["native dropout"], "native_dropout")
 
 

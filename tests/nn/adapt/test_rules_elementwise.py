@@ -117,9 +117,6 @@ REFUSED = {
     "cumsum of a vector": (lambda v: v.cumsum(-1), "runs along the nodes"),
     "rows sorted": (lambda v: v.sort(), "runs along the nodes"),
     "the order of rows": (lambda v: v.argsort(), "runs along the nodes"),
-    "the best rows": (lambda v: v.topk(3), "runs along the nodes"),
-    "the third row": (lambda v: v.kthvalue(3), "runs along the nodes"),
-    "columns normalised": (lambda x: F.normalize(x, dim=0), "runs along the nodes"),
     "differences of rows": (lambda x: x.diff(dim=0), "runs along the nodes"),
     "an embedding of row numbers, too short": (
         lambda src, net: net(src),

@@ -103,15 +103,6 @@ EXACT = {
 }
 
 REFUSED = {
-    "medians": (lambda x: x.median(0), "no exact form"),
-    "the median of all": (lambda x: x.median(), "no exact form"),
-    "which is largest": (lambda x: x.argmax(0), "no exact form"),
-    "which is largest of all": (lambda x: x.argmax(), "no exact form"),
-    "products": (lambda x: x.prod(0), "no exact form"),
-    "quantiles": (lambda x: torch.quantile(x, 0.5, dim=0), "no exact form"),
-    "the commonest": (lambda batch: batch.mode(0), "no exact form"),
-    "sums without nan": (lambda x: x.nansum(0), "nansum"),
-    "another norm": (lambda x: x.norm(p=1, dim=0), "norm of order 1"),
     "losses in the old way": (lambda x, z: F.mse_loss(x, z, size_average=False), "reduction='sum'"),
     "losses of torch itself": (lambda v, mask: torch.binary_cross_entropy_with_logits(v, mask.double()), "functional"),
     "a weighted mean of squares": (lambda x, z, c: F.mse_loss(x, z, weight=c.abs()), "weighted mean"),

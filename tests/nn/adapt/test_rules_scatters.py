@@ -47,6 +47,8 @@ def test_the_extremes_of_torch_scatter_are_exact_and_do_not_tell_which_it_was(sc
 
     check(both)
     check(lambda e, dst: scatter_ops.scatter_max(e, dst.view(-1, 1).expand_as(e), 0, None, 13)[0])
+    which = lambda e, dst: e[scatter_ops.scatter_max(e, dst.view(-1, 1).expand_as(e), 0, None, 13)[1]]  # noqa: E731
+    check(which, refused="tells on a split graph which number is the largest, not whose it is")
 
 
 NO_NODE_WITHOUT_EDGES = sample(
@@ -164,6 +166,7 @@ EXACT = {
         torch.bincount(batch, minlength=7),
         torch.bincount(dst, minlength=x.size(0)),
         torch.bincount(dst, minlength=x.size(0), weights=w.detach()),
+        torch.bincount(dst, minlength=len(x))[:, None] * x,
         x.new_zeros(int(batch[-1]) + 1, 4).index_add(0, batch, x),
     ),
     "how often, by weights and of small integers": lambda kind, w, batch, x: (

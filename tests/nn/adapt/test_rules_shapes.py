@@ -27,6 +27,16 @@ def loops_cut_off(x, edge_index, e):
 
 
 EXACT = {
+    "their number as a plain integer": lambda x, e, series: (
+        x.view(13, 2, 2),
+        x.reshape(len(x), -1, 2).sum(1),
+        e.view(len(e), 2, -1),
+        series.reshape(2, 13, 3, 1),
+    ),
+    "a plain integer that is also that of features": (
+        lambda x: x.view(4, 4),
+        {"sample": ODD["as many nodes as features"]},
+    ),
     "squeezed in place": lambda x, series: (
         (lambda a: (a.squeeze_(1), a.sum(-1))[1])(x[:, :1].clone()),
         (lambda a: (a.squeeze_(), a * a)[1])(series[:1] * 1),
@@ -120,15 +130,9 @@ EXACT = {
 REFUSED = {
     "pieces of other rows put together": (lambda e, x: x.view(-1, 2)[:, :1] + e.view(-1, 2)[:, :1], "not the same"),
     "pieces of steps by rows": (lambda series: series.reshape(-1, 3), "merges rows"),
-    "the number of rows as a plain integer": (lambda x: x.view(13, 2, 2), "plain integer"),
-    "a plain integer that fits": (
-        lambda x: x.view(4, 4),
-        "plain integer",
-        {"sample": ODD["as many nodes as features"]},
-    ),
     "a plain integer that fits the rows here": (
         lambda x: x.reshape(4, 2, 4),
-        "plain integer",
+        "merges rows",
         {"sample": ODD["as many local rows as features"]},
     ),
     "turned and run together": (lambda x: x.t().reshape(-1, 4), "merges rows"),

@@ -64,7 +64,6 @@ REFUSED = {
         "at several indices",
     ),
     "a list of entries": (lambda x: x.masked_select(x > 0), "x[mask]"),
-    "a random choice of rows": (lambda v: F.gumbel_softmax(v, dim=0, hard=True), "no exact form", {}),
 }
 
 

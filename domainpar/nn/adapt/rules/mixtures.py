@@ -14,6 +14,7 @@ from domainpar.nn.adapt.calls import Call, words
 from domainpar.nn.adapt.nested import tensors_in
 from domainpar.nn.adapt.rows import NotExact, Rows, mark
 from domainpar.nn.adapt.rules.elementwise import changed, find_place, without_rows
+from domainpar.nn.adapt.rules.order import OVER_ROWS
 from domainpar.nn.adapt.rules.reductions import softmax_over_rows
 from domainpar.nn.adapt.watch import Watch, rule
 
@@ -49,8 +50,11 @@ MATRICES = words(
 MIXES = {
     **dict.fromkeys(words("argsort cummax cummin glu log_softmax softmax softmin sort"), Mixed(-1, "input dim")),
     **dict.fromkeys(words("cumprod cumsum logcumsumexp"), Mixed(None, "input dim")),
-    **dict.fromkeys(words("diff kthvalue topk linalg_cross linalg_vecdot"), Mixed(-1, "input by dim")),
-    **dict.fromkeys(words("cosine_similarity normalize"), Mixed(1, "input by dim")),
+    **dict.fromkeys(words("diff linalg_cross linalg_vecdot"), Mixed(-1, "input by dim")),
+    "topk": Mixed(-1, "input by|k dim largest sorted"),
+    "kthvalue": Mixed(-1, "input by|k dim keepdim"),
+    "cosine_similarity": Mixed(1, "input by dim"),
+    "normalize": Mixed(1, "input p dim eps"),
     "cross": Mixed(None, "input by dim"),
     **dict.fromkeys((*MATRICES, "cdist", "fold", "linalg_diagonal"), Mixed((-2, -1), "input|A")),
     **dict.fromkeys(words("diag_embed pairwise_distance view_as_complex"), Mixed(-1)),
@@ -62,8 +66,8 @@ MIXES = {
     **dict.fromkeys(words("fft_fftshift fft_ifftshift unflatten"), Mixed(None, "input dim")),
     "roll": Mixed(None, "input by dims"),
     "rot90": Mixed((0, 1), "input by dims"),
-    **dict.fromkeys(words("prod median nanmedian mode argmax argmin aminmax"), Mixed(None, "input dim keepdim")),
-    "quantile": Mixed(None, "input q dim keepdim"),
+    **dict.fromkeys(words("median nanmedian mode aminmax"), Mixed(None, "input dim keepdim")),
+    "quantile": Mixed(None, "input q dim keepdim interpolation"),
     # of pictures, in torch.nn.functional, or of a tensor along a dimension
     "unfold": Mixed(
         lambda call, _: call.get("dimension", 0) if call.func is Tensor.unfold else (-3, -2, -1), "input dimension"
@@ -90,11 +94,15 @@ def mixing(watch: Watch, call: Call) -> Any:
         if rows is not None and rows.dim in MIXES[call.name].of(call, tensor):
             if call.name in ("softmax", "log_softmax") and isinstance(call.get("dim"), int):
                 return softmax_over_rows(watch, call, rows.dim)
+            if call.name == "normalize":
+                return _normalized(watch, call)
+            if call.name in OVER_ROWS and tensor is call.get("input"):
+                return OVER_ROWS[call.name](watch, call)
             raise NotExact(
                 f"torch.{call.name} runs along the {rows.axis.name}, whose order and number are the whole graph's, not "
-                "one rank's, and has no exact form that is known here; sum, mean, max, min, var, std and softmax over "
-                "rows have one, and so has what is done along other dimensions, to each row by itself. Sort edges "
-                "before split_graph."
+                "one rank's, and has no exact form that is known here; sum, mean, max, min, var, std, softmax, topk, "
+                "median and quantile over rows have one, and so has what is done along other dimensions, to each row "
+                "by itself. Sort edges before split_graph."
             )
     place = find_place(watch, call)
     if call.name == "kron" and all(watch.rows(tensor) is not None for tensor in call.tensors):
@@ -111,6 +119,13 @@ def mixing(watch: Watch, call: Call) -> Any:
 
 for _name in MIXES.keys() - {"linalg_solve", "searchsorted"}:  # have rules of their own
     rule(_name, takes=MIXES[_name].takes)(mixing)
+
+
+def _normalized(watch: Watch, call: Call) -> Any:
+    """Each column over its norm: `normalize(x, p, dim, eps)`."""
+    x, p, dim = call.get("input"), call.get("p", 2.0), call.get("dim", 1)
+    with watch.in_other_words():
+        return x / x.norm(p, dim, keepdim=True).clamp_min(call.get("eps", 1e-12))
 
 
 @dataclass(frozen=True)

@@ -140,11 +140,11 @@ def dropout(watch: Watch, call: Call) -> Any:
     return mark(result, None if rows is None else rows.but())
 
 
-@rule("rand", takes="size*")
-@rule("rand_like", takes="input")
-def uniform(watch: Watch, call: Call) -> Any:
-    """Uniform numbers in [0, 1), one for each row's global number."""
-    if call.name == "rand_like":
+@rule("rand", "randn", takes="size*")
+@rule("rand_like", "randn_like", takes="input")
+def numbers(watch: Watch, call: Call) -> Any:
+    """Uniform numbers in [0, 1), or normal ones, one for each row's global number."""
+    if call.name.endswith("like"):
         like = call.get("input")
         rows, shape, device, dtype = watch.rows(like), like.shape, like.device, like.dtype
     else:
@@ -152,9 +152,43 @@ def uniform(watch: Watch, call: Call) -> Any:
         rows, device, dtype = _rows_of_sizes(watch, sizes), call.kwargs.get("device") or "cpu", None
         shape = torch.Size([size.axis.length if type(size) is RowCount else size for size in sizes])
     dtype = call.kwargs.get("dtype") or dtype or torch.get_default_dtype()
-    bits = _drawn(watch, shape, rows, lambda ids, key, width: random_bits(ids, key, width, device))
+    draw = _uniform if call.name.startswith("rand_") or call.name == "rand" else _normal
+    table = _drawn(watch, shape, rows, lambda ids, key, width: draw(ids, key, width, device).to(dtype))
+    return mark(table, None if rows is None else rows.but())
+
+
+@rule("uniform", takes="input from|a to|b")
+@rule("normal", takes="input mean std")
+def written_over(watch: Watch, call: Call) -> Any:
+    """`x.normal_(mean, std)` and `x.uniform_(low, high)`."""
+    if not call.in_place:
+        raise NotExact(f"torch.{call.name} with a mean for each row; use mean + std * torch.randn_like(mean).")
+    x = call.get("input")
+    uniform = call.name == "uniform"
+    first, second = call.get("from" if uniform else "mean", 0.0), call.get("to" if uniform else "std", 1.0)
+    scale = second - first if uniform else second
+    with watch.in_other_words():
+        return x.copy_((torch.rand_like(x) if uniform else torch.randn_like(x)).mul_(scale).add_(first))
+
+
+@rule("bernoulli", takes="input p")
+def bernoulli(watch: Watch, call: Call) -> Any:
+    """1 with a probability of each number's own, or of one for all; by the global numbers of rows."""
+    x, p = call.get("input"), call.get("p")
+    with watch.in_other_words():
+        drawn = (torch.rand_like(x) < (x if p is None else p)).to(x.dtype)
+        return x.copy_(drawn) if call.in_place else drawn
+
+
+def _uniform(ids: Tensor, key: int, width: int, device: torch.device | str) -> Tensor:
     # 24 of 32 bits: every float holds them exactly, so the numbers are the same in each type.
-    return mark((bits >> 8).to(dtype) * 2.0**-24, None if rows is None else rows.but())
+    return (random_bits(ids, key, width, device) >> 8) * torch.tensor(2.0**-24, dtype=torch.float64)
+
+
+def _normal(ids: Tensor, key: int, width: int, device: torch.device | str) -> Tensor:
+    """By Box and Muller: a radius and an angle, of 32 bits each, for each number."""
+    radius, angle = (random_bits(ids, key, 2 * width, device).double() + 0.5).mul_(2.0**-32).chunk(2, 1)
+    return (-2 * radius.log()).sqrt() * (2 * math.pi * angle).cos()
 
 
 Draw = Callable[[Tensor, int, int], Tensor]
@@ -179,9 +213,8 @@ def _ids(watch: Watch, axis: Axis, length: int) -> Tensor:
 
 @rule(
     *words(
-        "alpha_dropout feature_alpha_dropout dropout1d dropout2d dropout3d feature_dropout bernoulli randn randn_like "
-        "randint randint_like randperm normal uniform multinomial exponential poisson rrelu cauchy geometric "
-        "log_normal random"
+        "alpha_dropout feature_alpha_dropout dropout1d dropout2d dropout3d feature_dropout randint randint_like "
+        "randperm multinomial exponential poisson rrelu cauchy geometric log_normal random"
     ),
     takes="input lower upper training",
 )
@@ -192,8 +225,8 @@ def other_draws(watch: Watch, call: Call) -> Any:
     if call.name == "rrelu" and not call.get("training", False):
         return RULES["leaky_relu"](watch, call)
     raise NotExact(
-        f"torch.{call.name} draws random numbers that would be others on each rank; dropout, rand and rand_like are "
-        "drawn by the global number of a row and may be used."
+        f"torch.{call.name} draws random numbers that would be others on each rank; dropout, rand, randn, "
+        "rand_like, randn_like and bernoulli are drawn by the global number of a row and may be used."
     )
 
 

@@ -89,11 +89,34 @@ def _reduced(watch: Watch, call: Call) -> Reduced:
     return Reduced(tensor, rows, tuple(each % tensor.dim() for each in dims), keep, dtype)
 
 
-@reduction("sum", "mean", "nansum")
+@reduction("nansum", "nanmean")
+def add_up_numbers(watch: Watch, call: Call, of: Reduced) -> Any:
+    """Sums and means of what is not NaN."""
+    with watch.in_other_words():
+        is_number = ~of.tensor.isnan()
+        total = torch.where(is_number, of.tensor, 0.0).sum(of.dims, keepdim=True, dtype=of.dtype)
+        total = total / is_number.sum(of.dims, keepdim=True) if call.name == "nanmean" else total
+    return of.whole(total)
+
+
+@reduction("prod")
+def multiply(watch: Watch, call: Call, of: Reduced) -> Any:
+    """Products, of all ranks in their order. The derivative by one rank's product is that of the others."""
+    mine = watch.counted(of.tensor).to(of.dtype or of.tensor.dtype)
+    for dim in sorted(of.dims):
+        mine = mine.prod(dim, keepdim=True)
+    total, others = torch.ones_like(mine), torch.ones_like(mine)
+    for rank, product in enumerate(watch.part.gather(mine)):
+        total = total * product
+        others = others if rank == watch.part.part else others * product
+    if not total.is_floating_point():
+        return of.whole(total)
+    return of.whole(with_gradient_of(total, summed(mine * others, watch.part)))
+
+
+@reduction("sum", "mean")
 def add_up(watch: Watch, call: Call, of: Reduced) -> Any:
     """Sums, and means as sums divided by the number of the whole graph."""
-    if call.name == "nansum":
-        raise NotExact("torch.nansum over rows; use torch.where and sum.")
     total = total_over_rows(watch, of)
     return of.whole(total / of.num_summed() if call.name == "mean" else total)
 
@@ -207,43 +230,81 @@ class _Normed(torch.autograd.Function):
         return to_x, to_scale, to_shift, None, None, None, None
 
 
-class ValuesOnly(NamedTuple):
-    """The result of `max` over rows; the number of the row differs between ranks."""
+class Extreme(NamedTuple):
+    """The result of `max` over rows: the numbers, and the place of the first row in the whole graph that has them."""
 
     values: Tensor
-    indices: None = None
+    indices: Any
+
+
+class Untold:
+    """In place of row numbers that are not told: whoever uses them is refused."""
+
+    def __init__(self, call: str) -> None:
+        self._call = call
+
+    def __index__(self) -> int:
+        raise NotExact(f"{self._call} tells on a split graph which number is the largest, not whose it is.")
 
 
 @reduction("amax", "amin")
 @reduction("max", "min", takes="input dim|other keepdim")
 def extreme(watch: Watch, call: Call, of: Reduced) -> Any:
     """The largest or smallest; ties share the gradient, or the first has it where torch tells which it was."""
-    tells_which = call.name in ("max", "min") and call.get("dim") is not None
-    best = of.whole(extreme_over_rows(watch, of, 1 if call.name.endswith("max") else -1, only_first=tells_which))
-    return ValuesOnly(best) if tells_which else best
+    sign = 1 if call.name.endswith("max") else -1
+    if call.name in ("max", "min") and call.get("dim") is not None:
+        best, first = first_over_rows(watch, of, sign)
+        return Extreme(of.whole(best), of.whole(first))
+    return of.whole(extreme_over_rows(watch, of, sign))
 
 
-def extreme_over_rows(watch: Watch, of: Reduced, sign: int, only_first: bool = False) -> Tensor:
-    """The largest (sign 1) or smallest (-1) over rows of all ranks.
+@reduction("argmax", "argmin")
+def place_of_extreme(watch: Watch, call: Call, of: Reduced) -> Any:
+    """The place in the whole graph of the first row that has the largest or smallest number."""
+    if call.get("dim") is None:  # among all numbers, in the order of the whole graph
+        with watch.in_other_words():
+            flat = call.get("input").reshape(-1)
+            return flat.argmax(0) if call.name == "argmax" else flat.argmin(0)
+    return of.whole(first_over_rows(watch, of, 1 if call.name == "argmax" else -1)[1])
 
-    Those that are equal share the gradient; or the first of them, by its global number, has it.
-    """
-    mine = watch.counted(of.tensor)
-    dtype = mine.dtype
-    mine = mine if dtype.is_floating_point else mine.to(torch.int64)  # bools and bytes have no negative
-    best = sign * largest(_best_here(sign * mine.detach(), of), watch.part)
-    if dtype.is_floating_point:
+
+def extreme_over_rows(watch: Watch, of: Reduced, sign: int) -> Tensor:
+    """The largest (sign 1) or smallest (-1) over rows of all ranks; those that are equal share the gradient."""
+    mine, best = _extreme(watch, of, sign)
+    if mine.dtype.is_floating_point:
         chosen = mine.detach() == best
-        if only_first:  # of the chosen rows of each column the one of the smallest number
-            axis = of.rows.axis
-            keys = axis.keys if axis.counted is None else axis.keys[axis.counted]
-            shape = [-1 if dim == of.rows.dim else 1 for dim in range(mine.dim())]
-            numbers = torch.where(chosen, keys.view(shape), torch.iinfo(torch.int64).max)
-            chosen = numbers == -largest(_best_here(-numbers, of), watch.part)
-        ties = summed(chosen.to(dtype).sum(of.dims, keepdim=True), watch.part)
-        carrier = torch.where(chosen, mine, 0.0).sum(of.dims, keepdim=True)
-        best = with_gradient_of(best, summed(carrier, watch.part) / ties)
-    return best.to(dtype)
+        ties = summed(chosen.to(mine.dtype).sum(of.dims, keepdim=True), watch.part)
+        best = _carried(watch, of, best, mine, chosen, ties)
+    return best.to(of.tensor.dtype)
+
+
+def first_over_rows(watch: Watch, of: Reduced, sign: int) -> tuple[Tensor, Tensor]:
+    """The same, and the place of the first row that has it, which has the gradient; NaN is beyond all numbers."""
+    mine, best = _extreme(watch, of, sign)
+    chosen = mine.detach() == best
+    if mine.dtype.is_floating_point:
+        chosen |= mine.detach().isnan() & best.isnan()
+    axis = of.rows.axis
+    places = axis.places if axis.counted is None else axis.places[axis.counted]
+    shape = [-1 if dim == of.rows.dim else 1 for dim in range(mine.dim())]
+    places = torch.where(chosen, places.view(shape), torch.iinfo(torch.int64).max)
+    first = -largest(_best_here(-places, of), watch.part)
+    if mine.dtype.is_floating_point:
+        best = _carried(watch, of, best, mine, places == first, 1)
+    return best.to(of.tensor.dtype), first
+
+
+def _extreme(watch: Watch, of: Reduced, sign: int) -> tuple[Tensor, Tensor]:
+    """The numbers that this rank counts, and the largest or smallest of all ranks, without gradient."""
+    mine = watch.counted(of.tensor)
+    mine = mine if mine.dtype.is_floating_point else mine.to(torch.int64)  # bools and bytes have no negative
+    return mine, sign * largest(_best_here(sign * mine.detach(), of), watch.part)
+
+
+def _carried(watch: Watch, of: Reduced, best: Tensor, mine: Tensor, chosen: Tensor, ties: Tensor | int) -> Tensor:
+    """`best` with a gradient that goes to the numbers that were chosen, in equal shares."""
+    carrier = torch.where(chosen, mine, 0.0).sum(of.dims, keepdim=True)
+    return with_gradient_of(best, summed(carrier, watch.part) / ties)
 
 
 def _best_here(values: Tensor, of: Reduced) -> Tensor:
@@ -266,28 +327,33 @@ def truth(watch: Watch, call: Call, of: Reduced) -> Any:
     *words("norm linalg_vector_norm vector_norm linalg_norm linalg_matrix_norm"), takes="input|A p|ord dim keepdim"
 )
 def norm(watch: Watch, call: Call, of: Reduced) -> Any:
-    """Norms of features, of vectors and matrices; over rows the Euclidean one."""
+    """Norms of features, of vectors and matrices; over rows those of vectors, of order 1 and above."""
     is_matrix = call.name == "linalg_matrix_norm"
     order = call.get("p", "fro" if is_matrix else None)
     is_matrix |= call.name == "linalg_norm" and order is not None and len(of.dims) == 2
     power = 2 if order in (None, "fro") else order
-    if power != 2 or (is_matrix and order != "fro") or of.tensor.is_complex():
+    if not isinstance(power, int | float) or abs(power) < 1 or (is_matrix and order != "fro") or of.tensor.is_complex():
         kind = "norm of a matrix" if is_matrix else "norm"
-        raise NotExact(f"a {kind} of order {power} over the {of.rows.axis.name}; only the Euclidean one is known here.")
-    squares = of._replace(tensor=mark(of.tensor * of.tensor, of.rows.but()))
-    return of.whole(_root(total_over_rows(watch, squares)))
+        raise NotExact(f"a {kind} of order {power} over the {of.rows.axis.name}, which is not known here.")
+    if math.isinf(power):
+        sizes = of._replace(tensor=mark(of.tensor.abs(), of.rows.but()))
+        return of.whole(extreme_over_rows(watch, sizes, 1 if power > 0 else -1))
+    powers = of.tensor * of.tensor if power == 2 else of.tensor.abs() ** power
+    total = total_over_rows(watch, of._replace(tensor=mark(powers, of.rows.but())))
+    return of.whole(_root(total, power))
 
 
-def _root(squares: Tensor) -> Tensor:
-    """The square root, with gradient 0 where it is 0, as torch's norm and std have it."""
-    positive = squares > 0
-    return torch.where(positive, torch.where(positive, squares, 1.0).sqrt(), squares)
+def _root(powers: Tensor, order: float = 2) -> Tensor:
+    """The root of some order, with gradient 0 where it is 0, as torch's norm and std have it."""
+    positive = powers > 0
+    safe = torch.where(positive, powers, 1.0)
+    return torch.where(positive, safe.sqrt() if order == 2 else safe ** (1 / order), powers)
 
 
 @reduction("logsumexp")
 def logsumexp(watch: Watch, call: Call, of: Reduced) -> Any:
     """The logarithm of a sum of exponentials."""
-    top = extreme_over_rows(watch, of, 1).detach()
+    top = _extreme(watch, of, 1)[1].to(of.tensor.dtype)
     above = of._replace(tensor=mark((of.tensor - top).exp(), of.rows.but()))
     return of.whole(total_over_rows(watch, above).log() + top)
 
@@ -299,7 +365,7 @@ def softmax_over_rows(watch: Watch, call: Call, dim: int) -> Tensor:
     if call.kwargs.get("dtype") is not None:
         tensor = mark(tensor.to(call.kwargs["dtype"]), rows.but())
     of = Reduced(tensor, rows, (dim,))
-    apart = tensor - extreme_over_rows(watch, of, 1).detach()
+    apart = tensor - _extreme(watch, of, 1)[1].to(of.tensor.dtype)
     total = total_over_rows(watch, of._replace(tensor=mark(apart.exp(), rows.but())))
     result = apart - total.log() if call.name == "log_softmax" else apart.exp() / total
     return mark(result, rows.but())

@@ -12,7 +12,7 @@ from domainpar.nn.adapt.calls import Call, axis_and_freshness, one_axis, words
 from domainpar.nn.adapt.rows import Axis, NotExact, RowCount, Rows, mark
 from domainpar.nn.adapt.rules.elementwise import changed
 from domainpar.nn.adapt.rules.new_tensors import room
-from domainpar.nn.adapt.rules.reductions import ValuesOnly
+from domainpar.nn.adapt.rules.reductions import Extreme, Untold
 from domainpar.nn.adapt.rules.selections import selection_of
 from domainpar.nn.adapt.watch import Watch, rule
 
@@ -289,9 +289,9 @@ def bincount(watch: Watch, call: Call) -> Any:
     dtype = torch.int64 if weights is None else torch.float32 if weights.dtype is torch.float32 else torch.float64
     each = (torch.ones_like(tensor) if weights is None else weights.detach()).to(dtype)
     mark(each, (of_weights or rows).but(names=None))
-    if rows.names is not None and type(least) is RowCount and least.axis is rows.named.of:
-        with watch.in_other_words():
-            return each.new_zeros(least).index_add(0, tensor, each)
+    if rows.names is not None and len(rows.names) == 1 and int(least) == rows.named.of.total:
+        with watch.in_other_words():  # a number for each of the rows that are numbered
+            return each.new_zeros(RowCount(rows.named.of)).index_add(0, tensor, each)
     tensor, each = watch.counted(watch.as_values(tensor)), watch.counted(each)
     ends = torch.stack([-tensor.long().min(), tensor.long().max()]) if tensor.numel() else torch.tensor([0, -1])
     lowest, highest = largest(ends.to(tensor.device), watch.part).tolist()
@@ -316,4 +316,5 @@ def scatter_extreme(watch: Watch, call: Call) -> Any:
             index = index.view([-1 if at == dim else 1 for at in range(source.dim())])
         shape = [size if at == dim else length for at, length in enumerate(source.shape)]
         empty = source.new_zeros(shape)
-        return ValuesOnly(empty.scatter_reduce(dim, index.expand_as(source), source, how, include_self=False))
+        values = empty.scatter_reduce(dim, index.expand_as(source), source, how, include_self=False)
+    return Extreme(values, Untold(call.name))

@@ -95,21 +95,22 @@ def _sizes_of(watch: Watch, other: Tensor) -> list[Any]:
 def _row_dim_and_shape(tensor: Tensor, rows: Rows, wanted: list[Any]) -> tuple[int, list[int]]:
     """Which of the wanted sizes is that of the rows, and all of them as they are on this rank.
 
-    It is one that says so, or -1; never one that only has their length.
+    It is one that says so, or -1; or, where none of the others is, one that is their number in the whole graph (`len`).
     """
     counts = [at for at, size in enumerate(wanted) if type(size) is RowCount]
     if any(wanted[at].axis is not rows.axis for at in counts) or len(counts) > 1:
         raise NotExact(f"rows of {rows.axis.name} are to become rows of something else by a view.")
     before, behind = math.prod(tensor.shape[: rows.dim]), math.prod(tensor.shape[rows.dim + 1 :])
     # Rows are not mixed with others where as many numbers as before stand before and behind each of them.
-    for at in counts or [at for at, size in enumerate(wanted) if size == -1]:
+    as_numbers = [at for at, size in enumerate(wanted) if size == rows.axis.total]
+    for at in counts or [*(at for at, size in enumerate(wanted) if size == -1), *as_numbers]:
         first, last = _solved(wanted[:at], before), _solved(wanted[at + 1 :], behind)
         if first is not None and last is not None:
             return at, [*first, tensor.size(rows.dim), *last]
     shape = tuple(-1 if type(size) is RowCount else size for size in wanted)
     raise NotExact(
-        f"a view of shape {shape} merges rows of {rows.axis.name} with other dimensions, or gives their number as a "
-        "plain integer; write x.view(x.size(0), ...) or -1 where the rows are."
+        f"a view of shape {shape} merges rows of {rows.axis.name} with other dimensions; write x.view(x.size(0), ...) "
+        "or -1 where the rows are."
     )
 
 
