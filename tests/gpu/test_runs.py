@@ -10,6 +10,7 @@ from random_events import random_event
 from random_store import write_random_store
 from tiled import TiledEvent
 
+from domainpar import parallelize, split_graph
 from domainpar.config import TrainConfig
 from domainpar.nn.adapt.rows import NotExact
 from domainpar.nn.interaction import InteractionNetwork
@@ -151,3 +152,24 @@ def test_kernels_of_a_run_repeat_their_bits(store, tmp_path, monkeypatch):
     assert asked == [(True, True)]
     records_of(store, tmp_path / "cpu", "cpu", {})
     assert len(asked) == 1
+
+
+def test_numbers_are_ranked_among_rows_on_the_gpu():
+    """Of a network that asks for the largest, medians and shares, and draws; on one GPU as on one CPU."""
+
+    class Ranks(torch.nn.Module):
+        def forward(self, x, edge_index):
+            shares = torch.tensor([0.2, 0.7], device=x.device)
+            best = x[x[:, 0].topk(3).indices].sum(0) + x.median(0).values + x.kthvalue(2, 0).values + x.prod(0)
+            ranked = torch.quantile(x, shares, dim=0).sum(0) + torch.nn.functional.normalize(x, dim=0).amax(0)
+            return x * (best + ranked) + x.argmax(0) + torch.bernoulli(torch.rand_like(x)) + x.new_empty(4).uniform_()
+
+    edges, x = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 4]]), torch.arange(20.0).view(5, 4).sin()
+    found = {}
+    for device in ("cpu", "cuda"):
+        world = World.alone(device)
+        part, leaf = split_graph(edges, 5, world), x.clone().requires_grad_()
+        result = parallelize(Ranks(), world)(part.nodes(leaf), part.edge_index)
+        result.square().sum().backward()
+        found[device] = torch.stack([result.detach().cpu(), leaf.grad])
+    torch.testing.assert_close(found["cuda"], found["cpu"], rtol=1e-5, atol=1e-5)

@@ -129,6 +129,11 @@ class Axis:
         """`counted`, also where that is all, bool [length]."""
         return torch.ones_like(self.keys, dtype=torch.bool) if self.counted is None else self.counted
 
+    @property
+    def counted_keys(self) -> Tensor:
+        """`keys` of the rows that this rank counts."""
+        return self.keys if self.counted is None else self.keys[self.counted]
+
     def selected(self, mask: Tensor) -> Axis:
         """The rows where a mask is set, bool [length]."""
         name = f"some of the {self.name.removeprefix('some of the ')}"
@@ -178,6 +183,19 @@ class Axis:
 
     def __repr__(self) -> str:
         return f"<{self.name}: {self.length} here>"
+
+
+def places_of(axis: Axis, keys: Tensor, part: Member) -> Tensor:
+    """The places of some rows among those of the whole graph, by their keys, the same on every rank. *Collective*."""
+    if axis.selected_from is None and not axis.pieces and axis.each is None:
+        return keys  # nodes and edges: their numbers are their places
+    below = torch.searchsorted(axis.counted_keys.sort().values, keys)
+    return part.sum_over_ranks(below)
+
+
+def nothing_like(tensor: Tensor) -> Tensor:
+    """What sums with anything to that, bit by bit: of floats -0.0, for 0.0 would turn -0.0 into itself."""
+    return torch.full_like(tensor, -0.0) if tensor.is_floating_point() else torch.zeros_like(tensor)
 
 
 def _split_keys(keys: Tensor, count: int) -> Tensor:

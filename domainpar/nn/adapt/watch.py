@@ -320,7 +320,9 @@ class Watch(TorchFunctionMode):
         """A call on what every rank has gives what every rank has, unless chance plays a part."""
         # A gradient also of what every rank has: through sums, each rank has a share. All that draws has a rule.
         if call.name in DRAWS or (call.name in DROPS and call.drops) or call.name == "autograd.grad":
-            return RULES[call.name](self, call)
+            if call.kwargs.get("out") is not None:
+                raise NotExact(f"torch.{call.name} writes into a given tensor (out=); use the one it returns.")
+            return RULES[call.name](self, call.with_first())
         if call.name == "register_hook":
             raise NotExact("register_hook in a forward pass: the hook would see one rank's share of a gradient.")
         result = call()

@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from whole_and_split import ODD, USUAL, Called, cases, check, refusals
+from whole_and_split import ODD, USUAL, Called, cases, check, refusals, trial_of
 
 from domainpar import World
 from domainpar.nn.adapt.parallelize import parallelize
@@ -67,6 +67,14 @@ EXACT = {
             torch.bernoulli(c.detach() * 0 + 0.5),
         )
     ),
+    "coins of masks and numbers": like_one_rank(
+        lambda mask, batch, u, src: (
+            torch.empty_like(mask).bernoulli_(0.5)[src],
+            torch.empty_like(mask).bernoulli_(u.detach().sigmoid()),
+            torch.empty_like(batch).bernoulli_(0.3),
+        )
+    ),
+    "weights made anew, by name": like_one_rank(lambda x: x * nn.init.normal_(tensor=torch.empty(4), std=2.0)),
     "nothing dropped": lambda x: F.dropout(x, 0.0) + F.dropout(x, 0.5, training=False) + F.dropout(x, 0.9, False),
     "everything dropped": lambda x, src: F.dropout(x, 1.0)[src] + x[src],
     "in evaluation": (lambda x, net: net(x), {"net": lambda: nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 4)).eval()}),
@@ -124,6 +132,7 @@ LAW = {
     "a generator": like_one_rank(lambda x: torch.rand(x.size(0), generator=torch.Generator().manual_seed(3))),
 }
 WAITING = {}
+REFUSED["into a tensor of every rank"] = (lambda x, c: x * torch.randn(4, out=torch.empty(4)), "out=")
 
 
 @cases(EXACT)
@@ -144,6 +153,34 @@ def test_hidden_random_numbers_are_alike_or_refused(function, more):
 @pytest.mark.parametrize("name", ODD)
 def test_noise_does_not_mind_lengths(name):
     check(lambda x, e, src: (F.dropout(x)[src], F.dropout(e), torch.rand_like(x)), ODD[name], against="alone")
+
+
+def test_coins_and_normal_numbers_have_the_shares_and_moments_they_should():
+    def draw(x):
+        many = x.new_zeros(x.size(0), 4000)
+        return (
+            torch.randn_like(many),
+            torch.rand_like(many).bernoulli_(0.3),
+            torch.empty_like(many, dtype=torch.bool).bernoulli_(0.5),
+            torch.bernoulli(torch.ones_like(many, dtype=torch.bfloat16)),
+            torch.rand_like(many, dtype=torch.float16),
+            torch.empty_like(many).uniform_(2, 4),
+        )
+
+    run = trial_of(draw, USUAL).split(4)
+    assert run.failure is None, run.failure
+    normal, coins, flips, ones, halves, uniform = (table.double() for table in run.ranks[0].result)
+    count = normal.numel()
+    assert abs(normal.mean()) < 5 / count**0.5
+    assert abs(normal.var() - 1) < 10 / count**0.5
+    assert abs((normal.abs() < 1).double().mean() - 0.6827) < 3 / count**0.5
+    assert abs(torch.corrcoef(normal[:2].reshape(2, -1))[0, 1]) < 0.1
+    assert abs(coins.mean() - 0.3) < 3 / count**0.5
+    assert abs(flips.mean() - 0.5) < 3 / count**0.5
+    assert ones.min() == 1
+    assert halves.max() < 1
+    assert abs(halves.mean() - 0.5) < 3 / count**0.5
+    assert 2 <= uniform.min() < uniform.max() < 4
 
 
 def drawn(world, num_calls, seed=0):

@@ -71,6 +71,52 @@ EXACT = {
     "products": lambda x, u: (x.prod(0), u.prod(), x.prod(1), x.prod(0, keepdim=True)),
     "products with zeros": lambda x: (x * (x > 0)).prod(0),
     "products of integers": lambda batch: (batch + 1).prod(),
+    "products of complex numbers": lambda x: torch.view_as_real((x * (1 + 1j)).prod(0)),
+    "sums of integers without nan": lambda batch, kind: (batch.nansum(), kind.nansum(0)),
+    "large halves": (
+        lambda x: (
+            F.normalize(x.half() * 200, dim=0),
+            F.normalize(x.half() * 1e-4, dim=0),
+            (x.half() * 100).norm(3, 0),
+            (x.half() * 1000).mean(0),
+            (x * 30000).bfloat16().sum(0),
+        ),
+        {"tolerance": 2e-2, "gradients": False},
+    ),
+    "norms of another type": (
+        lambda x: (
+            torch.linalg.vector_norm(x.float(), 3, dim=0, dtype=torch.float64),
+            torch.linalg.vector_norm(x.float(), torch.inf, dim=0, dtype=torch.float64),
+        ),
+        {"gradients": False},
+    ),
+    "shares that are learned": lambda x, c: (
+        torch.quantile(x, c.sigmoid(), dim=0),
+        torch.quantile(x, c.sigmoid()[0], interpolation="midpoint"),
+    ),
+    "of constants": lambda v, batch, x, mask: (
+        (v * 0).topk(2)[0],
+        (batch * 0).topk(3)[0],
+        torch.quantile(v * 0, shares()),
+        (x[mask] * 0).topk(2, 0).values,
+    ),
+    "of one row": lambda v, x: (
+        torch.quantile(x[v == v.max()], shares(), dim=0, interpolation="lower"),
+        x[v == v.max()].topk(0, 0).values,
+    ),
+    "of no columns": lambda x: (x[:, :0].topk(3, 0).values, x[:, :0].median(0).values),
+    "the largest of all, kept": lambda x, v: (x.argmax(keepdim=True), v.argmin(None, True)),
+    "the least integers": lambda batch: (
+        *batch.masked_fill(batch == 0, torch.iinfo(torch.int64).min).min(0),
+        batch.masked_fill(batch == 0, torch.iinfo(torch.int64).min).argmin(),
+        (batch * 0 + torch.iinfo(torch.int64).min).max(0).indices,
+        batch.masked_fill(batch == 0, torch.iinfo(torch.int64).min).kthvalue(2),
+    ),
+    "negative zero": lambda v: (
+        1 / (v.detach().abs() * -0.0).topk(1).values,
+        1 / (v.detach().abs() * -0.0).median(0).values,
+        1 / (v.detach().abs() * -0.0)[3],
+    ),
     "without nan": lambda x: (torch.where(x > 0, x, torch.nan).nansum(0), torch.where(x > 0, x, torch.nan).nanmean()),
 }  # fmt: skip
 
@@ -80,6 +126,8 @@ REFUSED = {
     "the commonest": (lambda batch: batch.mode(0), "no exact form"),
     "a row for each row": (lambda x, v: x[v.sort().indices], "no exact form"),
     "complex numbers": (lambda x: (x * 1j).norm(p=1), "norm of order 1"),
+    "a share for each row": (lambda x, u: torch.quantile(x, u.sigmoid(), dim=0), "shares that differ from row to row"),
+    "norms of negative order": (lambda x: torch.linalg.vector_norm(x, -2, dim=0), "norm of order -2"),
     "norms below 1": (lambda x: x.norm(p=0.5), "norm of order 0.5"),
     "rows written at a choice of rows": (lambda v: F.gumbel_softmax(v, dim=0, hard=True), "does not number them"),
 }
@@ -124,8 +172,14 @@ def test_a_column_that_no_range_of_numbers_is_too_wide_for():
     assert torch.equal(result, numbers.double().sort().values)
 
 
-def test_too_many_are_refused_on_all_ranks_alike():
-    for function in (lambda v: v.topk(14), lambda v: v.kthvalue(14), lambda v: v.quantile(1.5)):
+def test_too_many_and_none_are_refused_on_all_ranks_alike():
+    too_many = (lambda v: v.topk(14), lambda v: v.kthvalue(14), lambda v: v.quantile(1.5))
+
+    def of_no_rows(name):
+        return lambda v: getattr(torch, name)(v[v > 100], 0)
+
+    of_none = map(of_no_rows, ("argmax", "amax", "median", "max"))
+    for function in (*too_many, *of_none, lambda v: torch.linalg.vector_norm(v[v > 100], -torch.inf)):
         run = trial_of(function, USUAL).split(NUM_RANKS)
         assert len(run.failures) == NUM_RANKS
         assert all(isinstance(failure.error, ValueError) for failure in run.failures)

@@ -50,6 +50,12 @@ def test_the_extremes_of_torch_scatter_are_exact_and_do_not_tell_which_it_was(sc
     which = lambda e, dst: e[scatter_ops.scatter_max(e, dst.view(-1, 1).expand_as(e), 0, None, 13)[1]]  # noqa: E731
     check(which, refused="tells on a split graph which number is the largest, not whose it is")
 
+    def without_edges(e, dst):
+        top, which = scatter_ops.scatter_max(e, dst.view(-1, 1).expand_as(e), 0, None, 13)
+        return top + 1.0 * (which == e.size(0))
+
+    check(without_edges, refused="not whose it is")
+
 
 NO_NODE_WITHOUT_EDGES = sample(
     12, 40, edges=torch.stack([torch.arange(40) * 7 % 12, torch.cat([torch.arange(12).flip(0), torch.arange(28) % 5])])
@@ -167,6 +173,7 @@ EXACT = {
         torch.bincount(dst, minlength=x.size(0)),
         torch.bincount(dst, minlength=x.size(0), weights=w.detach()),
         torch.bincount(dst, minlength=len(x))[:, None] * x,
+        torch.bincount(x.new_ones(x.size(0), dtype=torch.int64), minlength=13),
         x.new_zeros(int(batch[-1]) + 1, 4).index_add(0, batch, x),
     ),
     "how often, by weights and of small integers": lambda kind, w, batch, x: (

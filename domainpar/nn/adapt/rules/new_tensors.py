@@ -33,7 +33,7 @@ def size(watch: Watch, call: Call) -> Any:
 
 @rule("python len", "numel", "nelement", knows_numbers=True)
 def count(watch: Watch, call: Call) -> Any:
-    """Numbers of the whole graph. Python makes that of `len` a plain integer, which as a size is refused later."""
+    """Numbers of the whole graph. Python makes that of `len` a plain integer, which does not know what it counts."""
     tensor = call.args[0]
     rows = watch.known(tensor)
     sizes = [rows.axis.total if dim == rows.dim else length for dim, length in enumerate(tensor.shape)]
@@ -152,8 +152,8 @@ def numbers(watch: Watch, call: Call) -> Any:
         rows, device, dtype = _rows_of_sizes(watch, sizes), call.kwargs.get("device") or "cpu", None
         shape = torch.Size([size.axis.length if type(size) is RowCount else size for size in sizes])
     dtype = call.kwargs.get("dtype") or dtype or torch.get_default_dtype()
-    draw = _uniform if call.name.startswith("rand_") or call.name == "rand" else _normal
-    table = _drawn(watch, shape, rows, lambda ids, key, width: draw(ids, key, width, device).to(dtype))
+    draw = partial(_normal if call.name.startswith("randn") else _uniform, device=device, dtype=dtype)
+    table = _drawn(watch, shape, rows, draw)
     return mark(table, None if rows is None else rows.but())
 
 
@@ -162,7 +162,7 @@ def numbers(watch: Watch, call: Call) -> Any:
 def written_over(watch: Watch, call: Call) -> Any:
     """`x.normal_(mean, std)` and `x.uniform_(low, high)`."""
     if not call.in_place:
-        raise NotExact(f"torch.{call.name} with a mean for each row; use mean + std * torch.randn_like(mean).")
+        raise NotExact(f"torch.{call.name} draws anew; use mean + std * torch.randn_like(mean), or torch.randn.")
     x = call.get("input")
     uniform = call.name == "uniform"
     first, second = call.get("from" if uniform else "mean", 0.0), call.get("to" if uniform else "std", 1.0)
@@ -176,19 +176,23 @@ def bernoulli(watch: Watch, call: Call) -> Any:
     """1 with a probability of each number's own, or of one for all; by the global numbers of rows."""
     x, p = call.get("input"), call.get("p")
     with watch.in_other_words():
-        drawn = (torch.rand_like(x) < (x if p is None else p)).to(x.dtype)
+        drawn = (torch.rand_like(x, dtype=torch.float64) < (x if p is None else p)).to(x.dtype)
         return x.copy_(drawn) if call.in_place else drawn
 
 
-def _uniform(ids: Tensor, key: int, width: int, device: torch.device | str) -> Tensor:
-    # 24 of 32 bits: every float holds them exactly, so the numbers are the same in each type.
-    return (random_bits(ids, key, width, device) >> 8) * torch.tensor(2.0**-24, dtype=torch.float64)
+# Of 32 bits as many as each float holds exactly: the numbers are the same in each type, and below 1.
+_BITS = {torch.float16: 11, torch.bfloat16: 8}
 
 
-def _normal(ids: Tensor, key: int, width: int, device: torch.device | str) -> Tensor:
+def _uniform(ids: Tensor, key: int, width: int, device: torch.device | str, dtype: torch.dtype) -> Tensor:
+    bits = _BITS.get(dtype, 24)
+    return (random_bits(ids, key, width, device) >> (32 - bits)).double().mul_(2.0**-bits).to(dtype)
+
+
+def _normal(ids: Tensor, key: int, width: int, device: torch.device | str, dtype: torch.dtype) -> Tensor:
     """By Box and Muller: a radius and an angle, of 32 bits each, for each number."""
     radius, angle = (random_bits(ids, key, 2 * width, device).double() + 0.5).mul_(2.0**-32).chunk(2, 1)
-    return (-2 * radius.log()).sqrt() * (2 * math.pi * angle).cos()
+    return ((-2 * radius.log()).sqrt() * (2 * math.pi * angle).cos()).to(dtype)
 
 
 Draw = Callable[[Tensor, int, int], Tensor]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from domainpar.nn.adapt.across import largest, summed, with_gradient_of
 from domainpar.nn.adapt.calls import Call
-from domainpar.nn.adapt.rows import NotExact, mark
+from domainpar.nn.adapt.rows import NotExact, mark, nothing_like, places_of
 from domainpar.nn.adapt.watch import Watch
 
 
@@ -35,22 +35,29 @@ class Order:
         watch: The watch.
         tensor: Rows, and anything beside them.
         descending: Whether the largest comes first; NaN is larger than all numbers.
+
+    Attributes:
+        total: Rows of the whole graph.
+        dim: The dimension that they lie along.
     """
 
     def __init__(self, watch: Watch, tensor: Tensor, descending: bool = False) -> None:
         rows = watch.known(tensor)
-        axis, self._part, self._dim = rows.axis, watch.part, rows.dim
-        self.total = axis.total
+        self._axis, self._part, self.dim = rows.axis, watch.part, rows.dim
+        self.total = rows.axis.total
         counted = watch.counted(tensor).movedim(rows.dim, -1)
         self._shape = counted.shape[:-1]
-        places = axis.places if axis.counted is None else axis.places[axis.counted]
-        self._by_place = places.argsort()
-        self._places = places[self._by_place]
-        self._values = counted.reshape(self._shape.numel(), -1)[:, self._by_place]
+        # The numbers of rows, which are in the order of their places: these need not be known for all rows.
+        self._numbers, order = rows.axis.counted_keys.sort()
+        self._values = counted.reshape(self._shape.numel(), len(order))[:, order]
         keys = _keys(self._values.detach())
-        # A stable sort leaves equal numbers in the order of their places.
+        # A stable sort leaves equal ones in the order of their rows.
         self._keys, order = (~keys if descending else keys).sort(stable=True)
-        self._places_of_keys = self._places[order]
+        self._numbers_of_keys = self._numbers[order]
+
+    def ranks(self, *ranks: int) -> Tensor:
+        """The same ranks of each column, int64 [columns, K]."""
+        return torch.tensor(ranks, dtype=torch.int64, device=self._keys.device).expand(self._shape.numel(), -1)
 
     def with_nan(self) -> Tensor:
         """Whether a column holds a NaN, bool [columns]. *Collective*."""
@@ -64,26 +71,30 @@ class Order:
         keys = self._bisected(ranks, *self._ends(self._keys), self._not_above)
         begin, end = (torch.searchsorted(self._keys, keys, right=right) for right in (False, True))
         below = self._sum(begin)
-        first, last = torch.zeros_like(keys), torch.full_like(keys, max(self.total - 1, 0))
-        places = self._bisected(ranks - below, first, last, lambda bound: self._of_equals_not_behind(bound, begin, end))
-        return Ranked(self._shaped(self._taken(places)), self._shaped(places))
+        numbers = self._bisected(
+            ranks - below, *self._ends(self._numbers[None]), lambda bound: self._of_equals_not_behind(bound, begin, end)
+        )
+        places = places_of(self._axis, numbers, self._part)
+        return Ranked(self.shaped(self._taken(numbers)), self.shaped(places))
 
-    def _taken(self, places: Tensor) -> Tensor:
-        """The numbers at places of each column, from the rank that counts them."""
-        if len(self._places):
-            nearest = torch.searchsorted(self._places, places).clamp(max=len(self._places) - 1)
-            here = self._places[nearest] == places
+    def _taken(self, numbers: Tensor) -> Tensor:
+        """The values of rows, by their numbers, in each column; from the rank that counts them."""
+        if len(self._numbers):
+            nearest = torch.searchsorted(self._numbers, numbers).clamp(max=len(self._numbers) - 1)
+            here = self._numbers[nearest] == numbers
             picked = self._values.gather(1, nearest)
-            picked = torch.where(here, picked, torch.zeros_like(picked))
-        else:  # zeros that autograd knows as made of these rows: every rank takes part in the sum's backward
-            picked = self._values.sum(1, keepdim=True).to(self._values.dtype).expand(places.shape)
+            picked = torch.where(here, picked, nothing_like(picked))
+        else:  # made of these rows, as autograd knows: every rank takes part in the sum's backward
+            picked = -self._values.sum(1, keepdim=True).to(self._values.dtype).expand(numbers.shape)
         return summed(picked, self._part).to(self._values.dtype)
 
-    def _shaped(self, table: Tensor) -> Tensor:
-        return mark(table.reshape(*self._shape, -1).movedim(-1, self._dim).contiguous(), None)
+    def shaped(self, table: Tensor) -> Tensor:
+        """A table of columns, [columns, K], with K where the rows were."""
+        return mark(table.reshape(*self._shape, table.size(1)).movedim(-1, self.dim).contiguous(), None)
 
     def _bisected(self, ranks: Tensor, low: Tensor, high: Tensor, counts: Callable[[Tensor], Tensor]) -> Tensor:
         """The least bound, from `low` to `high`, that more than `ranks` numbers of all ranks do not exceed."""
+        low, high = low.expand_as(ranks).contiguous(), high.expand_as(ranks)
         while bool((low < high).any()):  # alike on every rank
             middle = (low >> 1) + (high >> 1) + (low & high & 1)  # (low + high) // 2 may not fit
             enough = self._sum(counts(middle)) > ranks
@@ -94,23 +105,22 @@ class Order:
         return torch.searchsorted(self._keys, bound, right=True)
 
     def _of_equals_not_behind(self, bound: Tensor, begin: Tensor, end: Tensor) -> Tensor:
-        """How many of the equal numbers from `begin` to `end` have places up to a bound."""
-        low, high, most = begin, end, len(self._places) - 1
+        """How many of the equal ones from `begin` to `end` are of rows with numbers up to a bound."""
+        low, high, most = begin, end, len(self._numbers) - 1
         for _ in range((most + 1).bit_length() if most >= 0 else 0):
             middle = (low + high) // 2
-            inside = (low < high) & (self._places_of_keys.gather(1, middle.clamp(max=most)) <= bound)
+            inside = (low < high) & (self._numbers_of_keys.gather(1, middle.clamp(max=most)) <= bound)
             low, high = torch.where(inside, middle + 1, low), torch.where(inside | (low >= high), high, middle)
         return low - begin
 
     def _ends(self, keys: Tensor) -> tuple[Tensor, Tensor]:
         """The least and the largest key of each column, [columns, 1] each."""
-        none = torch.iinfo(torch.int64).min + 1
         if keys.size(1):
-            mine = torch.stack([-keys[:, 0].clamp(min=none), keys[:, -1]])
+            mine = torch.stack([~keys[:, 0], keys[:, -1]])  # the least integer has no negative
         else:
-            mine = keys.new_full((2, len(keys)), none)
+            mine = keys.new_full((2, len(keys)), torch.iinfo(torch.int64).min)
         ends = largest(mine, self._part)
-        return -ends[0, :, None], ends[1, :, None]
+        return ~ends[0, :, None], ends[1, :, None]
 
     def _sum(self, counts: Tensor) -> Tensor:
         return self._part.sum_over_ranks(counts)
@@ -139,17 +149,13 @@ def _order(watch: Watch, call: Call, tensor: Tensor, descending: bool = False) -
     return order
 
 
-def _ranks(order: Order, *ranks: int) -> Tensor:
-    return torch.tensor(ranks).expand(order._shape.numel(), -1)
-
-
 def top(watch: Watch, call: Call) -> Any:
     """`topk(x, k, dim, largest, sorted)` over rows."""
     k, descending = int(call.get("by")), call.get("largest", True)
     order = _order(watch, call, call.get("input"), descending)
     if not 0 <= k <= order.total:
         raise ValueError(f"torch.topk of {k} among {order.total} rows.")
-    return order.at(_ranks(order, *range(k)))
+    return order.at(order.ranks(*range(k)))
 
 
 def kth(watch: Watch, call: Call) -> Any:
@@ -157,13 +163,13 @@ def kth(watch: Watch, call: Call) -> Any:
     order, k = _order(watch, call, call.get("input")), int(call.get("by"))
     if not 1 <= k <= order.total:
         raise ValueError(f"torch.kthvalue: {k} of {order.total} rows.")
-    return _reduced(call, order.at(_ranks(order, k - 1)), order)
+    return _reduced(call, order.at(order.ranks(k - 1)), order)
 
 
 def _reduced(call: Call, found: Ranked, order: Order) -> Ranked:
     if call.get("keepdim", False):
         return found
-    return Ranked(*(mark(one.squeeze(order._dim), None) for one in found))
+    return Ranked(*(mark(one.squeeze(order.dim), None) for one in found))
 
 
 def median(watch: Watch, call: Call) -> Any:
@@ -173,7 +179,7 @@ def median(watch: Watch, call: Call) -> Any:
     if over_all:
         tensor = _flat(watch, call, tensor)
     order = _order(watch, call, tensor)
-    middle = _ranks(order, (order.total - 1) // 2)
+    middle = order.ranks((order.total - 1) // 2)
     if tensor.is_floating_point():
         middle = torch.where(order.with_nan()[:, None], order.total - 1, middle)
     found = order.at(middle)
@@ -195,23 +201,28 @@ def quantile(watch: Watch, call: Call) -> Any:
     over_all = call.get("dim") is None
     if over_all:
         tensor = _flat(watch, call, tensor)
-    q = torch.as_tensor(call.get("q"), dtype=tensor.dtype).detach()
+    q = call.get("q")
+    if isinstance(q, Tensor) and watch.rows(q) is not None:
+        raise NotExact("torch.quantile of shares that differ from row to row.")
+    q = torch.as_tensor(q, dtype=tensor.dtype, device=tensor.device)
     if not bool(((q >= 0) & (q <= 1)).all()):
         raise ValueError(f"torch.quantile of {q.tolist()}; they are shares from 0 to 1.")
     order = _order(watch, call, tensor)
     # In the type of the numbers, and so as torch rounds them.
-    place = (q.view(-1) * (order.total - 1)).expand(order._shape.numel(), -1)
+    place = (q.reshape(-1) * (order.total - 1)).expand(order.ranks().size(0), -1)
     place = torch.where(order.with_nan()[:, None], order.total - 1, place)
-    if how in ("lower", "higher", "nearest"):
-        round_it = {"lower": torch.floor, "higher": torch.ceil, "nearest": torch.round}[how]
-        found = order.at(round_it(place).long()).values
-    elif how in ("linear", "midpoint"):
-        low, high = place.floor(), place.ceil()
-        weight = order._shaped(torch.full_like(place, 0.5) if how == "midpoint" else place - low)
-        found = torch.lerp(order.at(low.long()).values, order.at(high.long()).values, weight)
-    else:
+    rounds: dict[str, list[Callable[[Tensor], Tensor]]] = {
+        "lower": [torch.floor], "higher": [torch.ceil], "nearest": [torch.round],
+        "linear": [torch.floor, torch.ceil], "midpoint": [torch.floor, torch.ceil],
+    }  # fmt: skip
+    if how not in rounds:
         raise ValueError(f"torch.quantile has no interpolation {how!r}.")
-    dim = order._dim
+    ranks = [round_it(place.detach()) for round_it in rounds[how]]
+    found, *above = order.at(torch.cat(ranks, 1).long()).values.chunk(len(ranks), order.dim)
+    if above:
+        weight = torch.full_like(place, 0.5) if how == "midpoint" else place - ranks[0]
+        found = torch.lerp(found, above[0], order.shaped(weight))
+    dim = order.dim
     if q.dim() == 0:
         found = found.squeeze(dim)
         found = found.unsqueeze(dim) if call.get("keepdim", False) else found

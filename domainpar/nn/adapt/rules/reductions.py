@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from domainpar.nn.adapt.across import Member, largest, summed, with_gradient_of
 from domainpar.nn.adapt.calls import Call, axis_and_freshness, words
 from domainpar.nn.adapt.nested import tensors_in
-from domainpar.nn.adapt.rows import NotExact, Rows, mark
+from domainpar.nn.adapt.rows import NotExact, Rows, mark, places_of
 from domainpar.nn.adapt.watch import RULES, Watch, rule
 
 
@@ -92,6 +92,8 @@ def _reduced(watch: Watch, call: Call) -> Reduced:
 @reduction("nansum", "nanmean")
 def add_up_numbers(watch: Watch, call: Call, of: Reduced) -> Any:
     """Sums and means of what is not NaN."""
+    if call.name == "nansum" and not of.tensor.is_floating_point():
+        return of.whole(total_over_rows(watch, of))
     with watch.in_other_words():
         is_number = ~of.tensor.isnan()
         total = torch.where(is_number, of.tensor, 0.0).sum(of.dims, keepdim=True, dtype=of.dtype)
@@ -109,7 +111,7 @@ def multiply(watch: Watch, call: Call, of: Reduced) -> Any:
     for rank, product in enumerate(watch.part.gather(mine)):
         total = total * product
         others = others if rank == watch.part.part else others * product
-    if not total.is_floating_point():
+    if not (total.is_floating_point() or total.is_complex()):
         return of.whole(total)
     return of.whole(with_gradient_of(total, summed(mine * others, watch.part)))
 
@@ -117,13 +119,23 @@ def multiply(watch: Watch, call: Call, of: Reduced) -> Any:
 @reduction("sum", "mean")
 def add_up(watch: Watch, call: Call, of: Reduced) -> Any:
     """Sums, and means as sums divided by the number of the whole graph."""
-    total = total_over_rows(watch, of)
-    return of.whole(total / of.num_summed() if call.name == "mean" else total)
+    total = total_over_rows(watch, of, divided_by=of.num_summed() if call.name == "mean" else 1)
+    return of.whole(total)
 
 
-def total_over_rows(watch: Watch, of: Reduced) -> Tensor:
-    """The sum over rows, of all ranks, and other dimensions."""
-    return summed(watch.counted(of.tensor).sum(of.dims, keepdim=True, dtype=of.dtype), watch.part)
+HALVES = (torch.float16, torch.bfloat16)
+"""Types that torch sums in float32, and so do we."""
+
+
+def total_over_rows(watch: Watch, of: Reduced, divided_by: int = 1) -> Tensor:
+    """The sum over rows, of all ranks, and other dimensions, divided by a number; of `HALVES` in float32."""
+    dtype = of.tensor.dtype if of.dtype is None and of.tensor.dtype in HALVES else None
+    total = summed(
+        watch.counted(of.tensor).sum(of.dims, keepdim=True, dtype=of.dtype if dtype is None else torch.float32),
+        watch.part,
+    )
+    total = total if divided_by == 1 else total / divided_by
+    return total if dtype is None else total.to(dtype)
 
 
 @reduction("var", "std", "var_mean", "std_mean", takes="input dim unbiased keepdim")
@@ -141,7 +153,7 @@ def moments(watch: Watch, of: Reduced, correction: float = 0) -> tuple[Tensor, T
     """Mean and variance over rows of all ranks and other dimensions, in two passes: first the mean."""
     if of.tensor.is_complex():
         raise NotExact("variances of complex numbers over rows.")
-    mean = total_over_rows(watch, of) / of.num_summed()
+    mean = total_over_rows(watch, of, divided_by=of.num_summed())
     apart = watch.counted(of.tensor) - mean
     squares = summed((apart * apart).sum(of.dims, keepdim=True), watch.part)
     return mean, squares / float(max(of.num_summed() - correction, 0))  # of too few numbers nan or inf, as in torch
@@ -166,7 +178,7 @@ def batch_norm(watch: Watch, call: Call) -> Any:
     watch.combines_rows()
     if watch.alone:
         return mark(call(), rows.but())
-    half = x.dtype in (torch.float16, torch.bfloat16)
+    half = x.dtype in HALVES
     x, dtype = mark(x.float(), rows.but()) if half else x, x.dtype  # torch takes such statistics in float32, too
     of = Reduced(x, rows, tuple(dim for dim in range(x.dim()) if dim != 1 and not (per_entry and dim == 0)))
     count = of.num_summed()
@@ -243,8 +255,17 @@ class Untold:
     def __init__(self, call: str) -> None:
         self._call = call
 
-    def __index__(self) -> int:
+    def _refuse(self, *_: Any, **__: Any) -> Any:
         raise NotExact(f"{self._call} tells on a split graph which number is the largest, not whose it is.")
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise NotExact("row numbers are used that a split graph does not tell: whose the largest number is.")
+
+    __index__ = __int__ = __bool__ = __len__ = __iter__ = __getitem__ = __invert__ = __neg__ = _refuse
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __and__ = __or__ = __rand__ = __ror__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __floordiv__ = __mod__ = _refuse
+    __hash__ = object.__hash__
 
 
 @reduction("amax", "amin")
@@ -252,6 +273,7 @@ class Untold:
 def extreme(watch: Watch, call: Call, of: Reduced) -> Any:
     """The largest or smallest; ties share the gradient, or the first has it where torch tells which it was."""
     sign = 1 if call.name.endswith("max") else -1
+    _refuse_nothing(call, of)
     if call.name in ("max", "min") and call.get("dim") is not None:
         best, first = first_over_rows(watch, of, sign)
         return Extreme(of.whole(best), of.whole(first))
@@ -264,8 +286,15 @@ def place_of_extreme(watch: Watch, call: Call, of: Reduced) -> Any:
     if call.get("dim") is None:  # among all numbers, in the order of the whole graph
         with watch.in_other_words():
             flat = call.get("input").reshape(-1)
-            return flat.argmax(0) if call.name == "argmax" else flat.argmin(0)
+            place = flat.argmax(0) if call.name == "argmax" else flat.argmin(0)
+            return place.reshape([1] * of.tensor.dim()) if of.keep else place
+    _refuse_nothing(call, of)
     return of.whole(first_over_rows(watch, of, 1 if call.name == "argmax" else -1)[1])
+
+
+def _refuse_nothing(call: Call, of: Reduced) -> None:
+    if not of.num_summed():
+        raise ValueError(f"torch.{call.name} of no rows.")
 
 
 def extreme_over_rows(watch: Watch, of: Reduced, sign: int) -> Tensor:
@@ -285,20 +314,22 @@ def first_over_rows(watch: Watch, of: Reduced, sign: int) -> tuple[Tensor, Tenso
     if mine.dtype.is_floating_point:
         chosen |= mine.detach().isnan() & best.isnan()
     axis = of.rows.axis
-    places = axis.places if axis.counted is None else axis.places[axis.counted]
     shape = [-1 if dim == of.rows.dim else 1 for dim in range(mine.dim())]
-    places = torch.where(chosen, places.view(shape), torch.iinfo(torch.int64).max)
-    first = -largest(_best_here(-places, of), watch.part)
+    keys = torch.where(chosen, axis.counted_keys.view(shape), torch.iinfo(torch.int64).max)
+    first = ~largest(_best_here(~keys, of), watch.part)
     if mine.dtype.is_floating_point:
-        best = _carried(watch, of, best, mine, places == first, 1)
-    return best.to(of.tensor.dtype), first
+        best = _carried(watch, of, best, mine, keys == first, 1)
+    return best.to(of.tensor.dtype), places_of(axis, first, watch.part)
 
 
 def _extreme(watch: Watch, of: Reduced, sign: int) -> tuple[Tensor, Tensor]:
     """The numbers that this rank counts, and the largest or smallest of all ranks, without gradient."""
     mine = watch.counted(of.tensor)
     mine = mine if mine.dtype.is_floating_point else mine.to(torch.int64)  # bools and bytes have no negative
-    return mine, sign * largest(_best_here(sign * mine.detach(), of), watch.part)
+    if sign > 0:
+        return mine, largest(_best_here(mine.detach(), of), watch.part)
+    turned = torch.neg if mine.dtype.is_floating_point else torch.bitwise_not  # the least integer has no negative
+    return mine, turned(largest(_best_here(turned(mine.detach()), of), watch.part))
 
 
 def _carried(watch: Watch, of: Reduced, best: Tensor, mine: Tensor, chosen: Tensor, ties: Tensor | int) -> Tensor:
@@ -310,8 +341,7 @@ def _carried(watch: Watch, of: Reduced, best: Tensor, mine: Tensor, chosen: Tens
 def _best_here(values: Tensor, of: Reduced) -> Tensor:
     if values.numel():
         return values.amax(of.dims, keepdim=True)
-    # One above the least integer, whose negative is no integer.
-    lowest = -math.inf if values.is_floating_point() else torch.iinfo(values.dtype).min + 1
+    lowest = -math.inf if values.is_floating_point() else torch.iinfo(values.dtype).min
     return values.new_full([1 if dim in of.dims else size for dim, size in enumerate(values.shape)], lowest)
 
 
@@ -332,15 +362,20 @@ def norm(watch: Watch, call: Call, of: Reduced) -> Any:
     order = call.get("p", "fro" if is_matrix else None)
     is_matrix |= call.name == "linalg_norm" and order is not None and len(of.dims) == 2
     power = 2 if order in (None, "fro") else order
-    if not isinstance(power, int | float) or abs(power) < 1 or (is_matrix and order != "fro") or of.tensor.is_complex():
+    known = isinstance(power, int | float) and (power >= 1 or power == -math.inf)
+    if not known or (is_matrix and order != "fro") or of.tensor.is_complex():
         kind = "norm of a matrix" if is_matrix else "norm"
         raise NotExact(f"a {kind} of order {power} over the {of.rows.axis.name}, which is not known here.")
+    # Powers of halves do not fit them; torch takes these in float32, too.
+    wide = torch.float32 if of.dtype is None and of.tensor.dtype in HALVES else of.dtype
+    dtype, x = of.dtype or of.tensor.dtype, of.tensor if wide is None else of.tensor.to(wide)
     if math.isinf(power):
-        sizes = of._replace(tensor=mark(of.tensor.abs(), of.rows.but()))
-        return of.whole(extreme_over_rows(watch, sizes, 1 if power > 0 else -1))
-    powers = of.tensor * of.tensor if power == 2 else of.tensor.abs() ** power
-    total = total_over_rows(watch, of._replace(tensor=mark(powers, of.rows.but())))
-    return of.whole(_root(total, power))
+        _refuse_nothing(call, of)
+        sizes = of._replace(tensor=mark(x.abs(), of.rows.but()))
+        return of.whole(extreme_over_rows(watch, sizes, 1 if power > 0 else -1).to(dtype))
+    powers = x * x if power == 2 else x.abs() ** power
+    total = total_over_rows(watch, of._replace(tensor=mark(powers, of.rows.but()), dtype=None))
+    return of.whole(_root(total, power).to(dtype))
 
 
 def _root(powers: Tensor, order: float = 2) -> Tensor:

@@ -289,7 +289,8 @@ def bincount(watch: Watch, call: Call) -> Any:
     dtype = torch.int64 if weights is None else torch.float32 if weights.dtype is torch.float32 else torch.float64
     each = (torch.ones_like(tensor) if weights is None else weights.detach()).to(dtype)
     mark(each, (of_weights or rows).but(names=None))
-    if rows.names is not None and len(rows.names) == 1 and int(least) == rows.named.of.total:
+    counts_all = type(least) is RowCount or (rows.names is not None and len(rows.names) == 1 and rows.named.complete)
+    if rows.names is not None and counts_all and int(least) == rows.named.of.total:
         with watch.in_other_words():  # a number for each of the rows that are numbered
             return each.new_zeros(RowCount(rows.named.of)).index_add(0, tensor, each)
     tensor, each = watch.counted(watch.as_values(tensor)), watch.counted(each)

@@ -12,7 +12,17 @@ from torch import Tensor
 
 from domainpar.nn.adapt.across import summed
 from domainpar.nn.adapt.calls import Call, one_axis
-from domainpar.nn.adapt.rows import Axis, Names, NotExact, RowCount, Rows, check_enough_rows, mark, version_of
+from domainpar.nn.adapt.rows import (
+    Axis,
+    Names,
+    NotExact,
+    RowCount,
+    Rows,
+    check_enough_rows,
+    mark,
+    nothing_like,
+    version_of,
+)
 from domainpar.nn.adapt.rules.shapes import piece_of
 from domainpar.nn.adapt.watch import Watch, rule
 
@@ -69,10 +79,10 @@ def rows_at(watch: Watch, tensor: Tensor, index: Tensor) -> Tensor:
         here = (places[nearest] == wanted).view([-1 if at == dim else 1 for at in range(tensor.dim())])
         picked = mine.index_select(dim, nearest)
         # `where`, not a product: what lies at the nearest place may be infinite.
-        picked = torch.where(here, picked, torch.zeros_like(picked))
-    else:  # zeros that autograd knows as made of these rows: every rank takes part in the sum's backward
+        picked = torch.where(here, picked, nothing_like(picked))
+    else:  # made of these rows, as autograd knows: every rank takes part in the sum's backward
         shape = [len(wanted) if at == dim else size for at, size in enumerate(mine.shape)]
-        picked = mine.sum(dim, keepdim=True).expand(shape).to(tensor.dtype)
+        picked = -mine.sum(dim, keepdim=True).expand(shape).to(tensor.dtype)
     return mark(summed(picked, watch.part).to(tensor.dtype), None)
 
 

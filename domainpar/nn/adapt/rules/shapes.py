@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import reduce
 from typing import Any
 
@@ -102,8 +103,7 @@ def _row_dim_and_shape(tensor: Tensor, rows: Rows, wanted: list[Any]) -> tuple[i
         raise NotExact(f"rows of {rows.axis.name} are to become rows of something else by a view.")
     before, behind = math.prod(tensor.shape[: rows.dim]), math.prod(tensor.shape[rows.dim + 1 :])
     # Rows are not mixed with others where as many numbers as before stand before and behind each of them.
-    as_numbers = [at for at, size in enumerate(wanted) if size == rows.axis.total]
-    for at in counts or [*(at for at, size in enumerate(wanted) if size == -1), *as_numbers]:
+    for at in counts or _may_be_rows(rows, wanted):
         first, last = _solved(wanted[:at], before), _solved(wanted[at + 1 :], behind)
         if first is not None and last is not None:
             return at, [*first, tensor.size(rows.dim), *last]
@@ -112,6 +112,12 @@ def _row_dim_and_shape(tensor: Tensor, rows: Rows, wanted: list[Any]) -> tuple[i
         f"a view of shape {shape} merges rows of {rows.axis.name} with other dimensions; write x.view(x.size(0), ...) "
         "or -1 where the rows are."
     )
+
+
+def _may_be_rows(rows: Rows, wanted: list[Any]) -> Iterator[int]:
+    """Where a size is -1; if the rows are not there, where it is their number, for which ranks may have to be asked."""
+    yield from (at for at, size in enumerate(wanted) if size == -1)
+    yield from (at for at, size in enumerate(wanted) if size == rows.axis.total)
 
 
 def _solved(sizes: list[Any], numbers: int) -> list[int] | None:
