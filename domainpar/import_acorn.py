@@ -6,6 +6,7 @@ Examples:
   python -m domainpar.import_acorn artifacts/gnn.ckpt              runs/0001, and the commands to go on with
 """
 
+import math
 import shlex
 import sys
 from collections.abc import Sequence
@@ -35,6 +36,10 @@ def _work(config: ImportAcornConfig) -> int:
     flags = [word for flag, text in network.features.items() for word in (f"--{flag.replace('_', '-')}", text)]
     prepare = ["python", "-m", "domainpar.prepare", "--source", "acorn", "--input", "DIRECTORY", "--store", "STORE"]
     print(f"events  : {shlex.join([*prepare, *flags])}")
+    phi = dict(zip(network.node_features, network.scales["node_scales"])).get("phi", math.pi)
+    if network.edge_features and not math.isclose(phi, math.pi, rel_tol=1e-6):
+        where = f"acorn wraps differences of phi after its scale, {phi:g}, which is right for pi alone"
+        print(f"note    : edge features that files lack differ from acorn's for edges across phi = pi: {where}")
     print(f"go on   : python -m domainpar.infer --run {shlex.quote(str(run))} --store STORE --tracks walk")
     return 0
 

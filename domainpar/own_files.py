@@ -40,7 +40,10 @@ _RUN = (
     r"|run\.lock(\.takeover)?|\.trial-.*"
 )
 _CHECKPOINT = r"\w+\.safetensors|(state|manifest)\.json"
-_SCORES = r"(scores|stream)\.json|timings\.json|submission\.parquet|event.*(\.scores\.zarr\.zip|-tracks\.(csv|parquet))"
+_SCORES = (
+    r"(scores|stream|timings)\.json|submission\.parquet"
+    r"|event.*(\.scores\.zarr\.zip|-tracks\.(csv|parquet)|-graph\.csv)"
+)
 _ACORN_FOLDER = r"(train|val|test)set(_tracks)?"
 _ACORN_FILE = r"event.*\.(pyg|txt)"
 

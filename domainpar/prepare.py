@@ -75,7 +75,7 @@ def prepare_store(config: PrepareConfig, world: "World", facts: "list[EventFacts
         usual = Path("stores") / (config.preset or f"simulate-{config.hits}")
     directory = usual if config.store is None else Path(config.store)
     module_map = _module_map(config, directory, world)
-    candidates = GivenEdges(config.edges_from) if config.edges_from else module_map or _cuts(config)
+    candidates = GivenEdges(config.edges_from) if config.edges_from is not None else module_map or _cuts(config)
     source = on_all(world.transport, lambda: _source(config, directory, candidates))
     looking: dict[str, Any] = {}
     if facts is not None:

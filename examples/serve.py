@@ -9,6 +9,7 @@ import io
 import json
 import signal
 import threading
+import zipfile
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
@@ -17,18 +18,18 @@ import onnxruntime
 parser = argparse.ArgumentParser(description="A server of an exported network, one event a request.")
 parser.add_argument("model")
 parser.add_argument("--port", type=int, default=8000, help="0: any free one")
-parser.add_argument("--at-once", type=int, default=2, help="events in the network at a time, a thread each")
+parser.add_argument("--at-once", type=int, default=2, choices=range(1, 257), metavar="N", help="events at a time")
 
 
 def answer(body: bytes) -> tuple[int, bytes]:
     """Status and content of the answer to the tables of an event."""
     try:
-        tables = np.load(io.BytesIO(body))  # which runs nothing of the file
+        tables = np.load(io.BytesIO(body)) if zipfile.is_zipfile(io.BytesIO(body)) else {}
         feed = {given.name: tables[given.name] for given in session.get_inputs()}
         with turns:
             (logits,) = session.run(None, feed)
     except Exception as error:  # of this request: the next one may be good
-        return 400, f"{type(error).__name__}: {error}\n".encode()
+        return 400, f"no .npz with the network's tables: {type(error).__name__}: {error}\n".encode()
     np.savez(file := io.BytesIO(), logits=logits[:, 0])
     return 200, file.getvalue()
 
@@ -36,11 +37,14 @@ def answer(body: bytes) -> tuple[int, bytes]:
 class Handler(BaseHTTPRequestHandler):
     """Answers one request."""
 
+    timeout = 60  # seconds that a client may be silent
+
     def do_GET(self) -> None:
         self.reply(200, json.dumps(session.get_modelmeta().custom_metadata_map).encode())
 
     def do_POST(self) -> None:
-        self.reply(*answer(self.rfile.read(int(self.headers.get("Content-Length", 0)))))
+        length = self.headers.get("Content-Length", "")
+        self.reply(*answer(self.rfile.read(int(length)) if length.isdecimal() else b""))
 
     def reply(self, code: int, body: bytes) -> None:
         self.send_response(code)
@@ -57,6 +61,7 @@ how = onnxruntime.SessionOptions()
 how.intra_op_num_threads = 1  # with several threads for an event its last bits differ from one answer to the next
 session = onnxruntime.InferenceSession(options.model, how, providers=["CPUExecutionProvider"])
 server = ThreadingHTTPServer(("127.0.0.1", options.port), Handler)
+server.socket.listen(128)  # more may knock at a time than are taken in at once
 server.daemon_threads = False  # so that the end waits until all have been answered
 signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=server.shutdown).start())
 with server:

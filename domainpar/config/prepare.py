@@ -241,7 +241,8 @@ class PrepareConfig(Source, AcornFiles, CandidateEdges, Tiles, Storage):
             raise ConfigError(what, "its files are graphs, joined already")
         selects = [name for name in ("volumes", "hard_cuts", "hit_loss") if getattr(self, name)]
         if self.edges_from is not None and selects:
-            what = f"{flag(selects[0])} leaves hits out, and the rows of --edges-from count all of them"
+            asks = flag(selects[0]) + (f" (of --preset {self.preset})" if selects[0] in of_preset else "")
+            what = f"{asks} leaves hits out, and the rows of --edges-from count all of them"
             raise ConfigError(what, "leave it out")
         if self.source != "trackml" and self.cluster_features:
             raise ConfigError(f"--cluster-features means nothing with --source {self.source}", "its hits have no cells")

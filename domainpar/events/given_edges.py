@@ -15,7 +15,7 @@ import numpy as np
 
 from domainpar.atomic_files import write_whole
 from domainpar.events.graph import Hits, check_ends
-from domainpar.problems import Place
+from domainpar.problems import Place, Problem
 from partitioners.topology import FloatArray, IntArray
 
 SUFFIX = "-graph.csv"
@@ -38,10 +38,18 @@ class GivenEdges:
         return {"edges_from": "files"}
 
     def path(self, event: str) -> Path:
-        """The file of an event by its name; an event of a mere number may have one with nine digits."""
+        """The file of an event by its name; an event of a mere number may have one with nine digits.
+
+        Raises:
+            Problem: If there is none.
+        """
         plain = self._directory / f"event{event}{SUFFIX}"
         padded = self._directory / f"event{event.zfill(9)}{SUFFIX}"
-        return padded if padded.is_file() and not plain.is_file() else plain
+        found = padded if padded.is_file() and not plain.is_file() else plain
+        if not found.is_file():
+            hint = f"each event has one in --edges-from, event<name>{SUFFIX} with columns edge0, edge1"
+            raise Place(event, found).problem("no such file", hint)
+        return found
 
     def edges(self, hits: Hits, cylinder: FloatArray, threads: int = 1) -> IntArray:
         """The edges of an event as its file has them, from edge0 to edge1; weights are left alone.
@@ -59,22 +67,26 @@ def read_edges(path: Path, event: str, num_hits: int) -> IntArray:
         Problem: As `GivenEdges.edges`.
     """
     place = Place(event, path)
-    if not path.is_file():
-        raise place.problem("no such file", "each event has one, event<name>-graph.csv with columns edge0, edge1")
-    with path.open(encoding="utf-8-sig") as file:
-        names = [name.strip() for name in file.readline().split(",")]
-        if absent := [name for name in _COLUMNS[:2] if name not in names]:
-            raise place.problem(f"no column {absent[0]}; found {', '.join(names)}", "expected are edge0, edge1, weight")
-        try:
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            names = [name.strip() for name in file.readline().split(",")]
+            if absent := [name for name in _COLUMNS[:2] if name not in names]:
+                found, hint = ", ".join(names), "the first line names the columns: edge0,edge1,weight"
+                raise place.problem(f"no column {absent[0]}; found {found}", hint)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # of a file with no edges
-                columns = [names.index(name) for name in _COLUMNS[:2]]
-                table = np.loadtxt(file, np.int64, delimiter=",", usecols=columns, ndmin=2)
-        except ValueError as error:
-            raise place.problem(
-                f"cannot be read: {error}", "edge0 and edge1 are whole numbers: rows of hits"
-            ) from error
-    edge_index = np.ascontiguousarray(table.reshape(-1, 2).T)
+                # All columns, so that a line that is cut off does not pass. Floats hold whole numbers to 2**53.
+                table = np.loadtxt(file, np.float64, delimiter=",", comments=None, ndmin=2)
+    except (OSError, ValueError) as error:
+        if isinstance(error, Problem):
+            raise
+        raise place.problem(f"cannot be read: {error}", "expected are lines of numbers: edge0,edge1,weight") from error
+    if table.size and table.shape[1] != len(names):
+        raise place.problem(f"lines have {table.shape[1]} numbers, the first line names {len(names)} columns")
+    ends = table.reshape(-1, len(names))[:, [names.index(name) for name in _COLUMNS[:2]]].T
+    if not np.array_equal(ends, np.rint(ends)) or (np.abs(ends) >= 2.0**53).any():
+        raise place.problem("edge0 and edge1 are not whole numbers", "they are rows of the event's hits, from 0")
+    edge_index = np.ascontiguousarray(ends.astype(np.int64))
     check_ends(place, "edge0, edge1", edge_index, num_hits)
     return edge_index
 

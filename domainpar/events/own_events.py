@@ -199,6 +199,8 @@ def store_of_run(run: Path, about: Table) -> Path:
     Raises:
         Problem: If it is in none of the places that its `run.json` knows.
     """
+    if not about["store"].get("path"):
+        raise Problem(f"{run} does not say of which store it is", "name one with --store")
     own = OwnEvents.read(about["store"])
     place = find_store(about["store"], run, () if own is None else own.train + own.val)
     if place is None:

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 import yaml
 from torch import Tensor
 
-from domainpar.config import TrainConfig
+from domainpar.config import ConfigError, TrainConfig
 from domainpar.config.acorn import network_of
 from domainpar.events.pyg import read_entries
 from domainpar.nn.catalogue import build_model, options_of
@@ -70,29 +71,39 @@ def read_network(path: Path) -> AcornNetwork:
     """Read a checkpoint by allow-list: nothing in it is run.
 
     Raises:
-        Problem: If it cannot be read, asks for more than tensors and plain values, or is none of acorn's.
-        ConfigError: If its network has options that ours has not, with all of them.
+        Problem: If it cannot be read, asks for more than tensors and plain values, is none of acorn's, or its network
+            has options that ours has not, with all of them.
     """
     try:
         entries = read_entries(Place("", path), _MAPPINGS)
     except Problem as error:  # it is no event
         raise Problem(error.what, error.hint, file=path) from error
     state, told = entries.get("state_dict"), entries.get("hyper_parameters")
-    if not isinstance(state, Mapping) or not isinstance(told, Mapping):
-        found = f"it has {', '.join(sorted(map(str, entries))) or 'nothing'}"
-        raise Problem(f"no state_dict and hyper_parameters: {found}", "a checkpoint of Lightning has both", file=path)
-    model = network_of(told)
+    for name, entry in (("state_dict", state), ("hyper_parameters", told)):
+        if not isinstance(entry, Mapping):
+            found = f"it has {', '.join(sorted(map(str, entries))) or 'nothing'}"
+            found = f"that is a {type(entry).__name__}" if name in entries else found
+            raise Problem(f"no mapping {name}: {found}", "a checkpoint of Lightning has one", file=path)
+    assert isinstance(told, Mapping)
+    told = {str(name): _plain(value) for name, value in told.items()}
+    try:
+        model = network_of(told)
+    except ConfigError as error:
+        raise Problem(error.what, error.hint, file=path) from error
     hidden, iterations = (_whole_number(told, name, path) for name in ("hidden", "n_graph_iters"))
     nodes, edges = (_names(told, f"{of}_features", path) for of in ("node", "edge"))
+    if model == "acorn":  # it does not look at edge features
+        edges = ()
     node_scales = _scales(told, "node_scales", nodes, path)
-    edge_scales = _scales(told, "edge_scales", edges, path)
+    edge_scales = _scales(told, "edge_scales", edges, path) if edges else None
     if node_scales is None or not nodes:
         raise Problem("hyper_parameters do not tell node_features and node_scales", "acorn writes both", file=path)
-    if model == "acorn":  # it does not look at edge features
-        edges, edge_scales = (), None
     flags = {"node_features": ", ".join(nodes), "node_scales": ", ".join(map(str, node_scales))}
     flags |= {"edge_features": ", ".join(edges) or "none"}
     flags |= {} if edge_scales is None else {"edge_scales": ", ".join(map(str, edge_scales))}
+    step = _plain(entries.get("global_step", 0))
+    if not isinstance(step, int) or not 0 <= step < 10**15:
+        raise Problem(f"global_step is {step!r}, expected a number of steps", file=path)
     return AcornNetwork(
         path=path,
         model=model,
@@ -102,8 +113,8 @@ def read_network(path: Path) -> AcornNetwork:
         edge_features=edges,
         features=flags,
         scales={"node_scales": node_scales, "edge_scales": edge_scales or (1.0,) * len(edges)},
-        weights=_weights(model, state, hidden, path),
-        step=int(entries.get("global_step") or 0),
+        weights=_weights(model, cast(Mapping[Any, Any], state), hidden, iterations, path),
+        step=step,
     )
 
 
@@ -125,12 +136,17 @@ def as_run(network: AcornNetwork, out: str | None = None) -> tuple[Path, str]:
         if shapes.get(name) != ours.get(name):
             what = f"{name} is {shapes.get(name, 'not there')}, of {network.model} it is {ours.get(name, 'not there')}"
             raise Problem(what, "the weights and hyper_parameters are not of one network", file=network.path)
+        if network.weights[name].dtype is not torch.float32:
+            raise Problem(f"{name} is {network.weights[name].dtype}, expected float32", file=network.path)
         if not network.weights[name].isfinite().all():
             raise Problem(f"{name} is not finite", "take an earlier checkpoint", file=network.path)
     with torch.no_grad():
         for name, parameter in needed.items():
             parameter.copy_(network.weights[name])
-    chosen = choose_directory(out, resume=False, overwrite=False)
+    try:
+        chosen = choose_directory(out, resume=False, overwrite=False)
+    except Problem as taken:
+        raise Problem(taken.what, "choose another --out") from taken
     try:
         config = TrainConfig(
             model=network.model, hidden=network.hidden, graph_iters=network.graph_iters, standardise=False
@@ -163,17 +179,30 @@ def as_run(network: AcornNetwork, out: str | None = None) -> tuple[Path, str]:
     return chosen.path, sha256
 
 
+_MOST_ITERATIONS = 1000  # more than any network has: ours would be built before it is found to be another one
+_NAME = re.compile(r"[\w.-]+")
+
+
+def _plain(value: Any) -> Any:
+    """Numbers, lists and names of Python for those of numpy and torch."""
+    if isinstance(value, Tensor | np.ndarray | np.generic):
+        return value.tolist()
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
 def _whole_number(told: Mapping[str, Any], name: str, path: Path) -> int:
     value = told.get(name)
-    if not isinstance(value, int) or value < 1:
-        raise Problem(f"{name} of hyper_parameters is {value!r}, expected a number of at least 1", file=path)
+    most = _MOST_ITERATIONS if name == "n_graph_iters" else 2**20
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise Problem(f"{name} of hyper_parameters is {value!r}, expected a whole number from 1 to {most:,}", file=path)
     return value
 
 
 def _names(told: Mapping[str, Any], key: str, path: Path) -> tuple[str, ...]:
     """Features as stores name them, without the prefix that newer versions write."""
     names = told.get(key) or []
-    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+    good = isinstance(names, list) and all(isinstance(name, str) and _NAME.fullmatch(name) for name in names)
+    if not good or len(set(names)) < len(names):
         raise Problem(f"{key} of hyper_parameters is {names!r}, expected a list of names", file=path)
     prefix = "hit_" if key == "node_features" else "edge_"
     return tuple(name.removeprefix(prefix) for name in names)
@@ -183,27 +212,39 @@ def _scales(told: Mapping[str, Any], key: str, names: Sequence[str], path: Path)
     scales = told.get(key)
     if scales is None:
         return None
-    if not isinstance(scales, Sequence) or len(scales) != len(names):
-        raise Problem(
-            f"{key} of hyper_parameters is {scales!r}, expected one for each of {', '.join(names)}", file=path
-        )
+    good = isinstance(scales, list) and all(isinstance(of, int | float) and not isinstance(of, bool) for of in scales)
+    if not good or len(scales) != len(names) or not all(0 < abs(of) < 1e30 for of in scales):
+        what = f"{key} of hyper_parameters is {scales!r}, expected a finite number other than 0"
+        raise Problem(f"{what} for each of the {len(names)} features {', '.join(names)}", file=path)
     return tuple(float(scale) for scale in scales)
 
 
-def _weights(model: str, state: Mapping[Any, Any], hidden: int, path: Path) -> dict[str, Tensor]:
-    """The weights by our names; of sizes that the file can hold."""
+def _weights(model: str, state: Mapping[Any, Any], hidden: int, iterations: int, path: Path) -> dict[str, Tensor]:
+    """The weights by our names; of sizes that the file can hold, and of as many nets as there are iterations."""
+    weights: dict[str, Tensor] = {}
     for name, value in state.items():
-        if not isinstance(value, Tensor) or value.dtype != torch.float32:
-            kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
-            raise Problem(f"{name} of state_dict is {kind}, expected float32", file=path)
+        if not isinstance(value, Tensor):
+            raise Problem(f"{name} of state_dict is a {type(value).__name__}, expected a tensor", file=path)
+        if value.layout is not torch.strided or value.device.type != "cpu":
+            raise Problem(f"{name} is {value.layout} on {value.device}, expected a plain tensor", file=path)
         # A tensor of stride 0 takes no room until it is used.
         if value.numel() * value.element_size() > path.stat().st_size:
             raise Problem(f"{name} claims {value.numel():,} values, more than the file can hold", file=path)
-    weights = {_our_name(str(name), model): cast(Tensor, value) for name, value in state.items()}
+        ours = _our_name(str(name), model)
+        if ours in weights:
+            raise Problem(f"{name} is there under two names", "remove one of them", file=path)
+        weights[ours] = value
     first = weights.get("node_encoder.0.weight")
-    if first is None or len(first) != hidden:
-        found = "not there" if first is None else f"{len(first)} wide"
-        raise Problem(f"node_encoder.0.weight is {found}, hyper_parameters say hidden: {hidden}", file=path)
+    if first is None:
+        found = f"{next(iter(weights), 'nothing')} first"
+        raise Problem(f"state_dict has no node_encoder.0.weight; it has {found}", "acorn writes no prefix", file=path)
+    if first.shape[:1] != (hidden,):
+        what = f"node_encoder.0.weight is {list(first.shape)}, hyper_parameters say hidden: {hidden}"
+        raise Problem(what, "they are not of one network", file=path)
+    nets = {name.split(".")[1] for name in weights if name.startswith("edge_networks.")}
+    if len(nets) != (iterations if model == "acorn2" else 1):
+        what = f"state_dict has {len(nets)} edge networks, hyper_parameters say n_graph_iters: {iterations}"
+        raise Problem(what, "they are not of one network", file=path)
     return weights
 
 

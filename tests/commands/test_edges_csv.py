@@ -85,27 +85,55 @@ def test_columns_may_stand_in_any_order_and_numbers_of_events_have_nine_digits_o
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        (None, "no such file"),
+        ("edge0,edge1,weight\n0,1,1\n#1,2,1\n", "cannot be read: "),
+        ("edge0,edge1,weight\n0,1,1\n1,2", "cannot be read: "),
+        ("edge0,edge1,weight\n0,1\n", "lines have 2 numbers, the first line names 3 columns"),
+        ("edge0,edge1\n0,1e300\n", "edge0 and edge1 are not whole numbers"),
         ("src,dst\n0,1\n", "no column edge0; found src, dst"),
         ("edge0,edge1,weight\n0,5,1\n", "edge0, edge1"),
         ("edge0,edge1,weight\n0,-1,1\n", "edge0, edge1"),
-        ("edge0,edge1,weight\n0,1.5,1\n", "cannot be read: "),
+        ("edge0,edge1,weight\n0,1.5,1\n", "edge0 and edge1 are not whole numbers"),
         ("edge0,edge1,weight\n0,1,1\n2\n", "cannot be read: "),
     ],
 )
 def test_a_file_that_does_not_fit_the_event_is_refused(tmp_path, text, error):
     path = tmp_path / "event7-graph.csv"
-    if text is not None:
-        path.write_text(text)
+    path.write_text(text)
     with pytest.raises(Problem) as refused:
         read_edges(path, "7", 3)
     assert error in refused.value.what
     assert (refused.value.event, refused.value.file) == ("7", str(path))
 
 
+def test_files_that_are_missing_or_no_text_are_named_also_once_the_store_is_there(place, tmp_path, capfd):
+    words = [*SIMULATED, "--store", str(tmp_path / "store"), "--edges-from", str(tmp_path / "edges")]
+    for _ in range(2):
+        assert prepare_main(words) == 2
+        said = capfd.readouterr().err
+        assert "no such file" in said
+        assert "event 000000000" in said
+        inferred(place, tmp_path / "edges", checkpoint="last", format="edges", overwrite=True)  # which knows its files
+        assert prepare_main(words) == 0
+        capfd.readouterr()
+        (tmp_path / "edges" / "event000000000-graph.csv").unlink()
+    (tmp_path / "edges" / "event000000000-graph.csv").write_bytes(b"edge0,edge1\n0,1\n\xff\xfe")
+    assert prepare_main(words) == 2
+    assert "cannot be read: 'utf-8' codec" in capfd.readouterr().err
+    assert prepare_main([*words[:-1], ""]) == 2
+    assert "no such file" in capfd.readouterr().err
+
+
+def prepare_main(words):
+    try:
+        return prepare.main(words)
+    except SystemExit as ended:
+        return ended.code
+
+
 @pytest.mark.parametrize(
     ("flags", "error"),
     [
+        ({"preset": "pixel", "volumes": "7, 8, 9"}, "--volumes (of --preset pixel) leaves hits out"),
         ({"phi_slope": 1e-3}, "--phi-slope means nothing with --edges-from"),
         ({"module_map": "build"}, "--module-map means nothing with --edges-from"),
         ({"hit_loss": 0.1}, "--hit-loss leaves hits out, and the rows of --edges-from count all of them"),

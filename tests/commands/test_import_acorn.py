@@ -104,33 +104,46 @@ def with_weight(module, name, value):
     return {**module.state_dict(), name: value}
 
 
+def but(told, *without, **changes):
+    """Hyperparameters with something changed or left out."""
+    return {"hyper_parameters": {key: of for key, of in (told | changes).items() if key not in without}}
+
+
 # What is changed of a checkpoint, or a weight of it, and what is said.
 REFUSED = {
-    "not a checkpoint": ({"state_dict": None}, "no state_dict and hyper_parameters: it has callbacks, epoch"),
+    "not a checkpoint": ({"state_dict": None}, "no mapping state_dict: it has callbacks, epoch"),
+    "a list of numbers": ({"hyper_parameters": [1]}, "no mapping hyper_parameters: that is a list"),
     "asks to be run": ({"callbacks": Evil()}, "refused, nothing of it was run: it asks for builtins.print"),
-    "another network": ({"hyper_parameters": ONE | {"model": "Filter"}}, "model 'Filter' of acorn has no equal here"),
+    "another network": (but(ONE, model="Filter"), "model 'Filter' of acorn has no equal here"),
     "other options": (
-        {"hyper_parameters": ONE | {"aggregation": ["sum", "std"], "undirected": True}},
+        but(ONE, aggregation=["sum", "std"], undirected=True),
         "InteractionGNN with undirected: True; aggregation: ['sum', 'std'] is not acorn",
     ),
-    "an option left out": (
-        {"hyper_parameters": {key: of for key, of in ONE.items() if key != "output_activation"}},
-        "InteractionGNN with no output_activation is not acorn",
-    ),
-    "no scales": (
-        {"hyper_parameters": {key: of for key, of in ONE.items() if key != "node_scales"}},
-        "hyper_parameters do not tell node_features and node_scales",
-    ),
-    "too few scales": ({"hyper_parameters": ONE | {"node_scales": [1.0]}}, "node_scales of hyper_parameters is [1.0]"),
-    "no list of features": ({"hyper_parameters": ONE | {"node_features": 3}}, "node_features of hyper_parameters is 3"),
-    "no width": ({"hyper_parameters": ONE | {"hidden": "wide"}}, "hidden of hyper_parameters is 'wide'"),
-    "another width": ({"hyper_parameters": ONE | {"hidden": 48}}, "0.weight is 32 wide, hyper_parameters say"),
-    "other iterations": ({"hyper_parameters": TWO | {"n_graph_iters": 2}}, "edge_networks.2.0.bias is (32,)"),
-    "half precision": (("node_encoder.0.bias", torch.zeros(32).half()), "bias of state_dict is torch.float16"),
+    "an option that is a tensor": (but(ONE, layernorm=torch.tensor([True, True])), "layernorm: [True, True] is not"),
+    "an option left out": (but(ONE, "output_activation"), "InteractionGNN with no output_activation is not acorn"),
+    "no scales": (but(ONE, "node_scales"), "hyper_parameters do not tell node_features and node_scales"),
+    "too few scales": (but(ONE, node_scales=[1.0]), "node_scales of hyper_parameters is [1.0], expected"),
+    "a scale of 0": (but(ONE, node_scales=[1.0, 0, 1.0]), "expected a finite number other than 0 for each of the 3"),
+    "a scale that is none": (but(ONE, node_scales=[1.0, None, 1.0]), "expected a finite number other than 0"),
+    "a huge scale": (but(ONE, node_scales=[1.0, 10**400, 1.0]), "expected a finite number other than 0"),
+    "scales in words": (but(ONE, node_scales="123"), "node_scales of hyper_parameters is '123'"),
+    "no list of features": (but(ONE, node_features="rpz"), "node_features of hyper_parameters is 'rpz'"),
+    "features of odd names": (but(ONE, node_features=["r, x", "phi", "z"]), "expected a list of names"),
+    "a feature twice": (but(ONE, node_features=["r", "r", "z"]), "expected a list of names"),
+    "no width": (but(ONE, hidden="wide"), "hidden of hyper_parameters is 'wide', expected a whole number"),
+    "another width": (but(ONE, hidden=48), "0.weight is [32, 3], hyper_parameters say hidden: 48"),
+    "other iterations": (but(TWO, n_graph_iters=2), "state_dict has 3 edge networks, hyper_parameters say"),
+    "a great many iterations": (but(ONE, n_graph_iters=10**9), "expected a whole number from 1 to 1,000"),
+    "steps that are none": ({"global_step": torch.tensor([1, 2])}, "global_step is [1, 2], expected a number of steps"),
+    "half precision": (("node_encoder.0.bias", torch.zeros(32).half()), "node_encoder.0.bias is torch.float16"),
     "not finite": (("node_encoder.0.bias", torch.full((32,), torch.nan)), "node_encoder.0.bias is not finite"),
+    "a number alone": (("node_encoder.0.weight", torch.tensor(1.0)), "0.weight is [], hyper_parameters say hidden"),
+    "a sparse weight": (("node_encoder.0.bias", torch.zeros(32).to_sparse()), "bias is torch.sparse_coo on cpu"),
+    "no weight": (("node_encoder.0.bias", "none"), "node_encoder.0.bias of state_dict is a str"),
     "a weight more": (("loss.weight", torch.zeros(1)), "loss.weight is (1,), of acorn it is not there"),
+    "a weight twice": (("edge_networks.0.0.weight", torch.zeros(32, 96)), "is there under two names"),
     "more than it holds": (("x", torch.zeros(1).expand(10**12)), "x claims 1,000,000,000,000 values, more than"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -146,6 +159,31 @@ def test_what_is_no_such_network_is_refused_in_a_line_and_leaves_no_run(tmp_path
     assert error in said
     assert said.count("error: ") == 1
     assert not (tmp_path / "run").exists()
+
+
+def test_a_prefix_of_all_weights_is_named(tmp_path, capsys):
+    module = acorn_networks.trained(ONE)
+    state = {f"module.{name}": value for name, value in module.state_dict().items()}
+    path = acorn_networks.save(tmp_path / "gnn.ckpt", ONE, module, state_dict=state)
+    assert import_acorn.main([str(path)]) == 2
+    assert "no node_encoder.0.weight; it has module.node_encoder.0.weight first" in capsys.readouterr().err
+
+
+def test_numbers_of_numpy_and_torch_are_numbers_and_a_scale_of_phi_that_is_not_pi_is_said(tmp_path, capsys):
+    told = TWO | {"hidden": np.int64(32), "node_scales": np.array([1000, 3.14, 1000, 1] * 3)}
+    told |= {"node_features": tuple(TWO["node_features"]), "concat": torch.tensor(True)}
+    path = acorn_networks.save(tmp_path / "gnn.ckpt", told, acorn_networks.trained(TWO))
+    assert import_acorn.main([str(path), "--out", str(tmp_path / "run")]) == 0
+    assert (
+        "acorn wraps differences of phi after its scale, 3.14, which is right for pi alone" in capsys.readouterr().out
+    )
+
+
+def test_without_a_store_its_run_asks_for_one(tmp_path):
+    path = acorn_networks.save(tmp_path / "gnn.ckpt", ONE, acorn_networks.trained(ONE))
+    assert import_acorn.main([str(path), "--out", str(tmp_path / "run")]) == 0
+    with pytest.raises(Refused, match="does not say of which store it is"):
+        run_ranks(lambda world: infer(InferConfig(run=str(tmp_path / "run")), world), 2)
 
 
 def test_a_file_that_is_none_is_refused(tmp_path, capsys):

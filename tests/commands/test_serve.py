@@ -66,7 +66,7 @@ def test_answers_are_the_logits_of_the_file_also_of_many_at_a_time_and_after_bad
     (expected,) = session.run(None, tables)
     port, _ = server
     bad = {
-        b"no npz": "ValueError",
+        b"no npz": "no .npz with the network's tables: KeyError: 'x'",
         packed(x=tables["x"]): "edge_index is not a file in the archive",
         packed(**tables | {"x": tables["x"][:, :1]}): "InvalidArgument",
         packed(**tables | {"x": np.array([{}])}): "Object arrays cannot be loaded",
@@ -84,6 +84,11 @@ def test_answers_are_the_logits_of_the_file_also_of_many_at_a_time_and_after_bad
     for status, body in answers:
         assert status == 200
         assert np.array_equal(np.load(io.BytesIO(body))["logits"], expected[:, 0])
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.putrequest("POST", "/")
+    connection.putheader("Content-Length", "-1")
+    connection.endheaders()
+    assert connection.getresponse().status == 400
     status, said = ask(port, None, "GET")
     assert (status, set(json.loads(said))) == (200, set(session.get_modelmeta().custom_metadata_map))
 
