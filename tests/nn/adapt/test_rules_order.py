@@ -21,7 +21,12 @@ EXACT = {
     "of features, each row by itself": lambda x: (*x.topk(2, 1), *x.kthvalue(2, 1), x.median(1).values),
     "the k-th": lambda x, v: (*x.kthvalue(4, 0), *x.kthvalue(1, dim=0, keepdim=True), v.kthvalue(13).values),
     "medians": lambda x, v: (*x.median(0), *x.median(0, keepdim=True), v.median(), x.median()),
-    "medians of integers and bools": lambda batch, kind: (batch.median(), kind.median(0).values),
+    "medians of integers and bools": lambda batch, kind, mask: (
+        batch.median(),
+        kind.median(0).values,
+        mask.kthvalue(3).values,
+        mask[4],
+    ),
     "medians of single precision": (lambda x: (x.float().median(0).values, x.float().topk(2, 0).values), {}),
     "half precision": lambda x: (x.bfloat16().topk(2, 0).values, x.half().median(0).values),
     "quantiles": lambda x: (torch.quantile(x, 0.3, dim=0), torch.quantile(x, shares(), dim=0), x.quantile(shares())),

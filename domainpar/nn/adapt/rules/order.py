@@ -85,7 +85,7 @@ class Order:
             picked = self._values.gather(1, nearest)
             picked = torch.where(here, picked, nothing_like(picked))
         else:  # made of these rows, as autograd knows: every rank takes part in the sum's backward
-            picked = -self._values.sum(1, keepdim=True).to(self._values.dtype).expand(numbers.shape)
+            picked = (-self._values.sum(1, keepdim=True)).to(self._values.dtype).expand(numbers.shape)
         return summed(picked, self._part).to(self._values.dtype)
 
     def shaped(self, table: Tensor) -> Tensor:

@@ -82,7 +82,7 @@ def rows_at(watch: Watch, tensor: Tensor, index: Tensor) -> Tensor:
         picked = torch.where(here, picked, nothing_like(picked))
     else:  # made of these rows, as autograd knows: every rank takes part in the sum's backward
         shape = [len(wanted) if at == dim else size for at, size in enumerate(mine.shape)]
-        picked = -mine.sum(dim, keepdim=True).expand(shape).to(tensor.dtype)
+        picked = (-mine.sum(dim, keepdim=True)).expand(shape).to(tensor.dtype)
     return mark(summed(picked, watch.part).to(tensor.dtype), None)
 
 
