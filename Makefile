@@ -26,11 +26,12 @@ train: $(VENV)/.train-stamp
 	OMP_NUM_THREADS=1 $(VENV)/bin/mpiexec -n $(RANKS) $(VENV)/bin/python -m domainpar.train $(ARGS)
 	@echo "a network that is trained already, on larger events: $(VENV)/bin/python -m domainpar.infer --run pretrained:quickstart --tracks grow"
 
+# Three processes, also on two cores: many tests wait, for deadlines or for ranks that start.
 test: $(VENV)/.test-stamp
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist loadfile $(ARGS)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 3 --dist loadfile $(ARGS)
 
 test-slow: $(VENV)/.test-stamp
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist loadfile -m slow $(ARGS)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 3 --dist loadfile -m slow $(ARGS)
 
 # One after the other: they measure how long the end of a job takes.
 test-faults: $(VENV)/.test-stamp

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from marks import slow
 
 pytest.importorskip("triton")
 PROGRAM = Path(__file__).resolve().parents[2] / "bench" / "gpu" / "compiled.py"
@@ -32,23 +31,26 @@ def compiled(arch, hidden, precision, *more):
     return kernels
 
 
+# Of other networks than the default one: (90, 64, "full") has those of all.
+SPILLED = {"tables [4], widths [64, 64]": 16, "tables [64], widths [64, 64, 1]": 280}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arch", "hidden", "precision"),
-    [
-        (90, 64, "full"),
-        slow(80, 64, "full"),
-        slow(80, 64, "tf32x3"),
-        slow(90, 128, "bf16"),
-    ],
+    [(90, 64, "full"), (80, 64, "full"), (80, 64, "tf32x3"), (90, 128, "bf16")],
 )
 def test_kernels_fit_the_registers_add_no_floats_by_atomics_and_keep_the_order_of_products(arch, hidden, precision):
-    kernels = compiled(arch, hidden, precision)
+    everything = (arch, hidden, precision) == (90, 64, "full")
+    kernels = compiled(arch, hidden, precision, *["--everything"] * everything)
+    assert not everything or "gates_back" in {kernel["name"] for kernel in kernels}
     assert {"rows_forward", "rows_backward", "node_products_back", "sums_at_ends", "edge_losses"} <= {
         kernel["name"] for kernel in kernels
     }
     for kernel in kernels:
         about = f"{kernel['name']} {kernel['about']}"
-        assert kernel["stack"] <= MOST_STACK[hidden, precision], about
+        most = next((of for name, of in SPILLED.items() if everything and kernel["about"].startswith(name)), 0)
+        assert kernel["stack"] <= max(most, MOST_STACK[hidden, precision]), about
         assert all(".F32" not in name and ".F64" not in name and "64" in name for name in kernel["atomics"]), about
         assert kernel["forks"] == 0, about
     of_hidden = [kernel for kernel in kernels if kernel["name"] == "rows_backward"]
@@ -57,11 +59,3 @@ def test_kernels_fit_the_registers_add_no_floats_by_atomics_and_keep_the_order_o
     # In bf16 those of nodes stay in float32.
     on_unit = [bool(kernel["instructions"].get(unit) or kernel["instructions"].get("HGMMA")) for kernel in of_hidden]
     assert any(on_unit) if precision == "bf16" else all(on_unit)
-
-
-@pytest.mark.slow
-def test_kernels_of_all_networks_compile_and_add_no_floats_by_atomics():
-    kernels = compiled(90, 64, "full", "--everything")
-    assert "gates_back" in {kernel["name"] for kernel in kernels}
-    for kernel in kernels:
-        assert all(".F32" not in name and ".F64" not in name for name in kernel["atomics"]), kernel

@@ -24,7 +24,6 @@ EXACT = {
     "medians of integers and bools": lambda batch, kind, mask: (
         batch.median(),
         kind.median(0).values,
-        mask.kthvalue(3).values,
         mask[4],
     ),
     "medians of single precision": (lambda x: (x.float().median(0).values, x.float().topk(2, 0).values), {}),
