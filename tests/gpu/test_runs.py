@@ -154,6 +154,7 @@ def test_kernels_of_a_run_repeat_their_bits(store, tmp_path, monkeypatch):
     assert len(asked) == 1
 
 
+@needs_gpu
 def test_numbers_are_ranked_among_rows_on_the_gpu():
     """Of a network that asks for the largest, medians and shares, and draws; on one GPU as on one CPU."""
 
