@@ -27,15 +27,14 @@ def _work(config: ImportAcornConfig) -> int:
     if not started_as_root():  # nothing is shared: the others have nothing to do
         return 0
     with refused_as_asked("import_acorn"):
-        from domainpar.training.acorn_checkpoint import as_run, read_network
+        from domainpar.training.acorn_checkpoint import read_network, write_run
 
         network = read_network(Path(str(config.checkpoint)))
-        run, sha256 = as_run(network, config.out)
+        run, sha256 = write_run(network, config.out)
     print(f"imported: {config.checkpoint}, step {network.step}, is {run}")
     print(f"network : {network.model}, hidden {network.hidden}, {network.graph_iters} iterations; sha256 {sha256[:16]}")
-    flags = [word for flag, text in network.features.items() for word in (f"--{flag.replace('_', '-')}", text)]
     prepare = ["python", "-m", "domainpar.prepare", "--source", "acorn", "--input", "DIRECTORY", "--store", "STORE"]
-    print(f"events  : {shlex.join([*prepare, *flags])}")
+    print(f"events  : {shlex.join([*prepare, *network.flags])}")
     phi = dict(zip(network.node_features, network.scales["node_scales"])).get("phi", math.pi)
     if network.edge_features and not math.isclose(phi, math.pi, rel_tol=1e-6):
         where = f"acorn wraps differences of phi after its scale, {phi:g}, which is right for pi alone"

@@ -20,7 +20,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from domainpar.config import ConfigError, TrainConfig
+from domainpar.config import ConfigError
 from domainpar.config.acorn import network_of
 from domainpar.events.pyg import read_entries
 from domainpar.nn.catalogue import build_model, options_of
@@ -49,7 +49,6 @@ class AcornNetwork:
         hidden: Width of its states.
         graph_iters: Iterations.
         node_features, edge_features: Names of the features it was trained on, as stores have them.
-        features: Flags of `prepare` for a store with these features and scales, with their values.
         scales: Divisors of the features, by `node_scales` and `edge_scales`.
         weights: By our names.
         step: Steps it was trained for.
@@ -61,10 +60,21 @@ class AcornNetwork:
     graph_iters: int
     node_features: tuple[str, ...]
     edge_features: tuple[str, ...]
-    features: Mapping[str, str]
     scales: Mapping[str, Sequence[float]]
     weights: Mapping[str, Tensor]
     step: int
+
+    @property
+    def flags(self) -> list[str]:
+        """The words that have `prepare` make such features."""
+        lists: dict[str, Sequence[Any]] = {
+            "--node-features": self.node_features,
+            "--node-scales": self.scales["node_scales"],
+            "--edge-features": self.edge_features or ("none",),
+        }
+        if any(scale != 1 for scale in self.scales["edge_scales"]):
+            lists["--edge-scales"] = self.scales["edge_scales"]
+        return [word for flag, values in lists.items() for word in (flag, ", ".join(map(str, values)))]
 
 
 def read_network(path: Path) -> AcornNetwork:
@@ -98,9 +108,6 @@ def read_network(path: Path) -> AcornNetwork:
     edge_scales = _scales(told, "edge_scales", edges, path) if edges else None
     if node_scales is None or not nodes:
         raise Problem("hyper_parameters do not tell node_features and node_scales", "acorn writes both", file=path)
-    flags = {"node_features": ", ".join(nodes), "node_scales": ", ".join(map(str, node_scales))}
-    flags |= {"edge_features": ", ".join(edges) or "none"}
-    flags |= {} if edge_scales is None else {"edge_scales": ", ".join(map(str, edge_scales))}
     step = _plain(entries.get("global_step", 0))
     if not isinstance(step, int) or not 0 <= step < 10**15:
         raise Problem(f"global_step is {step!r}, expected a number of steps", file=path)
@@ -111,14 +118,13 @@ def read_network(path: Path) -> AcornNetwork:
         graph_iters=iterations,
         node_features=nodes,
         edge_features=edges,
-        features=flags,
         scales={"node_scales": node_scales, "edge_scales": edge_scales or (1.0,) * len(edges)},
         weights=_weights(model, cast(Mapping[Any, Any], state), hidden, iterations, path),
         step=step,
     )
 
 
-def as_run(network: AcornNetwork, out: str | None = None) -> tuple[Path, str]:
+def write_run(network: AcornNetwork, out: str | None = None) -> tuple[Path, str]:
     """Make a run of a network of acorn, as if it had been trained here.
 
     Returns:
@@ -148,11 +154,8 @@ def as_run(network: AcornNetwork, out: str | None = None) -> tuple[Path, str]:
     except Problem as taken:
         raise Problem(taken.what, "choose another --out") from taken
     try:
-        config = TrainConfig(
-            model=network.model, hidden=network.hidden, graph_iters=network.graph_iters, standardise=False
-        )
-        kept = ("model", "hidden", "graph_iters", "standardise")
-        (chosen.path / "config.yaml").write_text(yaml.safe_dump({name: getattr(config, name) for name in kept}))
+        flags = {"model": network.model, "hidden": network.hidden, "graph_iters": network.graph_iters}
+        (chosen.path / "config.yaml").write_text(yaml.safe_dump(flags | {"standardise": False}))
         optimizer = torch.optim.AdamW(model.parameters())  # nothing of acorn's is taken over
         Checkpoints(chosen.path / "checkpoints").save(model, optimizer, TrainingState(step=network.step), best=True)
         sha256 = parameters_sha256(model)

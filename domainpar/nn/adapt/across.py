@@ -77,6 +77,34 @@ def largest(local: Tensor, part: Member) -> Tensor:
     return torch.stack(part.gather(local.detach())).amax(0)
 
 
+def multiplied(local: Tensor, part: Member) -> Tensor:
+    """The product of every rank's tensor, in their order. *Collective*, forward and backward.
+
+    Its derivative by one rank's factor is the product of the others.
+    """
+    total, others = torch.ones_like(local), torch.ones_like(local)
+    for rank, factor in enumerate(part.gather(local)):
+        total = total * factor
+        others = others if rank == part.part else others * factor
+    if not (total.is_floating_point() or total.is_complex()):
+        return total
+    return with_gradient_of(total, summed(local * others, part))
+
+
+def shared_by(value: Tensor, mine: Tensor, chosen: Tensor, dims: tuple[int, ...], part: Member) -> Tensor:
+    """A value of the whole graph whose gradient the numbers that were chosen share. *Collective*, forward and backward.
+
+    Args:
+        value: The same on every rank; it is kept as it is.
+        mine: Numbers of this rank.
+        chosen: Which of them, bool.
+        dims: Dimensions of them that `value` has with length 1.
+        part: This rank.
+    """
+    ties = summed(chosen.to(mine.dtype).sum(dims, keepdim=True), part)
+    return with_gradient_of(value, summed(torch.where(chosen, mine, 0.0).sum(dims, keepdim=True), part) / ties)
+
+
 def with_gradient_of(value: Tensor, carrier: Tensor) -> Tensor:
     """A value whose gradient goes to another tensor of its shape, even where that is infinite."""
     result: Tensor = _WithGradientOf.apply(value.detach(), carrier)  # type: ignore[no-untyped-call]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from domainpar.nn.adapt.across import largest, summed, with_gradient_of
+from domainpar.nn.adapt.across import largest, shared_by, summed
 from domainpar.nn.adapt.calls import Call
 from domainpar.nn.adapt.rows import NotExact, mark, nothing_like, places_of
 from domainpar.nn.adapt.watch import Watch
@@ -189,9 +189,7 @@ def median(watch: Watch, call: Call) -> Any:
     if not tensor.is_floating_point():
         return mark(value.squeeze(0), None)
     chosen = (mine.detach() == value) | (mine.detach().isnan() & value.isnan())
-    ties = summed(chosen.to(value.dtype).sum(0, keepdim=True), watch.part)
-    carrier = summed(torch.where(chosen, mine, 0.0).sum(0, keepdim=True), watch.part) / ties
-    return mark(with_gradient_of(value, carrier).squeeze(0), None)
+    return mark(shared_by(value, mine, chosen, (0,), watch.part).squeeze(0), None)
 
 
 def quantile(watch: Watch, call: Call) -> Any:

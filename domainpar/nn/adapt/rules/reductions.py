@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from domainpar.nn.adapt.across import Member, largest, summed, with_gradient_of
+from domainpar.nn.adapt.across import Member, largest, multiplied, shared_by, summed
 from domainpar.nn.adapt.calls import Call, axis_and_freshness, words
 from domainpar.nn.adapt.nested import tensors_in
 from domainpar.nn.adapt.rows import NotExact, Rows, mark, places_of
@@ -103,17 +103,11 @@ def add_up_numbers(watch: Watch, call: Call, of: Reduced) -> Any:
 
 @reduction("prod")
 def multiply(watch: Watch, call: Call, of: Reduced) -> Any:
-    """Products, of all ranks in their order. The derivative by one rank's product is that of the others."""
+    """Products."""
     mine = watch.counted(of.tensor).to(of.dtype or of.tensor.dtype)
     for dim in sorted(of.dims):
         mine = mine.prod(dim, keepdim=True)
-    total, others = torch.ones_like(mine), torch.ones_like(mine)
-    for rank, product in enumerate(watch.part.gather(mine)):
-        total = total * product
-        others = others if rank == watch.part.part else others * product
-    if not (total.is_floating_point() or total.is_complex()):
-        return of.whole(total)
-    return of.whole(with_gradient_of(total, summed(mine * others, watch.part)))
+    return of.whole(multiplied(mine, watch.part))
 
 
 @reduction("sum", "mean")
@@ -301,9 +295,7 @@ def extreme_over_rows(watch: Watch, of: Reduced, sign: int) -> Tensor:
     """The largest (sign 1) or smallest (-1) over rows of all ranks; those that are equal share the gradient."""
     mine, best = _extreme(watch, of, sign)
     if mine.dtype.is_floating_point:
-        chosen = mine.detach() == best
-        ties = summed(chosen.to(mine.dtype).sum(of.dims, keepdim=True), watch.part)
-        best = _carried(watch, of, best, mine, chosen, ties)
+        best = shared_by(best, mine, mine.detach() == best, of.dims, watch.part)
     return best.to(of.tensor.dtype)
 
 
@@ -318,7 +310,7 @@ def first_over_rows(watch: Watch, of: Reduced, sign: int) -> tuple[Tensor, Tenso
     keys = torch.where(chosen, axis.counted_keys.view(shape), torch.iinfo(torch.int64).max)
     first = ~largest(_best_here(~keys, of), watch.part)
     if mine.dtype.is_floating_point:
-        best = _carried(watch, of, best, mine, keys == first, 1)
+        best = shared_by(best, mine, keys == first, of.dims, watch.part)
     return best.to(of.tensor.dtype), places_of(axis, first, watch.part)
 
 
@@ -330,12 +322,6 @@ def _extreme(watch: Watch, of: Reduced, sign: int) -> tuple[Tensor, Tensor]:
         return mine, largest(_best_here(mine.detach(), of), watch.part)
     turned = torch.neg if mine.dtype.is_floating_point else torch.bitwise_not  # the least integer has no negative
     return mine, turned(largest(_best_here(turned(mine.detach()), of), watch.part))
-
-
-def _carried(watch: Watch, of: Reduced, best: Tensor, mine: Tensor, chosen: Tensor, ties: Tensor | int) -> Tensor:
-    """`best` with a gradient that goes to the numbers that were chosen, in equal shares."""
-    carrier = torch.where(chosen, mine, 0.0).sum(of.dims, keepdim=True)
-    return with_gradient_of(best, summed(carrier, watch.part) / ties)
 
 
 def _best_here(values: Tensor, of: Reduced) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from domainpar.nn.adapt.across import largest, summed, with_gradient_of
+from domainpar.nn.adapt.across import largest, multiplied, summed, with_gradient_of
 from domainpar.nn.adapt.calls import Call, axis_and_freshness, one_axis, words
 from domainpar.nn.adapt.rows import Axis, NotExact, RowCount, Rows, mark
 from domainpar.nn.adapt.rules.elementwise import changed
@@ -144,15 +144,10 @@ def _at_graphs(watch: Watch, call: Call, into: Tensor, dim: int, index: Tensor, 
 
 
 def _product(watch: Watch, into: Tensor, dim: int, index: Tensor, values: Tensor) -> Tensor:
-    """The product of all ranks, in their order. Its derivative by one rank's product is that of the others."""
+    """The product of all ranks, in their order."""
     ones = torch.ones_like(into, requires_grad=False)
     mine = ones.scatter_reduce(dim, index, values, "prod", include_self=True)
-    total, others = ones, ones
-    for rank, product in enumerate(watch.part.gather(mine)):
-        total = total * product
-        others = others if rank == watch.part.part else others * product
-    result = with_gradient_of(total, summed(mine * others, watch.part))
-    return into.clone() * result  # `into` itself may be written over
+    return into.clone() * multiplied(mine, watch.part)  # `into` itself may be written over
 
 
 def _extreme(watch: Watch, into: Tensor, dim: int, index: Tensor, values: Tensor, how: str) -> Tensor:
