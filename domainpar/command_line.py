@@ -129,7 +129,7 @@ def parse(config_class: type[Config], text: str, argv: Sequence[str]) -> Config:
     command = _Command(config_class, text)
     if "-h" in argv or "--help" in argv:
         if started_as_root():
-            command.parser.print_help()
+            command.parser_with_help().print_help()
         raise SystemExit(0)
     # Before the parser is built, which takes a while.
     command.refuse_unknown_flags(argv)
@@ -202,8 +202,19 @@ class _Command:
 
     @cached_property
     def parser(self) -> Any:
-        """The parser of all flags, grouped; built late, since help is rarely asked for."""
+        """The parser of all flags."""
+        return self._parser(lambda group: {})
+
+    def parser_with_help(self) -> Any:
+        """The parser of all flags that explains them: their texts take longer to find than all else."""
         import docstring_parser
+
+        def described(group: type[Group]) -> dict[str, str]:
+            return {each.arg_name: each.description or "" for each in docstring_parser.parse_from_object(group).params}
+
+        return self._parser(described)
+
+    def _parser(self, described: Callable[[type[Group]], Mapping[str, str]]) -> Any:
         from jsonargparse import ArgumentParser
 
         purpose, _, examples = self._text.partition("Examples:")
@@ -218,14 +229,12 @@ class _Command:
         parser.add_argument("--config", type=str | None, metavar="FILE", help=about_file)
         for group in groups(self._config_class):
             heading = parser.add_argument_group(title(group))
-            for attribute in docstring_parser.parse_from_object(group).params:
-                name, hint = attribute.arg_name, self.fields[attribute.arg_name]
-                heading.add_argument(
-                    *_flags(name, hint)[:1],
-                    help=attribute.description,
-                    default=getattr(self._config_class, name),
-                    **_reading(name, hint, attribute.description or ""),
-                )
+            texts = described(group)
+            for name in group.__annotations__:
+                text, hint = texts.get(name, ""), self.fields[name]
+                reading = _reading(name, hint, text)
+                default = getattr(self._config_class, name)
+                heading.add_argument(*_flags(name, hint)[:1], help=text, default=default, **reading)
         return parser
 
     def refuse_unknown_flags(self, argv: Sequence[str]) -> None:

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from domainpar.nn.mlp import MLP
+from domainpar.nn.uncompiled import UncompiledMode
 from domainpar.parallel.local import LocalGraph
 
 
@@ -55,7 +55,7 @@ def counted() -> Iterator[Flops]:
         _here.counting.remove(flops)
 
 
-class _Products(TorchDispatchMode):
+class _Products(UncompiledMode):
     """Counts operations of torch that have a formula. Torch's own counter puts hooks into modules, and this none."""
 
     def __init__(self, flops: Flops) -> None:

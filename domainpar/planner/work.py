@@ -21,6 +21,7 @@ from domainpar.config import TrainConfig
 from domainpar.events.forecast import Tiling, tilings_of
 from domainpar.nn.flops import counted
 from domainpar.nn.memory import Forecast, ModelSize
+from domainpar.nn.uncompiled import pass_back
 from domainpar.parallel.part_loading import Sector, load_part
 from domainpar.parallel.thread_ranks import run_threads
 from domainpar.parallel.world import World
@@ -236,7 +237,7 @@ def _exchanged(trainer: Trainer, lessons: Lessons, piece: Sample) -> tuple[int, 
         model = models[ranks.rank]
         gradients, before, sent = model.gradients(), ranks.domain.num_exchanges, ranks.domain.bytes_sent
         tensors = model.read(part.graph, part.halo, 1).tensors
-        torch.autograd.backward(tensors, [torch.ones_like(tensor) for tensor in tensors])
+        pass_back(tensors, [torch.ones_like(tensor) for tensor in tensors])
         del gradients
         made = ranks.domain.num_exchanges - before
         return made, ranks.domain.bytes_sent - sent, part.graph.plan.num_ghosts

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from domainpar.agreement import Refused, agree, on_root
 from domainpar.config import TrainConfig
@@ -24,6 +23,7 @@ from domainpar.nn.adapt.versions import memory_of
 from domainpar.nn.catalogue import said_by
 from domainpar.nn.classifier import EdgeClassifier
 from domainpar.nn.memory import Forecast, MeasuredSize, ModelSize
+from domainpar.nn.uncompiled import UncompiledMode, pass_back
 from domainpar.parallel.part_loading import Part, Sector, load_part
 from domainpar.parallel.tables import lie_in_files
 from domainpar.parallel.thread_ranks import run_threads
@@ -187,14 +187,14 @@ def _peak(model: EdgeClassifier, part: Part, every: int | None) -> int:
     try:
         with counted:
             tensors = model.read(part.graph, part.halo, 1).tensors
-            torch.autograd.backward(tensors, [torch.ones_like(tensor) for tensor in tensors])
+            pass_back(tensors, [torch.ones_like(tensor) for tensor in tensors])
     except Exception as error:  # a user's own code may raise anything
         raise ValueError(f"the network cannot be run on a piece of an event: {said_by(error)}") from error
     del gradients
     return counted.peak
 
 
-class _Tensors(TorchDispatchMode):
+class _Tensors(UncompiledMode):
     """Counts the memory of tensors that are made while it is on.
 
     Attributes:

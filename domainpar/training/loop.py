@@ -19,6 +19,7 @@ from domainpar.nn.adapt.gradient_sums import StepBuffers
 from domainpar.nn.classifier import EdgeClassifier
 from domainpar.nn.heads import Readings
 from domainpar.nn.noise import key_of
+from domainpar.nn.uncompiled import pass_back
 from domainpar.parallel.world import World
 from domainpar.training.label_loss import FAR, label_loss
 from domainpar.training.loss import edge_loss
@@ -324,7 +325,7 @@ class Trainer:
         self._now.begin("backward", step, part=part)
         faults.reach("backward")
         between = transport.num_exchanges
-        torch.autograd.backward(readings.tensors, gradients)
+        pass_back(readings.tensors, gradients)
         self.exchanges = between - began, transport.num_exchanges - between
         tally.add(part, readings)
         # On this rank only until they are reduced: the part at hand has added to them.

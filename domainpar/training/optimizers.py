@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from domainpar.nn.uncompiled import uncompiled
+
 
 class LayerwiseOptimizer(Optimizer):
     """Steps that are scaled, tensor by tensor, to the size of the tensor: large batches take large rates.
@@ -100,14 +102,20 @@ class Lamb(LayerwiseOptimizer):
         parameter.sub_(direction * rate)
 
 
-OPTIMIZERS: dict[str, type[Optimizer]] = {"adamw": AdamW, "adam": Adam, "sgd": SGD, "lars": Lars, "lamb": Lamb}
+OPTIMIZERS = {
+    "adamw": uncompiled(AdamW),
+    "adam": uncompiled(Adam),
+    "sgd": uncompiled(SGD),
+    "lars": uncompiled(Lars),
+    "lamb": uncompiled(Lamb),
+}
 """By the names on the command line."""
 
 
 def optimizer_name(optimizer: Optimizer) -> str:
     """The name of an optimiser: what two of them keep from step to step may have one name and mean two things."""
     own = type(optimizer)
-    return next((name for name, kind in OPTIMIZERS.items() if own is kind), own.__name__)
+    return next((name for name, kind in OPTIMIZERS.items() if own in (kind, kind.__base__)), own.__name__)
 
 
 def make_optimizer(

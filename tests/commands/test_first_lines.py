@@ -42,9 +42,14 @@ def test_it_is_done_before_torch_is_imported(tmp_path):
 
 
 @pytest.mark.skipif(find_mpiexec() is None, reason="no mpiexec or no mpi4py")
-def test_ranks_say_it_once(store, tmp_path):
+def test_ranks_say_it_once_and_import_nothing_of_torchs_compiler(store, tmp_path):
+    program = (
+        "import sys; from domainpar import train\n"
+        "code = train.main(sys.argv[1:])\n"
+        "sys.exit(code or 7 * bool({'torch._dynamo', 'sympy'} & set(sys.modules)))"
+    )
     flags = ["--store", str(store), "--out", str(tmp_path / "run"), *SMALL]
-    code, text = run_command([find_mpiexec(), "-n", "2", sys.executable, "-m", "domainpar.train", *flags], 100)
+    code, text = run_command([find_mpiexec(), "-n", "2", sys.executable, "-c", program, *flags], 100)
     assert code == 0, text
     assert len(begins(text, "allocator: ")) == 1
     assert len(begins(text, "memory   : ")) == 2

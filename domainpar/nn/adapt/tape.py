@@ -30,11 +30,11 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from domainpar.nn.adapt.nested import flat, rebuilt, tensors_in
 from domainpar.nn.adapt.rows import unwatched
 from domainpar.nn.adapt.versions import memory_of
+from domainpar.nn.uncompiled import UncompiledMode
 
 _BLANK = frozenset(("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "empty_permuted"))
 """Operations that make memory for others to write into."""
@@ -46,7 +46,7 @@ _again = threading.local()
 """Says whether a segment runs again in this thread."""
 
 
-class Tape(TorchDispatchMode):
+class Tape(UncompiledMode):
     """Writes down the operations of passes, or of pieces of them, so that what they made need not be kept.
 
     Args:

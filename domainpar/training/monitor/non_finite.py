@@ -23,6 +23,7 @@ from domainpar.nn.adapt.rows import Rows, rows_of, unwatched
 from domainpar.nn.classifier import EdgeClassifier
 from domainpar.nn.gradients import GradientSink, IntegersOnDevice, TakesGradients
 from domainpar.nn.heads import Readings
+from domainpar.nn.uncompiled import pass_back
 from domainpar.parallel.integer_sums import LARGEST_PARTIAL
 from domainpar.parallel.world import World
 from domainpar.plan import IntArray
@@ -236,7 +237,7 @@ def look_again(
                 findings.append(Finding((number, 2, 0), "the loss", part.name, math.inf))
             if not any_of_domain():
                 now.begin("backward", step, part=part)
-                torch.autograd.backward(readings.tensors, list(gradients))
+                pass_back(readings.tensors, list(gradients))
     return min(findings, key=lambda finding: finding.order, default=None)
 
 

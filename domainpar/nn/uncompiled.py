@@ -1,0 +1,52 @@
+"""Optimisers, modes and backward passes that need nothing of torch's compiler: nothing is compiled here.
+
+Torch imports it, or sympy for it, where it asks the compiler to leave a function alone and where gradients of several
+tensors are given. That takes a second of every rank, and some 70 MiB. A release of torch that asks in another way
+imports it again; nothing else changes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_Optimizer = TypeVar("_Optimizer", bound=Optimizer)
+
+
+class UncompiledMode(TorchDispatchMode):
+    """A mode that sees operations of torch in its `__torch_dispatch__`."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+def uncompiled(kind: type[_Optimizer]) -> type[_Optimizer]:
+    """The same optimiser, with the methods that torch has wrapped as they were before."""
+    wrapped = ("add_param_group", "state_dict", "load_state_dict", "zero_grad")
+    methods = {name: inspect.unwrap(getattr(kind, name)) for name in wrapped}
+    return type(kind.__name__, (kind,), {**methods, "step": torch.no_grad()(inspect.unwrap(kind.step))})
+
+
+class _Given(torch.autograd.Function):
+    """A number that is 0 and has the gradients which are given."""
+
+    @staticmethod
+    def forward(ctx: Any, gradients: Sequence[Tensor], *tensors: Tensor) -> Tensor:
+        ctx.gradients = gradients
+        return tensors[0].new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> Any:
+        return None, *ctx.gradients
+
+
+def pass_back(tensors: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+    """Pass gradients of some tensors back, one for each: `torch.autograd.backward`."""
+    _Given.apply(gradients, *tensors).backward()  # type: ignore[no-untyped-call]
