@@ -10,6 +10,7 @@ def two_cores(monkeypatch):
     monkeypatch.setattr(grid.os, "cpu_count", lambda: 2)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_cores")
 def test_all_grids_are_measured_predicted_and_agree(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(grid.cases, "CACHE", tmp_path / "events")

@@ -23,7 +23,7 @@ from domainpar.events.store import EventStore, write_manifest
 from domainpar.infer import infer
 from domainpar.testing import find_mpiexec, run_ranks
 
-NUM_EVENTS = 100
+NUM_EVENTS = 60
 
 
 def write_store(directory, numbers):
@@ -80,11 +80,11 @@ def wait_for(number, out):
 def test_a_session_that_is_killed_is_taken_up_and_no_event_is_written_twice(place, tmp_path):
     out = tmp_path / "out"
     program = started(words(place, out))
-    wait_for(20, out)
+    wait_for(10, out)
     program.kill()
     program.communicate()
     first = {path.name: path.stat().st_mtime_ns for path in out.glob("*.scores.zarr.zip")}
-    assert 20 <= len(first) < NUM_EVENTS
+    assert 10 <= len(first) < NUM_EVENTS
     session = _stream(place, out, ranks=3)
     assert session["events"] == NUM_EVENTS - len(first)
     assert files_in(out) == files_in(place / "whole")

@@ -9,7 +9,7 @@ import pytest
 import test_gates
 import torch
 from marks import slow
-from pretended_gpu.products_in_order import products_in_order
+from pretended_gpu.mended_interpreter import mend
 from random_events import random_event
 from tiled import TiledEvent, sha
 
@@ -29,7 +29,7 @@ calls = pytest.importorskip("domainpar.nn.fused.calls")
 perceptron = pytest.importorskip("domainpar.nn.fused.perceptron")
 arithmetic, launching = perceptron.arithmetic, perceptron.launching
 interpreter = pytest.importorskip("triton.runtime.interpreter")
-products_in_order(interpreter)
+mend(interpreter)
 
 KEY = 77
 BOUND = 1e-5

@@ -129,9 +129,9 @@ def launched(name: str) -> None:
 
 def interpret_there(interpreter: Any) -> None:
     """Have Triton's interpreter compute where the numbers of pretended GPUs lie, and each launch counted."""
-    from products_in_order import products_in_order  # in the folder of this file, which is on the path by now
+    from mended_interpreter import mend  # in the folder of this file, which is on the path by now
 
-    products_in_order(interpreter)
+    mend(interpreter)
     executor, lock = interpreter.GridExecutor, threading.Lock()
     executor._init_args_hst = lambda self, args, named: (args, named)
     executor._restore_args_dev = lambda *_: None

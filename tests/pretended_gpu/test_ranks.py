@@ -53,18 +53,18 @@ def small(tmp_path_factory):
     return write_random_store(tmp_path_factory.mktemp("small"), 1, 1, 30, 60, 4)
 
 
-@pytest.mark.parametrize(("numbers", "epochs"), [((1, 2), 1), slow((1, 3), 2)])
-def test_own_kernels_train_to_one_hash_on_any_number_of_gpus(small, tmp_path, numbers, epochs):
+@pytest.mark.slow
+def test_own_kernels_train_to_one_hash_on_any_number_of_gpus(small, tmp_path):
     """The whole step: network, loss, sums of gradients over ranks, optimiser; the self-test has passed."""
     pytest.importorskip("triton")
-    sizes = f"--hidden 16 --graph-iters 2 --epochs {epochs} --lr 1e-2 --dropout 0.1".split()
+    sizes = "--hidden 16 --graph-iters 2 --epochs 2 --lr 1e-2 --dropout 0.1".split()
     hashes = {}
-    for ranks in numbers:
+    for ranks in (1, 2, 3):
         words = ["train", "--store", small, "--out", tmp_path / f"run{ranks}", "--device", "cuda", *sizes]
         done = run(tmp_path / f"log{ranks}", *words, ranks=ranks, program=[PROGRAM], kernels=True, timeout=200.0)
         assert done.code == 0, done.text
         assert "exactness: the same bits on any number of ranks (self-test passed)" in done.text
-        assert done.counts()["launches"]["rows_backward"] >= 6 * epochs
+        assert done.counts()["launches"]["rows_backward"] >= 12
         assert ranks == 1 or done.problems() == []
         about = json.loads((tmp_path / f"run{ranks}" / "run.json").read_text())
         hashes[ranks] = about["parameters_sha256"], losses(tmp_path / f"run{ranks}")

@@ -150,7 +150,8 @@ CASES_OF_PROCESSES = ["edge-first float32", "node-first float64"]
     ("transport", "num_ranks"),
     [
         ("gloo", 2),  # eight, with every option: test_covering
-        pytest.param("mpi", 3, marks=needs_mpi),
+        pytest.param("mpi", 2, marks=needs_mpi),
+        pytest.param("mpi", 3, marks=[needs_mpi, pytest.mark.slow]),
     ],
 )
 def test_any_transport_gives_the_bits_of_one_rank(store, on_one_rank, tmp_path, transport, num_ranks):
