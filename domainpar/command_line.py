@@ -60,7 +60,7 @@ def run_command(
 
     Returns:
         The exit code: that of the work; 2 when it was refused before it began, and rank 0 has printed why; 1 after
-        another expected error outside a session of ranks (`problems.expected`).
+        another expected error outside a session of ranks (`problems.expected`), and where nobody reads on.
 
     Raises:
         SystemExit: With code 0 after `--help`.
@@ -71,7 +71,13 @@ def run_command(
         # What NCCL has to say about a GPU stays.
         on_gpu = getattr(config, "device", "cpu") != "cpu"
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR" if on_gpu else "FATAL")
-        return work(config)
+        code = work(config)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # Who read what is printed has gone, as `head` does: what is still to be printed goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except ConfigError as error:
         if started_as_root():
             _print_error(error)
@@ -130,6 +136,7 @@ def parse(config_class: type[Config], text: str, argv: Sequence[str]) -> Config:
     if "-h" in argv or "--help" in argv:
         if started_as_root():
             command.parser_with_help().print_help()
+            sys.stdout.flush()
         raise SystemExit(0)
     # Before the parser is built, which takes a while.
     command.refuse_unknown_flags(argv)

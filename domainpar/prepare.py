@@ -244,6 +244,8 @@ def _say_what_is_there(directory: Path, facts: "list[EventFacts]") -> None:
         network = f"the network with parameters {left['parameters_sha256'][:16]}"
         print(f"filter: edges that {network} scored at least {left['least_score']:g}")
     print(f"each with {between(nodes, 'hit')}, {between(edges, 'candidate edge')}, {between(tiles, 'tile')}")
+    if lost := store.settings.get("hit_loss"):
+        print(f"hit loss: {lost[0]:.4g} of the hits were lost at random, as in inefficient sensors")
     if store.settings.get("pt_unit") is not None:
         print(f"pt of the files taken for {store.settings['pt_unit']}; stores hold GeV")
     if cuts := store.settings.get("hard_cuts"):

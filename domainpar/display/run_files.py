@@ -100,6 +100,11 @@ class RunFiles:
     missing: tuple[str, ...]
 
     @property
+    def learns_edges(self) -> bool:
+        """Whether the network scores edges; else it tells labels alone."""
+        return _learns_edges(self.about)
+
+    @property
     def approximate(self) -> bool:
         """Whether the network was trained on independent sectors of events."""
         return self.settings.get("mode") == "naive"
@@ -246,11 +251,10 @@ def read_run_files(directory: Path, scores: Path | None = None, store: Path | No
         settings = _object(directory / "config.yaml", yaml.safe_load)
     else:
         missing.append("No config.yaml: the run ended before it wrote its configuration.")
-    records = _records(directory / "metrics.jsonl", missing)
+    records = _records(directory / "metrics.jsonl", about, missing)
     score_files = _scores(directory, about, scores, missing)
     event_store = _store(directory, about, score_files, store, missing)
-    scores_edges = bool((about.get("tasks") or {}).get("edge_weight", 1.0))
-    if score_files is not None and score_files.tracks is None and scores_edges:
+    if score_files is not None and score_files.tracks is None and _learns_edges(about):
         missing.append(
             f"No tracks, so no efficiency of tracks: {this_python()} -m domainpar.infer --run {directory} "
             "--tracks grow --overwrite"
@@ -285,9 +289,15 @@ def _object(path: Path, parse: Callable[[str], Any] = json.loads) -> Table:
     return content
 
 
-def _records(path: Path, missing: list[str]) -> tuple[Table, ...]:
+def _learns_edges(about: Table) -> bool:
+    return bool((about.get("tasks") or {}).get("edge_weight", 1.0))
+
+
+def _records(path: Path, about: Table, missing: list[str]) -> tuple[Table, ...]:
     if not path.is_file():
-        missing.append("No metrics.jsonl: the run has not finished a step.")
+        imported = about.get("imported")
+        why = f"{imported['framework']} trained the network" if imported else "the run has not finished a step"
+        missing.append(f"No metrics.jsonl: {why}.")
         return ()
     with _refused_by_name(path):
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -307,8 +317,7 @@ def _scores(run: Path, of_run: Table, named: Path | None, missing: list[str]) ->
             raise ValueError(f"{named} holds no scores: it has no scores.json; name a directory that infer wrote.")
         missing.append(
             "No scores, so no ROC curve, no efficiency and no tracks in the event display: "
-            f"{this_python()} -m domainpar.infer --run {run}"
-            + (" --tracks grow" if (of_run.get("tasks") or {}).get("edge_weight", 1.0) else "")
+            f"{this_python()} -m domainpar.infer --run {run}" + (" --tracks grow" if _learns_edges(of_run) else "")
         )
         return None
     about = _object(path)

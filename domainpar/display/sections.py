@@ -32,6 +32,8 @@ from partitioners.quality import measure, measure_truth
 NUM_PARTS = (2, 4, 8, 16)
 """Ranks for which the cost of a split is shown."""
 
+NO_EDGES = "The network tells labels and scores no edges; the first section has the figures of its labels."
+
 STYLE_MEANINGS = {
     "atlas": "atlas: most hits of the track are of the particle",
     "one_way": "one_way: most hits of the particle are on the track",
@@ -173,11 +175,15 @@ def _training(run: RunFiles, other: RunFiles | None) -> Section:
     """Loss, metrics and learning rate along the steps."""
     chart = training_chart(run, other)
     if chart is None:
-        return _absent("training", "Training", "No step of the training was finished.", "training")
-    against = (run.records_of("train") or run.records_of("val") or [{}])[-1].get("counted_against")
-    lead = f"Edge metrics are counted in the graph: against {against or 'candidate edges'}. "
-    lead += "A true segment that no candidate edge joins is in none of these numbers."
-    leads, layers = [lead], layer_chart(run)
+        why = _why_missing(run, "metrics.jsonl", otherwise="No step of the training was finished.")
+        return _absent("training", "Training", why, "training")
+    leads, layers = [], layer_chart(run)
+    if run.learns_edges:
+        against = (run.records_of("train") or run.records_of("val") or [{}])[-1].get("counted_against")
+        leads.append(
+            f"Edge metrics are counted in the graph: against {against or 'candidate edges'}. "
+            "A true segment that no candidate edge joins is in none of these numbers."
+        )
     if spikes := [record for record in run.records_of("train") if record.get("spike")]:
         steps = ", ".join(str(record["step"]) for record in spikes[:5]) + (", ..." if len(spikes) > 5 else "")
         leads.append(f"The loss has {several(len(spikes), 'spike')}: step {steps}.")
@@ -188,6 +194,8 @@ def _training(run: RunFiles, other: RunFiles | None) -> Section:
 def _edges(run: RunFiles, other: RunFiles | None) -> Section:
     """Target edges against others, and the share of the true segments that the graph holds."""
     title = "Scores of edges"
+    if not run.learns_edges:
+        return _absent("edges", title, NO_EDGES, "edges")
     curves = edge_curves(run)
     if curves is None:
         otherwise = "None of the scored events has truth to count against."
@@ -225,6 +233,8 @@ def _tracks(run: RunFiles, other: RunFiles | None) -> Section:
     title = "Tracks"
     names = [*(name for name, *_ in RATES.values()), *([BORDERS] if other is not None else [])]
     split = next((split for split in SPLITS if run.performance.get(split)), None)
+    if split is None and not run.learns_edges:
+        return _absent("tracks", title, NO_EDGES, *names)
     if split is None:
         otherwise = "No event with tracks has truth to count against."
         return _absent("tracks", title, _why_missing(run, "scores", "tracks", otherwise=otherwise), *names)

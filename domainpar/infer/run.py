@@ -35,7 +35,7 @@ from domainpar.parallel.world import World
 from domainpar.problems import Problem
 from domainpar.reco import summary
 from domainpar.reco.classical.finder import surface_of
-from domainpar.reco.event_tracks import TrackFinders, check_acorn_files_can_be_written
+from domainpar.reco.event_tracks import BESIDE, TrackFinders, check_acorn_files_can_be_written
 from domainpar.reco.score_files import SCORES_SUFFIX, choose_directory, publish, write_list, write_timings
 from domainpar.reco.scorer import LeftOut, Outcome, Scorer
 from domainpar.reco.scores import EventScores, score_events
@@ -177,7 +177,8 @@ def _publish(config: InferConfig, job: Job, outcomes: dict[str, Outcome], left_o
         performance, config.matching_style, naive=config.mode == "naive", shared=config.shared_hits
     )
     notes = [*submitted, *told_of(seen), *judgements.not_counted(), *summary.left_out_lines(left_out)]
-    print(*tables, *notes, *summary.last_lines(in_order, metrics, directory, about, beside), sep="\n", flush=True)
+    last = summary.last_lines(in_order, metrics, directory, about, beside, BESIDE.get(config.format))
+    print(*tables, *notes, *last, sep="\n", flush=True)
 
 
 def _submitted(unfinished: Path, records: Sequence[EventRecord], store: EventStore) -> list[str]:

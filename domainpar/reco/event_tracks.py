@@ -50,6 +50,13 @@ DATASETS = {"train": "trainset", "val": "valset", "test": "testset"}
 
 CSV_SUFFIX = "-tracks.csv"
 
+BESIDE = {
+    "acorn": "acorn's files in a folder of each split, such as testset/ and testset_tracks/",
+    "csv": f"tables of hits and tracks, event<name>{CSV_SUFFIX}",
+    "edges": f"tables of edges, event<name>{EDGES_SUFFIX}",
+}
+"""What is written beside the scores, by the format."""
+
 
 @dataclass(frozen=True)
 class TrackFinders:

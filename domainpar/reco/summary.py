@@ -109,8 +109,12 @@ def last_lines(
     directory: Path,
     about: Mapping[str, Any],
     beside: Path | None,
+    other_files: str | None,
 ) -> list[str]:
-    """Totals, metrics, the directory and the next command; `beside` is a run to compare this one with."""
+    """Totals, metrics, the directory and the next command; `beside` is a run to compare this one with.
+
+    `other_files` says what was written besides the scores.
+    """
     seconds = [outcome.seconds for outcome in outcomes]
     edges = sum(outcome.scored.edges for outcome in outcomes)
     unscored = sum(outcome.scored.unscored for outcome in outcomes)
@@ -141,6 +145,7 @@ def last_lines(
     return [
         *lines,
         f"scores in {directory}: {LIST} and one event<name>{SCORES_SUFFIX} an event, edges in the order of your files",
+        *([] if other_files is None else [f"beside them: {other_files}"]),
         f'read one: {this_python()} -c "{opened}"',
         f"next: {this_python()} -m domainpar.report {run}{elsewhere}",
     ]

@@ -34,6 +34,9 @@ SHOWN = {
 }  # fmt: skip
 """The fields of the readable line of a record, with their formats; the rest is in `metrics.jsonl`."""
 
+SHOWN_OF_LABELS = {"accuracy": ".4f", "rmse": ".4g", "r2": ".4f"}
+"""The same of each label."""
+
 
 class Tally:
     """Sums over the parts of a step or an evaluation on this rank, and its seconds.
@@ -219,8 +222,8 @@ def readable(record: dict[str, Any]) -> str:
     """One grep-able `key=value` line, which says so where a result is approximate."""
     shown = [f"{name}={record[name]:{how}}" for name, how in SHOWN.items() if record.get(name) is not None]
     for label, figures in record.get("labels", {}).items():
-        of_label = {name: figures.get(name) for name in ("accuracy", "r2")}
-        shown[-1:-1] = [f"{label}_{name}={value:.4f}" for name, value in of_label.items() if value is not None]
+        of_label = [(name, figures.get(name), how) for name, how in SHOWN_OF_LABELS.items()]
+        shown[-1:-1] = [f"{label}_{name}={value:{how}}" for name, value, how in of_label if value is not None]
     return " ".join(shown + ["approximate=yes"] * (record.get("counted_against") == AGAINST[True]))
 
 

@@ -33,8 +33,9 @@ def graphs(store):
     return events
 
 
-def test_what_infer_writes_are_the_edges_and_scores_of_the_event(place, tmp_path):
+def test_what_infer_writes_are_the_edges_and_scores_of_the_event(place, tmp_path, capsys):
     inferred(place, tmp_path / "one", checkpoint="last", format="edges")
+    assert "beside them: tables of edges, event<name>-graph.csv" in capsys.readouterr().out.splitlines()
     inferred(place, tmp_path / "two", 2, checkpoint="last", format="edges")
     names = sorted(path.name for path in (tmp_path / "one").glob("*.csv"))
     assert names == ["event000000000-graph.csv", "event000000001-graph.csv"]

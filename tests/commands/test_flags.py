@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import resource
 import subprocess
 import sys
@@ -354,6 +355,17 @@ def run_python(*words: str, ranks: int = 1) -> subprocess.CompletedProcess[str]:
         pytest.skip("the mpich wheel is not installed")
     launch = [str(mpiexec), "-n", str(ranks)] if ranks > 1 else []
     return subprocess.run([*launch, sys.executable, *words], capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("printing", [lambda config: print("first") or 0, lambda config: print("first", flush=True)])
+def test_a_reader_that_goes_early_as_head_does_ends_a_command_without_words(monkeypatch, capsys, printing):
+    reader, writer = os.pipe()
+    os.close(reader)
+    monkeypatch.setattr(sys, "stdout", os.fdopen(writer, "w"))
+    assert run_command(TrainConfig, printing, None, []) == 1
+    print("more, which goes nowhere", flush=True)
+    sys.stdout.close()
+    assert capsys.readouterr().err == ""
 
 
 @fault(11)

@@ -274,6 +274,21 @@ def test_what_a_run_lacks_is_left_out_and_told(tmp_path, how, left_out, told):
     assert all(told in sentence for sentence in sentences)
 
 
+def test_of_a_network_that_scores_no_edges_nothing_is_said_of_edges_and_of_one_from_elsewhere_nothing_of_steps(tmp_path):
+    directory = write_run(tmp_path, [drawn(6, num_edges=5)], scores=False)
+    about = json.loads((directory / "run.json").read_text())
+    about["tasks"] = {"edge_weight": 0.0, "labels": [], "main": "energy"}
+    (directory / "run.json").write_text(json.dumps(about))
+    sections = {section.name: section for section in build_page(read_run_files(directory)).sections}
+    assert sections["edges"].absent == sections["tracks"].absent
+    assert "scores no edges" in sections["edges"].absent
+    assert not any("Edge" in lead for lead in sections["training"].lead)
+    (directory / "run.json").write_text(json.dumps({**about, "imported": {"file": "gnn.ckpt", "framework": "acorn"}}))
+    (directory / "metrics.jsonl").unlink()
+    sections = {section.name: section for section in build_page(read_run_files(directory)).sections}
+    assert sections["training"].absent == "No metrics.jsonl: acorn trained the network."
+
+
 @pytest.mark.usefixtures("hasty")
 def test_without_events_the_training_and_the_counted_tracks_are_still_drawn(tmp_path):
     run = write_run(tmp_path, [drawn(6, num_edges=5)])
