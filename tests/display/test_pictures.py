@@ -274,7 +274,9 @@ def test_what_a_run_lacks_is_left_out_and_told(tmp_path, how, left_out, told):
     assert all(told in sentence for sentence in sentences)
 
 
-def test_of_a_network_that_scores_no_edges_nothing_is_said_of_edges_and_of_one_from_elsewhere_nothing_of_steps(tmp_path):
+def test_nothing_is_said_of_edges_that_no_network_scores_nor_of_steps_that_were_made_elsewhere(
+    tmp_path,
+):
     directory = write_run(tmp_path, [drawn(6, num_edges=5)], scores=False)
     about = json.loads((directory / "run.json").read_text())
     about["tasks"] = {"edge_weight": 0.0, "labels": [], "main": "energy"}

@@ -239,6 +239,18 @@ ABSURD = {
         {"edges/src/zarr.json": in_json(codecs=[{"name": "bytes"}, {"name": "gzip"}])},
         "is encoded by .'bytes', 'gzip'., expected",
     ),
+    "bytes in the other order": (
+        {
+            "edges/src/zarr.json": in_json(
+                codecs=[{"name": "bytes", "configuration": {"endian": "big"}}, {"name": "zstd"}, {"name": "crc32c"}]
+            )
+        },
+        "has its bytes in big-endian order",
+    ),
+    "a chunk with another checksum": (
+        {"edges/src/c/0": lambda chunk: chunk[:-1] + bytes([chunk[-1] ^ 1])},
+        "edges/src/c/0 is damaged",
+    ),
     "objects": ({"edges/src/zarr.json": in_json(data_type="string")}, "cannot read the archive"),
     "a description nested too deep": ({"edges/src/zarr.json": lambda _: b"[" * 10**6}, "cannot read the archive"),
     "a description too long": (

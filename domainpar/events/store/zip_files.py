@@ -9,9 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import zarr
-from zarr.codecs import Crc32cCodec, ZstdCodec
-from zarr.storage import MemoryStore
 
 from domainpar.atomic_files import write_whole
 from domainpar.events.graph import Array, EventGraph, check_array, checked
@@ -68,7 +65,7 @@ def read_arrays(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
     try:
         with Archive(path) as archive:
             return {name: archive.whole(name) for name in archive.layouts}, archive.attributes
-    except Exception as error:  # of zarr, the zip and the codecs, none of which names the file
+    except Exception as error:  # of the zip and the codecs, none of which names the file
         raise StoreError(f"cannot be read: {type(error).__name__}: {error}", "write it again", file=path) from error
 
 
@@ -190,6 +187,10 @@ def _zipped(
     arrays: Mapping[str, Array], attributes: Mapping[str, Any], chunks: Callable[[str, Array], tuple[int, ...]]
 ) -> bytes:
     """The bytes of a zarr zip of named arrays, each cut into the chunks that `chunks(name, values)` says."""
+    import zarr  # by those who write alone: it takes a while
+    from zarr.codecs import Crc32cCodec, ZstdCodec
+    from zarr.storage import MemoryStore
+
     # Written to memory first, so that the order and the dates of the members do not depend on timing.
     members: dict[str, Any] = {}
     group = zarr.create_group(MemoryStore(store_dict=members), attributes=dict(attributes))
