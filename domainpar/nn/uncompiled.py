@@ -49,4 +49,7 @@ class _Given(torch.autograd.Function):
 
 def pass_back(tensors: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
     """Pass gradients of some tensors back, one for each: `torch.autograd.backward`."""
-    _Given.apply(gradients, *tensors).backward()  # type: ignore[no-untyped-call]
+    if tensors[0].is_cuda:  # where two launches more would cost more than memory of the host
+        torch.autograd.backward(tensors, gradients)
+    else:
+        _Given.apply(gradients, *tensors).backward()  # type: ignore[no-untyped-call]

@@ -137,6 +137,7 @@ def test_ranks_that_would_share_a_gpu_are_refused(tmp_path, launcher):
     assert "on cpu" in auto.text
 
 
+@pytest.mark.slow
 def test_ranks_that_may_share_a_gpu_meet_over_gloo(store, of_one_cpu, tmp_path):
     words = ["train", "--store", store, "--out", tmp_path / "run", *SIZES, "--events-per-step", "2"]
     how = ["--device", "cuda", "--share-gpu", "--transport", "gloo"]
