@@ -122,7 +122,7 @@ def last_lines(
     of_edges = f"{edges:,} edges, {unscored:,} without a score{share}; " if about["learnt"]["edge_weight"] else ""
     lines = [
         f"scored {several(len(outcomes), 'event')}, {of_edges}"
-        f"{sum(seconds) / len(seconds):.2f} s an event, {max(seconds):.2f} s the longest",
+        f"{sum(seconds) / len(seconds):.3g} s an event, {max(seconds):.3g} s the longest",
         *(_metrics_line(split, values, about) for split, values in metrics.items() if "edge_auc" in values),
         *(_labels_line(split, values) for split, values in metrics.items() if values.get("labels")),
         *(_ceiling_line(split, values["segments"]) for split, values in metrics.items() if values.get("segments")),
