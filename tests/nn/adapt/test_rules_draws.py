@@ -132,6 +132,9 @@ LAW = {
     "a generator": like_one_rank(lambda x: torch.rand(x.size(0), generator=torch.Generator().manual_seed(3))),
 }
 WAITING = {}
+REFUSED["a generator"] = (lambda x: x * torch.rand(x.size(0), 1, generator=torch.Generator()), "given a generator")
+REFUSED["a generator of flips"] = (lambda x: x.bernoulli(0.5, generator=torch.Generator()), "given a generator")
+REFUSED["complex numbers"] = (lambda x: x * torch.randn_like(x, dtype=torch.complex64), "torch.complex of two draws")
 REFUSED["into a tensor of every rank"] = (lambda x, c: x * torch.randn(4, out=torch.empty(4)), "out=")
 
 

@@ -152,6 +152,9 @@ def numbers(watch: Watch, call: Call) -> Any:
         rows, device, dtype = _rows_of_sizes(watch, sizes), call.kwargs.get("device") or "cpu", None
         shape = torch.Size([size.axis.length if type(size) is RowCount else size for size in sizes])
     dtype = call.kwargs.get("dtype") or dtype or torch.get_default_dtype()
+    _drawn_by_rows(call)
+    if dtype.is_complex:
+        raise NotExact(f"torch.{call.name} of {dtype} is not drawn; use torch.complex of two draws of real numbers.")
     draw = partial(_normal if call.name.startswith("randn") else _uniform, device=device, dtype=dtype)
     table = _drawn(watch, shape, rows, draw)
     return mark(table, None if rows is None else rows.but())
@@ -163,6 +166,7 @@ def written_over(watch: Watch, call: Call) -> Any:
     """`x.normal_(mean, std)` and `x.uniform_(low, high)`."""
     if not call.in_place:
         raise NotExact(f"torch.{call.name} draws anew; use mean + std * torch.randn_like(mean), or torch.randn.")
+    _drawn_by_rows(call)
     x = call.get("input")
     uniform = call.name == "uniform"
     first, second = call.get("from" if uniform else "mean", 0.0), call.get("to" if uniform else "std", 1.0)
@@ -175,9 +179,18 @@ def written_over(watch: Watch, call: Call) -> Any:
 def bernoulli(watch: Watch, call: Call) -> Any:
     """1 with a probability of each number's own, or of one for all; by the global numbers of rows."""
     x, p = call.get("input"), call.get("p")
+    _drawn_by_rows(call)
     with watch.in_other_words():
         drawn = (torch.rand_like(x, dtype=torch.float64) < (x if p is None else p)).to(x.dtype)
         return x.copy_(drawn) if call.in_place else drawn
+
+
+def _drawn_by_rows(call: Call) -> None:
+    if call.kwargs.get("generator") is not None:
+        raise NotExact(
+            f"torch.{call.name} is given a generator, which draws one number after the other, while a row here gets "
+            "the number of its place in the whole graph. Leave the generator out: the seed of `parallelize`, or --seed, decides."
+        )
 
 
 # Of 32 bits as many as each float holds exactly: the numbers are the same in each type, and below 1.
