@@ -189,7 +189,7 @@ def _drawn_by_rows(call: Call) -> None:
     if call.kwargs.get("generator") is not None:
         raise NotExact(
             f"torch.{call.name} is given a generator, which draws one number after the other, while a row here gets "
-            "the number of its place in the whole graph. Leave the generator out: the seed of `parallelize`, or --seed, decides."
+            "the number of its place in the whole graph. Leave it out: the seed of `parallelize`, or --seed, decides."
         )
 
 
