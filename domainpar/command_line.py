@@ -71,6 +71,7 @@ def run_command(
         # What NCCL has to say about a GPU stays.
         on_gpu = getattr(config, "device", "cpu") != "cpu"
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR" if on_gpu else "FATAL")
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch's profiler tells that it begins and ends
         code = work(config)
         sys.stdout.flush()
         return code
