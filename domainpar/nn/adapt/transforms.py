@@ -14,7 +14,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ def run_as_written(watching: Callable[[], Any]) -> None:
         (torch.jit.ScriptFunction, "__call__", _source),
         (checkpoint.CheckpointFunction, "apply", _written_down),
         (checkpoint, "_checkpoint_without_reentrant_generator", _writing_down),
+        (torch, "compile", partial(_compiling, watching)),
         (sys.modules.get("torch._dynamo.eval_frame"), "_callback_from_stance", _eager),  # there once something compiled
     ]
     with _LOCK:  # ranks may be threads, and a place that is taken twice would ask twice
@@ -73,6 +74,13 @@ def _written_down(watch: Any, usual: Any, function: Callable[..., Any], preserve
 def _writing_down(watch: Any, usual: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
     with watch.tape.piece():
         yield
+
+
+def _compiling(watching: Callable[[], Any], watch: Any, usual: Any, *args: Any, **kwargs: Any) -> Any:
+    """A function that is compiled in a forward pass: maybe the first one, which brings the compiler."""
+    compiled = usual(*args, **kwargs)
+    run_as_written(watching)
+    return compiled
 
 
 def _eager(watch: Any, usual: Any, callback: Any) -> Any:

@@ -1,5 +1,6 @@
 """What goes past the rules: hooks, functions of one's own, recomputation, tensors kept from call to call."""
 
+import sys
 import warnings
 
 import pytest
@@ -15,6 +16,7 @@ from domainpar.nn.adapt.calls import name_of
 from domainpar.nn.adapt.parallelize import parallelize
 from domainpar.nn.adapt.rows import NotExact
 from domainpar.nn.adapt.watch import RULES, rule
+from domainpar.testing import run_command
 
 
 def sums(x, src, dst, e):
@@ -337,6 +339,31 @@ def test_what_modules_keep_and_return_is_exact(function, more):
 @cases(ALONE)
 def test_equal_calls_of_chance_are_two_draws(function, more):
     check(function, against="alone", **more)
+
+
+COMPILES_FIRST = """
+import sys, torch
+from domainpar import World, parallelize, split_graph
+
+class Network(torch.nn.Module):
+    def forward(self, x, edge_index):
+        assert "torch._dynamo" not in sys.modules
+        added = torch.compile(lambda x: x.new_zeros(x.shape).index_add(0, edge_index[1], x[edge_index[0]]))
+        return added(x) - x.mean(0)
+
+with World.session() as world:
+    edge_index, x = torch.tensor([[0, 1, 2, 2], [1, 2, 0, 1]]), torch.arange(6.0).view(3, 2)
+    part = split_graph(edge_index, num_nodes=3, world=world)
+    said = parallelize(Network(), world)(part.nodes(x), part.edge_index)
+assert torch.equal(said, torch.tensor([[4.0, 5], [4, 5], [2, 3]]) - x.mean(0)), said
+"""
+
+
+@pytest.mark.slow
+def test_the_first_function_that_is_compiled_in_a_process_runs_as_written():
+    """In a process of its own: here somebody has compiled something."""
+    code, text = run_command([sys.executable, "-c", COMPILES_FIRST], 60)
+    assert code == 0, text
 
 
 def test_that_a_model_is_not_compiled_is_said_once(monkeypatch):
