@@ -355,7 +355,7 @@ with World.session() as world:
     edge_index, x = torch.tensor([[0, 1, 2, 2], [1, 2, 0, 1]]), torch.arange(6.0).view(3, 2)
     part = split_graph(edge_index, num_nodes=3, world=world)
     said = parallelize(Network(), world)(part.nodes(x), part.edge_index)
-assert torch.equal(said, torch.tensor([[4.0, 5], [4, 5], [2, 3]]) - x.mean(0)), said
+assert torch.equal(said, torch.tensor([[4.0, 5], [4, 6], [2, 3]]) - x.mean(0)), said
 """
 
 
