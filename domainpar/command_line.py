@@ -34,7 +34,7 @@ from domainpar.config import (
 from domainpar.config.acorn import converted
 from domainpar.config.texts import loaded_yaml
 from domainpar.parallel.launcher import started_as_root
-from domainpar.problems import NotWritten, Problem, Where, error_text, expected, told
+from domainpar.problems import NotWritten, Problem, Where, error_text, expected, nobody_reads, told
 from domainpar.words import some_of
 
 Config = TypeVar("Config", bound=Group)
@@ -73,11 +73,13 @@ def run_command(
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR" if on_gpu else "FATAL")
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch's profiler tells that it begins and ends
         code = work(config)
-        sys.stdout.flush()
+        _flush()
         return code
-    except BrokenPipeError:
-        # Who read what is printed has gone, as `head` does: what is still to be printed goes nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError as error:
+        if not nobody_reads(error):
+            raise
+        with open(os.devnull, "wb") as nowhere:  # where what is still to be printed goes
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
         return 1
     except ConfigError as error:
         if started_as_root():
@@ -117,6 +119,11 @@ def refused_as_asked(command: str) -> Iterator[None]:
         raise ConfigError(hint=hint, **about) from error
 
 
+def _flush() -> None:
+    if sys.stdout is not None:  # it may have been closed
+        sys.stdout.flush()
+
+
 def _print_error(problem: Problem) -> None:
     sys.stderr.write(error_text(problem.what, Where(event=problem.event, file=problem.file), problem.hint))
     sys.stderr.flush()
@@ -137,7 +144,7 @@ def parse(config_class: type[Config], text: str, argv: Sequence[str]) -> Config:
     if "-h" in argv or "--help" in argv:
         if started_as_root():
             command.parser_with_help().print_help()
-            sys.stdout.flush()
+            _flush()
         raise SystemExit(0)
     # Before the parser is built, which takes a while.
     command.refuse_unknown_flags(argv)

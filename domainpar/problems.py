@@ -7,6 +7,9 @@ hint: <what to do>
 from __future__ import annotations
 
 import errno
+import select
+import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -117,3 +120,13 @@ def told(error: BaseException | str) -> dict[str, Any]:
         return {"what": problem.what, "hint": problem.hint, "event": problem.event, "file": problem.file}
     what = error if isinstance(error, str) else str(error) or type(error).__name__
     return {"what": what, "hint": "", "event": None, "file": None}
+
+
+def nobody_reads(error: BaseException) -> bool:
+    """Whether an error says that whoever read our standard output has gone, as `head` goes: there is nobody to tell."""
+    with suppress(OSError, ValueError, AttributeError):  # standard output that is no file, or closed
+        if isinstance(error, BrokenPipeError):
+            poll = select.poll()
+            poll.register(sys.stdout.fileno(), 0)
+            return any(event & select.POLLERR for _, event in poll.poll(0))
+    return False

@@ -28,10 +28,14 @@ class UncompiledMode(TorchDispatchMode):
 
 
 def uncompiled(kind: type[_Optimizer]) -> type[_Optimizer]:
-    """The same optimiser, with the methods that torch has wrapped as they were before."""
-    wrapped = ("add_param_group", "state_dict", "load_state_dict", "zero_grad")
-    methods = {name: inspect.unwrap(getattr(kind, name)) for name in wrapped}
-    return type(kind.__name__, (kind,), {**methods, "step": torch.no_grad()(inspect.unwrap(kind.step))})
+    """Give a kind of optimiser, which is changed, the methods that torch has wrapped as they were before.
+
+    Its steps are not differentiable.
+    """
+    for name in ("add_param_group", "state_dict", "load_state_dict", "zero_grad"):
+        setattr(kind, name, inspect.unwrap(getattr(kind, name)))
+    kind.step = torch.no_grad()(inspect.unwrap(kind.step))  # type: ignore[method-assign]
+    return kind
 
 
 class _Given(torch.autograd.Function):
@@ -48,7 +52,8 @@ class _Given(torch.autograd.Function):
 
 
 def pass_back(tensors: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-    """Pass gradients of some tensors back, one for each: `torch.autograd.backward`."""
+    """Pass gradients of some tensors back: `torch.autograd.backward`, where each needs one and each is there."""
+    assert all(tensor.requires_grad and tensor.shape == it.shape for tensor, it in zip(tensors, gradients, strict=True))
     if tensors[0].is_cuda:  # where two launches more would cost more than memory of the host
         torch.autograd.backward(tensors, gradients)
     else:

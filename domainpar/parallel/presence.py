@@ -20,7 +20,7 @@ from domainpar.agreement import Refused
 from domainpar.parallel.board import Life, Mark, SideChannel
 from domainpar.parallel.places import in_words, is_a_command, where
 from domainpar.parallel.transport import RankMissing, RanksFailed, Transport
-from domainpar.problems import Problem, Where, error_text, expected
+from domainpar.problems import Problem, Where, error_text, expected, nobody_reads
 
 IN_A_COMMAND = "see the board above; --timeout gives ranks more time to come"
 IN_A_PROGRAM = (
@@ -172,7 +172,7 @@ def fail(presence: Presence, error: BaseException) -> None:
     marks = presence.marks
     if isinstance(error, RanksFailed):  # the rank that failed says why
         time.sleep(timeouts.REPORT * (marks is not None and marks.between_processes))
-    elif marks is None or marks.claim_failure():
+    elif (marks is None or marks.claim_failure()) and not nobody_reads(error):
         problem = expected(error)
         write_error(report(problem or error, presence.where(problem)))
     else:  # one failure makes others, which would only hide it

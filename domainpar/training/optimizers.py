@@ -10,12 +10,28 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch import Tensor, nn, optim
+from torch.optim import Optimizer
 
 from domainpar.nn.uncompiled import uncompiled
 
 
+@uncompiled
+class AdamW(optim.AdamW):
+    """That of torch."""
+
+
+@uncompiled
+class Adam(optim.Adam):
+    """That of torch."""
+
+
+@uncompiled
+class SGD(optim.SGD):
+    """That of torch."""
+
+
+@uncompiled
 class LayerwiseOptimizer(Optimizer):
     """Steps that are scaled, tensor by tensor, to the size of the tensor: large batches take large rates.
 
@@ -102,13 +118,7 @@ class Lamb(LayerwiseOptimizer):
         parameter.sub_(direction * rate)
 
 
-OPTIMIZERS = {
-    "adamw": uncompiled(AdamW),
-    "adam": uncompiled(Adam),
-    "sgd": uncompiled(SGD),
-    "lars": uncompiled(Lars),
-    "lamb": uncompiled(Lamb),
-}
+OPTIMIZERS: dict[str, type[Optimizer]] = {"adamw": AdamW, "adam": Adam, "sgd": SGD, "lars": Lars, "lamb": Lamb}
 """By the names on the command line."""
 
 

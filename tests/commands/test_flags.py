@@ -357,15 +357,41 @@ def run_python(*words: str, ranks: int = 1) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*launch, sys.executable, *words], capture_output=True, text=True, timeout=60, check=False)
 
 
-@pytest.mark.parametrize("printing", [lambda config: print("first") or 0, lambda config: print("first", flush=True)])
-def test_a_reader_that_goes_early_as_head_does_ends_a_command_without_words(monkeypatch, capsys, printing):
+@pytest.fixture
+def nobody_reads(monkeypatch, capfd):
+    """A pipe in place of the standard output, whose reader has gone as `head` goes."""
     reader, writer = os.pipe()
     os.close(reader)
-    monkeypatch.setattr(sys, "stdout", os.fdopen(writer, "w"))
+    with os.fdopen(writer, "w") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        yield capfd
+        print("more, which goes nowhere", flush=True)
+
+
+@pytest.mark.parametrize("printing", [lambda config: print("first") or 0, lambda config: print("first", flush=True)])
+def test_a_reader_that_goes_early_ends_a_command_without_words(nobody_reads, printing):
     assert run_command(TrainConfig, printing, None, []) == 1
-    print("more, which goes nowhere", flush=True)
-    sys.stdout.close()
-    assert capsys.readouterr().err == ""
+    assert nobody_reads.readouterr().err == ""
+
+
+def test_so_it_ends_ranks_at_work(nobody_reads, tmp_path):
+    assert prepare.main(["--events", "1", "--hits", "500", "--store", str(tmp_path / "store")]) == 1
+    assert nobody_reads.readouterr().err == ""
+
+
+def test_another_pipe_that_nobody_reads_is_an_error():
+    def write(config):
+        reader, writer = os.pipe()
+        os.close(reader)
+        os.write(writer, b"to nobody")
+
+    with pytest.raises(BrokenPipeError):
+        run_command(TrainConfig, write, None, [])
+
+
+def test_without_standard_output_a_command_does_its_work(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    assert run_command(TrainConfig, lambda config: 0, None, []) == 0
 
 
 @fault(11)

@@ -245,7 +245,25 @@ ABSURD = {
                 codecs=[{"name": "bytes", "configuration": {"endian": "big"}}, {"name": "zstd"}, {"name": "crc32c"}]
             )
         },
-        "has its bytes in big-endian order",
+        "expected little-endian bytes",
+    ),
+    "another order in the type": ({"edges/src/zarr.json": in_json(data_type=">i4")}, "holds >i4, expected numbers"),
+    "a type of one machine": ({"edges/src/zarr.json": in_json(data_type="float128")}, "holds float128, expected"),
+    "another format of zarr": ({"edges/src/zarr.json": in_json(zarr_format=2)}, "is of zarr's format 2, expected 3"),
+    "an array in place of the file": ({"zarr.json": in_json(node_type="array")}, "no zarr.json of a group"),
+    "a field that is not known": ({"edges/src/zarr.json": in_json(scale=2)}, "is described by scale, which is not"),
+    "axes without end beside none": (
+        {
+            "edges/src/zarr.json": in_json(
+                shape=[0, 3 * 10**8], chunk_grid={"name": "regular", "configuration": {"chunk_shape": [1, 1]}}
+            )
+        },
+        "edges/src",
+    ),
+    "a chunk that nobody could have packed": ({"edges/src/c/0": lambda chunk: chunk + bytes(2000)}, "has 2... bytes"),
+    "a chunk with a second one behind it": (
+        {"edges/src/c/0": lambda chunk: crc_of(chunk[:-4] + frame(3 * 2**30))},
+        "destination buffer too small",
     ),
     "a chunk with another checksum": (
         {"edges/src/c/0": lambda chunk: chunk[:-1] + bytes([chunk[-1] ^ 1])},

@@ -2,7 +2,8 @@
 
 It multiplies blocks with numpy, whose library sums a row otherwise where it stands at another place of the block, on
 some processors only: here there is one chain of sums over K for each number, in its order. And for each function that a
-kernel calls it replaces the words of Triton's language anew, which are replaced since the kernel began.
+kernel calls it replaces the words of Triton's language anew; here it does where they are not, which is once. An error
+in such a function is wrapped once, by the kernel.
 """
 
 from __future__ import annotations

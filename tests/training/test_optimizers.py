@@ -1,5 +1,7 @@
 """Optimisers by name: their formulas, one hash on any number of ranks, and a run that goes on where it was stopped."""
 
+import pickle
+
 import invariance
 import numpy as np
 import pytest
@@ -12,10 +14,25 @@ from domainpar.config import ConfigError, TrainConfig
 from domainpar.config.texts import parse_factors
 from domainpar.parallel.world import World
 from domainpar.testing import run_ranks
-from domainpar.training.optimizers import make_optimizer
+from domainpar.training.optimizers import OPTIMIZERS, make_optimizer, optimizer_name
 from domainpar.training.run import train
 
 STEPS = 4
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimisers_can_be_copied_and_have_their_names(name):
+    optimizer = make_optimizer(name, layer()[0], layer()[0], lr=0.25, weight_decay=0.5)
+    copied = pickle.loads(pickle.dumps(optimizer))
+    assert type(copied) is OPTIMIZERS[name]
+    assert copied.param_groups[0]["lr"] == 0.25
+    assert optimizer_name(copied) == name
+
+
+def test_optimisers_of_torch_have_the_names_of_ours():
+    parameters = [nn.Parameter(torch.zeros(2))]
+    made = [kind(parameters) for kind in (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, torch.optim.RAdam)]
+    assert [optimizer_name(it) for it in made] == ["adamw", "adam", "sgd", "RAdam"]
 
 
 def layer():

@@ -35,6 +35,16 @@ LARGEST_DESCRIPTION = 2**24
 
 DESCRIPTION = "zarr.json"
 CODECS = ("bytes", "zstd", "crc32c")
+TYPES = (
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64"),
+)
+
+_FIELDS = {
+    *("zarr_format", "node_type", "attributes", "shape", "data_type", "chunk_grid", "chunk_key_encoding"),
+    *("fill_value", "codecs", "dimension_names", "storage_transformers"),
+}
+"""Of an array; a description with others may mean something else."""
 
 _MEMBER = re.compile(r"(?:[A-Za-z0-9_]+/)*(?:zarr\.json|c(?:/\d+)+)")
 _FRAME = b"\x28\xb5\x2f\xfd"
@@ -88,13 +98,16 @@ class Archive:
         return values
 
     def _chunk(self, layout: Layout, member: str) -> Array:
-        packed = memoryview(self._file.read(member))
+        packed = self._file.read(member)
         frame, checksum = packed[:-4], int.from_bytes(packed[-4:], "little")
-        if (declared := unpacked_size(bytes(frame[:18]))) != layout.chunk_bytes:  # the longest header of a zstd frame
+        if (declared := unpacked_size(frame[:18])) != layout.chunk_bytes:  # the longest header of a zstd frame
             raise ValueError(f"{member} claims {declared} bytes, a chunk has {layout.chunk_bytes}")
-        if google_crc32c.value(bytes(frame)) != checksum:
+        if google_crc32c.value(frame) != checksum:
             raise ValueError(f"{member} is damaged: its checksum is not that of its bytes")
-        return np.frombuffer(_ZSTD.decode(frame), layout.stored_type).reshape(layout.chunks)
+        # Into memory of this size, which is not enough for what frames behind the first one may hold.
+        chunk: Array = np.empty(layout.chunks, layout.stored_type)
+        _ZSTD.decode(frame, out=chunk)
+        return chunk
 
     def whole(self, name: str) -> Array:
         """All of one array."""
@@ -135,12 +148,19 @@ class Layout:
         return math.prod(self.chunks) * np.dtype(self.dtype).itemsize
 
     @property
+    def most_packed(self) -> int:
+        """Bytes of a packed chunk at most: what zstd makes of one that cannot be packed, and the checksum."""
+        return self.chunk_bytes + self.chunk_bytes // 256 + 1024
+
+    @property
     def stored_type(self) -> np.dtype[Any]:
         """Type of the values as they lie in the file."""
         return np.dtype(self.dtype).newbyteorder("<")
 
     def places(self, along_first_axis: Iterable[int] | None = None) -> Iterable[tuple[int, ...]]:
         """Places of chunks in the grid, all of them or those at some places along the first axis."""
+        if 0 in self.grid:
+            return ()  # however long the other axes claim to be
         first = range(self.grid[0]) if along_first_axis is None else along_first_axis
         return itertools.product(first, *(range(count) for count in self.grid[1:]))
 
@@ -163,32 +183,36 @@ def unpacked_size(start: bytes) -> int | None:
     return int.from_bytes(start[at : at + length], "little") + (256 if length == 2 else 0)
 
 
-def _members(file: zipfile.ZipFile) -> frozenset[str]:
-    """Names of the members, of which none is packed or there twice."""
+def _members(file: zipfile.ZipFile) -> dict[str, int]:
+    """Bytes of the members by name, of which none is packed or there twice."""
     members = file.infolist()
-    names = frozenset(member.filename for member in members)
-    if len(names) != len(members):
-        raise ValueError(f"{len(members) - len(names)} of {len(members)} members are there twice")
+    sizes = {member.filename: member.file_size for member in members}
+    if len(sizes) != len(members):
+        raise ValueError(f"{len(members) - len(sizes)} of {len(members)} members are there twice")
     for member in members:
         if not _MEMBER.fullmatch(member.filename):
             raise ValueError(f"a member is called {member.filename[:80]!r}, which no array needs")
         if member.compress_type != zipfile.ZIP_STORED or member.file_size != member.compress_size:
             raise ValueError(f"{member.filename} is packed; members are stored as they are")
-    return names
+    return sizes
 
 
-def _descriptions(file: zipfile.ZipFile, members: frozenset[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+def _descriptions(
+    file: zipfile.ZipFile, members: Mapping[str, int]
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """The descriptions of the file, and of each of its groups and arrays."""
     descriptions: dict[str, dict[str, Any]] = {}
     for member in sorted(members):
         if member == DESCRIPTION or member.endswith(f"/{DESCRIPTION}"):
-            if (size := file.getinfo(member).file_size) > LARGEST_DESCRIPTION:
+            if (size := members[member]) > LARGEST_DESCRIPTION:
                 raise ValueError(f"{member} has {size} bytes, at most {LARGEST_DESCRIPTION} are read")
             name = member.removesuffix(DESCRIPTION).rstrip("/")
             descriptions[name] = dict(_mapping(parsed_json(file.read(member)), member))
+            if descriptions[name].get("zarr_format") != 3:
+                raise ValueError(f"{member} is of zarr's format {descriptions[name].get('zarr_format')}, expected 3")
     root = descriptions.pop("", None)
-    if root is None:
-        raise ValueError(f"it has no {DESCRIPTION}")
+    if root is None or root.get("node_type") != "group":
+        raise ValueError(f"it has no {DESCRIPTION} of a group")
     return root, descriptions
 
 
@@ -212,11 +236,14 @@ def _mapping(value: Any, name: str) -> Mapping[str, Any]:
 
 def _layout(name: str, about: Mapping[str, Any]) -> Layout:
     """The layout of an array by its description, as far as this program would have written it."""
+    if unknown := sorted(about.keys() - _FIELDS):
+        raise ValueError(f"{name} is described by {unknown[0]}, which is not known here")
     codecs = tuple(codec.get("name") for codec in about["codecs"])
     if codecs != CODECS or about["chunk_grid"]["name"] != "regular" or about.get("storage_transformers"):
         raise ValueError(f"{name} is encoded by {codecs}, expected {CODECS}")
-    if about["codecs"][0].get("configuration", {}).get("endian", "little") != "little":
-        raise ValueError(f"{name} has its bytes in big-endian order, expected little-endian")
+    in_bytes, _, checked = (codec.get("configuration") or {} for codec in about["codecs"])
+    if in_bytes not in ({}, {"endian": "little"}) or checked:
+        raise ValueError(f"{name} is encoded with {in_bytes} and {checked}, expected little-endian bytes")
     if about["chunk_key_encoding"] != {"name": "default", "configuration": {"separator": "/"}}:
         raise ValueError(f"{name} names its chunks {about['chunk_key_encoding']}")
     shape, chunks = tuple(about["shape"]), tuple(about["chunk_grid"]["configuration"]["chunk_shape"])
@@ -225,23 +252,25 @@ def _layout(name: str, about: Mapping[str, Any]) -> Layout:
     layout = Layout(shape, str(about["data_type"]), chunks)
     if len(shape) != len(chunks) or not shape or min(chunks) < 1:
         raise ValueError(f"{name} has shape {shape} in chunks of {chunks}")
-    if np.dtype(layout.dtype).kind not in "biuf":
+    if layout.dtype not in TYPES:
         raise ValueError(f"{name} holds {layout.dtype}, expected numbers")
     if layout.chunk_bytes > LARGEST_CHUNK:
         raise ValueError(f"{name} has chunks of {layout.chunk_bytes} bytes, at most {LARGEST_CHUNK} are read")
     return layout
 
 
-def _check_members(members: frozenset[str], described: Iterable[str], layouts: Mapping[str, Layout]) -> None:
-    """Refuse a file that lacks a chunk or holds what none of its arrays needs."""
+def _check_members(members: Mapping[str, int], described: Iterable[str], layouts: Mapping[str, Layout]) -> None:
+    """Refuse a file that lacks a chunk, has one larger than it can be, or holds what none of its arrays needs."""
     expected = {DESCRIPTION, *(f"{name}/{DESCRIPTION}" for name in described)}
     for name, layout in layouts.items():
         count = math.prod(layout.grid)
         # Counted before they are listed: a shape may claim more chunks than a machine can count.
         chunks = {layout.member(name, place) for place in layout.places()} if count <= len(members) else None
-        if chunks is None or not chunks <= members:
+        if chunks is None or not chunks <= members.keys():
             there = sum(member.startswith(f"{name}/c/") for member in members)
             raise ValueError(f"{there} of {count} chunks of {name} are there")
+        if (largest := max((members[chunk] for chunk in chunks), default=0)) > layout.most_packed:
+            raise ValueError(f"a chunk of {name} has {largest} bytes, at most {layout.most_packed} are read")
         expected |= chunks
-    if strangers := sorted(members - expected):
+    if strangers := sorted(members.keys() - expected):
         raise ValueError(f"{strangers[0]} belongs to no array ({len(strangers)} such members)")

@@ -295,7 +295,7 @@ class StoredEvent:
 
     @contextlib.contextmanager
     def _reading(self, what: str) -> Iterator[None]:
-        """Give every error of zarr, the zip and the codecs the event and the file, which they do not name."""
+        """Give every error of the zip and the codecs the event and the file, which they do not name."""
         try:
             yield
         except OtherVersion:

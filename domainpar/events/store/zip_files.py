@@ -50,8 +50,8 @@ def read_attributes(path: Path) -> dict[str, Any]:
     try:
         with Archive(path) as archive:
             return archive.attributes
-    except OSError as error:
-        raise StoreError(f"cannot be read: {error}", file=path) from error
+    except Exception as error:  # of the zip, which does not name the file
+        raise StoreError(f"cannot be read: {type(error).__name__}: {error}", file=path) from error
 
 
 def read_arrays(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
