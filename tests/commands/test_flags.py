@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import resource
@@ -357,26 +358,28 @@ def run_python(*words: str, ranks: int = 1) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*launch, sys.executable, *words], capture_output=True, text=True, timeout=60, check=False)
 
 
-@pytest.fixture
-def nobody_reads(monkeypatch, capfd):
+@contextlib.contextmanager
+def nobody_reads(monkeypatch):
     """A pipe in place of the standard output, whose reader has gone as `head` goes."""
     reader, writer = os.pipe()
     os.close(reader)
-    with os.fdopen(writer, "w") as output:
-        monkeypatch.setattr(sys, "stdout", output)
-        yield capfd
+    with os.fdopen(writer, "w") as output, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", output)
+        yield
         print("more, which goes nowhere", flush=True)
 
 
 @pytest.mark.parametrize("printing", [lambda config: print("first") or 0, lambda config: print("first", flush=True)])
-def test_a_reader_that_goes_early_ends_a_command_without_words(nobody_reads, printing):
-    assert run_command(TrainConfig, printing, None, []) == 1
-    assert nobody_reads.readouterr().err == ""
+def test_a_reader_that_goes_early_ends_a_command_without_words(monkeypatch, capfd, printing):
+    with nobody_reads(monkeypatch):
+        assert run_command(TrainConfig, printing, None, []) == 1
+    assert capfd.readouterr().err == ""
 
 
-def test_so_it_ends_ranks_at_work(nobody_reads, tmp_path):
-    assert prepare.main(["--events", "1", "--hits", "500", "--store", str(tmp_path / "store")]) == 1
-    assert nobody_reads.readouterr().err == ""
+def test_so_it_ends_ranks_at_work(monkeypatch, capfd, tmp_path):
+    with nobody_reads(monkeypatch):
+        assert prepare.main(["--events", "1", "--hits", "500", "--store", str(tmp_path / "store")]) == 1
+    assert capfd.readouterr().err == ""
 
 
 def test_another_pipe_that_nobody_reads_is_an_error():
