@@ -16,6 +16,7 @@ Examples:
 import math
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -261,11 +262,13 @@ def _say_what_is_there(directory: Path, facts: "list[EventFacts]") -> None:
     if store.standard is not None:
         print(*store.standard.lines(store.feature_names, store.edge_feature_names), sep="\n")
     if labels := list(store.labels.values()):
-        print(f"labels: {', '.join(label.what for label in labels)}")
+        known_in = Counter(label.name for record in store.events() for label in record.labels)
+        of_all = f"of {len(store):,} events"
+        some = {name: f" in {count:,} {of_all}" for name, count in known_in.items() if count < len(store)}
+        print(f"labels: {', '.join(label.what + some.get(label.name, '') for label in labels)}")
     command = [*on_ranks(), this_python(), "-m", "domainpar.train" if labelled or labels else "domainpar.infer"]
     if labels and not labelled:
-        kind = "class" if labels[0].classes else "regression"
-        command += ["--task", f"{labels[0].of}-{kind}", "--label", labels[0].name]
+        command += ["--task", labels[0].task, "--label", labels[0].name]
     skipping = ["--on-bad-event", "skip"] if labelled and len(labelled) < len(store) else []
     print(f"next: {shlex.join([*command, '--store', str(directory), *skipping])}")
 

@@ -178,7 +178,7 @@ class Aims(Group):
         if self.task == "edge" and self.label is not None:
             raise ConfigError(
                 f"--label {self.label} is of a --task of nodes or graphs, and --task is edge",
-                f"learn it beside edges: --aux {self.label}:0.1",
+                f"add its --task, such as --task node-class; or learn it beside edges: --aux {self.label}:0.1",
             )
         if self.aux is not None and "edge" in parse_aux(self.aux) and self.task == "edge":
             raise ConfigError("--aux edge: that is what --task edge is about", "name it once")

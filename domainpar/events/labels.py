@@ -37,6 +37,11 @@ class Label(NamedTuple):
     classes: int
 
     @property
+    def task(self) -> str:
+        """The `--task` that learns it."""
+        return f"{self.of}-{'class' if self.classes else 'regression'}"
+
+    @property
     def what(self) -> str:
         """For the user."""
         return f"{self.name} ({self.of}, {f'{self.classes} classes' if self.classes else 'a number'})"

@@ -84,9 +84,9 @@ def read_event(path: str | Path) -> EventGraph:
     Returns:
         The graph in the order of the file. `x` [N, F] (or [N]) gives the features, `edge_attr` [E, G] (or [E]) the edge
         features, `pos` [N, 3] the positions in mm. `y` are labels: of edges where there is one for each, 0, 1 or -1 for
-        not known; else of nodes or, a single one, of the whole graph. So are entries of names like `y_energy`, of nodes
-        or the graph; `edge_y`, `node_y`, `graph_y_energy` say of what. Integers are classes, -1 not known, floats are
-        numbers, NaN not known. Hit ids are the rows. Other entries are left alone.
+        not known; else of nodes or, a single one, of the whole graph, as their number tells. So are entries of names
+        like `y_energy`, of nodes or the graph; `edge_y`, `node_y`, `graph_y_energy` say of what. Integers are classes,
+        -1 not known, floats are numbers, NaN not known. Hit ids are the rows. Other entries are left alone.
 
     Raises:
         Problem: Naming event and file: if the file asks for more than tensors and `Data` (with the names of what it
@@ -137,7 +137,10 @@ def read_entries(place: Place, further: Sequence[tuple[Any, str]] = ()) -> Mappi
     path = Path(str(place.file))
     content = _load(path, place, further)
     if not isinstance(content, Mapping) and not hasattr(content, "to_dict"):
-        raise place.problem(f"holds a {type(content).__name__}, expected a torch_geometric Data or a dict of tensors")
+        raise place.problem(
+            f"holds a {type(content).__name__}, expected a torch_geometric Data or a dict of tensors",
+            "save each graph in a file of its own: torch.save(data, 'event7.pt')",
+        )
     entries: Mapping[str, Any] = content if isinstance(content, Mapping) else content.to_dict()
     for name, value in entries.items():
         # A tensor of stride 0 takes no room until it is used: it may claim more entries than its file has bytes.
@@ -282,6 +285,9 @@ def _labels(
         values = values[:, 0] if values.shape[1:] == (1,) else values
         if of is None:
             fitting = [it for it, count in rows.items() if len(values) == count and (name == "y" or it != "edge")]
+            if len(fitting) > 1:
+                what = f"{entry} has {len(values)} values, one for each {' and one for each '.join(fitting)}"
+                raise place.problem(what, f"name it {' or '.join(f'{it}_{entry}' for it in fitting)}")
             of = fitting[0] if fitting else "edge"
         expected = "one label per edge, per node, or one of the graph," if found["of"] is None else f"one per {of},"
         columns = () if of == "edge" or values.ndim == 1 else ("labels",)

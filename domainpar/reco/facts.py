@@ -159,7 +159,7 @@ def described(facts: Sequence[EventFacts], settings: Settings) -> list[str]:
     lines = [*_hits(facts), *_particles(facts), *_edges(facts)]
     if unlabelled := [event for event in facts if event.true_edges is None]:
         names = some_of([event.event for event in unlabelled])
-        lines.append(f"truth: none in {len(unlabelled)} of {several(len(facts), 'event')}: {names}")
+        lines.append(f"truth of edges: none in {len(unlabelled)} of {several(len(facts), 'event')}: {names}")
     return [*lines, *_warnings(facts, settings)]
 
 

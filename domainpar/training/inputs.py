@@ -287,7 +287,10 @@ def check_events(
     missing = [tasks.missing(record) for record in training]
     if all(missing):
         what = f"none of {several(len(training), 'training event')} of store {store.path} has {missing[0]}"
-        raise Problem(f"{what}; they can be inferred on, not trained on", "prepare events whose files tell the truth")
+        hint = "prepare events whose files tell the truth"
+        if label := next(iter(store.labels.values()), None):
+            hint = f"their labels are learnt with --task {label.task} --label {label.name}"
+        raise Problem(f"{what}; they can be inferred on, not trained on", hint)
     records = [record for record in store.events("train") + store.events("val") if record.event not in store.unreadable]
     has_conditions = target or any(rule.conditions for rule in edge_weights.rules)
     for record in records[world.rank :: world.size]:

@@ -63,7 +63,7 @@ class Task:
         elif self.name in event.graph_labels:
             values = np.array([event.graph_labels[self.name]], np.float64)
         else:
-            raise event.place.problem(f"the event has no label {self.name}")
+            raise event.place.problem(f"the event has no label {self.name}", "--on-bad-event skip leaves it out")
         if not self.label.classes:
             standardised: FloatArray = (values - self.mean) / self.scale
             return standardised
@@ -174,7 +174,7 @@ def tasks_of(config: TrainConfig, store: EventStore, world: World) -> Tasks:
 
 def _asked(config: TrainConfig, store: EventStore) -> Tasks:
     """The tasks of a configuration, not standardised yet."""
-    theirs = {label.name: label for label in OF_PARTICLES} | store.labels
+    theirs = {label.name: label for label in OF_PARTICLES if store.settings.get("source") != "pyg"} | store.labels
     edge_weight, labels, main = 1.0, [], EDGE.name
     if config.task != "edge":
         of, _, kind = config.task.partition("-")

@@ -315,14 +315,14 @@ TRUTH = (
         (
             (2, 3),
             [
-                "truth: none in 1 of 3 events: 000000001",
+                "truth of edges: none in 1 of 3 events: 000000001",
                 "next: {started} -m domainpar.train --store '{store}' --on-bad-event skip",
             ],
         ),
         (
             (),
             [
-                "truth: none in 3 of 3 events: 000000001, 000000002, 000000003",
+                "truth of edges: none in 3 of 3 events: 000000001, 000000002, 000000003",
                 "next: {started} -m domainpar.infer --store '{store}'",
             ],
         ),
@@ -336,7 +336,7 @@ def test_prepare_tells_which_events_have_no_truth_and_what_comes_next(tmp_path, 
             (tmp_path / f"event{number:09d}-truth.csv").write_text(TRUTH)
     store = tmp_path / "mit Umlaut: ä"
     assert prepare.main(["--source", "trackml", "--input", str(tmp_path), "--store", str(store)]) == 0
-    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("truth:", "next:"))]
+    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("truth of edges:", "next:"))]
     started = shlex.join([*on_ranks(), this_python()])
     assert printed == [line.format(started=started, store=store) for line in lines]
 

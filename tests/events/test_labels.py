@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from random_events import random_assignment, random_event
+from refused import refused
 
 from domainpar.events.graph import Particles
 from domainpar.events.labels import MOST_CLASSES, OF_PARTICLES, Label, is_known, of_particles
@@ -37,9 +38,12 @@ def test_labels_are_told_apart_by_their_number(tmp_path):
     assert graph.graph_labels == {"jet": 3}
     assert read(tmp_path, y=torch.tensor([2, 0, -1])).node_labels["y"].tolist() == [2, 0, -1]
     assert read(tmp_path, y=torch.tensor([1.5])).graph_labels == {"y": 1.5}
-    # As many nodes as edges: `y` is of edges, unless its name says otherwise.
-    square = {"x": torch.ones(4, 2)}
-    assert read(tmp_path, **square, y=torch.tensor([1, 0, 0, 1])).label.tolist() == [1, 0, 0, 1]
+    square = {"x": torch.ones(4, 2)}  # as many nodes as edges
+    with refused(
+        "y has 4 values, one for each edge and one for each node; name it edge_y or node_y", "7", tmp_path / "event7.pt"
+    ):
+        read(tmp_path, **square, y=torch.tensor([1, 0, 0, 1]))
+    assert read(tmp_path, **square, edge_y=torch.tensor([1, 0, 0, 1])).label.tolist() == [1, 0, 0, 1]
     assert read(tmp_path, **square, node_y=torch.tensor([5, 0, 0, 1])).node_labels["y"].tolist() == [5, 0, 0, 1]
 
 

@@ -196,7 +196,7 @@ def test_without_a_known_pt_there_are_no_targets_and_the_ceiling_is_that_of_all_
 def test_events_without_labels_are_counted_and_lines_have_their_numbers():
     labelled, without = simulated(1, 3000), joined(without_truth, 4)
     text = "\n".join(described([looked_at(labelled), looked_at(without)], SETTINGS))
-    assert "truth: none in 1 of 2 events: 004" in text
+    assert "truth of edges: none in 1 of 2 events: 004" in text
     true, edges = int(labelled.label.sum()), labelled.num_edges
     assert f"edges: {true:,} of {edges:,} candidate edges are true ({true / edges:.1%})" in text
     assert "volume 8: " in text

@@ -151,15 +151,7 @@ class EventStore:
         Raises:
             Problem: If a name means one thing in one event and another in the next.
         """
-        labels: dict[str, Label] = {}
-        for record in self.records:
-            for label in record.labels:
-                known = labels.setdefault(label.name, label)
-                if (known.of, bool(known.classes)) != (label.of, bool(label.classes)):
-                    what = f"label {label.name} is {label.what} here and {known.what} in another event"
-                    raise Problem(what, "integers are classes, floats are numbers", event=record.event)
-                labels[label.name] = known._replace(classes=max(known.classes, label.classes))
-        return labels
+        return _labels_of(self.records)
 
     def __len__(self) -> int:
         return len(self.records)
@@ -212,6 +204,21 @@ def write_manifest(
     write_whole(Path(directory) / MANIFEST, text.encode())
 
 
+def _labels_of(records: Sequence[EventRecord]) -> dict[str, Label]:
+    labels: dict[str, Label] = {}
+    for record in records:
+        for label in record.labels:
+            known = labels.setdefault(label.name, label)
+            if (known.of, bool(known.classes)) != (label.of, bool(label.classes)):
+                what = f"label {label.name} is {label.what} here and {known.what} in another event"
+                hint = "integers are classes, floats are numbers"
+                if known.of != label.of:
+                    hint = f"name it {known.of}_{label.name} or {label.of}_{label.name} in all files"
+                raise Problem(what, hint, event=record.event)
+            labels[label.name] = known._replace(classes=max(known.classes, label.classes))
+    return labels
+
+
 def _check_records_agree(records: Sequence[EventRecord]) -> None:
     seen: set[str] = set()
     for record in records:
@@ -223,6 +230,7 @@ def _check_records_agree(records: Sequence[EventRecord]) -> None:
             if first != here:
                 what = f"the event has {name} {list(here)} but event {records[0].event} has {list(first)}"
                 raise Problem(what, "all events of a store need the same", event=record.event)
+    _labels_of(records)
 
 
 def _check_size(path: Path, record: EventRecord) -> None:
