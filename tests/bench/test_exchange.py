@@ -20,6 +20,7 @@ def test_exchanges_move_the_fewest_bytes_and_stand_beside_a_plain_copy(tmp_path_
     assert [table["cells"][0][0] for table in tables] == ["threads", "threads", "8"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_mpiexec() is None, reason="no mpiexec or no mpi4py")
 def test_mpi_is_measured_beside_bare_mpi4py():
     messages = run_ranks(exchange.messages, 2, [8, 5000], 2, 3, transport="mpi", timeout=50)

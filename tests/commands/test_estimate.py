@@ -51,6 +51,7 @@ def test_this_machine_can_be_written_and_described_again(store, tmp_path, capsys
     assert Machine.read(written).latency == 1e-5
 
 
+@pytest.mark.slow
 def test_ranks_of_this_machine_tell_what_they_feel_of_each_other(store, monkeypatch):
     from domainpar.parallel import launcher
 

@@ -86,8 +86,7 @@ NETWORKS = {
     [
         ("edge-first", (1, 3)),
         ("node-first", (1, 3)),
-        ("agnn", (1, 3)),
-        *(slow(name, (1, 3)) for name in ("deep supervision", "one layer", "mpnn", "acorn")),
+        *(slow(name, (1, 3)) for name in ("agnn", "deep supervision", "one layer", "mpnn", "acorn")),
         slow("edge-first", (2, 8)),
     ],
 )
