@@ -51,7 +51,7 @@ NETWORKS = {
 }
 
 
-ALWAYS = ("interaction", "node first", "own")
+ALWAYS = ("interaction", "own")
 
 
 @pytest.mark.parametrize("name", [name if name in ALWAYS else slow(name) for name in NETWORKS])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from marks import slow
 from small_run import ODD, drawn, simulated, write_run
 
 from domainpar.display.run_files import read_run_files
@@ -309,9 +310,9 @@ def test_an_event_without_hits_leaves_everything_else_as_it_is(tmp_path):
     assert [sentence.split(" left out")[0] for sentence in told] == ["event-parts.png", "event-tracks.png"]
 
 
-@pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
+@pytest.mark.parametrize("odd", [odd if odd in ("no hits", "no truth") else slow(odd) for odd in ODD])
 def test_odd_events_are_drawn_or_left_out(tmp_path, odd):
-    run = read_run_files(write_run(tmp_path, [drawn(**odd)], steps=1))
+    run = read_run_files(write_run(tmp_path, [drawn(**ODD[odd])], steps=1))
     with in_style():
         figures = dict(pictures_of(build_page(run, num_parts=3)))
     left_out = {name for name, figure in figures.items() if isinstance(figure, str)}

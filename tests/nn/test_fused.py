@@ -67,9 +67,6 @@ def on_ranks(event, num_ranks, **how):
     return networks.on_ranks(event, num_ranks, dtype=torch.float32, key=KEY, timeout=200.0, **how)
 
 
-OF_MOST = ("nodes, by a score of states and both ends",)
-"""Gates that have most of what others have."""
-
 NETWORKS = {
     "edge-first": {"order": "edge-first", "dropout": 0.3},
     "node-first": {"order": "node-first", "dropout": 0.3, "residual": False, "aggregate": "mean"},
@@ -98,7 +95,8 @@ def test_each_network_is_its_formula_and_has_one_hash_on_any_number_of_parts(by_
     assert {called for called, _ in by_kernels} >= {"rows_forward", "rows_backward", "sums_at_ends"}
 
 
-@pytest.mark.parametrize("kind", [kind if kind in OF_MOST else slow(kind) for kind in test_gates.KINDS])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", test_gates.KINDS)
 def test_gated_sums_are_their_formula_with_all_gradients_and_have_one_hash(by_kernels, kind):
     """With layers of two widths, and gradients of features."""
     graph = random_event(2, 70, 60, num_edge_features=test_gates.WIDTH)

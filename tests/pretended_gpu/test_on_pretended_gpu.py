@@ -8,7 +8,6 @@ from pathlib import Path
 
 import card
 import pytest
-from marks import slow
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -71,7 +70,8 @@ trainer.step(samples, 0)
 """
 
 
-@pytest.mark.parametrize(("dropout", "most_launches"), [slow("0", 1150), ("0.1", 2250)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("dropout", "most_launches"), [("0", 1150), ("0.1", 2250)])
 def test_the_host_waits_once_in_a_step_of_plain_torch(environment, tmp_path, dropout, most_launches):
     """Launches are those of plain torch, which makes one for each operation."""
     launches, waits = _counted(environment, tmp_path, "torch", dropout)
