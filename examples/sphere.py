@@ -34,7 +34,6 @@ def tracer(place: Tensor, time: float) -> Tensor:
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--steps", type=int, default=60)
-times = [0.2 * step for step in range(parser.parse_args().steps)]
 torch.manual_seed(0)
 torch.set_default_dtype(torch.float64)
 if torch.distributed.is_torchelastic_launched():  # a process group of our own; else those of mpiexec, or one rank
@@ -45,9 +44,8 @@ points = torch.stack([lat.cos() * lon.cos(), lat.cos() * lon.sin(), lat.sin()], 
 near = torch.cdist(points, points).fill_diagonal_(2).topk(8, largest=False).indices.flatten()  # not all lead back
 part = split_graph(torch.stack([near, torch.arange(len(near)) // 8]), len(points), world)  # once
 place, mine, area = part.nodes(points), part.owned_nodes(points), part.owned_nodes(lat.cos().flatten())
-model = parallelize(Forecast(), world)
-optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-for time in times:
+optimizer = torch.optim.Adam((model := parallelize(Forecast(), world)).parameters(), lr=3e-3)
+for time in (0.2 * step for step in range(parser.parse_args().steps)):
     before, now = (part.local_nodes(tracer(place, t)) for t in (time - 0.2, time))  # at this rank's points only
     error = (model(before, now, place, part.edge_index) - tracer(mine, time + 0.2)) ** 2
     loss = part.mean_over_nodes(error, weights=area)  # a rank's own points over the area of the whole sphere
@@ -58,3 +56,5 @@ for time in times:
     if (loss := part.sum(loss).item()) and world.is_root:
         print(f"time {time:.1f}: loss {loss!r}")
 world.close()
+if torch.distributed.is_initialized():  # else its threads may abort a process that ends
+    torch.distributed.destroy_process_group()
