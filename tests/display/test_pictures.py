@@ -310,21 +310,22 @@ def test_an_event_without_hits_leaves_everything_else_as_it_is(tmp_path):
     assert [sentence.split(" left out")[0] for sentence in told] == ["event-parts.png", "event-tracks.png"]
 
 
-@pytest.mark.parametrize("odd", [odd if odd in ("no hits", "no truth") else slow(odd) for odd in ODD])
-def test_odd_events_are_drawn_or_left_out(tmp_path, odd):
-    run = read_run_files(write_run(tmp_path, [drawn(**ODD[odd])], steps=1))
+@pytest.mark.parametrize("name", [name if name in ("no hits", "no truth") else slow(name) for name in ODD])
+def test_odd_events_are_drawn_or_left_out(tmp_path, name):
+    odd = ODD[name]
+    run = read_run_files(write_run(tmp_path, [drawn(**odd)], steps=1))
     with in_style():
         figures = dict(pictures_of(build_page(run, num_parts=3)))
     left_out = {name for name, figure in figures.items() if isinstance(figure, str)}
-    for name in set(figures) - left_out:
-        figures[name].set_layout_engine("none")
-        figures[name].canvas.draw()
+    for figure in set(figures) - left_out:
+        figures[figure].set_layout_engine("none")
+        figures[figure].canvas.draw()
     drawable = odd["num_hits"] > 0 and odd.get("positions", True)
     assert set(figures) == set(ALONE)
     assert ("edges" in left_out) != odd.get("truth", True)
     assert ("event-parts" in left_out) != drawable
     assert ("event-tracks" in left_out) != (drawable and odd.get("truth", True))
-    assert all(figures[name] for name in left_out), "without a reason"
+    assert all(figures[figure] for figure in left_out), "without a reason"
 
 
 def test_words_of_a_run_are_never_taken_for_a_formula(tmp_path):
