@@ -233,11 +233,10 @@ def _tracks(run: RunFiles, other: RunFiles | None) -> Section:
     title = "Tracks"
     names = [*(name for name, *_ in RATES.values()), *([BORDERS] if other is not None else [])]
     split = next((split for split in SPLITS if run.performance.get(split)), None)
-    if split is None and not run.learns_edges:
-        return _absent("tracks", title, NO_EDGES, *names)
     if split is None:
         otherwise = "No event with tracks has truth to count against."
-        return _absent("tracks", title, _why_missing(run, "scores", "tracks", otherwise=otherwise), *names)
+        why = _why_missing(run, "scores", "tracks", otherwise=otherwise) if run.learns_edges else NO_EDGES
+        return _absent("tracks", title, why, *names)
     finders = finders_of(run, split, other)
     styles = sorted(STYLES, key=lambda style: style != run.tracking.style)  # the one that was asked for comes first
     charts = tuple(track_charts(run, split, finders, styles))

@@ -175,7 +175,7 @@ def fail(presence: Presence, error: BaseException) -> None:
     elif (marks is None or marks.claim_failure()) and not nobody_reads(error):
         problem = expected(error)
         write_error(report(problem or error, presence.where(problem)))
-    else:  # one failure makes others, which would only hide it
+    else:  # one failure makes others, which would only hide it; and where nobody reads there is nobody to tell
         time.sleep(timeouts.REPORT)
     presence.transport.abort(exit_code(error))
 

@@ -230,7 +230,7 @@ def _check_records_agree(records: Sequence[EventRecord]) -> None:
             if first != here:
                 what = f"the event has {name} {list(here)} but event {records[0].event} has {list(first)}"
                 raise Problem(what, "all events of a store need the same", event=record.event)
-    _labels_of(records)
+    _labels_of(records)  # refuses those of two kinds
 
 
 def _check_size(path: Path, record: EventRecord) -> None:
