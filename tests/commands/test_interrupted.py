@@ -75,6 +75,7 @@ def test_a_signal_to_the_launcher_stops_all_ranks_at_one_step_and_the_run_goes_o
 
 @fault(40)
 @needs_mpi
+@pytest.mark.slow
 def test_one_of_two_processes_that_gets_sigusr1_stops_both_with_a_checkpoint_to_go_on_from(store, tmp_path):
     out = tmp_path / "run"
     with started("mpiexec", 2, words(store, out, "--epochs", "100000")) as job:

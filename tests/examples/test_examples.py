@@ -49,7 +49,7 @@ def on_one_rank():
     return printed
 
 
-@pytest.fixture(scope="module", params=["2", slow("4")])
+@pytest.fixture(scope="module", params=[slow("2"), slow("4")])
 def under_mpiexec(on_one_rank, request):
     if MPIEXEC is None:
         pytest.skip("no mpiexec or no mpi4py")
