@@ -11,6 +11,7 @@ from typing import Any
 import domainpar
 
 PACKAGE = Path(domainpar.__file__).parent
+BY_CHANCE = {"__hash__", "__eq__"}  # a dictionary asks as often as its keys happen to collide
 
 
 def calls_of(work: Callable[[], object], room: str = "") -> int:
@@ -21,7 +22,8 @@ def calls_of(work: Callable[[], object], room: str = "") -> int:
         nonlocal count
         caller = frame.f_back if kind == "call" else frame  # kernels have none
         ours = not room or (caller is not None and caller.f_code.co_filename.startswith(folder))
-        count += kind in ("call", "c_call") and ours
+        by_chance = kind == "call" and frame.f_code.co_name in BY_CHANCE
+        count += kind in ("call", "c_call") and ours and not by_chance
 
     sys.setprofile(note)
     try:

@@ -379,7 +379,8 @@ def test_a_reader_that_goes_early_ends_a_command_without_words(monkeypatch, capf
 def test_so_it_ends_ranks_at_work(monkeypatch, capfd, tmp_path):
     with nobody_reads(monkeypatch):
         assert prepare.main(["--events", "1", "--hits", "500", "--store", str(tmp_path / "store")]) == 1
-    assert capfd.readouterr().err == ""
+    said = capfd.readouterr().err.splitlines()
+    assert [line for line in said if not line.startswith("compiling: ")] == []  # whichever test is the first compiles
 
 
 def test_another_pipe_that_nobody_reads_is_an_error():
