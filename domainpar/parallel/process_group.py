@@ -229,9 +229,9 @@ class NcclTransport(GlooTransport):
     def _post(self, outgoing: list[Message], incoming: list[Message], call: int) -> Posted:
         if not all(message.rows.is_cuda for message in outgoing + incoming):
             return super()._post(outgoing, incoming, call)
-        # One batch: NCCL calls posted one by one would wait for each other.
-        receives = [dist.P2POp(dist.irecv, m.rows, group=self._group, group_peer=m.peer) for m in incoming]
-        sends = [dist.P2POp(dist.isend, m.rows, group=self._group, group_peer=m.peer) for m in outgoing]
+        # One batch: NCCL calls posted one by one would wait for each other. Bytes, as NCCL does not know every type.
+        receives = [dist.P2POp(dist.irecv, m.as_bytes(), group=self._group, group_peer=m.peer) for m in incoming]
+        sends = [dist.P2POp(dist.isend, m.as_bytes(), group=self._group, group_peer=m.peer) for m in outgoing]
         works = dist.batch_isend_irecv(receives + sends) if receives or sends else []
         return self._by_stream(works, "an exchange")
 
@@ -283,11 +283,16 @@ class NcclTransport(GlooTransport):
         return None if oldest is None else (oldest.since, oldest.doing)
 
     def _oldest(self) -> _UnderWay | None:
-        with self._lock:
+        # The watcher's thread asks; without a device of its own CUDA would make it a context on GPU 0, half a GiB.
+        with torch.cuda.device(self._gpu), self._lock:
             self._drop_done()
             return self._under_way[0] if self._under_way else None
 
     def late(self) -> str | None:
+        backend: Any = (self._group or dist.group.WORLD)._get_backend(self._gpu)
+        # Asked first: once a connection is lost, torch says of every call that it is over, while the GPU waits on.
+        if (error := backend.get_error().name) != "SUCCESS":
+            return f"{self.name_ranks([self.rank])} lost the connection to another rank ({self.name}: {error})"
         oldest = self._oldest()
         if oldest is None or time.monotonic() - oldest.since < self.deadline:
             return None

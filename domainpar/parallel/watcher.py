@@ -63,15 +63,17 @@ class Watcher(threading.Thread):
         while not self._stopped.wait(self._poll):
             if not all(_lives(process) for process in self._launchers):
                 _end(f"what started rank {self._rank} is gone; ending this rank")
+            life: Life | None = None
+            if time.monotonic() >= next_beat:
+                beat, next_beat = beat + 1, time.monotonic() + max(timeouts.BEAT, self._poll)
+                life = self._look(beat)._replace(place=in_words(*where(self._frame())))
+                self._end_if_late()
             try:
-                if time.monotonic() >= next_beat:
-                    beat, next_beat = beat + 1, time.monotonic() + max(timeouts.BEAT, self._poll)
-                    life = self._look(beat)._replace(place=in_words(*where(self._frame())))
+                if life is not None:
                     self._store.set(f"life/{self._rank}", json.dumps(life))
                     if self._store.check([f"wanted/{self._rank}"]) and not self._store.check([f"frames/{self._rank}"]):
                         frame = self._frame()
                         self._store.set(f"frames/{self._rank}", "" if frame is None else lines_of(frame, SHOWN_FRAMES))
-                    self._end_if_late()
                 failed = self._store.check(["failed"])
             except RuntimeError:
                 # Whoever served the store ended without `close`: give this rank the time to end by itself, then end it.

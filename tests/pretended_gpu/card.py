@@ -185,6 +185,12 @@ def after_torch() -> None:
         assert 0 <= index_of(device) < number, f"pretended GPU: there is no {device}, only {number}"
         _library.pretended_set_device(index_of(device))
 
+    def exchange_device(index: int) -> int:
+        before = index_of()
+        if index >= 0:
+            set_device(index)
+        return before
+
     def properties(device: Any = None) -> SimpleNamespace:
         # One visible GPU of several has another uuid in each process.
         uuid = f"pretended-{os.environ.get('PRETENDED_FIRST', '0')}-{index_of(device)}"
@@ -215,6 +221,8 @@ def after_torch() -> None:
         "is_initialized": lambda: True,
         "device_count": lambda: number,
         "set_device": set_device,
+        "_exchange_device": exchange_device,
+        "_maybe_exchange_device": exchange_device,
         "current_device": index_of,
         "synchronize": lambda device=None: _library.pretended_wait(b"synchronize"),
         "memory_allocated": lambda device=None: _library.pretended_live(),

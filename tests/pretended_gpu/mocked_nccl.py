@@ -3,6 +3,7 @@
 * What is received holds NaN (or the lowest integer) until `wait`.
 * A buffer that is sent from and changes before `wait` is a problem: NCCL reads it some time in between.
 * A tensor that is not on this rank's GPU, or not in one piece, is a problem; so is work that nobody waits for.
+* A lost connection is no error of a call: it counts as over, its `wait` never ends, the group knows of the loss.
 * Two ranks on one GPU are refused in NCCL's words, unless they claim to be other hosts (`NCCL_HOSTID`).
 * Every call of every group is written down, and compared between the ranks by `problems_of`.
 
@@ -12,6 +13,8 @@ It does not show streams: `wait` holds the host here, where NCCL holds the strea
 import atexit
 import json
 import os
+import time
+import types
 import weakref
 import zlib
 from pathlib import Path
@@ -27,6 +30,7 @@ _names: dict[int, str] = {}
 _calls: list[list[Any]] = []
 _problems: list[str] = []
 _works: weakref.WeakSet[Any] = weakref.WeakSet()
+_error = types.SimpleNamespace(name="SUCCESS")
 
 
 def install(dist: Any) -> None:
@@ -39,6 +43,8 @@ def install(dist: Any) -> None:
     ):  # fmt: skip
         _real[function.__name__] = getattr(dist, function.__name__)
         setattr(dist, function.__name__, function)
+    _real["_get_backend"] = dist.ProcessGroup._get_backend
+    dist.ProcessGroup._get_backend = _get_backend
     atexit.register(write_log)
 
 
@@ -84,7 +90,8 @@ def _spoil(tensor: Any) -> None:
     if tensor.is_floating_point():
         tensor.fill_(float("nan"))
     else:
-        tensor.fill_(0xA5 if tensor.dtype == torch.uint8 else torch.iinfo(tensor.dtype).min)
+        # Bytes may be those of floats: NaN, too.
+        tensor.fill_(0xFF if tensor.dtype == torch.uint8 else torch.iinfo(tensor.dtype).min)
 
 
 class Work:
@@ -93,13 +100,21 @@ class Work:
     def __init__(self, operation: str, works: list[Any], arrives: Any = (), sends: Any = ()) -> None:
         self._operation, self._works, self._arrives, self._done = operation, works, list(arrives), False
         self._sends = [(tensor, _checksum(tensor)) for tensor in sends]
+        self._device = torch.cuda.current_device()
         _works.add(self)
 
     def wait(self, timeout: Any = None) -> bool:
         if self._done:
             return True
-        for work in self._works:
-            work.wait() if timeout is None else work.wait(timeout)
+        try:
+            for work in self._works:
+                work.wait() if timeout is None else work.wait(timeout)
+        except RuntimeError as error:
+            if "Connection closed" not in str(error) and "Connection reset" not in str(error):
+                raise
+            _error.name = "REMOTE_ERROR"
+            while True:  # as the GPU does; after a minute torch would end the process by a signal
+                time.sleep(1.0)
         self._done = True
         for tensor, before in self._sends:
             if _checksum(tensor) != before:
@@ -109,7 +124,11 @@ class Work:
         return True
 
     def is_completed(self) -> bool:
-        return self._done or all(work.is_completed() for work in self._works)
+        if (device := torch.cuda.current_device()) != self._device:
+            _say(
+                f"{self._operation} of GPU {self._device}: a thread of GPU {device} asks, which CUDA gives a context there"
+            )
+        return self._done or _error.name != "SUCCESS" or all(work.is_completed() for work in self._works)
 
     def __del__(self) -> None:
         self.check()
@@ -150,6 +169,12 @@ def _meet(group: Any) -> None:
             "NCCL error in: mocked: invalid usage (run with NCCL_DEBUG=WARN for details)\nLast error:\nDuplicate GPU "
             f"detected : rank {first} and rank {max(other, _dist.get_rank(group))} both on CUDA device 1a000"
         )
+
+
+def _get_backend(group: Any, device: Any) -> Any:
+    if "cuda:nccl" not in get_backend_config(group) or device.type != "cuda":
+        return _real["_get_backend"](group, device)
+    return types.SimpleNamespace(get_error=lambda: _error)
 
 
 def get_backend(group: Any = None) -> str:
