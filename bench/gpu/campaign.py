@@ -120,7 +120,9 @@ def program(words: Sequence[str], limit: float = LIMIT, **environment: str) -> s
 def on_ranks(words: Sequence[str], ranks: int, limit: float = LIMIT, fault: str = "") -> tuple[list[int], str]:
     """Start ranks that share the one card; their exit codes, and the output of all of them."""
     port = str(20_000 + os.getpid() % 20_000)
-    environment = os.environ | {
+    # Inside a batch job these ranks are not the job's own.
+    outside = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "PMI"))}
+    environment = outside | {
         "PYTHONPATH": PATH, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": port, "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1", "NCCL_NVLS_ENABLE": "0",
         "NCCL_MAX_CTAS": "2", **({"DOMAINPAR_FAULT": fault} if fault else {}),

@@ -69,7 +69,7 @@ class Launch(Group):
     """Seconds in which all ranks must have come."""
 
     first_timeout: float = timeouts.FIRST_STEP
-    """Seconds a rank waits for the others up to the end of the first step (in infer: event)."""
+    """Seconds a rank waits for the others up to the end of the first step (in infer: event); no less than --timeout."""
 
     timeout: float = timeouts.STEP
     """Seconds a rank waits for the others after that; then all end, and the one that did not come is named."""
@@ -108,7 +108,7 @@ def session_arguments(config: Any) -> dict[str, Any]:
         "device": config.device,
         # Sectors are samples of their own: unless told otherwise, each rank takes others.
         "domain_size": 1 if config.mode == "naive" and config.domain_size is None else fixed_domain_size(config),
-        "timeout": config.first_timeout,
+        "timeout": max(config.first_timeout, config.timeout),
         "join_seconds": config.join_timeout,
         "share_gpu": config.share_gpu,
         "num_ranks": config.ranks,

@@ -23,7 +23,7 @@ import domainpar
 from domainpar.agreement import gather
 from domainpar.diagnosis.finding import Finding, failed, skipped, works
 from domainpar.parallel.digests import about_this_program
-from domainpar.parallel.gpus import Seen
+from domainpar.parallel.gpus import Seen, cards
 from domainpar.parallel.launcher import cores_here
 from domainpar.parallel.world import World
 from domainpar.training.memory import free_memory
@@ -187,12 +187,12 @@ def check_slurm(started: bool, environ: Mapping[str, str] = os.environ) -> Findi
 def check_gpus(local_ranks: int, seen: Sequence[Seen]) -> Finding:
     """GPUs of this machine against the ranks on it, and the build of torch."""
     build = f"torch {torch.__version__}, " + (f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA")
-    if not torch.cuda.is_available():
+    gpus, why = cards()
+    if not gpus:
         if not Path("/proc/driver/nvidia").exists():
             return skipped("GPUs", f"{build}; none here")
-        text = f"{build}; there is an NVIDIA driver, but torch sees no GPU"
+        text = f"{build}; there is an NVIDIA driver, but torch sees no GPU" + (f" ({why})" if why else "")
         return works("GPUs", text, "install torch built for CUDA, or look at CUDA_VISIBLE_DEVICES", build=build)
-    gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     names = ", ".join(f"{gpu.name} {gpu.total_memory / 2**30:.0f} GiB" for gpu in gpus)
     # Some launchers show each rank one of the machine's, another one to each.
     count = len({uuid for one in seen if one.host == platform.node() for uuid in one.uuids})

@@ -54,7 +54,9 @@ def check_transports(world: World, launcher: Launcher, seen: Sequence[Seen], sec
         if isinstance(second, Finding):
             yield second
             continue
+        world.presence.transports.append(second.transport)  # so that this rank's watcher sees a deadline pass
         yield check_transport(second.transport, seconds, second.device)
+        world.presence.transports.remove(second.transport)
         world.transport.barrier()  # nobody ends it while others still use it
         second.transport.close()
 

@@ -10,7 +10,7 @@ import os
 import platform
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.utils.deterministic
@@ -19,8 +19,8 @@ from domainpar.agreement import Gathering, Ranks, gather, name_ranks
 from domainpar.problems import Problem
 from domainpar.words import several
 
-SHARING = ("NCCL_HOSTID", "NCCL_MULTI_RANK_GPU_ENABLE")
-"""Environment variables with which NCCL takes several ranks on one GPU, for tests; it refuses them otherwise."""
+SHARING, HOST_OF_NCCL = "NCCL_MULTI_RANK_GPU_ENABLE", "NCCL_HOSTID"
+"""Environment variables with which NCCL takes several ranks on one GPU, for tests: 1, or another host for each."""
 
 ALONE = Gathering()
 
@@ -32,18 +32,22 @@ class Seen(NamedTuple):
         host: Its machine.
         uuids: What tells each from all others.
         may_share: Whether its environment has NCCL take several ranks on one.
+        told_host: What NCCL is told to be its machine; empty where it looks itself.
+        why: What kept torch from seeing more, in its own words.
     """
 
     host: str
     uuids: list[str]
     may_share: bool = False
+    told_host: str = ""
+    why: str = ""
 
     @classmethod
     def here(cls) -> Seen:
         """Those of this process."""
-        cards = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-        may_share = any(os.environ.get(name) for name in SHARING)
-        return cls(platform.node(), [str(card.uuid) for card in cards], may_share)
+        (found, why), environ = cards(), os.environ
+        uuids, may_share = [str(card.uuid) for card in found], environ.get(SHARING) == "1"
+        return cls(platform.node(), uuids, may_share, environ.get(HOST_OF_NCCL, ""), why)
 
 
 class Choice(NamedTuple):
@@ -51,6 +55,18 @@ class Choice(NamedTuple):
 
     device: torch.device
     shared: bool = False
+
+
+def cards() -> tuple[list[Any], str]:
+    """The properties of the GPUs that this process can use, and what keeps torch from more, in its own words."""
+    found: list[Any] = []
+    try:
+        # torch counts also what CUDA cannot use: cards under an older driver, all of one that is cut into several.
+        for index in range(torch.cuda.device_count()):
+            found.append(torch.cuda.get_device_properties(index))
+    except (RuntimeError, AssertionError) as error:
+        return found, str(error).split("\n", 1)[0]
+    return found, ""
 
 
 def seen_by(ranks: Ranks) -> list[Seen]:
@@ -95,11 +111,12 @@ def choose_device(device: str, may_share: bool, ranks: Ranks = ALONE) -> Choice:
         fewest = min(seen[other].uuids, key=lambda uuid: users[uuid])
         own[other] = seen[other].uuids.index(fewest)
         users[fewest] += 1
+    as_nccl_sees = Counter((one.told_host, one.uuids[index or 0]) for one, index in zip(seen, own, strict=True))
     mine = own[ranks.rank]
     assert mine is not None, "else it was refused"
     chosen = torch.device("cuda", mine)
     torch.cuda.set_device(chosen)
-    return Choice(chosen, shared=max(users.values()) > 1 and not all(one.may_share for one in seen))
+    return Choice(chosen, shared=max(as_nccl_sees.values()) > 1 and not all(one.may_share for one in seen))
 
 
 def _refuse(without: Sequence[int], seen: Sequence[Seen]) -> None:
@@ -112,8 +129,10 @@ def _refuse(without: Sequence[int], seen: Sequence[Seen]) -> None:
         return
     blind = [rank for rank in without if not seen[rank].uuids]
     if blind:
+        why = seen[blind[0]].why
         raise Problem(
-            f"--device cuda but torch sees no GPU for {name_ranks(blind)} (host {seen[blind[0]].host})",
+            f"--device cuda but torch sees no GPU for {name_ranks(blind)} (host {seen[blind[0]].host})"
+            + (f": {why}" if why else ""),
             "use --device cpu, or check CUDA_VISIBLE_DEVICES; a torch built for CPU sees none",
         )
     host = seen[without[0]].host

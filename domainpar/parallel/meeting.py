@@ -265,11 +265,11 @@ def _of_store(
     try:
         by_nccl = device if name == "nccl" else torch.device("cpu")
         form_group(by_nccl, side_channel.prefixed("group", marks.store), rank, size, deadline)
+        return of_group(None, device, deadline, on_abort=marks.announce_failure, owned=True)
     except RuntimeError as error:
         if dist.is_initialized():  # in part; left as it is, its threads would end this process by a signal at its exit
             dist.destroy_process_group()
         raise _no_group(name, rank, size, error) from None
-    return of_group(None, device, deadline, on_abort=marks.announce_failure, owned=True)
 
 
 _HINTS = {

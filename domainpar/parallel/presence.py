@@ -113,10 +113,10 @@ class Presence:
             with self.transport.waiting("close"):
                 self._meet(self.marks)
         self.stop_watching()  # not before: until all have come, one may still fail
-        if self.marks is not None:
-            self.marks.leave(self.transport.deadline)
         for transport in reversed(self.transports):  # the group before the whole that it was split from
             transport.close()
+        if self.marks is not None:  # last: until its group has ended, NCCL's own watchdog looks at the store
+            self.marks.leave(self.transport.deadline)
 
     def _meet(self, marks: SideChannel) -> None:
         """Wait until all ranks close. One that waits in a call that this rank will never make does not."""

@@ -7,9 +7,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -126,7 +127,15 @@ class ProcessGroupTransport(Transport):
         ranks = [member if self._group is None else dist.get_global_rank(self._group, member) for member in members]
         timeout = timedelta(seconds=self.deadline + timeouts.GRACE)
         backends = dist.get_backend_config(self._group)
-        group = dist.new_group(ranks, timeout, backends, use_local_synchronization=True)
+        everyone: Any = dist.group.WORLD
+        device_of_all = everyone.bound_device_id
+        if self.size < everyone.size():
+            # Else torch would split the communicator of all processes, and wait for those outside this group.
+            everyone.bound_device_id = None
+        try:
+            group = dist.new_group(ranks, timeout, backends, use_local_synchronization=True)
+        finally:
+            everyone.bound_device_id = device_of_all
         return group, self._device, self.deadline
 
     def _buffer(self, num_bytes: int) -> Tensor:
@@ -243,7 +252,7 @@ class NcclTransport(GlooTransport):
 
     def _by_stream(self, works: list[Any], doing: str) -> Posted:
         with self._lock:
-            self._under_way.append(_UnderWay(time.monotonic(), doing, works))
+            self._under_way.append(_UnderWay(self._moment(), doing, works))
             self._drop_done()
         self._add_stalls()
 
@@ -280,13 +289,16 @@ class NcclTransport(GlooTransport):
         if (by_host := super().waits()) is not None:
             return by_host
         oldest = self._oldest()
-        return None if oldest is None else (oldest.since, oldest.doing)
+        return None if oldest is None or oldest.since is None else (oldest.since, oldest.doing)
 
     def _oldest(self) -> _UnderWay | None:
         # The watcher's thread asks; without a device of its own CUDA would make it a context on GPU 0, half a GiB.
         with torch.cuda.device(self._gpu), self._lock:
             self._drop_done()
-            return self._under_way[0] if self._under_way else None
+            oldest = self._under_way[0] if self._under_way else None
+            if oldest is not None and oldest.since is None and oldest.posted.query():
+                oldest.since = time.monotonic()
+        return oldest
 
     def late(self) -> str | None:
         backend: Any = (self._group or dist.group.WORLD)._get_backend(self._gpu)
@@ -294,7 +306,7 @@ class NcclTransport(GlooTransport):
         if (error := backend.get_error().name) != "SUCCESS":
             return f"{self.name_ranks([self.rank])} lost the connection to another rank ({self.name}: {error})"
         oldest = self._oldest()
-        if oldest is None or time.monotonic() - oldest.since < self.deadline:
+        if oldest is None or oldest.since is None or time.monotonic() - oldest.since < self.deadline:
             return None
         return f"{self.name_ranks([self.rank])} has waited {self.deadline:g} s for {oldest.doing} ({self.name})"
 
@@ -307,12 +319,21 @@ def _is_done(work: Any) -> bool:
         return False
 
 
-class _UnderWay(NamedTuple):
-    """Calls that a stream waits for, and when they were posted."""
+@dataclass
+class _UnderWay:
+    """Calls that a stream waits for.
 
-    since: float
+    Attributes:
+        posted: When the stream has come to them; the host queues work long before.
+        doing: Their name.
+        works: They.
+        since: When the stream was first seen to have come to them, on the monotonic clock.
+    """
+
+    posted: torch.cuda.Event
     doing: str
     works: list[Any]
+    since: float | None = None
 
 
 def of_group(
@@ -336,6 +357,7 @@ def of_group(
     backends = dict(pair.split(":", 1) for pair in str(dist.get_backend_config(group)).split(","))
     if device.type == "cuda" and backends.get("cuda") == "nccl":
         own_buffers = "cpu" if backends.get("cpu") == "gloo" else device
+        torch.cuda.set_device(device)  # torch's messages take the current one, whatever their tensors lie on
         return NcclTransport(device, group, own_buffers, deadline, on_abort=on_abort, owned=owned).connect()
     if backends.get("cpu") == "gloo":
         return GlooTransport(group, "cpu", deadline, on_abort=on_abort, owned=owned)

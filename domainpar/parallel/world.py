@@ -167,7 +167,8 @@ class World:
             group: A gloo or NCCL group, None for the default one. It stays the caller's: `close` leaves it alone.
             device: Where this rank computes.
             domain_size: As for `launch`.
-            timeout: As for `launch`; a shorter time limit of the group itself comes first.
+            timeout: As for `launch`; a shorter time limit of the group itself comes first. What GPUs wait for over NCCL
+                is bounded by the group's limit alone: nothing here watches a program's own processes.
 
         Raises:
             ValueError: If there is no such group.

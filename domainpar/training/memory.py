@@ -41,6 +41,7 @@ class Share:
         where: The memory all this lies in: a machine, or one of its GPUs.
         free: Bytes that nobody uses there.
         in_files: Bytes of tables that will lie in files.
+        card: What tells a GPU from all others: ranks may call one by other numbers, or several by the same.
     """
 
     owned: int
@@ -51,6 +52,7 @@ class Share:
     where: str
     free: int
     in_files: int = 0
+    card: str = ""
 
 
 class Shortage(NamedTuple):
@@ -105,10 +107,10 @@ class Expectation:
         """The memories into which it will not fit, as far as that is known now."""
         places: dict[str, list[Share]] = {}
         for share in self.shares:
-            places.setdefault(share.where, []).append(share)  # ranks of one machine share its memory
+            places.setdefault(share.card or share.where, []).append(share)  # ranks of one machine share its memory
         memories = [
-            Shortage(where, len(here), sum(share.expected for share in here), min(share.free for share in here))
-            for where, here in places.items()
+            Shortage(here[0].where, len(here), sum(share.expected for share in here), min(share.free for share in here))
+            for here in places.values()
         ]
         return [memory for memory in memories if memory.expected > memory.free]
 
@@ -160,7 +162,8 @@ class MemoryMeter:
         if isinstance(size, ModelSize) and size.in_files:
             in_memory = replace(size, in_files=False)
             in_files = int(in_memory.bytes_of(np.array([owned + ghosts]), np.array([edges]), pairs)[0])
-        share = Share(owned, ghosts, edges, expected, self._bare, where, free, in_files)
+        card = str(torch.cuda.get_device_properties(self._device).uuid) if self._of_gpu else ""
+        share = Share(owned, ghosts, edges, expected, self._bare, where, free, in_files, card)
         return Expectation(part.name, size, tuple(Share(**each) for each in gather(world.transport, asdict(share))))
 
     def taken(self, world: World) -> list[int | None]:

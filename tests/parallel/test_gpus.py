@@ -1,10 +1,14 @@
 """Which GPU a rank takes: told from what all of them see, whatever the launcher shows to each."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from marks import fault
 
 from domainpar.agreement import Gathering
+from domainpar.diagnosis.finding import Verdict
+from domainpar.diagnosis.machine import check_gpus
 from domainpar.parallel import gpus
 from domainpar.parallel.gpus import Choice, Seen, choose_device, dealt, mixed_kinds
 from domainpar.parallel.meeting import choose_transport
@@ -61,9 +65,36 @@ def test_ranks_without_a_gpu_of_their_own_are_refused_alike_on_all(on):
     told = [one._replace(may_share=True) for one in seen("A", "A")]  # NCCL, by each rank's environment
     assert on("cuda", told, 1, share=True) == Choice(torch.device("cuda", 0), shared=False)
     assert on("cuda", [told[0], told[0]._replace(may_share=False)], 0, share=True).shared
+    apart = [one._replace(told_host=host) for one, host in zip(seen("A", "A"), ("h0", "h1"))]
+    assert not on("cuda", apart, 1, share=True).shared
+    assert on("cuda", [apart[0]] * 2, 0, share=True).shared, "one name for each machine, as a site may give it"
     assert [on("cuda", ["AB"] * 4, rank, share=True).device.index for rank in range(4)] == [0, 1, 0, 1]
     with pytest.raises(ValueError, match="no GPU for rank 1"):  # nothing to share
         on("cuda", ["A", ""], 0, share=True)
+
+
+@pytest.mark.parametrize(
+    ("error", "usable"),
+    [
+        (RuntimeError("The NVIDIA driver on your system is too old (found version 11040).\nSee ..."), []),
+        (AssertionError("Invalid device id"), ["A"]),  # of a card cut in parts CUDA shows one, where torch counts cards
+    ],
+)
+def test_cards_that_torch_counts_and_cuda_cannot_use_are_none(monkeypatch, on, error, usable):
+    def properties(index):
+        if index < len(usable):
+            return SimpleNamespace(uuid=usable[index], name="GPU", total_memory=80 * 2**30)
+        raise error
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+    here = Seen.here()
+    assert (here.uuids, here.why) == (usable, str(error).split("\n")[0])
+    assert check_gpus(1, [here]).verdict is (Verdict.PASS if usable else Verdict.SKIP)
+    assert on("auto", [here, here]) == Choice(CPU)
+    if not usable:
+        with pytest.raises(ValueError, match=r"torch sees no GPU for ranks 0, 1 \(host .*\): The NVIDIA driver on your"):
+            on("cuda", [here, here])
 
 
 def test_auto_takes_gpus_if_there_is_one_for_each_rank(on):

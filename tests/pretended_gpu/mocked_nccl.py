@@ -126,7 +126,7 @@ class Work:
     def is_completed(self) -> bool:
         if (device := torch.cuda.current_device()) != self._device:
             _say(
-                f"{self._operation} of GPU {self._device}: a thread of GPU {device} asks, which CUDA gives a context there"
+                f"{self._operation} of GPU {self._device}: a thread of GPU {device} asks: a context more there"
             )
         return self._done or _error.name != "SUCCESS" or all(work.is_completed() for work in self._works)
 
@@ -148,6 +148,7 @@ def init_process_group(backend: Any = None, *args: Any, device_id: Any = None, *
     _configs[0] = asked if ":" in asked else f"cuda:{asked}"
     if device_id is not None:  # the communicator is made at once
         _meet(None)
+        _dist.group.WORLD.bound_device_id = device_id
     return None
 
 
@@ -191,7 +192,12 @@ def new_group(ranks: Any = None, timeout: Any = None, backend: Any = None, *args
     if "nccl" not in asked:
         return _real["new_group"](ranks, timeout, backend, *args, **how)
     how.pop("device_id", None)
+    world = _dist.group.WORLD
+    bound, world.bound_device_id = world.bound_device_id, None
+    if bound is not None:  # torch splits the communicator of all processes: a call of all of them
+        _dist.barrier()
     group = _real["new_group"](ranks, timeout, "gloo", *args, **how)
+    world.bound_device_id = bound
     _configs[id(group)] = asked if ":" in asked else f"cuda:{asked}"
     _names[id(group)] = "group " + ",".join(map(str, ranks))
     return group

@@ -47,6 +47,21 @@ def own_group() -> None:
     world.close()
 
 
+def part_of_a_group() -> None:
+    """A world over some processes of a program, split further, while another one does something else."""
+    rank = int(os.environ["RANK"])
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(rank)
+    dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device, timeout=timedelta(seconds=20))
+    some = dist.new_group([0, 2])
+    torch.cuda.set_device(1)  # the program may leave another one current
+    if rank != 1:
+        world = World.from_process_group(some, device, domain_size=1)
+        print("rows", _exchange(world).unique().tolist(), world.domain.size, torch.cuda.current_device())
+        world.close()
+    dist.barrier()
+
+
 def met() -> None:
     """A world that a launcher started."""
     with World.session(device=os.environ.get("DEVICE", "cuda"), timeout=20.0) as world:

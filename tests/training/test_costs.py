@@ -1,11 +1,13 @@
 """The costs of an epoch: energy from counters that turn over, or by watts; price; operations of each rank."""
 
+import dataclasses
 import json
 import sys
 import time
 from types import SimpleNamespace
 
 import pytest
+import torch
 from random_store import write_random_store
 
 from domainpar.config import ConfigError, TrainConfig
@@ -101,6 +103,17 @@ def test_counters_win_over_watts_and_each_machine_is_read_once(store, tmp_path, 
     found = run_ranks(epochs_of, 3, store, tmp_path / "run", {"watts": 360.0})[0]
     # Three ranks of one machine: one of them reads, when an epoch begins and when it ends.
     assert [(one["joules"], one["joules_by"]) for _, _, one in found] == [(10.0, "RAPL")] * 2
+
+
+def _joules_of_cards(world, cards):
+    on_gpu = dataclasses.replace(world, device=torch.device("cuda", cards[world.rank]))
+    return costs.Costs(on_gpu, "float32").of_epoch()["joules"]
+
+
+def test_ranks_that_share_a_card_count_its_energy_once(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=str(device.index)))
+    monkeypatch.setattr(costs, "of_gpu", lambda _: costs.Counter("NVML", iter([5.0, 7.0]).__next__))
+    assert run_ranks(_joules_of_cards, 3, [0, 1, 0]) == [4.0] * 3
 
 
 def test_nothing_is_said_of_short_epochs_that_nobody_pays_for_but_a_mean(store, tmp_path, monkeypatch, capsys):

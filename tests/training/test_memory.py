@@ -76,8 +76,10 @@ def test_parts_of_all_events_stay_as_long_as_there_is_room(store):
     assert run_ranks(_kept_edges, 2, store, 1000) == [1000] * 2
 
 
-def share(expected, where="here", free=8 * GIB):
-    return Share(owned=900, ghosts=100, edges=12_345, expected=expected, bare=400 * MIB, where=where, free=free)
+def share(expected, where="here", free=8 * GIB, card=""):
+    return Share(
+        owned=900, ghosts=100, edges=12_345, expected=expected, bare=400 * MIB, where=where, free=free, card=card
+    )
 
 
 def test_ranks_of_one_machine_share_its_memory():
@@ -85,6 +87,14 @@ def test_ranks_of_one_machine_share_its_memory():
     expected = Expectation("7", ModelSize(), shares)
     assert expected.fullest == 2
     assert expected.shortages() == [memory.Shortage("here", 2, 9 * GIB, 8 * GIB)]
+
+
+def test_gpus_are_told_apart_by_what_they_are_whatever_ranks_call_them():
+    """Each rank may see one GPU, which it calls 0; and those that share one may call it by several numbers."""
+    own = tuple(share(5 * GIB, "GPU 0 of n1", card=card) for card in "ABCD")
+    assert Expectation("7", ModelSize(), own).fits(None)
+    shared = (share(5 * GIB, "GPU 0 of n1", card="A"), share(6 * GIB, "GPU 1 of n1", card="A"))
+    assert Expectation("7", ModelSize(), shared).shortages() == [memory.Shortage("GPU 0 of n1", 2, 11 * GIB, 8 * GIB)]
 
 
 def test_what_is_expected_is_said_with_the_part_it_is_for():

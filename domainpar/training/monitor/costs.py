@@ -88,18 +88,17 @@ class Costs:
     _of_edge: float | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        hosts = gather(self.world.transport, self.world.host)
-        self.machines = len(set(hosts))
+        device, on_gpu = self.world.device, self.world.device.type == "cuda"
+        self.machines = len(set(gather(self.world.transport, self.world.host)))
+        own = str(torch.cuda.get_device_properties(device).uuid) if on_gpu else self.world.host
+        takers = gather(self.world.transport, own)  # of power, by rank
         counter = None
-        if self.world.device.type == "cuda":
-            counter = of_gpu(self.world.device)
-        elif hosts.index(self.world.host) == self.world.rank:  # one rank reads for its machine
-            counter = of_processors()
+        if takers.index(own) == self.world.rank:  # one rank reads for its machine, or card
+            counter = of_gpu(device) if on_gpu else of_processors()
         self._counter = counter
         reads = gather(self.world.transport, counter.source if counter else "")
-        # A sum without one of the machines would be none.
-        needed = range(self.world.size) if self.world.device.type == "cuda" else map(hosts.index, set(hosts))
-        sources = {reads[rank] for rank in needed}
+        # A sum without one of them would be none.
+        sources = {reads[takers.index(taker)] for taker in takers}
         self._source = sources.pop() if len(sources) == 1 and "" not in sources else ""
         self.begin()
 
