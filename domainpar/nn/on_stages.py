@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
+from domainpar.agreement import gather
 from domainpar.nn import fused
 from domainpar.nn.classifier import EdgeClassifier, Exactness
 from domainpar.nn.gradients import GradientSink
@@ -68,8 +69,12 @@ class OnStages(EdgeClassifier):
 
     def exactness(self, transport: Transport) -> Exactness:
         """The same bits, if the self-test of the kernels passes; on GPUs, if these kernels take it. *Collective*."""
-        if next(self.parameters()).is_cuda and (problem := self._why_in_torch()):
-            return Exactness(bitwise=False, problem=problem)
+        if next(self.parameters()).is_cuda:
+            # One rank may have no compiler, or another setting, than the rest.
+            problems = gather(transport, self._why_in_torch())
+            if without := [rank for rank, problem in enumerate(problems) if problem]:
+                whom = "" if len(without) == transport.size else f" ({transport.name_ranks(without)} alone)"
+                return Exactness(bitwise=False, problem=f"{problems[without[0]]}{whom}")
         return Exactness(bitwise=True, problem=rows_are_independent(self.layers, transport))
 
     def _why_in_torch(self) -> str | None:

@@ -1,6 +1,7 @@
 """Published networks on stages: their definitions with all gradients, one hash on all ranks, old checkpoints."""
 
 import copy
+from types import SimpleNamespace
 
 import networks
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from random_events import random_event
 from tiled import TiledEvent
 
-from domainpar.nn import stages
+from domainpar.nn import on_stages, stages
 from domainpar.nn.adapt.on_events import OnEvents
 from domainpar.nn.batchwise import EdgeBatches, NodeBatches
 from domainpar.nn.mlp import MLP
@@ -71,6 +72,26 @@ def test_each_promises_the_same_bits_and_the_self_test_tries_its_perceptrons(mon
     monkeypatch.setattr("domainpar.nn.selftest._compare_subsets", lambda trial, whole: f"tried {trial.about}")
     (exactness,) = networks.run_ranks(_promise, 1, name)
     assert exactness.problem.startswith("tried")
+
+
+def _promise_on_gpus(world, why):
+    model = PUBLISHED_ON_STAGES["agnn"](OF_THE_FIELD["agnn"](3, 2, hidden=16, graph_iters=2))
+    model.parameters = lambda: iter([SimpleNamespace(is_cuda=True)])
+    model._why_in_torch = lambda: why.get(world.rank)
+    return model.exactness(world.transport)
+
+
+@pytest.mark.parametrize(
+    ("why", "problem"),
+    [
+        ({}, None),
+        ({1: "triton does not start here"}, "triton does not start here (rank 1 alone)"),
+        ({0: "torch was asked for", 1: "torch was asked for"}, "torch was asked for"),
+    ],
+)
+def test_one_rank_without_the_gpus_kernels_is_told_by_all(monkeypatch, why, problem):
+    monkeypatch.setattr(on_stages, "rows_are_independent", lambda model, transport: transport.barrier())
+    assert networks.run_ranks(_promise_on_gpus, 2, why) == [(problem is None, problem)] * 2
 
 
 @each

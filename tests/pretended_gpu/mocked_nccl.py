@@ -125,9 +125,7 @@ class Work:
 
     def is_completed(self) -> bool:
         if (device := torch.cuda.current_device()) != self._device:
-            _say(
-                f"{self._operation} of GPU {self._device}: a thread of GPU {device} asks: a context more there"
-            )
+            _say(f"{self._operation} of GPU {self._device}: a thread of GPU {device} asks: a context more there")
         return self._done or _error.name != "SUCCESS" or all(work.is_completed() for work in self._works)
 
     def __del__(self) -> None:
