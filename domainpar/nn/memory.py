@@ -15,9 +15,6 @@ from domainpar.plan import IntArray
 BATCH_ROWS = 2**18
 """Rows of a batch on a GPU: enough to fill it, and few beside the edges of an event."""
 
-MOST_BYTES_OF_PROGRAMS = 2**25
-"""Of the memory in which the programs of a launch on a GPU work: 264 times some 110 kB, one for some 1,000 edges."""
-
 DATA_BYTES = 72
 """Of a local edge: features, ends, pair, ids, label, class and weight."""
 
@@ -167,11 +164,17 @@ class ModelSize:
         of_edges = (kept + self.node_first) * edge_state + self.data_bytes + 2 * (self.readouts - 1) * self.item_bytes
         there = num_edges * of_edges + num_nodes * (3 * kept + 5 * twice) * node_state
         if in_kernels:
-            of_programs = min(num_edges * 128, MOST_BYTES_OF_PROGRAMS)
-            return there + num_edges * (2 * edge_state + node_state) + of_programs
+            return there + num_edges * (2 * edge_state + node_state) + self._of_programs(num_edges)
         tables = self.layers * (6 if self.edge_item_bytes is None else 9)
         of_batch = min(num_edges, BATCH_ROWS) * tables * node_state
         return there + num_edges * (edge_state + twice * node_state) + of_batch
+
+    def _of_programs(self, num_edges: int) -> int:
+        """The memory in which the programs of a launch on a GPU work, each with some 1,000 edges at a time."""
+        # What a program makes of a block of rows, forth and back, and its sums of an update's parameters.
+        of_block = min(64 * self.hidden, 4096) * 2 * self.layers
+        of_parameters = (2 + self.layers) * self.hidden**2 + 4 * self.layers * self.hidden
+        return min(num_edges // 1000 + 1, 264) * (of_block + of_parameters) * 4
 
     def _of_layers(self, nodes: IntArray, edges: IntArray) -> IntArray:
         """Layers that stages keep, where they are few, in the type of the parameters."""

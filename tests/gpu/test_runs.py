@@ -1,5 +1,6 @@
 """Runs on a GPU: what they learn is what a CPU learns, to rounding, whatever the flags."""
 
+import itertools
 import json
 
 import numpy as np
@@ -93,12 +94,17 @@ def test_a_fault_on_purpose_spoils_a_tensor_of_a_gpu(dtype, how):
 
 @needs_gpu
 @pytest.mark.parametrize(
-    "how",
-    [{}, {"graph_iters": 6}, {"recompute_every": 2}, {"products": torch.bfloat16}, {"order": "node-first"}],
+    ("engine", "how"),
+    [
+        *itertools.product(
+            ("torch", "triton"),
+            [{}, {"graph_iters": 6}, {"recompute_every": 2}, {"products": torch.bfloat16}, {"order": "node-first"}],
+        ),
+        ("triton", {"hidden": 256, "graph_iters": 2}),  # where the programs' own memory counts
+    ],
     ids=str,
 )
-@pytest.mark.parametrize("engine", ["torch", "triton"])
-def test_memory_is_forecast_for_both_engines(how, engine, monkeypatch):
+def test_memory_is_forecast_for_both_engines(engine, how, monkeypatch):
     """On more edges than nodes, and on as many. Of own kernels none is launched: their memory is there all the same."""
     monkeypatch.setenv("DOMAINPAR_GPU_ENGINE", engine)
     if engine == "triton":

@@ -93,9 +93,7 @@ def test_cards_that_torch_counts_and_cuda_cannot_use_are_none(monkeypatch, on, e
     assert check_gpus(1, [here]).verdict is (Verdict.PASS if usable else Verdict.SKIP)
     assert on("auto", [here, here]) == Choice(CPU)
     if not usable:
-        with pytest.raises(
-            ValueError, match=r"no GPU for ranks 0, 1 \(host .*\): The NVIDIA driver on your"
-        ):
+        with pytest.raises(ValueError, match=r"no GPU for ranks 0, 1 \(host .*\): The NVIDIA driver on your"):
             on("cuda", [here, here])
 
 
