@@ -48,7 +48,7 @@ def rows_are_independent(model: nn.Module, transport: Transport) -> str | None:
         for trial in case.trials():
             whole = trial.run(trial.tables, slice(0, SAMPLE_ROWS))
             digest.update(b"".join(part.contiguous().view(torch.uint8).numpy().tobytes() for part in whole))
-            problem = problem or _compare_subsets(trial, whole)
+            problem = problem or _compare_subsets(trial, whole) or _compare_again(trial, whole)
     reports = [text.decode() for text in transport.all_gather(f"{digest.hexdigest()} {problem}".encode())]
     problems = sorted({text[65:] for text in reports} - {""})  # behind the 64 digits of the hash and a blank
     if problems:
@@ -60,11 +60,21 @@ def rows_are_independent(model: nn.Module, transport: Transport) -> str | None:
 
 @dataclass(frozen=True)
 class _Trial:
-    """Something that a stage does with the rows `run(tables, rows)` of some tables, [SAMPLE_ROWS, ...] each."""
+    """Something that a stage does with the rows `run(tables, rows)` of some tables, [SAMPLE_ROWS, ...] each.
+
+    `again`: The same in another way, for the same bits.
+    """
 
     run: Callable[[Sequence[Tensor], slice], _Results]
     tables: Sequence[Tensor]
     about: str
+    again: Callable[[Sequence[Tensor], slice], _Results] | None = None
+
+
+def _compare_again(trial: _Trial, whole: _Results) -> str:
+    if trial.again is None or all(map(torch.equal, trial.again(trial.tables, slice(0, SAMPLE_ROWS)), whole)):
+        return ""
+    return f"a {trial.about} block changes with how many programs of the GPU compute it: they share memory or race"
 
 
 def _compare_subsets(trial: _Trial, whole: _Results) -> str:
@@ -125,10 +135,11 @@ class _Case:
         on_gpu = _work_on(device)
         if on_gpu is None:
             folded = fold(self.mlp, tables, self.node_width, self.products)
-            products, block = partial(_products_of_nodes, folded), partial(_block, folded)
+            products, block, again = partial(_products_of_nodes, folded), partial(_block, folded), None
         else:
             products = partial(on_gpu.products_of_nodes, self.mlp, self.node_width)
             block = partial(on_gpu.block, self.mlp, self.products)
+            again = partial(on_gpu.block_by_one_program, self.mlp, self.products)
         if self.node_width:
             of_nodes = [drawn(self.node_width), drawn(2 * width)]
             yield _Trial(products, of_nodes, f"{self.node_width}-column {exact}")
@@ -139,7 +150,8 @@ class _Case:
         ends = torch.from_numpy(generator.integers(0, SAMPLE_ROWS, (2, SAMPLE_ROWS)))
         upstream = drawn(self.mlp.out_features, exact if self.mlp.readout else self.products or exact)
         about = f"{self.mlp.in_features}-column {self.products or exact}"
-        yield _Trial(partial(block, at_nodes, of_sums), [*tables, *ends, upstream], about)
+        in_turn = None if again is None else partial(again, at_nodes, of_sums)
+        yield _Trial(partial(block, at_nodes, of_sums), [*tables, *ends, upstream], about, in_turn)
 
 
 def _work_on(device: torch.device) -> Any:

@@ -301,9 +301,9 @@ class NcclTransport(GlooTransport):
         return oldest
 
     def late(self) -> str | None:
-        backend: Any = (self._group or dist.group.WORLD)._get_backend(self._gpu)
+        group: Any = self._group or dist.group.WORLD
         # Asked first: once a connection is lost, torch says of every call that it is over, while the GPU waits on.
-        if (error := backend.get_error().name) != "SUCCESS":
+        if (error := group._get_backend(self._gpu).get_error().name) != "SUCCESS":
             return f"{self.name_ranks([self.rank])} lost the connection to another rank ({self.name}: {error})"
         oldest = self._oldest()
         if oldest is None or oldest.since is None or time.monotonic() - oldest.since < self.deadline:

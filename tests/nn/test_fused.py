@@ -12,6 +12,7 @@ from marks import slow
 from pretended_gpu.mended_interpreter import mend
 from random_events import random_event
 from tiled import TiledEvent, sha
+from torch.utils._pytree import tree_leaves
 
 from domainpar.nn import fused, selftest, stages
 from domainpar.nn.batchwise import EdgeBatches, NodeBatches
@@ -48,12 +49,18 @@ def tiled_event(num_edges=90, num_edge_features=6):
 
 @pytest.fixture
 def by_kernels(monkeypatch):
-    """Compute with the GPU's kernels although nothing lies on a GPU; their launches, one at a time, are listed."""
+    """Compute with the GPU's kernels although nothing lies on a GPU; their launches, one at a time, are listed.
+
+    Tables that begin anywhere would have a kernel compiled a second time; that of losses is compiled for any.
+    """
     launches, lock, plain = [], threading.Lock(), launching.launch
 
     def launch(kernel, grid, *arguments, **constants):
         with lock:  # the interpreter takes one thread at a time
             launches.append((kernel.fn.__name__, constants))
+            tables = tree_leaves(arguments) if kernel.fn.__name__ != "edge_losses" else []
+            tables = [each for each in tables if isinstance(each, torch.Tensor) and each.is_floating_point()]
+            assert not any(table.data_ptr() % calls.ALIGNED for table in tables), kernel.fn.__name__
             plain(kernel, grid, *arguments, **constants)
 
     monkeypatch.setattr(stages, "EdgeTiles", calls.FusedEdges)
@@ -326,6 +333,19 @@ def test_the_self_test_sees_rows_that_depend_on_where_they_are(tried, monkeypatc
     monkeypatch.setattr(launching, "launch", launch)
     (problem,) = run_ranks(_self_test, 1, timeout=200.0)
     assert "change with the other rows of the block (forward" in problem
+
+
+def test_the_self_test_sees_programs_that_spoil_their_memory_from_piece_to_piece(tried, monkeypatch):
+    plain = launching.launch
+
+    def launch(kernel, grid, *arguments, **constants):
+        plain(kernel, grid, *arguments, **constants)
+        if kernel.fn.__name__ == "rows_backward" and launching.PROGRAMS == 1:
+            arguments[-2][0] += 1  # a limb
+
+    monkeypatch.setattr(launching, "launch", launch)
+    (problem,) = run_ranks(_self_test, 1, timeout=200.0)
+    assert "changes with how many programs of the GPU compute it" in problem
 
 
 def _mlp(*widths, dtype=torch.float32, dropout=0.0):

@@ -69,8 +69,7 @@ class FusedNodes(NodeCall):
         shape = shape_of(self.mlp, self.tables, self.residual, None)
         (parameters,) = self.made
         noise = Dropout.of(self.noise, parameters)
-        # One kernel for all rows, wherever their part begins: another is compiled for what is aligned less.
-        tables = tuple(table if table.data_ptr() % ALIGNED == 0 else table.clone() for table in self.tables)
+        tables = tuple(map(_aligned, self.tables))
         return Perceptron(self.mlp, shape, tables, parameters, noise)
 
 
@@ -100,12 +99,13 @@ class FusedEdges(EdgeCall):
         upstream: list[Tensor | None] = [None] * len(self.chain)
         readout, of_messages = self._results(tables)[1], None
         if self.readout is not None:
-            upstream[-1] = given.readout
+            # Of several readouts it is a piece of one table.
+            upstream[-1] = of_readout = None if given.readout is None else _aligned(given.readout.contiguous())
             if self.gates == "nodes" and of_sums is not None:
-                upstream[-1] = self._of_gates(readout, of_sums, given.readout)
+                upstream[-1] = self._of_gates(readout, of_sums, of_readout)
                 of_nodes = _added(of_nodes, self._gated_back(readout, of_sums))
             if self.gates == "edges" and of_sums is not None:
-                upstream[-1], of_messages = self._of_gates_of_edges(tables, of_sums, given.readout)
+                upstream[-1], of_messages = self._of_gates_of_edges(tables, of_sums, of_readout)
         summed = self._summed if of_sums is not None and self.gates is None else ()
         for position in self._summed:
             upstream[position] = given.edges
@@ -278,7 +278,7 @@ class FusedEdges(EdgeCall):
         launching.launch(
             between.gates_back,
             (-(-graph.num_edges // rows_at_once(power_of_two(width))),),
-            *(self.nodes.local.detach(), of_sums, readout, out if given is None else given.contiguous()),
+            *(self.nodes.local.detach(), of_sums, readout, out if given is None else given),
             *(graph.dst, graph.src, graph.num_edges, out),
             **{"WIDTH": width, "PADDED": power_of_two(width), "HAS_GIVEN": given is not None},
             BLOCK=rows_at_once(power_of_two(width)),
@@ -296,7 +296,7 @@ class FusedEdges(EdgeCall):
         launching.launch(
             between.gates_of_edges_back,
             (-(-graph.num_edges // block),),
-            *(states, of_sums, readout, out if given is None else given.contiguous()),
+            *(states, of_sums, readout, out if given is None else given),
             *(graph.dst, graph.src, graph.num_edges, of_states, out),
             **{"WIDTH": width, "PADDED": power_of_two(width), "HAS_GIVEN": given is not None, "BLOCK": block},
         )
@@ -340,6 +340,11 @@ def chunks_of_edges(graph: LocalGraph) -> Tensor:
         return chunks_of(ranges, owned, graph.features.device)
 
     return graph.once("chunks of edges", make)
+
+
+def _aligned(table: Tensor) -> Tensor:
+    """A table as kernels take it, wherever it begins: for what is aligned less another kernel would be compiled."""
+    return table if table.data_ptr() % ALIGNED == 0 else table.clone()
 
 
 def _added(one: Tensor | None, other: Tensor) -> Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -13,6 +14,17 @@ OPTIONS = {"enable_fp_fusion": False, "num_warps": 8, "num_stages": 1, "maxnreg"
 
 PROGRAMS = 264
 """Of a launch, two for each processor of an H100: each goes on with the next block, in memory that stays in caches."""
+
+
+@contextmanager
+def programs_at_most(number: int) -> Iterator[None]:
+    """Fewer programs than else: each does more, one piece after the other, in the same memory."""
+    global PROGRAMS
+    before, PROGRAMS = PROGRAMS, number
+    try:
+        yield
+    finally:
+        PROGRAMS = before
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from domainpar.nn.fused import launching
 from domainpar.nn.fused.perceptron import Dropout, Perceptron, blocks_of, chunks_of, multiply_nodes, packed, shape_of
 from domainpar.nn.gradients import IntegersOnDevice, TakesGradients
 from domainpar.nn.kernels import BOTH_ENDS
@@ -36,6 +38,16 @@ def products_of_nodes(mlp: MLP, node_width: int, tables: Sequence[Tensor], rows:
     return (out[rows].cpu(),)
 
 
+PIECES = 5
+"""Into which rows are cut, as if they belonged to so many tiles."""
+
+
+def block_by_one_program(*given: Any) -> tuple[Tensor, ...]:
+    """`block`, one piece after the other in the same memory; at once otherwise."""
+    with launching.programs_at_most(1):
+        return block(*given)
+
+
 def block(
     mlp: MLP, products: torch.dtype | None, at_nodes: Tensor, of_sums: Tensor, tables: Sequence[Tensor], rows: slice
 ) -> tuple[Tensor, ...]:
@@ -55,11 +67,12 @@ def block(
     shape = shape_of(mlp, operands, None, products)
     gathers = at_nodes[:, : 2 * shape.widths[0]].contiguous().to(device) if len(at_nodes) else None
     perceptron = Perceptron(mlp, shape, tuple(operands), parameters, Dropout.of(None, parameters), gathers, (dst, src))
-    ranges = np.array([[rows.start, rows.stop]])
+    cuts = np.linspace(rows.start, rows.stop, PIECES + 1).astype(np.int64)
+    ranges = np.column_stack([cuts[:-1], cuts[1:]])
     out = torch.zeros_like(upstream)
     perceptron.forward(blocks_of(ranges, shape.block, device), out)
     taker = _Limbs(shape.size, device)
-    chunks = chunks_of(ranges, np.ones(1, np.int64), device)
+    chunks = chunks_of(ranges, np.ones(PIECES, np.int64), device)
     sums = of_sums.to(device) if len(of_sums) else None
     of_tables, of_product = perceptron.backward(chunks, taker, upstream, sums, BOTH_ENDS, [True] * len(operands))
     of_rows = [each[rows].float().cpu() for each in (*([of_product] if gathers is not None else []), *of_tables)]
