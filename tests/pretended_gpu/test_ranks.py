@@ -169,6 +169,7 @@ def test_groups_of_a_program_serve_whatever_backends_they_have(tmp_path, backend
     assert done.problems() == []
 
 
+@pytest.mark.slow
 def test_a_part_of_a_programs_processes_can_be_split_without_the_others(tmp_path):
     done = run(tmp_path, "part_of_a_group", program=[PROGRAM], ranks=3, launcher="each", timeout=40)
     assert done.code == 0, done.text
