@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.flop_counter import flop_registry
 
 from domainpar.nn.mlp import MLP
@@ -33,26 +33,12 @@ class Flops:
         return self.of_stages + self.of_torch
 
 
-class _Here(threading.local):
-    """Those that count in this thread: ranks may be threads."""
-
-    def __init__(self) -> None:
-        self.counting: list[Flops] = []
-
-
-_here = _Here()
-
-
 @contextmanager
 def counted() -> Iterator[Flops]:
     """Around some steps of this rank: what they compute is counted."""
     flops = Flops()
-    _here.counting.append(flops)
-    try:
-        with _Products(flops):
-            yield flops
-    finally:
-        _here.counting.remove(flops)
+    with _Products(flops):
+        yield flops
 
 
 class _Products(UncompiledMode):
@@ -60,19 +46,24 @@ class _Products(UncompiledMode):
 
     def __init__(self, flops: Flops) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._flops = flops
+        self.flops = flops
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
         formula = flop_registry.get(function.overloadpacket)
         if formula is not None:
-            self._flops.of_torch += formula(*args, **(kwargs or {}), out_val=result)
+            self.flops.of_torch += formula(*args, **(kwargs or {}), out_val=result)
         return result
+
+
+def _counting() -> list[Flops]:
+    """Those that count in this thread; torch takes their modes along into the threads of a GPU's backward."""
+    return [mode.flops for mode in _get_current_dispatch_mode_stack() if isinstance(mode, _Products)]
 
 
 def count_rows(mlp: MLP, rows: int, times: int) -> None:
     """Count a perceptron on some rows, so many times."""
-    for flops in _here.counting:
+    for flops in _counting():
         flops.of_stages += times * 2 * rows * _numbers(mlp, mlp.in_features)
 
 
@@ -86,7 +77,7 @@ def count_edges(mlp: MLP, takes_nodes: bool, width: int, graph: LocalGraph, time
         graph: The part.
         times: How often.
     """
-    for flops in _here.counting:
+    for flops in _counting():
         of_nodes = (mlp.in_features - width) * mlp.layers[0].linear.out_features * graph.plan.num_local
         flops.of_stages += times * 2 * (graph.num_edges * _numbers(mlp, width) + takes_nodes * of_nodes)
 

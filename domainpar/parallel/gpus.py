@@ -150,6 +150,9 @@ def repeat_bits(device: torch.device) -> None:
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
         torch.use_deterministic_algorithms(True, warn_only=True)
+        # Products in three digits would be other than those of a CPU, or of a part of another size, by 1e-3.
+        torch.backends.cudnn.allow_tf32 = False
+        torch.set_float32_matmul_precision("highest")
         # Else each new tensor is filled, for nothing.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 

@@ -147,7 +147,7 @@ def memory_size(config: TrainConfig, trainer: Trainer, lessons: Lessons, sample:
     """
     model, world = trainer.model, trainer.world
     if model.size is not None:
-        return replace(model.size, recompute_every=every)
+        return replace(model.size, recompute_every=every, offloaded=config.offload)
     world.mark("measure", 0)
     of_edge, fixed = on_root(world.transport, lambda: _measured(trainer, lessons, sample, every))
     # Stages have tables of their own, and torch has its own allocator on a GPU.

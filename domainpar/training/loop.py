@@ -71,7 +71,7 @@ class Schedule:
 
 def _to_host(tensor: Tensor) -> tuple[torch.device, Tensor]:
     """Put what autograd keeps into pinned memory; the stream does it, in its turn, while the host goes on."""
-    if not tensor.is_cuda or tensor.layout != torch.strided:
+    if not tensor.is_cuda or tensor.layout != torch.strided or not tensor.is_floating_point():  # such as row numbers
         return tensor.device, tensor
     kept = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return tensor.device, kept.copy_(tensor, non_blocking=True)

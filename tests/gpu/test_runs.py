@@ -1,7 +1,9 @@
 """Runs on a GPU: what they learn is what a CPU learns, to rounding, whatever the flags."""
 
+import dataclasses
 import itertools
 import json
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -10,13 +12,17 @@ from marks import needs_gpu
 from random_events import random_event
 from random_store import write_random_store
 from tiled import TiledEvent
+from torch.autograd.graph import saved_tensors_hooks
 
 from domainpar import parallelize, split_graph
 from domainpar.config import TrainConfig
+from domainpar.nn import stages
 from domainpar.nn.adapt.rows import NotExact
+from domainpar.nn.flops import counted
 from domainpar.nn.interaction import InteractionNetwork
 from domainpar.parallel.world import World
 from domainpar.reco import scores
+from domainpar.training import loop
 from domainpar.training.run import train
 
 SMALL = {"hidden": 16, "graph_iters": 2, "epochs": 2, "lr": 1e-2, "log_every": 1}
@@ -101,11 +107,15 @@ def test_a_fault_on_purpose_spoils_a_tensor_of_a_gpu(dtype, how):
             [{}, {"graph_iters": 6}, {"recompute_every": 2}, {"products": torch.bfloat16}, {"order": "node-first"}],
         ),
         ("triton", {"hidden": 256, "graph_iters": 2}),  # where the programs' own memory counts
+        ("triton", {"offload": True}),
+        ("triton", {"offload": True, "order": "node-first"}),
     ],
     ids=str,
 )
 def test_memory_is_forecast_for_both_engines(engine, how, monkeypatch):
     """On more edges than nodes, and on as many. Of own kernels none is launched: their memory is there all the same."""
+    how = dict(how)
+    offload = how.pop("offload", False)
     monkeypatch.setenv("DOMAINPAR_GPU_ENGINE", engine)
     if engine == "triton":
         monkeypatch.setattr(pytest.importorskip("domainpar.nn.fused.launching"), "launch", lambda *_, **__: None)
@@ -116,15 +126,17 @@ def test_memory_is_forecast_for_both_engines(engine, how, monkeypatch):
         world = World.alone("cuda")
         part = event.part(world.transport, event.grouping("one part", 1), device="cuda")
         model = InteractionNetwork(3, 6, **{"graph_iters": 4, **how}).to("cuda")
+        size = dataclasses.replace(model.size, offloaded=offload)
         sink = model.gradients()
         torch.ones(16, 16, device="cuda") @ torch.ones(16, 16, device="cuda")  # cuBLAS takes memory for good
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        logits = model(part.graph, part.halo)
+        with saved_tensors_hooks(loop._to_host, loop._to_device) if offload else nullcontext():
+            logits = model(part.graph, part.halo)
         logits.backward(torch.ones_like(logits))
         sink.reduce(world.transport)
-        predicted = model.size.bytes_on_gpu(num_nodes, num_edges, in_kernels=engine == "triton")
-        forecast = predicted - num_edges * model.size.data_bytes
+        predicted = size.bytes_on_gpu(num_nodes, num_edges, in_kernels=engine == "triton")
+        forecast = predicted - num_edges * size.data_bytes
         return (torch.cuda.max_memory_allocated() - before) / forecast
 
     assert 0.75 <= used(2000, 60_000) <= 1
@@ -157,6 +169,7 @@ def test_kernels_of_a_run_repeat_their_bits(store, tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda on, warn_only: asked.append((on, warn_only)))
     records_of(store, tmp_path / "gpu", "cuda", {})
     assert asked == [(True, True)]
+    assert not torch.backends.cudnn.allow_tf32
     records_of(store, tmp_path / "cpu", "cpu", {})
     assert len(asked) == 1
 
@@ -181,3 +194,36 @@ def test_numbers_are_ranked_among_rows_on_the_gpu():
         result.square().sum().backward()
         found[device] = torch.stack([result.detach().cpu(), leaf.grad])
     torch.testing.assert_close(found["cuda"], found["cpu"], rtol=1e-5, atol=1e-5)
+
+
+@needs_gpu
+def test_targets_and_conditions_of_the_host_come_to_the_gpu_as_inputs_do():
+    class Conditioned(torch.nn.Module):
+        def forward(self, x, edge_index, condition):
+            return x + condition + x.new_zeros(len(x), 1).index_add(0, edge_index[1], x[edge_index[0]])
+
+    world, edges = World.alone("cuda"), np.array([[0, 1, 2], [1, 2, 0]])
+    part = split_graph(edges, 3, world)
+    result = parallelize(Conditioned(), world)(
+        part.nodes(np.ones((3, 1), np.float32)), part.edge_index, part.same_everywhere(torch.ones(1))
+    )
+    loss = part.mean_over_nodes((result - part.owned_nodes(np.full((3, 1), 2.5, np.float32))).square())
+    assert float(loss) == 0.25
+    assert part.owned_edges(np.arange(3)).device.type == "cuda"
+
+
+@needs_gpu
+def test_operations_of_backward_are_counted_in_the_threads_of_a_gpu(monkeypatch):
+    monkeypatch.setattr(stages, "MOST_BYTES_OF_LAYERS", 0)  # on a GPU no layer is kept, and all are made again
+
+    def counted_on(device):
+        event = TiledEvent.of(random_event(2, 50, 200, num_edge_features=6), np.arange(50) * 4 // 50, 4)
+        world = World.alone(device)
+        part = event.part(world.transport, event.grouping("one part", 1), device=device)
+        model = InteractionNetwork(3, 6, hidden=16, graph_iters=2).to(device)
+        model.gradients()
+        with counted() as flops:
+            model(part.graph, part.halo).sum().backward()
+        return flops.of_stages
+
+    assert counted_on("cuda") == counted_on("cpu") > 0

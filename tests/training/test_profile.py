@@ -1,17 +1,19 @@
 """A profile of some steps: a trace a rank, a summary of all, memory over time; and no bit is another."""
 
 import json
+from types import SimpleNamespace
 
 import invariance
 import pytest
 import torch
 from random_store import write_random_store
+from torch.autograd import DeviceType
 
 from domainpar.agreement import Refused
 from domainpar.display.profile import operations, profile_chart
 from domainpar.parallel.world import World
 from domainpar.testing import run_ranks
-from domainpar.training.monitor.profile import Profile
+from domainpar.training.monitor.profile import Profile, _operations
 
 PHASES = ["load", "forward", "backward", "reduce", "optimizer"]
 
@@ -68,6 +70,24 @@ def test_operations_are_those_of_the_timed_steps_and_not_of_the_one_that_was_cou
         meter.add({"local_edges": [edges]})
     (rank,) = json.loads((tmp_path / "profile" / "profile.json").read_text())["ranks"]
     assert rank["flops"] == pytest.approx(1000 * (30 + 50) / 2 / 100)
+
+
+def test_of_a_gpu_the_time_of_kernels_is_shown_once_and_no_time_of_the_host():
+    def row(key, device, seconds, host=0.0, annotation=False):
+        return SimpleNamespace(
+            key=key, device_type=device, is_user_annotation=annotation, count=4,
+            self_device_time_total=1e6 * seconds, self_cpu_time_total=1e6 * host,
+        )  # fmt: skip
+
+    of_host = [row("aten::mm", DeviceType.CPU, 3.0, 0.5), row("cudaStreamSynchronize", DeviceType.CPU, 0.0, 7.0)]
+    of_gpu = [row("gemm", DeviceType.CUDA, 3.0), row("phase: forward", DeviceType.CUDA, 3.0, annotation=True)]
+    shown = [
+        _operations(SimpleNamespace(key_averages=lambda rows=rows: rows), 2) for rows in (of_host + of_gpu, of_host)
+    ]
+    assert [[(it["name"], it["calls"], it["seconds"]) for it in rows] for rows in shown] == [
+        [("gemm", 2.0, 1.5)],
+        [("aten::mm", 2.0, 0.25), ("cudaStreamSynchronize", 2.0, 3.5)],
+    ]
 
 
 def test_operations_of_many_ranks_are_shown_of_the_first_and_the_longest_come_first():

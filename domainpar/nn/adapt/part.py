@@ -117,7 +117,7 @@ class GraphPart(Member):
         """Mark a tensor that is the same on every rank: a time step, a condition of the whole graph."""
         taken = tensor_given(tensor, "what is the same everywhere")
         self.inputs.remember("part.same_everywhere", taken)
-        return mark(taken.view_as(taken), None)
+        return mark(taken.to(self.device).view_as(taken), None)
 
     def sum(self, owned: Tensor) -> Tensor:
         """Add up a tensor over all parts, without gradient: a loss to print, a count. *Collective*."""
@@ -170,7 +170,7 @@ class GraphPart(Member):
         tensor = tensor_given(whole, f"what {call} takes")
         self._check(tensor, dim, axis.total, f"{axis.name} of the whole graph")
         self.inputs.remember(call, tensor)
-        return tensor.index_select(dim, ids.to(tensor.device))
+        return tensor.index_select(dim, ids.to(tensor.device)).to(self.device)
 
     def _check(self, tensor: Tensor, dim: int, expected: int, what: str) -> None:
         if not -tensor.dim() <= dim < tensor.dim() or tensor.size(dim) != expected:

@@ -107,8 +107,11 @@ class Profile:
 
 def _operations(profiled: Any, steps: int) -> Iterator[dict[str, Any]]:
     """Name, calls and own seconds of each operation, in a step on average."""
-    for of in profiled.key_averages():
-        seconds = (of.self_device_time_total or of.self_cpu_time_total) / 1e6 / steps
+    averages = profiled.key_averages()
+    # The time of a GPU's kernels is in their own rows, and once more in those of the host's calls that launched them.
+    kernels = [of for of in averages if of.device_type.name != "CPU" and not of.is_user_annotation]
+    for of in kernels or averages:
+        seconds = (of.self_device_time_total if kernels else of.self_cpu_time_total) / 1e6 / steps
         if seconds > 0 and not of.key.startswith("phase: "):
             yield {"name": _OURS.get(of.key, of.key), "calls": of.count / steps, "seconds": seconds}
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch_geometric.nn import GATConv, SAGEConv
 from whole_and_split import ODD, USUAL, check, trial_of
 
 from domainpar import World
@@ -386,3 +387,41 @@ def test_second_derivatives_through_other_ranks_are_refused_by_torch(call):
 class Summed(nn.Module):
     def forward(self, x, edge_index):
         return x * (x**2).sum(0)
+
+
+class Gathering(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.second, self.last = (
+            SAGEConv(4, 16),
+            nn.BatchNorm1d(16),
+            GATConv(16, 8),
+            nn.Linear(8, 1),
+        )
+
+    def forward(self, x, edge_index):
+        return self.last(self.second(self.norm(self.first(x, edge_index)).relu(), edge_index).relu())
+
+
+def test_under_autocast_ranks_learn_what_one_learns_to_the_rounding_of_bfloat16():
+    def work(world):
+        torch.manual_seed(0)
+        part = split_graph(USUAL.edge_index, USUAL.num_nodes, world)
+        model, losses = parallelize(Gathering(), world), []
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(4):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                out = model(part.nodes(USUAL.x.float()), part.edge_index)
+            loss = part.mean_over_nodes((out.float() - part.owned_nodes(USUAL.x[:, :1].float())).square())
+            loss.backward()
+            model.sum_gradients()
+            optimizer.step()
+            losses.append(float(part.sum(loss)))
+        return [str(out.dtype), *losses]
+
+    ((kind, *of_one),), of_four = run_ranks(work, 1), run_ranks(work, 4)
+    assert kind == "torch.bfloat16"
+    assert of_one[-1] < of_one[0]
+    for _, *losses in of_four:
+        np.testing.assert_allclose(losses, of_one, rtol=1e-2)

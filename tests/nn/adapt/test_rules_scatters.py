@@ -17,7 +17,7 @@ def sums(x, src, dst, e):
 
 @pytest.fixture(scope="module")
 def scatter_ops():
-    """The two operators of torch_scatter as it declares them; the library itself has no wheel here."""
+    """Operators of torch_scatter as it declares them; the library itself has no wheel here."""
     library = torch.library.Library("torch_scatter", "DEF")
 
     def extreme(how):
@@ -33,6 +33,14 @@ def scatter_ops():
     for name, how in (("scatter_max", "amax"), ("scatter_min", "amin")):
         library.define(f"{name}(Tensor src, Tensor index, int dim, Tensor? out, int? dim_size) -> (Tensor, Tensor)")
         library.impl(name, extreme(how), "CompositeImplicitAutograd")
+
+    def products(src, index, dim, out, dim_size):
+        shape = list(src.shape)
+        shape[dim] = dim_size
+        return src.new_ones(shape).scatter_reduce(dim, index, src, "prod")
+
+    library.define("scatter_mul(Tensor src, Tensor index, int dim, Tensor? out, int? dim_size) -> Tensor")
+    library.impl("scatter_mul", products, "CompositeImplicitAutograd")
     yield torch.ops.torch_scatter
     library._destroy()
 
@@ -55,6 +63,12 @@ def test_the_extremes_of_torch_scatter_are_exact_and_do_not_tell_which_it_was(sc
         return top + 1.0 * (which == e.size(0))
 
     check(without_edges, refused="not whose it is")
+
+
+def test_products_of_torch_scatter_are_exact(scatter_ops):
+    check(lambda e, dst: scatter_ops.scatter_mul(1 + e, dst.view(-1, 1).expand_as(e), 0, None, 13))
+    given = lambda e, dst: scatter_ops.scatter_mul(e, dst.view(-1, 1).expand_as(e), 0, e.new_ones(13, 4), 13)  # noqa: E731
+    check(given, refused="into a given tensor")
 
 
 NO_NODE_WITHOUT_EDGES = sample(
