@@ -404,10 +404,12 @@ class Gathering(nn.Module):
 
 
 def test_under_autocast_ranks_learn_what_one_learns_to_the_rounding_of_bfloat16():
+    torch.manual_seed(0)
+    network = Gathering()
+
     def work(world):
-        torch.manual_seed(0)
         part = split_graph(USUAL.edge_index, USUAL.num_nodes, world)
-        model, losses = parallelize(Gathering(), world), []
+        model, losses = parallelize(copy.deepcopy(network), world), []
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for _ in range(4):
             optimizer.zero_grad()
