@@ -1,11 +1,14 @@
 """One network on one GPU and one whole event: a line of JSON with milliseconds, launches, busy share and memory.
 
-    python bench/gpu/one_card.py STORE SYSTEM HIDDEN ITERATIONS full|tf32x3|bf16 [--repeats 20]
+    python bench/gpu/one_card.py STORE SYSTEM HIDDEN ITERATIONS full|tf32x3|tf32|bf16 [--repeats 20]
+    python bench/gpu/one_card.py --ceilings
 
 SYSTEM is `domainpar`, the same stages in plain torch, `torch`, or plain torch_geometric: `eager`, `checkpointed`,
-`compiled`.
+`compiled`; these have `tf32`, products in three digits, and in place of `bf16` autocast. A step of ours makes its
+metrics and waits for the host once; theirs does neither.
 
-Milliseconds are medians of CUDA events on the stream, from one step's start to the next one's.
+Milliseconds are medians of CUDA events on the stream, from one step's start to the next one's. The ceilings are what
+the card reaches in a copy of memory and in products of matrices.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
@@ -23,7 +27,9 @@ import torch
 
 from domainpar.config import TrainConfig
 from domainpar.events.store import EventStore, WholeEvent
+from domainpar.nn import fused
 from domainpar.nn.catalogue import build_model
+from domainpar.nn.fused import launching
 from domainpar.parallel.gpus import repeat_bits
 from domainpar.parallel.world import World
 from domainpar.training.loop import Schedule, Trainer
@@ -57,11 +63,27 @@ def launches(call: Callable[[], Any]) -> dict[str, Any]:
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
         call()
         torch.cuda.synchronize()
-    kernels = [event for event in seen.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    of_card = [event for event in seen.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    # Ranges that torch names itself lie over the kernels in them.
+    kernels = [event for event in of_card if not getattr(event, "is_user_annotation", False)]
     by_name: Counter[str] = Counter()
     for event in kernels:
         by_name[event.name.split("(")[0][:60]] += event.device_time / 1e3
     return {"launches": len(kernels), "busy ms": sum(by_name.values()), "ms of kernels": dict(by_name.most_common(12))}
+
+
+def ceilings() -> dict[str, Any]:
+    """GB/s of a copy, TFLOP/s of products, and microseconds between launches of nearly nothing."""
+    from_, into = (torch.zeros(2**28, device="cuda") for _ in range(2))
+    found = {"copy GB/s": 2 * from_.nbytes / 1e6 / milliseconds(lambda: into.copy_(from_), 20)}
+    size, small = 8192, torch.zeros(1, device="cuda")
+    for name, kind, precision in (("float32", torch.float32, "highest"), ("tf32", torch.float32, "high"),
+                                  ("bf16", torch.bfloat16, "highest")):  # fmt: skip
+        torch.set_float32_matmul_precision(precision)
+        one = torch.randn(size, size, device="cuda", dtype=kind)
+        found[f"{name} TFLOP/s"] = 2 * size**3 / 1e9 / milliseconds(lambda one=one: one @ one, 10)
+    found["launch us"] = 10 * milliseconds(lambda: [small.add_(1) for _ in range(100)], 10)
+    return found
 
 
 def of_domainpar(options: argparse.Namespace, store: EventStore) -> tuple[Callable[[], Any], Callable[[], Any], int]:
@@ -80,6 +102,8 @@ def of_domainpar(options: argparse.Namespace, store: EventStore) -> tuple[Callab
     samples = samples_of(store.events(), None)[:1]
     part = trainer.loader.load(samples[0])
     assert part is not None
+    promise = model.exactness(world.transport)
+    options.says = promise.problem or "the same bits (self-test passed)"
 
     def infer() -> torch.Tensor:
         with torch.no_grad():
@@ -104,15 +128,18 @@ def of_plain(options: argparse.Namespace, store: EventStore) -> tuple[Callable[[
     model: Any = PlainInteraction(*sizes, checkpointed=checkpointed).to("cuda")
     optimizer = torch.optim.AdamW(model.parameters(), lr=TrainConfig.lr)
     forward = torch.compile(model, dynamic=False) if options.system == "compiled" else model
+    torch.set_float32_matmul_precision("high" if options.precision == "tf32" else "highest")
+    in_bf16 = torch.autocast("cuda", dtype=torch.bfloat16, enabled=options.precision == "bf16")
 
     def step() -> None:
         optimizer.zero_grad()
-        loss = torch.nn.functional.binary_cross_entropy_with_logits(forward(x, edge_index, edge_attr).flatten(), label)
-        loss.backward()
+        with in_bf16:
+            logits = forward(x, edge_index, edge_attr).flatten()
+        torch.nn.functional.binary_cross_entropy_with_logits(logits.float(), label).backward()
         optimizer.step()
 
     def infer() -> torch.Tensor:
-        with torch.no_grad():
+        with torch.no_grad(), in_bf16:
             logits: torch.Tensor = forward(x, edge_index, edge_attr)
         return logits
 
@@ -125,22 +152,38 @@ def main() -> None:
     parser.add_argument("system", choices=("domainpar", "torch", "eager", "checkpointed", "compiled"))
     parser.add_argument("hidden", type=int)
     parser.add_argument("iterations", type=int)
-    parser.add_argument("precision", choices=("full", "tf32x3", "bf16"))
+    parser.add_argument("precision", choices=("full", "tf32x3", "tf32", "bf16"))
     parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--once", action="store_true", help="one step and one inference, nothing timed")
+    parser.add_argument("--programs", type=int, help="of a launch of own kernels")
+    parser.add_argument("--warps", type=int, help="of such a program")
+    if sys.argv[1:] == ["--ceilings"]:
+        print(json.dumps(ceilings()))
+        return
     options = parser.parse_args()
     if options.system == "torch":
         os.environ["DOMAINPAR_GPU_ENGINE"] = "torch"
+    launching.PROGRAMS = options.programs or launching.PROGRAMS
+    launching.OPTIONS["num_warps"] = options.warps or launching.OPTIONS["num_warps"]
     make = of_domainpar if options.system in ("domainpar", "torch") else of_plain
     step, infer, num_edges = make(options, EventStore(options.store))
     step()
+    if options.once:
+        infer()
+        torch.cuda.synchronize()
+        print(f"one step and one inference of {num_edges} edges")
+        return
     torch.cuda.reset_peak_memory_stats()
-    figures = {"edges": num_edges, "step ms": milliseconds(step, options.repeats)}
+    figures: dict[str, Any] = {"edges": num_edges, "step ms": milliseconds(step, options.repeats)}
     figures["peak GiB"] = torch.cuda.max_memory_allocated() / GIB
     figures["inference ms"] = milliseconds(infer, options.repeats)
     seen = launches(step)
     if seen:
         seen["busy share"] = seen["busy ms"] / figures["step ms"]
-    print(json.dumps({**figures, **seen, "card": torch.cuda.get_device_name()}))
+    about = {"card": torch.cuda.get_device_name()}
+    if make is of_domainpar:
+        about |= {"engine": fused.missing() or "own kernels", "says": options.says}
+    print(json.dumps({**figures, **seen, **about}))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,15 @@
 """The campaign for the first card: it goes on where it stopped, notes what fails, and runs on a pretended card."""
 
+import contextlib
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 CAMPAIGN = Path(__file__).resolve().parents[2] / "bench" / "gpu" / "campaign.py"
@@ -32,20 +35,45 @@ def test_what_is_known_is_not_done_again_and_what_failed_is(campaign, tmp_path, 
 
         return call
 
-    notes = campaign.Notes(tmp_path, again=False)
+    path = tmp_path / "deeper" / "notes.jsonl"
+    notes = campaign.Notes(path)
     notes.once("times", "one", run("one"))
     assert "too bad" in notes.once("times", "two", run("two", fails=True))["error"]
-    later = campaign.Notes(tmp_path, again=False)
+    later = campaign.Notes(tmp_path / "elsewhere.jsonl", known=path)
     assert later.once("times", "one", run("one"))["figure"] == 1.5
     assert list(campaign.failed(later, "times")) == ["two"]
     later.once("times", "two", run("two"))
     assert done == ["one", "two", "two"]
     assert list(campaign.failed(later, "times")) == []
-    campaign.Notes(tmp_path, again=True).once("times", "one", run("one"))
+    campaign.Notes(path, again=True, only="^one$").once("times", "one", run("one"))
     assert done[-1] == "one"
+    assert campaign.Notes(path, again=True, only="^one$").once("times", "two", run("two")) == {}
+    assert len(done) == 4
     capsys.readouterr()
     campaign.table(later, None)
     assert "| what | figure |\n| --- | --- |\n| one | 1.5 |\n| two | 1.5 |" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_what_takes_too_long_is_cut_off_with_all_that_it_started_and_its_words_are_kept(campaign):
+    child = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])"
+    words = f"import subprocess, sys; child = {child}; print('child', child.pid, flush=True); child.wait()"
+    with pytest.raises(RuntimeError, match=r"cut off after 4 s: .*child \d+") as cut_off:
+        campaign.program(["-c", words], 4.0)
+    with contextlib.suppress(psutil.NoSuchProcess):  # or nobody has asked how it ended
+        (number,) = re.findall(r"child (\d+)", str(cut_off.value))
+        assert psutil.Process(int(number)).status() == psutil.STATUS_ZOMBIE
+    with pytest.raises(RuntimeError, match="exit code 3: why"):
+        campaign.program(["-c", "import sys; print('why', file=sys.stderr); sys.exit(3)"])
+
+
+def test_a_self_test_that_failed_fails_the_run(campaign):
+    said = "exactness: the same bits on any number of ranks (self-test passed)\nrun      : steps 1 to 3"
+    assert campaign.exactness(said) == "the same bits on any number of ranks (self-test passed)"
+    with pytest.raises(RuntimeError, match="WARNING: to rounding only, since rows of a block change"):
+        campaign.exactness(
+            "first\nexactness: WARNING: to rounding only, since\n           rows of a block change\nrun: 1"
+        )
 
 
 def test_a_card_is_timed(tmp_path):
@@ -70,3 +98,4 @@ def test_a_card_is_timed(tmp_path):
     assert figures["edges"] > 0
     assert figures["step ms"] > figures["inference ms"] > 0
     assert figures["card"] == "pretended GPU"
+    assert "plain torch" in figures["engine"]

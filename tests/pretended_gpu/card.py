@@ -229,6 +229,10 @@ def after_torch() -> None:
         "max_memory_allocated": lambda device=None: _library.pretended_peak(),
         "memory_reserved": lambda device=None: _library.pretended_live(),
         "reset_peak_memory_stats": lambda device=None: _library.pretended_reset(),
+        "memory_stats": lambda device=None: {
+            "requested_bytes.all.current": _library.pretended_live(),
+            "requested_bytes.all.peak": _library.pretended_peak(),
+        },
         "mem_get_info": lambda device=None: (MEMORY - _library.pretended_live(), MEMORY),
         "get_device_name": lambda device=None: "pretended GPU",
         "get_device_properties": properties,
